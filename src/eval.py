@@ -1,0 +1,19 @@
+"""Test the global model of a checkpoint: ``python src/eval.py ckpt_path=logs/…/checkpoints/last.ckpt``."""
+
+import json
+
+import hydra
+from omegaconf import DictConfig
+
+import gcfed.utils.resolvers  # noqa: F401  (before Hydra composes)
+
+
+@hydra.main(version_base="1.3", config_path="../configs", config_name="eval")
+def main(cfg: DictConfig) -> None:
+    from gcfed.run import evaluate
+
+    print(json.dumps(evaluate(cfg)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""A round is a transaction: the last finished round is on disk, whole."""
+
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint
+from safetensors.torch import save_file
+
+from gcfed.federated.loop import FederatedLoop
+from gcfed.utils.files import replacing
+
+
+class RoundCheckpoint(Checkpoint):
+    """Writes ``last.ckpt`` when a round is finished, its test included, and the global model at the end of the run.
+
+    Args:
+        dirpath: folder of the checkpoints.
+        every: rounds between two checkpoints; the last round is always saved.
+    """
+
+    def __init__(self, dirpath: str, every: int = 1) -> None:
+        if every < 1:
+            raise ValueError(f"callbacks.checkpoint.every={every} must be at least 1 round.")
+        self.dirpath, self.every = Path(dirpath), every
+        self._tested = False
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        self._tested = False
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        loop = FederatedLoop.of(trainer)
+        if not loop.tested(trainer.global_step):
+            self._save(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == "fit" and not trainer.sanity_checking and not self._tested:
+            self._tested = True
+            self._save(trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero:
+            path = self.dirpath.parent / "global_model.safetensors"
+            state = {k: v.contiguous() for k, v in pl_module.net.state_dict().items()}  # type: ignore[union-attr]
+            with replacing(path) as temporary:
+                save_file(state, temporary, metadata={"round": str(trainer.global_step)})
+
+    def _save(self, trainer: Trainer) -> None:
+        done = trainer.global_step
+        if done % self.every == 0 or done >= trainer.max_steps or trainer.should_stop:
+            # Lightning writes to a temporary file and renames it, so a kill leaves the previous checkpoint.
+            trainer.save_checkpoint(self.dirpath / "last.ckpt", weights_only=False)

@@ -1,0 +1,37 @@
+"""The accuracies that tables report: smoothed over rounds."""
+
+from collections import deque
+from typing import Any
+
+from gcfed.federated.round import Round
+from gcfed.methods.base import FederatedMethod
+
+
+class SmoothedAccuracy(FederatedMethod):
+    """Adds ``test/acc_smooth10`` (GC-Fed's tables) and ``test/acc_ema`` (FedACG's) to the rounds that are tested.
+
+    Args:
+        window: number of tests in the moving mean.
+        decay: of the exponential moving average; the first test starts it.
+    """
+
+    def __init__(self, window: int = 10, decay: float = 0.9) -> None:
+        self.decay = decay
+        self.last: deque[float] = deque(maxlen=window)
+        self.ema: float | None = None
+
+    def on_round_end(self, row: dict[str, Any], round: Round) -> None:
+        if "test/acc" not in row:
+            return
+        acc = row["test/acc"]
+        self.last.append(acc)
+        self.ema = acc if self.ema is None else self.decay * self.ema + (1 - self.decay) * acc
+        row[f"test/acc_smooth{self.last.maxlen}"] = sum(self.last) / len(self.last)
+        row["test/acc_ema"] = self.ema
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"last": list(self.last), "ema": self.ema}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.last.extend(state_dict["last"])
+        self.ema = state_dict["ema"]

@@ -1,0 +1,121 @@
+"""Decode a set once: its arrays lie in ``<data_dir>/cache/<name>/*.npy`` and are memory-mapped by every later run.
+
+Arrays are written beside their final name and moved into place, the manifest last: without a manifest that matches them
+in size, type and shape there is no cache. Two processes that build at once both succeed, since each hands out the files
+that it wrote itself. A folder ``.build-*`` that no process is at work on was left by a killed build: delete it.
+"""
+
+import json
+import logging
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gcfed.data.base import FederatedDataset, Split
+from gcfed.utils.files import replacing
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+
+Allocate = Callable[[str, tuple[int, ...], type], np.ndarray]
+"""``allocate(key, shape, dtype)``: a zeroed writable array of the cache; keys are ``train_x``, ``test_groups`` …."""
+
+Build = Callable[[Allocate], dict[str, Any]]
+"""Fills the arrays that it allocates and returns ``{"num_classes": int, "class_names": [str, …] | None}``."""
+
+
+def cached(data_dir: str | Path, name: str, build: Build, source: str = "") -> FederatedDataset:
+    """The set ``name`` from its cache, or built there first.
+
+    ``source`` describes the raw files where their content is not fixed by a checksum; a cache of another source is
+    built anew. An empty one (raw files gone, or fixed) accepts what is there.
+
+    Raises what ``build`` raises; OSError when the cache cannot be written.
+    """
+    folder = Path(data_dir) / "cache" / name
+    found = _read(folder, source)
+    return _dataset(name, *(found or _write(folder, build, source)))
+
+
+def _read(folder: Path, source: str) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
+    """The arrays and info of a sound cache; None, and why, for one that must be built (again)."""
+    if not (folder / MANIFEST).exists():
+        return None
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        if manifest["format"] != FORMAT:
+            raise ValueError(f"it has format {manifest['format']}, not {FORMAT}")
+        if source and manifest["source"] != source:
+            raise ValueError(f"it was made from {manifest['source']!r}, and the raw files are now {source!r}")
+        arrays = {key: _open(folder / f"{key}.npy", *expected) for key, expected in manifest["arrays"].items()}
+        return arrays, manifest["info"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.warning("Building the cache %s again: %s", folder, error)
+        return None
+
+
+def _open(path: Path, size: int, shape: list[int], dtype: str) -> np.ndarray:
+    if (found := path.stat().st_size) != size:
+        raise ValueError(f"{path.name} has {found:,} bytes instead of {size:,}")
+    array: np.ndarray = np.load(path, mmap_mode="r")
+    if [*array.shape] != shape or array.dtype != dtype:
+        raise ValueError(f"{path.name} holds {array.dtype} {[*array.shape]} instead of {dtype} {shape}")
+    return array
+
+
+def _write(folder: Path, build: Build, source: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=".build-", dir=folder))
+    except OSError as error:
+        error.add_note(f"The decoded data are kept in {folder}: make it writable, or set paths.data_dir (DATA_DIR).")
+        raise
+    try:
+        return _build(folder, scratch, build, source)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _build(folder: Path, scratch: Path, build: Build, source: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    writable: dict[str, np.memmap] = {}
+
+    def allocate(key: str, shape: tuple[int, ...], dtype: type) -> np.ndarray:
+        # A memory map on a full disk dies by a signal; this dies with a reason.
+        needed, free = int(np.prod(shape)) * np.dtype(dtype).itemsize, shutil.disk_usage(scratch).free
+        if needed > free:
+            raise OSError(f"{folder}: {key} needs {needed:,} bytes and the disk has {free:,} left; set paths.data_dir")
+        writable[key] = np.lib.format.open_memmap(scratch / f"{key}.npy", mode="w+", dtype=dtype, shape=shape)
+        return writable[key]
+
+    info = build(allocate)
+    for array in writable.values():
+        array.flush()
+    described = {
+        key: ((scratch / f"{key}.npy").stat().st_size, list(array.shape), array.dtype.name)
+        for key, array in writable.items()
+    }
+    # Opened before they move: should another process replace them next, these maps keep this build's files.
+    arrays = {key: _open(scratch / f"{key}.npy", *expected) for key, expected in described.items()}
+    (folder / MANIFEST).unlink(missing_ok=True)
+    for key in arrays:
+        (scratch / f"{key}.npy").replace(folder / f"{key}.npy")
+    manifest = {"format": FORMAT, "source": source, "info": info, "arrays": described}
+    with replacing(folder / MANIFEST) as temporary:
+        temporary.write_text(json.dumps(manifest))
+    return arrays, info
+
+
+def _dataset(name: str, arrays: dict[str, np.ndarray], info: dict[str, Any]) -> FederatedDataset:
+    def split(part: str) -> Split:
+        # Labels and groups are small and read at random: into memory. Images stay on disk until somebody asks.
+        small = {key: np.array(arrays[f"{part}_{key}"]) for key in ("y", "groups") if f"{part}_{key}" in arrays}
+        return Split(arrays[f"{part}_x"], **small)
+
+    names = info.get("class_names")
+    return FederatedDataset(name, info["num_classes"], split("train"), split("test"), tuple(names) if names else None)

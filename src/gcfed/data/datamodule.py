@@ -1,0 +1,148 @@
+"""The clients' data: uint8 tensors resident on the device, batches by index, no worker processes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningDataModule
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from gcfed.data.augment import ImageTransform
+from gcfed.data.base import FederatedDataset, Split
+from gcfed.data.partition import Partition, Partitioner
+from gcfed.utils.rng import generator
+
+
+class FederatedDataModule(LightningDataModule):
+    """A data set, cut into clients, resident on the training device.
+
+    To Lightning a training batch is a round (its number), and a validation batch a slice of the test split.
+
+    Args:
+        dataset: makes the :class:`FederatedDataset`; called once, at ``setup``.
+        transform: normalisation and augmentation.
+        partitioner: labels → clients.
+        num_clients: N.
+        rounds: R, the length of the training loader.
+        seed: of the partition and of the subsets.
+        num_classes, input_shape: what the model is built for; checked against the data.
+        eval_batch_size: test images at once; ``auto``: 250 on a CPU, where it stays in the cache, 2,000 on a GPU.
+        limit_train, limit_test: keep only so many samples, drawn by the seed; for quick looks.
+    """
+
+    def __init__(
+        self,
+        *,
+        dataset: Callable[[], FederatedDataset],
+        transform: ImageTransform,
+        partitioner: Partitioner,
+        num_clients: int,
+        rounds: int,
+        seed: int,
+        num_classes: int,
+        input_shape: tuple[int, ...],
+        eval_batch_size: int | str = "auto",
+        limit_train: int | None = None,
+        limit_test: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.load, self.transform, self.partitioner = dataset, transform, partitioner
+        self.num_clients, self.rounds, self.seed = num_clients, rounds, seed
+        self.num_classes, self.input_shape = num_classes, tuple(input_shape)
+        self.eval_batch_size, self.limit_train, self.limit_test = eval_batch_size, limit_train, limit_test
+        self.partition: Partition | None = None
+        self._device: torch.device | None = None
+
+    def setup(self, stage: str | None = None) -> None:
+        """Loads and partitions, once.
+
+        Raises:
+            ValueError: images or labels that do not fit the model, or a partition that cannot be made.
+            FileNotFoundError: the data are not there and cannot be had.
+        """
+        if self.partition is not None:
+            return
+        self.dataset = self.load()
+        train = _subset(self.dataset.train, self.limit_train, self.seed, "limit_train")
+        test = _subset(self.dataset.test, self.limit_test, self.seed, "limit_test")
+        for name, split in (("training", train), ("test", test)):
+            if split.x.shape[1:] != self.input_shape:
+                raise ValueError(
+                    f"{self.dataset.name}: {name} samples have the shape {split.x.shape[1:]}, the model is built for "
+                    f"data.input_shape={list(self.input_shape)}."
+                )
+            if len(split.y) and not 0 <= split.y.min() <= split.y.max() < self.num_classes:
+                raise ValueError(
+                    f"{self.dataset.name}: {name} labels run from {split.y.min()} to {split.y.max()}, outside a head "
+                    f"of data.num_classes={self.num_classes} classes."
+                )
+        self.labels = train.y
+        self.partition = self.partitioner(train.y, self.num_clients, seed=self.seed, groups=train.groups)
+        self.num_clients = self.partition.num_clients
+        self._train, self._test = _tensors(train), _tensors(test)
+
+    def to_device(self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format) -> None:
+        """Moves the splits to the device, once; batches come in ``dtype`` and ``memory_format``."""
+        if device != self._device:
+            self._train = tuple(t.to(device) for t in self._train)  # type: ignore[assignment]
+            self._test = tuple(t.to(device) for t in self._test)  # type: ignore[assignment]
+            self._device = device
+        self._dtype, self._memory_format = dtype, memory_format
+
+    # ----------------------------------------------------------------------------------- ClientData, for the loop
+    def sizes(self, clients: np.ndarray) -> np.ndarray:
+        """Number of samples of clients, ``[K] → [K]``."""
+        assert self.partition is not None
+        offsets = self.partition.offsets
+        return offsets[clients + 1] - offsets[clients]
+
+    def client(self, client: int) -> np.ndarray:
+        assert self.partition is not None
+        return self.partition.client(client)
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray | None:
+        return self.transform.draw(rng, shape)
+
+    def fetch(self, index: Tensor, augment: Tensor | None) -> tuple[Tensor, Tensor]:
+        x, y = self._train
+        flat = index.flatten()
+        draws = None if augment is None else augment.flatten(0, -2)
+        images = self.transform(x[flat], draws, self._dtype, self._memory_format)
+        return images.view(*index.shape, *images.shape[1:]), y[index]
+
+    def fetch_test(self, bounds: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        """Images and labels of a slice of the test split."""
+        x, y = self._test
+        part = slice(*bounds)
+        return self.transform(x[part], None, self._dtype, self._memory_format), y[part]
+
+    # --------------------------------------------------------------------------------------------- for Lightning
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(range(self.rounds), batch_size=None)  # type: ignore[arg-type]
+
+    def val_dataloader(self) -> DataLoader:
+        """Slices of the test split, dealt to the processes."""
+        assert self.trainer is not None
+        size = self.eval_batch_size
+        if size == "auto":
+            size = 250 if self.trainer.strategy.root_device.type == "cpu" else 2000
+        n, step = len(self._test[1]), int(size)
+        slices = [(start, min(start + step, n)) for start in range(0, n, step)]
+        return DataLoader(slices[self.trainer.global_rank :: self.trainer.world_size], batch_size=None)  # type: ignore[arg-type]
+
+
+def _subset(split: Split, limit: int | None, seed: int, purpose: str) -> Split:
+    if limit is None or limit >= len(split.y):
+        return split
+    keep = np.sort(generator(seed, purpose).choice(len(split.y), limit, replace=False))
+    return Split(split.x[keep], split.y[keep], None if split.groups is None else split.groups[keep])
+
+
+def _tensors(split: Split) -> tuple[Tensor, Tensor]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*not writable.*")  # a memory map; nothing here writes to it
+        return torch.from_numpy(split.x), torch.from_numpy(split.y)

@@ -1,0 +1,93 @@
+"""The loaders that ``configs/data/*.yaml`` name: ``loader(data_dir=…, download=…, …) -> FederatedDataset``."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from gcfed.data.base import FederatedDataset, Split
+from gcfed.data.imagenet import tiny_imagenet
+from gcfed.data.vision import torchvision_set
+from gcfed.utils.rng import generator
+
+__all__ = ["digits", "synthetic", "tiny_imagenet", "torchvision_set"]
+
+DIGITS_TEST = 360  # of 1,797
+
+
+def digits(data_dir: str = "", download: bool = True) -> FederatedDataset:
+    """The UCI handwritten digits that come with scikit-learn, [n, 1, 8, 8]: 1,437 to train on and 360 to test.
+
+    The split is stratified and the same in every run. The set is part of this package: both arguments are unused.
+    """
+    with np.load(Path(__file__).with_name("digits.npz")) as file:
+        x, y = file["x"], file["y"].astype(np.int64)
+    x = np.round(x * (255 / 16)).astype(np.uint8)[:, None]
+    by_class = generator(0, "digits").permutation(len(y))
+    by_class = by_class[np.argsort(y[by_class], kind="stable")]
+    # Every fifth or so of the samples in class order: each class gives its share, give or take one.
+    chosen = np.diff(np.arange(len(y) + 1) * DIGITS_TEST // len(y)) == 1
+    train, test = np.sort(by_class[~chosen]), np.sort(by_class[chosen])
+    names = tuple(str(digit) for digit in range(10))
+    return FederatedDataset("digits", 10, Split(x[train], y[train]), Split(x[test], y[test]), names)
+
+
+def synthetic(
+    data_dir: str = "",
+    download: bool = True,
+    *,
+    num_classes: int = 10,
+    shape: Sequence[int] = (1, 8, 8),
+    num_train: int = 10_000,
+    num_test: int = 2_000,
+    noise: float = 64.0,
+    seed: int = 0,
+    num_groups: int | None = None,
+    shift: float = 32.0,
+) -> FederatedDataset:
+    """A task to learn, of any size: each class is a 4×4 pattern of brightness, seen through Gaussian noise.
+
+    ``shape`` is (C, H, W); ``noise`` and ``shift`` are standard deviations in grey levels (0 … 255). ``num_groups``
+    domains each add a 4×4 pattern of their own to all their images, and become the groups of both splits. Classes and
+    groups are balanced. ``data_dir`` and ``download`` are unused.
+
+    Raises ValueError for sizes below one or a negative ``noise`` or ``shift``.
+    """
+    sizes = {"num_classes": num_classes, "num_train": num_train, "num_test": num_test}
+    sizes |= {"num_groups": 1 if num_groups is None else num_groups, "min(shape)": min(shape, default=0)}
+    for key, value in sizes.items():
+        if value < 1:
+            raise ValueError(f"data.dataset.{key}={value} must be at least 1")
+    if len(shape) != 3:
+        raise ValueError(f"data.dataset.shape={list(shape)} must be [channels, height, width]")
+    if noise < 0 or shift < 0:
+        raise ValueError(f"data.dataset.noise={noise} and data.dataset.shift={shift} must not be negative")
+
+    rng = generator(seed, "synthetic")
+    prototypes = _patterns(rng.uniform(48, 208, (num_classes, shape[0], 4, 4)), shape)
+    domains = _patterns(rng.normal(0, shift, (num_groups or 1, shape[0], 4, 4)), shape)
+
+    def split(part: int, n: int) -> Split:
+        rng = generator(seed, "synthetic", part)
+        y = rng.permutation(np.arange(n) % num_classes)
+        groups = None if num_groups is None else np.arange(n) % num_groups
+        x = np.empty((n, *shape), np.uint8)
+        rows = max(1, 2**22 // prototypes[0].size)  # 16 MB of floats at a time
+        for start in range(0, n, rows):
+            part_of = slice(start, min(start + rows, n))
+            images = rng.standard_normal((part_of.stop - start, *shape), dtype=np.float32)
+            images *= np.float32(noise)
+            images += prototypes[y[part_of]]
+            if groups is not None:
+                images += domains[groups[part_of]]
+            np.clip(images, 0, 255, out=images)
+            x[part_of] = images
+        return Split(x, y, groups)
+
+    return FederatedDataset("synthetic", num_classes, split(0, num_train), split(1, num_test))
+
+
+def _patterns(grid: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """[m, C, 4, 4] enlarged to float32 [m, C, H, W]: coarse, so that a random crop leaves the class visible."""
+    rows, columns = (np.arange(length) * 4 // length for length in shape[1:])
+    return grid.astype(np.float32)[:, :, rows[:, None], columns]

@@ -1,0 +1,55 @@
+"""The arithmetic under the partitioners: Dirichlet draws that cannot underflow, and counts turned into owners."""
+
+import numpy as np
+
+
+def log_gamma(alpha: float, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """Logarithms of Gamma(α) draws, whose softmax is a Dirichlet(α) draw.
+
+    As Gamma(α) = Gamma(α + 1) · U^(1/α), they exist where the draws themselves would underflow to a vector of zeros,
+    and softmax over a part of them is the renormalised draw even where that part has no mass left in floating point.
+    """
+    draws = np.log(rng.standard_gamma(alpha + 1, shape))
+    draws -= rng.standard_exponential(shape) / alpha
+    return draws
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Over the last axis."""
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    weights /= weights.sum(-1, keepdims=True)
+    return weights
+
+
+def deal(counts_CN: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Give client k ``counts_CN[c, k]`` random samples of the c-th class present in ``labels`` [n].
+
+    Returns the owner of each sample, int64 [n], −1 for none.
+    """
+    shuffled = rng.permutation(len(labels))
+    shuffled = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    starts = np.concatenate([[0], np.cumsum(np.unique(labels, return_counts=True)[1])])
+    clients = np.arange(counts_CN.shape[1])
+    owner_n = np.full(len(labels), -1)
+    for counts_N, start in zip(counts_CN, starts[:-1], strict=True):
+        owner_n[shuffled[start : start + counts_N.sum()]] = np.repeat(clients, counts_N)
+    return owner_n
+
+
+def fill_up(owner_n: np.ndarray, num_clients: int, min_size: int, rng: np.random.Generator) -> None:
+    """Give clients below ``min_size`` what they lack, in place, from the largest ones, cut to one common level."""
+    sizes_N = np.bincount(owner_n, minlength=num_clients)
+    lacking_N = np.maximum(min_size - sizes_N, 0)
+    low, high = min_size, int(sizes_N.max())  # the highest level whose surplus still covers what is lacking
+    while low < high:
+        level = (low + high + 1) // 2
+        low, high = (level, high) if np.maximum(sizes_N - level, 0).sum() >= lacking_N.sum() else (low, level - 1)
+    surplus_N = np.maximum(sizes_N - low, 0)
+    excess = surplus_N.sum() - lacking_N.sum()
+    surplus_N[np.flatnonzero(surplus_N)[:excess]] -= 1  # fewer than there are donors, or the level could be higher
+
+    by_owner = rng.permutation(len(owner_n))
+    by_owner = by_owner[np.argsort(owner_n[by_owner], kind="stable")]
+    place = np.arange(len(owner_n)) - np.repeat(np.cumsum(sizes_N) - sizes_N, sizes_N)
+    given = by_owner[place < surplus_N[owner_n[by_owner]]]
+    owner_n[rng.permutation(given)] = np.repeat(np.arange(num_clients), lacking_N)

@@ -1,0 +1,104 @@
+"""TinyImageNet from its official archive, zipped or unpacked, or from any part of it in the same layout."""
+
+import io
+import os
+import re
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gcfed.data.base import FederatedDataset
+from gcfed.data.cache import Allocate, cached
+from gcfed.data.files import Origin, obtain
+
+FOLDER = "tiny-imagenet-200"
+ARCHIVE = f"{FOLDER}.zip"
+URL = f"http://cs231n.stanford.edu/{ARCHIVE}"
+MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
+SIZE = 64
+
+Read = Callable[[str], bytes]
+
+
+def tiny_imagenet(data_dir: str, download: bool = True) -> FederatedDataset:
+    """TinyImageNet, [n, 3, 64, 64]; its validation images are the test split, its classes the lines of ``wnids.txt``.
+
+    Read from ``tiny-imagenet-200/`` in ``data_dir``, with whatever images are there, or else from the official
+    ``tiny-imagenet-200.zip``, which need not be unpacked and is downloaded if it may be.
+
+    Raises FileNotFoundError for missing pieces; ValueError for a wrong checksum, a broken image or an unknown class.
+    """
+    folder = Path(data_dir)
+    return cached(data_dir, "tiny_imagenet", lambda allocate: _decode(folder, download, allocate), _describe(folder))
+
+
+def _describe(folder: Path) -> str:
+    """What would be read, told cheaply: a folder with a part of the images may be replaced by one with all of them."""
+    if (folder / FOLDER).is_dir():
+        train = sum(1 for images in (folder / FOLDER / "train").glob("*/images") for _ in os.scandir(images))
+        val = sum(1 for _ in (folder / FOLDER / "val" / "images").glob("*"))
+        return f"{FOLDER}/ with {train} training and {val} validation images"
+    return ARCHIVE if (folder / ARCHIVE).exists() else ""
+
+
+def _decode(folder: Path, download: bool, allocate: Allocate) -> dict[str, Any]:
+    origin = Origin("tiny_imagenet", folder, URL)
+    with _open(folder, download, origin) as (names, read):
+        absent = {"wnids.txt", "words.txt", "val/val_annotations.txt"}.difference(names)
+        if absent:
+            raise FileNotFoundError(origin.advice(f"{FOLDER}/ lacks {', '.join(sorted(absent))}", ARCHIVE))
+        wnids = read("wnids.txt").decode().split()
+        index = {wnid: i for i, wnid in enumerate(wnids)}
+        images = [name for name in names if re.fullmatch(r".*/images/[^./][^/]*\.jpe?g", name, re.IGNORECASE)]
+        train = [(name, name.split("/")[1]) for name in images if name.startswith("train/")]
+        lines = read("val/val_annotations.txt").decode().splitlines()
+        val = [(f"val/images/{file}", wnid) for file, wnid, *_ in map(str.split, filter(str.strip, lines))]
+
+        if missing := sorted({name for name, _ in val}.difference(images)):
+            raise FileNotFoundError(
+                origin.advice(f"{FOLDER}/ lacks {len(missing)} validation images such as {missing[0]}", ARCHIVE)
+            )
+        if empty := [wnid for wnid in wnids if wnid not in {wnid for _, wnid in train}]:
+            raise FileNotFoundError(
+                origin.advice(f"{FOLDER}/train/ has no image for {len(empty)} classes such as {empty[0]}", ARCHIVE)
+            )
+        if unknown := sorted({wnid for _, wnid in (*train, *val)}.difference(index)):
+            raise ValueError(f"data set tiny_imagenet: class {unknown[0]} is not in {FOLDER}/wnids.txt")
+        for part, samples in (("train", train), ("test", val)):
+            allocate(f"{part}_y", (len(samples),), np.int64)[:] = [index[wnid] for _, wnid in samples]
+            x = allocate(f"{part}_x", (len(samples), 3, SIZE, SIZE), np.uint8)
+            _decode_images([name for name, _ in samples], read, x, part)
+        words = dict(line.split("\t", 1) for line in read("words.txt").decode().splitlines() if "\t" in line)
+    return {"num_classes": len(wnids), "class_names": [words.get(wnid, wnid) for wnid in wnids]}
+
+
+@contextmanager
+def _open(folder: Path, download: bool, origin: Origin) -> Iterator[tuple[list[str], Read]]:
+    """Names under ``tiny-imagenet-200/``, sorted, and how to read one."""
+    root = folder / FOLDER
+    if root.is_dir():
+        paths = (Path(parent) / file for parent, _, files in os.walk(root) for file in files)
+        yield sorted(path.relative_to(root).as_posix() for path in paths), lambda name: (root / name).read_bytes()
+    else:
+        obtain(folder / ARCHIVE, MD5, [URL], origin, download)
+        with zipfile.ZipFile(folder / ARCHIVE) as archive:
+            names = [name.removeprefix(f"{FOLDER}/") for name in archive.namelist() if not name.endswith("/")]
+            yield sorted(names), lambda name: archive.read(f"{FOLDER}/{name}")
+
+
+def _decode_images(names: Sequence[str], read: Read, x: np.ndarray, part: str) -> None:
+    from PIL import Image
+    from tqdm import tqdm
+
+    for i, name in enumerate(tqdm(names, desc=f"TinyImageNet {part}", unit="image", disable=None)):
+        try:
+            image = np.asarray(Image.open(io.BytesIO(read(name))).convert("RGB"))  # some are grey
+        except (OSError, SyntaxError, zipfile.BadZipFile) as error:
+            raise ValueError(f"data set tiny_imagenet: {FOLDER}/{name} is no readable image ({error})") from error
+        if image.shape != (SIZE, SIZE, 3):
+            raise ValueError(f"data set tiny_imagenet: {FOLDER}/{name} is {image.shape[1]}×{image.shape[0]}, not 64×64")
+        x[i] = image.transpose(2, 0, 1)

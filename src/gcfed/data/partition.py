@@ -1,0 +1,287 @@
+"""Which client holds which training sample: a pure function of (labels, seed, parameters).
+
+Every partitioner names one owner per sample, so that no sample can be dealt twice, and is called as
+
+    partitioner(labels, num_clients, seed=1, groups=None) -> Partition
+"""
+
+import logging
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from gcfed.data.dealing import deal, fill_up, log_gamma, softmax
+from gcfed.utils.files import replacing
+from gcfed.utils.rng import generator
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """Clients' sample indices in CSR form: client k holds ``indices[offsets[k]:offsets[k + 1]]``, in ascending order.
+
+    indices: int64 [n_assigned].  offsets: int64 [N + 1].
+    """
+
+    indices: np.ndarray
+    offsets: np.ndarray
+
+    @classmethod
+    def from_owners(cls, owner_n: np.ndarray, num_clients: int) -> "Partition":
+        """From the owner of each sample, int64 [n] with −1 for a sample that nobody holds."""
+        order = np.argsort(owner_n, kind="stable")
+        sizes = np.bincount(owner_n[owner_n >= 0], minlength=num_clients)
+        return cls(order[len(order) - sizes.sum() :], np.concatenate([[0], np.cumsum(sizes)]))
+
+    @property
+    def num_clients(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Samples held by each client, int64 [N]."""
+        return np.diff(self.offsets)
+
+    def client(self, k: int) -> np.ndarray:
+        """Client ``k``'s sample indices, a view of int64 [n_k]. Raises IndexError outside 0 … N − 1."""
+        if not 0 <= k < self.num_clients:
+            raise IndexError(f"client {k} of {self.num_clients}")
+        return self.indices[self.offsets[k] : self.offsets[k + 1]]
+
+    def label_counts(self, labels: np.ndarray, num_classes: int, clients: np.ndarray | None = None) -> np.ndarray:
+        """Samples of each class at each client (all of them, or ``clients`` in their order), int64 [N, C]."""
+        if clients is None:
+            indices, sizes = self.indices, self.sizes
+        else:
+            indices, sizes = np.concatenate([self.client(int(k)) for k in clients]), self.sizes[clients]
+        row = np.repeat(np.arange(len(sizes)), sizes)
+        flat = np.bincount(row * num_classes + labels[indices], minlength=len(sizes) * num_classes)
+        return flat.reshape(len(sizes), num_classes)
+
+    def save(self, path: str | Path) -> None:
+        """Write an ``.npz``, in one step: a reader finds the old file or the new one."""
+        path = Path(path)
+        with replacing(path) as temporary, temporary.open("wb") as file:
+            np.savez(file, indices=self.indices, offsets=self.offsets)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Partition":
+        """Read what :meth:`save` wrote. Raises FileNotFoundError, or ValueError for a file that is no partition."""
+        try:
+            with np.load(path) as file:
+                indices, offsets = file["indices"], file["offsets"]
+        except FileNotFoundError:
+            raise
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+            raise ValueError(
+                f"{path} is not a readable partition ({error}): delete it to have it drawn again"
+            ) from error
+        if len(offsets) < 2 or offsets[0] != 0 or (np.diff(offsets) < 0).any() or offsets[-1] != len(indices):
+            raise ValueError(f"{path} is not a partition (its offsets do not fit): delete it to have it drawn again")
+        return cls(indices, offsets)
+
+
+class Partitioner(Protocol):
+    """Raises ValueError where the parameters or the data cannot give every client what it is promised."""
+
+    def __call__(
+        self, labels: np.ndarray, num_clients: int, *, seed: int, groups: np.ndarray | None = None
+    ) -> Partition: ...
+
+
+@dataclass(frozen=True)
+class IID:
+    """Samples at random; sizes differ by at most one."""
+
+    def __call__(
+        self, labels: np.ndarray, num_clients: int, *, seed: int, groups: np.ndarray | None = None
+    ) -> Partition:
+        _check_clients(len(labels), num_clients)
+        owner_n = np.empty(len(labels), np.int64)
+        owner_n[generator(seed, "partition").permutation(len(labels))] = np.arange(len(labels)) % num_clients
+        return Partition.from_owners(owner_n, num_clients)
+
+
+@dataclass(frozen=True)
+class Dirichlet:
+    """Unequal sizes and label mixes, as in GC-Fed's experiments: each class is spread by its own Dirichlet(α) draw.
+
+    Class after class, clients that already hold n/N samples or more are left out and the draw is renormalised over the
+    others. The whole is drawn again until every client has ``min_size`` samples, at most ``max_tries`` times; the last
+    draw is then repaired: the largest clients are cut to one common level, and what they lose, at random, goes to those
+    that are short. Every sample is assigned.
+    """
+
+    alpha: float
+    min_size: int = 1
+    max_tries: int = 1000
+
+    def __post_init__(self) -> None:
+        _check_alpha(self.alpha)
+        if self.min_size < 1:
+            raise ValueError(
+                f"partition.min_size={self.min_size} must be at least 1: a client without data cannot train"
+            )
+        if self.max_tries < 1:
+            raise ValueError(f"partition.max_tries={self.max_tries} must be at least 1")
+
+    def __call__(
+        self, labels: np.ndarray, num_clients: int, *, seed: int, groups: np.ndarray | None = None
+    ) -> Partition:
+        _check_clients(len(labels), num_clients, self.min_size)
+        rng = generator(seed, "partition")
+        class_sizes = np.unique(labels, return_counts=True)[1]
+        # Were the number of short clients Poisson, its mean m would let a draw succeed with chance exp(−m): far above
+        # ln(max_tries), all tries would fail too, and a million clients would wait for them.
+        hopeless = 10 + 3 * np.log(self.max_tries)
+        for _ in range(self.max_tries):
+            counts_CN = self._draw(class_sizes, num_clients, rng)
+            short = np.count_nonzero(counts_CN.sum(0) < self.min_size)
+            if short == 0 or short > hopeless:
+                break
+        owner_n = deal(counts_CN, labels, rng)
+        if short:
+            log.info("Dirichlet(%g): %d of %d clients were short and are filled up", self.alpha, short, num_clients)
+            fill_up(owner_n, num_clients, self.min_size, rng)
+        return Partition.from_owners(owner_n, num_clients)
+
+    def _draw(self, class_sizes: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+        counts_CN = np.zeros((len(class_sizes), num_clients), np.int64)
+        held_N = np.zeros(num_clients, np.int64)
+        for counts_N, size in zip(counts_CN, class_sizes, strict=True):
+            # Never empty: were everyone at the mean, nothing would be left to deal.
+            open_N = held_N * num_clients < class_sizes.sum()
+            cuts = np.cumsum(softmax(np.where(open_N, log_gamma(self.alpha, (num_clients,), rng), -np.inf)))
+            ends = np.floor(cuts / cuts[-1] * size).astype(np.int64)
+            counts_N[:] = np.diff(ends, prepend=0)
+            held_N += counts_N
+        return counts_CN
+
+
+@dataclass(frozen=True)
+class DirichletBalanced:
+    """Equal sizes, unequal label mixes (FedACG, after Hsu et al. 2019): each client's mix is a Dirichlet(α) draw.
+
+    All clients get n // N samples; the n mod N that are left belong to nobody. They draw together: where a class is
+    asked for more often than it is there, chance decides who gets it, and the others draw again from what remains, by
+    their renormalised mixes.
+    """
+
+    alpha: float
+
+    def __post_init__(self) -> None:
+        _check_alpha(self.alpha)
+
+    def __call__(
+        self, labels: np.ndarray, num_clients: int, *, seed: int, groups: np.ndarray | None = None
+    ) -> Partition:
+        _check_clients(len(labels), num_clients)
+        rng = generator(seed, "partition")
+        left_C = np.unique(labels, return_counts=True)[1]
+        log_mix_NC = log_gamma(self.alpha, (num_clients, len(left_C)), rng)
+        counts_NC = np.zeros((num_clients, len(left_C)), np.int64)
+        missing_N = np.full(num_clients, len(labels) // num_clients)
+        # Ends after at most C rounds: one that leaves anybody short has exhausted a class.
+        while (asking := np.flatnonzero(missing_N)).size:
+            classes = np.flatnonzero(left_C)
+            wanted = rng.multinomial(missing_N[asking], softmax(log_mix_NC[np.ix_(asking, classes)]))
+            for column, c in enumerate(classes):
+                if wanted[:, column].sum() > left_C[c]:
+                    wanted[:, column] = rng.multivariate_hypergeometric(
+                        wanted[:, column], left_C[c], method="marginals"
+                    )
+            counts_NC[np.ix_(asking, classes)] += wanted
+            left_C[classes] -= wanted.sum(0)
+            missing_N[asking] -= wanted.sum(1)
+        return Partition.from_owners(deal(counts_NC.T, labels, rng), num_clients)
+
+
+@dataclass(frozen=True)
+class ClassesPerClient:
+    """Each client holds ``classes`` different classes; a class is cut into equal shards, one for each of its holders.
+
+    Classes are dealt pass after pass, so that their numbers of holders differ by at most one: client k holds class
+    k mod C where ``classes`` is 1 (FedGC's CIFAR10-10 for N = C), and shuffled passes give varied mixes where it is
+    more. With N · classes < C the classes left over belong to nobody, which is logged as a warning.
+    """
+
+    classes: int = 1
+
+    def __post_init__(self) -> None:
+        if self.classes < 1:
+            raise ValueError(f"partition.classes={self.classes} must be at least 1")
+
+    def __call__(
+        self, labels: np.ndarray, num_clients: int, *, seed: int, groups: np.ndarray | None = None
+    ) -> Partition:
+        _check_clients(len(labels), num_clients)
+        present, class_sizes = np.unique(labels, return_counts=True)
+        if self.classes > len(present):
+            raise ValueError(f"partition.classes={self.classes} exceeds the {len(present)} classes of the data")
+        rng = generator(seed, "partition")
+        held = self._hands(len(present), num_clients, rng).ravel()
+        holders_C = np.bincount(held, minlength=len(present))
+        if (scarce := holders_C > class_sizes).any():
+            c = int(np.flatnonzero(scarce)[0])
+            raise ValueError(
+                f"class {present[c]} has {class_sizes[c]} samples for the {holders_C[c]} clients that would hold it: "
+                "lower participation.num_clients or partition.classes"
+            )
+        if (holders_C == 0).any():
+            log.warning("%d of %d classes belong to no client", np.count_nonzero(holders_C == 0), len(present))
+        counts_CN = np.zeros((len(present), num_clients), np.int64)
+        client = np.repeat(np.arange(num_clients), self.classes)
+        for c, (size, holders) in enumerate(zip(class_sizes, holders_C, strict=True)):
+            if holders:
+                counts_CN[c, client[held == c]] = size // holders + (np.arange(holders) < size % holders)
+        return Partition.from_owners(deal(counts_CN, labels, rng), num_clients)
+
+    def _hands(self, num_classes: int, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+        """Class ranks [N, classes], different within a row."""
+        cards = num_clients * self.classes
+        if self.classes == 1:
+            return np.arange(cards) % num_classes
+        dealt = np.empty(-(-cards // num_classes) * num_classes, np.int64)
+        for start in range(0, cards, num_classes):
+            deck = rng.permutation(num_classes)
+            # A hand begun with the last deck must not get a class twice: what it holds goes to the bottom of this one.
+            twice = np.isin(deck, dealt[start - start % self.classes : start])
+            dealt[start : start + num_classes] = np.concatenate([deck[~twice], deck[twice]])
+        return dealt[:cards].reshape(num_clients, self.classes)
+
+
+@dataclass(frozen=True)
+class ByGroup:
+    """Natural clients: one for each value of ``groups`` (writer, domain), in ascending order of the value."""
+
+    def __call__(
+        self, labels: np.ndarray, num_clients: int | None, *, seed: int = 0, groups: np.ndarray | None = None
+    ) -> Partition:
+        if groups is None:
+            raise ValueError("this data set has no groups (writers, domains) to be clients: choose another partition")
+        values, owner_n = np.unique(groups, return_inverse=True)
+        if num_clients not in (None, len(values)):
+            raise ValueError(
+                f"participation.num_clients={num_clients}, but the data set has {len(values)} groups: "
+                f"set participation.num_clients={len(values)} or null"
+            )
+        return Partition.from_owners(owner_n.astype(np.int64), len(values))
+
+
+def _check_clients(num_samples: int, num_clients: int, min_size: int = 1) -> None:
+    if num_clients < 1:
+        raise ValueError(f"participation.num_clients={num_clients} must be at least 1")
+    if num_clients * min_size > num_samples:
+        raise ValueError(
+            f"participation.num_clients={num_clients} with at least {min_size} samples each needs more than the "
+            f"{num_samples} training samples: lower it" + (" or partition.min_size" if min_size > 1 else "")
+        )
+
+
+def _check_alpha(alpha: float) -> None:
+    if not 1e-100 <= alpha <= 1e100:
+        raise ValueError(f"partition.alpha={alpha} must be positive and finite")

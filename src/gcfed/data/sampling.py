@@ -1,0 +1,110 @@
+"""Cohorts: which clients take part in a round, as a pure function of (round, num_clients, seed)."""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Protocol
+
+import numpy as np
+
+from gcfed.utils.rng import generator
+
+
+class ClientSampler(Protocol):
+    """``sampler(round, num_clients, seed)``: the cohort's client ids, int64 [K], ascending and distinct."""
+
+    per_round: int
+
+    def __call__(self, round: int, num_clients: int, seed: int) -> np.ndarray: ...
+
+    def validate(self, num_clients: int) -> None:
+        """Raise ValueError if this sampler cannot serve a population of ``num_clients``."""
+        ...
+
+
+@dataclass(frozen=True)
+class UniformSampler:
+    """``per_round`` clients, uniform without replacement. Costs O(per_round), whatever the population."""
+
+    per_round: int
+
+    def validate(self, num_clients: int) -> None:
+        _check_population(self.per_round, num_clients)
+
+    def __call__(self, round: int, num_clients: int, seed: int) -> np.ndarray:
+        self.validate(num_clients)
+        # Given a number instead of an array, NumPy draws by Floyd's algorithm and never lists the population.
+        cohort = generator(seed, "cohort", round).choice(num_clients, self.per_round, replace=False, shuffle=False)
+        return np.sort(cohort)
+
+
+@dataclass(frozen=True)
+class DynamicPopulation:
+    """A population that changes while it trains (FedACG, Table 3).
+
+    ``live`` clients take part at first, drawn from all ``num_clients``. At every ``every``-th round each of them gives
+    its place, with ``replace_probability``, to a client that was not live until then; a client may come back later.
+    Where fewer clients wait than places are given up, only so many places change. The cohort is uniform over the live.
+
+    The live set of round r is replayed from the first round on, r / every steps, and remembered until it changes.
+    """
+
+    per_round: int
+    live: int = 250
+    every: int = 100
+    replace_probability: float = 0.5
+
+    def validate(self, num_clients: int) -> None:
+        _check_population(self.per_round, num_clients)
+        if self.live > num_clients:
+            raise ValueError(
+                f"participation.sampler.live={self.live} exceeds participation.num_clients={num_clients}: lower it"
+            )
+        if self.per_round > self.live:
+            raise ValueError(
+                f"participation.per_round={self.per_round} exceeds participation.sampler.live={self.live}: "
+                "a cohort is drawn from the live clients"
+            )
+        if self.every < 1:
+            raise ValueError(f"participation.sampler.every={self.every} must be at least 1 round")
+        if not 0 <= self.replace_probability <= 1:
+            raise ValueError(
+                f"participation.sampler.replace_probability={self.replace_probability} must lie within 0 … 1"
+            )
+
+    def live_clients(self, round: int, num_clients: int, seed: int) -> np.ndarray:
+        """Ids of the clients that can be drawn in ``round``, int64 [live], ascending and read-only."""
+        self.validate(num_clients)
+        return _live_clients(self.live, self.replace_probability, num_clients, seed, round // self.every)
+
+    def __call__(self, round: int, num_clients: int, seed: int) -> np.ndarray:
+        live = self.live_clients(round, num_clients, seed)
+        places = generator(seed, "cohort", round).choice(self.live, self.per_round, replace=False, shuffle=False)
+        return live[np.sort(places)]
+
+
+@lru_cache(maxsize=8)
+def _live_clients(live: int, probability: float, num_clients: int, seed: int, stage: int) -> np.ndarray:
+    ids = np.sort(generator(seed, "population", 0).choice(num_clients, live, replace=False, shuffle=False))
+    for step in range(1, stage + 1):
+        rng = generator(seed, "population", step)
+        leaving = np.flatnonzero(rng.random(live) < probability)
+        leaving = rng.permutation(leaving)[: num_clients - live]
+        # The newcomers by their rank among those not live; a rank becomes an id by stepping over the live ids below it.
+        rank = rng.choice(num_clients - live, len(leaving), replace=False) if len(leaving) else leaving
+        newcomers = rank + np.searchsorted(ids - np.arange(live), rank, side="right")
+        ids[leaving] = newcomers
+        ids.sort()
+    ids.flags.writeable = False
+    return ids
+
+
+def _check_population(per_round: int, num_clients: int) -> None:
+    if num_clients < 1:
+        raise ValueError(f"participation.num_clients={num_clients} must be at least 1")
+    if per_round < 1:
+        raise ValueError(f"participation.per_round={per_round} must be at least 1")
+    if per_round > num_clients:
+        raise ValueError(
+            f"participation.per_round={per_round} exceeds participation.num_clients={num_clients}: "
+            "a cohort holds a client at most once"
+        )

@@ -1,0 +1,95 @@
+"""Streaming aggregation of client updates: memory does not grow with the cohort."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gcfed.federated.stack import Params
+
+Reduce = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+"""Sums tensors over all processes, in one message; the identity where there is one process."""
+
+
+@dataclass
+class Upload:
+    """What K clients send up; hooks ``on_clients_end`` may rewrite ``delta`` (quantize, project, …).
+
+    Attributes:
+        clients: ids, ``[K]``.
+        num_samples: size of their data sets, ``[K]``.
+        delta: updates ``w_k − w`` relative to the broadcast w, name → ``[K, *shape]``.
+        finite: which clients sent finite numbers only, bool ``[K]`` on the device.
+    """
+
+    clients: np.ndarray
+    num_samples: np.ndarray
+    delta: Params
+    finite: Tensor
+
+
+class Aggregator(Protocol):
+    """Turns the uploads of one round into one update; ``add`` streams, ``reduce`` ends the round."""
+
+    def add(self, upload: Upload) -> None: ...
+
+    def reduce(self, reduce: Reduce, like: Params) -> Params: ...
+
+
+class MeanAggregator:
+    """Weighted mean of the finite updates: ``Δ = Σ_k p_k Δ_k / Σ_k p_k`` (McMahan et al. 2017, Algorithm 1).
+
+    Args:
+        weighting: ``"uniform"`` is p_k = 1, GC-Fed's Algorithm 1, line 19; ``"samples"`` is p_k = n_k, FedAvg's own.
+
+    Raises:
+        ValueError: unknown weighting.
+    """
+
+    def __init__(self, weighting: str = "uniform") -> None:
+        if weighting not in ("uniform", "samples"):
+            raise ValueError(f"aggregator.weighting={weighting!r} is unknown: choose uniform or samples.")
+        self.weighting = weighting
+        self._sum: Params = {}
+        self._weight: Tensor | None = None
+
+    def add(self, upload: Upload) -> None:
+        """Takes in the updates of K clients; one with a number that is not finite counts for nothing."""
+        weight = upload.finite.to(torch.float32)
+        if self.weighting == "samples":
+            weight = weight * torch.as_tensor(upload.num_samples, device=weight.device)
+        self._weight = weight.sum() if self._weight is None else self._weight + weight.sum()
+        for name, delta in upload.delta.items():
+            total = _weighted_sum(delta, weight.to(delta.dtype))
+            self._sum[name] = self._sum[name].add_(total) if name in self._sum else total
+
+    def reduce(self, reduce: Reduce, like: Params) -> Params:
+        """The mean over the cohort, name → ``[*shape]``; zeros where no client was finite.
+
+        ``like`` gives names, shapes and device to a process that trained no client of this cohort.
+        """
+        parts = [self._sum[name] if name in self._sum else torch.zeros_like(t) for name, t in like.items()]
+        weight = self._weight if self._weight is not None else torch.zeros((), device=parts[0].device)
+        *sums, total = reduce([*parts, weight])
+        self._sum, self._weight = {}, None
+        total = torch.where(total > 0, total, 1.0)
+        return {name: part.div_(total.to(part.dtype)) for name, part in zip(like, sums, strict=True)}
+
+
+def finite_clients(delta: Params) -> Tensor:
+    """bool ``[K]``, on the device and without a synchronisation.
+
+    A sum is finite where its terms are; one that overflows has terms that no model survives.
+    """
+    sums = [t.sum(dim=tuple(range(1, t.dim()))) if t.dim() > 1 else t for t in delta.values()]
+    return torch.stack([s.to(torch.float64) for s in sums]).isfinite().all(0)
+
+
+def _weighted_sum(delta_K: Tensor, weight_K: Tensor) -> Tensor:
+    """``Σ_k weight_k Δ_k``, where a zero weight keeps even an infinite Δ_k out."""
+    weight = weight_K.view(-1, *[1] * (delta_K.dim() - 1))
+    product = torch.where(weight > 0, delta_K, 0.0).mul_(weight)
+    return product.squeeze(0) if len(product) == 1 else product.sum(0)

@@ -1,0 +1,149 @@
+"""Which samples a client sees in which local step: drawn on the host for a whole round, moved to the device once."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gcfed.utils.rng import generator
+
+LAST_BATCH = ("keep", "drop", "wrap")
+
+
+class ClientData(Protocol):
+    """The clients' samples; ``FederatedDataModule`` is one, a test may bring its own."""
+
+    def client(self, client: int) -> np.ndarray:
+        """Indices of a client's samples, ``[n_k]``."""
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray | None:
+        """Random augmentation for ``shape`` samples, integers ``[*shape, A]``, or None."""
+
+    def fetch(self, index: Tensor, augment: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Inputs ``[*index.shape, *input]`` and labels ``[*index.shape]`` on the device."""
+
+
+@dataclass
+class Batch:
+    """One local step's samples of the n active clients.
+
+    Attributes:
+        x: inputs, ``[n, B, *input]``.
+        y: labels, ``[n, B]``.
+        mask: 1 where a sample is real and 0 where it is padding, ``[n, B]``; None where all are real.
+        count: real samples of each client, ``[n]``.
+    """
+
+    x: Tensor
+    y: Tensor
+    mask: Tensor | None
+    count: Tensor
+
+    def mean(self, values_KB: Tensor) -> Tensor:
+        """Each client's mean over its real samples, ``[n, B] → [n]``."""
+        if self.mask is None:
+            return values_KB.mean(1)
+        return (values_KB * self.mask).sum(1) / self.count
+
+
+@dataclass
+class BatchPlan:
+    """All local steps of K clients of one round, longest client first.
+
+    Attributes:
+        index: sample indices, ``[K, T, B]`` on the device; a missing one repeats the client's first sample.
+        augment: augmentation draws, ``[K, T, B, A]``, or None.
+        counts: real samples of each step, ``[K, T]`` on the host; 0 once a client has finished.
+    """
+
+    index: Tensor
+    augment: Tensor | None
+    counts: np.ndarray
+
+    def __post_init__(self) -> None:
+        self._counts = torch.as_tensor(self.counts, dtype=torch.float32, device=self.index.device)
+
+    @property
+    def steps(self) -> np.ndarray:
+        """Number of local steps of each client, ``[K]``."""
+        return (self.counts > 0).sum(1)
+
+    def batch(self, data: ClientData, t: int, n: int) -> Batch:
+        """Step ``t`` of the first ``n`` clients."""
+        counts = self.counts[:n, t]
+        size = int(counts.max())
+        index = self.index[:n, t, :size]
+        x, y = data.fetch(index, None if self.augment is None else self.augment[:n, t, :size])
+        mask = None
+        if (counts != size).any():
+            mask = torch.arange(size, device=index.device) < self._counts[:n, t, None]
+        return Batch(x, y, mask, self._counts[:n, t])
+
+
+def number_of_steps(size: int, *, batch_size: int, epochs: int, steps: int | None, last_batch: str) -> int:
+    """Local steps of a client with ``size`` samples."""
+    if steps is not None:
+        return steps
+    per_epoch = max(1, size // batch_size) if last_batch == "drop" else ceil(size / batch_size)
+    return epochs * per_epoch
+
+
+def _client_steps(
+    samples: np.ndarray, rng: np.random.Generator, *, batch_size: int, epochs: int, steps: int | None, last_batch: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Indices ``[T, B]`` and counts ``[T]`` of one client: a new order every epoch, cut into batches."""
+    if last_batch == "wrap":  # the GC-Fed authors' code: whole batches, by repeating the first samples
+        samples = np.resize(samples, ceil(len(samples) / batch_size) * batch_size)
+    total = number_of_steps(
+        len(samples), batch_size=batch_size, epochs=epochs, steps=steps, last_batch=last_batch
+    )  # fmt: skip
+    per_epoch = number_of_steps(len(samples), batch_size=batch_size, epochs=1, steps=None, last_batch=last_batch)
+    rounds = ceil(total / per_epoch)
+    order = rng.permuted(np.broadcast_to(samples, (rounds, len(samples))), axis=1)
+    slots = np.full((rounds, per_epoch * batch_size), samples[0])
+    used = min(len(samples), slots.shape[1])
+    slots[:, :used] = order[:, :used]
+    counts = np.full(per_epoch, batch_size)
+    counts[-1] = used - (per_epoch - 1) * batch_size
+    return slots.reshape(-1, batch_size)[:total], np.tile(counts, rounds)[:total]
+
+
+def plan_batches(
+    data: ClientData,
+    clients: np.ndarray,
+    *,
+    seed: int,
+    round_index: int,
+    batch_size: int,
+    epochs: int,
+    steps: int | None,
+    last_batch: str,
+    to_device: Callable[[np.ndarray], Tensor],
+) -> BatchPlan:
+    """The plan of K clients; what a client draws depends on (seed, round, client) alone."""
+    plans, draws = [], []
+    for client in clients.tolist():
+        shuffle = generator(seed, "shuffle", round_index, client)
+        plan = _client_steps(
+            data.client(client), shuffle, batch_size=batch_size, epochs=epochs, steps=steps, last_batch=last_batch
+        )
+        plans.append(plan)
+        draws.append(data.draw(generator(seed, "augment", round_index, client), plan[0].shape))
+    k, longest = len(plans), max(len(counts) for _, counts in plans)
+    index = np.zeros((k, longest, batch_size), dtype=np.int64)
+    counts = np.zeros((k, longest), dtype=np.int64)
+    augment = None
+    for i, (client_index, client_counts) in enumerate(plans):
+        index[i] = client_index[0, 0]
+        index[i, : len(client_index)] = client_index
+        counts[i, : len(client_counts)] = client_counts
+        draw = draws[i]
+        if draw is not None:
+            if augment is None:
+                augment = np.zeros((k, longest, *draw.shape[1:]), dtype=draw.dtype)
+            augment[i, : len(draw)] = draw
+    return BatchPlan(to_device(index), None if augment is None else to_device(augment), counts)

@@ -1,0 +1,190 @@
+"""The federated loop: where a round happens."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from gcfed.data.sampling import ClientSampler
+from gcfed.federated.aggregate import Aggregator, Upload, finite_clients
+from gcfed.federated.comm import nbytes
+from gcfed.federated.round import Round, deal
+from gcfed.federated.solver import LocalSolver
+from gcfed.federated.stack import ClientStack, broadcast_state, uses_batch_statistics
+from gcfed.federated.strategy import sum_over_processes
+from gcfed.methods.base import FederatedMethod
+from gcfed.models.module import FederatedModule
+from gcfed.utils.rng import torch_seed
+
+log = logging.getLogger(__name__)
+
+
+class FederatedLoop(Callback):
+    """Drives a round before each training step of Lightning; knows no algorithm by name.
+
+    The methods are the trainer's callbacks that are :class:`FederatedMethod`, in their order there.
+
+    Args:
+        sampler: draws the cohort of a round.
+        solver: local training.
+        aggregator: reduces the uploads to one update.
+        rounds: R, the number of communication rounds.
+        seed: the run's seed; every draw derives from it.
+        eval_every: rounds between two tests of the global model; the last round is always tested.
+    """
+
+    def __init__(
+        self,
+        *,
+        sampler: ClientSampler,
+        solver: LocalSolver,
+        aggregator: Aggregator,
+        rounds: int,
+        seed: int,
+        eval_every: int = 1,
+    ) -> None:
+        self.sampler, self.solver, self.aggregator = sampler, solver, aggregator
+        self.rounds, self.seed, self.eval_every = rounds, seed, eval_every
+        self.methods: list[FederatedMethod] = []
+        self.row: dict[str, Any] = {}
+        self.last_row: dict[str, Any] = {}
+        self.round: Round | None = None
+        self._started = 0.0
+
+    @staticmethod
+    def of(trainer: Trainer) -> FederatedLoop:
+        """The loop of a trainer."""
+        return next(c for c in trainer.callbacks if isinstance(c, FederatedLoop))  # type: ignore[attr-defined]
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, FederatedModule)
+        self.data = trainer.datamodule  # type: ignore[attr-defined]
+        self.methods = [c for c in trainer.callbacks if isinstance(c, FederatedMethod)]  # type: ignore[attr-defined]
+        self.sampler.validate(self.data.num_clients)
+        for method in self.methods:
+            method.validate(self, pl_module)
+
+    # ------------------------------------------------------------------------------------------------ one round
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Lets the cohort train and leaves the pseudo-gradient −Δ in the global network."""
+        assert isinstance(pl_module, FederatedModule)
+        self._started = time.perf_counter()
+        net, device, data = pl_module.net, pl_module.device, self.data
+        round = self.round = Round(
+            index=trainer.global_step,
+            seed=self.seed,
+            cohort=self.sampler(trainer.global_step, data.num_clients, self.seed),
+            num_clients=data.num_clients,
+            start=broadcast_state(net),
+            reduce=sum_over_processes,
+        )
+        cohort = len(round.cohort)
+        round.comm.down_bytes = round.comm.up_bytes = cohort * nbytes(round.start)
+        for method in self.methods:
+            method.on_broadcast(round)
+
+        stats = torch.zeros(3, dtype=torch.float64, device=device)  # Σ loss, its clients, finite clients
+        steps = self.solver.num_steps(data.sizes(round.cohort))
+        mine = deal(round.cohort, steps, trainer.global_rank, trainer.world_size)
+        k = 1 if self.solver.stack == "auto" and uses_batch_statistics(net) else self.solver.stack_size(device, cohort)
+        net.train()
+        for clients in np.split(mine, range(k, len(mine), k)) if len(mine) else []:
+            upload, loss_K = self._train_clients(trainer, pl_module, clients, round)
+            self.aggregator.add(upload)
+            finite = upload.finite & loss_K.isfinite()
+            stats += torch.stack([loss_K.where(finite, 0.0).sum().double(), finite.sum(), upload.finite.sum()])
+        update = self.aggregator.reduce(round.reduce, like=round.start)
+        for method in self.methods:
+            method.on_aggregate_end(update, round)
+
+        (stats,) = round.reduce([stats])
+        loss, counted, num_finite = stats.tolist()  # the round's one synchronisation with the device
+        if num_finite < cohort:
+            left = "the model stays as it was" if num_finite == 0 else "they are left out"
+            log.warning(
+                "round %d: %d of %d clients sent numbers that are not finite; %s. Lower client.optimizer.lr or set "
+                "client.clip_norm.",
+                round.index + 1,
+                cohort - int(num_finite),
+                cohort,
+                left,
+            )
+        pl_module.set_update(update if num_finite else None)
+        self.row = {
+            "round": round.index + 1,
+            "train/loss": loss / counted if counted else float("nan"),
+            "train/clients": cohort,
+            "train/nonfinite_clients": cohort - int(num_finite),
+            "comm/down_bytes": round.comm.down_bytes,
+            "comm/up_bytes": round.comm.up_bytes,
+            "time/train_s": time.perf_counter() - self._started,
+        }
+
+    def _train_clients(
+        self, trainer: Trainer, pl_module: FederatedModule, clients: np.ndarray, round: Round
+    ) -> tuple[Upload, torch.Tensor]:
+        """K clients of the cohort, side by side: broadcast, local training, upload."""
+        data, methods, num_samples = self.data, self.methods, self.data.sizes(clients)
+        plan = self.solver.plan(data, clients, round, pl_module.device)
+        torch.manual_seed(torch_seed(round.seed, "dropout", round.index, int(clients[0])))
+        stack = ClientStack(
+            pl_module.net,
+            round.start,
+            clients,
+            num_samples,
+            tap_features=any(m.needs_features for m in methods),
+        )
+        pl_module.clients = stack
+        for method in methods:
+            method.on_clients_start(stack, round)
+        loss_K = self.solver.train(
+            stack,
+            plan,
+            data,
+            round,
+            methods,
+            backward=pl_module.manual_backward,
+            autocast=trainer.precision_plugin.forward_context,
+        )
+        pl_module.clients = None
+        delta = stack.delta()
+        upload = Upload(clients, num_samples, delta, finite_clients(delta))
+        for method in methods:
+            method.on_clients_end(stack, upload, round)
+        return upload, loss_K
+
+    # ------------------------------------------------------------------------------------- the end of a round
+    def tested(self, round_number: int) -> bool:
+        """Whether the global model is tested after the round with this number (the first is 1)."""
+        return round_number % self.eval_every == 0 or round_number >= self.rounds
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step >= self.rounds:
+            trainer.should_stop = True  # makes Lightning test after the last round, whatever eval_every is
+        if not self.tested(trainer.global_step):
+            self._finish_round(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.sanity_checking and self.row:
+            tests: Sequence[str] = ("test/acc", "test/loss")
+            self.row |= {key: float(trainer.callback_metrics[key]) for key in tests}
+            self._finish_round(trainer)
+
+    def _finish_round(self, trainer: Trainer) -> None:
+        """Logs the round's row, once and whole."""
+        assert self.round is not None
+        for method in self.methods:
+            method.on_round_end(self.row, self.round)
+        self.row["time/round_s"] = time.perf_counter() - self._started
+        row, self.row = self.row, {}
+        for logger in trainer.loggers:
+            logger.log_metrics(row, step=row["round"])
+        self.last_row = row

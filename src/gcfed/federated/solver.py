@@ -1,0 +1,184 @@
+"""Local training: what K clients do between the broadcast and their uploads."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gcfed.federated.batches import LAST_BATCH, Batch, BatchPlan, ClientData, number_of_steps, plan_batches
+
+if TYPE_CHECKING:
+    from gcfed.federated.round import Round
+    from gcfed.federated.stack import ClientStack
+    from gcfed.methods.base import FederatedMethod
+
+# They take norms or products over whole tensors, so a stacked tensor would mix its clients.
+_NOT_ELEMENTWISE = ("LBFGS", "Muon", "Adafactor", "SparseAdam")
+
+
+class LocalSolver:
+    """Local SGD on every client of a stack: epochs or steps of any elementwise optimizer of ``torch.optim``.
+
+    Args:
+        optimizer: partial of a ``torch.optim`` class; a client starts every round with a fresh one.
+        epochs: passes over the client's data; ignored where ``steps`` is given.
+        steps: number of mini-batches, the same for all clients, over as many reshuffled passes as they take.
+        batch_size: samples of a mini-batch.
+        last_batch: the end of a pass: ``keep`` the shorter batch, ``drop`` it (a client with fewer samples than a
+            batch keeps its only one), or ``wrap``: whole batches by repeating the first samples (the authors' code).
+        lr_decay: factor on the learning rate a round, ``lr · lr_decay^t``; it follows the round, not the client.
+        clip_norm: bound on the norm of each client's gradient after all hooks; None: no clipping.
+        stack: K, clients trained at once on a device; ``auto`` is 1 on a CPU and the cohort on a GPU.
+
+    Raises:
+        ValueError: for a setting out of its range, or an optimizer that is not elementwise.
+    """
+
+    def __init__(
+        self,
+        optimizer: Callable[..., Optimizer],
+        *,
+        epochs: int = 5,
+        steps: int | None = None,
+        batch_size: int = 50,
+        last_batch: str = "keep",
+        lr_decay: float = 1.0,
+        clip_norm: float | None = None,
+        stack: int | str = "auto",
+    ) -> None:
+        for key, value in (("epochs", epochs), ("steps", steps), ("batch_size", batch_size)):
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"client.{key}={value} must be a whole number of at least 1.")
+        if last_batch not in LAST_BATCH:
+            raise ValueError(f"client.last_batch={last_batch!r} is unknown: choose one of {', '.join(LAST_BATCH)}.")
+        if not 0 < lr_decay <= 1:
+            raise ValueError(f"client.lr_decay={lr_decay} is outside (0, 1]: it is a factor a round.")
+        if clip_norm is not None and clip_norm <= 0:
+            raise ValueError(f"client.clip_norm={clip_norm} must be positive; null turns clipping off.")
+        if stack != "auto" and (not isinstance(stack, int) or stack < 1):
+            raise ValueError(f"client.stack={stack!r} must be auto or a whole number of at least 1.")
+        cls = optimizer.func if isinstance(optimizer, partial) else optimizer
+        if getattr(cls, "__name__", "") in _NOT_ELEMENTWISE:
+            raise ValueError(
+                f"client.optimizer={cls.__name__} is not elementwise, so it cannot train stacked clients. "
+                "Choose an elementwise one, such as torch.optim.SGD, Adam or AdamW."
+            )
+        self.optimizer = _fused(optimizer)
+        self.epochs, self.steps, self.batch_size = epochs, steps, batch_size
+        self.last_batch, self.lr_decay, self.clip_norm, self.stack = last_batch, lr_decay, clip_norm, stack
+
+    def stack_size(self, device: torch.device, cohort: int) -> int:
+        """K, the number of clients trained at once."""
+        if self.stack == "auto":
+            return cohort if device.type == "cuda" else 1
+        return min(int(self.stack), cohort)
+
+    def num_steps(self, sizes: np.ndarray) -> np.ndarray:
+        """Local steps of clients with so many samples, ``[K] → [K]``."""
+        return np.array(
+            [
+                number_of_steps(
+                    size,
+                    batch_size=self.batch_size,
+                    epochs=self.epochs,
+                    steps=self.steps,
+                    last_batch=self.last_batch,
+                )
+                for size in sizes.tolist()
+            ],
+            dtype=np.int64,
+        )
+
+    def plan(self, data: ClientData, clients: np.ndarray, round: Round, device: torch.device) -> BatchPlan:
+        """Draws all mini-batches of these clients for this round."""
+        return plan_batches(
+            data,
+            clients,
+            seed=round.seed,
+            round_index=round.index,
+            batch_size=self.batch_size,
+            epochs=self.epochs,
+            steps=self.steps,
+            last_batch=self.last_batch,
+            to_device=lambda array: torch.from_numpy(array).to(device, non_blocking=True),
+        )
+
+    def train(
+        self,
+        stack: ClientStack,
+        plan: BatchPlan,
+        data: ClientData,
+        round: Round,
+        methods: Sequence[FederatedMethod],
+        backward: Callable[[Tensor], object],
+        autocast: Callable[[], AbstractContextManager] = nullcontext,
+    ) -> Tensor:
+        """Trains the stack through its plan; ``backward`` back-propagates and calls ``on_after_backward``.
+
+        Returns:
+            Each client's mean task loss over all samples that it saw, ``[K]`` on the device.
+        """
+        optimizer = self.optimizer(list(stack.leaves.values()))
+        for group in optimizer.param_groups:
+            group["lr"] *= self.lr_decay**round.index
+        total = torch.zeros(len(stack), device=plan.index.device)
+        seen = plan.counts.sum(1)
+        active = (plan.counts > 0).sum(0)
+        for t, n in enumerate(active.tolist()):
+            if n < stack.active:
+                stack.shrink(n, optimizer)
+            batch = plan.batch(data, t, n)
+
+            def closure(batch: Batch = batch) -> Tensor:
+                for leaf in stack.leaves.values():
+                    leaf.grad = None
+                with autocast():
+                    task, objective = local_objective(stack, batch, methods)
+                backward(objective.sum())
+                if self.clip_norm is not None:
+                    clip_client_grads_(stack.grads(), self.clip_norm)
+                return task.detach() * batch.count
+
+            total[:n] += optimizer.step(closure)  # type: ignore[arg-type]
+        return total / torch.as_tensor(seen, device=total.device, dtype=total.dtype)
+
+
+def local_objective(stack: ClientStack, batch: Batch, methods: Sequence[FederatedMethod]) -> tuple[Tensor, Tensor]:
+    """Each active client's task loss and its objective (with the terms of the methods), both ``[n]``."""
+    out = stack(batch.x)
+    logits = out.logits_KBC
+    losses = F.cross_entropy(logits.flatten(0, 1), batch.y.flatten(), reduction="none").view(batch.y.shape)
+    task = batch.mean(losses)
+    objective = task
+    for method in methods:
+        if (term := method.local_loss(stack, batch, out)) is not None:
+            objective = objective + term
+    return task, objective
+
+
+def clip_client_grads_(grads: Sequence[Tensor], max_norm: float) -> None:
+    """Scales each client's gradient to a norm of at most ``max_norm``, over all tensors ``[n, *shape]`` together."""
+    squares = [g.square().sum(dim=tuple(range(1, g.dim()))) if g.dim() > 1 else g.square() for g in grads]
+    norm = torch.stack(squares).sum(0).sqrt()
+    scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    for grad in grads:
+        grad.mul_(scale.view(-1, *[1] * (grad.dim() - 1)))
+
+
+def _fused(optimizer: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
+    """The same optimizer in its one-pass form where torch has one and the user chose no other."""
+    cls = optimizer.func if isinstance(optimizer, partial) else optimizer
+    keywords = optimizer.keywords if isinstance(optimizer, partial) else {}
+    accepts = "fused" in inspect.signature(cls).parameters
+    if not accepts or {"fused", "foreach", "differentiable"} & keywords.keys():
+        return optimizer
+    return partial(optimizer, fused=True)

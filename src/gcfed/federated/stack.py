@@ -1,0 +1,146 @@
+"""K clones of one network, trained in lock-step: every client-side tensor leads with the client axis K."""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.optim import Optimizer
+
+Params = dict[str, Tensor]
+
+
+class Output(NamedTuple):
+    """What the clients' networks return on one batch."""
+
+    logits_KBC: Tensor
+    features_KBF: Tensor | None
+
+
+class _FeatureTap(nn.Module):
+    """Calls a network for logits and features at once: ``functional_call`` reaches only ``forward``."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.net.features(x)  # type: ignore[operator]
+        return self.net.head(features), features  # type: ignore[operator]
+
+
+def broadcast_like(tensor: Tensor, k: int) -> Tensor:
+    """An uninitialised ``[k, *shape]`` tensor whose rows have the memory format of ``tensor``."""
+    return torch.empty_strided(
+        (k, *tensor.shape), (tensor.numel(), *tensor.stride()), dtype=tensor.dtype, device=tensor.device
+    )
+
+
+class ClientStack(nn.Module):
+    """K clients of one round, side by side on one device.
+
+    With K = 1 the plain module runs, with K > 1 ``torch.func.vmap`` over ``functional_call``: the same numbers, and no
+    method can tell. Clients come sorted by their number of local steps, longest first; when some have finished,
+    :meth:`shrink` keeps the prefix that goes on, and what has finished stays exactly as it is.
+
+    Buffers: floating-point buffers (running statistics) start from the global ones, are updated by each client's own
+    forward passes and are uploaded and averaged like parameters; integer buffers (counters) keep the global value.
+
+    Args:
+        net: the global network; its modules are called, its tensors never touched.
+        start: what the server broadcast, name → ``[*shape]``; parameters and floating-point buffers.
+        clients: ids of the clients, ``[K]``, sorted by their number of steps, descending.
+        num_samples: size of each client's data set, ``[K]``.
+        tap_features: also return ``net.features(x)``; asked for by methods that need it.
+
+    Raises:
+        ValueError: a network with batch statistics is stacked with K > 1: padded rows would enter the statistics.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        start: Mapping[str, Tensor],
+        clients: np.ndarray,
+        num_samples: np.ndarray,
+        *,
+        tap_features: bool = False,
+    ) -> None:
+        super().__init__()
+        k = len(clients)
+        if k > 1 and uses_batch_statistics(net):
+            raise ValueError(
+                "client.stack > 1 cannot train a network with batch normalisation: its statistics would mix with the "
+                "padding of shorter batches. Set client.stack=1, or use GroupNorm."
+            )
+        self.clients, self.num_samples = clients, num_samples
+        self.start = dict(start)
+        self._net = (net,)  # a tuple, so that the global network is no submodule of the stack
+        self._tap = _FeatureTap(net) if tap_features else None
+        self._prefix = "net." if tap_features else ""
+        self.full: Params = {name: broadcast_like(t, k).copy_(t) for name, t in start.items()}
+        self._names = [name for name, _ in net.named_parameters()]
+        self._buffer_names = [name for name in start if name not in set(self._names)]
+        self.active = k
+        self.leaves: Params = {n: self.full[n].detach().requires_grad_() for n in self._names}
+
+    @property
+    def net(self) -> nn.Module:
+        return self._net[0]
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def named_grads(self) -> Iterator[tuple[str, Tensor]]:
+        """Gradients of the active clients, name → ``[n, *shape]``; hooks edit them in place."""
+        for name, leaf in self.leaves.items():
+            if leaf.grad is not None:
+                yield name, leaf.grad
+
+    def grads(self) -> list[Tensor]:
+        return [grad for _, grad in self.named_grads()]
+
+    def forward(self, x_KB: Tensor) -> Output:
+        """Runs the n active clients on their own batches, ``[n, B, *input]`` → logits ``[n, B, C]``."""
+        module = self._tap or self.net
+        if self.active == 1:
+            # squeeze is a view in both directions: the gradient arrives without a copy.
+            state = {self._prefix + name: t.squeeze(0) for name, t in self._state().items()}
+            out = functional_call(module, state, (x_KB.squeeze(0),))
+            out = tuple(t.unsqueeze(0) for t in out) if self._tap else out.unsqueeze(0)
+        else:
+            state = {self._prefix + name: t for name, t in self._state().items()}
+            out = vmap(lambda s, x: functional_call(module, s, (x,)), randomness="different")(state, x_KB)
+        return Output(*out) if self._tap else Output(out, None)
+
+    def _state(self) -> Params:
+        return self.leaves | {name: self.full[name][: self.active] for name in self._buffer_names}
+
+    def shrink(self, n: int, optimizer: Optimizer) -> None:
+        """Goes on with the first n clients; parameters and optimizer state of the others stay where they are."""
+        old = list(self.leaves.values())
+        self.active = n
+        self.leaves = {name: self.full[name][:n].detach().requires_grad_() for name in self._names}
+        for leaf, new in zip(old, self.leaves.values(), strict=True):
+            state = optimizer.state.pop(leaf, {})
+            optimizer.state[new] = {
+                key: v[:n] if isinstance(v, Tensor) and v.shape == leaf.shape else v for key, v in state.items()
+            }
+        optimizer.param_groups[0]["params"] = list(self.leaves.values())
+
+    def delta(self) -> Params:
+        """The clients' updates ``w_k − w``, name → ``[K, *shape]``; takes over the stack's memory, which is spent."""
+        torch._foreach_sub_(list(self.full.values()), [self.start[name] for name in self.full])
+        return self.full
+
+
+def uses_batch_statistics(net: nn.Module) -> bool:
+    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in net.modules())
+
+
+def broadcast_state(net: nn.Module) -> Params:
+    """What travels: the parameters and the floating-point buffers of a network, detached, by name."""
+    state = {name: p.detach() for name, p in net.named_parameters()}
+    return state | {name: b for name, b in net.named_buffers() if b.is_floating_point()}

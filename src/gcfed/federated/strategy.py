@@ -1,0 +1,45 @@
+"""Lightning strategy that spreads a round's cohort over processes and talks once a round."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor, nn
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+
+class CohortStrategy(DDPStrategy):
+    """Every process holds the global model and trains its share of the cohort; updates are summed once a round.
+
+    The module is not wrapped in ``DistributedDataParallel``: clients must drift apart, so nothing may be synchronised
+    inside local training.
+    """
+
+    def _setup_model(self, model: nn.Module) -> nn.Module:  # type: ignore[override]
+        return model
+
+    def configure_ddp(self) -> None:
+        return
+
+    def pre_backward(self, closure_loss: Tensor) -> None:
+        return
+
+    def post_backward(self, closure_loss: Tensor) -> None:
+        return
+
+
+def sum_over_processes(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Sums tensors over all processes, one message for each data type; the identity in a single process."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return tensors
+    result: list[Tensor] = list(tensors)
+    for dtype in {t.dtype for t in tensors}:
+        places = [i for i, t in enumerate(tensors) if t.dtype == dtype]
+        flat = _flatten_dense_tensors([tensors[i].contiguous() for i in places])
+        dist.all_reduce(flat)
+        parts = _unflatten_dense_tensors(flat, [tensors[i].contiguous() for i in places])
+        for i, part in zip(places, parts, strict=True):
+            # Memory format of the original, so that the server's optimizer meets one layout.
+            result[i] = torch.empty_like(tensors[i]).copy_(part)
+    return result

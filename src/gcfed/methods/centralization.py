@@ -1,0 +1,134 @@
+"""Gradient centralization, local and global: GC-Fed (arXiv 2503.13180, Algorithm 1).
+
+``P = I − eeᵀ`` takes the mean over a layer's inputs out of the gradient of each output: for a weight ``[out, in]`` or
+``[out, in, kh, kw]`` the mean over every axis but the first. Local GC projects each local gradient of the first layers
+(line 14), Global GC the aggregated update of all layers (line 20). State: none. Bytes: those of the model.
+"""
+
+from __future__ import annotations
+
+from math import floor
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from gcfed.methods.base import FederatedMethod
+
+if TYPE_CHECKING:
+    from gcfed.federated.loop import FederatedLoop
+    from gcfed.models.module import FederatedModule
+
+# Table 8, by the shape of the mean μ of a convolution [out, in, kh, kw]: the axes that are averaged away, counted from
+# the end so that a leading client axis changes nothing.
+MEAN_AXES = {
+    "out": (-3, -2, -1),  # [C_out, 1, 1, 1], the paper's choice
+    "out_in": (-2, -1),  # [C_out, C_in, 1, 1]
+    "out_kernel": (-3,),  # [C_out, 1, K_w, K_h]
+    "out_in_height": (-2,),  # [C_out, C_in, 1, K_h]
+    "in_kernel": (-4,),  # [1, C_in, K_w, K_h]
+}
+
+
+def centralize_(grad: Tensor, ndim: int, mean: str = "out") -> None:
+    """Projects a gradient in place, ``grad ← P grad``.
+
+    Args:
+        grad: ``[*shape]``, or ``[K, *shape]`` for K clients.
+        ndim: number of axes of the parameter itself, without the client axis.
+        mean: shape of μ for convolutions, a key of ``MEAN_AXES``; other tensors average over all axes but the first,
+            and vectors over their only one.
+    """
+    axes = MEAN_AXES[mean] if ndim == 4 else tuple(range(-max(ndim - 1, 1), 0))
+    grad.sub_(grad.mean(axes, keepdim=True))
+
+
+class GradientCentralization(FederatedMethod):
+    """Local GC up to a borderline, Global GC over the aggregated update, or both: GC-Fed.
+
+    Args:
+        local: centralize the clients' gradients of the tensors before the borderline.
+        server: centralize the aggregated update (Global GC).
+        lam: λ ∈ [0, 1]; the first ⌊λL⌋ of the L parameter tensors get Local GC. Wins over ``boundary``.
+        boundary: name of the first module that gets no Local GC (``fc2``, ``classifier``, …); None: no borderline.
+        mean: shape of μ in convolutions, Table 8: ``out`` (default), ``out_in``, ``out_kernel``, ``out_in_height``,
+            ``in_kernel``.
+        tensors: ``weights`` (two axes or more; the paper's shapes) or ``all`` (vectors too; the authors' code).
+        skip_last: leave the network's last tensor out of Global GC too (the authors' code, with a named borderline).
+
+    Raises:
+        ValueError: λ outside [0, 1], an unknown ``mean`` or ``tensors``; at ``validate``, an unknown boundary.
+    """
+
+    def __init__(
+        self,
+        *,
+        local: bool = True,
+        server: bool = True,
+        lam: float | None = None,
+        boundary: str | None = None,
+        mean: str = "out",
+        tensors: str = "weights",
+        skip_last: bool = False,
+    ) -> None:
+        if lam is not None and not 0 <= lam <= 1:
+            raise ValueError(f"gc.lam={lam} is outside [0, 1]: λ is the share of tensors that get Local GC.")
+        if mean not in MEAN_AXES:
+            raise ValueError(f"gc.mean={mean!r} is unknown: choose one of {', '.join(MEAN_AXES)}.")
+        if tensors not in ("weights", "all"):
+            raise ValueError(f"gc.tensors={tensors!r} is unknown: choose weights or all.")
+        self.local, self.server = local, server
+        self.lam, self.boundary = lam, boundary
+        self.mean, self.tensors, self.skip_last = mean, tensors, skip_last
+        self._local_ndim: dict[str, int] = {}
+        self._server_ndim: dict[str, int] = {}
+
+    def validate(self, loop: FederatedLoop | None, module: FederatedModule) -> None:
+        self.bind(module.net)
+
+    def bind(self, net: nn.Module) -> None:
+        """Resolves the borderline against a network's parameters.
+
+        Raises:
+            ValueError: ``boundary`` names no module with parameters; lists those that exist.
+        """
+        names = [name for name, _ in net.named_parameters()]
+        if self.lam is not None:
+            n_local = floor(self.lam * len(names) + 1e-9)  # 0.29 · 100 is 28.999… in floating point
+        elif self.boundary is not None:
+            n_local = next((i for i, n in enumerate(names) if n.startswith(self.boundary + ".")), -1)
+            if n_local < 0:
+                modules = dict.fromkeys(prefix for n in names for prefix in _prefixes(n))
+                raise ValueError(
+                    f"gc.boundary={self.boundary!r} names no module of {type(net).__name__} with parameters. "
+                    f"There are: {', '.join(modules)}."
+                )
+        else:
+            n_local = len(names)
+        least = 2 if self.tensors == "weights" else 1
+        ndim = {name: p.dim() for name, p in net.named_parameters() if p.dim() >= least}
+        self._local_ndim = {n: ndim[n] for n in names[:n_local] if n in ndim} if self.local else {}
+        last = names[-1] if self.skip_last else None
+        self._server_ndim = {n: d for n, d in ndim.items() if n != last} if self.server else {}
+
+    @property
+    def local_names(self) -> list[str]:
+        """Parameters that get Local GC, in order."""
+        return list(self._local_ndim)
+
+    def on_after_backward(self, trainer, pl_module) -> None:  # type: ignore[no-untyped-def]
+        """Local GC (line 14), on the gradients ``[n, *shape]`` of the active clients."""
+        leaves = pl_module.clients.leaves
+        for name, ndim in self._local_ndim.items():
+            if (grad := leaves[name].grad) is not None:
+                centralize_(grad, ndim, self.mean)
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer) -> None:  # type: ignore[no-untyped-def]
+        """Global GC (line 20), on the pseudo-gradient ``−Δ`` of the global network."""
+        for name, param in pl_module.net.named_parameters():
+            if name in self._server_ndim and param.grad is not None:
+                centralize_(param.grad, self._server_ndim[name], self.mean)
+
+
+def _prefixes(name: str) -> list[str]:
+    parts = name.split(".")[:-1]
+    return [".".join(parts[:i]) for i in range(1, len(parts) + 1)]

@@ -1,0 +1,46 @@
+"""Multi-layer perceptron: 784-512-256-62 is GC-Fed's network for EMNIST."""
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+
+def init_kaiming(module: nn.Module) -> None:
+    """Give a linear or convolutional layer Kaiming-normal weights (fan-in) and a zero bias; for ``Module.apply``."""
+    if isinstance(module, nn.Linear | nn.Conv2d):
+        nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+class MLP(nn.Module):
+    """Linear layers ``fc1``, ``fc2``, … with a ReLU between; the last one gives the logits.
+
+    Args:
+        input_shape: shape of one sample, (C, H, W) or just (D,); it is flattened.
+        num_classes: number of logits.
+        hidden: widths of the hidden layers. ``()`` is softmax regression.
+    """
+
+    def __init__(self, *, input_shape: Sequence[int], num_classes: int, hidden: Sequence[int] = (512, 256)) -> None:
+        super().__init__()
+        widths = [math.prod(input_shape), *hidden, num_classes]
+        self._names = [f"fc{i}" for i in range(1, len(widths))]
+        for name, fan_in, fan_out in zip(self._names, widths, widths[1:], strict=False):
+            self.add_module(name, nn.Linear(fan_in, fan_out))
+        self.apply(init_kaiming)
+
+    def features(self, x_BCHW: Tensor) -> Tensor:
+        """The last hidden layer after its ReLU, h_BF."""
+        h_BF = x_BCHW.flatten(1)
+        for name in self._names[:-1]:
+            h_BF = self.get_submodule(name)(h_BF).relu()
+        return h_BF
+
+    def head(self, h_BF: Tensor) -> Tensor:
+        """Features h_BF to logits_BC."""
+        return self.get_submodule(self._names[-1])(h_BF)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        return self.head(self.features(x_BCHW))

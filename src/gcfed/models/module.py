@@ -1,0 +1,95 @@
+"""The global model as a LightningModule: one training step is one communication round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torchmetrics import MeanMetric
+from torchmetrics.classification import MulticlassAccuracy
+
+if TYPE_CHECKING:
+    from gcfed.federated.stack import ClientStack, Params
+
+
+class FederatedModule(LightningModule):
+    """Wraps the global network; its optimizer is the server's, its batch is a round, its validation the test split.
+
+    The :class:`~gcfed.federated.loop.FederatedLoop` trains the clients before each training step and leaves the
+    pseudo-gradient −Δ in ``net``; the step applies it. ``trainer.global_step`` therefore counts finished rounds.
+
+    Args:
+        net: the global network.
+        server: partial of a ``torch.optim`` class; ``SGD(lr=1)`` is FedAvg.
+        num_classes: number of classes of the data set.
+        channels_last: keep convolution weights and images in channels_last, the faster layout on CPUs and GPUs.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        server: Callable[[Iterable[nn.Parameter]], Optimizer],
+        num_classes: int,
+        *,
+        channels_last: bool = True,
+    ) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        has_convolutions = any(isinstance(m, nn.Conv2d) for m in net.modules())
+        self.memory_format = torch.channels_last if channels_last and has_convolutions else torch.contiguous_format
+        self.net = net.to(memory_format=self.memory_format)
+        self.server = server
+        self.clients: ClientStack | None = None
+        self.test_acc = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
+        self.test_loss = MeanMetric()
+
+    def configure_optimizers(self) -> Optimizer:
+        return self.server(self.net.parameters())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def set_update(self, update: Params | None) -> None:
+        """Puts the aggregated update Δ where the server optimizer looks for it: ``.grad = −Δ``, buffers moved by Δ.
+
+        None, a round without a finite client, leaves no gradient at all: optimizers then touch neither parameters nor
+        their own state.
+        """
+        for name, param in self.net.named_parameters():
+            param.grad = None if update is None else update[name].neg()
+        for name, buffer in self.net.named_buffers():
+            if update is not None and name in update:
+                buffer.add_(update[name])
+
+    def on_fit_start(self) -> None:
+        self._place_data()
+
+    def on_validation_start(self) -> None:
+        self._place_data()
+
+    def _place_data(self) -> None:
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        data.to_device(self.device, next(self.net.parameters()).dtype, self.memory_format)
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        assert not isinstance(optimizer, list)
+        optimizer.step()  # calls on_before_optimizer_step, where Global GC edits the pseudo-gradient
+        for param in self.net.parameters():
+            param.grad = None
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        x, y = self.trainer.datamodule.fetch_test(batch)  # type: ignore[attr-defined]
+        logits = self.net(x)
+        self.test_acc.update(logits, y)
+        self.test_loss.update(F.cross_entropy(logits.float(), y, reduction="none"))
+
+    def on_validation_epoch_end(self) -> None:
+        # The loop logs the round's whole row; from here they reach callbacks that monitor a metric.
+        self.log("test/acc", self.test_acc, logger=False)
+        self.log("test/loss", self.test_loss, logger=False)

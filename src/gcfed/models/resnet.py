@@ -1,0 +1,52 @@
+"""ResNet18 with group normalization.
+
+"Deep Residual Learning for Image Recognition" (He et al., CVPR 2016); groups instead of batch statistics, since those
+of clients with different data cannot be averaged ("The Non-IID Data Quagmire", Hsieh et al., ICML 2020).
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+from torch import Tensor, nn
+from torchvision.models.resnet import BasicBlock, ResNet
+
+
+class ResNet18(ResNet):
+    """Torchvision's ResNet18 for small images: GroupNorm, a 3×3 stride-1 stem and no max-pooling after it."""
+
+    def __init__(self, *, in_channels: int, num_classes: int, groups: int) -> None:
+        super().__init__(BasicBlock, [2, 2, 2, 2], num_classes=num_classes, norm_layer=partial(nn.GroupNorm, groups))
+        self.conv1 = nn.Conv2d(in_channels, 64, kernel_size=3, padding=1, bias=False)
+        nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
+        self.maxpool = nn.Identity()
+
+    def features(self, x_BCHW: Tensor) -> Tensor:
+        """The pooled vector h_BF, F = 512."""
+        h_BCHW = self.maxpool(self.relu(self.bn1(self.conv1(x_BCHW))))
+        h_BCHW = self.layer4(self.layer3(self.layer2(self.layer1(h_BCHW))))
+        return self.avgpool(h_BCHW).flatten(1)
+
+    def head(self, h_BF: Tensor) -> Tensor:
+        """Features h_BF to logits_BC."""
+        return self.fc(h_BF)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        return self.head(self.features(x_BCHW))
+
+
+def resnet18_gn(*, num_classes: int, input_shape: Sequence[int] = (3, 32, 32), groups: int = 32) -> ResNet18:
+    """ResNet18-GN of GC-Fed and FedACG: 62 parameter tensors, the last two in ``fc``.
+
+    Args:
+        num_classes: number of logits.
+        input_shape: (C, H, W) of one image; the network takes any size.
+        groups: groups of every GroupNorm; the channels are 64, 128, 256 and 512.
+
+    Raises:
+        ValueError: ``groups`` does not divide 64.
+    """
+    if groups < 1 or 64 % groups:
+        raise ValueError(
+            f"groups={groups} does not divide the 64 channels of the first stage; use 1, 2, 4, …, 32 or 64"
+        )
+    return ResNet18(in_channels=input_shape[0], num_classes=num_classes, groups=groups)

@@ -1,0 +1,41 @@
+"""VGG11, "Very Deep Convolutional Networks for Large-Scale Image Recognition" (Simonyan & Zisserman, ICLR 2015)."""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from torchvision.models.vgg import VGG, cfgs, make_layers
+
+
+class VGG11(VGG):
+    """Torchvision's VGG11, initialization and dropout included, in halves: its own ``features`` and :meth:`head`."""
+
+    def __init__(self, *, in_channels: int, num_classes: int, dropout: float) -> None:
+        layers = make_layers(cfgs["A"])
+        layers[0] = nn.Conv2d(in_channels, 64, kernel_size=3, padding=1)
+        super().__init__(layers, num_classes=num_classes, dropout=dropout)
+
+    def head(self, h_BCHW: Tensor) -> Tensor:
+        """Feature map h_BCHW (512 channels, any size) to logits_BC, through the 7×7 pooling and ``classifier``."""
+        return self.classifier(self.avgpool(h_BCHW).flatten(1))
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        return self.head(self.features(x_BCHW))
+
+
+def vgg11(*, num_classes: int, input_shape: Sequence[int] = (3, 64, 64), dropout: float = 0.5) -> VGG11:
+    """VGG11 without pretrained weights; the first convolution takes as many channels as the images have.
+
+    Args:
+        num_classes: number of logits.
+        input_shape: (C, H, W) of one image.
+        dropout: probability in the two hidden layers of ``classifier``.
+
+    Raises:
+        ValueError: the image is smaller than 32×32, so that nothing is left after five poolings.
+    """
+    channels, height, width = input_shape
+    if min(height, width) < 32:
+        raise ValueError(
+            f"input_shape={tuple(input_shape)}: VGG11 pools five times; give images of at least 32×32 or use model=cnn"
+        )
+    return VGG11(in_channels=channels, num_classes=num_classes, dropout=dropout)

@@ -1,0 +1,88 @@
+"""FedAdagrad, FedAdam and FedYogi: server optimizers.
+
+"Adaptive Federated Optimization" (Reddi et al., ICLR 2021), Algorithm 2. Unlike torch.optim's relatives they correct
+no bias, and v starts at τ². As every server optimizer here they see ``p.grad = −Δ``.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, ParamsT
+
+
+class _FedOpt(Optimizer):
+    """m ← β₁m + (1−β₁)Δ; v by the subclass's rule; w ← w + η m/(√v + τ).
+
+    State per parameter, in its shape: ``exp_avg`` is −m (the gradient's sign, as in torch.optim.Adam), ``v`` is v.
+    """
+
+    def __init__(
+        self, params: ParamsT, lr: float = 1e-2, betas: tuple[float, ...] = (0.9, 0.99), tau: float = 1e-3
+    ) -> None:
+        if lr < 0:
+            raise ValueError(f"lr={lr} of {type(self).__name__} is negative; give a number of at least 0")
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas={betas} of {type(self).__name__} are out of range; give numbers in [0, 1)")
+        if tau <= 0:
+            raise ValueError(f"tau={tau} of {type(self).__name__} would divide by zero; give a positive number")
+        super().__init__(params, {"lr": lr, "betas": tuple(betas), "tau": tau})
+
+    def _update_v(self, v: list[Tensor], grads: list[Tensor], group: dict[str, Any]) -> None:
+        """Update the second moments in place."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Take one step; parameters without a gradient are left alone. Returns the closure's loss, if one is given."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            params = [p for p in group["params"] if p.grad is not None]
+            if not params:
+                continue
+            for p in params:
+                if not self.state[p]:
+                    self.state[p]["exp_avg"] = torch.zeros_like(p)
+                    self.state[p]["v"] = torch.full_like(p, group["tau"] ** 2)
+            grads = [p.grad for p in params]
+            exp_avg = [self.state[p]["exp_avg"] for p in params]
+            v = [self.state[p]["v"] for p in params]
+
+            torch._foreach_lerp_(exp_avg, grads, 1 - group["betas"][0])
+            self._update_v(v, grads, group)
+            denominator = torch._foreach_sqrt(v)
+            torch._foreach_add_(denominator, group["tau"])
+            torch._foreach_addcdiv_(params, exp_avg, denominator, -group["lr"])
+        return loss
+
+
+class FedAdagrad(_FedOpt):
+    """v ← v + Δ²."""
+
+    def __init__(self, params: ParamsT, lr: float = 1e-2, beta1: float = 0.0, tau: float = 1e-3) -> None:
+        super().__init__(params, lr, (beta1,), tau)
+
+    def _update_v(self, v: list[Tensor], grads: list[Tensor], group: dict[str, Any]) -> None:
+        torch._foreach_addcmul_(v, grads, grads)
+
+
+class FedAdam(_FedOpt):
+    """v ← β₂v + (1−β₂)Δ²."""
+
+    def _update_v(self, v: list[Tensor], grads: list[Tensor], group: dict[str, Any]) -> None:
+        beta2 = group["betas"][1]
+        torch._foreach_mul_(v, beta2)
+        torch._foreach_addcmul_(v, grads, grads, 1 - beta2)
+
+
+class FedYogi(_FedOpt):
+    """v ← v − (1−β₂)Δ² sign(v − Δ²)."""
+
+    def _update_v(self, v: list[Tensor], grads: list[Tensor], group: dict[str, Any]) -> None:
+        squares = torch._foreach_mul(grads, grads)
+        signs = torch._foreach_sub(v, squares)
+        torch._foreach_sign_(signs)
+        torch._foreach_addcmul_(v, signs, squares, group["betas"][1] - 1)

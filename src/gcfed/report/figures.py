@@ -1,0 +1,158 @@
+"""The two figures that every run writes: its learning curves and how the data lie on the clients."""
+
+import csv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import PathCollection
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import ArrayLike, NDArray
+
+from gcfed.metrics.convergence import smooth
+from gcfed.report.style import BLACK, BLUE, GREY, VERMILION, save, styled
+
+Rows = Sequence[Mapping[str, Any]]
+Array = NDArray[Any]
+
+
+def column(rows: Rows, name: str) -> tuple[Array, Array]:
+    """The rounds and values [n] of one column, in the order of the rounds, without empty, missing and NaN cells."""
+    cells = [(row.get("round"), row.get(name)) for row in rows]
+    pairs = [(float(r), float(v)) for r, v in cells if r not in ("", None) and v not in ("", None)]
+    table = np.array(pairs, dtype=np.float64).reshape(-1, 2)
+    table = table[~np.isnan(table).any(axis=1)]
+    table = table[table[:, 0].argsort(kind="stable")]
+    return table[:, 0], table[:, 1]
+
+
+@styled
+def plot_curves(rows: Rows | str | Path, path: str | Path) -> Figure:
+    """Draw test accuracy (raw and smoothed, best marked) and losses over the rounds; write and return the figure.
+
+    Args:
+        rows: dicts with ``round`` and any of ``test/acc`` (0 to 1), ``train/loss``, ``test/loss``; or the metrics.csv
+            that holds them. Cells may be empty: not every round is tested.
+        path: where the picture goes.
+    """
+    if isinstance(rows, str | Path):
+        with Path(rows).open(newline="") as file:
+            rows = list(csv.DictReader(file))
+    figure = Figure(figsize=(10, 3.8))
+    accuracy_axes, loss_axes = figure.subplots(1, 2)
+    _draw_accuracy(accuracy_axes, *column(rows, "test/acc"))
+    for name, color in (("train/loss", VERMILION), ("test/loss", BLUE)):
+        rounds, values = column(rows, name)
+        if len(rounds):
+            loss_axes.plot(
+                rounds, values, color=color, linewidth=1.4, label=name.replace("/", " "), marker=_dot(rounds)
+            )
+    loss_axes.set(title="Loss", ylabel="cross-entropy (nats)")
+    for axes in (accuracy_axes, loss_axes):
+        axes.set_xlabel("communication round")
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
+        if axes.lines:
+            axes.legend()
+        else:
+            axes.text(0.5, 0.5, "nothing measured yet", ha="center", color=GREY, transform=axes.transAxes)
+    save(figure, path)
+    return figure
+
+
+def _draw_accuracy(axes: Axes, rounds: Array, acc: Array) -> None:
+    axes.set(title="Global model on the test split", ylabel="test accuracy (%)")
+    if not len(rounds):
+        return
+    percent = 100 * acc
+    best = int(percent.argmax())
+    axes.plot(rounds, percent, color=BLUE, alpha=0.35, linewidth=1, marker=_dot(rounds), label="each test")
+    axes.plot(rounds, smooth(percent), color=BLUE, linewidth=2.2, label="mean of the last 10 tests")
+    label = f"best: {percent[best]:.1f} % in round {rounds[best]:.0f}"
+    axes.plot(rounds[best : best + 1], percent[best : best + 1], "*", color=BLACK, markersize=10, label=label)
+
+
+def _dot(rounds: Array) -> str | None:
+    """A line through a single point is invisible."""
+    return "o" if len(rounds) == 1 else None
+
+
+@styled
+def plot_partition(
+    label_counts: ArrayLike, path: str | Path, title: str | None = None, max_clients: int = 50
+) -> Figure:
+    """Draw how many samples of each class each client holds, as GC-Fed's Figure 5; write and return the figure.
+
+    A bubble's area is proportional to the number of samples; the bars above count the samples of each client.
+
+    Args:
+        label_counts: integers [N, C], samples of class c on client n.
+        path: where the picture goes.
+        title: goes above the picture.
+        max_clients: of more clients than this only so many are drawn, evenly spaced by their ids.
+    """
+    counts_NC = np.asarray(label_counts)
+    if counts_NC.ndim != 2 or not counts_NC.size:
+        raise ValueError(f"label_counts has shape {counts_NC.shape}; give one row a client and one column a class")
+    num_clients, num_classes = counts_NC.shape
+    shown = np.unique(np.arange(max_clients) * num_clients // max_clients)
+    counts_SC = counts_NC[shown]
+    cell = np.array([np.clip(10 / len(shown), 0.2, 0.5), np.clip(6 / num_classes, 0.045, 0.32)])  # inches
+    width, height = np.maximum(cell * counts_SC.shape, [3.0, 1.8])
+
+    figure = Figure(figsize=(width + 1.8, height + 1.9))
+    bars, bubbles = figure.subplots(2, 1, sharex=True, height_ratios=[1, height])
+    bars.bar(range(len(shown)), counts_SC.sum(axis=1), color=GREY, width=0.7)
+    bars.set(ylabel="samples", title=title)
+    bars.grid(axis="x", visible=False)
+    bars.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
+    bars.yaxis.set_major_formatter("{x:,.0f}")
+
+    _draw_bubbles(bubbles, counts_SC, cell)
+    ticks = _ticks(len(shown))
+    bubbles.set_xticks(ticks, [str(i) for i in shown[ticks]])
+    bubbles.set_yticks(_ticks(num_classes))
+    subset = "" if len(shown) == num_clients else f" ({len(shown)} of {num_clients:,}, evenly spaced)"
+    bubbles.set(xlabel=f"client{subset}", ylabel="class", xlim=(-0.7, len(shown) - 0.3), ylim=(-0.8, num_classes - 0.2))
+    save(figure, path)
+    return figure
+
+
+def _draw_bubbles(axes: Axes, counts_SC: Array, cell: Array) -> None:
+    """Scatter the counts in cells of so many inches, with a legend of up to three sizes."""
+    clients, classes = counts_SC.nonzero()
+    if not len(clients):
+        return
+    largest = counts_SC.max()
+    # As large as can be without two neighbours overlapping, within 0.14 and 0.5 inches.
+    radii_SC = np.sqrt(counts_SC / largest) / 2
+    gaps = [(radii_SC[1:] + radii_SC[:-1]).max(initial=0), (radii_SC[:, 1:] + radii_SC[:, :-1]).max(initial=0)]
+    diameter = 72 * np.clip(min(cell / np.maximum(gaps, 1e-9)), 0.14, 0.5)  # points
+
+    def draw(x: Array, y: Array, counts: Array) -> PathCollection:
+        return axes.scatter(x, y, s=counts / largest * diameter**2, color=BLUE, alpha=0.85, linewidths=0, clip_on=False)
+
+    draw(clients, classes, counts_SC[clients, classes])
+    examples = sorted({_round_down(largest / fraction) for fraction in (1, 4, 20)}, reverse=True)
+    axes.legend(
+        [draw(np.empty(0), np.empty(0), np.array([n])) for n in examples],
+        [f"{n:,}" for n in examples],
+        title="samples",
+        loc="upper left",
+        bbox_to_anchor=(1, 1),
+        labelspacing=max(0.7, diameter / 18),
+        handletextpad=1,
+    )
+
+
+def _round_down(x: float) -> int:
+    """The nearest of 1, 2, 5, 10, 20, … that is not above x, at least 1."""
+    power = 10 ** int(np.log10(max(x, 1)))
+    return max(power * digit for digit in (1, 2, 5) if power * digit <= max(x, 1))
+
+
+def _ticks(n: int, most: int = 20) -> Array:
+    """At most ``most`` evenly spaced positions among n."""
+    return np.arange(0, n, -(-n // most))

@@ -1,0 +1,85 @@
+"""What a run leaves for people: a table on the terminal, ``curves.png``, ``partition.png``, ``summary.json``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from gcfed.metrics.convergence import summarize
+from gcfed.utils.csv_logger import read_rows
+from gcfed.utils.files import replacing
+
+if TYPE_CHECKING:
+    from gcfed.data.datamodule import FederatedDataModule
+
+
+def write_summary(
+    folder: Path, data: FederatedDataModule, *, targets: Sequence[float], figures: bool
+) -> dict[str, Any]:
+    """Reads the run's ``metrics.csv`` back, prints and writes its summary; returns what ``summary.json`` holds."""
+    rows = read_rows(folder / "metrics.csv")
+    if not rows:
+        return {}
+    result = summary_of(rows, targets)
+    with replacing(folder / "summary.json") as temporary:
+        temporary.write_text(json.dumps(result, indent=2) + "\n")
+    if figures:
+        from gcfed.report.figures import plot_curves, plot_partition
+
+        assert data.partition is not None
+        plot_curves(rows, folder / "curves.png")
+        clients = np.arange(min(data.num_clients, 50)) * max(1, data.num_clients // 50)
+        counts = data.partition.label_counts(data.labels, data.num_classes, clients=clients)
+        plot_partition(counts, folder / "partition.png", title=f"{data.dataset.name}, {data.partitioner}")
+    _print(result, folder)
+    return result
+
+
+def summary_of(rows: Sequence[dict[str, float]], targets: Sequence[float]) -> dict[str, Any]:
+    """The figures of a run: accuracies in 0…1, bytes in all, seconds a round (median)."""
+    acc = [row.get("test/acc", np.nan) for row in rows]
+    curve = summarize([row["round"] for row in rows], acc, targets)
+    return {
+        "rounds": int(rows[-1]["round"]),
+        "test/acc": curve.final,
+        "test/acc_best": curve.best,
+        "best_round": curve.best_round,
+        "test/acc_smooth10": curve.smoothed,
+        "rounds_to_target": {f"{target:g}": curve.rounds_to[target] for target in targets},
+        "comm/down_bytes": int(sum(row["comm/down_bytes"] for row in rows)),
+        "comm/up_bytes": int(sum(row["comm/up_bytes"] for row in rows)),
+        "time/round_s": float(np.median([row["time/round_s"] for row in rows])),
+        "train/nonfinite_clients": int(sum(row["train/nonfinite_clients"] for row in rows)),
+    }
+
+
+def _print(result: dict[str, Any], folder: Path) -> None:
+    table = Table(title=f"{result['rounds']} rounds", title_justify="left", show_header=False)
+    table.add_column(style="bold")
+    table.add_column()
+    table.add_row("test accuracy, last round", f"{result['test/acc']:.2%}")
+    table.add_row("best", f"{result['test/acc_best']:.2%} in round {result['best_round']}")
+    table.add_row("mean of the last 10 tests", f"{result['test/acc_smooth10']:.2%}")
+    reached = {t: r or f"{result['rounds']}+" for t, r in result["rounds_to_target"].items()}
+    table.add_row("rounds to target", ", ".join(f"{float(t):.0%}: {r}" for t, r in reached.items()))
+    table.add_row("bytes down, up", f"{_size(result['comm/down_bytes'])}, {_size(result['comm/up_bytes'])}")
+    table.add_row("seconds a round (median)", f"{result['time/round_s']:.3f}")
+    if result["train/nonfinite_clients"]:
+        table.add_row("client updates left out", f"{result['train/nonfinite_clients']} (not finite)")
+    console = Console(soft_wrap=True)
+    console.print(table)
+    console.print(f"metrics.csv, curves.png, partition.png, checkpoints/ and tensorboard/ are in\n  {folder}")
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"

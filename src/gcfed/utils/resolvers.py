@@ -1,0 +1,75 @@
+"""OmegaConf resolvers of the configs: the project's folder, and the folder that a run writes to."""
+
+import os
+from datetime import datetime
+from pathlib import Path
+
+import yaml
+from omegaconf import OmegaConf
+
+ROOT = Path(__file__).resolve().parents[3]
+# They change nothing of what a run computes, so a run is recognised without them.
+_FREE = (
+    "ckpt_path=",
+    "rounds=",
+    "trainer",
+    "extras",
+    "targets",
+    "logger",
+    "callbacks",
+    "paths.",
+    "eval_every=",
+    "hydra.",
+)
+
+
+def run_dir(base: str, ckpt_path: str | None, overrides: list[str] | None = None) -> str:
+    """Where a run writes: a new folder under ``base``, or that of the run which ``ckpt_path`` continues.
+
+    ``ckpt_path=last`` is the newest run under ``base`` with a checkpoint and the same overrides.
+    """
+    new = Path(base) / datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")[:-3]
+    if ckpt_path is None:
+        return str(new)
+    if ckpt_path != "last":
+        path = Path(ckpt_path)
+        return str(path.parent.parent if path.parent.name == "checkpoints" else new)
+    for run in sorted(Path(base).glob("*/"), reverse=True):
+        saved = run / ".hydra" / "overrides.yaml"
+        if not ((run / "checkpoints" / "last.ckpt").is_file() and saved.is_file()):
+            continue
+        if _identity(yaml.safe_load(saved.read_text())) == _identity(overrides):
+            return str(run)
+    return str(new)
+
+
+def sweep_dir(base: str, ckpt_path: str | None) -> str:
+    """A new folder for a sweep; with ``ckpt_path=last`` the newest one, whose jobs continue."""
+    if ckpt_path == "last":
+        earlier = sorted(Path(base).glob("multirun_*/"))
+        if earlier:
+            return str(earlier[-1])
+    return str(Path(base) / datetime.now().strftime("multirun_%Y-%m-%d_%H-%M-%S"))
+
+
+def _identity(overrides: list[str] | None) -> list[str]:
+    return sorted(o for o in overrides or [] if not o.lstrip("+~").startswith(_FREE))
+
+
+def all_devices(accelerator: str) -> int:
+    """Processes of ``trainer=ddp``: one a GPU, or one a core where the CPU trains."""
+    import torch
+
+    if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
+        return torch.cuda.device_count()
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def register() -> None:
+    OmegaConf.register_new_resolver("all_devices", all_devices, replace=True)
+    OmegaConf.register_new_resolver("project_root", lambda: str(ROOT), replace=True)
+    OmegaConf.register_new_resolver("run_dir", run_dir, replace=True)
+    OmegaConf.register_new_resolver("sweep_dir", sweep_dir, replace=True)
+
+
+register()

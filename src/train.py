@@ -1,0 +1,18 @@
+"""Train: ``python src/train.py experiment=cifar10_cnn_gcfed seed=2``; every key is in ``configs/``."""
+
+import hydra
+from omegaconf import DictConfig
+
+import gcfed.utils.resolvers  # noqa: F401  (before Hydra composes)
+
+
+@hydra.main(version_base="1.3", config_path="../configs", config_name="train")
+def main(cfg: DictConfig) -> float | None:
+    from gcfed.run import train  # torch and lightning: not needed for --help and --cfg
+
+    result = train(cfg)
+    return result.metrics.get(cfg.optimized_metric) if cfg.optimized_metric else None
+
+
+if __name__ == "__main__":
+    main()

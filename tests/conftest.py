@@ -1,0 +1,75 @@
+"""Shared helpers: small federations in memory, and real runs through the composed config."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, open_dict
+
+import gcfed.utils.resolvers  # noqa: F401
+from gcfed.utils.resolvers import ROOT
+
+DATA_DIR = Path(os.environ.get("DATA_DIR", ROOT / "data"))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Small tensors gain nothing from more, and two threads lose much where another program has one of the cores."""
+    torch.set_num_threads(1)
+
+
+class ArrayData:
+    """Clients' data in memory, as the engine sees them: no Lightning, no transform."""
+
+    def __init__(self, x: torch.Tensor, y: torch.Tensor, clients: list[np.ndarray]) -> None:
+        self.x, self.y, self.clients = x, y, clients
+
+    def client(self, client: int) -> np.ndarray:
+        return self.clients[client]
+
+    def sizes(self, clients: np.ndarray) -> np.ndarray:
+        return np.array([len(self.clients[k]) for k in clients])
+
+    def draw(self, rng, shape):
+        return None
+
+    def fetch(self, index, augment):
+        return self.x[index], self.y[index]
+
+
+def random_federation(sizes=(7, 12, 5, 9, 1), features=6, classes=4, seed=0, dtype=torch.float64) -> ArrayData:
+    """Clients of unequal sizes with random inputs and labels."""
+    g = torch.Generator().manual_seed(seed)
+    n = sum(sizes)
+    x = torch.randn(n, features, generator=g, dtype=dtype)
+    y = torch.randint(classes, (n,), generator=g)
+    return ArrayData(x, y, np.split(np.arange(n), np.cumsum(sizes)[:-1]))
+
+
+@pytest.fixture
+def federation() -> ArrayData:
+    return random_federation()
+
+
+@pytest.fixture
+def config(tmp_path):
+    """``config("gc=local", rounds=3)``-like: a composed training config that writes to a temporary folder."""
+
+    def make(*overrides: str, folder: Path | None = None) -> DictConfig:
+        GlobalHydra.instance().clear()
+        with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+            cfg = compose("train", [*overrides])
+        with open_dict(cfg):
+            cfg.paths.output_dir = str(folder or tmp_path / "run")
+            cfg.extras.figures = "extras.figures=true" in overrides
+            cfg.trainer.enable_progress_bar = False
+            del cfg.callbacks.progress
+            if "tensorboard" in cfg.logger and not any(o.startswith("logger") for o in overrides):
+                del cfg.logger.tensorboard
+        return cfg
+
+    return make

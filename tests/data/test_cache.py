@@ -1,0 +1,168 @@
+import json
+import shutil
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from gcfed.data.cache import MANIFEST, cached
+
+
+class Build:
+    """Fills a cache with images of one value and counts how often it had to."""
+
+    def __init__(self, value=1, n=6):
+        self.value, self.n, self.calls = value, n, 0
+
+    def __call__(self, allocate):
+        self.calls += 1
+        for part, n in (("train", self.n), ("test", 2)):
+            allocate(f"{part}_x", (n, 1, 4, 4), np.uint8)[:] = self.value
+            allocate(f"{part}_y", (n,), np.int64)[:] = np.arange(n) % 3
+        allocate("train_groups", (self.n,), np.int64)[:] = 7
+        return {"num_classes": 3, "class_names": ["a", "b", "c"]}
+
+
+def check(dataset, value=1, n=6):
+    assert (dataset.name, dataset.num_classes, dataset.class_names) == ("toy", 3, ("a", "b", "c"))
+    assert dataset.train.x.shape == (n, 1, 4, 4)
+    assert (dataset.train.x == value).all()
+    np.testing.assert_array_equal(dataset.train.y, np.arange(n) % 3)
+    assert (dataset.train.groups == 7).all()
+    assert dataset.test.groups is None
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_built_once_and_mapped_read_only(tmp_path):
+    build = Build()
+    for _ in range(3):
+        dataset = cached(tmp_path, "toy", build)
+        check(dataset)
+        assert isinstance(dataset.train.x, np.memmap)
+        assert not dataset.train.x.flags.writeable
+        assert not isinstance(dataset.train.y, np.memmap)
+    assert build.calls == 1
+    arrays = ["test_x.npy", "test_y.npy", "train_groups.npy", "train_x.npy", "train_y.npy"]
+    assert names(tmp_path / "cache" / "toy") == [MANIFEST, *arrays]
+
+
+@pytest.mark.parametrize("file", ["train_x.npy", "test_y.npy", MANIFEST])
+def test_a_truncated_file_is_built_again(tmp_path, caplog, file):
+    build = Build()
+    cached(tmp_path, "toy", build)
+    path = tmp_path / "cache" / "toy" / file
+    path.write_bytes(path.read_bytes()[:-1])
+    check(cached(tmp_path, "toy", build))
+    check(cached(tmp_path, "toy", build))
+    assert build.calls == 2
+    assert "Building the cache" in caplog.text
+    assert file in caplog.text or file == MANIFEST
+
+
+@pytest.mark.parametrize("change", ["lost", "other shape", "other format"])
+def test_a_cache_that_does_not_match_its_manifest_is_built_again(tmp_path, change):
+    build = Build()
+    cached(tmp_path, "toy", build)
+    folder = tmp_path / "cache" / "toy"
+    if change == "lost":
+        (folder / "train_x.npy").unlink()
+    elif change == "other shape":
+        np.save(folder / "train_x.npy", np.zeros((6, 1, 2, 8), np.uint8))
+    else:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        (folder / MANIFEST).write_text(json.dumps({**manifest, "format": 0}))
+    check(cached(tmp_path, "toy", build))
+    assert build.calls == 2
+
+
+def test_a_killed_build_leaves_no_cache(tmp_path):
+    def killed(allocate):
+        allocate("train_x", (6, 1, 4, 4), np.uint8)[:] = 9
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cached(tmp_path, "toy", killed)
+    assert names(tmp_path / "cache" / "toy") == []
+    check(cached(tmp_path, "toy", Build()))
+
+
+def test_a_build_killed_while_its_files_move_is_built_again(tmp_path, monkeypatch):
+    cached(tmp_path, "toy", Build(value=1), "v1")
+
+    def killed(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("gcfed.data.cache.json.dumps", killed)
+        with pytest.raises(KeyboardInterrupt):
+            cached(tmp_path, "toy", Build(value=2), "v2")
+    check(cached(tmp_path, "toy", Build(value=1), "v1"), value=1)  # the files were v2's by then
+
+
+def test_another_source_is_built_again_and_an_unknown_one_is_not(tmp_path, caplog):
+    cached(tmp_path, "toy", Build(value=1), "20 images")
+    grown = Build(value=2, n=9)
+    check(cached(tmp_path, "toy", grown, "500 images"), value=2, n=9)
+    assert "'20 images'" in caplog.text
+    assert "'500 images'" in caplog.text
+    check(cached(tmp_path, "toy", grown), value=2, n=9)
+    assert grown.calls == 1
+
+
+def test_a_build_within_a_build(tmp_path):
+    class Slow(Build):
+        def __call__(self, allocate):
+            info = super().__call__(allocate)
+            self.other = cached(tmp_path, "toy", Build())  # the other process begins later and ends earlier
+            return info
+
+    slow = Slow()
+    mine = cached(tmp_path, "toy", slow)
+    check(mine)
+    check(slow.other)
+    never = Build()
+    check(cached(tmp_path, "toy", never))
+    assert never.calls == 0
+
+
+def test_three_processes_at_once(tmp_path):
+    script = """
+import sys, time, numpy as np
+from gcfed.data.cache import cached
+def build(allocate):
+    for part in ("train", "test"):
+        x = allocate(f"{part}_x", (2000, 3, 32, 32), np.uint8)
+        x[:] = (np.arange(2000) % 251).astype(np.uint8)[:, None, None, None]
+        allocate(f"{part}_y", (2000,), np.int64)[:] = np.arange(2000) % 10
+        time.sleep(0.05)
+    return {"num_classes": 10}
+while time.time() < float(sys.argv[2]): pass
+for _ in range(3):
+    d = cached(sys.argv[1], "toy", build)
+    assert (d.train.x[:, 2, 31, 31] == np.arange(2000) % 251).all() and (d.test.y == np.arange(2000) % 10).all()
+"""
+    command = [sys.executable, "-c", script, str(tmp_path), str(time.time() + 1.5)]
+    workers = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    for worker in workers:
+        _, errors = worker.communicate(timeout=60)
+        assert worker.returncode == 0, errors
+    assert not [name for name in names(tmp_path / "cache" / "toy") if name.startswith(".")]
+
+
+def test_a_full_disk_is_named_before_it_kills(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
+    with pytest.raises(OSError, match=r"train_x needs 96 bytes and the disk has 10 left; set paths\.data_dir"):
+        cached(tmp_path, "toy", Build())
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path):
+    (tmp_path / "cache").write_text("a file in the way")
+    with pytest.raises(NotADirectoryError) as caught:
+        cached(tmp_path, "toy", Build())
+    assert "paths.data_dir" in caught.value.__notes__[0]

@@ -1,0 +1,279 @@
+import logging
+
+import numpy as np
+import pytest
+
+from gcfed.data.dealing import fill_up, log_gamma, softmax
+from gcfed.data.partition import IID, ByGroup, ClassesPerClient, Dirichlet, DirichletBalanced, Partition
+
+LABELS = np.random.default_rng(0).permutation(np.arange(6000) % 10)
+EXACT = [IID(), Dirichlet(0.05), Dirichlet(0.3, min_size=20), Dirichlet(1000), ClassesPerClient(1), ClassesPerClient(3)]
+
+
+def check(partition: Partition, num_samples: int, num_clients: int, *, exact: bool = True, min_size: int = 1) -> None:
+    assert partition.num_clients == num_clients
+    assert partition.indices.dtype == partition.offsets.dtype == np.int64
+    held = partition.indices
+    assert len(np.unique(held)) == len(held) == partition.sizes.sum()
+    assert held.min() >= 0
+    assert held.max() < num_samples
+    assert not exact or len(held) == num_samples
+    assert partition.sizes.min() >= min_size
+
+
+@pytest.mark.parametrize("num_clients", [1, 7, 10, 99, 300])
+@pytest.mark.parametrize("partitioner", [*EXACT, DirichletBalanced(0.3)], ids=str)
+def test_every_sample_once_and_nobody_empty(partitioner, num_clients):
+    exact = partitioner in EXACT and num_clients * getattr(partitioner, "classes", 10) >= 10
+    partition = partitioner(LABELS, num_clients, seed=1)
+    check(partition, 6000, num_clients, exact=exact, min_size=getattr(partitioner, "min_size", 1))
+
+
+@pytest.mark.parametrize("partitioner", [*EXACT[:-2], ClassesPerClient(3), DirichletBalanced(0.3)], ids=str)
+def test_a_pure_function_of_labels_seed_and_parameters(partitioner):
+    first, again, other = (partitioner(LABELS, 50, seed=seed) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first.indices, again.indices)
+    np.testing.assert_array_equal(first.offsets, again.offsets)
+    assert not np.array_equal(first.indices, other.indices)
+
+
+def test_iid_sizes_differ_by_at_most_one():
+    assert np.ptp(IID()(LABELS, 7, seed=1).sizes) == 1
+
+
+# Dirichlet
+
+
+def test_dirichlet_gives_no_more_to_clients_at_the_mean():
+    partition = Dirichlet(0.1)(LABELS, 20, seed=1)
+    counts_NC = partition.label_counts(LABELS, 10)
+    held_before = np.cumsum(counts_NC, axis=1) - counts_NC
+    assert not counts_NC[held_before >= 300].any()
+    assert (counts_NC[:, 0] > 300).any()  # the cap is on further classes, not on one class
+
+
+def test_dirichlet_counts_a_client_exactly_at_the_mean_as_full():
+    labels = np.repeat([0, 1], 50)
+    for seed in range(8):  # one-hot draws: who gets class 0 then holds n/N = 50
+        assert Dirichlet(1e-9, max_tries=1)(labels, 2, seed=seed).sizes.tolist() == [50, 50]
+
+
+def test_dirichlet_is_drawn_again_before_it_is_repaired(caplog):
+    with caplog.at_level(logging.INFO):
+        for seed in range(20):
+            check(Dirichlet(0.1)(LABELS, 40, seed=seed), 6000, 40)
+        assert "filled up" not in caplog.text
+        for seed in range(20):
+            check(Dirichlet(0.1, max_tries=1)(LABELS, 40, seed=seed), 6000, 40)
+        assert "filled up" in caplog.text
+
+
+@pytest.mark.parametrize("alpha", [0.05, 1.0, 1000.0])
+def test_dirichlet_shares_have_the_moments_of_the_distribution(alpha):
+    # The first class meets no cap; equal class 0 shares: mean 1/N, variance (1/N)(1 − 1/N)/(Nα + 1).
+    labels = np.repeat(np.arange(2), [2000, 20000])
+    shares = np.array([Dirichlet(alpha)(labels, 5, seed=s).label_counts(labels, 2)[:, 0] for s in range(300)]) / 2000
+    np.testing.assert_allclose(shares.mean(0), 0.2, atol=5 * shares.std() / np.sqrt(300))
+    expected = 0.2 * 0.8 / (5 * alpha + 1)
+    np.testing.assert_allclose(shares.var(), expected, rtol=0.15 if alpha < 10 else 0.3, atol=1e-6)
+
+
+def test_log_gamma_survives_underflow():
+    rng = np.random.default_rng(0)
+    log_draws = log_gamma(1e-12, (1000, 4), rng)
+    assert np.isfinite(log_draws).all()
+    shares = softmax(log_draws)
+    np.testing.assert_allclose(shares.sum(1), 1)
+    np.testing.assert_allclose(shares.mean(0), 0.25, atol=0.08)  # one-hot, everywhere alike
+    part = softmax(np.where(np.arange(4) == log_draws.argmax(1)[:, None], -np.inf, log_draws))
+    assert np.isfinite(part).all()  # what is left has no mass, and is renormalised all the same
+    draws = np.exp(log_gamma(0.3, (200_000,), rng))
+    np.testing.assert_allclose([draws.mean(), draws.var()], [0.3, 0.3], rtol=0.03)
+
+
+@pytest.mark.parametrize(
+    ("labels", "num_clients", "partitioner"),
+    [
+        (LABELS, 6000, Dirichlet(0.05)),
+        (LABELS, 100, Dirichlet(1e-30)),
+        (LABELS, 100, Dirichlet(0.01, min_size=60)),
+        (LABELS, 2, Dirichlet(1e-6, max_tries=1)),
+        (LABELS, 3, Dirichlet(1e12)),
+        (np.zeros(50, np.int64), 50, Dirichlet(0.1)),
+        (np.array([3]), 1, Dirichlet(0.1)),
+        (np.repeat([0, 7], [1, 999]), 999, Dirichlet(0.05)),
+        (np.arange(500), 400, Dirichlet(0.1)),  # a class a sample
+    ],
+)
+def test_dirichlet_ends_in_hard_cases(labels, num_clients, partitioner):
+    check(partitioner(labels, num_clients, seed=1), len(labels), num_clients, min_size=partitioner.min_size)
+
+
+@pytest.mark.slow
+def test_dirichlet_of_a_million_clients():
+    labels = np.arange(2_000_000) % 10
+    check(Dirichlet(0.1)(labels, 1_000_000, seed=1), len(labels), 1_000_000)
+
+
+def test_dirichlet_of_many_classes():
+    labels = np.random.default_rng(0).integers(0, 62, 697_932)
+    check(Dirichlet(0.05)(labels, 1000, seed=1), len(labels), 1000)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [([10, 0, 0, 2, 8], [7, 2, 2, 2, 7]), ([10, 0, 9], [9, 2, 8]), ([6, 0, 0], [2, 2, 2]), ([3, 2], [3, 2])],
+)
+def test_short_clients_are_filled_up_by_the_largest(before, after):
+    owner = np.random.default_rng(0).permutation(np.repeat(np.arange(len(before)), before))
+    was = owner.copy()
+    fill_up(owner, len(before), 2, np.random.default_rng(1))
+    np.testing.assert_array_equal(np.bincount(owner), after)
+    assert (owner != was).sum() == np.maximum(np.subtract(before, after), 0).sum()  # no more moves than needed
+
+
+# balanced Dirichlet
+
+
+@pytest.mark.parametrize("alpha", [1e-9, 0.3, 1000.0])
+@pytest.mark.parametrize("num_clients", [10, 70, 6000])
+def test_balanced_sizes_are_equal(alpha, num_clients):
+    partition = DirichletBalanced(alpha)(LABELS, num_clients, seed=1)
+    check(partition, 6000, num_clients, exact=6000 % num_clients == 0)
+    assert (partition.sizes == 6000 // num_clients).all()
+
+
+def test_balanced_mixes_have_the_moments_of_the_distribution():
+    # Multinomials of Dirichlet mixes; that classes run out towards the end takes a little off their variance.
+    labels = np.arange(5000) % 5
+    counts = [DirichletBalanced(0.6)(labels, 50, seed=s).label_counts(labels, 5) for s in range(40)]
+    shares = np.concatenate(counts) / 100
+    np.testing.assert_allclose(shares.mean(0), 0.2, atol=0.03)
+    free = 0.2 * 0.8 * (100 + 5 * 0.6) / (100 * (1 + 5 * 0.6))
+    assert 0.75 * free < shares.var(0).mean() < 1.02 * free
+
+
+def test_balanced_draws_the_rest_when_a_class_is_exhausted():
+    labels = np.repeat([0, 1], [90, 10])
+    partition = DirichletBalanced(1e-6)(labels, 2, seed=1)  # one-hot mixes: class 1 cannot fill its client
+    counts = partition.label_counts(labels, 2)
+    np.testing.assert_array_equal(counts.sum(0), [90, 10])
+    np.testing.assert_array_equal(counts.sum(1), [50, 50])
+
+
+# classes per client
+
+
+def test_one_class_a_client():
+    counts = ClassesPerClient(1)(LABELS, 10, seed=1).label_counts(LABELS, 10)
+    np.testing.assert_array_equal(counts, np.diag(np.bincount(LABELS)))
+
+
+@pytest.mark.parametrize("num_clients", [1, 3, 7, 10, 33, 100])
+@pytest.mark.parametrize("classes", [1, 2, 3, 7, 10])
+def test_each_client_holds_so_many_classes(num_clients, classes):
+    counts = ClassesPerClient(classes)(LABELS, num_clients, seed=1).label_counts(LABELS, 10)
+    assert ((counts > 0).sum(1) == classes).all()
+    assert np.ptp((counts > 0).sum(0)) <= 1
+    for column in counts.T:
+        shards = column[column > 0]
+        assert len(shards) == 0 or np.ptp(shards) <= 1
+
+
+def test_classes_without_a_client_are_told_of(caplog):
+    with caplog.at_level(logging.WARNING):
+        partition = ClassesPerClient(2)(LABELS, 3, seed=1)
+    assert "4 of 10 classes belong to no client" in caplog.text
+    check(partition, 6000, 3, exact=False)
+
+
+def test_mixes_vary_beyond_neighbouring_classes():
+    counts = ClassesPerClient(2)(LABELS, 100, seed=1).label_counts(LABELS, 10)
+    assert len({tuple(np.flatnonzero(row)) for row in counts}) > 20
+
+
+# natural clients
+
+
+def test_by_group():
+    groups = np.array([7, 2, 7, 9, 2, 7])
+    for num_clients in (3, None):
+        partition = ByGroup()(np.zeros(6, np.int64), num_clients, seed=1, groups=groups)
+        assert [partition.client(k).tolist() for k in range(3)] == [[1, 4], [0, 2, 5], [3]]
+
+
+# refusals
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: IID()(LABELS, 6001, seed=1), "participation.num_clients=6001.*6000 training samples"),
+        (lambda: IID()(LABELS, 0, seed=1), "participation.num_clients=0"),
+        (lambda: Dirichlet(0.1, min_size=61)(LABELS, 100, seed=1), "participation.num_clients=100.*partition.min_size"),
+        (lambda: DirichletBalanced(0.1)(LABELS, 6001, seed=1), "participation.num_clients=6001"),
+        (lambda: Dirichlet(0.0), "partition.alpha=0.0"),
+        (lambda: Dirichlet(float("nan")), "partition.alpha=nan"),
+        (lambda: DirichletBalanced(float("inf")), "partition.alpha=inf"),
+        (lambda: Dirichlet(0.1, min_size=0), "partition.min_size=0"),
+        (lambda: Dirichlet(0.1, max_tries=0), "partition.max_tries=0"),
+        (lambda: ClassesPerClient(0), "partition.classes=0"),
+        (lambda: ClassesPerClient(11)(LABELS, 10, seed=1), "partition.classes=11 exceeds the 10 classes"),
+        (lambda: ClassesPerClient(1)(np.array([0, 0, 0, 1]), 4, seed=1), "class 1 has 1 samples for the 2 clients"),
+        (lambda: ByGroup()(LABELS, None), "no groups"),
+        (lambda: ByGroup()(LABELS, 3, groups=LABELS), "participation.num_clients=3, .* 10 groups"),
+    ],
+)
+def test_impossible_partitions_are_refused_by_name(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+# the partition itself
+
+
+def test_client_is_a_view_and_counts_are_exact():
+    partition = Partition.from_owners(np.array([1, -1, 0, 1, 3]), 4)
+    assert [partition.client(k).tolist() for k in range(4)] == [[2], [0, 3], [], [4]]
+    assert np.shares_memory(partition.client(1), partition.indices)
+    labels = np.array([2, 0, 1, 2, 0])
+    np.testing.assert_array_equal(partition.label_counts(labels, 3), [[0, 1, 0], [0, 0, 2], [0, 0, 0], [1, 0, 0]])
+    np.testing.assert_array_equal(partition.label_counts(labels, 3, np.array([3, 1])), [[1, 0, 0], [0, 0, 2]])
+    for k in (-1, 4):
+        with pytest.raises(IndexError):
+            partition.client(k)
+
+
+def test_save_and_load(tmp_path, monkeypatch):
+    partition = Dirichlet(0.1)(LABELS, 20, seed=1)
+    path = tmp_path / "partition.npz"
+    partition.save(path)
+    partition.save(path)  # over the old one
+    loaded = Partition.load(path)
+    np.testing.assert_array_equal(loaded.indices, partition.indices)
+    np.testing.assert_array_equal(loaded.offsets, partition.offsets)
+
+    def killed(file, **arrays):
+        file.write(b"half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(np, "savez", killed)
+    with pytest.raises(KeyboardInterrupt):
+        IID()(LABELS, 2, seed=1).save(path)
+    assert Partition.load(path).num_clients == 20
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_broken_file_is_no_partition(tmp_path):
+    path = tmp_path / "partition.npz"
+    with pytest.raises(FileNotFoundError):
+        Partition.load(path)
+    IID()(LABELS, 20, seed=1).save(path)
+    whole = path.read_bytes()
+    for broken in (whole[: len(whole) // 2], whole[:-1], b"", b"no archive at all"):
+        path.write_bytes(broken)
+        with pytest.raises(ValueError, match=r"partition\.npz is not a readable partition"):
+            Partition.load(path)
+    np.savez(path, indices=np.arange(3), offsets=np.array([0, 2]))
+    with pytest.raises(ValueError, match="offsets do not fit"):
+        Partition.load(path)

@@ -1,0 +1,310 @@
+"""The engine without Lightning: a plain loop of 30 lines drives stack, solver, methods and aggregator."""
+
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import random_federation
+from torch import nn
+
+from gcfed.federated.aggregate import MeanAggregator, Upload, finite_clients
+from gcfed.federated.batches import plan_batches
+from gcfed.federated.round import Round, deal, no_reduce
+from gcfed.federated.solver import LocalSolver, clip_client_grads_
+from gcfed.federated.stack import ClientStack, broadcast_state, uses_batch_statistics
+from gcfed.methods import GradientCentralization, Proximal
+
+CPU = torch.device("cpu")
+
+
+def make_net(seed=0, dtype=torch.float64):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 4)).to(dtype)
+
+
+def plain_loop(net, data, solver, *, rounds, methods=(), aggregator=None, k=1, cohort_of=3, seed=5, order=1, world=1):
+    """Runs rounds as the callback does, with nothing of Lightning; ``world`` processes one after the other."""
+    host = SimpleNamespace(net=net, clients=None)
+    aggregators = [aggregator or MeanAggregator()] + [MeanAggregator() for _ in range(world - 1)]
+    losses = []
+    for t in range(rounds):
+        ids = np.sort(np.random.default_rng(t).choice(len(data.clients), cohort_of, replace=False))[::order]
+        round = Round(t, seed, ids, len(data.clients), broadcast_state(net))
+        parts = []
+        for rank in range(world):
+            mine = deal(ids, solver.num_steps(data.sizes(ids)), rank, world)
+            for clients in np.split(mine, range(k, len(mine), k)) if len(mine) else []:
+                host.clients = stack = ClientStack(net, round.start, clients, data.sizes(clients))
+                for m in methods:
+                    m.on_clients_start(stack, round)
+
+                def backward(loss):
+                    loss.backward()
+                    for m in methods:
+                        m.on_after_backward(None, host)
+
+                plan = solver.plan(data, clients, round, CPU)
+                losses.append(solver.train(stack, plan, data, round, methods, backward))
+                delta = stack.delta()
+                aggregators[rank].add(Upload(clients, data.sizes(clients), delta, finite_clients(delta)))
+            parts.append(aggregators[rank])
+        update = reduce_over(parts, round.start)
+        with torch.no_grad():
+            for name, p in net.named_parameters():
+                p.grad = -update[name]
+            for m in methods:
+                m.on_before_optimizer_step(None, host, None)
+            for p in net.parameters():
+                p -= p.grad
+                p.grad = None
+    return torch.cat([p.detach().flatten() for p in net.parameters()]), losses
+
+
+def reduce_over(aggregators, like):
+    """What an all-reduce over processes does: the sums of the parts are added up, then each divides."""
+    if len(aggregators) == 1:
+        return aggregators[0].reduce(no_reduce, like)
+    messages = []
+
+    def record(tensors):
+        messages.append([t.clone() for t in tensors])
+        return tensors
+
+    for a in aggregators[1:]:
+        a.reduce(record, like)
+    return aggregators[0].reduce(lambda ts: [t + sum(m[i] for m in messages) for i, t in enumerate(ts)], like)
+
+
+def solver(**kwargs):
+    kwargs = {"epochs": 2, "batch_size": 4} | kwargs
+    return LocalSolver(partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=1e-3), **kwargs)
+
+
+def reference_round(net, data, clients, *, round_index, seed, epochs, batch_size, lr, momentum, decay, mu=0.0, gc=()):
+    """FedAvg with momentum SGD, written from the papers on plain tensors; uses only the engine's batch order."""
+    start = [p.detach().clone() for p in net.parameters()]
+    names = [n for n, _ in net.named_parameters()]
+    total = [torch.zeros_like(p) for p in start]
+    for k in clients:
+        plan = plan_batches(
+            data, np.array([k]), seed=seed, round_index=round_index, batch_size=batch_size, epochs=epochs, steps=None,
+            last_batch="keep", to_device=torch.from_numpy,
+        )  # fmt: skip
+        w, velocity = [p.clone() for p in start], [torch.zeros_like(p) for p in start]
+        for t, count in enumerate(plan.counts[0]):
+            idx = plan.index[0, t, :count]
+            leaves = [p.clone().requires_grad_() for p in w]
+            hidden = torch.tanh(data.x[idx] @ leaves[0].T + leaves[1])
+            loss = F.cross_entropy(hidden @ leaves[2].T + leaves[3], data.y[idx])
+            grads = torch.autograd.grad(loss, leaves)
+            for i, g in enumerate(grads):
+                g = g + mu * (w[i] - start[i])
+                if names[i] in gc:
+                    g = torch.stack([row - row.mean() for row in g])
+                g = g + decay * w[i]
+                velocity[i] = momentum * velocity[i] + g
+                w[i] = w[i] - lr * velocity[i]
+        total = [s + (a - b) for s, a, b in zip(total, w, start, strict=True)]
+    return [s / len(clients) for s in total], start
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "gcfed"])
+def test_a_round_equals_an_independent_loop(federation, method):
+    net, s = make_net(), solver()
+    methods = {
+        "fedavg": [],
+        "fedprox": [Proximal(mu=0.3)],
+        "gcfed": [GradientCentralization(boundary="2")],
+    }[method]
+    for m in methods:
+        if isinstance(m, GradientCentralization):
+            m.bind(net)
+    clients = np.sort(np.random.default_rng(0).choice(5, 3, replace=False))
+    delta, start = reference_round(
+        net, federation, clients.tolist(), round_index=0, seed=5, epochs=2, batch_size=4, lr=0.1, momentum=0.9,
+        decay=1e-3, mu=0.3 if method == "fedprox" else 0.0, gc=("0.weight",) if method == "gcfed" else (),
+    )  # fmt: skip
+    if method == "gcfed":  # Global GC on every weight of the aggregate
+        delta = [d - d.mean(1, keepdim=True) if d.dim() == 2 else d for d in delta]
+    expected = torch.cat([(a + b).flatten() for a, b in zip(start, delta, strict=True)])
+    got, _ = plain_loop(net, federation, s, rounds=1, methods=methods)
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop])
+@pytest.mark.parametrize("last_batch", ["keep", "drop", "wrap"])
+def test_stacks_of_1_2_and_all_clients_and_two_processes_agree(federation, optimizer, last_batch):
+    results = []
+    for k, world, order in [(1, 1, 1), (2, 1, 1), (5, 1, 1), (1, 2, 1), (3, 2, 1), (1, 1, -1)]:
+        s = LocalSolver(partial(optimizer, lr=0.05), epochs=2, batch_size=4, last_batch=last_batch, clip_norm=0.5)
+        net = make_net()
+        gc = GradientCentralization(lam=0.5)
+        gc.bind(net)
+        w, _ = plain_loop(
+            net, federation, s, rounds=6, methods=[Proximal(0.1), gc], k=k, cohort_of=4, world=world, order=order
+        )
+        results.append(w)
+    for w in results[1:]:
+        torch.testing.assert_close(w, results[0], rtol=0, atol=1e-9)
+
+
+def test_a_finished_client_stays_exactly_where_it_is(federation):
+    """The short client of a stack ends with the bits that it has alone, though its neighbours go on."""
+    s, net = solver(epochs=3), make_net()
+    round = Round(0, 1, np.array([1, 4]), 5, broadcast_state(net))
+
+    def run(clients):
+        stack = ClientStack(net, round.start, clients, federation.sizes(clients))
+        plan = s.plan(federation, clients, round, CPU)
+        snapshots = []
+
+        def backward(loss):
+            loss.backward()
+            snapshots.append({n: t.clone() for n, t in stack.full.items()})
+
+        s.train(stack, plan, federation, round, [], backward)
+        return stack, snapshots
+
+    stack, snapshots = run(np.array([1, 4]))  # 9 steps beside 3
+    for name, tensor in stack.full.items():
+        assert torch.equal(tensor[1], snapshots[3][name][1])
+        assert not torch.equal(tensor[0], snapshots[3][name][0])
+
+
+def test_weighting_by_samples_is_the_weighted_mean(federation):
+    delta = {"w": torch.randn(3, 2, dtype=torch.float64)}
+    sizes = np.array([1, 2, 5])
+    a = MeanAggregator("samples")
+    a.add(Upload(np.arange(3), sizes, {"w": delta["w"].clone()}, torch.ones(3, dtype=torch.bool)))
+    expected = (delta["w"] * torch.tensor(sizes)[:, None]).sum(0) / 8
+    torch.testing.assert_close(a.reduce(no_reduce, {"w": torch.zeros(2, dtype=torch.float64)})["w"], expected)
+    with pytest.raises(ValueError, match=r"aggregator\.weighting"):
+        MeanAggregator("median")
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_clients_that_are_not_finite_are_left_out(bad):
+    delta = {"w": torch.randn(3, 2, 2), "b": torch.randn(3)}
+    delta["w"][1, 0, 1] = bad
+    finite = finite_clients(delta)
+    assert finite.tolist() == [True, False, True]
+    expected = delta["w"][[0, 2]].mean(0)
+    a = MeanAggregator()
+    a.add(Upload(np.arange(3), np.ones(3), {k: v.clone() for k, v in delta.items()}, finite))
+    like = {"w": torch.zeros(2, 2), "b": torch.zeros(())}
+    update = a.reduce(no_reduce, like)
+    torch.testing.assert_close(update["w"], expected)
+    a.add(Upload(np.array([1]), np.ones(1), {"w": delta["w"][1:2]}, torch.tensor([False])))
+    assert a.reduce(no_reduce, like)["w"].eq(0).all()
+
+
+def test_clipping_bounds_each_client_alone():
+    torch.manual_seed(0)
+    grads = [torch.randn(3, 4, 2, dtype=torch.float64) * 10, torch.randn(3, 5, dtype=torch.float64)]
+    grads = [g * torch.tensor([1.0, 1e-3, 1.0]).view(-1, *[1] * (g.dim() - 1)) for g in grads]
+    before = [g.clone() for g in grads]
+    clip_client_grads_(grads, 1.0)
+    for k in range(3):
+        ours = torch.cat([g[k].flatten() for g in grads])
+        parameters = [nn.Parameter(b[k].clone()) for b in before]
+        for p, b in zip(parameters, before, strict=True):
+            p.grad = b[k].clone()
+        nn.utils.clip_grad_norm_(parameters, 1.0)
+        torch.testing.assert_close(ours, torch.cat([p.grad.flatten() for p in parameters]))
+    assert torch.equal(grads[0][1], before[0][1])
+
+
+def test_learning_rate_decays_with_the_round_not_with_the_client(federation):
+    s = LocalSolver(partial(torch.optim.SGD, lr=0.1), steps=1, batch_size=4, lr_decay=0.5)
+    steps = []
+    for t in (0, 3):
+        net = make_net()
+        round = Round(t, 1, np.array([0]), 5, broadcast_state(net))
+        stack = ClientStack(net, round.start, np.array([0]), np.array([7]))
+        plan = s.plan(federation, np.array([0]), round, CPU)
+        kept = {}
+
+        def backward(loss, stack=stack, kept=kept):
+            loss.backward()
+            kept.update({n: g.clone() for n, g in stack.named_grads()})
+
+        s.train(stack, plan, federation, round, [], backward)
+        steps.append(stack.delta()["0.weight"] / kept["0.weight"])
+    torch.testing.assert_close(steps[0], torch.full_like(steps[0], -0.1))
+    torch.testing.assert_close(steps[1], torch.full_like(steps[1], -0.1 / 8))
+
+
+@pytest.mark.parametrize(("last_batch", "counts"), [("keep", [4, 4, 1]), ("drop", [4, 4]), ("wrap", [4, 4, 4])])
+def test_an_epoch_is_cut_as_configured(last_batch, counts):
+    data = random_federation(sizes=(9, 3))
+    args = {"seed": 1, "round_index": 0, "batch_size": 4, "last_batch": last_batch, "to_device": torch.from_numpy}
+    plan = plan_batches(data, np.array([0]), epochs=2, steps=None, **args)
+    assert plan.counts.tolist() == [counts * 2]
+    epochs = plan.index[0].view(2, -1)
+    for epoch in epochs:
+        used = epoch[: sum(counts)].tolist()
+        assert set(used) <= set(range(9))
+        assert len(set(used)) == min(9, sum(counts))  # each sample once, but for those that wrap
+    assert not torch.equal(epochs[0], epochs[1])
+    few = plan_batches(data, np.array([1]), epochs=1, steps=None, **args)
+    assert few.counts.tolist() == [[4 if last_batch == "wrap" else 3]]  # a small client keeps its only batch
+    steps = plan_batches(data, np.array([0, 1]), epochs=1, steps=5, **args)
+    assert (steps.counts > 0).sum(1).tolist() == [5, 5]
+
+
+def test_a_client_draws_the_same_whoever_trains_beside_it(federation):
+    args = {"seed": 1, "round_index": 3, "batch_size": 4, "epochs": 2, "steps": None, "last_batch": "keep"}
+    alone = plan_batches(federation, np.array([2]), to_device=torch.from_numpy, **args)
+    beside = plan_batches(federation, np.array([1, 3, 2]), to_device=torch.from_numpy, **args)
+    steps = alone.counts.shape[1]
+    assert torch.equal(beside.index[2, :steps], alone.index[0])
+    other = plan_batches(federation, np.array([2]), to_device=torch.from_numpy, **args | {"round_index": 4})
+    assert not torch.equal(other.index, alone.index)
+
+
+def test_the_deal_is_a_partition_with_the_largest_first():
+    cohort, work = np.array([3, 5, 8, 9]), np.array([1, 10, 4, 6])
+    parts = [deal(cohort, work, rank, 2) for rank in range(2)]
+    assert [p.tolist() for p in parts] == [[5, 3], [9, 8]]
+    assert deal(cohort, work, 0, 1).tolist() == [5, 9, 8, 3]
+    assert len(deal(cohort, work, 6, 7)) == 0
+
+
+def test_running_statistics_are_averaged_and_refuse_stacks(federation):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 4)).double()
+    assert uses_batch_statistics(net)
+    start = broadcast_state(net)
+    assert "1.running_mean" in start
+    assert "1.num_batches_tracked" not in start
+    with pytest.raises(ValueError, match=r"client\.stack"):
+        ClientStack(net, start, np.array([0, 1]), np.array([1, 1]))
+    net.train()
+    stack = ClientStack(net, start, np.array([1]), np.array([12]))
+    x, _ = federation.fetch(torch.arange(7, 19), None)
+    stack(x[None])
+    expected = 0.1 * F.linear(x, net[0].weight, net[0].bias).mean(0)
+    torch.testing.assert_close(stack.delta()["1.running_mean"][0], expected)
+    assert net[1].running_mean.eq(0).all()  # the global network is not touched
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "key"),
+    [
+        ({"epochs": 0}, r"client\.epochs"),
+        ({"steps": -1}, r"client\.steps"),
+        ({"batch_size": 0}, r"client\.batch_size"),
+        ({"last_batch": "pad"}, r"client\.last_batch.*wrap"),
+        ({"lr_decay": 1.5}, r"client\.lr_decay"),
+        ({"clip_norm": 0}, r"client\.clip_norm"),
+        ({"stack": "many"}, r"client\.stack"),
+        ({"optimizer": torch.optim.LBFGS}, r"client\.optimizer=LBFGS"),
+    ],
+)
+def test_bad_solver_settings_name_their_key(kwargs, key):
+    optimizer = kwargs.pop("optimizer", torch.optim.SGD)
+    with pytest.raises(ValueError, match=key):
+        LocalSolver(partial(optimizer, lr=0.1), **kwargs)

@@ -1,0 +1,174 @@
+"""GC against an independent loop over outputs, and its algebra (GC-Fed, eq. 1–3 and Algorithm 1)."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gcfed.federated.stack import ClientStack, broadcast_state
+from gcfed.methods.centralization import MEAN_AXES, GradientCentralization, centralize_
+from gcfed.models.cnn import CNN
+
+
+def by_hand(grad, mean="out"):
+    """Table 8, entry by entry: each choice names the indices over which an entry's mean is taken."""
+    g = grad.numpy()
+    out = np.empty_like(g)
+    for index in np.ndindex(*g.shape):
+        keep = {
+            "out": index[:1],
+            "out_in": index[:2],
+            "out_kernel": (index[0], slice(None), *index[2:]),
+            "out_in_height": (*index[:2], slice(None), index[-1]),
+            "in_kernel": (slice(None), *index[1:]),
+        }[mean if g.ndim == 4 else "out"]
+        out[index] = g[index] - g[keep].mean()
+    return torch.from_numpy(out)
+
+
+@pytest.mark.parametrize("mean", MEAN_AXES)
+@pytest.mark.parametrize("shape", [(4, 3, 2, 3), (5, 7)])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_projection_equals_a_loop_over_entries(mean, shape, memory_format):
+    grad = torch.randn(shape, dtype=torch.float64)
+    if len(shape) == 4:
+        grad = grad.contiguous(memory_format=memory_format)
+    stacked = torch.stack([grad, 2 * grad, torch.randn_like(grad)])
+    expected = torch.stack([by_hand(g, mean) for g in stacked])
+    centralize_(stacked, len(shape), mean)
+    torch.testing.assert_close(stacked, expected, rtol=0, atol=1e-14)
+    centralize_(grad, len(shape), mean)
+    torch.testing.assert_close(grad, expected[0], rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("mean", MEAN_AXES)
+def test_it_is_an_orthogonal_projection(mean):
+    g, h = torch.randn(2, 4, 3, 3, 3, dtype=torch.float64)
+    once, other = g.clone(), h.clone()
+    centralize_(once, 4, mean)
+    twice = once.clone()
+    centralize_(twice, 4, mean)
+    torch.testing.assert_close(twice, once, rtol=0, atol=1e-14)  # P² = P
+    assert once.mean(MEAN_AXES[mean]).abs().max() < 1e-15  # zero mean
+    assert (once * (g - once)).sum().abs() < 1e-12  # the residual is orthogonal
+    centralize_(other, 4, mean)
+    both = 0.3 * g + 0.7 * h
+    centralize_(both, 4, mean)
+    torch.testing.assert_close(both, 0.3 * once + 0.7 * other)  # linear: P commutes with the cohort's mean
+
+
+def test_the_projection_is_the_papers_p():
+    """P = I − eeᵀ with e = 1/√m, on G [m inputs × n outputs], PyTorch's layout transposed."""
+    weight = torch.randn(3, 6, dtype=torch.float64)
+    e = torch.full((6, 1), 6**-0.5, dtype=torch.float64)
+    expected = ((torch.eye(6, dtype=torch.float64) - e @ e.T) @ weight.T).T
+    centralize_(weight, 2)
+    torch.testing.assert_close(weight, expected)
+
+
+def net():
+    torch.manual_seed(0)
+    return CNN(input_shape=(1, 8, 8), num_classes=4).double()
+
+
+NAMES = [f"{layer}.{kind}" for layer in ("conv1", "conv2", "fc1", "fc2") for kind in ("weight", "bias")]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "expected"),
+    [
+        ({"boundary": "fc2"}, ["conv1.weight", "conv2.weight", "fc1.weight"]),
+        ({"boundary": "conv1"}, []),
+        ({}, ["conv1.weight", "conv2.weight", "fc1.weight", "fc2.weight"]),
+        ({"lam": 0.0}, []),
+        ({"lam": 0.5}, ["conv1.weight", "conv2.weight"]),
+        ({"lam": 0.62}, ["conv1.weight", "conv2.weight"]),  # ⌊0.62 · 8⌋ = 4
+        ({"lam": 0.63}, ["conv1.weight", "conv2.weight", "fc1.weight"]),
+        ({"lam": 1.0, "boundary": "fc2"}, ["conv1.weight", "conv2.weight", "fc1.weight", "fc2.weight"]),
+        ({"lam": 0.5, "tensors": "all"}, NAMES[:4]),
+        ({"boundary": "fc2", "local": False}, []),
+    ],
+)
+def test_the_borderline(kwargs, expected):
+    gc = GradientCentralization(**kwargs)
+    gc.bind(net())
+    assert gc.local_names == expected
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_local_gc_touches_only_the_tensors_before_the_borderline(k):
+    model = net()
+    gc = GradientCentralization(boundary="fc1")
+    gc.bind(model)
+    stack = ClientStack(model, broadcast_state(model), np.arange(k), np.ones(k))
+    x = torch.randn(k, 5, 1, 8, 8, dtype=torch.float64)
+    stack(x).logits_KBC.square().sum().backward()
+    before = {n: g.clone() for n, g in stack.named_grads()}
+    gc.on_after_backward(None, SimpleNamespace(clients=stack, net=model))
+    for name, grad in stack.named_grads():
+        if name in ("conv1.weight", "conv2.weight"):
+            torch.testing.assert_close(grad, torch.stack([by_hand(g) for g in before[name]]), rtol=1e-10, atol=1e-10)
+        else:
+            assert torch.equal(grad, before[name])
+
+
+@pytest.mark.parametrize(("tensors", "skip_last"), [("weights", False), ("all", False), ("all", True)])
+def test_global_gc_projects_the_pseudo_gradient_of_every_layer(tensors, skip_last):
+    model = net()
+    gc = GradientCentralization(boundary="fc2", tensors=tensors, skip_last=skip_last)
+    gc.bind(model)
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    model.conv1.weight.grad = None  # a round without a finite client
+    before = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    before = {n: g.clone() for n, g in before.items()}
+    gc.on_before_optimizer_step(None, SimpleNamespace(net=model), None)
+    assert model.conv1.weight.grad is None
+    for name, p in model.named_parameters():
+        if p.grad is None:
+            continue
+        if name == "fc2.bias" and skip_last:
+            assert torch.equal(p.grad, before[name])
+        elif p.dim() >= 2:
+            torch.testing.assert_close(p.grad, by_hand(before[name]), rtol=0, atol=1e-12)
+        elif tensors == "all":
+            torch.testing.assert_close(p.grad, before[name] - before[name].mean())
+        else:
+            assert torch.equal(p.grad, before[name])
+
+
+def test_resnet18_has_the_papers_62_tensors():
+    from gcfed.models.resnet import resnet18_gn
+
+    model = resnet18_gn(num_classes=10)
+    gc = GradientCentralization(lam=0.85, tensors="all")
+    gc.bind(model)
+    assert len(gc.local_names) == 52  # ⌊0.85 · 62⌋
+    gc = GradientCentralization(boundary="fc", tensors="all")
+    gc.bind(model)
+    assert len(gc.local_names) == 60
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"lam": 1.5}, r"gc\.lam=1\.5 .*\[0, 1\]"),
+        ({"lam": -0.1}, r"gc\.lam=-0\.1"),
+        ({"mean": "rows"}, r"gc\.mean.*out_kernel"),
+        ({"tensors": "most"}, r"gc\.tensors.*weights or all"),
+    ],
+)
+def test_bad_settings_name_their_key(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        GradientCentralization(**kwargs)
+
+
+def test_an_unknown_boundary_lists_the_names_that_exist():
+    with pytest.raises(ValueError, match=r"gc\.boundary='fc9'.*conv1, conv2, fc1, fc2"):
+        GradientCentralization(boundary="fc9").bind(net())
+    with pytest.raises(ValueError, match=r"gc\.boundary='fc'"):  # a prefix of a name is no name
+        GradientCentralization(boundary="fc").bind(net())
+    with pytest.raises(ValueError, match=r"There are: 0, 1"):
+        GradientCentralization(boundary="head").bind(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))

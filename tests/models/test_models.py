@@ -1,0 +1,190 @@
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, stack_module_state, vmap
+from torchvision import models as tv
+
+from gcfed.models.cnn import CNN
+from gcfed.models.mlp import MLP, init_kaiming
+from gcfed.models.resnet import resnet18_gn
+from gcfed.models.vgg import vgg11
+
+BUILD = {"mlp": MLP, "cnn": CNN, "resnet18_gn": resnet18_gn, "vgg11": vgg11}
+SHAPE = {"mlp": (1, 28, 28), "cnn": (3, 32, 32), "resnet18_gn": (3, 32, 32), "vgg11": (3, 64, 64)}
+ALL = [pytest.param(name, marks=pytest.mark.slow) if name == "vgg11" else name for name in BUILD]
+
+
+def build(name: str, seed: int = 0, num_classes: int = 10) -> nn.Module:
+    torch.manual_seed(seed)
+    return BUILD[name](input_shape=SHAPE[name], num_classes=num_classes)
+
+
+def count(net: nn.Module) -> int:
+    return sum(p.numel() for p in net.parameters())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_head_of_features_is_forward(name):
+    net = build(name).eval()
+    x_BCHW = torch.randn(2, *SHAPE[name])
+    logits_BC = net(x_BCHW)
+    assert logits_BC.shape == (2, 10)
+    assert torch.equal(logits_BC, net.head(net.features(x_BCHW)))
+
+
+@pytest.mark.parametrize(("name", "shape"), [("mlp", (256,)), ("cnn", (64 * 8 * 8,)), ("resnet18_gn", (512,))])
+def test_features_are_what_the_papers_regularize(name, shape):
+    assert build(name).features(torch.randn(2, *SHAPE[name])).shape == (2, *shape)
+
+
+def test_parameter_counts_follow_from_the_layer_sizes():
+    mlp = MLP(input_shape=(1, 28, 28), num_classes=62)
+    assert count(mlp) == 784 * 512 + 512 + 512 * 256 + 256 + 256 * 62 + 62
+    cnn = CNN(input_shape=(3, 32, 32), num_classes=10)
+    assert count(cnn) == (75 * 32 + 32) + (800 * 64 + 64) + (4096 * 512 + 512) + (512 * 10 + 10)
+    # The published size of torchvision's ResNet18, less what the smaller stem saves; both norms have as many weights.
+    assert count(resnet18_gn(num_classes=1000)) == 11_689_512 - 64 * 3 * (49 - 9)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"),
+    [
+        ("mlp", ["fc1", "fc2", "fc3"]),
+        ("cnn", ["conv1", "conv2", "fc1", "fc2"]),
+        pytest.param("vgg11", ["features", "classifier"], marks=pytest.mark.slow),
+    ],
+)
+def test_layer_names_that_borderlines_use(name, layers):
+    assert [child for child, module in build(name).named_children() if list(module.parameters())] == layers
+
+
+def test_resnet_has_the_62_tensors_of_the_paper():
+    names = [name for name, _ in build("resnet18_gn").named_parameters()]
+    assert len(names) == 62
+    assert names[0] == "conv1.weight"
+    assert names[-2:] == ["fc.weight", "fc.bias"]
+    assert not list(build("resnet18_gn").buffers())
+
+
+def test_resnet_computes_torchvisions_with_the_stem_changed():
+    ours = build("resnet18_gn")
+    theirs = tv.resnet18(num_classes=10, norm_layer=lambda channels: nn.GroupNorm(32, channels))
+    theirs.conv1 = nn.Conv2d(3, 64, 3, padding=1, bias=False)
+    theirs.maxpool = nn.Identity()
+    theirs.load_state_dict(ours.state_dict())
+    x_BCHW = torch.randn(2, 3, 32, 32)
+    assert torch.equal(ours(x_BCHW), theirs(x_BCHW))
+
+
+@pytest.mark.slow
+def test_vgg_is_torchvisions():
+    ours = vgg11(num_classes=1000).eval()
+    assert count(ours) == 132_863_336
+    with torch.device("meta"):
+        theirs = tv.vgg11(num_classes=1000).eval()
+    theirs.load_state_dict(ours.state_dict(), assign=True)
+    x_BCHW = torch.randn(2, 3, 64, 64)
+    assert torch.equal(ours(x_BCHW), theirs(x_BCHW))
+    assert [m.p for m in ours.modules() if isinstance(m, nn.Dropout)] == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+def test_weights_are_kaiming_normal_and_biases_zero(name):
+    for layer in build(name).children():
+        fan_in = layer.weight[0].numel()
+        tolerance = 5 / math.sqrt(2 * layer.weight.numel())  # five standard errors of a standard deviation
+        assert layer.weight.std().item() == pytest.approx(math.sqrt(2 / fan_in), rel=tolerance)
+        kurtosis = ((layer.weight / layer.weight.std()) ** 4).mean().item()
+        assert kurtosis == pytest.approx(3, abs=5 * math.sqrt(24 / layer.weight.numel()))  # 1.8 if it were uniform
+        assert not layer.bias.any()
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("cnn", (1, 28, 28)), ("cnn", (3, 64, 64)), ("cnn", (2, 13, 9)), ("mlp", (5,)), ("resnet18_gn", (1, 28, 28))],
+)
+def test_other_input_shapes(name, shape):
+    net = BUILD[name](input_shape=shape, num_classes=7)
+    assert net(torch.randn(2, *shape)).shape == (2, 7)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(1, 32, 32), (3, 32, 32)])
+def test_vgg_takes_small_images(shape):
+    assert vgg11(input_shape=shape, num_classes=7)(torch.randn(2, *shape)).shape == (2, 7)
+
+
+def test_mlp_without_hidden_layers_is_linear():
+    net = MLP(input_shape=(6,), num_classes=3, hidden=())
+    x_BF = torch.randn(4, 6)
+    assert torch.equal(net.features(x_BF), x_BF)
+    torch.testing.assert_close(net(x_BF), x_BF @ net.fc1.weight.T + net.fc1.bias)
+
+
+def test_cnn_equals_relu_before_pooling_in_values_and_gradients():
+    net = build("cnn").double()
+    x_BCHW = torch.randn(4, 3, 32, 32, dtype=torch.float64)
+    pool = nn.MaxPool2d(2)
+    plain = nn.Sequential(
+        net.conv1, nn.ReLU(), pool, net.conv2, nn.ReLU(), pool, nn.Flatten(), net.fc1, nn.ReLU(), net.fc2
+    )
+    ours = torch.autograd.grad(net(x_BCHW).square().sum(), list(net.parameters()))
+    theirs = torch.autograd.grad(plain(x_BCHW).square().sum(), list(net.parameters()))
+    for a, b in zip(ours, theirs, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("build_wrong", "key"),
+    [
+        (lambda: CNN(input_shape=(3, 3, 32), num_classes=2), "input_shape"),
+        (lambda: vgg11(input_shape=(1, 28, 28), num_classes=2), "input_shape"),
+        (lambda: resnet18_gn(num_classes=2, groups=48), "groups"),
+    ],
+)
+def test_impossible_arguments_are_named(build_wrong, key):
+    with pytest.raises(ValueError, match=key):
+        build_wrong()
+
+
+def narrow_vgg(seed: int) -> nn.Module:
+    """VGG11 with 16 units where 119 million weights hang on 4096; convolutions, pooling and dropout as they are."""
+    torch.manual_seed(seed)
+    with torch.device("meta"):
+        net = vgg11(input_shape=(3, 32, 32), num_classes=10)
+    net.classifier[0], net.classifier[3], net.classifier[6] = nn.Linear(25088, 16), nn.Linear(16, 16), nn.Linear(16, 10)
+    net.features.to_empty(device="cpu").apply(init_kaiming)
+    return net
+
+
+@pytest.mark.parametrize("name", BUILD)
+def test_stack_of_three_under_vmap_equals_three_modules(name):
+    dtype = torch.float64
+    make = narrow_vgg if name == "vgg11" else partial(build, name)
+    nets = [make(seed).to(dtype).eval() for seed in range(3)]
+    x_KBCHW = torch.randn(3, 2, *SHAPE[name], dtype=dtype)
+    params, buffers = stack_module_state(nets)
+    logits_KBC = vmap(lambda p, b, x: functional_call(nets[0], (p, b), (x,)))(params, buffers, x_KBCHW)
+    logits_KBC.square().sum().backward()
+    for k, net in enumerate(nets):
+        logits_BC = net(x_KBCHW[k])
+        torch.testing.assert_close(logits_KBC[k], logits_BC, rtol=1e-9, atol=1e-9)
+        logits_BC.square().sum().backward()
+        for key, p in net.named_parameters():
+            error = (params[key].grad[k] - p.grad).norm() / p.grad.norm()
+            assert error < 1e-9, (key, error)
+
+
+def test_dropout_under_vmap_differs_by_client():
+    net = narrow_vgg(0).train()
+    params = {name: p.detach().expand(2, *p.shape).clone() for name, p in net.named_parameters()}
+    x_BCHW = torch.randn(2, 3, 32, 32)
+    run = vmap(lambda p: functional_call(net, p, (x_BCHW,)), randomness="different")
+    logits_KBC = run(params)
+    assert not torch.equal(logits_KBC[0], logits_KBC[1])
+    net.eval()
+    logits_KBC = run(params)
+    torch.testing.assert_close(logits_KBC[0], logits_KBC[1])

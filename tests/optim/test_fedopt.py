@@ -1,0 +1,156 @@
+import copy
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from gcfed.optim.fedopt import FedAdagrad, FedAdam, FedYogi
+
+ALL = [FedAdagrad, FedAdam, FedYogi]
+
+
+def second_moment(cls: type, v: np.ndarray, d: np.ndarray, beta2: float) -> np.ndarray:
+    if cls is FedAdagrad:
+        return v + d**2
+    if cls is FedAdam:
+        return beta2 * v + (1 - beta2) * d**2
+    return v - (1 - beta2) * d**2 * np.sign(v - d**2)
+
+
+def betas(cls: type) -> dict:
+    return {"beta1": 0.8} if cls is FedAdagrad else {"betas": (0.8, 0.95)}
+
+
+def deltas(steps: int) -> list[list[np.ndarray]]:
+    rng = np.random.default_rng(0)
+    return [[rng.normal(scale=0.05, size=(3, 4)), rng.normal(scale=0.05, size=3)] for _ in range(steps)]
+
+
+def make_params() -> list[nn.Parameter]:
+    rng = np.random.default_rng(1)
+    return [nn.Parameter(torch.tensor(rng.normal(size=shape))) for shape in ((3, 4), (3,))]
+
+
+def feed(optimizer, params, updates):
+    for update in updates:
+        for p, d in zip(params, update, strict=True):
+            p.grad = torch.tensor(-d)
+        optimizer.step()
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_several_steps_against_algorithm_2(cls):
+    lr, tau, beta1, beta2 = 0.1, 0.02, 0.8, 0.95
+    params = make_params()
+    expected = [p.detach().numpy().copy() for p in params]
+    m = [np.zeros_like(w) for w in expected]
+    v = [np.full_like(w, tau**2) for w in expected]
+    updates = deltas(7)
+    feed(cls(params, lr=lr, tau=tau, **betas(cls)), params, updates)
+    for update in updates:
+        for i, d in enumerate(update):
+            m[i] = beta1 * m[i] + (1 - beta1) * d
+            v[i] = second_moment(cls, v[i], d, beta2)
+            expected[i] += lr * m[i] / (np.sqrt(v[i]) + tau)
+    for p, w in zip(params, expected, strict=True):
+        np.testing.assert_allclose(p.detach().numpy(), w, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("cls", "m", "v"),
+    [
+        (FedAdagrad, 3e-3, 1e-6 + 9e-6),  # β₁ = 0
+        (FedAdam, 3e-4, 0.99 * 1e-6 + 0.01 * 9e-6),
+        (FedYogi, 3e-4, 1e-6 + 0.01 * 9e-6),  # v < Δ², so v grows
+    ],
+)
+def test_first_step_with_the_defaults_by_hand(cls, m, v):
+    w = nn.Parameter(torch.tensor([1.0], dtype=torch.float64))
+    w.grad = torch.tensor([-3e-3], dtype=torch.float64)  # Δ = 3e-3
+    cls([w]).step()
+    assert w.item() == pytest.approx(1 + 0.01 * m / (math.sqrt(v) + 1e-3), rel=1e-14)
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_state_dict_round_trip_is_bit_equal(cls):
+    straight, params = make_params(), make_params()
+    updates = deltas(6)
+    feed(cls(straight, lr=0.1, **betas(cls)), straight, updates)
+
+    first = cls(params, lr=0.1, **betas(cls))
+    feed(first, params, updates[:3])
+    resumed = cls(params)
+    resumed.load_state_dict(copy.deepcopy(first.state_dict()))
+    feed(resumed, params, updates[3:])
+    assert set(resumed.state[params[0]]) == {"exp_avg", "v"}
+    for a, b in zip(straight, params, strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_parameters_without_gradient_are_untouched(cls):
+    params = make_params()
+    before = params[1].detach().clone()
+    optimizer = cls(params)
+    params[0].grad = torch.ones_like(params[0])
+    optimizer.step()
+    assert torch.equal(params[1], before)
+    assert params[1] not in optimizer.state
+    assert not torch.equal(params[0], make_params()[0])
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_zero_update_and_zero_learning_rate_change_nothing(cls):
+    for lr, scale in ((0.1, 0.0), (0.0, 1.0)):
+        params = make_params()
+        feed(cls(params, lr=lr), params, [[scale * d for d in update] for update in deltas(3)])
+        for p, start in zip(params, make_params(), strict=True):
+            assert torch.equal(p, start)
+
+
+@pytest.mark.parametrize("cls", [FedAdagrad, FedYogi])
+def test_large_tau_is_momentum_sgd(cls):
+    """Then √v ≈ τ, and w moves by η/(2τ)·m; not so for FedAdam, whose v forgets τ²."""
+    tau = 1e9
+    params, reference = make_params(), make_params()
+    updates = deltas(4)
+    feed(cls(params, lr=2 * tau, tau=tau, **betas(cls)), params, updates)
+    # torch.optim.SGD does not damp its first gradient, so let that be zero.
+    sgd = torch.optim.SGD(reference, lr=1.0, momentum=0.8, dampening=0.8)
+    feed(sgd, reference, [[0 * d for d in updates[0]], *updates])
+    for p, w in zip(params, reference, strict=True):
+        torch.testing.assert_close(p, w, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_memory_format_is_kept_and_changes_nothing(cls):
+    plain = nn.Parameter(torch.randn(4, 3, 5, 5, dtype=torch.float64))
+    last = nn.Parameter(plain.detach().clone(memory_format=torch.channels_last))
+    for p in (plain, last):
+        p.grad = torch.linspace(-1, 1, p.numel(), dtype=p.dtype).reshape(p.shape)
+    for p in (plain, last):
+        optimizer = cls([p])
+        optimizer.step()
+        assert optimizer.state[p]["v"].stride() == p.stride()
+    assert last.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(plain, last)
+
+
+def test_closure_runs_with_gradients_and_its_loss_comes_back():
+    w = nn.Parameter(torch.tensor([2.0]))
+
+    def closure():
+        loss = (w**2).sum()
+        loss.backward()
+        return loss
+
+    assert FedAdam([w]).step(closure).item() == 4
+    assert w.item() < 2
+
+
+@pytest.mark.parametrize(("key", "value"), [("lr", -1.0), ("tau", 0.0), ("betas", (0.9, 1.0))])
+def test_wrong_settings_are_named(key, value):
+    with pytest.raises(ValueError, match=key):
+        FedAdam(make_params(), **{key: value})

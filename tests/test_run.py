@@ -1,0 +1,353 @@
+"""Whole runs through the composed config, in this process: equalities, transactions, bad input."""
+
+import json
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf, open_dict
+from safetensors.torch import load_file
+
+from gcfed.methods.base import FederatedMethod
+from gcfed.run import evaluate, train
+from gcfed.utils.csv_logger import read_rows
+
+FAST = ("rounds=4", "participation.num_clients=8", "client.epochs=2", "data.limit_train=200", "data.limit_test=100")
+EXACT = (*FAST, "precision=64-true")
+
+
+def weights(result):
+    return torch.cat([p.detach().flatten() for p in result.module.net.parameters()])
+
+
+def run(config, tmp_path, name, *overrides):
+    return train(config(*overrides, folder=tmp_path / name))
+
+
+# ------------------------------------------------------------------------------------------------ one code path
+def test_stacks_give_the_same_run(config, tmp_path):
+    """K = 1, 2 and 5 agree after rounds of crops, flips, ragged batches, clipping and GC; so does the logged loss."""
+    more = (
+        "model=cnn", "data.transform.crop_padding=1", "data.transform.flip=true", "client.clip_norm=1", "rounds=3",
+        "client.batch_size=7",
+    )  # fmt: skip
+    results = [run(config, tmp_path, f"k{k}", *EXACT, *more, f"client.stack={k}") for k in (1, 2, 5)]
+    for result in results[1:]:
+        torch.testing.assert_close(weights(result), weights(results[0]), rtol=0, atol=1e-9)
+        assert result.metrics["train/loss"] == pytest.approx(results[0].metrics["train/loss"], abs=1e-6)
+
+
+def test_the_layout_in_memory_changes_no_number(config, tmp_path):
+    on, off = (
+        run(config, tmp_path, str(flag), *EXACT, "model=cnn", "rounds=2", f"channels_last={flag}")
+        for flag in (True, False)
+    )
+    torch.testing.assert_close(weights(on), weights(off), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (("algorithm=fedprox", "methods.proximal.mu=0"), ("algorithm=fedavg",)),
+        (("algorithm=fedavgm", "server.momentum=0"), ("algorithm=fedavg",)),
+        (("gc=gcfed", "gc.lam=0"), ("gc=global",)),
+        (("gc=local", "gc.lam=1"), ("gc=local",)),
+        (("gc=gcfed", "gc.local=false", "gc.server=false"), ("gc=none",)),
+        (("algorithm=fedadam", "server.lr=0"), ("client.optimizer.lr=0",)),
+    ],
+)
+def test_what_must_be_the_same_is_the_same_bit_for_bit(config, tmp_path, one, other):
+    base = (*FAST, "gc=none", "client.optimizer.weight_decay=0")
+    a = run(config, tmp_path, "a", *base, *one)
+    b = run(config, tmp_path, "b", *base, *other)
+    assert torch.equal(weights(a), weights(b))
+
+
+def test_gcfed_with_lambda_1_is_local_gc(config, tmp_path):
+    """Without weight decay a locally projected update has no mean left for Global GC to take."""
+    base = (*EXACT, "client.optimizer.weight_decay=0")
+    a = run(config, tmp_path, "a", *base, "gc=gcfed", "gc.lam=1")
+    b = run(config, tmp_path, "b", *base, "gc=local")
+    torch.testing.assert_close(weights(a), weights(b), rtol=0, atol=1e-12)
+    c = run(config, tmp_path, "c", *base, "gc=none")
+    assert (weights(a) - weights(c)).abs().max() > 1e-4
+
+
+def test_one_client_one_step_is_sgd(config, tmp_path):
+    """FedAvg with one client and one full-batch step a round is gradient descent on that client's data."""
+    overrides = (
+        "rounds=3", "precision=64-true", "gc=none", "participation.num_clients=1", "participation.per_round=1",
+        "client.steps=1", "client.batch_size=100", "data.limit_train=100", "client.optimizer.momentum=0",
+    )  # fmt: skip
+    result = run(config, tmp_path, "fed", *overrides)
+    fresh = run(config, tmp_path, "start", *overrides, "client.optimizer.lr=0")
+    net, data = fresh.module.net, result.trainer.datamodule
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01, weight_decay=1e-5)
+    x, y = data.fetch(torch.arange(100), None)
+    for _ in range(3):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    torch.testing.assert_close(weights(result), weights(fresh), rtol=0, atol=1e-12)
+
+
+# ----------------------------------------------------------------------------------------- transactions, resume
+class Killed(BaseException):
+    """Stands for a kill: nothing catches it."""
+
+
+class KillAt(FederatedMethod):
+    def __init__(self, round_number, hook):
+        setattr(self, hook, self._kill)
+        per_round = 5 if hook == "on_clients_end" else 1  # once for each client: in the middle of the round
+        self.calls, self.seen = (round_number - 1) * per_round + (per_round + 1) // 2, 0
+
+    def _kill(self, *args):
+        self.seen += 1
+        if self.seen == self.calls:
+            raise Killed
+
+
+class AfterKill(FederatedMethod):
+    """Does nothing, so that both runs have the same config."""
+
+    def __init__(self, round_number, hook): ...
+
+
+RESUMED = ("round", "train/loss", "test/acc", "test/loss", "test/acc_ema", "test/acc_smooth10", "comm/up_bytes")
+
+
+@pytest.mark.parametrize("hook", ["on_broadcast", "on_clients_end", "on_aggregate_end", "on_round_end"])
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedavgm", "fedadam"])
+def test_a_killed_run_continues_bit_for_bit(config, tmp_path, monkeypatch, algorithm, hook):
+    more = ("rounds=7", "eval_every=2", f"algorithm={algorithm}", "client.lr_decay=0.9")
+    straight = run(config, tmp_path, "straight", *FAST, *more)
+
+    def interrupted(target, **extra):
+        cfg = config(*FAST, *more, folder=tmp_path / "killed")
+        with open_dict(cfg):
+            cfg.callbacks = {"kill": {"_target_": target, "round_number": 5, "hook": hook}, **cfg.callbacks}
+            cfg.update(extra)
+        return cfg
+
+    with pytest.raises(Killed):
+        train(interrupted(f"{__name__}.KillAt"))
+    rows = read_rows(tmp_path / "killed" / "metrics.csv")
+    assert [row["round"] for row in rows] == [1, 2, 3, 4]
+    resumed = train(interrupted(f"{__name__}.AfterKill", ckpt_path="last"))
+
+    assert torch.equal(weights(resumed), weights(straight))
+    a, b = (read_rows(tmp_path / name / "metrics.csv") for name in ("straight", "killed"))
+    assert [row["round"] for row in b] == list(range(1, 8))
+    assert [{k: r.get(k) for k in RESUMED} for r in a] == [{k: r.get(k) for k in RESUMED} for r in b]
+    assert [r["round"] for r in b if "test/acc" in r] == [2, 4, 6, 7]
+    state = [r.trainer.optimizers[0].state_dict()["state"] for r in (straight, resumed)]
+    assert state[0].keys() == state[1].keys()
+    for mine, theirs in zip(state[0].values(), state[1].values(), strict=True):
+        assert all(torch.equal(mine[k], theirs[k]) for k in mine if isinstance(mine[k], torch.Tensor))
+
+
+def test_a_finished_run_can_be_extended(config, tmp_path):
+    straight = run(config, tmp_path, "straight", *FAST, "rounds=5")
+    run(config, tmp_path, "extended", *FAST, "rounds=3")
+    extended = run(config, tmp_path, "extended", *FAST, "rounds=5", "ckpt_path=last")
+    assert torch.equal(weights(extended), weights(straight))
+    assert [r["round"] for r in read_rows(tmp_path / "extended" / "metrics.csv")] == [1, 2, 3, 4, 5]
+    again = run(config, tmp_path, "extended", *FAST, "rounds=5", "ckpt_path=last")  # nothing left to do
+    assert torch.equal(weights(again), weights(straight))
+
+
+def test_checkpoints_are_plain_and_the_model_is_exported(config, tmp_path):
+    result = run(config, tmp_path, "run", *FAST)
+    checkpoint = torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)
+    assert checkpoint["global_step"] == 4
+    exported = load_file(tmp_path / "run/global_model.safetensors")
+    for name, tensor in result.module.net.state_dict().items():
+        assert torch.equal(exported[name], tensor)
+    assert not list((tmp_path / "run").rglob(".*.safetensors"))
+
+
+# -------------------------------------------------------------------------------------------- what a run leaves
+def test_the_run_folder(config, tmp_path):
+    result = run(config, tmp_path, "run", *FAST, "extras.figures=true", "logger=default")
+    folder = tmp_path / "run"
+    for name in ("metrics.csv", "config.yaml", "summary.json", "partition.npz", "curves.png", "partition.png"):
+        assert (folder / name).stat().st_size > 100, name
+    assert list((folder / "tensorboard").glob("events.out.tfevents.*"))
+    rows = read_rows(folder / "metrics.csv")
+    bytes_ = 5 * 4 * sum(p.numel() for p in result.module.parameters())
+    assert all(row["comm/up_bytes"] == row["comm/down_bytes"] == bytes_ for row in rows)
+    assert all(row["time/round_s"] >= row["time/train_s"] > 0 for row in rows)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["test/acc"] == rows[-1]["test/acc"] == pytest.approx(result.metrics["test/acc"])
+    assert summary["comm/up_bytes"] == 4 * bytes_
+    config_ = OmegaConf.load(folder / "config.yaml")
+    assert config_.participation.per_round == 5
+    saved = np.load(folder / "partition.npz")
+    assert np.array_equal(saved["indices"], result.trainer.datamodule.partition.indices)
+
+
+def test_eval_reproduces_the_last_test(config, tmp_path):
+    result = run(config, tmp_path, "run", *FAST)
+    cfg = OmegaConf.create({
+        "ckpt_path": str(tmp_path / "run/checkpoints/last.ckpt"), "override": {}, "paths": {},
+        "trainer": {"_target_": "lightning.pytorch.Trainer", "logger": False, "enable_progress_bar": False,
+                    "accelerator": "cpu", "enable_checkpointing": False},
+    })  # fmt: skip
+    metrics = evaluate(cfg)
+    assert metrics["round"] == 4
+    assert metrics["test/acc"] == pytest.approx(result.metrics["test/acc"])
+
+
+# ---------------------------------------------------------------------------------------------------- behaviour
+@pytest.mark.parametrize("algorithm", ["fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad", "fedprox"])
+@pytest.mark.parametrize("gc", ["none", "local", "global", "gcfed"])
+def test_every_algorithm_learns_the_digits_with_every_gc(config, tmp_path, algorithm, gc):
+    more = ("server.lr=0.05",) if algorithm in ("fedadam", "fedyogi", "fedadagrad") else ()
+    more += ("server.momentum=0.5",) if algorithm == "fedavgm" else ()
+    result = run(config, tmp_path, "run", f"algorithm={algorithm}", f"gc={gc}", "rounds=10", "partition.alpha=1", *more)
+    rows = read_rows(tmp_path / "run/metrics.csv")
+    assert rows[-1]["train/loss"] < 0.7 * rows[0]["train/loss"]
+    assert max(r["test/acc"] for r in rows) > 0.6
+    assert result.metrics["train/nonfinite_clients"] == 0
+
+
+def test_it_can_overfit(config, tmp_path):
+    run(config, tmp_path, "run", "debug=overfit")
+    rows = read_rows(tmp_path / "run/metrics.csv")
+    assert rows[-1]["train/loss"] < 0.02
+    assert [r["round"] for r in rows if "test/acc" in r] == [10, 20, 30, 40, 50, 60]
+
+
+def test_the_population_may_change(config, tmp_path):
+    result = run(
+        config, tmp_path, "run", *FAST[:1], "participation=dynamic", "participation.num_clients=20",
+        "participation.per_round=3", "participation.sampler.live=6", "participation.sampler.every=1",
+    )  # fmt: skip
+    assert result.metrics["train/clients"] == 3
+
+
+class Poison(FederatedMethod):
+    """Makes some clients' updates infinite."""
+
+    def __init__(self, clients):
+        self.clients = clients
+
+    def on_clients_end(self, stack, upload, round):
+        for row, client in enumerate(upload.clients.tolist()):
+            if self.clients == "all" or client in self.clients:
+                upload.delta["fc1.weight"][row, 0, 0] = float("inf")
+
+
+class PoisonBefore(Poison):
+    """Breaks the weights themselves, so that the loop has to find out."""
+
+    on_clients_end = FederatedMethod.on_clients_end
+
+    def on_clients_start(self, stack, round):
+        for row, client in enumerate(stack.clients.tolist()):
+            if self.clients == "all" or client in self.clients:
+                stack.full["fc1.weight"][row].fill_(float("nan"))
+
+
+@pytest.mark.parametrize("stack", [1, 4])
+def test_a_client_that_is_not_finite_is_left_out(config, tmp_path, caplog, stack):
+    cfg = config(*FAST, "participation.per_round=8", "rounds=2", f"client.stack={stack}", folder=tmp_path / "run")
+    with open_dict(cfg):
+        cfg.callbacks.poison = {"_target_": f"{__name__}.PoisonBefore", "clients": [2, 5]}
+    with caplog.at_level(logging.WARNING):
+        result = train(cfg)
+    assert weights(result).isfinite().all()
+    assert [r["train/nonfinite_clients"] for r in read_rows(tmp_path / "run/metrics.csv")] == [2, 2]
+    assert all(np.isfinite(r["train/loss"]) for r in read_rows(tmp_path / "run/metrics.csv"))
+    assert "round 1: 2 of 8 clients sent numbers that are not finite" in caplog.text
+
+
+def test_a_round_without_a_finite_client_leaves_everything_as_it_was(config, tmp_path, caplog):
+    cfg = config(*FAST, "algorithm=fedavgm", folder=tmp_path / "run")
+    with open_dict(cfg):
+        cfg.callbacks.poison = {"_target_": f"{__name__}.PoisonBefore", "clients": "all"}
+    start = run(config, tmp_path, "start", *FAST, "client.optimizer.lr=0")
+    with caplog.at_level(logging.WARNING):
+        result = train(cfg)
+    assert torch.equal(weights(result), weights(start))
+    assert result.trainer.global_step == 4
+    assert "the model stays as it was" in caplog.text
+
+
+# ---------------------------------------------------------------------------------------------------- bad input
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["participation.per_round=21"], r"participation\.per_round=21.*participation\.num_clients=20"),
+        (["gc.lam=1.2"], r"gc\.lam=1\.2"),
+        (["gc.boundary=fc7"], r"gc\.boundary='fc7'.*fc1, fc2, fc3"),
+        (["participation.num_clients=5000"], r"participation\.num_clients"),
+        (["data.num_classes=7"], r"labels run from 0 to 9.*data\.num_classes=7"),
+        (["data.input_shape=[1,9,9]"], r"data\.input_shape=\[1, 9, 9\]"),
+        (["precision=16-mixed"], r"precision=16-mixed.*bf16-mixed"),
+        (["rounds=0"], r"rounds=0"),
+        (["client.optimizer._target_=torch.optim.LBFGS"], r"client\.optimizer=LBFGS"),
+        (["ckpt_path=nowhere.ckpt"], r"ckpt_path=nowhere\.ckpt: there is no such file"),
+        (["ckpt_path=last"], r"ckpt_path=last"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_refused_before_the_first_round(config, tmp_path, overrides, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        train(config(*overrides, folder=tmp_path / "run"))
+    assert not (tmp_path / "run" / "metrics.csv").exists()
+
+
+def test_missing_data_say_what_where_and_how(config, tmp_path):
+    cfg = config("data=cifar10", "model=cnn", "data.dataset.download=false", f"paths.data_dir={tmp_path / 'none'}")
+    with pytest.raises(FileNotFoundError) as error:
+        train(cfg)
+    for part in ("cifar10", str(tmp_path / "none"), "data.dataset.download"):
+        assert part in str(error.value).replace("CIFAR-10", "cifar10")
+
+
+def test_a_checkpoint_of_another_model_or_run_is_refused(config, tmp_path):
+    run(config, tmp_path, "run", *FAST)
+    checkpoint = tmp_path / "run/checkpoints/last.ckpt"
+    before = checkpoint.read_bytes()
+    with pytest.raises(ValueError, match=r"holds another model than CNN: .*model=…"):
+        train(config(*FAST, "model=cnn", f"ckpt_path={checkpoint}", folder=tmp_path / "run"))
+    with pytest.raises(ValueError, match=r"belongs to another run: .*seed was 1, now 2"):
+        train(config(*FAST, "seed=2", "ckpt_path=last", folder=tmp_path / "run"))
+    broken = tmp_path / "broken.ckpt"
+    broken.write_bytes(before[:1000])
+    with pytest.raises(ValueError, match="no readable checkpoint"):
+        train(config(*FAST, f"ckpt_path={broken}", folder=tmp_path / "other"))
+    assert checkpoint.read_bytes() == before
+    assert len(read_rows(tmp_path / "run/metrics.csv")) == 4
+
+
+def test_a_run_without_data_to_spare_has_no_empty_client(config, tmp_path):
+    """200 samples over 150 clients at α = 0.01: the partition repairs itself instead of leaving a client empty."""
+    result = run(
+        config, tmp_path, "run", "rounds=1", "data.limit_train=200", "participation.num_clients=150",
+        "partition.alpha=0.01",
+    )  # fmt: skip
+    assert result.trainer.datamodule.partition.sizes.min() >= 1
+
+
+def test_folders_of_runs_are_found_again(tmp_path):
+    from gcfed.utils.resolvers import run_dir, sweep_dir
+
+    base = tmp_path / "name"
+    assert Path(run_dir(str(base), None, [])).parent == base
+    for stamp, overrides in (("2026-01-01", ["seed=1"]), ("2026-01-02", ["seed=2"]), ("2026-01-03", ["seed=1"])):
+        (base / stamp / ".hydra").mkdir(parents=True)
+        (base / stamp / ".hydra/overrides.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(overrides)))
+        (base / stamp / "checkpoints").mkdir()
+        if stamp != "2026-01-03":  # killed before its first round was done
+            (base / stamp / "checkpoints/last.ckpt").touch()
+    assert run_dir(str(base), "last", ["seed=1", "ckpt_path=last", "rounds=9"]) == str(base / "2026-01-01")
+    assert run_dir(str(base), "last", ["seed=2", "ckpt_path=last"]) == str(base / "2026-01-02")
+    assert not Path(run_dir(str(base), "last", ["seed=3", "ckpt_path=last"])).exists()
+    assert run_dir(str(base), str(base / "2026-01-02/checkpoints/last.ckpt"), []) == str(base / "2026-01-02")
+    (base / "multirun_2026-01-01").mkdir()
+    assert sweep_dir(str(base), "last") == str(base / "multirun_2026-01-01")
+    assert sweep_dir(str(base), None) != str(base / "multirun_2026-01-01")
