@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from math import ceil
 
 import numpy as np
 import torch
@@ -130,9 +131,10 @@ class FederatedDataModule(LightningDataModule):
         size = self.eval_batch_size
         if size == "auto":
             size = 250 if self.trainer.strategy.root_device.type == "cpu" else 2000
-        n, step = len(self._test[1]), int(size)
+        n, world = len(self._test[1]), self.trainer.world_size
+        step = min(int(size), ceil(n / world))  # every process must have a slice
         slices = [(start, min(start + step, n)) for start in range(0, n, step)]
-        return DataLoader(slices[self.trainer.global_rank :: self.trainer.world_size], batch_size=None)  # type: ignore[arg-type]
+        return DataLoader(slices[self.trainer.global_rank :: world], batch_size=None)  # type: ignore[arg-type]
 
 
 def _subset(split: Split, limit: int | None, seed: int, purpose: str) -> Split:

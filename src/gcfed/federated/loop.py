@@ -132,7 +132,7 @@ class FederatedLoop(Callback):
         """K clients of the cohort, side by side: broadcast, local training, upload."""
         data, methods, num_samples = self.data, self.methods, self.data.sizes(clients)
         plan = self.solver.plan(data, clients, round, pl_module.device)
-        torch.manual_seed(torch_seed(round.seed, "dropout", round.index, int(clients[0])))
+        _seed_dropout(pl_module.device, torch_seed(round.seed, "dropout", round.index, int(clients[0])))
         stack = ClientStack(
             pl_module.net,
             round.start,
@@ -188,3 +188,10 @@ class FederatedLoop(Callback):
         for logger in trainer.loggers:
             logger.log_metrics(row, step=row["round"])
         self.last_row = row
+
+
+def _seed_dropout(device: torch.device, seed: int) -> None:
+    # torch.manual_seed would queue a call, with its traceback, for every backend that this machine lacks.
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)

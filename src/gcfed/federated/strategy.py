@@ -34,7 +34,7 @@ def sum_over_processes(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return tensors
     result: list[Tensor] = list(tensors)
-    for dtype in {t.dtype for t in tensors}:
+    for dtype in dict.fromkeys(t.dtype for t in tensors):  # in the same order on every process
         places = [i for i, t in enumerate(tensors) if t.dtype == dtype]
         flat = _flatten_dense_tensors([tensors[i].contiguous() for i in places])
         dist.all_reduce(flat)

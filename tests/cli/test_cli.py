@@ -1,0 +1,118 @@
+"""The command line as a user types it: each test starts real processes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gcfed.utils.csv_logger import read_rows
+from gcfed.utils.resolvers import ROOT
+
+FAST = ["participation.num_clients=8", "client.epochs=2", "data.limit_train=300", "data.limit_test=100"]
+pytestmark = pytest.mark.slow
+
+
+def command(script, *overrides):
+    return [sys.executable, str(ROOT / "src" / script), *overrides]
+
+
+def environment():
+    return {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+
+
+def call(script, *overrides, ok=True):
+    done = subprocess.run(
+        command(script, *overrides), capture_output=True, text=True, env=environment(), timeout=240, check=False
+    )
+    assert (done.returncode == 0) is ok, done.stdout[-3000:] + done.stderr[-3000:]
+    return done
+
+
+def model(folder):
+    return load_file(folder / "global_model.safetensors")
+
+
+def the_run(logs):
+    (folder,) = [p.parent for p in logs.glob("*/*/config.yaml")]
+    return folder
+
+
+def test_a_run_is_killed_and_continues_in_its_folder(tmp_path):
+    """kill -9 in the middle, then the same command with ckpt_path=last; equal to a run that nobody disturbed."""
+    args = ["rounds=30", f"paths.log_dir={tmp_path / 'killed'}", *FAST]
+    with subprocess.Popen(
+        command("train.py", *args), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment()
+    ) as process:
+        for _ in range(1200):
+            time.sleep(0.1)
+            found = list((tmp_path / "killed").glob("*/*/metrics.csv"))
+            if found and len(read_rows(found[0])) >= 5:
+                break
+        process.send_signal(signal.SIGKILL)
+    killed_at = len(read_rows(found[0]))
+    assert 5 <= killed_at < 30
+    done = call("train.py", *args, "ckpt_path=last")
+    folder = the_run(tmp_path / "killed")
+    assert "resuming" in done.stdout + done.stderr
+    straight = call("train.py", "rounds=30", f"paths.log_dir={tmp_path / 'straight'}", *FAST)
+    for part in ("test accuracy, last round", "rounds to target", "seconds a round", "curves.png", "Round"):
+        assert part in straight.stdout + straight.stderr
+    other = the_run(tmp_path / "straight")
+    assert [r["round"] for r in read_rows(folder / "metrics.csv")] == list(range(1, 31))
+    assert [r["test/acc"] for r in read_rows(folder / "metrics.csv")] == [
+        r["test/acc"] for r in read_rows(other / "metrics.csv")
+    ]
+    for name, tensor in model(other).items():
+        assert torch.equal(tensor, model(folder)[name])
+    events = list((folder / "tensorboard").glob("events.out.tfevents.*"))
+    assert len(events) == 2  # one TensorBoard run, written in two sittings
+
+    metrics = json.loads(
+        call("eval.py", f"ckpt_path={folder / 'checkpoints/last.ckpt'}").stdout.strip().splitlines()[-1]
+    )
+    assert metrics["round"] == 30
+    assert metrics["test/acc"] == pytest.approx(read_rows(folder / "metrics.csv")[-1]["test/acc"])
+
+
+@pytest.mark.parametrize("algorithm", ["fedavgm"])
+def test_two_processes_are_one_run(tmp_path, algorithm):
+    """In float64: weights, losses and metrics; with a client that is alone on its process, and augmentation."""
+    args = [
+        "rounds=4", "precision=64-true", "model=cnn", "data.transform.crop_padding=1", "trainer.accelerator=cpu",
+        f"algorithm={algorithm}", "participation.per_round=3", "eval_every=2", *FAST,
+    ]  # fmt: skip
+    call("train.py", *args, f"paths.log_dir={tmp_path / 'one'}")
+    call("train.py", *args, f"paths.log_dir={tmp_path / 'two'}", "trainer=ddp", "trainer.devices=2")
+    one, two = the_run(tmp_path / "one"), the_run(tmp_path / "two")
+    assert any(t.dtype == torch.float64 for t in model(one).values())
+    for name, tensor in model(one).items():
+        torch.testing.assert_close(model(two)[name], tensor, rtol=0, atol=1e-9)
+    a, b = read_rows(one / "metrics.csv"), read_rows(two / "metrics.csv")
+    assert len(a) == len(b) == 4
+    for row, other in zip(a, b, strict=True):
+        for key in ("train/loss", "test/acc", "test/loss", "comm/up_bytes"):
+            assert row.get(key) == (pytest.approx(other[key], abs=1e-6) if key in other else None)
+
+
+def test_a_sweep_makes_a_run_for_each_combination(tmp_path):
+    args = ["-m", "gc.lam=0.0,1.0", "seed=1,2", "rounds=2", f"paths.log_dir={tmp_path}", *FAST]
+    call("train.py", *args)
+    folders = sorted(p.parent for p in tmp_path.glob("*/multirun_*/*/summary.json"))
+    assert len(folders) == 4
+    assert all("gc.lam=" in f.name and "seed=" in f.name for f in folders)
+    before = {f: (f / "metrics.csv").read_text() for f in folders}
+    call("train.py", *args, "ckpt_path=last")  # nothing is left to do, and nothing is lost
+    assert {f: (f / "metrics.csv").read_text() for f in folders} == before
+
+
+def test_an_error_is_one_clear_sentence(tmp_path):
+    done = call("train.py", "gc.lam=2", f"paths.log_dir={tmp_path}", ok=False)
+    assert "gc.lam=2 is outside [0, 1]" in done.stderr
+    done = call("train.py", "gcc=local", f"paths.log_dir={tmp_path}", ok=False)
+    assert "gcc" in done.stderr
