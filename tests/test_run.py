@@ -101,7 +101,7 @@ class Killed(BaseException):
 class KillAt(FederatedMethod):
     def __init__(self, round_number, hook):
         setattr(self, hook, self._kill)
-        per_round = 5 if hook == "on_clients_end" else 1  # once for each client: in the middle of the round
+        per_round = 5 if hook == "on_upload" else 1  # once for each client: in the middle of the round
         self.calls, self.seen = (round_number - 1) * per_round + (per_round + 1) // 2, 0
 
     def _kill(self, *args):
@@ -119,7 +119,7 @@ class AfterKill(FederatedMethod):
 RESUMED = ("round", "train/loss", "test/acc", "test/loss", "test/acc_ema", "test/acc_smooth10", "comm/up_bytes")
 
 
-@pytest.mark.parametrize("hook", ["on_broadcast", "on_clients_end", "on_aggregate_end", "on_round_end"])
+@pytest.mark.parametrize("hook", ["on_broadcast", "on_upload", "on_aggregate_end", "on_round_end"])
 @pytest.mark.parametrize("algorithm", ["fedavg", "fedavgm", "fedadam"])
 def test_a_killed_run_continues_bit_for_bit(config, tmp_path, monkeypatch, algorithm, hook):
     more = ("rounds=7", "eval_every=2", f"algorithm={algorithm}", "client.lr_decay=0.9")
@@ -235,7 +235,7 @@ class Poison(FederatedMethod):
     def __init__(self, clients):
         self.clients = clients
 
-    def on_clients_end(self, stack, upload, round):
+    def on_upload(self, upload, round):
         for row, client in enumerate(upload.clients.tolist()):
             if self.clients == "all" or client in self.clients:
                 upload.delta["fc1.weight"][row, 0, 0] = float("inf")
@@ -244,7 +244,7 @@ class Poison(FederatedMethod):
 class PoisonBefore(Poison):
     """Breaks the weights themselves, so that the loop has to find out."""
 
-    on_clients_end = FederatedMethod.on_clients_end
+    on_upload = FederatedMethod.on_upload
 
     def on_clients_start(self, stack, round):
         for row, client in enumerate(stack.clients.tolist()):
@@ -252,11 +252,12 @@ class PoisonBefore(Poison):
                 stack.full["fc1.weight"][row].fill_(float("nan"))
 
 
+@pytest.mark.parametrize("where", ["Poison", "PoisonBefore"])
 @pytest.mark.parametrize("stack", [1, 4])
-def test_a_client_that_is_not_finite_is_left_out(config, tmp_path, caplog, stack):
+def test_a_client_that_is_not_finite_is_left_out(config, tmp_path, caplog, stack, where):
     cfg = config(*FAST, "participation.per_round=8", "rounds=2", f"client.stack={stack}", folder=tmp_path / "run")
     with open_dict(cfg):
-        cfg.callbacks.poison = {"_target_": f"{__name__}.PoisonBefore", "clients": [2, 5]}
+        cfg.callbacks.poison = {"_target_": f"{__name__}.{where}", "clients": [2, 5]}
     with caplog.at_level(logging.WARNING):
         result = train(cfg)
     assert weights(result).isfinite().all()
@@ -282,11 +283,28 @@ def test_a_round_without_a_finite_client_leaves_everything_as_it_was(config, tmp
     ("overrides", "message"),
     [
         (["participation.per_round=21"], r"participation\.per_round=21.*participation\.num_clients=20"),
+        (["participation=dynamic"], r"participation\.sampler\.live=250 exceeds participation\.num_clients=20"),
         (["gc.lam=1.2"], r"gc\.lam=1\.2"),
         (["gc.boundary=fc7"], r"gc\.boundary='fc7'.*fc1, fc2, fc3"),
         (["participation.num_clients=5000"], r"participation\.num_clients"),
         (["data.num_classes=7"], r"labels run from 0 to 9.*data\.num_classes=7"),
         (["data.input_shape=[1,9,9]"], r"data\.input_shape=\[1, 9, 9\]"),
+        (["trainer.precision=16-mixed"], r"trainer\.precision=16-mixed"),
+        (["seed=-1"], r"seed=-1"),
+        (["targets=0.5"], r"targets=0\.5"),
+        (["gc.boundary=null"], r"gc\.lam and gc\.boundary are both null"),
+        (["client.optimizer.lr=-1"], r"client\.optimizer: Invalid learning rate"),
+        (["+client.optimizer.foo=1"], r"client\.optimizer: .*foo"),
+        (["server.lr=-1"], r"server: Invalid learning rate"),
+        (["participation.per_round=2.5"], r"participation\.per_round=2\.5"),
+        (["participation.num_clients=null"], r"participation\.num_clients=None"),
+        (["gc.lam=abc"], r"gc: "),
+        (["data.eval_batch_size=-5"], r"data\.eval_batch_size=-5"),
+        (["data.limit_test=0"], r"data\.limit_test=0"),
+        (["data.transform.mean=[0.1,0.2,0.3]", "data.transform.std=[1,1,1]"], r"data\.transform\.mean has 3 values"),
+        (["data.transform.crop_padding=1.5"], r"data\.transform\.crop_padding=1\.5"),
+        (["callbacks.checkpoint.every=1.5"], r"callbacks\.checkpoint\.every=1\.5"),
+        (["model=cnn", "model.input_shape=[1,2,2]"], r"(?i)cnn|input_shape"),
         (["precision=16-mixed"], r"precision=16-mixed.*bf16-mixed"),
         (["rounds=0"], r"rounds=0"),
         (["client.optimizer._target_=torch.optim.LBFGS"], r"client\.optimizer=LBFGS"),
@@ -339,8 +357,8 @@ def test_folders_of_runs_are_found_again(tmp_path):
     base = tmp_path / "name"
     assert Path(run_dir(str(base), None, [])).parent == base
     for stamp, overrides in (("2026-01-01", ["seed=1"]), ("2026-01-02", ["seed=2"]), ("2026-01-03", ["seed=1"])):
-        (base / stamp / ".hydra").mkdir(parents=True)
-        (base / stamp / ".hydra/overrides.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(overrides)))
+        (base / stamp).mkdir(parents=True)
+        (base / stamp / "overrides.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(overrides)))
         (base / stamp / "checkpoints").mkdir()
         if stamp != "2026-01-03":  # killed before its first round was done
             (base / stamp / "checkpoints/last.ckpt").touch()

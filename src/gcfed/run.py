@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import logging
+import os
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 
+from gcfed.checkpoints import (
+    IDENTITY,
+    RunRecord,
+    check_checkpoint,
+    existing,
+    load_checkpoint,
+    load_weights,
+    plain,
+    resume_from,
+)
 from gcfed.federated.loop import FederatedLoop
 from gcfed.methods.base import FederatedMethod
 from gcfed.models.module import FederatedModule
 from gcfed.utils.cpu import keep_freed_memory
 from gcfed.utils.instantiate import build, build_all
+from gcfed.utils.resolvers import OVERRIDES
 from gcfed.utils.rng import torch_seed
 
 log = logging.getLogger(__name__)
@@ -26,11 +38,7 @@ logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # tips and dev
 warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # lightning 2.6 under torch 2.15
 warnings.filterwarnings("ignore", message=".*dataloader is not resumable.*")  # a batch is a round: nothing to resume
 
-# What makes a run the run that it is: a checkpoint continues under the same values only.
-IDENTITY = (
-    "seed", "precision", "data", "partition", "participation", "model", "client", "server", "aggregator", "methods",
-    "gc",
-)  # fmt: skip
+PRECISIONS = ("32-true", "bf16-mixed", "64-true")
 
 
 @dataclass
@@ -41,7 +49,7 @@ class RunResult:
     metrics: dict[str, float]
     module: FederatedModule
     trainer: Trainer
-    loop: FederatedLoop | None = field(default=None)
+    loop: FederatedLoop
 
 
 def train(cfg: DictConfig) -> RunResult:
@@ -73,17 +81,18 @@ def train(cfg: DictConfig) -> RunResult:
         seed=cfg.seed,
         eval_every=cfg.eval_every,
     )
-    callbacks: list[Callback] = [loop, *methods, _Record(cfg), *build_all(cfg.callbacks)]
+    loop.sampler.validate(data.num_clients)
+    for method in methods:
+        method.validate(loop, module)
+    callbacks: list[Callback] = [loop, *methods, RunRecord(cfg), *build_all(cfg.callbacks)]
     loggers: list[Logger] = build_all(cfg.logger, resume_round=resume_round)
     trainer: Trainer = build(cfg.trainer, callbacks=callbacks, logger=loggers)
 
-    if trainer.is_global_zero:
-        folder.mkdir(parents=True, exist_ok=True)
-        OmegaConf.save(cfg, folder / "config.yaml", resolve=True)
-        data.partition.save(folder / "partition.npz")
+    if trainer.is_global_zero:  # from here on the settings are accepted
+        write_inputs(cfg, data, folder)
+        log.info(describe(module, data, loop, methods))
     for logger in loggers:
-        logger.log_hyperparams(_plain(cfg, IDENTITY))
-    log.info(describe(module, data, loop, methods))
+        logger.log_hyperparams(plain(cfg, IDENTITY))
     trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True)
 
     if trainer.is_global_zero:
@@ -98,8 +107,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     """Tests the global model of a checkpoint on the test split of the run that wrote it."""
     path = existing(cfg.ckpt_path, "ckpt_path")
     checkpoint = load_checkpoint(path)
-    run = OmegaConf.create(checkpoint["gcfed"]["config"])
-    run = OmegaConf.merge(run, {"paths": cfg.paths}, cfg.override or {})
+    run = OmegaConf.merge(checkpoint["gcfed"]["config"], {"paths": cfg.paths}, cfg.override or {})
     assert isinstance(run, DictConfig)
     module = build_module(run)
     load_weights(module, checkpoint, path)
@@ -112,14 +120,33 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
 
 def check(cfg: DictConfig) -> None:
     """Refuses what cannot work before anything is built."""
-    if str(cfg.precision).startswith("16"):
-        raise ValueError(
-            f"precision={cfg.precision} scales the loss, so gradient hooks (GC, SCAFFOLD, clipping) would see scaled "
-            "gradients. Use precision=bf16-mixed or 32-true."
-        )
-    for key in ("rounds", "eval_every"):
-        if not isinstance(cfg[key], int) or cfg[key] < 1:
-            raise ValueError(f"{key}={cfg[key]} must be a whole number of at least 1.")
+    for key in ("precision", "trainer.precision"):
+        precision = OmegaConf.select(cfg, key)
+        if precision not in PRECISIONS:
+            raise ValueError(
+                f"{key}={precision} is not supported: choose {', '.join(PRECISIONS)}. 16-mixed scales the loss, so "
+                "gradient hooks (GC, SCAFFOLD, clipping) would see scaled gradients."
+            )
+    for key, least in (("rounds", 1), ("eval_every", 1), ("participation.per_round", 1), ("seed", 0)):
+        value = OmegaConf.select(cfg, key)
+        if not isinstance(value, int) or value < least:
+            raise ValueError(f"{key}={value} must be a whole number of at least {least}.")
+    if not OmegaConf.is_list(cfg.targets) or not all(isinstance(t, int | float) for t in cfg.targets):
+        raise ValueError(f"targets={cfg.targets} must be a list of accuracies, such as targets=[0.5,0.6].")
+    if not isinstance(cfg.channels_last, bool):
+        raise ValueError(f"channels_last={cfg.channels_last} must be true or false.")
+    sweep = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+    if sweep and cfg.trainer.get("strategy") is not None and "LOCAL_RANK" not in os.environ:
+        raise ValueError("-m with trainer=ddp would start a sweep in every process: give each job a command.")
+
+
+def write_inputs(cfg: DictConfig, data: Any, folder: Path) -> None:
+    """What the run was made of: its config, the overrides it is found again by, its partition."""
+    folder.mkdir(parents=True, exist_ok=True)
+    OmegaConf.save(cfg, folder / "config.yaml", resolve=True)
+    if HydraConfig.initialized():
+        OmegaConf.save(HydraConfig.get().overrides.task, folder / OVERRIDES)
+    data.partition.save(folder / "partition.npz")
 
 
 def build_module(cfg: DictConfig) -> FederatedModule:
@@ -137,105 +164,3 @@ def describe(module: FederatedModule, data: Any, loop: FederatedLoop, methods: l
         f"{type(module.net).__name__} with {parameters:,} parameters; {data.num_clients:,} clients with "
         f"{sizes.min()} to {sizes.max()} samples; {loop.sampler}; methods: {names}"
     )
-
-
-# ------------------------------------------------------------------------------------------------------ checkpoints
-class _Record(Callback):
-    """Writes what the run is into its checkpoints, as plain Python."""
-
-    def __init__(self, cfg: DictConfig) -> None:
-        self.content = {
-            "identity": _plain(cfg, IDENTITY),
-            "config": OmegaConf.to_container(cfg, resolve=True),
-        }
-
-    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        checkpoint["gcfed"] = self.content
-
-
-def existing(path: str | Path, key: str) -> Path:
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"{key}={path}: there is no such file. Checkpoints lie in <run>/checkpoints/last.ckpt.")
-    return path
-
-
-def resume_from(ckpt_path: str | None, folder: Path) -> Path | None:
-    """The checkpoint to continue from; ``last`` is that of the run's own folder, which the config chose."""
-    if ckpt_path is None:
-        return None
-    if ckpt_path != "last":
-        return existing(ckpt_path, "ckpt_path")
-    last = folder / "checkpoints" / "last.ckpt"
-    if last.is_file():
-        return last
-    if "multirun" in str(folder):
-        return None  # a sweep continues: this job had not begun
-    raise FileNotFoundError(
-        f"ckpt_path=last: no earlier run with these overrides has a checkpoint (this one would write to {folder}). "
-        "Repeat the overrides of the run to continue, or give ckpt_path=<run>/checkpoints/last.ckpt."
-    )
-
-
-def load_checkpoint(path: Path) -> dict[str, Any]:
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:
-        raise ValueError(f"{path} is no readable checkpoint of this project: {error}") from error
-    if "gcfed" not in checkpoint:
-        raise ValueError(f"{path} was not written by this project: it holds no description of its run.")
-    return checkpoint
-
-
-def check_checkpoint(path: Path, cfg: DictConfig, module: FederatedModule) -> int:
-    """Refuses a checkpoint of another model or another run; returns its number of finished rounds."""
-    checkpoint = load_checkpoint(path)
-    load_weights(module, checkpoint, path, dry=True)
-    then, now = _flat(checkpoint["gcfed"]["identity"]), _flat(_plain(cfg, IDENTITY))
-    differ = sorted(k for k in then.keys() | now.keys() if then.get(k) != now.get(k))
-    if differ:
-        listed = "; ".join(f"{k} was {then.get(k)!r}, now {now.get(k)!r}" for k in differ[:8])
-        raise ValueError(
-            f"ckpt_path={path} belongs to another run: {listed}. Repeat that run's overrides, or start anew without "
-            "ckpt_path."
-        )
-    return int(checkpoint["global_step"])
-
-
-def load_weights(module: FederatedModule, checkpoint: Mapping[str, Any], path: Path, *, dry: bool = False) -> None:
-    """Loads the global network; ``dry`` only compares.
-
-    Raises:
-        ValueError: names or shapes differ: the checkpoint is of another model.
-    """
-    theirs = {k[4:]: v for k, v in checkpoint["state_dict"].items() if k.startswith("net.")}
-    ours = module.net.state_dict()
-    odd = sorted(k for k in theirs.keys() ^ ours.keys()) or [k for k in ours if theirs[k].shape != ours[k].shape]
-    if odd:
-        detail = ", ".join(
-            f"{k} ({tuple(theirs[k].shape) if k in theirs else 'absent'} there, "
-            f"{tuple(ours[k].shape) if k in ours else 'absent'} here)"
-            for k in odd[:4]
-        )
-        raise ValueError(
-            f"ckpt_path={path} holds another model than {type(module.net).__name__}: {detail}. "
-            "Set model=… and data=… as in the run that wrote it."
-        )
-    if not dry:
-        module.net.load_state_dict(theirs)
-
-
-def _plain(cfg: DictConfig, keys: tuple[str, ...]) -> dict[str, Any]:
-    container = OmegaConf.to_container(cfg, resolve=False)
-    assert isinstance(container, dict)
-    return {key: container[key] for key in keys}
-
-
-def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    if isinstance(tree, dict) and tree:
-        return {k: v for key, sub in tree.items() for k, v in _flat(sub, f"{prefix}{key}.").items()}
-    return {prefix[:-1]: tree}
-
-
-def hyperparameters(cfg: DictConfig) -> dict[str, Any]:
-    return _flat(_plain(cfg, IDENTITY))

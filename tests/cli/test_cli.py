@@ -89,6 +89,7 @@ def test_two_processes_are_one_run(tmp_path, algorithm):
     ]  # fmt: skip
     call("train.py", *args, f"paths.log_dir={tmp_path / 'one'}")
     call("train.py", *args, f"paths.log_dir={tmp_path / 'two'}", "trainer=ddp", "trainer.devices=2")
+    assert len(list((tmp_path / "two").glob("*/*"))) == 1  # both processes write to one folder
     one, two = the_run(tmp_path / "one"), the_run(tmp_path / "two")
     assert any(t.dtype == torch.float64 for t in model(one).values())
     for name, tensor in model(one).items():
@@ -105,10 +106,12 @@ def test_a_sweep_makes_a_run_for_each_combination(tmp_path):
     call("train.py", *args)
     folders = sorted(p.parent for p in tmp_path.glob("*/multirun_*/*/summary.json"))
     assert len(folders) == 4
+    assert len({f.parent for f in folders}) == 1  # one sweep, one folder
     assert all("gc.lam=" in f.name and "seed=" in f.name for f in folders)
     before = {f: (f / "metrics.csv").read_text() for f in folders}
     call("train.py", *args, "ckpt_path=last")  # nothing is left to do, and nothing is lost
     assert {f: (f / "metrics.csv").read_text() for f in folders} == before
+    assert len(list(tmp_path.glob("*/multirun_*"))) == 1
 
 
 def test_an_error_is_one_clear_sentence(tmp_path):

@@ -1,5 +1,6 @@
 """The engine without Lightning: a plain loop of 30 lines drives stack, solver, methods and aggregator."""
 
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -37,7 +38,8 @@ def plain_loop(net, data, solver, *, rounds, methods=(), aggregator=None, k=1, c
         for rank in range(world):
             mine = deal(ids, solver.num_steps(data.sizes(ids)), rank, world)
             for clients in np.split(mine, range(k, len(mine), k)) if len(mine) else []:
-                host.clients = stack = ClientStack(net, round.start, clients, data.sizes(clients))
+                plan = solver.plan(data, clients, round, CPU)
+                host.clients = stack = ClientStack(net, round.start, clients, data.sizes(clients), plan.steps)
                 for m in methods:
                     m.on_clients_start(stack, round)
 
@@ -46,12 +48,10 @@ def plain_loop(net, data, solver, *, rounds, methods=(), aggregator=None, k=1, c
                     for m in methods:
                         m.on_after_backward(None, host)
 
-                plan = solver.plan(data, clients, round, CPU)
                 losses.append(solver.train(stack, plan, data, round, methods, backward))
-                delta = stack.delta()
-                aggregators[rank].add(Upload(clients, data.sizes(clients), delta, finite_clients(delta)))
+                aggregators[rank].add(make_upload(stack.delta(), data.sizes(clients)), round)
             parts.append(aggregators[rank])
-        update = reduce_over(parts, round.start)
+        update = reduce_over(parts, round)
         with torch.no_grad():
             for name, p in net.named_parameters():
                 p.grad = -update[name]
@@ -63,10 +63,18 @@ def plain_loop(net, data, solver, *, rounds, methods=(), aggregator=None, k=1, c
     return torch.cat([p.detach().flatten() for p in net.parameters()]), losses
 
 
-def reduce_over(aggregators, like):
+def make_upload(delta, sizes, finite=None):
+    return Upload(np.arange(len(sizes)), sizes, sizes, delta, finite_clients(delta) if finite is None else finite, 0)
+
+
+def make_round(start, reduce=no_reduce):
+    return Round(0, 1, np.array([1, 4]), 5, start, reduce)
+
+
+def reduce_over(aggregators, round):
     """What an all-reduce over processes does: the sums of the parts are added up, then each divides."""
     if len(aggregators) == 1:
-        return aggregators[0].reduce(no_reduce, like)
+        return aggregators[0].reduce(round)
     messages = []
 
     def record(tensors):
@@ -74,8 +82,9 @@ def reduce_over(aggregators, like):
         return tensors
 
     for a in aggregators[1:]:
-        a.reduce(record, like)
-    return aggregators[0].reduce(lambda ts: [t + sum(m[i] for m in messages) for i, t in enumerate(ts)], like)
+        a.reduce(replace(round, reduce=record))
+    added = replace(round, reduce=lambda ts: [t + sum(m[i] for m in messages) for i, t in enumerate(ts)])
+    return aggregators[0].reduce(added)
 
 
 def solver(**kwargs):
@@ -157,8 +166,8 @@ def test_a_finished_client_stays_exactly_where_it_is(federation):
     round = Round(0, 1, np.array([1, 4]), 5, broadcast_state(net))
 
     def run(clients):
-        stack = ClientStack(net, round.start, clients, federation.sizes(clients))
         plan = s.plan(federation, clients, round, CPU)
+        stack = ClientStack(net, round.start, clients, federation.sizes(clients), plan.steps)
         snapshots = []
 
         def backward(loss):
@@ -178,9 +187,10 @@ def test_weighting_by_samples_is_the_weighted_mean(federation):
     delta = {"w": torch.randn(3, 2, dtype=torch.float64)}
     sizes = np.array([1, 2, 5])
     a = MeanAggregator("samples")
-    a.add(Upload(np.arange(3), sizes, {"w": delta["w"].clone()}, torch.ones(3, dtype=torch.bool)))
+    round = make_round({"w": torch.zeros(2, dtype=torch.float64)})
+    a.add(make_upload({"w": delta["w"].clone()}, sizes), round)
     expected = (delta["w"] * torch.tensor(sizes)[:, None]).sum(0) / 8
-    torch.testing.assert_close(a.reduce(no_reduce, {"w": torch.zeros(2, dtype=torch.float64)})["w"], expected)
+    torch.testing.assert_close(a.reduce(round)["w"], expected)
     with pytest.raises(ValueError, match=r"aggregator\.weighting"):
         MeanAggregator("median")
 
@@ -193,12 +203,12 @@ def test_clients_that_are_not_finite_are_left_out(bad):
     assert finite.tolist() == [True, False, True]
     expected = delta["w"][[0, 2]].mean(0)
     a = MeanAggregator()
-    a.add(Upload(np.arange(3), np.ones(3), {k: v.clone() for k, v in delta.items()}, finite))
-    like = {"w": torch.zeros(2, 2), "b": torch.zeros(())}
-    update = a.reduce(no_reduce, like)
+    round = make_round({"w": torch.zeros(2, 2), "b": torch.zeros(())})
+    a.add(make_upload({k: v.clone() for k, v in delta.items()}, np.ones(3)), round)
+    update = a.reduce(round)
     torch.testing.assert_close(update["w"], expected)
-    a.add(Upload(np.array([1]), np.ones(1), {"w": delta["w"][1:2]}, torch.tensor([False])))
-    assert a.reduce(no_reduce, like)["w"].eq(0).all()
+    a.add(make_upload({"w": delta["w"][1:2]}, np.ones(1)), round)
+    assert a.reduce(round)["w"].eq(0).all()
 
 
 def test_clipping_bounds_each_client_alone():
@@ -223,7 +233,7 @@ def test_learning_rate_decays_with_the_round_not_with_the_client(federation):
     for t in (0, 3):
         net = make_net()
         round = Round(t, 1, np.array([0]), 5, broadcast_state(net))
-        stack = ClientStack(net, round.start, np.array([0]), np.array([7]))
+        stack = ClientStack(net, round.start, np.array([0]), np.array([7]), np.array([1]))
         plan = s.plan(federation, np.array([0]), round, CPU)
         kept = {}
 
@@ -281,14 +291,15 @@ def test_running_statistics_are_averaged_and_refuse_stacks(federation):
     assert "1.running_mean" in start
     assert "1.num_batches_tracked" not in start
     with pytest.raises(ValueError, match=r"client\.stack"):
-        ClientStack(net, start, np.array([0, 1]), np.array([1, 1]))
+        ClientStack(net, start, np.array([0, 1]), np.array([1, 1]), np.array([1, 1]))
     net.train()
-    stack = ClientStack(net, start, np.array([1]), np.array([12]))
+    stack = ClientStack(net, start, np.array([1]), np.array([12]), np.array([1]))
     x, _ = federation.fetch(torch.arange(7, 19), None)
     stack(x[None])
     expected = 0.1 * F.linear(x, net[0].weight, net[0].bias).mean(0)
     torch.testing.assert_close(stack.delta()["1.running_mean"][0], expected)
     assert net[1].running_mean.eq(0).all()  # the global network is not touched
+    assert net[1].num_batches_tracked == 0
 
 
 @pytest.mark.parametrize(

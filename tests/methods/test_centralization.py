@@ -81,7 +81,7 @@ NAMES = [f"{layer}.{kind}" for layer in ("conv1", "conv2", "fc1", "fc2") for kin
     [
         ({"boundary": "fc2"}, ["conv1.weight", "conv2.weight", "fc1.weight"]),
         ({"boundary": "conv1"}, []),
-        ({}, ["conv1.weight", "conv2.weight", "fc1.weight", "fc2.weight"]),
+        ({"server": False}, ["conv1.weight", "conv2.weight", "fc1.weight", "fc2.weight"]),
         ({"lam": 0.0}, []),
         ({"lam": 0.5}, ["conv1.weight", "conv2.weight"]),
         ({"lam": 0.62}, ["conv1.weight", "conv2.weight"]),  # ⌊0.62 · 8⌋ = 4
@@ -102,7 +102,7 @@ def test_local_gc_touches_only_the_tensors_before_the_borderline(k):
     model = net()
     gc = GradientCentralization(boundary="fc1")
     gc.bind(model)
-    stack = ClientStack(model, broadcast_state(model), np.arange(k), np.ones(k))
+    stack = ClientStack(model, broadcast_state(model), np.arange(k), np.ones(k), np.ones(k))
     x = torch.randn(k, 5, 1, 8, 8, dtype=torch.float64)
     stack(x).logits_KBC.square().sum().backward()
     before = {n: g.clone() for n, g in stack.named_grads()}
@@ -156,6 +156,7 @@ def test_resnet18_has_the_papers_62_tensors():
     [
         ({"lam": 1.5}, r"gc\.lam=1\.5 .*\[0, 1\]"),
         ({"lam": -0.1}, r"gc\.lam=-0\.1"),
+        ({}, r"gc\.lam and gc\.boundary are both null"),
         ({"mean": "rows"}, r"gc\.mean.*out_kernel"),
         ({"tensors": "most"}, r"gc\.tensors.*weights or all"),
     ],

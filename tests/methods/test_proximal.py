@@ -17,7 +17,7 @@ def test_gradient_of_the_proximal_term(k, mu):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)).double()
     start = broadcast_state(net)
-    stack = ClientStack(net, start, np.arange(k), np.ones(k))
+    stack = ClientStack(net, start, np.arange(k), np.ones(k), np.ones(k))
     for leaf in stack.leaves.values():
         leaf.data.add_(torch.randn_like(leaf))
     x = torch.randn(k, 5, 4, dtype=torch.float64)

@@ -1,14 +1,31 @@
 """A round is a transaction: the last finished round is on disk, whole."""
 
+import os
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.plugins.io import TorchCheckpointIO
 from safetensors.torch import save_file
 
 from gcfed.federated.loop import FederatedLoop
 from gcfed.utils.files import replacing
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes beside the old checkpoint and renames: a kill at any moment leaves the one or the other, whole.
+
+    Lightning's own writer goes through the system's temporary folder, which may lie on another file system: its last
+    move is then a copy over the old file.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        with replacing(Path(path)) as temporary, temporary.open("wb") as file:
+            torch.save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
 
 
 class RoundCheckpoint(Checkpoint):
@@ -20,8 +37,8 @@ class RoundCheckpoint(Checkpoint):
     """
 
     def __init__(self, dirpath: str, every: int = 1) -> None:
-        if every < 1:
-            raise ValueError(f"callbacks.checkpoint.every={every} must be at least 1 round.")
+        if not isinstance(every, int) or every < 1:
+            raise ValueError(f"callbacks.checkpoint.every={every} must be a whole number of rounds, at least 1.")
         self.dirpath, self.every = Path(dirpath), every
         self._tested = False
 
@@ -48,5 +65,4 @@ class RoundCheckpoint(Checkpoint):
     def _save(self, trainer: Trainer) -> None:
         done = trainer.global_step
         if done % self.every == 0 or done >= trainer.max_steps or trainer.should_stop:
-            # Lightning writes to a temporary file and renames it, so a kill leaves the previous checkpoint.
             trainer.save_checkpoint(self.dirpath / "last.ckpt", weights_only=False)

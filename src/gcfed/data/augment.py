@@ -22,8 +22,10 @@ class ImageTransform:
     ) -> None:
         if len(mean) != len(std) or min(std) <= 0:
             raise ValueError(f"data.transform.mean={list(mean)} and std={list(std)} must pair up, with std > 0.")
-        if crop_padding < 0:
-            raise ValueError(f"data.transform.crop_padding={crop_padding} is negative; 0 turns the crop off.")
+        if not isinstance(crop_padding, int) or crop_padding < 0:
+            raise ValueError(
+                f"data.transform.crop_padding={crop_padding} must be a number of pixels; 0 turns the crop off."
+            )
         self.mean, self.std = tuple(mean), tuple(std)
         self.crop_padding, self.flip = crop_padding, flip
         self._affine: tuple[Tensor, Tensor] | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from math import ceil
 
 import numpy as np
 import torch
@@ -51,6 +50,17 @@ class FederatedDataModule(LightningDataModule):
         limit_test: int | None = None,
     ) -> None:
         super().__init__()
+        for key, value in (("limit_train", limit_train), ("limit_test", limit_test), ("num_clients", num_clients)):
+            if value is not None and (not isinstance(value, int) or value < 1):
+                where = "participation" if key == "num_clients" else "data"
+                raise ValueError(f"{where}.{key}={value} must be a whole number of at least 1.")
+        if eval_batch_size != "auto" and (not isinstance(eval_batch_size, int) or eval_batch_size < 1):
+            raise ValueError(f"data.eval_batch_size={eval_batch_size} must be auto or a whole number of at least 1.")
+        if len(transform.mean) not in (1, input_shape[0]):
+            raise ValueError(
+                f"data.transform.mean has {len(transform.mean)} values; data.input_shape={list(input_shape)} has "
+                f"{input_shape[0]} channels."
+            )
         self.load, self.transform, self.partitioner = dataset, transform, partitioner
         self.num_clients, self.rounds, self.seed = num_clients, rounds, seed
         self.num_classes, self.input_shape = num_classes, tuple(input_shape)
@@ -132,7 +142,9 @@ class FederatedDataModule(LightningDataModule):
         if size == "auto":
             size = 250 if self.trainer.strategy.root_device.type == "cpu" else 2000
         n, world = len(self._test[1]), self.trainer.world_size
-        step = min(int(size), ceil(n / world))  # every process must have a slice
+        if n < world:
+            raise ValueError(f"data.limit_test leaves {n} test samples for {world} processes; each needs one.")
+        step = min(int(size), n // world)  # every process must have a slice
         slices = [(start, min(start + step, n)) for start in range(0, n, step)]
         return DataLoader(slices[self.trainer.global_rank :: world], batch_size=None)  # type: ignore[arg-type]
 

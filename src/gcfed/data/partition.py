@@ -273,7 +273,7 @@ class ByGroup:
 
 
 def _check_clients(num_samples: int, num_clients: int, min_size: int = 1) -> None:
-    if num_clients < 1:
+    if not isinstance(num_clients, int) or num_clients < 1:
         raise ValueError(f"participation.num_clients={num_clients} must be at least 1")
     if num_clients * min_size > num_samples:
         raise ValueError(

@@ -1,42 +1,47 @@
 """Streaming aggregation of client updates: memory does not grow with the cohort."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from gcfed.federated.round import Round
 from gcfed.federated.stack import Params
-
-Reduce = Callable[[Sequence[Tensor]], Sequence[Tensor]]
-"""Sums tensors over all processes, in one message; the identity where there is one process."""
 
 
 @dataclass
 class Upload:
-    """What K clients send up; hooks ``on_clients_end`` may rewrite ``delta`` (quantize, project, …).
+    """What K clients send up; hooks ``on_upload`` may rewrite ``delta`` (quantize, project, …) and its size.
 
     Attributes:
         clients: ids, ``[K]``.
         num_samples: size of their data sets, ``[K]``.
         delta: updates ``w_k − w`` relative to the broadcast w, name → ``[K, *shape]``.
+        num_steps: number of their local steps, ``[K]``.
         finite: which clients sent finite numbers only, bool ``[K]`` on the device.
+        bytes_per_client: what each of them really sends.
     """
 
     clients: np.ndarray
     num_samples: np.ndarray
+    num_steps: np.ndarray
     delta: Params
     finite: Tensor
+    bytes_per_client: int
 
 
 class Aggregator(Protocol):
-    """Turns the uploads of one round into one update; ``add`` streams, ``reduce`` ends the round."""
+    """Turns the uploads of one round into one update; ``add`` streams, ``reduce`` ends the round on every process."""
 
-    def add(self, upload: Upload) -> None: ...
+    def add(self, upload: Upload, round: Round) -> None: ...
 
-    def reduce(self, reduce: Reduce, like: Params) -> Params: ...
+    def reduce(self, round: Round) -> Params: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
 
 class MeanAggregator:
@@ -56,7 +61,7 @@ class MeanAggregator:
         self._sum: Params = {}
         self._weight: Tensor | None = None
 
-    def add(self, upload: Upload) -> None:
+    def add(self, upload: Upload, round: Round) -> None:
         """Takes in the updates of K clients; one with a number that is not finite counts for nothing."""
         weight = upload.finite.to(torch.float32)
         if self.weighting == "samples":
@@ -66,17 +71,21 @@ class MeanAggregator:
             total = _weighted_sum(delta, weight.to(delta.dtype))
             self._sum[name] = self._sum[name].add_(total) if name in self._sum else total
 
-    def reduce(self, reduce: Reduce, like: Params) -> Params:
-        """The mean over the cohort, name → ``[*shape]``; zeros where no client was finite.
-
-        ``like`` gives names, shapes and device to a process that trained no client of this cohort.
-        """
+    def reduce(self, round: Round) -> Params:
+        """The mean over the cohort, name → ``[*shape]``; zeros where no client was finite."""
+        like = round.start  # also for a process that trained no client of this cohort
         parts = [self._sum[name] if name in self._sum else torch.zeros_like(t) for name, t in like.items()]
         weight = self._weight if self._weight is not None else torch.zeros((), device=parts[0].device)
-        *sums, total = reduce([*parts, weight])
+        *sums, total = round.reduce([*parts, weight])
         self._sum, self._weight = {}, None
         total = torch.where(total > 0, total, 1.0)
         return {name: part.div_(total.to(part.dtype)) for name, part in zip(like, sums, strict=True)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing survives a round."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
 
 def finite_clients(delta: Params) -> Tensor:

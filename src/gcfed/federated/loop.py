@@ -13,10 +13,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from gcfed.data.sampling import ClientSampler
 from gcfed.federated.aggregate import Aggregator, Upload, finite_clients
-from gcfed.federated.comm import nbytes
 from gcfed.federated.round import Round, deal
 from gcfed.federated.solver import LocalSolver
-from gcfed.federated.stack import ClientStack, broadcast_state, uses_batch_statistics
+from gcfed.federated.stack import ClientStack, broadcast_state, nbytes, uses_batch_statistics
 from gcfed.federated.strategy import sum_over_processes
 from gcfed.methods.base import FederatedMethod
 from gcfed.models.module import FederatedModule
@@ -70,6 +69,12 @@ class FederatedLoop(Callback):
         for method in self.methods:
             method.validate(self, pl_module)
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"aggregator": self.aggregator.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.aggregator.load_state_dict(state_dict["aggregator"])
+
     # ------------------------------------------------------------------------------------------------ one round
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Lets the cohort train and leaves the pseudo-gradient −Δ in the global network."""
@@ -85,44 +90,48 @@ class FederatedLoop(Callback):
             reduce=sum_over_processes,
         )
         cohort = len(round.cohort)
-        round.comm.down_bytes = round.comm.up_bytes = cohort * nbytes(round.start)
+        round.down_bytes = cohort * nbytes(round.start)
         for method in self.methods:
             method.on_broadcast(round)
 
-        stats = torch.zeros(3, dtype=torch.float64, device=device)  # Σ loss, its clients, finite clients
+        stats = torch.zeros(4, dtype=torch.float64, device=device)  # Σ loss, its clients, finite clients, bytes up
         steps = self.solver.num_steps(data.sizes(round.cohort))
         mine = deal(round.cohort, steps, trainer.global_rank, trainer.world_size)
         k = 1 if self.solver.stack == "auto" and uses_batch_statistics(net) else self.solver.stack_size(device, cohort)
         net.train()
         for clients in np.split(mine, range(k, len(mine), k)) if len(mine) else []:
             upload, loss_K = self._train_clients(trainer, pl_module, clients, round)
-            self.aggregator.add(upload)
+            self.aggregator.add(upload, round)
             finite = upload.finite & loss_K.isfinite()
-            stats += torch.stack([loss_K.where(finite, 0.0).sum().double(), finite.sum(), upload.finite.sum()])
-        update = self.aggregator.reduce(round.reduce, like=round.start)
-        for method in self.methods:
-            method.on_aggregate_end(update, round)
+            stats[0] += loss_K.where(finite, 0.0).sum()
+            stats[1] += finite.sum()
+            stats[2] += upload.finite.sum()
+            stats[3] += len(clients) * upload.bytes_per_client
+        update = self.aggregator.reduce(round)
 
         (stats,) = round.reduce([stats])
-        loss, counted, num_finite = stats.tolist()  # the round's one synchronisation with the device
-        if num_finite < cohort:
-            left = "the model stays as it was" if num_finite == 0 else "they are left out"
+        loss, counted, num_finite, up_bytes = stats.tolist()  # the round's one synchronisation with the device
+        round.num_finite = int(num_finite)
+        if round.num_finite < cohort and trainer.is_global_zero:
             log.warning(
                 "round %d: %d of %d clients sent numbers that are not finite; %s. Lower client.optimizer.lr or set "
                 "client.clip_norm.",
                 round.index + 1,
-                cohort - int(num_finite),
+                cohort - round.num_finite,
                 cohort,
-                left,
+                "they are left out" if round.num_finite else "the model stays as it was",
             )
-        pl_module.set_update(update if num_finite else None)
+        if round.num_finite:
+            for method in self.methods:
+                method.on_aggregate_end(update, round)
+        pl_module.set_update(update if round.num_finite else None)
         self.row = {
             "round": round.index + 1,
             "train/loss": loss / counted if counted else float("nan"),
             "train/clients": cohort,
-            "train/nonfinite_clients": cohort - int(num_finite),
-            "comm/down_bytes": round.comm.down_bytes,
-            "comm/up_bytes": round.comm.up_bytes,
+            "train/nonfinite_clients": cohort - round.num_finite,
+            "comm/down_bytes": round.down_bytes,
+            "comm/up_bytes": int(up_bytes),
             "time/train_s": time.perf_counter() - self._started,
         }
 
@@ -138,6 +147,7 @@ class FederatedLoop(Callback):
             round.start,
             clients,
             num_samples,
+            plan.steps,
             tap_features=any(m.needs_features for m in methods),
         )
         pl_module.clients = stack
@@ -153,10 +163,14 @@ class FederatedLoop(Callback):
             autocast=trainer.precision_plugin.forward_context,
         )
         pl_module.clients = None
-        delta = stack.delta()
-        upload = Upload(clients, num_samples, delta, finite_clients(delta))
         for method in methods:
-            method.on_clients_end(stack, upload, round)
+            method.on_clients_end(stack, round)
+        delta = stack.delta()
+        upload = Upload(clients, num_samples, plan.steps, delta, finite_clients(delta), nbytes(round.start))
+        for method in methods:
+            method.on_upload(upload, round)
+        if methods:  # what they made of it goes into the mean
+            upload.finite = upload.finite & finite_clients(upload.delta)
         return upload, loss_K
 
     # ------------------------------------------------------------------------------------- the end of a round

@@ -1,14 +1,15 @@
 """One communication round, as the hooks of the methods see it."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
 
-from gcfed.federated.aggregate import Reduce
-from gcfed.federated.comm import CommLog
 from gcfed.federated.stack import Params
+
+Reduce = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+"""Sums tensors over all processes, in one message; the identity where there is one process."""
 
 
 def no_reduce(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -25,9 +26,11 @@ class Round:
         seed: the run's seed; every draw derives from it.
         cohort: ids of all participating clients, ``[K]``, sorted.
         num_clients: N, the size of the population.
-        start: what the server broadcasts, name → ``[*shape]``; ``on_broadcast`` may replace tensors, never edit them.
-        reduce: sums tensors over the processes.
-        comm: bytes sent, of the whole cohort.
+        start: what the server broadcasts, name → ``[*shape]``, a copy that stays as it is when the server has stepped;
+            ``on_broadcast`` may replace tensors, never edit them.
+        reduce: sums tensors over the processes; every process must call it, so never from a hook of a stack.
+        down_bytes: sent to the whole cohort; methods add what they send beside the model.
+        num_finite: clients whose updates were finite; known from ``on_aggregate_end`` on.
     """
 
     index: int
@@ -36,7 +39,8 @@ class Round:
     num_clients: int
     start: Params
     reduce: Reduce = no_reduce
-    comm: CommLog = field(default_factory=CommLog)
+    down_bytes: int = 0
+    num_finite: int = 0
 
 
 def deal(cohort: np.ndarray, work: np.ndarray, rank: int, world: int) -> np.ndarray:

@@ -72,7 +72,7 @@ class LocalSolver:
                 f"client.optimizer={cls.__name__} is not elementwise, so it cannot train stacked clients. "
                 "Choose an elementwise one, such as torch.optim.SGD, Adam or AdamW."
             )
-        self.optimizer = _fused(optimizer)
+        self.optimizer = try_optimizer(_fused(optimizer), "client.optimizer")
         self.epochs, self.steps, self.batch_size = epochs, steps, batch_size
         self.last_batch, self.lr_decay, self.clip_norm, self.stack = last_batch, lr_decay, clip_norm, stack
 
@@ -137,19 +137,37 @@ class LocalSolver:
             if n < stack.active:
                 stack.shrink(n, optimizer)
             batch = plan.batch(data, t, n)
-
-            def closure(batch: Batch = batch) -> Tensor:
-                for leaf in stack.leaves.values():
-                    leaf.grad = None
-                with autocast():
-                    task, objective = local_objective(stack, batch, methods)
-                backward(objective.sum())
-                if self.clip_norm is not None:
-                    clip_client_grads_(stack.grads(), self.clip_norm)
-                return task.detach() * batch.count
-
-            total[:n] += optimizer.step(closure)  # type: ignore[arg-type]
+            total[:n] += batch.count * self.step(stack, batch, optimizer, methods, backward, autocast)
         return total / torch.as_tensor(seen, device=total.device, dtype=total.dtype)
+
+    def step(
+        self,
+        stack: ClientStack,
+        batch: Batch,
+        optimizer: Optimizer,
+        methods: Sequence[FederatedMethod],
+        backward: Callable[[Tensor], object],
+        autocast: Callable[[], AbstractContextManager],
+    ) -> Tensor:
+        """One local step of the active clients, for solvers of two phases to override; returns task losses, ``[n]``."""
+        for leaf in stack.leaves.values():
+            leaf.grad = None
+        with autocast():
+            task, objective = local_objective(stack, batch, methods)
+        backward(objective.sum())
+        if self.clip_norm is not None:
+            clip_client_grads_(stack.grads(), self.clip_norm)
+        optimizer.step()
+        return task.detach()
+
+
+def try_optimizer(optimizer: Callable[..., Optimizer], key: str) -> Callable[..., Optimizer]:
+    """The same partial, once it has built an optimizer; else a ValueError that names its config key."""
+    try:
+        optimizer([torch.zeros(1, requires_grad=True)])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{key}: {error}") from None
+    return optimizer
 
 
 def local_objective(stack: ClientStack, batch: Batch, methods: Sequence[FederatedMethod]) -> tuple[Tensor, Tensor]:

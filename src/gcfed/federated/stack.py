@@ -53,6 +53,7 @@ class ClientStack(nn.Module):
         start: what the server broadcast, name → ``[*shape]``; parameters and floating-point buffers.
         clients: ids of the clients, ``[K]``, sorted by their number of steps, descending.
         num_samples: size of each client's data set, ``[K]``.
+        num_steps: number of each client's local steps, ``[K]``.
         tap_features: also return ``net.features(x)``; asked for by methods that need it.
 
     Raises:
@@ -65,6 +66,7 @@ class ClientStack(nn.Module):
         start: Mapping[str, Tensor],
         clients: np.ndarray,
         num_samples: np.ndarray,
+        num_steps: np.ndarray,
         *,
         tap_features: bool = False,
     ) -> None:
@@ -75,14 +77,17 @@ class ClientStack(nn.Module):
                 "client.stack > 1 cannot train a network with batch normalisation: its statistics would mix with the "
                 "padding of shorter batches. Set client.stack=1, or use GroupNorm."
             )
-        self.clients, self.num_samples = clients, num_samples
+        self.clients, self.num_samples, self.num_steps = clients, num_samples, num_steps
         self.start = dict(start)
         self._net = (net,)  # a tuple, so that the global network is no submodule of the stack
         self._tap = _FeatureTap(net) if tap_features else None
         self._prefix = "net." if tap_features else ""
         self.full: Params = {name: broadcast_like(t, k).copy_(t) for name, t in start.items()}
         self._names = [name for name, _ in net.named_parameters()]
-        self._buffer_names = [name for name in start if name not in set(self._names)]
+        # Counters are this stack's own: a call would otherwise count up the global network's.
+        own = {n: b for n, b in net.named_buffers() if n not in start}
+        self._buffer_stack = {n: broadcast_like(b, k).copy_(b) for n, b in own.items()}
+        self._buffer_stack |= {n: t for n, t in self.full.items() if n not in set(self._names)}
         self.active = k
         self.leaves: Params = {n: self.full[n].detach().requires_grad_() for n in self._names}
 
@@ -116,7 +121,7 @@ class ClientStack(nn.Module):
         return Output(*out) if self._tap else Output(out, None)
 
     def _state(self) -> Params:
-        return self.leaves | {name: self.full[name][: self.active] for name in self._buffer_names}
+        return self.leaves | {name: buffer[: self.active] for name, buffer in self._buffer_stack.items()}
 
     def shrink(self, n: int, optimizer: Optimizer) -> None:
         """Goes on with the first n clients; parameters and optimizer state of the others stay where they are."""
@@ -141,6 +146,11 @@ def uses_batch_statistics(net: nn.Module) -> bool:
 
 
 def broadcast_state(net: nn.Module) -> Params:
-    """What travels: the parameters and the floating-point buffers of a network, detached, by name."""
-    state = {name: p.detach() for name, p in net.named_parameters()}
-    return state | {name: b for name, b in net.named_buffers() if b.is_floating_point()}
+    """What travels: a copy of the parameters and the floating-point buffers of a network, by name."""
+    state = {name: p.detach().clone() for name, p in net.named_parameters()}
+    return state | {name: b.clone() for name, b in net.named_buffers() if b.is_floating_point()}
+
+
+def nbytes(tensors: Mapping[str, Tensor]) -> int:
+    """Size of a set of tensors in bytes."""
+    return sum(t.numel() * t.element_size() for t in tensors.values())

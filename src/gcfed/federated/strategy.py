@@ -22,12 +22,6 @@ class CohortStrategy(DDPStrategy):
     def configure_ddp(self) -> None:
         return
 
-    def pre_backward(self, closure_loss: Tensor) -> None:
-        return
-
-    def post_backward(self, closure_loss: Tensor) -> None:
-        return
-
 
 def sum_over_processes(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """Sums tensors over all processes, one message for each data type; the identity in a single process."""

@@ -27,11 +27,15 @@ class FederatedMethod(Callback):
     ``on_clients_start``       the stack of K clients is made
     ``local_loss``             adds a term to each client's loss, ``[n]``
     ``on_after_backward``      Lightning's own: ``pl_module.clients`` has the gradients of a local step, ``[n, *shape]``
-    ``on_clients_end``         the K uploads, before they are aggregated
-    ``on_aggregate_end``       the aggregated update Δ, name → ``[*shape]``
+    ``on_clients_end``         local training is over: ``stack.full`` has each client's w_k, ``[K, *shape]``
+    ``on_upload``              the K uploads, before they are aggregated
+    ``on_aggregate_end``       the aggregated update Δ, name → ``[*shape]``; not in a round without a finite client
     ``on_before_optimizer_step``  Lightning's own: ``pl_module.net`` has the pseudo-gradient ``.grad = −Δ``
     ``on_round_end``           may add entries to the row of metrics
     =========================  =====================================================================================
+
+    Hooks between ``on_clients_start`` and ``on_upload`` run for each stack, on the process that trains it; the others
+    once a round on every process.
 
     State that survives rounds goes through Lightning's ``state_dict`` and ``load_state_dict``: tensors and plain
     Python. In a stack, clients that have finished are no longer there: n ≤ K; client i of the stack is always row i.
@@ -49,7 +53,9 @@ class FederatedMethod(Callback):
 
     def local_loss(self, stack: ClientStack, batch: Batch, out: Output) -> Tensor | None: ...
 
-    def on_clients_end(self, stack: ClientStack, upload: Upload, round: Round) -> None: ...
+    def on_clients_end(self, stack: ClientStack, round: Round) -> None: ...
+
+    def on_upload(self, upload: Upload, round: Round) -> None: ...
 
     def on_aggregate_end(self, update: Params, round: Round) -> None: ...
 

@@ -49,14 +49,16 @@ class GradientCentralization(FederatedMethod):
         local: centralize the clients' gradients of the tensors before the borderline.
         server: centralize the aggregated update (Global GC).
         lam: λ ∈ [0, 1]; the first ⌊λL⌋ of the L parameter tensors get Local GC. Wins over ``boundary``.
-        boundary: name of the first module that gets no Local GC (``fc2``, ``classifier``, …); None: no borderline.
+        boundary: name of the first module that gets no Local GC (``fc2``, ``classifier``, …); None: Local GC in every
+            layer, which only ``server=False`` allows.
         mean: shape of μ in convolutions, Table 8: ``out`` (default), ``out_in``, ``out_kernel``, ``out_in_height``,
             ``in_kernel``.
         tensors: ``weights`` (two axes or more; the paper's shapes) or ``all`` (vectors too; the authors' code).
         skip_last: leave the network's last tensor out of Global GC too (the authors' code, with a named borderline).
 
     Raises:
-        ValueError: λ outside [0, 1], an unknown ``mean`` or ``tensors``; at ``validate``, an unknown boundary.
+        ValueError: λ outside [0, 1], no borderline between both GCs, an unknown ``mean`` or ``tensors``; at
+            ``validate``, an unknown boundary.
     """
 
     def __init__(
@@ -76,6 +78,11 @@ class GradientCentralization(FederatedMethod):
             raise ValueError(f"gc.mean={mean!r} is unknown: choose one of {', '.join(MEAN_AXES)}.")
         if tensors not in ("weights", "all"):
             raise ValueError(f"gc.tensors={tensors!r} is unknown: choose weights or all.")
+        if local and server and lam is None and boundary is None:
+            raise ValueError(
+                "gc.lam and gc.boundary are both null, so GC-Fed has no borderline. Set gc.boundary to a module of the "
+                "model or gc.lam in [0, 1], or take gc=local or gc=global."
+            )
         self.local, self.server = local, server
         self.lam, self.boundary = lam, boundary
         self.mean, self.tensors, self.skip_last = mean, tensors, skip_last

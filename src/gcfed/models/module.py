@@ -13,6 +13,8 @@ from torch.optim import Optimizer
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAccuracy
 
+from gcfed.federated.solver import try_optimizer
+
 if TYPE_CHECKING:
     from gcfed.federated.stack import ClientStack, Params
 
@@ -43,7 +45,7 @@ class FederatedModule(LightningModule):
         has_convolutions = any(isinstance(m, nn.Conv2d) for m in net.modules())
         self.memory_format = torch.channels_last if channels_last and has_convolutions else torch.contiguous_format
         self.net = net.to(memory_format=self.memory_format)
-        self.server = server
+        self.server = try_optimizer(server, "server")
         self.clients: ClientStack | None = None
         self.test_acc = MulticlassAccuracy(num_classes, average="micro", validate_args=False)
         self.test_loss = MeanMetric()

@@ -28,7 +28,8 @@ def write_summary(
         return {}
     result = summary_of(rows, targets)
     with replacing(folder / "summary.json") as temporary:
-        temporary.write_text(json.dumps(result, indent=2) + "\n")
+        plain = {k: None if v != v else v for k, v in result.items()}  # JSON has no NaN
+        temporary.write_text(json.dumps(plain, indent=2, allow_nan=False) + "\n")
     if figures:
         from gcfed.report.figures import plot_curves, plot_partition
 
@@ -74,7 +75,7 @@ def _print(result: dict[str, Any], folder: Path) -> None:
         table.add_row("client updates left out", f"{result['train/nonfinite_clients']} (not finite)")
     console = Console(soft_wrap=True)
     console.print(table)
-    console.print(f"metrics.csv, curves.png, partition.png, checkpoints/ and tensorboard/ are in\n  {folder}")
+    console.print(f"{', '.join(sorted(p.name for p in folder.iterdir() if p.name[0] != '.'))} are in\n  {folder}")
 
 
 def _size(count: float) -> str:

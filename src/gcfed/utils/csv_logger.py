@@ -76,6 +76,6 @@ def read_rows(path: str | Path) -> list[dict[str, float]]:
     lines = text.splitlines() if text.endswith("\n") else text.splitlines()[:-1]
     rows = []
     for row in csv.DictReader(lines):
-        values = {k: float(v) for k, v in row.items() if v not in ("", None)}
-        rows.append({k: int(v) if k == "round" or k.endswith("_bytes") else v for k, v in values.items()})
+        cells = {k: v for k, v in row.items() if v not in ("", None)}
+        rows.append({k: int(v) if v.lstrip("-").isdigit() else float(v) for k, v in cells.items()})
     return rows

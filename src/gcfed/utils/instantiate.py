@@ -11,15 +11,18 @@ def build(node: DictConfig | None, **kwargs: Any) -> Any:
     """``hydra.utils.instantiate``; None for an absent node or one without ``_target_``.
 
     Raises:
-        Exception: what the constructor raised, with its own message, not Hydra's wrapping of it.
+        ValueError, FileNotFoundError: what the constructor raised, with its own message, not Hydra's wrapping of it.
     """
     if not node or node.get("_target_") is None:
         return None
     try:
         return hydra.utils.instantiate(node, _convert_="all", **kwargs)
     except InstantiationException as error:
-        if isinstance(error.__cause__, ValueError | FileNotFoundError | TypeError):
-            raise error.__cause__ from None
+        cause = error.__cause__
+        if isinstance(cause, ValueError | FileNotFoundError):
+            raise cause from None  # ours name their key
+        if isinstance(cause, TypeError):
+            raise ValueError(f"{node._get_full_key(None)}: {cause}") from None
         raise
 
 

@@ -8,6 +8,7 @@ import yaml
 from omegaconf import OmegaConf
 
 ROOT = Path(__file__).resolve().parents[3]
+OVERRIDES = "overrides.yaml"  # written by the run itself, once it has accepted its settings
 # They change nothing of what a run computes, so a run is recognised without them.
 _FREE = (
     "ckpt_path=",
@@ -35,7 +36,7 @@ def run_dir(base: str, ckpt_path: str | None, overrides: list[str] | None = None
         path = Path(ckpt_path)
         return str(path.parent.parent if path.parent.name == "checkpoints" else new)
     for run in sorted(Path(base).glob("*/"), reverse=True):
-        saved = run / ".hydra" / "overrides.yaml"
+        saved = run / OVERRIDES
         if not ((run / "checkpoints" / "last.ckpt").is_file() and saved.is_file()):
             continue
         if _identity(yaml.safe_load(saved.read_text())) == _identity(overrides):
@@ -66,10 +67,11 @@ def all_devices(accelerator: str) -> int:
 
 
 def register() -> None:
+    """Registers the resolvers; those that read the clock answer once for each config."""
     OmegaConf.register_new_resolver("all_devices", all_devices, replace=True)
     OmegaConf.register_new_resolver("project_root", lambda: str(ROOT), replace=True)
-    OmegaConf.register_new_resolver("run_dir", run_dir, replace=True)
-    OmegaConf.register_new_resolver("sweep_dir", sweep_dir, replace=True)
+    OmegaConf.register_new_resolver("run_dir", run_dir, replace=True, use_cache=True)
+    OmegaConf.register_new_resolver("sweep_dir", sweep_dir, replace=True, use_cache=True)
 
 
 register()

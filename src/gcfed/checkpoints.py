@@ -1,0 +1,116 @@
+"""Checkpoints say what run and what model they are of, and are refused to others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback
+from omegaconf import DictConfig, OmegaConf
+
+from gcfed.models.module import FederatedModule
+
+# What makes a run the run that it is: a checkpoint continues under the same values only.
+IDENTITY = (
+    "seed", "precision", "data", "partition", "participation", "model", "client", "server", "aggregator", "methods",
+    "gc",
+)  # fmt: skip
+
+
+class RunRecord(Callback):
+    """Writes what the run is into its checkpoints, as plain Python."""
+
+    def __init__(self, cfg: DictConfig) -> None:
+        self.content = {
+            "identity": plain(cfg, IDENTITY),
+            "config": OmegaConf.to_container(cfg, resolve=False),
+        }
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        checkpoint["gcfed"] = self.content
+
+
+def existing(path: str | Path, key: str) -> Path:
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{key}={path}: there is no such file. Checkpoints lie in <run>/checkpoints/last.ckpt.")
+    return path
+
+
+def resume_from(ckpt_path: str | None, folder: Path) -> Path | None:
+    """The checkpoint to continue from; ``last`` is that of the run's own folder, which the config chose."""
+    if ckpt_path is None:
+        return None
+    if ckpt_path != "last":
+        return existing(ckpt_path, "ckpt_path")
+    last = folder / "checkpoints" / "last.ckpt"
+    if last.is_file():
+        return last
+    if "multirun" in str(folder):
+        return None  # a sweep continues: this job had not begun
+    raise FileNotFoundError(
+        f"ckpt_path=last: no earlier run with these overrides has a checkpoint (this one would write to {folder}). "
+        "Repeat the overrides of the run to continue, or give ckpt_path=<run>/checkpoints/last.ckpt."
+    )
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:
+        raise ValueError(f"{path} is no readable checkpoint of this project: {error}") from error
+    if "gcfed" not in checkpoint:
+        raise ValueError(f"{path} was not written by this project: it holds no description of its run.")
+    return checkpoint
+
+
+def check_checkpoint(path: Path, cfg: DictConfig, module: FederatedModule) -> int:
+    """Refuses a checkpoint of another model or another run; returns its number of finished rounds."""
+    checkpoint = load_checkpoint(path)
+    load_weights(module, checkpoint, path, dry=True)
+    then, now = _flat(checkpoint["gcfed"]["identity"]), _flat(plain(cfg, IDENTITY))
+    differ = sorted(k for k in then.keys() | now.keys() if then.get(k) != now.get(k))
+    if differ:
+        listed = "; ".join(f"{k} was {then.get(k)!r}, now {now.get(k)!r}" for k in differ[:8])
+        raise ValueError(
+            f"ckpt_path={path} belongs to another run: {listed}. Repeat that run's overrides, or start anew without "
+            "ckpt_path."
+        )
+    return int(checkpoint["global_step"])
+
+
+def load_weights(module: FederatedModule, checkpoint: Mapping[str, Any], path: Path, *, dry: bool = False) -> None:
+    """Loads the global network; ``dry`` only compares.
+
+    Raises:
+        ValueError: names or shapes differ: the checkpoint is of another model.
+    """
+    theirs = {k[4:]: v for k, v in checkpoint["state_dict"].items() if k.startswith("net.")}
+    ours = module.net.state_dict()
+    odd = sorted(k for k in theirs.keys() ^ ours.keys()) or [k for k in ours if theirs[k].shape != ours[k].shape]
+    if odd:
+        detail = ", ".join(
+            f"{k} ({tuple(theirs[k].shape) if k in theirs else 'absent'} there, "
+            f"{tuple(ours[k].shape) if k in ours else 'absent'} here)"
+            for k in odd[:4]
+        )
+        raise ValueError(
+            f"ckpt_path={path} holds another model than {type(module.net).__name__}: {detail}. "
+            "Set model=… and data=… as in the run that wrote it."
+        )
+    if not dry:
+        module.net.load_state_dict(theirs)
+
+
+def plain(cfg: DictConfig, keys: tuple[str, ...]) -> dict[str, Any]:
+    container = OmegaConf.to_container(cfg, resolve=False)
+    assert isinstance(container, dict)
+    return {key: container[key] for key in keys}
+
+
+def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(tree, dict) and tree:
+        return {k: v for key, sub in tree.items() for k, v in _flat(sub, f"{prefix}{key}.").items()}
+    return {prefix[:-1]: tree}
