@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from lightning.pytorch import Callback, Trainer, seed_everything
@@ -90,7 +91,7 @@ def train(cfg: DictConfig) -> RunResult:
 
     if trainer.is_global_zero:  # from here on the settings are accepted
         write_inputs(cfg, data, folder)
-        log.info(describe(module, data, loop, methods))
+        log.info(describe(module, data, loop, methods, trainer.strategy.root_device))
     for logger in loggers:
         logger.log_hyperparams(plain(cfg, IDENTITY))
     trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True)
@@ -156,11 +157,15 @@ def build_module(cfg: DictConfig) -> FederatedModule:
     )
 
 
-def describe(module: FederatedModule, data: Any, loop: FederatedLoop, methods: list[FederatedMethod]) -> str:
+def describe(
+    module: FederatedModule, data: Any, loop: FederatedLoop, methods: list[FederatedMethod], device: torch.device
+) -> str:
+    """One line on what is about to run."""
     parameters = sum(p.numel() for p in module.net.parameters())
+    k = loop.solver.stack_size(module.net, device, loop.sampler.per_round)
     names = ", ".join(type(m).__name__ for m in methods) or "none"
     sizes = data.partition.sizes
     return (
         f"{type(module.net).__name__} with {parameters:,} parameters; {data.num_clients:,} clients with "
-        f"{sizes.min()} to {sizes.max()} samples; {loop.sampler}; methods: {names}"
+        f"{sizes.min()} to {sizes.max()} samples; {loop.sampler}, {k} at once on {device}; methods: {names}"
     )

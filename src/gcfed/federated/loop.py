@@ -15,7 +15,7 @@ from gcfed.data.sampling import ClientSampler
 from gcfed.federated.aggregate import Aggregator, Upload, finite_clients
 from gcfed.federated.round import Round, deal
 from gcfed.federated.solver import LocalSolver
-from gcfed.federated.stack import ClientStack, broadcast_state, nbytes, uses_batch_statistics
+from gcfed.federated.stack import ClientStack, broadcast_state, nbytes
 from gcfed.federated.strategy import sum_over_processes
 from gcfed.methods.base import FederatedMethod
 from gcfed.models.module import FederatedModule
@@ -97,7 +97,7 @@ class FederatedLoop(Callback):
         stats = torch.zeros(4, dtype=torch.float64, device=device)  # Σ loss, its clients, finite clients, bytes up
         steps = self.solver.num_steps(data.sizes(round.cohort))
         mine = deal(round.cohort, steps, trainer.global_rank, trainer.world_size)
-        k = 1 if self.solver.stack == "auto" and uses_batch_statistics(net) else self.solver.stack_size(device, cohort)
+        k = self.solver.stack_size(net, device, cohort)
         net.train()
         for clients in np.split(mine, range(k, len(mine), k)) if len(mine) else []:
             upload, loss_K = self._train_clients(trainer, pl_module, clients, round)
@@ -112,19 +112,12 @@ class FederatedLoop(Callback):
         (stats,) = round.reduce([stats])
         loss, counted, num_finite, up_bytes = stats.tolist()  # the round's one synchronisation with the device
         round.num_finite = int(num_finite)
-        if round.num_finite < cohort and trainer.is_global_zero:
-            log.warning(
-                "round %d: %d of %d clients sent numbers that are not finite; %s. Lower client.optimizer.lr or set "
-                "client.clip_norm.",
-                round.index + 1,
-                cohort - round.num_finite,
-                cohort,
-                "they are left out" if round.num_finite else "the model stays as it was",
-            )
         if round.num_finite:
             for method in self.methods:
                 method.on_aggregate_end(update, round)
         pl_module.set_update(update if round.num_finite else None)
+        if round.num_finite < cohort and trainer.is_global_zero:
+            _warn_not_finite(round)
         self.row = {
             "round": round.index + 1,
             "train/loss": loss / counted if counted else float("nan"),
@@ -142,26 +135,14 @@ class FederatedLoop(Callback):
         data, methods, num_samples = self.data, self.methods, self.data.sizes(clients)
         plan = self.solver.plan(data, clients, round, pl_module.device)
         _seed_dropout(pl_module.device, torch_seed(round.seed, "dropout", round.index, int(clients[0])))
-        stack = ClientStack(
-            pl_module.net,
-            round.start,
-            clients,
-            num_samples,
-            plan.steps,
-            tap_features=any(m.needs_features for m in methods),
-        )
+        tap = any(method.needs_features for method in methods)
+        stack = ClientStack(pl_module.net, round.start, clients, num_samples, plan.steps, tap_features=tap)
         pl_module.clients = stack
         for method in methods:
             method.on_clients_start(stack, round)
-        loss_K = self.solver.train(
-            stack,
-            plan,
-            data,
-            round,
-            methods,
-            backward=pl_module.manual_backward,
-            autocast=trainer.precision_plugin.forward_context,
-        )
+        # manual_backward calls on_after_backward of every callback, so of every method, once the gradients are there.
+        backward, autocast = pl_module.manual_backward, trainer.precision_plugin.forward_context
+        loss_K = self.solver.train(stack, plan, data, round, methods, backward, autocast)
         pl_module.clients = None
         for method in methods:
             method.on_clients_end(stack, round)
@@ -202,6 +183,18 @@ class FederatedLoop(Callback):
         for logger in trainer.loggers:
             logger.log_metrics(row, step=row["round"])
         self.last_row = row
+
+
+def _warn_not_finite(round: Round) -> None:
+    cohort = len(round.cohort)
+    log.warning(
+        "round %d: %d of %d clients sent numbers that are not finite; %s. Lower client.optimizer.lr or set "
+        "client.clip_norm.",
+        round.index + 1,
+        cohort - round.num_finite,
+        cohort,
+        "they are left out" if round.num_finite else "the model stays as it was",
+    )
 
 
 def _seed_dropout(device: torch.device, seed: int) -> None:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gcfed.federated.batches import LAST_BATCH, Batch, BatchPlan, ClientData, number_of_steps, plan_batches
+from gcfed.federated.stack import ClientStack, uses_batch_statistics
 
 if TYPE_CHECKING:
     from gcfed.federated.round import Round
-    from gcfed.federated.stack import ClientStack
     from gcfed.methods.base import FederatedMethod
 
 # They take norms or products over whole tensors, so a stacked tensor would mix its clients.
@@ -76,10 +76,10 @@ class LocalSolver:
         self.epochs, self.steps, self.batch_size = epochs, steps, batch_size
         self.last_batch, self.lr_decay, self.clip_norm, self.stack = last_batch, lr_decay, clip_norm, stack
 
-    def stack_size(self, device: torch.device, cohort: int) -> int:
+    def stack_size(self, net: nn.Module, device: torch.device, cohort: int) -> int:
         """K, the number of clients trained at once."""
         if self.stack == "auto":
-            return cohort if device.type == "cuda" else 1
+            return cohort if device.type == "cuda" and not uses_batch_statistics(net) else 1
         return min(int(self.stack), cohort)
 
     def num_steps(self, sizes: np.ndarray) -> np.ndarray:

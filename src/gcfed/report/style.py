@@ -1,11 +1,12 @@
 """One look for every figure. No pyplot: figures draw with Agg, need no display and leave no global state behind."""
 
-import os
 from pathlib import Path
 
 import matplotlib
 from cycler import cycler
 from matplotlib.figure import Figure
+
+from gcfed.utils.files import replacing
 
 # Okabe & Ito, "Color Universal Design": distinguishable with any of the common colour vision deficiencies.
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, YELLOW, BLACK = PALETTE = (
@@ -44,11 +45,5 @@ styled = matplotlib.rc_context(
 @styled
 def save(figure: Figure, path: str | Path) -> None:
     """Write the figure in the format of the suffix (``.png``, ``.pdf``, …); a reader never sees half a file."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
-    try:
+    with replacing(Path(path)) as temporary:
         figure.savefig(temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
