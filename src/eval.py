@@ -6,10 +6,12 @@ import hydra
 from omegaconf import DictConfig
 
 import gcfed.utils.resolvers  # noqa: F401  (before Hydra composes)
+from gcfed.utils.cpu import spin_briefly
 
 
 @hydra.main(version_base="1.3", config_path="../configs", config_name="eval")
 def main(cfg: DictConfig) -> None:
+    spin_briefly()
     from gcfed.run import evaluate
 
     print(json.dumps(evaluate(cfg)))

@@ -4,10 +4,12 @@ import hydra
 from omegaconf import DictConfig
 
 import gcfed.utils.resolvers  # noqa: F401  (before Hydra composes)
+from gcfed.utils.cpu import spin_briefly
 
 
 @hydra.main(version_base="1.3", config_path="../configs", config_name="train")
 def main(cfg: DictConfig) -> float | None:
+    spin_briefly()
     from gcfed.run import train  # torch and lightning: not needed for --help and --cfg
 
     result = train(cfg)
