@@ -1,0 +1,124 @@
+"""What must not be lost: checkpoints under a kill, a run that a wrong command names, data that moved."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from omegaconf import OmegaConf, open_dict
+
+from gcfed.callbacks.checkpoint import AtomicCheckpointIO
+from gcfed.methods.base import FederatedMethod
+from gcfed.run import build_module, evaluate, train
+from gcfed.utils.instantiate import build
+from gcfed.utils.resolvers import ROOT
+
+FAST = ("rounds=3", "participation.num_clients=8", "client.epochs=1", "data.limit_train=200", "data.limit_test=60")
+
+
+def test_a_kill_while_writing_leaves_the_old_checkpoint(tmp_path, monkeypatch):
+    path, io = tmp_path / "last.ckpt", AtomicCheckpointIO()
+    io.save_checkpoint({"round": 1}, path)
+    plain_save = torch.save
+
+    def half(checkpoint, file):
+        plain_save(checkpoint, file)
+        file.truncate(100)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "save", half)
+    with pytest.raises(KeyboardInterrupt):
+        io.save_checkpoint({"round": 2}, path)
+    assert torch.load(path, weights_only=True) == {"round": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_runs_write_their_checkpoints_that_way(config, tmp_path):
+    result = train(config(*FAST, folder=tmp_path))
+    assert isinstance(result.trainer.strategy.checkpoint_io, AtomicCheckpointIO)
+
+
+class Watch(FederatedMethod):
+    """Looks at what hooks see, and can break every client."""
+
+    def __init__(self, poison):
+        self.poison, self.aggregated, self.same, self.moved = poison, 0, [], []
+
+    def on_clients_start(self, stack, round):
+        self.before = {name: t.clone() for name, t in round.start.items()}
+        if self.poison:
+            stack.full["fc1.weight"].fill_(float("nan"))
+
+    def on_clients_end(self, stack, round):
+        self.w_k = {name: t.clone() for name, t in stack.full.items()}
+        self.steps = stack.num_steps
+
+    def on_upload(self, upload, round):
+        assert (upload.num_steps == self.steps).all()
+        for name, delta in upload.delta.items():
+            torch.testing.assert_close(delta, self.w_k[name] - round.start[name], equal_nan=True)
+
+    def on_aggregate_end(self, update, round):
+        self.aggregated += 1
+
+    def on_round_end(self, row, round):
+        self.same.append(all(torch.equal(t, self.before[name]) for name, t in round.start.items()))
+
+
+@pytest.mark.parametrize("poison", [False, True])
+def test_what_hooks_see(config, tmp_path, poison):
+    """w_k, then Δ_k = w_k − w; the broadcast stays what it was; no update is announced that was not made."""
+    cfg = config(*FAST, folder=tmp_path)
+    with open_dict(cfg):
+        cfg.callbacks.watch = {"_target_": f"{__name__}.Watch", "poison": poison}
+    result = train(cfg)
+    watch = next(c for c in result.trainer.callbacks if isinstance(c, Watch))
+    assert watch.same == [True] * 3
+    assert watch.aggregated == (0 if poison else 3)
+
+
+def test_a_refused_resume_changes_nothing_in_the_run(config, tmp_path):
+    train(config(*FAST, folder=tmp_path / "run"))
+    before = {p: p.read_bytes() for p in sorted((tmp_path / "run").rglob("*")) if p.is_file()}
+    with pytest.raises(ValueError, match="belongs to another run"):
+        train(config(*FAST, "seed=2", "ckpt_path=last", folder=tmp_path / "run"))
+    assert {p: p.read_bytes() for p in sorted((tmp_path / "run").rglob("*")) if p.is_file()} == before
+    hydra = OmegaConf.load(ROOT / "configs/hydra/default.yaml")
+    assert hydra.output_subdir is None  # Hydra itself would write before the run could refuse
+
+
+def test_evaluation_looks_for_the_data_where_it_is_told(config, tmp_path):
+    """The checkpoint was written on a machine whose data folder is not here."""
+    overrides = ("data=mnist", "model=mlp", *FAST, f"paths.data_dir={tmp_path / 'elsewhere'}")
+    (tmp_path / "here").mkdir()
+    cfg = config(*overrides, "data.dataset.download=false")
+    stored = OmegaConf.to_container(cfg, resolve=False)
+    module_cfg = {"gcfed": {"config": stored, "identity": {}}, "global_step": 3, "state_dict": {}}
+    state = {f"net.{k}": v for k, v in build_module(cfg).net.state_dict().items()}
+    torch.save(module_cfg | {"state_dict": state}, tmp_path / "last.ckpt")
+    trainer = {"_target_": "lightning.pytorch.Trainer", "logger": False, "accelerator": "cpu"}
+    eval_cfg = OmegaConf.create({
+        "ckpt_path": str(tmp_path / "last.ckpt"), "override": {}, "trainer": trainer,
+        "paths": {"data_dir": str(tmp_path / "here")},
+    })  # fmt: skip
+    with pytest.raises(FileNotFoundError, match=str(tmp_path / "here")):
+        evaluate(eval_cfg)
+
+
+@pytest.mark.parametrize("world", [1, 2, 6, 7, 48])
+def test_every_process_tests_a_part_of_the_test_split(config, world):
+    data = build(config("data.eval_batch_size=50").data)
+    data.setup()
+    strategy = SimpleNamespace(root_device=torch.device("cpu"))
+    slices = []
+    for rank in range(world):
+        data.trainer = SimpleNamespace(world_size=world, global_rank=rank, strategy=strategy)
+        mine = list(data.val_dataloader())
+        assert mine
+        slices += mine
+    covered = sorted(i for start, stop in slices for i in range(start, stop))
+    assert covered == list(range(360))
+    assert max(stop - start for start, stop in slices) <= min(50, math.ceil(360 / world))
+    data.trainer = SimpleNamespace(world_size=361, global_rank=0, strategy=strategy)
+    with pytest.raises(ValueError, match="361 processes"):
+        data.val_dataloader()
