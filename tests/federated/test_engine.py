@@ -17,6 +17,7 @@ from gcfed.federated.round import Round, deal, no_reduce
 from gcfed.federated.solver import LocalSolver, clip_client_grads_
 from gcfed.federated.stack import ClientStack, broadcast_state, uses_batch_statistics
 from gcfed.methods import GradientCentralization, Proximal
+from gcfed.models.mlp import MLP
 
 CPU = torch.device("cpu")
 
@@ -300,6 +301,32 @@ def test_running_statistics_are_averaged_and_refuse_stacks(federation):
     torch.testing.assert_close(stack.delta()["1.running_mean"][0], expected)
     assert net[1].running_mean.eq(0).all()  # the global network is not touched
     assert net[1].num_batches_tracked == 0
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_features_come_out_beside_the_logits(k):
+    net = MLP(input_shape=(6,), hidden=(5,), num_classes=4).double()
+    clients, ones = np.arange(k), np.ones(k)
+    x = torch.randn(k, 7, 6, dtype=torch.float64)
+    plain = ClientStack(net, broadcast_state(net), clients, ones, ones)(x)
+    assert plain.features_KBF is None
+    tapped = ClientStack(net, broadcast_state(net), clients, ones, ones, tap_features=True)
+    out = tapped(x)
+    torch.testing.assert_close(out.logits_KBC, plain.logits_KBC)
+    torch.testing.assert_close(out.features_KBF, torch.stack([net.features(x[i]) for i in range(k)]))
+    out.features_KBF.sum().backward()
+    assert {name for name, _ in tapped.named_grads()} == {"fc1.weight", "fc1.bias"}
+    assert not list(tapped.parameters())  # the global network is no part of the stack
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_frozen_parameters_stay_frozen(federation, k):
+    net = make_net()
+    net[0].weight.requires_grad_(False)
+    before = net[0].weight.clone()
+    plain_loop(net, federation, solver(), rounds=2, k=k)
+    assert torch.equal(net[0].weight, before)
+    assert not torch.equal(net[2].weight, make_net()[2].weight)
 
 
 @pytest.mark.parametrize(

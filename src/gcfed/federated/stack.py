@@ -79,17 +79,21 @@ class ClientStack(nn.Module):
             )
         self.clients, self.num_samples, self.num_steps = clients, num_samples, num_steps
         self.start = dict(start)
-        self._net = (net,)  # a tuple, so that the global network is no submodule of the stack
-        self._tap = _FeatureTap(net) if tap_features else None
+        # Tuples, so that the global network is no submodule of the stack.
+        self._net, self._called = (net,), (_FeatureTap(net) if tap_features else net,)
         self._prefix = "net." if tap_features else ""
         self.full: Params = {name: broadcast_like(t, k).copy_(t) for name, t in start.items()}
-        self._names = [name for name, _ in net.named_parameters()]
+        self._trained = {name: p.requires_grad for name, p in net.named_parameters()}
         # Counters are this stack's own: a call would otherwise count up the global network's.
         own = {n: b for n, b in net.named_buffers() if n not in start}
         self._buffer_stack = {n: broadcast_like(b, k).copy_(b) for n, b in own.items()}
-        self._buffer_stack |= {n: t for n, t in self.full.items() if n not in set(self._names)}
+        self._buffer_stack |= {n: t for n, t in self.full.items() if n not in self._trained}
         self.active = k
-        self.leaves: Params = {n: self.full[n].detach().requires_grad_() for n in self._names}
+        self.leaves: Params = self._prefix_leaves(k)
+
+    def _prefix_leaves(self, n: int) -> Params:
+        """Autograd leaves over the memory of the first n clients; parameters that the network froze stay frozen."""
+        return {name: self.full[name][:n].detach().requires_grad_(train) for name, train in self._trained.items()}
 
     @property
     def net(self) -> nn.Module:
@@ -109,16 +113,16 @@ class ClientStack(nn.Module):
 
     def forward(self, x_KB: Tensor) -> Output:
         """Runs the n active clients on their own batches, ``[n, B, *input]`` → logits ``[n, B, C]``."""
-        module = self._tap or self.net
+        (module,) = self._called
         if self.active == 1:
             # squeeze is a view in both directions: the gradient arrives without a copy.
             state = {self._prefix + name: t.squeeze(0) for name, t in self._state().items()}
             out = functional_call(module, state, (x_KB.squeeze(0),))
-            out = tuple(t.unsqueeze(0) for t in out) if self._tap else out.unsqueeze(0)
+            out = tuple(t.unsqueeze(0) for t in out) if self._prefix else out.unsqueeze(0)
         else:
             state = {self._prefix + name: t for name, t in self._state().items()}
             out = vmap(lambda s, x: functional_call(module, s, (x,)), randomness="different")(state, x_KB)
-        return Output(*out) if self._tap else Output(out, None)
+        return Output(*out) if self._prefix else Output(out, None)
 
     def _state(self) -> Params:
         return self.leaves | {name: buffer[: self.active] for name, buffer in self._buffer_stack.items()}
@@ -127,7 +131,7 @@ class ClientStack(nn.Module):
         """Goes on with the first n clients; parameters and optimizer state of the others stay where they are."""
         old = list(self.leaves.values())
         self.active = n
-        self.leaves = {name: self.full[name][:n].detach().requires_grad_() for name in self._names}
+        self.leaves = self._prefix_leaves(n)
         for leaf, new in zip(old, self.leaves.values(), strict=True):
             state = optimizer.state.pop(leaf, {})
             optimizer.state[new] = {
