@@ -22,17 +22,17 @@ class FederatedMethod(Callback):
 
     Every hook does nothing by default. In the order of a round:
 
-    =========================  =====================================================================================
-    ``on_broadcast``           once a round, before it goes down: replace entries of ``round.start``, count extra bytes
-    ``on_clients_start``       the stack of K clients is made
-    ``local_loss``             adds a term to each client's loss, ``[n]``
-    ``on_after_backward``      Lightning's own: ``pl_module.clients`` has the gradients of a local step, ``[n, *shape]``
-    ``on_clients_end``         local training is over: ``stack.full`` has each client's w_k, ``[K, *shape]``
-    ``on_upload``              the K uploads, before they are aggregated
-    ``on_aggregate_end``       the aggregated update Δ, name → ``[*shape]``; not in a round without a finite client
-    ``on_before_optimizer_step``  Lightning's own: ``pl_module.net`` has the pseudo-gradient ``.grad = −Δ``
-    ``on_round_end``           may add entries to the row of metrics
-    =========================  =====================================================================================
+    ============================  ====================================================================================
+    ``on_broadcast``              before the model goes down: replace entries of ``round.start``, count extra bytes
+    ``on_clients_start``          the stack of K clients is made
+    ``local_loss``                adds a term to each client's loss, ``[n]``
+    ``on_after_backward``         Lightning's: ``pl_module.clients`` has the gradients of a local step, ``[n, *shape]``
+    ``on_clients_end``            local training is over: ``stack.full`` has each client's w_k, ``[K, *shape]``
+    ``on_upload``                 the K uploads, before they are aggregated
+    ``on_aggregate_end``          the aggregated update Δ, name → ``[*shape]``; not in a round without a finite client
+    ``on_before_optimizer_step``  Lightning's: ``pl_module.net`` has the pseudo-gradient ``.grad = −Δ``
+    ``on_round_end``              may add entries to the row of metrics
+    ============================  ====================================================================================
 
     Hooks between ``on_clients_start`` and ``on_upload`` run for each stack, on the process that trains it; the others
     once a round on every process.
