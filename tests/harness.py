@@ -14,6 +14,7 @@ from gcfed.federated.round import Round, deal, no_reduce
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import ClientStack, broadcast_state, nbytes
 from gcfed.federated.store import ClientStores
+from gcfed.tasks import CLASSIFICATION
 
 CPU = torch.device("cpu")
 PLAIN_SERVER = partial(torch.optim.SGD, lr=1.0)
@@ -49,6 +50,7 @@ def plain_loop(
     seed=5,
     order=1,
     world=1,
+    task=CLASSIFICATION,
     on_round=lambda round, update: None,
 ):
     """Trains ``net``; returns its weights and the losses of all stacks.
@@ -56,7 +58,7 @@ def plain_loop(
     ``k`` clients train in a stack, ``world`` processes deal the cohort among themselves and run one after the other,
     ``order=-1`` reverses the cohort. ``on_round`` sees each finished round.
     """
-    module = SimpleNamespace(net=net, clients=None, server=server)
+    module = SimpleNamespace(net=net, clients=None, server=server, task=task)
     stores = stores or ClientStores()
     aggregators = [aggregator or MeanAggregator()] + [MeanAggregator() for _ in range(world - 1)]
     loop = SimpleNamespace(
@@ -110,6 +112,7 @@ def train_clients(module, data, solver, clients, round, methods):
     module.clients = stack = ClientStack(
         module.net, round.start, clients, data.sizes(clients), plan.steps,
         tap_features=any(m.needs_features for m in methods), tap_stages=any(m.needs_stages for m in methods),
+        task=module.task,
     )  # fmt: skip
     for m in methods:
         m.on_clients_start(stack, round)

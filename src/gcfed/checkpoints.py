@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 # What makes a run the run that it is: a checkpoint continues under the same values only.
 IDENTITY = (
     "seed", "precision", "data", "partition", "participation", "model", "client", "server", "aggregator", "methods",
-    "gc", "quantization", "client_store",
+    "gc", "quantization", "client_store", "task",
 )  # fmt: skip
 
 

@@ -136,7 +136,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     data = build(run.data)
     trainer: Trainer = build(cfg.trainer)
     trainer.validate(module, datamodule=data, verbose=False)
-    metrics = {key: float(trainer.callback_metrics[key]) for key in ("test/acc", "test/loss")}
+    metrics = {key: float(trainer.callback_metrics[key]) for key in module.task.columns}
     return {"round": checkpoint["global_step"], **metrics}
 
 
@@ -158,7 +158,8 @@ def check(cfg: DictConfig) -> None:
     if not isinstance(cfg.channels_last, bool):
         raise ValueError(f"channels_last={cfg.channels_last} must be true or false.")
     reads_text = "last_only" in inspect.signature(get_object(cfg.model._target_)).parameters
-    if len(cfg.data.input_shape) == 1 and not reads_text:
+    is_text = cfg.data.transform._target_.endswith("TextTransform")
+    if is_text and not reads_text:
         raise ValueError(f"data={cfg.tags.data} is text, which model={cfg.tags.model} cannot read: take model=lstm.")
     sweep = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
     if sweep and cfg.trainer.get("strategy") is not None and "LOCAL_RANK" not in os.environ:
@@ -189,7 +190,7 @@ def build_module(cfg: DictConfig) -> FederatedModule:
     net = build(cfg.model)
     if cfg.precision == "64-true":  # Lightning converts it too, but only after a checkpoint was loaded into it
         net = net.double()
-    return FederatedModule(net, build(cfg.server), num_classes=cfg.data.num_classes, channels_last=cfg.channels_last)
+    return FederatedModule(net, build(cfg.server), task=build(cfg.task), channels_last=cfg.channels_last)
 
 
 def warn_of_memory(loop: FederatedLoop, module: FederatedModule, num_clients: int) -> None:

@@ -1,4 +1,4 @@
-"""From the uint8 samples of whole batches to what a network takes, on the device they lie on."""
+"""From the samples of whole batches, as they are kept, to what a network takes, on the device they lie on."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -91,6 +91,28 @@ class ImageTransform:
         if self.flip:
             x = torch.where(augment[:, 2].bool().view(-1, 1, 1, 1), x.flip(-1), x)
         return x
+
+
+class VectorTransform:
+    """Float vectors as they are, in the type of the network."""
+
+    def check(self, input_shape: tuple[int, ...]) -> None:
+        """Raises ValueError for anything but the length of a vector."""
+        if len(input_shape) != 1:
+            raise ValueError(f"data.input_shape={list(input_shape)} must be [d] for vectors.")
+
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> None:
+        return None
+
+    def __call__(
+        self,
+        x_Bd: Tensor,
+        augment_BA: None,
+        dtype: torch.dtype = torch.float32,
+        memory_format: torch.memory_format = torch.contiguous_format,
+    ) -> Tensor:
+        """Floats ``[B, d]`` → ``dtype``; the other arguments are those of images."""
+        return x_Bd.to(dtype)
 
 
 class TextTransform:

@@ -1,4 +1,4 @@
-"""The clients' data: uint8 tensors resident on the device, batches by index, no worker processes."""
+"""The clients' data: tensors resident on the device (uint8 for images and text), batches by index, no workers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class FederatedDataModule(LightningDataModule):
 
     Args:
         dataset: makes the :class:`FederatedDataset`; called once, at ``setup``.
-        transform: normalisation and augmentation of images, or the tokens of a text.
+        transform: normalisation and augmentation of images, the tokens of a text, or vectors.
         partitioner: labels → clients.
         num_clients: N.
         rounds: R, the length of the training loader.

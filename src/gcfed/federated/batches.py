@@ -34,8 +34,8 @@ class Batch:
     Attributes:
         x: inputs, ``[n, B, *input]``.
         y: labels, ``[n, B]``, or ``[n, B, T]`` for sequences; a negative one is padding of a
-            sequence and counts for nothing.
-        mask: 1 where a label is real and 0 where it is padding, in the shape of ``y``; None where all are real.
+            sequence and counts for nothing. Labels to regress on are vectors, ``[n, B, C]``.
+        mask: 1 where a label is real and 0 where it is padding, in the shape of the labels; None where all are real.
         count: real labels of each client, ``[n]``.
         rows: 1 where a sample is real and 0 where it is padding, ``[n, B]``; None where all are real.
     """
@@ -47,7 +47,7 @@ class Batch:
     rows: Tensor | None = None
 
     def mean(self, values_KB: Tensor) -> Tensor:
-        """Each client's mean over its real labels, values in the shape of ``y`` → ``[n]``."""
+        """Each client's mean over its real labels, a value for each label → ``[n]``."""
         if self.mask is None:
             return values_KB.flatten(1).mean(1)
         return (values_KB * self.mask).flatten(1).sum(1) / self.count
@@ -84,7 +84,7 @@ class BatchPlan:
         mask = rows = None
         if (counts != size).any():
             mask = rows = torch.arange(size, device=index.device) < self._counts[:n, t, None]
-        if y.dim() == 2:
+        if y.dim() == 2 or y.is_floating_point():
             return Batch(x, y, mask, self._counts[:n, t], rows)
         mask = y >= 0 if mask is None else (y >= 0) & mask.unsqueeze(-1)
         return Batch(x, y, mask, mask.flatten(1).sum(1).clamp(min=1), rows)

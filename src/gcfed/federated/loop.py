@@ -84,6 +84,11 @@ class FederatedLoop(Callback):
         self.methods, self.data = list(methods), data
         self.sampler.validate(data.num_clients)
         for method in self.methods:
+            if method.needs_classes and not module.task.has_classes:
+                raise ValueError(
+                    f"{type(method).__name__} works on the logits of classes, and task={type(module.task).__name__} "
+                    "has none: leave it out, or take a data set of classes."
+                )
             method.validate(self, module)
 
     def state_dict(self) -> dict[str, Any]:
@@ -162,6 +167,7 @@ class FederatedLoop(Callback):
             pl_module.net, round.start, clients, num_samples, plan.steps,
             tap_features=any(method.needs_features for method in methods),
             tap_stages=any(method.needs_stages for method in methods),
+            task=pl_module.task,
         )  # fmt: skip
         pl_module.clients = stack
         for method in methods:
@@ -213,8 +219,8 @@ class FederatedLoop(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.sanity_checking and self.row:
-            tests: Sequence[str] = ("test/acc", "test/loss")
-            self.row |= {key: float(trainer.callback_metrics[key]) for key in tests}
+            assert isinstance(pl_module, FederatedModule)
+            self.row |= {key: float(trainer.callback_metrics[key]) for key in pl_module.task.columns}
             self._finish_round(trainer)
 
     def _finish_round(self, trainer: Trainer) -> None:

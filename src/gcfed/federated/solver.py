@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gcfed.data.base import IGNORE
 from gcfed.federated.batches import LAST_BATCH, Batch, BatchPlan, ClientData, number_of_steps, plan_batches
 from gcfed.federated.stack import ClientStack, cannot_stack, client_norms, per_client
 
@@ -198,7 +196,7 @@ def local_objective(stack: ClientStack, batch: Batch, methods: Sequence[Federate
     logits = out.logits_KBC
     for method in methods:
         logits = method.calibrate(stack, logits)
-    task = batch.mean(task_losses(logits, batch.y))
+    task = batch.mean(stack.task.losses(logits, batch.y))
     objective, terms = task, []
     for method in methods:
         if method.task_weight != 1:
@@ -206,12 +204,6 @@ def local_objective(stack: ClientStack, batch: Batch, methods: Sequence[Federate
         if (term := method.local_loss(stack, batch, out)) is not None:
             terms.append(term)
     return task, sum(terms, objective)
-
-
-def task_losses(logits: Tensor, y: Tensor) -> Tensor:
-    """Cross-entropy of every label, logits ``[…, C]`` and labels ``[…]`` → ``[…]``; 0 where the label is negative."""
-    losses = F.cross_entropy(logits.flatten(0, -2), y.flatten(), reduction="none", ignore_index=IGNORE)
-    return losses.view(y.shape)
 
 
 def clip_client_grads_(grads: Sequence[Tensor], max_norm: float) -> None:

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 from torch.optim import Optimizer
 
+from gcfed.tasks import CLASSIFICATION, Task
+
 Params = dict[str, Tensor]
 
 
@@ -78,6 +80,7 @@ class ClientStack(nn.Module):
         num_steps: number of each client's local steps, ``[K]``.
         tap_features: also return ``net.features(x)``; asked for by methods that need it.
         tap_stages: also return the outputs of all ``net.stages()``.
+        task: what the labels mean.
 
     Raises:
         ValueError: a network with batch statistics is stacked with K > 1 (padded rows would enter the statistics), or
@@ -94,13 +97,14 @@ class ClientStack(nn.Module):
         *,
         tap_features: bool = False,
         tap_stages: bool = False,
+        task: Task = CLASSIFICATION,
     ) -> None:
         super().__init__()
         k = len(clients)
         if k > 1 and (reason := cannot_stack(net)):
             raise ValueError(f"client.stack > 1 cannot train a network with {reason}.")
         self.clients, self.num_samples, self.num_steps = clients, num_samples, num_steps
-        self.start = dict(start)
+        self.start, self.task = dict(start), task
         # Tuples, so that the global network is no submodule of the stack.
         self._net, self._tap = (net,), (Tap(net, tap_features, tap_stages),)
         dropout = any(isinstance(m, nn.modules.dropout._DropoutNd) for m in net.modules())

@@ -53,6 +53,8 @@ class FederatedMethod(Callback):
     """Whether ``local_loss`` reads ``out.features_KBF``."""
     needs_stages = False
     """Whether ``local_loss`` reads ``out.stages``."""
+    needs_classes = False
+    """Whether labels must be classes and outputs their logits."""
     moves_weights = False
     """Whether ``before_step`` moves the weights; such a method's hooks run before those of the others."""
     corrects_drift = False

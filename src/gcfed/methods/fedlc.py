@@ -38,6 +38,8 @@ class FedLC(FederatedMethod):
         ValueError: an argument outside its range.
     """
 
+    needs_classes = True
+
     def __init__(self, tau: float = 0.1, exponent: float = 0.25, floor: float = 0.0) -> None:
         if tau < 0:
             raise ValueError(f"methods.fedlc.tau={tau} is negative: rare classes would lose their margin.")

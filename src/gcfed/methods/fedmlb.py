@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gcfed.federated.solver import task_losses
 from gcfed.methods.base import FederatedMethod
 from gcfed.methods.requirements import network_parts
 
@@ -39,6 +38,7 @@ class FedMLB(FederatedMethod):
         ValueError: an argument outside its range; at ``validate``, a network that has no two stages.
     """
 
+    needs_classes = True
     needs_stages = True
 
     def __init__(self, ce: float = 1.0, kl: float = 1.0, tau: float = 1.0) -> None:
@@ -65,5 +65,5 @@ class FedMLB(FederatedMethod):
             logits = stack.reference(h, first=m).logits_KBC
             hybrid = (logits / self.tau).log_softmax(-1)
             divergence = F.kl_div(client, hybrid, reduction="none", log_target=True).sum(-1)
-            terms.append(batch.mean(self.ce * task_losses(logits, batch.y) + self.kl * divergence))
+            terms.append(batch.mean(self.ce * stack.task.losses(logits, batch.y) + self.kl * divergence))
         return torch.stack(terms).mean(0)

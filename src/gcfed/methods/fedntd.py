@@ -32,6 +32,8 @@ class FedNTD(FederatedMethod):
         ValueError: an argument outside its range.
     """
 
+    needs_classes = True
+
     def __init__(self, beta: float = 1.0, tau: float = 1.0, ce_weight: float = 1.0) -> None:
         if beta < 0:
             raise ValueError(f"methods.fedntd.beta={beta} is negative: clients would forget what the server knows.")

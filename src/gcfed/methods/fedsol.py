@@ -37,6 +37,7 @@ class FedSol(Sam):
         ValueError: ρ is negative or the temperature not positive; at ``validate``, another method moves the weights.
     """
 
+    needs_classes = True
     _name = "fedsol"
 
     def __init__(self, rho: float = 1.0, *, temperature: float = 3.0, adaptive: bool = True) -> None:

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.func import functional_call
 
 from gcfed.federated.round import Round
-from gcfed.federated.solver import task_losses
 from gcfed.federated.stack import ClientStack
 from gcfed.metrics.base import ClientMetric, client_state
 
@@ -28,6 +27,7 @@ class Clients(ClientMetric):
     """
 
     name = "clients"
+    needs_classes = True
     columns = ("clients/acc_before", "clients/loss_before", "clients/acc_after", "clients/loss_after")
 
     def __init__(self, every: int = 10) -> None:
@@ -48,6 +48,6 @@ class Clients(ClientMetric):
             numbers = []
             for state in networks:
                 logits = functional_call(stack.net, state, (x,))
-                numbers += [(logits.argmax(-1) == y).sum(), task_losses(logits, y).sum()]
+                numbers += [(logits.argmax(-1) == y).sum(), stack.task.losses(logits, y).sum()]
             sums += torch.stack([n.double() for n in numbers])
         return torch.where(sums.isfinite().all(), sums / labels, torch.nan)

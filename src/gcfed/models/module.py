@@ -6,15 +6,13 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import MeanMetric
-from torchmetrics.classification import MulticlassAccuracy
 
-from gcfed.data.base import IGNORE
 from gcfed.federated.solver import try_optimizer
+from gcfed.tasks import CLASSIFICATION, Task
 
 if TYPE_CHECKING:
     from gcfed.federated.stack import ClientStack, Params
@@ -29,7 +27,7 @@ class FederatedModule(LightningModule):
     Args:
         net: the global network.
         server: partial of a ``torch.optim`` class; ``SGD(lr=1)`` is FedAvg.
-        num_classes: number of classes of the data set.
+        task: what the labels mean.
         channels_last: keep convolution weights and images in channels_last, the faster layout on CPUs and GPUs.
     """
 
@@ -37,8 +35,8 @@ class FederatedModule(LightningModule):
         self,
         net: nn.Module,
         server: Callable[[Iterable[nn.Parameter]], Optimizer],
-        num_classes: int,
         *,
+        task: Task = CLASSIFICATION,
         channels_last: bool = True,
     ) -> None:
         super().__init__()
@@ -48,8 +46,8 @@ class FederatedModule(LightningModule):
         self.net = net.to(memory_format=self.memory_format)
         self.server = try_optimizer(server, "server")
         self.clients: ClientStack | None = None
-        self.test_acc = MulticlassAccuracy(num_classes, average="micro", ignore_index=IGNORE, validate_args=False)
-        self.test_loss = MeanMetric()
+        self.task = task
+        self.test_means = nn.ModuleDict({column: MeanMetric() for column in task.columns})
 
     def configure_optimizers(self) -> Optimizer:
         return self.server(self.net.parameters())
@@ -88,12 +86,11 @@ class FederatedModule(LightningModule):
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
         x, y = self.trainer.datamodule.fetch_test(batch)  # type: ignore[attr-defined]
-        logits, y = self.net(x).flatten(0, -2), y.flatten()  # a sequence may have a label at every position
-        self.test_acc.update(logits, y)
-        losses = F.cross_entropy(logits.float(), y, reduction="none", ignore_index=IGNORE)
-        self.test_loss.update(losses, weight=y != IGNORE)
+        real = self.task.real(y)
+        for column, values in self.task.scores(self.net(x), y).items():
+            self.test_means[column].update(values, weight=real)  # type: ignore[operator]
 
     def on_validation_epoch_end(self) -> None:
         # The loop logs the round's whole row; from here they reach callbacks that monitor a metric.
-        self.log("test/acc", self.test_acc, logger=False)
-        self.log("test/loss", self.test_loss, logger=False)
+        for column, mean in self.test_means.items():
+            self.log(column, mean, logger=False)  # type: ignore[arg-type]

@@ -33,6 +33,8 @@ def column(rows: Rows, name: str) -> tuple[Array, Array]:
 def plot_curves(rows: Rows | str | Path, path: str | Path) -> Figure:
     """Draw test accuracy (raw and smoothed, best marked) and losses over the rounds; write and return the figure.
 
+    A run without accuracies has its relative error in their place.
+
     Args:
         rows: dicts with ``round`` and any of ``test/acc`` (0 to 1), ``train/loss``, ``test/loss``; or the metrics.csv
             that holds them. Cells may be empty: not every round is tested.
@@ -43,14 +45,20 @@ def plot_curves(rows: Rows | str | Path, path: str | Path) -> Figure:
             rows = list(csv.DictReader(file))
     figure = Figure(figsize=(10, 3.8))
     accuracy_axes, loss_axes = figure.subplots(1, 2)
-    _draw_accuracy(accuracy_axes, *column(rows, "test/acc"))
+    is_regression = not len(column(rows, "test/acc")[0]) and len(column(rows, "test/relative_error")[0]) > 0
+    if is_regression:
+        _draw_error(accuracy_axes, *column(rows, "test/relative_error"))
+    else:
+        _draw_accuracy(accuracy_axes, *column(rows, "test/acc"))
     for name, color in (("train/loss", VERMILION), ("test/loss", BLUE)):
         rounds, values = column(rows, name)
         if len(rounds):
             loss_axes.plot(
                 rounds, values, color=color, linewidth=1.4, label=name.replace("/", " "), marker=_dot(rounds)
             )
-    loss_axes.set(title="Loss", ylabel="cross-entropy (nats)")
+    loss_axes.set(title="Loss", ylabel="squared error / 2" if is_regression else "cross-entropy (nats)")
+    if is_regression:
+        loss_axes.set_yscale("log")
     for axes in (accuracy_axes, loss_axes):
         axes.set_xlabel("communication round")
         axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
@@ -72,6 +80,11 @@ def _draw_accuracy(axes: Axes, rounds: Array, acc: Array) -> None:
     axes.plot(rounds, smooth(percent), color=BLUE, linewidth=2.2, label="mean of the last 10 tests")
     label = f"best: {percent[best]:.1f} % in round {rounds[best]:.0f}"
     axes.plot(rounds[best : best + 1], percent[best : best + 1], "*", color=BLACK, markersize=10, label=label)
+
+
+def _draw_error(axes: Axes, rounds: Array, error: Array) -> None:
+    axes.set(title="Global model against the optimum", ylabel="‖W − W*‖ / ‖W*‖", yscale="log")
+    axes.plot(rounds, error, color=BLUE, linewidth=1.8, marker=_dot(rounds), label=f"last: {error[-1]:.2e}")
 
 
 def _dot(rounds: Array) -> str | None:

@@ -35,9 +35,10 @@ def write_summary(
 
         assert data.partition is not None
         plot_curves(rows, folder / "curves.png")
-        clients = np.arange(min(data.num_clients, 50)) * max(1, data.num_clients // 50)
-        counts = data.partition.label_counts(data.labels, data.num_classes, clients=clients)
-        plot_partition(counts, folder / "partition.png", title=f"{data.dataset.name}, {data.partitioner}")
+        if data.labels.dtype.kind == "i":  # there are classes to draw
+            clients = np.arange(min(data.num_clients, 50)) * max(1, data.num_clients // 50)
+            counts = data.partition.label_counts(data.labels, data.num_classes, clients=clients)
+            plot_partition(counts, folder / "partition.png", title=f"{data.dataset.name}, {data.partitioner}")
     _print(result, folder)
     return result
 
@@ -60,6 +61,7 @@ def summary_of(rows: Sequence[dict[str, float]], targets: Sequence[float]) -> di
         "acc_diff/mean": curve.diff_mean,
         "acc_diff/std": curve.diff_std,
         "acc_diff/min": curve.diff_min,
+        **_errors(rows),
         "rounds_to_target": {f"{target:g}": curve.rounds_to[target] for target in targets},
         "rounds_to_target_ema": {f"{target:g}": curve.rounds_to_averaged[target] for target in targets},
         "comm/down_bytes": int(sum(row["comm/down_bytes"] for row in rows)),
@@ -69,19 +71,35 @@ def summary_of(rows: Sequence[dict[str, float]], targets: Sequence[float]) -> di
     }
 
 
+def _errors(rows: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Last and smallest value of what a test measures beside the accuracy."""
+    found: dict[str, float] = {}
+    for name in ("test/loss", "test/relative_error"):
+        if values := [row[name] for row in rows if name in row]:
+            found |= {name: values[-1], f"{name}_best": min(values)}
+    return found
+
+
 def _print(result: dict[str, Any], folder: Path) -> None:
     table = Table(title=f"{result['rounds']} rounds", title_justify="left", show_header=False)
     table.add_column(style="bold")
     table.add_column()
-    table.add_row("test accuracy, last round", f"{result['test/acc']:.2%}")
-    table.add_row("best", f"{result['test/acc_best']:.2%} in round {result['best_round']}")
-    table.add_row("mean of the last 10 tests", f"{result['test/acc_smooth10']:.2%}")
+    has_accuracy = result["best_round"] is not None
+    if has_accuracy:
+        table.add_row("test accuracy, last round", f"{result['test/acc']:.2%}")
+        table.add_row("best", f"{result['test/acc_best']:.2%} in round {result['best_round']}")
+        table.add_row("mean of the last 10 tests", f"{result['test/acc_smooth10']:.2%}")
+    for name in ("test/loss", "test/relative_error"):
+        if name in result and not has_accuracy:
+            label = name.replace("/", " ").replace("_", " ")
+            table.add_row(label, f"{result[name]:.4g}, at best {result[f'{name}_best']:.4g}")
     if result["acc_diff/std"] == result["acc_diff/std"]:  # two tests at least
         mean, std, least = (100 * result[f"acc_diff/{name}"] for name in ("mean", "std", "min"))
         table.add_row("change from test to test", f"{mean:+.3f} ± {std:.2f}, at worst {least:+.1f} points")
     for key, label in (("rounds_to_target", "rounds to target"), ("rounds_to_target_ema", "… by the moving average")):
         reached = {t: r or f"{result['rounds']}+" for t, r in result[key].items()}
-        table.add_row(label, ", ".join(f"{float(t):.0%}: {r}" for t, r in reached.items()))
+        if has_accuracy:
+            table.add_row(label, ", ".join(f"{float(t):.0%}: {r}" for t, r in reached.items()))
     table.add_row("bytes down, up", f"{_size(result['comm/down_bytes'])}, {_size(result['comm/up_bytes'])}")
     table.add_row("seconds a round (median)", f"{result['time/round_s']:.3f}")
     if result["train/nonfinite_clients"]:

@@ -1,0 +1,74 @@
+"""What labels mean: the loss of an output, and what a test reports. ``task`` in the config; the data set chooses."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gcfed.data.base import IGNORE
+
+
+class Task(Protocol):
+    """What the solver and the test ask of a task; ``[…]`` stands for any leading axes of samples.
+
+    Attributes:
+        columns: the keys of :meth:`scores`.
+        has_classes: whether labels are classes and outputs their logits.
+    """
+
+    columns: tuple[str, ...]
+    has_classes: bool
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """The loss of every label, outputs ``[…, C]`` → ``[…]``."""
+        ...
+
+    def scores(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
+        """What a test averages over the real labels, name → ``[…]``."""
+        ...
+
+    def real(self, y: Tensor) -> Tensor:
+        """Which labels are no padding, bool ``[…]``."""
+        ...
+
+
+class Classification:
+    """Cross-entropy of classes: logits ``[…, C]``, labels int64 ``[…]``; a negative label is padding."""
+
+    columns: tuple[str, ...] = ("test/acc", "test/loss")
+    has_classes = True
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Logits ``[…, C]`` → ``[…]``; 0 where the label is padding."""
+        losses = F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none", ignore_index=IGNORE)
+        return losses.view(y.shape)
+
+    def scores(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
+        right = (outputs.argmax(-1) == y).float()
+        return {"test/acc": right, "test/loss": self.losses(outputs.float(), y)}
+
+    def real(self, y: Tensor) -> Tensor:
+        return y >= 0
+
+
+class SquaredError:
+    """Regression: outputs and labels ``[…, C]``, the loss ½‖output − label‖² (SSF, equation 130, without its ridge)."""
+
+    columns: tuple[str, ...] = ("test/loss",)
+    has_classes = False
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """``[…, C]`` → ``[…]``."""
+        return (outputs - y).square().sum(-1) / 2
+
+    def scores(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
+        return {"test/loss": self.losses(outputs.float(), y)}
+
+    def real(self, y: Tensor) -> Tensor:
+        return torch.ones(y.shape[:-1], dtype=torch.bool, device=y.device)
+
+
+CLASSIFICATION = Classification()

@@ -1,0 +1,158 @@
+"""Classes and vectors as labels: losses, what a test reports, and the engine on targets to regress on."""
+
+from functools import partial
+from itertools import pairwise
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from harness import make_net, plain_loop, sgd, weights
+from torch import nn
+
+from gcfed.data.augment import VectorTransform
+from gcfed.data.base import FederatedDataset, Split
+from gcfed.federated.aggregate import MeanAggregator
+from gcfed.federated.batches import BatchPlan
+from gcfed.federated.loop import FederatedLoop
+from gcfed.methods import FedLC, FedMLB, FedNTD, FedSol, Proximal
+from gcfed.metrics.clients import Clients
+from gcfed.tasks import Classification, SquaredError
+
+
+def test_cross_entropy_of_padded_sequences():
+    logits = torch.randn(2, 3, 4, 5, dtype=torch.float64)
+    y = torch.randint(5, (2, 3, 4))
+    y[0, 1, 2:] = -100
+    losses = Classification().losses(logits, y)
+    by_hand = -logits.softmax(-1).log().gather(-1, y.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    torch.testing.assert_close(losses, by_hand * (y >= 0))
+    scores = Classification().scores(logits, y)
+    assert tuple(scores) == Classification.columns
+    assert torch.equal(scores["test/acc"].bool(), logits.argmax(-1) == y)
+    assert torch.equal(Classification().real(y), y >= 0)
+
+
+def test_squared_error_by_hand():
+    outputs, y = torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.tensor([[0.0, 4.0], [3.0, 4.0]])
+    assert SquaredError().losses(outputs, y).tolist() == [2.5, 12.5]
+    assert SquaredError().scores(outputs, y)["test/loss"].tolist() == [2.5, 12.5]
+    assert SquaredError().real(y).tolist() == [True, True]
+
+
+class Vectors:
+    """Clients with vectors to regress on, of unequal number."""
+
+    def __init__(self, sizes=(9, 4, 7, 6)):
+        random = np.random.default_rng(2)
+        ends = np.cumsum((0, *sizes))
+        self.clients = [np.arange(a, b) for a, b in pairwise(ends)]
+        self.x = torch.from_numpy(random.standard_normal((ends[-1], 6)))
+        self.y = torch.from_numpy(random.standard_normal((ends[-1], 3)))
+
+    def client(self, client):
+        return self.clients[client]
+
+    def sizes(self, clients):
+        return np.array([len(self.clients[k]) for k in clients])
+
+    def draw(self, rng, shape):
+        return None
+
+    def fetch(self, index, augment):
+        return self.x[index], self.y[index]
+
+
+def linear():
+    torch.manual_seed(3)
+    return nn.Linear(6, 3, bias=False, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_the_engine_regresses_as_a_plain_loop_does(k):
+    """Batches of four over clients of nine, four, seven and six: the last ones are padded in a stack."""
+    data, solver, rounds = Vectors(), sgd(lr=0.05), 4
+    ours, _ = plain_loop(linear(), data, solver, rounds=rounds, k=k, task=SquaredError())
+    w = linear().weight.detach()
+    for t in range(rounds):
+        ends = []
+        cohort = np.sort(np.random.default_rng(t).choice(4, 3, replace=False))
+        for client in cohort:
+            round = SimpleNamespace(seed=5, index=t)
+            plan = solver.plan(data, np.array([client]), round, torch.device("cpu"))
+            v = w.clone()
+            for step in range(plan.index.shape[1]):
+                rows = plan.index[0, step, : plan.counts[0, step]]
+                x, y = data.x[rows], data.y[rows]
+                v = v - 0.05 * (x @ v.T - y).T @ x / len(x)
+            ends.append(v)
+        w = torch.stack(ends).mean(0)
+    torch.testing.assert_close(ours, w.flatten(), rtol=0, atol=1e-12)
+
+
+def test_padded_targets_count_for_nothing():
+    data = Vectors()
+    plan = BatchPlan(torch.tensor([[[0, 1, 2]], [[9, 9, 9]]]), None, np.array([[3], [1]]))
+    batch = plan.batch(data, 0, 2)
+    losses = SquaredError().losses(torch.zeros_like(batch.y), batch.y)
+    expected = [losses[0].mean(), losses[1, 0]]
+    torch.testing.assert_close(batch.mean(losses), torch.stack(expected))
+
+
+@pytest.mark.parametrize("method", [FedNTD, FedLC, FedMLB, FedSol, Clients])
+def test_what_needs_classes_says_so(method):
+    loop = FederatedLoop(
+        sampler=SimpleNamespace(validate=lambda n: None), solver=sgd(), aggregator=MeanAggregator(), rounds=1, seed=1
+    )
+    module = SimpleNamespace(net=make_net(), task=SquaredError())
+    data = SimpleNamespace(num_clients=3)
+    loop.bind([Proximal()], data, module)
+    with pytest.raises(ValueError, match=f"{method.__name__} works on the logits of classes, and task=SquaredError"):
+        loop.bind([method()], data, module)
+
+
+def vectors(n=3, c=2, dtype=np.float32):
+    return Split(np.zeros((n, 4), dtype), np.zeros((n, c), dtype), np.arange(n))
+
+
+def test_vectors_are_a_data_set():
+    data = FederatedDataset("toy", 2, vectors(), vectors(5))
+    assert len(data.train.classes) == 0
+    with pytest.raises(ValueError, match="train targets have 3 components"):
+        FederatedDataset("toy", 2, vectors(c=3), vectors())
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Split(np.zeros((3, 4)), np.zeros(3, np.int64)), r"targets must be floats \[3, C\], not int64"),
+        (lambda: Split(np.zeros((3, 4)), np.zeros((2, 1))), r"floats \[3, C\], not float64 \[2, 1\]"),
+        (lambda: Split(np.zeros((3, 4), np.float16), np.zeros((3, 1))), r"or floats \[n, d\], not float16"),
+        (lambda: Split(np.zeros((3, 4)), np.zeros((3, 1)), np.zeros(2, np.int64)), r"groups must be int64 \[3\]"),
+    ],
+)  # fmt: skip
+def test_bad_vectors_are_refused(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_vectors_reach_the_network_in_its_type():
+    transform = VectorTransform()
+    transform.check((4,))
+    with pytest.raises(ValueError, match=r"data\.input_shape=\[1, 4\]"):
+        transform.check((1, 4))
+    assert transform(torch.ones(2, 4), None, torch.float64).dtype == torch.float64
+    assert transform.draw(np.random.default_rng(0), (2,)) is None
+
+
+def test_fedavg_of_one_step_is_gradient_descent():
+    """One full batch a client and all clients: FedAvg is gradient descent on the mean of their losses."""
+    data = Vectors((20, 20))
+    solver = sgd(lr=0.4, epochs=1, batch_size=20)
+    net = linear()
+    run = partial(plain_loop, data=data, solver=solver, rounds=150, cohort_of=2, task=SquaredError())
+    ours, _ = run(net)
+    x, y = data.x.numpy(), data.y.numpy()
+    best = np.linalg.lstsq(x, y, rcond=None)[0].T
+    np.testing.assert_allclose(ours.view(3, 6).numpy(), best, atol=1e-6)
+    assert torch.equal(weights(net), ours)
