@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from gcfed.data.base import FederatedDataset, Split
+from gcfed.data.hwdigits import hwdigits
 from gcfed.data.imagenet import tiny_imagenet
 from gcfed.data.leaf import celeba, femnist, shakespeare
 from gcfed.data.text import tiny_shakespeare
@@ -16,6 +17,7 @@ __all__ = [
     "celeba",
     "digits",
     "femnist",
+    "hwdigits",
     "shakespeare",
     "synthetic",
     "tiny_imagenet",

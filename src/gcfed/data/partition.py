@@ -299,8 +299,8 @@ class ByGroup:
 def _check_one_label(labels: np.ndarray) -> None:
     if labels.ndim > 1:
         raise ValueError(
-            "this partition spreads samples by their label, and these sequences have one at every position: "
-            "choose partition=natural or partition=iid"
+            "this partition spreads samples by their label, and these have several, at every position of a sequence or "
+            "to regress on: choose partition=natural or partition=iid"
         )
 
 

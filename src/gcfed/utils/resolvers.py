@@ -73,15 +73,23 @@ def all_devices(accelerator: str) -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def last_layer(hidden: list[int] | None) -> str | None:
-    """The name of an MLP's last layer, with these hidden ones before it; None for a model without hidden widths."""
-    return None if hidden is None else f"fc{len(hidden) + 1}"
+def last_layer(hidden: list[int] | int | None) -> str | None:
+    """The name of the last linear layer behind hidden ones of these widths; None for a model without such widths."""
+    if hidden is None:
+        return None
+    return "fc2" if isinstance(hidden, int) else f"fc{len(hidden) + 1}"
+
+
+def length(values: list, times: int = 1) -> int:
+    """The number of values, times a factor: the clients that follow from a list of data sets."""
+    return len(values) * times
 
 
 def register() -> None:
     """Registers the resolvers; those that read the clock answer once for each config."""
     OmegaConf.register_new_resolver("all_devices", all_devices, replace=True)
     OmegaConf.register_new_resolver("last_layer", last_layer, replace=True)
+    OmegaConf.register_new_resolver("length", length, replace=True)
     OmegaConf.register_new_resolver("project_root", lambda: str(ROOT), replace=True)
     OmegaConf.register_new_resolver("run_dir", run_dir, replace=True, use_cache=True)
     OmegaConf.register_new_resolver("sweep_dir", sweep_dir, replace=True, use_cache=True)

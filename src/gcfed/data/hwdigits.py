@@ -1,0 +1,201 @@
+"""FedGC's handwritten digits: MNIST, MNIST-M, USPS and SVHN, all as RGB images of 32×32.
+
+"Federated Learning under Gradient Constraints" (FedGC), §4.1. One array holds a composition of sets, in a cache of its
+own: memory-mapped like any other set, where parts joined in memory would cost every run 760 MB. Decoding takes half a
+minute, so compositions share nothing.
+
+MNIST-M (Ganin & Lempitsky, ICML 2015) is read from its own archive, ``mnist_m/`` or ``mnist_m.tar.gz``. Where that is
+absent, it is blended by its authors' recipe with CIFAR-10 in the place of BSDS500: each MNIST digit is |digit − patch|
+in every channel, the patch a random 28×28 crop of a random photograph, training digits over training photographs and
+test digits over test photographs, drawn once and for all.
+"""
+
+import io
+import logging
+import tarfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gcfed.data.base import FederatedDataset, Split
+from gcfed.data.cache import MANIFEST, Allocate, cached
+from gcfed.data.files import Origin, obtain
+from gcfed.data.matlab import read_mat
+from gcfed.data.vision import torchvision_set
+from gcfed.utils.rng import generator
+
+log = logging.getLogger(__name__)
+
+SIZE = 32
+MNIST_M = "http://yaroslav.ganin.net/"
+USPS = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass.html#usps"
+SVHN = "http://ufldl.stanford.edu/housenumbers/"
+SVHN_MD5 = {"train": "e26dedcc434d2e4c54c9b2d4a06d8373", "test": "eb5a983be6a315427106f1b164d9cef3"}
+
+Digits = tuple[np.ndarray, np.ndarray]
+"""uint8 images [n, 1 or 3, H, W] and int64 labels [n] of one part (train, test) of one set."""
+
+
+def hwdigits(
+    data_dir: str,
+    download: bool = True,
+    *,
+    sets: Sequence[str] = ("mnist", "mnist_m", "usps", "svhn"),
+    one_class: bool = False,
+) -> FederatedDataset:
+    """The sets one after another, [n, 3, 32, 32]: grey images in three equal channels, small ones enlarged bilinearly.
+
+    Groups, of both splits, are the places of the sets in ``sets`` (HWDigits-4), or with ``one_class`` ten times the
+    place plus the digit (HWDigits-40). ``mnist_m_blend`` asks for the blend even where MNIST-M's archive is there.
+
+    Raises ValueError for an unknown or repeated set or an unreadable file; FileNotFoundError for a missing one.
+    """
+    if not sets or not set(sets) <= set(READ) or len(set(sets)) < len(sets):
+        raise ValueError(f"data.dataset.sets={list(sets)} must name some of {', '.join(READ)}, each once")
+    folder = Path(data_dir)
+    source = _describe_mnist_m(folder) if "mnist_m" in sets else ""
+    # What was made of an archive that is gone by now is MNIST-M still.
+    if "mnist_m" in sets and not source and not (folder / "cache" / _name(sets) / MANIFEST).exists():
+        log.warning("MNIST-M: neither mnist_m/ nor mnist_m.tar.gz is in %s; blended from MNIST and CIFAR-10", folder)
+        sets = ["mnist_m_blend" if name == "mnist_m" else name for name in sets]
+    dataset = cached(folder, _name(sets), lambda allocate: _build(sets, folder, download, allocate), source)
+    if not one_class:
+        return dataset
+    return replace(dataset, train=_by_class(dataset.train), test=_by_class(dataset.test))
+
+
+def _name(sets: Sequence[str]) -> str:
+    return "-".join(("hwdigits", *sets))
+
+
+def _by_class(split: Split) -> Split:
+    assert split.groups is not None
+    return replace(split, groups=split.groups * 10 + split.y)
+
+
+def _build(sets: Sequence[str], folder: Path, download: bool, allocate: Allocate) -> dict[str, Any]:
+    for part in ("train", "test"):
+        digits = [_read(name, folder, download, part, sets) for name in sets]
+        sizes = [len(y) for _, y in digits]
+        allocate(f"{part}_y", (sum(sizes),), np.int64)[:] = np.concatenate([y for _, y in digits])
+        allocate(f"{part}_groups", (sum(sizes),), np.int64)[:] = np.repeat(np.arange(len(sets)), sizes)
+        x = allocate(f"{part}_x", (sum(sizes), 3, SIZE, SIZE), np.uint8)
+        for (images, _), end, size in zip(digits, np.cumsum(sizes), sizes, strict=True):
+            _fit(images, x[end - size : end])
+    return {"num_classes": 10, "class_names": [str(digit) for digit in range(10)]}
+
+
+def _read(name: str, folder: Path, download: bool, part: str, sets: Sequence[str]) -> Digits:
+    try:
+        return READ[name](folder, download, part)
+    except FileNotFoundError as error:
+        needs = {name, "mnist_m_blend"} if name == "mnist" else {name}  # the blend is made of MNIST
+        others = ",".join(other for other in sets if other not in needs) or "mnist"
+        raise FileNotFoundError(f"{error} Or leave {name} out: data.dataset.sets=[{others}]") from error
+
+
+def _fit(images: np.ndarray, out: np.ndarray) -> None:
+    """uint8 [n, 1 or 3, H, W] into [n, 3, 32, 32]; one channel fills all three."""
+    import torch  # seconds to import, and most runs read the cache
+    import torch.nn.functional as F
+
+    for start in range(0, len(images), 4096):
+        block = torch.tensor(images[start : start + 4096], dtype=torch.float32)
+        if block.shape[2:] != (SIZE, SIZE):
+            block = F.interpolate(block, size=(SIZE, SIZE), mode="bilinear", align_corners=False).round_()
+        out[start : start + 4096] = block.numpy()
+
+
+# ------------------------------------------------------------------------------------------------------- the sets
+def _mnist(folder: Path, download: bool, part: str) -> Digits:
+    split: Split = getattr(torchvision_set("mnist", str(folder), download), part)
+    return split.x, split.y
+
+
+def _usps(folder: Path, download: bool, part: str) -> Digits:
+    import torchvision.datasets  # seconds to import, and most runs read the cache
+
+    root = folder / "USPS"
+    url, file, md5 = torchvision.datasets.USPS.split_list[part]
+    if not (root / file).exists():  # one that is there may be packed otherwise: its lines are what counts
+        obtain(root / file, md5, [url], Origin("usps", root, USPS), download)
+    try:
+        split = torchvision.datasets.USPS(root, train=part == "train")
+    except (OSError, EOFError, ValueError, IndexError) as error:
+        raise ValueError(f"data set usps: {root / file} cannot be read ({error}): move it away") from error
+    return split.data[:, None], np.array(split.targets, np.int64)
+
+
+def _svhn(folder: Path, download: bool, part: str) -> Digits:
+    path = folder / "SVHN" / f"{part}_32x32.mat"
+    obtain(path, SVHN_MD5[part], [SVHN + path.name], Origin("svhn", path.parent, SVHN), download)
+    arrays = read_mat(path)
+    return arrays["X"].transpose(3, 2, 0, 1), arrays["y"].ravel().astype(np.int64) % 10  # its 0 is labelled 10
+
+
+def _describe_mnist_m(folder: Path) -> str:
+    """What would be read, told cheaply: a part of the archive may give way to all of it. Empty without an archive."""
+    if (folder / "mnist_m").is_dir():
+        counts = [sum(1 for _ in (folder / "mnist_m").glob(f"mnist_m_{part}/*")) for part in ("train", "test")]
+        return "mnist_m/ with {} training and {} test images".format(*counts)
+    archive = folder / "mnist_m.tar.gz"
+    return f"{archive.name} of {archive.stat().st_size} bytes" if archive.exists() else ""
+
+
+def _mnist_m(folder: Path, download: bool, part: str) -> Digits:
+    from PIL import Image
+    from tqdm import tqdm
+
+    prefix, read = f"mnist_m/mnist_m_{part}", _open_mnist_m(folder, f"mnist_m/mnist_m_{part}")
+    name = f"{prefix}_labels.txt"
+    try:
+        lines = [line.split() for line in read(name).decode().splitlines() if line.strip()]
+        x, y = np.empty((len(lines), SIZE, SIZE, 3), np.uint8), np.array([int(label) for _, label in lines], np.int64)
+        for i, (file, _) in enumerate(tqdm(lines, desc=f"MNIST-M {part}", unit="image", disable=None)):
+            name = f"{prefix}/{file}"
+            x[i] = np.asarray(Image.open(io.BytesIO(read(name))).convert("RGB"))
+    except (FileNotFoundError, KeyError) as error:
+        origin = Origin("mnist_m", folder, MNIST_M)
+        raise FileNotFoundError(origin.advice(f"{name} is missing", "mnist_m.tar.gz", download=True)) from error
+    except (OSError, SyntaxError, ValueError) as error:
+        raise ValueError(f"data set mnist_m: {name} cannot be read ({error})") from error
+    return x.transpose(0, 3, 1, 2), y
+
+
+def _open_mnist_m(folder: Path, prefix: str) -> Callable[[str], bytes]:
+    """How to read a file whose name begins so, from the unpacked archive or from all of the packed one."""
+    if (folder / "mnist_m").is_dir():
+        return lambda name: (folder / name).read_bytes()
+    with tarfile.open(folder / "mnist_m.tar.gz") as archive:
+        wanted = ((m.name.removeprefix("./"), archive.extractfile(m)) for m in archive)
+        return {name: file.read() for name, file in wanted if file and name.startswith(prefix)}.__getitem__
+
+
+def _mnist_m_blend(folder: Path, download: bool, part: str) -> Digits:
+    digits, labels = _mnist(folder, download, part)
+    try:
+        photos: np.ndarray = getattr(torchvision_set("cifar10", str(folder), download), part).x
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"data set mnist_m: put mnist_m.tar.gz from {MNIST_M} into {folder.resolve()}; without it MNIST-M is "
+            f"blended from MNIST and CIFAR-10, and CIFAR-10 is missing too: {error}"
+        ) from error
+    rng = generator(0, "mnist_m", part == "test")
+    photo = rng.integers(len(photos), size=len(digits))
+    side = digits.shape[-1]
+    row, column = rng.integers(photos.shape[-1] - side + 1, size=(2, len(digits)))
+    crops = np.lib.stride_tricks.sliding_window_view(photos, (side, side), axis=(2, 3))
+    patches = crops[photo, :, row, column]
+    return np.maximum(digits, patches) - np.minimum(digits, patches), labels
+
+
+READ: dict[str, Callable[[Path, bool, str], Digits]] = {
+    "mnist": _mnist,
+    "mnist_m": _mnist_m,
+    "usps": _usps,
+    "svhn": _svhn,
+    "mnist_m_blend": _mnist_m_blend,
+}

@@ -1,0 +1,125 @@
+"""ResNet-9 without normalization, under Fixup initialization: the network of FedReg and FedGC for CIFAR.
+
+"Fixup Initialization: Residual Learning Without Normalization" (Zhang, Dauphin & Ma, ICLR 2019), in the layout that
+"Acceleration of Federated Learning with Alleviated Forgetting in Local Training" (FedReg: Xu et al., ICLR 2022) trains:
+four convolutions of 64, 128, 256 and 512 channels, and a residual block after the second and the fourth.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gcfed.models.mlp import Stage
+
+
+def scalar(value: float) -> nn.Parameter:
+    return nn.Parameter(torch.tensor([value]))
+
+
+def conv3x3(channels_in: int, channels: int) -> nn.Conv2d:
+    return nn.Conv2d(channels_in, channels, kernel_size=3, padding=1, bias=False)
+
+
+class FixupConv(nn.Module):
+    """3×3 convolution between two scalar biases, times a scalar; then 2×2 max-pooling, if any, and ReLU."""
+
+    def __init__(self, channels_in: int, channels: int, *, pool: bool) -> None:
+        super().__init__()
+        self.conv, self.pool = conv3x3(channels_in, channels), pool
+        self.bias_in, self.scale, self.bias_out = scalar(0.0), scalar(1.0), scalar(0.0)
+
+    def forward(self, h_BCHW: Tensor) -> Tensor:
+        h_BCHW = self.conv(h_BCHW + self.bias_in) * self.scale + self.bias_out
+        # ReLU is monotone: it commutes with the pooling, gradients included, and after it has a quarter of the work.
+        return (F.max_pool2d(h_BCHW, 2) if self.pool else h_BCHW).relu()
+
+
+class FixupBlock(nn.Module):
+    """ReLU of the identity plus a branch of two 3×3 convolutions, with a scalar bias before each operation."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = conv3x3(channels, channels), conv3x3(channels, channels)
+        self.bias1_in, self.bias1_out, self.bias2_in, self.bias2_out = (scalar(0.0) for _ in range(4))
+        self.scale = scalar(1.0)
+
+    def branch(self, h_BCHW: Tensor) -> Tensor:
+        h_BCHW = (self.conv1(h_BCHW + self.bias1_in) + self.bias1_out).relu()
+        return self.conv2(h_BCHW + self.bias2_in) * self.scale + self.bias2_out
+
+    def forward(self, h_BCHW: Tensor) -> Tensor:
+        return (h_BCHW + self.branch(h_BCHW)).relu()
+
+
+class FixupLinear(nn.Linear):
+    """A linear layer after a scalar bias."""
+
+    def __init__(self, features: int, num_classes: int) -> None:
+        super().__init__(features, num_classes)
+        self.bias_in = scalar(0.0)
+
+    def forward(self, h_BF: Tensor) -> Tensor:
+        return super().forward(h_BF + self.bias_in)
+
+
+class ResNet9(nn.Module):
+    """``conv1``; ``layer1``, ``layer2`` and ``layer3``, which halve the sides; ``fc`` after global max-pooling.
+
+    At first every branch and all logits are zero, since the last convolution of a branch and ``fc`` are; so the first
+    step moves ``fc`` alone. The first convolution of a branch has Kaiming's deviation (fan-out) times L^(−1/(2m−2)) =
+    L^(−1/2), for L blocks of m = 2 convolutions, and those outside the blocks have Kaiming's.
+
+    Args:
+        input_shape: (C, H, W) of one image.
+        num_classes: number of logits.
+
+    Raises:
+        ValueError: the image is smaller than 8×8, so that nothing is left after three poolings.
+    """
+
+    def __init__(self, *, input_shape: Sequence[int], num_classes: int) -> None:
+        super().__init__()
+        channels, height, width = input_shape
+        if min(height, width) < 8:
+            raise ValueError(f"input_shape={tuple(input_shape)}: ResNet-9 pools by 8; give images of at least 8×8")
+        self.conv1 = FixupConv(channels, 64, pool=False)
+        self.layer1 = nn.Sequential(FixupConv(64, 128, pool=True), FixupBlock(128))
+        self.layer2 = FixupConv(128, 256, pool=True)
+        self.layer3 = nn.Sequential(FixupConv(256, 512, pool=True), FixupBlock(512))
+        self.fc = FixupLinear(512, num_classes)
+        self._init_fixup()
+
+    def _init_fixup(self) -> None:
+        blocks = [module for module in self.modules() if isinstance(module, FixupBlock)]
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        with torch.no_grad():
+            for block in blocks:
+                block.conv1.weight.mul_(len(blocks) ** -0.5)
+                block.conv2.weight.zero_()
+        nn.init.zeros_(self.fc.weight)
+        nn.init.zeros_(self.fc.bias)
+
+    def features(self, x_BCHW: Tensor) -> Tensor:
+        """The pooled vector h_BF, F = 512."""
+        return self._last(self.layer2(self.layer1(self.conv1(x_BCHW))))
+
+    def _last(self, h_BCHW: Tensor) -> Tensor:
+        h_BCHW = self.layer3(h_BCHW)
+        return F.max_pool2d(h_BCHW, h_BCHW.shape[-2:]).flatten(1)
+
+    def head(self, h_BF: Tensor) -> Tensor:
+        """Features h_BF to logits_BC."""
+        return self.fc(h_BF)
+
+    def stages(self) -> dict[str, Stage]:
+        """One stage a child; the pooling of everything that is left goes with ``layer3``."""
+        return {
+            "conv1": self.conv1, "layer1": self.layer1, "layer2": self.layer2, "layer3": self._last, "fc": self.fc,
+        }  # fmt: skip
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        return self.head(self.features(x_BCHW))

@@ -1,0 +1,213 @@
+"""FedGC's and SSF's networks: the CNN with two hidden layers, ResNet-9 under Fixup and the ResNets of 6n + 2 layers."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call, stack_module_state, vmap
+
+from gcfed.models.cnn import CNN
+from gcfed.models.resnet9 import FixupBlock, ResNet9
+from gcfed.models.resnet_cifar import ResNetCIFAR
+
+
+def count(net: nn.Module) -> int:
+    return sum(p.numel() for p in net.parameters())
+
+
+def cnn(seed: int = 0, **options) -> CNN:
+    torch.manual_seed(seed)
+    return CNN(**{"input_shape": (3, 32, 32), "num_classes": 10, "hidden": [512, 100]} | options)
+
+
+def resnet9(seed: int = 0, shape=(3, 32, 32), num_classes: int = 10) -> ResNet9:
+    torch.manual_seed(seed)
+    return ResNet9(input_shape=shape, num_classes=num_classes)
+
+
+def deep(seed: int = 0, **options) -> ResNetCIFAR:
+    torch.manual_seed(seed)
+    return ResNetCIFAR(**{"input_shape": (3, 32, 32), "num_classes": 10} | options)
+
+
+def trained(net: nn.Module) -> nn.Module:
+    """No parameter is 0 any more."""
+    with torch.no_grad():
+        for p in net.parameters():
+            p.add_(0.1 * torch.randn_like(p))
+    return net
+
+
+# ----------------------------------------------------------------------------------------------------------------- CNN
+def test_cnn_has_the_layers_of_fedgc():
+    net = cnn()
+    linear = (4096 * 512 + 512) + (512 * 100 + 100) + (100 * 10 + 10)
+    assert count(net) == (75 * 32 + 32) + (800 * 64 + 64) + linear
+    assert list(net.stages()) == [name for name, _ in net.named_children()] == ["conv1", "conv2", "fc1", "fc2", "fc3"]
+    x_BCHW = torch.randn(2, 3, 32, 32)
+    h_BF = net.features(x_BCHW)
+    assert torch.equal(net(x_BCHW), net.fc3(net.fc2(net.fc1(h_BF).relu()).relu()))
+    torch.manual_seed(0)  # a number is a list of one
+    assert all(
+        torch.equal(a, b) for a, b in zip(cnn(hidden=64).parameters(), cnn(hidden=[64]).parameters(), strict=True)
+    )
+
+
+def test_cnn_can_start_as_torch_does():
+    for layer in cnn(init="torch").children():
+        bound = 1 / math.sqrt(layer.weight[0].numel())
+        assert 0.9 * bound < layer.weight.abs().max() <= bound
+        assert layer.bias.any()
+
+
+# ------------------------------------------------------------------------------------------------------------ ResNet-9
+def test_resnet9_counted_by_hand():
+    convolutions = 9 * (3 * 64 + 64 * 128 + 2 * 128**2 + 128 * 256 + 256 * 512 + 2 * 512**2)
+    scalars = 4 * 3 + 2 * 5 + 1  # four convolutions, two blocks, the classifier
+    assert count(resnet9()) == convolutions + scalars + 512 * 10 + 10 == 6_568_673
+    net = resnet9()
+    assert sum(isinstance(m, FixupBlock) for m in net.modules()) == 2  # L
+    assert sum(isinstance(m, nn.Conv2d | nn.Linear) for m in net.modules()) == 9
+    assert sum(p.numel() == 1 for p in net.parameters()) == scalars
+    assert not any("Norm" in type(m).__name__ for m in net.modules())
+
+
+def test_fixup_starts_with_identities_and_no_opinion():
+    net, x_BCHW = resnet9(), torch.randn(4, 3, 32, 32)
+    for block in (net.layer1[1], net.layer3[1]):
+        h_BCHW = torch.randn(2, block.conv1.in_channels, 8, 8)
+        assert not block.branch(h_BCHW).any()
+        assert torch.equal(block(h_BCHW), h_BCHW.relu())
+    assert not net(x_BCHW).any()
+
+    nn.functional.cross_entropy(net(x_BCHW), torch.tensor([0, 1, 2, 3])).backward()
+    assert {name for name, p in net.named_parameters() if p.grad.any()} == {"fc.weight", "fc.bias"}
+
+    inner = {net.layer1[1].conv1, net.layer3[1].conv1}
+    last = {net.layer1[1].conv2, net.layer3[1].conv2}
+    for m in net.modules():
+        if isinstance(m, nn.Conv2d):
+            kaiming = math.sqrt(2 / (9 * m.out_channels))
+            expected = 0 if m in last else kaiming / math.sqrt(2) if m in inner else kaiming  # L^(−1/(2·2−2)), L = 2
+            assert m.weight.std().item() == pytest.approx(expected, rel=5 / math.sqrt(2 * m.weight.numel()))
+
+
+def test_resnet9_computes_what_the_authors_layout_says():
+    """ReLU before pooling, every scalar in its place; values and gradients."""
+    net = trained(resnet9(shape=(3, 16, 16)).double())
+    pool = nn.functional.max_pool2d
+
+    def conv(f, h):
+        return (f.conv(h + f.bias_in) * f.scale + f.bias_out).relu()
+
+    def block(b, h):
+        out = (b.conv1(h + b.bias1_in) + b.bias1_out).relu()
+        return (b.conv2(out + b.bias2_in) * b.scale + b.bias2_out + h).relu()
+
+    def plain(x):
+        h = conv(net.conv1, x)
+        h = block(net.layer1[1], pool(conv(net.layer1[0], h), 2))
+        h = pool(conv(net.layer2, h), 2)
+        h = block(net.layer3[1], pool(conv(net.layer3[0], h), 2))
+        return (pool(h, 2).flatten(1) + net.fc.bias_in) @ net.fc.weight.T + net.fc.bias
+
+    x_BCHW = torch.randn(2, 3, 16, 16, dtype=torch.float64)
+    ours, theirs = net(x_BCHW), plain(x_BCHW)
+    torch.testing.assert_close(ours, theirs)
+    ours, theirs = (torch.autograd.grad(y.square().sum(), list(net.parameters())) for y in (ours, theirs))
+    torch.testing.assert_close(ours, theirs)
+
+
+# --------------------------------------------------------------------------------------------------------- ResNet-110
+@pytest.mark.parametrize("norm", ["group", "batch"])
+def test_resnet110_has_the_papers_size(norm):
+    net = deep(norm=norm)
+    blocks = 18 * (2 * 16**2 + 2 * 32**2 + 2 * 64**2) - 16 * 32 - 32 * 64
+    norms = 2 * (16 + 2 * 18 * (16 + 32 + 64))
+    assert count(net) == 9 * (3 * 16 + blocks) + norms + 64 * 10 + 10 == 1_727_962
+    assert sum(isinstance(m, nn.Conv2d | nn.Linear) for m in net.modules()) == 110
+    assert bool(list(net.buffers())) == (norm == "batch")
+
+
+@pytest.mark.parametrize("depth", [8, 20, 32, 56])
+def test_other_depths_have_6n_plus_2_layers(depth):
+    assert sum(isinstance(m, nn.Conv2d | nn.Linear) for m in deep(depth=depth).modules()) == depth
+
+
+def test_resnet_cifar_block_by_block():
+    net = trained(deep(depth=14).double())
+    x_BCHW = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    h, shapes = net.norm1(net.conv1(x_BCHW)).relu(), []
+    for layer in (net.layer1, net.layer2, net.layer3):
+        for block in layer:
+            out = block.norm2(block.conv2(block.norm1(block.conv1(h)).relu()))
+            if out.shape != h.shape:  # option A: every other pixel, and zeros for the new channels
+                small = torch.zeros_like(out)
+                small[:, : h.shape[1]] = h[:, :, ::2, ::2]
+                h = small
+            h = (out + h).relu()
+        shapes.append((*h.shape[1:],))
+    assert shapes == [(16, 32, 32), (32, 16, 16), (64, 8, 8)]
+    torch.testing.assert_close(net.features(x_BCHW), h.mean((2, 3)))
+    torch.testing.assert_close(net(x_BCHW), net.fc(h.mean((2, 3))))
+
+
+def test_every_block_starts_as_an_identity():
+    net = deep(depth=20)
+    h_BCHW = torch.randn(2, 16, 8, 8)
+    assert torch.equal(net.layer1[0](h_BCHW), h_BCHW.relu())
+    assert net.layer1[0].conv2.weight.std().item() == pytest.approx(math.sqrt(2 / 144), rel=0.1)
+
+
+# ----------------------------------------------------------------------------------------------------------------- all
+NETS = {
+    "cnn": lambda seed=0: cnn(seed, input_shape=(3, 8, 8)),
+    "resnet9": lambda seed=0: resnet9(seed, (3, 8, 8)),
+    "resnet14": lambda seed=0: deep(seed, depth=14),
+}
+SHAPES = {"cnn": (3, 8, 8), "resnet9": (3, 8, 8), "resnet14": (3, 9, 10)}
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_head_of_features_and_all_stages_are_forward(name):
+    net, x_BCHW = trained(NETS[name]().double()), torch.randn(2, *SHAPES[name], dtype=torch.float64)
+    h = x_BCHW
+    for stage in net.stages().values():
+        h = stage(h)
+    assert net(x_BCHW).shape == (2, 10)
+    assert net.features(x_BCHW).dim() == 2
+    assert torch.equal(net(x_BCHW), net.head(net.features(x_BCHW)))
+    assert torch.equal(net(x_BCHW), h)
+    torch.testing.assert_close(net(x_BCHW)[:1], net(x_BCHW[:1]))  # of its own image alone
+
+
+@pytest.mark.parametrize("name", NETS)
+def test_stack_of_two_under_vmap_equals_two_modules(name):
+    nets = [trained(NETS[name](seed).double()) for seed in range(2)]
+    x_KBCHW = torch.randn(2, 2, *SHAPES[name], dtype=torch.float64)
+    params, buffers = stack_module_state(nets)
+    logits_KBC = vmap(lambda p, b, x: functional_call(nets[0], (p, b), (x,)))(params, buffers, x_KBCHW)
+    logits_KBC.square().sum().backward()
+    for k, net in enumerate(nets):
+        logits_BC = net(x_KBCHW[k])
+        torch.testing.assert_close(logits_KBC[k], logits_BC, rtol=1e-9, atol=1e-9)
+        logits_BC.square().sum().backward()
+        for key, p in net.named_parameters():
+            torch.testing.assert_close(params[key].grad[k], p.grad, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("build_wrong", "key"),
+    [
+        (lambda: cnn(init="xavier"), "init=xavier"),
+        (lambda: resnet9(shape=(3, 7, 32)), "input_shape"),
+        (lambda: deep(depth=18), "depth=18"),
+        (lambda: deep(depth=2), "depth=2"),
+        (lambda: deep(norm="layer"), "norm=layer"),
+        (lambda: deep(groups=5), "groups=5"),
+    ],
+)
+def test_impossible_arguments_are_named(build_wrong, key):
+    with pytest.raises(ValueError, match=key):
+        build_wrong()
