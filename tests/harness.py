@@ -1,5 +1,6 @@
 """The engine without Lightning: a plain loop drives stack, solver, methods and aggregator, as the callback does."""
 
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from gcfed.federated.round import Round, deal, no_reduce
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import ClientStack, broadcast_state, nbytes
 from gcfed.federated.store import ClientStores
+from gcfed.metrics.base import Metric
 from gcfed.tasks import CLASSIFICATION
 
 CPU = torch.device("cpu")
@@ -60,11 +62,11 @@ def plain_loop(
     """
     module = SimpleNamespace(net=net, clients=None, server=server, task=task)
     stores = stores or ClientStores()
-    aggregators = [aggregator or MeanAggregator()] + [MeanAggregator() for _ in range(world - 1)]
+    aggregators = [aggregator := aggregator or MeanAggregator(), *(deepcopy(aggregator) for _ in range(world - 1))]
     loop = SimpleNamespace(
         solver=solver, aggregator=aggregators[0], stores=stores, methods=methods, data=data, rounds=rounds
     )  # fmt: skip
-    methods = loop.methods = sorted(methods, key=lambda m: not m.moves_weights)
+    methods = loop.methods = sorted(methods, key=lambda m: (isinstance(m, Metric), m.place))
     for m in methods:
         m.validate(loop, module)
     optimizer = server(net.parameters())

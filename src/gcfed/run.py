@@ -32,6 +32,7 @@ from gcfed.checkpoints import (
 )
 from gcfed.federated.loop import FederatedLoop
 from gcfed.methods.base import FederatedMethod
+from gcfed.metrics.relative_error import relative_error
 from gcfed.models.module import FederatedModule
 from gcfed.utils.cpu import keep_freed_memory
 from gcfed.utils.instantiate import build, build_all
@@ -93,6 +94,8 @@ def train(cfg: DictConfig) -> RunResult:
 
     data = build(cfg.data)
     data.setup()
+    if module.task.has_classes != (data.labels.dtype.kind == "i"):
+        raise ValueError(f"task._target_={cfg.task._target_} does not go with the labels of data={cfg.tags.data}.")
     methods, measurements = build_methods(cfg), build_all(cfg.metrics)
     loop = FederatedLoop(
         sampler=build(cfg.participation.sampler),
@@ -120,7 +123,7 @@ def train(cfg: DictConfig) -> RunResult:
     if trainer.is_global_zero:
         from gcfed.report.summary import write_summary  # matplotlib: only once the run is done
 
-        write_summary(folder, data, targets=cfg.targets, figures=cfg.extras.figures)
+        write_summary(folder, data, targets=cfg.targets, figures=cfg.extras.figures, processes=trainer.world_size)
     metrics = {k: float(v) for k, v in {**trainer.callback_metrics, **loop.last_row}.items()}
     return RunResult(folder, metrics, module, trainer, loop)
 
@@ -137,6 +140,10 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     trainer: Trainer = build(cfg.trainer)
     trainer.validate(module, datamodule=data, verbose=False)
     metrics = {key: float(trainer.callback_metrics[key]) for key in module.task.columns}
+    params = dict(module.net.cpu().named_parameters())
+    optimum = {name: torch.from_numpy(array) for name, array in (data.dataset.optimum or {}).items()}
+    if optimum and optimum.keys() == params.keys():
+        metrics["test/relative_error"] = relative_error(params, optimum)
     return {"round": checkpoint["global_step"], **metrics}
 
 
@@ -178,11 +185,10 @@ def write_inputs(cfg: DictConfig, data: Any, folder: Path) -> None:
 def build_methods(cfg: DictConfig) -> list[FederatedMethod]:
     """The ingredients of the algorithm, in the order in which their hooks run.
 
-    What moves the weights comes first, so that the others see them where they were, the quantization of what the
-    others made of the uploads towards the end, and GC last: P·(corrected gradient).
+    GC comes after all that correct gradients, P·(corrected gradient), and before what has a ``place`` behind them.
     """
-    methods = [*build_all(cfg.methods), build(cfg.quantization), build(cfg.gc)]
-    return sorted((m for m in methods if m is not None), key=lambda m: not m.moves_weights)
+    methods = [*build_all(cfg.methods), build(cfg.gc), build(cfg.quantization)]
+    return sorted((m for m in methods if m is not None), key=lambda m: m.place)
 
 
 def build_module(cfg: DictConfig) -> FederatedModule:

@@ -55,7 +55,11 @@ class Classification:
 
 
 class SquaredError:
-    """Regression: outputs and labels ``[…, C]``, the loss ½‖output − label‖² (SSF, equation 130, without its ridge)."""
+    """Regression: outputs and labels ``[…, C]``, the loss ½‖output − label‖² (SSF, equation 130, without its ridge).
+
+    Where a data set knows its optimum (``FederatedDataset.optimum``), ``metrics=relative_error`` adds the distance of
+    the global model to it, ``test/relative_error``, to each round.
+    """
 
     columns: tuple[str, ...] = ("test/loss",)
     has_classes = False

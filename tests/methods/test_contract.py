@@ -72,7 +72,7 @@ class KillInRound(FederatedMethod):
             raise Killed
 
 
-STATEFUL = ("feddc", "feddyn", "fedvarp", "moon", "scaffold")
+STATEFUL = ("fedcurv", "feddc", "feddyn", "fedsub", "fedvarp", "moon", "scaffold", "ssf")
 
 
 @pytest.mark.parametrize(

@@ -93,35 +93,13 @@ class ImageTransform:
         return x
 
 
-class VectorTransform:
-    """Float vectors as they are, in the type of the network."""
-
-    def check(self, input_shape: tuple[int, ...]) -> None:
-        """Raises ValueError for anything but the length of a vector."""
-        if len(input_shape) != 1:
-            raise ValueError(f"data.input_shape={list(input_shape)} must be [d] for vectors.")
-
-    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> None:
-        return None
-
-    def __call__(
-        self,
-        x_Bd: Tensor,
-        augment_BA: None,
-        dtype: torch.dtype = torch.float32,
-        memory_format: torch.memory_format = torch.contiguous_format,
-    ) -> Tensor:
-        """Floats ``[B, d]`` → ``dtype``; the other arguments are those of images."""
-        return x_Bd.to(dtype)
-
-
 class TextTransform:
     """uint8 tokens → int64, as an embedding takes them; no augmentation, whatever the type of the network."""
 
     def check(self, input_shape: tuple[int, ...]) -> None:
-        """Raises ValueError for anything but the length of a sequence."""
+        """Raises ValueError for anything but one length."""
         if len(input_shape) != 1:
-            raise ValueError(f"data.input_shape={list(input_shape)} must be [length] for the tokens of a text.")
+            raise ValueError(f"data.input_shape={list(input_shape)} must be [length] for a text or for vectors.")
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> None:
         return None
@@ -135,3 +113,17 @@ class TextTransform:
     ) -> Tensor:
         """uint8 ``[B, T]`` → int64 of the same shape; the other arguments are those of images."""
         return x_BT.long()
+
+
+class VectorTransform(TextTransform):
+    """Float vectors as they are, in the type of the network."""
+
+    def __call__(
+        self,
+        x_Bd: Tensor,
+        augment_BA: None,
+        dtype: torch.dtype = torch.float32,
+        memory_format: torch.memory_format = torch.contiguous_format,
+    ) -> Tensor:
+        """Floats ``[B, d]`` → ``dtype``; the other arguments are those of images."""
+        return x_Bd.to(dtype)

@@ -33,6 +33,9 @@ class Round:
         reduce: sums tensors over the processes; every process must call it, so never from a hook of a stack.
         server: the server's optimizer, whose momentum a method may send ahead; None in a loop without one.
         down_bytes: sent to the whole cohort; :meth:`send` adds to it.
+        coordinates: entries of Δ that travel in other coordinates than the model's, those of a subspace, shaped as one
+            client sends them; their method turns the aggregated ones back in ``on_aggregate_end``.
+        lift: by the name of each such entry, what turns its coordinates, ``[…, *theirs]``, into those of the model.
         num_finite: clients whose updates were finite; known from ``on_aggregate_end`` on.
         received: what clients sent beside Δ, by the name given to ``Upload.send``: the mean over the finite clients,
             name → ``[*shape]``; known from ``on_aggregate_end`` on.
@@ -48,13 +51,22 @@ class Round:
     reduce: Reduce = no_reduce
     server: Optimizer | None = None
     down_bytes: int = 0
+    coordinates: Params = field(default_factory=dict)
+    lift: dict[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
     num_finite: int = 0
     received: dict[str, Params] = field(default_factory=dict)
     rehearsal: bool = False
 
-    def send(self, tensors: Mapping[str, Tensor]) -> None:
-        """Counts the bytes of what the server sends to every client of the cohort beside the model."""
-        self.down_bytes += len(self.cohort) * nbytes(tensors)
+    @property
+    def update_like(self) -> Params:
+        """Shapes of the aggregated update as it travels, name → ``[*shape]``."""
+        return self.start | self.coordinates
+
+    def send(self, tensors: Mapping[str, Tensor], *, instead_of: Mapping[str, Tensor] | None = None) -> None:
+        """Counts the bytes of what the server sends to every client of the cohort beside the model, or in place of
+        tensors of it.
+        """
+        self.down_bytes += len(self.cohort) * (nbytes(tensors) - nbytes(instead_of or {}))
 
 
 def deal(cohort: np.ndarray, work: np.ndarray, rank: int, world: int) -> np.ndarray:

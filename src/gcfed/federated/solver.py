@@ -167,6 +167,10 @@ class LocalSolver:
         if self.clip_norm is not None:
             clip_client_grads_(stack.grads(), self.clip_norm)
         optimizer.step()
+        for method in methods:
+            if method.moves_weights:
+                with autocast():
+                    method.after_step(stack, batch)
         return task.detach()
 
 

@@ -160,13 +160,13 @@ class ClientStack(nn.Module):
             first: number of the stage of the network at which ``x_KB`` enters.
             features, stages: what to return beside the logits.
 
-        Gradients flow to ``x_KB`` unless the caller forbids them; the network itself gets none.
+        Gradients flow to ``x_KB`` and to those of ``params`` that want them; the network itself gets none.
         """
         tap = Tap(self.net, features, stages or first > 0)
         with self._without_dropout():
             if params is not None:
-                state = self._state() | dict(params)
-                return self._call(tap, {n: t.detach() for n, t in state.items()}, x_KB, first)
+                state = {name: t.detach() for name, t in self._state().items()} | dict(params)
+                return self._call(tap, state, x_KB, first)
             state = {f"net.{name}": t for name, t in self.start.items()}
             out = functional_call(tap, state, (x_KB.flatten(0, 1), first))
         return tap.output([t.unflatten(0, x_KB.shape[:2]) for t in out])

@@ -55,6 +55,10 @@ class ClientStore:
         """Number of clients that have a state."""
         return len(self._version)
 
+    def version(self, client: int) -> int | None:
+        """Index of the round in which this client's state was last written; None where it has none."""
+        return self._version.get(int(client))
+
     def read(self, clients: np.ndarray, like: Mapping[str, Tensor], *, default: Params | None = None) -> Params:
         """The states of these clients, name → ``[K, *shape]``, on the device and in the layout of ``like``.
 

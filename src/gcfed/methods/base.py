@@ -33,6 +33,7 @@ class FederatedMethod(Callback):
     ``calibrate``                 changes the logits that enter the task's loss
     ``local_loss``                adds a term to each client's loss, ``[n]``
     ``on_after_backward``         Lightning's: ``pl_module.clients`` has the gradients of a local step, ``[n, *shape]``
+    ``after_step``                the clients' optimizer has stepped; may move the weights
     ``on_clients_end``            local training is over: ``stack.full`` has each client's w_k, ``[K, *shape]``
     ``on_upload``                 the clients' side of K uploads: edit ``upload.delta``, ``upload.send`` more
     ``on_receive``                the server's side of them, before they are aggregated
@@ -56,9 +57,11 @@ class FederatedMethod(Callback):
     needs_classes = False
     """Whether labels must be classes and outputs their logits."""
     moves_weights = False
-    """Whether ``before_step`` moves the weights; such a method's hooks run before those of the others."""
+    """Whether ``before_step`` or ``after_step`` moves the weights; such a method's hooks run before the others'."""
     corrects_drift = False
     """Whether it reads the clients' drift off their updates to correct it; two such would each correct the other."""
+    projects = False
+    """Whether it projects the clients' gradients, and so what others made of them, on a subspace."""
     quantizes = False
     """Whether ``on_upload`` sends the numbers of Δ with fewer bits."""
     task_weight = 1.0
@@ -82,6 +85,8 @@ class FederatedMethod(Callback):
         return logits_KBC
 
     def local_loss(self, stack: ClientStack, batch: Batch, out: Output) -> Tensor | None: ...
+
+    def after_step(self, stack: ClientStack, batch: Batch) -> None: ...
 
     def on_clients_end(self, stack: ClientStack, round: Round) -> None: ...
 
@@ -117,6 +122,15 @@ class FederatedMethod(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._server.update({name: dict(tensors) for name, tensors in state_dict["server"].items()})
+
+    @property
+    def place(self) -> tuple[bool, bool, bool]:
+        """Orders the methods of a run, for ``sorted``, which leaves those of one place as they were given.
+
+        What moves the weights comes first, so that the others see them where they were; then terms and corrections;
+        what projects on a subspace after all of them, since a gradient edited later would leave it; quantization last.
+        """
+        return not self.moves_weights, self.quantizes, self.projects
 
     # Lightning's hooks, repeated here with the types that a method meets; ``trainer`` is None in a plain loop.
     def on_after_backward(self, trainer: Trainer | None, pl_module: LightningModule) -> None: ...

@@ -15,16 +15,17 @@ if TYPE_CHECKING:
     from gcfed.models.module import FederatedModule
 
 
-def plain_server(module: FederatedModule, method: str, reason: str) -> None:
-    """The server optimizer must be SGD with lr 1 and without momentum: w ← w + Δ.
+def plain_server(module: FederatedModule, method: str, reason: str, *, any_lr: bool = False) -> None:
+    """The server optimizer must be SGD without momentum and with lr 1, w ← w + Δ, or with ``any_lr``, w ← w + lr Δ.
 
     Raises:
         ValueError: it is not.
     """
     optimizer = build_on_nothing(module.server)
     settings = optimizer.defaults
-    if not isinstance(optimizer, SGD) or settings["lr"] != 1 or settings["momentum"] or settings["weight_decay"]:
-        raise ValueError(f"{method} needs server=sgd with server.lr=1: {reason}.")
+    wrong_lr = settings["lr"] != 1 and not any_lr
+    if not isinstance(optimizer, SGD) or wrong_lr or settings["momentum"] or settings["weight_decay"]:
+        raise ValueError(f"{method} needs server=sgd{'' if any_lr else ' with server.lr=1'}: {reason}.")
 
 
 def local_sgd(loop: FederatedLoop, method: str, reason: str, *, momentum: bool) -> None:
@@ -48,6 +49,16 @@ def uniform_mean(loop: FederatedLoop, method: str, reason: str) -> None:
     """
     if not isinstance(loop.aggregator, MeanAggregator) or loop.aggregator.weighting != "uniform":
         raise ValueError(f"{method} needs aggregator.weighting=uniform: {reason}.")
+
+
+def mean_aggregator(loop: FederatedLoop, method: str, reason: str) -> None:
+    """The aggregator must be a mean, weighted or not, which has no use for the shapes of tensors.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if not isinstance(loop.aggregator, MeanAggregator):
+        raise ValueError(f"{method} needs aggregator=gcfed.federated.aggregate.MeanAggregator: {reason}.")
 
 
 def full_uploads(loop: FederatedLoop, method: str, reason: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +13,7 @@ from gcfed.federated.stack import ClientStack, Params
 from gcfed.methods.base import FederatedMethod
 
 if TYPE_CHECKING:
+    from gcfed.federated.aggregate import Upload
     from gcfed.federated.loop import FederatedLoop
     from gcfed.models.module import FederatedModule
 
@@ -89,6 +91,15 @@ class ClientMetric(Metric):
 def client_state(stack: ClientStack, client: int) -> Params:
     """One client's network as its training left it, name → ``[*shape]``; views."""
     return {name: t[client] for name, t in stack.full.items()}
+
+
+def as_sent(upload: Upload, round: Round, names: Sequence[str]) -> Params:
+    """The clients' updates as they were uploaded, name → ``[K, *shape]``, after ``on_upload`` of the methods.
+
+    What travels in other coordinates counts as the update that it stands for.
+    """
+    sent = {name: upload.delta[name] for name in names}
+    return {name: round.lift[name](t) if name in round.lift else t for name, t in sent.items()}
 
 
 def dot(a: Params, b: Params) -> Tensor:

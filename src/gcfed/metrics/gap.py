@@ -80,7 +80,7 @@ class Gap(Metric):
         if not self.due(round):
             return
         row["time/train_s"] -= self._seconds
-        like = {name: round.start[name] for name in self.names}
+        like = {name: round.update_like[name] for name in self.names}
         partial, full = self.partial.reduce(round, like), self.full.reduce(round, like)
         if round.num_finite:
             apart = {name: t - full[name] for name, t in partial.items()}

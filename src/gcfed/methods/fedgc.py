@@ -1,0 +1,164 @@
+"""Clients' and server's gradients under constraints: FedGC (anonymous, "… under Gradient Constraint", Algorithm 1).
+
+Another method than GC-Fed. Its gradients point along −loss. B mini-batches of SGD (PGD, which is ``client.steps=B``)
+make client k's pseudo-gradient g̃_k = (w_k − w)/η, eq. 4; ḡ is the mean that the aggregator makes, weighted by samples
+in the paper (of the clients' whole data here; were they those of the B mini-batches, as its Section 3 may be read, take
+``aggregator.weighting=uniform``); g' is the server's gradient of the round before.
+
+    CGC, tensor by tensor    g_k = argmin_u ½‖u − g̃_k‖²   s.t.  ⟨u, g'⟩ ≥ C                 eq. 5
+    SGC, all as one vector   g = argmin_z ½‖z − ḡ‖²       s.t.  ⟨z, g_k⟩ ≥ C, k ∈ S         eq. 8; ḡ if there is none
+
+The code stays in units of Δ = ηg, where C is η²C (for CGC ηη'C, with the η' of g'). η'g' is what a client reads off two
+broadcasts, so what the server did, whatever its optimizer or Global GC made of g. A tensor that did not move, as all of
+them in the first round, constrains nothing. What satisfies its constraints stays as it is, bit for bit.
+
+As printed, CGC knows no bound: u = g̃_k + v g', v = (C − ⟨g̃_k, g'⟩)/‖g'‖², is at least C/‖g'‖ long, however short g' is;
+and by tensors a lone scalar never turns back, since u and g' have one sign. Networks with such scalars, as the paper's
+own ResNet-9 with Fixup, may blow up. Two switches: ``ridge`` is added to ‖g'‖², 1e-3 in the code of GEM, whose program
+this is, so that the margin lengthens no u by more than C/(2√1e-3) = 0.016; ``layerwise=false`` takes all tensors as one
+vector, as eq. 5 does and the paper gave up to save memory.
+
+State: the last broadcast, on the server. Bytes up: those of the model. Down: those of the model and, from the second
+round on, as many for g' where not all clients take part; else they know it from the round before. Memory: SGC holds
+the updates of the whole cohort, each on the process that trained the client; other processes see one tensor at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from lightning.pytorch.utilities import rank_zero_only
+
+from gcfed.federated.stack import per_client
+from gcfed.methods.base import FederatedMethod
+from gcfed.methods.constraints import Part, add_weighted_, constrain_, multipliers, products
+from gcfed.methods.requirements import local_sgd, only_correction
+from gcfed.utils.instantiate import flag
+
+if TYPE_CHECKING:
+    from gcfed.federated.aggregate import Upload
+    from gcfed.federated.loop import FederatedLoop
+    from gcfed.federated.round import Round
+    from gcfed.federated.stack import Params
+    from gcfed.models.module import FederatedModule
+
+log = logging.getLogger(__name__)
+
+
+class FedGC(FederatedMethod):
+    """Projects the clients' updates (CGC) and their mean (SGC) and adds to the row of metrics:
+
+    ====================  =========================================================================
+    ``fedgc/cgc_layers``  share of the uploaded tensors that CGC projected (not layerwise: of updates)
+    ``fedgc/sgc_active``  clients of the cohort whose constraint bound the mean (λ_k > 0)
+    ``fedgc/sgc_failed``  1 where SGC's problem had no solution, so that the mean was applied
+    ====================  =========================================================================
+
+    Args:
+        margin: C ≥ 0.
+        ridge: ≥ 0, added to ‖g'‖² in CGC: 0 is the paper's rule, 1e-3 what GEM's code adds.
+        layerwise: CGC tensor by tensor, the paper's way to save memory; false: all as one vector, its eq. 5.
+        cgc, sgc: whether clients and server project; without both this is FedAvg.
+
+    Raises:
+        ValueError: C or the ridge is negative; at ``validate``, clients that do not run SGD, or a second method that
+            corrects drift.
+    """
+
+    corrects_drift = True
+
+    def __init__(
+        self, margin: float = 1e-3, *, ridge: float = 0.0, layerwise: bool = True, cgc: bool = True, sgc: bool = True
+    ) -> None:
+        if margin < 0:
+            raise ValueError(f"methods.fedgc.margin={margin} is negative: it would allow what the constraints forbid.")
+        if ridge < 0:
+            raise ValueError(f"methods.fedgc.ridge={ridge} is negative: 0 is the paper's rule, 1e-3 that of GEM.")
+        self.margin, self.ridge = margin, ridge
+        self.layerwise = flag("methods.fedgc.layerwise", layerwise)
+        self.cgc, self.sgc = flag("methods.fedgc.cgc", cgc), flag("methods.fedgc.sgc", sgc)
+        self._warned = False
+
+    def validate(self, loop: FederatedLoop, module: FederatedModule) -> None:
+        local_sgd(loop, "FedGC", "it reads a pseudo-gradient off w_k − w", momentum=True)
+        only_correction(loop)
+        self.lr = loop.solver.lr
+        self.names = [name for name, p in module.net.named_parameters() if p.requires_grad]
+
+    def on_broadcast(self, round: Round) -> None:
+        self._parts: list[Part] = []
+        self._active = self._failed = 0
+        if not self.cgc:
+            return
+        start = {name: round.start[name] for name in self.names}
+        known = "previous" in self._server
+        previous = list(self.server_state("previous", start).values())
+        moves = torch._foreach_sub(list(start.values()), previous)
+        if not known:
+            torch._foreach_zero_(moves)
+        elif len(round.cohort) < round.num_clients:
+            round.send(start)  # as much as a g'
+        torch._foreach_copy_(previous, list(start.values()))
+        self._moves = dict(zip(self.names, moves, strict=True))
+        self._counts = torch.zeros(2, dtype=torch.float64, device=moves[0].device)  # projected, uploaded
+
+    def on_upload(self, upload: Upload, round: Round) -> None:
+        if not self.cgc:
+            return
+        last_lr = self.lr(round.index - 1)
+        margin, ridge = self.margin * round.lr * last_lr, self.ridge * last_lr**2
+        layers = [[name] for name in self.names] if self.layerwise else [self.names]
+        v_LK = torch.stack([
+            constrain_([upload.delta[name] for name in layer], [self._moves[name] for name in layer], margin, ridge)
+            for layer in layers
+        ])  # fmt: skip
+        if not round.rehearsal:
+            self._counts += torch.stack([(v_LK > 0).sum(), v_LK.isfinite().sum()])
+
+    def on_receive(self, upload: Upload, round: Round) -> None:
+        if self.sgc:
+            place = {client: i for i, client in enumerate(round.cohort.tolist())}
+            rows = torch.tensor([place[client] for client in upload.clients.tolist()], device=upload.finite.device)
+            sent = {name: upload.delta[name] for name in self.names}
+            for t in sent.values():  # in place: these stay for the round, so that a copy would double them
+                t.masked_fill_(per_client(~upload.finite, t), 0.0)
+            self._parts.append(Part(rows, upload.finite, sent))
+
+    def on_aggregate_end(self, update: Params, round: Round) -> None:
+        if not self.sgc:
+            return
+        mean = {name: update[name] for name in self.names}
+        table = products(self._parts, mean, round).cpu().numpy()  # SGC's one synchronisation
+        gram, inner, here = table[:, :-2], table[:, -2], table[:, -1] > 0
+        solution = multipliers(gram[np.ix_(here, here)], inner[here], self.margin * round.lr**2)
+        weights = np.zeros(len(here))
+        if solution is None:
+            self._failed = 1
+            self._warn(round)
+        else:
+            weights[here] = solution
+            self._active = int((solution > 0).sum())
+        # Zeros, too, so that no process waits for one whose multipliers came out as zeros by rounding.
+        add_weighted_(mean, self._parts, torch.from_numpy(weights), round)
+        self._parts = []
+
+    def on_round_end(self, row: dict[str, Any], round: Round) -> None:
+        if self.cgc:
+            (counts,) = round.reduce([self._counts])
+            projected, uploaded = counts.tolist()
+            row["fedgc/cgc_layers"] = projected / max(uploaded, 1)
+        if self.sgc:
+            row |= {"fedgc/sgc_active": self._active, "fedgc/sgc_failed": self._failed}
+
+    @rank_zero_only
+    def _warn(self, round: Round) -> None:
+        if not self._warned:
+            log.warning(
+                "round %d: no update satisfies all clients (SGC), so their mean is applied; fedgc/sgc_failed counts "
+                "such rounds from here on.",
+                round.index + 1,
+            )
+        self._warned = True

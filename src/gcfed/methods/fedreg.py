@@ -1,0 +1,154 @@
+"""Local steps that may not forget what the broadcast model says of pseudo data: FedReg (Xu et al., ICLR 2022).
+
+    pseudo data       x_s: ``iterations`` times x ← x + η_s sign(∇_x L(w₀; x, y)), labelled p_s = softmax of w₀ at x_s
+    perturbed data    x_p: the same with η_p ≪ η_s, labelled y
+    local step        w⁺ = w − η ∇L(γ w + (1 − γ) w₀; x, y)
+    regularization    d = w⁺ − w₀;  g_s, g_p = ∇L_s, ∇L_p at w₀ + β d, so that d·g is the growth of a loss from w₀ to w⁺
+                      w ← w⁺ − v g_s − v' g_p,   v = max(0, d·g_s/‖g_s‖²),   v' = max(0, (d − v g_s)·g_p/‖g_p‖²)
+
+So, to first order, neither loss grows beyond that of w₀. The paper's text was not at hand: this is the rule of its
+authors' code (Zoesgithub/FedReg, last version), where clamping x to its range has no effect; a first version clamps.
+Clients make their data at the start of a round, in a pass of its own over their samples, and go round it, a batch a
+step, with networks in evaluation mode. State: none. Bytes: those of the model. Memory: a pass of each client twice, as
+inputs. Local GC projects ∇L of the step, not what is taken back after it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from gcfed.federated.stack import client_norms, per_client
+from gcfed.methods.base import FederatedMethod
+from gcfed.methods.pseudo import PseudoPass, climb
+from gcfed.utils.instantiate import flag
+
+if TYPE_CHECKING:
+    from gcfed.federated.batches import Batch
+    from gcfed.federated.loop import FederatedLoop
+    from gcfed.federated.round import Round
+    from gcfed.federated.stack import ClientStack, Params
+    from gcfed.models.module import FederatedModule
+
+
+class FedReg(FederatedMethod):
+    """Moves each client back, after each local step, to where pseudo and perturbed data are not forgotten.
+
+    Args: the authors' values are named; the defaults are those of their CIFAR-10 (ResNet-9, η 0.1, batch 5, 30 epochs).
+        gamma: γ ∈ [0, 1], where the step takes its gradient; 0.5, CIFAR-100 0.25, MNIST and EMNIST 0.4. 1: at w.
+        beta: β ∈ (0, 1], where the regularizing gradients are taken; 0.5.
+        eta_s: η_s > 0, in units of the network's input; 0.1, MNIST 0.2, EMNIST 0.05.
+        eta_p: η_p > 0; η_s/100.
+        iterations: sign steps that make a sample; 10.
+        pseudo, perturbed: whether to hold on to either. With both false and γ = 1 this is FedAvg.
+        private: take out of ∇L its part along the gradient, at the same weights, of the loss of the step's own pseudo
+            samples with uniform labels (their ``add_mask``), which a gradient inversion would read.
+
+    Raises:
+        ValueError: an argument outside its range; at ``validate``, inputs without gradients (text).
+    """
+
+    moves_weights = True
+    needs_classes = True
+
+    def __init__(
+        self,
+        gamma: float = 0.5,
+        *,
+        beta: float = 0.5,
+        eta_s: float = 0.1,
+        eta_p: float = 0.001,
+        iterations: int = 10,
+        pseudo: bool = True,
+        perturbed: bool = True,
+        private: bool = False,
+    ) -> None:
+        if not 0 <= gamma <= 1:
+            raise ValueError(f"methods.fedreg.gamma={gamma} is outside [0, 1]: it mixes w with the broadcast model.")
+        if not 0 < beta <= 1:
+            raise ValueError(f"methods.fedreg.beta={beta} is outside (0, 1]: at 0 the pseudo data have no gradient.")
+        for key, value in (("eta_s", eta_s), ("eta_p", eta_p)):
+            if value <= 0:
+                raise ValueError(f"methods.fedreg.{key}={value} must be positive: samples climb the loss.")
+        if not isinstance(iterations, int) or iterations < 1:
+            raise ValueError(f"methods.fedreg.iterations={iterations} must be a whole number of at least 1.")
+        self.gamma, self.beta, self.eta_s, self.eta_p, self.iterations = gamma, beta, eta_s, eta_p, iterations
+        self.pseudo, self.perturbed = flag("methods.fedreg.pseudo", pseudo), flag("methods.fedreg.perturbed", perturbed)
+        self.private = flag("methods.fedreg.private", private)
+        self._pass: PseudoPass | None = None
+        self._unmoved: Params = {}
+        self._mask: Params = {}
+
+    def validate(self, loop: FederatedLoop, module: FederatedModule) -> None:
+        if any(isinstance(m, nn.Embedding) for m in module.net.modules()):
+            raise ValueError("methods.fedreg moves inputs along their gradients, and words have none: take image data.")
+        self.loop = loop
+
+    def on_clients_start(self, stack: ClientStack, round: Round) -> None:
+        if self.pseudo or self.perturbed:
+            self._pass = PseudoPass(stack, self.loop, round, (self.eta_s, self.eta_p), self.iterations)
+
+    def before_step(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> None:
+        if self.gamma < 1:
+            weights = _weights(stack)
+            self._unmoved = {name: t.clone() for name, t in weights.items()}
+            torch._foreach_lerp_(list(weights.values()), [stack.start[name] for name in weights], 1 - self.gamma)
+        if self.private:
+            params = {name: t.requires_grad_() for name, t in _weights(stack).items()}
+            x = climb(stack, batch.x, batch.y, self.eta_s, self.iterations)
+            loss = batch.mean(-stack.reference(x, params=params).logits_KBC.log_softmax(-1).mean(-1))
+            self._mask = dict(zip(params, _grads(loss, params), strict=True))
+
+    def on_after_backward(self, trainer, pl_module) -> None:  # type: ignore[no-untyped-def]
+        stack = pl_module.clients
+        with torch.no_grad():
+            if self._unmoved:  # back, bit for bit, before any other method sees them
+                torch._foreach_copy_([stack.leaves[name] for name in self._unmoved], list(self._unmoved.values()))
+            if self.private:
+                names, grads = zip(*stack.named_grads(), strict=True)
+                torch._foreach_sub_(list(grads), _along(list(grads), [self._mask[name] for name in names]))
+        self._unmoved = self._mask = {}
+
+    def after_step(self, stack: ClientStack, batch: Batch) -> None:
+        if self._pass is None:
+            return
+        pseudo, labels, perturbed, y, weight = self._pass.next(stack.active)
+        weights = _weights(stack)
+        start = [stack.start[name] for name in weights]
+        drift = list(torch._foreach_sub(list(weights.values()), start))
+        middle = torch._foreach_lerp(list(weights.values()), start, 1 - self.beta)
+        params = {name: t.requires_grad_() for name, t in zip(weights, middle, strict=True)}
+        terms = []
+        if self.pseudo:
+            terms.append(-(labels * stack.reference(pseudo, params=params).logits_KBC.log_softmax(-1)).sum(-1))
+        if self.perturbed:
+            terms.append(stack.task.losses(stack.reference(perturbed, params=params).logits_KBC, y))
+        for term in terms:
+            grads = _grads(term * weight, params)
+            with torch.no_grad():
+                back = _along(drift, grads, at_least=0.0)
+                torch._foreach_sub_(drift, back)
+                torch._foreach_sub_(list(weights.values()), back)
+
+    def on_clients_end(self, stack: ClientStack, round: Round) -> None:
+        self._pass = None
+
+
+def _weights(stack: ClientStack) -> Params:
+    """The trained parameters of the active clients, name → ``[n, *shape]``; to be edited in place."""
+    return {name: leaf.detach() for name, leaf in stack.leaves.items() if leaf.requires_grad}
+
+
+def _grads(losses: Tensor, params: Params) -> list[Tensor]:
+    return list(torch.autograd.grad(losses.sum(), list(params.values()), materialize_grads=True))
+
+
+def _along(vector: list[Tensor], direction: list[Tensor], *, at_least: float = -math.inf) -> list[Tensor]:
+    """Each client's part of a vector along a direction, ``[n, *shape]`` each; a coefficient is ``at_least`` so much."""
+    dot = torch.stack([t.flatten(1).sum(1) if t.dim() > 1 else t for t in torch._foreach_mul(vector, direction)]).sum(0)
+    share = dot / client_norms(direction).square().clamp(min=torch.finfo(dot.dtype).tiny)
+    return [g * per_client(share.clamp(min=at_least), g) for g in direction]

@@ -1,0 +1,94 @@
+"""Dual variables that live in the subspace: FedSub (Zhang, Xu and Yuan 2025, arXiv 2509.05213), SSF's opponent.
+
+    local step   z ← z − η (Pᵀ∇F_k + λ_k/(ητ_k))                                  everything else: see subspace.py
+    up           b_k = z_τ − z₀
+    dual         λ_k⁺ = λ_k + b_k − b̄,   b̄ = mean_{k∈S} b_k
+    new P        λ_k ← P_newᵀ P_old λ_k
+
+The rules are those of the authors' published code. λ_k/(ητ) settles at Pᵀ(∇F − ∇F_k), what SCAFFOLD adds; with a P that
+stays, all clients in every round and equal numbers of steps, FedSub is SCAFFOLD in that subspace. But at each new P the
+part of λ_k outside the new subspace is lost.
+
+λ_k has the scale of the ητ_k that made it: where η decays or τ_k differs among clients, it settles a little aside.
+
+There all clients take part in every round and turn λ_k at every change of P. Here one that was away turns it once, from
+the P in which it is written to the present one: turned through each P in between, almost nothing would be left of it.
+
+State: λ_k, r-sized, in the clients' store. Bytes: z₀ down and b_k up, r/d of the model each; b̄ a client reads off the
+model's next state.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gcfed.federated.stack import per_client
+from gcfed.methods.requirements import exact_store
+from gcfed.methods.subspace import SubspaceMethod
+
+if TYPE_CHECKING:
+    from gcfed.federated.aggregate import Upload
+    from gcfed.federated.loop import FederatedLoop
+    from gcfed.federated.round import Round
+    from gcfed.federated.stack import ClientStack, Params
+    from gcfed.models.module import FederatedModule
+
+
+class FedSub(SubspaceMethod):
+    """Adds each client's dual variable to its projected gradients, and to the dual what its drift was."""
+
+    _key, _title = "methods.fedsub", "FedSub"
+
+    def __init__(self, *, ratio: float | None = None, r: int | None = None, refresh: int = 1) -> None:
+        super().__init__(ratio=ratio, r=r, refresh=refresh)
+        self._dual: Params = {}
+
+    def validate(self, loop: FederatedLoop, module: FederatedModule) -> None:
+        super().validate(loop, module)
+        self.store = loop.stores.open("fedsub")
+        exact_store(self.store, self._title)
+
+    def on_broadcast(self, round: Round) -> None:
+        super().on_broadcast(round)
+        self._trained: list[tuple[np.ndarray, Tensor]] = []  # clients that this process trained, and which are finite
+
+    def on_clients_start(self, stack: ClientStack, round: Round) -> None:
+        self._dual = self.store.read(stack.clients, round.coordinates)
+        self._turn(stack.clients, round)
+        like = self._dual[self.names[0]]
+        scale = torch.as_tensor(1 / (round.lr * stack.num_steps), dtype=like.dtype, device=like.device)
+        self._correction = {name: dual * per_client(scale, dual) for name, dual in self._dual.items()}
+
+    def _turn(self, clients: np.ndarray, round: Round) -> None:
+        """λ_k ← P_newᵀ P_old λ_k; an old P is drawn again, one tensor at a time."""
+        versions = [self.store.version(client) for client in clients.tolist()]
+        epochs = np.array([-1 if version is None else version // self.refresh for version in versions])
+        for epoch in set(epochs.tolist()) - {-1, round.index // self.refresh}:
+            rows = torch.from_numpy(np.flatnonzero(epochs == epoch))
+            for name, dual in self._dual.items():
+                old = self.projector(name, epoch, round)
+                dual[rows] = self.space[name].project(old.lift(dual[rows]))
+
+    def on_receive(self, upload: Upload, round: Round) -> None:
+        """λ_k + b_k, until b̄ is known; a client whose numbers are not finite keeps its λ_k."""
+        for name, dual in self._dual.items():
+            dual.add_(torch.where(per_client(upload.finite, dual), upload.delta[name], 0.0))
+        self.store.write(upload.clients, self._dual, round)
+        self._trained.append((upload.clients, upload.finite))
+        self._dual = {}
+
+    def on_aggregate_end(self, update: Params, round: Round) -> None:
+        mean = {name: update[name] for name in self.names}
+        for clients, finite in self._trained:
+            duals = self.store.read(clients, mean)
+            for name, dual in duals.items():
+                dual.sub_(mean[name] * per_client(finite.to(dual.dtype), dual))
+            self.store.write(clients, duals, round)
+        super().on_aggregate_end(update, round)
+        # No process may read a dual in the next round before its last process has written it.
+        (written,) = round.reduce([torch.ones(1, device=mean[self.names[0]].device)])
+        written.item()

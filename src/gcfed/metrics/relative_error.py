@@ -1,0 +1,61 @@
+"""Distance of the global model to a known optimum: ‖W − W*‖ / ‖W*‖ over all parameters together (SSF, eq. 132)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gcfed.federated.round import Round
+from gcfed.metrics.base import Metric
+
+
+class RelativeError(Metric):
+    """Adds ``test/relative_error`` to the rows of metrics.
+
+    Args:
+        every: rounds between two measurements.
+
+    Raises:
+        ValueError: at ``validate``, where the optimum is not known, or not that of the data that clients have.
+    """
+
+    name = "relative_error"
+
+    def __init__(self, every: int = 1) -> None:
+        super().__init__(every)
+        self._optimum: dict[str, Tensor] = {}
+
+    def validate(self, loop, module) -> None:  # type: ignore[no-untyped-def]
+        super().validate(loop, module)
+        loop.data.setup()
+        optimum = loop.data.dataset.optimum
+        if optimum is None:
+            raise ValueError(
+                f"metrics=relative_error needs a known optimum, and data={loop.data.dataset.name} has none: take "
+                "data=matrix_regression."
+            )
+        if loop.data.limit_train is not None:
+            raise ValueError(
+                f"data.limit_train={loop.data.limit_train} moves the optimum, so metrics=relative_error would measure "
+                "the distance to another: take data.limit_train=null, and fewer data.dataset.samples."
+            )
+        self.params = dict(module.net.named_parameters())
+        if {n: (*p.shape,) for n, p in self.params.items()} != {n: v.shape for n, v in optimum.items()}:
+            raise ValueError(
+                f"metrics=relative_error knows the optimum of other parameters, {', '.join(optimum)}: take "
+                "model=linear."
+            )
+        self._optimum = {name: torch.from_numpy(v) for name, v in optimum.items()}
+
+    @torch.no_grad()
+    def on_round_end(self, row: dict[str, Any], round: Round) -> None:
+        if self.due(round):
+            self._optimum = {name: t.to(self.params[name].device) for name, t in self._optimum.items()}
+            row["test/relative_error"] = relative_error(self.params, self._optimum)
+
+
+def relative_error(params: Mapping[str, Tensor], optimum: Mapping[str, Tensor]) -> float:
+    """‖W − W*‖ / ‖W*‖, name → ``[*shape]`` both."""
+    gaps = [(params[name] - t).flatten() for name, t in optimum.items()]
+    return (torch.cat(gaps).norm() / torch.cat([t.flatten() for t in optimum.values()]).norm()).item()

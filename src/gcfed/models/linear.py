@@ -1,0 +1,37 @@
+"""A linear map without a bias, from zero: the network of regressions whose optimum is known."""
+
+import math
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from gcfed.models.mlp import Stage
+
+
+class Linear(nn.Module):
+    """One layer, ``fc``, whose weight ``[num_classes, D]`` starts at zero.
+
+    Args:
+        input_shape: shape of one sample; it is flattened to D numbers.
+        num_classes: number of outputs.
+    """
+
+    def __init__(self, *, input_shape: Sequence[int], num_classes: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(math.prod(input_shape), num_classes, bias=False)
+        nn.init.zeros_(self.fc.weight)
+
+    def features(self, x_B: Tensor) -> Tensor:
+        """The samples themselves, h_BF."""
+        return x_B.flatten(1)
+
+    def head(self, h_BF: Tensor) -> Tensor:
+        """Features h_BF to outputs_BC."""
+        return self.fc(h_BF)
+
+    def stages(self) -> dict[str, Stage]:
+        """The only one."""
+        return {"fc": self.forward}
+
+    def forward(self, x_B: Tensor) -> Tensor:
+        return self.head(self.features(x_B))

@@ -1,0 +1,168 @@
+"""FedCurv against a plain loop on the paper's own objective, with its sums under partial participation."""
+
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from conftest import random_federation
+from harness import make_net, plain_loop, sgd, weights
+from plain_clients import Net
+from plain_clients import federation as sequence_federation
+from plain_reference import batches, broken, cohort, flat, local_sgd, loss_at
+from torch import nn
+
+from gcfed.federated.aggregate import MeanAggregator
+from gcfed.federated.stack import ClientStack, broadcast_state, nbytes
+from gcfed.federated.store import ClientStores
+from gcfed.methods import FedCurv, Quantization
+
+LAM = 0.7
+
+
+def squared_gradients(net, w, data, client, size):
+    """Mean over batches of ``size`` samples of the squared gradient of their mean loss."""
+    index = torch.from_numpy(data.clients[client]).split(size)
+    w = w.clone().requires_grad_()
+    return sum(torch.autograd.grad(loss_at(net, w, data.x[i], data.y[i]), w)[0] ** 2 for i in index) / len(index)
+
+
+def reference(net, data, solver, *, rounds, size=1, cohort_of=3, silent=(), lr=0.1):
+    """The final weights; clients in ``silent`` train, but what they send does not count."""
+    w, last = weights(net), {}
+    for t in range(rounds):
+        now = {}
+        for k in cohort(data, t, cohort_of):
+            if k in silent:
+                continue
+
+            others = [pair for j, pair in last.items() if j != k]
+
+            def term(v, others=others):
+                return LAM * sum((fisher * (v - other).square()).sum() for other, fisher in others)
+
+            w_k, _ = local_sgd(net, w, batches(data, solver, k, t), lr=lr, term=term)
+            now[k] = (w_k, squared_gradients(net, w_k, data, k, size))
+        if now:
+            w, last = sum(w_k for w_k, _ in now.values()) / len(now), now
+    return w
+
+
+@pytest.mark.parametrize(("k", "world"), [(1, 1), (3, 1), (1, 2)])
+@pytest.mark.parametrize(("fisher", "size"), [("sample", 1), ("batch", 4)])
+def test_it_is_the_plain_loop(federation, k, world, fisher, size):
+    method = FedCurv(LAM, fisher=fisher, chunk=5)
+    ours, _ = plain_loop(make_net(), federation, sgd(), rounds=6, methods=[method], k=k, world=world)
+    theirs = reference(make_net(), federation, sgd(), rounds=6, size=size)
+    fedavg, _ = plain_loop(make_net(), federation, sgd(), rounds=6)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+    assert (ours - fedavg).norm() > 1e-4
+
+
+@pytest.mark.parametrize("cohort_of", [1, 3])
+def test_clients_whose_numbers_are_not_finite_are_in_no_sum(federation, cohort_of):
+    """Client 2 never counts; where it is alone, the sums stay those of the round before, its one client's own."""
+    assert [cohort(federation, t, 1) for t in range(3)] == [[4], [2], [4]]
+    data, method = broken(federation, 2), FedCurv(LAM)
+    ours, _ = plain_loop(make_net(), data, sgd(), rounds=8, methods=[method], k=2, cohort_of=cohort_of)
+    theirs = reference(make_net(), data, sgd(), rounds=8, cohort_of=cohort_of, silent=(2,))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_a_client_alone_has_no_others(dtype):
+    """What it takes out of the server's sums is what it has sent, to the bit, so that it trains as in FedAvg."""
+    run = partial(plain_loop, data=random_federation((7,)), solver=sgd(), rounds=4, cohort_of=1)
+    ours, _ = run(make_net(), methods=[FedCurv(LAM)], stores=ClientStores(dtype=dtype))
+    assert torch.equal(ours, run(make_net())[0])
+
+
+@pytest.mark.parametrize(("lam", "rounds"), [(0.0, 4), (LAM, 1)])
+def test_without_a_penalty_it_is_fedavg_bit_for_bit(federation, lam, rounds):
+    """λ = 0, or a first round, when nobody has trained yet."""
+    ours, _ = plain_loop(make_net(), federation, sgd(), rounds=rounds, methods=[FedCurv(lam)], k=2)
+    fedavg, _ = plain_loop(make_net(), federation, sgd(), rounds=rounds, k=2)
+    assert torch.equal(ours, fedavg)
+
+
+@pytest.mark.parametrize("sequences", [False, True])
+def test_fisher_information_with_frozen_layers_dropout_and_padding(sequences):
+    """Of a network in evaluation mode; a sequence's loss is the mean over its real labels."""
+    data, net = sequence_federation(sequences), Net()
+    net.fc1.weight.requires_grad_(False)
+    net.fc2 = nn.Sequential(net.fc2, nn.Dropout(0.5))
+    found = []
+    for chunk in (1, 4):
+        method = FedCurv(chunk=chunk)
+        method.validate(SimpleNamespace(solver=sgd(), data=data, methods=[method], stores=ClientStores()), _module(net))
+        clients = np.array([1, 0])
+        stack = ClientStack(net, broadcast_state(net), clients, data.sizes(clients), np.ones(2))
+        method.on_clients_end(stack, None)
+        assert net.training
+        found.append(method._own["fisher"])
+    for row, client in enumerate([1, 0]):
+        expected = {name: 0.0 for name, p in net.named_parameters() if p.requires_grad}
+        net.eval()
+        for i in data.clients[client]:
+            real = data.y[i] >= 0
+            loss = nn.functional.cross_entropy(net(data.x[i])[real], data.y[i][real])
+            params = [p for p in net.parameters() if p.requires_grad]
+            for name, g in zip(expected, torch.autograd.grad(loss, params), strict=True):
+                expected[name] += g.square() / len(data.clients[client])
+        net.train()
+        for fisher in found:
+            assert fisher.keys() == expected.keys()
+            for name, t in expected.items():
+                torch.testing.assert_close(fisher[name][row], t, rtol=0, atol=1e-14)
+
+
+def test_its_bytes_are_three_models_each_way(federation):
+    uploads, rounds, net = [], [], make_net()
+
+    class Spy(FedCurv):
+        def on_receive(self, upload, round):
+            uploads.append(upload.bytes_per_client)
+            super().on_receive(upload, round)
+
+    plain_loop(net, federation, sgd(), rounds=2, methods=[Spy()], k=2, on_round=lambda r, _: rounds.append(r))
+    size = nbytes(broadcast_state(net))
+    assert uploads == [3 * size] * 4
+    assert [r.down_bytes for r in rounds] == [3 * 3 * size] * 2
+
+
+def test_the_sums_are_those_of_the_clients_states(federation):
+    method, stores, members = FedCurv(), ClientStores(), []
+    plain_loop(make_net(), federation, sgd(), rounds=4, methods=[method], stores=stores, k=2,
+               on_round=lambda r, _: members.append(r.cohort))  # fmt: skip
+    for part in ("fisher", "center"):
+        sums = method.server_state(part, {})
+        own = stores.open(f"fedcurv_{part}").read(members[-1], sums)
+        torch.testing.assert_close(flat({n: t.sum(0) for n, t in own.items()}), flat(sums), rtol=0, atol=1e-12)
+        assert flat(sums).abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"lam": -1.0}, r"methods\.fedcurv\.lam=-1\.0"),
+        ({"fisher": "exact"}, r"methods\.fedcurv\.fisher='exact'"),
+        ({"chunk": 0}, r"methods\.fedcurv\.chunk=0"),
+    ],
+)
+def test_bad_arguments_are_refused(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        FedCurv(**kwargs)
+
+
+def _module(net):
+    return SimpleNamespace(net=net)
+
+
+def test_what_cannot_work_is_refused():
+    loop = SimpleNamespace(solver=sgd(), aggregator=MeanAggregator(), methods=[], stores=ClientStores(), data=None)
+    with pytest.raises(ValueError, match=r"methods\.fedcurv .* recurrent layers"):
+        FedCurv().validate(loop, _module(nn.Sequential(nn.LSTM(6, 4))))
+    loop.methods = [Quantization(8)]
+    with pytest.raises(ValueError, match="quantization=none"):
+        FedCurv().validate(loop, _module(make_net()))

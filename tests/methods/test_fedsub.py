@@ -1,0 +1,117 @@
+"""FedSub against a plain loop in true coordinates, its duals' sum, and SCAFFOLD where the two are the same."""
+
+import numpy as np
+import pytest
+import torch
+from harness import plain_loop, sgd
+from plain_reference import batches, broken, cohort, flat
+from test_ssf import COORDINATES, Coordinates, combine, local_iteration, sent, server, wide_and_tall
+
+from gcfed.federated.store import ClientStores
+from gcfed.methods import SSF, FedSub, Quantization, Scaffold
+
+
+def reference(net, data, solver, *, rounds, ratio, refresh=1, weight_decay=0.0, gamma=1.0, lr=0.1, size=3):
+    """The authors' rule; a dual is kept with the space in which it was written."""
+    w = {n: p.detach().clone() for n, p in net.named_parameters()}
+    duals = {}
+    for t in range(rounds):
+        space = Coordinates(w, t, ratio, refresh)
+        z0, moves, mine = space.down(w), {}, {}
+        for k in cohort(data, t, size):
+            if k in duals:
+                old, dual = duals[k]
+                mine[k] = space.down(old.up(dual, w))
+            else:
+                mine[k] = {n: torch.zeros_like(v) for n, v in z0.items()}
+            steps = list(batches(data, solver, k, t))
+            correction = {n: v / (lr * len(steps)) for n, v in mine[k].items()}
+            z, _ = local_iteration(net, space, w, steps, correction, lr, weight_decay)
+            moves[k] = combine(torch.sub, z, z0)
+        mean = {n: sum(m[n] for m in moves.values()) / len(moves) for n in z0}
+        for k, move in moves.items():
+            duals[k] = space, {n: mine[k][n] + move[n] - mean[n] for n in mean}
+        rest = combine(torch.sub, w, space.up(z0, w))
+        w = combine(torch.add, space.up({n: z0[n] + gamma * mean[n] for n in z0}, w), rest)
+    return flat(w), {k: flat(dual) for k, (_, dual) in duals.items()}
+
+
+@pytest.mark.parametrize(("k", "world"), [(1, 1), (3, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("ratio", "refresh", "weight_decay", "gamma"), [(0.3, 1, 0.0, 1.0), (0.5, 3, 0.05, 0.7), (0.01, 2, 0.05, 1.0)]
+)
+def test_it_is_the_plain_loop(federation, k, world, ratio, refresh, weight_decay, gamma):
+    solver, method, stores = sgd(weight_decay=weight_decay), FedSub(ratio=ratio, refresh=refresh), ClientStores()
+    last = []
+    ours, _ = plain_loop(
+        wide_and_tall(), federation, solver, rounds=7, methods=[method], k=k, world=world, server=server(gamma),
+        stores=stores, on_round=lambda round, _: last.append(round),
+    )  # fmt: skip
+    theirs, duals = reference(
+        wide_and_tall(), federation, solver, rounds=7, ratio=ratio, refresh=refresh, weight_decay=weight_decay,
+        gamma=gamma,
+    )  # fmt: skip
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+    for client, dual in duals.items():
+        kept = stores.open("fedsub").read(np.array([client]), last[-1].coordinates)
+        torch.testing.assert_close(flat(kept), dual, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("ratio", [0.5, 1.0])
+def test_in_one_subspace_with_all_clients_the_dual_is_scaffolds_correction(federation, ratio):
+    """λ_k/(ητ) = Pᵀ(c − c_k); with all of the space, the whole method is SCAFFOLD."""
+    solver, method, stores, rounds = sgd(steps=3), FedSub(ratio=ratio, refresh=99), ClientStores(), []
+    run = {"rounds": 6, "k": 2, "cohort_of": 5}
+    ours, _ = plain_loop(
+        wide_and_tall(), federation, solver, methods=[method], stores=stores,
+        on_round=lambda round, _: rounds.append(round), **run,
+    )  # fmt: skip
+    duals = stores.open("fedsub").read(np.arange(5), rounds[-1].coordinates)
+    for dual in duals.values():
+        torch.testing.assert_close(dual.sum(0), torch.zeros_like(dual[0]), rtol=0, atol=1e-12)
+        assert dual.abs().sum() > 0
+    if ratio == 1:
+        scaffold, kept = Scaffold(), ClientStores()
+        theirs, _ = plain_loop(wide_and_tall(), federation, solver, methods=[scaffold], stores=kept, **run)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
+        own = kept.open("scaffold").read(np.arange(5), scaffold.control)
+        for name, dual in duals.items():
+            expected = method.space[name].project(scaffold.control[name] - own[name])
+            torch.testing.assert_close(dual / (0.1 * 3), expected, rtol=0, atol=1e-9)
+
+
+def test_the_first_round_is_without_a_correction(federation):
+    """As in SSF, whose variates are 0 there too."""
+    ours, _ = plain_loop(wide_and_tall(), federation, sgd(), rounds=1, methods=[FedSub(ratio=0.4)])
+    theirs, _ = plain_loop(wide_and_tall(), federation, sgd(), rounds=1, methods=[SSF(ratio=0.4)])
+    assert torch.equal(ours, theirs)
+
+
+def test_a_client_that_is_not_finite_keeps_its_dual(federation):
+    method, stores, rounds = FedSub(ratio=0.4), ClientStores(), []
+    plain_loop(
+        wide_and_tall(), broken(federation, 1), sgd(), rounds=4, methods=[method], stores=stores, k=2, cohort_of=4,
+        on_round=lambda round, _: rounds.append(round),
+    )  # fmt: skip
+    duals = stores.open("fedsub").read(np.arange(5), rounds[-1].coordinates)
+    for dual in duals.values():
+        assert dual.isfinite().all()
+        assert dual[1].abs().sum() == 0
+        assert dual.abs().sum() > 0
+
+
+def test_the_bytes_are_those_of_the_coordinates(federation):
+    uploads, down = sent(FedSub(ratio=0.25), data=federation)
+    assert uploads == [COORDINATES] * 2
+    assert down == 3 * COORDINATES
+
+
+def test_with_quantization_the_duals_still_sum_to_zero(federation):
+    """They take in what the server got, not what the client meant."""
+    method, stores, rounds = FedSub(ratio=0.4, refresh=99), ClientStores(), []
+    plain_loop(
+        wide_and_tall(), federation, sgd(), rounds=3, methods=[method, Quantization(bits=4)], stores=stores,
+        cohort_of=5, on_round=lambda round, _: rounds.append(round),
+    )  # fmt: skip
+    for dual in stores.open("fedsub").read(np.arange(5), rounds[-1].coordinates).values():
+        torch.testing.assert_close(dual.sum(0), torch.zeros_like(dual[0]), rtol=0, atol=1e-7)

@@ -1,0 +1,259 @@
+"""SSF against the paper's iteration in true coordinates, against SCAFFOLD, and at the optimum that FedAvg misses."""
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from harness import plain_loop, sgd, weights
+from plain_reference import batches, broken, cohort, flat, optimum, skewed_federation, softmax_regression
+from torch import nn
+from torch.func import functional_call
+
+from gcfed.federated.stack import nbytes
+from gcfed.federated.store import ClientStores
+from gcfed.methods import SSF, Quantization, Scaffold
+from gcfed.methods.subspace import random_basis
+from gcfed.metrics.gap import Gap
+from gcfed.run import train
+
+
+def wide_and_tall():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)).double()
+
+
+class Coordinates:
+    """One round's P of each weight, by the paper's formulas: W P or PᵀW."""
+
+    def __init__(self, w, t, ratio, refresh, seed=5):
+        self.p = {
+            n: random_basis(seed, t // refresh, n, max(v.shape), max(1, round(max(v.shape) * ratio)), v)
+            for n, v in w.items()
+            if v.dim() == 2
+        }
+
+    def down(self, tensors):
+        return {n: self._down(n, v) for n, v in tensors.items()}
+
+    def _down(self, n, v):
+        if n not in self.p:
+            return v
+        return v @ self.p[n] if v.shape[1] >= v.shape[0] else self.p[n].T @ v
+
+    def up(self, z, like):
+        return {n: self._up(n, v, like[n]) for n, v in z.items()}
+
+    def _up(self, n, v, like):
+        if n not in self.p:
+            return v
+        return v @ self.p[n].T if like.shape[1] >= like.shape[0] else self.p[n] @ v
+
+
+def combine(f, *dicts):
+    return {n: f(*(d[n] for d in dicts)) for n in dicts[0]}
+
+
+def local_iteration(net, space, w, data_batches, correction, lr, weight_decay):
+    """z_τ and the mean of ∂F_k/∂z over the steps, by autograd through Pz + (I − Π)w."""
+    z, grads = space.down(w), []
+    rest = combine(torch.sub, w, space.up(z, w))
+    for x, y in data_batches:
+        z = {n: v.detach().requires_grad_() for n, v in z.items()}
+        full = combine(torch.add, space.up(z, w), rest)
+        objective = F.cross_entropy(functional_call(net, full, (x,)), y)
+        objective = objective + weight_decay / 2 * sum(v.square().sum() for v in full.values())
+        grad = dict(zip(z, torch.autograd.grad(objective, list(z.values())), strict=True))
+        grads.append(grad)
+        z = {n: v.detach() - lr * (grad[n] + correction[n]) for n, v in z.items()}
+    return z, {n: sum(g[n] for g in grads) / len(grads) for n in z}
+
+
+def reference(net, data, solver, *, rounds, ratio, refresh=1, weight_decay=0.0, gamma=1.0, lr=0.1, size=3):
+    w = {n: p.detach().clone() for n, p in net.named_parameters()}
+    count = len(data.clients)
+    c = {n: torch.zeros_like(v) for n, v in w.items()}
+    own = {k: dict(c) for k in range(count)}
+    for t in range(rounds):
+        space = Coordinates(w, t, ratio, refresh)
+        z0, moves, changes = space.down(w), [], []
+        for k in cohort(data, t, size):
+            correction = combine(torch.sub, space.down(c), space.down(own[k]))
+            z, mean = local_iteration(net, space, w, batches(data, solver, k, t), correction, lr, weight_decay)
+            moves.append(combine(torch.sub, z, z0))
+            rest = combine(torch.sub, own[k], space.up(space.down(own[k]), w))
+            new = combine(torch.add, rest, space.up(mean, w))
+            changes.append(combine(torch.sub, new, own[k]))
+            own[k] = new
+        rest = combine(torch.sub, w, space.up(z0, w))
+        z = {n: v + gamma * sum(m[n] for m in moves) / len(moves) for n, v in z0.items()}
+        w = combine(torch.add, space.up(z, w), rest)
+        c = {n: v + sum(change[n] for change in changes) / count for n, v in c.items()}
+    return flat(w), flat(c)
+
+
+def server(gamma):
+    return lambda params: torch.optim.SGD(params, lr=gamma)
+
+
+@pytest.mark.parametrize(("k", "world"), [(1, 1), (3, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("ratio", "refresh", "weight_decay", "gamma"), [(0.3, 1, 0.0, 1.0), (0.5, 4, 0.05, 0.7), (0.01, 2, 0.05, 1.0)]
+)
+def test_it_is_the_papers_iteration(federation, k, world, ratio, refresh, weight_decay, gamma):
+    solver, method = sgd(weight_decay=weight_decay), SSF(ratio=ratio, refresh=refresh)
+    run = {"rounds": 6, "k": k, "world": world, "server": server(gamma)}
+    ours, _ = plain_loop(wide_and_tall(), federation, solver, methods=[method], **run)
+    theirs, c = reference(
+        wide_and_tall(), federation, solver, rounds=6, ratio=ratio, refresh=refresh, weight_decay=weight_decay,
+        gamma=gamma,
+    )  # fmt: skip
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+    torch.testing.assert_close(flat(method.control), c, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_with_all_of_the_space_it_is_scaffold(federation, k):
+    solver, ours, theirs = sgd(weight_decay=0.01), SSF(ratio=1.0), Scaffold()
+    a, _ = plain_loop(wide_and_tall(), federation, solver, rounds=8, methods=[ours], k=k)
+    b, _ = plain_loop(wide_and_tall(), federation, solver, rounds=8, methods=[theirs], k=k)
+    torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
+    torch.testing.assert_close(flat(ours.control), flat(theirs.control), rtol=0, atol=1e-9)
+
+
+def test_the_first_step_of_one_client_is_projected_sgd(federation):
+    net, method, solver = wide_and_tall(), SSF(ratio=0.5), sgd(steps=1)
+    before = {n: p.detach().clone() for n, p in net.named_parameters()}
+    plain_loop(net, federation, solver, rounds=1, methods=[method], cohort_of=1)
+    ((x, y),) = batches(federation, solver, cohort(federation, 0, 1)[0], 0)
+    at = {n: v.clone().requires_grad_() for n, v in before.items()}
+    F.cross_entropy(functional_call(net, at, (x,)), y).backward()
+    for name, p in net.named_parameters():
+        projector = method.space[name]
+        expected = before[name] - 0.1 * projector.lift(projector.project(at[name].grad))
+        torch.testing.assert_close(p.detach(), expected, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("cohort_of", [2, 5])
+def test_the_servers_variate_is_the_mean_of_the_clients(federation, cohort_of):
+    method, stores = SSF(ratio=0.4), ClientStores()
+    plain_loop(wide_and_tall(), federation, sgd(), rounds=5, methods=[method], stores=stores, k=2, cohort_of=cohort_of)
+    own = stores.open("ssf").read(np.arange(5), method.control)
+    for name, c in method.control.items():
+        torch.testing.assert_close(own[name].mean(0), c, rtol=0, atol=1e-12)
+        assert c.abs().sum() > 0
+
+
+def test_a_client_that_is_not_finite_keeps_its_variate(federation):
+    method, stores = SSF(ratio=0.4), ClientStores()
+    plain_loop(
+        wide_and_tall(), broken(federation, 1), sgd(), rounds=4, methods=[method], stores=stores, k=2, cohort_of=4
+    )
+    own = stores.open("ssf").read(np.arange(5), method.control)
+    for name, c in method.control.items():
+        assert own[name][1].abs().sum() == 0
+        torch.testing.assert_close(own[name].mean(0), c, rtol=0, atol=1e-12)
+
+
+def test_it_reaches_the_optimum_that_fedavg_misses():
+    data, solver = skewed_federation(), sgd(lr=0.2, weight_decay=0.5, epochs=4, batch_size=9)
+    best = optimum(softmax_regression(), data, 0.5)
+    fedavg, _ = plain_loop(softmax_regression(), data, solver, rounds=60, k=4, cohort_of=2)
+    ours, _ = plain_loop(softmax_regression(), data, solver, rounds=120, k=4, cohort_of=2, methods=[SSF(ratio=0.5)])
+    assert (fedavg - best).norm() > 0.05
+    assert (ours - best).norm() < 1e-5
+
+
+def test_the_projectors_are_drawn_anew_every_refresh_rounds(federation):
+    method, seen = SSF(ratio=0.4, refresh=3), []
+    plain_loop(
+        wide_and_tall(), federation, sgd(), rounds=7, methods=[method],
+        on_round=lambda *_: seen.append(method.space["0.weight"].basis),
+    )  # fmt: skip
+    assert [torch.equal(a, b) for a, b in itertools.pairwise(seen)] == [True, True, False, True, True, False]
+
+
+def sent(method, *others, data, k=2):
+    """Bytes up of each stack's clients and down of the round."""
+    uploads, rounds = [], []
+
+    class Spy(type(method)):
+        def on_receive(self, upload, round):
+            uploads.append(upload.bytes_per_client)
+            super().on_receive(upload, round)
+
+    method.__class__ = Spy
+    plain_loop(
+        wide_and_tall(), data, sgd(), rounds=1, methods=[method, *others], k=k, on_round=lambda r, _: rounds.append(r)
+    )
+    return uploads, rounds[0].down_bytes
+
+
+# [8, 6] with d = 8 and r = 2, [4, 8] with d = 8 and r = 2, biases of 8 and 4; 8 bytes a number
+COORDINATES = 8 * (2 * 6 + 4 * 2 + 8 + 4)
+
+
+def test_the_bytes_are_those_of_the_coordinates(federation):
+    uploads, down = sent(SSF(ratio=0.25), data=federation)
+    assert uploads == [2 * COORDINATES] * 2
+    assert down == 3 * 3 * COORDINATES
+
+
+def test_quantization_counts_on_the_coordinates(federation):
+    uploads, _ = sent(SSF(ratio=0.25), Quantization(bits=8), data=federation)
+    assert uploads == [COORDINATES + COORDINATES // 8 + 4 * 4] * 2
+
+
+def test_the_gap_of_the_coordinates_is_that_of_the_updates(federation):
+    """PᵀP = I, so the metric may measure what travels, on a process without a client too."""
+    lengths = []
+
+    class Lengths(Gap):
+        def on_broadcast(self, round):
+            pass  # no rehearsal without a trainer: only the cohort
+
+        def on_round_end(self, row, round):
+            like = {name: round.update_like[name] for name in self.names}
+            partial = self.partial.reduce(round, like)
+            lengths.append(torch.cat([t.flatten() for t in partial.values()]).norm())
+
+    metric = Lengths(every=1)
+
+    def check(round, update):
+        metric.on_round_end({}, round)
+        torch.testing.assert_close(lengths[-1], flat(update).norm(), rtol=0, atol=1e-12)
+
+    plain_loop(wide_and_tall(), federation, sgd(), rounds=2, methods=[SSF(ratio=0.4), metric], k=3, on_round=check)
+    assert lengths[0] > 0
+
+
+def test_on_the_device_its_state_is_smaller_than_scaffolds(federation):
+    """What a stack holds between its hooks: projections, while the variates stay on the CPU."""
+    method = SSF(ratio=0.25)
+    sizes = []
+
+    class Watch(SSF):
+        def on_clients_start(self, stack, round):
+            super().on_clients_start(stack, round)
+            sizes.append(nbytes(self._correction))
+
+    method.__class__ = Watch
+    plain_loop(wide_and_tall(), federation, sgd(), rounds=2, methods=[method], k=3)
+    assert sizes == [3 * COORDINATES] * 2
+    assert {t.device.type for t in method.control.values()} == {"cpu"}
+    assert weights(wide_and_tall()).numel() == flat(method.control).numel()
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU on this machine")
+def test_the_peak_on_a_gpu_is_below_scaffolds(config, tmp_path):
+    """A wide network on few data, so that what each client holds of the model's size is most of the memory."""
+    peaks = {}
+    for algorithm, more in (("scaffold", "client.optimizer.momentum=0"), ("ssf", "methods.ssf.ratio=0.1")):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        tiny = ("model.hidden=[3000,3000]", "data.limit_train=400", "rounds=3", "client.epochs=1")
+        train(config(f"algorithm={algorithm}", more, "trainer=gpu", *tiny, folder=tmp_path / algorithm))
+        peaks[algorithm] = torch.cuda.max_memory_allocated()
+    assert peaks["ssf"] < 0.75 * peaks["scaffold"]

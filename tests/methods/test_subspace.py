@@ -1,0 +1,191 @@
+"""Projectors and what both subspace methods share: draws, shapes, backfill, order of the hooks, refusals."""
+
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from harness import make_net, make_round, plain_loop, sgd
+from torch import nn
+
+from gcfed.federated.aggregate import MeanAggregator
+from gcfed.federated.solver import LocalSolver
+from gcfed.federated.stack import broadcast_state
+from gcfed.federated.store import ClientStores
+from gcfed.methods import SSF, FedReg, FedSub, GradientCentralization, Proximal, Quantization, Sam, Scaffold
+from gcfed.methods.subspace import Projector, random_basis
+
+METHODS = [SSF, FedSub]
+SHAPES = [(3, 8), (8, 3), (4, 4), (4, 2, 3, 3), (20, 2, 3, 3)]
+WIDE = (True, False, True, True, False)
+
+
+def draw(seed=1, epoch=0, name="fc1.weight", d=9, r=4, dtype=torch.float64):
+    return random_basis(seed, epoch, name, d, r, torch.empty(0, dtype=dtype))
+
+
+@pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-14), (torch.float32, 1e-6)])
+@pytest.mark.parametrize("r", [1, 4, 9])
+def test_the_columns_of_p_are_orthonormal(r, dtype, atol):
+    p = draw(r=r, dtype=dtype)
+    torch.testing.assert_close(p.T @ p, torch.eye(r, dtype=dtype), rtol=0, atol=atol)
+
+
+def test_p_is_a_function_of_seed_epoch_and_layer():
+    assert torch.equal(draw(), draw())
+    for other in ({"seed": 2}, {"epoch": 1}, {"name": "fc2.weight"}):
+        assert not torch.allclose(draw(**other), draw(), atol=1e-2)
+
+
+def test_p_is_uniformly_random():
+    """E PPᵀ = (r/d) I and E P = 0, which Q of a QR decomposition has only with the signs of R."""
+    bases = torch.stack([draw(epoch=i, d=4, r=2) for i in range(4000)])
+    projections = bases @ bases.mT
+    torch.testing.assert_close(projections.mean(0), 0.5 * torch.eye(4, dtype=torch.float64), rtol=0, atol=0.03)
+    torch.testing.assert_close(bases.mean(0), torch.zeros(4, 2, dtype=torch.float64), rtol=0, atol=0.04)
+
+
+@pytest.mark.parametrize(("shape", "wide"), list(zip(SHAPES, WIDE, strict=True)))
+@pytest.mark.parametrize("lead", [(), (3,)])
+def test_coordinates_of_every_shape(shape, wide, lead):
+    tensor = torch.randn(*lead, *shape, dtype=torch.float64)
+    out, inputs = shape[0], tensor[(0,) * len(lead)].numel() // shape[0]
+    p = draw(d=max(out, inputs), r=2)
+    projector = Projector(shape, p)
+    z = projector.project(tensor)
+    assert z.shape == (*lead, *((out, 2) if wide else (2, inputs)))
+    matrix = tensor.reshape(*lead, out, inputs)
+    expected = matrix @ p @ p.T if wide else p @ p.T @ matrix
+    torch.testing.assert_close(projector.lift(z), expected.view(tensor.shape), rtol=0, atol=1e-13)
+    torch.testing.assert_close(projector.project(projector.lift(z)), z, rtol=0, atol=1e-13)
+    if len(shape) == 4 and not lead:
+        other = tensor.contiguous(memory_format=torch.channels_last)
+        torch.testing.assert_close(projector.project(other), z, rtol=0, atol=0)
+
+
+def test_tensors_of_one_axis_go_whole():
+    bias = torch.randn(3, 5)
+    assert Projector((5,), None).project(bias) is bias
+    assert Projector((5,), None).lift(bias) is bias
+
+
+@pytest.mark.parametrize("cls", METHODS)
+def test_so_do_lone_scalars(federation, cls):
+    class Scaled(nn.Linear):
+        def __init__(self):
+            super().__init__(6, 4, dtype=torch.float64)
+            self.scale = nn.Parameter(torch.ones((), dtype=torch.float64))
+
+        def forward(self, x):
+            return self.scale * super().forward(x)
+
+    net = Scaled()
+    plain_loop(net, federation, sgd(), rounds=2, methods=[cls(ratio=0.5)], k=2)
+    assert 0 < (net.scale - 1).abs() < 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "r"), [({"ratio": 0.2}, 2), ({"ratio": 0.01}, 1), ({"ratio": 1.0}, 9), ({"r": 3}, 3), ({"r": 64}, 9)]
+)
+def test_r_of_a_tensor(settings, r):
+    round = make_round({"w": torch.zeros(4, 9)})
+    assert SSF(**settings).projector("w", 0, round).basis.shape == (9, r)
+
+
+def test_the_backfill_leaves_the_residual_bit_equal():
+    """With numbers that floating point adds and multiplies without rounding."""
+    hadamard = torch.tensor([[1.0, 1], [1, -1], [1, 1], [1, -1]]) / 2
+    method, net = SSF(r=2), nn.Linear(4, 3, bias=False)
+    with torch.no_grad():
+        net.weight.copy_(torch.arange(12.0).view(3, 4) / 8 - 1)
+    before, round = net.weight.detach().clone(), make_round(broadcast_state(net))
+    method.names, method.space = ["weight"], {"weight": Projector((3, 4), hadamard)}
+    method.control, round.received = {}, {"ssf": {}}
+    update = {"weight": torch.tensor([[0.25, -1.5], [3.0, 0.125], [-0.5, 2.0]])}
+    method.on_aggregate_end(update, round)
+    net.weight.grad = -update["weight"]
+    torch.optim.SGD(net.parameters(), lr=0.5).step()
+    after = net.weight.detach()
+    outside = torch.eye(4) - hadamard @ hadamard.T
+    assert not torch.equal(after, before)
+    assert torch.equal(after @ outside, before @ outside)
+    assert torch.equal(after @ hadamard, before @ hadamard + 0.5 * torch.tensor([[0.25, -1.5], [3, 0.125], [-0.5, 2]]))
+
+
+@pytest.mark.parametrize("cls", METHODS)
+@pytest.mark.parametrize("others", [[], [GradientCentralization(server=False), Proximal(mu=0.3)]])
+def test_a_round_leaves_what_is_outside_the_subspace(federation, cls, others):
+    """Whatever edits the gradients, and with weight decay."""
+    net, method, starts = make_net(), cls(ratio=0.4), []
+
+    def outside(name, tensor):
+        projector = method.space[name]
+        return tensor - projector.lift(projector.project(tensor))
+
+    def check(round, update):
+        for name, p in net.named_parameters():
+            starts.append((p.detach() - round.start[name]).norm())
+            torch.testing.assert_close(outside(name, p.detach()), outside(name, round.start[name]), rtol=0, atol=1e-12)
+
+    solver = sgd(weight_decay=0.1)
+    plain_loop(net, federation, solver, rounds=4, methods=[*others, method], k=2, on_round=check)
+    assert min(starts) > 1e-3
+
+
+def test_the_order_of_the_hooks():
+    method, gc, quantization = SSF(ratio=0.5), GradientCentralization(server=False), Quantization()
+    sam, proximal = Sam(), Proximal()
+    methods = sorted([quantization, method, proximal, gc, sam], key=lambda m: m.place)
+    assert methods == [sam, proximal, gc, method, quantization]
+
+
+@pytest.mark.parametrize("cls", METHODS)
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, r"ratio=None and .*\.r=None"),
+        ({"ratio": 0.5, "r": 3}, "set one of them and the other to null"),
+        ({"ratio": 0.0}, r"ratio=0\.0 is outside"),
+        ({"ratio": 1.5}, r"ratio=1\.5 is outside"),
+        ({"r": 0}, r"\.r=0 must be"),
+        ({"r": 2.5}, r"\.r=2\.5 must be"),
+        ({"ratio": 0.5, "refresh": 0}, r"\.refresh=0 must be"),
+    ],
+)
+def test_bad_arguments_are_refused_by_name(cls, settings, message):
+    with pytest.raises(ValueError, match=f"{cls._key}.*{message}"):
+        cls(**settings)
+
+
+def validate(cls, *, solver=None, server=None, others=(), aggregator=None, stores=None):
+    method = cls(ratio=0.5)
+    loop = SimpleNamespace(
+        solver=solver or sgd(), aggregator=aggregator or MeanAggregator(), methods=[method, *others],
+        stores=stores or ClientStores(),
+    )  # fmt: skip
+    method.validate(loop, SimpleNamespace(net=make_net(), server=server or partial(torch.optim.SGD, lr=0.5)))
+
+
+@pytest.mark.parametrize("cls", METHODS)
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"solver": sgd(momentum=0.9)}, r"client\.optimizer\.momentum=0"),
+        ({"solver": LocalSolver(partial(torch.optim.Adam, lr=0.1))}, "client=sgd"),
+        ({"solver": sgd(weight_decay=0.1, clip_norm=1.0)}, r"client\.clip_norm=1\.0.*weight_decay=0"),
+        ({"server": partial(torch.optim.SGD, lr=1.0, momentum=0.5)}, "server=sgd"),
+        ({"server": partial(torch.optim.Adam, lr=1.0)}, "server=sgd"),
+        ({"aggregator": object()}, "MeanAggregator"),
+        ({"others": [Scaffold()]}, "each correct the clients' drift"),
+        ({"others": [FedReg()]}, "FedReg moves the clients' weights"),
+        ({"stores": ClientStores(dtype="bfloat16")}, r"client_store\.dtype=null"),
+    ],
+)
+def test_what_cannot_work_is_refused(cls, changes, message):
+    with pytest.raises(ValueError, match=message):
+        validate(cls, **changes)
+
+
+@pytest.mark.parametrize("cls", METHODS)
+def test_what_works_is_accepted(cls):
+    validate(cls, solver=sgd(clip_norm=1.0), others=[Quantization(), Proximal()])

@@ -1,0 +1,62 @@
+"""The distance to a known optimum: in a run of SSF's experiment, and where it cannot be measured."""
+
+import numpy as np
+import pytest
+from omegaconf import OmegaConf
+from safetensors.numpy import load_file
+
+from gcfed.data.regression import matrix_regression
+from gcfed.run import evaluate, train
+from gcfed.utils.csv_logger import read_rows
+
+TINY = (
+    "experiment=matrix_regression_ssf", "participation.num_clients=4", "participation.per_round=2",
+    "data.num_classes=2", "data.dataset.features=6", "data.dataset.samples=16", "client.batch_size=4", "client.steps=3",
+    "rounds=5", "metrics.relative_error.every=2", "precision=64-true",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("heterogeneity", ["low", "high"])
+def test_it_is_the_distance_of_the_saved_model(config, tmp_path, heterogeneity):
+    cfg = config(*TINY, f"heterogeneity={heterogeneity}", folder=tmp_path / "run")
+    result = train(cfg)
+    shift = {"low": 0.1, "high": 2.0}[heterogeneity]
+    data = matrix_regression(num_clients=4, features=6, outputs=2, samples=16, shift=shift, ridge=0.1, seed=cfg.seed)
+    best = data.optimum["fc.weight"]
+    weight = load_file(tmp_path / "run" / "global_model.safetensors")["fc.weight"]
+    expected = np.linalg.norm(weight - best) / np.linalg.norm(best)
+    rows = read_rows(tmp_path / "run" / "metrics.csv")
+    measured = {int(row["round"]) for row in rows if row.get("test/relative_error") == row.get("test/relative_error")}
+    assert {2, 4, 5} <= measured
+    assert rows[-1]["test/relative_error"] == pytest.approx(expected, rel=1e-12)
+    assert result.metrics["test/relative_error"] == pytest.approx(expected, rel=1e-12)
+    assert 0 < expected < 1  # W = 0 is at 1
+    plain_trainer = {"_target_": "lightning.pytorch.Trainer", "logger": False, "accelerator": "cpu",
+                     "enable_checkpointing": False, "enable_progress_bar": False, "precision": "64-true"}  # fmt: skip
+    checkpoint = str(tmp_path / "run/checkpoints/last.ckpt")
+    tested = evaluate(
+        OmegaConf.create({"ckpt_path": checkpoint, "override": {}, "paths": {}, "trainer": plain_trainer})
+    )
+    assert tested["test/relative_error"] == pytest.approx(expected, rel=1e-12)
+    assert tested["test/loss"] == pytest.approx(result.metrics["test/loss"])
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "fedsub"])
+def test_the_experiment_runs_its_opponents(config, tmp_path, algorithm):
+    result = train(config(*TINY, f"algorithm={algorithm}", folder=tmp_path / "run"))
+    assert 0 < result.metrics["test/relative_error"] < 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("metrics=relative_error",), "data=digits has none"),
+        ((*TINY, "data.limit_train=20"), r"data\.limit_train=20 moves the optimum"),
+        ((*TINY, "task._target_=gcfed.tasks.Classification"), r"does not go with the labels of data=matrix_regression"),
+        ((*TINY, "model=mlp"), r"other parameters, fc\.weight.*model=linear"),
+        ((*TINY, "metrics.relative_error.every=0"), r"metrics\.relative_error\.every=0"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(config, tmp_path, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        train(config(*overrides, folder=tmp_path / "run"))
