@@ -75,6 +75,17 @@ def test_little_or_nothing_to_draw(rows, tmp_path):
     read(tmp_path / "curves.png")
 
 
+@pytest.mark.parametrize("measured", [True, False])
+def test_a_regression_has_no_accuracy_to_draw(measured, tmp_path):
+    rows = [{"round": t, "train/loss": 2.0 / t, "test/loss": 3.0 / t} for t in (1, 2, 3)]
+    if measured:
+        rows = [row | {"test/relative_error": 0.5 ** row["round"]} for row in rows]
+    error, loss = plot_curves(rows, tmp_path / "curves.png").axes
+    assert [list(line.get_ydata()) for line in error.lines] == [[0.5, 0.25, 0.125]] * measured
+    assert "acc" not in error.get_ylabel()
+    assert "squared error" in loss.get_ylabel()
+
+
 def test_partition_holds_the_data(tmp_path):
     counts_NC = counts(12, 7)
     bars, bubbles = plot_partition(counts_NC, tmp_path / "partition.png", title="α = 0.1").axes

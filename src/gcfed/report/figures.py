@@ -33,7 +33,7 @@ def column(rows: Rows, name: str) -> tuple[Array, Array]:
 def plot_curves(rows: Rows | str | Path, path: str | Path) -> Figure:
     """Draw test accuracy (raw and smoothed, best marked) and losses over the rounds; write and return the figure.
 
-    A run without accuracies has its relative error in their place.
+    A regression, which is tested but has no accuracies, has its relative error in their place, if it is measured.
 
     Args:
         rows: dicts with ``round`` and any of ``test/acc`` (0 to 1), ``train/loss``, ``test/loss``; or the metrics.csv
@@ -45,7 +45,8 @@ def plot_curves(rows: Rows | str | Path, path: str | Path) -> Figure:
             rows = list(csv.DictReader(file))
     figure = Figure(figsize=(10, 3.8))
     accuracy_axes, loss_axes = figure.subplots(1, 2)
-    is_regression = not len(column(rows, "test/acc")[0]) and len(column(rows, "test/relative_error")[0]) > 0
+    tests, accuracies = (len(column(rows, name)[0]) for name in ("test/loss", "test/acc"))
+    is_regression = tests > 0 and not accuracies
     if is_regression:
         _draw_error(accuracy_axes, *column(rows, "test/relative_error"))
     else:
@@ -83,7 +84,10 @@ def _draw_accuracy(axes: Axes, rounds: Array, acc: Array) -> None:
 
 
 def _draw_error(axes: Axes, rounds: Array, error: Array) -> None:
-    axes.set(title="Global model against the optimum", ylabel="‖W − W*‖ / ‖W*‖", yscale="log")
+    axes.set(title="Global model against the optimum", ylabel="‖W − W*‖ / ‖W*‖")
+    if not len(rounds):
+        return
+    axes.set_yscale("log")
     axes.plot(rounds, error, color=BLUE, linewidth=1.8, marker=_dot(rounds), label=f"last: {error[-1]:.2e}")
 
 

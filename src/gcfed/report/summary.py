@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,15 +21,19 @@ if TYPE_CHECKING:
 
 
 def write_summary(
-    folder: Path, data: FederatedDataModule, *, targets: Sequence[float], figures: bool
+    folder: Path, data: FederatedDataModule, *, targets: Sequence[float], figures: bool, processes: int = 1
 ) -> dict[str, Any]:
-    """Reads the run's ``metrics.csv`` back, prints and writes its summary; returns what ``summary.json`` holds."""
+    """Reads the run's ``metrics.csv`` back, prints and writes its summary; returns what ``summary.json`` holds.
+
+    ``processes`` are those among which the clients were dealt.
+    """
     rows = read_rows(folder / "metrics.csv")
     if not rows:
         return {}
-    result = summary_of(rows, targets)
+    result = summary_of(rows, targets, processes)
     with replacing(folder / "summary.json") as temporary:
-        plain = {k: None if v != v else v for k, v in result.items()}  # JSON has no NaN
+        # JSON has neither NaN nor infinity, the loss of a model that diverged.
+        plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in result.items()}
         temporary.write_text(json.dumps(plain, indent=2, allow_nan=False) + "\n")
     if figures:
         from gcfed.report.figures import plot_curves, plot_partition
@@ -43,11 +48,14 @@ def write_summary(
     return result
 
 
-def summary_of(rows: Sequence[dict[str, float]], targets: Sequence[float]) -> dict[str, Any]:
-    """The figures of a run: accuracies in 0…1, bytes in all, seconds a round (median).
+def summary_of(rows: Sequence[dict[str, float]], targets: Sequence[float], processes: int = 1) -> dict[str, Any]:
+    """The figures of a run: accuracies in 0…1, bytes in all, seconds a round and a client (medians).
 
     A target that was not reached has None; ``_ema`` reads the moving average (FedACG's tables), the other the tests
     themselves. ``acc_diff/*`` are statistics of the change from one test to the next (GC-Fed's Table 2).
+    ``client_seconds`` and ``*_to_target`` are FedGC's Table 2: what a client's share of a round takes the process that
+    trains it, aggregation included, and such seconds and the bytes in both directions, of all clients together, in all
+    rounds up to the first that reached the target.
     """
     acc = [row.get("test/acc", np.nan) for row in rows]
     curve = summarize([row["round"] for row in rows], acc, targets)
@@ -64,10 +72,27 @@ def summary_of(rows: Sequence[dict[str, float]], targets: Sequence[float]) -> di
         **_errors(rows),
         "rounds_to_target": {f"{target:g}": curve.rounds_to[target] for target in targets},
         "rounds_to_target_ema": {f"{target:g}": curve.rounds_to_averaged[target] for target in targets},
+        **_costs(rows, curve.rounds_to, processes),
         "comm/down_bytes": int(sum(row["comm/down_bytes"] for row in rows)),
         "comm/up_bytes": int(sum(row["comm/up_bytes"] for row in rows)),
         "time/round_s": float(np.median([row["time/round_s"] for row in rows])),
         "train/nonfinite_clients": int(sum(row["train/nonfinite_clients"] for row in rows)),
+    }
+
+
+def _costs(rows: Sequence[dict[str, float]], reached: dict[float, int | None], processes: int) -> dict[str, Any]:
+    """Seconds of a client's round, and seconds and bytes up to each target: one round's number, if it was reached."""
+    seconds = np.array([row["time/train_s"] * processes for row in rows])
+    sent = np.array([row["comm/down_bytes"] + row["comm/up_bytes"] for row in rows])
+    rounds = np.array([row["round"] for row in rows])
+
+    def until(values: np.ndarray) -> dict[str, Any]:
+        return {f"{t:g}": None if r is None else values[rounds <= r].sum().item() for t, r in reached.items()}
+
+    return {
+        "bytes_to_target": until(sent),
+        "client_seconds": float(np.median(seconds / [row["train/clients"] for row in rows])),
+        "client_seconds_to_target": until(seconds),
     }
 
 
@@ -76,7 +101,7 @@ def _errors(rows: Sequence[dict[str, float]]) -> dict[str, float]:
     found: dict[str, float] = {}
     for name in ("test/loss", "test/relative_error"):
         if values := [row[name] for row in rows if name in row]:
-            found |= {name: values[-1], f"{name}_best": min(values)}
+            found |= {name: values[-1], f"{name}_best": min(values, key=lambda value: (value != value, value))}
     return found
 
 
@@ -100,8 +125,16 @@ def _print(result: dict[str, Any], folder: Path) -> None:
         reached = {t: r or f"{result['rounds']}+" for t, r in result[key].items()}
         if has_accuracy:
             table.add_row(label, ", ".join(f"{float(t):.0%}: {r}" for t, r in reached.items()))
+    if has_accuracy and any(result["rounds_to_target"].values()):
+        for key, label, shown in (
+            ("bytes_to_target", "bytes to target", _size),
+            ("client_seconds_to_target", "clients' seconds to target", "{:.3g}".format),
+        ):
+            costs = ((t, cost) for t, cost in result[key].items() if cost is not None)
+            table.add_row(label, ", ".join(f"{float(t):.0%}: {shown(cost)}" for t, cost in costs))
     table.add_row("bytes down, up", f"{_size(result['comm/down_bytes'])}, {_size(result['comm/up_bytes'])}")
     table.add_row("seconds a round (median)", f"{result['time/round_s']:.3f}")
+    table.add_row("seconds a client's round", f"{result['client_seconds']:.3g}")
     if result["train/nonfinite_clients"]:
         table.add_row("client updates left out", f"{result['train/nonfinite_clients']} (not finite)")
     console = Console(soft_wrap=True)

@@ -1,0 +1,88 @@
+"""What clients forget of each other's data in local training: FedGC's Figure 7 (gradient constraint, A.10).
+
+With w the broadcast model, w_k what client k of the cohort S makes of it, and L(·, D_i) the mean loss on the data of
+client i of the same cohort:
+
+=====================  =========================================================  =============
+``forgetting/before``  mean over i of L(w, D_i)                                   equation 34
+``forgetting/after``   mean over k and i of L(w_k, D_i)                           equation 35
+``forgetting/own``     mean over k of L(w_k, D_k): what training gains at home
+``forgetting/others``  mean over k and i ≠ k: what it costs elsewhere
+=====================  =========================================================  =============
+
+The paper's clients all take part; of a smaller cohort the data of its members stand for those of all. Samples come
+without augmentation, networks in evaluation mode, and the terms of methods do not enter. A measured round costs
+|S| + 1 passes over the drawn samples.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from gcfed.federated.round import Round
+from gcfed.federated.stack import ClientStack, Params
+from gcfed.metrics.base import ClientMetric, client_state
+from gcfed.metrics.clients import AT_ONCE
+from gcfed.utils.rng import generator
+
+
+class Forgetting(ClientMetric):
+    """Adds ``forgetting/*`` to the rows of metrics; a client with a loss that is not finite is left out.
+
+    Args:
+        every: rounds between two measurements.
+        samples: of each client, drawn anew in each measured round; null: all that it has.
+
+    Raises:
+        ValueError: a number below 1.
+    """
+
+    name = "forgetting"
+    columns = ("forgetting/before", "forgetting/after", "forgetting/own", "forgetting/others")
+
+    def __init__(self, every: int = 10, samples: int | None = 200) -> None:
+        super().__init__(every)
+        self.samples = None if samples is None else self.at_least_one("samples", samples)
+
+    def validate(self, loop, module) -> None:  # type: ignore[no-untyped-def]
+        super().validate(loop, module)
+        self.data = loop.data
+
+    def on_broadcast(self, round: Round) -> None:
+        super().on_broadcast(round)
+        if self.due(round):
+            self._before: Tensor | None = None
+
+    def measure(self, stack: ClientStack, client: int, round: Round) -> Tensor:
+        if self._before is None:
+            drawn = [self._draw(int(i), round) for i in round.cohort]
+            owner = np.repeat(np.arange(len(drawn)), [len(samples) for samples in drawn])
+            self._index, self._owner = (
+                torch.as_tensor(a, device=self._sums.device) for a in (np.concatenate(drawn), owner)
+            )
+            self._before = self._losses(stack, stack.start, len(drawn)).mean()
+        losses = self._losses(stack, client_state(stack, client), len(round.cohort))
+        own = int(np.flatnonzero(round.cohort == stack.clients[client])[0])
+        others = torch.cat([losses[:own], losses[own + 1 :]])  # of a cohort of one: nobody, whose mean is NaN
+        values = torch.stack([self._before, losses.mean(), losses[own], others.mean()])
+        return torch.where(losses.isfinite().all(), values, torch.nan)
+
+    def _draw(self, client: int, round: Round) -> np.ndarray:
+        """Indices of the samples that stand for a client's data."""
+        own = self.data.client(client)
+        if self.samples is None or len(own) <= self.samples:
+            return own
+        return np.sort(
+            generator(round.seed, "forgetting", round.index, client).choice(own, self.samples, replace=False)
+        )
+
+    def _losses(self, stack: ClientStack, state: Params, cohort: int) -> Tensor:
+        """One network's mean loss on the drawn samples of each client of the cohort, ``[|S|]``."""
+        sums = torch.zeros(2, cohort, dtype=torch.float64, device=self._index.device)  # losses, labels
+        for index, owner in zip(self._index.split(AT_ONCE), self._owner.split(AT_ONCE), strict=True):
+            x, y = self.data.fetch(index, None)
+            losses = stack.task.losses(functional_call(stack.net, state, (x,)), y)
+            per_sample = [t.double().reshape(len(owner), -1).sum(1) for t in (losses, stack.task.real(y))]
+            sums.index_add_(1, owner, torch.stack(per_sample))
+        return sums[0] / sums[1]

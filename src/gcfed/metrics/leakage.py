@@ -1,0 +1,183 @@
+"""What a curious server reads out of an upload: FedGC's attack (gradient constraint, A.5, Figure 5).
+
+In the rounds that are measured one client of the cohort, drawn by the seed, rehearses one step of plain SGD on a few of
+its images, and uploads through all methods as it would in earnest. The server takes Δ/(−η) for the gradient of those
+images and inverts it (deep leakage from gradients, :mod:`gcfed.attacks.dlg`). It knows the broadcast weights, η and
+the network, and takes no account of what methods made of the gradient. Of several images the order is unknown: each
+original is paired with the nearest that was recovered.
+
+=====================  ======================================================================================
+``leakage/mse``        of the pixels, in 0…1, mean over the images
+``leakage/psnr``       −10 log₁₀ of an image's MSE, in dB, mean over the images
+``leakage/labels``     share of the images whose label is the likeliest of the recovered one
+``leakage/mismatch``   ‖∇ − g‖² / ‖g‖²: near 0, the search has succeeded, whether or not the image is the client's
+=====================  ======================================================================================
+
+``leakage_round_<t>.png`` in the run's folder shows the originals above what was recovered. A search that failed
+(``mismatch`` not near 0) proves no privacy: ReLU and max-pooling resist this attack by their kinks alone, and under
+Fixup initialization nothing but the last layer has a gradient in the first round. The network is attacked in evaluation
+mode; with dropout or batch statistics, clients have other gradients in training.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gcfed.attacks.dlg import OPTIMIZERS, invert_gradient
+from gcfed.federated.round import Round
+from gcfed.federated.stack import Params
+from gcfed.metrics.base import Metric, as_sent
+from gcfed.utils.rng import generator, torch_seed
+
+LR = {"lbfgs": 1.0, "adam": 0.1}
+
+
+@dataclass
+class Observed:
+    """An upload, and what it was made of."""
+
+    client: int
+    x: Tensor  # [B, *input]
+    y: Tensor  # [B]
+    gradient: Params
+
+
+class Leakage(Metric):
+    """Adds ``leakage/*`` to the rows of metrics and saves a picture; for images only.
+
+    Args:
+        folder: where pictures go.
+        every: rounds between two measurements.
+        images: batch of the attacked step.
+        iterations: of the attack; one of ``lbfgs`` is up to 20 passes, one of ``adam`` a single one.
+        restarts: starting points of the attack, of which the best match counts.
+        optimizer: of the attack, ``lbfgs`` or ``adam``.
+        lr: of that optimizer; null: 1 for ``lbfgs``, 0.1 for ``adam``.
+
+    Raises:
+        ValueError: a number out of its range; at ``validate``, data that are no images.
+    """
+
+    name = "leakage"
+    needs_classes = True
+
+    def __init__(
+        self,
+        folder: str,
+        every: int = 50,
+        images: int = 1,
+        iterations: int = 300,
+        restarts: int = 4,
+        optimizer: str = "lbfgs",
+        lr: float | None = None,
+    ) -> None:
+        super().__init__(every)
+        self.folder, self.images = Path(folder), self.at_least_one("images", images)
+        if optimizer not in OPTIMIZERS:
+            raise ValueError(f"metrics.leakage.optimizer={optimizer!r} is unknown: choose {' or '.join(OPTIMIZERS)}.")
+        if lr is not None and lr <= 0:
+            raise ValueError(f"metrics.leakage.lr={lr} must be positive; null takes the optimizer's usual one.")
+        self.attack = partial(
+            invert_gradient,
+            iterations=self.at_least_one("iterations", iterations),
+            restarts=self.at_least_one("restarts", restarts),
+            optimizer=optimizer,
+            lr=LR[optimizer] if lr is None else lr,
+        )
+
+    def validate(self, loop, module) -> None:  # type: ignore[no-untyped-def]
+        super().validate(loop, module)
+        if not hasattr(loop.data.transform, "std"):
+            raise ValueError("metrics=leakage recovers images, and these data are none: leave it out of metrics.")
+        self.module, self.data = module, loop.data
+        self.names = [name for name, p in module.net.named_parameters() if p.requires_grad]
+        solver = copy.copy(loop.solver)
+        solver.steps, solver.batch_size, solver.optimizer = 1, self.images, partial(torch.optim.SGD, lr=1.0)
+        self.loop = copy.copy(loop)
+        self.loop.solver = solver
+
+    def on_broadcast(self, round: Round) -> None:
+        """Metrics come after the methods, so what goes down is final, and what methods keep is still this round's."""
+        if not self.due(round):
+            return
+        started = perf_counter()
+        self._observed = self._observe(round) if self.module.trainer.is_global_zero else None
+        self._seconds = perf_counter() - started
+
+    def _observe(self, round: Round) -> Observed | None:
+        """One client's upload after one step; None where it is not finite."""
+        trainer, device = self.module.trainer, self.module.device
+        clients = generator(round.seed, "leakage", round.index).choice(round.cohort, 1)
+        self.module.net.train()
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            self.loop.methods = self.loop.of(trainer).methods
+            upload, _ = self.loop.train_clients(trainer, self.module, clients, replace(round, rehearsal=True))
+        batch = self.loop.solver.plan(self.data, clients, round, device).batch(self.data, 0, 1)
+        delta = as_sent(upload, round, self.names)
+        gradient = {name: t[0] / -round.lr for name, t in delta.items()}
+        return Observed(int(clients[0]), batch.x[0], batch.y[0], gradient) if bool(upload.finite[0]) else None
+
+    def on_round_end(self, row: dict[str, Any], round: Round) -> None:
+        if not self.due(round):
+            return
+        row["time/train_s"] -= self._seconds
+        sums = torch.zeros(5, dtype=torch.float64, device=self.module.device)
+        if self._observed is not None:  # on the first process, in whose folder the picture goes
+            sums[:] = torch.tensor([*self._invert(self._observed, round), 1.0])
+            self._observed = None
+        (sums,) = round.reduce([sums])
+        *values, measured = sums.tolist()
+        if measured:
+            names = ("mse", "psnr", "labels", "mismatch")
+            row |= {f"leakage/{name}": value for name, value in zip(names, values, strict=True)}
+
+    def _invert(self, seen: Observed, round: Round) -> tuple[float, ...]:
+        """Attacks, draws, and returns the values of the columns."""
+        random = torch.Generator().manual_seed(torch_seed(round.seed, "leakage", round.index))
+        net, training = self.module.net, self.module.net.training
+        net.eval()
+        with torch.inference_mode(False), torch.enable_grad():  # a round may end inside Lightning's test
+            found = self.attack(net, round.start, seen.gradient, seen.x.shape, self.data.num_classes, random=random)
+        net.train(training)
+        original, recovered = self._pixels(seen.x), self._pixels(found.x)
+        order = nearest(original, recovered)
+        recovered, labels = recovered[order], found.labels[order].argmax(-1)
+        mse_B = (original - recovered).square().flatten(1).mean(1)
+        psnr_B = -10 * mse_B.log10()
+        self._draw(seen, original, recovered, mse_B, psnr_B, round)
+        means = [mse_B.mean(), psnr_B.mean(), (labels == seen.y).double().mean()]
+        return *torch.stack([mean.double() for mean in means]).tolist(), found.mismatch
+
+    def _pixels(self, x: Tensor) -> Tensor:
+        """What the transform made of images, undone, ``[B, C, H, W]`` in 0…1."""
+        mean, std = (x.new_tensor(v).view(-1, 1, 1) for v in (self.data.transform.mean, self.data.transform.std))
+        return (x.detach() * std + mean).clamp(0, 1)
+
+    def _draw(
+        self, seen: Observed, original: Tensor, recovered: Tensor, mse_B: Tensor, psnr_B: Tensor, round: Round
+    ) -> None:
+        from gcfed.report.leakage import plot_recovered  # matplotlib: only in the rounds that draw
+
+        above = [f"client {seen.client}, class {y}" for y in seen.y.tolist()]
+        below = [f"MSE {m:.4f}, {p:.1f} dB" for m, p in zip(mse_B.tolist(), psnr_B.tolist(), strict=True)]
+        path = self.folder / f"leakage_round_{round.index + 1}.png"
+        plot_recovered(original.float().cpu().numpy(), recovered.float().cpu().numpy(), above, below, path)
+
+
+def nearest(original: Tensor, recovered: Tensor) -> Tensor:
+    """Which recovered image goes with each original, ``[B]``: the nearest pair first, each image once."""
+    distance = torch.cdist(original.flatten(1), recovered.flatten(1))
+    order = torch.empty(len(original), dtype=torch.long, device=original.device)
+    for _ in range(len(original)):
+        i, j = divmod(int(distance.argmin()), len(recovered))
+        order[i] = j
+        distance[i], distance[:, j] = torch.inf, torch.inf
+    return order

@@ -1,0 +1,232 @@
+"""The angles of uploads against NumPy, in the plain loop."""
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from conftest import random_federation
+from harness import make_net, make_round, plain_loop, sgd
+
+from gcfed.methods import SSF
+from gcfed.methods.base import FederatedMethod
+from gcfed.metrics.angle import Angle, degrees
+
+EXACT = {"rel": 1e-9, "abs": 1e-9}
+NAN_CLIENT = 3
+
+
+class Edits(FederatedMethod):
+    """A method that changes the uploads, the update and what the server then does with it; and one client diverges."""
+
+    def __init__(self, poisoned=False):
+        self.poisoned = poisoned
+
+    def on_upload(self, upload, round):
+        for row, client in enumerate(upload.clients.tolist()):
+            upload.delta["0.weight"][row] *= 1 - client  # some reversed, one without it
+            if self.poisoned and client == NAN_CLIENT:
+                upload.delta["2.bias"][row, 0] = float("nan")
+
+    def on_aggregate_end(self, update, round):
+        update["2.weight"].mul_(-3)
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        pl_module.net[0].bias.grad += 0.01
+
+
+class Recorder(FederatedMethod):
+    """Broadcasts, uploads and updates of each round, flat."""
+
+    def __init__(self, names):
+        self.names, self.starts, self.sent, self.updates = names, [], [], []
+
+    def on_broadcast(self, round):
+        self.starts.append(np.concatenate([round.start[n].numpy().ravel() for n in self.names]))
+        self.sent.append([])
+
+    def on_upload(self, upload, round):
+        delta = [upload.delta[n].numpy().reshape(len(upload.clients), -1) for n in self.names]
+        self.sent[-1] += list(np.concatenate(delta, 1).copy())
+
+    def on_aggregate_end(self, update, round):
+        self.updates.append(np.concatenate([update[n].numpy().ravel() for n in self.names]).copy())
+
+
+def measured(metric, *, k=1, rounds=3, methods=(), solver=None, **kwargs):
+    """The metric's rows of a run, and what it should have seen."""
+    net, rows = make_net(), []
+    recorder = Recorder([name for name, _ in net.named_parameters()])
+
+    def finish(round, update):
+        rows.append({})
+        metric.on_round_end(rows[-1], round)
+
+    trained, _ = plain_loop(
+        net, random_federation(), solver or sgd(), rounds=rounds, methods=[*methods, recorder, metric], k=k,
+        on_round=finish, **kwargs,
+    )  # fmt: skip
+    return rows, recorder, trained
+
+
+def angles(vectors, other):
+    cosines = vectors @ other / np.linalg.norm(vectors, axis=1) / np.linalg.norm(other)
+    return np.degrees(np.arccos(cosines)), cosines
+
+
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("poisoned", [False, True])
+def test_angles_of_the_uploads(k, poisoned):
+    """As the other methods leave them, to the whole step of the server and to the update as it was edited."""
+    rows, seen, _ = measured(Angle(), k=k, rounds=5, methods=[Edits(poisoned)], cohort_of=4)
+    assert rows[0].keys() == {"angle/update"}
+    above = []
+    for t, row in enumerate(rows):
+        uploads = np.array([u for u in seen.sent[t] if np.isfinite(u).all()])
+        mean_cosine = angles(uploads, seen.updates[t])[1].mean()
+        assert row.pop("angle/update") == pytest.approx(np.degrees(np.arccos(mean_cosine)), **EXACT)
+        if t:
+            to_server, _ = angles(uploads, seen.starts[t] - seen.starts[t - 1])
+            above.append((to_server > 90).mean())
+            assert row == {
+                "angle/server": pytest.approx(to_server.mean(), **EXACT),
+                "angle/above_90": pytest.approx(above[-1]),
+            }
+    assert 0 < np.mean(above) < 1
+
+
+def test_every_second_round_and_the_last():
+    """The step of the round before is known although that round was not measured."""
+    all_rows, *_ = measured(Angle(), rounds=5)
+    rows, *_ = measured(Angle(every=2), rounds=5)
+    assert [bool(row) for row in rows] == [False, True, False, True, True]
+    assert [rows[t] for t in (1, 3, 4)] == [all_rows[t] for t in (1, 3, 4)]
+
+
+def test_clients_that_stay_where_they_are_have_no_angle():
+    rows, *_ = measured(Angle(), solver=sgd(lr=0.0))
+    assert rows == [{}, {}, {}]
+
+
+@pytest.mark.parametrize("ratio", [0.5, 1.0])
+def test_coordinates_count_as_the_updates_that_they_stand_for(ratio):
+    """Of a subspace of another size, and of all space rotated, where shapes do not tell."""
+
+    class FullUpdates(FederatedMethod):
+        projects = True  # its place is behind SSF, which lifts the aggregated update
+
+        def __init__(self):
+            self.rounds = []
+
+        def on_broadcast(self, round):
+            self.rounds.append((round.start, []))
+
+        def on_clients_end(self, stack, round):
+            start, updates = self.rounds[-1]
+            updates += list(torch.cat([(stack.full[n] - t).flatten(1) for n, t in start.items()], 1).numpy())
+
+        def on_aggregate_end(self, update, round):
+            self.rounds[-1] += (torch.cat([update[n].flatten() for n in self.rounds[-1][0]]).numpy(),)
+
+    full = FullUpdates()
+    rows, *_ = measured(Angle(), methods=[SSF(ratio=ratio), full], k=2)
+    starts = [torch.cat([t.flatten() for t in start.values()]).numpy() for start, *_ in full.rounds]
+    for t, (_, updates, update) in enumerate(full.rounds):
+        cosine = angles(np.array(updates), update)[1].mean()
+        assert rows[t]["angle/update"] == pytest.approx(np.degrees(np.arccos(cosine)), **EXACT)
+        if t:
+            to_server, _ = angles(np.array(updates), starts[t] - starts[t - 1])
+            assert rows[t]["angle/server"] == pytest.approx(to_server.mean(), **EXACT)
+
+
+def test_the_last_broadcast_survives_a_checkpoint():
+    straight, *_ = measured(Angle(), rounds=3)
+    metric, states = Angle(), []
+
+    class Saves(FederatedMethod):
+        def on_broadcast(self, round):
+            states.append(copy.deepcopy(metric.state_dict()))
+
+    measured(metric, rounds=3, methods=[Saves()])
+    resumed, rows = Angle(), []
+
+    class Resumes(FederatedMethod):
+        """Rounds 1 and 2 with one object, round 3 with another that has loaded its state."""
+
+        def validate(self, loop, module):
+            resumed.validate(loop, module)
+
+        def on_broadcast(self, round):
+            if round.index == 2:
+                resumed.load_state_dict(states[2])
+                resumed.on_broadcast(round)
+
+        def on_clients_end(self, stack, round):
+            if round.index == 2:
+                resumed.on_clients_end(stack, round)
+
+        def on_upload(self, upload, round):
+            if round.index == 2:
+                resumed.on_upload(upload, round)
+
+    def finish(round, update):
+        if round.index == 2:
+            resumed.on_aggregate_end(update, round)
+            rows.append({})
+            resumed.on_round_end(rows[-1], round)
+
+    plain_loop(make_net(), random_federation(), sgd(), rounds=3, methods=[Resumes()], on_round=finish)
+    assert rows == [straight[-1]]
+
+
+def test_it_changes_no_bit_and_measures_no_rehearsal():
+    alone, _ = plain_loop(make_net(), random_federation(), sgd(), rounds=3, k=2, methods=[Edits()])
+    metric = Angle()
+    assert torch.equal(alone, measured(metric, k=2, methods=[Edits()])[2])
+    row, rehearsal = {}, replace(make_round({}), rehearsal=True)
+    metric.on_clients_end(None, rehearsal)
+    metric.on_upload(None, rehearsal)
+    metric.on_round_end(row, rehearsal)
+    assert row == {}
+
+
+def test_two_processes_add_up():
+    """The second trains the rest of the cohort with an object of its own; their sums meet in ``round.reduce``."""
+    whole, *_ = measured(Angle(), rounds=2)
+    parts, rows = [Angle(), Angle()], []
+
+    class Dealt(FederatedMethod):
+        def validate(self, loop, module):
+            for part in parts:
+                part.validate(loop, module)
+
+        def on_broadcast(self, round):
+            for part in parts:
+                part.on_broadcast(round)
+
+        def on_clients_end(self, stack, round):
+            parts[int(stack.clients[0]) % 2].on_clients_end(stack, round)
+
+        def on_upload(self, upload, round):
+            parts[int(upload.clients[0]) % 2].on_upload(upload, round)
+
+    def finish(round, update):
+        sent = []
+        parts[1].on_aggregate_end(update, replace(round, reduce=lambda tensors: sent.append(tensors) or tensors))
+        added = replace(round, reduce=lambda tensors: [a + b for a, b in zip(tensors, *sent, strict=True)])
+        parts[0].on_aggregate_end(update, added)
+        rows.append({})
+        parts[0].on_round_end(rows[-1], round)
+
+    plain_loop(make_net(), random_federation(), sgd(), rounds=2, methods=[Dealt()], on_round=finish)
+    assert rows == [pytest.approx(row, **EXACT) for row in whole]
+
+
+def test_rounding_makes_no_angle_undefined():
+    assert degrees(torch.tensor([1 + 1e-9, -1 - 1e-9, 0.0], dtype=torch.float64)).tolist() == [0, 180, 90]
+
+
+def test_bad_settings_are_named():
+    with pytest.raises(ValueError, match=r"metrics\.angle\.every=0"):
+        Angle(every=0)

@@ -1,0 +1,105 @@
+"""Forgetting against NumPy, in the plain loop: every local model on the data of every client of the cohort."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from conftest import ArrayData, random_federation
+from harness import make_net, make_round, plain_loop, sgd
+from recording import EXACT, NAN_CLIENT, measured
+from torch import nn
+
+from gcfed.metrics.forgetting import Forgetting
+from gcfed.utils.rng import generator
+
+
+def cross_entropy(state, x, y):
+    """Of the network below, whose dropout is layer 2."""
+    logits = np.tanh(x @ state["0.weight"].T + state["0.bias"]) @ state["3.weight"].T + state["3.bias"]
+    log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+    return -log_p[np.arange(len(y)), y].mean()
+
+
+def with_dropout():
+    net = make_net()
+    net.insert(2, nn.Dropout(0.5))
+    return net
+
+
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("poisoned", [False, True])
+@pytest.mark.parametrize("samples", [None, 6])
+def test_every_model_on_everybodys_data(k, poisoned, samples, monkeypatch):
+    """In parts of five samples, which cut through the clients."""
+    monkeypatch.setattr("gcfed.metrics.forgetting.AT_ONCE", 5)
+    data, net = random_federation(), with_dropout()
+    rows, seen, _ = measured(Forgetting(1, samples), net, data, k=k, poisoned=poisoned, cohort_of=4)
+    assert net.training
+    for t, (row, (start, clients)) in enumerate(zip(rows, seen, strict=True)):
+        drawn = {}
+        cohort = sorted(clients)
+        for i in cohort:
+            own = data.client(i)
+            if samples is not None and len(own) > samples:
+                own = generator(5, "forgetting", t, i).choice(own, samples, replace=False)
+            drawn[i] = data.x[own].numpy(), data.y[own].numpy()
+        after = {
+            k: {i: cross_entropy(w_k, *drawn[i]) for i in cohort}
+            for k, w_k in clients.items()
+            if not (poisoned and k == NAN_CLIENT)
+        }
+        others = [np.mean([loss for i, loss in losses.items() if i != k]) for k, losses in after.items()]
+        assert row == {
+            "forgetting/before": pytest.approx(np.mean([cross_entropy(start, *drawn[i]) for i in cohort]), **EXACT),
+            "forgetting/after": pytest.approx(np.mean([[*losses.values()] for losses in after.values()]), **EXACT),
+            "forgetting/own": pytest.approx(np.mean([losses[k] for k, losses in after.items()]), **EXACT),
+            "forgetting/others": pytest.approx(np.mean(others), **EXACT),
+        }
+
+
+def test_of_a_lone_client_nobody_can_be_forgotten():
+    (row,), _, _ = measured(Forgetting(1), make_net(), random_federation(), rounds=1, cohort_of=1)
+    assert row.keys() == {"forgetting/before", "forgetting/after", "forgetting/own"}
+    assert row["forgetting/after"] == row["forgetting/own"] < row["forgetting/before"]
+
+
+def test_clients_with_a_class_of_their_own_forget_the_others():
+    g = torch.Generator().manual_seed(0)
+    y = torch.arange(40) // 10
+    x = nn.functional.one_hot(y, 6).double() + 0.3 * torch.randn(40, 6, generator=g, dtype=torch.float64)
+    data = ArrayData(x, y, list(np.arange(40).reshape(4, 10)))
+    rows, _, _ = measured(Forgetting(1), make_net(), data, cohort_of=4)
+    for row in rows:
+        assert row["forgetting/own"] < row["forgetting/before"] < row["forgetting/after"] < row["forgetting/others"]
+
+
+def test_sequences_count_their_labels():
+    """Labels at every position, −100 where there is none: a client's loss is the mean over its labels."""
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(10, 5, 6, generator=g, dtype=torch.float64), torch.randint(4, (10, 5), generator=g)
+    y[torch.rand(10, 5, generator=g) < 0.4] = -100
+    data = ArrayData(x, y, [np.arange(3), np.arange(3, 10)])
+    torch.manual_seed(0)
+    net = nn.Linear(6, 4).double()
+    (row,), ((start, _),), _ = measured(Forgetting(1), net, data, rounds=1, cohort_of=2)
+    logits = x @ torch.tensor(start["weight"]).T + torch.tensor(start["bias"])
+    losses = [nn.functional.cross_entropy(logits[own].flatten(0, 1), y[own].flatten()).item() for own in data.clients]
+    assert row["forgetting/before"] == pytest.approx(np.mean(losses), **EXACT)
+
+
+def test_it_changes_no_bit_and_measures_no_rehearsal():
+    alone, _ = plain_loop(with_dropout(), random_federation(), sgd(), rounds=3, k=2)
+    before, metric = torch.get_rng_state(), Forgetting(1, 4)
+    assert torch.equal(alone, measured(metric, with_dropout(), random_federation(), k=2)[2])
+    torch.set_rng_state(before)
+    row, rehearsal = {}, replace(make_round({}), rehearsal=True)
+    metric.on_broadcast(rehearsal)
+    metric.on_clients_end(None, rehearsal)
+    metric.on_round_end(row, rehearsal)
+    assert row == {}
+
+
+def test_bad_settings_are_named():
+    with pytest.raises(ValueError, match=r"metrics\.forgetting\.samples=0"):
+        Forgetting(samples=0)

@@ -1,0 +1,187 @@
+"""The attack on uploads in real runs: what it sees, what it finds, and that the run does not notice."""
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import matplotlib.image
+import numpy as np
+import pytest
+import torch
+from omegaconf import open_dict
+from torch import nn
+
+from gcfed.data.augment import TextTransform, VectorTransform
+from gcfed.methods import SSF
+from gcfed.metrics.leakage import Leakage, nearest
+from gcfed.run import train
+from gcfed.utils.csv_logger import read_rows
+from gcfed.utils.resolvers import ROOT
+
+TINY = (
+    "model.hidden=[12]", "gc.boundary=fc2", "rounds=3", "participation.num_clients=5", "participation.per_round=3",
+    "client.epochs=1", "client.batch_size=8", "data.limit_train=120", "data.limit_test=40", "precision=64-true",
+    "client.stack=2",
+)  # fmt: skip
+LEAKAGE = (
+    "metrics=leakage", "metrics.leakage.every=2", "metrics.leakage.iterations=2", "metrics.leakage.restarts=2",
+)  # fmt: skip
+COLUMNS = {"leakage/mse", "leakage/psnr", "leakage/labels", "leakage/mismatch"}
+
+
+def weights(result):
+    return np.concatenate([p.detach().numpy().ravel() for p in result.module.net.parameters()])
+
+
+def run(config, folder, *overrides, model=None):
+    cfg = config(*TINY, *overrides, folder=folder)
+    if model is not None:
+        with open_dict(cfg):
+            cfg.model = {"_target_": f"{__name__}.{model}"}
+    return train(cfg), read_rows(folder / "metrics.csv")
+
+
+class Smooth(nn.Sequential):
+    """A network without kinks, which the attack was made for."""
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 20), nn.Sigmoid(), nn.Linear(20, 10))
+
+
+class Frozen(nn.Sequential):
+    """With dropout and a bias that nobody trains."""
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 10))
+        self[1].bias.requires_grad_(False)
+
+
+@pytest.mark.parametrize("settings", [("algorithm=fedavg", "gc=none"), ("algorithm=fedgc",), ("algorithm=scaffold",)])
+def test_no_run_notices_the_attack(config, tmp_path, settings):
+    without, a = run(config, tmp_path / "without", *settings)
+    observed, b = run(config, tmp_path / "leakage", *settings, *LEAKAGE)
+    np.testing.assert_array_equal(weights(observed), weights(without))
+    for t, (plain, row) in enumerate(zip(a, b, strict=True)):
+        same = [k for k in plain if "time" not in k]
+        assert [row[k] for k in same] == [plain[k] for k in same]
+        assert row.keys() - plain.keys() == (COLUMNS if t else set())  # every second round and the last
+        assert 0 < row["time/train_s"] < row["time/round_s"]
+    pictures = sorted(path.name for path in (tmp_path / "leakage").glob("*.png"))
+    assert pictures == ["leakage_round_2.png", "leakage_round_3.png"]
+    assert matplotlib.image.imread(tmp_path / "leakage" / pictures[0]).std() > 0.02
+
+
+def test_no_run_notices_the_attack_on_dropout_and_frozen_tensors(config, tmp_path):
+    runs = [run(config, tmp_path / str(len(m)), "gc=none", *m, model="Frozen")[0] for m in ((), LEAKAGE)]
+    np.testing.assert_array_equal(*map(weights, runs))
+
+
+@pytest.mark.parametrize(
+    "settings", [("algorithm=fedavg",), ("algorithm=fedprox",), ("algorithm=scaffold",), ("client=adam",)]
+)
+def test_it_sees_the_gradient_of_the_images(config, tmp_path, monkeypatch, settings):
+    """In the first round all of these send −η times autograd's gradient on the drawn client's images."""
+    seen = []
+    monkeypatch.setattr(Leakage, "_invert", lambda self, observed, round: seen.append((observed, round)) or [0.0] * 4)
+    more = ("gc=none", "metrics.leakage.images=3", "rounds=1")
+    result, rows = run(config, tmp_path, *LEAKAGE, *settings, *more)
+    ((observed, round),) = seen
+    assert observed.client in round.cohort
+    assert observed.x.shape == (3, 1, 8, 8)
+    net = result.module.net
+    net.load_state_dict(round.start)
+    net.zero_grad()
+    nn.functional.cross_entropy(net(observed.x), observed.y).backward()
+    for name, p in net.named_parameters():
+        torch.testing.assert_close(observed.gradient[name], p.grad, rtol=1e-9, atol=1e-12)
+    owned = result.loop.data.fetch(torch.as_tensor(result.loop.data.client(observed.client)), None)[0]
+    assert all((owned == x).flatten(1).all(1).any() for x in observed.x)
+    assert rows[0].keys() >= COLUMNS
+
+
+def test_of_a_subspace_it_sees_what_is_uploaded(config, tmp_path, monkeypatch):
+    """The projected gradient, which knows no weight decay, and quantized where its coordinates are."""
+    seen = []
+    monkeypatch.setattr(Leakage, "_invert", lambda self, observed, round: seen.append(observed.gradient) or [0.0] * 4)
+    settings = ("gc=none", "rounds=1", "algorithm=ssf", "methods.ssf.ratio=0.5", "client.optimizer.weight_decay=0.5")
+    for more in ((), ("quantization=fedpaq", "quantization.bits=4")):
+        result, _ = run(config, tmp_path / str(len(more)), *LEAKAGE, *settings, *more)
+    (method,) = (m for m in result.loop.methods if isinstance(m, SSF))
+    for gradient in seen:
+        for name, projector in method.space.items():
+            inside = projector.lift(projector.project(gradient[name]))
+            torch.testing.assert_close(gradient[name], inside, rtol=0, atol=1e-12)
+    exact, coarse = (method.space["fc1.weight"].project(gradient["fc1.weight"]) for gradient in seen)
+    levels = coarse / exact.norm() * 7
+    torch.testing.assert_close(levels, levels.round(), rtol=0, atol=1e-5)
+
+
+def test_it_recovers_an_image_from_fedavg_and_less_from_eight_levels(config, tmp_path):
+    """Of a network without kinks; quantization to 4 bits is a method that stands between the image and the server."""
+    attack = ("metrics=leakage", "metrics.leakage.iterations=100", "rounds=1", "gc=none")
+    (plain,), (coarse,) = (
+        run(config, tmp_path / str(len(more)), *attack, *more, model="Smooth")[1]
+        for more in ((), ("quantization=fedpaq", "quantization.bits=4"))
+    )
+    assert plain["leakage/psnr"] > 30
+    assert plain["leakage/labels"] == 1
+    assert plain["leakage/psnr"] == pytest.approx(-10 * np.log10(plain["leakage/mse"]))
+    assert plain["leakage/mismatch"] < 1e-4 < coarse["leakage/mismatch"]
+    assert coarse["leakage/psnr"] < plain["leakage/psnr"] - 10
+
+
+def test_stacks_attack_the_same_client(config, tmp_path):
+    attack = ("metrics=leakage", "metrics.leakage.iterations=3", "metrics.leakage.images=2", "gc=none", "rounds=2")
+    one, three = (run(config, tmp_path / str(k), *attack, f"client.stack={k}", model="Smooth")[1] for k in (1, 3))
+    assert {c: one[1][c] for c in COLUMNS} == pytest.approx({c: three[1][c] for c in COLUMNS}, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_the_first_of_two_processes_attacks_and_draws(config, tmp_path):
+    """A client that it need not have to train itself: the drawn one is the same in any number of processes."""
+    _, one = run(config, tmp_path / "one", *LEAKAGE, "gc=none")
+    folder = tmp_path / "two"
+    more = (
+        "gc=none", "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", f"paths.output_dir={folder}",
+        "extras.figures=false", f"hydra.run.dir={folder}",
+    )  # fmt: skip
+    command = [sys.executable, str(ROOT / "src/train.py"), *TINY, *LEAKAGE, *more]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    for a, b in zip(one[1:], read_rows(folder / "metrics.csv")[1:], strict=True):
+        assert {c: b[c] for c in COLUMNS} == pytest.approx({c: a[c] for c in COLUMNS}, rel=1e-6)
+    assert sorted(path.name for path in folder.glob("*.png")) == ["leakage_round_2.png", "leakage_round_3.png"]
+
+
+def test_a_round_without_a_finite_upload_has_nothing_to_invert(config, tmp_path):
+    _, rows = run(config, tmp_path, *LEAKAGE, "rounds=2", "client.optimizer.lr=1e308", "gc=none")
+    assert not COLUMNS & rows[1].keys()
+    assert not list(tmp_path.glob("*.png"))
+
+
+def test_each_original_meets_the_nearest_that_is_left():
+    original = torch.tensor([[0.0], [1.0], [5.0]])
+    assert nearest(original, torch.tensor([[4.0], [0.9], [0.8]])).tolist() == [2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("metrics.leakage.images=0",), r"metrics\.leakage\.images=0"),
+        (("metrics.leakage.iterations=0",), r"metrics\.leakage\.iterations=0"),
+        (("metrics.leakage.restarts=0",), r"metrics\.leakage\.restarts=0"),
+        (("metrics.leakage.optimizer=sgd",), r"metrics\.leakage\.optimizer='sgd'.*lbfgs or adam"),
+        (("metrics.leakage.lr=0",), r"metrics\.leakage\.lr=0"),
+    ],
+)
+def test_bad_settings_are_refused_by_name(config, tmp_path, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        run(config, tmp_path / "run", "metrics=leakage", *overrides)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("transform", [TextTransform(), VectorTransform()])
+def test_data_that_are_no_images_are_refused(tmp_path, transform):
+    loop = SimpleNamespace(rounds=1, data=SimpleNamespace(transform=transform))
+    with pytest.raises(ValueError, match="metrics=leakage recovers images"):
+        Leakage(str(tmp_path)).validate(loop, None)
