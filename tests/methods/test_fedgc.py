@@ -18,7 +18,7 @@ from torch import nn
 from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.round import Round
 from gcfed.federated.solver import LocalSolver
-from gcfed.methods import FederatedMethod, FedGC, Scaffold
+from gcfed.methods import FederatedMethod, FedGC, Scaffold, constraints
 from gcfed.methods.constraints import Part, add_weighted_, constrain_, multipliers, products
 from gcfed.run import train
 
@@ -75,7 +75,8 @@ FEDGC = {"lr": 0.3, "lr_decay": 0.9, "steps": 3}
 
 @pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize("switches", [{}, {"ridge": 0.1}, {"layerwise": False}])
-def test_it_equals_algorithm_1(k, switches):
+def test_it_equals_algorithm_1(k, switches, monkeypatch):
+    monkeypatch.setattr(constraints, "COLUMNS", 8)  # of the 30 and 20 weights
     data, solver = opposed_federation(), sgd(**FEDGC)
     expected, projected, active = fedgc(make_net(), data, solver, 6, **switches)
     assert projected > 3  # of 5 rounds and 3 clients, by 4 tensors or not

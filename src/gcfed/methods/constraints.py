@@ -15,7 +15,7 @@ from gcfed.federated.round import Round
 from gcfed.federated.stack import Params, per_client
 
 RIDGE = 1e-10  # added to a unit diagonal: GGᵀ is singular where gradients depend on each other
-COLUMNS = 2**18  # of G at a time in float64
+COLUMNS = 2**20  # of G at a time: in float64, and in one message to the other processes
 
 
 def constrain_(deltas_K: Sequence[Tensor], moves: Sequence[Tensor], margin: float, ridge: float = 0.0) -> Tensor:
@@ -85,7 +85,7 @@ def products(parts: Sequence[Part], update: Params, round: Round) -> Tensor:
     """``[|S|, |S| + 2]`` in float64, alike on every process: ⟨Δ_k, Δ_j⟩, then ⟨Δ_k, Δ⟩, then 1 where k was finite.
 
     Args:
-        parts: those of this process; the others' meet them one tensor at a time.
+        parts: those of this process; the others' meet them some columns at a time.
         update: Δ, name → ``[*shape]``.
     """
     size, like = len(round.cohort), next(iter(update.values()))
@@ -94,13 +94,14 @@ def products(parts: Sequence[Part], update: Params, round: Round) -> Tensor:
         table[part.rows, -1] = part.finite.double()
     (table,) = round.reduce([table])
     for name, mean in update.items():
-        own = mean.new_zeros(size, mean.numel())
-        for part in parts:
-            own[part.rows] = part.delta[name].reshape(len(part.rows), -1)
-        (all_,) = round.reduce([own])
-        for columns in torch.cat([all_, mean.reshape(1, -1)]).split(COLUMNS, dim=1):
-            g = columns.double()
-            table[:, :-1] += g[:-1] @ g.T
+        own = [(part.rows, part.delta[name].reshape(len(part.rows), -1).split(COLUMNS, dim=1)) for part in parts]
+        for i, columns in enumerate(mean.reshape(-1).split(COLUMNS)):
+            g = mean.new_zeros(size, len(columns))
+            for rows, blocks in own:
+                g[rows] = blocks[i]
+            (g,) = round.reduce([g])
+            both = torch.cat([g, columns.unsqueeze(0)]).double()
+            table[:, :-1] += both[:-1] @ both.T
     return table
 
 

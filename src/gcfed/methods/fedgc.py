@@ -20,7 +20,7 @@ vector, as eq. 5 does and the paper gave up to save memory.
 
 State: the last broadcast, on the server. Bytes up: those of the model. Down: those of the model and, from the second
 round on, as many for g' where not all clients take part; else they know it from the round before. Memory: SGC holds
-the updates of the whole cohort, each on the process that trained the client; other processes see one tensor at a time.
+the updates of the whole cohort, each on the process that trained the client; others see a million columns at a time.
 """
 
 from __future__ import annotations
