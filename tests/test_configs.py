@@ -189,3 +189,10 @@ def test_the_server_optimizer_of_an_algorithm_can_be_replaced(config):
 @pytest.mark.parametrize(("hidden", "last"), [("64", "fc2"), ("[]", "fc1"), ("[64,32,16]", "fc4")])
 def test_the_borderline_follows_the_hidden_widths(config, hidden, last):
     assert config("data=mnist", "model=fedgc_cnn", f"model.hidden={hidden}").gc.boundary == last
+
+
+@pytest.mark.parametrize("experiment", ["cifar10_resnet9_fedgc", "cifar100_resnet9_fedgc"])
+def test_a_setting_of_fedgc_leaves_its_opponents_alone(config, experiment):
+    gradient_constraint = instantiate(config(f"experiment={experiment}"))[2][0]
+    assert not gradient_constraint.layerwise
+    assert instantiate(config(f"experiment={experiment}", "algorithm=fedavg"))[2] == []
