@@ -8,7 +8,7 @@ demo: .venv/.installed  ## GC-Fed on scikit-learn's digits: 5 of 20 clients a ro
 	$(BIN)/python src/train.py
 
 test: .venv/.installed  ## the whole test suite
-	$(BIN)/python -m pytest -n auto --maxprocesses 4
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 lint: .venv/.installed
 	$(BIN)/ruff check .

@@ -16,6 +16,11 @@ from gcfed.utils.resolvers import ROOT
 DATA_DIR = Path(os.environ.get("DATA_DIR", ROOT / "data"))
 
 
+def pytest_collection_modifyitems(items):
+    """The slow ones first, so that no worker ends with one while the others have nothing left."""
+    items.sort(key=lambda item: "slow" not in item.keywords)
+
+
 @pytest.fixture(autouse=True)
 def _one_thread():
     """Small tensors gain nothing from more, and two threads lose much where another program has one of the cores."""
