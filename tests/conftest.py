@@ -72,6 +72,8 @@ def config(tmp_path):
             cfg.paths.output_dir = str(folder or tmp_path / "run")
             cfg.extras.figures = "extras.figures=true" in overrides
             cfg.trainer.enable_progress_bar = False
+            if "trainer.devices=auto" not in overrides and cfg.trainer.devices == "auto":
+                cfg.trainer.devices = 1  # pytest has a worker on each core
             del cfg.callbacks.progress
             if "tensorboard" in cfg.logger and not any(o.startswith("logger") for o in overrides):
                 del cfg.logger.tensorboard

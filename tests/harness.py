@@ -119,12 +119,11 @@ def train_clients(module, data, solver, clients, round, methods):
     for m in methods:
         m.on_clients_start(stack, round)
 
-    def backward(loss):
-        loss.backward()
+    def after_backward():
         for m in methods:
             m.on_after_backward(None, module)
 
-    loss_K = solver.train(stack, plan, data, round, methods, backward)
+    loss_K = solver.train(stack, plan, data, round, methods, after_backward)
     for m in methods:
         m.on_clients_end(stack, round)
     delta = stack.delta()

@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch import Callback
 from omegaconf import OmegaConf, open_dict
 from safetensors.torch import load_file
 
 from gcfed.methods.base import FederatedMethod
+from gcfed.models.module import FederatedModule
 from gcfed.run import evaluate, train
 from gcfed.utils.csv_logger import read_rows
 from gcfed.utils.resolvers import ROOT
@@ -249,6 +251,30 @@ class Poison(FederatedMethod):
         for row, client in enumerate(upload.clients.tolist()):
             if self.clients == "all" or client in self.clients:
                 upload.delta["fc1.weight"][row, 0, 0] = float("inf")
+
+
+class Listener(Callback):
+    """Hears of every local step, as of Lightning's ``on_after_backward``, and finds the clients' gradients."""
+
+    heard = 0
+
+    def on_after_backward(self, trainer, pl_module):
+        assert trainer.lightning_module is pl_module
+        assert all(grad.shape[0] == pl_module.clients.active for grad in pl_module.clients.grads())
+        self.heard += 1
+
+
+def test_any_callback_hears_of_a_local_step(config, tmp_path, monkeypatch):
+    cfg = config(*FAST, "rounds=1", folder=tmp_path)
+    with open_dict(cfg):
+        cfg.callbacks.listener = {"_target_": f"{__name__}.Listener"}
+    calls = []
+    monkeypatch.setattr(FederatedModule, "on_after_backward", lambda self: calls.append(1))
+    result = train(cfg)
+    cohort = result.loop.round.cohort
+    steps = result.loop.solver.num_steps(result.loop.data.sizes(cohort)).sum()
+    heard = next(c for c in result.trainer.callbacks if isinstance(c, Listener)).heard
+    assert heard == len(calls) == steps > 0
 
 
 class PoisonBefore(Poison):

@@ -105,6 +105,18 @@ def test_evaluation_looks_for_the_data_where_it_is_told(config, tmp_path):
         evaluate(eval_cfg)
 
 
+@pytest.mark.parametrize(
+    ("device", "shape", "expected"),
+    [("cpu", [3, 32, 32], 250), ("cpu", [3, 64, 64], 62), ("cpu", [1, 8, 8], 2000), ("cuda", [3, 64, 64], 2000)],
+)
+def test_how_many_test_samples_are_taken_at_once(config, device, shape, expected):
+    data = build(config("data=synthetic", "data.limit_test=2000", f"data.input_shape={shape}").data)
+    data.setup()
+    strategy = SimpleNamespace(root_device=torch.device(device))
+    data.trainer = SimpleNamespace(world_size=1, global_rank=0, strategy=strategy)
+    assert tuple(next(iter(data.val_dataloader()))) == (0, expected)
+
+
 @pytest.mark.parametrize("world", [1, 2, 6, 7, 48])
 def test_every_process_tests_a_part_of_the_test_split(config, world):
     data = build(config("data.eval_batch_size=50").data)

@@ -1,6 +1,7 @@
 """The engine without Lightning: rounds equal independent loops, however many clients and processes run them."""
 
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -95,11 +96,10 @@ def test_a_finished_client_stays_exactly_where_it_is(federation):
         stack = ClientStack(net, round.start, clients, federation.sizes(clients), plan.steps)
         snapshots = []
 
-        def backward(loss):
-            loss.backward()
+        def after_backward():
             snapshots.append({n: t.clone() for n, t in stack.full.items()})
 
-        s.train(stack, plan, federation, round, [], backward)
+        s.train(stack, plan, federation, round, [], after_backward)
         return stack, snapshots
 
     stack, snapshots = run(np.array([1, 4]))  # 9 steps beside 3
@@ -162,11 +162,10 @@ def test_learning_rate_decays_with_the_round_not_with_the_client(federation):
         plan = s.plan(federation, np.array([0]), round, CPU)
         kept = {}
 
-        def backward(loss, stack=stack, kept=kept):
-            loss.backward()
+        def after_backward(stack=stack, kept=kept):
             kept.update({n: g.clone() for n, g in stack.named_grads()})
 
-        s.train(stack, plan, federation, round, [], backward)
+        s.train(stack, plan, federation, round, [], after_backward)
         steps.append(stack.delta()["0.weight"] / kept["0.weight"])
     torch.testing.assert_close(steps[0], torch.full_like(steps[0], -0.1))
     torch.testing.assert_close(steps[1], torch.full_like(steps[1], -0.1 / 8))
@@ -238,7 +237,7 @@ def test_features_come_out_beside_the_logits(k):
     out = tapped(x)
     torch.testing.assert_close(out.logits_KBC, plain.logits_KBC)
     torch.testing.assert_close(out.features_KBF, torch.stack([net.features(x[i]) for i in range(k)]))
-    out.features_KBF.sum().backward()
+    tapped.backward(out.features_KBF.sum((1, 2)))
     assert {name for name, _ in tapped.named_grads()} == {"fc1.weight", "fc1.bias"}
     assert not list(tapped.parameters())  # the global network is no part of the stack
 
@@ -270,3 +269,14 @@ def test_bad_solver_settings_name_their_key(kwargs, key):
     optimizer = kwargs.pop("optimizer", torch.optim.SGD)
     with pytest.raises(ValueError, match=key):
         LocalSolver(partial(optimizer, lr=0.1), **kwargs)
+
+
+@pytest.mark.parametrize(("gigabytes", "expected"), [(80, 5), (0.02, 3), (0.001, 1)])
+def test_a_gpu_takes_as_many_clients_at_once_as_fit(monkeypatch, gigabytes, expected):
+    memory = SimpleNamespace(total_memory=int(gigabytes * 1e9))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
+    net = nn.Linear(1000, 100)  # 0.4 MB, of which a client takes sixteen times as much
+    assert solver().stack_size(net, torch.device("cuda", 0), 5) == expected
+    assert solver(stack=2).stack_size(net, torch.device("cuda", 0), 5) == 2
+    assert solver().stack_size(nn.BatchNorm1d(3), torch.device("cuda", 0), 5) == 1
+    assert solver().stack_size(net, CPU, 5) == 1

@@ -104,7 +104,7 @@ def test_local_gc_touches_only_the_tensors_before_the_borderline(k):
     gc.bind(model)
     stack = ClientStack(model, broadcast_state(model), np.arange(k), np.ones(k), np.ones(k))
     x = torch.randn(k, 5, 1, 8, 8, dtype=torch.float64)
-    stack(x).logits_KBC.square().sum().backward()
+    stack.backward(stack(x).logits_KBC.square().sum((1, 2)))
     before = {n: g.clone() for n, g in stack.named_grads()}
     gc.on_after_backward(None, SimpleNamespace(clients=stack, net=model))
     for name, grad in stack.named_grads():

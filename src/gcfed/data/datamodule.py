@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 
@@ -30,7 +31,8 @@ class FederatedDataModule(LightningDataModule):
         rounds: R, the length of the training loader.
         seed: of the partition and of the subsets.
         num_classes, input_shape: what the model is built for; checked against the data.
-        eval_batch_size: test samples at once; ``auto``: 250 on a CPU, where it stays in the cache, 2,000 on a GPU.
+        eval_batch_size: test samples at once; ``auto``: 2,000 on a GPU; on a CPU as many as 250 colour images of 32×32
+            have numbers, whose activations stay in the cache, and at most 2,000.
         limit_train, limit_test: keep only so many samples, drawn by the seed; for quick looks.
     """
 
@@ -147,7 +149,8 @@ class FederatedDataModule(LightningDataModule):
         assert self.trainer is not None
         size = self.eval_batch_size
         if size == "auto":
-            size = 250 if self.trainer.strategy.root_device.type == "cpu" else 2000
+            fits = max(1, 250 * 3 * 32 * 32 // math.prod(self.input_shape))
+            size = min(fits, 2000) if self.trainer.strategy.root_device.type == "cpu" else 2000
         n, world = len(self._test[1]), self.trainer.world_size
         if n < world:
             raise ValueError(f"data.limit_test leaves {n} test samples for {world} processes; each needs one.")

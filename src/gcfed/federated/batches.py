@@ -69,6 +69,8 @@ class BatchPlan:
 
     def __post_init__(self) -> None:
         self._counts = torch.as_tensor(self.counts, dtype=torch.float32, device=self.index.device)
+        self._sizes = self.counts.max(0).tolist()  # of each step's batch
+        self._even = ((self.counts == self.counts.max(0)) | (self.counts == 0)).all(0).tolist()
 
     @property
     def steps(self) -> np.ndarray:
@@ -76,13 +78,12 @@ class BatchPlan:
         return (self.counts > 0).sum(1)
 
     def batch(self, data: ClientData, t: int, n: int) -> Batch:
-        """Step ``t`` of the first ``n`` clients."""
-        counts = self.counts[:n, t]
-        size = int(counts.max())
+        """Step ``t`` of the first ``n`` clients, those that are not done by then."""
+        size = self._sizes[t]
         index = self.index[:n, t, :size]
         x, y = data.fetch(index, None if self.augment is None else self.augment[:n, t, :size])
         mask = rows = None
-        if (counts != size).any():
+        if not self._even[t]:
             mask = rows = torch.arange(size, device=index.device) < self._counts[:n, t, None]
         if y.dim() == 2 or y.is_floating_point():
             return Batch(x, y, mask, self._counts[:n, t], rows)

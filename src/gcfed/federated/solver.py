@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from torch.optim import Optimizer
 
 from gcfed.federated.batches import LAST_BATCH, Batch, BatchPlan, ClientData, number_of_steps, plan_batches
@@ -37,7 +38,8 @@ class LocalSolver:
             batch keeps its only one), or ``wrap``: whole batches by repeating the first samples (the authors' code).
         lr_decay: factor on the learning rate a round, ``lr · lr_decay^t``; it follows the round, not the client.
         clip_norm: bound on the norm of each client's gradient after all hooks; None: no clipping.
-        stack: K, clients trained at once on a device; ``auto`` is 1 on a CPU and the cohort on a GPU.
+        stack: K, clients trained at once on a device; ``auto`` is 1 on a CPU, where grouped convolutions are slow, and
+            as many of the cohort as fit into a GPU's memory.
 
     Raises:
         ValueError: for a setting out of its range, or an optimizer that is not elementwise.
@@ -79,9 +81,13 @@ class LocalSolver:
 
     def stack_size(self, net: nn.Module, device: torch.device, cohort: int) -> int:
         """K, the number of clients trained at once."""
-        if self.stack == "auto":
-            return cohort if device.type == "cuda" and not cannot_stack(net) else 1
-        return min(int(self.stack), cohort)
+        if self.stack != "auto":
+            return min(int(self.stack), cohort)
+        if device.type != "cuda" or cannot_stack(net):
+            return 1
+        # A client takes its weights, gradients, momentum and a method's terms beside its activations.
+        client = 16 * sum(p.nbytes for p in net.parameters())
+        return max(1, min(cohort, torch.cuda.get_device_properties(device).total_memory // client))
 
     def lr(self, round_index: int) -> float:
         """η_l, the learning rate of a round: it follows the round, not the client."""
@@ -124,10 +130,10 @@ class LocalSolver:
         data: ClientData,
         round: Round,
         methods: Sequence[FederatedMethod],
-        backward: Callable[[Tensor], object],
+        after_backward: Callable[[], object],
         autocast: Callable[[], AbstractContextManager] = nullcontext,
     ) -> Tensor:
-        """Trains the stack through its plan; ``backward`` back-propagates and calls ``on_after_backward``.
+        """Trains the stack through its plan; ``after_backward`` calls that hook of the methods.
 
         Returns:
             Each client's mean task loss over all samples that it saw, ``[K]`` on the device.
@@ -135,15 +141,14 @@ class LocalSolver:
         optimizer = self.optimizer(list(stack.leaves.values()))
         for group in optimizer.param_groups:
             group["lr"] = round.lr
-        total, seen = torch.zeros(2, len(stack), device=plan.index.device)
+        losses: list[tuple[Tensor, Tensor]] = []  # of each step, the clients' mean losses and their labels, [n] each
         active = (plan.counts > 0).sum(0)
         for t, n in enumerate(active.tolist()):
             if n < stack.active:
                 stack.shrink(n, optimizer)
             batch = plan.batch(data, t, n)
-            total[:n] += batch.count * self.step(stack, batch, optimizer, methods, backward, autocast)
-            seen[:n] += batch.count
-        return total / seen
+            losses.append((self.step(stack, batch, optimizer, methods, after_backward, autocast), batch.count))
+        return _mean_losses(losses)
 
     def step(
         self,
@@ -151,19 +156,19 @@ class LocalSolver:
         batch: Batch,
         optimizer: Optimizer,
         methods: Sequence[FederatedMethod],
-        backward: Callable[[Tensor], object],
+        after_backward: Callable[[], object],
         autocast: Callable[[], AbstractContextManager],
     ) -> Tensor:
         """One local step of the active clients; returns their task losses, ``[n]``."""
-        for leaf in stack.leaves.values():
-            leaf.grad = None
+        stack.drop_grads()
         for method in methods:
             if method.moves_weights:
                 with autocast():  # a context of its own: autocast caches the weights that it has cast
                     method.before_step(stack, batch, lambda: local_objective(stack, batch, methods)[1])
         with autocast():
             task, objective = local_objective(stack, batch, methods)
-        backward(objective.sum())
+        stack.backward(objective)
+        after_backward()
         if self.clip_norm is not None:
             clip_client_grads_(stack.grads(), self.clip_norm)
         optimizer.step()
@@ -172,6 +177,12 @@ class LocalSolver:
                 with autocast():
                     method.after_step(stack, batch)
         return task.detach()
+
+
+def _mean_losses(losses: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Steps' mean losses and their numbers of labels, ``[n]`` with n ≤ K falling → means over all steps, ``[K]``."""
+    means, counts = (pad_sequence(list(values), batch_first=True) for values in zip(*losses, strict=True))
+    return (means * counts).sum(0) / counts.sum(0)
 
 
 def build_on_nothing(optimizer: Callable[..., Optimizer]) -> Optimizer:

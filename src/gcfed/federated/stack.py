@@ -7,9 +7,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 from torch.optim import Optimizer
 
+from gcfed.federated.swap import Swap
 from gcfed.tasks import CLASSIFICATION, Task
 
 Params = dict[str, Tensor]
@@ -30,14 +31,13 @@ class Output(NamedTuple):
     stages: tuple[Tensor, ...] = ()
 
 
-class Tap(nn.Module):
-    """Calls a network for more than its logits: ``functional_call`` reaches only ``forward``."""
+class Tap:
+    """Calls a network for more than its logits."""
 
     def __init__(self, net: nn.Module, features: bool, stages: bool) -> None:
-        super().__init__()
         self.net, self.tap_features, self.tap_stages = net, features, stages
 
-    def forward(self, x: Tensor, first: int = 0) -> tuple[Tensor, ...]:
+    def __call__(self, x: Tensor, first: int = 0) -> tuple[Tensor, ...]:
         """(logits, features if tapped, *stages if tapped); ``first`` enters the network at that stage."""
         if self.tap_stages:
             outputs = [x]
@@ -65,7 +65,7 @@ def broadcast_like(tensor: Tensor, k: int) -> Tensor:
 class ClientStack(nn.Module):
     """K clients of one round, side by side on one device.
 
-    With K = 1 the plain module runs, with K > 1 ``torch.func.vmap`` over ``functional_call``: the same numbers, and no
+    With K = 1 the plain module runs, with K > 1 ``torch.func.vmap`` over the module: the same numbers, and no
     method can tell. Clients come sorted by their number of local steps, longest first; when some have finished,
     :meth:`shrink` keeps the prefix that goes on, and what has finished stays exactly as it is.
 
@@ -105,8 +105,8 @@ class ClientStack(nn.Module):
             raise ValueError(f"client.stack > 1 cannot train a network with {reason}.")
         self.clients, self.num_samples, self.num_steps = clients, num_samples, num_steps
         self.start, self.task = dict(start), task
-        # Tuples, so that the global network is no submodule of the stack.
-        self._net, self._tap = (net,), (Tap(net, tap_features, tap_stages),)
+        # In a tuple, so that the global network is no submodule of the stack.
+        self._net, self._tap, self._swap = (net,), Tap(net, tap_features, tap_stages), Swap(net)
         dropout = any(isinstance(m, nn.modules.dropout._DropoutNd) for m in net.modules())
         self._has_modes = dropout or uses_batch_statistics(net)
         self.full: Params = {name: broadcast_like(t, k).copy_(t) for name, t in start.items()}
@@ -115,12 +115,21 @@ class ClientStack(nn.Module):
         own = {n: b for n, b in net.named_buffers() if n not in start}
         self._buffer_stack = {n: broadcast_like(b, k).copy_(b) for n, b in own.items()}
         self._buffer_stack |= {n: t for n, t in self.full.items() if n not in self._trained}
-        self.active = k
-        self.leaves: Params = self._prefix_leaves(k)
+        self._activate(k)
 
-    def _prefix_leaves(self, n: int) -> Params:
-        """Autograd leaves over the memory of the first n clients; parameters that the network froze stay frozen."""
-        return {name: self.full[name][:n].detach().requires_grad_(train) for name, train in self._trained.items()}
+    def _activate(self, n: int) -> None:
+        """The first n clients train from here on; parameters that the network froze stay frozen."""
+        self.active = n
+        state = {name: self.full[name][:n].detach() for name in self._trained}
+        self.leaves: Params = {name: t.requires_grad_(self._trained[name]) for name, t in state.items()}
+        buffers = {name: buffer[:n] for name, buffer in self._buffer_stack.items()}
+        # What enters the graph. The single client's has no client axis: taking it off inside the graph would cost two
+        # nodes a tensor and step.
+        self._inputs: Params = self.leaves
+        if n == 1:
+            self._inputs = {name: t[0].detach().requires_grad_(t.requires_grad) for name, t in self.leaves.items()}
+            buffers = {name: buffer[0] for name, buffer in buffers.items()}
+        self._state = self._inputs | buffers
 
     @property
     def net(self) -> nn.Module:
@@ -140,7 +149,26 @@ class ClientStack(nn.Module):
 
     def forward(self, x_KB: Tensor) -> Output:
         """Runs the n active clients on their own batches, ``[n, B, *input]`` → logits ``[n, B, C]``."""
-        return self._call(self._tap[0], self._state(), x_KB)
+        return self._call(self._tap, self._state, x_KB)
+
+    def drop_grads(self) -> None:
+        """Forgets the last step's gradients; before the forward pass, which can use their memory."""
+        for leaf in self.leaves.values():
+            leaf.grad = None
+
+    def backward(self, loss_K: Tensor) -> None:
+        """Back-propagates the active clients' losses, ``[n]``, into the ``grad`` of the leaves, ``[n, *shape]``."""
+        loss_K.backward(torch.ones_like(loss_K))
+        if self._inputs is not self.leaves:
+            for name, t in self._inputs.items():
+                if t.grad is not None:
+                    self.leaves[name].grad, t.grad = t.grad.unsqueeze(0), None
+
+    def gradients(self, loss_K: Tensor) -> Params:
+        """Gradients of losses ``[n]`` by all trained parameters, name → ``[n, *shape]``; zeros where none arrives."""
+        inputs = {name: t for name, t in self._inputs.items() if t.requires_grad}
+        grads = torch.autograd.grad(loss_K.sum(), list(inputs.values()), materialize_grads=True)
+        return {name: grad.view(self.leaves[name].shape) for name, grad in zip(inputs, grads, strict=True)}
 
     def reference(
         self,
@@ -165,20 +193,23 @@ class ClientStack(nn.Module):
         tap = Tap(self.net, features, stages or first > 0)
         with self._without_dropout():
             if params is not None:
-                state = {name: t.detach() for name, t in self._state().items()} | dict(params)
-                return self._call(tap, state, x_KB, first)
-            state = {f"net.{name}": t for name, t in self.start.items()}
-            out = functional_call(tap, state, (x_KB.flatten(0, 1), first))
+                given = {name: t[0] for name, t in params.items()} if self.active == 1 else dict(params)
+                return self._call(tap, {name: t.detach() for name, t in self._state.items()} | given, x_KB, first)
+            with self._swap.holding(self.start):
+                out = tap(x_KB.flatten(0, 1), first)
         return tap.output([t.unflatten(0, x_KB.shape[:2]) for t in out])
 
-    def _call(self, tap: Tap, state: Mapping[str, Tensor], x_KB: Tensor, first: int = 0) -> Output:
+    def _call(self, tap: Tap, state: Params, x_KB: Tensor, first: int = 0) -> Output:
         if self.active == 1:
-            # squeeze is a view in both directions: the gradient arrives without a copy.
-            single = {f"net.{name}": t.squeeze(0) for name, t in state.items()}
-            out = functional_call(tap, single, (x_KB.squeeze(0), first))
+            with self._swap.holding(state):
+                out = tap(x_KB.squeeze(0), first)
             return tap.output([t.unsqueeze(0) for t in out])
-        stacked = {f"net.{name}": t for name, t in state.items()}
-        return tap.output(vmap(lambda s, x: functional_call(tap, s, (x, first)), randomness="different")(stacked, x_KB))
+
+        def one_client(tensors: Params, x_B: Tensor) -> tuple[Tensor, ...]:
+            with self._swap.holding(tensors):
+                return tap(x_B, first)
+
+        return tap.output(vmap(one_client, randomness="different")(state, x_KB))
 
     @contextmanager
     def _without_dropout(self) -> Iterator[None]:
@@ -192,14 +223,10 @@ class ClientStack(nn.Module):
         finally:
             self.net.train(training)
 
-    def _state(self) -> Params:
-        return self.leaves | {name: buffer[: self.active] for name, buffer in self._buffer_stack.items()}
-
     def shrink(self, n: int, optimizer: Optimizer) -> None:
         """Goes on with the first n clients; parameters and optimizer state of the others stay where they are."""
         old = list(self.leaves.values())
-        self.active = n
-        self.leaves = self._prefix_leaves(n)
+        self._activate(n)
         for leaf, new in zip(old, self.leaves.values(), strict=True):
             state = optimizer.state.pop(leaf, {})
             optimizer.state[new] = {
@@ -209,7 +236,7 @@ class ClientStack(nn.Module):
 
     def delta(self) -> Params:
         """The clients' updates ``w_k − w``, name → ``[K, *shape]``; takes over the stack's memory, which is spent."""
-        self.leaves = {}  # and with them the gradients
+        self.leaves = self._inputs = self._state = {}  # and with them the gradients
         torch._foreach_sub_(list(self.full.values()), [self.start[name] for name in self.full])
         return self.full
 

@@ -1,6 +1,10 @@
 """Lightning strategy that spreads a round's cohort over processes and talks once a round."""
 
+import os
+import sys
 from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -8,13 +12,33 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
+from gcfed.federated.launch import ForkLauncher
+
 
 class CohortStrategy(DDPStrategy):
     """Every process holds the global model and trains its share of the cohort; updates are summed once a round.
 
     The module is not wrapped in ``DistributedDataParallel``: clients must drift apart, so nothing may be synchronised
-    inside local training.
+    inside local training. On a CPU under Linux the processes are forked (:class:`ForkLauncher`); elsewhere Lightning
+    starts the command once a process, and under ``torchrun`` or SLURM they are there already.
+
+    Args:
+        timeout: how long a process waits for the others; one that died is noticed at once. torch's half hour could be
+            less than the training of one client.
+        kwargs: those of Lightning's ``DDPStrategy``.
     """
+
+    def __init__(self, *, timeout: timedelta = timedelta(days=1), **kwargs: Any) -> None:
+        super().__init__(timeout=timeout, **kwargs)
+
+    def _configure_launcher(self) -> None:
+        environment = self.cluster_environment
+        assert environment is not None
+        forks = sys.platform == "linux" and hasattr(os, "fork") and self.root_device.type == "cpu"
+        if forks and not environment.creates_processes_externally:
+            self._launcher = ForkLauncher(environment, self.num_processes)
+        else:
+            super()._configure_launcher()
 
     def _setup_model(self, model: nn.Module) -> nn.Module:  # type: ignore[override]
         return model

@@ -54,7 +54,7 @@ class FedSol(Sam):
             drift = torch._foreach_sub(list(leaves.values()), [stack.start[name] for name in leaves])
         student = (stack(batch.x).logits_KBC / self.temperature).log_softmax(-1)
         divergence = batch.mean(F.kl_div(student, teacher, reduction="none").sum(-1))
-        grads = torch.autograd.grad(divergence.sum(), list(leaves.values()), materialize_grads=True)
+        grads = list(stack.gradients(divergence).values())
         if self.adaptive:
             return torch._foreach_mul(along(grads, self.rho), [_unit_over_outputs(d.abs_()) for d in drift])
         # At w₀ the proximal gradient is rounding error, which must not be blown up to length ρ.

@@ -63,8 +63,7 @@ class Sam(FederatedMethod):
         self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor], leaves: Mapping[str, Tensor]
     ) -> Sequence[Tensor]:
         """How far to move the weights ``leaves``, ``[n, *shape]`` each."""
-        grads = torch.autograd.grad(objective().sum(), list(leaves.values()), materialize_grads=True)
-        return along(grads, self.rho)
+        return along(list(stack.gradients(objective()).values()), self.rho)
 
     def on_after_backward(self, trainer, pl_module) -> None:  # type: ignore[no-untyped-def]
         """Puts the weights back, bit for bit, before any other method sees them."""

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
 from gcfed.federated.round import Round
 from gcfed.federated.stack import ClientStack, Params, Tap
+from gcfed.federated.swap import Swap
 from gcfed.metrics.base import ClientMetric, client_state
 from gcfed.utils.rng import generator
 
@@ -79,5 +79,6 @@ class CKA(ClientMetric):
             total = self.data.num_test
             chosen = generator(round.seed, "cka").choice(total, min(self.samples, total), replace=False)
             self._probe = torch.cat([self.data.fetch_test((i, i + 1))[0] for i in sorted(chosen.tolist())])
-        _, *stages = functional_call(self.network, {f"net.{name}": t for name, t in state.items()}, (self._probe,))
+        with Swap(self.network.net).holding(state):
+            _, *stages = self.network(self._probe)
         return stages

@@ -1,8 +1,10 @@
 """Makes a CPU run use the machine's cores and allocator well without the user choosing."""
 
 import ctypes
+import math
 import os
 import platform
+from pathlib import Path
 
 # mallopt's parameters, from glibc's malloc.h
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
@@ -30,3 +32,23 @@ def spin_briefly() -> None:
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+
+
+def cores() -> int:
+    """Cores that this run may take: ``OMP_NUM_THREADS`` where it is set, else those that the system lets it use.
+
+    A container's share of processor time (cgroup v2) counts, which torch's own default overlooks.
+    """
+    if (wanted := os.environ.get("OMP_NUM_THREADS", "")).isdecimal() and int(wanted) > 0:
+        return int(wanted)
+    present = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return present if quota == "max" else max(1, min(present, math.ceil(int(quota) / int(period))))
+    except (OSError, ValueError):
+        return present
+
+
+def present_memory() -> int:
+    """Bytes of memory in this machine."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,12 +1,13 @@
 """OmegaConf resolvers of the configs: the project's folder, and the folder that a run writes to."""
 
-import os
 import sys
 from datetime import datetime
 from pathlib import Path
 
 import yaml
 from omegaconf import OmegaConf
+
+from gcfed.utils.cpu import cores
 
 ROOT = Path(__file__).resolve().parents[3]
 OVERRIDES = "overrides.yaml"  # written by the run itself, once it has accepted its settings
@@ -70,7 +71,7 @@ def all_devices(accelerator: str) -> int:
 
     if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
         return torch.cuda.device_count()
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return cores()
 
 
 def last_layer(hidden: list[int] | int | None) -> str | None:

@@ -1,0 +1,180 @@
+"""One sitting: rounds of FedAvg, rounds of GC-Fed and the plain loop in turn, in the processes of one real run.
+
+``benchmarks/run.py`` starts this file, once for each way to lay processes and threads out.
+"""
+
+import argparse
+import json
+import os
+import resource
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from omegaconf import open_dict
+
+from benchmarks.plain import gemm_rate, plain_seconds, training_flops
+from benchmarks.stopwatch import Stopwatch
+from benchmarks.workloads import WORKLOADS, compose_workload
+from gcfed.data.sampling import ClientSampler
+from gcfed.federated.loop import FederatedLoop
+from gcfed.methods import GradientCentralization
+from gcfed.run import train
+
+WARM_UP = 2
+
+
+class InPairs:
+    """A sampler whose rounds 2i and 2i + 1 have one cohort."""
+
+    def __init__(self, sampler: ClientSampler) -> None:
+        self.sampler, self.per_round = sampler, sampler.per_round
+
+    def validate(self, num_clients: int) -> None:
+        self.sampler.validate(num_clients)
+
+    def __call__(self, round: int, num_clients: int, seed: int) -> np.ndarray:
+        return self.sampler(round // 2, num_clients, seed)
+
+
+class Sitting(Callback):
+    """Times rounds: two to warm up, then pairs (FedAvg and GC-Fed on one cohort, the plain loop behind them), then a
+    pair under the stopwatch.
+
+    Args:
+        out: where the figures go, as JSON.
+        pairs: measured pairs.
+    """
+
+    def __init__(self, out: str, pairs: int) -> None:
+        self.out, self.pairs = Path(out), pairs
+        self.rounds: list[dict[str, Any]] = []
+        self.started = float(os.environ["BENCH_STARTED"])
+        self.first_round = 0.0
+        self.parts: dict[str, dict[str, float]] = {}
+        self.watch: Stopwatch | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        loop = FederatedLoop.of(trainer)
+        loop.sampler = InPairs(loop.sampler)  # type: ignore[assignment]
+        self.gc = next(m for m in loop.methods if isinstance(m, GradientCentralization))
+        self.layers = (self.gc._local_ndim, self.gc._server_ndim)
+        self._switch(False)
+        self.before_first = time.time() - self.started
+
+    def _switch(self, on: bool) -> None:
+        self.gc._local_ndim, self.gc._server_ndim = self.layers if on else ({}, {})
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.sanity_checking:
+            return
+        loop, t = FederatedLoop.of(trainer), trainer.global_step - 1
+        self.first_round = self.first_round or time.time() - self.started
+        watched = t >= WARM_UP + 2 * self.pairs
+        assert loop.round is not None
+        if self.watch is not None:
+            self.parts["gcfed" if t % 2 else "fedavg"] = dict(self.watch.seconds)
+        if t >= WARM_UP and not watched:
+            row = {key: loop.last_row[key] for key in ("time/train_s", "time/round_s")}
+            samples = int(loop.data.sizes(loop.round.cohort).sum()) * loop.solver.epochs
+            self.rounds.append({"method": "gcfed" if t % 2 else "fedavg", "samples": samples} | row)
+            if t % 2:
+                self.rounds[-1]["plain_s"] = self.rounds[-2]["plain_s"] = self._plain(trainer, loop)
+        self._switch(on=t % 2 == 0)  # for the round that comes
+        if t + 1 >= WARM_UP + 2 * self.pairs:
+            if self.watch is None:
+                self.watch = Stopwatch(trainer.strategy.root_device)
+                self.watch.install(trainer)
+            self.watch.seconds.clear()
+            self.watch._last = time.perf_counter()
+
+    def _plain(self, trainer: Trainer, loop: FederatedLoop) -> float:
+        """Seconds of the plain loop on this process's share of the round's batches, of the slowest process."""
+        module, device = trainer.lightning_module, trainer.strategy.root_device
+        assert loop.round is not None
+        with torch.inference_mode(False), torch.enable_grad():
+            stacks = loop.stacks(trainer, loop.round.cohort)
+            plans = [loop.solver.plan(loop.data, clients, loop.round, device) for clients in stacks]
+            trainer.strategy.barrier()
+            autocast = trainer.precision_plugin.forward_context
+            seconds = plain_seconds(module.net, loop.data, plans, loop.solver.optimizer, autocast)
+        return float(_over_processes(trainer, torch.tensor([seconds]), "max"))
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        device, net = trainer.strategy.root_device, pl_module.net
+        half = str(trainer.precision) == "bf16-mixed"
+        dtype = torch.bfloat16 if half else next(net.parameters()).dtype
+        trainer.strategy.barrier()
+        rate = float(_over_processes(trainer, torch.tensor([gemm_rate(device, dtype)], dtype=torch.float64), "sum"))
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+        if not trainer.is_global_zero:
+            return
+        loop = FederatedLoop.of(trainer)
+        with torch.inference_mode(False), torch.enable_grad():
+            flops = training_flops(net, loop.data, device)
+        of = {m: [r for r in self.rounds if r["method"] == m] for m in ("fedavg", "gcfed")}
+        figures: dict[str, Any] = {
+            "processes": trainer.world_size,
+            "threads": torch.get_num_threads() if device.type == "cpu" else None,
+            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+            "precision": str(trainer.precision),
+            "stack": loop.solver.stack_size(net, device, loop.sampler.per_round),
+            "clients": loop.data.num_clients,
+            "samples": median(r["samples"] for r in self.rounds),
+            "mflop_per_sample": flops / 1e6,
+            "gemm_gflops": rate / 1e9,
+            "peak_gb": peak,
+            "peak_gpu_gb": torch.cuda.max_memory_allocated(device) / 1e9 if device.type == "cuda" else None,
+            "before_first_round_s": self.before_first,
+            "first_round_done_s": self.first_round,
+            "plain_samples_per_s": median(r["samples"] / r["plain_s"] for r in self.rounds),
+            # the same cohort twice, minutes of drift apart from nothing: medians of ratios within pairs
+            "gc_over_fedavg": median(
+                g["time/train_s"] / f["time/train_s"] for f, g in zip(of["fedavg"], of["gcfed"], strict=True)
+            ),
+        }
+        for method, rows in of.items():
+            rate_of = median(r["samples"] / r["time/train_s"] for r in rows)
+            figures[method] = {
+                "samples_per_s": rate_of,
+                "of_plain": median(r["plain_s"] / r["time/train_s"] for r in rows),
+                "of_gemm": rate_of * flops / rate,
+                "train_s": median(r["time/train_s"] for r in rows),
+                "round_s": median(r["time/round_s"] for r in rows),
+                "parts_s": self.parts.get(method),
+            }
+        self.out.write_text(json.dumps(figures | {"rounds": self.rounds}, indent=1))
+
+
+def _over_processes(trainer: Trainer, value: torch.Tensor, how: str) -> torch.Tensor:
+    if trainer.world_size > 1:
+        value = value.to(trainer.strategy.root_device)
+        torch.distributed.all_reduce(value, getattr(torch.distributed.ReduceOp, how.upper()))
+    return value
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("workload", choices=WORKLOADS)
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--pairs", type=int)
+    parser.add_argument("--clients", type=int)
+    args, overrides = parser.parse_known_args()
+    pairs = args.pairs or WORKLOADS[args.workload].pairs
+    cfg = compose_workload(args.workload, *overrides, clients=args.clients)
+    with open_dict(cfg):
+        cfg.rounds, cfg.eval_every = WARM_UP + 2 * pairs + 2, 1
+        cfg.paths.output_dir = str(Path(args.out).with_suffix(""))
+        cfg.trainer.enable_progress_bar = False
+        cfg.extras.figures = False
+        del cfg.callbacks.progress
+        cfg.callbacks.sitting = {"_target_": "benchmarks.sitting.Sitting", "out": args.out, "pairs": pairs}
+    train(cfg)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""The workloads that are timed: experiments of ``configs/`` on synthetic data of the real shapes."""
+
+from dataclasses import dataclass
+
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+import gcfed.utils.resolvers  # noqa: F401  (before Hydra composes)
+from gcfed.utils.resolvers import ROOT
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One workload.
+
+    Attributes:
+        title: what it stands for.
+        overrides: of ``configs/train.yaml``.
+        num_train, num_test: size of the synthetic data; None: those of the config.
+        pairs: measured pairs of rounds, unless told otherwise.
+        populations: numbers of clients to run it with, one after the other; empty: the config's.
+    """
+
+    title: str
+    overrides: tuple[str, ...]
+    num_train: int | None = None
+    num_test: int | None = None
+    pairs: int = 5
+    populations: tuple[int, ...] = ()
+
+
+WORKLOADS = {
+    "w1": Workload("CIFAR-10 shapes, CNN, 5/100", ("experiment=cifar10_cnn_gcfed",), 50_000, 10_000),
+    "w2": Workload(
+        "CIFAR-100 shapes, ResNet18-GN, 5/400", ("experiment=cifar100_resnet18_gcfed",), 50_000, 10_000, pairs=1
+    ),
+    "w3": Workload(
+        "TinyImageNet shapes, VGG11, 5/500", ("experiment=tinyimagenet_vgg11_gcfed",), 100_000, 10_000, pairs=1
+    ),
+    "w4": Workload(
+        "EMNIST shapes, MLP, 5/1000", ("experiment=emnist_mlp_gcfed", "partition.alpha=0.1"), 697_932, 116_323
+    ),
+    "w5": Workload(
+        "MLP, 10 of N clients with ten samples or fewer",
+        ("data=synthetic", "partition=iid", "participation.per_round=10", "gc.boundary=fc2", "model.hidden=[64]"),
+        num_test=2_000,
+        pairs=15,
+        populations=(100, 1_000, 10_000, 100_000, 1_000_000),
+    ),
+    "digits": Workload("the default run: 8×8 digits, MLP, 5/20", (), pairs=20),
+}
+
+
+def compose_workload(name: str, *overrides: str, clients: int | None = None) -> DictConfig:
+    """The training config of a workload on synthetic data."""
+    workload = WORKLOADS[name]
+    more = () if clients is None else (f"participation.num_clients={clients}",)
+    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+        cfg = compose("train", [*workload.overrides, *more, *overrides])
+    if workload.num_test is not None:
+        with open_dict(cfg):
+            cfg.data.dataset = OmegaConf.create(
+                {
+                    "_target_": "gcfed.data.datasets.synthetic",
+                    "_partial_": True,
+                    "num_classes": cfg.data.num_classes,
+                    "shape": list(cfg.data.input_shape),
+                    "num_train": workload.num_train or 10 * (clients or 1_000),
+                    "num_test": workload.num_test,
+                }
+            )
+    return cfg

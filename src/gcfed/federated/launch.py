@@ -1,0 +1,139 @@
+"""Several CPU processes for one run, forked once everything is in memory."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning.fabric.plugins import ClusterEnvironment
+from lightning.pytorch.strategies.launchers.launcher import _Launcher
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+from gcfed.utils.cpu import cores
+
+log = logging.getLogger(__name__)
+_PR_SET_PDEATHSIG = 1  # from linux/prctl.h
+_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE")
+
+
+class ForkLauncher(_Launcher):
+    """Forks a prepared run into processes that share its data and its imports, and is itself the first of them.
+
+    Lightning starts every process as the whole command again, which costs each one the imports and a copy of the data,
+    and cannot be done from within a sweep. A fork costs milliseconds. What the calling process has at the end (the
+    trained module, metrics, the loop's rows) it keeps, being rank 0.
+
+    Args:
+        environment: knows address, port and ranks.
+        num_processes: processes of this machine, the calling one included.
+    """
+
+    def __init__(self, environment: ClusterEnvironment, num_processes: int) -> None:
+        self.environment, self.num_processes = environment, num_processes
+        self.children: list[int] = []
+
+    @property
+    def is_interactive_compatible(self) -> bool:
+        return True
+
+    def launch(self, function: Callable, *args: Any, trainer: Any = None, **kwargs: Any) -> Any:
+        """Runs ``function`` in all processes; returns what it returned in this one.
+
+        Raises:
+            RuntimeError: another process failed or was killed.
+        """
+        before = {key: os.environ.get(key) for key in _VARIABLES}
+        os.environ |= {
+            "MASTER_ADDR": self.environment.main_address,
+            "MASTER_PORT": str(self.environment.main_port),
+            "NODE_RANK": "0",
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": str(self.num_processes),
+        }
+        sys.stdout.flush()
+        sys.stderr.flush()
+        threads = torch.get_num_threads()
+        share = max(1, cores() // self.num_processes)
+        for rank in range(1, self.num_processes):
+            if (pid := os.fork()) == 0:
+                os.environ["LOCAL_RANK"] = str(rank)
+                os._exit(_child(rank, share, lambda: function(*args, **kwargs)))
+            self.children.append(pid)
+        torch.set_num_threads(share)
+        try:
+            result = function(*args, **kwargs)
+            if failed := self._wait():
+                raise RuntimeError(failed)
+            return result
+        except BaseException as error:
+            self.kill(signal.SIGTERM)
+            if failed := self._wait():
+                raise RuntimeError(f"{failed}; what this process saw of it: {error}") from error
+            raise
+        finally:
+            _leave_group()
+            torch.set_num_threads(threads)
+            rank_zero_only.rank = 0  # type: ignore[attr-defined]
+            for key, value in before.items():
+                os.environ.pop(key, None)
+                if value is not None:
+                    os.environ[key] = value
+
+    def kill(self, signum: int) -> None:
+        for pid in self.children:
+            os.kill(pid, signum)  # not yet waited for, so its number is still its own
+
+    def _wait(self) -> str:
+        """Waits for the other processes; says how one of them failed before it was told to stop."""
+        failed = ""
+        for rank, pid in enumerate(self.children, start=1):
+            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            if code not in (0, -signal.SIGTERM):
+                failed = f"process {rank} of this run " + (f"died of signal {-code}" if code < 0 else "failed")
+        self.children = []
+        return failed
+
+
+def _child(rank: int, threads: int, function: Callable[[], Any]) -> int:
+    """Does a forked process's work; returns its exit code.
+
+    In a new thread: GNU OpenMP keeps books of its threads for each thread that asks for some, and a fork copies the
+    books but not the threads. The main thread would wait for them forever; a new one begins with none.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # whoever kills rank 0 means the run
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for rank 0, which ends the others
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    code = 1
+
+    def work() -> None:
+        nonlocal code
+        torch.set_num_threads(threads)
+        try:
+            function()
+            _leave_group()  # not after a failure: the end of this process is then what the others notice first
+            code = 0
+        except (ValueError, FileNotFoundError) as error:  # rank 0 most likely says the same, and shows where
+            log.error("process %d: %s", rank, error)
+        except BaseException:
+            traceback.print_exc()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+def _leave_group() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,155 @@
+"""Processes of one CPU run: forked, of the same numbers, and ended together whatever becomes of one of them."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.pytorch import Callback
+from omegaconf import OmegaConf, open_dict
+
+from gcfed import run
+from gcfed.federated import launch
+from gcfed.federated.strategy import CohortStrategy
+from gcfed.run import train
+
+TINY = ("rounds=3", "data.limit_train=200", "data.limit_test=80", "precision=64-true", "client.epochs=1")
+TWO = ("trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="forks under Linux only")
+
+
+def weights(result):
+    return torch.cat([p.detach().flatten() for p in result.module.net.parameters()])
+
+
+@linux
+def test_forked_processes_have_the_numbers_of_one_and_leave_nothing_behind(config, tmp_path):
+    """Twice after a run in this very process, whose backward passes a fork must not mind: the jobs of a sweep."""
+    before = {key: os.environ.get(key) for key in launch._VARIABLES}
+    alone = train(config(*TINY, folder=tmp_path / "one"))
+    for job in range(2):
+        together = train(config(*TINY, *TWO, folder=tmp_path / f"two{job}"))
+        assert together.trainer.world_size == 2
+        torch.testing.assert_close(weights(together), weights(alone), rtol=1e-9, atol=1e-12)
+        assert together.metrics["test/acc"] == alone.metrics["test/acc"]
+        assert together.loop.last_row["comm/up_bytes"] == alone.loop.last_row["comm/up_bytes"]
+        assert {key: os.environ.get(key) for key in launch._VARIABLES} == before
+        assert not dist.is_initialized()
+        assert torch.get_num_threads() == 1
+        with pytest.raises(ChildProcessError):
+            os.waitpid(-1, os.WNOHANG)
+
+
+class Trouble(Callback):
+    """What goes wrong in one process, in the second round."""
+
+    def __init__(self, rank: int, what: str) -> None:
+        self.rank, self.what = rank, what
+
+    def on_train_batch_start(self, trainer, *_):
+        if trainer.global_rank == self.rank and trainer.global_step == 1:
+            if self.what == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ValueError("no luck here")
+
+
+@linux
+@pytest.mark.parametrize(
+    ("rank", "what", "error", "match"),
+    [
+        (1, "raises", RuntimeError, r"process 1 of this run failed; what this process saw"),
+        (1, "killed", RuntimeError, r"process 1 of this run died of signal 9"),
+        (0, "raises", ValueError, r"no luck here"),
+    ],
+)
+def test_one_process_in_trouble_ends_all(config, tmp_path, rank, what, error, match):
+    cfg = config(*TINY, *TWO, folder=tmp_path / "run")
+    with open_dict(cfg):
+        cfg.callbacks.trouble = {"_target_": "test_launch.Trouble", "rank": rank, "what": what}
+    with pytest.raises(error, match=match):
+        train(cfg)
+    assert not dist.is_initialized()
+    with pytest.raises(ChildProcessError):  # nobody is left
+        os.waitpid(-1, os.WNOHANG)
+
+
+@linux
+def test_a_fork_of_a_process_with_openmp_threads_computes_with_threads_of_its_own(monkeypatch, tmp_path):
+    """The parent's pool of threads is not there after the fork: whoever waits for it waits forever."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    a = torch.randn(1500, 1500)
+    torch.set_num_threads(2)
+    expected = a @ a  # makes the pool
+
+    def work():
+        same = torch.allclose(a @ a, expected, rtol=1e-3, atol=1e-2)
+        (tmp_path / os.environ["LOCAL_RANK"]).write_text(f"{same} with {torch.get_num_threads()} threads")
+
+    signal.signal(signal.SIGALRM, lambda *_: pytest.fail("the fork hangs"))
+    signal.alarm(60)
+    launch.ForkLauncher(LightningEnvironment(), 2).launch(work)
+    signal.alarm(0)
+    assert [path.read_text() for path in sorted(tmp_path.iterdir())] == ["True with 2 threads"] * 2
+
+
+@linux
+def test_who_kills_the_first_process_kills_all(tmp_path):
+    def work():
+        if os.environ["LOCAL_RANK"] == "0":
+            while not (tmp_path / "pid").exists():
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+        (tmp_path / "new").write_text(str(os.getpid()))
+        (tmp_path / "new").rename(tmp_path / "pid")
+        time.sleep(60)
+
+    if (first := os.fork()) == 0:
+        launch.ForkLauncher(LightningEnvironment(), 2).launch(work)
+        os._exit(0)
+    os.waitpid(first, 0)
+    second = int((tmp_path / "pid").read_text())
+    for _ in range(500):
+        state = Path(f"/proc/{second}/stat")
+        if not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] == "Z":
+            return
+        time.sleep(0.01)
+    pytest.fail("it lives on")
+
+
+def spread(monkeypatch, devices="auto", *, cores=4, per_round=5, memory=64e9, accelerator="cpu"):
+    monkeypatch.setattr(run, "cores", lambda: cores)
+    monkeypatch.setattr(run, "present_memory", lambda: memory)
+    loop = type("Loop", (), {"sampler": type("Sampler", (), {"per_round": per_round})})
+    module = type("Module", (), {"net": torch.nn.Linear(1000, 1000)})  # 4 MB
+    return run.spread(OmegaConf.create({"devices": devices, "accelerator": accelerator}), loop, module)
+
+
+@linux
+@pytest.mark.parametrize(
+    ("settings", "processes"),
+    [
+        ({}, 4),
+        ({"per_round": 3}, 3),
+        ({"cores": 1}, 1),
+        ({"per_round": 1}, 1),
+        ({"memory": 200e6}, 2),  # half of it holds two processes of ten models each
+        ({"memory": 1e6}, 1),
+        ({"accelerator": "gpu"}, 1),
+    ],
+)
+def test_how_many_processes_share_a_round(monkeypatch, settings, processes):
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    got = spread(monkeypatch, **settings)
+    assert got["devices"] == processes
+    assert isinstance(got.get("strategy"), CohortStrategy) == (processes > 1)
+
+
+def test_what_the_user_or_a_cluster_laid_out_stays(monkeypatch):
+    assert spread(monkeypatch, devices=3) == {}
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert spread(monkeypatch) == {"devices": 1}

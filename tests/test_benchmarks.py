@@ -1,0 +1,46 @@
+"""The benchmarks run, and say what they promise; how fast, no test asserts."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from gcfed.utils.resolvers import ROOT
+
+PARTS = {"forward", "backward", "step", "hooks", "batch", "broadcast", "aggregate", "evaluate", "checkpoint", "loop"}
+
+
+def bench(*args):
+    command = [sys.executable, "benchmarks/run.py", *args]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=280, env=env)
+
+
+@pytest.mark.slow
+def test_a_sitting_measures_both_methods_and_the_plain_loop(tmp_path):
+    done = bench("digits", "--pairs", "1", "--layout", "2x1", "--out", str(tmp_path), "data.limit_train=300")
+    assert done.returncode == 0, done.stderr
+    assert "| GC-Fed |" in done.stdout
+    assert (tmp_path / "table.md").read_text() in done.stdout
+    (figures,) = json.loads((tmp_path / "figures.json").read_text())
+    assert (figures["processes"], figures["threads"], figures["precision"]) == (2, 1, "32-true")
+    fedavg, gcfed = figures["rounds"]
+    assert (fedavg["method"], gcfed["method"]) == ("fedavg", "gcfed")
+    assert fedavg["samples"] == gcfed["samples"] > 0  # one cohort
+    for rows in (fedavg, gcfed):
+        assert rows["plain_s"] > 0
+        assert rows["time/round_s"] > rows["time/train_s"] > 0
+    assert figures["gcfed"]["parts_s"].keys() >= PARTS
+    assert 0 < figures["gcfed"]["of_gemm"] < 1
+    # 64·512 + 512·256 + 256·10 weights, two operations each, three products a weight but for the first layer's inputs
+    assert figures["mflop_per_sample"] == pytest.approx(2e-6 * (2 * 64 * 512 + 3 * (512 * 256 + 256 * 10)))
+    assert figures["first_round_done_s"] > figures["before_first_round_s"] > 0
+
+
+def test_a_word_that_is_no_override_is_refused():
+    done = bench("digits", "fast")
+    assert done.returncode == 2
+    assert "fast" in done.stderr
+    assert "key=value" in done.stderr
