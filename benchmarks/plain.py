@@ -37,9 +37,9 @@ def plain_seconds(
         for k, t in zip(*plan.counts.nonzero(), strict=True):
             size = int(plan.counts[k, t])
             x, y = data.fetch(plan.index[k, t, :size], None if plan.augment is None else plan.augment[k, t, :size])
+            stepper.zero_grad()
             with autocast():
                 loss = F.cross_entropy(net(x), y)
-            stepper.zero_grad()
             loss.backward()
             stepper.step()
     synchronize(device)

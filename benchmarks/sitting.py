@@ -80,10 +80,11 @@ class Sitting(Callback):
             self.parts["gcfed" if t % 2 else "fedavg"] = dict(self.watch.seconds)
         if t >= WARM_UP and not watched:
             row = {key: loop.last_row[key] for key in ("time/train_s", "time/round_s")}
-            samples = int(loop.data.sizes(loop.round.cohort).sum()) * loop.solver.epochs
-            self.rounds.append({"method": "gcfed" if t % 2 else "fedavg", "samples": samples} | row)
+            self.rounds.append({"method": "gcfed" if t % 2 else "fedavg"} | row)
             if t % 2:
-                self.rounds[-1]["plain_s"] = self.rounds[-2]["plain_s"] = self._plain(trainer, loop)
+                both = self._plain(trainer, loop)
+                self.rounds[-1] |= both
+                self.rounds[-2] |= both
         self._switch(on=t % 2 == 0)  # for the round that comes
         if t + 1 >= WARM_UP + 2 * self.pairs:
             if self.watch is None:
@@ -92,8 +93,8 @@ class Sitting(Callback):
             self.watch.seconds.clear()
             self.watch._last = time.perf_counter()
 
-    def _plain(self, trainer: Trainer, loop: FederatedLoop) -> float:
-        """Seconds of the plain loop on this process's share of the round's batches, of the slowest process."""
+    def _plain(self, trainer: Trainer, loop: FederatedLoop) -> dict[str, float]:
+        """Seconds of the plain loop on the processes' shares of the round's batches, of the slowest; their samples."""
         module, device = trainer.lightning_module, trainer.strategy.root_device
         assert loop.round is not None
         with torch.inference_mode(False), torch.enable_grad():
@@ -102,7 +103,11 @@ class Sitting(Callback):
             trainer.strategy.barrier()
             autocast = trainer.precision_plugin.forward_context
             seconds = plain_seconds(module.net, loop.data, plans, loop.solver.optimizer, autocast)
-        return float(_over_processes(trainer, torch.tensor([seconds]), "max"))
+        samples = float(sum(plan.counts.sum() for plan in plans))
+        return {
+            "plain_s": float(_over_processes(trainer, torch.tensor([seconds]), "max")),
+            "samples": float(_over_processes(trainer, torch.tensor([samples]), "sum")),
+        }
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         device, net = trainer.strategy.root_device, pl_module.net
@@ -111,6 +116,7 @@ class Sitting(Callback):
         trainer.strategy.barrier()
         rate = float(_over_processes(trainer, torch.tensor([gemm_rate(device, dtype)], dtype=torch.float64), "sum"))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+        peak = float(_over_processes(trainer, torch.tensor([peak]), "sum"))  # pages that they share counted in each
         if not trainer.is_global_zero:
             return
         loop = FederatedLoop.of(trainer)

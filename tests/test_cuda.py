@@ -1,8 +1,16 @@
 """On a GPU: the numbers of the CPU, one stack for the whole cohort, no synchronisation inside local training."""
 
+from functools import partial
+
+import numpy as np
 import pytest
 import torch
+from conftest import ArrayData
 
+from gcfed.federated.round import Round
+from gcfed.federated.solver import LocalSolver
+from gcfed.federated.stack import ClientStack, broadcast_state
+from gcfed.models.lstm import CharLSTM
 from gcfed.run import train
 
 pytestmark = [
@@ -22,9 +30,27 @@ def test_gpu_equals_cpu_in_float64(config, tmp_path, stack):
         torch.testing.assert_close(a.cpu(), b.cpu(), rtol=0, atol=1e-9)
 
 
-def test_local_training_does_not_wait_for_the_device(config, tmp_path, monkeypatch):
-    from gcfed.federated.solver import LocalSolver
+def test_a_recurrent_network_trains_on_a_gpu_as_on_the_cpu():
+    """cuDNN moves a recurrent layer's weights to memory of its own when it first sees them."""
+    torch.manual_seed(0)
+    net = CharLSTM(input_shape=(5,), num_classes=7, hidden=6).double()
+    x, y = torch.randint(0, 7, (2, 9, 5))
+    ends = []
+    for device in (torch.device("cpu"), torch.device("cuda")):
+        net.to(device)
+        data = ArrayData(x.to(device), y.to(device), [np.arange(9)])
+        solver = LocalSolver(partial(torch.optim.SGD, lr=0.5), epochs=2, batch_size=4)
+        round = Round(0, 1, np.array([0]), 1, broadcast_state(net), lr=0.5)
+        plan = solver.plan(data, round.cohort, round, device)
+        stack = ClientStack(net, round.start, round.cohort, np.array([9]), plan.steps)
+        solver.train(stack, plan, data, round, [], lambda: None)
+        ends.append({name: t.cpu() for name, t in stack.delta().items()})
+    for name, delta in ends[0].items():
+        assert delta.abs().sum() > 0
+        torch.testing.assert_close(ends[1][name], delta, rtol=0, atol=1e-9)
 
+
+def test_local_training_does_not_wait_for_the_device(config, tmp_path, monkeypatch):
     plain = LocalSolver.train
 
     def watched(*args, **kwargs):

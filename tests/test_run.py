@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from gcfed.methods.base import FederatedMethod
 from gcfed.models.module import FederatedModule
 from gcfed.run import evaluate, train
+from gcfed.utils import resolvers
 from gcfed.utils.csv_logger import read_rows
 from gcfed.utils.resolvers import ROOT
 
@@ -411,3 +412,30 @@ def test_folders_of_runs_are_found_again(tmp_path, monkeypatch):
     assert not Path(sweep_dir(str(base), None)).exists()
     monkeypatch.setattr("sys.argv", ["train.py", "-m", "seed=1,2,3", "ckpt_path=last"])
     assert not Path(sweep_dir(str(base), "last")).exists()
+
+
+@pytest.mark.parametrize(
+    ("environment", "folder"),
+    [
+        ({"TORCHELASTIC_RUN_ID": "abc", "WORLD_SIZE": "2"}, "job_abc"),
+        ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "3"}, "job_7-1"),
+        ({"TORCHELASTIC_RUN_ID": "abc", "WORLD_SIZE": "1"}, None),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, None),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, None),  # in the script of a job, outside of srun
+    ],
+)
+def test_processes_of_one_job_write_into_one_folder(monkeypatch, tmp_path, environment, folder):
+    for key in ("TORCHELASTIC_RUN_ID", "WORLD_SIZE", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_NTASKS", "SLURM_PROCID"):
+        monkeypatch.delenv(key, raising=False)
+    for key, value in environment.items():
+        monkeypatch.setenv(key, value)
+    path = Path(resolvers.run_dir(str(tmp_path), None, []))
+    assert path.parent == tmp_path
+    assert (path.name == folder) if folder else path.name.startswith("20")
+
+
+def test_a_job_without_a_name_is_told_how_to_get_one(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="--standalone"):
+        resolvers.run_dir(str(tmp_path), None, [])

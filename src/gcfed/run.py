@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,13 +31,14 @@ from gcfed.checkpoints import (
     resume_from,
 )
 from gcfed.federated.loop import FederatedLoop
-from gcfed.federated.strategy import CohortStrategy
+from gcfed.federated.spread import spread, trains_on_cpu
+from gcfed.federated.strategy import can_fork
 from gcfed.methods.base import FederatedMethod
 from gcfed.metrics.relative_error import relative_error
 from gcfed.models.module import FederatedModule
 from gcfed.utils.cpu import cores, keep_freed_memory, present_memory
 from gcfed.utils.instantiate import build, build_all
-from gcfed.utils.resolvers import OVERRIDES
+from gcfed.utils.resolvers import OVERRIDES, job
 from gcfed.utils.rng import torch_seed
 
 log = logging.getLogger(__name__)
@@ -89,6 +89,10 @@ def train(cfg: DictConfig) -> RunResult:
     torch.set_num_threads(min(torch.get_num_threads(), cores()))
     folder = Path(cfg.paths.output_dir)
     checkpoint = resume_from(cfg.ckpt_path, folder)
+    if job() is not None and checkpoint is None and (folder / "checkpoints" / "last.ckpt").is_file():
+        raise ValueError(
+            f"{folder} holds a run of a job of this name: continue it with ckpt_path=last, or rename the job."
+        )
     seed_everything(torch_seed(cfg.seed, "initialisation") % 2**32, verbose=False)
     module = build_module(cfg)
     resume_round = 0
@@ -115,7 +119,9 @@ def train(cfg: DictConfig) -> RunResult:
     warn_of_memory(loop, module, data.num_clients)
     callbacks: list[Callback] = [loop, *methods, RunRecord(cfg), *measurements, *build_all(cfg.callbacks)]
     loggers: list[Logger] = build_all(cfg.logger, resume_round=resume_round)
-    trainer: Trainer = build(cfg.trainer, **spread(cfg.trainer, loop, module), callbacks=callbacks, logger=loggers)
+    trainer: Trainer = build(
+        cfg.trainer, **spread(cfg.trainer, loop, module, data.num_test), callbacks=callbacks, logger=loggers
+    )
 
     if trainer.is_global_zero:  # from here on the settings are accepted
         write_inputs(cfg, data, folder)
@@ -173,32 +179,10 @@ def check(cfg: DictConfig) -> None:
     if is_text and not reads_text:
         raise ValueError(f"data={cfg.tags.data} is text, which model={cfg.tags.model} cannot read: take model=lstm.")
     sweep = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
-    alone = cfg.trainer.get("strategy") is None or "LOCAL_RANK" in os.environ or trains_on_cpu(cfg.trainer.accelerator)
+    forks = can_fork() and trains_on_cpu(cfg.trainer.accelerator)
+    alone = cfg.trainer.get("strategy") is None or "LOCAL_RANK" in os.environ or forks
     if sweep and not alone:
         raise ValueError("-m with trainer=ddp would start a sweep in every process: give each job a command.")
-
-
-def trains_on_cpu(accelerator: str) -> bool:
-    """Whether this ``trainer.accelerator`` means the CPU here."""
-    return accelerator == "cpu" or (accelerator == "auto" and not torch.accelerator.is_available())
-
-
-def spread(trainer: DictConfig, loop: FederatedLoop, module: FederatedModule) -> dict[str, Any]:
-    """What ``trainer.devices=auto`` means: one GPU, or on a CPU one process a core, as far as clients and memory go.
-
-    A client trained on one core has no threads that wait for each other: two cores train the CNN's clients 15 to 25 %
-    faster as two processes than as one with two threads, and the MLP's 60 % (docs/performance.md).
-    """
-    if trainer.devices != "auto":
-        return {}
-    if not trains_on_cpu(trainer.accelerator) or "LOCAL_RANK" in os.environ or sys.platform != "linux":
-        return {"devices": 1}
-    model = sum(p.nbytes for p in module.net.parameters())
-    # A process in training holds the broadcast model, a client's, its gradients and momentum, and the sum of updates
-    # beside its own copy of the global model and the activations.
-    fitting = int(0.5 * present_memory() / (10 * model))
-    processes = max(1, min(cores(), loop.sampler.per_round, fitting))
-    return {"devices": 1} if processes == 1 else {"devices": processes, "strategy": CohortStrategy()}
 
 
 def write_inputs(cfg: DictConfig, data: Any, folder: Path) -> None:

@@ -280,3 +280,26 @@ def test_a_gpu_takes_as_many_clients_at_once_as_fit(monkeypatch, gigabytes, expe
     assert solver(stack=2).stack_size(net, torch.device("cuda", 0), 5) == 2
     assert solver().stack_size(nn.BatchNorm1d(3), torch.device("cuda", 0), 5) == 1
     assert solver().stack_size(net, CPU, 5) == 1
+
+
+@pytest.mark.parametrize("how", ["backward", "gradients"])
+def test_a_term_written_on_the_leaves_counts_however_many_clients_train(federation, how):
+    """½ ‖w_k − w‖² as a ``local_loss``, beside a frozen parameter."""
+    net = make_net()
+    net[2].bias.requires_grad_(False)
+    start = {name: t + 0.1 for name, t in broadcast_state(net).items()}
+    grads = []
+    for clients in ([0], [1], [0, 1]):
+        k = len(clients)
+        stack = ClientStack(net, broadcast_state(net), np.array(clients), np.ones(k), np.ones(k))
+        x = torch.stack([federation.x[federation.clients[c][:4]] for c in clients])
+        term = sum((leaf - start[name]).square().flatten(1).sum(1) for name, leaf in stack.leaves.items())
+        loss = stack(x).logits_KBC.square().mean((1, 2)) + 0.5 * term
+        if how == "backward":
+            stack.backward(loss)
+            grads.append(dict(stack.named_grads()))
+        else:
+            grads.append(stack.gradients(loss))
+    assert grads[0].keys() == {"0.weight", "0.bias", "2.weight"}
+    for name, both in grads[2].items():
+        torch.testing.assert_close(torch.cat([grads[0][name], grads[1][name]]), both, rtol=1e-12, atol=1e-12)

@@ -13,8 +13,8 @@ from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch import Callback
 from omegaconf import OmegaConf, open_dict
 
-from gcfed import run
 from gcfed.federated import launch
+from gcfed.federated import spread as layout
 from gcfed.federated.strategy import CohortStrategy
 from gcfed.run import train
 
@@ -121,12 +121,19 @@ def test_who_kills_the_first_process_kills_all(tmp_path):
     pytest.fail("it lives on")
 
 
-def spread(monkeypatch, devices="auto", *, cores=4, per_round=5, memory=64e9, accelerator="cpu"):
-    monkeypatch.setattr(run, "cores", lambda: cores)
-    monkeypatch.setattr(run, "present_memory", lambda: memory)
+def spread(
+    monkeypatch, devices="auto", environment=None, *, cores=4, per_round=5, memory=64e9, accelerator="cpu", tested=100
+):
+    for key in ("LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RUN_ID", "SLURM_NTASKS", "SLURM_STEP_ID"):
+        if key not in (environment or {}):
+            monkeypatch.delenv(key, raising=False)
+    for key, value in (environment or {}).items():
+        monkeypatch.setenv(key, value)
+    monkeypatch.setattr(layout, "cores", lambda: cores)
+    monkeypatch.setattr(layout, "present_memory", lambda: memory)
     loop = type("Loop", (), {"sampler": type("Sampler", (), {"per_round": per_round})})
     module = type("Module", (), {"net": torch.nn.Linear(1000, 1000)})  # 4 MB
-    return run.spread(OmegaConf.create({"devices": devices, "accelerator": accelerator}), loop, module)
+    return layout.spread(OmegaConf.create({"devices": devices, "accelerator": accelerator}), loop, module, tested)
 
 
 @linux
@@ -139,17 +146,63 @@ def spread(monkeypatch, devices="auto", *, cores=4, per_round=5, memory=64e9, ac
         ({"per_round": 1}, 1),
         ({"memory": 200e6}, 2),  # half of it holds two processes of ten models each
         ({"memory": 1e6}, 1),
+        ({"tested": 3}, 3),  # each process tests a part
         ({"accelerator": "gpu"}, 1),
     ],
 )
 def test_how_many_processes_share_a_round(monkeypatch, settings, processes):
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
     got = spread(monkeypatch, **settings)
     assert got["devices"] == processes
     assert isinstance(got.get("strategy"), CohortStrategy) == (processes > 1)
 
 
+@linux
 def test_what_the_user_or_a_cluster_laid_out_stays(monkeypatch):
-    assert spread(monkeypatch, devices=3) == {}
-    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert spread(monkeypatch, devices=1) == {}
+    assert spread(monkeypatch, devices=[0]) == {}
+    assert isinstance(spread(monkeypatch, devices=3)["strategy"], CohortStrategy)
+    assert spread(monkeypatch, environment={"LOCAL_RANK": "0"}) == {"devices": 1}
+    assert spread(monkeypatch, environment={"SLURM_NTASKS": "4"}) == {"devices": 1}  # in the script of a job
+    one_task = spread(monkeypatch, environment={"SLURM_NTASKS": "1", "SLURM_STEP_ID": "0"})
+    assert not one_task["strategy"].cluster_environment.creates_processes_externally
+    for environment in (
+        {"TORCHELASTIC_RUN_ID": "a", "WORLD_SIZE": "2", "LOCAL_RANK": "1"},
+        {"SLURM_NTASKS": "4", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "1"},
+    ):
+        with pytest.raises(ValueError, match="trainer=ddp"):
+            spread(monkeypatch, environment=environment)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)  # its autograd threads do not survive a fork
     assert spread(monkeypatch) == {"devices": 1}
+
+
+@linux
+def test_a_request_to_end_ends_all_at_once():
+    launcher = launch.ForkLauncher(LightningEnvironment(), 3)
+
+    def work():
+        if os.environ["LOCAL_RANK"] == "0":
+            launcher.kill(signal.SIGTERM)  # what Lightning's handler does
+        os.kill(os.getpid(), signal.SIGTERM)  # schedulers tell every process; only the first is to hear it
+        time.sleep(60)
+
+    started = time.time()
+    with pytest.raises(SystemExit):
+        launcher.launch(work)
+    assert time.time() - started < 30
+    assert not launcher.children
+    assert "LOCAL_RANK" not in os.environ
+
+
+@linux
+def test_of_several_failures_the_cause_is_named():
+    """Whoever is killed is the cause; the others fail because they miss it."""
+
+    def work():
+        rank = os.environ["LOCAL_RANK"]
+        if rank == "2":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(0.2)
+        raise ConnectionError("somebody is gone")
+
+    with pytest.raises(RuntimeError, match="process 2 of this run died of signal 9"):
+        launch.ForkLauncher(LightningEnvironment(), 4).launch(work)

@@ -16,12 +16,14 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.plugins import ClusterEnvironment
 from lightning.pytorch.strategies.launchers.launcher import _Launcher
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from gcfed.utils.cpu import cores
 
 log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1  # from linux/prctl.h
+_STOP = signal.SIGUSR2  # nobody else sends it: whoever dies of another signal was killed
 _VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE")
 
 
@@ -39,7 +41,7 @@ class ForkLauncher(_Launcher):
 
     def __init__(self, environment: ClusterEnvironment, num_processes: int) -> None:
         self.environment, self.num_processes = environment, num_processes
-        self.children: list[int] = []
+        self.children: dict[int, int] = {}  # rank → process number
 
     @property
     def is_interactive_compatible(self) -> bool:
@@ -61,25 +63,26 @@ class ForkLauncher(_Launcher):
         }
         sys.stdout.flush()
         sys.stderr.flush()
-        threads = torch.get_num_threads()
+        threads, parent = torch.get_num_threads(), os.getpid()
         share = max(1, cores() // self.num_processes)
-        for rank in range(1, self.num_processes):
-            if (pid := os.fork()) == 0:
-                os.environ["LOCAL_RANK"] = str(rank)
-                os._exit(_child(rank, share, lambda: function(*args, **kwargs)))
-            self.children.append(pid)
-        torch.set_num_threads(share)
         try:
+            for rank in range(1, self.num_processes):
+                if (pid := os.fork()) == 0:
+                    os.environ["LOCAL_RANK"] = str(rank)
+                    os._exit(_child(rank, share, parent, lambda: function(*args, **kwargs)))
+                self.children[rank] = pid
+            torch.set_num_threads(share)
             result = function(*args, **kwargs)
             if failed := self._wait():
                 raise RuntimeError(failed)
             return result
-        except BaseException as error:
-            self.kill(signal.SIGTERM)
-            if failed := self._wait():
+        except Exception as error:
+            failed = self._end()
+            if failed and not isinstance(error, ValueError | FileNotFoundError):  # those speak for all processes
                 raise RuntimeError(f"{failed}; what this process saw of it: {error}") from error
             raise
         finally:
+            self._end()
             _leave_group()
             torch.set_num_threads(threads)
             rank_zero_only.rank = 0  # type: ignore[attr-defined]
@@ -89,29 +92,41 @@ class ForkLauncher(_Launcher):
                     os.environ[key] = value
 
     def kill(self, signum: int) -> None:
-        for pid in self.children:
-            os.kill(pid, signum)  # not yet waited for, so its number is still its own
+        """What Lightning calls in rank 0 on SIGTERM: gives the round up at once, as any kill does."""
+        self._end()
+        raise SIGTERMException
+
+    def _end(self) -> str:
+        """Ends the processes that still run; says how another one had failed by then."""
+        for pid in self.children.values():
+            os.kill(pid, _STOP)  # not yet waited for, so its number is still its own
+        return self._wait()
 
     def _wait(self) -> str:
-        """Waits for the other processes; says how one of them failed before it was told to stop."""
-        failed = ""
-        for rank, pid in enumerate(self.children, start=1):
-            code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            if code not in (0, -signal.SIGTERM):
-                failed = f"process {rank} of this run " + (f"died of signal {-code}" if code < 0 else "failed")
-        self.children = []
-        return failed
+        """Waits for the other processes; says how the first of them failed, a signal before an error."""
+        failures = []
+        for rank in sorted(self.children):
+            code = os.waitstatus_to_exitcode(os.waitpid(self.children[rank], 0)[1])
+            del self.children[rank]
+            if code > 0:
+                failures.append((1, f"process {rank} of this run failed"))
+            elif code not in (0, -_STOP):
+                failures.append((0, f"process {rank} of this run died of signal {-code}"))
+        return min(failures, default=(0, ""))[1]
 
 
-def _child(rank: int, threads: int, function: Callable[[], Any]) -> int:
+def _child(rank: int, threads: int, parent: int, function: Callable[[], Any]) -> int:
     """Does a forked process's work; returns its exit code.
 
     In a new thread: GNU OpenMP keeps books of its threads for each thread that asks for some, and a fork copies the
     books but not the threads. The main thread would wait for them forever; a new one begins with none.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # whoever kills rank 0 means the run
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for rank 0, which ends the others
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if os.getppid() != parent:  # it died before the line above
+        return 1
+    signal.signal(_STOP, signal.SIG_DFL)
+    for signum in (signal.SIGINT, signal.SIGTERM):  # they are for rank 0, which ends the others
+        signal.signal(signum, signal.SIG_IGN)
     code = 1
 
     def work() -> None:

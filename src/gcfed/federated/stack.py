@@ -109,6 +109,7 @@ class ClientStack(nn.Module):
         self._net, self._tap, self._swap = (net,), Tap(net, tap_features, tap_stages), Swap(net)
         dropout = any(isinstance(m, nn.modules.dropout._DropoutNd) for m in net.modules())
         self._has_modes = dropout or uses_batch_statistics(net)
+        self._recurrent = is_recurrent(net)
         self.full: Params = {name: broadcast_like(t, k).copy_(t) for name, t in start.items()}
         self._trained = {name: p.requires_grad for name, p in net.named_parameters()}
         # Counters are this stack's own: a call would otherwise count up the global network's.
@@ -124,9 +125,9 @@ class ClientStack(nn.Module):
         self.leaves: Params = {name: t.requires_grad_(self._trained[name]) for name, t in state.items()}
         buffers = {name: buffer[:n] for name, buffer in self._buffer_stack.items()}
         # What enters the graph. The single client's has no client axis: taking it off inside the graph would cost two
-        # nodes a tensor and step.
+        # nodes a tensor and step. But cuDNN gives the weights of a recurrent layer new memory at their first sight.
         self._inputs: Params = self.leaves
-        if n == 1:
+        if n == 1 and not self._recurrent:
             self._inputs = {name: t[0].detach().requires_grad_(t.requires_grad) for name, t in self.leaves.items()}
             buffers = {name: buffer[0] for name, buffer in buffers.items()}
         self._state = self._inputs | buffers
@@ -162,13 +163,23 @@ class ClientStack(nn.Module):
         if self._inputs is not self.leaves:
             for name, t in self._inputs.items():
                 if t.grad is not None:
-                    self.leaves[name].grad, t.grad = t.grad.unsqueeze(0), None
+                    leaf, grad = self.leaves[name], t.grad.unsqueeze(0)
+                    # A term of a method may have been written on the leaves.
+                    leaf.grad, t.grad = grad if leaf.grad is None else leaf.grad.add_(grad), None
 
     def gradients(self, loss_K: Tensor) -> Params:
         """Gradients of losses ``[n]`` by all trained parameters, name → ``[n, *shape]``; zeros where none arrives."""
-        inputs = {name: t for name, t in self._inputs.items() if t.requires_grad}
-        grads = torch.autograd.grad(loss_K.sum(), list(inputs.values()), materialize_grads=True)
-        return {name: grad.view(self.leaves[name].shape) for name, grad in zip(inputs, grads, strict=True)}
+        leaves = {name: t for name, t in self.leaves.items() if t.requires_grad}
+        if self._inputs is self.leaves:
+            grads = torch.autograd.grad(loss_K.sum(), list(leaves.values()), materialize_grads=True)
+            return dict(zip(leaves, grads, strict=True))
+        places = [*(self._inputs[name] for name in leaves), *leaves.values()]
+        parts = torch.autograd.grad(loss_K.sum(), places, allow_unused=True)
+        result = {}
+        for (name, leaf), by_input, by_leaf in zip(leaves.items(), parts, parts[len(leaves) :], strict=False):
+            grad = torch.zeros_like(leaf) if by_input is None else by_input.unsqueeze(0)
+            result[name] = grad if by_leaf is None else grad + by_leaf
+        return result
 
     def reference(
         self,
@@ -193,7 +204,8 @@ class ClientStack(nn.Module):
         tap = Tap(self.net, features, stages or first > 0)
         with self._without_dropout():
             if params is not None:
-                given = {name: t[0] for name, t in params.items()} if self.active == 1 else dict(params)
+                bare = self._inputs is not self.leaves
+                given = {name: t[0] for name, t in params.items()} if bare else dict(params)
                 return self._call(tap, {name: t.detach() for name, t in self._state.items()} | given, x_KB, first)
             with self._swap.holding(self.start):
                 out = tap(x_KB.flatten(0, 1), first)
@@ -201,6 +213,8 @@ class ClientStack(nn.Module):
 
     def _call(self, tap: Tap, state: Params, x_KB: Tensor, first: int = 0) -> Output:
         if self.active == 1:
+            if self._inputs is self.leaves:
+                state = {name: t.squeeze(0) for name, t in state.items()}
             with self._swap.holding(state):
                 out = tap(x_KB.squeeze(0), first)
             return tap.output([t.unsqueeze(0) for t in out])
@@ -245,6 +259,10 @@ def uses_batch_statistics(net: nn.Module) -> bool:
     return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in net.modules())
 
 
+def is_recurrent(net: nn.Module) -> bool:
+    return any(isinstance(m, nn.RNNBase) for m in net.modules())
+
+
 def cannot_stack(net: nn.Module) -> str:
     """Why several clients of this network cannot train in one stack; empty where they can."""
     if uses_batch_statistics(net):
@@ -252,7 +270,7 @@ def cannot_stack(net: nn.Module) -> str:
             "batch normalisation: its statistics would mix with the padding of shorter batches. Set client.stack=1, "
             "or use GroupNorm"
         )
-    if any(isinstance(m, nn.RNNBase) for m in net.modules()):
+    if is_recurrent(net):
         return "recurrent layers: torch.func.vmap cannot batch them. Set client.stack=1"
     return ""
 

@@ -108,6 +108,8 @@ class ClientStore:
                 else:
                     path.unlink(missing_ok=True)
             self._version[client] = round.index
+            if client in self._memory and self._memory[client][0] != round.index:
+                del self._memory[client]  # another process has a newer one
 
     # ----------------------------------------------------------------------------------------------- checkpoints
     def state_dict(self) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """Lightning strategy that spreads a round's cohort over processes and talks once a round."""
 
-import os
 import sys
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -19,7 +19,7 @@ class CohortStrategy(DDPStrategy):
     """Every process holds the global model and trains its share of the cohort; updates are summed once a round.
 
     The module is not wrapped in ``DistributedDataParallel``: clients must drift apart, so nothing may be synchronised
-    inside local training. On a CPU under Linux the processes are forked (:class:`ForkLauncher`); elsewhere Lightning
+    inside local training. Where it can, the strategy forks the processes (:class:`ForkLauncher`); elsewhere Lightning
     starts the command once a process, and under ``torchrun`` or SLURM they are there already.
 
     Args:
@@ -34,8 +34,7 @@ class CohortStrategy(DDPStrategy):
     def _configure_launcher(self) -> None:
         environment = self.cluster_environment
         assert environment is not None
-        forks = sys.platform == "linux" and hasattr(os, "fork") and self.root_device.type == "cpu"
-        if forks and not environment.creates_processes_externally:
+        if can_fork() and self.num_nodes == 1 and not environment.creates_processes_externally:
             self._launcher = ForkLauncher(environment, self.num_processes)
         else:
             super()._configure_launcher()
@@ -47,6 +46,11 @@ class CohortStrategy(DDPStrategy):
         return
 
 
+def can_fork() -> bool:
+    """Whether a run may fork: under Linux and beside no GPU, whose autograd threads would be missing in the fork."""
+    return sys.platform == "linux" and not torch.accelerator.is_available()
+
+
 def sum_over_processes(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """Sums tensors over all processes, one message for each data type; the identity in a single process."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
@@ -55,7 +59,10 @@ def sum_over_processes(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     for dtype in dict.fromkeys(t.dtype for t in tensors):  # in the same order on every process
         places = [i for i, t in enumerate(tensors) if t.dtype == dtype]
         flat = _flatten_dense_tensors([tensors[i].contiguous() for i in places])
-        dist.all_reduce(flat)
+        work = dist.all_reduce(flat, async_op=True)
+        while flat.device.type == "cpu" and not work.is_completed():
+            time.sleep(5e-4)  # in Python, where a Ctrl-C or SIGTERM is heard before the slowest process is done
+        work.wait()
         parts = _unflatten_dense_tensors(flat, [tensors[i].contiguous() for i in places])
         for i, part in zip(places, parts, strict=True):
             # Memory format of the original, so that the server's optimizer meets one layout.

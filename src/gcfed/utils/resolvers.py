@@ -1,5 +1,6 @@
 """OmegaConf resolvers of the configs: the project's folder, and the folder that a run writes to."""
 
+import os
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -34,19 +35,40 @@ def run_dir(base: str, ckpt_path: str | None, overrides: list[str] | None = None
 
     ``ckpt_path=last`` is the newest run under ``base`` with a checkpoint and the same overrides.
     """
-    new = Path(base) / datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")[:-3]
+    new = Path(base) / (job() or datetime.now().strftime("%Y-%m-%d_%H-%M-%S-%f")[:-3])
     if ckpt_path is None:
         return str(new)
     if ckpt_path != "last":
         path = Path(ckpt_path)
         return str(path.parent.parent if path.parent.name == "checkpoints" else new)
-    for run in sorted(Path(base).glob("*/"), reverse=True):
+    checkpoints = sorted(
+        Path(base).glob("*/checkpoints/last.ckpt"), key=lambda path: path.stat().st_mtime, reverse=True
+    )
+    for run in (checkpoint.parent.parent for checkpoint in checkpoints):
         saved = run / OVERRIDES
-        if not ((run / "checkpoints" / "last.ckpt").is_file() and saved.is_file()):
+        if not saved.is_file():
             continue
         if _identity(yaml.safe_load(saved.read_text())) == _identity(overrides):
             return str(run)
     return str(new)
+
+
+def job() -> str | None:
+    """A folder for all processes that ``torchrun`` or ``srun`` started for one run, who have no clock in common.
+
+    None for a run of its own, as in the script of a SLURM job before its ``srun``.
+    """
+    environment = os.environ
+    if environment.get("TORCHELASTIC_RUN_ID") and int(environment.get("WORLD_SIZE", 1)) > 1:
+        if environment["TORCHELASTIC_RUN_ID"] == "none":
+            raise ValueError(
+                "torchrun gave this run no name that its processes share: add --standalone (one machine) or "
+                "--rdzv-id=<name> to torchrun, or name the folder with hydra.run.dir=logs/<name>."
+            )
+        return f"job_{environment['TORCHELASTIC_RUN_ID']}"
+    if int(environment.get("SLURM_NTASKS", 1)) > 1 and "SLURM_STEP_ID" in environment:
+        return f"job_{environment['SLURM_JOB_ID']}-{environment['SLURM_STEP_ID']}"
+    return None
 
 
 def sweep_dir(base: str, ckpt_path: str | None) -> str:

@@ -1,0 +1,56 @@
+"""How a run is laid out over processes where the user leaves it open."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning.fabric.plugins.environments import LightningEnvironment
+from omegaconf import DictConfig, OmegaConf
+
+from gcfed.federated.strategy import CohortStrategy, can_fork
+from gcfed.utils.cpu import cores, present_memory
+from gcfed.utils.resolvers import job
+
+if TYPE_CHECKING:
+    from gcfed.federated.loop import FederatedLoop
+    from gcfed.models.module import FederatedModule
+
+
+def trains_on_cpu(accelerator: str) -> bool:
+    """Whether this ``trainer.accelerator`` means the CPU here."""
+    return accelerator == "cpu" or (accelerator == "auto" and not torch.accelerator.is_available())
+
+
+def spread(trainer: DictConfig, loop: FederatedLoop, module: FederatedModule, num_test: int) -> dict[str, Any]:
+    """Devices and strategy of ``trainer.devices=auto``: one GPU, or one process a core as far as clients and memory go.
+
+    A client trained on one core has no threads that wait for each other: two cores train the CNN's clients 15 to 25 %
+    faster as two processes than as one with two threads, and the MLP's 60 % and more (docs/performance.md).
+
+    Raises:
+        ValueError: several processes of a job that would each train alone.
+    """
+    if trainer.get("strategy") is not None:
+        return {}
+    if job() is not None:
+        raise ValueError(
+            "this process is one of several of a job: set trainer=ddp and trainer.devices=<those of a node>."
+        )
+    if trainer.devices != "auto":
+        one = trainer.devices in (1, "1") or (OmegaConf.is_list(trainer.devices) and len(trainer.devices) == 1)
+        return {} if one else {"strategy": CohortStrategy()}
+    if not (can_fork() and trains_on_cpu(trainer.accelerator)) or "LOCAL_RANK" in os.environ:
+        return {"devices": 1}
+    if int(os.environ.get("SLURM_NTASKS", 1)) > 1:  # a job's script, before its srun
+        return {"devices": 1}
+    model = sum(p.nbytes for p in module.net.parameters())
+    # A process in training holds the broadcast model, a client's, its gradients and momentum, and the sum of updates
+    # beside its own copy of the global model and the activations.
+    fitting = int(0.5 * present_memory() / (10 * model))
+    processes = max(1, min(cores(), loop.sampler.per_round, fitting, num_test))
+    if processes == 1:
+        return {"devices": 1}
+    # Lightning would take a SLURM job of one task for processes that SLURM starts.
+    return {"devices": processes, "strategy": CohortStrategy(cluster_environment=LightningEnvironment())}
