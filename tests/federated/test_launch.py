@@ -186,8 +186,9 @@ def test_a_request_to_end_ends_all_at_once():
         time.sleep(60)
 
     started = time.time()
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as ended:
         launcher.launch(work)
+    assert ended.value.code == 128 + signal.SIGTERM  # as a shell says it
     assert time.time() - started < 30
     assert not launcher.children
     assert "LOCAL_RANK" not in os.environ

@@ -94,7 +94,7 @@ class ForkLauncher(_Launcher):
     def kill(self, signum: int) -> None:
         """What Lightning calls in rank 0 on SIGTERM: gives the round up at once, as any kill does."""
         self._end()
-        raise SIGTERMException
+        raise SIGTERMException(128 + signum)
 
     def _end(self) -> str:
         """Ends the processes that still run; says how another one had failed by then."""
