@@ -46,9 +46,9 @@ def spread(trainer: DictConfig, loop: FederatedLoop, module: FederatedModule, nu
     if int(os.environ.get("SLURM_NTASKS", 1)) > 1:  # a job's script, before its srun
         return {"devices": 1}
     model = sum(p.nbytes for p in module.net.parameters())
-    # A process in training holds the broadcast model, a client's, its gradients and momentum, and the sum of updates
-    # beside its own copy of the global model and the activations.
-    fitting = int(0.5 * present_memory() / (10 * model))
+    # A process holds the global model, the broadcast one, a client's with its gradients and momentum, and the sum of
+    # updates, beside activations and what the allocator keeps: with VGG11, 16 models in all.
+    fitting = int(0.5 * present_memory() / (16 * model))
     processes = max(1, min(cores(), loop.sampler.per_round, fitting, num_test))
     if processes == 1:
         return {"devices": 1}
