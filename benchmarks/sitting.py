@@ -138,7 +138,7 @@ class Sitting(Callback):
             "before_first_round_s": self.before_first,
             "first_round_done_s": self.first_round,
             "plain_samples_per_s": median(r["samples"] / r["plain_s"] for r in self.rounds),
-            # the same cohort twice, minutes of drift apart from nothing: medians of ratios within pairs
+            # Within pairs, since the machine's speed drifts between them.
             "gc_over_fedavg": median(
                 g["time/train_s"] / f["time/train_s"] for f, g in zip(of["fedavg"], of["gcfed"], strict=True)
             ),

@@ -49,7 +49,7 @@ def test_the_network_has_its_own_again_after_an_error():
 
 
 def test_a_call_within_a_call_comes_back_to_the_outer_tensors():
-    net, swap = nn.Linear(1, 1, bias=False), None
+    net = nn.Linear(1, 1, bias=False)
     swap = Swap(net)
     with swap.holding({"weight": torch.full((1, 1), 2.0)}):
         with swap.holding({"weight": torch.full((1, 1), 5.0)}):

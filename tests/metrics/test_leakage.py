@@ -184,4 +184,4 @@ def test_bad_settings_are_refused_by_name(config, tmp_path, overrides, message):
 def test_data_that_are_no_images_are_refused(tmp_path, transform):
     loop = SimpleNamespace(rounds=1, data=SimpleNamespace(transform=transform))
     with pytest.raises(ValueError, match="metrics=leakage recovers images"):
-        Leakage(str(tmp_path)).validate(loop, None)
+        Leakage(str(tmp_path)).validate(loop, SimpleNamespace(net=torch.nn.Identity()))

@@ -237,16 +237,20 @@ class FederatedLoop(Callback):
 def after_backward(trainer: Trainer) -> Callable[[], None]:
     """Calls ``on_after_backward`` of the callbacks that have one, as Lightning's ``manual_backward`` does.
 
-    That asks every callback there is, before and after, at 0.1 ms a step. The precisions allowed here scale no loss.
+    That asks every callback there is, before and after each local step. The precisions allowed here scale no loss.
     """
     module, nobody = trainer.lightning_module, (Callback.on_after_backward, FederatedMethod.on_after_backward)
     callbacks, profile = trainer.callbacks, trainer.profiler.profile  # type: ignore[attr-defined]
-    listening = [callback for callback in callbacks if type(callback).on_after_backward not in nobody]
+    listening = [
+        (f"[Callback]{type(callback).__name__}.on_after_backward", callback.on_after_backward)
+        for callback in callbacks
+        if type(callback).on_after_backward not in nobody
+    ]
 
     def call() -> None:
-        for callback in listening:
-            with profile(f"[Callback]{type(callback).__name__}.on_after_backward"):
-                callback.on_after_backward(trainer, module)
+        for name, hook in listening:
+            with profile(name):
+                hook(trainer, module)
         module.on_after_backward()
 
     return call

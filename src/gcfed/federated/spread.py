@@ -26,8 +26,8 @@ def trains_on_cpu(accelerator: str) -> bool:
 def spread(trainer: DictConfig, loop: FederatedLoop, module: FederatedModule, num_test: int) -> dict[str, Any]:
     """Devices and strategy of ``trainer.devices=auto``: one GPU, or one process a core as far as clients and memory go.
 
-    A client trained on one core has no threads that wait for each other: two cores train the CNN's clients 15 to 25 %
-    faster as two processes than as one with two threads, and the MLP's 60 % and more (docs/performance.md).
+    A client trained on one core has no threads that wait for each other: two cores train the CNN's clients about a
+    quarter faster as two processes than as one with two threads, and an MLP's by three quarters (docs/performance.md).
 
     Raises:
         ValueError: several processes of a job that would each train alone.

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 class Swap:
     """Where the tensors of a network sit, looked up once.
 
-    ``torch.func.functional_call`` looks up every name on every call, 0.3 ms a local step for an MLP of six tensors, a
-    tenth of the step. A tensor shared by several modules (tied weights) is replaced in all of them.
+    ``torch.func.functional_call`` looks up every name on every call: 0.1 to 0.2 ms more for an MLP of six tensors,
+    whose local step takes 4. A tensor shared by several modules (tied weights) is replaced in all of them.
     """
 
     def __init__(self, net: nn.Module) -> None:

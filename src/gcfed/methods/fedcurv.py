@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from gcfed.federated.stack import per_client
+from gcfed.federated.stack import is_recurrent, per_client
 from gcfed.methods.base import FederatedMethod
 from gcfed.methods.requirements import full_uploads
 
@@ -62,7 +62,7 @@ class FedCurv(FederatedMethod):
 
     def validate(self, loop: FederatedLoop, module: FederatedModule) -> None:
         full_uploads(loop, "FedCurv", "its Fisher information would still travel in full")
-        if any(isinstance(m, nn.RNNBase) for m in module.net.modules()):
+        if is_recurrent(module.net):
             raise ValueError(
                 "methods.fedcurv takes gradients in evaluation mode, sample by sample, and recurrent layers have none "
                 "there (cuDNN, torch.func.vmap): take another model, or algorithm=fedprox."

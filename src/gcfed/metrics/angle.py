@@ -34,13 +34,6 @@ class Angle(Metric):
 
     name = "angle"
 
-    def __init__(self, every: int = 1) -> None:
-        super().__init__(every)
-
-    def validate(self, loop, module) -> None:  # type: ignore[no-untyped-def]
-        super().validate(loop, module)
-        self.names = [name for name, _ in module.net.named_parameters()]
-
     def on_broadcast(self, round: Round) -> None:
         start = {name: round.start[name] for name in self.names}
         known = "broadcast" in self._server  # in the first round, and where a run resumes with this metric, it is not

@@ -31,7 +31,7 @@ class Metric(FederatedMethod):
     name: str
     """Its key under ``metrics`` and the first part of its columns."""
 
-    def __init__(self, every: int) -> None:
+    def __init__(self, every: int = 1) -> None:
         self.every = self.at_least_one("every", every)
 
     def at_least_one(self, key: str, value: int) -> int:
@@ -41,6 +41,7 @@ class Metric(FederatedMethod):
 
     def validate(self, loop: FederatedLoop, module: FederatedModule) -> None:
         self.rounds = loop.rounds
+        self.names = [name for name, _ in module.net.named_parameters()]
 
     def due(self, round: Round) -> bool:
         """Whether this round is measured; a rehearsal, in which another metric measures, never is."""

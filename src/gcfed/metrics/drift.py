@@ -32,13 +32,6 @@ class Drift(Metric):
 
     name = "drift"
 
-    def __init__(self, every: int = 1) -> None:
-        super().__init__(every)
-
-    def validate(self, loop, module) -> None:  # type: ignore[no-untyped-def]
-        super().validate(loop, module)
-        self.names = [name for name, _ in module.net.named_parameters()]
-
     def on_broadcast(self, round: Round) -> None:
         if self.due(round):
             self._start = {name: round.start[name] for name in self.names}

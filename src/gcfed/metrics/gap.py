@@ -43,7 +43,6 @@ class Gap(Metric):
     def validate(self, loop, module) -> None:  # type: ignore[no-untyped-def]
         super().validate(loop, module)
         self.loop, self.module = loop, module
-        self.names = [name for name, _ in module.net.named_parameters()]
         weighting = getattr(loop.aggregator, "weighting", "uniform")
         self.partial, self.full = MeanAggregator(weighting), MeanAggregator(weighting)
 
