@@ -38,7 +38,7 @@ from gcfed.metrics.relative_error import relative_error
 from gcfed.models.module import FederatedModule
 from gcfed.utils.cpu import cores, keep_freed_memory, present_memory
 from gcfed.utils.instantiate import build, build_all
-from gcfed.utils.resolvers import OVERRIDES, job
+from gcfed.utils.resolvers import OVERRIDES, one_of_several
 from gcfed.utils.rng import torch_seed
 
 log = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ def train(cfg: DictConfig) -> RunResult:
     torch.set_num_threads(min(torch.get_num_threads(), cores()))
     folder = Path(cfg.paths.output_dir)
     checkpoint = resume_from(cfg.ckpt_path, folder)
-    if job() is not None and checkpoint is None and (folder / "checkpoints" / "last.ckpt").is_file():
+    if one_of_several() and checkpoint is None and (folder / "checkpoints" / "last.ckpt").is_file():
         raise ValueError(
             f"{folder} holds a run of a job of this name: continue it with ckpt_path=last, or rename the job."
         )

@@ -167,6 +167,7 @@ def test_what_the_user_or_a_cluster_laid_out_stays(monkeypatch):
     assert not one_task["strategy"].cluster_environment.creates_processes_externally
     for environment in (
         {"TORCHELASTIC_RUN_ID": "a", "WORLD_SIZE": "2", "LOCAL_RANK": "1"},
+        {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "LOCAL_RANK": "1"},  # the user named the folder
         {"SLURM_NTASKS": "4", "SLURM_STEP_ID": "0", "SLURM_JOB_ID": "1"},
     ):
         with pytest.raises(ValueError, match="trainer=ddp"):

@@ -20,8 +20,8 @@ class CoreWatch(Callback):
     """Warns, once, when the system keeps taking the cores away from this process.
 
     It counts involuntary context switches. Seen on two cores: 40 a second in a training process that has them to
-    itself, 280 to 310 in each of four one-thread processes, 860 to 2,030 in one of two threads beside a busy loop, which
-    halves its speed.
+    itself, 280 to 310 in each of four one-thread processes, 860 to 2,030 in one of two threads beside a busy loop,
+    which halves its speed.
 
     Args:
         per_second: switches a second from which on it warns.

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from gcfed.federated.strategy import CohortStrategy, can_fork
 from gcfed.utils.cpu import cores, present_memory
-from gcfed.utils.resolvers import job
+from gcfed.utils.resolvers import one_of_several
 
 if TYPE_CHECKING:
     from gcfed.federated.loop import FederatedLoop
@@ -34,7 +34,7 @@ def spread(trainer: DictConfig, loop: FederatedLoop, module: FederatedModule, nu
     """
     if trainer.get("strategy") is not None:
         return {}
-    if job() is not None:
+    if one_of_several():
         raise ValueError(
             "this process is one of several of a job: set trainer=ddp and trainer.devices=<those of a node>."
         )

@@ -53,22 +53,26 @@ def run_dir(base: str, ckpt_path: str | None, overrides: list[str] | None = None
     return str(new)
 
 
-def job() -> str | None:
-    """A folder for all processes that ``torchrun`` or ``srun`` started for one run, who have no clock in common.
+def one_of_several() -> bool:
+    """Whether ``torchrun`` or ``srun`` started this process as one of several of a run.
 
-    None for a run of its own, as in the script of a SLURM job before its ``srun``.
+    Not so in the script of a SLURM job before its ``srun``.
     """
-    environment = os.environ
-    if environment.get("TORCHELASTIC_RUN_ID") and int(environment.get("WORLD_SIZE", 1)) > 1:
-        if environment["TORCHELASTIC_RUN_ID"] == "none":
-            raise ValueError(
-                "torchrun gave this run no name that its processes share: add --standalone (one machine) or "
-                "--rdzv-id=<name> to torchrun, or name the folder with hydra.run.dir=logs/<name>."
-            )
-        return f"job_{environment['TORCHELASTIC_RUN_ID']}"
-    if int(environment.get("SLURM_NTASKS", 1)) > 1 and "SLURM_STEP_ID" in environment:
-        return f"job_{environment['SLURM_JOB_ID']}-{environment['SLURM_STEP_ID']}"
-    return None
+    torchrun = "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", 1)) > 1
+    return torchrun or ("SLURM_STEP_ID" in os.environ and int(os.environ.get("SLURM_NTASKS", 1)) > 1)
+
+
+def job() -> str | None:
+    """A folder for all processes of one run, which have no clock in common; None for a run of one command."""
+    if not one_of_several():
+        return None
+    name = os.environ.get("TORCHELASTIC_RUN_ID") or f"{os.environ['SLURM_JOB_ID']}-{os.environ['SLURM_STEP_ID']}"
+    if name == "none":
+        raise ValueError(
+            "torchrun gave this run no name that its processes share: add --standalone (one machine) or "
+            "--rdzv-id=<name> to torchrun, or name the folder with hydra.run.dir=logs/<name>."
+        )
+    return f"job_{name}"
 
 
 def sweep_dir(base: str, ckpt_path: str | None) -> str:
