@@ -12,14 +12,9 @@ from lightning.pytorch import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from gcfed.models.module import FederatedModule
+from gcfed.utils.settings import IDENTITY, flat
 
 log = logging.getLogger(__name__)
-
-# What makes a run the run that it is: a checkpoint continues under the same values only.
-IDENTITY = (
-    "seed", "precision", "data", "partition", "participation", "model", "client", "server", "aggregator", "methods",
-    "gc", "quantization", "client_store", "task",
-)  # fmt: skip
 
 
 class RunRecord(Callback):
@@ -74,7 +69,7 @@ def check_checkpoint(path: Path, cfg: DictConfig, module: FederatedModule) -> in
     """Refuses a checkpoint of another model or another run; returns its number of finished rounds."""
     checkpoint = load_checkpoint(path)
     load_weights(module, checkpoint, path, dry=True)
-    then, now = _flat(checkpoint["gcfed"]["identity"]), _flat(plain(cfg, IDENTITY))
+    then, now = flat(checkpoint["gcfed"]["identity"]), flat(plain(cfg, IDENTITY))
     differ = sorted(k for k in then.keys() | now.keys() if then.get(k) != now.get(k))
     if differ:
         listed = "; ".join(f"{k} was {then.get(k)!r}, now {now.get(k)!r}" for k in differ[:8])
@@ -115,9 +110,3 @@ def plain(cfg: DictConfig, keys: tuple[str, ...]) -> dict[str, Any]:
     if "client_store" in kept:  # where states are kept changes no number, their type does
         kept["client_store"] = {"dtype": kept["client_store"]["dtype"]}
     return kept
-
-
-def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
-    if isinstance(tree, dict) and tree:
-        return {k: v for key, sub in tree.items() for k, v in _flat(sub, f"{prefix}{key}.").items()}
-    return {prefix[:-1]: tree}

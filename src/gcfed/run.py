@@ -21,7 +21,6 @@ from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 
 from gcfed.checkpoints import (
-    IDENTITY,
     RunRecord,
     check_checkpoint,
     existing,
@@ -40,6 +39,7 @@ from gcfed.utils.cpu import cores, keep_freed_memory, present_memory
 from gcfed.utils.instantiate import build, build_all
 from gcfed.utils.resolvers import OVERRIDES, one_of_several
 from gcfed.utils.rng import torch_seed
+from gcfed.utils.settings import IDENTITY
 
 log = logging.getLogger(__name__)
 logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # tips and device lists; errors still come through
