@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 from gcfed.report.runs import Run
@@ -22,15 +23,16 @@ NAMES = {
 }  # fmt: skip
 GC_NAMES = {"local": "Local GC", "global": "Global GC", "gcfed": "GC-Fed"}
 SYMBOLS = {"gc.lam": "λ", "client.optimizer.lr": "η", "client.epochs": "epochs", "client.batch_size": "batch",
-           "methods.proximal.mu": "μ"}  # fmt: skip
+           "methods.proximal.mu": "μ", "methods.ssf.ratio": "r/d", "methods.fedsub.ratio": "r/d"}  # fmt: skip
 # Where data lie, how many clients train at once, and what other keys say already: none makes another setting.
 _ELSEWHERE = (
     "seed", "client_store.", "client.stack", "data.seed", "data.rounds", "data.num_clients", "data.partitioner",
-    "data.eval_batch_size", "data.dataset.data_dir", "data.dataset.download", "participation.sampler.",
+    "data.eval_batch_size", "data.dataset.data_dir", "data.dataset.download", "participation.sampler.per_round",
     "model.input_shape", "model.num_classes", "task.",
 )  # fmt: skip
 TAGS = ("tags.data", "tags.model", "tags.algorithm", "tags.gc")
-_TOLD = ("tags.", "participation.", "partition.", "rounds")  # by the method's name and by the federation
+_DATA = ("data.", "model.")
+_TOLD = ("tags.", "participation.", "partition.", "rounds", *_DATA)  # by the method's name and by the federation
 
 
 @dataclass(frozen=True)
@@ -52,15 +54,17 @@ class Group:
 
 
 def grouped(runs: Iterable[Run]) -> list[Group]:
-    """Groups in the order of their first runs."""
+    """Groups in the order of their first runs; runs whose config cannot be read are in none."""
     settings: dict[str, dict[str, Any]] = {}
     members: dict[str, list[Run]] = defaultdict(list)
     for run in runs:
+        if not run.config:
+            continue
         setting = setting_of(run)
         key = repr(sorted(setting.items()))
         settings[key] = setting
         members[key].append(run)
-    methods, federations = _methods(list(settings.values())), _federations(list(settings.values()))
+    methods, federations = method_names(list(settings.values())), federation_names(list(settings.values()))
     return [
         Group(method, federation, setting, tuple(sorted(members[key], key=lambda run: run.seed)))
         for method, federation, (key, setting) in zip(methods, federations, settings.items(), strict=True)
@@ -70,8 +74,15 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
 def setting_of(run: Run) -> dict[str, Any]:
     """Everything of the config that changes the run's numbers, but the seed: dotted key → value."""
     leaves = flat({key: run.config[key] for key in ("tags", "rounds", *IDENTITY) if key in run.config})
-    kept = {k: tuple(v) if isinstance(v, list) else v for k, v in leaves.items() if not k.startswith(_ELSEWHERE)}
+    kept = {k: _plain(v) for k, v in leaves.items() if not k.startswith(_ELSEWHERE)}
     return {k: v for k, v in kept.items() if v is not None and v != {}}
+
+
+def _plain(value: Any) -> Any:
+    """``gc.lam=1`` and ``gc.lam=1.0`` are one setting."""
+    if isinstance(value, list):
+        return tuple(map(_plain, value))
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def method_name(setting: Mapping[str, Any]) -> str:
@@ -87,47 +98,70 @@ def method_name(setting: Mapping[str, Any]) -> str:
 def federation_of(setting: Mapping[str, Any]) -> tuple[str, ...]:
     """Data, model, participation, partition, rounds, as one says them: CIFAR-10, CNN, 5/100, α 0.1, 800 rounds."""
     partition = str(setting.get("partition._target_", "")).rsplit(".", 1)[-1]
-    parameters = [
-        f"{k[10:]} {_shown(v)}" for k, v in setting.items() if k.startswith("partition.") and k[10:] in _PARTED
-    ]
+    parameters = [f"{name} {_shown(setting[key])}" for key, name in _PARTED.items() if key in setting]
+    dynamic = " dynamic" if str(setting.get("participation.sampler._target_")).endswith("DynamicPopulation") else ""
     return (
         *(NAMES.get(name, name) for name in (str(setting.get("tags.data")), str(setting.get("tags.model")))),
-        f"{setting.get('participation.per_round')}/{setting.get('participation.num_clients', 'all')}",
-        " ".join([PARTITIONS.get(partition, partition), *parameters]).strip().replace("alpha", "α"),
+        f"{setting.get('participation.per_round')}/{setting.get('participation.num_clients', 'all')}{dynamic}",
+        " ".join(filter(None, [PARTITIONS.get(partition, partition), *parameters])),
         f"{setting.get('rounds')} rounds",
     )
 
 
-_PARTED = ("alpha", "classes_per_client")
-PARTITIONS = {"Dirichlet": "", "DirichletBalanced": "balanced", "IID": "i.i.d."}
+_PARTED = {"partition.alpha": "α", "partition.classes": "classes"}
+PARTITIONS = {"Dirichlet": "", "DirichletBalanced": "balanced", "IID": "i.i.d.", "ClassesPerClient": "",
+              "ByGroup": "natural"}  # fmt: skip
 
 
-def _federations(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+def federation_names(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What differs of :func:`federation_of`, of the data and of the model, and what else tells two of them apart."""
     parts = [federation_of(s) for s in settings]
     differ = [len(set(column)) > 1 for column in zip(*parts, strict=True)]
-    return [", ".join(part for part, told in zip(row, differ, strict=True) if told) for row in parts]
+    of_data = _differing(settings, [part[:2] for part in parts], lambda key: key.startswith(_DATA))
+    further = _differing(settings, parts, lambda key: key.startswith(("participation.", "partition.")))
+    return [
+        ", ".join([*compress(part, differ), *data, *more])
+        for part, data, more in zip(parts, of_data, further, strict=True)
+    ]
 
 
-def _methods(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+def method_names(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Beside the name, keys in which settings with the same data, model, algorithm and GC differ.
 
     Not those in which algorithms differ from each other: that FedACG's server has momentum is what FedACG is.
     """
+    tags = [tuple(s.get(tag) for tag in TAGS) for s in settings]
+    further = _differing(settings, tags, lambda key: not key.startswith(_TOLD))
+    return [", ".join([method_name(s), *more]) for s, more in zip(settings, further, strict=True)]
+
+
+def _differing(
+    settings: Sequence[Mapping[str, Any]], kinds: Sequence[tuple[Any, ...]], told: Callable[[str], bool]
+) -> list[list[str]]:
+    """For each setting, "key value" of the keys that ``told`` admits, it has, and settings of its kind differ in."""
     alike: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
-    for s in settings:
-        alike[tuple(s.get(tag) for tag in TAGS)].append(s)
-    names = []
-    for s in settings:
-        siblings = alike[tuple(s.get(tag) for tag in TAGS)]
-        keys = dict.fromkeys(key for t in siblings for key in t if not key.startswith(_TOLD))
-        differ = [k for k in keys if len({repr(t.get(k)) for t in siblings}) > 1]
-        names.append(", ".join([method_name(s), *(f"{_key(k)} {_shown(s.get(k))}" for k in differ)]))
-    return names
+    for s, kind in zip(settings, kinds, strict=True):
+        alike[kind].append(s)
+    keys = {
+        kind: [
+            key
+            for key in dict.fromkeys(key for s in siblings for key in s)
+            if told(key) and len({repr(s.get(key)) for s in siblings}) > 1
+        ]
+        for kind, siblings in alike.items()
+    }
+    return [
+        [f"{_key(k)} {_shown(s[k])}" for k in keys[kind] if k in s] for s, kind in zip(settings, kinds, strict=True)
+    ]
 
 
 def _key(key: str) -> str:
+    if key.startswith(_DATA):
+        return key.rpartition(".")[2]
     return SYMBOLS.get(key, key.removeprefix("methods.").removeprefix("client.optimizer."))
 
 
 def _shown(value: Any) -> str:
-    return "–" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:g}" if float(f"{value:g}") == value else repr(value)
+    return str(value)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import math
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ class Run:
     Attributes:
         columns: of ``metrics.csv``, NaN where a cell is empty; {} where nothing was measured.
         summary: ``summary.json``; {} where the run has not come to its end.
+        config: shared in parts with other runs: not to be written to.
         state: "finished"; "diverged": it came to its end, but its loss is not finite or no client of its last round
             sent finite numbers; "failed": an error ended it; "unfinished": it was stopped, or is still running.
         note: the rest in one sentence; "" for a finished run.
@@ -76,36 +77,71 @@ def find_runs(roots: Iterable[str | Path]) -> list[Run]:
     Raises:
         FileNotFoundError: a root is not there.
     """
-    found: set[Path] = set()
+    found = {folder.resolve() for folder, files in folders(roots) if is_run(files)}
+    return [read_run(folder) for folder in sorted(found)]
+
+
+def folders(roots: Iterable[str | Path]) -> Iterator[tuple[Path, list[str]]]:
+    """Every folder below the roots once, with the names of its files; through links, but not into runs nor ``.git``.
+
+    Raises:
+        FileNotFoundError: a root is not there.
+    """
+    entered: set[tuple[int, int]] = set()
     for root in map(Path, roots):
         if not root.is_dir():
             raise FileNotFoundError(
                 f"roots={root}: there is no such folder. Runs lie in logs/, or where hydra.run.dir put them."
             )
         for name, below, files in os.walk(root, followlinks=True):
-            if "config.yaml" in files and OVERRIDES in files:
-                found.add(Path(name).resolve())
-                below.clear()  # no run holds another; its checkpoints and events are many
-            below[:] = [b for b in below if not b.startswith(".")]
-    return [read_run(folder) for folder in sorted(found)]
+            place = Path(name).stat()
+            if (place.st_dev, place.st_ino) in entered:  # a link back up would go on for ever
+                below.clear()
+                continue
+            entered.add((place.st_dev, place.st_ino))
+            # No run holds another; its checkpoints and events are many.
+            below[:] = [] if is_run(files) else [b for b in below if not b.startswith(".")]
+            yield Path(name), files
+
+
+def is_run(files: Collection[str]) -> bool:
+    """Whether a folder with these files is a run's."""
+    return "config.yaml" in files and OVERRIDES in files
 
 
 def read_run(folder: Path) -> Run:
     """Reads one folder. A file that cannot be read makes the run a failed one, with the reason, never an error."""
-    config: Any = {}
-    overrides: Any = ()
+    config: Mapping[str, Any] = {}  # stays so where it has no rounds or seed: such a run is of no setting
+    overrides: tuple[str, ...] = ()
     try:
-        config = yaml.load((folder / "config.yaml").read_text(), Loader) or {}
+        settings = read_config((folder / "config.yaml").read_text())
+        planned, _ = int(settings["rounds"]), int(settings.get("seed", 0))
+        config = settings
         overrides = tuple(map(str, yaml.load((folder / OVERRIDES).read_text(), Loader) or ()))
-        summary = folder / "summary.json"
-        result = json.loads(summary.read_text()) if summary.is_file() else {}
+        path = folder / "summary.json"
+        summary = dict(json.loads(path.read_text())) if path.is_file() else {}
         columns = read_columns(folder / "metrics.csv")
-        planned = int(config["rounds"])
-    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
-        config = config if isinstance(config, Mapping) else {}
+        state, note = ending(folder, planned, summary, columns)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
         reason = f"its files cannot be read: {type(error).__name__}: {' '.join(str(error).split())}"
         return Run(folder, config, overrides, {}, {}, FAILED, reason)
-    return Run(folder, config, overrides, result, columns, *ending(folder, planned, result, columns))
+    return Run(folder, config, overrides, summary, columns, state, note)
+
+
+def read_config(text: str) -> Any:
+    """What YAML reads, but each block of the top level once: most are alike in all runs of a sweep."""
+    try:
+        blocks = [_block(block) for block in re.split(r"\n(?=[^\s#-])", text)]
+    except yaml.YAMLError:
+        blocks = [None]
+    if all(isinstance(block, dict) for block in blocks):
+        return {key: value for block in blocks for key, value in block.items()}
+    return yaml.load(text, Loader) or {}  # not as a run writes it
+
+
+@lru_cache(maxsize=4096)
+def _block(text: str) -> Any:
+    return yaml.load(text, Loader)
 
 
 def read_columns(path: Path) -> dict[str, Array]:
@@ -113,17 +149,21 @@ def read_columns(path: Path) -> dict[str, Array]:
     if not path.is_file():
         return {}
     text = path.read_text()
-    lines = text.splitlines() if text.endswith("\n") else text.splitlines()[:-1]
-    if len(lines) < 2:
+    header, _, body = text[: text.rfind("\n") + 1].partition("\n")
+    if not body:
         return {}
-    header, *rows = csv.reader(lines)
-    table = np.array([[float(cell) if cell else math.nan for cell in row] for row in rows], dtype=np.float64)
-    return {name: table[:, i] for i, name in enumerate(header)}
+    names = header.split(",")
+    # Not through csv: reading is most of a report's time. Two empty cells in a row need the second pass.
+    cells = f",{body}".replace("\n", ",").replace(",,", ",nan,").replace(",,", ",nan,").split(",")[1:-1]
+    if "round" not in names or len(cells) != body.count("\n") * len(names):
+        raise ValueError(f"{path.name} is no table with a column 'round' and as many cells in every line")
+    table = np.fromiter(map(float, cells), np.float64, len(cells)).reshape(-1, len(names))
+    return {name: table[:, i] for i, name in enumerate(names)}
 
 
 def ending(folder: Path, planned: int, summary: Mapping[str, Any], columns: Mapping[str, Array]) -> tuple[str, str]:
     """The state and the note of a run that was to train ``planned`` rounds."""
-    broken = divergence(columns)
+    broken = divergence(summary, columns)
     if summary and int(summary.get("rounds", 0)) >= planned:
         return (DIVERGED, broken) if broken else (FINISHED, "")
     where = f"after round {last_round(columns)} of {planned}"
@@ -134,8 +174,8 @@ def ending(folder: Path, planned: int, summary: Mapping[str, Any], columns: Mapp
     return UNFINISHED, f"{where}; {broken}" if broken else where
 
 
-def divergence(columns: Mapping[str, Array]) -> str:
-    """Why a run with these columns counts as diverged; "" if it does not."""
+def divergence(summary: Mapping[str, Any], columns: Mapping[str, Array]) -> str:
+    """Why a run with this summary and these columns counts as diverged; "" if it does not."""
     if not columns:
         return ""
     rounds, missing = columns["round"], np.full_like(columns["round"], np.nan)
@@ -148,6 +188,8 @@ def divergence(columns: Mapping[str, Array]) -> str:
     tested = ~np.isnan(loss) | ~np.isnan(columns.get("test/acc", missing))
     if tested.any() and not np.isfinite(loss[tested][-1]):
         return f"the test loss of round {rounds[tested][-1]:.0f} is not finite"
+    if summary.get("test/loss", 0.0) is None:  # of a regression, which has no accuracies
+        return "its last test loss is not finite"
     return ""
 
 
