@@ -1,14 +1,20 @@
-# make demo | make test | make lint | make lock     (PYTHON=python3.12 chooses the interpreter)
+# make demo | make test | make report | make lint | make docs | make lock     (PYTHON=python3.12 chooses the interpreter)
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test lint lock clean
+.PHONY: demo test report lint docs lock clean
 
 demo: .venv/.installed  ## GC-Fed on scikit-learn's digits: 5 of 20 clients a round
 	$(BIN)/python src/train.py
 
 test: .venv/.installed  ## the whole test suite
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+
+report: .venv/.installed  ## tables, figures and a page of all runs below logs/
+	$(BIN)/python src/report.py
+
+docs: .venv/.installed  ## docs/configuration.md from the YAML files
+	$(BIN)/python -m gcfed.utils.reference
 
 lint: .venv/.installed
 	$(BIN)/ruff check .

@@ -64,7 +64,8 @@ def plain_loop(
     stores = stores or ClientStores()
     aggregators = [aggregator := aggregator or MeanAggregator(), *(deepcopy(aggregator) for _ in range(world - 1))]
     loop = SimpleNamespace(
-        solver=solver, aggregator=aggregators[0], stores=stores, methods=methods, data=data, rounds=rounds
+        solver=solver, aggregator=aggregators[0], stores=stores, methods=methods, data=data, rounds=rounds,
+        sampler=SimpleNamespace(per_round=cohort_of),
     )  # fmt: skip
     methods = loop.methods = sorted(methods, key=lambda m: (isinstance(m, Metric), m.place))
     for m in methods:

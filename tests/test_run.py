@@ -178,7 +178,8 @@ def test_checkpoints_are_plain_and_the_model_is_exported(config, tmp_path):
 def test_the_run_folder(config, tmp_path):
     result = run(config, tmp_path, "run", *FAST, "extras.figures=true", "logger=default")
     folder = tmp_path / "run"
-    for name in ("metrics.csv", "config.yaml", "summary.json", "partition.npz", "curves.png", "partition.png"):
+    written = ("metrics.csv", "config.yaml", "summary.json", "curves.png", "partition.png")
+    for name in (*written, "partition.npz", "label_counts.npz"):
         assert (folder / name).stat().st_size > 100, name
     assert list((folder / "tensorboard").glob("events.out.tfevents.*"))
     rows = read_rows(folder / "metrics.csv")

@@ -26,7 +26,6 @@ from gcfed.checkpoints import (
     existing,
     load_checkpoint,
     load_weights,
-    plain,
     resume_from,
 )
 from gcfed.federated.loop import FederatedLoop
@@ -35,11 +34,13 @@ from gcfed.federated.strategy import can_fork
 from gcfed.methods.base import FederatedMethod
 from gcfed.metrics.relative_error import relative_error
 from gcfed.models.module import FederatedModule
+from gcfed.report.label_counts import label_counts
 from gcfed.utils.cpu import cores, keep_freed_memory, present_memory
+from gcfed.utils.failure import failure_recorded
+from gcfed.utils.hyperparameters import hyperparameters
 from gcfed.utils.instantiate import build, build_all
 from gcfed.utils.resolvers import OVERRIDES, one_of_several
 from gcfed.utils.rng import torch_seed
-from gcfed.utils.settings import IDENTITY
 
 log = logging.getLogger(__name__)
 logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # tips and device lists; errors still come through
@@ -123,17 +124,23 @@ def train(cfg: DictConfig) -> RunResult:
         cfg.trainer, **spread(cfg.trainer, loop, module, data.num_test), callbacks=callbacks, logger=loggers
     )
 
-    if trainer.is_global_zero:  # from here on the settings are accepted
-        write_inputs(cfg, data, folder)
-        log.info(describe(module, data, loop, methods, trainer))
-    for logger in loggers:
-        logger.log_hyperparams(plain(cfg, IDENTITY))
-    trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True)
+    with failure_recorded(folder, write=trainer.is_global_zero):  # from here on the settings are accepted
+        if trainer.is_global_zero:
+            write_inputs(cfg, data, folder)
+            if checkpoint is None:
+                (folder / "summary.json").unlink(missing_ok=True)  # of a run that was here before
+            log.info(describe(module, data, loop, methods, trainer))
+        for logger in loggers:
+            logger.log_hyperparams(hyperparameters(cfg))
+        trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True)
 
-    if trainer.is_global_zero:
-        from gcfed.report.summary import write_summary  # matplotlib: only once the run is done
+        if trainer.is_global_zero:
+            from gcfed.report.summary import write_summary  # matplotlib: only once the run is done
 
-        write_summary(folder, data, targets=cfg.targets, figures=cfg.extras.figures, processes=trainer.world_size)
+            write_summary(
+                folder, data, targets=cfg.targets, figures=cfg.extras.figures, processes=trainer.world_size,
+                loggers=loggers,
+            )  # fmt: skip
     metrics = {k: float(v) for k, v in {**trainer.callback_metrics, **loop.last_row}.items()}
     return RunResult(folder, metrics, module, trainer, loop)
 
@@ -159,6 +166,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
 
 def check(cfg: DictConfig) -> None:
     """Refuses what cannot work before anything is built."""
+    refuse_sweeps()
     for key in ("precision", "trainer.precision"):
         precision = OmegaConf.select(cfg, key)
         if precision not in PRECISIONS:
@@ -185,13 +193,27 @@ def check(cfg: DictConfig) -> None:
         raise ValueError("-m with trainer=ddp would start a sweep in every process: give each job a command.")
 
 
+def refuse_sweeps() -> None:
+    """Refuses a study or a search that was composed as a run: with ``-m`` their sweepers make the runs."""
+    if not HydraConfig.initialized():
+        return
+    hydra = HydraConfig.get()
+    study, search = (hydra.runtime.choices.get(group) for group in ("study", "hparams_search"))
+    if study is not None:  # the jobs of a study are composed without it
+        raise ValueError(f"study={study} is a sweep of its own: python src/train.py -m study=<one of configs/study> …")
+    if search is not None and hydra.mode != RunMode.MULTIRUN:
+        raise ValueError(f"hparams_search={search} is a sweep: python src/train.py -m hparams_search={search} …")
+
+
 def write_inputs(cfg: DictConfig, data: Any, folder: Path) -> None:
     """What the run was made of: its config, the overrides it is found again by, its partition."""
     folder.mkdir(parents=True, exist_ok=True)
     OmegaConf.save(cfg, folder / "config.yaml", resolve=True)
-    if HydraConfig.initialized():
-        OmegaConf.save(HydraConfig.get().overrides.task, folder / OVERRIDES)
+    overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else []  # from Python there are none
+    OmegaConf.save(OmegaConf.create(list(overrides)), folder / OVERRIDES)
     data.partition.save(folder / "partition.npz")
+    if (held := label_counts(data)) is not None:
+        held.save(folder)
 
 
 def build_methods(cfg: DictConfig) -> list[FederatedMethod]:

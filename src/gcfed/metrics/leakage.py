@@ -35,6 +35,7 @@ from gcfed.attacks.dlg import OPTIMIZERS, invert_gradient
 from gcfed.federated.round import Round
 from gcfed.federated.stack import Params
 from gcfed.metrics.base import Metric, as_sent
+from gcfed.utils.pictures import show
 from gcfed.utils.rng import generator, torch_seed
 
 LR = {"lbfgs": 1.0, "adam": 0.1}
@@ -170,6 +171,7 @@ class Leakage(Metric):
         below = [f"MSE {m:.4f}, {p:.1f} dB" for m, p in zip(mse_B.tolist(), psnr_B.tolist(), strict=True)]
         path = self.folder / f"leakage_round_{round.index + 1}.png"
         plot_recovered(original.float().cpu().numpy(), recovered.float().cpu().numpy(), above, below, path)
+        show(self.module.trainer.loggers, "leakage", path, round.index + 1)
 
 
 def nearest(original: Tensor, recovered: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
 from gcfed.metrics.convergence import smooth
+from gcfed.report.label_counts import evenly
 from gcfed.report.style import BLACK, BLUE, GREY, VERMILION, save, styled
 
 Rows = Sequence[Mapping[str, Any]]
@@ -98,7 +99,13 @@ def _dot(rounds: Array) -> str | None:
 
 @styled
 def plot_partition(
-    label_counts: ArrayLike, path: str | Path, title: str | None = None, max_clients: int = 50
+    label_counts: ArrayLike,
+    path: str | Path,
+    title: str | None = None,
+    max_clients: int = 50,
+    *,
+    clients: ArrayLike | None = None,
+    of: int | None = None,
 ) -> Figure:
     """Draw how many samples of each class each client holds, as GC-Fed's Figure 5; write and return the figure.
 
@@ -109,49 +116,67 @@ def plot_partition(
         path: where the picture goes.
         title: goes above the picture.
         max_clients: of more clients than this only so many are drawn, evenly spaced by their ids.
+        clients: their ids, [N], where the rows are some of ``of`` clients.
     """
     counts_NC = np.asarray(label_counts)
     if counts_NC.ndim != 2 or not counts_NC.size:
         raise ValueError(f"label_counts has shape {counts_NC.shape}; give one row a client and one column a class")
     num_clients, num_classes = counts_NC.shape
-    shown = np.unique(np.arange(max_clients) * num_clients // max_clients)
+    shown = evenly(num_clients, max_clients)
     counts_SC = counts_NC[shown]
+    ids = shown if clients is None else np.asarray(clients)[shown]
+    num_clients = of or num_clients
     cell = np.array([np.clip(10 / len(shown), 0.2, 0.5), np.clip(6 / num_classes, 0.045, 0.32)])  # inches
     width, height = np.maximum(cell * counts_SC.shape, [3.0, 1.8])
 
     figure = Figure(figsize=(width + 1.8, height + 1.9))
     bars, bubbles = figure.subplots(2, 1, sharex=True, height_ratios=[1, height])
-    bars.bar(range(len(shown)), counts_SC.sum(axis=1), color=GREY, width=0.7)
+    draw_sizes(bars, counts_SC)
     bars.set(ylabel="samples", title=title)
-    bars.grid(axis="x", visible=False)
-    bars.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
-    bars.yaxis.set_major_formatter("{x:,.0f}")
 
-    _draw_bubbles(bubbles, counts_SC, cell)
-    ticks = _ticks(len(shown))
-    bubbles.set_xticks(ticks, [str(i) for i in shown[ticks]])
-    bubbles.set_yticks(_ticks(num_classes))
+    largest = int(counts_SC.max()) or 1
+    draw_bubbles(bubbles, counts_SC, largest=largest, diameter=bubble_size(counts_SC, cell, largest=largest))
+    place = ticks(len(shown))
+    bubbles.set_xticks(place, [str(i) for i in ids[place]])
+    bubbles.set_yticks(ticks(num_classes))
     subset = "" if len(shown) == num_clients else f" ({len(shown)} of {num_clients:,}, evenly spaced)"
-    bubbles.set(xlabel=f"client{subset}", ylabel="class", xlim=(-0.7, len(shown) - 0.3), ylim=(-0.8, num_classes - 0.2))
+    bubbles.set(xlabel=f"client{subset}", ylabel="class")
     save(figure, path)
     return figure
 
 
-def _draw_bubbles(axes: Axes, counts_SC: Array, cell: Array) -> None:
-    """Scatter the counts in cells of so many inches, with a legend of up to three sizes."""
+def draw_sizes(axes: Axes, counts_SC: Array) -> None:
+    """Bars of how many samples each client holds."""
+    axes.bar(range(len(counts_SC)), counts_SC.sum(axis=1), color=GREY, width=0.7)
+    axes.grid(axis="x", visible=False)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
+    axes.yaxis.set_major_formatter("{x:,.0f}")
+
+
+def bubble_size(counts_SC: Array, cell: Array, *, largest: int) -> float:
+    """The diameter in points (1/72 inch) of the bubble of ``largest`` samples, in cells of so many inches.
+
+    As large as can be without two neighbours overlapping, within 0.14 and 0.5 inches.
+    """
+    radii_SC = np.sqrt(counts_SC / largest) / 2
+    gaps = [(radii_SC[1:] + radii_SC[:-1]).max(initial=0), (radii_SC[:, 1:] + radii_SC[:, :-1]).max(initial=0)]
+    return float(72 * np.clip(min(cell / np.maximum(gaps, 1e-9)), 0.14, 0.5))
+
+
+def draw_bubbles(axes: Axes, counts_SC: Array, *, largest: int, diameter: float, legend: bool = True) -> None:
+    """Scatter the counts, that of ``largest`` so many points wide, with a legend of up to three sizes."""
+    num_clients, num_classes = counts_SC.shape
+    axes.set(xlim=(-0.7, num_clients - 0.3), ylim=(-0.8, num_classes - 0.2))
     clients, classes = counts_SC.nonzero()
     if not len(clients):
         return
-    largest = counts_SC.max()
-    # As large as can be without two neighbours overlapping, within 0.14 and 0.5 inches.
-    radii_SC = np.sqrt(counts_SC / largest) / 2
-    gaps = [(radii_SC[1:] + radii_SC[:-1]).max(initial=0), (radii_SC[:, 1:] + radii_SC[:, :-1]).max(initial=0)]
-    diameter = 72 * np.clip(min(cell / np.maximum(gaps, 1e-9)), 0.14, 0.5)  # points
 
     def draw(x: Array, y: Array, counts: Array) -> PathCollection:
         return axes.scatter(x, y, s=counts / largest * diameter**2, color=BLUE, alpha=0.85, linewidths=0, clip_on=False)
 
     draw(clients, classes, counts_SC[clients, classes])
+    if not legend:
+        return
     examples = sorted({_round_down(largest / fraction) for fraction in (1, 4, 20)}, reverse=True)
     axes.legend(
         [draw(np.empty(0), np.empty(0), np.array([n])) for n in examples],
@@ -170,6 +195,6 @@ def _round_down(x: float) -> int:
     return max(power * digit for digit in (1, 2, 5) if power * digit <= max(x, 1))
 
 
-def _ticks(n: int, most: int = 20) -> Array:
+def ticks(n: int, most: int = 20) -> Array:
     """At most ``most`` evenly spaced positions among n."""
     return np.arange(0, n, -(-n // most))

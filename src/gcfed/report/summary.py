@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,39 +13,74 @@ from rich.console import Console
 from rich.table import Table
 
 from gcfed.metrics.convergence import summarize
+from gcfed.report.label_counts import label_counts
+from gcfed.report.runs import divergence, read_columns
 from gcfed.utils.csv_logger import read_rows
 from gcfed.utils.files import replacing
+from gcfed.utils.pictures import show
 
 if TYPE_CHECKING:
+    from lightning.pytorch.loggers import Logger
+
     from gcfed.data.datamodule import FederatedDataModule
 
 
 def write_summary(
-    folder: Path, data: FederatedDataModule, *, targets: Sequence[float], figures: bool, processes: int = 1
+    folder: Path,
+    data: FederatedDataModule,
+    *,
+    targets: Sequence[float],
+    figures: bool,
+    processes: int = 1,
+    loggers: Sequence[Logger] = (),
 ) -> dict[str, Any]:
     """Reads the run's ``metrics.csv`` back, prints and writes its summary; returns what ``summary.json`` holds.
 
-    ``processes`` are those among which the clients were dealt.
+    ``processes`` are those among which the clients were dealt, ``loggers`` those that were told of the rounds.
     """
     rows = read_rows(folder / "metrics.csv")
     if not rows:
         return {}
     result = summary_of(rows, targets, processes)
+    # JSON has neither NaN nor infinity, the loss of a model that diverged.
+    plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in result.items()}
     with replacing(folder / "summary.json") as temporary:
-        # JSON has neither NaN nor infinity, the loss of a model that diverged.
-        plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in result.items()}
         temporary.write_text(json.dumps(plain, indent=2, allow_nan=False) + "\n")
     if figures:
-        from gcfed.report.figures import plot_curves, plot_partition
+        from gcfed.report.figures import plot_curves
 
-        assert data.partition is not None
         plot_curves(rows, folder / "curves.png")
-        if data.labels.dtype.kind == "i":  # there are classes to draw
-            clients = np.arange(min(data.num_clients, 50)) * max(1, data.num_clients // 50)
-            counts = data.partition.label_counts(data.labels, data.num_classes, clients=clients)
-            plot_partition(counts, folder / "partition.png", title=f"{data.dataset.name}, {data.partitioner}")
+        show(loggers, "curves", folder / "curves.png", result["rounds"])
+        if not (folder / "partition.png").is_file():
+            draw_partition(folder, data)
+    success = not divergence(plain, read_columns(folder / "metrics.csv"))
+    for logger in loggers:
+        if hasattr(logger, "log_summary"):
+            logger.log_summary(last_figures(result, rows[-1]), result["rounds"], success=success)
     _print(result, folder)
     return result
+
+
+def draw_partition(folder: Path, data: FederatedDataModule) -> Path | None:
+    """Draws ``partition.png`` and returns its path; None where there are no classes to draw."""
+    from gcfed.report.figures import plot_partition
+
+    if (held := label_counts(data)) is None:
+        return None
+    title = f"{data.dataset.name}, {data.partitioner}"
+    plot_partition(held.counts, folder / "partition.png", title, clients=held.clients, of=held.of)
+    return folder / "partition.png"
+
+
+def last_figures(result: Mapping[str, Any], last_row: Mapping[str, float]) -> dict[str, float]:
+    """What a comparison of runs shows beside the ends of their curves: those figures of the summary that are no curve.
+
+    ``test/rounds_to_<t>`` and ``test/rounds_to_<t>_ema`` are there for the targets that were reached.
+    """
+    figures = {name: value for name, value in result.items() if name.startswith("test/")}
+    for key, end in (("rounds_to_target", ""), ("rounds_to_target_ema", "_ema")):
+        figures |= {f"test/rounds_to_{t}{end}": r for t, r in result[key].items() if r is not None}
+    return {name: float(v) for name, v in figures.items() if name not in last_row and math.isfinite(v)}
 
 
 def summary_of(rows: Sequence[dict[str, float]], targets: Sequence[float], processes: int = 1) -> dict[str, Any]:

@@ -87,8 +87,13 @@ def sweep_dir(base: str, ckpt_path: str | None) -> str:
     return str(Path(base) / datetime.now().strftime("multirun_%Y-%m-%d_%H-%M-%S"))
 
 
+def changes_results(override: str) -> bool:
+    """Whether this override changes what a run computes, and not only how long, where or how closely watched."""
+    return not override.lstrip("+~").startswith(_FREE)
+
+
 def _identity(overrides: list[str] | None) -> list[str]:
-    return sorted(o for o in overrides or [] if not o.lstrip("+~").startswith(_FREE))
+    return sorted(o for o in overrides or [] if changes_results(o))
 
 
 def all_devices(accelerator: str) -> int:

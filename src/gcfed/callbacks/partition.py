@@ -1,0 +1,42 @@
+"""How the data lie on the clients, to be seen while the run goes on."""
+
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, Trainer
+
+from gcfed.federated.loop import FederatedLoop
+from gcfed.utils.instantiate import flag
+from gcfed.utils.pictures import show
+
+
+class PartitionPicture(Callback):
+    """Draws ``partition.png`` once the first round is over, so that the run begins no later for it.
+
+    Args:
+        folder: of the run.
+        draw: whether to.
+    """
+
+    def __init__(self, folder: str, draw: bool = True) -> None:
+        self.folder, self.wanted = Path(folder), flag("callbacks.partition.draw", draw)
+
+    def on_train_start(self, trainer: Trainer, *_: Any) -> None:
+        known = trainer.global_step > 0 and (self.folder / "partition.png").is_file()
+        self.wanted = self.wanted and trainer.is_global_zero and not known
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if not FederatedLoop.of(trainer).tested(trainer.global_step):
+            self._draw(trainer)
+
+    def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._draw(trainer)
+
+    def _draw(self, trainer: Trainer) -> None:
+        if self.wanted:
+            from gcfed.report.summary import draw_partition
+
+            self.wanted = False
+            if path := draw_partition(self.folder, trainer.datamodule):  # type: ignore[attr-defined]
+                show(trainer.loggers, "partition", path, 0)

@@ -1,0 +1,292 @@
+"""The loss around three clients of a round: FedACG's Figure 2(a).
+
+w₁, w₂ and w₃ are the local models of the first three clients of the cohort, by id, whose training stayed finite. They
+span a plane with its origin in w₁, its first axis along w₂ − w₁ and the second one, in the same unit (Euclidean
+distance over all parameters), across it towards w₃. On this plane the network is evaluated at the nodes of a square
+grid. The broadcast model and the new global one lie off the plane: they are marked where they project to, and their
+losses and their distances from the plane stand in the file. Floating-point buffers follow the same combinations as the
+parameters.
+
+The paper's figure is of the training loss: ``split=train`` takes training samples of all clients, ``test``, the
+default, those that the runs are tested on. ``surface_round_<t>.npz`` holds
+
+==============================  =======================================================================================
+``x``, ``y`` ``[G]``            the grid's axes
+``loss``, ``acc`` ``[G, G]``    at y (row) and x (column); ``acc`` only where there are classes
+``names`` ``[6]``               ``client <id>`` three times, ``mean`` (of the three), ``broadcast``, ``global``
+``points`` ``[6, 2]``           where they lie, x and y
+``point_loss``, ``point_acc``   ``[6]``, of the models themselves
+``distance`` ``[6]``            from the plane
+``round``                       rounds finished
+==============================  =======================================================================================
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gcfed.federated.aggregate import finite_clients
+from gcfed.federated.round import Round
+from gcfed.federated.stack import ClientStack, Params, broadcast_state
+from gcfed.federated.strategy import place
+from gcfed.federated.swap import Swap
+from gcfed.metrics.base import Metric, client_state, dot
+from gcfed.metrics.clients import AT_ONCE
+from gcfed.utils.files import replacing
+from gcfed.utils.instantiate import flag
+from gcfed.utils.pictures import show
+from gcfed.utils.rng import generator
+
+log = logging.getLogger(__name__)
+SPLITS = ("test", "train")
+THREE = 3
+
+
+class Surface(Metric):
+    """Saves ``surface_round_<t>.npz``, and a picture of it; adds nothing to the rows of metrics.
+
+    A measured round costs grid² + 6 passes over the samples, dealt to the processes. Three local models are kept until
+    the round is over, on the CPU.
+
+    Args:
+        folder: where files go.
+        every: rounds between two measurements.
+        grid: G, nodes along each side of the square.
+        margin: what the square leaves free around the six points on each side, in parts of their extent.
+        samples: on which the loss is measured, drawn once by the run's seed; null: all.
+        split: ``test`` or ``train``, of which they are.
+        figures: whether to draw ``surface_round_<t>.png``.
+
+    Raises:
+        ValueError: a number out of its range; at ``validate``, a cohort of fewer than three.
+    """
+
+    name = "surface"
+
+    def __init__(
+        self,
+        folder: str,
+        every: int = 100,
+        grid: int = 21,
+        margin: float = 0.25,
+        samples: int | None = 500,
+        split: str = "test",
+        figures: bool = True,
+    ) -> None:
+        super().__init__(every)
+        self.folder, self.grid, self.margin = Path(folder), self.at_least_one("grid", grid), margin
+        self.samples = None if samples is None else self.at_least_one("samples", samples)
+        self.split, self.figures = split, flag("metrics.surface.figures", figures)
+        if grid < 2:
+            raise ValueError(f"metrics.surface.grid={grid} must be at least 2: the corners of the square.")
+        if not margin >= 0:
+            raise ValueError(f"metrics.surface.margin={margin} must not be negative.")
+        if split not in SPLITS:
+            raise ValueError(f"metrics.surface.split={split!r} is unknown: choose {' or '.join(SPLITS)}.")
+
+    def validate(self, loop, module) -> None:  # type: ignore[no-untyped-def]
+        super().validate(loop, module)
+        if loop.sampler.per_round < THREE:
+            raise ValueError(
+                f"metrics=surface lays a plane through three clients' models, and "
+                f"participation.per_round={loop.sampler.per_round}: take 3 or more, or leave surface out of metrics."
+            )
+        self.module, self.data = module, loop.data
+
+    def on_broadcast(self, round: Round) -> None:
+        if self.due(round):
+            self._held: dict[int, Params] = {}  # client → its model: the first three of those that were seen here
+
+    @torch.no_grad()
+    def on_clients_end(self, stack: ClientStack, round: Round) -> None:
+        if not self.due(round):
+            return
+        finite = finite_clients(stack.full).tolist()
+        for row in np.argsort(stack.clients):
+            client = int(stack.clients[row])
+            if not finite[row] or (len(self._held) == THREE and client > max(self._held)):
+                continue
+            if len(self._held) == THREE:
+                del self._held[max(self._held)]
+            self._held[client] = {name: t.to("cpu", copy=True) for name, t in client_state(stack, row).items()}
+
+    @torch.no_grad()
+    def on_round_end(self, row: dict[str, Any], round: Round) -> None:
+        if not self.due(round):
+            return
+        found = self._measure(round)
+        self._held = {}
+        if place()[0] != 0:
+            return
+        if not found:
+            log.warning("round %d: no three finite local models that span a plane; no loss surface", round.index + 1)
+            return
+        path = self.folder / f"surface_round_{round.index + 1}.npz"
+        with replacing(path) as temporary:
+            np.savez(temporary, **found)  # type: ignore[arg-type]
+        if self.figures:
+            from gcfed.report.surface import plot_surface  # matplotlib: only in the rounds that draw
+
+            picture = path.with_suffix(".png")
+            plot_surface(found, picture)
+            trainer = getattr(self.module, "trainer", None)
+            show(trainer.loggers if trainer else (), "surface", picture, round.index + 1)
+
+    def _measure(self, round: Round) -> dict[str, np.ndarray]:
+        """What the file holds; {} where there is no plane. Every process takes its part in it and has all of it."""
+        models = self._three(round)
+        if not models:
+            return {}
+        rank, world = place()
+        net, task = self.module.net, self.module.task
+        device = next(net.parameters()).device
+        samples, swap = list(self._samples(round.seed, device)), Swap(net)
+        columns = ("loss", "acc") if task.has_classes else ("loss",)
+        scores = torch.zeros(6 + self.grid**2, len(columns), dtype=torch.float64, device=device)
+
+        def score(i: int, state: Params) -> None:
+            labels = 0
+            with swap.holding({name: t.to(device) for name, t in state.items()}):
+                for x, y in samples:
+                    out = net(x)
+                    sums = [task.losses(out, y).sum(dtype=torch.float64)]
+                    if task.has_classes:
+                        sums.append((out.argmax(-1) == y).sum())
+                    scores[i] += torch.stack(sums)
+                    labels += task.real(y).sum()
+            scores[i] /= labels
+
+        training = net.training
+        net.eval()
+        try:
+            beside = [round.start, broadcast_state(net)]
+            for i, known in zip((0, 1, 2, 4, 5), [*models.values(), *beside], strict=True):
+                if i % world == rank:
+                    score(i, known)
+            plane = Plane(list(models.values()), self.names)
+            if plane.is_flat:
+                return {}
+            points = np.array([*plane.corners, plane.corners.mean(0), *map(plane.project, beside)])
+            x, y = square(points[:, :2], self.grid, self.margin)
+            nodes = dict(enumerate(((a, b) for b in y for a in x), start=6))
+            nodes[3] = tuple(points[3, :2])  # their mean
+            for i, (a, b) in nodes.items():
+                if i % world == rank:
+                    score(i, plane.at(float(a), float(b)))
+        finally:
+            net.train(training)
+        (scores,) = round.reduce([scores])
+        found = {
+            "round": np.array(round.index + 1),
+            "split": np.array(self.split),
+            "x": x,
+            "y": y,
+            "names": np.array([*(f"client {client}" for client in models), "mean", "broadcast", "global"]),
+            "points": points[:, :2],
+            "distance": points[:, 2],
+        }
+        for name, values in zip(columns, scores.T.cpu().numpy(), strict=True):
+            found |= {name: values[6:].reshape(self.grid, self.grid), f"point_{name}": values[:6]}
+        return found
+
+    def _three(self, round: Round) -> dict[int, Params]:
+        """The models of the first three clients, wherever they were trained, on the CPU; {} where there are fewer."""
+        cohort = sorted(round.cohort.tolist())
+        like = round.start
+        held = torch.tensor([float(client in self._held) for client in cohort], device=next(iter(like.values())).device)
+        (held,) = round.reduce([held])
+        chosen = [client for client, known in zip(cohort, held.tolist(), strict=True) if known][:THREE]
+        if len(chosen) < THREE:
+            return {}
+        models = {client: self._held.pop(client, {}) for client in chosen}
+        self._held = {}
+        if place()[1] > 1:
+            for client, model in models.items():
+                sent = [model[name].to(t.device) if model else torch.zeros_like(t) for name, t in like.items()]
+                models[client] = {name: t.cpu() for name, t in zip(like, round.reduce(sent), strict=True)}
+        return models
+
+    def _samples(self, seed: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+        """The samples of every measurement, in parts."""
+        total = self.data.num_test if self.split == "test" else len(self.data.labels)
+        chosen = np.arange(total)
+        if self.samples is not None and self.samples < total:
+            chosen = np.sort(generator(seed, "surface").choice(total, self.samples, replace=False))
+        for part in np.split(chosen, range(AT_ONCE, len(chosen), AT_ONCE)):
+            if self.split == "train":
+                yield self.data.fetch(torch.as_tensor(part, device=device), None)
+            else:
+                x, y = zip(*(self.data.fetch_test((i, i + 1)) for i in part.tolist()), strict=True)
+                yield torch.cat(x), torch.cat(y)
+
+
+class Plane:
+    """The plane through three models: origin in the first, orthonormal axes by Gram–Schmidt, lengths over parameters.
+
+    Args:
+        models: three of them, name → ``[*shape]``, on the CPU; the plane takes over their memory.
+        names: of the parameters. All other tensors follow the same combinations.
+
+    Attributes:
+        corners: where the models lie, ``[3, 3]``: x, y, and 0 for the distance from the plane.
+        is_flat: whether they lie on a line, or in one point.
+    """
+
+    def __init__(self, models: list[Params], names: list[str]) -> None:
+        self.origin, self.across, self.up = models
+        self.names = names
+        for axis in (self.across, self.up):
+            for name, t in axis.items():
+                t.sub_(self.origin[name])
+        width = self._to_unit(self.across)
+        lean = 0.0
+        for _ in range(2):  # the second time takes what rounding has left
+            along = dot(self._params(self.up), self._params(self.across)).item()
+            for name, t in self.up.items():
+                t.sub_(self.across[name], alpha=along)
+            lean += along
+        height = self._to_unit(self.up)
+        self.corners = np.array([(0.0, 0.0, 0.0), (width, 0.0, 0.0), (lean, height, 0.0)])
+        noise = 10 * torch.finfo(self.origin[names[0]].dtype).eps
+        self.is_flat = not height > noise * np.hypot(width, lean)
+
+    def at(self, x: float, y: float) -> Params:
+        """The model at a point of the plane."""
+        return {name: t.add(self.across[name], alpha=x).add_(self.up[name], alpha=y) for name, t in self.origin.items()}
+
+    def project(self, state: Params) -> tuple[float, float, float]:
+        """Where a model projects to, and its distance from there; NaN for one that is not finite."""
+        apart = {name: state[name].cpu() - self.origin[name] for name in self.names}
+        x, y = (dot(apart, axis).item() for axis in (self.across, self.up))
+        for name, t in apart.items():
+            t.sub_(self.across[name], alpha=x).sub_(self.up[name], alpha=y)
+        distance = dot(apart, apart).sqrt().item()
+        return (x, y, distance) if np.isfinite(distance) else (np.nan, np.nan, np.nan)
+
+    def _params(self, tensors: Params) -> Params:
+        return {name: tensors[name] for name in self.names}
+
+    def _to_unit(self, axis: Params) -> float:
+        """Scales an axis to length 1; returns the length that it had."""
+        length = dot(self._params(axis), axis).sqrt().item()
+        for t in axis.values():
+            t.div_(length or 1.0)
+        return length
+
+
+def square(points: np.ndarray, grid: int, margin: float) -> tuple[np.ndarray, np.ndarray]:
+    """The nodes ``[grid]`` on x and y of the square around points ``[P, 2]``, those that are NaN left out.
+
+    Its side is the larger extent of the points, and ``margin`` times that on both ends.
+    """
+    low, high = np.nanmin(points, axis=0), np.nanmax(points, axis=0)
+    half = (0.5 + margin) * (high - low).max()
+    x, y = (np.linspace(centre - half, centre + half, grid) for centre in (low + high) / 2)
+    return x, y

@@ -1,0 +1,57 @@
+"""``label_counts.npz``: how many samples of each class some clients of a run hold, small whatever the federation."""
+
+from __future__ import annotations
+
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gcfed.utils.files import replacing
+
+if TYPE_CHECKING:
+    from gcfed.data.datamodule import FederatedDataModule
+
+LABEL_COUNTS = "label_counts.npz"
+
+
+@dataclass(frozen=True, eq=False)
+class LabelCounts:
+    """clients: ids [S].  counts: integers [S, C], samples of class c on client s.  of: clients in all."""
+
+    clients: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    of: int
+
+    def save(self, folder: Path) -> None:
+        """Write the file into a run's folder."""
+        with replacing(folder / LABEL_COUNTS) as temporary, temporary.open("wb") as file:
+            np.savez(file, clients=self.clients, counts=self.counts, of=self.of)
+
+    @classmethod
+    def load(cls, folder: Path) -> LabelCounts | None:
+        """Read it back; None where a run's folder has none, or none that can be read."""
+        try:
+            with np.load(folder / LABEL_COUNTS) as file:
+                found = cls(file["clients"], file["counts"], int(file["of"]))
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+            return None
+        return found if found.counts.ndim == 2 and len(found.counts) == len(found.clients) > 0 else None
+
+
+def label_counts(data: FederatedDataModule) -> LabelCounts | None:
+    """Of up to 50 clients, evenly spaced; None where labels are no classes."""
+    if data.labels.dtype.kind != "i":
+        return None
+    assert data.partition is not None
+    clients = evenly(data.num_clients, 50)
+    counts = data.partition.label_counts(data.labels, data.num_classes, clients=clients)
+    return LabelCounts(clients, counts, data.num_clients)
+
+
+def evenly(n: int, most: int) -> NDArray[np.int64]:
+    """At most ``most`` of the ids 0 to n − 1, evenly spaced."""
+    return np.unique(np.arange(most) * n // most)

@@ -1,0 +1,408 @@
+"""The loss on the plane through three local models, against NumPy and against whole runs."""
+
+import copy
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+
+import matplotlib.image
+import numpy as np
+import pytest
+import torch
+from conftest import ArrayData, random_federation
+from harness import plain_loop, sgd
+from omegaconf import open_dict
+from recording import EXACT, NAN_CLIENT, Recorder
+from torch import nn
+
+from gcfed.federated.strategy import place
+from gcfed.methods.base import FederatedMethod
+from gcfed.metrics import surface
+from gcfed.metrics.surface import Plane, Surface, square
+from gcfed.run import train
+from gcfed.tasks import CLASSIFICATION, SquaredError
+from gcfed.utils.csv_logger import read_rows
+from gcfed.utils.resolvers import ROOT
+
+GRID = 5
+TINY = (
+    "model.hidden=[12]", "gc.boundary=fc2", "rounds=3", "participation.num_clients=5", "participation.per_round=3",
+    "client.epochs=1", "client.batch_size=8", "data.limit_train=120", "data.limit_test=40", "precision=64-true",
+)  # fmt: skip
+SURFACE = ("metrics=surface", "metrics.surface.every=2", f"metrics.surface.grid={GRID}")
+
+
+class WithTest(ArrayData):
+    """A test split of its own; labels are classes, or vectors."""
+
+    num_test = 30
+
+    def __init__(self, data, vectors=False):
+        g = torch.Generator().manual_seed(3)
+        y = torch.randn(len(data.y), 4, generator=g, dtype=torch.float64) if vectors else data.y
+        super().__init__(data.x, y, data.clients)
+        self.test_x = torch.randn(self.num_test, 6, generator=g, dtype=torch.float64)
+        self.test_y = y[: self.num_test]
+
+    def fetch_test(self, bounds):
+        return self.test_x[slice(*bounds)], self.test_y[slice(*bounds)]
+
+
+class Poisoner(Recorder):
+    """Makes a client's weights NaN, if it is to."""
+
+    def on_clients_start(self, stack, round):
+        if self.poisoned and NAN_CLIENT in stack.clients:
+            stack.full["weight"][stack.clients.tolist().index(NAN_CLIENT)] = float("nan")
+
+
+def linear():
+    torch.manual_seed(0)
+    return nn.Linear(6, 4).double()
+
+
+def metric(folder, **settings):
+    return Surface(str(folder), **{"every": 2, "grid": GRID, "samples": None, "figures": False} | settings)
+
+
+def measured(folder, *, vectors=False, poisoned=False, rounds=2, every=2, lr=0.1, **loop):
+    """The files of a run, each round's (broadcast, local models, new global), and the weights in the end."""
+    data, net = WithTest(random_federation(), vectors), linear()
+    recorder, looking, seen = Poisoner(poisoned), metric(folder, every=every), []
+
+    def finish(round, update):
+        looking.on_round_end({}, round)
+        seen.append((*recorder.rounds[-1], {name: p.detach().numpy().copy() for name, p in net.named_parameters()}))
+
+    trained, _ = plain_loop(
+        net, data, sgd(lr=lr), rounds=rounds, methods=[recorder, looking], on_round=finish,
+        task=SquaredError() if vectors else CLASSIFICATION, **{"cohort_of": 4} | loop,
+    )  # fmt: skip
+    files = {int(path.stem.split("_")[-1]): dict(np.load(path)) for path in sorted(folder.glob("*.npz"))}
+    return files, seen, trained, data
+
+
+def flat(state):
+    return np.concatenate([state[name].ravel() for name in ("weight", "bias")])
+
+
+def outputs(x, w):
+    """The linear network with flattened weights."""
+    return x @ w[:24].reshape(4, 6).T + w[24:]
+
+
+def axes_of(w):
+    """Origin and orthonormal axes, by QR."""
+    q, r = np.linalg.qr(np.stack([w[1] - w[0], w[2] - w[0]], axis=1))
+    return w[0], *(q * np.sign(np.diag(r))).T
+
+
+def test_a_quadratic_loss_has_the_values_of_its_closed_form(tmp_path):
+    """½ mean ‖r₁ + a A₁ + b A₂‖², of the residuals and what the axes make of the inputs."""
+    files, seen, _, data = measured(tmp_path, vectors=True)
+    assert list(files) == [2]
+    found, (_, clients, _) = files[2], seen[1]
+    ids = sorted(clients)[:3]
+    origin, across, up = axes_of([flat(clients[k]) for k in ids])
+    x, y = data.test_x.numpy(), data.test_y.numpy()
+    residual = outputs(x, origin) - y
+    by_axis = [outputs(x, axis) for axis in (across, up)]
+    a, b = np.meshgrid(found["x"], found["y"])
+    inner = lambda s, t: (s * t).sum() / len(x)  # noqa: E731
+    expected = (
+        inner(residual, residual) + a**2 * inner(by_axis[0], by_axis[0]) + b**2 * inner(by_axis[1], by_axis[1])
+    ) / 2
+    expected += a * inner(residual, by_axis[0]) + b * inner(residual, by_axis[1]) + a * b * inner(*by_axis)
+    np.testing.assert_allclose(found["loss"], expected, rtol=1e-9)
+    assert "acc" not in found
+    assert found["names"].tolist() == [*(f"client {k}" for k in ids), "mean", "broadcast", "global"]
+    assert (int(found["round"]), str(found["split"])) == (2, "test")
+
+
+@pytest.mark.parametrize("poisoned", [False, True])
+@pytest.mark.parametrize("loop", [{}, {"k": 3}, {"world": 2}, {"order": -1, "k": 4}])
+def test_the_first_three_finite_clients_against_numpy(tmp_path, loop, poisoned):
+    """Classes: loss and accuracy at every node, and of the six models themselves."""
+    files, seen, _, data = measured(tmp_path, poisoned=poisoned, cohort_of=5, **loop)
+    (broadcast, clients, new), found = seen[1], files[2]
+    ids = [k for k in sorted(clients) if not (poisoned and k == NAN_CLIENT)][:3]
+    assert ids == [0, 1, 2]
+    w = [flat(clients[k]) for k in ids]
+    origin, across, up = axes_of(w)
+    models = np.array([*w, np.mean(w, axis=0), flat(broadcast), flat(new)])
+    x, y = data.test_x.numpy(), data.test_y.numpy()
+
+    def scores(weights):
+        logits = outputs(x, weights)
+        log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))
+        return -log_p[np.arange(len(y)), y].mean(), (logits.argmax(1) == y).mean()
+
+    np.testing.assert_allclose(found["points"], (models - origin) @ np.stack([across, up], 1), atol=1e-12)
+    apart = models - origin - found["points"] @ np.stack([across, up])
+    np.testing.assert_allclose(found["distance"], np.linalg.norm(apart, axis=1), atol=1e-12)
+    np.testing.assert_allclose(found["points"][3], found["points"][:3].mean(0), atol=1e-12)
+    assert found["distance"][4:].min() > 1e-3
+    direct = np.array([scores(weights) for weights in models])
+    np.testing.assert_allclose(np.stack([found["point_loss"], found["point_acc"]], 1), direct, rtol=1e-9)
+    nodes = np.array([[scores(origin + a * across + b * up) for a in found["x"]] for b in found["y"]])
+    np.testing.assert_allclose(np.stack([found["loss"], found["acc"]], 2), nodes, rtol=1e-9)
+
+
+def test_a_client_that_is_not_finite_is_passed_over(tmp_path):
+    files, seen, _, _ = measured(tmp_path, poisoned=True, rounds=8, every=1)
+    chosen = []
+    for number, found in files.items():
+        ids = [k for k in sorted(seen[number - 1][1]) if k != NAN_CLIENT][:3]
+        assert found["names"].tolist()[:3] == [f"client {k}" for k in ids]
+        assert np.isfinite(found["loss"]).all()
+        chosen.append(ids)
+    assert [1, 2, 4] in chosen
+
+
+@pytest.mark.parametrize("case", [{"poisoned": True, "cohort_of": 3}, {"lr": 0.0}])
+def test_without_a_plane_there_is_no_file(tmp_path, caplog, case):
+    """Two finite models, or three at one place."""
+    files, seen, _, _ = measured(tmp_path, rounds=8, **case)
+    for number in (2, 4, 6, 8):
+        finite = [k for k in seen[number - 1][1] if not ("poisoned" in case and k == NAN_CLIENT)]
+        spanned = len(finite) >= 3 and "lr" not in case
+        assert (number in files) is spanned
+        assert (f"round {number}: no three finite local models that span a plane" in caplog.text) is not spanned
+    assert len(files) < 4
+
+
+# ------------------------------------------------------------------------------------------------------ the plane
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-6)])
+def test_axes_are_orthonormal_and_corners_are_the_models(dtype, tolerance):
+    g = torch.Generator().manual_seed(0)
+    models = [
+        {name: torch.randn(shape, generator=g, dtype=dtype) for name, shape in (("w", (7, 9)), ("b", (7,)))}
+        for _ in range(3)
+    ]
+    for i, model in enumerate(models):
+        model["running"] = torch.full((2,), 100.0 * i, dtype=dtype)  # a buffer: along, but of no length
+    given = copy.deepcopy(models)
+    plane = Plane(models, ["w", "b"])
+    across, up = (
+        torch.cat([axis[name].flatten().double() for name in ("w", "b")]) for axis in (plane.across, plane.up)
+    )
+    assert across.norm() == pytest.approx(1, abs=tolerance)
+    assert up.norm() == pytest.approx(1, abs=tolerance)
+    assert across @ up == pytest.approx(0, abs=tolerance)
+    for (x, y, _), model in zip(plane.corners, given, strict=True):
+        for name, t in plane.at(x, y).items():
+            torch.testing.assert_close(t, model[name], rtol=10 * tolerance, atol=10 * tolerance)
+        assert plane.project(model) == pytest.approx((x, y, 0), abs=10 * tolerance)
+    assert (plane.corners[1, 1], plane.corners[2, 1] > 0, plane.is_flat) == (0, True, False)
+    assert np.isnan(plane.project(given[0] | {"w": torch.full_like(given[0]["w"], torch.inf)})).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_three_models_on_a_line_span_no_plane(dtype):
+    g = torch.Generator().manual_seed(0)
+    origin, step = torch.randn(2, 50, generator=g, dtype=dtype)
+    assert Plane([{"w": origin + s * step} for s in (0.0, 1.0, 0.3)], ["w"]).is_flat
+    assert Plane([{"w": origin.clone()} for _ in range(3)], ["w"]).is_flat
+
+
+def test_the_square_holds_all_points_that_are_known():
+    points = np.array([(0.0, 0.0), (4.0, 0.0), (1.0, 2.0), (np.nan, np.nan)])
+    x, y = square(points, 3, 0.25)
+    assert x.tolist() == [-1, 2, 5]
+    assert y.tolist() == [-2, 1, 4]
+
+
+# ------------------------------------------------------------------------------------------------ it only looks
+def test_it_changes_no_bit(tmp_path):
+    data = WithTest(random_federation())
+    before = torch.get_rng_state()
+    alone, _ = plain_loop(linear(), data, sgd(), rounds=2, k=2, cohort_of=4)
+    assert torch.equal(alone, measured(tmp_path, k=2)[2])
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_rehearsal_is_not_measured(tmp_path):
+    looking = metric(tmp_path)
+    looking.rounds = 1
+    rehearsal = replace(surface.Round(1, 1, np.arange(3), 3, {}, 0.1), rehearsal=True)
+    looking.on_broadcast(rehearsal)
+    looking.on_clients_end(None, rehearsal)
+    looking.on_round_end({}, rehearsal)
+    assert not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------------------------------------- several processes
+class Meeting:
+    """Sums what threads, which stand for processes, bring to it."""
+
+    def __init__(self, world):
+        self.barrier, self.brought = threading.Barrier(world, timeout=60), {}
+        self.here = threading.local()
+
+    def reduce(self, tensors):
+        self.brought[self.here.rank] = list(tensors)
+        self.barrier.wait()
+        total = [sum(parts) for parts in zip(*(self.brought[rank] for rank in sorted(self.brought)), strict=True)]
+        self.barrier.wait()
+        return total
+
+
+@pytest.mark.parametrize("dealt", [lambda client: client % 2, lambda client: int(client < 3), lambda client: 1])
+def test_two_processes_find_what_one_finds(tmp_path, monkeypatch, dealt):
+    """Bit for bit, wherever the three were trained: each rank sees its own clients and takes its part of the nodes."""
+    world, meeting, round_ = 2, Meeting(2), []
+    data, nets = WithTest(random_federation()), [linear() for _ in range(world)]
+    parts = [metric(tmp_path / str(rank), every=1) for rank in range(world)]
+    whole = metric(tmp_path / "one", every=1)
+
+    class Dealt(FederatedMethod):
+        def validate(self, loop, module):
+            for part, net in zip(parts, nets, strict=True):
+                part.validate(loop, copy.copy(module))
+                part.module.net = net
+
+        def on_broadcast(self, round):
+            for part in parts:
+                part.on_broadcast(round)
+
+        def on_clients_end(self, stack, round):
+            parts[dealt(int(stack.clients[0]))].on_clients_end(stack, round)
+
+    def finish(round, update):
+        whole.on_round_end({}, round)
+        round_.append(round)
+
+    net = linear()
+    plain_loop(net, data, sgd(), rounds=1, methods=[Dealt(), whole], cohort_of=5, on_round=finish)
+
+    def process(rank):
+        meeting.here.rank = rank
+        nets[rank].load_state_dict(net.state_dict())
+        parts[rank].on_round_end({}, replace(round_[0], reduce=meeting.reduce))
+
+    monkeypatch.setattr(surface, "place", lambda: (meeting.here.rank, world))
+    threads = [threading.Thread(target=process, args=(rank,)) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not (tmp_path / "1").exists()
+    one, two = (dict(np.load(tmp_path / name / "surface_round_1.npz")) for name in ("one", "0"))
+    assert one.keys() == two.keys()
+    for key in one:
+        np.testing.assert_array_equal(one[key], two[key], err_msg=key)
+
+
+def test_one_process_is_the_first_of_one():
+    assert place() == (0, 1)
+
+
+# ---------------------------------------------------------------------------------------------------- whole runs
+class WithBatchNorm(nn.Sequential):
+    """Statistics travel with the models."""
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 10))
+
+
+def run(config, folder, *overrides, model=None):
+    cfg = config(*TINY, *overrides, folder=folder)
+    if model is not None:
+        with open_dict(cfg):
+            cfg.model = {"_target_": f"{__name__}.{model}"}
+    return train(cfg), read_rows(folder / "metrics.csv")
+
+
+def weights(result):
+    return np.concatenate([p.detach().numpy().ravel() for p in result.module.net.state_dict().values()])
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        (None, ("algorithm=fedacg", "client.stack=2")),
+        ("WithBatchNorm", ("gc=none", "client.stack=1", "client.last_batch=wrap")),
+    ],
+)
+def test_no_run_notices_it_and_it_finds_what_the_run_finds(config, tmp_path, model, settings):
+    """The global model's loss and accuracy are those of the round's own test, on the same samples."""
+    without, plain = run(config, tmp_path / "without", *settings, model=model)
+    more = (*SURFACE, "metrics.surface.samples=null", f"metrics.surface.figures={model is None}")
+    observed, rows = run(config, tmp_path / "with", *settings, *more, model=model)
+    np.testing.assert_array_equal(weights(observed), weights(without))
+    for row, other in zip(rows, plain, strict=True):
+        assert {k: v for k, v in row.items() if "time" not in k} == {k: v for k, v in other.items() if "time" not in k}
+    for number in (2, 3):  # every second round and the last
+        found = np.load(tmp_path / "with" / f"surface_round_{number}.npz")
+        assert found["point_loss"][5] == pytest.approx(rows[number - 1]["test/loss"], rel=1e-5)
+        assert found["point_acc"][5] == pytest.approx(rows[number - 1]["test/acc"])
+        ahead = "algorithm=fedacg" in settings  # the broadcast is not the last round's global model
+        assert (found["point_loss"][4] == pytest.approx(rows[number - 2]["test/loss"], rel=1e-5)) is not ahead
+        assert np.isfinite(found["loss"]).all()
+        if model is None:
+            assert matplotlib.image.imread(tmp_path / "with" / f"surface_round_{number}.png").std() > 0.02
+    assert not (tmp_path / "with" / "surface_round_1.npz").exists()
+
+
+def test_the_papers_figure_is_of_the_training_loss(config, tmp_path):
+    more = ("metrics.surface.split=train", "metrics.surface.samples=null", "rounds=1")
+    result, _ = run(config, tmp_path, *SURFACE, *more)
+    x, y = result.loop.data.fetch(torch.arange(120), None)
+    loss = nn.functional.cross_entropy(result.module.net(x), y).item()
+    found = np.load(tmp_path / "surface_round_1.npz")
+    assert found["point_loss"][5] == pytest.approx(loss, **EXACT)
+    assert str(found["split"]) == "train"
+    assert not list(tmp_path.glob("surface*.png"))  # extras.figures is false in these tests
+
+
+def test_the_samples_are_drawn_once_by_the_seed(tmp_path):
+    drawn = []
+    for seed, folder in ((1, "a"), (1, "b"), (2, "c")):
+        looking = metric(tmp_path / folder, samples=10)
+        looking.data = WithTest(random_federation())
+        drawn.append([(len(x), x.sum().item()) for x, _ in looking._samples(seed, torch.device("cpu"))])
+    assert drawn[0] == drawn[1]
+    assert drawn[0] != drawn[2]
+    assert [n for n, _ in drawn[0]] == [10]
+
+
+@pytest.mark.slow
+def test_two_processes_draw_the_same(config, tmp_path):
+    run(config, tmp_path / "one", *SURFACE, "gc=none")
+    folder = tmp_path / "two"
+    more = (
+        "gc=none", "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", f"paths.output_dir={folder}",
+        "extras.figures=false", f"hydra.run.dir={folder}",
+    )  # fmt: skip
+    command = [sys.executable, str(ROOT / "src/train.py"), *TINY, *SURFACE, *more]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    for number in (2, 3):
+        one, two = (np.load(tmp_path / name / f"surface_round_{number}.npz") for name in ("one", "two"))
+        assert one["names"].tolist() == two["names"].tolist()
+        for key in ("x", "y", "loss", "acc", "points", "point_loss", "distance"):
+            np.testing.assert_allclose(one[key], two[key], rtol=1e-9, atol=1e-9, err_msg=key)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"every": 0}, r"metrics\.surface\.every=0"),
+        ({"grid": 1}, r"metrics\.surface\.grid=1 "),
+        ({"grid": 2.5}, r"metrics\.surface\.grid=2\.5"),
+        ({"samples": 0}, r"metrics\.surface\.samples=0"),
+        ({"margin": -1}, r"metrics\.surface\.margin=-1"),
+        ({"split": "valid"}, r"metrics\.surface\.split='valid'.*test or train"),
+        ({"figures": "no"}, r"metrics\.surface\.figures=no"),
+    ],
+)
+def test_bad_settings_are_named(tmp_path, setting, message):
+    with pytest.raises(ValueError, match=message):
+        metric(tmp_path, **setting)
+
+
+def test_a_cohort_of_two_is_refused_before_the_first_round(config, tmp_path):
+    with pytest.raises(ValueError, match=r"metrics=surface .* participation\.per_round=2"):
+        run(config, tmp_path / "run", "metrics=surface", "participation.per_round=2")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,104 @@
+"""``failure.txt``: what a run leaves that an error ended."""
+
+import signal
+
+import pytest
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from omegaconf import open_dict
+
+from gcfed.methods.base import FederatedMethod
+from gcfed.report.runs import FAILURE
+from gcfed.run import train
+from gcfed.utils.failure import failure_recorded, headline
+
+FAST = ("rounds=3", "participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=40")
+ERRORS = {"key": KeyError("a key"), "ctrl_c": KeyboardInterrupt(), "text": ValueError("two\n  lines")}
+
+
+class FailIn(FederatedMethod):
+    """Raises in the second round, if it is to."""
+
+    def __init__(self, error):
+        self.error = ERRORS.get(error)
+
+    def on_aggregate_end(self, update, round):
+        if self.error is not None and round.index == 1:
+            raise self.error
+
+
+def run(config, folder, error, *overrides):
+    cfg = config(*FAST, *overrides, folder=folder)
+    with open_dict(cfg):
+        cfg.callbacks.fail = {"_target_": f"{__name__}.FailIn", "error": error}
+    return train(cfg)
+
+
+def test_an_error_is_written_down_and_a_resumed_run_removes_it(config, tmp_path):
+    path = tmp_path / "run" / FAILURE
+    with pytest.raises(ValueError, match="two"):
+        run(config, tmp_path / "run", "text")
+    first, *rest = path.read_text().splitlines()
+    assert first == "ValueError: two lines"
+    assert "Traceback (most recent call last):" in rest
+    assert any("on_aggregate_end" in line for line in rest)
+    with pytest.raises(ValueError, match="belongs to another run"):  # refused: the folder stays as it is
+        run(config, tmp_path / "run", "none", "ckpt_path=last", "seed=2")
+    assert path.read_text().startswith(first)
+    run(config, tmp_path / "run", "none", "ckpt_path=last")
+    assert not path.exists()
+
+
+def test_a_run_that_is_started_anew_removes_it_and_the_old_summary(config, tmp_path):
+    (tmp_path / "summary.json").write_text("{}")
+    with pytest.raises(KeyError):
+        run(config, tmp_path, "key", "extras.figures=true", "eval_every=3")
+    assert (tmp_path / "partition.png").exists()  # since the first round, though nothing was tested
+    assert not (tmp_path / "curves.png").exists()
+    assert (tmp_path / FAILURE).read_text().startswith("KeyError: 'a key'\n")
+    assert not (tmp_path / "summary.json").exists()
+    run(config, tmp_path, "none")
+    assert not (tmp_path / FAILURE).exists()
+
+
+def test_a_user_who_stops_a_run_is_named(config, tmp_path):
+    """Lightning makes an exit of it, and silences further Ctrl-C."""
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(SystemExit):
+            run(config, tmp_path, "ctrl_c")
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert (tmp_path / FAILURE).read_text().splitlines()[0] == "KeyboardInterrupt: stopped by the user"
+
+
+def test_input_that_is_refused_leaves_nothing(config, tmp_path):
+    (tmp_path / "run").mkdir()  # train.log lies there by then
+    with pytest.raises(ValueError, match=r"gc\.lam=2"):
+        run(config, tmp_path / "run", "none", "gc.lam=2")
+    assert not list((tmp_path / "run").iterdir())
+
+
+@pytest.mark.parametrize("write", [True, False])
+def test_only_the_first_process_writes_and_removes(tmp_path, write):
+    (tmp_path / FAILURE).write_text("old")
+
+    def work():
+        with failure_recorded(tmp_path, write=write):
+            assert (tmp_path / FAILURE).exists() is not write
+            raise RuntimeError("new")
+
+    with pytest.raises(RuntimeError, match="new"):
+        work()
+    assert (tmp_path / FAILURE).read_text().splitlines()[0] == ("RuntimeError: new" if write else "old")
+
+
+def test_where_nothing_can_be_written_the_error_itself_comes_through(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RuntimeError, match="itself"), failure_recorded(tmp_path / "file" / "below"):
+        raise RuntimeError("itself")
+
+
+def test_headlines_are_one_line():
+    assert headline(AssertionError()) == "AssertionError: no message"
+    assert headline(SIGTERMException(143)) == "SIGTERMException: asked to end by SIGTERM"
+    assert headline(SystemExit(3)) == "SystemExit: 3"

@@ -1,0 +1,199 @@
+"""What TensorBoard sees of a run: read back with its own readers, and through its hparams tab's own backend."""
+
+import struct
+
+import pytest
+from omegaconf import open_dict
+from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from tensorboard.context import RequestContext
+from tensorboard.plugins.base_plugin import TBContext
+from tensorboard.plugins.hparams import api_pb2
+from tensorboard.plugins.hparams.backend_context import Context
+from tensorboard.plugins.hparams.list_session_groups import Handler
+
+from gcfed.methods.base import FederatedMethod
+from gcfed.run import train
+from gcfed.utils.csv_logger import read_rows
+from gcfed.utils.hyperparameters import hyperparameters
+from gcfed.utils.pictures import show
+from gcfed.utils.tensorboard import RoundTensorBoardLogger
+
+FAST = (
+    "logger=default", "participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=40",
+    "targets=[0.01,1.1]",
+)  # fmt: skip
+CURVES = (
+    "train/loss", "test/acc", "test/loss", "test/acc_smooth10", "test/acc_ema", "comm/up_bytes", "comm/down_bytes",
+    "time/round_s",
+)  # fmt: skip
+LAST = {"test/acc_best", "test/loss_best", "test/rounds_to_0.01", "test/rounds_to_0.01_ema"}
+
+
+def events(folder):
+    reader = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0, "images": 0})
+    return reader.Reload()
+
+
+def sessions(root):
+    """The rows of the hparams tab, by run: status, hyperparameters, metric → (value, round)."""
+    multiplexer = EventMultiplexer()
+    multiplexer.AddRunsFromDirectory(str(root))
+    multiplexer.Reload()
+    provider = MultiplexerDataProvider(multiplexer, str(root))
+    request = api_pb2.ListSessionGroupsRequest(slice_size=100, allowed_statuses=api_pb2.Status.values())
+    context = Context(TBContext(data_provider=provider, logdir=str(root)))
+    found = {}
+    for group in Handler(RequestContext(), context, "", request).run().session_groups:
+        (session,) = group.sessions
+        table = {key: getattr(value, value.WhichOneof("kind")) for key, value in group.hparams.items()}
+        metrics = {m.name.tag: (m.value, m.training_step) for m in group.metric_values}
+        found[session.name] = api_pb2.Status.Name(session.status), table, metrics
+    return found
+
+
+def run(config, folder, *overrides):
+    cfg = config(*FAST, *overrides, folder=folder)
+    return cfg, train(cfg)
+
+
+def test_a_run_that_is_continued_is_one_run(config, tmp_path):
+    """Ended after three rounds, continued to five: one point a round, one row in the hparams tab, pictures once."""
+    settings = ("algorithm=fedacg", "gc.lam=0.5", "extras.figures=true")
+    run(config, tmp_path / "run", *settings, "rounds=3")
+    cfg, _ = run(config, tmp_path / "run", *settings, "rounds=5", "ckpt_path=last")
+    rows = read_rows(tmp_path / "run/metrics.csv")
+
+    reader = events(tmp_path / "run")
+    scalars = {tag: [(e.step, e.value) for e in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
+    assert set(CURVES) < set(scalars)
+    assert set(scalars) == set(rows[0]) | LAST  # what the last row has, too
+    for name in rows[0]:
+        steps, values = zip(*scalars[name], strict=True)
+        assert steps == (1, 2, 3, 4, 5)
+        assert values == pytest.approx([row[name] for row in rows], rel=1e-6)
+    assert all(len(scalars[name]) == 1 and scalars[name][0][0] == 5 for name in LAST)
+    for name, step in (("partition", 0), ("curves", 5)):
+        (image,) = reader.Images(name)
+        content = (tmp_path / "run" / f"{name}.png").read_bytes()
+        assert (image.step, image.encoded_image_string) == (step, content)
+        assert (image.width, image.height) == struct.unpack(">II", content[16:24])
+
+    ((name, (status, table, metrics)),) = sessions(tmp_path).items()
+    assert (name, status) == ("run/tensorboard", "STATUS_SUCCESS")
+    assert table == hyperparameters(cfg)
+    assert table["rounds"] == 5
+    best = max(row["test/acc"] for row in rows)
+    assert metrics["test/acc_best"] == (pytest.approx(best), 5)
+    assert metrics["test/rounds_to_0.01"] == (next(row["round"] for row in rows if row["test/acc"] >= 0.01), 5)
+    for name in ("test/acc", "test/acc_smooth10", "test/acc_ema", "test/loss"):
+        assert metrics[name] == (pytest.approx(rows[-1][name]), 5)
+    assert not [name for name in metrics if "1.1" in name]  # a target that was not reached
+
+    run(config, tmp_path / "run", *settings, "rounds=5", "ckpt_path=last")  # nothing is left to do
+    again = events(tmp_path / "run")
+    for name in (*rows[0], *LAST):
+        assert [e.step for e in again.Scalars(name)] == [step for step, _ in scalars[name]]
+    assert [len(again.Images(name)) for name in ("partition", "curves")] == [1, 1]
+    assert sessions(tmp_path) == {"run/tensorboard": (status, table, metrics)}
+
+
+class FailLate(FederatedMethod):
+    """In the third round."""
+
+    def on_aggregate_end(self, update, round):
+        if round.index == 2:
+            raise RuntimeError("late")
+
+
+def test_runs_of_all_ends_lie_side_by_side(config, tmp_path):
+    """One that diverged, one that an error ended, one of another algorithm; and one that starts anew in its folder."""
+    run(config, tmp_path / "diverged", "rounds=2", "gc=none", "server.lr=1e38")
+    cfg = config(*FAST, "rounds=4", folder=tmp_path / "failed")
+    with open_dict(cfg):
+        cfg.callbacks.fail = {"_target_": f"{__name__}.FailLate"}
+    with pytest.raises(RuntimeError, match="late"):
+        train(cfg)
+    for rounds in (3, 2):
+        run(config, tmp_path / "proximal", "algorithm=fedprox", f"rounds={rounds}")
+    found = sessions(tmp_path)
+    assert {name.split("/")[0]: status for name, (status, _, _) in found.items()} == {
+        "diverged": "STATUS_FAILURE", "failed": "STATUS_FAILURE", "proximal": "STATUS_SUCCESS",
+    }  # fmt: skip
+    _, table, metrics = found["diverged/tensorboard"]
+    assert metrics["test/loss"][0] != metrics["test/loss"][0]
+    assert table["server.lr"] == 1e38
+    assert not any(name.startswith("gc.") for name in table)
+    _, table, metrics = found["failed/tensorboard"]
+    assert metrics["test/acc"][1] == 2
+    assert not LAST & metrics.keys()
+    _, table, metrics = found["proximal/tensorboard"]
+    assert (table["algorithm"], table["methods.proximal.mu"]) == ("fedprox", 0.1)
+    reader = events(tmp_path / "proximal")
+    assert [e.step for e in reader.Scalars("test/acc")] == [1, 2]
+    assert reader.Tags()["images"] == []  # extras.figures is false
+    assert not (tmp_path / "proximal/partition.png").exists()
+    assert not list(tmp_path.glob("*/tensorboard/*.yaml"))
+
+
+def test_a_killed_run_has_its_rounds_and_hyperparameters(tmp_path):
+    """Nobody closes the writer; then the run is continued after its checkpoint of round 2."""
+    killed = RoundTensorBoardLogger(str(tmp_path / "run"))
+    killed.log_hyperparams({"seed": 1, "gc.local": True, "data": "digits", "partition.alpha": 0.1})
+    for step in (1, 2, 3):
+        killed.log_metrics({"test/acc": step / 10}, step)
+    assert sessions(tmp_path) == {
+        "run/tensorboard": (
+            "STATUS_UNKNOWN",
+            {"seed": 1, "gc.local": True, "data": "digits", "partition.alpha": 0.1},
+            {"test/acc": (pytest.approx(0.3), 3)},
+        )
+    }
+    resumed = RoundTensorBoardLogger(str(tmp_path / "run"), resume_round=2)
+    resumed.log_hyperparams({"seed": 1})
+    resumed.log_metrics({"test/acc": 0.5}, 3)
+    assert next(iter(sessions(tmp_path).values()))[:2] == ("STATUS_UNKNOWN", {"seed": 1})
+    assert [(e.step, round(e.value, 3)) for e in events(tmp_path / "run").Scalars("test/acc")] == [
+        (1, 0.1), (2, 0.2), (3, 0.5),
+    ]  # fmt: skip
+    killed.finalize("success")
+    resumed.finalize("success")
+
+
+def test_before_the_run_begins_nothing_is_written(tmp_path):
+    logger = RoundTensorBoardLogger(str(tmp_path))
+    logger.log_hyperparams({"seed": 1})
+    logger.finalize("failed")
+    logger.save()
+    assert not list(tmp_path.iterdir())
+
+
+def test_pictures_go_to_those_who_take_them(tmp_path):
+    seen = []
+
+    class Takes:
+        def log_image(self, key, images, step=None):
+            seen.append((key, images, step))
+
+    show([object(), Takes()], "partition", tmp_path / "a.png", 3)
+    assert seen == [("partition", [str(tmp_path / "a.png")], 3)]
+
+
+def test_hyperparameters_are_flat_and_bear_the_names_of_the_command_line(config):
+    table = hyperparameters(config("algorithm=fedadam", "gc=none", "quantization=fedpaq", "partition=iid"))
+    expected = {
+        "data": "digits", "model": "mlp", "algorithm": "fedadam", "gc": "none", "seed": 1, "rounds": 100,
+        "precision": "32-true", "partition": "IID", "participation.num_clients": 20, "participation.per_round": 5,
+        "client.epochs": 5, "client.batch_size": 50, "client.last_batch": "keep", "client.lr_decay": 1.0,
+        "client.optimizer": "SGD", "client.optimizer.lr": 0.01, "client.optimizer.momentum": 0.9,
+        "client.optimizer.weight_decay": 1e-5, "server": "FedAdam", "server.lr": 0.01, "server.betas": "[0.9, 0.99]",
+        "server.tau": 0.001, "aggregator.weighting": "uniform", "quantization.bits": 8,
+    }  # fmt: skip
+    assert table == expected
+    table = hyperparameters(config("algorithm=fedacg", "gc.lam=0.85", "server.momentum=0.85"))
+    for key, value in {
+        "gc.lam": 0.85, "gc.boundary": "fc3", "partition.alpha": 0.1, "server.momentum": 0.85,
+        "methods.lookahead.momentum": 0.85, "methods.proximal.mu": 0.01,
+    }.items():  # fmt: skip
+        assert table[key] == value
