@@ -1,0 +1,29 @@
+"""The config of a run from Python, as in a notebook: ``train(configure("gc=none", folder="logs/mine"))``."""
+
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, open_dict
+
+from gcfed.utils.resolvers import ROOT
+
+
+def configure(*overrides: str, folder: str | Path) -> DictConfig:
+    """What ``python src/train.py`` composes of these overrides, for a run that writes to ``folder``.
+
+    The run draws no progress bar, which a notebook would keep line by line, and takes one process unless
+    ``trainer.devices`` says otherwise: a notebook's kernel has threads, and a fork would copy their locks.
+
+    Args:
+        overrides: as on the command line, ``"client.epochs=1"``.
+        folder: of the run; an earlier one there is overwritten.
+    """
+    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+        cfg = compose("train", [*overrides])
+    with open_dict(cfg):
+        cfg.paths.output_dir = str(folder)
+        cfg.callbacks.progress = None
+        cfg.trainer.enable_progress_bar = False
+        if cfg.trainer.devices == "auto":
+            cfg.trainer.devices = 1
+    return cfg

@@ -1,0 +1,128 @@
+"""The notebooks run as they stand, at a small scale; what is stored in them is light and says nothing of a machine."""
+
+import base64
+import copy
+import re
+
+import nbformat
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from jupyter_client.manager import start_new_kernel
+from nbclient import NotebookClient
+from omegaconf import OmegaConf
+
+from gcfed.configure import configure
+from gcfed.utils.resolvers import ROOT
+from gcfed.utils.settings import flat
+
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+# What takes the place of the cell tagged "parameters", and what holds once all cells have run.
+SMALL = {
+    "01_quickstart": ("ROUNDS = 3", "assert 0.3 < accuracy <= 1 and checkpoint['global_step'] == 3"),
+    "02_lambda_sweep": (
+        "ROUNDS, SEEDS, LAMBDAS = 2, [1, 2], [0.0, 1.0]",
+        "assert [len(v) for v in accuracy.values()] == [2, 2] and all(v.min() > 5 for v in accuracy.values())\n"
+        "assert not np.allclose(accuracy[0.0], accuracy[1.0])",
+    ),
+    "03_write_your_own_method": (
+        "ROUNDS = 2",
+        "assert 0 <= largest < 1e-12\n"
+        "a, b = (read_columns(folder / name / 'metrics.csv')['test/acc'] for name in ('fedavg', 'clipping'))\n"
+        "assert len(a) == len(b) == 2 and not np.allclose(a, b)",
+    ),
+    "04_reading_results": (
+        "ROUNDS, SEEDS = 2, [1, 2]",
+        "assert [(run.state, run.rounds) for run in runs] == [('finished', 2)] * 4\n"
+        "assert [group.label for group in groups] == ['GC-Fed', 'FedAvg']",
+    ),
+}
+
+
+def outputs(notebook, kind=""):
+    """The outputs of a notebook; of a kind, those with data of that type, as the data."""
+    found = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    return [output.data[kind] for output in found if kind in output.get("data", {})] if kind else found
+
+
+def test_a_config_from_python_is_that_of_the_command_line():
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+        theirs = flat(OmegaConf.to_container(compose("train", ["gc=none", "seed=3"]), resolve=False))
+    ours = flat(OmegaConf.to_container(configure("gc=none", "seed=3", folder="logs/here"), resolve=False))
+    differ = {key: ours.get(key) for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key)}
+    assert differ == {
+        "paths.output_dir": "logs/here", "trainer.devices": 1, "trainer.enable_progress_bar": False,
+        "callbacks.progress._target_": None,
+    }  # fmt: skip
+    assert configure("trainer.devices=2", folder="logs/here").trainer.devices == 2
+
+
+def test_every_notebook_is_run():
+    assert [path.stem for path in NOTEBOOKS] == sorted(SMALL)
+
+
+@pytest.mark.slow
+def test_the_notebooks_run_at_a_small_scale(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for name in ("JUPYTER_RUNTIME_DIR", "IPYTHONDIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    # One kernel for all of them, since it imports torch; emptied in between, and moved from their folder to the root.
+    manager, client = start_new_kernel(kernel_name="python3", cwd=str(ROOT / "notebooks"))
+    try:
+        for path in NOTEBOOKS:
+            notebook = nbformat.read(path, as_version=4)
+            stored = copy.deepcopy(notebook)
+            parameters, check = SMALL[path.stem]
+            (cell,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
+            cell.source = f"{parameters}\nLOGS = {str(tmp_path / path.stem)!r}"
+            notebook.cells.append(nbformat.v4.new_code_cell(check))
+            notebook.cells.append(nbformat.v4.new_code_cell("%reset -f\n%cd -q " + str(ROOT)))
+            NotebookClient(notebook, km=manager, timeout=300).execute()
+            assert len(outputs(notebook, "image/png")) == len(outputs(stored, "image/png")) > 0, path.stem
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_what_is_stored_is_light_and_says_nothing_of_a_machine(path):
+    assert path.stat().st_size < 150_000
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    assert sum("parameters" in cell.metadata.get("tags", []) for cell in notebook.cells) == 1
+    assert notebook.metadata == {
+        "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+        "language_info": {"name": "python"},
+    }
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == [*range(1, len(code) + 1)], "run it from top to bottom"
+    assert not [cell for cell in code if cell.metadata.keys() - {"tags"}]
+    pictures = [base64.b64decode(data) for data in outputs(notebook, "image/png")]
+    assert 1 <= len(pictures) <= 2
+    assert max(map(len, pictures)) <= 60_000
+    told = [cell.source for cell in notebook.cells]
+    for output in outputs(notebook):
+        assert output.output_type != "error"
+        assert output.get("name") != "stderr", output
+        told += [output.get("text", ""), *(v for k, v in output.get("data", {}).items() if k != "image/png")]
+    assert not re.findall(r"(?<![\w.…<])/(?:\w[\w.-]*/)+|[A-Z]:\\", "\n".join(told)), "a path of somebody's machine"
+
+
+def test_links_between_documents_lead_somewhere():
+    """Files, and headings as GitHub names them."""
+    for source in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *NOTEBOOKS]:
+        text = source.read_text()
+        if source.suffix == ".ipynb":
+            notebook = nbformat.read(source, as_version=4)
+            text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+        for link in re.findall(r"\]\(([^)\s]+)\)", text):
+            if "://" in link:
+                continue
+            name, _, heading = link.partition("#")
+            target = source.parent / name if name else source
+            assert target.exists(), f"{source.name}: {link}"
+            if heading:
+                titles = re.findall(r"^#+ (.*)", target.read_text(), re.MULTILINE)
+                slugs = [re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles]
+                assert heading in slugs, f"{source.name}: {link}"
