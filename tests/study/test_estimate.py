@@ -19,13 +19,13 @@ from gcfed.study.estimate import (
     disk,
     duration,
     estimate,
-    size,
     typical,
 )
 from gcfed.study.sweep import METHOD, SETS_STEPS
 from gcfed.study.work import SAMPLES, SAMPLES_A_CLIENT, STATES, STEPS, Task, Work, task_of
 from gcfed.utils.resolvers import ROOT
 from gcfed.utils.settings import flat
+from gcfed.utils.words import size
 
 # 100 clients of 500 samples: 10 batches, 5 epochs, so 50 steps each, 5 a round.
 WORK = Work("cifar10", "cnn", "32-true", 100, 5, 5, None, 50, 500, 10_000)

@@ -18,6 +18,7 @@ from gcfed.report.runs import divergence, read_columns
 from gcfed.utils.csv_logger import read_rows
 from gcfed.utils.files import replacing
 from gcfed.utils.pictures import show
+from gcfed.utils.words import size
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
@@ -162,12 +163,12 @@ def _print(result: dict[str, Any], folder: Path) -> None:
             table.add_row(label, ", ".join(f"{float(t):.0%}: {r}" for t, r in reached.items()))
     if has_accuracy and any(result["rounds_to_target"].values()):
         for key, label, shown in (
-            ("bytes_to_target", "bytes to target", _size),
+            ("bytes_to_target", "bytes to target", size),
             ("client_seconds_to_target", "clients' seconds to target", "{:.3g}".format),
         ):
             costs = ((t, cost) for t, cost in result[key].items() if cost is not None)
             table.add_row(label, ", ".join(f"{float(t):.0%}: {shown(cost)}" for t, cost in costs))
-    table.add_row("bytes down, up", f"{_size(result['comm/down_bytes'])}, {_size(result['comm/up_bytes'])}")
+    table.add_row("bytes down, up", f"{size(result['comm/down_bytes'])}, {size(result['comm/up_bytes'])}")
     table.add_row("seconds a round (median)", f"{result['time/round_s']:.3f}")
     table.add_row("seconds a client's round", f"{result['client_seconds']:.3g}")
     if result["train/nonfinite_clients"]:
@@ -175,11 +176,3 @@ def _print(result: dict[str, Any], folder: Path) -> None:
     console = Console(soft_wrap=True)
     console.print(table)
     console.print(f"{', '.join(sorted(p.name for p in folder.iterdir() if p.name[0] != '.'))} are in\n  {folder}")
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"

@@ -136,12 +136,3 @@ def duration(seconds: float) -> str:
     if minutes < 600:
         return f"{minutes // 60} h {minutes % 60} min"
     return f"{seconds / 3600:.0f} h" if seconds < 3 * 86400 else f"{seconds / 86400:.0f} days"
-
-
-def size(count: float) -> str:
-    """Bytes as people say them: 3.4 MB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"

@@ -16,13 +16,14 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
 from gcfed.report.runs import FAILURE
-from gcfed.study.estimate import Estimate, Left, Measured, duration, estimate, size
+from gcfed.study.estimate import Estimate, Left, Measured, duration, estimate
 from gcfed.study.launch import launch, one_by_one, reason_of
 from gcfed.study.library import Library, shelf
 from gcfed.study.overrides import key_of, quoted
 from gcfed.study.plan import Job, jobs_of, read_study
 from gcfed.study.state import BEGUN, FINISHED, NEW, State, checkpoint, conflict, state_of
 from gcfed.study.work import Task, task_of
+from gcfed.utils.words import size
 
 if TYPE_CHECKING:
     from gcfed.study.calibrate import Speed
