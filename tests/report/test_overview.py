@@ -6,7 +6,7 @@ import pytest
 from run_folders import rows_of, write_run
 
 from gcfed.report.groups import grouped
-from gcfed.report.overview import all_runs, by_measure
+from gcfed.report.overview import _described, all_runs, by_measure
 from gcfed.report.runs import find_runs
 from gcfed.report.searches import Trial, find_searches
 
@@ -137,3 +137,24 @@ def test_searches(tmp_path):
     (folder / "trials.csv").write_text("number,state\n1,x\n")
     with pytest.raises(ValueError, match=r"trials\.csv is no list of trials"):
         find_searches([tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("measure", "unit", "higher"),
+    [
+        ("test/acc_smooth10", "percent", True),
+        ("max:test/acc_smooth10", "percent", True),
+        ("mean:test/acc[5]", "percent", True),
+        ("test/acc_ema@500", "percent", True),
+        ("acc_diff/std", "percent", None),
+        ("client_seconds", "seconds", False),
+        ("client_seconds_to_target/0.8", "seconds", False),
+        ("mean:time/train_s", "seconds", False),
+        ("bytes_to_target/0.8", "GB", False),
+        ("min:test/loss", "none", False),
+        ("last:gap/l2", "none", None),
+    ],
+)
+def test_a_measure_of_ones_own_has_the_unit_of_its_column(measure, unit, higher):
+    described = _described(measure)
+    assert (described.unit, described.higher_is_better) == (unit, higher)

@@ -160,7 +160,7 @@ def _markdown(made: Report) -> Iterator[str]:
             yield f"<details><summary>What is missing, and how to run it: {_missing(comparison)}</summary>\n"
             yield "```bash"
             if comparison.command:
-                yield f"{comparison.command}  # all of the table; finished runs are skipped"
+                yield f"{comparison.command}  # all of the table in the paper's setting; scale=small for less"
             for places, command in comparison.missing:
                 yield f"{command}  # {places}"
             yield "```\n\n</details>\n"

@@ -73,7 +73,8 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
 
 def setting_of(run: Run) -> dict[str, Any]:
     """Everything of the config that changes the run's numbers, but the seed: dotted key → value."""
-    leaves = flat({key: run.config[key] for key in ("tags", "rounds", *IDENTITY) if key in run.config})
+    leaves = flat({key: run.config[key] for key in ("rounds", *IDENTITY) if key in run.config})
+    leaves = {tag: run.get(tag) for tag in TAGS} | leaves  # no other tag: a note of one's own changes no number
     kept = {k: _plain(v) for k, v in leaves.items() if not k.startswith(_ELSEWHERE)}
     return {k: v for k, v in kept.items() if v is not None and v != {}}
 

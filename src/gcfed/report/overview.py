@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -84,9 +85,14 @@ def _described(measure: str) -> _Measure:
         by = "" if column == "test/acc" else f" by {column}"
         shown = f"{100 * float(target):g} %" if "acc" in column and _is_number(target) else target
         return _Measure(measure, f"Rounds to {shown}{by}", "rounds", False)
-    kinds = {"bytes": ("GB", False), "_s": ("seconds", False), "acc": ("percent", True), "loss": ("none", False),
-             "error": ("none", False)}  # fmt: skip
-    name, higher = next((kind for part, kind in kinds.items() if part in measure), ("none", None))
+    column = re.sub(r"^\w+:|\[\d+\]$|@\d+$|/[\d.]+$", "", measure)  # mean:test/acc[10] is one of test/acc
+    if column.startswith("acc_diff/"):
+        name, higher = "percent", None  # of curves, neither good nor bad
+    elif column.endswith(("_s", "_seconds", "seconds_to_target")):
+        name, higher = "seconds", False
+    else:
+        kinds = {"bytes": ("GB", False), "acc": ("percent", True), "loss": ("none", False), "error": ("none", False)}
+        name, higher = next((kind for part, kind in kinds.items() if part in column), ("none", None))
     return _Measure(measure, measure, name, higher)
 
 

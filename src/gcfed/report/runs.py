@@ -164,6 +164,8 @@ def read_columns(path: Path) -> dict[str, Array]:
 def ending(folder: Path, planned: int, summary: Mapping[str, Any], columns: Mapping[str, Array]) -> tuple[str, str]:
     """The state and the note of a run that was to train ``planned`` rounds."""
     broken = divergence(summary, columns)
+    if summary and not columns:
+        return FAILED, "it came to its end, but its metrics.csv is missing"
     if summary and int(summary.get("rounds", 0)) >= planned:
         return (DIVERGED, broken) if broken else (FINISHED, "")
     where = f"after round {last_round(columns)} of {planned}"
