@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from gcfed.data.base import IGNORE
+
+if TYPE_CHECKING:
+    from gcfed.federated.batches import Batch
 
 
 class Task(Protocol):
@@ -24,6 +27,10 @@ class Task(Protocol):
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The loss of every label, outputs ``[…, C]`` → ``[…]``."""
+        ...
+
+    def mean_losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+        """Each client's mean over the real labels of its batch, outputs ``[n, B, …, C]`` → ``[n]``."""
         ...
 
     def scores(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
@@ -46,6 +53,12 @@ class Classification:
         losses = F.cross_entropy(outputs.flatten(0, -2), y.flatten(), reduction="none", ignore_index=IGNORE)
         return losses.view(y.shape)
 
+    def mean_losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+        if len(outputs) > 1 or batch.mask is not None:
+            return batch.mean(self.losses(outputs, batch.y))
+        # One client with whole batches: torch's own mean saves four nodes of the graph, 0.1 ms of a step.
+        return F.cross_entropy(outputs.squeeze(0), batch.y.squeeze(0)).unsqueeze(0)
+
     def scores(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
         right = (outputs.argmax(-1) == y).float()
         return {"test/acc": right, "test/loss": self.losses(outputs.float(), y)}
@@ -67,6 +80,9 @@ class SquaredError:
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """``[…, C]`` → ``[…]``."""
         return (outputs - y).square().sum(-1) / 2
+
+    def mean_losses(self, outputs: Tensor, batch: Batch) -> Tensor:
+        return batch.mean(self.losses(outputs, batch.y))
 
     def scores(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
         return {"test/loss": self.losses(outputs.float(), y)}

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import random_federation
-from harness import CPU, make_net, make_round, make_upload, plain_loop, sgd
+from harness import CPU, make_net, make_round, make_upload, plain_loop, sgd, weights
 from torch import nn
 
 from gcfed.federated.aggregate import MeanAggregator, finite_clients
@@ -134,6 +134,27 @@ def test_clients_that_are_not_finite_are_left_out(bad):
     torch.testing.assert_close(update["w"], expected)
     a.add(make_upload({"w": delta["w"][1:2]}, np.ones(1)), round)
     assert a.reduce(round)["w"].eq(0).all()
+
+
+class OwnSGD(torch.optim.Optimizer):
+    """A user's own optimizer, whose step has a wrapper of its own."""
+
+    def __init__(self, params, lr):
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                p -= group["lr"] * p.grad
+
+
+def test_a_users_own_optimizer_steps_as_torchs_does(federation):
+    nets = make_net(), make_net()
+    for net, optimizer in zip(nets, (OwnSGD, torch.optim.SGD), strict=True):
+        plain_loop(net, federation, LocalSolver(partial(optimizer, lr=0.1), epochs=2, batch_size=4), rounds=2)
+    torch.testing.assert_close(weights(nets[0]), weights(nets[1]), rtol=0, atol=1e-14)
+    assert not torch.equal(weights(nets[0]), weights(make_net()))
 
 
 def test_clipping_bounds_each_client_alone():

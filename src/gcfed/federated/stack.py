@@ -131,6 +131,7 @@ class ClientStack(nn.Module):
             self._inputs = {name: t[0].detach().requires_grad_(t.requires_grad) for name, t in self.leaves.items()}
             buffers = {name: buffer[0] for name, buffer in buffers.items()}
         self._state = self._inputs | buffers
+        self._entries = list(zip(self._inputs.values(), self.leaves.values(), strict=True))
 
     @property
     def net(self) -> nn.Module:
@@ -159,13 +160,13 @@ class ClientStack(nn.Module):
 
     def backward(self, loss_K: Tensor) -> None:
         """Back-propagates the active clients' losses, ``[n]``, into the ``grad`` of the leaves, ``[n, *shape]``."""
-        loss_K.backward(torch.ones_like(loss_K))
+        loss_K.backward(None if len(loss_K) == 1 else torch.ones_like(loss_K))
         if self._inputs is not self.leaves:
-            for name, t in self._inputs.items():
-                if t.grad is not None:
-                    leaf, grad = self.leaves[name], t.grad.unsqueeze(0)
+            for entry, leaf in self._entries:
+                if (grad := entry.grad) is not None:
                     # A term of a method may have been written on the leaves.
-                    leaf.grad, t.grad = grad if leaf.grad is None else leaf.grad.add_(grad), None
+                    leaf.grad = grad.unsqueeze(0) if leaf.grad is None else leaf.grad.add_(grad)
+                    entry.grad = None
 
     def gradients(self, loss_K: Tensor) -> Params:
         """Gradients of losses ``[n]`` by all trained parameters, name → ``[n, *shape]``; zeros where none arrives."""
@@ -251,6 +252,7 @@ class ClientStack(nn.Module):
     def delta(self) -> Params:
         """The clients' updates ``w_k − w``, name → ``[K, *shape]``; takes over the stack's memory, which is spent."""
         self.leaves = self._inputs = self._state = {}  # and with them the gradients
+        self._entries = []
         torch._foreach_sub_(list(self.full.values()), [self.start[name] for name in self.full])
         return self.full
 

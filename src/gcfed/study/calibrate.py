@@ -79,7 +79,7 @@ def _times(
         return torch.autocast(device.type, torch.bfloat16) if half else nullcontext()
 
     def step() -> None:
-        solver.step(stack, batch, optimizer, (), lambda: None, autocast)
+        solver.step(stack, batch, optimizer.step, (), lambda: None, autocast)
 
     tested = batch.x[0, torch.arange(TESTED, device=device) % cfg.client.batch_size]
     if tested.dim() == 4:
