@@ -175,7 +175,6 @@ def main() -> None:
     with open_dict(cfg):
         cfg.rounds, cfg.eval_every = WARM_UP + 2 * pairs + 2, 1
         cfg.paths.output_dir = str(Path(args.out).with_suffix(""))
-        cfg.trainer.enable_progress_bar = False
         cfg.extras.figures = False
         del cfg.callbacks.progress
         cfg.callbacks.sitting = {"_target_": "benchmarks.sitting.Sitting", "out": args.out, "pairs": pairs}

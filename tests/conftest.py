@@ -71,7 +71,6 @@ def config(tmp_path):
         with open_dict(cfg):
             cfg.paths.output_dir = str(folder or tmp_path / "run")
             cfg.extras.figures = "extras.figures=true" in overrides
-            cfg.trainer.enable_progress_bar = False
             if "trainer.devices=auto" not in overrides and cfg.trainer.devices == "auto":
                 cfg.trainer.devices = 1  # pytest has a worker on each core
             del cfg.callbacks.progress

@@ -32,8 +32,7 @@ def test_adding_a_method_takes_one_file_one_yaml_one_test(example, tmp_path):
         cfg = compose("train", [
             f"hydra.searchpath=[file://{example}/configs]", "algorithm=fednova", "gc=gcfed", "quantization=fedpaq",
             "rounds=2", "data.limit_train=200", "data.limit_test=50", f"paths.output_dir={tmp_path / 'run'}",
-            "extras.figures=false",
-            "~callbacks.progress", "~logger.tensorboard", "+trainer.enable_progress_bar=false",
+            "extras.figures=false", "~callbacks.progress", "~logger.tensorboard",
         ])  # fmt: skip
     result = train(cfg)
     assert type(result.loop.methods[0]).__name__ == "FedNova"

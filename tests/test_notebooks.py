@@ -52,7 +52,7 @@ def test_a_config_from_python_is_that_of_the_command_line():
     ours = flat(OmegaConf.to_container(configure("gc=none", "seed=3", folder="logs/here"), resolve=False))
     differ = {key: ours.get(key) for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key)}
     assert differ == {
-        "paths.output_dir": "logs/here", "trainer.devices": 1, "trainer.enable_progress_bar": False,
+        "paths.output_dir": "logs/here", "trainer.devices": 1,
         "callbacks.progress._target_": None,
     }  # fmt: skip
     assert configure("trainer.devices=2", folder="logs/here").trainer.devices == 2

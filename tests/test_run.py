@@ -178,6 +178,7 @@ def test_checkpoints_are_plain_and_the_model_is_exported(config, tmp_path):
 def test_the_run_folder(config, tmp_path):
     result = run(config, tmp_path, "run", *FAST, "extras.figures=true", "logger=default")
     folder = tmp_path / "run"
+    assert result.trainer.progress_bar_callback is None  # callbacks.progress is off: no bar of Lightning's instead
     written = ("metrics.csv", "config.yaml", "summary.json", "curves.png", "partition.png")
     for name in (*written, "partition.npz", "label_counts.npz"):
         assert (folder / name).stat().st_size > 100, name

@@ -23,7 +23,6 @@ def configure(*overrides: str, folder: str | Path) -> DictConfig:
     with open_dict(cfg):
         cfg.paths.output_dir = str(folder)
         cfg.callbacks.progress = None
-        cfg.trainer.enable_progress_bar = False
         if cfg.trainer.devices == "auto":
             cfg.trainer.devices = 1
     return cfg

@@ -17,6 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from hydra.utils import get_object
 from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 
@@ -120,9 +121,10 @@ def train(cfg: DictConfig) -> RunResult:
     warn_of_memory(loop, module, data.num_clients)
     callbacks: list[Callback] = [loop, *methods, RunRecord(cfg), *measurements, *build_all(cfg.callbacks)]
     loggers: list[Logger] = build_all(cfg.logger, resume_round=resume_round)
-    trainer: Trainer = build(
-        cfg.trainer, **spread(cfg.trainer, loop, module, data.num_test), callbacks=callbacks, logger=loggers
-    )
+    layout = spread(cfg.trainer, loop, module, data.num_test)
+    if "enable_progress_bar" not in cfg.trainer:  # without ours, Lightning would draw its own
+        layout["enable_progress_bar"] = any(isinstance(callback, ProgressBar) for callback in callbacks)
+    trainer: Trainer = build(cfg.trainer, **layout, callbacks=callbacks, logger=loggers)
 
     with failure_recorded(folder, write=trainer.is_global_zero):  # from here on the settings are accepted
         if trainer.is_global_zero:

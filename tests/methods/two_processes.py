@@ -17,7 +17,7 @@ TINY = (
     "client.batch_size=8", "data.limit_train=150", "data.limit_test=40", "eval_every=3", "callbacks.checkpoint.every=9",
     "precision=64-true",
 )  # fmt: skip
-QUIET = ("trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "+trainer.enable_progress_bar=false",
+QUIET = ("trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2",
          "~callbacks.progress", "~logger.tensorboard", "extras.figures=false")  # fmt: skip
 
 
