@@ -6,7 +6,7 @@ import math
 import shlex
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gcfed.report.groups import Group
@@ -96,13 +96,13 @@ class Order:
 
 def entries(paper: PaperTable, groups: Iterable[Group]) -> list[Entry]:
     """One a cell, by rows. A run is in every cell whose values its config has."""
-    tested_alike = [part for group in groups for part in _by_tests(group)]
+    groups = list(groups)
     axes = [axis for row in paper.rows for axis in (row, *row.by_column.values())]
     own = {key for axis in axes for key in (*axis.match, *axis.setting)}  # what rows differ in on purpose
     found: dict[tuple[str, str], Entry] = {}
     for column in paper.columns:
         every = {k: v for k, v in (paper.common_match | column.match).items() if k not in own}
-        here = [group for group in tested_alike if _has(group, every)]
+        here = [group for group in groups if _has(group, every)]
         cells = {row.label: _candidates(paper, row, column, here, own) for row in paper.rows}
         order = _ranked([candidate for of_row in cells.values() for candidate in of_row])
         extra = _extra(paper, column, cells, order)
@@ -138,19 +138,6 @@ class _Candidate:
     @property
     def ended(self) -> int:
         return len({run.seed for run in self.runs if run.state in ENDED})
-
-
-def _by_tests(group: Group) -> list[Group]:
-    """What a table reads depends on how often a run was tested too."""
-    every = dict.fromkeys(run.get("eval_every") for run in group.runs)
-    return [
-        replace(
-            group,
-            setting={**group.setting, "eval_every": tests},
-            runs=tuple(run for run in group.runs if run.get("eval_every") == tests),
-        )
-        for tests in every
-    ]
 
 
 def _has(group: Group, match: Mapping[str, Any]) -> bool:
