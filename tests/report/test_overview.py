@@ -67,9 +67,19 @@ def test_a_diverged_run_is_in_the_mean_and_marked(tmp_path):
     (table,) = by_measure(grouped(find_runs([tmp_path])), ["last:test/acc", "last:test/loss"])
     assert [(cell.text, cell.state) for cell in table.rows[0].cells[1:]] == [
         ("30.00 (28.28) †", "diverged"),
-        ("1.5 †", "diverged"),
+        ("1.5 [1] †", "diverged"),
     ]
-    assert "†: a run diverged." in table.notes[0]
+    assert "†: a run diverged; it is in the mean unless its value is not finite." in table.notes[0]
+
+
+def test_a_seed_that_went_nan_is_told_and_a_bound_has_no_deviation(tmp_path):
+    write(tmp_path, "a1", [], rows=rows_of([0.5, 0.1], **{"test/loss": [1.0, math.nan]}))
+    write(tmp_path, "a2", [0.2, 0.5], seed=2)
+    write(tmp_path, "b", [], rows=rows_of([0.5, 0.1], **{"test/loss": [1.0, math.nan]}), tags__gc="gcfed")
+    (table,) = by_measure(grouped(find_runs([tmp_path])), ["last:test/loss", "rounds:test/acc>=0.6"])
+    assert texts(table) == [["FedAvg", "1.5 [1] †", "2+ †"], ["GC-Fed", "diverged", "2+ [1] †"]]
+    assert table.notes[1].startswith("+: a run that did not reach the target counts with all its rounds")
+    assert [record["std"] for record in table.records] == [None] * 4
 
 
 def test_measures_that_were_asked_for(tmp_path):

@@ -115,7 +115,7 @@ def _ours(entry: Entry) -> Cell:
     if sample is None:
         return Cell("–", title=title, state="missing")
     if sample.mean is not None:
-        text = mean_std(sample, entry.unit, wanted=len(sample.runs) + len(entry.missing))
+        text = mean_std(sample, entry.unit, wanted=len(sample.runs) + len(sample.without) + len(entry.missing))
         return Cell(text, title=title, state=DIVERGED if sample.diverged else "")
     if sample.without:
         return Cell(DIVERGED if sample.diverged else "–", title=title, state=DIVERGED if sample.diverged else "missing")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gcfed.report.entries import Entry, Order
 from gcfed.report.runs import DIVERGED, FAILED, UNFINISHED
-from gcfed.report.sample import MARK, mean_std
+from gcfed.report.sample import BOUND, MARK, mean_std
 
 if TYPE_CHECKING:
     from gcfed.report.papers import PaperTable
@@ -30,7 +30,7 @@ def notes(paper: PaperTable, cells: Sequence[Entry], ranked: Sequence[Order]) ->
             "the one standard deviation that there is."
         )
     if any(entry.ours and entry.ours.at_least for entry in cells):
-        yield "+: a run that did not reach the target counts with all its rounds, so that the mean is a lower bound."
+        yield BOUND
     yield from _differing(cells)
     yield from _mixed(paper, cells)
     yield from _others(cells)
@@ -108,7 +108,7 @@ def _states(cells: Sequence[Entry]) -> Iterator[str]:
             for run in (*sample.diverged, *sample.uncounted):
                 named[run.state].setdefault(run.folder, f"{entry.row}, {entry.column}, seed {run.seed}: {run.note}")
     heads = {
-        DIVERGED: f"Diverged (in the mean, marked {MARK})",
+        DIVERGED: f"Diverged (marked {MARK}; in the mean unless its value is not finite)",
         FAILED: "Failed (in no mean)",
         UNFINISHED: "Unfinished (in no mean)",
     }

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gcfed.report.groups import Group, federation_of
-from gcfed.report.measures import value
+from gcfed.report.measures import parse, value
 from gcfed.report.runs import DIVERGED, FAILED, FINISHED, UNFINISHED, Run
-from gcfed.report.sample import ENDED, Sample, mean_std, numbers, sample
+from gcfed.report.sample import BOUND, ENDED, MARK, Sample, mean_std, numbers, sample
 from gcfed.report.tables import Cell, Row, Table, marked
 from gcfed.report.units import unit
 
@@ -80,12 +80,12 @@ def _reached(runs: Sequence[Run], target: float) -> Iterator[bool]:
 def _described(measure: str) -> _Measure:
     if measure in MEASURES:
         return _Measure(measure, *MEASURES[measure])
-    if measure.startswith("rounds:"):
-        column, _, target = measure.removeprefix("rounds:").rpartition(">=")
-        by = "" if column == "test/acc" else f" by {column}"
-        shown = f"{100 * float(target):g} %" if "acc" in column and _is_number(target) else target
+    parts = parse(measure)
+    if parts.is_target:
+        by = "" if parts.column == "test/acc" else f" by {parts.column}"
+        shown = f"{100 * parts.number:g} %" if "acc" in parts.column else f"{parts.number:g}"
         return _Measure(measure, f"Rounds to {shown}{by}", "rounds", False)
-    column = re.sub(r"^\w+:|\[\d+\]$|@\d+$|/[\d.]+$", "", measure)  # mean:test/acc[10] is one of test/acc
+    column = re.sub(r"/[\d.]+$", "", parts.column)  # bytes_to_target/0.8 is one of bytes_to_target
     if column.startswith("acc_diff/"):
         name, higher = "percent", None  # of curves, neither good nor bad
     elif column.endswith(("_s", "_seconds", "seconds_to_target")):
@@ -94,10 +94,6 @@ def _described(measure: str) -> _Measure:
         kinds = {"bytes": ("GB", False), "acc": ("percent", True), "loss": ("none", False), "error": ("none", False)}
         name, higher = next((kind for part, kind in kinds.items() if part in column), ("none", None))
     return _Measure(measure, measure, name, higher)
-
-
-def _is_number(text: str) -> bool:
-    return text.replace(".", "", 1).isdigit()
 
 
 def _title(measure: _Measure) -> str:
@@ -114,7 +110,7 @@ def _of_one_federation(
         title="All measures",
         header=("", *map(_title, measures)),
         rows=tuple(Row((Cell(group.method), *cells)) for group, *cells in zip(groups, *columns, strict=True)),
-        notes=_legend(next(iter(samples.values()))),
+        notes=_legend([s for m in measures for s in samples[m.measure]]),
         records=tuple(r for m in measures for r in _records(groups, m, samples[m.measure])),
     )
 
@@ -146,7 +142,7 @@ def _stem(measure: str) -> str:
 
 
 def _column(samples: Sequence[Sample], measure: _Measure) -> list[Cell]:
-    most, shown = max(len(s.runs) for s in samples), unit(measure.unit)
+    most, shown = max(len(s.runs) + len(s.without) for s in samples), unit(measure.unit)
     cells = [_cell(s, measure, most) for s in samples]
     values = [None if s.mean is None or s.at_least else float(shown.text(s.mean)) for s in samples]
     return marked(cells, values, measure.higher_is_better)
@@ -165,14 +161,14 @@ def _cell(s: Sample, measure: _Measure, most: int) -> Cell:
 
 def _legend(samples: Sequence[Sample]) -> tuple[str, ...]:
     told = "Mean (sample standard deviation) over seeds; [n]: of n seeds, where others of the column have more."
-    lost = sum(len(s.uncounted) for s in samples)
+    lost = len({run.folder for s in samples for run in s.uncounted})
     if any(s.diverged for s in samples):
-        told += " †: a run diverged."
+        told += f" {MARK}: a run diverged; it is in the mean unless its value is not finite."
     if lost:
         told += (
             f" {lost} failed or unfinished run{'s are' if lost > 1 else ' is'} in no mean: see the table of all runs."
         )
-    return (told,)
+    return (told, BOUND) if any(s.at_least for s in samples) else (told,)
 
 
 def _records(groups: Sequence[Group], measure: _Measure, samples: Sequence[Sample]) -> Iterator[dict[str, object]]:

@@ -9,12 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gcfed.report.measures import value
+from gcfed.report.measures import parse, value
 from gcfed.report.runs import DIVERGED, FAILED, FINISHED, UNFINISHED, Run
 from gcfed.report.units import Unit
 
 ENDED = (FINISHED, DIVERGED)
-MARK = "†"  # a diverged run is in the mean
+MARK = "†"  # a run diverged
+BOUND = "+: a run that did not reach the target counts with all its rounds, so that the mean is a lower bound."
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ class Sample:
 
     @cached_property
     def std(self) -> float | None:
-        """The sample's; None for fewer than two runs."""
-        if self.mean is None or len(self.values) < 2:
+        """The sample's; None for fewer than two runs, and of bounds, which do not scatter as what they bound."""
+        if self.mean is None or len(self.values) < 2 or self.at_least:
             return None
         return math.sqrt(math.fsum((x - self.mean) ** 2 for x in self.values) / (len(self.values) - 1))
 
@@ -64,7 +65,7 @@ def sample(runs: Iterable[Run], measure: str, factor: float = 1.0) -> Sample:
         by_seed.setdefault(run.seed, []).append(run)
     firsts = [by_seed[seed][0] for seed in sorted(by_seed)]
     found = {run.folder: value(run, measure) for run in firsts if run.state in ENDED}
-    bounded = [run for run in firsts if measure.startswith("rounds:") and _missed(run, measure, found)]
+    bounded = [run for run in firsts if parse(measure).is_target and _missed(run, measure, found)]
     found |= {run.folder: float(run.rounds) for run in bounded}
     known = [run for run in firsts if found.get(run.folder) is not None]
     return Sample(
@@ -79,8 +80,7 @@ def sample(runs: Iterable[Run], measure: str, factor: float = 1.0) -> Sample:
 
 def _missed(run: Run, measure: str, found: Mapping[Path, float | None]) -> bool:
     """Whether the run was tested as the target asks, to its end, and did not reach it."""
-    column = measure.removeprefix("rounds:").rpartition(">=")[0]
-    return run.folder in found and found[run.folder] is None and len(run.curve(column)[0]) > 0
+    return run.folder in found and found[run.folder] is None and len(run.curve(parse(measure).column)[0]) > 0
 
 
 def _written(run: Run) -> float:
