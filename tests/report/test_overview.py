@@ -6,7 +6,7 @@ import pytest
 from run_folders import rows_of, write_run
 
 from gcfed.report.groups import grouped
-from gcfed.report.overview import _described, all_runs, by_measure
+from gcfed.report.overview import _described, all_runs, by_measure, unmeasured
 from gcfed.report.runs import find_runs
 from gcfed.report.searches import Trial, find_searches
 
@@ -89,8 +89,11 @@ def test_measures_that_were_asked_for(tmp_path):
     assert table.header == (
         "", "Rounds to 55 %", "Rounds to 2 by test/loss", "acc_diff/min (%)", "last:time/train_s (s)",
     )  # fmt: skip
-    with pytest.raises(ValueError, match="no run has last:nothing, none;"):
-        by_measure(groups, ["max:test/acc", "last:nothing", "none"])
+    asked = ["max:test/acc", "last:nothing", "none", "rounds:test/acc>=0.9", "rounds:test/error<=0.1"]
+    assert [table.header[1:] for table in by_measure(groups, asked)] == [("Best test accuracy (%)", "Rounds to 90 %")]
+    (told,) = unmeasured(groups[0].runs, asked)
+    assert told.startswith("measures: no run has last:nothing, none, rounds:test/error<=0.1. There are")
+    assert unmeasured(groups[0].runs, asked[:1]) == ()
     with pytest.raises(ValueError, match="'median:test/acc' is not understood"):
         by_measure(groups, ["median:test/acc"])
     assert by_measure([]) == []

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gcfed.report.groups import Group, federation_of
-from gcfed.report.measures import parse, value
+from gcfed.report.measures import FORMS, parse, value
 from gcfed.report.runs import DIVERGED, FAILED, FINISHED, UNFINISHED, Run
 from gcfed.report.sample import BOUND, ENDED, MARK, Sample, mean_std, numbers, sample
 from gcfed.report.tables import Cell, Row, Table, marked
@@ -43,23 +43,34 @@ def by_measure(groups: Sequence[Group], measures: Sequence[str] | None = None) -
             the runs' targets that one of them reached. What no run has is left out.
 
     Raises:
-        ValueError: a measure is not understood, or no run has it (of those that were asked for).
+        ValueError: a measure is not understood.
     """
     chosen = list(_standard(groups)) if measures is None else [_described(measure) for measure in measures]
     samples = {m.measure: [sample(g.runs, m.measure, unit(m.unit).factor) for g in groups] for m in chosen}
     known = [m for m in chosen if any(s.values for s in samples[m.measure])]
-    if measures is not None and len(known) < len(chosen):
-        lost = ", ".join(m.measure for m in chosen if m not in known)
-        raise ValueError(
-            f"measures: no run has {lost}; columns of metrics.csv go as last:…, max:…, mean:…[10], sum:…, keys of "
-            "summary.json as they are."
-        )
     federations = list(dict.fromkeys(group.federation for group in groups))
     if not known:
         return []
     if len(federations) == 1:
         return [_of_one_federation(groups, known, samples)]
     return [_of_one_measure(groups, m, samples[m.measure]) for m in known]
+
+
+def unmeasured(runs: Iterable[Run], measures: Iterable[str]) -> tuple[str, ...]:
+    """Which of the measures no run has that came to its end, and why, in a sentence."""
+    ended = [run for run in runs if run.state in ENDED]
+    lost = [m for m in measures if not any(_has(run, m) for run in ended)]
+    if not lost:
+        return ()
+    if not ended:
+        return (f"measures={','.join(lost)}: no run has come to its end yet",)
+    return (f"measures: no run has {', '.join(lost)}. {FORMS}",)
+
+
+def _has(run: Run, measure: str) -> bool:
+    """Whether a table has a number of the run: where a target was not reached, a bound."""
+    parts = parse(measure)
+    return value(run, measure) is not None or (parts.is_target and len(run.curve(parts.column)[0]) > 0)
 
 
 def _standard(groups: Sequence[Group]) -> Iterator[_Measure]:

@@ -88,17 +88,17 @@ def markdown(table: Table, level: int = 2) -> str:
         return f"| {' | '.join(cells)} |"
 
     def label(row: Row) -> str:
-        text = _decorated(row.cells[0], "**{}**", "<ins>{}</ins>", _markdown_text)
+        text = _decorated(row.cells[0], "**{}**", "<ins>{}</ins>", markdown_text)
         return f"*{text}*" if row.minor and text else text
 
     rows = [
-        line([label(row), *(_decorated(cell, "**{}**", "<ins>{}</ins>", _markdown_text) for cell in row.cells[1:])])
+        line([label(row), *(_decorated(cell, "**{}**", "<ins>{}</ins>", markdown_text) for cell in row.cells[1:])])
         for row in table.rows
     ]
     rule = line(["---:" if number else "---" for number in _numbers(table)])
-    body = "\n".join([line([_markdown_text(text) for text in table.header]), rule, *rows])
-    notes = [_markdown_text(note) for note in table.notes]
-    return "\n\n".join([f"{'#' * level} {_markdown_text(table.title)}", body, *notes]) + "\n"
+    body = "\n".join([line([markdown_text(text) for text in table.header]), rule, *rows])
+    notes = [markdown_text(note) for note in table.notes]
+    return "\n\n".join([f"{'#' * level} {markdown_text(table.title)}", body, *notes]) + "\n"
 
 
 def latex(table: Table) -> str:
@@ -155,7 +155,7 @@ def _decorated(cell: Cell, bold: str, underline: str, escape: Callable[[str], st
     return underline.format(text) if cell.underline else text
 
 
-def _markdown_text(text: str) -> str:
+def markdown_text(text: str) -> str:
     for special in "\\`*|":
         text = text.replace(special, f"\\{special}")
     return " ".join(text.replace("<", "&lt;").split())
