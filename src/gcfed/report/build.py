@@ -157,9 +157,13 @@ def _read(roots: tuple[str, ...], out: Path, cfg: Mapping[str, Any]) -> Report:
             "overrides.yaml. `python src/train.py` makes one; roots=[…] names other folders."
         )
     groups = grouped(runs)
-    comparisons = [compare(table, groups) for table in tables]
     places = {run.folder: shown(run, roots) for run in runs}
-    free = [*by_measure(groups, measures), all_runs(runs, groups, lambda run: places[run.folder])]
+
+    def place(run: Run) -> str:
+        return places[run.folder]
+
+    comparisons = [compare(table, groups, place) for table in tables]
+    free = [*by_measure(groups, measures, place), all_runs(runs, groups, place)]
     return Report(
         title=f"Runs in {', '.join(root_names(roots))}",
         created=datetime.now(),
@@ -191,7 +195,7 @@ def _markdown(made: Report) -> Iterator[str]:
             yield f"<details><summary>What is missing, and how to run it: {_missing(comparison)}</summary>\n"
             yield "```bash"
             if comparison.command:
-                yield f"{comparison.command}  # all of the table in the paper's setting; scale=small for less"
+                yield f"{comparison.command}  # all at once, finished runs skipped"
             for places, command in comparison.missing:
                 yield f"{command}  # {places}"
             yield "```\n\n</details>\n"

@@ -31,10 +31,9 @@ _NUMBER = re.compile(r"[≥≤<>~+−-]?\d")
 
 
 class Shown(NamedTuple):
-    """A cell; ``differs``: its runs' setting is not the paper's; ``far``: it is a difference of ``FAR`` σ or more."""
+    """A cell; ``far``: it is a difference of ``FAR`` σ or more."""
 
     cell: Cell
-    differs: bool = False
     far: bool = False
 
 
@@ -50,7 +49,6 @@ def blocks(table: Table, entries: Sequence[Entry] = ()) -> list[list[list[Shown]
         shown = [
             Shown(
                 cell,
-                differs=bool(entry and not row.minor and entry.mean is not None and entry.differences),
                 far=bool(entry and is_difference and entry.deviations is not None and abs(entry.deviations) >= FAR),
             )
             for cell, entry in zip(row.cells[1:], of_row, strict=True)

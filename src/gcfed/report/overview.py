@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gcfed.report.groups import Group, federation_of
 from gcfed.report.measures import FORMS, parse, value
 from gcfed.report.runs import DIVERGED, FAILED, FINISHED, UNFINISHED, Run
-from gcfed.report.sample import BOUND, ENDED, MARK, Sample, mean_std, numbers, sample
+from gcfed.report.sample import AGAIN, BOUND, ENDED, MARK, Sample, mean_std, numbers, sample
 from gcfed.report.tables import Cell, Row, Table, marked
 from gcfed.report.units import unit
 
@@ -35,12 +35,17 @@ class _Measure:
     higher_is_better: bool | None
 
 
-def by_measure(groups: Sequence[Group], measures: Sequence[str] | None = None) -> list[Table]:
+def by_measure(
+    groups: Sequence[Group],
+    measures: Sequence[str] | None = None,
+    shown: Callable[[Run], str] = lambda run: run.folder.name,
+) -> list[Table]:
     """A table a measure, methods by federations; of one federation a single table, methods by measures.
 
     Args:
         measures: as :func:`gcfed.report.measures.value` reads them; None: :data:`MEASURES` and the rounds to each of
             the runs' targets that one of them reached. What no run has is left out.
+        shown: gives a run's folder as a reader may see it.
 
     Raises:
         ValueError: a measure is not understood.
@@ -52,8 +57,11 @@ def by_measure(groups: Sequence[Group], measures: Sequence[str] | None = None) -
     if not known:
         return []
     if len(federations) == 1:
-        return [_of_one_federation(groups, known, samples)]
-    return [_of_one_measure(groups, m, samples[m.measure]) for m in known]
+        tables = [_of_one_federation(groups, known, samples)]
+    else:
+        tables = [_of_one_measure(groups, m, samples[m.measure]) for m in known]
+    again = _again(groups, samples[known[0].measure], shown)
+    return [replace(table, notes=(*table.notes, *again)) for table in tables]
 
 
 def unmeasured(runs: Iterable[Run], measures: Iterable[str]) -> tuple[str, ...]:
@@ -180,6 +188,16 @@ def _legend(samples: Sequence[Sample]) -> tuple[str, ...]:
             f" {lost} failed or unfinished run{'s are' if lost > 1 else ' is'} in no mean: see the table of all runs."
         )
     return (told, BOUND) if any(s.at_least for s in samples) else (told,)
+
+
+def _again(groups: Sequence[Group], samples: Sequence[Sample], shown: Callable[[Run], str]) -> tuple[str, ...]:
+    """Names the runs that count nowhere since another one has their seed."""
+    named = [
+        f"{group.label}, seed {run.seed}: {shown(run)} ({run.state})"
+        for group, s in zip(groups, samples, strict=True)
+        for run, _ in s.repeated
+    ]
+    return (f"{AGAIN}: {'; '.join(named)}.",) if named else ()
 
 
 def _records(groups: Sequence[Group], measure: _Measure, samples: Sequence[Sample]) -> Iterator[dict[str, object]]:

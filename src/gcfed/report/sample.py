@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gcfed.report.measures import parse, value
 from gcfed.report.runs import DIVERGED, FAILED, FINISHED, UNFINISHED, Run
@@ -15,7 +16,15 @@ from gcfed.report.units import Unit
 
 ENDED = (FINISHED, DIVERGED)
 MARK = "†"  # a run diverged
+AGAIN = "Further runs of one seed (the last one to end counts)"
 BOUND = "+: a run that did not reach the target counts with all its rounds, so that the mean is a lower bound."
+
+
+class Repeat(NamedTuple):
+    """A further run of a seed; ``difference``: its value − that of the run that counts, None where either has none."""
+
+    run: Run
+    difference: float | None
 
 
 @dataclass(frozen=True)
@@ -36,7 +45,7 @@ class Sample:
     at_least: bool
     without: tuple[Run, ...]
     uncounted: tuple[Run, ...]
-    repeated: tuple[Run, ...]
+    repeated: tuple[Repeat, ...]
 
     @cached_property
     def mean(self) -> float | None:
@@ -59,9 +68,9 @@ class Sample:
 
 
 def sample(runs: Iterable[Run], measure: str, factor: float = 1.0) -> Sample:
-    """The runs of one setting by seed: of several with one seed the newest that came to its end counts."""
+    """The runs of one setting by seed: of several with one seed that which came to its end last counts."""
     by_seed: dict[int, list[Run]] = {}
-    for run in sorted(runs, key=lambda run: (run.state in ENDED, _written(run), run.folder), reverse=True):
+    for run in sorted(runs, key=lambda run: (run.state in ENDED, _ended(run), run.folder), reverse=True):
         by_seed.setdefault(run.seed, []).append(run)
     firsts = [by_seed[seed][0] for seed in sorted(by_seed)]
     found = {run.folder: value(run, measure) for run in firsts if run.state in ENDED}
@@ -74,7 +83,11 @@ def sample(runs: Iterable[Run], measure: str, factor: float = 1.0) -> Sample:
         at_least=bool(bounded),
         without=tuple(run for run in firsts if run.folder in found and found[run.folder] is None),
         uncounted=tuple(run for run in firsts if run.folder not in found),
-        repeated=tuple(run for seed in sorted(by_seed) for run in by_seed[seed][1:]),
+        repeated=tuple(
+            Repeat(run, _difference(value(run, measure), found.get(first.folder), factor))
+            for first, *others in (by_seed[seed] for seed in sorted(by_seed))
+            for run in others
+        ),
     )
 
 
@@ -83,10 +96,17 @@ def _missed(run: Run, measure: str, found: Mapping[Path, float | None]) -> bool:
     return run.folder in found and found[run.folder] is None and len(run.curve(parse(measure).column)[0]) > 0
 
 
-def _written(run: Run) -> float:
-    """When the run ended."""
-    path = run.folder / "summary.json"
-    return path.stat().st_mtime if path.is_file() else 0.0
+def _difference(theirs: float | None, counts: float | None, factor: float) -> float | None:
+    return None if theirs is None or counts is None else factor * (theirs - counts)
+
+
+def _ended(run: Run) -> float:
+    """When the run ended, in seconds: as it says itself, for a copy of a folder is younger than what is in it."""
+    try:
+        return datetime.fromisoformat(run.summary["ended"]).timestamp()
+    except (KeyError, TypeError, ValueError):
+        path = run.folder / "summary.json"
+        return path.stat().st_mtime if path.is_file() else 0.0
 
 
 def mean_std(sample: Sample, unit: Unit, *, wanted: int | None = None) -> str:

@@ -19,6 +19,7 @@ class Cell:
     Attributes:
         title: what a page shows when the pointer rests on it; Markdown and LaTeX leave it out.
         state: "" for a plain cell, else "diverged", "failed", "unfinished" or "missing".
+        differs: the setting is not that of the number to compare it with; shown as ≠.
     """
 
     text: str
@@ -26,6 +27,7 @@ class Cell:
     underline: bool = False
     title: str = ""
     state: str = ""
+    differs: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,9 +152,8 @@ def _numbers(table: Table) -> list[bool]:
 
 def _decorated(cell: Cell, bold: str, underline: str, escape: Callable[[str], str]) -> str:
     text = escape(cell.text)
-    if cell.bold:
-        return bold.format(text)
-    return underline.format(text) if cell.underline else text
+    marked = bold.format(text) if cell.bold else underline.format(text) if cell.underline else text
+    return f"{marked} {escape('≠')}" if cell.differs else marked
 
 
 def markdown_text(text: str) -> str:
@@ -168,7 +169,9 @@ _LATEX = {
     "×": r"$\times$", "√": r"$\surd$", "²": "$^2$", "‖": r"$\Vert$", "†": r"\textdagger{}", "→": r"$\to$",
     "α": r"$\alpha$", "β": r"$\beta$", "γ": r"$\gamma$", "δ": r"$\delta$", "Δ": r"$\Delta$", "η": r"$\eta$",
     "θ": r"$\theta$", "λ": r"$\lambda$", "μ": r"$\mu$", "ν": r"$\nu$", "ρ": r"$\rho$", "σ": r"$\sigma$",
-    "τ": r"$\tau$",
+    "τ": r"$\tau$", "≠": r"$\neq$", "³": "$^3$", "⁻": "$^-$", "§": r"\S{}", "·": r"$\cdot$", "°": r"$^\circ$",
+    "∞": r"$\infty$", "½": r"$\frac12$", "₁": "$_1$", "₂": "$_2$", "₃": "$_3$", "ₐ": "$_a$", "ₖ": "$_k$",
+    "ₗ": "$_l$", "ₛ": "$_s$", "’": "'",
 }  # fmt: skip
 
 
