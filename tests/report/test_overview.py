@@ -6,6 +6,7 @@ import pytest
 from run_folders import rows_of, write_run
 
 from gcfed.report.groups import grouped
+from gcfed.report.lines import search_lines
 from gcfed.report.overview import _described, all_runs, by_measure, unmeasured
 from gcfed.report.runs import find_runs
 from gcfed.report.searches import Trial, find_searches
@@ -38,7 +39,10 @@ def test_one_federation_is_one_table_with_a_column_a_measure(tmp_path):
         ["FedProx", "26.67 [1]", "30.00 [1]", "30.00 [1]", "3+ [1]", "1.5e-05 [1]", "1.5e-05 [1]", "2 [1]"],
     ]
     assert [cell.bold for cell in table.rows[0].cells] == [False, True, True, True, False, False, False, False]
-    assert table.rows[1].cells[1].title == "seed 1: 26.67; seed 2: failed after round 1 of 3: OSError: disk full"
+    assert table.rows[1].cells[1].title == (
+        "mean of 3 tests; seed 1: 26.67; seed 2: failed after round 1 of 3: OSError: disk full"
+    )
+    assert table.rows[0].cells[2].title == "seed 1: 60.00; seed 2: 60.00"
     assert "1 failed or unfinished run is in no mean" in table.notes[0]
     assert len(table.records) == 2 * 7
 
@@ -141,7 +145,12 @@ def test_searches(tmp_path):
     write(tmp_path / "logs", "a", [0.5])
     (tmp_path / "logs" / "a" / "trials.csv").write_text("a run's own\n")
     (search,) = find_searches([tmp_path, folder])
-    assert search.name == "my_search"
+    assert (search.name, search.best, [end[0] for end in search_lines(search)["ends"]]) == (
+        "my_search", None, ["highest", "lowest"],
+    )  # fmt: skip
+    (folder / "optimization_results.yaml").write_text("best_trial: 0\nbest_value: 0.81\n")
+    (search,) = find_searches([tmp_path])
+    assert search_lines(search)["ends"] == [("best", 0, 0.81)]  # which the search's direction decides
     assert search.trials == (
         Trial(0, "COMPLETE", 0.81, 12.0, "0", {"gc.lam": "0.5", "client.optimizer.lr": "0.01"}),
         Trial(1, "PRUNED", None, 3.5, "1", {"gc.lam": "0.9"}),

@@ -167,7 +167,7 @@ def test_tables_say_what_is_best_missing_and_different(page):
 
 
 def test_a_search_tells_its_ends(page):
-    assert "4 trials; highest value 0.9 in trial 1, lowest 0.5 in trial 0." in page.text()
+    assert "4 trials; highest value 0.9 in trial 1; lowest value 0.5 in trial 0." in page.text()
     assert page.raw("title")[1:] == ["trial 0: 0.5", "trial 1: 0.9", "trial 3: 0.7"]
 
 

@@ -237,7 +237,9 @@ def _of_search(search: Search) -> Table:
         )
         for trial in search.trials
     ]
-    return Table(f"trials_{search.name}", f"Search {search.name}", ("trial", "state", "value", *names), tuple(rows))
+    told = () if search.best is None else (f"The best is trial {search.best}.",)
+    header = ("trial", "state", "value", *names)
+    return Table(f"trials_{search.name}", f"Search {search.name}", header, tuple(rows), told)
 
 
 def _counts(made: Report) -> str:

@@ -175,9 +175,17 @@ _RESULTS = {
 
 
 def search_lines(search: Search) -> dict[str, Any]:
-    """The search, its highest and lowest value as (trial, value), its parameters' names, its picture."""
+    """The search, its best value as (word, trial, value), its parameters' names, its picture.
+
+    Of a search that does not say which is best: its highest and its lowest value.
+    """
     values = {trial.number: trial.value for trial in search.trials if trial.value is not None}
-    ends = [pick(values.items(), key=lambda pair: pair[1]) for pick in (max, min)] if values else []
+    ends: list[tuple[str, int, float]] = []
+    if search.best in values:
+        ends = [("best", search.best, values[search.best])]
+    elif values:
+        picks = (("highest", max), ("lowest", min))
+        ends = [(word, *pick(values.items(), key=lambda pair: pair[1])) for word, pick in picks]
     names = list(dict.fromkeys(name for trial in search.trials for name in trial.parameters))
     drawing = scatter(list(values), list(values.values()))
     return {"search": search, "ends": ends, "names": names, "drawing": drawing}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gcfed.report.groups import Group, federation_of
-from gcfed.report.measures import FORMS, parse, value
+from gcfed.report.measures import FORMS, measured, parse, value
 from gcfed.report.runs import DIVERGED, FAILED, FINISHED, UNFINISHED, Run
 from gcfed.report.sample import AGAIN, BOUND, ENDED, MARK, Sample, mean_std, numbers, sample
 from gcfed.report.tables import Cell, Row, Table, marked
@@ -170,12 +171,22 @@ def _column(samples: Sequence[Sample], measure: _Measure) -> list[Cell]:
 def _cell(s: Sample, measure: _Measure, most: int) -> Cell:
     shown = unit(measure.unit)
     runs = [f"seed {run.seed}: {shown.text(number)}" for run, number in zip(s.runs, s.values, strict=True)]
-    title = "; ".join([*runs, *(f"seed {run.seed}: {run.state} {run.note}" for run in (*s.diverged, *s.uncounted))])
+    troubled = [f"seed {run.seed}: {run.state} {run.note}" for run in (*s.diverged, *s.uncounted)]
+    title = "; ".join([*_of_tests(s, measure), *runs, *troubled])
     if s.mean is not None:
         return Cell(mean_std(s, shown, wanted=most), title=title, state=DIVERGED if s.diverged else "")
     states = {run.state for run in (*s.without, *s.uncounted)}
     state = next((state for state in (DIVERGED, FAILED, UNFINISHED) if state in states), "")
     return Cell(state or "–", title=title, state=state)
+
+
+def _of_tests(s: Sample, measure: _Measure) -> list[str]:
+    """Of how many measurements a mean over the last rounds is: ten rounds are one test where every tenth is tested."""
+    parts = parse(measure.measure)
+    if not (s.runs and parts.how == "mean" and math.isfinite(parts.number)):
+        return []
+    counts = sorted({len(measured(run, parts)) for run in s.runs})
+    return [f"mean of {' or '.join(map(str, counts))} test{'s' * (counts != [1])}"]
 
 
 def _legend(samples: Sequence[Sample]) -> tuple[str, ...]:
