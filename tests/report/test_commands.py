@@ -38,6 +38,13 @@ def test_what_is_missing_and_the_command_for_it(runs):
     assert comparison.command == ""
 
 
+def test_what_changes_no_result_is_no_other_setting(runs):
+    overrides = ["rounds=2", "trainer.devices=1", "callbacks.progress=null", "+client.steps=3", "paths.log_dir=x"]
+    runs.add("a", [0.4, 0.4], config={"rounds": 2}, overrides=overrides)
+    assert runs.cell("FedAvg").beyond == {"rounds=2", "+client.steps=3"}
+    assert runs.cell("GC-Fed").beyond is None
+
+
 @pytest.mark.parametrize(
     ("beyond", "wanted"),
     [

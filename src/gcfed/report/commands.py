@@ -9,7 +9,7 @@ from functools import cache
 import yaml
 
 from gcfed.report.runs import Loader, Run
-from gcfed.utils.resolvers import ROOT
+from gcfed.utils.resolvers import ROOT, changes_results
 
 COMMAND = "python src/train.py"
 _ELSEWHERE = ("seed=", "hydra.", "paths.", "ckpt_path=", "client_store.folder=")  # of one run, or of one machine
@@ -35,21 +35,26 @@ def simple(run: Run, told: Iterable[str]) -> tuple[str, ...]:
     return tuple(o for o in own(run) if _key(o) not in keys and _is_simple(o))
 
 
-def study(name: str, beyond: Iterable[frozenset[str]]) -> str:
+def beyond(run: Run, told: Iterable[str]) -> frozenset[str]:
+    """A run's overrides beside those ``told``, without what changes neither its results nor its length."""
+    return frozenset(o for o in own(run) if changes_results(o) or _is_simple(o)) - set(told)
+
+
+def study(name: str, further: Iterable[frozenset[str]]) -> str:
     """Runs all that a paper's table lacks, as a study; "" where there is none, or it would not fill the cells shown.
 
     Args:
-        beyond: for each cell with runs their overrides beyond the table's.
+        further: :func:`beyond` the table's overrides, those of the runs of each cell that has any.
     """
     scales = _scales(name)
-    kinds = set(beyond)
+    kinds = set(further)
     if scales is None or len(kinds) > 1:
         return ""
-    further = kinds.pop() if kinds else frozenset()
-    scale = next((label for label, overrides in scales.items() if further and overrides == further), None)
-    if scale is None and not all(map(_is_simple, further)):
+    shared = kinds.pop() if kinds else frozenset()
+    scale = next((label for label, overrides in scales.items() if shared and overrides == shared), None)
+    if scale is None and not all(map(_is_simple, shared)):
         return ""
-    return f"{COMMAND} -m {shlex.join([f'study={name}', *([f'scale={scale}'] if scale else sorted(further))])}"
+    return f"{COMMAND} -m {shlex.join([f'study={name}', *([f'scale={scale}'] if scale else sorted(shared))])}"
 
 
 @cache

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gcfed.report.commands import command, own, simple
+from gcfed.report.commands import beyond, command, own, simple
 from gcfed.report.groups import Group
 from gcfed.report.ranks import kendall, spearman
 from gcfed.report.runs import Run
@@ -257,7 +257,7 @@ def _entry(
         differences=best[0].differences if best else (),
         common=dict(best[0].common) if best else {},
         alike=bool(best) and order[best[0].common] == 0,
-        beyond=None if example is None else frozenset(own(example)) - set(told),
+        beyond=None if example is None else beyond(example, told),
         missing=missing,
         command=command(own(example) if example else (*told, *extra), missing) if missing else "",
         note=(only and only.note) or row.note or column.note,
