@@ -158,6 +158,7 @@ def test_tables_say_what_is_best_missing_and_different(page):
     assert page.text("strong").startswith("62.00 (1.00)")
     assert page.text("u").startswith("52.00 (1.00)")
     assert [attrs["class"] for attrs in page.all("td") if "far" in attrs.get("class", "")] == ["number far"] * 2
+    assert sum("bare" in attrs.get("class", "").split() for attrs in page.all("td")) == 9  # no run has α 0.05
     assert "rounds 3 (paper 800)" in page.text("p")
     assert f"{EVIL} 20.00 [1] † ≠ – {EVIL} paper" in page.text()
     views = [attrs for attrs in page.all("input") if attrs["type"] == "radio"]

@@ -62,6 +62,12 @@ def kinds(found: Sequence[Sequence[Sequence[Shown]]]) -> list[str]:
     return [row[0].cell.text for row in max(found, key=len, default=[])[1:]]
 
 
+def bare(entries: Sequence[Entry], wide: int) -> list[bool]:
+    """Of each of ``wide`` columns behind that of the labels whether no run of ours belongs to it."""
+    columns = [entries[i::wide] for i in range(wide)]
+    return [False, *(bool(column) and all(entry.ours is None for entry in column) for column in columns)]
+
+
 def numeric(table: Table) -> list[bool]:
     """Of each column whether at least half of what is in it are numbers."""
     columns = [[row.cells[i].text for row in table.rows] for i in range(len(table.header))]
