@@ -51,7 +51,7 @@ def test_as_a_user_types_it(tmp_path):
     assert done.stdout.rstrip().endswith("without torch")
     out = tmp_path / "logs" / "report"
     text = (out / "report.md").read_text()
-    assert "| FedAvg | – | <ins>30.50 (0.24) [2]</ins> | – |" in text
+    assert "| FedAvg | – | <ins>30.50 (0.24) [2]</ins> ≠ | – |" in text
     for wanted in ("GC-Fed, Table 5", "python src/train.py", "after round 1 of 9: OSError: disk full", "](figures/"):
         assert wanted in text, wanted
     assert "<html" in (out / "index.html").read_text()
