@@ -11,11 +11,11 @@ import gcfed.utils.resolvers  # noqa: F401  (before Hydra composes)
 
 @hydra.main(version_base="1.3", config_path="../configs", config_name="report")
 def main(cfg: DictConfig) -> None:
-    from gcfed.report.build import report
+    from gcfed.report.build import Incomplete, report
 
     try:
         report(OmegaConf.to_container(cfg, resolve=True))  # type: ignore[arg-type]
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, Incomplete) as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
         sys.exit(f"{error} (HYDRA_FULL_ERROR=1 shows where)")

@@ -1,86 +1,20 @@
 """Our runs beside a paper's table: which runs count, what the numbers are, what is said of the rest."""
 
+import json
 import math
 import os
-import shlex
 
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
-from run_folders import rows_of, write_run
+from run_folders import rows_of
+from toy_table import Runs, text_of
 
-from gcfed.report.compare import compare
-from gcfed.report.groups import grouped
-from gcfed.report.papers import load
-from gcfed.report.runs import find_runs
 from gcfed.report.sample import sample
 from gcfed.report.tables import as_csv, markdown
-from gcfed.utils.resolvers import ROOT
-
-TOY = """
-paper: Toy
-table: "3"
-title: Accuracy
-source: Toy (2024), Table 3
-unit: percent
-higher_is_better: true
-seeds: 3
-deviation: std
-measure: "mean:test/acc[2]"
-note: A note of the table.
-common_match: {tags.data: digits}
-setting: {rounds: 4, client.optimizer.lr: 0.01}
-columns:
-  - {label: "α 0.1", overrides: [data=digits, model=mlp, partition.alpha=0.1], match: {partition.alpha: 0.1}}
-  - {label: "α 1", overrides: [data=digits, model=mlp, partition.alpha=1], match: {partition.alpha: 1}}
-  - {label: "rounds to 50 %", overrides: [data=digits, model=mlp, partition.alpha=0.1], match: {partition.alpha: 0.1},
-     measure: "rounds:test/acc>=0.5", unit: rounds, higher_is_better: false}
-rows:
-  - {label: FedAvg, overrides: [algorithm=fedavg, gc=none], match: {tags.algorithm: fedavg, tags.gc: none}}
-  - {label: FedProx, overrides: [algorithm=fedprox, gc=none], match: {tags.algorithm: fedprox, tags.gc: none},
-     setting: {methods.proximal.mu: 0.1}}
-  - {label: GC-Fed, overrides: [gc=gcfed], match: {tags.algorithm: fedavg, tags.gc: gcfed}}
-  - {label: Lost, overrides: null, note: There is no code of it.}
-cells:
-  FedAvg: [[50.00, 3.00], 60.00, 3]
-  FedProx: [[52.00, 4.00], {mean: 10.00, note: failed}, {mean: 4, note: "+"}]
-  GC-Fed: [[58.00, 1.00], 70.00, 2]
-  Lost: [40.00, N/A, null]
-"""
-
-
-class Runs:
-    """Writes runs of the toy table and compares them."""
-
-    def __init__(self, folder):
-        self.folder = folder
-        (folder / "toy_table3.yaml").write_text(TOY)
-
-    def add(self, name, accuracies, *, algorithm="fedavg", gc="none", seed=1, alpha=0.1, overrides=(), rows=None, **kw):
-        config = {"tags.algorithm": algorithm, "tags.gc": gc, "seed": seed, "partition.alpha": alpha}
-        config |= {"rounds": 4} | kw.pop("config", {})
-        overrides = [f"algorithm={algorithm}", f"gc={gc}", f"partition.alpha={alpha}", *overrides, f"seed={seed}"]
-        rows = rows or rows_of(accuracies)
-        return write_run(self.folder / "runs" / name, config=config, rows=rows, overrides=overrides, **kw)
-
-    def compared(self):
-        (self.folder / "runs").mkdir(exist_ok=True)
-        return compare(load(self.folder / "toy_table3.yaml"), grouped(find_runs([self.folder / "runs"])))
-
-    def cell(self, row, column="α 0.1"):
-        return next(e for e in self.compared().entries if (e.row, e.column) == (row, column))
 
 
 @pytest.fixture
 def runs(tmp_path):
     return Runs(tmp_path)
-
-
-def text_of(table, row, column):
-    """Texts of ours, the paper's and the difference."""
-    i = next(i for i, line in enumerate(table.rows) if line.cells[0].text == row)
-    lines = [table.rows[i], *(line for line in table.rows[i + 1 : i + 3] if line.minor)]
-    return [line.cells[1 + column].text for line in lines]
 
 
 def test_numbers_by_hand(runs):
@@ -145,7 +79,7 @@ def test_fewer_rounds_are_better_and_a_bound_is_no_number(runs):
     ours = runs.cell("FedAvg", "rounds to 50 %")
     assert (ours.ours.values, ours.ours.at_least, ours.difference) == ((2, 4), True, None)
     table = runs.compared().table
-    assert text_of(table, "FedAvg", 2)[:2] == ["3+ (1.4) [2]", "3"]
+    assert text_of(table, "FedAvg", 2)[:2] == ["3+ [2]", "3"]
     assert text_of(table, "GC-Fed", 2) == ["3 [1]", "2", "+1"]
     assert any(note.startswith("+: a run that did not reach the target") for note in table.notes)
     papers = [row.cells[3] for row in table.rows if row.cells[0].text == "paper"]
@@ -168,7 +102,7 @@ def test_settings_are_never_mixed(runs):
         (pytest.approx(80), ("rounds 4", "client.optimizer.lr 0.5")),
     ]
     notes = " ".join(runs.compared().table.notes)
-    assert "Where our setting is not the paper's: everywhere: rounds 2 (paper 4)." in notes
+    assert "Where our setting is not the paper's (≠): everywhere: rounds 2 (paper 4)." in notes
     assert "FedAvg, α 0.1: 90.00 [1] with rounds 4; FedAvg, α 0.1: 80.00 [1] with rounds 4, client.optimizer" in notes
     assert "are not alike" not in notes
 
@@ -186,15 +120,16 @@ def test_rows_that_are_not_alike_are_told(runs):
     runs.add("b", [0.5] * 4, gc="gcfed")
     runs.add("c", [0.5] * 4, algorithm="fedprox", config={"methods.proximal.mu": 0.2})
     notes = " ".join(runs.compared().table.notes)
-    assert "rows of α 0.1 are not alike in precision: bf16-mixed (FedAvg), 32-true (FedProx, GC-Fed)." in notes
-    assert "Where our setting is not the paper's: row FedProx: methods.proximal.mu 0.2 (paper 0.1)." in notes
+    told = "precision: bf16-mixed (FedAvg), 32-true (FedProx, GC-Fed). Ranked: FedProx, GC-Fed."
+    assert f"rows of α 0.1 are not alike in {told}" in notes
+    assert "Where our setting is not the paper's (≠): row FedProx: methods.proximal.mu 0.2 (paper 0.1)." in notes
 
 
 def test_differences_name_columns_and_single_cells(runs):
     runs.add("a", [0.4] * 4, alpha=1, config={"client.optimizer.lr": 0.1})
     runs.add("b", [0.5] * 4, gc="gcfed", alpha=1, config={"client.optimizer.lr": 0.1})
     runs.add("c", [0.5] * 4)
-    assert "setting is not the paper's: column α 1: client.optimizer.lr 0.1 (paper 0.01)." in " ".join(
+    assert "setting is not the paper's (≠): column α 1: client.optimizer.lr 0.1 (paper 0.01)." in " ".join(
         runs.compared().table.notes
     )
     runs.add("d", [0.5] * 4, gc="gcfed", config={"client.optimizer.lr": 0.2})
@@ -210,7 +145,15 @@ def test_of_one_seed_the_newest_finished_run_counts(runs):
     runs.add("newest", [0.9], summary=False)
     entry = runs.cell("FedAvg")
     assert (entry.mean, entry.ours.seeds, entry.ours.uncounted) == (pytest.approx(40), (1,), ())
-    assert {run.folder.name for run in entry.ours.repeated} == {"newest", "y", "z"}
+    repeated = {repeat.run.folder.name: repeat.difference for repeat in entry.ours.repeated}
+    assert repeated == {"newest": pytest.approx(50), "y": pytest.approx(-10), "z": pytest.approx(-20)}
+    note = next(note for note in runs.compared().table.notes if note.startswith("Further runs of one seed"))
+    assert "FedAvg, α 0.1, seed 1: y (−10.00); " in note
+    # What the runs say themselves counts more than when a copy was written.
+    for name, day in (("z", 3), ("y", 2), ("x", 1)):
+        path = runs.folder / "runs" / name / "summary.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"ended": f"2026-05-0{day}T10:00:00+02:00"}))
+    assert runs.cell("FedAvg").mean == pytest.approx(20)
 
 
 def test_no_state_is_dropped(runs):
@@ -226,9 +169,8 @@ def test_no_state_is_dropped(runs):
     assert text_of(table, "GC-Fed", 0)[0] == "unfinished"
     states = [[cell.state for cell in row.cells[1:3]] for row in table.rows if not row.minor]
     assert states == [["diverged", "failed"], ["missing"] * 2, ["unfinished", "missing"], ["missing"] * 2]
-    assert "Diverged (in the mean, marked †): FedAvg, α 0.1, seed 2: the test loss of round 4 is not finite." in (
-        table.notes
-    )
+    diverged = next(note for note in table.notes if note.startswith("Diverged (marked †; in the mean unless its value"))
+    assert diverged.endswith("): FedAvg, α 0.1, seed 2: the test loss of round 4 is not finite.")
     failed = next(note for note in table.notes if note.startswith("Failed (in no mean): "))
     assert "FedAvg, α 0.1, seed 3: after round 2 of 4: RuntimeError: out of memory" in failed
     assert "FedAvg, α 1, seed 1: after round 2 of 4: OSError: disk full" in failed
@@ -251,63 +193,6 @@ def test_nothing_found(runs):
     assert comparison.orders == ()
     assert len(comparison.missing) == 6  # the third column reads the first one's runs
     assert text_of(comparison.table, "FedAvg", 0) == ["–", "50.00 (3.00)"]
-
-
-def test_what_is_missing_and_the_command_for_it(runs):
-    runs.add(
-        "a", [0.4, 0.4], seed=2, config={"rounds": 2}, overrides=["rounds=2", "hydra.run.dir=/x", "+client.steps=3"]
-    )
-    comparison = runs.compared()
-    missing = dict(comparison.missing)
-    assert missing["FedAvg, α 0.1; FedAvg, rounds to 50 %"] == (
-        "python src/train.py -m algorithm=fedavg gc=none partition.alpha=0.1 rounds=2 +client.steps=3 seed=1,3"
-    )
-    # A cell without runs is to be as its column is, in what one sees to be no row's own.
-    assert missing["GC-Fed, α 0.1; GC-Fed, rounds to 50 %"] == (
-        "python src/train.py -m data=digits model=mlp partition.alpha=0.1 gc=gcfed rounds=2 seed=1,2,3"
-    )
-    assert missing["FedAvg, α 1"] == (
-        "python src/train.py -m data=digits model=mlp partition.alpha=1 algorithm=fedavg gc=none seed=1,2,3"
-    )
-    assert not any("Lost" in places for places in missing)
-    assert runs.cell("FedAvg").missing == (1, 3)
-    assert runs.cell("Lost").note == "There is no code of it."
-    assert comparison.command == ""
-
-
-def test_the_missing_command_makes_the_cells_run(runs):
-    runs.add("a", [0.4, 0.4], config={"rounds": 2}, overrides=["rounds=2"])
-    comparison = runs.compared()
-    paper = comparison.paper
-    rows, columns = ({axis.label: axis for axis in axes} for axes in (paper.rows, paper.columns))
-    for row, column in (("FedAvg", "α 0.1"), ("FedProx", "α 1"), ("GC-Fed", "rounds to 50 %")):
-        command = shlex.split(runs.cell(row, column).command)
-        assert command[:3] == ["python", "src/train.py", "-m"]
-        seed = f"seed={command[-1].removeprefix('seed=').split(',')[0]}"
-        with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-            cfg = compose("train", overrides=[*command[3:-1], seed], return_hydra_config=False)
-        for key, value in paper.match(rows[row], columns[column]).items():
-            assert OmegaConf.select(cfg, key) == value, key
-        assert cfg.rounds == (100 if column == "α 1" else 2)
-
-
-def test_order_of_the_rows(runs):
-    for name, level, kw in (
-        ("a", 0.6, {}), ("b", 0.5, {"algorithm": "fedprox", "config": {"methods.proximal.mu": 0.1}}),
-    ):  # fmt: skip
-        runs.add(name, [level] * 4, **kw)
-    assert runs.compared().orders == ()  # of two rows there is none
-    runs.add("c", [0.7] * 4, gc="gcfed")
-    (order, rounds) = runs.compared().orders
-    # The paper: FedAvg < FedProx < GC-Fed; ours: FedProx < FedAvg < GC-Fed.
-    assert (order.column, order.rows, order.spearman, order.kendall) == (
-        "α 0.1", 3, pytest.approx(0.5), pytest.approx(1 / 3),
-    )  # fmt: skip
-    assert rounds.column == "rounds to 50 %"
-    assert math.isnan(rounds.kendall)  # ours all reach it in the first round
-    assert any(
-        "α 0.1: ρ 0.50, τ 0.33 of 3 rows; rounds to 50 %: ρ –, τ – of 3" in n for n in runs.compared().table.notes
-    )
 
 
 def test_the_csv_has_every_cell_and_every_other_setting(runs):

@@ -33,7 +33,7 @@ def test_runs_that_differ_by_seed_or_by_place_are_one_group():
     runs = [
         run_of(seed=3),
         run_of(seed=1, paths__data_dir="/data", client_store__kind="disk", client__stack=5, trainer__devices=2),
-        run_of(seed=2, data__eval_batch_size=100, targets=[0.1], metrics__drift=1, eval_every=10, name="x"),
+        run_of(seed=2, data__eval_batch_size=100, targets=[0.1], metrics__drift=1, name="x"),
         run_of(seed=4, client__epochs=5.0, participation__sampler__per_round=7),
     ]
     (group,) = grouped(runs)
@@ -41,6 +41,15 @@ def test_runs_that_differ_by_seed_or_by_place_are_one_group():
     assert (group.method, group.federation, group.label) == ("FedAvg", "", "FedAvg")
     assert "seed" not in group.setting
     assert group.setting["client.optimizer.lr"] == 0.01
+
+
+def test_how_often_a_run_was_tested_tells_groups_apart():
+    """The best of 30 tests and the best of 4 are two measures; one seed twice is no repetition then."""
+    runs = [run_of(), run_of(eval_every=7), run_of(seed=2, eval_every=7), run_of(tags__gc="gcfed")]
+    assert [(g.method, g.federation, len(g.runs)) for g in grouped(runs)] == [
+        ("FedAvg", "eval_every 1", 1), ("FedAvg", "eval_every 7", 2), ("GC-Fed", "eval_every 1", 1),
+    ]  # fmt: skip
+    assert "eval_every" not in setting_of(runs[0])  # a study continues a run whatever its tests
 
 
 def test_runs_without_a_readable_config_are_in_no_group():
@@ -120,6 +129,7 @@ def test_federations_as_one_says_them():
         {"tags__data": "cifar10"},
         {"tags__model": "cnn"},
         {"rounds": 31},
+        {"eval_every": 7},
     ],
     ids=str,
 )

@@ -6,7 +6,8 @@ import pytest
 from run_folders import rows_of, write_run
 
 from gcfed.report.groups import grouped
-from gcfed.report.overview import _described, all_runs, by_measure
+from gcfed.report.lines import search_lines
+from gcfed.report.overview import _described, all_runs, by_measure, unmeasured
 from gcfed.report.runs import find_runs
 from gcfed.report.searches import Trial, find_searches
 
@@ -38,7 +39,10 @@ def test_one_federation_is_one_table_with_a_column_a_measure(tmp_path):
         ["FedProx", "26.67 [1]", "30.00 [1]", "30.00 [1]", "3+ [1]", "1.5e-05 [1]", "1.5e-05 [1]", "2 [1]"],
     ]
     assert [cell.bold for cell in table.rows[0].cells] == [False, True, True, True, False, False, False, False]
-    assert table.rows[1].cells[1].title == "seed 1: 26.67; seed 2: failed after round 1 of 3: OSError: disk full"
+    assert table.rows[1].cells[1].title == (
+        "mean of 3 tests; seed 1: 26.67; seed 2: failed after round 1 of 3: OSError: disk full"
+    )
+    assert table.rows[0].cells[2].title == "seed 1: 60.00; seed 2: 60.00"
     assert "1 failed or unfinished run is in no mean" in table.notes[0]
     assert len(table.records) == 2 * 7
 
@@ -67,9 +71,19 @@ def test_a_diverged_run_is_in_the_mean_and_marked(tmp_path):
     (table,) = by_measure(grouped(find_runs([tmp_path])), ["last:test/acc", "last:test/loss"])
     assert [(cell.text, cell.state) for cell in table.rows[0].cells[1:]] == [
         ("30.00 (28.28) †", "diverged"),
-        ("1.5 †", "diverged"),
+        ("1.5 [1] †", "diverged"),
     ]
-    assert "†: a run diverged." in table.notes[0]
+    assert "†: a run diverged; it is in the mean unless its value is not finite." in table.notes[0]
+
+
+def test_a_seed_that_went_nan_is_told_and_a_bound_has_no_deviation(tmp_path):
+    write(tmp_path, "a1", [], rows=rows_of([0.5, 0.1], **{"test/loss": [1.0, math.nan]}))
+    write(tmp_path, "a2", [0.2, 0.5], seed=2)
+    write(tmp_path, "b", [], rows=rows_of([0.5, 0.1], **{"test/loss": [1.0, math.nan]}), tags__gc="gcfed")
+    (table,) = by_measure(grouped(find_runs([tmp_path])), ["last:test/loss", "rounds:test/acc>=0.6"])
+    assert texts(table) == [["FedAvg", "1.5 [1] †", "2+ †"], ["GC-Fed", "diverged", "2+ [1] †"]]
+    assert table.notes[1].startswith("+: a run that did not reach the target counts with all its rounds")
+    assert [record["std"] for record in table.records] == [None] * 4
 
 
 def test_measures_that_were_asked_for(tmp_path):
@@ -79,8 +93,11 @@ def test_measures_that_were_asked_for(tmp_path):
     assert table.header == (
         "", "Rounds to 55 %", "Rounds to 2 by test/loss", "acc_diff/min (%)", "last:time/train_s (s)",
     )  # fmt: skip
-    with pytest.raises(ValueError, match="no run has last:nothing, none;"):
-        by_measure(groups, ["max:test/acc", "last:nothing", "none"])
+    asked = ["max:test/acc", "last:nothing", "none", "rounds:test/acc>=0.9", "rounds:test/error<=0.1"]
+    assert [table.header[1:] for table in by_measure(groups, asked)] == [("Best test accuracy (%)", "Rounds to 90 %")]
+    (told,) = unmeasured(groups[0].runs, asked)
+    assert told.startswith("measures: no run has last:nothing, none, rounds:test/error<=0.1. There are")
+    assert unmeasured(groups[0].runs, asked[:1]) == ()
     with pytest.raises(ValueError, match="'median:test/acc' is not understood"):
         by_measure(groups, ["median:test/acc"])
     assert by_measure([]) == []
@@ -128,7 +145,12 @@ def test_searches(tmp_path):
     write(tmp_path / "logs", "a", [0.5])
     (tmp_path / "logs" / "a" / "trials.csv").write_text("a run's own\n")
     (search,) = find_searches([tmp_path, folder])
-    assert search.name == "my_search"
+    assert (search.name, search.best, [end[0] for end in search_lines(search)["ends"]]) == (
+        "my_search", None, ["highest", "lowest"],
+    )  # fmt: skip
+    (folder / "optimization_results.yaml").write_text("best_trial: 0\nbest_value: 0.81\n")
+    (search,) = find_searches([tmp_path])
+    assert search_lines(search)["ends"] == [("best", 0, 0.81)]  # which the search's direction decides
     assert search.trials == (
         Trial(0, "COMPLETE", 0.81, 12.0, "0", {"gc.lam": "0.5", "client.optimizer.lr": "0.01"}),
         Trial(1, "PRUNED", None, 3.5, "1", {"gc.lam": "0.9"}),

@@ -158,6 +158,7 @@ def test_tables_say_what_is_best_missing_and_different(page):
     assert page.text("strong").startswith("62.00 (1.00)")
     assert page.text("u").startswith("52.00 (1.00)")
     assert [attrs["class"] for attrs in page.all("td") if "far" in attrs.get("class", "")] == ["number far"] * 2
+    assert sum("bare" in attrs.get("class", "").split() for attrs in page.all("td")) == 9  # no run has α 0.05
     assert "rounds 3 (paper 800)" in page.text("p")
     assert f"{EVIL} 20.00 [1] † ≠ – {EVIL} paper" in page.text()
     views = [attrs for attrs in page.all("input") if attrs["type"] == "radio"]
@@ -167,7 +168,7 @@ def test_tables_say_what_is_best_missing_and_different(page):
 
 
 def test_a_search_tells_its_ends(page):
-    assert "4 trials; highest value 0.9 in trial 1, lowest 0.5 in trial 0." in page.text()
+    assert "4 trials; highest value 0.9 in trial 1; lowest value 0.5 in trial 0." in page.text()
     assert page.raw("title")[1:] == ["trial 0: 0.5", "trial 1: 0.9", "trial 3: 0.7"]
 
 

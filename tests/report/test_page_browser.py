@@ -131,6 +131,15 @@ def test_a_paper_table_shows_ours_the_papers_or_the_difference(visit):
             assert [" ".join(text.split()) for text in body.locator(first).all_inner_texts()] == texts
 
 
+def test_columns_without_runs_step_back(visit):
+    with visit() as page:
+        heads = page.locator("table.compared").first.locator("thead th:visible")
+        assert [" ".join(text.split()) for text in heads.all_inner_texts()] == ["α 0.1", "α 0.05"]
+        page.get_by_role("checkbox", name="only columns with runs of ours").first.check()
+        assert [" ".join(text.split()) for text in heads.all_inner_texts()] == ["α 0.1"]
+        assert page.locator("table.compared").first.locator("tbody td:visible").count() == 9
+
+
 def test_without_scripts_and_on_paper_everything_is_there(visit):
     with visit(java_script_enabled=False) as page:
         assert len(shown(page)) == 14

@@ -203,6 +203,7 @@ table: "1"
 title: T
 source: P, Table 1
 unit: percent
+deviation: std
 columns:
   - {label: a}
   - {label: b}
@@ -242,6 +243,7 @@ def test_a_table_from_a_path(tmp_path):
         ("{mean: 3, note: failed}", "{mean: x}", "row s, column a"),
         ("  s: [{", "  t: [{", "mine.yaml: rows and cells differ in s, t"),
         ("cells:", "cells: 1\nnote:", "cells a mapping"),
+        ("deviation: std", "deviation: confidence", "so say deviation: std; differences are given in units of it"),
     ],
 )
 def test_errors_name_the_file_and_the_row(old, new, message, tmp_path):

@@ -8,7 +8,8 @@ import sys
 import pytest
 from run_folders import rows_of, write_run
 
-from gcfed.report.build import report, root_names, shown
+from gcfed.report import gallery
+from gcfed.report.build import Incomplete, report, root_names, shown
 from gcfed.report.groups import grouped
 from gcfed.report.runs import find_runs
 from gcfed.utils.resolvers import ROOT
@@ -50,7 +51,7 @@ def test_as_a_user_types_it(tmp_path):
     assert done.stdout.rstrip().endswith("without torch")
     out = tmp_path / "logs" / "report"
     text = (out / "report.md").read_text()
-    assert "| FedAvg | – | <ins>30.50 (0.24) [2]</ins> | – |" in text
+    assert "| FedAvg | – | <ins>30.50 (0.24) [2]</ins> ≠ | – |" in text
     for wanted in ("GC-Fed, Table 5", "python src/train.py", "after round 1 of 9: OSError: disk full", "](figures/"):
         assert wanted in text, wanted
     assert "<html" in (out / "index.html").read_text()
@@ -95,8 +96,9 @@ def test_the_papers_that_were_asked_for(tmp_path):
         ({"roots": ["nowhere"]}, FileNotFoundError, "roots=nowhere: there is no such folder"),
         ({"roots": []}, ValueError, r"There is no run below roots=\[\]"),
         ({"papers": ["gcfed_table99"]}, FileNotFoundError, "gcfed_table5"),
-        ({"measures": ["max:test/nothing"]}, ValueError, "no run has max:test/nothing"),
+        ({"roots": None}, ValueError, r"There is no run below roots=\[\]"),
         ({"measures": ["median:x"]}, ValueError, "'median:x' is not understood"),
+        ({"figures": True, "formats": ["doc"]}, ValueError, "formats: figures cannot be written as doc, but as .*png"),
     ],
 )
 def test_what_cannot_be_is_said(tmp_path, monkeypatch, changed, error, said):
@@ -105,6 +107,58 @@ def test_what_cannot_be_is_said(tmp_path, monkeypatch, changed, error, said):
     with pytest.raises(error, match=said):
         report(config(tmp_path, **changed))
     assert not (tmp_path / "out").exists()
+
+
+def test_a_measure_that_no_run_has_costs_nothing_else(tmp_path):
+    write_runs(tmp_path / "logs")
+    with pytest.raises(Incomplete, match="lacks: measures: no run has max:test/nothing"):
+        report(config(tmp_path, measures=["max:test/nothing", "max:test/acc"], papers=()))
+    assert {path.stem for path in (tmp_path / "out" / "tables").iterdir()} == {"max_test_acc", "runs"}
+    for name in ("index.html", "report.md"):
+        assert "no run has max:test/nothing" in (tmp_path / "out" / name).read_text()
+
+
+def test_while_nothing_has_ended_the_runs_are_listed(tmp_path):
+    write_run(tmp_path / "logs" / "a", config={"rounds": 9}, rows=rows_of([0.2]), summary=False)
+    with pytest.raises(Incomplete, match="last:test/acc: no run has come to its end yet"):
+        report(config(tmp_path, measures=["last:test/acc"]))
+    assert "after round 1 of 9" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_a_figure_that_fails_costs_no_other(tmp_path, monkeypatch, caplog):
+    def fails(groups, path):
+        path.touch()
+        raise KeyError("test/acc")
+
+    write_runs(tmp_path / "logs")
+    odd = gallery.Entry("odd", "Odd <figure>", "", fails)
+    monkeypatch.setattr(gallery, "FIRST", (odd, *gallery.FIRST[:1]))
+    monkeypatch.setattr(gallery, "families_of", lambda groups: {})
+    with pytest.raises(Incomplete, match=r"The report lacks: Figure 'Odd <figure>': KeyError: 'test/acc'") as error:
+        report(config(tmp_path, figures=True, formats=None, papers="gcfed_table5"))
+    assert isinstance(error.value.__cause__, KeyError)
+    assert "'Odd <figure>' cannot be drawn" in caplog.text
+    out = tmp_path / "out"
+    assert [path.name for path in (out / "figures").iterdir()] == ["dynamics.png"]
+    assert (out / "tables" / "gcfed_table5.csv").is_file()
+    assert "Odd &lt;figure>" in (out / "report.md").read_text()
+    assert "Odd &lt;figure&gt;" in (out / "index.html").read_text()
+
+
+def test_nothing_of_an_older_report_stays(tmp_path, monkeypatch):
+    write_runs(tmp_path / "logs")
+    monkeypatch.setattr(gallery, "FIRST", gallery.FIRST[:1])
+    monkeypatch.setattr(gallery, "families_of", lambda groups: {})
+    report(config(tmp_path, figures=True, measures="max:test/acc", papers=()))
+    out = tmp_path / "out"
+    own = [out / "tables" / "notes.md", out / "mine.txt"]
+    for path in own:
+        path.write_text("a user's own")
+    (out / ".written").write_text((out / ".written").read_text() + "mine.txt\n../logs/none_1/summary.json\ntables/..\n")
+    report(config(tmp_path, measures="last:test/acc", papers=()))
+    assert not (out / "figures").exists()
+    assert {path.stem for path in (out / "tables").iterdir()} == {"last_test_acc", "runs", "notes"}
+    assert all(path.is_file() for path in (*own, tmp_path / "logs" / "none_1" / "summary.json"))
 
 
 def test_nothing_found_and_no_place_to_write(tmp_path):

@@ -6,6 +6,8 @@ import math
 
 import pytest
 
+from gcfed.report import papers
+from gcfed.report.compare import compare
 from gcfed.report.ranks import kendall, ranks, spearman
 from gcfed.report.tables import Cell, Row, Table, as_csv, latex, markdown, marked, write_table
 from gcfed.report.units import unit
@@ -58,6 +60,13 @@ def test_latex():
         r"\par\medskip{\footnotesize Costs \$5, \textasciitilde{} 3\textasciicircum{}2 \textbackslash{} \{x\}.\par}",
         r"\end{table}",
     ]
+
+
+@pytest.mark.parametrize("paper", papers.names())
+def test_latex_can_be_set_with_any_engine(paper):
+    """pdflatex stops at characters that its fonts lack, such as those of 10⁻³."""
+    text = latex(compare(papers.load(paper), []).table)
+    assert {character for character in text if not character.isascii()} == set()
 
 
 def test_numbers_go_to_the_right_and_texts_to_the_left():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,14 +15,20 @@ from rich.table import Table as RichTable
 
 from gcfed.report.compare import Comparison, compare
 from gcfed.report.groups import Group, grouped
-from gcfed.report.overview import all_runs, by_measure
+from gcfed.report.measures import parse
+from gcfed.report.overview import all_runs, by_measure, unmeasured
 from gcfed.report.runs import STATES, Run, find_runs
 from gcfed.report.searches import Search, find_searches
-from gcfed.report.tables import Table, markdown, write_table
+from gcfed.report.tables import Table, markdown, markdown_text, write_table
+from gcfed.report.written import remove_stale
 from gcfed.utils.files import replacing
 
 if TYPE_CHECKING:
     from gcfed.report.gallery import Picture
+
+
+class Incomplete(RuntimeError):
+    """The report is written, but for something that was asked for."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,7 @@ class Report:
         comparisons: with the papers' tables that were asked for, or that have matching runs.
         tables: the free ones: the chosen measures by method and federation, and all runs.
         places: what to show of a run's folder, where ``roots`` do not lead there.
+        lacks: what was asked for and is not there, and why, in a sentence each.
     """
 
     title: str
@@ -50,6 +57,7 @@ class Report:
     pictures: tuple[Picture, ...]
     searches: tuple[Search, ...]
     places: Mapping[Path, str] = field(default_factory=dict)
+    lacks: tuple[str, ...] = ()
 
     def shown(self, run: Run) -> str:
         """The run's folder below the root that it was found in, without the path of this machine."""
@@ -90,25 +98,48 @@ def report(cfg: Mapping[str, Any]) -> Path:
     Raises:
         FileNotFoundError: a root or a paper's table is not there.
         ValueError: there is no run below the roots, or a key has a value that cannot be; names it.
+        Incomplete: a figure cannot be drawn or no run has a measure; all else is written.
     """
-    roots = _listed(cfg["roots"])
     out = Path(cfg["out"])
     if out.exists() and not out.is_dir():
         raise ValueError(f"out={out} is a file; name a folder, which need not be there.")
-    made = _read(roots, out, cfg)
+    formats = _formats(cfg)
+    made = _read(_listed(cfg["roots"]), out, cfg)
     from gcfed.report.page import write_page  # jinja: only once there is something to write
 
     paths = [path for table in _tables(made) for path in write_table(table, out / "tables")]
+    failed: dict[str, Exception] = {}
+    if cfg["figures"]:
+        from gcfed.report.gallery import draw  # matplotlib
+
+        pictures = draw(made.groups, out / "figures", formats, failed)
+        told = (f"Figure {title!r}: {type(error).__name__}: {error}" for title, error in failed.items())
+        made = replace(made, pictures=tuple(pictures), lacks=(*made.lacks, *told))
+    remove_stale(out, [*paths, *(path for picture in made.pictures for path in picture.files)])
     with replacing(out / "report.md") as temporary:
         temporary.write_text("\n".join(_markdown(made)), encoding="utf-8")
     write_page(made, out / "index.html")
     _print(made, len(paths))
+    if made.lacks:
+        raise Incomplete(f"The report lacks: {'; '.join(made.lacks)}") from next(iter(failed.values()), None)
     return out / "index.html"
 
 
 def _listed(value: Any) -> tuple[str, ...]:
-    """``roots=logs`` is as good as ``roots=[logs]``."""
-    return (value,) if isinstance(value, str) else tuple(map(str, value))
+    """``roots=logs`` is as good as ``roots=[logs]``, null as []."""
+    return (value,) if isinstance(value, str) else tuple(map(str, value or ()))
+
+
+def _formats(cfg: Mapping[str, Any]) -> tuple[str, ...]:
+    """The figures' formats, if all of them can be written."""
+    formats = _listed(cfg["formats"])
+    if formats and cfg["figures"]:
+        from matplotlib.backend_bases import FigureCanvasBase
+
+        known = FigureCanvasBase.get_supported_filetypes()
+        if unknown := [suffix for suffix in formats if suffix not in known]:
+            raise ValueError(f"formats: figures cannot be written as {', '.join(unknown)}, but as {', '.join(known)}.")
+    return formats
 
 
 def _read(roots: tuple[str, ...], out: Path, cfg: Mapping[str, Any]) -> Report:
@@ -116,6 +147,9 @@ def _read(roots: tuple[str, ...], out: Path, cfg: Mapping[str, Any]) -> Report:
 
     names = papers.names() if cfg["papers"] is None else _listed(cfg["papers"])
     tables = [papers.load(name) for name in names]
+    measures = None if cfg["measures"] is None else list(dict.fromkeys(_listed(cfg["measures"])))
+    for measure in measures or ():
+        parse(measure)  # before a thousand runs are read
     runs = find_runs(roots)
     if not runs:
         raise ValueError(
@@ -123,15 +157,13 @@ def _read(roots: tuple[str, ...], out: Path, cfg: Mapping[str, Any]) -> Report:
             "overrides.yaml. `python src/train.py` makes one; roots=[…] names other folders."
         )
     groups = grouped(runs)
-    comparisons = [compare(table, groups) for table in tables]
-    measures = None if cfg["measures"] is None else list(dict.fromkeys(_listed(cfg["measures"])))
     places = {run.folder: shown(run, roots) for run in runs}
-    free = [*by_measure(groups, measures), all_runs(runs, groups, lambda run: places[run.folder])]
-    pictures: Sequence[Picture] = ()
-    if cfg["figures"]:
-        from gcfed.report.gallery import draw  # matplotlib
 
-        pictures = draw(groups, out / "figures", _listed(cfg["formats"]))
+    def place(run: Run) -> str:
+        return places[run.folder]
+
+    comparisons = [compare(table, groups, place) for table in tables]
+    free = [*by_measure(groups, measures, place), all_runs(runs, groups, place)]
     return Report(
         title=f"Runs in {', '.join(root_names(roots))}",
         created=datetime.now(),
@@ -141,9 +173,10 @@ def _read(roots: tuple[str, ...], out: Path, cfg: Mapping[str, Any]) -> Report:
         groups=tuple(groups),
         comparisons=tuple(c for c in comparisons if c.found or cfg["papers"] is not None),
         tables=tuple(free),
-        pictures=tuple(pictures),
+        pictures=(),
         searches=tuple(find_searches(roots)),
         places=places,
+        lacks=unmeasured(runs, measures or ()),
     )
 
 
@@ -154,13 +187,15 @@ def _tables(made: Report) -> list[Table]:
 def _markdown(made: Report) -> Iterator[str]:
     yield f"# {made.title}\n"
     yield f"{_counts(made)}. Written on {made.created:%Y-%m-%d %H:%M}; the same as a page: [index.html](index.html).\n"
+    for lack in made.lacks:
+        yield f"- Not in this report: {markdown_text(lack)}\n"
     for comparison in made.comparisons:
         yield markdown(comparison.table)
         if comparison.missing:
             yield f"<details><summary>What is missing, and how to run it: {_missing(comparison)}</summary>\n"
             yield "```bash"
             if comparison.command:
-                yield f"{comparison.command}  # all of the table in the paper's setting; scale=small for less"
+                yield f"{comparison.command}  # all at once, finished runs skipped"
             for places, command in comparison.missing:
                 yield f"{command}  # {places}"
             yield "```\n\n</details>\n"
@@ -202,7 +237,9 @@ def _of_search(search: Search) -> Table:
         )
         for trial in search.trials
     ]
-    return Table(f"trials_{search.name}", f"Search {search.name}", ("trial", "state", "value", *names), tuple(rows))
+    told = () if search.best is None else (f"The best is trial {search.best}.",)
+    header = ("trial", "state", "value", *names)
+    return Table(f"trials_{search.name}", f"Search {search.name}", header, tuple(rows), told)
 
 
 def _counts(made: Report) -> str:

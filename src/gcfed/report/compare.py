@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from gcfed.report.entries import COMMAND, Entry, Order, entries, orders
+from gcfed.report import commands
+from gcfed.report.entries import Entry, Order, entries, orders
 from gcfed.report.groups import Group
 from gcfed.report.notes import notes
-from gcfed.report.runs import DIVERGED, FAILED, UNFINISHED
+from gcfed.report.runs import DIVERGED, FAILED, UNFINISHED, Run
 from gcfed.report.sample import mean_std, numbers
 from gcfed.report.tables import Cell, Row, Table, marked
-from gcfed.utils.resolvers import ROOT
 
 if TYPE_CHECKING:
     from gcfed.report.papers import PaperTable
@@ -27,7 +27,7 @@ class Comparison:
         entries: its cells, by rows.
         table: for people: each row ours, then the paper's, then the difference; its notes say what differs.
         orders: of the columns with three comparable rows or more.
-        command: runs all that is missing of the table; "" where no study of its name exists.
+        command: runs all that is missing of the table in the setting that it shows; "" where no study does that.
         missing: (cells, command) of the missing seeds of a cell, or of several cells that read the same runs.
     """
 
@@ -44,11 +44,12 @@ class Comparison:
         return any(entry.ours for entry in self.entries)
 
 
-def compare(paper: PaperTable, groups: Iterable[Group]) -> Comparison:
-    """The table beside the runs of the groups that match it."""
+def compare(
+    paper: PaperTable, groups: Iterable[Group], shown: Callable[[Run], str] = lambda run: run.folder.name
+) -> Comparison:
+    """The table beside the runs of the groups that match it; ``shown`` gives a run's folder as a reader may see it."""
     cells = entries(paper, groups)
     ranked = orders(cells)
-    is_study = (ROOT / "configs" / "study" / f"{paper.name}.yaml").is_file()
     missing: dict[str, list[str]] = defaultdict(list)
     for entry in cells:
         if entry.missing:
@@ -57,13 +58,13 @@ def compare(paper: PaperTable, groups: Iterable[Group]) -> Comparison:
         paper=paper,
         entries=tuple(cells),
         orders=tuple(ranked),
-        table=_table(paper, cells, ranked),
-        command=f"{COMMAND} -m study={paper.name}" if is_study else "",
+        table=_table(paper, cells, notes(paper, cells, ranked, shown)),
+        command=commands.study(paper.name, (entry.beyond for entry in cells if entry.beyond is not None)),
         missing=tuple(("; ".join(places), command) for command, places in missing.items()),
     )
 
 
-def _table(paper: PaperTable, cells: Sequence[Entry], ranked: Sequence[Order]) -> Table:
+def _table(paper: PaperTable, cells: Sequence[Entry], told: Iterable[str]) -> Table:
     by_column = {column.label: [entry for entry in cells if entry.column == column.label] for column in paper.columns}
     units = {column: {entry.unit.label for entry in of_column} for column, of_column in by_column.items()}
     one_unit = len({label for labels in units.values() for label in labels}) == 1
@@ -71,8 +72,8 @@ def _table(paper: PaperTable, cells: Sequence[Entry], ranked: Sequence[Order]) -
         f"{column} ({labels.copy().pop()})" if not one_unit and len(labels) == 1 and "" not in labels else column
         for column, labels in units.items()
     ]
-    ours = {column: _marked(of_column, _ours, _mean) for column, of_column in by_column.items()}
-    theirs = {column: _marked(of_column, _theirs, _paper_mean) for column, of_column in by_column.items()}
+    ours = {c: _marked(of_column, _ours, lambda entry: entry.ranked) for c, of_column in by_column.items()}
+    theirs = {c: _marked(of_column, _theirs, lambda entry: entry.paper_ranked) for c, of_column in by_column.items()}
     rows = []
     for i, row in enumerate(paper.rows):
         of_row = [of_column[i] for of_column in by_column.values()]
@@ -86,26 +87,21 @@ def _table(paper: PaperTable, cells: Sequence[Entry], ranked: Sequence[Order]) -
         title=f"{paper.paper}, Table {paper.table}: {paper.title}{unit}",
         header=("", *header),
         rows=tuple(rows),
-        notes=tuple(notes(paper, cells, ranked)),
+        notes=tuple(told),
         records=tuple(record for entry in cells for record in _records(paper, entry)),
     )
 
 
-def _mean(entry: Entry) -> float | None:
-    return None if entry.ours is None or entry.ours.at_least else entry.ours.mean
-
-
-def _paper_mean(entry: Entry) -> float | None:
-    return None if entry.paper.note == "+" else entry.paper.mean
-
-
-def _marked(of_column: Sequence[Entry], cell: Any, number: Any) -> list[Cell]:
+def _marked(
+    of_column: Sequence[Entry], cell: Callable[[Entry], Cell], number: Callable[[Entry], float | None]
+) -> list[Cell]:
     """The column's cells, the best ones marked as they are shown; not where the rows measure different things."""
     cells = [cell(entry) for entry in of_column]
     kinds = {(entry.unit.label, entry.higher_is_better) for entry in of_column}
     if len(kinds) > 1:
         return cells
-    numbers = [None if number(entry) is None else float(entry.unit.text(number(entry))) for entry in of_column]
+    found = [(entry.unit, number(entry)) for entry in of_column]
+    numbers = [None if value is None else float(unit.text(value)) for unit, value in found]
     return marked(cells, numbers, of_column[0].higher_is_better)
 
 
@@ -115,8 +111,9 @@ def _ours(entry: Entry) -> Cell:
     if sample is None:
         return Cell("–", title=title, state="missing")
     if sample.mean is not None:
-        text = mean_std(sample, entry.unit, wanted=len(sample.runs) + len(entry.missing))
-        return Cell(text, title=title, state=DIVERGED if sample.diverged else "")
+        text = mean_std(sample, entry.unit, wanted=len(sample.runs) + len(sample.without) + len(entry.missing))
+        state = DIVERGED if sample.diverged else ""
+        return Cell(text, title=title, state=state, differs=bool(entry.differences))
     if sample.without:
         return Cell(DIVERGED if sample.diverged else "–", title=title, state=DIVERGED if sample.diverged else "missing")
     state = FAILED if any(run.state == FAILED for run in sample.uncounted) else UNFINISHED
@@ -162,11 +159,9 @@ def _records(paper: PaperTable, entry: Entry) -> Iterator[Mapping[str, Any]]:
         "table": paper.name, "row": entry.row, "column": entry.column, "unit": entry.unit.label,
         "paper_mean": entry.paper.mean, "paper_std": entry.paper.std, "paper_note": entry.paper.note,
     }  # fmt: skip
-    yield {**base, **numbers(entry.ours), "difference": entry.difference, "deviations": entry.deviations,
-           "shown": "yes", "setting": "; ".join(entry.differences),
-           "missing_seeds": " ".join(map(str, entry.missing))}  # fmt: skip
-    for other in entry.others:
-        difference = replace(entry, ours=other.sample)
-        yield {**base, **numbers(other.sample), "difference": difference.difference,
-               "deviations": difference.deviations, "shown": "no", "setting": "; ".join(other.differences),
-               "missing_seeds": ""}  # fmt: skip
+    lines = [(entry, bool(entry.differences), "yes", entry.differences, entry.missing)]
+    lines += [(replace(entry, ours=o.sample), o.differs, "no", o.differences, ()) for o in entry.others]
+    for line, differs, shown, setting, missing in lines:
+        yield {**base, **numbers(line.ours), "difference": line.difference, "deviations": line.deviations,
+               "differs_from_paper": "yes" if differs else "", "shown": shown, "setting": "; ".join(setting),
+               "missing_seeds": " ".join(map(str, missing))}  # fmt: skip

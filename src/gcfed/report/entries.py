@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gcfed.report.commands import beyond, command, own, simple
 from gcfed.report.groups import Group
 from gcfed.report.ranks import kendall, spearman
 from gcfed.report.runs import Run
@@ -19,19 +19,21 @@ if TYPE_CHECKING:
     from gcfed.report.papers import Axis, PaperTable
     from gcfed.report.papers import Cell as PaperCell
 
-COMMAND = "python src/train.py"
 # What the cells of a column must have in common for a fair comparison of its rows, where no row says otherwise.
 _COMMON = ("rounds", "precision", "eval_every", "data.", "model.", "partition.", "participation.", "client.epochs",
            "client.batch_size")  # fmt: skip
-_ELSEWHERE = ("seed=", "hydra.", "paths.", "ckpt_path=", "client_store.folder=")  # of one run, or of one machine
 
 
 @dataclass(frozen=True)
 class Other:
-    """Runs of a cell under another setting than those shown: "rounds 800", each key in which they differ from them."""
+    """Runs of a cell under another setting than those shown: "rounds 800", each key in which they differ from them.
+
+    ``differs`` says whether it is not the paper's either.
+    """
 
     sample: Sample
     differences: tuple[str, ...]
+    differs: bool
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class Entry:
         others: the runs of other settings, which a mean must not mix.
         differences: "rounds 30 (paper 800)", each a setting in which ``ours`` is not the paper's.
         common: keys and values of ``ours`` that the rows of a column should have in common.
+        alike: whether ``common`` is that of most rows of the column: others have no rank among them.
+        beyond: the overrides of ``ours`` beside the table's; None where no run has come to its end.
         missing: the seeds that are to be run; () where we cannot, or the paper has no number. ``command`` runs them.
         note: why there is no run of ours, from the table's file.
     """
@@ -57,6 +61,8 @@ class Entry:
     others: tuple[Other, ...]
     differences: tuple[str, ...]
     common: Mapping[str, Any]
+    alike: bool
+    beyond: frozenset[str] | None
     missing: tuple[int, ...]
     command: str
     note: str
@@ -64,6 +70,16 @@ class Entry:
     @property
     def mean(self) -> float | None:
         return self.ours.mean if self.ours else None
+
+    @property
+    def ranked(self) -> float | None:
+        """The mean, where it has a rank in its column: a bound has none, nor has a row under a setting of its own."""
+        return None if self.ours is None or self.ours.at_least or not self.alike else self.ours.mean
+
+    @property
+    def paper_ranked(self) -> float | None:
+        """The paper's mean likewise; the accuracy of a run that failed there is a word for that."""
+        return None if self.paper.note in ("+", "failed") else self.paper.mean
 
     @property
     def difference(self) -> float | None:
@@ -96,13 +112,13 @@ class Order:
 
 def entries(paper: PaperTable, groups: Iterable[Group]) -> list[Entry]:
     """One a cell, by rows. A run is in every cell whose values its config has."""
-    tested_alike = [part for group in groups for part in _by_tests(group)]
+    groups = list(groups)
     axes = [axis for row in paper.rows for axis in (row, *row.by_column.values())]
     own = {key for axis in axes for key in (*axis.match, *axis.setting)}  # what rows differ in on purpose
     found: dict[tuple[str, str], Entry] = {}
     for column in paper.columns:
         every = {k: v for k, v in (paper.common_match | column.match).items() if k not in own}
-        here = [group for group in tested_alike if _has(group, every)]
+        here = [group for group in groups if _has(group, every)]
         cells = {row.label: _candidates(paper, row, column, here, own) for row in paper.rows}
         order = _ranked([candidate for of_row in cells.values() for candidate in of_row])
         extra = _extra(paper, column, cells, order)
@@ -112,11 +128,11 @@ def entries(paper: PaperTable, groups: Iterable[Group]) -> list[Entry]:
 
 
 def orders(cells: Sequence[Entry]) -> list[Order]:
-    """Of the columns with three rows or more that both have a number in, in the same unit."""
+    """Of the columns with three rows or more that both rank, in the same unit."""
     columns: dict[str, list[tuple[float, float, str]]] = defaultdict(list)
     for entry in cells:
-        if entry.mean is not None and entry.paper.mean is not None:
-            columns[entry.column].append((entry.mean, entry.paper.mean, entry.unit.label))
+        if entry.ranked is not None and entry.paper_ranked is not None:
+            columns[entry.column].append((entry.ranked, entry.paper_ranked, entry.unit.label))
     return [
         Order(column, len(ours), spearman(ours, theirs), kendall(ours, theirs))
         for column, pairs in columns.items()
@@ -139,18 +155,9 @@ class _Candidate:
     def ended(self) -> int:
         return len({run.seed for run in self.runs if run.state in ENDED})
 
-
-def _by_tests(group: Group) -> list[Group]:
-    """What a table reads depends on how often a run was tested too."""
-    every = dict.fromkeys(run.get("eval_every") for run in group.runs)
-    return [
-        replace(
-            group,
-            setting={**group.setting, "eval_every": tests},
-            runs=tuple(run for run in group.runs if run.get("eval_every") == tests),
-        )
-        for tests in every
-    ]
+    @property
+    def example(self) -> Run | None:
+        return next((run for run in self.runs if run.state in ENDED), None)
 
 
 def _has(group: Group, match: Mapping[str, Any]) -> bool:
@@ -230,41 +237,38 @@ def _entry(
     shown, measure = unit(paper.unit_of(row, column)), paper.measure_of(row, column)
     best = _best(candidates, order)
     samples = [sample(c.runs, measure or "", shown.factor) for c in best]
-    base = paper.command_overrides(row, column)
+    example = best[0].example if best else None
+    base, printed = paper.command_overrides(row, column), paper.cells[row.label, column.label]
     only = row.by_column.get(column.label)
-    missing: list[int] = []
-    if base is not None and measure is not None and paper.cells[row.label, column.label].mean is not None:
-        done = {run.seed for s in samples[:1] for run in (*s.runs, *s.without)}
-        wanted = max(0, (paper.seeds or 1) - len(done))
-        missing = [seed for seed in range(1, wanted + len(done) + 1) if seed not in done][:wanted]
-        base = _own(best[0].runs) if best and best[0].ended else (*base, *extra)
+    can_be_run = base is not None and measure is not None and printed.mean is not None
+    missing = _missing(samples[:1], paper.seeds or 1) if can_be_run else ()
+    told = base or ()
     return Entry(
         row=row.label,
         column=column.label,
         unit=shown,
         higher_is_better=paper.higher_is_better_of(row, column),
-        paper=paper.cells[row.label, column.label],
+        paper=printed,
         ours=samples[0] if samples else None,
         others=tuple(
-            Other(s, _between(c.setting, best[0].setting)) for s, c in zip(samples[1:], best[1:], strict=True)
+            Other(s, _between(c.setting, best[0].setting), bool(c.differences))
+            for s, c in zip(samples[1:], best[1:], strict=True)
         ),
         differences=best[0].differences if best else (),
         common=dict(best[0].common) if best else {},
-        missing=tuple(missing),
-        command=_command(base or (), missing) if missing else "",
+        alike=bool(best) and order[best[0].common] == 0,
+        beyond=None if example is None else beyond(example, told),
+        missing=missing,
+        command=command(own(example) if example else (*told, *extra), missing) if missing else "",
         note=(only and only.note) or row.note or column.note,
     )
 
 
-def _command(overrides: Sequence[str], seeds: Sequence[int]) -> str:
-    several, seed = " -m" if len(seeds) > 1 else "", ",".join(map(str, seeds))
-    return f"{COMMAND}{several} {shlex.join([*overrides, f'seed={seed}'])}"
-
-
-def _own(runs: Sequence[Run]) -> tuple[str, ...]:
-    """The overrides that made the cell's other seeds."""
-    run = next(run for run in runs if run.state in ENDED)
-    return tuple(o for o in run.overrides if not o.lstrip("+~").startswith(_ELSEWHERE))
+def _missing(samples: Sequence[Sample], seeds: int) -> tuple[int, ...]:
+    """The lowest seeds that fill up to so many."""
+    done = {run.seed for s in samples for run in (*s.runs, *s.without)}
+    wanted = max(0, seeds - len(done))
+    return tuple([seed for seed in range(1, wanted + len(done) + 1) if seed not in done][:wanted])
 
 
 def _extra(
@@ -275,12 +279,8 @@ def _extra(
 ) -> tuple[str, ...]:
     """What a cell without runs needs beside the table's overrides to be as the column's other cells: ``rounds=30``."""
     best = _best([c for of_row in cells.values() for c in of_row], order)
-    if not best or not best[0].ended:
+    example = best[0].example if best else None
+    if example is None:
         return ()
     row = next(row for row in paper.rows if row.label == best[0].row)
-    told = {o.partition("=")[0] for o in paper.command_overrides(row, column) or ()}
-    own = [o for o in _own(best[0].runs) if o.partition("=")[0] not in told]
-    return tuple(o for o in own if o.startswith(_SIMPLE))
-
-
-_SIMPLE = ("rounds=", "precision=", "eval_every=", "client.epochs=", "client.batch_size=", "data.limit_")
+    return simple(example, paper.command_overrides(row, column) or ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +33,7 @@ class Picture:
         caption: what is drawn and how, in plain words.
         path_png: its file; the other formats lie beside it.
         source: figures of the papers that it follows; "" for none.
+        files: all of its files.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Picture:
     caption: str
     path_png: Path
     source: str
+    files: tuple[Path, ...] = ()
 
 
 class Entry(NamedTuple):
@@ -50,6 +53,7 @@ class Entry(NamedTuple):
     plot: Callable[[Sequence[Group], Path], Drawn | None]
 
 
+log = logging.getLogger(__name__)
 MOST_COPIES = 6
 MOST_PANELS = 60  # once so many are drawn, a tenth of a second each, only the figures of FIRST still are
 
@@ -111,30 +115,53 @@ COPIED = (
 )  # fmt: skip
 
 
-def draw(groups: Sequence[Group], folder: Path, formats: Sequence[str] = ("png", "pdf")) -> list[Picture]:
+def draw(
+    groups: Sequence[Group],
+    folder: Path,
+    formats: Sequence[str] = ("png", "pdf"),
+    failed: dict[str, Exception] | None = None,
+) -> list[Picture]:
     """Writes every figure that applies to the groups, in each format, and returns them in their order on a page.
 
     Args:
         folder: where the files go; made if it is not there.
         formats: suffixes; ``png`` is written always.
+        failed: takes the errors of figures that cannot be drawn, by their titles; None: the first one is raised.
     """
     folder.mkdir(parents=True, exist_ok=True)
     pictures: list[Picture] = []
     panels, left_out = 0, []
     for entry in _entries(groups):
-        path = folder / f"{entry.name}.png"
+        files = [folder / f"{entry.name}.{suffix}" for suffix in dict.fromkeys(("png", *formats))]
         if panels >= MOST_PANELS and entry not in FIRST:
             left_out.append(entry.title)
-        elif drawn := entry.plot(groups, path):
+            continue
+        try:
+            drawn = _written(entry, groups, files)
+        except Exception as error:  # whatever it is, it must not cost the other figures and the tables
+            if failed is None:
+                raise
+            failed[entry.title] = error
+            log.error("The figure %r cannot be drawn: %s: %s", entry.title, type(error).__name__, error)
+            for path in files:
+                path.unlink(missing_ok=True)
+            continue
+        if drawn:
             panels += len(drawn.figure.axes)
-            for suffix in formats:
-                if suffix != "png":
-                    save(drawn.figure, path.with_suffix(f".{suffix}"))
-            pictures.append(Picture(entry.name, entry.title, drawn.caption, path, entry.source))
-    if left_out:
+            pictures.append(Picture(entry.name, entry.title, drawn.caption, files[0], entry.source, tuple(files)))
+    if left_out and pictures:
         told = f"{pictures[-1].caption} Not drawn for want of room: {', '.join(left_out)}."
         pictures[-1] = replace(pictures[-1], caption=told)
     return pictures + [picture for copies in COPIED for picture in copied(groups, folder, formats, *copies)]
+
+
+def _written(entry: Entry, groups: Sequence[Group], files: Sequence[Path]) -> Drawn | None:
+    """Draws the figure into the files, the first one being the PNG."""
+    drawn = entry.plot(groups, files[0])
+    if drawn:
+        for path in files[1:]:
+            save(drawn.figure, path)
+    return drawn
 
 
 def _entries(groups: Sequence[Group]) -> Iterator[Entry]:
@@ -157,11 +184,12 @@ def copied(
     pictures = []
     for i, (group, run, number, path) in enumerate(found[:MOST_COPIES], start=1):
         name = stem if len(found) == 1 else f"{stem}_{i}"
-        for suffix in {"png", *formats}:
+        files = []
+        for suffix in dict.fromkeys(("png", *formats)):
             if path.with_suffix(f".{suffix}").is_file():
-                shutil.copyfile(path.with_suffix(f".{suffix}"), folder / f"{name}.{suffix}")
+                files.append(shutil.copyfile(path.with_suffix(f".{suffix}"), folder / f"{name}.{suffix}"))
         told = f"{caption}: {group.label}, seed {run.seed}, round {number}.{count}"
-        pictures.append(Picture(name, title, told, folder / f"{name}.png", source))
+        pictures.append(Picture(name, title, told, files[0], source, tuple(files)))
     return pictures
 
 

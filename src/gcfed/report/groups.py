@@ -32,15 +32,17 @@ _ELSEWHERE = (
 )  # fmt: skip
 TAGS = ("tags.data", "tags.model", "tags.algorithm", "tags.gc")
 _DATA = ("data.", "model.")
-_TOLD = ("tags.", "participation.", "partition.", "rounds", *_DATA)  # by the method's name and by the federation
+_TESTS = "eval_every"  # changes no number of a run, but what one reads of it: the best of 800 tests is not that of 40
+_FEDERATION = ("participation.", "partition.", _TESTS)
+_TOLD = ("tags.", "rounds", *_FEDERATION, *_DATA)  # by the method's name and by the federation
 
 
 @dataclass(frozen=True)
 class Group:
-    """Repetitions of one setting, by ascending seed.
+    """Repetitions of one setting that were tested equally often, by ascending seed.
 
     ``method`` names what differs in the algorithm, ``federation`` what differs in data, model, participation,
-    partition and rounds ("" where nothing does); ``label`` is both, unique among the groups made together.
+    partition, rounds and tests ("" where nothing does); ``label`` is both, unique among the groups made together.
     """
 
     method: str
@@ -60,7 +62,7 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
     for run in runs:
         if not run.config:
             continue
-        setting = setting_of(run)
+        setting = setting_of(run) | ({_TESTS: run.get(_TESTS)} if _TESTS in run.config else {})
         key = repr(sorted(setting.items()))
         settings[key] = setting
         members[key].append(run)
@@ -119,7 +121,7 @@ def federation_names(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     parts = [federation_of(s) for s in settings]
     differ = [len(set(column)) > 1 for column in zip(*parts, strict=True)]
     of_data = _differing(settings, [part[:2] for part in parts], lambda key: key.startswith(_DATA))
-    further = _differing(settings, parts, lambda key: key.startswith(("participation.", "partition.")))
+    further = _differing(settings, parts, lambda key: key.startswith(_FEDERATION))
     return [
         ", ".join([*compress(part, differ), *data, *more])
         for part, data, more in zip(parts, of_data, further, strict=True)

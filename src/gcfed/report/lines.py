@@ -31,10 +31,9 @@ _NUMBER = re.compile(r"[≥≤<>~+−-]?\d")
 
 
 class Shown(NamedTuple):
-    """A cell; ``differs``: its runs' setting is not the paper's; ``far``: it is a difference of ``FAR`` σ or more."""
+    """A cell; ``far``: it is a difference of ``FAR`` σ or more."""
 
     cell: Cell
-    differs: bool = False
     far: bool = False
 
 
@@ -50,7 +49,6 @@ def blocks(table: Table, entries: Sequence[Entry] = ()) -> list[list[list[Shown]
         shown = [
             Shown(
                 cell,
-                differs=bool(entry and not row.minor and entry.mean is not None and entry.differences),
                 far=bool(entry and is_difference and entry.deviations is not None and abs(entry.deviations) >= FAR),
             )
             for cell, entry in zip(row.cells[1:], of_row, strict=True)
@@ -62,6 +60,12 @@ def blocks(table: Table, entries: Sequence[Entry] = ()) -> list[list[list[Shown]
 def kinds(found: Sequence[Sequence[Sequence[Shown]]]) -> list[str]:
     """The names of the minor lines of blocks, [] where there are none."""
     return [row[0].cell.text for row in max(found, key=len, default=[])[1:]]
+
+
+def bare(entries: Sequence[Entry], wide: int) -> list[bool]:
+    """Of each of ``wide`` columns behind that of the labels whether no run of ours belongs to it."""
+    columns = [entries[i::wide] for i in range(wide)]
+    return [False, *(bool(column) and all(entry.ours is None for entry in column) for column in columns)]
 
 
 def numeric(table: Table) -> list[bool]:
@@ -177,9 +181,17 @@ _RESULTS = {
 
 
 def search_lines(search: Search) -> dict[str, Any]:
-    """The search, its highest and lowest value as (trial, value), its parameters' names, its picture."""
+    """The search, its best value as (word, trial, value), its parameters' names, its picture.
+
+    Of a search that does not say which is best: its highest and its lowest value.
+    """
     values = {trial.number: trial.value for trial in search.trials if trial.value is not None}
-    ends = [pick(values.items(), key=lambda pair: pair[1]) for pick in (max, min)] if values else []
+    ends: list[tuple[str, int, float]] = []
+    if search.best in values:
+        ends = [("best", search.best, values[search.best])]
+    elif values:
+        picks = (("highest", max), ("lowest", min))
+        ends = [(word, *pick(values.items(), key=lambda pair: pair[1])) for word, pick in picks]
     names = list(dict.fromkeys(name for trial in search.trials for name in trial.parameters))
     drawing = scatter(list(values), list(values.values()))
     return {"search": search, "ends": ends, "names": names, "drawing": drawing}

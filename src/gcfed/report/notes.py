@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from gcfed.report.entries import Entry, Order
-from gcfed.report.runs import DIVERGED, FAILED, UNFINISHED
-from gcfed.report.sample import MARK, mean_std
+from gcfed.report.runs import DIVERGED, FAILED, UNFINISHED, Run
+from gcfed.report.sample import AGAIN, BOUND, MARK, Repeat, mean_std
 
 if TYPE_CHECKING:
     from gcfed.report.papers import PaperTable
@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 Place = tuple[str, str]  # labels of row and column
 
 
-def notes(paper: PaperTable, cells: Sequence[Entry], ranked: Sequence[Order]) -> Iterator[str]:
-    """The paragraphs below the table."""
+def notes(
+    paper: PaperTable, cells: Sequence[Entry], ranked: Sequence[Order], shown: Callable[[Run], str]
+) -> Iterator[str]:
+    """The paragraphs below the table; ``shown`` gives a run's folder as a reader may see it."""
     seeds = f"means over {paper.seeds} seeds" if paper.seeds and paper.seeds > 1 else "as printed"
     yield (
         f"Ours: mean (sample standard deviation) over seeds; [n]: of n seeds, where more are wanted. Paper: {seeds}, "
@@ -30,10 +32,11 @@ def notes(paper: PaperTable, cells: Sequence[Entry], ranked: Sequence[Order]) ->
             "the one standard deviation that there is."
         )
     if any(entry.ours and entry.ours.at_least for entry in cells):
-        yield "+: a run that did not reach the target counts with all its rounds, so that the mean is a lower bound."
+        yield BOUND
     yield from _differing(cells)
     yield from _mixed(paper, cells)
     yield from _others(cells)
+    yield from _repeated(cells, shown)
     yield from _states(cells)
     if ranked:
         told = "; ".join(f"{o.column}: ρ {_rank(o.spearman)}, τ {_rank(o.kendall)} of {o.rows} rows" for o in ranked)
@@ -61,7 +64,7 @@ def _differing(cells: Sequence[Entry]) -> Iterator[str]:
         by_places[_places(places, list(ours))].append(difference)
     if ours:
         told = "; ".join(f"{places}: {', '.join(differences)}" for places, differences in by_places.items())
-        yield f"Where our setting is not the paper's: {told}." if told else "Our settings are the paper's."
+        yield f"Where our setting is not the paper's (≠): {told}." if told else "Our settings are the paper's."
 
 
 def _places(some: Sequence[Place], every: Sequence[Place]) -> str:
@@ -75,7 +78,7 @@ def _places(some: Sequence[Place], every: Sequence[Place]) -> str:
 
 
 def _mixed(paper: PaperTable, cells: Sequence[Entry]) -> Iterator[str]:
-    """Where the rows of a column are not under one setting, so that their order means less."""
+    """Where the rows of a column are not under one setting, and which of them have a rank."""
     for column in paper.columns:
         here = [entry for entry in cells if entry.column == column.label and entry.ours and entry.ours.values]
         for key in dict.fromkeys(key for entry in here for key in entry.common):
@@ -84,20 +87,39 @@ def _mixed(paper: PaperTable, cells: Sequence[Entry]) -> Iterator[str]:
                 rows[str(entry.common.get(key, "none"))].append(entry.row)
             if len(rows) > 1:
                 told = ", ".join(f"{value} ({', '.join(labels)})" for value, labels in rows.items())
-                yield f"The rows of {column.label} are not alike in {key}: {told}."
+                among = ", ".join(entry.row for entry in here if entry.alike) or "none"
+                yield f"The rows of {column.label} are not alike in {key}: {told}. Ranked: {among}."
 
 
 def _others(cells: Sequence[Entry], most: int = 8) -> Iterator[str]:
     told = [
-        f"{entry.row}, {entry.column}: {mean_std(other.sample, entry.unit, wanted=0)} "
+        f"{entry.row}, {entry.column}: "
+        f"{mean_std(other.sample, entry.unit, wanted=0) if other.sample.values else 'not measured'} "
         f"with {', '.join(other.differences)}"
         for entry in cells
         for other in entry.others
-        if other.sample.values
+        if other.sample.values or other.sample.without
     ]
     if told:
         more = f"; and {len(told) - most} more, in the CSV" if len(told) > most else ""
         yield f"Runs of other settings, in no mean above: {'; '.join(told[:most])}{more}."
+
+
+def _repeated(cells: Sequence[Entry], shown: Callable[[Run], str]) -> Iterator[str]:
+    """Names further runs of a seed, each once though several columns may read it."""
+    named: dict[Any, str] = {}
+    for entry in cells:
+        for repeat in entry.ours.repeated if entry.ours else ():
+            where = f"{entry.row}, {entry.column}, seed {repeat.run.seed}"
+            named.setdefault(repeat.run.folder, f"{where}: {shown(repeat.run)} ({_apart(repeat, entry)})")
+    if named:
+        yield f"{AGAIN}: {'; '.join(named.values())}."
+
+
+def _apart(repeat: Repeat, entry: Entry) -> str:
+    if repeat.difference is None:
+        return repeat.run.state
+    return f"{'−' if repeat.difference < 0 else '+'}{entry.unit.text(abs(repeat.difference))}"
 
 
 def _states(cells: Sequence[Entry]) -> Iterator[str]:
@@ -108,7 +130,7 @@ def _states(cells: Sequence[Entry]) -> Iterator[str]:
             for run in (*sample.diverged, *sample.uncounted):
                 named[run.state].setdefault(run.folder, f"{entry.row}, {entry.column}, seed {run.seed}: {run.note}")
     heads = {
-        DIVERGED: f"Diverged (in the mean, marked {MARK})",
+        DIVERGED: f"Diverged (marked {MARK}; in the mean unless its value is not finite)",
         FAILED: "Failed (in no mean)",
         UNFINISHED: "Unfinished (in no mean)",
     }

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from gcfed.report.groups import Group, federation_of
-from gcfed.report.measures import value
+from gcfed.report.measures import FORMS, measured, parse, value
 from gcfed.report.runs import DIVERGED, FAILED, FINISHED, UNFINISHED, Run
-from gcfed.report.sample import ENDED, Sample, mean_std, numbers, sample
+from gcfed.report.sample import AGAIN, BOUND, ENDED, MARK, Sample, mean_std, numbers, sample
 from gcfed.report.tables import Cell, Row, Table, marked
 from gcfed.report.units import unit
 
@@ -35,31 +36,50 @@ class _Measure:
     higher_is_better: bool | None
 
 
-def by_measure(groups: Sequence[Group], measures: Sequence[str] | None = None) -> list[Table]:
+def by_measure(
+    groups: Sequence[Group],
+    measures: Sequence[str] | None = None,
+    shown: Callable[[Run], str] = lambda run: run.folder.name,
+) -> list[Table]:
     """A table a measure, methods by federations; of one federation a single table, methods by measures.
 
     Args:
         measures: as :func:`gcfed.report.measures.value` reads them; None: :data:`MEASURES` and the rounds to each of
             the runs' targets that one of them reached. What no run has is left out.
+        shown: gives a run's folder as a reader may see it.
 
     Raises:
-        ValueError: a measure is not understood, or no run has it (of those that were asked for).
+        ValueError: a measure is not understood.
     """
     chosen = list(_standard(groups)) if measures is None else [_described(measure) for measure in measures]
     samples = {m.measure: [sample(g.runs, m.measure, unit(m.unit).factor) for g in groups] for m in chosen}
     known = [m for m in chosen if any(s.values for s in samples[m.measure])]
-    if measures is not None and len(known) < len(chosen):
-        lost = ", ".join(m.measure for m in chosen if m not in known)
-        raise ValueError(
-            f"measures: no run has {lost}; columns of metrics.csv go as last:…, max:…, mean:…[10], sum:…, keys of "
-            "summary.json as they are."
-        )
     federations = list(dict.fromkeys(group.federation for group in groups))
     if not known:
         return []
     if len(federations) == 1:
-        return [_of_one_federation(groups, known, samples)]
-    return [_of_one_measure(groups, m, samples[m.measure]) for m in known]
+        tables = [_of_one_federation(groups, known, samples)]
+    else:
+        tables = [_of_one_measure(groups, m, samples[m.measure]) for m in known]
+    again = _again(groups, samples[known[0].measure], shown)
+    return [replace(table, notes=(*table.notes, *again)) for table in tables]
+
+
+def unmeasured(runs: Iterable[Run], measures: Iterable[str]) -> tuple[str, ...]:
+    """Which of the measures no run has that came to its end, and why, in a sentence."""
+    ended = [run for run in runs if run.state in ENDED]
+    lost = [m for m in measures if not any(_has(run, m) for run in ended)]
+    if not lost:
+        return ()
+    if not ended:
+        return (f"measures={','.join(lost)}: no run has come to its end yet",)
+    return (f"measures: no run has {', '.join(lost)}. {FORMS}",)
+
+
+def _has(run: Run, measure: str) -> bool:
+    """Whether a table has a number of the run: where a target was not reached, a bound."""
+    parts = parse(measure)
+    return value(run, measure) is not None or (parts.is_target and len(run.curve(parts.column)[0]) > 0)
 
 
 def _standard(groups: Sequence[Group]) -> Iterator[_Measure]:
@@ -80,12 +100,12 @@ def _reached(runs: Sequence[Run], target: float) -> Iterator[bool]:
 def _described(measure: str) -> _Measure:
     if measure in MEASURES:
         return _Measure(measure, *MEASURES[measure])
-    if measure.startswith("rounds:"):
-        column, _, target = measure.removeprefix("rounds:").rpartition(">=")
-        by = "" if column == "test/acc" else f" by {column}"
-        shown = f"{100 * float(target):g} %" if "acc" in column and _is_number(target) else target
+    parts = parse(measure)
+    if parts.is_target:
+        by = "" if parts.column == "test/acc" else f" by {parts.column}"
+        shown = f"{100 * parts.number:g} %" if "acc" in parts.column else f"{parts.number:g}"
         return _Measure(measure, f"Rounds to {shown}{by}", "rounds", False)
-    column = re.sub(r"^\w+:|\[\d+\]$|@\d+$|/[\d.]+$", "", measure)  # mean:test/acc[10] is one of test/acc
+    column = re.sub(r"/[\d.]+$", "", parts.column)  # bytes_to_target/0.8 is one of bytes_to_target
     if column.startswith("acc_diff/"):
         name, higher = "percent", None  # of curves, neither good nor bad
     elif column.endswith(("_s", "_seconds", "seconds_to_target")):
@@ -94,10 +114,6 @@ def _described(measure: str) -> _Measure:
         kinds = {"bytes": ("GB", False), "acc": ("percent", True), "loss": ("none", False), "error": ("none", False)}
         name, higher = next((kind for part, kind in kinds.items() if part in column), ("none", None))
     return _Measure(measure, measure, name, higher)
-
-
-def _is_number(text: str) -> bool:
-    return text.replace(".", "", 1).isdigit()
 
 
 def _title(measure: _Measure) -> str:
@@ -114,7 +130,7 @@ def _of_one_federation(
         title="All measures",
         header=("", *map(_title, measures)),
         rows=tuple(Row((Cell(group.method), *cells)) for group, *cells in zip(groups, *columns, strict=True)),
-        notes=_legend(next(iter(samples.values()))),
+        notes=_legend([s for m in measures for s in samples[m.measure]]),
         records=tuple(r for m in measures for r in _records(groups, m, samples[m.measure])),
     )
 
@@ -146,7 +162,7 @@ def _stem(measure: str) -> str:
 
 
 def _column(samples: Sequence[Sample], measure: _Measure) -> list[Cell]:
-    most, shown = max(len(s.runs) for s in samples), unit(measure.unit)
+    most, shown = max(len(s.runs) + len(s.without) for s in samples), unit(measure.unit)
     cells = [_cell(s, measure, most) for s in samples]
     values = [None if s.mean is None or s.at_least else float(shown.text(s.mean)) for s in samples]
     return marked(cells, values, measure.higher_is_better)
@@ -155,7 +171,8 @@ def _column(samples: Sequence[Sample], measure: _Measure) -> list[Cell]:
 def _cell(s: Sample, measure: _Measure, most: int) -> Cell:
     shown = unit(measure.unit)
     runs = [f"seed {run.seed}: {shown.text(number)}" for run, number in zip(s.runs, s.values, strict=True)]
-    title = "; ".join([*runs, *(f"seed {run.seed}: {run.state} {run.note}" for run in (*s.diverged, *s.uncounted))])
+    troubled = [f"seed {run.seed}: {run.state} {run.note}" for run in (*s.diverged, *s.uncounted)]
+    title = "; ".join([*_of_tests(s, measure), *runs, *troubled])
     if s.mean is not None:
         return Cell(mean_std(s, shown, wanted=most), title=title, state=DIVERGED if s.diverged else "")
     states = {run.state for run in (*s.without, *s.uncounted)}
@@ -163,16 +180,35 @@ def _cell(s: Sample, measure: _Measure, most: int) -> Cell:
     return Cell(state or "–", title=title, state=state)
 
 
+def _of_tests(s: Sample, measure: _Measure) -> list[str]:
+    """Of how many measurements a mean over the last rounds is: ten rounds are one test where every tenth is tested."""
+    parts = parse(measure.measure)
+    if not (s.runs and parts.how == "mean" and math.isfinite(parts.number)):
+        return []
+    counts = sorted({len(measured(run, parts)) for run in s.runs})
+    return [f"mean of {' or '.join(map(str, counts))} test{'s' * (counts != [1])}"]
+
+
 def _legend(samples: Sequence[Sample]) -> tuple[str, ...]:
     told = "Mean (sample standard deviation) over seeds; [n]: of n seeds, where others of the column have more."
-    lost = sum(len(s.uncounted) for s in samples)
+    lost = len({run.folder for s in samples for run in s.uncounted})
     if any(s.diverged for s in samples):
-        told += " †: a run diverged."
+        told += f" {MARK}: a run diverged; it is in the mean unless its value is not finite."
     if lost:
         told += (
             f" {lost} failed or unfinished run{'s are' if lost > 1 else ' is'} in no mean: see the table of all runs."
         )
-    return (told,)
+    return (told, BOUND) if any(s.at_least for s in samples) else (told,)
+
+
+def _again(groups: Sequence[Group], samples: Sequence[Sample], shown: Callable[[Run], str]) -> tuple[str, ...]:
+    """Names the runs that count nowhere since another one has their seed."""
+    named = [
+        f"{group.label}, seed {run.seed}: {shown(run)} ({run.state})"
+        for group, s in zip(groups, samples, strict=True)
+        for run, _ in s.repeated
+    ]
+    return (f"{AGAIN}: {'; '.join(named)}.",) if named else ()
 
 
 def _records(groups: Sequence[Group], measure: _Measure, samples: Sequence[Sample]) -> Iterator[dict[str, object]]:

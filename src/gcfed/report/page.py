@@ -16,7 +16,19 @@ from markupsafe import Markup
 
 from gcfed.report import style
 from gcfed.report.drawings import embedded
-from gcfed.report.lines import FAR, blocks, folded, kinds, missing, numeric, relative, run_lines, search_lines, told
+from gcfed.report.lines import (
+    FAR,
+    bare,
+    blocks,
+    folded,
+    kinds,
+    missing,
+    numeric,
+    relative,
+    run_lines,
+    search_lines,
+    told,
+)
 from gcfed.report.runs import FINISHED, STATES
 from gcfed.utils.files import replacing
 
@@ -62,8 +74,8 @@ def _environment() -> Environment:
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {
-        "blocks": blocks, "folded": folded, "kinds": kinds, "missing": missing, "numeric": numeric, "slug": _slug,
-        "told": told,
+        "bare": bare, "blocks": blocks, "folded": folded, "kinds": kinds, "missing": missing, "numeric": numeric,
+        "slug": _slug, "told": told,
     }  # fmt: skip
     return environment
 

@@ -60,7 +60,7 @@ class PaperTable:
     cells: dict[tuple[str, str], Cell]  # by the labels of row and column
     higher_is_better: bool | None = None  # None: neither
     seeds: int | None = None  # that the paper averaged; None: it does not say
-    deviation: str | None = None  # what its parentheses are
+    deviation: str | None = None  # std, what the second numbers of cells must be
     measure: str | None = None  # of gcfed.report.measures
     common_match: dict[str, Any] = field(default_factory=dict)
     setting: dict[str, Any] = field(default_factory=dict)
@@ -129,6 +129,8 @@ def load(path_or_name: str | Path) -> PaperTable:
             raise ValueError(f"{path}, row {row.label}: by_column names no column: {_listed(unknown)}.")
         for label, entry in zip(labels, entries, strict=True):
             cells[row.label, label] = _cell(entry, f"{path}, row {row.label}, column {label}")
+    if raw.get("deviation") != "std" and any(cell.std is not None for cell in cells.values()):
+        raise ValueError(f"{path}: cells are [mean, std], so say deviation: std; differences are given in units of it.")
     made = {"name": path.stem, "columns": columns, "rows": rows, "cells": cells}
     return PaperTable(**raw | made | {"overrides": tuple(raw.get("overrides") or ())})
 

@@ -8,9 +8,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from gcfed.report.runs import folders, is_run
+import yaml
 
-TRIALS = "trials.csv"
+from gcfed.report.runs import Loader, folders, is_run
+
+TRIALS, BEST = "trials.csv", "optimization_results.yaml"
 _FIXED = ("number", "state", "value", "seconds", "folder")
 
 
@@ -28,10 +30,14 @@ class Trial:
 
 @dataclass(frozen=True)
 class Search:
-    """The name of the folder of a ``trials.csv``, and its trials by number."""
+    """The name of the folder of a ``trials.csv``, and its trials by number.
+
+    ``best`` is the number of the best one, which the search knows; None where it has not written that.
+    """
 
     name: str
     trials: tuple[Trial, ...]
+    best: int | None = None
 
 
 def find_searches(roots: Iterable[str | Path]) -> list[Search]:
@@ -42,7 +48,14 @@ def find_searches(roots: Iterable[str | Path]) -> list[Search]:
         ValueError: a ``trials.csv`` cannot be read; names it.
     """
     found = {folder.resolve() for folder, files in folders(roots) if TRIALS in files and not is_run(files)}
-    return [Search(folder.name, _trials(folder / TRIALS)) for folder in sorted(found)]
+    return [Search(folder.name, _trials(folder / TRIALS), _best(folder / BEST)) for folder in sorted(found)]
+
+
+def _best(path: Path) -> int | None:
+    try:
+        return int(yaml.load(path.read_text(encoding="utf-8"), Loader)["best_trial"])
+    except (OSError, KeyError, TypeError, ValueError, yaml.YAMLError):
+        return None
 
 
 def _trials(path: Path) -> tuple[Trial, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,8 @@ def write_summary(
     processes: int = 1,
     loggers: Sequence[Logger] = (),
 ) -> dict[str, Any]:
-    """Reads the run's ``metrics.csv`` back, prints and writes its summary; returns what ``summary.json`` holds.
+    """Reads the run's ``metrics.csv`` back, prints and writes its summary; returns what ``summary.json`` holds beside
+    the time at which the run ended.
 
     ``processes`` are those among which the clients were dealt, ``loggers`` those that were told of the rounds.
     """
@@ -45,6 +47,7 @@ def write_summary(
     result = summary_of(rows, targets, processes)
     # JSON has neither NaN nor infinity, the loss of a model that diverged.
     plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in result.items()}
+    plain["ended"] = datetime.now().astimezone().isoformat(timespec="seconds")  # a copy of the file is younger
     with replacing(folder / "summary.json") as temporary:
         temporary.write_text(json.dumps(plain, indent=2, allow_nan=False) + "\n")
     if figures:

@@ -32,7 +32,7 @@ NAMES = {
     "methods.proximal.mu": "proximal μ",
 }
 SUBSPACE = ("methods.ssf.ratio", "methods.fedsub.ratio")
-ELSEWHERE = ("gc.lam", *SUBSPACE, "rounds")  # keys with a figure of their own, and what is no hyperparameter
+ELSEWHERE = ("gc.lam", *SUBSPACE, "rounds", "eval_every")  # have a figure of their own, or are no hyperparameter
 
 
 @dataclass(frozen=True)

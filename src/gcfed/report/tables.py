@@ -19,6 +19,7 @@ class Cell:
     Attributes:
         title: what a page shows when the pointer rests on it; Markdown and LaTeX leave it out.
         state: "" for a plain cell, else "diverged", "failed", "unfinished" or "missing".
+        differs: the setting is not that of the number to compare it with; shown as ≠.
     """
 
     text: str
@@ -26,6 +27,7 @@ class Cell:
     underline: bool = False
     title: str = ""
     state: str = ""
+    differs: bool = False
 
 
 @dataclass(frozen=True)
@@ -88,17 +90,17 @@ def markdown(table: Table, level: int = 2) -> str:
         return f"| {' | '.join(cells)} |"
 
     def label(row: Row) -> str:
-        text = _decorated(row.cells[0], "**{}**", "<ins>{}</ins>", _markdown_text)
+        text = _decorated(row.cells[0], "**{}**", "<ins>{}</ins>", markdown_text)
         return f"*{text}*" if row.minor and text else text
 
     rows = [
-        line([label(row), *(_decorated(cell, "**{}**", "<ins>{}</ins>", _markdown_text) for cell in row.cells[1:])])
+        line([label(row), *(_decorated(cell, "**{}**", "<ins>{}</ins>", markdown_text) for cell in row.cells[1:])])
         for row in table.rows
     ]
     rule = line(["---:" if number else "---" for number in _numbers(table)])
-    body = "\n".join([line([_markdown_text(text) for text in table.header]), rule, *rows])
-    notes = [_markdown_text(note) for note in table.notes]
-    return "\n\n".join([f"{'#' * level} {_markdown_text(table.title)}", body, *notes]) + "\n"
+    body = "\n".join([line([markdown_text(text) for text in table.header]), rule, *rows])
+    notes = [markdown_text(note) for note in table.notes]
+    return "\n\n".join([f"{'#' * level} {markdown_text(table.title)}", body, *notes]) + "\n"
 
 
 def latex(table: Table) -> str:
@@ -150,12 +152,11 @@ def _numbers(table: Table) -> list[bool]:
 
 def _decorated(cell: Cell, bold: str, underline: str, escape: Callable[[str], str]) -> str:
     text = escape(cell.text)
-    if cell.bold:
-        return bold.format(text)
-    return underline.format(text) if cell.underline else text
+    marked = bold.format(text) if cell.bold else underline.format(text) if cell.underline else text
+    return f"{marked} {escape('≠')}" if cell.differs else marked
 
 
-def _markdown_text(text: str) -> str:
+def markdown_text(text: str) -> str:
     for special in "\\`*|":
         text = text.replace(special, f"\\{special}")
     return " ".join(text.replace("<", "&lt;").split())
@@ -168,7 +169,9 @@ _LATEX = {
     "×": r"$\times$", "√": r"$\surd$", "²": "$^2$", "‖": r"$\Vert$", "†": r"\textdagger{}", "→": r"$\to$",
     "α": r"$\alpha$", "β": r"$\beta$", "γ": r"$\gamma$", "δ": r"$\delta$", "Δ": r"$\Delta$", "η": r"$\eta$",
     "θ": r"$\theta$", "λ": r"$\lambda$", "μ": r"$\mu$", "ν": r"$\nu$", "ρ": r"$\rho$", "σ": r"$\sigma$",
-    "τ": r"$\tau$",
+    "τ": r"$\tau$", "≠": r"$\neq$", "³": "$^3$", "⁻": "$^-$", "§": r"\S{}", "·": r"$\cdot$", "°": r"$^\circ$",
+    "∞": r"$\infty$", "½": r"$\frac12$", "₁": "$_1$", "₂": "$_2$", "₃": "$_3$", "ₐ": "$_a$", "ₖ": "$_k$",
+    "ₗ": "$_l$", "ₛ": "$_s$", "’": "'",
 }  # fmt: skip
 
 
