@@ -8,6 +8,7 @@ import pytest
 from run_folders import rows_of
 from toy_table import Runs, text_of
 
+from gcfed.report.lines import bare, bare_rows
 from gcfed.report.sample import sample
 from gcfed.report.tables import as_csv, markdown
 
@@ -211,3 +212,11 @@ def test_the_csv_has_every_cell_and_every_other_setting(runs):
     assert {len(record) for record in records} == {len(first)}
     assert as_csv(runs.compared().table).count("\r\n") == len(records) + 1
     assert markdown(runs.compared().table).count("\n|") == 2 + len(runs.compared().table.rows)
+
+
+def test_rows_and_columns_without_runs_can_be_told(runs):
+    runs.add("a", [0.5] * 4)
+    runs.add("b", [0.5] * 4, gc="gcfed")
+    entries = runs.compared().entries
+    assert bare_rows(entries, 3) == [False, True, False, True]
+    assert bare(entries, 3) == [False, False, True, False]

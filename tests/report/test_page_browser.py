@@ -135,7 +135,7 @@ def test_columns_without_runs_step_back(visit):
     with visit() as page:
         heads = page.locator("table.compared").first.locator("thead th:visible")
         assert [" ".join(text.split()) for text in heads.all_inner_texts()] == ["α 0.1", "α 0.05"]
-        page.get_by_role("checkbox", name="only columns with runs of ours").first.check()
+        page.get_by_role("checkbox", name="only rows and columns with runs of ours").first.check()
         assert [" ".join(text.split()) for text in heads.all_inner_texts()] == ["α 0.1"]
         assert page.locator("table.compared").first.locator("tbody td:visible").count() == 9
 

@@ -64,8 +64,16 @@ def kinds(found: Sequence[Sequence[Sequence[Shown]]]) -> list[str]:
 
 def bare(entries: Sequence[Entry], wide: int) -> list[bool]:
     """Of each of ``wide`` columns behind that of the labels whether no run of ours belongs to it."""
-    columns = [entries[i::wide] for i in range(wide)]
-    return [False, *(bool(column) and all(entry.ours is None for entry in column) for column in columns)]
+    return [False, *(_without_runs(entries[i::wide]) for i in range(wide))]
+
+
+def bare_rows(entries: Sequence[Entry], wide: int) -> list[bool]:
+    """Of each row of ``wide`` cells whether no run of ours belongs to it."""
+    return [_without_runs(entries[i : i + wide]) for i in range(0, len(entries), wide)]
+
+
+def _without_runs(entries: Sequence[Entry]) -> bool:
+    return bool(entries) and all(entry.ours is None for entry in entries)
 
 
 def numeric(table: Table) -> list[bool]:

@@ -19,6 +19,7 @@ from gcfed.report.drawings import embedded
 from gcfed.report.lines import (
     FAR,
     bare,
+    bare_rows,
     blocks,
     folded,
     kinds,
@@ -74,8 +75,8 @@ def _environment() -> Environment:
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {
-        "bare": bare, "blocks": blocks, "folded": folded, "kinds": kinds, "missing": missing, "numeric": numeric,
-        "slug": _slug, "told": told,
+        "bare": bare, "bare_rows": bare_rows, "blocks": blocks, "folded": folded, "kinds": kinds, "missing": missing,
+        "numeric": numeric, "slug": _slug, "told": told,
     }  # fmt: skip
     return environment
 
