@@ -68,7 +68,7 @@ def test_a_run_whose_checkpoint_is_gone_is_not_started_over(study, caplog):
     with pytest.raises(SystemExit):
         study(launcher, "rounds=6", rows=["FedAvg"])
     assert len(launcher.calls) == 1
-    assert "after round 4 and left no checkpoint" in caplog.records[-1].getMessage()
+    assert "after round 4 of 4, and without a checkpoint to go on from" in caplog.records[-1].getMessage()
     assert (folder / "summary.json").is_file()
 
 

@@ -127,7 +127,8 @@ def state_of(folder: Path, wanted: Made) -> State:
         return State(FINISHED, done)
     if begun and (run.columns or not run.summary):
         return State(BEGUN, done)
-    return State(OTHER, done, run.note or f"it has come to its end after round {done} and left no checkpoint")
+    reason = f"after round {done} of {there.rounds}, and without a checkpoint to go on from"
+    return State(OTHER, done, reason if run.columns else run.note)
 
 
 def has_ended(run: Run) -> bool:
