@@ -329,6 +329,8 @@ def test_a_round_without_a_finite_client_leaves_everything_as_it_was(config, tmp
         (["data.num_classes=7"], r"labels run from 0 to 9.*data\.num_classes=7"),
         (["data.input_shape=[1,9,9]"], r"data\.input_shape=\[1, 9, 9\]"),
         (["trainer.precision=16-mixed"], r"trainer\.precision=16-mixed"),
+        (["trainer.precision=bf16-mixed"], r"trainer\.precision=bf16-mixed is not precision=32-true"),
+        (["rounds=5", "trainer.max_steps=3"], r"trainer\.max_steps=3 is not rounds=5: set rounds=3"),
         (["seed=-1"], r"seed=-1"),
         (["targets=0.5"], r"targets=0\.5"),
         (["gc.boundary=null"], r"gc\.lam and gc\.boundary are both null"),

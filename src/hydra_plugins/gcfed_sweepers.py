@@ -7,6 +7,7 @@ start, so what does the work is imported when it is asked for.
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
 from hydra.core.plugins import Plugins
@@ -19,7 +20,10 @@ log = logging.getLogger(__name__)
 
 
 class _Sweeper(Sweeper):
-    """Makes the launcher of the user's choice, and ends with one sentence where the user has to change something."""
+    """Makes the launcher of the user's choice, and ends with one sentence where the user has to change something.
+
+    Not under HYDRA_FULL_ERROR=1.
+    """
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.composed, self.context = config, hydra_context
@@ -31,7 +35,9 @@ class _Sweeper(Sweeper):
         try:
             return self.work(arguments)
         except (ValueError, FileNotFoundError) as error:
-            log.error("%s", error)
+            if os.environ.get("HYDRA_FULL_ERROR") == "1":
+                raise
+            log.error("%s (HYDRA_FULL_ERROR=1 shows where)", error)
             raise SystemExit(1) from None
 
     def work(self, arguments: list[str]) -> Any:

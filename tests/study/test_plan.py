@@ -80,6 +80,15 @@ def test_numbers_of_the_same_run_are_one_job_named_by_what_they_share():
     assert plan(table=both, columns=["A, 1000R"])[0][0].folder == "r-d-1_a_s1"  # whichever of them is chosen
 
 
+def test_no_cell_takes_the_folder_of_another_one():
+    """A number that keeps two cells apart may be in the name of a third one."""
+    columns = [{"label": label, "overrides": [f"gc={gc}"]} for label, gc in zip(("A+", "A", "A 2"), "xyz", strict=True)]
+    jobs, _ = plan(table={"rows": [{"label": "r", "overrides": []}], "columns": columns})
+    assert [(job.folder, job.overrides[0]) for job in jobs] == [
+        ("r_a_s1", "gc=x"), ("r_a-2_s1", "gc=y"), ("r_a-2-2_s1", "gc=z"),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("node", "arguments", "message"),
     [
@@ -93,6 +102,7 @@ def test_numbers_of_the_same_run_are_one_job_named_by_what_they_share():
         ({"table": {**TABLE, "cells": {}}}, (), r"study\.table\.cells is unknown"),
         ({"table": {"rows": TABLE["rows"]}}, (), r"study\.table\.columns is empty"),
         ({"table": {**TABLE, "rows": TABLE["rows"][:1] * 2}}, (), "twice"),
+        ({}, ("study.overrides=[client.epochs=2]",), r"study\.overrides=.*by themselves"),
         ({}, ("seed=3",), r"study\.seeds=\[1,2,3\]"),
         ({}, ("ckpt_path=a/b.ckpt",), "ckpt_path"),
         ({}, ("gc.lam=0.1,0.2",), "several values"),

@@ -9,8 +9,10 @@ import pytest
 import yaml
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
+from pretend import composed
 
 from gcfed.study.search import search
+from gcfed.utils.lock import locked
 
 SETTINGS = {
     "direction": "maximize", "n_trials": 5, "n_jobs": 1, "seed": 3, "storage": None,
@@ -40,12 +42,25 @@ class Launcher:
         return returns
 
 
-def go(folder, launcher, *arguments, metric="test/acc_smooth10", **settings):
+def go(folder, launcher, *arguments, metric="test/acc_smooth10", file=(), **settings):
+    """``file`` are overrides that stand for what the search's file sets."""
     config = OmegaConf.create({"optimized_metric": metric, "hydra": {"sweep": {"dir": str(folder)}}})
     known = {**SETTINGS, **settings}
-    search(
-        config, SimpleNamespace(), launcher, list(arguments), **{**known, "sampler": OmegaConf.create(known["sampler"])}
-    )
+
+    def load_sweep_config(_, overrides):
+        return composed(*file, *(o for o in overrides if not o.startswith("hparams_search=")))
+
+    context = SimpleNamespace(config_loader=SimpleNamespace(load_sweep_config=load_sweep_config))
+    search(config, context, launcher, list(arguments), **{**known, "sampler": OmegaConf.create(known["sampler"])})
+
+
+def finished(folder, **summary):
+    """A run at its end, which returns nothing when it is continued: its folder has the value."""
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text("rounds: 1\n")
+    (folder / "overrides.yaml").write_text("[]\n")
+    (folder / "metrics.csv").write_text("round,test/acc\n1,0.5\n")
+    (folder / "summary.json").write_text(json.dumps({"rounds": 1, **summary}))
 
 
 def trials(folder):
@@ -108,31 +123,102 @@ class TestSearch:
         assert nothing.jobs == []
 
     def test_failures_and_numbers_that_are_none_do_not_end_it(self, tmp_path, caplog):
+        """What failed is made up for, what is not finite counts; the exit code says that something failed."""
+
         def of(x, number):
             if number == 0:
                 raise ValueError("gc.lam=2 is outside")
-            return float("nan") if number == 1 else None if number == 2 else x
+            if number == 2:
+                finished(tmp_path / "trial_0002", **{"test/acc_smooth10": 0.5})
+            return {1: float("nan"), 2: None}.get(number, x)
 
-        folder = tmp_path / "trial_0002"  # a run at its end returns nothing: its folder has the value
-        folder.mkdir(parents=True)
-        (folder / "config.yaml").write_text("rounds: 1\n")
-        (folder / "overrides.yaml").write_text("[]\n")
-        (folder / "summary.json").write_text(json.dumps({"rounds": 1, "test/acc_smooth10": 0.5}))
-        go(tmp_path, Launcher(of), n_jobs=2)
+        go_on = {"n_jobs": 2, "n_trials": 4}
+        with pytest.raises(SystemExit) as stop:
+            go(tmp_path, Launcher(of), **go_on)
+        assert stop.value.code == 1
         rows = trials(tmp_path)
         assert [row["state"] for row in rows] == ["fail", "pruned", "complete", "complete", "complete"]
         assert [row["value"] for row in rows[:3]] == ["", "", "0.5"]
+        assert [row["reason"] for row in rows[:2]] == [
+            "ValueError: gc.lam=2 is outside", "test/acc_smooth10 was not reached, or is not finite",
+        ]  # fmt: skip
         assert "trial_0000 failed: ValueError: gc.lam=2 is outside" in caplog.text
-        with pytest.raises(ValueError, match=r"no trial .* has a value: ValueError: invalid"):
-            go(tmp_path / "all", Launcher(lambda x, number: int("no")))
+        nothing = Launcher()
+        go(tmp_path, nothing, **go_on)
+        assert nothing.jobs == []
+
+    def test_failures_in_a_row_end_it(self, tmp_path):
+        launcher = Launcher(lambda x, number: int("no"))
+        with pytest.raises(ValueError, match=r"3 trials in a row have failed, the last with ValueError: inv"):
+            go(tmp_path, launcher)
+        assert [row["state"] for row in trials(tmp_path)] == ["fail"] * 3
+        go(tmp_path, Launcher())  # the reason is gone
+        assert [row["state"] for row in trials(tmp_path)] == ["fail"] * 3 + ["complete"] * 5
+
+    def test_a_metric_that_runs_do_not_have_ends_it_after_the_first_one(self, tmp_path):
+        def of(x, number):
+            finished(tmp_path / f"trial_{number:04d}", **{"test/acc": 0.25, "rounds_to_target": {"0.9": None}})
+
+        launcher = Launcher(of)
+        with pytest.raises(ValueError, match=r"test/acc_smth is not among what runs measure: .*test/acc"):
+            go(tmp_path, launcher, metric="test/acc_smth")
+        assert len(launcher.jobs) == 1
+        again = Launcher(lambda x, number: None if number == 0 else 0.5)  # the trial goes on, under the right name
+        go(tmp_path, again, metric="test/acc")
+        assert len(again.jobs) == 5
+        assert float(trials(tmp_path)[0]["value"]) == 0.25
+
+    def test_a_target_that_was_not_reached_is_no_typo(self, tmp_path):
+        def of(x, number):
+            finished(tmp_path / f"trial_{number:04d}", rounds_to_target={"0.9": None})
+
+        for name, metric in (("a", "rounds:test/acc>=0.9"), ("b", "rounds_to_target/0.9")):
+            tmp_path = tmp_path / name
+            with pytest.raises(ValueError, match="no trial of the search"):
+                go(tmp_path, Launcher(of), metric=metric)
+            assert {row["state"] for row in trials(tmp_path)} == {"pruned"}
 
     def test_one_folder_holds_one_search(self, tmp_path):
         go(tmp_path, Launcher(), "rounds=2", n_trials=1)
         go(tmp_path, Launcher(), "rounds=2", "trainer.devices=1", n_trials=2)  # changes no result
-        with pytest.raises(ValueError, match=r"holds another search: overrides was \['rounds=2'\], now \['rounds=3'\]"):
-            go(tmp_path, Launcher(), "rounds=3")
-        with pytest.raises(ValueError, match="holds another search: space was"):
-            go(tmp_path, Launcher(), "rounds=2", "x=interval(0.5, 1.0)")
+        for arguments, file, message in (
+            (["rounds=3"], (), "rounds was 2, now 3"),
+            (["rounds=2"], ("client.epochs=7",), "client.epochs was .*, now 7"),  # in the search's own file
+            (["rounds=2", "x=interval(0.5, 1.0)"], (), "space was"),
+        ):
+            with pytest.raises(ValueError, match=f"holds another search: {message}"):
+                go(tmp_path, Launcher(), *arguments, file=file)
+        (tmp_path / "trial_0000").mkdir()
+        (tmp_path / "trial_0000" / "config.yaml").touch()
+        (tmp_path / "search.db").unlink()
+        with pytest.raises(ValueError, match="holds the trials of a search without its database"):
+            go(tmp_path, Launcher(), "rounds=2")
+
+    def test_one_process_does_a_search(self, tmp_path):
+        with locked(tmp_path / ".lock"), pytest.raises(ValueError, match=r"process \d+ on .* is at the search in"):
+            go(tmp_path, Launcher())
+
+    def test_a_trial_that_someone_else_has_ended_ends_it_with_a_sentence(self, tmp_path):
+        import optuna
+
+        def of(x, number):
+            if number == 1:
+                optuna.load_study(study_name="search", storage=f"sqlite:///{tmp_path}/search.db").tell(1, 0.5)
+            return x
+
+        with pytest.raises(ValueError, match=r"trial_0001 of .* was ended by someone else: .* One process"):
+            go(tmp_path, Launcher(of))
+
+    def test_where_the_launcher_fails_trials_are_left_as_they_are(self, tmp_path):
+        class Lost(Launcher):
+            def launch(self, job_overrides, initial_job_idx):
+                raise RuntimeError("worker killed")
+
+        with pytest.raises(ValueError, match=r"RuntimeError: worker killed: jobs .* may still be running"):
+            go(tmp_path, Lost())
+        launcher = Launcher()
+        go(tmp_path, launcher)
+        assert len(launcher.jobs) == 5
 
     @pytest.mark.parametrize(
         ("settings", "message"),
@@ -143,6 +229,7 @@ class TestSearch:
             ({"params": {"x": "interval(1.0, 0.0)"}}, r"x=interval\(1.0, 0.0\) cannot be searched"),
             ({"params": {"x": "interval(0"}}, "is no override"),
             ({"metric": None}, "optimized_metric is not set"),
+            ({"metric": "foo:test/acc"}, "optimized_metric=foo:test/acc: .* is not understood"),
         ],
     )
     def test_a_mistake_is_named(self, tmp_path, settings, message):

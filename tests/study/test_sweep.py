@@ -1,109 +1,22 @@
 """A study as a sweep: what is skipped, continued, refused and named, with a launcher that only pretends to train."""
 
-import json
-from functools import cache
-from types import SimpleNamespace
+import os
+import socket
 
 import pytest
-import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.utils import JobReturn, JobStatus
-from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from pretend import BasicLauncher, Launcher, Studies, composed, finish
 
-import gcfed.study.sweep as sweep
 from gcfed.run import refuse_sweeps
 from gcfed.study.calibrate import Speed
 from gcfed.study.state import as_run
 from gcfed.utils.resolvers import ROOT
 
-TABLE = {
-    "overrides": ["rounds=4"],
-    "rows": [{"label": "FedAvg", "overrides": ["gc=none"]}, {"label": "GC-Fed", "overrides": ["gc=gcfed"]}],
-    "columns": [{"label": "α 0.1", "overrides": ["partition.alpha=0.1"]}],
-}
-
-
-@cache
-def composed(*overrides):
-    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        return compose("train", [*overrides])
-
-
-def finish(folder, overrides, rounds, config=None):
-    """What a run leaves behind, as far as a study looks at it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "checkpoints").mkdir(exist_ok=True)
-    (folder / "checkpoints" / "last.ckpt").touch()
-    (folder / "overrides.yaml").write_text(yaml.safe_dump(list(overrides)))
-    (folder / "config.yaml").write_text(yaml.safe_dump({**(config or {}), "rounds": rounds}))
-    (folder / "metrics.csv").write_text("".join(["round,time/round_s\n", *(f"{r + 1},1.0\n" for r in range(rounds))]))
-    (folder / "summary.json").write_text(json.dumps({"rounds": rounds}))
-
-
-class Launcher:
-    """Writes what a run would, unless its overrides have one of ``broken``."""
-
-    def __init__(self, broken=()):
-        self.broken, self.calls = broken, []
-
-    def launch(self, job_overrides, initial_job_idx):
-        self.calls.append(job_overrides)
-        return [self._job(job) for job in job_overrides]
-
-    def _job(self, job):
-        values = dict(o.split("=", 1) for o in job)
-        if self.broken == "launcher":
-            raise HydraException("Could not override 'x'.\nTo append use +x")
-        if set(self.broken) & set(job):
-            error = JobReturn(status=JobStatus.FAILED)
-            error.return_value = ValueError("gc.lam=2 is\noutside")
-            return error
-        folder = values["hydra.sweep.dir"].strip("'") + "/" + values["hydra.sweep.subdir"].strip("'")
-        own = [o for o in job if not o.startswith("hydra.")]
-        finish(sweep.Path(folder), own, int(values["rounds"]))
-        done = JobReturn(status=JobStatus.COMPLETED)
-        done.return_value = None
-        return done
-
-
-class BasicLauncher(Launcher):
-    """Goes by the name of Hydra's own."""
-
-
-@pytest.fixture(autouse=True)
-def no_timing(monkeypatch):
-    monkeypatch.setattr("gcfed.study.calibrate.measure", lambda cfg: Speed(0.01, 0.0, 1, 1, 1000))
-
 
 @pytest.fixture
-def study(tmp_path):
-    """``study(launcher, *arguments, name=…, **node)`` runs a study below the temporary folder."""
-    seen = []
-
-    def go(launcher, *arguments, name="try", scale="full", **node):
-        config = OmegaConf.create(
-            {
-                "study": {"table": TABLE, **node},
-                "scale": scale,
-                "hydra": {
-                    "runtime": {"choices": {"study": name}},
-                    "sweep": {"dir": str(tmp_path / "study" / name / scale)},
-                },
-            }
-        )
-
-        def load_sweep_config(_, overrides):
-            seen.append(overrides)
-            return composed(*overrides)
-
-        context = SimpleNamespace(config_loader=SimpleNamespace(load_sweep_config=load_sweep_config))
-        return sweep.sweep(config, context, launcher, list(arguments))
-
-    go.composed = seen
-    go.root = tmp_path / "study"
-    return go
+def study(tmp_path, monkeypatch):
+    return Studies(tmp_path, monkeypatch)
 
 
 def test_what_is_finished_is_skipped_and_what_has_begun_goes_on(study, capsys):
@@ -119,7 +32,7 @@ def test_what_is_finished_is_skipped_and_what_has_begun_goes_on(study, capsys):
     assert "0 finished, 0 to continue, 2 to start" in said
     assert "job 2 of 2: GC-Fed, α 0.1, seed 1; about" in said
     assert "all 2 jobs are finished" in said
-    assert len(study.composed) == 2  # the rows share one; the second is that of the calibration
+    assert study.composed == [["gc=none"], ["gc=gcfed"]]  # values are set on copies
 
     again = BasicLauncher()
     study(again)
@@ -135,9 +48,9 @@ def test_what_is_finished_is_skipped_and_what_has_begun_goes_on(study, capsys):
     grown = Launcher()
     study(grown, "rounds=6")
     assert [job[-1].startswith("ckpt_path=") for job in grown.calls[0]] == [True, True]  # all at once
-    fewer = Launcher()
-    study(fewer, "rounds=2")
-    assert fewer.calls == []
+    assert "2 to continue" in capsys.readouterr().out
+    study(again, "rounds=6")
+    assert len(again.calls) == 1
 
 
 def test_a_failed_job_is_named_and_the_others_are_finished(study, capsys, caplog):
@@ -164,7 +77,7 @@ def test_what_the_launcher_raises_is_a_failure_of_its_jobs(study, caplog):
 
 def test_a_dry_run_starts_nothing(study, capsys):
     launcher = BasicLauncher()
-    assert study(launcher, dry_run=True) == []
+    study(launcher, dry_run=True)
     assert launcher.calls == []
     said = capsys.readouterr().out
     assert "estimate: " in said
@@ -180,20 +93,95 @@ def test_the_same_run_of_another_study_counts(study, capsys):
     assert ["gc=gcfed" in job for call in launcher.calls for job in call] == [True]
     said = capsys.readouterr().out
     assert f"1 of the finished are runs of other studies: {study.root / 'first' / 'full'}" in said
-    assert "rounds that studies have finished here" not in said  # their configs are stubs, so nothing is measured
+    assert "it rests on rounds of such runs that lie here" in said
 
 
 def test_a_folder_with_another_run_is_refused_before_anything_starts(study):
+    """A config that was edited since gives another run under the same overrides, too."""
     folder = study.root / "try" / "full" / "fedavg_alpha-0.1_s1"
     overrides = ["gc=none", "partition.alpha=0.1", "seed=1", "client.epochs=5"]  # says what is the default
-    finish(folder, overrides, 4, dict(as_run(composed(*overrides)).config))
+    finish(folder, overrides, 4)
     launcher = BasicLauncher()
     study(launcher)
     assert len(launcher.calls) == 1  # the same run in other words
     overrides[-1] = "client.epochs=2"
-    finish(folder, overrides, 4, dict(as_run(composed(*overrides)).config))
+    finish(folder, overrides, 4)
     with pytest.raises(ValueError, match=r"fedavg_alpha-0.1_s1 holds another run: client.epochs is 2 there, 5 here"):
         study(launcher)
+    same = ["partition.alpha=0.1", "rounds=4", "gc=none", "seed=1"]
+    older = as_run(composed(*same)).config["participation"] | {"per_round": 3}
+    finish(folder, same, 4, participation=older)
+    with pytest.raises(ValueError, match=r"participation.per_round is 3 there, 5 here"):
+        study(launcher)
+    assert len(launcher.calls) == 1
+
+
+# ---------------------------------------------------------------------------------- while others are at work, too
+def test_two_processes_never_run_the_same_job(study, capsys, caplog):
+    second = BasicLauncher()
+
+    def meanwhile():
+        with pytest.raises(SystemExit):
+            study(second)
+
+    first = BasicLauncher(before=meanwhile)
+    study(first)
+    assert [job[0][2] for job in second.calls] == ["gc=gcfed"]
+    assert [job[0][2] for job in first.calls] == ["gc=none"]  # and not what the second has finished meanwhile
+    at_it = f"process {os.getpid()} on {socket.gethostname()} is at it"
+    said = capsys.readouterr().out
+    assert f"skipped: FedAvg, α 0.1, seed 1; {at_it}" in said
+    assert "skipped: GC-Fed, α 0.1, seed 1; meanwhile it was finished" in said
+    assert f"FedAvg, α 0.1, seed 1: {at_it}" in caplog.text
+    assert "all 2 jobs are finished" in said
+
+
+def test_a_job_that_another_process_has_begun_meanwhile_goes_on_from_there(study):
+    folder = study.root / "try" / "full" / "gc-fed_alpha-0.1_s1"
+
+    begun = ["partition.alpha=0.1", "rounds=2", "gc=gcfed", "seed=1"]
+    launcher = BasicLauncher(before=lambda: finish(folder, begun, 2))
+    study(launcher)
+    assert launcher.calls[1][0][-1] == f"ckpt_path='{folder}/checkpoints/last.ckpt'"
+
+
+def test_where_a_launcher_fails_the_folders_say_what_is_finished(study, caplog):
+    class Preempted(Launcher):
+        def launch(self, job_overrides, initial_job_idx):
+            super().launch(job_overrides[:1], initial_job_idx)
+            raise RuntimeError("job 7 has timed out")
+
+    with pytest.raises(SystemExit):
+        study(Preempted())
+    end = caplog.records[-1].getMessage()
+    assert "1 of 2 jobs are finished" in end
+    assert "GC-Fed, α 0.1, seed 1: RuntimeError: job 7 has timed out" in end
+    assert "FedAvg" not in end
+    assert "jobs that it started may still be running" in end
+
+
+def test_a_begun_job_that_fails_says_how_to_start_it_anew(study, caplog):
+    study(BasicLauncher(), rows=["FedAvg"])
+    (study.root / "try" / "full" / "fedavg_alpha-0.1_s1" / "summary.json").unlink()
+    with pytest.raises(SystemExit):
+        study(BasicLauncher(broken=["gc=none"]), rows=["FedAvg"])
+    assert "move its folder away to start it anew" in caplog.records[-1].getMessage()
+
+
+@pytest.mark.parametrize("kind", ["raises", "nan"])
+def test_an_estimate_that_fails_stops_no_study(study, capsys, monkeypatch, kind):
+    def measure(cfg):
+        if kind == "raises":
+            raise RuntimeError("CUDA out of memory")
+        return Speed(float("nan"), 0.0, 1, 1, 1000)
+
+    monkeypatch.setattr("gcfed.study.calibrate.measure", measure)
+    launcher = BasicLauncher()
+    study(launcher)
+    assert len(launcher.calls) == 2
+    said = capsys.readouterr().out
+    assert "estimate: unknown until the first job has finished" in said
+    assert ("this could not be timed: RuntimeError: CUDA out of memory" in said) is (kind == "raises")
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,16 @@
-"""The loss around three clients of a round: FedACG's Figure 2(a).
+"""The loss around three clients of a round, as in FedACG's Figure 2(a).
 
 w₁, w₂ and w₃ are the local models of the first three clients of the cohort, by id, whose training stayed finite. They
 span a plane with its origin in w₁, its first axis along w₂ − w₁ and the second one, in the same unit (Euclidean
 distance over all parameters), across it towards w₃. On this plane the network is evaluated at the nodes of a square
 grid. The broadcast model and the new global one lie off the plane: they are marked where they project to, and their
 losses and their distances from the plane stand in the file. Floating-point buffers follow the same combinations as the
-parameters.
+parameters; a running variance that would be negative, outside the triangle of the three, is 0. All models are evaluated
+in the precision of their weights, which is single where ``precision`` is bf16-mixed.
 
 The paper's figure is of the training loss: ``split=train`` takes training samples of all clients, ``test``, the
-default, those that the runs are tested on. ``surface_round_<t>.npz`` holds
+default, those that the runs are tested on. Runs of different methods have the same three clients, and so comparable
+pictures, where their seed and federation are the same. ``surface_round_<t>.npz`` holds
 
 ==============================  =======================================================================================
 ``x``, ``y`` ``[G]``            the grid's axes
@@ -255,11 +257,15 @@ class Plane:
         height = self._to_unit(self.up)
         self.corners = np.array([(0.0, 0.0, 0.0), (width, 0.0, 0.0), (lean, height, 0.0)])
         noise = 10 * torch.finfo(self.origin[names[0]].dtype).eps
-        self.is_flat = not height > noise * np.hypot(width, lean)
+        self.is_flat = not min(width, height) > noise * max(width, np.hypot(lean, height))
 
     def at(self, x: float, y: float) -> Params:
         """The model at a point of the plane."""
-        return {name: t.add(self.across[name], alpha=x).add_(self.up[name], alpha=y) for name, t in self.origin.items()}
+        model = {n: t.add(self.across[n], alpha=x).add_(self.up[n], alpha=y) for n, t in self.origin.items()}
+        for name, t in model.items():
+            if name.endswith("running_var"):  # of a batch normalization
+                t.clamp_(min=0.0)
+        return model
 
     def project(self, state: Params) -> tuple[float, float, float]:
         """Where a model projects to, and its distance from there; NaN for one that is not finite."""

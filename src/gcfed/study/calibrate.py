@@ -22,7 +22,7 @@ from gcfed.utils.cpu import keep_freed_memory
 from gcfed.utils.instantiate import build
 
 TESTED = 100  # samples of a timed test
-SECONDS = 1.0  # of timed steps and, as much again, of timed tests; at least one of each
+SECONDS = 0.5  # of timed steps and, as much again, of timed tests; at least one of each
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,9 @@ class Speed:
 def measure(cfg: DictConfig) -> Speed:
     """The speed of a composed config's model, batch size and precision, on the device that its run would take."""
     keep_freed_memory()
-    device = torch.device("cpu" if trains_on_cpu(cfg.trainer.accelerator) else "cuda")
+    device = torch.device("cpu")
+    if not trains_on_cpu(cfg.trainer.accelerator):
+        device = torch.accelerator.current_accelerator(check_available=True) or device
     threads = torch.get_num_threads()
     with torch.random.fork_rng(devices=[]):
         module = build_module(cfg).to(device)
@@ -128,8 +130,8 @@ def _seconds(call: Callable[[], object], device: torch.device) -> float:
     def timed() -> float:
         started = clock()
         call()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        if device.type != "cpu":
+            torch.accelerator.synchronize()
         return clock() - started
 
     if (first := timed()) > SECONDS:

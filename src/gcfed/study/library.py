@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from gcfed.report.runs import Run, find_runs
-from gcfed.study.overrides import identity
-from gcfed.study.work import Task, task_of
+from gcfed.study.state import Made, has_ended, made_of
 
 
 class Library:
@@ -16,27 +14,34 @@ class Library:
 
     Args:
         folder: None or one that is not there: none.
+
+    Attributes:
+        runs: with what each was made with; without those whose config cannot be read.
     """
 
     def __init__(self, folder: Path | None) -> None:
-        self.runs = find_runs([folder]) if folder is not None and folder.is_dir() else []
-        self._finished: dict[tuple[str, ...], list[Run]] = defaultdict(list)
-        for run in self.runs:
-            if run.summary:
-                self._finished[identity(run.overrides)].append(run)
+        found = find_runs([folder]) if folder is not None and folder.is_dir() else []
+        self.runs = [(made_of(run), run) for run in found if run.config]
+        self._ended: dict[str, list[tuple[Made, Run]]] = defaultdict(list)
+        for made, run in self.runs:
+            if has_ended(run):
+                self._ended[made.key].append((made, run))
 
-    def finished(self, overrides: Sequence[str], rounds: int) -> Run | None:
-        """A run of at least so many rounds under the same overrides, but for those that change no result."""
-        runs = self._finished.get(identity(overrides), ())
-        return next((run for run in runs if int(run.summary.get("rounds", 0)) >= rounds), None)
+    def finished(self, wanted: Made) -> Run | None:
+        """A run that is as good as one that was made as wanted."""
+        alike = (run for made, run in self._ended[wanted.key] if not _odds(made, wanted))
+        return next(alike, None)
 
-    def tasks(self) -> Iterator[tuple[Task, Run]]:
-        """What each run had to do; without those whose config cannot be read."""
-        for run in self.runs:
-            try:
-                yield task_of(run.get), run
-            except (ValueError, TypeError):
-                continue
+    def near(self, wanted: Made) -> str:
+        """In what the runs of the same setting differ that are not as wanted, with a folder; "" where there is none."""
+        odd = ((_odds(made, wanted), run.folder) for made, run in self._ended[wanted.key])
+        return next((f"{why}: {folder.parent}" for why, folder in odd if why), "")
+
+
+def _odds(made: Made, wanted: Made) -> str:
+    if made.rounds != wanted.rounds:
+        return f"rounds is {made.rounds} there, {wanted.rounds} here"
+    return made.other_measure(wanted)
 
 
 def shelf(root: Path, study: str) -> Path:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from itertools import takewhile, zip_longest
+from itertools import count, takewhile, zip_longest
 from typing import Any
 
 from gcfed.study.grid import Grid, read_grid
@@ -116,15 +115,13 @@ def _runs(grid: Grid) -> dict[tuple[str, str], tuple[str, str]]:
     shared: dict[tuple[str, ...], list[tuple[str, str]]] = {}
     for cell, overrides in grid.cells.items():
         shared.setdefault(tuple(sorted(overrides)), []).append(cell)
-    taken: Counter[str] = Counter()
-    runs: dict[tuple[str, str], tuple[str, str]] = {}
+    titles, names = [], []
     for cells in shared.values():
         labels = [_common(axis) for axis in zip(*cells, strict=True)]
-        title = ", ".join(filter(None, labels)) or ", ".join(cells[0])
-        name = "_".join(filter(None, map(slug, labels))) or slug(title)
-        taken[name] += 1
-        runs |= dict.fromkeys(cells, (title, name if taken[name] == 1 else f"{name}-{taken[name]}"))
-    return runs
+        titles.append(", ".join(filter(None, labels)) or ", ".join(cells[0]))
+        names.append("_".join(filter(None, map(slug, labels))) or slug(titles[-1]))
+    called = zip(titles, _numbered(names), strict=True)
+    return {cell: run for cells, run in zip(shared.values(), called, strict=True) for cell in cells}
 
 
 def _common(labels: Sequence[str]) -> str:
@@ -134,22 +131,21 @@ def _common(labels: Sequence[str]) -> str:
     return ", ".join(group[0] for group in together)
 
 
-def _slugs(labels: Sequence[str]) -> dict[str, str]:
-    """A name of its own for each label: where two would be the same, the later ones are numbered."""
-    seen: Counter[str] = Counter()
-    names: dict[str, str] = {}
-    for label in labels:
-        name = slug(label) or "none"
-        seen[name] += 1
-        names[label] = name if seen[name] == 1 else f"{name}-{seen[name]}"
-    return names
+def _numbered(names: Iterable[str]) -> list[str]:
+    """Each name once: one that is taken gets the first number, from 2 on, with which it is not."""
+    taken: dict[str, None] = {}
+    for name in names:
+        free = (f"{name}-{i}" if i > 1 else name for i in count(1))
+        taken[next(each for each in free if each not in taken)] = None
+    return list(taken)
 
 
 def _chosen(wanted: Any, labels: Sequence[str], key: str) -> tuple[str, ...]:
     """The labels that are wanted, in the table's order, by label or by slug; ``*`` stands for anything in a slug."""
     if wanted is None:
         return tuple(labels)
-    names, found = _slugs(labels), set()
+    names = dict(zip(labels, _numbered(slug(label) or "none" for label in labels), strict=True))
+    found = set()
     for word in map(str, _list(wanted, key)):
         pattern = word.lower() if "*" in word else slug(word)
         matching = [label for label in labels if label == word] or [
@@ -164,6 +160,9 @@ def _chosen(wanted: Any, labels: Sequence[str], key: str) -> tuple[str, ...]:
 
 def _extra(arguments: Sequence[str]) -> tuple[str, ...]:
     """The command line's overrides that go to every job."""
+    for argument in arguments:
+        if key_of(argument) == "study.overrides":  # it would replace the file's, in the folders of the file's runs
+            raise ValueError(f"{argument}: say the overrides by themselves, as key=value; they go to every job.")
     extra = [a for a in arguments if key_of(a) not in ("study", "scale") and not key_of(a).startswith("study.")]
     extra = [a for a in extra if a != "ckpt_path=last"]  # a study continues what it finds, as that asks elsewhere
     for argument in extra:

@@ -3,51 +3,35 @@
 from __future__ import annotations
 
 import logging
-import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from hydra.core.utils import JobReturn
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
 from gcfed.report.runs import FAILURE
-from gcfed.study.estimate import Estimate, Left, Measured, duration, estimate
-from gcfed.study.launch import launch, one_by_one, reason_of
+from gcfed.study.composer import Composer
+from gcfed.study.estimate import Estimate, duration
+from gcfed.study.launch import Outcome, launch, one_by_one
 from gcfed.study.library import Library, shelf
-from gcfed.study.overrides import key_of, quoted
-from gcfed.study.plan import Job, jobs_of, read_study
-from gcfed.study.state import BEGUN, FINISHED, NEW, State, checkpoint, conflict, state_of
-from gcfed.study.work import Task, task_of
-from gcfed.utils.words import size
-
-if TYPE_CHECKING:
-    from gcfed.study.calibrate import Speed
+from gcfed.study.overrides import quoted
+from gcfed.study.plan import jobs_of, read_study
+from gcfed.study.planning import Planned, estimate_of, listing, plan, summary
+from gcfed.study.state import BEGUN, FINISHED, NEW, checkpoint, state_of
+from gcfed.utils.lock import locked
+from gcfed.utils.words import say
 
 log = logging.getLogger(__name__)
-Compose = Callable[[Sequence[str]], DictConfig]
-
-# What leaves the work of a round as it is, but for what the method takes: jobs that differ in it share a composed
-# config. Not an algorithm that sets the clients' steps.
-METHOD = ("algorithm", "gc", "quantization", "server", "aggregator", "methods", "seed", "partition")
-SETS_STEPS = ("algorithm=fedgc",)
+DONE = Outcome()
 
 
-@dataclass(frozen=True)
-class Planned:
-    """A job with its folder, its task and what its folder holds."""
-
-    job: Job
-    folder: Path
-    task: Task
-    state: State
-
-
-def sweep(config: DictConfig, context: HydraContext, launcher: Launcher, arguments: list[str]) -> list[JobReturn]:
+def sweep(config: DictConfig, context: HydraContext, launcher: Launcher, arguments: list[str]) -> None:
     """Runs the jobs of ``configs/study/<name>.yaml`` that are not finished; the launcher is the user's choice.
 
     With Hydra's own launcher jobs start one by one, each announced with the time that is left; another one gets all at
@@ -59,10 +43,8 @@ def sweep(config: DictConfig, context: HydraContext, launcher: Launcher, argumen
     name = config.hydra.runtime.choices.get("study")
     if name is None:
         raise ValueError("hydra/sweeper=study needs a study: python src/train.py -m study=<a file of configs/study>.")
-
-    def compose(overrides: Sequence[str]) -> DictConfig:
-        return context.config_loader.load_sweep_config(config, list(overrides))
-
+    loader = context.config_loader
+    compose = Composer(lambda overrides: loader.load_sweep_config(config, overrides), set(loader.list_groups("")))
     node: Any = OmegaConf.to_container(config.study)
     study = read_study(name, config.scale, node, arguments)
     jobs, left_out = jobs_of(study)
@@ -70,81 +52,63 @@ def sweep(config: DictConfig, context: HydraContext, launcher: Launcher, argumen
     library = Library(shelf(root, study.name))
     planned = plan(jobs, root, library, compose)
     cost = estimate_of(planned, library, compose)
-    title = f"study {study.name}, scale {study.scale}"
-    say(f"{title}: {len(planned)} jobs in {root}", *summary(planned, root, left_out, cost))
+    title, together = f"study {study.name}, scale {study.scale}", not one_by_one(launcher)
+    say(f"{title}: {len(planned)} jobs in {root}", *summary(planned, root, left_out, cost, together=together))
     if study.dry_run:
         say(*listing(planned, cost))
-        return []
-    returns = run([p for p in planned if p.state.kind != FINISHED], root, cost, launcher)
-    close(title, planned, returns)
-    return list(returns.values())
+        return
+    left = [p for p in planned if p.state.kind in (BEGUN, NEW)]
+    batches = [left] if together and left else [[p] for p in left]
+    close(title, planned, run(batches, root, cost, launcher))
 
 
-def plan(jobs: Sequence[Job], root: Path, library: Library, compose: Compose) -> list[Planned]:
-    """Each job with its task and its folder's state; its folder is another study's where that has made the same run.
-
-    Raises:
-        ValueError: folders that hold the runs of another setting.
-    """
-    tasks: dict[tuple[str, ...], Task] = {}
-    planned, strange = [], []
-    for job in jobs:
-        work = tuple(o for o in job.overrides if key_of(o).split(".")[0] not in METHOD or o in SETS_STEPS)
-        if work not in tasks:
-            cfg = compose(work)
-            tasks[work] = task_of(lambda key, cfg=cfg: OmegaConf.select(cfg, key))  # type: ignore[misc]
-        task = tasks[work].by(next((o.split("=")[1] for o in job.overrides if key_of(o) == "algorithm"), None))
-        folder = root / job.folder
-        state = state_of(folder, task.rounds)
-        if state.kind == NEW and (twin := library.finished(job.overrides, task.rounds)):
-            folder, state = twin.folder, State(FINISHED, twin.rounds, twin)
-        planned.append(Planned(job, folder, task, state))
-        if state.run and (odd := conflict(state.run, job, compose)):
-            strange.append(f"{folder} holds another run: {odd}.")
-    if strange:
-        more = [f"… and {len(strange) - 5} more."] if len(strange) > 5 else []
-        advice = "Move them away, or choose another place with paths.log_dir=<folder>."
-        raise ValueError("\n".join([*strange[:5], *more, advice]))
-    return planned
-
-
-def estimate_of(planned: Sequence[Planned], library: Library, compose: Compose) -> Estimate:
-    """Of what is left; the rounds of all studies tell how long one takes."""
-    left = {
-        p.job.folder: Left(p.job.folder, p.task, max(1, p.task.rounds - p.state.rounds), p.state.kind == NEW)
-        for p in planned
-        if p.state.kind != FINISHED
-    }
-    jobs = {p.job.folder: p.job for p in planned}
-
-    def speed_of(job: Left) -> Speed:
-        from gcfed.study.calibrate import measure  # torch
-
-        say(f"timing a few local steps of {job.task.work.model} on inputs as those of {job.task.work.data} …")
-        return measure(compose(jobs[job.name].overrides))
-
-    return estimate(list(left.values()), Measured(library.tasks()), speed_of)
-
-
-def run(left: Sequence[Planned], root: Path, cost: Estimate, launcher: Launcher) -> dict[str, JobReturn]:
-    """The jobs' returns by the names of their folders."""
-    batches = [[p] for p in left] if one_by_one(launcher) else [list(left)] if left else []
-    returns: dict[str, JobReturn] = {}
-    expected = taken = 0.0
+def run(batches: Sequence[Sequence[Planned]], root: Path, cost: Estimate, launcher: Launcher) -> dict[str, Outcome]:
+    """Runs one batch after the other; the outcomes by the names of the jobs' folders."""
+    outcomes: dict[str, Outcome] = {}
+    expected = taken = 0.0  # seconds of the jobs so far whose cost was known
+    number, jobs = 0, sum(map(len, batches))
     for i, batch in enumerate(batches):
-        if len(batches) == len(left):
-            pace = taken / expected if expected else 1.0  # this machine's seconds for an estimated one
-            rest = pace * sum(cost.seconds[p.job.folder] for p in left[i:])
-            (p,) = batch
-            say(f"job {i + 1} of {len(left)}: {p.job.title}; about {duration(rest)} left", f"  {p.folder}")
-        started = time.perf_counter()
-        for p, result in zip(batch, launch(launcher, [overrides(p, root) for p in batch], i), strict=True):
-            returns[p.job.folder] = result
-            expected += cost.seconds[p.job.folder]
-            if reason := reason_of(result):
-                log.error("failed: %s, %s", p.job.title, reason)
-        taken += time.perf_counter() - started
-    return returns
+        pace = taken / expected if expected else 1.0  # this machine's seconds for an estimated one
+        rest = pace * sum(cost.seconds[p.job.folder] for later in batches[i:] for p in later)
+        about = f"; about {duration(rest)} left" if isfinite(rest) else ""
+        first, number = number, number + len(batch)
+        with ready(batch, root, outcomes) as mine:
+            if not mine:
+                continue
+            if len(batch) == 1:
+                say(f"job {number} of {jobs}: {mine[0].job.title}{about}", f"  {mine[0].folder}")
+            started = time.perf_counter()
+            found = launch(launcher, [overrides(p, root) for p in mine], first)
+        seconds = sum(cost.seconds[p.job.folder] for p in mine)
+        if isfinite(seconds):
+            expected, taken = expected + seconds, taken + time.perf_counter() - started
+        for p, outcome in zip(mine, found, strict=True):
+            outcomes[p.job.folder] = outcome
+            if outcome.reason:
+                log.error("failed: %s, %s", p.job.title, outcome.reason)
+    return outcomes
+
+
+@contextmanager
+def ready(batch: Sequence[Planned], root: Path, outcomes: dict[str, Outcome]) -> Iterator[list[Planned]]:
+    """Those jobs of a batch that are still to be run, as their folders are now; nobody else can start them meanwhile.
+
+    Hours may have passed since the plan: another process of the same study may have finished some, or be at them.
+    """
+    mine: list[Planned] = []
+    with ExitStack() as locks:
+        for p in batch:
+            name = p.job.folder
+            if holder := locks.enter_context(locked(root / ".locks" / name)):
+                outcomes[name] = Outcome(reason=f"{holder} is at it")
+                say(f"skipped: {p.job.title}; {holder} is at it")
+                continue
+            p = replace(p, state=state_of(p.folder, p.made))
+            if p.state.kind in (BEGUN, NEW):
+                mine.append(p)
+            else:
+                say(f"skipped: {p.job.title}; meanwhile {p.state.why or 'it was finished'}")
+        yield mine
 
 
 def overrides(planned: Planned, root: Path) -> list[str]:
@@ -155,50 +119,24 @@ def overrides(planned: Planned, root: Path) -> list[str]:
     return [*planned.job.overrides, *place]
 
 
-def close(title: str, planned: Sequence[Planned], returns: dict[str, JobReturn]) -> None:
-    """Says how the study ended; exit code 1 where a job is not finished."""
-    reasons = {p.job.folder: reason_of(returns.get(p.job.folder)) for p in planned}
-    broken = [p for p in planned if reasons[p.job.folder] or state_of(p.folder, p.task.rounds).kind != FINISHED]
+def close(title: str, planned: Sequence[Planned], outcomes: dict[str, Outcome]) -> None:
+    """Says how the study ended, as the folders have it; exit code 1 where a job is not finished."""
+    now = [(p, state_of(p.folder, p.made)) for p in planned]
+    broken = [(p, state) for p, state in now if state.kind != FINISHED]
     if not broken:
         say(f"{title}: all {len(planned)} jobs are finished")
         return
     lines = [f"{title}: {len(planned) - len(broken)} of {len(planned)} jobs are finished; these are not:"]
-    for p in broken:
-        lines.append(f"  {p.job.title}: {reasons[p.job.folder] or first_line(p.folder / FAILURE) or 'it was stopped'}")
-        lines.append(f"    {p.folder}")
-    log.error("\n".join([*lines, "The same command tries them again and leaves the finished ones alone."]))
+    for p, state in broken:
+        why = outcomes.get(p.job.folder, DONE).reason or state.why or first_line(p.folder / FAILURE) or "it was stopped"
+        lines += [f"  {p.job.title}: {why}", f"    {p.folder}"]
+    advice = "The same command tries them again and leaves the finished ones alone."
+    if any(state.kind == BEGUN and p.job.folder in outcomes for p, state in broken):
+        advice += " What has begun goes on from its checkpoint: move its folder away to start it anew."
+    if any(outcome.lost for outcome in outcomes.values()):
+        advice += " But the launcher failed, and jobs that it started may still be running: look before that."
+    log.error("\n".join([*lines, advice]))
     raise SystemExit(1)
-
-
-# --------------------------------------------------------------------------------------------------- what it says
-def summary(planned: Sequence[Planned], root: Path, left_out: dict[str, list[str]], cost: Estimate) -> list[str]:
-    lines = [
-        "  " + ", ".join(f"{sum(p.state.kind == kind for p in planned)} {kind}" for kind in (FINISHED, BEGUN, NEW))
-    ]
-    if elsewhere := sorted({str(p.folder.parent) for p in planned if p.folder.parent != root}):
-        count = sum(p.folder.parent != root for p in planned)
-        lines.append(f"  {count} of the finished are runs of other studies: {', '.join(elsewhere)}")
-    for reason, cells in left_out.items():
-        few = "; ".join(cells[:3]) + (f" and {len(cells) - 3} more" if len(cells) > 3 else "")
-        lines.append(f"  left out: {few} ({reason})")
-    if cost.seconds:
-        time_and_disk = (
-            f"{duration(cost.total)} on this machine, one job after the other, and {size(cost.bytes)} of disk"
-        )
-        lines += [f"  estimate: {time_and_disk}", f"  it rests on {cost.basis}"]
-    return lines
-
-
-def listing(planned: Sequence[Planned], cost: Estimate) -> list[str]:
-    """A line a job: state, estimated time, name and folder."""
-    times = {name: duration(seconds) for name, seconds in cost.seconds.items()}
-    return [f"  {p.state.kind:<11} {times.get(p.job.folder, ''):>10}  {p.job.title}  ({p.job.folder})" for p in planned]
-
-
-def say(*lines: str) -> None:
-    """To the terminal: the study's own words, apart from the jobs' log."""
-    sys.stdout.write("\n".join([*lines, ""]))
-    sys.stdout.flush()
 
 
 def first_line(path: Path) -> str:

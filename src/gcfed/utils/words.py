@@ -1,4 +1,6 @@
-"""Numbers as people say them."""
+"""Numbers as people say them, and lines for people."""
+
+import sys
 
 
 def size(count: float) -> str:
@@ -8,3 +10,9 @@ def size(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} TB"
+
+
+def say(*lines: str) -> None:
+    """To the terminal: a sweep's own words, apart from its jobs' log."""
+    sys.stdout.write("\n".join([*lines, ""]))
+    sys.stdout.flush()
