@@ -1,8 +1,12 @@
 """What a metric should have seen: every round's broadcast and local models, recorded in the plain loop."""
 
+import subprocess
+import sys
+
 from harness import plain_loop, sgd
 
 from gcfed.methods.base import FederatedMethod
+from gcfed.utils.resolvers import ROOT
 
 EXACT = {"rel": 1e-9, "abs": 1e-12}
 NAN_CLIENT = 3
@@ -39,3 +43,12 @@ def measured(metric, net, data, *, k=1, rounds=3, poisoned=False, solver=None, c
         on_round=finish, world=world,
     )  # fmt: skip
     return rows, recorder.rounds, trained
+
+
+def train_in_two_processes(folder, *overrides):
+    """``src/train.py`` as a user types it, over two processes; the run lies in ``folder``."""
+    layout = ("trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "extras.figures=false")
+    place = (f"paths.output_dir={folder}", f"hydra.run.dir={folder}")
+    command = [sys.executable, str(ROOT / "src/train.py"), *overrides, *layout, *place]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

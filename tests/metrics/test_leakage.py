@@ -1,7 +1,5 @@
 """The attack on uploads in real runs: what it sees, what it finds, and that the run does not notice."""
 
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import matplotlib.image
@@ -9,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import open_dict
+from recording import train_in_two_processes
 from torch import nn
 
 from gcfed.data.augment import TextTransform, VectorTransform
@@ -16,7 +15,6 @@ from gcfed.methods import SSF
 from gcfed.metrics.leakage import Leakage, nearest
 from gcfed.run import train
 from gcfed.utils.csv_logger import read_rows
-from gcfed.utils.resolvers import ROOT
 
 TINY = (
     "model.hidden=[12]", "gc.boundary=fc2", "rounds=3", "participation.num_clients=5", "participation.per_round=3",
@@ -141,13 +139,7 @@ def test_the_first_of_two_processes_attacks_and_draws(config, tmp_path):
     """A client that it need not have to train itself: the drawn one is the same in any number of processes."""
     _, one = run(config, tmp_path / "one", *LEAKAGE, "gc=none")
     folder = tmp_path / "two"
-    more = (
-        "gc=none", "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", f"paths.output_dir={folder}",
-        "extras.figures=false", f"hydra.run.dir={folder}",
-    )  # fmt: skip
-    command = [sys.executable, str(ROOT / "src/train.py"), *TINY, *LEAKAGE, *more]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    train_in_two_processes(folder, *TINY, *LEAKAGE, "gc=none")
     for a, b in zip(one[1:], read_rows(folder / "metrics.csv")[1:], strict=True):
         assert {c: b[c] for c in COLUMNS} == pytest.approx({c: a[c] for c in COLUMNS}, rel=1e-6)
     assert sorted(path.name for path in folder.glob("*.png")) == ["leakage_round_2.png", "leakage_round_3.png"]

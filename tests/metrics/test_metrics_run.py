@@ -1,14 +1,13 @@
 """The metrics in real runs: the gap to full participation, switches, and that no algorithm notices them."""
 
 import json
-import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
 import torch
 from omegaconf import open_dict
+from recording import train_in_two_processes
 
 from gcfed.federated.loop import FederatedLoop
 from gcfed.run import train
@@ -164,12 +163,8 @@ def test_the_summary_has_what_the_papers_tables_have(config, tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_measure_the_same(config, tmp_path):
-    settings = (*TINY, "metrics=all", *EVERY_ROUND, "gc=gcfed", "trainer.accelerator=cpu")
     _, one = run(config, tmp_path / "one", "metrics=all", *EVERY_ROUND, "gc=gcfed")
-    more = ("trainer=ddp", "trainer.devices=2", f"paths.output_dir={tmp_path / 'two'}", "extras.figures=false")
-    command = [sys.executable, str(ROOT / "src/train.py"), *settings, *more, f"hydra.run.dir={tmp_path / 'two'}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    train_in_two_processes(tmp_path / "two", *TINY, "metrics=all", *EVERY_ROUND, "gc=gcfed")
     for a, b in zip(one, read_rows(tmp_path / "two/metrics.csv"), strict=True):
         assert columns(b) == pytest.approx(columns(a), rel=1e-9)
 

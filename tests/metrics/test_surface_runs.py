@@ -1,19 +1,15 @@
 """The loss surface in whole runs: it changes none, and finds what they find."""
 
-import subprocess
-import sys
-
 import matplotlib.image
 import numpy as np
 import pytest
 import torch
 from omegaconf import open_dict
-from recording import EXACT
+from recording import EXACT, train_in_two_processes
 from torch import nn
 
 from gcfed.run import train
 from gcfed.utils.csv_logger import read_rows
-from gcfed.utils.resolvers import ROOT
 
 GRID = 5
 TINY = (
@@ -83,14 +79,7 @@ def test_the_papers_figure_is_of_the_training_loss(config, tmp_path):
 @pytest.mark.slow
 def test_two_processes_draw_the_same(config, tmp_path):
     run(config, tmp_path / "one", *SURFACE, "gc=none")
-    folder = tmp_path / "two"
-    more = (
-        "gc=none", "trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", f"paths.output_dir={folder}",
-        "extras.figures=false", f"hydra.run.dir={folder}",
-    )  # fmt: skip
-    command = [sys.executable, str(ROOT / "src/train.py"), *TINY, *SURFACE, *more]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    train_in_two_processes(tmp_path / "two", *TINY, *SURFACE, "gc=none")
     for number in (2, 3):
         one, two = (np.load(tmp_path / name / f"surface_round_{number}.npz") for name in ("one", "two"))
         assert one["names"].tolist() == two["names"].tolist()
