@@ -40,7 +40,8 @@ def centralize_(grad: Tensor, ndim: int, mean: str = "out") -> None:
             and vectors over their only one.
     """
     axes = MEAN_AXES[mean] if ndim == 4 else tuple(range(-max(ndim - 1, 1), 0))
-    grad.sub_(grad.mean(axes, keepdim=True))
+    total = grad.sum(axes, keepdim=True)
+    grad.sub_(total, alpha=total.numel() / grad.numel())  # two kernels; a mean would divide in one of its own
 
 
 class GradientCentralization(FederatedMethod):
