@@ -178,10 +178,7 @@ def check(cfg: DictConfig) -> None:
             )
     for key, of_trainer in (("precision", "trainer.precision"), ("rounds", "trainer.max_steps")):
         mine, its = OmegaConf.select(cfg, key), OmegaConf.select(cfg, of_trainer)
-        if its not in (
-            None,
-            mine,
-        ):  # a run is known by its own
+        if its not in (None, mine):  # a run is known by its own
             raise ValueError(f"{of_trainer}={its} is not {key}={mine}: set {key}={its}, which the trainer follows.")
     for key, least in (("rounds", 1), ("eval_every", 1), ("participation.per_round", 1), ("seed", 0)):
         value = OmegaConf.select(cfg, key)
