@@ -22,7 +22,7 @@ from benchmarks.stopwatch import Stopwatch
 from benchmarks.workloads import WORKLOADS, compose_workload
 from gcfed.data.sampling import ClientSampler
 from gcfed.federated.loop import FederatedLoop
-from gcfed.methods import GradientCentralization
+from gcfed.methods.centralization import GradientCentralization
 from gcfed.run import train
 
 WARM_UP = 2

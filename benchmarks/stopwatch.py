@@ -13,8 +13,8 @@ import gcfed.federated.solver as solver_module
 from gcfed.callbacks.checkpoint import RoundCheckpoint
 from gcfed.federated.batches import BatchPlan
 from gcfed.federated.loop import FederatedLoop
+from gcfed.federated.method import FederatedMethod
 from gcfed.federated.stack import ClientStack
-from gcfed.methods.base import FederatedMethod
 
 HOOKS = [name for name in vars(FederatedMethod) if name.startswith(("on_", "before_", "after_"))]
 

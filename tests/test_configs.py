@@ -9,7 +9,8 @@ from gcfed.data.partition import DirichletBalanced
 from gcfed.data.sampling import DynamicPopulation
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.solver import build_on_nothing
-from gcfed.methods import GradientCentralization, Quantization
+from gcfed.methods.centralization import GradientCentralization
+from gcfed.methods.quantization import Quantization
 from gcfed.run import build_methods, build_module
 from gcfed.utils.instantiate import build, build_all
 from gcfed.utils.resolvers import ROOT

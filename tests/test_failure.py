@@ -6,7 +6,7 @@ import pytest
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import open_dict
 
-from gcfed.methods.base import FederatedMethod
+from gcfed.federated.method import FederatedMethod
 from gcfed.report.runs import FAILURE
 from gcfed.run import train
 from gcfed.utils.failure import failure_recorded, headline

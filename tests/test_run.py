@@ -11,8 +11,8 @@ from lightning.pytorch import Callback
 from omegaconf import OmegaConf, open_dict
 from safetensors.torch import load_file
 
-from gcfed.methods.base import FederatedMethod
-from gcfed.models.module import FederatedModule
+from gcfed.federated.method import FederatedMethod
+from gcfed.federated.module import FederatedModule
 from gcfed.run import evaluate, train
 from gcfed.utils import resolvers
 from gcfed.utils.csv_logger import read_rows

@@ -15,7 +15,11 @@ from gcfed.data.base import FederatedDataset, Split
 from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.batches import BatchPlan
 from gcfed.federated.loop import FederatedLoop
-from gcfed.methods import FedLC, FedMLB, FedNTD, FedSol, Proximal
+from gcfed.methods.fedlc import FedLC
+from gcfed.methods.fedmlb import FedMLB
+from gcfed.methods.fedntd import FedNTD
+from gcfed.methods.fedsol import FedSol
+from gcfed.methods.proximal import Proximal
 from gcfed.metrics.clients import Clients
 from gcfed.tasks import Classification, SquaredError
 

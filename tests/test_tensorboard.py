@@ -13,7 +13,7 @@ from tensorboard.plugins.hparams import api_pb2
 from tensorboard.plugins.hparams.backend_context import Context
 from tensorboard.plugins.hparams.list_session_groups import Handler
 
-from gcfed.methods.base import FederatedMethod
+from gcfed.federated.method import FederatedMethod
 from gcfed.run import train
 from gcfed.utils.csv_logger import read_rows
 from gcfed.utils.hyperparameters import hyperparameters

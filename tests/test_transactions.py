@@ -8,7 +8,7 @@ import torch
 from omegaconf import OmegaConf, open_dict
 
 from gcfed.callbacks.checkpoint import AtomicCheckpointIO
-from gcfed.methods.base import FederatedMethod
+from gcfed.federated.method import FederatedMethod
 from gcfed.run import build_module, evaluate, train
 from gcfed.utils.instantiate import build
 from gcfed.utils.resolvers import ROOT

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from gcfed.models.module import FederatedModule
+from gcfed.federated.module import FederatedModule
 from gcfed.utils.settings import IDENTITY, flat
 
 log = logging.getLogger(__name__)

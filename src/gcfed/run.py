@@ -30,11 +30,11 @@ from gcfed.checkpoints import (
     resume_from,
 )
 from gcfed.federated.loop import FederatedLoop
+from gcfed.federated.method import FederatedMethod
+from gcfed.federated.module import FederatedModule
 from gcfed.federated.spread import spread, trains_on_cpu
 from gcfed.federated.strategy import can_fork
-from gcfed.methods.base import FederatedMethod
 from gcfed.metrics.relative_error import relative_error
-from gcfed.models.module import FederatedModule
 from gcfed.report.label_counts import label_counts
 from gcfed.utils.cpu import cores, keep_freed_memory, present_memory
 from gcfed.utils.failure import failure_recorded

@@ -16,7 +16,8 @@ from gcfed.federated.batches import plan_batches
 from gcfed.federated.round import Round, deal
 from gcfed.federated.solver import LocalSolver, clip_client_grads_
 from gcfed.federated.stack import ClientStack, broadcast_state, uses_batch_statistics
-from gcfed.methods import GradientCentralization, Proximal
+from gcfed.methods.centralization import GradientCentralization
+from gcfed.methods.proximal import Proximal
 from gcfed.models.mlp import MLP
 
 

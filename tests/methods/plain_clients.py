@@ -10,8 +10,8 @@ from harness import sgd
 from torch import nn
 
 from gcfed.federated.batches import plan_batches
+from gcfed.federated.method import FederatedMethod
 from gcfed.federated.stack import nbytes
-from gcfed.methods import FederatedMethod
 
 LR = 0.3
 SOLVER = sgd(lr=LR)  # two epochs in batches of four

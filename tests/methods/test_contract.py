@@ -14,9 +14,10 @@ from omegaconf import open_dict
 from safetensors.torch import load_file
 from two_processes import TINY, overrides_of
 
+from gcfed.federated.method import FederatedMethod
 from gcfed.federated.store import ClientStores
-from gcfed.methods import FedVARP, Scaffold
-from gcfed.methods.base import FederatedMethod
+from gcfed.methods.fedvarp import FedVARP
+from gcfed.methods.scaffold import Scaffold
 from gcfed.run import train
 from gcfed.utils.csv_logger import read_rows
 from gcfed.utils.resolvers import ROOT
@@ -131,8 +132,11 @@ def test_two_processes_agree_with_one(config, tmp_path):
         (("algorithm=scaffold", "client=adam"), "client=sgd"),
         (("algorithm=feddyn", "client_store.dtype=bfloat16"), r"client_store\.dtype=null"),
         (("algorithm=feddc", "client_store.dtype=bfloat16"), r"client_store\.dtype=null"),
-        (("algorithm=scaffold", "+methods.varp._target_=gcfed.methods.FedVARP"), "Scaffold and FedVARP each correct"),
-        (("algorithm=fedsam", "+methods.sol._target_=gcfed.methods.FedSol"), "both move the weights"),
+        (
+            ("algorithm=scaffold", "+methods.varp._target_=gcfed.methods.fedvarp.FedVARP"),
+            "Scaffold and FedVARP each correct",
+        ),
+        (("algorithm=fedsam", "+methods.sol._target_=gcfed.methods.fedsol.FedSol"), "both move the weights"),
     ],
 )
 def test_what_cannot_work_together_is_refused_by_name(config, tmp_path, overrides, message):

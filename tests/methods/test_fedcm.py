@@ -12,9 +12,10 @@ from plain_reference import broken, flat, loss_at
 from torch import nn
 
 from gcfed.federated.aggregate import MeanAggregator
+from gcfed.federated.method import FederatedMethod
 from gcfed.federated.round import Round
 from gcfed.federated.solver import LocalSolver
-from gcfed.methods import FedCM, FederatedMethod
+from gcfed.methods.fedcm import FedCM
 
 
 def reference(net, data, solver, rounds, *, alpha, weight_decay=0.0, cohort_of=3, seed=5):

@@ -16,7 +16,8 @@ from torch import nn
 from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.stack import ClientStack, broadcast_state, nbytes
 from gcfed.federated.store import ClientStores
-from gcfed.methods import FedCurv, Quantization
+from gcfed.methods.fedcurv import FedCurv
+from gcfed.methods.quantization import Quantization
 
 LAM = 0.7
 

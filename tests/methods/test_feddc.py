@@ -12,10 +12,11 @@ from torch import nn
 from torch.func import functional_call
 
 from gcfed.federated.aggregate import MeanAggregator
+from gcfed.federated.method import FederatedMethod
 from gcfed.federated.round import Round
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.store import ClientStores
-from gcfed.methods import FedDC, FederatedMethod
+from gcfed.methods.feddc import FedDC
 
 CORRECTIONS = ("update", "control")
 

@@ -10,7 +10,7 @@ from plain_clients import ROUNDS, SOLVER, Bytes, Net, federation, layers, plain_
 
 from gcfed.federated.batches import Batch
 from gcfed.federated.stack import Output
-from gcfed.methods import FedDecorr
+from gcfed.methods.feddecorr import FedDecorr
 
 
 def decorrelation(features, scale):

@@ -12,7 +12,7 @@ from plain_reference import batches, broken, cohort, flat, local_sgd, optimum, s
 from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.stack import broadcast_state, nbytes
 from gcfed.federated.store import ClientStores
-from gcfed.methods import FedDyn
+from gcfed.methods.feddyn import FedDyn
 
 
 def reference(net, data, solver, *, rounds, alpha, divide_by="clients", lr=0.1, momentum=0.0, weight_decay=0.0):

@@ -16,10 +16,13 @@ from plain_reference import batches, broken, cohort, local_sgd
 from torch import nn
 
 from gcfed.federated.aggregate import MeanAggregator
+from gcfed.federated.method import FederatedMethod
 from gcfed.federated.round import Round
 from gcfed.federated.solver import LocalSolver
-from gcfed.methods import FederatedMethod, FedGC, Scaffold, constraints
+from gcfed.methods import constraints
 from gcfed.methods.constraints import Part, add_weighted_, constrain_, multipliers, products
+from gcfed.methods.fedgc import FedGC
+from gcfed.methods.scaffold import Scaffold
 from gcfed.run import train
 
 C = 1e-3

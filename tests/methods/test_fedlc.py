@@ -5,7 +5,7 @@ import torch
 from harness import plain_loop
 from plain_clients import ROUNDS, SOLVER, Bytes, Net, federation, layers, plain_rounds
 
-from gcfed.methods import FedLC
+from gcfed.methods.fedlc import FedLC
 
 
 @pytest.mark.parametrize("k", [1, 3])

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from harness import make_net, plain_loop
 from plain_clients import ROUNDS, SOLVER, Bytes, Net, federation, layers, plain_rounds
 
-from gcfed.methods import FedMLB
+from gcfed.methods.fedmlb import FedMLB
 from gcfed.models.mlp import MLP
 
 

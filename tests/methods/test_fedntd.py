@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from harness import plain_loop
 from plain_clients import ROUNDS, SOLVER, Bytes, Net, federation, layers, plain_rounds
 
-from gcfed.methods import FedNTD
+from gcfed.methods.fedntd import FedNTD
 
 
 def not_true_divergence(student, teacher, label, tau):

@@ -17,8 +17,9 @@ from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.batches import plan_batches
 from gcfed.federated.round import Round
 from gcfed.federated.stack import ClientStack, broadcast_state
-from gcfed.methods import FedReg, Sam
+from gcfed.methods.fedreg import FedReg
 from gcfed.methods.pseudo import PseudoPass, climb
+from gcfed.methods.sam import Sam
 from gcfed.utils.rng import torch_seed
 
 ETA_S, ETA_P, STEPS = 0.2, 0.05, 3

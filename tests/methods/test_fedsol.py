@@ -11,7 +11,7 @@ from plain_reference import batches, cohort, loss_at
 from torch import nn
 from torch.func import functional_call, grad
 
-from gcfed.methods import FedSol
+from gcfed.methods.fedsol import FedSol
 
 
 def tensors(net, w):

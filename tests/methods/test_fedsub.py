@@ -8,7 +8,10 @@ from plain_reference import batches, broken, cohort, flat
 from test_ssf import COORDINATES, Coordinates, combine, local_iteration, sent, server, wide_and_tall
 
 from gcfed.federated.store import ClientStores
-from gcfed.methods import SSF, FedSub, Quantization, Scaffold
+from gcfed.methods.fedsub import FedSub
+from gcfed.methods.quantization import Quantization
+from gcfed.methods.scaffold import Scaffold
+from gcfed.methods.ssf import SSF
 
 
 def reference(net, data, solver, *, rounds, ratio, refresh=1, weight_decay=0.0, gamma=1.0, lr=0.1, size=3):

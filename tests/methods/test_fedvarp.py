@@ -12,7 +12,7 @@ from plain_reference import batches, broken, cohort, flat, local_sgd, optimum, s
 from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.stack import broadcast_state, nbytes
 from gcfed.federated.store import ClientStores
-from gcfed.methods import FedVARP
+from gcfed.methods.fedvarp import FedVARP
 
 
 def reference(net, data, solver, *, rounds, lr=0.1, momentum=0.0, server_lr=1.0):

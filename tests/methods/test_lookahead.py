@@ -9,7 +9,8 @@ from plain_reference import batches, cohort, local_sgd
 from torch.optim import SGD, Adam
 
 from gcfed.federated.stack import broadcast_state
-from gcfed.methods import LookAhead, Proximal
+from gcfed.methods.lookahead import LookAhead
+from gcfed.methods.proximal import Proximal
 
 
 def server(momentum, lr=1.0, **kwargs):

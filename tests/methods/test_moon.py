@@ -10,7 +10,7 @@ from harness import make_net, plain_loop
 from plain_clients import ROUNDS, SOLVER, Bytes, Net, federation, layers, plain_rounds
 
 from gcfed.federated.store import ClientStores
-from gcfed.methods import Moon
+from gcfed.methods.moon import Moon
 
 
 def cosine(a, b):

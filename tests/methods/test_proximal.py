@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gcfed.federated.stack import ClientStack, broadcast_state
-from gcfed.methods import Proximal
+from gcfed.methods.proximal import Proximal
 
 
 @pytest.mark.parametrize("k", [1, 3])

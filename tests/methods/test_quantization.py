@@ -9,8 +9,7 @@ import torch
 from harness import make_net, make_round, make_upload, plain_loop, sgd, weights
 from torch import nn
 
-from gcfed.methods import Quantization
-from gcfed.methods.quantization import quantize_
+from gcfed.methods.quantization import Quantization, quantize_
 
 
 def quantized(x, bits, seed=0):

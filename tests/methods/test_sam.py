@@ -13,7 +13,9 @@ from torch.func import grad
 
 from gcfed.federated.solver import local_objective
 from gcfed.federated.stack import ClientStack, broadcast_state
-from gcfed.methods import FedSol, Proximal, Sam
+from gcfed.methods.fedsol import FedSol
+from gcfed.methods.proximal import Proximal
+from gcfed.methods.sam import Sam
 
 
 def by_hand(net, data, solver, rounds, rho, mu=0.0):

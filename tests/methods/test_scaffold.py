@@ -13,8 +13,7 @@ from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import broadcast_state, nbytes
 from gcfed.federated.store import ClientStores
-from gcfed.methods import Scaffold
-from gcfed.methods.scaffold import effective_steps
+from gcfed.methods.scaffold import Scaffold, effective_steps
 
 
 def plain_steps(steps, momentum, **kwargs):

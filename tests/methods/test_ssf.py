@@ -13,7 +13,9 @@ from torch.func import functional_call
 
 from gcfed.federated.stack import nbytes
 from gcfed.federated.store import ClientStores
-from gcfed.methods import SSF, Quantization, Scaffold
+from gcfed.methods.quantization import Quantization
+from gcfed.methods.scaffold import Scaffold
+from gcfed.methods.ssf import SSF
 from gcfed.methods.subspace import random_basis
 from gcfed.metrics.gap import Gap
 from gcfed.run import train

@@ -12,7 +12,14 @@ from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import broadcast_state
 from gcfed.federated.store import ClientStores
-from gcfed.methods import SSF, FedReg, FedSub, GradientCentralization, Proximal, Quantization, Sam, Scaffold
+from gcfed.methods.centralization import GradientCentralization
+from gcfed.methods.fedreg import FedReg
+from gcfed.methods.fedsub import FedSub
+from gcfed.methods.proximal import Proximal
+from gcfed.methods.quantization import Quantization
+from gcfed.methods.sam import Sam
+from gcfed.methods.scaffold import Scaffold
+from gcfed.methods.ssf import SSF
 from gcfed.methods.subspace import Projector, random_basis
 
 METHODS = [SSF, FedSub]

@@ -5,7 +5,7 @@ import sys
 
 from harness import plain_loop, sgd
 
-from gcfed.methods.base import FederatedMethod
+from gcfed.federated.method import FederatedMethod
 from gcfed.utils.resolvers import ROOT
 
 EXACT = {"rel": 1e-9, "abs": 1e-12}

@@ -9,8 +9,8 @@ import torch
 from conftest import random_federation
 from harness import make_net, make_round, plain_loop, sgd
 
-from gcfed.methods import SSF
-from gcfed.methods.base import FederatedMethod
+from gcfed.federated.method import FederatedMethod
+from gcfed.methods.ssf import SSF
 from gcfed.metrics.angle import Angle, degrees
 
 EXACT = {"rel": 1e-9, "abs": 1e-9}

@@ -11,7 +11,7 @@ from harness import make_net, make_round, plain_loop, sgd
 from recording import EXACT, NAN_CLIENT, measured
 from torch import nn
 
-from gcfed.methods.base import FederatedMethod
+from gcfed.federated.method import FederatedMethod
 from gcfed.metrics.cka import CKA, linear_cka
 from gcfed.metrics.clients import Clients
 from gcfed.metrics.drift import Drift

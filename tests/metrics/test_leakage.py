@@ -11,7 +11,7 @@ from recording import train_in_two_processes
 from torch import nn
 
 from gcfed.data.augment import TextTransform, VectorTransform
-from gcfed.methods import SSF
+from gcfed.methods.ssf import SSF
 from gcfed.metrics.leakage import Leakage, nearest
 from gcfed.run import train
 from gcfed.utils.csv_logger import read_rows

@@ -12,8 +12,8 @@ from harness import plain_loop, sgd
 from recording import NAN_CLIENT, Recorder
 from torch import nn
 
+from gcfed.federated.method import FederatedMethod
 from gcfed.federated.strategy import place
-from gcfed.methods.base import FederatedMethod
 from gcfed.metrics import surface
 from gcfed.metrics.surface import Surface
 from gcfed.tasks import CLASSIFICATION, SquaredError

@@ -26,7 +26,7 @@ def labels(*runs: Run) -> list[str]:
     return [group.label for group in grouped(runs)]
 
 
-GCFED = {"tags__gc": "gcfed", "gc___target_": "gcfed.methods.GradientCentralization"}
+GCFED = {"tags__gc": "gcfed", "gc___target_": "gcfed.methods.centralization.GradientCentralization"}
 
 
 def test_runs_that_differ_by_seed_or_by_place_are_one_group():

@@ -3,8 +3,8 @@
 from collections import deque
 from typing import Any
 
+from gcfed.federated.method import FederatedMethod
 from gcfed.federated.round import Round
-from gcfed.methods.base import FederatedMethod
 
 
 class SmoothedAccuracy(FederatedMethod):

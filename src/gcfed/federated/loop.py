@@ -13,13 +13,13 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from gcfed.data.sampling import ClientSampler
 from gcfed.federated.aggregate import Aggregator, MeanAggregator, Upload, finite_clients
+from gcfed.federated.method import FederatedMethod
+from gcfed.federated.module import FederatedModule
 from gcfed.federated.round import Round, deal
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import ClientStack, Params, broadcast_state, nbytes
 from gcfed.federated.store import ClientStores
 from gcfed.federated.strategy import sum_over_processes
-from gcfed.methods.base import FederatedMethod
-from gcfed.models.module import FederatedModule
 from gcfed.utils.rng import torch_seed
 
 log = logging.getLogger(__name__)

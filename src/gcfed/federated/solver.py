@@ -19,8 +19,8 @@ from gcfed.federated.batches import LAST_BATCH, Batch, BatchPlan, ClientData, nu
 from gcfed.federated.stack import ClientStack, cannot_stack, client_norms, per_client
 
 if TYPE_CHECKING:
+    from gcfed.federated.method import FederatedMethod
     from gcfed.federated.round import Round
-    from gcfed.methods.base import FederatedMethod
 
 # They take norms or products over whole tensors, so a stacked tensor would mix its clients.
 _NOT_ELEMENTWISE = ("LBFGS", "Muon", "Adafactor", "SparseAdam")

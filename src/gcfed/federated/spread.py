@@ -15,7 +15,7 @@ from gcfed.utils.resolvers import one_of_several
 
 if TYPE_CHECKING:
     from gcfed.federated.loop import FederatedLoop
-    from gcfed.models.module import FederatedModule
+    from gcfed.federated.module import FederatedModule
 
 
 def trains_on_cpu(accelerator: str) -> bool:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from gcfed.methods.base import FederatedMethod
+from gcfed.federated.method import FederatedMethod
 from gcfed.utils.instantiate import flag
 
 if TYPE_CHECKING:
     from gcfed.federated.loop import FederatedLoop
-    from gcfed.models.module import FederatedModule
+    from gcfed.federated.module import FederatedModule
 
 # Table 8, by the shape of the mean μ of a convolution [out, in, kh, kw]: the axes that are averaged away, counted from
 # the end so that a leading client axis changes nothing.

@@ -19,16 +19,16 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
+from gcfed.federated.method import FederatedMethod
 from gcfed.federated.stack import is_recurrent, per_client
-from gcfed.methods.base import FederatedMethod
 from gcfed.methods.requirements import full_uploads
 
 if TYPE_CHECKING:
     from gcfed.federated.aggregate import Upload
     from gcfed.federated.loop import FederatedLoop
+    from gcfed.federated.module import FederatedModule
     from gcfed.federated.round import Round
     from gcfed.federated.stack import ClientStack, Params
-    from gcfed.models.module import FederatedModule
 
 
 class FedCurv(FederatedMethod):

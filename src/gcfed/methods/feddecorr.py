@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gcfed.methods.base import FederatedMethod
+from gcfed.federated.method import FederatedMethod
 from gcfed.methods.requirements import network_parts
 
 if TYPE_CHECKING:
     from gcfed.federated.batches import Batch
     from gcfed.federated.loop import FederatedLoop
+    from gcfed.federated.module import FederatedModule
     from gcfed.federated.stack import ClientStack, Output
-    from gcfed.models.module import FederatedModule
 
 EPS = 1e-8
 """Added to each feature's variance, as the authors do: a constant feature is uncorrelated with all others."""

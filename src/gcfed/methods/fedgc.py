@@ -32,8 +32,8 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 
+from gcfed.federated.method import FederatedMethod
 from gcfed.federated.stack import per_client
-from gcfed.methods.base import FederatedMethod
 from gcfed.methods.constraints import Part, add_weighted_, constrain_, multipliers, products
 from gcfed.methods.requirements import local_sgd, only_correction
 from gcfed.utils.instantiate import flag
@@ -41,9 +41,9 @@ from gcfed.utils.instantiate import flag
 if TYPE_CHECKING:
     from gcfed.federated.aggregate import Upload
     from gcfed.federated.loop import FederatedLoop
+    from gcfed.federated.module import FederatedModule
     from gcfed.federated.round import Round
     from gcfed.federated.stack import Params
-    from gcfed.models.module import FederatedModule
 
 log = logging.getLogger(__name__)
 

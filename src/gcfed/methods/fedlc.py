@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcfed.methods.base import FederatedMethod
+from gcfed.federated.method import FederatedMethod
 
 if TYPE_CHECKING:
     from gcfed.federated.loop import FederatedLoop
+    from gcfed.federated.module import FederatedModule
     from gcfed.federated.round import Round
     from gcfed.federated.stack import ClientStack
-    from gcfed.models.module import FederatedModule
 
 
 class FedLC(FederatedMethod):

@@ -13,14 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gcfed.methods.base import FederatedMethod
+from gcfed.federated.method import FederatedMethod
 from gcfed.methods.requirements import network_parts
 
 if TYPE_CHECKING:
     from gcfed.federated.batches import Batch
     from gcfed.federated.loop import FederatedLoop
+    from gcfed.federated.module import FederatedModule
     from gcfed.federated.stack import ClientStack, Output
-    from gcfed.models.module import FederatedModule
 
 
 class FedMLB(FederatedMethod):

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gcfed.methods.base import FederatedMethod
+from gcfed.federated.method import FederatedMethod
 
 if TYPE_CHECKING:
     from gcfed.federated.batches import Batch

@@ -22,17 +22,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from gcfed.federated.method import FederatedMethod
 from gcfed.federated.stack import client_norms, per_client
-from gcfed.methods.base import FederatedMethod
 from gcfed.methods.pseudo import PseudoPass, climb
 from gcfed.utils.instantiate import flag
 
 if TYPE_CHECKING:
     from gcfed.federated.batches import Batch
     from gcfed.federated.loop import FederatedLoop
+    from gcfed.federated.module import FederatedModule
     from gcfed.federated.round import Round
     from gcfed.federated.stack import ClientStack, Params
-    from gcfed.models.module import FederatedModule
 
 
 class FedReg(FederatedMethod):

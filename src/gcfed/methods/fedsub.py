@@ -33,9 +33,9 @@ from gcfed.methods.subspace import SubspaceMethod
 if TYPE_CHECKING:
     from gcfed.federated.aggregate import Upload
     from gcfed.federated.loop import FederatedLoop
+    from gcfed.federated.module import FederatedModule
     from gcfed.federated.round import Round
     from gcfed.federated.stack import ClientStack, Params
-    from gcfed.models.module import FederatedModule
 
 
 class FedSub(SubspaceMethod):

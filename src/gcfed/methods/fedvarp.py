@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gcfed.federated.method import FederatedMethod
 from gcfed.federated.stack import per_client
-from gcfed.methods.base import FederatedMethod
 from gcfed.methods.requirements import only_correction, uniform_mean
 
 if TYPE_CHECKING:
     from gcfed.federated.aggregate import Upload
     from gcfed.federated.loop import FederatedLoop
+    from gcfed.federated.module import FederatedModule
     from gcfed.federated.round import Round
     from gcfed.federated.stack import Params
-    from gcfed.models.module import FederatedModule
 
 
 class FedVARP(FederatedMethod):

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch.optim import SGD
 
+from gcfed.federated.method import FederatedMethod
 from gcfed.federated.solver import build_on_nothing
-from gcfed.methods.base import FederatedMethod
 
 if TYPE_CHECKING:
     from gcfed.federated.loop import FederatedLoop
+    from gcfed.federated.module import FederatedModule
     from gcfed.federated.round import Round
-    from gcfed.models.module import FederatedModule
 
 
 class LookAhead(FederatedMethod):

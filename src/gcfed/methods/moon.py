@@ -15,15 +15,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gcfed.federated.aggregate import finite_clients
-from gcfed.methods.base import FederatedMethod
+from gcfed.federated.method import FederatedMethod
 from gcfed.methods.requirements import network_parts
 
 if TYPE_CHECKING:
     from gcfed.federated.batches import Batch
     from gcfed.federated.loop import FederatedLoop
+    from gcfed.federated.module import FederatedModule
     from gcfed.federated.round import Round
     from gcfed.federated.stack import ClientStack, Output, Params
-    from gcfed.models.module import FederatedModule
 
 
 class Moon(FederatedMethod):

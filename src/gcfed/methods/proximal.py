@@ -6,7 +6,7 @@ no graph is built for it; ``train/loss`` reports the task's loss alone.
 
 import torch
 
-from gcfed.methods.base import FederatedMethod
+from gcfed.federated.method import FederatedMethod
 
 
 class Proximal(FederatedMethod):

@@ -11,8 +11,8 @@ from gcfed.federated.solver import build_on_nothing
 
 if TYPE_CHECKING:
     from gcfed.federated.loop import FederatedLoop
+    from gcfed.federated.module import FederatedModule
     from gcfed.federated.store import ClientStore
-    from gcfed.models.module import FederatedModule
 
 
 def plain_server(module: FederatedModule, method: str, reason: str, *, any_lr: bool = False) -> None:

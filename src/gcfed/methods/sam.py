@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from gcfed.federated.method import FederatedMethod
 from gcfed.federated.stack import client_norms, per_client
-from gcfed.methods.base import FederatedMethod
 
 if TYPE_CHECKING:
     from gcfed.federated.batches import Batch
     from gcfed.federated.loop import FederatedLoop
+    from gcfed.federated.module import FederatedModule
     from gcfed.federated.stack import ClientStack, Params
-    from gcfed.models.module import FederatedModule
 
 
 class Sam(FederatedMethod):

@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from gcfed.federated.method import FederatedMethod
 from gcfed.federated.solver import build_on_nothing
 from gcfed.federated.stack import per_client
-from gcfed.methods.base import FederatedMethod
 from gcfed.methods.requirements import full_uploads, local_sgd, only_correction
 from gcfed.utils.instantiate import flag
 
 if TYPE_CHECKING:
     from gcfed.federated.aggregate import Upload
     from gcfed.federated.loop import FederatedLoop
+    from gcfed.federated.module import FederatedModule
     from gcfed.federated.round import Round
     from gcfed.federated.stack import ClientStack, Params
-    from gcfed.models.module import FederatedModule
 
 
 class Scaffold(FederatedMethod):

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from gcfed.federated.method import FederatedMethod
 from gcfed.federated.solver import build_on_nothing
-from gcfed.methods.base import FederatedMethod
 from gcfed.methods.requirements import local_sgd, mean_aggregator, only_correction, plain_server
 from gcfed.utils.rng import torch_seed
 
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
     from gcfed.federated.aggregate import Upload
     from gcfed.federated.loop import FederatedLoop
+    from gcfed.federated.module import FederatedModule
     from gcfed.federated.round import Round
     from gcfed.federated.stack import ClientStack, Params
-    from gcfed.models.module import FederatedModule
 
 
 class Projector:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from gcfed.federated.method import FederatedMethod
 from gcfed.federated.round import Round
 from gcfed.federated.stack import ClientStack, Params
-from gcfed.methods.base import FederatedMethod
 
 if TYPE_CHECKING:
     from gcfed.federated.aggregate import Upload
     from gcfed.federated.loop import FederatedLoop
-    from gcfed.models.module import FederatedModule
+    from gcfed.federated.module import FederatedModule
 
 
 class Metric(FederatedMethod):

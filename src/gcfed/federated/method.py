@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from gcfed.federated.aggregate import Upload
     from gcfed.federated.batches import Batch
     from gcfed.federated.loop import FederatedLoop
+    from gcfed.federated.module import FederatedModule
     from gcfed.federated.round import Round
     from gcfed.federated.stack import ClientStack, Output, Params
-    from gcfed.models.module import FederatedModule
 
 
 class FederatedMethod(Callback):
