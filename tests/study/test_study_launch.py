@@ -12,9 +12,9 @@ from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 from pretend import GROUPS, composed
 
-from gcfed.study.composer import Composer
 from gcfed.study.launch import launch
 from gcfed.utils import lock
+from gcfed.utils.compose import Composer
 from gcfed.utils.lock import locked
 
 

@@ -16,7 +16,6 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
 from gcfed.report.runs import FAILURE
-from gcfed.study.composer import Composer
 from gcfed.study.estimate import Estimate, duration
 from gcfed.study.launch import Outcome, launch, one_by_one
 from gcfed.study.library import Library, shelf
@@ -24,6 +23,7 @@ from gcfed.study.overrides import quoted
 from gcfed.study.plan import jobs_of, read_study
 from gcfed.study.planning import Planned, estimate_of, listing, plan, summary
 from gcfed.study.state import BEGUN, FINISHED, NEW, checkpoint, state_of
+from gcfed.utils.compose import Composer
 from gcfed.utils.lock import locked
 from gcfed.utils.words import say
 
