@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-import gcfed.utils.resolvers  # noqa: F401  (before Hydra composes)
+import gcfed.configure  # noqa: F401
 from gcfed.utils.resolvers import ROOT
 
 

@@ -5,7 +5,7 @@ import json
 import hydra
 from omegaconf import DictConfig
 
-import gcfed.utils.resolvers  # noqa: F401  (before Hydra composes)
+import gcfed.configure  # noqa: F401  (its resolvers, before Hydra composes)
 from gcfed.utils.cpu import spin_briefly
 
 

@@ -6,7 +6,7 @@ import sys
 import hydra
 from omegaconf import DictConfig, OmegaConf
 
-import gcfed.utils.resolvers  # noqa: F401  (before Hydra composes)
+import gcfed.configure  # noqa: F401  (its resolvers, before Hydra composes)
 
 
 @hydra.main(version_base="1.3", config_path="../configs", config_name="report")

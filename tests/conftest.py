@@ -10,7 +10,8 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, open_dict
 
-import gcfed.utils.resolvers  # noqa: F401
+import gcfed.configure  # noqa: F401
+from gcfed.runs.metrics_csv import read_metrics
 from gcfed.utils.resolvers import ROOT
 
 DATA_DIR = Path(os.environ.get("DATA_DIR", ROOT / "data"))
@@ -25,6 +26,12 @@ def pytest_collection_modifyitems(items):
 def _one_thread():
     """Small tensors gain nothing from more, and two threads lose much where another program has one of the cores."""
     torch.set_num_threads(1)
+
+
+def read_rows(path: str | Path) -> list[dict[str, float]]:
+    """The rows of a ``metrics.csv``, empty cells left out."""
+    rows = read_metrics(Path(path)).reset_index().to_dict("records")
+    return [{key: value for key, value in row.items() if value == value} for row in rows]
 
 
 class ArrayData:

@@ -3,10 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from conftest import DATA_DIR
+from conftest import DATA_DIR, read_rows
 
 from gcfed.run import train
-from gcfed.utils.csv_logger import read_rows
 
 pytestmark = [
     pytest.mark.slow,

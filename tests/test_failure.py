@@ -9,7 +9,7 @@ from omegaconf import open_dict
 from gcfed.federated.method import FederatedMethod
 from gcfed.report.runs import FAILURE
 from gcfed.run import train
-from gcfed.utils.failure import failure_recorded, headline
+from gcfed.runs.failure import failure_recorded, headline
 
 FAST = ("rounds=3", "participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=40")
 ERRORS = {"key": KeyError("a key"), "ctrl_c": KeyboardInterrupt(), "text": ValueError("two\n  lines")}

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from conftest import read_rows
 from lightning.pytorch import Callback
 from omegaconf import OmegaConf, open_dict
 from safetensors.torch import load_file
@@ -15,7 +16,6 @@ from gcfed.federated.method import FederatedMethod
 from gcfed.federated.module import FederatedModule
 from gcfed.run import evaluate, train
 from gcfed.utils import resolvers
-from gcfed.utils.csv_logger import read_rows
 from gcfed.utils.resolvers import ROOT
 
 ALGORITHMS = sorted(path.stem for path in (ROOT / "configs/algorithm").glob("*.yaml"))

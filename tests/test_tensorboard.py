@@ -3,6 +3,8 @@
 import struct
 
 import pytest
+from conftest import read_rows
+from gcfed.utils.hyperparameters import hyperparameters
 from omegaconf import open_dict
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -15,8 +17,6 @@ from tensorboard.plugins.hparams.list_session_groups import Handler
 
 from gcfed.federated.method import FederatedMethod
 from gcfed.run import train
-from gcfed.utils.csv_logger import read_rows
-from gcfed.utils.hyperparameters import hyperparameters
 from gcfed.utils.pictures import show
 from gcfed.utils.tensorboard import RoundTensorBoardLogger
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, open_dict
 
+import gcfed.runs.place  # noqa: F401  (its resolvers name the folders of runs)
 from gcfed.utils.resolvers import ROOT
 
 

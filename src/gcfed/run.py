@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import shlex
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +22,14 @@ from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
 
-from gcfed.checkpoints import (
+from gcfed.data.label_counts import label_counts
+from gcfed.federated.loop import FederatedLoop
+from gcfed.federated.method import FederatedMethod
+from gcfed.federated.module import FederatedModule
+from gcfed.federated.spread import spread, trains_on_cpu
+from gcfed.federated.strategy import can_fork
+from gcfed.metrics.relative_error import relative_error
+from gcfed.runs.checkpoint import (
     RunRecord,
     check_checkpoint,
     existing,
@@ -29,18 +37,16 @@ from gcfed.checkpoints import (
     load_weights,
     resume_from,
 )
-from gcfed.federated.loop import FederatedLoop
-from gcfed.federated.method import FederatedMethod
-from gcfed.federated.module import FederatedModule
-from gcfed.federated.spread import spread, trains_on_cpu
-from gcfed.federated.strategy import can_fork
-from gcfed.metrics.relative_error import relative_error
-from gcfed.report.label_counts import label_counts
+from gcfed.runs.failure import failure_recorded
+from gcfed.runs.folder import CHECKPOINT, CONFIG, METRICS, SUMMARY, divergence
+from gcfed.runs.identity import hyperparameters, identity, setting
+from gcfed.runs.metrics_csv import read_metrics
+from gcfed.runs.summary import last_figures, print_summary, write_summary
 from gcfed.utils.cpu import cores, keep_freed_memory, present_memory
-from gcfed.utils.failure import failure_recorded
-from gcfed.utils.hyperparameters import hyperparameters
+from gcfed.utils.files import replacing
 from gcfed.utils.instantiate import build, build_all
-from gcfed.utils.resolvers import OVERRIDES, one_of_several
+from gcfed.utils.pictures import show
+from gcfed.utils.processes import one_of_several
 from gcfed.utils.rng import torch_seed
 
 log = logging.getLogger(__name__)
@@ -91,7 +97,7 @@ def train(cfg: DictConfig) -> RunResult:
     torch.set_num_threads(min(torch.get_num_threads(), cores()))
     folder = Path(cfg.paths.output_dir)
     checkpoint = resume_from(cfg.ckpt_path, folder)
-    if one_of_several() and checkpoint is None and (folder / "checkpoints" / "last.ckpt").is_file():
+    if one_of_several() and checkpoint is None and (folder / CHECKPOINT).is_file():
         raise ValueError(
             f"{folder} holds a run of a job of this name: continue it with ckpt_path=last, or rename the job."
         )
@@ -130,19 +136,14 @@ def train(cfg: DictConfig) -> RunResult:
         if trainer.is_global_zero:
             write_inputs(cfg, data, folder)
             if checkpoint is None:
-                (folder / "summary.json").unlink(missing_ok=True)  # of a run that was here before
+                (folder / SUMMARY).unlink(missing_ok=True)  # of a run that was here before
             log.info(describe(module, data, loop, methods, trainer))
         for logger in loggers:
             logger.log_hyperparams(hyperparameters(cfg))
         trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True)
 
         if trainer.is_global_zero:
-            from gcfed.report.summary import write_summary  # matplotlib: only once the run is done
-
-            write_summary(
-                folder, data, targets=cfg.targets, figures=cfg.extras.figures, processes=trainer.world_size,
-                loggers=loggers,
-            )  # fmt: skip
+            finish(cfg, data, folder, trainer)
     metrics = {k: float(v) for k, v in {**trainer.callback_metrics, **loop.last_row}.items()}
     return RunResult(folder, metrics, module, trainer, loop)
 
@@ -212,14 +213,35 @@ def refuse_sweeps() -> None:
 
 
 def write_inputs(cfg: DictConfig, data: Any, folder: Path) -> None:
-    """What the run was made of: its config, the overrides it is found again by, its partition."""
-    folder.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(cfg, folder / "config.yaml", resolve=True)
+    """What the run was made of: its config, under the overrides that it was started with, and its partition."""
     overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else []  # from Python there are none
-    OmegaConf.save(OmegaConf.create(list(overrides)), folder / OVERRIDES)
+    with replacing(folder / CONFIG) as temporary:
+        temporary.write_text(f"# python src/train.py {shlex.join(overrides)}\n{OmegaConf.to_yaml(cfg, resolve=True)}")
     data.partition.save(folder / "partition.npz")
     if (held := label_counts(data)) is not None:
         held.save(folder)
+
+
+def finish(cfg: DictConfig, data: Any, folder: Path, trainer: Trainer) -> None:
+    """The summary of a run that has come to its end, its pictures, and its last figures for those who compare runs."""
+    about = {"identity": identity(cfg), "setting": setting(cfg)}
+    summary = write_summary(folder, cfg.targets, processes=trainer.world_size, about=about)
+    if not summary:
+        return
+    metrics = read_metrics(folder / METRICS)
+    if cfg.extras.figures:
+        from gcfed.plots.curves import plot_curves  # matplotlib
+        from gcfed.plots.partition import draw_partition
+
+        plot_curves(metrics, folder / "curves.png")
+        show(trainer.loggers, "curves", folder / "curves.png", summary["rounds"])
+        if not (folder / "partition.png").is_file():
+            draw_partition(folder, data)
+    print_summary(summary, folder)
+    for logger in trainer.loggers:
+        if hasattr(logger, "log_summary"):
+            figures = last_figures(summary, metrics)
+            logger.log_summary(figures, summary["rounds"], success=not divergence(metrics))
 
 
 def build_methods(cfg: DictConfig) -> list[FederatedMethod]:

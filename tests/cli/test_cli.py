@@ -9,10 +9,10 @@ import time
 
 import pytest
 import torch
+from conftest import read_rows
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from gcfed.utils.csv_logger import read_rows
 from gcfed.utils.resolvers import ROOT
 
 FAST = ["participation.num_clients=8", "client.epochs=2", "data.limit_train=300", "data.limit_test=100"]

@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from conftest import read_rows
 from harness import make_net, plain_loop, sgd
 from omegaconf import open_dict
 from safetensors.torch import load_file
@@ -19,7 +20,6 @@ from gcfed.federated.store import ClientStores
 from gcfed.methods.fedvarp import FedVARP
 from gcfed.methods.scaffold import Scaffold
 from gcfed.run import train
-from gcfed.utils.csv_logger import read_rows
 from gcfed.utils.resolvers import ROOT
 
 ALGORITHMS = sorted(path.stem for path in (ROOT / "configs/algorithm").glob("*.yaml"))

@@ -8,7 +8,7 @@ import sys
 import torch
 from hydra import compose, initialize_config_dir
 
-import gcfed.utils.resolvers  # noqa: F401
+import gcfed.configure  # noqa: F401
 from gcfed.run import train
 from gcfed.utils.resolvers import ROOT
 

@@ -6,6 +6,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 import torch
+from conftest import read_rows
 from omegaconf import open_dict
 from recording import train_in_two_processes
 from torch import nn
@@ -14,7 +15,6 @@ from gcfed.data.augment import TextTransform, VectorTransform
 from gcfed.methods.ssf import SSF
 from gcfed.metrics.leakage import Leakage, nearest
 from gcfed.run import train
-from gcfed.utils.csv_logger import read_rows
 
 TINY = (
     "model.hidden=[12]", "gc.boundary=fc2", "rounds=3", "participation.num_clients=5", "participation.per_round=3",

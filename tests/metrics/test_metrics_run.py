@@ -6,12 +6,12 @@ import time
 import numpy as np
 import pytest
 import torch
+from conftest import read_rows
 from omegaconf import open_dict
 from recording import train_in_two_processes
 
 from gcfed.federated.loop import FederatedLoop
 from gcfed.run import train
-from gcfed.utils.csv_logger import read_rows
 from gcfed.utils.resolvers import ROOT
 
 ALGORITHMS = sorted(path.stem for path in (ROOT / "configs/algorithm").glob("*.yaml"))

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from conftest import read_rows
 from omegaconf import OmegaConf
 from safetensors.numpy import load_file
 
 from gcfed.data.regression import matrix_regression
 from gcfed.run import evaluate, train
-from gcfed.utils.csv_logger import read_rows
 
 TINY = (
     "experiment=matrix_regression_ssf", "participation.num_clients=4", "participation.per_round=2",

@@ -4,12 +4,12 @@ import matplotlib.image
 import numpy as np
 import pytest
 import torch
+from conftest import read_rows
 from omegaconf import open_dict
 from recording import EXACT, train_in_two_processes
 from torch import nn
 
 from gcfed.run import train
-from gcfed.utils.csv_logger import read_rows
 
 GRID = 5
 TINY = (

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from run_folders import rows_of, write_run
 
+from gcfed.data.label_counts import LABEL_COUNTS, LabelCounts, evenly, label_counts
 from gcfed.data.partition import Partition
 from gcfed.report.groups import grouped
-from gcfed.report.label_counts import LABEL_COUNTS, LabelCounts, evenly, label_counts
 from gcfed.report.partitions import CLIENTS, plot_partitions
 
 pytestmark = pytest.mark.usefixtures("unrendered")

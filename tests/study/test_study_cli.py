@@ -6,8 +6,8 @@ import sys
 
 import pytest
 import yaml
+from conftest import read_rows
 
-from gcfed.utils.csv_logger import read_rows
 from gcfed.utils.resolvers import ROOT
 
 STUDY = """

@@ -35,7 +35,7 @@ class PartitionPicture(Callback):
 
     def _draw(self, trainer: Trainer) -> None:
         if self.wanted:
-            from gcfed.report.summary import draw_partition
+            from gcfed.plots.partition import draw_partition
 
             self.wanted = False
             if path := draw_partition(self.folder, trainer.datamodule):  # type: ignore[attr-defined]

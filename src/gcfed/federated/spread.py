@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from gcfed.federated.strategy import CohortStrategy, can_fork
 from gcfed.utils.cpu import cores, present_memory
-from gcfed.utils.resolvers import one_of_several
+from gcfed.utils.processes import one_of_several
 
 if TYPE_CHECKING:
     from gcfed.federated.loop import FederatedLoop

@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
+from gcfed.data.label_counts import evenly
 from gcfed.metrics.convergence import smooth
-from gcfed.report.label_counts import evenly
 from gcfed.report.style import BLACK, BLUE, GREY, VERMILION, save, styled
 
 Rows = Sequence[Mapping[str, Any]]

@@ -11,10 +11,10 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from gcfed.data.label_counts import LabelCounts, evenly
 from gcfed.data.partition import Partition
 from gcfed.report.figures import bubble_size, draw_bubbles, draw_sizes, ticks
 from gcfed.report.groups import Group, federation_of
-from gcfed.report.label_counts import LabelCounts, evenly
 from gcfed.report.panels import Drawn, grid, outer_labels, plural, title
 from gcfed.report.runs import Run
 from gcfed.report.series import thin

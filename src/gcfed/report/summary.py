@@ -13,8 +13,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from gcfed.data.label_counts import label_counts
 from gcfed.metrics.convergence import summarize
-from gcfed.report.label_counts import label_counts
 from gcfed.report.runs import divergence, read_columns
 from gcfed.utils.csv_logger import read_rows
 from gcfed.utils.files import replacing

@@ -1,4 +1,4 @@
-"""``metrics.csv``: a row a round."""
+"""Writes ``metrics.csv``: a row a round."""
 
 import csv
 from argparse import Namespace
@@ -8,6 +8,7 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
+from gcfed.runs.metrics_csv import read_metrics
 from gcfed.utils.files import replacing
 
 
@@ -21,15 +22,15 @@ class RoundCSVLogger(Logger):
         resume_round: last finished round of the checkpoint that the run continues; 0 starts the file anew.
     """
 
+    name = "csv"
+    version = ""
+
     def __init__(self, path: str, resume_round: int = 0) -> None:
         super().__init__()
         self.path = Path(path)
         self.columns: list[str] = []
         self._resume_round = resume_round
         self._started = False
-
-    name = "csv"
-    version = ""
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
@@ -41,10 +42,9 @@ class RoundCSVLogger(Logger):
             return
         if not self._started:
             self._start()
-        new = [name for name in metrics if name not in self.columns]
-        if new:
-            self.columns += new
-            self._rewrite(read_rows(self.path))
+        if new := [name for name in metrics if name not in self.columns]:
+            rows = read_metrics(self.path, text=True).to_dict("records") if self.columns else []
+            self._write([*self.columns, *new], rows)
         with self.path.open("a", newline="") as file:
             csv.DictWriter(file, self.columns).writerow(metrics)
 
@@ -52,30 +52,14 @@ class RoundCSVLogger(Logger):
         self._started = True
         if self._resume_round == 0:
             self.path.unlink(missing_ok=True)
-        kept = [row for row in read_rows(self.path) if row["round"] <= self._resume_round]
-        self.columns = list(dict.fromkeys(name for row in kept for name in row))
-        if kept:
-            self._rewrite(kept)
+            return
+        rows = read_metrics(self.path, text=True)
+        kept = rows[rows.index.astype(int) <= self._resume_round]
+        self._write(list(kept.columns), kept.to_dict("records"))
 
-    def _rewrite(self, rows: list[dict[str, float]]) -> None:
+    def _write(self, columns: list[str], rows: list[dict[Any, Any]]) -> None:
+        self.columns = columns
         with replacing(self.path) as temporary, temporary.open("w", newline="") as file:
-            writer = csv.DictWriter(file, self.columns)
+            writer = csv.DictWriter(file, columns)
             writer.writeheader()
             writer.writerows(rows)
-
-
-def read_rows(path: str | Path) -> list[dict[str, float]]:
-    """The rows of a ``metrics.csv``, numbers as numbers, empty cells left out; ``[]`` where there is no file.
-
-    A last line that a kill cut short is left out.
-    """
-    path = Path(path)
-    if not path.exists():
-        return []
-    text = path.read_text()
-    lines = text.splitlines() if text.endswith("\n") else text.splitlines()[:-1]
-    rows = []
-    for row in csv.DictReader(lines):
-        cells = {k: v for k, v in row.items() if v not in ("", None)}
-        rows.append({k: int(v) if v.lstrip("-").isdigit() else float(v) for k, v in cells.items()})
-    return rows

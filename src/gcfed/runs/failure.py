@@ -9,7 +9,7 @@ from pathlib import Path
 
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from gcfed.report.runs import FAILURE
+from gcfed.runs.folder import FAILURE
 from gcfed.utils.files import replacing
 
 

@@ -12,7 +12,8 @@ from lightning.pytorch import Callback
 from omegaconf import DictConfig, OmegaConf
 
 from gcfed.federated.module import FederatedModule
-from gcfed.utils.settings import IDENTITY, flat
+from gcfed.runs.folder import CHECKPOINT
+from gcfed.runs.identity import differences, identity, leaves
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +23,8 @@ class RunRecord(Callback):
 
     def __init__(self, cfg: DictConfig) -> None:
         self.content = {
-            "identity": plain(cfg, IDENTITY),
+            "identity": identity(cfg),
+            "leaves": leaves(cfg),
             "config": OmegaConf.to_container(cfg, resolve=False),
         }
 
@@ -43,14 +45,14 @@ def resume_from(ckpt_path: str | None, folder: Path) -> Path | None:
         return None
     if ckpt_path != "last":
         return existing(ckpt_path, "ckpt_path")
-    last = folder / "checkpoints" / "last.ckpt"
+    last = folder / CHECKPOINT
     if last.is_file():
         return last
     if "multirun" in str(folder):
         log.warning("ckpt_path=last: this job of the sweep has not begun before; it starts in %s", folder)
         return None
     raise FileNotFoundError(
-        f"ckpt_path=last: no earlier run with these overrides has a checkpoint (this one would write to {folder}). "
+        f"ckpt_path=last: no earlier run with these settings has a checkpoint (this one would write to {folder}). "
         "Repeat the overrides of the run to continue, or give ckpt_path=<run>/checkpoints/last.ckpt."
     )
 
@@ -69,13 +71,10 @@ def check_checkpoint(path: Path, cfg: DictConfig, module: FederatedModule) -> in
     """Refuses a checkpoint of another model or another run; returns its number of finished rounds."""
     checkpoint = load_checkpoint(path)
     load_weights(module, checkpoint, path, dry=True)
-    then, now = flat(checkpoint["gcfed"]["identity"]), flat(plain(cfg, IDENTITY))
-    differ = sorted(k for k in then.keys() | now.keys() if then.get(k) != now.get(k))
-    if differ:
-        listed = "; ".join(f"{k} was {then.get(k)!r}, now {now.get(k)!r}" for k in differ[:8])
+    if checkpoint["gcfed"]["identity"] != identity(cfg):
         raise ValueError(
-            f"ckpt_path={path} belongs to another run: {listed}. Repeat that run's overrides, or start anew without "
-            "ckpt_path."
+            f"ckpt_path={path} belongs to another run: {differences(checkpoint['gcfed']['leaves'], leaves(cfg))}. "
+            "Repeat that run's overrides, or start anew without ckpt_path."
         )
     return int(checkpoint["global_step"])
 
@@ -101,12 +100,3 @@ def load_weights(module: FederatedModule, checkpoint: Mapping[str, Any], path: P
         )
     if not dry:
         module.net.load_state_dict(theirs)
-
-
-def plain(cfg: DictConfig, keys: tuple[str, ...]) -> dict[str, Any]:
-    container = OmegaConf.to_container(cfg, resolve=False)
-    assert isinstance(container, dict)
-    kept = {key: container[key] for key in keys}
-    if "client_store" in kept:  # where states are kept changes no number, their type does
-        kept["client_store"] = {"dtype": kept["client_store"]["dtype"]}
-    return kept

@@ -1,0 +1,191 @@
+"""Run folders: read one, find all, and say how each run ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from gcfed.runs.identity import identity, setting
+from gcfed.runs.metrics_csv import column, read_metrics
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CONFIG, SUMMARY, METRICS, FAILURE = "config.yaml", "summary.json", "metrics.csv", "failure.txt"
+CHECKPOINT = Path("checkpoints") / "last.ckpt"
+FINISHED, DIVERGED, FAILED, UNFINISHED = STATES = ("finished", "diverged", "failed", "unfinished")
+Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster, where PyYAML was built with it
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One run folder.
+
+    Attributes:
+        config: of ``config.yaml``, {} where it cannot be read; shared in parts with other runs: not to be written to.
+        summary: of ``summary.json``; {} where the run has not come to its end.
+        metrics: of ``metrics.csv``, a row a round, NaN where nothing was measured.
+        state: "finished"; "diverged": it came to its end, but its loss is not finite or no client of its last round
+            sent finite numbers; "failed": an error ended it; "unfinished": it was stopped, or is still running.
+        note: the rest in one sentence; "" for a finished run.
+    """
+
+    folder: Path
+    config: Mapping[str, Any]
+    summary: Mapping[str, Any]
+    metrics: pd.DataFrame
+    state: str
+    note: str
+
+    @cached_property
+    def identity(self) -> str:
+        return identity(self.config)
+
+    @cached_property
+    def setting(self) -> str:
+        return setting(self.config)
+
+    @property
+    def seed(self) -> int:
+        return int(self.config.get("seed", 0))
+
+    @property
+    def planned(self) -> int:
+        """The rounds that it was to train."""
+        return int(self.config.get("rounds", 0))
+
+    @property
+    def rounds(self) -> int:
+        """The rounds that it has finished."""
+        return int(self.metrics.index[-1]) if len(self.metrics) else 0
+
+    @property
+    def has_ended(self) -> bool:
+        return self.state in (FINISHED, DIVERGED)
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / CHECKPOINT
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The config's value at a dotted key."""
+        node: Any = self.config
+        for part in key.split("."):
+            if not isinstance(node, Mapping) or part not in node:
+                return default
+            node = node[part]
+        return node
+
+    def curve(self, name: str) -> pd.Series:
+        """A column of the metrics where it was measured, by round; empty where it never was. Infinities stay."""
+        return column(self.metrics, name)
+
+
+def find_runs(roots: Iterable[str | Path]) -> list[Run]:
+    """Every run below the folders, sorted by path.
+
+    Raises:
+        FileNotFoundError: a root is not there.
+    """
+    found = {folder.resolve() for folder, files in folders(roots) if is_run(files)}
+    return [read_run(folder) for folder in sorted(found)]
+
+
+def folders(roots: Iterable[str | Path]) -> Iterator[tuple[Path, list[str]]]:
+    """Every folder below the roots once, with the names of its files; through links, but not into runs.
+
+    Raises:
+        FileNotFoundError: a root is not there.
+    """
+    entered: set[tuple[int, int]] = set()
+    for root in map(Path, roots):
+        if not root.is_dir():
+            raise FileNotFoundError(
+                f"roots={root}: there is no such folder. Runs lie in logs/, or where hydra.run.dir put them."
+            )
+        for name, below, files in os.walk(root, followlinks=True):
+            place = Path(name).stat()
+            if (place.st_dev, place.st_ino) in entered:  # a link back up would go on for ever
+                below.clear()
+                continue
+            entered.add((place.st_dev, place.st_ino))
+            # No run holds another; its checkpoints and events are many.
+            below[:] = [] if is_run(files) else [b for b in below if not b.startswith(".")]
+            yield Path(name), files
+
+
+def is_run(files: Collection[str]) -> bool:
+    """Whether a folder with these files is a run's: its config is written once its settings are accepted."""
+    return CONFIG in files and not {"partition.npz", METRICS, SUMMARY, FAILURE}.isdisjoint(files)
+
+
+def read_run(folder: Path) -> Run:
+    """Reads one folder. A file that cannot be read makes the run a failed one, with the reason, never an error."""
+    config: Mapping[str, Any] = {}
+    try:
+        settings = read_config(folder)
+        planned, _ = int(settings["rounds"]), int(settings["seed"])
+        config = settings
+        path = folder / SUMMARY
+        summary = dict(json.loads(path.read_text())) if path.is_file() else {}
+        metrics = read_metrics(folder / METRICS)
+        state, note = ending(folder, planned, summary, metrics)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+        reason = f"its files cannot be read: {type(error).__name__}: {' '.join(str(error).split())}"
+        return Run(folder, config, {}, read_metrics(None), FAILED, reason)
+    return Run(folder, config, summary, metrics, state, note)
+
+
+def read_config(folder: Path) -> Any:
+    """A run's ``config.yaml``. Each block of its top level is read once: most are alike in all runs of a sweep."""
+    text = (folder / CONFIG).read_text()
+    try:
+        blocks = [_block(block) for block in re.split(r"\n(?=[^\s#-])", text)]
+    except yaml.YAMLError:
+        blocks = [None]
+    if all(isinstance(block, dict) for block in blocks):
+        return {key: value for block in blocks for key, value in block.items()}
+    return yaml.load(text, Loader) or {}  # not as a run writes it
+
+
+@lru_cache(maxsize=4096)
+def _block(text: str) -> Any:
+    return yaml.load(text, Loader)
+
+
+def ending(folder: Path, planned: int, summary: Mapping[str, Any], metrics: pd.DataFrame) -> tuple[str, str]:
+    """The state and the note of a run that was to train ``planned`` rounds."""
+    broken = divergence(metrics)
+    if summary and metrics.empty:
+        return FAILED, f"it came to its end, but its {METRICS} is missing"
+    if summary and int(summary.get("rounds", 0)) >= planned:
+        return (DIVERGED, broken) if broken else (FINISHED, "")
+    where = f"after round {metrics.index[-1] if len(metrics) else 0} of {planned}"
+    failure = folder / FAILURE
+    if failure.is_file():
+        lines = failure.read_text(errors="replace").splitlines() or ["an error without a message"]
+        return FAILED, f"{where}: {lines[0]}"
+    return UNFINISHED, f"{where}; {broken}" if broken else where
+
+
+def divergence(metrics: pd.DataFrame) -> str:
+    """Why a run with these metrics counts as diverged; "" if it does not."""
+    if metrics.empty:
+        return ""
+    if "train/nonfinite_clients" in metrics:
+        refused = metrics["train/nonfinite_clients"]
+        if refused.iloc[-1] > 0 and refused.iloc[-1] == metrics["train/clients"].iloc[-1]:
+            since = refused.index[refused.eq(0)].max() + 1 if refused.eq(0).any() else refused.index[0]
+            return f"since round {since:.0f} some or all clients of every round sent numbers that are not finite"
+    losses = column(metrics, "test/loss")
+    if len(losses) and abs(losses.iloc[-1]) == float("inf"):
+        return f"the test loss of round {losses.index[-1]} is not finite"
+    return ""

@@ -1,0 +1,120 @@
+"""What makes a run this run: the one place that says which keys of a config change what a round computes.
+
+Whatever asks "is this that run?" compares identities: resuming, a study's finished job, repetitions of a setting, a
+cell of a paper's table. Imports nothing heavy, since Hydra asks for the folder of a run before anything is built.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+Scalar = bool | int | float | str
+
+#: Keys, with all below them, that change nothing of what a round computes: names, folders, what is logged, measured
+#: and drawn, how long a run goes on and how often it is tested, and which devices do the work (law 1: one code path).
+NEUTRAL = (
+    "name", "tags", "labels", "paths", "hydra", "logger", "callbacks", "extras", "metrics", "targets", "rounds",
+    "eval_every", "ckpt_path", "optimized_metric", "trainer", "client_store", "client.stack", "data.eval_batch_size",
+    "data.dataset.data_dir", "data.dataset.download",
+)  # fmt: skip
+#: Exceptions to these: tests on a part of the data, and states that are kept rounded.
+COUNTED = (
+    "trainer.limit_train_batches", "trainer.limit_val_batches", "trainer.overfit_batches", "trainer.fast_dev_run",
+    "client_store.dtype",
+)  # fmt: skip
+#: Values that other sections repeat under the same name, as ``data.seed: ${seed}``.
+REPEATED = ("seed", "rounds")
+_NEUTRAL = re.compile(rf"({'|'.join(map(re.escape, NEUTRAL))})(\.|$)")
+
+
+def counts(key: str) -> bool:
+    """Whether a dotted key changes what a round computes."""
+    return key in COUNTED or not _NEUTRAL.match(key)
+
+
+def leaves(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
+    """All that counts of a composed config, or of a run's ``config.yaml``: dotted key → plain value, by key.
+
+    ``1.0`` is 1. What is null has no entry, nor has anything of a section whose ``_target_`` is null.
+    """
+    values: dict[str, Any]
+    if isinstance(cfg, DictConfig):
+        sections = {key: cfg[key] for key in cfg if counts(str(key))}
+        plain = {
+            k: OmegaConf.to_container(v, resolve=True) if OmegaConf.is_config(v) else v for k, v in sections.items()
+        }
+        values = {key: OmegaConf.select(cfg, key) for key in (*COUNTED, *REPEATED)} | dict(_flat(plain))
+    else:
+        whole = dict(_flat({key: value for key, value in cfg.items() if key not in ("hydra", "paths", "callbacks")}))
+        values = {key: value for key, value in whole.items() if counts(key) or key in REPEATED}
+    repeated = {name: values.get(name) for name in REPEATED}
+    found = {
+        key: _plain(value)
+        for key, value in values.items()
+        if value is not None and counts(key) and not _repeats(key, value, repeated)
+    }
+    return dict(sorted(found.items()))
+
+
+def _flat(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if tree.get("_target_", "") is None:  # an ingredient that is absent, of which defaults may be left
+        return
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _repeats(key: str, value: Any, repeated: Mapping[str, Any]) -> bool:
+    section, _, name = key.rpartition(".")
+    return bool(section) and name in repeated and value == repeated[name]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def digest(values: Mapping[str, Any]) -> str:
+    """Twelve hexadecimal digits of what :func:`leaves` returns."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:12]
+
+
+def identity(cfg: DictConfig | Mapping[str, Any]) -> str:
+    """The run that a config describes: equal where every round computes the same."""
+    return digest(leaves(cfg))
+
+
+def setting(cfg: DictConfig | Mapping[str, Any]) -> str:
+    """The identity without the seed: runs of one setting are repetitions."""
+    return digest({key: value for key, value in leaves(cfg).items() if key != "seed"})
+
+
+def differences(there: Mapping[str, Any], here: Mapping[str, Any], most: int = 6) -> str:
+    """In which keys two configs' :func:`leaves` differ: ``client.epochs is 5 there, 2 here``; "" where in none."""
+    keys = [key for key in sorted(there.keys() | here.keys()) if there.get(key) != here.get(key)]
+    listed = [f"{key} is {there.get(key)!r} there, {here.get(key)!r} here" for key in keys[:most]]
+    return "; ".join(listed + [f"and {len(keys) - most} more"] * (len(keys) > most))
+
+
+def hyperparameters(cfg: DictConfig) -> dict[str, Scalar]:
+    """What TensorBoard's HParams tab compares runs by: the group choices and the values that count, by their keys.
+
+    Classes are named for data, partition and the optimizers alone, lists become text.
+    """
+    table: dict[str, Any] = {key: cfg.tags[key] for key in cfg.tags} | {"rounds": cfg.rounds}
+    for key, value in leaves(cfg).items():
+        section = key.removesuffix("._target_")
+        if section in ("partition", "client.optimizer", "server"):
+            table[section] = str(value).rpartition(".")[2]
+        elif "._" not in key and not key.startswith(("data.", "model.", "task")):
+            table[key] = value
+    return {key: value if isinstance(value, Scalar) else str(value) for key, value in table.items()}

@@ -1,0 +1,131 @@
+"""What is read off a run: accuracies as the field reports them, rounds and costs to a target, measures by name."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gcfed.runs.folder import Run
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+WINDOW, DECAY = 10, 0.9  # tests in GC-Fed's moving mean, and FedACG's exponential average
+_REDUCED = re.compile(r"(max|min|mean|sum|last):([^\[\]]+)(?:\[(\d+)\])?")
+_ROUNDS = re.compile(r"rounds:(.+?)(>=|<=)(.*)")
+_AT = re.compile(r"([^:@]+)@(\d+)")
+FORMS = (
+    "There are keys of summary.json (test/acc_smooth10), columns of metrics.csv reduced over the rounds "
+    "(max:test/acc; min:, mean:, sum:, last: too) or over the last 10 of them (mean:test/acc[10]), at a round "
+    "(test/acc@500), and the first round at a target (rounds:test/acc>=0.8, rounds:test/loss<=0.5)."
+)
+
+
+# ----------------------------------------------------------------------------------------------------------- curves
+def smooth(curve: pd.Series) -> pd.Series:
+    """Each test's mean with the nine before it, as far as there are so many: GC-Fed's tables."""
+    return curve.rolling(WINDOW, min_periods=1).mean()
+
+
+def average(curve: pd.Series) -> pd.Series:
+    """e₀ = a₀, eᵢ = 0.9·eᵢ₋₁ + 0.1·aᵢ, as FedACG reports its accuracies."""
+    return curve.ewm(alpha=1 - DECAY, adjust=False).mean()
+
+
+def first_round(curve: pd.Series, target: float, *, at_most: bool = False) -> int | None:
+    """The first round whose value is at least the target, or with ``at_most`` at most; None if no round has one."""
+    reached = curve.index[np.isfinite(curve) & ((curve <= target) if at_most else (curve >= target))]
+    return int(reached[0]) if len(reached) else None
+
+
+def until(values: pd.Series, round_number: int | None) -> float | None:
+    """The sum of a column up to a round, that included; None for no round."""
+    return None if round_number is None else values.loc[:round_number].sum().item()
+
+
+# --------------------------------------------------------------------------------------------------------- by name
+@dataclass(frozen=True)
+class Measure:
+    """A measure's parts.
+
+    Attributes:
+        how: max, min, mean, sum, last; ">=" or "<=": the first round at a target; "@": at a round; "": a figure of the
+            summary, ``column`` being its key.
+        number: the window in rounds, infinite for all of them; the target; the round.
+    """
+
+    how: str
+    column: str
+    number: float = math.inf
+
+    @property
+    def is_target(self) -> bool:
+        return self.how in (">=", "<=")
+
+
+@lru_cache(maxsize=256)
+def parse(measure: str) -> Measure:
+    """The parts of a measure as :func:`value` reads it.
+
+    Raises:
+        ValueError: it is none; says which there are.
+    """
+    if match := _REDUCED.fullmatch(measure):
+        how, column, window = match.groups()
+        return Measure(how, column, math.inf if window is None else int(window))
+    if match := _ROUNDS.fullmatch(measure):
+        column, how, text = match.groups()
+        try:
+            return Measure(how, column, float(text))
+        except ValueError:
+            raise ValueError(f"measure={measure!r}: the target {text!r} is no number. {FORMS}") from None
+    if match := _AT.fullmatch(measure):
+        return Measure("@", match[1], int(match[2]))
+    if ":" in measure or "@" in measure:
+        raise ValueError(f"measure={measure!r} is not understood. {FORMS}")
+    return Measure("", measure)
+
+
+def value(run: Run, measure: str) -> float | None:
+    """The measure in the run's own unit (accuracies 0 to 1); None where it was not measured, reached or is not finite.
+
+    - ``test/acc_smooth10``, ``acc_diff/std``, ``bytes_to_target/0.8``: a figure of ``summary.json``
+    - ``mean:test/acc[10]``: over the tests of the run's last 10 rounds; ``max:``, ``min:``, ``sum:``, ``last:`` too,
+      and without ``[…]`` over all rounds
+    - ``test/acc_ema@500``: the last test up to round 500, of a run that got there
+    - ``rounds:test/acc_ema>=0.81``, ``rounds:test/loss<=0.5``: the first round that reached it
+
+    Raises:
+        ValueError: the string is none of these.
+    """
+    parts = parse(measure)
+    if not parts.how:
+        return _of_summary(run, parts.column)
+    if parts.is_target:
+        reached = first_round(run.curve(parts.column), parts.number, at_most=parts.how == "<=")
+        return None if reached is None else float(reached)
+    curve = run.curve(parts.column)
+    if parts.how == "@":
+        curve = curve.loc[: int(parts.number)] if run.rounds >= parts.number else curve.iloc[:0]
+    elif parts.number < math.inf:
+        curve = curve.loc[run.rounds - int(parts.number) + 1 :]
+    if curve.empty:
+        return None
+    return _finite(curve.iloc[-1] if parts.how in ("@", "last") else getattr(np, parts.how)(curve.to_numpy()))
+
+
+def _of_summary(run: Run, name: str) -> float | None:
+    key, _, target = name.rpartition("/")
+    found = run.summary.get(name)
+    if found is None and isinstance(run.summary.get(key), dict):
+        found = run.summary[key].get(target)
+    return _finite(found) if isinstance(found, int | float) else None
+
+
+def _finite(number: float) -> float | None:
+    return float(number) if math.isfinite(number) else None

@@ -1,0 +1,60 @@
+"""Where runs and sweeps write: a new folder, or that of the run which ``ckpt_path`` continues."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+
+from gcfed.runs.folder import CHECKPOINT, Loader, read_config
+from gcfed.runs.identity import counts, identity
+from gcfed.utils.processes import job
+
+log = logging.getLogger(__name__)
+
+
+def run_dir(base: str, ckpt_path: str | None, now: str, *, _root_: Any) -> str:
+    """Where a run writes: a folder ``now`` under ``base``, or that of the run which ``ckpt_path`` continues.
+
+    ``ckpt_path=last`` is the newest run under ``base`` with a checkpoint and the identity of this config.
+    """
+    new = Path(base) / (job() or now)
+    if ckpt_path is None:
+        return str(new)
+    if ckpt_path != "last":
+        path = Path(ckpt_path)
+        return str(path.parent.parent if path.parent.name == "checkpoints" else new)
+    wanted = identity(_root_)
+    found = sorted(Path(base).glob(f"*/{CHECKPOINT}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for folder in (path.parent.parent for path in found):
+        try:
+            if identity(read_config(folder)) == wanted:
+                return str(folder)
+        except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
+            log.warning("%s is passed over, its config.yaml cannot be read: %s", folder, " ".join(str(error).split()))
+    return str(new)
+
+
+def sweep_dir(base: str, ckpt_path: str | None) -> str:
+    """A new folder for a sweep; with ``ckpt_path=last`` that of the newest one with the same overrides, to continue."""
+    if ckpt_path == "last":
+        # Hydra has no config for a sweep as a whole: its jobs share what stands on the command line.
+        mine = _counted(word for word in sys.argv[1:] if "=" in word and not word.startswith("--"))
+        for sweep in sorted(Path(base).glob("multirun_*/"), reverse=True):
+            saved = sweep / "multirun.yaml"  # Hydra's own
+            if saved.is_file() and _counted(yaml.load(saved.read_text(), Loader)["hydra"]["overrides"]["task"]) == mine:
+                return str(sweep)
+    return str(Path(base) / datetime.now().strftime("multirun_%Y-%m-%d_%H-%M-%S"))
+
+
+def _counted(overrides: Any) -> list[str]:
+    return sorted(o for o in overrides if counts(o.lstrip("+~").split("=", 1)[0]))
+
+
+OmegaConf.register_new_resolver("run_dir", run_dir, replace=True)
+OmegaConf.register_new_resolver("sweep_dir", sweep_dir, replace=True, use_cache=True)

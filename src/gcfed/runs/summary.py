@@ -1,0 +1,141 @@
+"""``summary.json`` and the table on the terminal: what a run leaves for people when it has come to its end."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from gcfed.runs.folder import METRICS, SUMMARY
+from gcfed.runs.measures import average, first_round, smooth, until
+from gcfed.runs.metrics_csv import column, read_metrics
+from gcfed.utils.files import replacing
+from gcfed.utils.words import size
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def write_summary(
+    folder: Path, targets: Sequence[float], *, processes: int = 1, about: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Reads the run's ``metrics.csv`` back and writes ``summary.json``; returns it, or {} for a run without a round.
+
+    Args:
+        processes: among which the clients were shared out.
+        about: what else the file says of the run: its identity.
+    """
+    metrics = read_metrics(folder / METRICS)
+    if metrics.empty:
+        return {}
+    found = summary_of(metrics, targets, processes)
+    # JSON has neither NaN nor infinity, the loss of a model that diverged.
+    plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in found.items()}
+    plain |= {**(about or {}), "ended": datetime.now().astimezone().isoformat(timespec="seconds")}
+    with replacing(folder / SUMMARY) as temporary:
+        temporary.write_text(json.dumps(plain, indent=2, allow_nan=False) + "\n")
+    return found
+
+
+def summary_of(metrics: pd.DataFrame, targets: Sequence[float], processes: int = 1) -> dict[str, Any]:
+    """The figures of a run: accuracies in 0…1, bytes in all, seconds a round and a client (medians).
+
+    A target that was not reached has None; ``_ema`` reads the moving average (FedACG's tables), the other the tests
+    themselves. ``acc_diff/*`` are statistics of the change from one test to the next (GC-Fed's Table 2).
+    ``client_seconds`` and ``*_to_target`` are FedGC's Table 2: what a client's share of a round takes the process that
+    trains it, aggregation included, and such seconds and the bytes in both directions, of all clients together, in all
+    rounds up to the first that reached the target.
+    """
+    acc = column(metrics, "test/acc")
+    moving, change = average(acc), acc.diff().dropna()
+    reached = {f"{t:g}": first_round(acc, t) for t in targets}
+    seconds = metrics["time/train_s"] * processes
+    traffic = (metrics["comm/down_bytes"] + metrics["comm/up_bytes"]).astype("int64")
+    return {
+        "rounds": int(metrics.index[-1]),
+        "test/acc": _last(acc),
+        "test/acc_best": float(acc.max()),
+        "best_round": int(acc.idxmax()) if len(acc) else None,
+        "test/acc_smooth10": _last(smooth(acc)),
+        "test/acc_ema": _last(moving),
+        "acc_diff/mean": float(change.mean()),
+        "acc_diff/std": float(change.std(ddof=0)),
+        "acc_diff/min": float(change.min()),
+        **_errors(metrics),
+        "rounds_to_target": reached,
+        "rounds_to_target_ema": {f"{t:g}": first_round(moving, t) for t in targets},
+        "bytes_to_target": {t: until(traffic, r) for t, r in reached.items()},
+        "client_seconds": float((seconds / metrics["train/clients"]).median()),
+        "client_seconds_to_target": {t: until(seconds, r) for t, r in reached.items()},
+        "comm/down_bytes": int(metrics["comm/down_bytes"].sum()),
+        "comm/up_bytes": int(metrics["comm/up_bytes"].sum()),
+        "time/round_s": float(metrics["time/round_s"].median()),
+        "train/nonfinite_clients": int(metrics["train/nonfinite_clients"].sum()),
+    }
+
+
+def last_figures(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, float]:
+    """What a comparison of runs shows beside the ends of their curves: those figures of the summary that are no curve.
+
+    ``test/rounds_to_<t>`` and ``test/rounds_to_<t>_ema`` are there for the targets that were reached.
+    """
+    figures = {name: value for name, value in summary.items() if name.startswith("test/")}
+    for key, end in (("rounds_to_target", ""), ("rounds_to_target_ema", "_ema")):
+        figures |= {f"test/rounds_to_{t}{end}": r for t, r in summary[key].items() if r is not None}
+    return {name: float(v) for name, v in figures.items() if name not in metrics and math.isfinite(v)}
+
+
+def _last(curve: pd.Series) -> float:
+    return float(curve.iloc[-1]) if len(curve) else math.nan
+
+
+def _errors(metrics: pd.DataFrame) -> dict[str, float]:
+    """Last and smallest value of what a test measures beside the accuracy."""
+    found: dict[str, float] = {}
+    for name in ("test/loss", "test/relative_error"):
+        if len(values := column(metrics, name)):
+            found |= {name: _last(values), f"{name}_best": float(values.min())}
+    return found
+
+
+def print_summary(summary: Mapping[str, Any], folder: Path) -> None:
+    """The figures of :func:`summary_of` for people, and what lies in the run's folder."""
+    table = Table(title=f"{summary['rounds']} rounds", title_justify="left", show_header=False)
+    table.add_column(style="bold")
+    table.add_column()
+    if summary["best_round"] is not None:
+        table.add_row("test accuracy, last round", f"{summary['test/acc']:.2%}")
+        table.add_row("best", f"{summary['test/acc_best']:.2%} in round {summary['best_round']}")
+        table.add_row("mean of the last 10 tests", f"{summary['test/acc_smooth10']:.2%}")
+        if not math.isnan(summary["acc_diff/mean"]):
+            mean, std, least = (100 * summary[f"acc_diff/{name}"] for name in ("mean", "std", "min"))
+            table.add_row("change from test to test", f"{mean:+.3f} ± {std:.2f}, at worst {least:+.1f} points")
+        for key, label in (("rounds_to_target", "rounds to target"), ("rounds_to_target_ema", "… by moving average")):
+            reached = {t: r or f"{summary['rounds']}+" for t, r in summary[key].items()}
+            table.add_row(label, ", ".join(f"{float(t):.0%}: {r}" for t, r in reached.items()))
+        for key, label, text in (
+            ("bytes_to_target", "bytes to target", size),
+            ("client_seconds_to_target", "clients' seconds to target", "{:.3g}".format),
+        ):
+            costs = [f"{float(t):.0%}: {text(cost)}" for t, cost in summary[key].items() if cost is not None]
+            if costs:
+                table.add_row(label, ", ".join(costs))
+    else:
+        for name in ("test/loss", "test/relative_error"):
+            if name in summary:
+                label = name.replace("/", " ").replace("_", " ")
+                table.add_row(label, f"{summary[name]:.4g}, at best {summary[f'{name}_best']:.4g}")
+    table.add_row("bytes down, up", f"{size(summary['comm/down_bytes'])}, {size(summary['comm/up_bytes'])}")
+    table.add_row("seconds a round (median)", f"{summary['time/round_s']:.3f}")
+    table.add_row("seconds a client's round", f"{summary['client_seconds']:.3g}")
+    if summary["train/nonfinite_clients"]:
+        table.add_row("client updates left out", f"{summary['train/nonfinite_clients']} (not finite)")
+    console = Console(soft_wrap=True)
+    console.print(table)
+    console.print(f"{', '.join(sorted(p.name for p in folder.iterdir() if p.name[0] != '.'))} are in\n  {folder}")

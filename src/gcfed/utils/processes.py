@@ -1,0 +1,29 @@
+"""Runs of which ``torchrun`` or ``srun`` starts every process."""
+
+import os
+
+
+def one_of_several() -> bool:
+    """Whether ``torchrun`` or ``srun`` started this process as one of several of a run.
+
+    Not so in the script of a SLURM job before its ``srun``.
+    """
+    torchrun = "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", 1)) > 1
+    return torchrun or ("SLURM_STEP_ID" in os.environ and int(os.environ.get("SLURM_NTASKS", 1)) > 1)
+
+
+def job() -> str | None:
+    """A folder for all processes of one run, which have no clock in common; None for a run of one command.
+
+    Raises:
+        ValueError: ``torchrun`` gave the run no name.
+    """
+    if not one_of_several():
+        return None
+    name = os.environ.get("TORCHELASTIC_RUN_ID") or f"{os.environ['SLURM_JOB_ID']}-{os.environ['SLURM_STEP_ID']}"
+    if name == "none":
+        raise ValueError(
+            "torchrun gave this run no name that its processes share: add --standalone (one machine) or "
+            "--rdzv-id=<name> to torchrun, or name the folder with hydra.run.dir=logs/<name>."
+        )
+    return f"job_{name}"
