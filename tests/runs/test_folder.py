@@ -1,0 +1,139 @@
+"""Run folders are read whatever state they are in; nothing that is broken stops who reads them."""
+
+import math
+
+import numpy as np
+import pytest
+import yaml
+from folders import accuracies, write_run
+
+from gcfed.loggers.round_csv import RoundCSVLogger
+from gcfed.runs.folder import find_runs, read_config, read_run
+from gcfed.runs.metrics_csv import read_metrics
+
+
+def test_an_empty_cell_was_not_measured_and_nan_was_not_finite(tmp_path):
+    path = tmp_path / "metrics.csv"
+    path.write_bytes(b"round,a,b,c\r\n1,,,\r\n2,0.1,,1e-3\r\n3,,inf,\r\n4,nan,-inf,5\r\n")
+    table = read_metrics(path)
+    nan, inf = math.nan, math.inf
+    assert list(table.index) == [1, 2, 3, 4]
+    for name, wanted in {"a": [nan, 0.1, nan, inf], "b": [nan, nan, inf, -inf], "c": [nan, 1e-3, nan, 5]}.items():
+        np.testing.assert_array_equal(table[name], wanted)
+
+
+@pytest.mark.parametrize(
+    ("text", "rounds"),
+    [("", []), ("round,a", []), ("round,a\n", []), ("round,a\n1,2\n2,3", [1]), ("round,a\n1,2\n2", [1])],
+)
+def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path, text, rounds):
+    (tmp_path / "metrics.csv").write_text(text)
+    assert list(read_metrics(tmp_path / "metrics.csv").index) == rounds
+
+
+def test_a_resumed_run_keeps_the_rows_up_to_its_checkpoint_as_they_were(tmp_path):
+    path = tmp_path / "metrics.csv"
+    first = RoundCSVLogger(str(path))
+    for row in ({"round": 1, "a": 0.1}, {"round": 2, "a": 1e-30, "b": math.nan}, {"round": 3, "a": 7.0, "b": 1}):
+        first.log_metrics(row)
+    second = RoundCSVLogger(str(path), resume_round=2)
+    second.log_metrics({"round": 3, "a": 8.0, "c": 2})
+    assert path.read_text().splitlines() == ["round,a,b,c", "1,0.1,,", "2,1e-30,nan,", "3,8.0,,2"]
+    RoundCSVLogger(str(path)).log_metrics({"round": 1, "a": 5})
+    assert path.read_text().splitlines() == ["round,a", "1,5"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a:\n  b: 1\nc: 2\n",
+        "# python src/train.py\ntargets:\n- 0.5\n- 0.6\n# a comment\nrounds: 3\n\nname: x",
+        "---\na: 1\n...\n",
+        "{a: 1,\nb: {c: 2\n}}\n",
+        "a: &x {c: 1}\nb: *x\n",
+        'a: "two\n  lines"\nb: |\n  one\n\n  two\n',
+        'a: "at\ncolumn 0: x"\nb: 1\n',
+        "a: 1\na: 2\n",
+        "",
+    ],
+)
+def test_a_config_is_as_yaml_reads_it(tmp_path, text):
+    (tmp_path / "config.yaml").write_text(text)
+    assert read_config(tmp_path) == (yaml.safe_load(text) or {})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("config.yaml", "a: [", "ParserError"),
+        ("config.yaml", "", "'rounds'"),
+        ("config.yaml", "- 1", "TypeError"),
+        ("config.yaml", "rounds: many\nseed: 1", "ValueError"),
+        ("summary.json", "{", "JSONDecodeError"),
+        ("summary.json", '{"rounds": null}', "TypeError"),
+        ("metrics.csv", "a,b\n1,2\n", "column 'round'"),
+        ("metrics.csv", "round,a\n1,x\n", "no table of numbers"),
+    ],
+)
+def test_files_that_cannot_be_read_make_a_failed_run(tmp_path, name, text, reason):
+    write_run(tmp_path / "a", accuracies(0.5))
+    (tmp_path / "a" / name).write_text(text)
+    (run,) = find_runs([tmp_path])
+    assert (run.state, run.rounds, len(run.curve("test/acc"))) == ("failed", 0, 0)
+    assert run.note.startswith("its files cannot be read: ")
+    assert reason in run.note
+    assert "\n" not in run.note
+
+
+@pytest.mark.parametrize(
+    ("rows", "more", "state", "note"),
+    [
+        ([0.5, 0.6], {}, "finished", ""),
+        ([0.5, 0.6], {"rounds": 5}, "unfinished", "after round 2 of 5"),
+        ([0.5, 0.6], {"ended": False}, "unfinished", "after round 2 of 2"),
+        ([], {"rounds": 5}, "unfinished", "after round 0 of 5"),
+        ([], {"rounds": 5, "failure": ""}, "failed", "after round 0 of 5: an error without a message"),
+        ([0.5], {"rounds": 5, "failure": "ValueError: x\ntrace"}, "failed", "after round 1 of 5: ValueError: x"),
+    ],
+)
+def test_how_a_run_ended(tmp_path, rows, more, state, note):
+    run = write_run(tmp_path / "a", accuracies(*rows), **more)
+    assert (run.state, run.note, run.rounds) == (state, note, len(rows))
+
+
+def test_a_failure_beside_a_summary_is_of_an_earlier_start(tmp_path):
+    write_run(tmp_path / "a", accuracies(0.5, 0.6))
+    (tmp_path / "a" / "failure.txt").write_text("RuntimeError: the picture could not be drawn\n")
+    assert read_run(tmp_path / "a").state == "finished"
+
+
+@pytest.mark.parametrize(
+    ("rows", "note"),
+    [
+        ([{"test/acc": 0.5, "test/loss": 1.0}, {"test/acc": 0.1, "test/loss": "nan"}], "loss of round 2 is not finite"),
+        ([{"test/acc": 0.5, "test/loss": 1.0}, {"test/acc": 0.1, "test/loss": "-inf"}], "loss of round 2"),
+        ([{"test/acc": 0.1, "test/loss": "inf"}, {"test/acc": 0.5, "test/loss": 1.0}], ""),
+        ([{"test/loss": 1.0}, {"test/loss": "nan"}, {}], "loss of round 2"),
+        ([{}, {"train/nonfinite_clients": 2}, {"train/nonfinite_clients": 5}], "since round 2 some or all clients"),
+        ([{"train/nonfinite_clients": 5}] * 2, "since round 1 some or all clients"),
+        ([{"train/nonfinite_clients": 5}, {"train/nonfinite_clients": 4}], ""),
+    ],
+)
+def test_divergence_is_of_the_end(tmp_path, rows, note):
+    run = write_run(tmp_path / "a", rows)
+    assert run.state == ("diverged" if note else "finished")
+    assert note in run.note
+    assert bool(run.note) == bool(note)
+
+
+def test_runs_are_found_once_through_roots_links_and_loops(tmp_path):
+    for name in ("b/x", "a", ".hidden", "a/inside"):
+        write_run(tmp_path / "logs" / name, accuracies(0.5))
+    (tmp_path / "logs" / "no_run").mkdir()
+    (tmp_path / "logs" / "no_run" / "config.yaml").write_text("a: 1")
+    (tmp_path / "logs" / "b" / "up").symlink_to(tmp_path)
+    (tmp_path / "latest").symlink_to(tmp_path / "logs" / "a")
+    roots = [tmp_path / "logs", tmp_path, tmp_path / "latest", str(tmp_path / "logs" / "b" / "x")]
+    assert [run.folder for run in find_runs(roots)] == [tmp_path / "logs" / "a", tmp_path / "logs" / "b" / "x"]
+    with pytest.raises(FileNotFoundError, match=r"roots=.*nowhere: there is no such folder"):
+        find_runs([tmp_path / "nowhere"])

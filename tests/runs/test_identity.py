@@ -1,0 +1,83 @@
+"""What makes a run this run, and what does not."""
+
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from gcfed.runs.identity import differences, hyperparameters, identity, leaves, setting
+from gcfed.utils.resolvers import ROOT
+
+
+def composed(*overrides):
+    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+        return compose("train", [*overrides])
+
+
+@pytest.fixture(scope="module")
+def base():
+    return composed()
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "rounds=7", "eval_every=3", "targets=[0.1]", "metrics=drift", "extras.figures=false", "~logger.csv",
+        "callbacks.progress=null", "paths.data_dir=elsewhere", "paths.log_dir=elsewhere", "name=mine", "trainer=ddp",
+        "trainer.devices=2", "client_store=disk", "client_store.folder=elsewhere", "client.stack=5", "debug=profiler",
+        "data.eval_batch_size=7", "+tags.note=mine", "gc.lam=null", "server.lr=1", "ckpt_path=last",
+    ],
+)  # fmt: skip
+def test_what_changes_no_number_is_the_same_run(base, override):
+    assert identity(composed(override)) == identity(base)
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "gc=none", "gc.lam=0.5", "algorithm=fedprox", "client.epochs=2", "client.optimizer.lr=0.02", "data=synthetic",
+        "model.hidden=[64]", "partition.alpha=1", "participation.per_round=4", "precision=64-true", "server.lr=0.5",
+        "data.limit_train=100", "client_store.dtype=bfloat16", "+trainer.limit_val_batches=1", "quantization=fedpaq",
+    ],
+)  # fmt: skip
+def test_what_changes_numbers_is_another_setting(base, override):
+    cfg = composed(override)
+    assert setting(cfg) != setting(base)
+    assert identity(cfg) != identity(base)
+    assert differences(leaves(base), leaves(cfg))
+
+
+def test_runs_that_differ_by_seed_are_repetitions(base):
+    """Also where the seed stands in other sections: a regression's data are drawn by it."""
+    assert setting(composed("seed=2")) == setting(base)
+    assert identity(composed("seed=2")) != identity(base)
+    drawn = "data.dataset.seed=1"
+    one, two, other = (composed("experiment=matrix_regression_ssf", *o) for o in ([], ["seed=2"], ["seed=2", drawn]))
+    assert setting(one) == setting(two) != setting(other)
+
+
+def test_an_ingredient_that_is_absent_has_no_settings(base):
+    assert identity(composed("gc=none", "gc.boundary=fc1")) == identity(composed("gc=none"))
+
+
+@pytest.mark.parametrize("experiment", ["digits_mlp_gcfed", "matrix_regression_ssf", "cifar10_resnet18_fedacg"])
+def test_the_file_in_the_folder_has_the_identity_of_the_config(experiment):
+    cfg = composed(f"experiment={experiment}", "paths.output_dir=there")
+    text = OmegaConf.to_yaml(cfg, resolve=True)
+    assert identity(yaml.safe_load(text)) == identity(cfg) == identity(composed(f"experiment={experiment}"))
+
+
+def test_differences_name_the_keys():
+    there, here = {"client.epochs": 5, "seed": 1}, {"client.epochs": 2, "seed": 1, "gc.lam": 0.5}
+    assert differences(there, here) == "client.epochs is 5 there, 2 here; gc.lam is None there, 0.5 here"
+    assert differences(there, here, most=1) == "client.epochs is 5 there, 2 here; and 1 more"
+    assert differences(here, here) == ""
+
+
+def test_hyperparameters_are_scalars_under_the_keys_of_the_command_line():
+    table = hyperparameters(composed("algorithm=fedprox", "gc.lam=0.5", "model.hidden=[64,32]"))
+    wanted = {"data": "digits", "algorithm": "fedprox", "gc": "gcfed", "gc.lam": 0.5, "methods.proximal.mu": 0.1,
+              "client.optimizer": "SGD", "client.optimizer.lr": 0.01, "partition": "Dirichlet", "rounds": 100,
+              "seed": 1}  # fmt: skip
+    assert wanted.items() <= table.items()
+    assert all(isinstance(value, bool | int | float | str) for value in table.values())

@@ -1,0 +1,128 @@
+"""What is read off a run, against definitions and by hand."""
+
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from folders import accuracies, write_run
+
+from gcfed.runs.measures import average, smooth, value
+from gcfed.runs.metrics_csv import read_metrics
+from gcfed.runs.summary import print_summary, summary_of, write_summary
+
+
+def test_moving_means_are_their_definitions():
+    values = np.random.default_rng(0).random(25)
+    curve = pd.Series(values, index=range(2, 52, 2))
+    np.testing.assert_allclose(smooth(curve), [values[max(0, i - 9) : i + 1].mean() for i in range(25)], rtol=1e-13)
+    e, wanted = values[0], []
+    for a in values:
+        e = 0.9 * e + 0.1 * a
+        wanted.append(e)
+    np.testing.assert_allclose(average(curve), wanted, rtol=1e-13)
+
+
+@pytest.fixture
+def run(tmp_path):
+    rows = accuracies(0.1, None, 0.5, None, 0.25, 0.75, **{"gap/l2": [1, 2, 3, 4, 5, "inf"]})
+    return write_run(tmp_path / "a", rows)
+
+
+@pytest.mark.parametrize(
+    ("measure", "wanted"),
+    [
+        ("test/acc_best", 0.75), ("acc_diff/min", -0.25), ("rounds_to_target/0.5", 3), ("rounds_to_target/0.9", None),
+        ("rounds_to_target/0.81", None), ("mean:test/acc[2]", 0.5), ("mean:test/acc[1]", 0.75),
+        ("mean:test/acc[3]", 0.5), ("mean:test/acc[4]", 0.5), ("max:test/acc[3]", 0.75), ("mean:test/acc", 0.4),
+        ("min:test/acc", 0.1), ("last:test/acc", 0.75), ("sum:comm/up_bytes", 30000), ("last:gap/l2", None),
+        ("max:gap/l2[2]", None), ("min:gap/l2", 1), ("last:cka/fc1", None), ("nothing", None), ("test/acc@3", 0.5),
+        ("test/acc@4", 0.5), ("test/acc@6", 0.75), ("test/acc@7", None), ("gap/l2@6", None),
+        ("rounds:test/acc>=0.5", 3), ("rounds:test/acc>=0.51", 6), ("rounds:test/acc>=0.76", None),
+        ("rounds:test/acc>=5e-1", 3), ("rounds:test/loss<=1.5", 3), ("rounds:test/loss<=0.9", None),
+        ("rounds:gap/l2>=6", None),
+    ],
+)  # fmt: skip
+def test_measure(run, measure, wanted):
+    assert value(run, measure) == (wanted if wanted is None else pytest.approx(wanted, abs=1e-12))
+
+
+@pytest.mark.parametrize("measure", ["median:test/acc", "mean:test/acc[x]", "rounds:test/acc>0.5", "test/acc@end"])
+def test_what_is_no_measure_is_named(run, measure):
+    with pytest.raises(ValueError, match=r"is not understood.*rounds:test/loss<=0.5") as error:
+        value(run, measure)
+    assert measure in str(error.value)
+    with pytest.raises(ValueError, match="the target '80 %' is no number"):
+        value(run, "rounds:test/acc>=80 %")
+
+
+@pytest.mark.parametrize("broken", ["nan", "inf"])
+def test_nothing_is_read_from_before_a_run_diverged(tmp_path, broken):
+    loss = [2.0, 1.0, broken, broken]
+    run = write_run(tmp_path / "a", accuracies(0.1, 0.5, 0.2, 0.1, **{"test/loss": loss}))
+    assert run.state == "diverged"
+    for measure in ("last:test/loss", "mean:test/loss", "max:test/loss", "test/loss@3", "test/loss"):
+        assert value(run, measure) is None, measure
+    assert value(run, "test/loss@2") == value(run, "min:test/loss") == value(run, "test/loss_best") == 1
+    assert value(run, "rounds:test/loss<=1") == 2
+    assert value(run, "last:test/acc") == 0.1
+
+
+def row(number, acc=None, *, seconds=2.0, clients=4):
+    """A round of which every client sends 10 bytes and receives 30."""
+    return {
+        "round": number, "train/clients": clients, "train/nonfinite_clients": 0, "comm/down_bytes": 30 * clients,
+        "comm/up_bytes": 10 * clients, "time/train_s": seconds, "time/round_s": seconds + 1, "test/acc": acc,
+    }  # fmt: skip
+
+
+ROWS = [row(1), row(2, 0.4, seconds=8.0), row(3), row(4, 0.6, seconds=3.0, clients=2), row(5), row(6, 0.5)]
+
+
+@pytest.fixture
+def table():
+    return pd.DataFrame(ROWS).set_index("round").astype(float)
+
+
+def test_what_a_target_cost(table):
+    """Tested every second round: what the rounds before the test cost belongs to it."""
+    one, two = summary_of(table, [0.3, 0.5, 0.9]), summary_of(table, [0.5], processes=2)
+    assert one["rounds_to_target"] == {"0.3": 2, "0.5": 4, "0.9": None}
+    assert one["bytes_to_target"] == {"0.3": 320, "0.5": 560, "0.9": None}
+    assert one["client_seconds_to_target"] == {"0.3": 10.0, "0.5": 15.0, "0.9": None}
+    assert one["client_seconds"] == 0.5  # the median of 2/4, 8/4, 2/4, 3/2, 2/4 and 2/4
+    assert one["comm/down_bytes"] + one["comm/up_bytes"] == 40 * 22
+    assert (two["client_seconds"], two["client_seconds_to_target"]) == (1.0, {"0.5": 30.0})
+
+
+def test_the_curve_in_a_few_numbers(table):
+    found = summary_of(table, [0.41])
+    assert (found["test/acc"], found["test/acc_best"], found["best_round"]) == (0.5, 0.6, 4)
+    assert found["test/acc_smooth10"] == pytest.approx(0.5)
+    assert found["test/acc_ema"] == pytest.approx(0.9 * (0.9 * 0.4 + 0.1 * 0.6) + 0.1 * 0.5)
+    assert found["rounds_to_target_ema"] == {"0.41": 4}
+    changes = [found[f"acc_diff/{name}"] for name in ("mean", "std", "min")]
+    assert changes == pytest.approx([0.05, 0.15, -0.1])
+
+
+def test_a_run_that_was_tested_once_or_never(table):
+    once, never = summary_of(table.iloc[:2], [0.5]), summary_of(table.iloc[:1].drop(columns="test/acc"), [0.5])
+    assert (once["test/acc"], once["best_round"]) == (0.4, 2)
+    assert math.isnan(once["acc_diff/std"])
+    assert math.isnan(never["test/acc_best"])
+    assert (never["best_round"], never["rounds_to_target"]) == (None, {"0.5": None})
+
+
+def test_the_file_and_the_table_on_the_terminal(tmp_path, capsys):
+    lines = [",".join("" if v is None else str(v) for v in r.values()) for r in ROWS]
+    (tmp_path / "metrics.csv").write_text("\n".join([",".join(ROWS[0]), *lines, ""]))
+    found = write_summary(tmp_path, [0.5, 0.9], about={"identity": "abc"})
+    print_summary(found, tmp_path)
+    printed = capsys.readouterr().out
+    for text in ("60.00% in round 4", "50%: 560 B", "50%: 15", "90%: 6+", "seconds a client's round"):
+        assert text in printed
+    written = json.loads((tmp_path / "summary.json").read_text())
+    assert (written["identity"], written["bytes_to_target"]) == ("abc", {"0.5": 560, "0.9": None})
+    assert write_summary(tmp_path / "elsewhere", [0.5]) == {}
+    assert read_metrics(tmp_path / "metrics.csv")["comm/up_bytes"].sum() == written["comm/up_bytes"]

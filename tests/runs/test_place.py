@@ -1,0 +1,61 @@
+"""Where runs write, and how they are found again."""
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from gcfed.runs.place import run_dir, sweep_dir
+
+
+def test_the_newest_run_of_the_same_identity_with_a_checkpoint_goes_on(tmp_path, caplog):
+    def where(ckpt_path, **config):
+        return Path(run_dir(str(tmp_path), ckpt_path, "now", _root_=OmegaConf.create(config)))
+
+    for stamp, seed, begun in (("1", 1, True), ("2", 2, True), ("3", 1, False), ("4", 5, True)):
+        (tmp_path / stamp / "checkpoints").mkdir(parents=True)
+        OmegaConf.save(OmegaConf.create({"seed": seed, "rounds": 3}), tmp_path / stamp / "config.yaml")
+        if begun:  # not killed before its first round was done
+            (tmp_path / stamp / "checkpoints/last.ckpt").touch()
+    (tmp_path / "4" / "config.yaml").write_text("a: [")
+    assert where(None, seed=1) == tmp_path / "now"
+    assert where("last", seed=1, rounds=9) == tmp_path / "1"
+    assert where("last", seed=2, rounds=3) == tmp_path / "2"
+    assert where("last", seed=3, rounds=3) == tmp_path / "now"
+    assert where(str(tmp_path / "2/checkpoints/last.ckpt"), seed=9) == tmp_path / "2"
+    assert f"{tmp_path / '4'} is passed over" in caplog.text
+
+
+def test_the_newest_sweep_with_the_same_overrides_goes_on(tmp_path, monkeypatch):
+    for stamp, overrides in (("2026-01-01", ["seed=1,2", "trainer=cpu"]), ("2026-01-02", ["gc.lam=0,1"])):
+        (tmp_path / f"multirun_{stamp}").mkdir()
+        sweep = OmegaConf.create({"hydra": {"overrides": {"task": overrides}}})
+        OmegaConf.save(sweep, tmp_path / f"multirun_{stamp}" / "multirun.yaml")
+    monkeypatch.setattr("sys.argv", ["train.py", "-m", "seed=1,2", "ckpt_path=last"])
+    assert sweep_dir(str(tmp_path), "last") == str(tmp_path / "multirun_2026-01-01")  # the newest one swept λ
+    assert not Path(sweep_dir(str(tmp_path), None)).exists()
+    monkeypatch.setattr("sys.argv", ["train.py", "-m", "seed=1,2,3", "ckpt_path=last"])
+    assert not Path(sweep_dir(str(tmp_path), "last")).exists()
+
+
+@pytest.mark.parametrize(
+    ("environment", "folder"),
+    [
+        ({"TORCHELASTIC_RUN_ID": "abc", "WORLD_SIZE": "2"}, "job_abc"),
+        ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "3"}, "job_7-1"),
+        ({"TORCHELASTIC_RUN_ID": "abc", "WORLD_SIZE": "1"}, "now"),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, "now"),
+        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, "now"),  # in the script of a job, outside of srun
+        ({"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2"}, None),
+    ],
+)
+def test_processes_of_one_job_write_into_one_folder(monkeypatch, tmp_path, environment, folder):
+    for key in ("TORCHELASTIC_RUN_ID", "WORLD_SIZE", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_NTASKS", "SLURM_PROCID"):
+        monkeypatch.delenv(key, raising=False)
+    for key, value in environment.items():
+        monkeypatch.setenv(key, value)
+    if folder is None:
+        with pytest.raises(ValueError, match="--standalone"):
+            run_dir(str(tmp_path), None, "now", _root_={})
+    else:
+        assert run_dir(str(tmp_path), None, "now", _root_={}) == str(tmp_path / folder)
