@@ -88,7 +88,7 @@ def _walk(node: yaml.Node | None, text: str, prefix: str) -> Iterator[tuple[str,
     """Dotted key, value and comment of all that is below a mapping; a mapping in it only if it has a comment."""
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         name = prefix + key.value
-        if key.value in ("defaults", "_partial_") or name.startswith("tags."):
+        if key.value in ("defaults", "_partial_", "labels") or name.startswith("tags."):
             continue
         is_block = isinstance(value, yaml.CollectionNode) and not value.flow_style
         line = text[(key if is_block else value).end_mark.index :].split("\n", 1)[0]
