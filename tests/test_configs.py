@@ -5,13 +5,13 @@ from functools import partial
 import pytest
 import torch
 
+from gcfed.assemble import build_methods, build_module
 from gcfed.data.partition import DirichletBalanced
 from gcfed.data.sampling import DynamicPopulation
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.solver import build_on_nothing
 from gcfed.methods.centralization import GradientCentralization
 from gcfed.methods.quantization import Quantization
-from gcfed.run import build_methods, build_module
 from gcfed.utils.instantiate import build, build_all
 from gcfed.utils.resolvers import ROOT
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 from omegaconf import OmegaConf, open_dict
 
+from gcfed.assemble import build_module
 from gcfed.callbacks.checkpoint import AtomicCheckpointIO
 from gcfed.federated.method import FederatedMethod
-from gcfed.run import build_module, evaluate, train
+from gcfed.run import evaluate, train
 from gcfed.utils.instantiate import build
 from gcfed.utils.resolvers import ROOT
 

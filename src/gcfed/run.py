@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 import shlex
@@ -16,22 +15,22 @@ from typing import Any
 import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from hydra.utils import get_object
-from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf
+from safetensors.torch import save_file
 
+from gcfed.assemble import Parts, assemble, build_module, check, describe
 from gcfed.data.label_counts import label_counts
 from gcfed.federated.loop import FederatedLoop
-from gcfed.federated.method import FederatedMethod
 from gcfed.federated.module import FederatedModule
-from gcfed.federated.spread import spread, trains_on_cpu
-from gcfed.federated.strategy import can_fork
+from gcfed.federated.spread import spread
 from gcfed.metrics.relative_error import relative_error
 from gcfed.runs.checkpoint import (
     RunRecord,
     check_checkpoint,
+    check_rows,
     existing,
     load_checkpoint,
     load_weights,
@@ -42,12 +41,12 @@ from gcfed.runs.folder import CHECKPOINT, CONFIG, METRICS, SUMMARY, divergence
 from gcfed.runs.identity import hyperparameters, identity, setting
 from gcfed.runs.metrics_csv import read_metrics
 from gcfed.runs.summary import last_figures, print_summary, write_summary
-from gcfed.utils.cpu import cores, keep_freed_memory, present_memory
-from gcfed.utils.files import replacing
+from gcfed.utils.cpu import cores, keep_freed_memory
+from gcfed.utils.files import remove_temporaries, replacing
 from gcfed.utils.instantiate import build, build_all
+from gcfed.utils.lock import locked
 from gcfed.utils.pictures import show
-from gcfed.utils.processes import one_of_several
-from gcfed.utils.rng import torch_seed
+from gcfed.utils.processes import leads, one_of_several
 
 log = logging.getLogger(__name__)
 logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # tips and device lists; errors still come through
@@ -55,8 +54,6 @@ logging.getLogger("lightning.fabric.utilities.distributed").setLevel(logging.WAR
 logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # debug=profiler prints its table
 warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # lightning 2.6 under torch 2.15
 warnings.filterwarnings("ignore", message=".*dataloader is not resumable.*")  # a batch is a round: nothing to resume
-
-PRECISIONS = ("32-true", "bf16-mixed", "64-true")
 
 
 @dataclass
@@ -91,61 +88,57 @@ def train(cfg: DictConfig) -> RunResult:
     Raises:
         ValueError: a setting that cannot work; names the key and the remedy, before the first round.
         FileNotFoundError: data or a checkpoint that is not there.
+        OSError: the folder cannot be written to.
     """
     check(cfg)
     keep_freed_memory()
     torch.set_num_threads(min(torch.get_num_threads(), cores()))
     folder = Path(cfg.paths.output_dir)
+    if not leads():
+        return _train(cfg, folder)
+    with locked(folder / ".lock") as holder:
+        if holder:
+            raise ValueError(
+                f"{folder} is in use by {holder}: wait until that run has ended, or choose another folder."
+            )
+        remove_temporaries(folder)
+        return _train(cfg, folder)
+
+
+def _train(cfg: DictConfig, folder: Path) -> RunResult:
     checkpoint = resume_from(cfg.ckpt_path, folder)
     if one_of_several() and checkpoint is None and (folder / CHECKPOINT).is_file():
         raise ValueError(
             f"{folder} holds a run of a job of this name: continue it with ckpt_path=last, or rename the job."
         )
-    seed_everything(torch_seed(cfg.seed, "initialisation") % 2**32, verbose=False)
-    module = build_module(cfg)
-    resume_round = 0
+    parts = assemble(cfg)
+    record, resume_round = RunRecord(cfg, parts.data), 0
     if checkpoint is not None:
-        resume_round = check_checkpoint(checkpoint, cfg, module)
+        resume_round = check_checkpoint(checkpoint, record, parts.module)
+        if "csv" in (cfg.logger or {}):
+            check_rows(folder / METRICS, resume_round)
         log.info("resuming %s after round %d", folder, resume_round)
-
-    data = build(cfg.data)
-    data.setup()
-    if module.task.has_classes != (data.labels.dtype.kind == "i"):
-        raise ValueError(f"task._target_={cfg.task._target_} does not go with the labels of data={cfg.tags.data}.")
-    methods, measurements = build_methods(cfg), build_all(cfg.metrics)
-    loop = FederatedLoop(
-        sampler=build(cfg.participation.sampler),
-        solver=build(cfg.client),
-        aggregator=build(cfg.aggregator),
-        rounds=cfg.rounds,
-        seed=cfg.seed,
-        eval_every=cfg.eval_every,
-        stores=build(cfg.client_store),
-    )
-    loop.bind([*methods, *measurements], data, module)
-    loop.stores.require_folder()
-    warn_of_memory(loop, module, data.num_clients)
-    callbacks: list[Callback] = [loop, *methods, RunRecord(cfg), *measurements, *build_all(cfg.callbacks)]
+    callbacks = [*parts.all_callbacks, record]
     loggers: list[Logger] = build_all(cfg.logger, resume_round=resume_round)
-    layout = spread(cfg.trainer, loop, module, data.num_test)
+    layout = spread(cfg.trainer, parts.loop, parts.module, parts.data.num_test)
     if "enable_progress_bar" not in cfg.trainer:  # without ours, Lightning would draw its own
         layout["enable_progress_bar"] = any(isinstance(callback, ProgressBar) for callback in callbacks)
     trainer: Trainer = build(cfg.trainer, **layout, callbacks=callbacks, logger=loggers)
 
     with failure_recorded(folder, write=trainer.is_global_zero):  # from here on the settings are accepted
         if trainer.is_global_zero:
-            write_inputs(cfg, data, folder)
+            write_inputs(cfg, parts.data, folder)
             if checkpoint is None:
                 (folder / SUMMARY).unlink(missing_ok=True)  # of a run that was here before
-            log.info(describe(module, data, loop, methods, trainer))
+            log.info(describe(parts, trainer))
         for logger in loggers:
             logger.log_hyperparams(hyperparameters(cfg))
-        trainer.fit(module, datamodule=data, ckpt_path=checkpoint, weights_only=True)
+        trainer.fit(parts.module, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True)
 
         if trainer.is_global_zero:
-            finish(cfg, data, folder, trainer)
-    metrics = {k: float(v) for k, v in {**trainer.callback_metrics, **loop.last_row}.items()}
-    return RunResult(folder, metrics, module, trainer, loop)
+            finish(cfg, parts, folder, trainer)
+    metrics = {k: float(v) for k, v in {**trainer.callback_metrics, **parts.loop.last_row}.items()}
+    return RunResult(folder, metrics, parts.module, trainer, parts.loop)
 
 
 def evaluate(cfg: DictConfig) -> dict[str, float]:
@@ -167,51 +160,6 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     return {"round": checkpoint["global_step"], **metrics}
 
 
-def check(cfg: DictConfig) -> None:
-    """Refuses what cannot work before anything is built."""
-    refuse_sweeps()
-    for key in ("precision", "trainer.precision"):
-        precision = OmegaConf.select(cfg, key)
-        if precision not in PRECISIONS:
-            raise ValueError(
-                f"{key}={precision} is not supported: choose {', '.join(PRECISIONS)}. 16-mixed scales the loss, so "
-                "gradient hooks (GC, SCAFFOLD, clipping) would see scaled gradients."
-            )
-    for key, of_trainer in (("precision", "trainer.precision"), ("rounds", "trainer.max_steps")):
-        mine, its = OmegaConf.select(cfg, key), OmegaConf.select(cfg, of_trainer)
-        if its not in (None, mine):  # a run is known by its own
-            raise ValueError(f"{of_trainer}={its} is not {key}={mine}: set {key}={its}, which the trainer follows.")
-    for key, least in (("rounds", 1), ("eval_every", 1), ("participation.per_round", 1), ("seed", 0)):
-        value = OmegaConf.select(cfg, key)
-        if not isinstance(value, int) or value < least:
-            raise ValueError(f"{key}={value} must be a whole number of at least {least}.")
-    if not OmegaConf.is_list(cfg.targets) or not all(isinstance(t, int | float) for t in cfg.targets):
-        raise ValueError(f"targets={cfg.targets} must be a list of accuracies, such as targets=[0.5,0.6].")
-    if not isinstance(cfg.channels_last, bool):
-        raise ValueError(f"channels_last={cfg.channels_last} must be true or false.")
-    reads_text = "last_only" in inspect.signature(get_object(cfg.model._target_)).parameters
-    is_text = cfg.data.transform._target_.endswith("TextTransform")
-    if is_text and not reads_text:
-        raise ValueError(f"data={cfg.tags.data} is text, which model={cfg.tags.model} cannot read: take model=lstm.")
-    sweep = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
-    forks = can_fork() and trains_on_cpu(cfg.trainer.accelerator)
-    alone = cfg.trainer.get("strategy") is None or "LOCAL_RANK" in os.environ or forks
-    if sweep and not alone:
-        raise ValueError("-m with trainer=ddp would start a sweep in every process: give each job a command.")
-
-
-def refuse_sweeps() -> None:
-    """Refuses a study or a search that was composed as a run: with ``-m`` their sweepers make the runs."""
-    if not HydraConfig.initialized():
-        return
-    hydra = HydraConfig.get()
-    study, search = (hydra.runtime.choices.get(group) for group in ("study", "hparams_search"))
-    if study is not None:  # the jobs of a study are composed without it
-        raise ValueError(f"study={study} is a sweep of its own: python src/train.py -m study=<one of configs/study> …")
-    if search is not None and hydra.mode != RunMode.MULTIRUN:
-        raise ValueError(f"hparams_search={search} is a sweep: python src/train.py -m hparams_search={search} …")
-
-
 def write_inputs(cfg: DictConfig, data: Any, folder: Path) -> None:
     """What the run was made of: its config, under the overrides that it was started with, and its partition."""
     overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else []  # from Python there are none
@@ -222,8 +170,14 @@ def write_inputs(cfg: DictConfig, data: Any, folder: Path) -> None:
         held.save(folder)
 
 
-def finish(cfg: DictConfig, data: Any, folder: Path, trainer: Trainer) -> None:
-    """The summary of a run that has come to its end, its pictures, and its last figures for those who compare runs."""
+def finish(cfg: DictConfig, parts: Parts, folder: Path, trainer: Trainer) -> None:
+    """What a run that has come to its end leaves: the global model, the summary, pictures, last figures for loggers.
+
+    A run that was killed between its last checkpoint and here finds its way here again by ``ckpt_path=last``.
+    """
+    state = {name: tensor.cpu().contiguous() for name, tensor in parts.module.net.state_dict().items()}
+    with replacing(folder / "global_model.safetensors") as temporary:
+        save_file(state, temporary, metadata={"round": str(trainer.global_step)})
     about = {"identity": identity(cfg), "setting": setting(cfg)}
     summary = write_summary(folder, cfg.targets, processes=trainer.world_size, about=about)
     if not summary:
@@ -236,55 +190,9 @@ def finish(cfg: DictConfig, data: Any, folder: Path, trainer: Trainer) -> None:
         plot_curves(metrics, folder / "curves.png")
         show(trainer.loggers, "curves", folder / "curves.png", summary["rounds"])
         if not (folder / "partition.png").is_file():
-            draw_partition(folder, data)
+            draw_partition(folder, parts.data)
     print_summary(summary, folder)
     for logger in trainer.loggers:
         if hasattr(logger, "log_summary"):
             figures = last_figures(summary, metrics)
             logger.log_summary(figures, summary["rounds"], success=not divergence(metrics))
-
-
-def build_methods(cfg: DictConfig) -> list[FederatedMethod]:
-    """The ingredients of the algorithm, in the order in which their hooks run.
-
-    GC comes after all that correct gradients, P·(corrected gradient), and before what has a ``place`` behind them.
-    """
-    methods = [*build_all(cfg.methods), build(cfg.gc), build(cfg.quantization)]
-    return sorted((m for m in methods if m is not None), key=lambda m: m.place)
-
-
-def build_module(cfg: DictConfig) -> FederatedModule:
-    """The global network under its server optimizer."""
-    net = build(cfg.model)
-    if cfg.precision == "64-true":  # Lightning converts it too, but only after a checkpoint was loaded into it
-        net = net.double()
-    return FederatedModule(net, build(cfg.server), task=build(cfg.task), channels_last=cfg.channels_last)
-
-
-def warn_of_memory(loop: FederatedLoop, module: FederatedModule, num_clients: int) -> None:
-    """Says so when the clients' states, once all have taken part, would fill the memory."""
-    needed = loop.stores.bytes_of(num_clients, sum(p.nbytes for p in module.net.parameters()))
-    present = present_memory()
-    if loop.stores.kind == "memory" and needed > 0.5 * present:
-        log.warning(
-            "the states of all %s clients will take %.0f GB of this machine's %.0f: take client_store=disk",
-            f"{num_clients:,}",
-            needed / 1e9,
-            present / 1e9,
-        )
-
-
-def describe(
-    module: FederatedModule, data: Any, loop: FederatedLoop, methods: list[FederatedMethod], trainer: Trainer
-) -> str:
-    """One line on what is about to run."""
-    device, processes = trainer.strategy.root_device, trainer.world_size
-    parameters = sum(p.numel() for p in module.net.parameters())
-    k = loop.solver.stack_size(module.net, device, loop.sampler.per_round)
-    where = f"{k} at once on {device}" + (f" in each of {processes} processes" if processes > 1 else "")
-    names = ", ".join(type(m).__name__ for m in methods) or "none"
-    sizes = data.partition.sizes
-    return (
-        f"{type(module.net).__name__} with {parameters:,} parameters; {data.num_clients:,} clients with "
-        f"{sizes.min()} to {sizes.max()} samples; {loop.sampler}, {where}; methods: {names}"
-    )

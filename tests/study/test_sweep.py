@@ -8,7 +8,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from pretend import BasicLauncher, Launcher, Studies, composed, finish
 
-from gcfed.run import refuse_sweeps
+from gcfed.assemble import refuse_sweeps
 from gcfed.study.calibrate import Speed
 from gcfed.study.state import as_run
 from gcfed.utils.resolvers import ROOT

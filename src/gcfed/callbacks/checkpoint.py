@@ -8,7 +8,6 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
-from safetensors.torch import save_file
 
 from gcfed.federated.loop import FederatedLoop
 from gcfed.utils.files import replacing
@@ -29,7 +28,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class RoundCheckpoint(Checkpoint):
-    """Writes ``last.ckpt`` when a round is finished, its test included, and the global model at the end of the run.
+    """Writes ``last.ckpt`` when a round is finished, its test included.
 
     Args:
         dirpath: folder of the checkpoints.
@@ -54,13 +53,6 @@ class RoundCheckpoint(Checkpoint):
         if trainer.state.fn == "fit" and not trainer.sanity_checking and not self._tested:
             self._tested = True
             self._save(trainer)
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.is_global_zero:
-            path = self.dirpath.parent / "global_model.safetensors"
-            state = {k: v.contiguous() for k, v in pl_module.net.state_dict().items()}  # type: ignore[union-attr]
-            with replacing(path) as temporary:
-                save_file(state, temporary, metadata={"round": str(trainer.global_step)})
 
     def _save(self, trainer: Trainer) -> None:
         done = trainer.global_step

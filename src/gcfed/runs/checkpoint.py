@@ -3,33 +3,51 @@
 from __future__ import annotations
 
 import logging
+import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback
 from omegaconf import DictConfig, OmegaConf
 
+from gcfed.data.datamodule import FederatedDataModule
 from gcfed.federated.module import FederatedModule
 from gcfed.runs.folder import CHECKPOINT
 from gcfed.runs.identity import differences, identity, leaves
+from gcfed.runs.metrics_csv import read_metrics
 
 log = logging.getLogger(__name__)
 
 
 class RunRecord(Callback):
-    """Writes what the run is into its checkpoints, as plain Python."""
+    """Writes what the run is into its checkpoints, as plain Python.
 
-    def __init__(self, cfg: DictConfig) -> None:
-        self.content = {
+    ``data`` is a checksum of which client holds which label: files can change between two starts of a run.
+    """
+
+    def __init__(self, cfg: DictConfig, data: FederatedDataModule) -> None:
+        self.content: dict[str, Any] = {
             "identity": identity(cfg),
             "leaves": leaves(cfg),
+            "data": fingerprint(data),
             "config": OmegaConf.to_container(cfg, resolve=False),
         }
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         checkpoint["gcfed"] = self.content
+
+
+def fingerprint(data: FederatedDataModule) -> str:
+    """Eight hexadecimal digits of the labels and of the partition."""
+    assert data.partition is not None
+    checksum = 0
+    for array in (data.labels, data.partition.indices, data.partition.offsets):
+        checksum = zlib.crc32(np.ascontiguousarray(array).tobytes(), checksum)
+    return f"{checksum:08x}"
 
 
 def existing(path: str | Path, key: str) -> Path:
@@ -58,25 +76,53 @@ def resume_from(ckpt_path: str | None, folder: Path) -> Path | None:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
+    """Reads a checkpoint of this project whole.
+
+    Raises:
+        ValueError: the file is damaged, or is none of ours; names it.
+    """
     try:
+        with zipfile.ZipFile(path) as archive:  # torch writes the checksums, and reads past them
+            if damaged := archive.testzip():
+                raise ValueError(f"the checksum of {damaged} is wrong")
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:
-        raise ValueError(f"{path} is no readable checkpoint of this project: {error}") from error
+        raise ValueError(f"{path} is damaged, or no checkpoint of this project: {error}") from error
     if "gcfed" not in checkpoint:
         raise ValueError(f"{path} was not written by this project: it holds no description of its run.")
     return checkpoint
 
 
-def check_checkpoint(path: Path, cfg: DictConfig, module: FederatedModule) -> int:
-    """Refuses a checkpoint of another model or another run; returns its number of finished rounds."""
+def check_checkpoint(path: Path, record: RunRecord, module: FederatedModule) -> int:
+    """Refuses a checkpoint of another model, another run or other data; returns its number of finished rounds."""
     checkpoint = load_checkpoint(path)
     load_weights(module, checkpoint, path, dry=True)
-    if checkpoint["gcfed"]["identity"] != identity(cfg):
+    there, here = checkpoint["gcfed"], record.content
+    if there["identity"] != here["identity"]:
         raise ValueError(
-            f"ckpt_path={path} belongs to another run: {differences(checkpoint['gcfed']['leaves'], leaves(cfg))}. "
+            f"ckpt_path={path} belongs to another run: {differences(there['leaves'], here['leaves'])}. "
             "Repeat that run's overrides, or start anew without ckpt_path."
         )
+    if there["data"] != here["data"]:
+        raise ValueError(
+            f"ckpt_path={path}: the data files have changed since (labels or clients, checksum {there['data']} then, "
+            f"{here['data']} now). Put the old files back, or start anew without ckpt_path."
+        )
     return int(checkpoint["global_step"])
+
+
+def check_rows(path: Path, rounds: int) -> None:
+    """Refuses to continue a run whose ``metrics.csv`` lacks a finished round.
+
+    Raises:
+        ValueError: names the file and the first round that is missing.
+    """
+    known = set(read_metrics(path).index)
+    if missing := [t for t in range(1, rounds + 1) if t not in known]:
+        raise ValueError(
+            f"{path} lacks round {missing[0]}, but the checkpoint has finished {rounds}: put the file back, start anew "
+            "without ckpt_path, or continue without the file by ~logger.csv."
+        )
 
 
 def load_weights(module: FederatedModule, checkpoint: Mapping[str, Any], path: Path, *, dry: bool = False) -> None:

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from omegaconf import DictConfig
 
+from gcfed.assemble import build_module
 from gcfed.federated.batches import Batch
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.spread import spread, trains_on_cpu
 from gcfed.federated.stack import ClientStack, broadcast_state
-from gcfed.run import build_module
 from gcfed.utils.cpu import keep_freed_memory
 from gcfed.utils.instantiate import build
 

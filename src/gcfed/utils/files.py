@@ -1,6 +1,7 @@
 """Files appear whole or not at all."""
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,3 +17,10 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def remove_temporaries(folder: Path) -> None:
+    """Deletes what :func:`replacing` left below a folder when its process was killed; for one who holds its lock."""
+    for path in folder.rglob(".*"):
+        if re.fullmatch(r"\..+\.\d+(\.\w+)?", path.name) and path.is_file():
+            path.unlink(missing_ok=True)

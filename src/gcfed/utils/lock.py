@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 log = logging.getLogger(__name__)
 
@@ -21,22 +17,23 @@ log = logging.getLogger(__name__)
 def locked(path: Path) -> Iterator[str]:
     """Yields "" where this process has the lock now, else who has it: ``process 123 on node4``.
 
-    The system lets go of it when the process ends, however it ends; the file stays. Where the file system has no locks,
-    as some shared disks, a warning says so and everyone gets it.
+    The system lets go of it when the process ends, however it ends; the file is deleted by whoever held it to the end.
+    Where the file system has no locks, as some shared disks, a warning says so and everyone gets it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as file:
         try:
-            if fcntl is None:
-                raise OSError("this system has no file locks")
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
             yield file.read().strip() or "another process"
             return
         except OSError as error:
-            log.warning("%s: %s. Start what runs here in one process at a time: nothing else sees to it.", path, error)
+            log.warning("%s: %s. Start one process at a time here: nothing else keeps two apart.", path, error)
             yield ""
+            return
+        if not (path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())):
+            yield "a process that has just ended"  # it deleted the file between our opening and locking it
             return
         try:
             file.truncate(0)
@@ -44,4 +41,5 @@ def locked(path: Path) -> Iterator[str]:
             file.flush()
             yield ""
         finally:
+            path.unlink(missing_ok=True)
             fcntl.flock(file, fcntl.LOCK_UN)  # closing alone would leave it to processes that were forked meanwhile

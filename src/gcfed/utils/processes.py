@@ -27,3 +27,12 @@ def job() -> str | None:
             "--rdzv-id=<name> to torchrun, or name the folder with hydra.run.dir=logs/<name>."
         )
     return f"job_{name}"
+
+
+def leads() -> bool:
+    """Whether this process is the first of its run, or its only one: the one that writes to the run's folder."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return os.environ.get("RANK", "0") == "0"
+    if "SLURM_STEP_ID" in os.environ:
+        return os.environ.get("SLURM_PROCID", "0") == "0"
+    return os.environ.get("LOCAL_RANK", "0") == "0"
