@@ -1,5 +1,6 @@
 """``failure.txt``: what a run leaves that an error ended."""
 
+import os
 import signal
 
 import pytest
@@ -7,9 +8,9 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import open_dict
 
 from gcfed.federated.method import FederatedMethod
-from gcfed.report.runs import FAILURE
-from gcfed.run import train
+from gcfed.run import one_sentence, train
 from gcfed.runs.failure import failure_recorded, headline
+from gcfed.runs.folder import FAILURE
 
 FAST = ("rounds=3", "participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=40")
 ERRORS = {"key": KeyError("a key"), "ctrl_c": KeyboardInterrupt(), "text": ValueError("two\n  lines")}
@@ -102,3 +103,20 @@ def test_headlines_are_one_line():
     assert headline(AssertionError()) == "AssertionError: no message"
     assert headline(SIGTERMException(143)) == "SIGTERMException: asked to end by SIGTERM"
     assert headline(SystemExit(3)) == "SystemExit: 3"
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_run_with_a_sentence_and_its_number(tmp_path, caplog, signum):
+    """As the command line runs it; ``except Exception`` must not hold it up."""
+    handler = signal.getsignal(signum)
+    with pytest.raises(SystemExit) as ended, one_sentence(), failure_recorded(tmp_path):
+        try:
+            os.kill(os.getpid(), signum)
+        except Exception:
+            pytest.fail("a signal is no error")
+    assert ended.value.code == 128 + signum
+    said = f"asked to end by {signum.name}"
+    assert said in caplog.text
+    assert "ckpt_path=last" in caplog.text
+    assert said in (tmp_path / FAILURE).read_text()
+    assert signal.getsignal(signum) == handler

@@ -18,6 +18,7 @@ from hydra.types import RunMode
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import save_file
 
@@ -31,12 +32,13 @@ from gcfed.runs.checkpoint import (
     RunRecord,
     check_checkpoint,
     check_rows,
+    check_targets,
     existing,
     load_checkpoint,
     load_weights,
     resume_from,
 )
-from gcfed.runs.failure import failure_recorded
+from gcfed.runs.failure import Stopped, failure_recorded, headline, stoppable
 from gcfed.runs.folder import CHECKPOINT, CONFIG, METRICS, SUMMARY, divergence
 from gcfed.runs.identity import hyperparameters, identity, setting
 from gcfed.runs.metrics_csv import read_metrics
@@ -71,11 +73,16 @@ class RunResult:
 def one_sentence() -> Iterator[None]:
     """Ends the process with the sentence of an error that names its key or file, without the frames that led to it.
 
-    Not in a sweep, whose other jobs go on, nor under HYDRA_FULL_ERROR=1.
+    Not in a sweep, whose other jobs go on, nor under HYDRA_FULL_ERROR=1. A signal ends a sweep too, with 128 and its
+    number as the exit code.
     """
     try:
-        yield
-    except (ValueError, FileNotFoundError) as error:
+        with stoppable():
+            yield
+    except (Stopped, SIGTERMException) as stop:
+        log.error("%s. The same command with ckpt_path=last goes on after the last finished round.", headline(stop))
+        raise SystemExit(stop.exit_code if isinstance(stop, Stopped) else stop.code) from None
+    except (ValueError, OSError) as error:
         if HydraConfig.get().mode == RunMode.MULTIRUN or os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
         log.error("%s (HYDRA_FULL_ERROR=1 shows where)", error)
@@ -142,11 +149,19 @@ def _train(cfg: DictConfig, folder: Path) -> RunResult:
 
 
 def evaluate(cfg: DictConfig) -> dict[str, float]:
-    """Tests the global model of a checkpoint on the test split of the run that wrote it."""
-    path = existing(cfg.ckpt_path, "ckpt_path")
+    """Tests the global model of a checkpoint on the test split of the run that wrote it.
+
+    Raises:
+        ValueError: the checkpoint is damaged, not of this project, or its config names foreign code.
+        FileNotFoundError: there is none, or its data are not there.
+    """
+    path = existing(cfg.ckpt_path)
     checkpoint = load_checkpoint(path)
     run = OmegaConf.merge(checkpoint["gcfed"]["config"], {"paths": cfg.paths}, cfg.override or {})
     assert isinstance(run, DictConfig)
+    if not cfg.trust_config:
+        built = {key: OmegaConf.to_container(run[key], resolve=True) for key in ("model", "server", "task", "data")}
+        check_targets(built, path)
     module = build_module(run)
     load_weights(module, checkpoint, path)
     data = build(run.data)

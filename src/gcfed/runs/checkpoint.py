@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from hydra.utils import get_object
 from lightning.pytorch import Callback
 from omegaconf import DictConfig, OmegaConf
 
@@ -21,6 +22,7 @@ from gcfed.runs.identity import differences, identity, leaves
 from gcfed.runs.metrics_csv import read_metrics
 
 log = logging.getLogger(__name__)
+TRUSTED = ("gcfed.", "torch.nn.", "torch.optim.", "torchvision.models.")
 
 
 class RunRecord(Callback):
@@ -50,11 +52,20 @@ def fingerprint(data: FederatedDataModule) -> str:
     return f"{checksum:08x}"
 
 
-def existing(path: str | Path, key: str) -> Path:
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"{key}={path}: there is no such file. Checkpoints lie in <run>/checkpoints/last.ckpt.")
-    return path
+def existing(path: Any) -> Path:
+    """``ckpt_path`` as the file that it names.
+
+    Raises:
+        ValueError: it names none.
+        FileNotFoundError: the file is not there.
+    """
+    if not isinstance(path, str | Path):
+        raise ValueError(f"ckpt_path={path} names no checkpoint: give ckpt_path=<run>/checkpoints/last.ckpt.")
+    if not Path(path).is_file():
+        raise FileNotFoundError(
+            f"ckpt_path={path}: there is no such file. Checkpoints lie in <run>/checkpoints/last.ckpt."
+        )
+    return Path(path)
 
 
 def resume_from(ckpt_path: str | None, folder: Path) -> Path | None:
@@ -62,7 +73,7 @@ def resume_from(ckpt_path: str | None, folder: Path) -> Path | None:
     if ckpt_path is None:
         return None
     if ckpt_path != "last":
-        return existing(ckpt_path, "ckpt_path")
+        return existing(ckpt_path)
     last = folder / CHECKPOINT
     if last.is_file():
         return last
@@ -146,3 +157,36 @@ def load_weights(module: FederatedModule, checkpoint: Mapping[str, Any], path: P
         )
     if not dry:
         module.net.load_state_dict(theirs)
+
+
+def check_targets(config: Mapping[str, Any], path: Path) -> None:
+    """Refuses a stored config that names code other than this project's, torch's or torchvision's networks.
+
+    Whoever sends a checkpoint chooses what its config calls. An attribute counts by where it is defined, so that
+    ``gcfed.run.os.system`` is not ours.
+
+    Raises:
+        ValueError: names the key, the target and the flag that allows it.
+    """
+    for key, target in _targets(config):
+        defined = f"{getattr(_located(target), '__module__', None)}."
+        if not (target.startswith(TRUSTED) and defined.startswith(TRUSTED)):
+            raise ValueError(
+                f"{path}: its config would call {key}={target}. Only {', '.join(TRUSTED)[:-1]} are called from a "
+                "checkpoint; if you trust its author, say trust_config=true."
+            )
+
+
+def _targets(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    items = tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, list) else ()
+    for key, value in items:
+        if key == "_target_" and value is not None:
+            yield f"{prefix}_target_", str(value)
+        yield from _targets(value, f"{prefix}{key}.")
+
+
+def _located(target: str) -> Any:
+    try:
+        return get_object(target) if target.startswith(TRUSTED) else None
+    except (ImportError, ValueError, AttributeError):
+        return None

@@ -18,13 +18,13 @@ from gcfed.utils.processes import job
 log = logging.getLogger(__name__)
 
 
-def run_dir(base: str, ckpt_path: str | None, now: str, *, _root_: Any) -> str:
+def run_dir(base: str, ckpt_path: Any, now: str, *, _root_: Any) -> str:
     """Where a run writes: a folder ``now`` under ``base``, or that of the run which ``ckpt_path`` continues.
 
     ``ckpt_path=last`` is the newest run under ``base`` with a checkpoint and the identity of this config.
     """
     new = Path(base) / (job() or now)
-    if ckpt_path is None:
+    if not isinstance(ckpt_path, str):  # null, or what the run refuses
         return str(new)
     if ckpt_path != "last":
         path = Path(ckpt_path)

@@ -1,0 +1,103 @@
+"""What a checkpoint is refused for: damage, another run, other data, lost rows, foreign code."""
+
+import re
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from gcfed.run import evaluate, train
+from gcfed.runs.checkpoint import check_targets, load_checkpoint
+from gcfed.utils.lock import locked
+from gcfed.utils.resolvers import ROOT
+
+FAST = ("rounds=2", "participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=40")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    return tmp_path_factory.mktemp("finished") / "run"
+
+
+@pytest.fixture
+def run(config, finished):
+    """A finished run, once; ``run(*overrides)`` continues it in its folder."""
+    if not finished.exists():
+        train(config(*FAST, folder=finished))
+    return lambda *overrides: train(config(*FAST, "ckpt_path=last", *overrides, folder=finished))
+
+
+def test_every_flipped_bit_is_seen(run, finished, tmp_path):
+    content = bytearray((finished / "checkpoints/last.ckpt").read_bytes())
+    weights = bytes(torch.load(finished / "checkpoints/last.ckpt")["state_dict"]["net.fc1.weight"].numpy())
+    content[content.index(weights) + len(weights) // 2] ^= 1
+    (tmp_path / "bad.ckpt").write_bytes(content)
+    with pytest.raises(ValueError, match=r"bad\.ckpt is damaged.*checksum of .* is wrong"):
+        load_checkpoint(tmp_path / "bad.ckpt")
+
+
+def test_a_run_whose_data_have_changed_does_not_go_on(run, monkeypatch):
+    from gcfed.data import datasets
+
+    digits = datasets.digits
+
+    def changed():
+        found = digits()
+        found.train.y[:] = found.train.y[::-1].copy()
+        return found
+
+    monkeypatch.setattr(datasets, "digits", changed)
+    with pytest.raises(ValueError, match="the data files have changed since"):
+        run("rounds=3")
+
+
+def test_a_run_whose_rows_are_lost_does_not_go_on(run, finished):
+    path = finished / "metrics.csv"
+    text = path.read_text()
+    lines = text.splitlines(keepends=True)
+    path.write_text("".join([lines[0], *lines[2:]]))
+    try:
+        with pytest.raises(ValueError, match=rf"{re.escape(str(path))} lacks round 1, .* finished 2.*~logger\.csv"):
+            run("rounds=3")
+    finally:
+        path.write_text(text)
+
+
+def test_what_a_kill_after_the_last_checkpoint_left_undone_is_done(run, finished):
+    (finished / "global_model.safetensors").unlink()
+    (finished / "summary.json").unlink()
+    temporary = finished / "checkpoints" / ".last.ckpt.123.ckpt"
+    temporary.touch()
+    run()
+    assert (finished / "global_model.safetensors").is_file()
+    assert (finished / "summary.json").is_file()
+    assert not temporary.exists()
+
+
+def test_a_folder_is_one_runs_at_a_time(run, finished):
+    with locked(finished / ".lock"), pytest.raises(ValueError, match=r"run is in use by process \d+ on "):
+        run()
+    run()
+    assert not (finished / ".lock").exists()
+
+
+@pytest.mark.parametrize(
+    "target", ["torch.hub.load", "numpy.load", "gcfed.run.os.system", "gcfed.nowhere.f", "torch.nn.Module.apply.x"]
+)
+def test_a_checkpoint_calls_no_foreign_code(target, tmp_path):
+    with pytest.raises(ValueError, match=rf"model\.0\.net\._target_={re.escape(target)}.*trust_config=true"):
+        check_targets({"model": [{"net": {"_target_": target}}]}, tmp_path)
+
+
+def test_what_our_own_configs_name_may_be_called(tmp_path):
+    names = {}
+    for path in ROOT.glob("configs/*/*.yaml"):
+        if path.parent.name in ("model", "data", "server"):
+            names[path.stem] = OmegaConf.to_container(OmegaConf.load(path))
+    check_targets(names, tmp_path)
+    check_targets({"_target_": "torchvision.models.resnet18"}, tmp_path)
+
+
+def test_what_is_tested_must_be_named():
+    with pytest.raises(ValueError, match="ckpt_path=None names no checkpoint"):
+        evaluate(OmegaConf.create({"ckpt_path": None}))
