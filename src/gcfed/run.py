@@ -122,10 +122,10 @@ def train(cfg: DictConfig) -> RunResult:
         eval_every=cfg.eval_every,
         stores=build(cfg.client_store),
     )
-    loop.bind([*methods, *measurements], data, module)
+    callbacks: list[Callback] = [loop, *methods, RunRecord(cfg), *measurements, *build_all(cfg.callbacks)]
+    loop.bind(callbacks, data, module)
     loop.stores.require_folder()
     warn_of_memory(loop, module, data.num_clients)
-    callbacks: list[Callback] = [loop, *methods, RunRecord(cfg), *measurements, *build_all(cfg.callbacks)]
     loggers: list[Logger] = build_all(cfg.logger, resume_round=resume_round)
     layout = spread(cfg.trainer, loop, module, data.num_test)
     if "enable_progress_bar" not in cfg.trainer:  # without ours, Lightning would draw its own
@@ -247,10 +247,10 @@ def finish(cfg: DictConfig, data: Any, folder: Path, trainer: Trainer) -> None:
 def build_methods(cfg: DictConfig) -> list[FederatedMethod]:
     """The ingredients of the algorithm, in the order in which their hooks run.
 
-    GC comes after all that correct gradients, P·(corrected gradient), and before what has a ``place`` behind them.
+    GC comes after all that correct gradients: P·(corrected gradient).
     """
     methods = [*build_all(cfg.methods), build(cfg.gc), build(cfg.quantization)]
-    return sorted((m for m in methods if m is not None), key=lambda m: m.place)
+    return sorted((m for m in methods if m is not None), key=lambda m: m.order)
 
 
 def build_module(cfg: DictConfig) -> FederatedModule:

@@ -1,7 +1,5 @@
 """Several CPU processes for one run, forked once everything is in memory."""
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import os

@@ -1,9 +1,6 @@
 """The global model as a LightningModule: one training step is one communication round."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 import torch
 from lightning.pytorch import LightningModule
@@ -11,11 +8,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import MeanMetric
 
-from gcfed.federated.solver import try_optimizer
+from gcfed.federated.stack import ClientStack, Params
+from gcfed.optim.partial import try_optimizer
 from gcfed.tasks import CLASSIFICATION, Task
-
-if TYPE_CHECKING:
-    from gcfed.federated.stack import ClientStack, Params
 
 
 class FederatedModule(LightningModule):
@@ -68,12 +63,12 @@ class FederatedModule(LightningModule):
                 buffer.add_(update[name])
 
     def on_fit_start(self) -> None:
-        self._place_data()
+        self._move_data()
 
     def on_validation_start(self) -> None:
-        self._place_data()
+        self._move_data()
 
-    def _place_data(self) -> None:
+    def _move_data(self) -> None:
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         data.to_device(self.device, next(self.net.parameters()).dtype, self.memory_format)
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from omegaconf import DictConfig
 
-from gcfed.federated.batches import Batch
+from gcfed.data.batch import Batch
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.spread import spread, trains_on_cpu
