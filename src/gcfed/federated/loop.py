@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -176,7 +176,7 @@ class FederatedLoop(Callback):
         for method in methods:
             method.on_clients_start(stack, round)
         autocast = trainer.precision_plugin.forward_context
-        loss_K = self.solver.train(stack, plan, data, round, methods, after_backward(trainer), autocast)
+        loss_K = self.solver.train(stack, plan, data, round, methods, pl_module.after_backward(), autocast)
         pl_module.clients = None
         for method in methods:
             method.on_clients_end(stack, round)
@@ -235,28 +235,6 @@ class FederatedLoop(Callback):
         for logger in trainer.loggers:
             logger.log_metrics(row, step=row["round"])
         self.last_row = row
-
-
-def after_backward(trainer: Trainer) -> Callable[[], None]:
-    """Calls ``on_after_backward`` of the callbacks that have one, as Lightning's ``manual_backward`` does.
-
-    That asks every callback there is, before and after each local step. The precisions allowed here scale no loss.
-    """
-    module, nobody = trainer.lightning_module, (Callback.on_after_backward, FederatedMethod.on_after_backward)
-    callbacks, profile = trainer.callbacks, trainer.profiler.profile  # type: ignore[attr-defined]
-    listening = [
-        (f"[Callback]{type(callback).__name__}.on_after_backward", callback.on_after_backward)
-        for callback in callbacks
-        if type(callback).on_after_backward not in nobody
-    ]
-
-    def call() -> None:
-        for name, hook in listening:
-            with profile(name):
-                hook(trainer, module)
-        module.on_after_backward()
-
-    return call
 
 
 def _warn_not_finite(round: Round) -> None:

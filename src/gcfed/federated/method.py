@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback
 from torch import Tensor
-from torch.optim import Optimizer
 
 from gcfed.data.batch import Batch
 from gcfed.data.sampling import ClientSampler
@@ -153,13 +152,6 @@ class FederatedMethod(Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._server.update({name: dict(tensors) for name, tensors in state_dict["server"].items()})
-
-    # Lightning's hooks, repeated here with the types that a method meets; ``trainer`` is None in a plain loop.
-    def on_after_backward(self, trainer: Trainer | None, pl_module: LightningModule) -> None: ...
-
-    def on_before_optimizer_step(
-        self, trainer: Trainer | None, pl_module: LightningModule, optimizer: Optimizer
-    ) -> None: ...
 
 
 def validate_methods(setup: Setup) -> None:

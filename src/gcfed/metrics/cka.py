@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gcfed.federated.forward import Swap, Tap
 from gcfed.federated.method import Setup
 from gcfed.federated.round import Round
-from gcfed.federated.stack import ClientStack, Params, Tap
-from gcfed.federated.swap import Swap
+from gcfed.federated.stack import ClientStack, Params
 from gcfed.metrics.base import ClientMetric, client_state
 from gcfed.utils.rng import generator
 
