@@ -11,11 +11,11 @@ from conftest import ArrayData
 from torch import nn
 
 from gcfed.federated.aggregate import MeanAggregator, Upload, finite_clients
-from gcfed.federated.round import Round, deal, no_reduce
+from gcfed.federated.method import Setup, upload_shapes, validate_methods
+from gcfed.federated.round import Round, assign, no_reduce
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import ClientStack, broadcast_state, nbytes
 from gcfed.federated.store import ClientStores
-from gcfed.metrics.base import Metric
 from gcfed.tasks import CLASSIFICATION
 
 CPU = torch.device("cpu")
@@ -35,6 +35,19 @@ def sgd(lr=0.1, momentum=0.0, weight_decay=0.0, **kwargs):
 
 def weights(net):
     return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+
+def make_setup(
+    net, *, methods=(), solver=None, aggregator=None, server=PLAIN_SERVER, stores=None, data=None, task=CLASSIFICATION,
+    rounds=1, cohort_of=3,
+):  # fmt: skip
+    """The parts of a run as ``validate`` meets them, its methods in the order of their hooks."""
+    module = SimpleNamespace(net=net, clients=None, server=server, task=task)
+    methods = sorted(methods, key=lambda m: m.order)
+    return Setup(
+        SimpleNamespace(per_round=cohort_of), solver or sgd(), aggregator or MeanAggregator(),
+        stores or ClientStores(), data, module, methods, rounds,
+    )  # fmt: skip
 
 
 def plain_loop(
@@ -57,19 +70,16 @@ def plain_loop(
 ):
     """Trains ``net``; returns its weights and the losses of all stacks.
 
-    ``k`` clients train in a stack, ``world`` processes deal the cohort among themselves and run one after the other,
+    ``k`` clients train in a stack, ``world`` processes share the cohort and run one after the other,
     ``order=-1`` reverses the cohort. ``on_round`` sees each finished round.
     """
-    module = SimpleNamespace(net=net, clients=None, server=server, task=task)
-    stores = stores or ClientStores()
-    aggregators = [aggregator := aggregator or MeanAggregator(), *(deepcopy(aggregator) for _ in range(world - 1))]
-    loop = SimpleNamespace(
-        solver=solver, aggregator=aggregators[0], stores=stores, methods=methods, data=data, rounds=rounds,
-        sampler=SimpleNamespace(per_round=cohort_of),
+    setup = make_setup(
+        net, methods=methods, solver=solver, aggregator=aggregator, server=server, stores=stores, data=data, task=task,
+        rounds=rounds, cohort_of=cohort_of,
     )  # fmt: skip
-    methods = loop.methods = sorted(methods, key=lambda m: (isinstance(m, Metric), m.place))
-    for m in methods:
-        m.validate(loop, module)
+    validate_methods(setup)
+    module, methods, stores = setup.module, setup.methods, setup.stores
+    aggregators = [setup.aggregator, *(deepcopy(setup.aggregator) for _ in range(world - 1))]
     optimizer = server(net.parameters())
     losses = []
     for t in range(rounds):
@@ -78,22 +88,23 @@ def plain_loop(
         round.down_bytes = len(ids) * nbytes(round.start)
         for m in methods:
             m.on_broadcast(round)
-        extra = {name: (like, MeanAggregator()) for m in methods for name, like in m.uploads(round).items()}
+        shapes = upload_shapes(methods, round)
+        extra = {name: MeanAggregator() for name in shapes if name != "delta"}
         num_finite = 0
         for rank in range(world):
-            mine = deal(ids, solver.num_steps(data.sizes(ids)), rank, world)
+            mine = assign(ids, solver.num_steps(data.sizes(ids)), rank, world)
             for clients in np.split(mine, range(k, len(mine), k)) if len(mine) else []:
                 upload, loss_K = train_clients(module, data, solver, clients, round, methods)
                 losses.append(loss_K)
                 for m in methods:
                     m.on_receive(upload, round)
                 for name, tensors in upload.extra.items():
-                    extra[name][1].add_weighted(tensors, upload.finite.float())
+                    extra[name].add_weighted(tensors, upload.finite.float())
                 aggregators[rank].add(upload, round)
                 num_finite += int(upload.finite.sum())
-        update = reduce_over(aggregators, round)
+        update = reduce_over(aggregators, round, shapes["delta"])
         round.num_finite = num_finite
-        round.received = {name: mean.reduce(round, like) for name, (like, mean) in extra.items()}
+        round.received = {name: mean.reduce(round, shapes[name]) for name, mean in extra.items()}
         stores.finish_round(round)
         if num_finite:
             for m in methods:
@@ -146,10 +157,10 @@ def make_round(start, reduce=no_reduce, lr=0.1):
     return Round(0, 1, np.array([1, 4]), 5, start, lr=lr, reduce=reduce)
 
 
-def reduce_over(aggregators, round):
+def reduce_over(aggregators, round, like=None):
     """What an all-reduce over processes does: the sums of the parts are added up, then each divides."""
     if len(aggregators) == 1:
-        return aggregators[0].reduce(round)
+        return aggregators[0].reduce(round, like)
     messages = []
 
     def record(tensors):
@@ -157,6 +168,6 @@ def reduce_over(aggregators, round):
         return tensors
 
     for a in aggregators[1:]:
-        a.reduce(replace(round, reduce=record))
+        a.reduce(replace(round, reduce=record), like)
     added = replace(round, reduce=lambda ts: [t + sum(m[i] for m in messages) for i, t in enumerate(ts)])
-    return aggregators[0].reduce(added)
+    return aggregators[0].reduce(added, like)

@@ -9,9 +9,10 @@ from gcfed.assemble import build_methods, build_module
 from gcfed.data.partition import DirichletBalanced
 from gcfed.data.sampling import DynamicPopulation
 from gcfed.federated.loop import FederatedLoop
-from gcfed.federated.solver import build_on_nothing
+from gcfed.federated.round import Order
 from gcfed.methods.centralization import GradientCentralization
 from gcfed.methods.quantization import Quantization
+from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.instantiate import build, build_all
 from gcfed.utils.resolvers import ROOT
 
@@ -74,7 +75,7 @@ def test_every_algorithm_goes_with_every_gc(config, algorithm):
         methods = instantiate(cfg)[2]
         (i,) = [i for i, m in enumerate(methods) if isinstance(m, GradientCentralization)]
         assert [type(m) for m in methods[:i] + methods[i + 1 :]] == alone
-        assert all(m.projects or m.quantizes for m in methods[i + 1 :])
+        assert all(m.order > Order.CORRECTS for m in methods[i + 1 :])
         assert (methods[i].local, methods[i].server) == (gc in ("local", "gcfed"), gc in ("global", "gcfed"))
         assert cfg.name.endswith(f"_{algorithm}_{gc}")
 
@@ -111,7 +112,7 @@ def test_experiments_have_the_papers_setting(config, name, model, classes, clien
     assert (gc.local, gc.server, gc.lam, gc.boundary) == (True, True, None, boundary)
     solver = loop.solver
     assert (solver.epochs, solver.batch_size, solver.lr_decay) == (5, 50, 1.0)
-    optimizer = build_on_nothing(solver.optimizer)
+    optimizer = probe_optimizer(solver.optimizer)
     assert isinstance(optimizer, torch.optim.SGD)
     group = optimizer.defaults
     assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.01, 0.9, 1e-5)
@@ -144,7 +145,7 @@ def test_experiments_have_the_setting_of_fedacg(config, name, classes, batch_siz
     assert (lookahead.momentum, cfg.server.momentum, cfg.server.lr, proximal.mu) == (0.85, 0.85, 1.0, 0.01)
     solver = loop.solver
     assert (solver.epochs, solver.batch_size, solver.lr_decay) == (5, batch_size, 0.998)
-    group = build_on_nothing(solver.optimizer).defaults
+    group = probe_optimizer(solver.optimizer).defaults
     assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.1, 0.0, 1e-3)
     assert loop.aggregator.weighting == "uniform"
 
@@ -153,7 +154,7 @@ def test_experiments_have_the_setting_of_fedacg(config, name, classes, batch_siz
     assert f"participation.per_round=10 client.batch_size={large_batch_size}" in note
     loop = instantiate(config(f"experiment={name}", "algorithm=fedavg", "partition=iid", "quantization=fedpaq"))[1]
     assert [type(m) for m in loop.methods] == [Quantization]
-    assert build_on_nothing(loop.solver.optimizer).defaults["momentum"] == 0.0
+    assert probe_optimizer(loop.solver.optimizer).defaults["momentum"] == 0.0
     dynamic = ("participation=dynamic", "participation.num_clients=500", "participation.per_round=10")
     assert instantiate(config(f"experiment={name}", *dynamic))[1].sampler == DynamicPopulation(10, 250, 100, 0.5)
 

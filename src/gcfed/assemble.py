@@ -30,18 +30,13 @@ PRECISIONS = ("32-true", "bf16-mixed", "64-true")
 
 @dataclass
 class Parts:
-    """What a run is made of; ``methods`` in the order of their hooks, ``measurements`` change no number."""
+    """What a run is made of; ``methods`` and ``callbacks``, the loop first, in the order of their hooks."""
 
     module: FederatedModule
     data: FederatedDataModule
     loop: FederatedLoop
     methods: list[FederatedMethod]
-    measurements: list[FederatedMethod]
     callbacks: list[Callback]
-
-    @property
-    def all_callbacks(self) -> list[Callback]:
-        return [self.loop, *self.methods, *self.measurements, *self.callbacks]
 
 
 def assemble(cfg: DictConfig) -> Parts:
@@ -57,7 +52,7 @@ def assemble(cfg: DictConfig) -> Parts:
     data.setup()
     if module.task.has_classes != (data.labels.dtype.kind == "i"):
         raise ValueError(f"task._target_={cfg.task._target_} does not go with the labels of data={cfg.tags.data}.")
-    methods, measurements = build_methods(cfg), build_all(cfg.metrics)
+    methods = build_methods(cfg)
     loop = FederatedLoop(
         sampler=build(cfg.participation.sampler),
         solver=build(cfg.client),
@@ -67,10 +62,11 @@ def assemble(cfg: DictConfig) -> Parts:
         eval_every=cfg.eval_every,
         stores=build(cfg.client_store),
     )
-    loop.bind([*methods, *measurements], data, module)
+    callbacks: list[Callback] = [loop, *methods, *build_all(cfg.metrics), *build_all(cfg.callbacks)]
+    loop.bind(callbacks, data, module)
     loop.stores.require_folder()
     warn_of_memory(loop, module, data.num_clients)
-    return Parts(module, data, loop, methods, measurements, build_all(cfg.callbacks))
+    return Parts(module, data, loop, methods, callbacks)
 
 
 def check(cfg: DictConfig) -> None:
@@ -121,10 +117,10 @@ def refuse_sweeps() -> None:
 def build_methods(cfg: DictConfig) -> list[FederatedMethod]:
     """The ingredients of the algorithm, in the order in which their hooks run.
 
-    GC comes after all that correct gradients, P·(corrected gradient), and before what has a ``place`` behind them.
+    GC comes after all that correct gradients: P·(corrected gradient).
     """
     methods = [*build_all(cfg.methods), build(cfg.gc), build(cfg.quantization)]
-    return sorted((m for m in methods if m is not None), key=lambda m: m.place)
+    return sorted((m for m in methods if m is not None), key=lambda m: m.order)
 
 
 def build_module(cfg: DictConfig) -> FederatedModule:

@@ -125,7 +125,7 @@ def _train(cfg: DictConfig, folder: Path) -> RunResult:
         if "csv" in (cfg.logger or {}):
             check_rows(folder / METRICS, resume_round)
         log.info("resuming %s after round %d", folder, resume_round)
-    callbacks = [*parts.all_callbacks, record]
+    callbacks = [*parts.callbacks, record]
     loggers: list[Logger] = build_all(cfg.logger, resume_round=resume_round)
     layout = spread(cfg.trainer, parts.loop, parts.module, parts.data.num_test)
     if "enable_progress_bar" not in cfg.trainer:  # without ours, Lightning would draw its own

@@ -1,17 +1,13 @@
 """What labels mean: the loss of an output, and what a test reports. ``task`` in the config; the data set chooses."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from gcfed.data.base import IGNORE
-
-if TYPE_CHECKING:
-    from gcfed.federated.batches import Batch
+from gcfed.data.batch import Batch
 
 
 class Task(Protocol):

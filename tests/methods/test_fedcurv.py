@@ -1,19 +1,17 @@
 """FedCurv against a plain loop on the paper's own objective, with its sums under partial participation."""
 
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from conftest import random_federation
-from harness import make_net, plain_loop, sgd, weights
+from harness import make_net, make_setup, plain_loop, sgd, weights
 from plain_clients import Net
 from plain_clients import federation as sequence_federation
 from plain_reference import batches, broken, cohort, flat, local_sgd, loss_at
 from torch import nn
 
-from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.stack import ClientStack, broadcast_state, nbytes
 from gcfed.federated.store import ClientStores
 from gcfed.methods.fedcurv import FedCurv
@@ -96,7 +94,7 @@ def test_fisher_information_with_frozen_layers_dropout_and_padding(sequences):
     found = []
     for chunk in (1, 4):
         method = FedCurv(chunk=chunk)
-        method.validate(SimpleNamespace(solver=sgd(), data=data, methods=[method], stores=ClientStores()), _module(net))
+        method.validate(make_setup(net, data=data))
         clients = np.array([1, 0])
         stack = ClientStack(net, broadcast_state(net), clients, data.sizes(clients), np.ones(2))
         method.on_clients_end(stack, None)
@@ -156,14 +154,8 @@ def test_bad_arguments_are_refused(kwargs, message):
         FedCurv(**kwargs)
 
 
-def _module(net):
-    return SimpleNamespace(net=net)
-
-
 def test_what_cannot_work_is_refused():
-    loop = SimpleNamespace(solver=sgd(), aggregator=MeanAggregator(), methods=[], stores=ClientStores(), data=None)
     with pytest.raises(ValueError, match=r"methods\.fedcurv .* recurrent layers"):
-        FedCurv().validate(loop, _module(nn.Sequential(nn.LSTM(6, 4))))
-    loop.methods = [Quantization(8)]
+        FedCurv().validate(make_setup(nn.Sequential(nn.LSTM(6, 4))))
     with pytest.raises(ValueError, match="quantization=none"):
-        FedCurv().validate(loop, _module(make_net()))
+        FedCurv().validate(make_setup(make_net(), methods=[Quantization(8)]))

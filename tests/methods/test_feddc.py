@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.method import FederatedMethod
-from gcfed.federated.round import Round
+from gcfed.federated.round import Order, Round
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.store import ClientStores
 from gcfed.methods.feddc import FedDC
@@ -165,7 +165,7 @@ def test_bad_arguments_are_refused():
 
 
 class Quantizer(FederatedMethod):
-    quantizes = True
+    order = Order.QUANTIZES
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,12 @@
 """FedDecorr: the Gram identity against the correlation matrix itself, and the authors' loss against theirs in words."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import make_net, plain_loop
+from harness import make_net, make_setup, plain_loop
 from plain_clients import ROUNDS, SOLVER, Bytes, Net, federation, layers, plain_rounds
 
-from gcfed.federated.batches import Batch
+from gcfed.data.batch import Batch
 from gcfed.federated.stack import Output
 from gcfed.methods.feddecorr import FedDecorr
 
@@ -83,4 +81,4 @@ def test_bad_arguments_and_networks_are_named():
     with pytest.raises(ValueError, match=r"methods\.feddecorr\.scale='both'"):
         FedDecorr(scale="both")
     with pytest.raises(ValueError, match=r"methods\.feddecorr .*model=Sequential has no features\(\) and no head\(\)"):
-        FedDecorr().validate(None, SimpleNamespace(net=make_net()))
+        FedDecorr().validate(make_setup(make_net()))

@@ -1,12 +1,11 @@
 """FedDyn against a plain loop on the paper's own objective, its states' mean, and the optimum that FedAvg misses."""
 
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from harness import PLAIN_SERVER, make_net, plain_loop, sgd, weights
+from harness import PLAIN_SERVER, make_net, make_setup, plain_loop, sgd, weights
 from plain_reference import batches, broken, cohort, flat, local_sgd, optimum, skewed_federation, softmax_regression
 
 from gcfed.federated.aggregate import MeanAggregator
@@ -113,6 +112,5 @@ def test_bad_arguments_are_refused(kwargs, message):
     ],
 )
 def test_what_cannot_work_is_refused(server, weighting, message):
-    loop = SimpleNamespace(solver=sgd(), aggregator=MeanAggregator(weighting), methods=[], stores=ClientStores())
     with pytest.raises(ValueError, match=message):
-        FedDyn().validate(loop, SimpleNamespace(net=make_net(), server=server))
+        FedDyn().validate(make_setup(make_net(), aggregator=MeanAggregator(weighting), server=server))

@@ -4,14 +4,13 @@ import logging
 import threading
 from functools import partial
 from itertools import combinations
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import quadprog
 import torch
 from conftest import ArrayData, random_federation
-from harness import make_net, make_round, make_upload, plain_loop, sgd, weights
+from harness import make_net, make_round, make_setup, make_upload, plain_loop, sgd, weights
 from plain_reference import batches, broken, cohort, local_sgd
 from torch import nn
 
@@ -275,8 +274,7 @@ def server_side(deltas, *, finite=None, method=None, buffers=None):
     """One round of a method's server side alone, of clients 1 and 4 with 1 and 3 samples; lr is 0.1."""
     method = method or FedGC(cgc=False)
     net = nn.Linear(3, 1, bias=False).double()
-    loop = SimpleNamespace(solver=sgd(), methods=[method])
-    method.validate(loop, SimpleNamespace(net=net))
+    method.validate(make_setup(net))
     start = {"weight": torch.zeros(1, 3).double()} | (buffers or {})
     delta = {"weight": torch.tensor(deltas, dtype=torch.float64).view(-1, 1, 3)}
     delta |= {name: torch.ones(2, *t.shape).double() for name, t in (buffers or {}).items()}

@@ -1,11 +1,9 @@
 """FedMLB: hybrid paths built by hand, client layers first and broadcast layers after."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import make_net, plain_loop
+from harness import make_net, make_setup, plain_loop
 from plain_clients import ROUNDS, SOLVER, Bytes, Net, federation, layers, plain_rounds
 
 from gcfed.methods.fedmlb import FedMLB
@@ -53,6 +51,6 @@ def test_bad_arguments_and_networks_are_named():
         with pytest.raises(ValueError, match=rf"methods\.fedmlb\.{key}="):
             FedMLB(**{key: value})
     with pytest.raises(ValueError, match=r"methods\.fedmlb .*model=Sequential has no stages\(\)"):
-        FedMLB().validate(None, SimpleNamespace(net=make_net()))
+        FedMLB().validate(make_setup(make_net()))
     with pytest.raises(ValueError, match=r"methods\.fedmlb .*model=MLP has a single stage"):
-        FedMLB().validate(None, SimpleNamespace(net=MLP(input_shape=(6,), num_classes=4, hidden=())))
+        FedMLB().validate(make_setup(MLP(input_shape=(6,), num_classes=4, hidden=())))

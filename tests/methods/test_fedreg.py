@@ -1,20 +1,18 @@
 """FedReg against a plain loop of its algorithm, what its regularization promises, and the switches that undo it."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from conftest import random_federation
-from harness import make_net, plain_loop, sgd, weights
+from harness import make_net, make_setup, plain_loop, sgd, weights
 from plain_clients import Bytes
 from plain_reference import batches, cohort, loss_at
 from torch import nn
 from torch.func import functional_call
 
-from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.batches import plan_batches
+from gcfed.federated.method import validate_methods
 from gcfed.federated.round import Round
 from gcfed.federated.stack import ClientStack, broadcast_state
 from gcfed.methods.fedreg import FedReg
@@ -162,7 +160,7 @@ def test_pseudo_data_of_unequal_clients(federation):
     start = broadcast_state(net)
     stack = ClientStack(net, start, clients, federation.sizes(clients), np.array([9, 9, 9]))
     round = Round(2, 5, clients, 5, start, lr=0.1)
-    made = PseudoPass(stack, SimpleNamespace(data=federation, solver=sgd()), round, (ETA_S, ETA_P), STEPS)
+    made = PseudoPass(stack, federation, sgd(), round, (ETA_S, ETA_P), STEPS)
     passes = [own_pass(federation, k, 2) for k in clients]
     for turn in range(5):
         x_s, p_s, x_p, y, weight = made.next(3)
@@ -180,7 +178,7 @@ def test_pseudo_data_of_unequal_clients(federation):
 def test_a_pass_is_made_as_far_as_steps_reach(federation):
     stack = ClientStack(make_net(), broadcast_state(make_net()), np.array([1]), np.array([12]), np.array([2]))
     round = Round(0, 5, np.array([1]), 5, stack.start, lr=0.1)
-    made = PseudoPass(stack, SimpleNamespace(data=federation, solver=sgd()), round, (1.0, 1.0), 1)
+    made = PseudoPass(stack, federation, sgd(), round, (1.0, 1.0), 1)
     assert made._made[0].shape == (1, 2, 4, 6)  # of three batches
 
 
@@ -228,10 +226,8 @@ def test_bad_arguments_are_refused(kwargs, message):
 
 
 def test_what_cannot_work_is_refused():
-    loop = SimpleNamespace(solver=sgd(), aggregator=MeanAggregator(), methods=[], data=None)
     words = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 2))
     with pytest.raises(ValueError, match=r"methods\.fedreg .* words have none"):
-        FedReg().validate(loop, SimpleNamespace(net=words))
-    loop.methods = [FedReg(), Sam()]
+        FedReg().validate(make_setup(words))
     with pytest.raises(ValueError, match="FedReg and Sam both move the weights"):
-        loop.methods[1].validate(loop, SimpleNamespace(net=make_net()))
+        validate_methods(make_setup(make_net(), methods=[FedReg(), Sam()]))

@@ -1,12 +1,11 @@
 """FedVARP against a plain loop, its table's mean, and the variance of partial participation that it removes."""
 
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from harness import make_net, plain_loop, sgd, weights
+from harness import make_net, make_setup, plain_loop, sgd, weights
 from plain_reference import batches, broken, cohort, flat, local_sgd, optimum, skewed_federation, softmax_regression
 
 from gcfed.federated.aggregate import MeanAggregator
@@ -89,6 +88,5 @@ def test_it_sends_the_bytes_of_fedavg(federation):
 
 
 def test_a_weighted_mean_is_refused():
-    loop = SimpleNamespace(solver=sgd(), aggregator=MeanAggregator("samples"), methods=[], stores=ClientStores())
     with pytest.raises(ValueError, match=r"aggregator\.weighting=uniform"):
-        FedVARP().validate(loop, SimpleNamespace(net=make_net()))
+        FedVARP().validate(make_setup(make_net(), aggregator=MeanAggregator("samples")))

@@ -1,12 +1,10 @@
 """MOON: the contrastive term against each client's own last model, which the server never sees."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import make_net, plain_loop
+from harness import make_net, make_setup, plain_loop
 from plain_clients import ROUNDS, SOLVER, Bytes, Net, federation, layers, plain_rounds
 
 from gcfed.federated.store import ClientStores
@@ -73,4 +71,4 @@ def test_bad_arguments_and_networks_are_named():
     with pytest.raises(ValueError, match=r"methods\.moon\.temperature=0"):
         Moon(temperature=0)
     with pytest.raises(ValueError, match=r"methods\.moon .*model=Sequential has no features\(\)"):
-        Moon().validate(None, SimpleNamespace(net=make_net()))
+        Moon().validate(make_setup(make_net()))

@@ -1,12 +1,11 @@
 """The quantizer is QSGD's: on its levels, unbiased, within its variance bound; bytes to the byte; draws of a client."""
 
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from harness import make_net, make_round, make_upload, plain_loop, sgd, weights
+from harness import make_net, make_round, make_setup, make_upload, plain_loop, sgd, weights
 from torch import nn
 
 from gcfed.methods.quantization import Quantization, quantize_
@@ -76,7 +75,7 @@ def quantization(bits):
     """Of a network whose parameters are w and b."""
     method = Quantization(bits)
     net = nn.ParameterDict({"w": nn.Parameter(torch.zeros(1)), "b": nn.Parameter(torch.zeros(1))})
-    method.validate(None, SimpleNamespace(net=net))
+    method.validate(make_setup(net))
     return method
 
 
@@ -126,7 +125,7 @@ def test_running_statistics_travel_in_full():
     """A variance could come out negative."""
     method = Quantization(4)
     net = nn.BatchNorm1d(3)
-    method.validate(None, SimpleNamespace(net=net))
+    method.validate(make_setup(net))
     delta = {"weight": torch.randn(2, 3), "bias": torch.randn(2, 3), "running_var": torch.randn(2, 3)}
     before = delta["running_var"].clone()
     upload = make_upload(delta, np.ones(2))

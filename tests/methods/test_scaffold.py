@@ -1,18 +1,18 @@
 """SCAFFOLD against a plain loop, its variates' mean, and the optimum that FedAvg misses."""
 
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from harness import make_net, plain_loop, sgd, weights
+from harness import make_net, make_setup, plain_loop, sgd, weights
 from plain_reference import batches, broken, cohort, flat, local_sgd, optimum, skewed_federation, softmax_regression
 
-from gcfed.federated.aggregate import MeanAggregator
+from gcfed.federated.method import validate_methods
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import broadcast_state, nbytes
 from gcfed.federated.store import ClientStores
+from gcfed.methods.quantization import Quantization
 from gcfed.methods.scaffold import Scaffold, effective_steps
 
 
@@ -118,19 +118,14 @@ def test_it_sends_twice_the_bytes(federation):
     assert rounds[0].down_bytes == 3 * 2 * size
 
 
-def validate(solver, methods):
-    loop = SimpleNamespace(solver=solver, aggregator=MeanAggregator(), methods=methods, stores=ClientStores())
-    methods[0].validate(loop, SimpleNamespace(net=make_net()))
-
-
 @pytest.mark.parametrize(
     ("optimizer", "others", "message"),
     [
         (partial(torch.optim.Adam, lr=0.1), [], "client=sgd"),
         (partial(torch.optim.SGD, lr=0.1, momentum=0.9, dampening=0.5), [], r"client\.optimizer\.dampening=0\.5"),
-        (partial(torch.optim.SGD, lr=0.1), [SimpleNamespace(quantizes=True)], "quantization=none"),
+        (partial(torch.optim.SGD, lr=0.1), [Quantization()], "quantization=none"),
     ],
 )
 def test_what_cannot_work_is_refused(optimizer, others, message):
     with pytest.raises(ValueError, match=message):
-        validate(LocalSolver(optimizer), [Scaffold(), *others])
+        validate_methods(make_setup(make_net(), solver=LocalSolver(optimizer), methods=[Scaffold(), *others]))

@@ -11,6 +11,7 @@ from plain_reference import batches, broken, cohort, flat, optimum, skewed_feder
 from torch import nn
 from torch.func import functional_call
 
+from gcfed.federated.method import upload_shapes
 from gcfed.federated.stack import nbytes
 from gcfed.federated.store import ClientStores
 from gcfed.methods.quantization import Quantization
@@ -216,7 +217,8 @@ def test_the_gap_of_the_coordinates_is_that_of_the_updates(federation):
             pass  # no rehearsal without a trainer: only the cohort
 
         def on_round_end(self, row, round):
-            like = {name: round.update_like[name] for name in self.names}
+            like = upload_shapes(self.methods, round)["delta"]
+            like = {name: like[name] for name in self.names}
             partial = self.partial.reduce(round, like)
             lengths.append(torch.cat([t.flatten() for t in partial.values()]).norm())
 

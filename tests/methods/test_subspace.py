@@ -1,14 +1,13 @@
 """Projectors and what both subspace methods share: draws, shapes, backfill, order of the hooks, refusals."""
 
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
-from harness import make_net, make_round, plain_loop, sgd
+from harness import make_net, make_round, make_setup, plain_loop, sgd
 from torch import nn
 
-from gcfed.federated.aggregate import MeanAggregator
+from gcfed.federated.method import validate_methods
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import broadcast_state
 from gcfed.federated.store import ClientStores
@@ -142,7 +141,7 @@ def test_a_round_leaves_what_is_outside_the_subspace(federation, cls, others):
 def test_the_order_of_the_hooks():
     method, gc, quantization = SSF(ratio=0.5), GradientCentralization(server=False), Quantization()
     sam, proximal = Sam(), Proximal()
-    methods = sorted([quantization, method, proximal, gc, sam], key=lambda m: m.place)
+    methods = sorted([quantization, method, proximal, gc, sam], key=lambda m: m.order)
     assert methods == [sam, proximal, gc, method, quantization]
 
 
@@ -164,13 +163,9 @@ def test_bad_arguments_are_refused_by_name(cls, settings, message):
         cls(**settings)
 
 
-def validate(cls, *, solver=None, server=None, others=(), aggregator=None, stores=None):
-    method = cls(ratio=0.5)
-    loop = SimpleNamespace(
-        solver=solver or sgd(), aggregator=aggregator or MeanAggregator(), methods=[method, *others],
-        stores=stores or ClientStores(),
-    )  # fmt: skip
-    method.validate(loop, SimpleNamespace(net=make_net(), server=server or partial(torch.optim.SGD, lr=0.5)))
+def validate(cls, *, others=(), **parts):
+    parts = {"server": partial(torch.optim.SGD, lr=0.5)} | parts
+    validate_methods(make_setup(make_net(), methods=[cls(ratio=0.5), *others], **parts))
 
 
 @pytest.mark.parametrize("cls", METHODS)

@@ -10,6 +10,7 @@ from conftest import random_federation
 from harness import make_net, make_round, plain_loop, sgd
 
 from gcfed.federated.method import FederatedMethod
+from gcfed.federated.round import Order
 from gcfed.methods.ssf import SSF
 from gcfed.metrics.angle import Angle, degrees
 
@@ -114,7 +115,7 @@ def test_coordinates_count_as_the_updates_that_they_stand_for(ratio):
     """Of a subspace of another size, and of all space rotated, where shapes do not tell."""
 
     class FullUpdates(FederatedMethod):
-        projects = True  # its place is behind SSF, which lifts the aggregated update
+        order = Order.PROJECTS  # behind SSF, which lifts the aggregated update
 
         def __init__(self):
             self.rounds = []
@@ -154,8 +155,8 @@ def test_the_last_broadcast_survives_a_checkpoint():
     class Resumes(FederatedMethod):
         """Rounds 1 and 2 with one object, round 3 with another that has loaded its state."""
 
-        def validate(self, loop, module):
-            resumed.validate(loop, module)
+        def validate(self, setup):
+            resumed.validate(setup)
 
         def on_broadcast(self, round):
             if round.index == 2:
@@ -197,9 +198,9 @@ def test_two_processes_add_up():
     parts, rows = [Angle(), Angle()], []
 
     class Dealt(FederatedMethod):
-        def validate(self, loop, module):
+        def validate(self, setup):
             for part in parts:
-                part.validate(loop, module)
+                part.validate(setup)
 
         def on_broadcast(self, round):
             for part in parts:

@@ -207,9 +207,9 @@ def test_the_parts_of_two_processes_add_up(metric):
     row = {}
 
     class Dealt(FederatedMethod):
-        def validate(self, loop, module):
+        def validate(self, setup):
             for part in parts:
-                part.validate(loop, module)
+                part.validate(setup)
 
         def on_broadcast(self, round):
             for part in parts:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import read_rows
+from harness import make_setup
 from omegaconf import open_dict
 from recording import train_in_two_processes
 from torch import nn
@@ -174,6 +175,6 @@ def test_bad_settings_are_refused_by_name(config, tmp_path, overrides, message):
 
 @pytest.mark.parametrize("transform", [TextTransform(), VectorTransform()])
 def test_data_that_are_no_images_are_refused(tmp_path, transform):
-    loop = SimpleNamespace(rounds=1, data=SimpleNamespace(transform=transform))
+    setup = make_setup(torch.nn.Identity(), data=SimpleNamespace(transform=transform))
     with pytest.raises(ValueError, match="metrics=leakage recovers images"):
-        Leakage(str(tmp_path)).validate(loop, SimpleNamespace(net=torch.nn.Identity()))
+        Leakage(str(tmp_path)).validate(setup)

@@ -13,7 +13,7 @@ from recording import NAN_CLIENT, Recorder
 from torch import nn
 
 from gcfed.federated.method import FederatedMethod
-from gcfed.federated.strategy import place
+from gcfed.federated.strategy import rank_and_world
 from gcfed.metrics import surface
 from gcfed.metrics.surface import Surface
 from gcfed.tasks import CLASSIFICATION, SquaredError
@@ -204,9 +204,9 @@ def test_two_processes_find_what_one_finds(tmp_path, monkeypatch, dealt):
     whole = metric(tmp_path / "one", every=1)
 
     class Dealt(FederatedMethod):
-        def validate(self, loop, module):
+        def validate(self, setup):
             for part, net in zip(parts, nets, strict=True):
-                part.validate(loop, copy.copy(module))
+                part.validate(replace(setup, module=copy.copy(setup.module)))
                 part.module.net = net
 
         def on_broadcast(self, round):
@@ -228,7 +228,7 @@ def test_two_processes_find_what_one_finds(tmp_path, monkeypatch, dealt):
         nets[rank].load_state_dict(net.state_dict())
         parts[rank].on_round_end({}, replace(round_[0], reduce=meeting.reduce))
 
-    monkeypatch.setattr(surface, "place", lambda: (meeting.here.rank, world))
+    monkeypatch.setattr(surface, "rank_and_world", lambda: (meeting.here.rank, world))
     threads = [threading.Thread(target=process, args=(rank,)) for rank in range(world)]
     for thread in threads:
         thread.start()
@@ -242,7 +242,7 @@ def test_two_processes_find_what_one_finds(tmp_path, monkeypatch, dealt):
 
 
 def test_one_process_is_the_first_of_one():
-    assert place() == (0, 1)
+    assert rank_and_world() == (0, 1)
 
 
 # ---------------------------------------------------------------------------------------------------- settings

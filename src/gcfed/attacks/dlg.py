@@ -13,14 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-if TYPE_CHECKING:
-    from gcfed.federated.stack import Params
+from gcfed.federated.stack import Params
 
 OPTIMIZERS = ("lbfgs", "adam")
 

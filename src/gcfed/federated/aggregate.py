@@ -14,8 +14,8 @@ from gcfed.federated.stack import Params, nbytes, per_client
 
 @dataclass
 class Upload:
-    """What K clients send up; hooks ``on_upload`` may rewrite ``delta`` (quantize, project, …) and its size, and
-    :meth:`send` more.
+    """What K clients send up; hooks ``on_upload`` may rewrite ``delta`` (quantize, project, …) and
+    ``bytes_per_client``, and :meth:`send` more.
 
     Attributes:
         clients: ids, ``[K]``.
@@ -35,12 +35,6 @@ class Upload:
     bytes_per_client: int
     extra: dict[str, Params] = field(default_factory=dict)
 
-    def replace(self, tensors: Mapping[str, Tensor]) -> None:
-        """Sends these, name → ``[K, …]``, in place of the entries of Δ, as ``Round.coordinates`` announces."""
-        change = nbytes(tensors) - nbytes({name: self.delta[name] for name in tensors})
-        self.bytes_per_client += change // len(self.clients)
-        self.delta |= tensors
-
     def send(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Sends more than Δ: ``tensors``, name → ``[K, *shape]``, whose mean becomes ``round.received[name]``.
 
@@ -55,7 +49,7 @@ class Aggregator(Protocol):
 
     def add(self, upload: Upload, round: Round) -> None: ...
 
-    def reduce(self, round: Round) -> Params: ...
+    def reduce(self, round: Round, like: Params) -> Params: ...
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -94,10 +88,10 @@ class MeanAggregator:
             self._sum[name] = self._sum[name].add_(total) if name in self._sum else total
 
     def reduce(self, round: Round, like: Params | None = None) -> Params:
-        """The mean over the cohort, name → ``[*shape]`` of ``like``, by default ``round.update_like``; zeros where
-        no client was finite.
+        """The mean over the cohort, name → ``[*shape]`` of ``like``, by default the model's; zeros where no client was
+        finite. A process that trained no client of this cohort knows the shapes from ``like`` alone.
         """
-        like = like or round.update_like  # a process that trained no client of this cohort knows shapes from here alone
+        like = like or round.start
         parts = [self._sum[name] if name in self._sum else torch.zeros_like(t) for name, t in like.items()]
         weight = self._weight if self._weight is not None else torch.zeros((), device=parts[0].device)
         *sums, total = round.reduce([*parts, weight])

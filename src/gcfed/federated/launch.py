@@ -1,7 +1,5 @@
 """Several CPU processes for one run, forked once everything is in memory."""
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import os
@@ -125,7 +123,7 @@ def _child(rank: int, threads: int, parent: int, function: Callable[[], Any]) ->
     if os.getppid() != parent:  # it died before the line above
         return 1
     signal.signal(_STOP, signal.SIG_DFL)
-    for signum in (signal.SIGINT, signal.SIGTERM):  # they are for rank 0, which ends the others
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # they are for rank 0, which ends the others
         signal.signal(signum, signal.SIG_IGN)
     code = 1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,11 +13,11 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from gcfed.data.sampling import ClientSampler
 from gcfed.federated.aggregate import Aggregator, MeanAggregator, Upload, finite_clients
-from gcfed.federated.method import FederatedMethod
+from gcfed.federated.method import FederatedMethod, Setup, upload_shapes, validate_methods
 from gcfed.federated.module import FederatedModule
-from gcfed.federated.round import Round, deal
+from gcfed.federated.round import Round, assign
 from gcfed.federated.solver import LocalSolver
-from gcfed.federated.stack import ClientStack, Params, broadcast_state, nbytes
+from gcfed.federated.stack import ClientStack, broadcast_state, nbytes
 from gcfed.federated.store import ClientStores
 from gcfed.federated.strategy import sum_over_processes
 from gcfed.utils.rng import torch_seed
@@ -68,28 +68,30 @@ class FederatedLoop(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, FederatedModule)
-        methods = [c for c in trainer.callbacks if isinstance(c, FederatedMethod)]  # type: ignore[attr-defined]
-        self.bind(methods, trainer.datamodule, pl_module)  # type: ignore[attr-defined]
+        if self.data is not trainer.datamodule:  # type: ignore[attr-defined]
+            self.bind(trainer.callbacks, trainer.datamodule, pl_module)  # type: ignore[attr-defined]
         if trainer.is_global_zero:
             self.stores.clear()
         trainer.strategy.barrier()
         self.stores.start(trainer.world_size)
 
-    def bind(self, methods: Sequence[FederatedMethod], data: Any, module: FederatedModule) -> None:
-        """Brings the parts of a run together and lets each refuse what it cannot work with.
+    def bind(self, callbacks: Sequence[Callback], data: Any, module: FederatedModule) -> None:
+        """Brings the parts of a run together, once, and lets each refuse what it cannot work with.
+
+        Args:
+            callbacks: those of the trainer, in its order; its methods are among them.
+            data: the clients' samples.
+            module: the global model.
 
         Raises:
             ValueError: a combination that cannot work; names the config key and the reason.
         """
-        self.methods, self.data = list(methods), data
+        self.methods = [callback for callback in callbacks if isinstance(callback, FederatedMethod)]
         self.sampler.validate(data.num_clients)
-        for method in self.methods:
-            if method.needs_classes and not module.task.has_classes:
-                raise ValueError(
-                    f"{type(method).__name__} works on the logits of classes, and task={type(module.task).__name__} "
-                    "has none: leave it out, or take a data set of classes."
-                )
-            method.validate(self, module)
+        validate_methods(
+            Setup(self.sampler, self.solver, self.aggregator, self.stores, data, module, self.methods, self.rounds)
+        )
+        self.data = data
 
     def state_dict(self) -> dict[str, Any]:
         return {"aggregator": self.aggregator.state_dict(), "stores": self.stores.state_dict()}
@@ -120,12 +122,13 @@ class FederatedLoop(Callback):
             method.on_broadcast(round)
 
         stats = torch.zeros(4, dtype=torch.float64, device=device)  # Σ loss, its clients, finite clients, bytes up
-        extra = {name: (like, MeanAggregator()) for m in self.methods for name, like in m.uploads(round).items()}
+        shapes = upload_shapes(self.methods, round)
+        extra = {name: MeanAggregator() for name in shapes if name != "delta"}
         net.train()
         for clients in self.stacks(trainer, round.cohort):
             stats += self._receive(*self.train_clients(trainer, pl_module, clients, round), extra, round)
-        update = self.aggregator.reduce(round)
-        round.received = {name: mean.reduce(round, like) for name, (like, mean) in extra.items()}
+        update = self.aggregator.reduce(round, shapes["delta"])
+        round.received = {name: mean.reduce(round, shapes[name]) for name, mean in extra.items()}
 
         (stats,) = round.reduce([stats])
         loss, counted, num_finite, up_bytes = stats.tolist()  # the round's one synchronisation with the device
@@ -152,7 +155,7 @@ class FederatedLoop(Callback):
         module = trainer.lightning_module
         assert isinstance(module, FederatedModule)
         steps = self.solver.num_steps(self.data.sizes(cohort))
-        mine = deal(cohort, steps, trainer.global_rank, trainer.world_size)
+        mine = assign(cohort, steps, trainer.global_rank, trainer.world_size)
         k = self.solver.stack_size(module.net, module.device, len(cohort))
         return np.split(mine, range(k, len(mine), k)) if len(mine) else []
 
@@ -173,7 +176,7 @@ class FederatedLoop(Callback):
         for method in methods:
             method.on_clients_start(stack, round)
         autocast = trainer.precision_plugin.forward_context
-        loss_K = self.solver.train(stack, plan, data, round, methods, after_backward(trainer), autocast)
+        loss_K = self.solver.train(stack, plan, data, round, methods, pl_module.after_backward(), autocast)
         pl_module.clients = None
         for method in methods:
             method.on_clients_end(stack, round)
@@ -187,7 +190,7 @@ class FederatedLoop(Callback):
         return upload, loss_K
 
     def _receive(
-        self, upload: Upload, loss_K: torch.Tensor, extra: dict[str, tuple[Params, MeanAggregator]], round: Round
+        self, upload: Upload, loss_K: torch.Tensor, extra: dict[str, MeanAggregator], round: Round
     ) -> torch.Tensor:
         """The server takes in K uploads; what a round counts of them, as in ``stats``.
 
@@ -196,7 +199,7 @@ class FederatedLoop(Callback):
         for method in self.methods:
             method.on_receive(upload, round)
         for name, tensors in upload.extra.items():
-            extra[name][1].add_weighted(tensors, upload.finite.to(torch.float32))
+            extra[name].add_weighted(tensors, upload.finite.to(torch.float32))
         self.aggregator.add(upload, round)
         finite = upload.finite & loss_K.isfinite()
         counts = [loss_K.where(finite, 0.0).sum(), finite.sum(), upload.finite.sum()]
@@ -232,28 +235,6 @@ class FederatedLoop(Callback):
         for logger in trainer.loggers:
             logger.log_metrics(row, step=row["round"])
         self.last_row = row
-
-
-def after_backward(trainer: Trainer) -> Callable[[], None]:
-    """Calls ``on_after_backward`` of the callbacks that have one, as Lightning's ``manual_backward`` does.
-
-    That asks every callback there is, before and after each local step. The precisions allowed here scale no loss.
-    """
-    module, nobody = trainer.lightning_module, (Callback.on_after_backward, FederatedMethod.on_after_backward)
-    callbacks, profile = trainer.callbacks, trainer.profiler.profile  # type: ignore[attr-defined]
-    listening = [
-        (f"[Callback]{type(callback).__name__}.on_after_backward", callback.on_after_backward)
-        for callback in callbacks
-        if type(callback).on_after_backward not in nobody
-    ]
-
-    def call() -> None:
-        for name, hook in listening:
-            with profile(name):
-                hook(trainer, module)
-        module.on_after_backward()
-
-    return call
 
 
 def _warn_not_finite(round: Round) -> None:

@@ -3,21 +3,47 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback
 from torch import Tensor
-from torch.optim import Optimizer
 
-if TYPE_CHECKING:
-    from gcfed.federated.aggregate import Upload
-    from gcfed.federated.batches import Batch
-    from gcfed.federated.loop import FederatedLoop
-    from gcfed.federated.module import FederatedModule
-    from gcfed.federated.round import Round
-    from gcfed.federated.stack import ClientStack, Output, Params
+from gcfed.data.batch import Batch
+from gcfed.data.sampling import ClientSampler
+from gcfed.federated.aggregate import Aggregator, Upload
+from gcfed.federated.module import FederatedModule
+from gcfed.federated.round import Order, Round
+from gcfed.federated.solver import LocalSolver
+from gcfed.federated.stack import ClientStack, Output, Params
+from gcfed.federated.store import ClientStores
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The parts of a run, as its methods meet them before the first round.
+
+    Attributes:
+        sampler: draws the cohort of a round.
+        solver: local training.
+        aggregator: reduces the uploads to one update.
+        stores: where a method opens a store for its clients' state.
+        data: the clients' samples.
+        module: the global model and its server optimizer.
+        methods: all methods of the run, in the order in which their hooks are called.
+        rounds: R, the number of communication rounds.
+    """
+
+    sampler: ClientSampler
+    solver: LocalSolver
+    aggregator: Aggregator
+    stores: ClientStores
+    data: Any
+    module: FederatedModule
+    methods: Sequence[FederatedMethod]
+    rounds: int
 
 
 class FederatedMethod(Callback):
@@ -56,23 +82,27 @@ class FederatedMethod(Callback):
     """Whether ``local_loss`` reads ``out.stages``."""
     needs_classes = False
     """Whether labels must be classes and outputs their logits."""
-    moves_weights = False
-    """Whether ``before_step`` or ``after_step`` moves the weights; such a method's hooks run before the others'."""
+    order = Order.CORRECTS
+    """What it does to a step or an upload, and so when its hooks are called."""
     corrects_drift = False
     """Whether it reads the clients' drift off their updates to correct it; two such would each correct the other."""
-    projects = False
-    """Whether it projects the clients' gradients, and so what others made of them, on a subspace."""
-    quantizes = False
-    """Whether ``on_upload`` sends the numbers of Δ with fewer bits."""
     task_weight = 1.0
     """Factor on the task's own loss in the clients' objective, for methods that balance it against their term."""
 
-    def validate(self, loop: FederatedLoop, module: FederatedModule) -> None:
-        """Called before the first round; raises ValueError, naming the config key, for what cannot work."""
+    def validate(self, setup: Setup) -> None:
+        """Called once, before the first round; raises ValueError, naming the config key, for what cannot work."""
 
     def uploads(self, round: Round) -> dict[str, Params]:
-        """What clients send beside Δ: the names given to ``Upload.send`` → tensors shaped like those of one client."""
+        """What clients send beside Δ: the names given to ``Upload.send`` → tensors shaped like those of one client.
+
+        Under ``"delta"``: entries of Δ that ``on_upload`` puts in other coordinates than the model's, which
+        ``on_aggregate_end`` turns back.
+        """
         return {}
+
+    def decode(self, name: str, sent: Tensor) -> Tensor:
+        """An entry of Δ as it travels, ``[…, *sent]`` → as the update that it stands for, ``[…, *shape]``."""
+        return sent
 
     def on_broadcast(self, round: Round) -> None: ...
 
@@ -123,18 +153,32 @@ class FederatedMethod(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._server.update({name: dict(tensors) for name, tensors in state_dict["server"].items()})
 
-    @property
-    def place(self) -> tuple[bool, bool, bool]:
-        """Orders the methods of a run, for ``sorted``, which leaves those of one place as they were given.
 
-        What moves the weights comes first, so that the others see them where they were; then terms and corrections;
-        what projects on a subspace after all of them, since a gradient edited later would leave it; quantization last.
-        """
-        return not self.moves_weights, self.quantizes, self.projects
+def validate_methods(setup: Setup) -> None:
+    """Lets each method of a run refuse what it cannot work with.
 
-    # Lightning's hooks, repeated here with the types that a method meets; ``trainer`` is None in a plain loop.
-    def on_after_backward(self, trainer: Trainer | None, pl_module: LightningModule) -> None: ...
+    Raises:
+        ValueError: a combination that cannot work; names the config key and the reason.
+    """
+    corrections = [type(method).__name__ for method in setup.methods if method.corrects_drift]
+    if len(corrections) > 1:
+        raise ValueError(
+            f"methods: {' and '.join(corrections)} each correct the clients' drift, and would correct each other: "
+            "keep one."
+        )
+    for method in setup.methods:
+        if method.needs_classes and not setup.module.task.has_classes:
+            raise ValueError(
+                f"{type(method).__name__} works on the logits of classes, and "
+                f"task={type(setup.module.task).__name__} has none: leave it out, or take a data set of classes."
+            )
+        method.validate(setup)
 
-    def on_before_optimizer_step(
-        self, trainer: Trainer | None, pl_module: LightningModule, optimizer: Optimizer
-    ) -> None: ...
+
+def upload_shapes(methods: Sequence[FederatedMethod], round: Round) -> dict[str, Params]:
+    """What a client sends in this round: ``"delta"`` and the names of ``Upload.send`` → tensors shaped like its own."""
+    shapes: dict[str, Params] = {"delta": dict(round.start)}
+    for method in methods:
+        for name, like in method.uploads(round).items():
+            shapes[name] = shapes.get(name, {}) | like
+    return shapes

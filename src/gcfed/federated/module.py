@@ -1,21 +1,16 @@
 """The global model as a LightningModule: one training step is one communication round."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import MeanMetric
 
-from gcfed.federated.solver import try_optimizer
+from gcfed.federated.stack import ClientStack, Params
+from gcfed.optim.partial import try_optimizer
 from gcfed.tasks import CLASSIFICATION, Task
-
-if TYPE_CHECKING:
-    from gcfed.federated.stack import ClientStack, Params
 
 
 class FederatedModule(LightningModule):
@@ -67,13 +62,33 @@ class FederatedModule(LightningModule):
             if update is not None and name in update:
                 buffer.add_(update[name])
 
+    def after_backward(self) -> Callable[[], None]:
+        """Calls ``on_after_backward`` of the callbacks that have one, as Lightning's ``manual_backward`` does.
+
+        That asks every callback there is, before and after each local step. The precisions allowed here scale no loss.
+        """
+        trainer, profile = self.trainer, self.trainer.profiler.profile  # type: ignore[attr-defined]
+        listening = [
+            (f"[Callback]{type(callback).__name__}.on_after_backward", callback.on_after_backward)
+            for callback in trainer.callbacks  # type: ignore[attr-defined]
+            if type(callback).on_after_backward is not Callback.on_after_backward
+        ]
+
+        def call() -> None:
+            for name, hook in listening:
+                with profile(name):
+                    hook(trainer, self)
+            self.on_after_backward()
+
+        return call
+
     def on_fit_start(self) -> None:
-        self._place_data()
+        self._move_data()
 
     def on_validation_start(self) -> None:
-        self._place_data()
+        self._move_data()
 
-    def _place_data(self) -> None:
+    def _move_data(self) -> None:
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         data.to_device(self.device, next(self.net.parameters()).dtype, self.memory_format)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 
 import numpy as np
 from torch import Tensor
@@ -16,6 +17,21 @@ Reduce = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 def no_reduce(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """What ``Round.reduce`` is in a single process."""
     return tensors
+
+
+class Order(IntEnum):
+    """What a method does to a client's step or upload: the order in which the methods of a run are called.
+
+    What moves the weights comes first, so that the others see them where they were; then terms and corrections of the
+    gradient, and GC after them; what projects on a subspace after all of them, since a gradient edited later would
+    leave it; quantization after what it rounds; measurements last.
+    """
+
+    MOVES_WEIGHTS = 0
+    CORRECTS = 1
+    PROJECTS = 2
+    QUANTIZES = 3
+    MEASURES = 4
 
 
 @dataclass
@@ -33,9 +49,6 @@ class Round:
         reduce: sums tensors over the processes; every process must call it, so never from a hook of a stack.
         server: the server's optimizer, whose momentum a method may send ahead; None in a loop without one.
         down_bytes: sent to the whole cohort; :meth:`send` adds to it.
-        coordinates: entries of Δ that travel in other coordinates than the model's, those of a subspace, shaped as one
-            client sends them; their method turns the aggregated ones back in ``on_aggregate_end``.
-        lift: by the name of each such entry, what turns its coordinates, ``[…, *theirs]``, into those of the model.
         num_finite: clients whose updates were finite; known from ``on_aggregate_end`` on.
         received: what clients sent beside Δ, by the name given to ``Upload.send``: the mean over the finite clients,
             name → ``[*shape]``; known from ``on_aggregate_end`` on.
@@ -51,28 +64,19 @@ class Round:
     reduce: Reduce = no_reduce
     server: Optimizer | None = None
     down_bytes: int = 0
-    coordinates: Params = field(default_factory=dict)
-    lift: dict[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
     num_finite: int = 0
     received: dict[str, Params] = field(default_factory=dict)
     rehearsal: bool = False
 
-    @property
-    def update_like(self) -> Params:
-        """Shapes of the aggregated update as it travels, name → ``[*shape]``."""
-        return self.start | self.coordinates
-
-    def send(self, tensors: Mapping[str, Tensor], *, instead_of: Mapping[str, Tensor] | None = None) -> None:
-        """Counts the bytes of what the server sends to every client of the cohort beside the model, or in place of
-        tensors of it.
-        """
-        self.down_bytes += len(self.cohort) * (nbytes(tensors) - nbytes(instead_of or {}))
+    def send(self, tensors: Mapping[str, Tensor]) -> None:
+        """Counts the bytes of what the server sends to every client of the cohort beside the model."""
+        self.down_bytes += len(self.cohort) * nbytes(tensors)
 
 
-def deal(cohort: np.ndarray, work: np.ndarray, rank: int, world: int) -> np.ndarray:
+def assign(cohort: np.ndarray, work: np.ndarray, rank: int, world: int) -> np.ndarray:
     """The clients of ``cohort`` that process ``rank`` of ``world`` trains, most work first.
 
-    Largest first, each to the process with the least work so far; every process computes the same deal.
+    Largest first, each to the process with the least work so far; every process computes the same assignment.
     """
     load, mine = np.zeros(world), []
     for i in np.lexsort((cohort, -work)):

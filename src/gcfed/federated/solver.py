@@ -1,13 +1,9 @@
 """Local training: what K clients do between the broadcast and their uploads."""
 
-from __future__ import annotations
-
-import inspect
-import re
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,15 +11,29 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim import Optimizer
 
-from gcfed.federated.batches import LAST_BATCH, Batch, BatchPlan, ClientData, number_of_steps, plan_batches
-from gcfed.federated.stack import ClientStack, cannot_stack, client_norms, per_client
-
-if TYPE_CHECKING:
-    from gcfed.federated.method import FederatedMethod
-    from gcfed.federated.round import Round
+from gcfed.data.batch import Batch
+from gcfed.federated.batches import LAST_BATCH, BatchPlan, ClientData, number_of_steps, plan_batches
+from gcfed.federated.round import Order, Round
+from gcfed.federated.stack import ClientStack, Output, cannot_stack, client_norms, per_client
+from gcfed.optim.partial import fused, probe_optimizer, try_optimizer, unprofiled_step
 
 # They take norms or products over whole tensors, so a stacked tensor would mix its clients.
 _NOT_ELEMENTWISE = ("LBFGS", "Muon", "Adafactor", "SparseAdam")
+
+
+class LocalHooks(Protocol):
+    """What local training calls of a method; :class:`~gcfed.federated.method.FederatedMethod` says when."""
+
+    order: Order
+    task_weight: float
+
+    def before_step(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> None: ...
+
+    def calibrate(self, stack: ClientStack, logits_KBC: Tensor) -> Tensor: ...
+
+    def local_loss(self, stack: ClientStack, batch: Batch, out: Output) -> Tensor | None: ...
+
+    def after_step(self, stack: ClientStack, batch: Batch) -> None: ...
 
 
 class LocalSolver:
@@ -74,8 +84,8 @@ class LocalSolver:
                 f"client.optimizer={cls.__name__} is not elementwise, so it cannot train stacked clients. "
                 "Choose an elementwise one, such as torch.optim.SGD, Adam or AdamW."
             )
-        self.optimizer = try_optimizer(_fused(optimizer), "client.optimizer")
-        self._lr = float(build_on_nothing(self.optimizer).defaults["lr"])
+        self.optimizer = try_optimizer(fused(optimizer), "client.optimizer")
+        self._lr = float(probe_optimizer(self.optimizer).defaults["lr"])
         self.epochs, self.steps, self.batch_size = epochs, steps, batch_size
         self.last_batch, self.lr_decay, self.clip_norm, self.stack = last_batch, lr_decay, clip_norm, stack
 
@@ -129,7 +139,7 @@ class LocalSolver:
         plan: BatchPlan,
         data: ClientData,
         round: Round,
-        methods: Sequence[FederatedMethod],
+        methods: Sequence[LocalHooks],
         after_backward: Callable[[], object],
         autocast: Callable[[], AbstractContextManager] = nullcontext,
     ) -> Tensor:
@@ -141,7 +151,7 @@ class LocalSolver:
         optimizer = self.optimizer(list(stack.leaves.values()))
         for group in optimizer.param_groups:
             group["lr"] = round.lr
-        update = _bare_step(optimizer)
+        update = unprofiled_step(optimizer)
         losses: list[tuple[Tensor, Tensor]] = []  # of each step, the clients' mean losses and their labels, [n] each
         active = (plan.counts > 0).sum(0)
         for t, n in enumerate(active.tolist()):
@@ -156,14 +166,14 @@ class LocalSolver:
         stack: ClientStack,
         batch: Batch,
         update: Callable[[], object],
-        methods: Sequence[FederatedMethod],
+        methods: Sequence[LocalHooks],
         after_backward: Callable[[], object],
         autocast: Callable[[], AbstractContextManager],
     ) -> Tensor:
         """One local step of the active clients; ``update`` is the optimizer's. Returns their task losses, ``[n]``."""
         stack.drop_grads()
         for method in methods:
-            if method.moves_weights:
+            if method.order is Order.MOVES_WEIGHTS:
                 with autocast():  # a context of its own: autocast caches the weights that it has cast
                     method.before_step(stack, batch, lambda: local_objective(stack, batch, methods)[1])
         with autocast():
@@ -174,7 +184,7 @@ class LocalSolver:
             clip_client_grads_(stack.grads(), self.clip_norm)
         update()
         for method in methods:
-            if method.moves_weights:
+            if method.order is Order.MOVES_WEIGHTS:
                 with autocast():
                     method.after_step(stack, batch)
         return task.detach()
@@ -186,33 +196,7 @@ def _mean_losses(losses: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     return (means * counts).sum(0) / counts.sum(0)
 
 
-def _bare_step(optimizer: Optimizer) -> Callable[[], object]:
-    """``optimizer.step`` without the profiler's range around each call, 5 % of a small network's local step."""
-    step = type(optimizer).step
-    return partial(inspect.unwrap(step, stop=lambda f: not hasattr(f, "hooked")), optimizer)
-
-
-def build_on_nothing(optimizer: Callable[..., Optimizer]) -> Optimizer:
-    """What a partial makes, on one idle number: its class and ``defaults`` are the settings that it has."""
-    return optimizer([torch.zeros(1, requires_grad=True)])
-
-
-def try_optimizer(optimizer: Callable[..., Optimizer], key: str) -> Callable[..., Optimizer]:
-    """The same partial, once it has built an optimizer; else a ValueError that names its config key."""
-    try:
-        build_on_nothing(optimizer)
-    except (TypeError, ValueError) as error:
-        name = getattr(optimizer.func if isinstance(optimizer, partial) else optimizer, "__name__", "the optimizer")
-        if unknown := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
-            raise ValueError(
-                f"{key}.{unknown[1]} is set, by the algorithm or by you, but {name} has no such setting: take another "
-                f"{key.split('.')[0]}, or drop the setting with ~{key}.{unknown[1]}."
-            ) from None
-        raise ValueError(f"{key}: {error}") from None
-    return optimizer
-
-
-def local_objective(stack: ClientStack, batch: Batch, methods: Sequence[FederatedMethod]) -> tuple[Tensor, Tensor]:
+def local_objective(stack: ClientStack, batch: Batch, methods: Sequence[LocalHooks]) -> tuple[Tensor, Tensor]:
     """Each active client's task loss and its objective (with the terms of the methods), both ``[n]``."""
     out = stack(batch.x)
     logits = out.logits_KBC
@@ -233,13 +217,3 @@ def clip_client_grads_(grads: Sequence[Tensor], max_norm: float) -> None:
     scale = (max_norm / (client_norms(grads) + 1e-6)).clamp(max=1.0)
     for grad in grads:
         grad.mul_(per_client(scale, grad))
-
-
-def _fused(optimizer: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
-    """The same optimizer in its one-pass form where torch has one and the user chose no other."""
-    cls = optimizer.func if isinstance(optimizer, partial) else optimizer
-    keywords = optimizer.keywords if isinstance(optimizer, partial) else {}
-    accepts = "fused" in inspect.signature(cls).parameters
-    if not accepts or {"fused", "foreach", "differentiable"} & keywords.keys():
-        return optimizer
-    return partial(optimizer, fused=True)

@@ -1,21 +1,17 @@
 """How a run is laid out over processes where the user leaves it open."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from lightning.fabric.plugins.environments import LightningEnvironment
 from omegaconf import DictConfig, OmegaConf
 
+from gcfed.federated.loop import FederatedLoop
+from gcfed.federated.module import FederatedModule
 from gcfed.federated.strategy import CohortStrategy, can_fork
 from gcfed.utils.cpu import cores, present_memory
 from gcfed.utils.processes import one_of_several
-
-if TYPE_CHECKING:
-    from gcfed.federated.loop import FederatedLoop
-    from gcfed.federated.module import FederatedModule
 
 
 def trains_on_cpu(accelerator: str) -> bool:

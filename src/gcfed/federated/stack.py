@@ -2,57 +2,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 from torch.optim import Optimizer
 
-from gcfed.federated.swap import Swap
+from gcfed.federated.forward import Output, Params, Single, SqueezedSingle, Stacked, Swap, Tap
 from gcfed.tasks import CLASSIFICATION, Task
-
-Params = dict[str, Tensor]
-
-
-class Output(NamedTuple):
-    """What the clients' networks return on one batch.
-
-    Attributes:
-        logits_KBC: ``[n, B, C]``, or ``[n, B, T, C]`` where every position of a sequence has a label.
-        features_KBF: the network's ``features``, flattened, ``[n, B, F]``; None unless tapped.
-        stages: the outputs of the network's ``stages`` in order, each ``[n, B, …]``, the last being the logits; empty
-            unless tapped.
-    """
-
-    logits_KBC: Tensor
-    features_KBF: Tensor | None = None
-    stages: tuple[Tensor, ...] = ()
-
-
-class Tap:
-    """Calls a network for more than its logits."""
-
-    def __init__(self, net: nn.Module, features: bool, stages: bool) -> None:
-        self.net, self.tap_features, self.tap_stages = net, features, stages
-
-    def __call__(self, x: Tensor, first: int = 0) -> tuple[Tensor, ...]:
-        """(logits, features if tapped, *stages if tapped); ``first`` enters the network at that stage."""
-        if self.tap_stages:
-            outputs = [x]
-            for stage in list(self.net.stages().values())[first:]:  # type: ignore[operator]
-                outputs.append(stage(outputs[-1]))
-            features = (self.net.features(x).flatten(1),) if self.tap_features else ()  # type: ignore[operator]
-            return outputs[-1], *features, *outputs[1:]
-        if self.tap_features:
-            features = self.net.features(x)  # type: ignore[operator]
-            return self.net.head(features), features.flatten(1)  # type: ignore[operator]
-        return (self.net(x),)
-
-    def output(self, tensors: Sequence[Tensor]) -> Output:
-        features = tensors[1] if self.tap_features else None
-        return Output(tensors[0], features, tuple(tensors[1 + self.tap_features :]))
 
 
 def broadcast_like(tensor: Tensor, k: int) -> Tensor:
@@ -62,7 +19,7 @@ def broadcast_like(tensor: Tensor, k: int) -> Tensor:
     )
 
 
-class ClientStack(nn.Module):
+class ClientStack:
     """K clients of one round, side by side on one device.
 
     With K = 1 the plain module runs, with K > 1 ``torch.func.vmap`` over the module: the same numbers, and no
@@ -99,43 +56,30 @@ class ClientStack(nn.Module):
         tap_stages: bool = False,
         task: Task = CLASSIFICATION,
     ) -> None:
-        super().__init__()
         k = len(clients)
         if k > 1 and (reason := cannot_stack(net)):
             raise ValueError(f"client.stack > 1 cannot train a network with {reason}.")
         self.clients, self.num_samples, self.num_steps = clients, num_samples, num_steps
         self.start, self.task = dict(start), task
-        # In a tuple, so that the global network is no submodule of the stack.
-        self._net, self._tap, self._swap = (net,), Tap(net, tap_features, tap_stages), Swap(net)
+        self.net, self._tap, self._swap = net, Tap(net, tap_features, tap_stages), Swap(net)
         dropout = any(isinstance(m, nn.modules.dropout._DropoutNd) for m in net.modules())
         self._has_modes = dropout or uses_batch_statistics(net)
-        self._recurrent = is_recurrent(net)
+        self._single = SqueezedSingle if is_recurrent(net) else Single
         self.full: Params = {name: broadcast_like(t, k).copy_(t) for name, t in start.items()}
         self._trained = {name: p.requires_grad for name, p in net.named_parameters()}
-        # Counters are this stack's own: a call would otherwise count up the global network's.
-        own = {n: b for n, b in net.named_buffers() if n not in start}
-        self._buffer_stack = {n: broadcast_like(b, k).copy_(b) for n, b in own.items()}
-        self._buffer_stack |= {n: t for n, t in self.full.items() if n not in self._trained}
+        self._buffers = {n: t for n, t in self.full.items() if n not in self._trained}
+        # Copies of the counters too: a call would otherwise count up the global network's.
+        self._buffers |= {n: broadcast_like(b, k).copy_(b) for n, b in net.named_buffers() if n not in start}
         self._activate(k)
 
     def _activate(self, n: int) -> None:
         """The first n clients train from here on; parameters that the network froze stay frozen."""
         self.active = n
-        state = {name: self.full[name][:n].detach() for name in self._trained}
-        self.leaves: Params = {name: t.requires_grad_(self._trained[name]) for name, t in state.items()}
-        buffers = {name: buffer[:n] for name, buffer in self._buffer_stack.items()}
-        # What enters the graph. The single client's has no client axis: taking it off inside the graph would cost two
-        # nodes a tensor and step. But cuDNN gives the weights of a recurrent layer new memory at their first sight.
-        self._inputs: Params = self.leaves
-        if n == 1 and not self._recurrent:
-            self._inputs = {name: t[0].detach().requires_grad_(t.requires_grad) for name, t in self.leaves.items()}
-            buffers = {name: buffer[0] for name, buffer in buffers.items()}
-        self._state = self._inputs | buffers
-        self._entries = list(zip(self._inputs.values(), self.leaves.values(), strict=True))
-
-    @property
-    def net(self) -> nn.Module:
-        return self._net[0]
+        self.leaves: Params = {
+            name: self.full[name][:n].detach().requires_grad_(trained) for name, trained in self._trained.items()
+        }
+        buffers = {name: buffer[:n] for name, buffer in self._buffers.items()}
+        self._graph = (self._single if n == 1 else Stacked)(self._swap, self.leaves, buffers)
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -149,9 +93,9 @@ class ClientStack(nn.Module):
     def grads(self) -> list[Tensor]:
         return [grad for _, grad in self.named_grads()]
 
-    def forward(self, x_KB: Tensor) -> Output:
+    def __call__(self, x_KB: Tensor) -> Output:
         """Runs the n active clients on their own batches, ``[n, B, *input]`` → logits ``[n, B, C]``."""
-        return self._call(self._tap, self._state, x_KB)
+        return self._graph.call(self._tap, self._graph.state, x_KB)
 
     def drop_grads(self) -> None:
         """Forgets the last step's gradients; before the forward pass, which can use their memory."""
@@ -161,26 +105,11 @@ class ClientStack(nn.Module):
     def backward(self, loss_K: Tensor) -> None:
         """Back-propagates the active clients' losses, ``[n]``, into the ``grad`` of the leaves, ``[n, *shape]``."""
         loss_K.backward(None if len(loss_K) == 1 else torch.ones_like(loss_K))
-        if self._inputs is not self.leaves:
-            for entry, leaf in self._entries:
-                if (grad := entry.grad) is not None:
-                    # A term of a method may have been written on the leaves.
-                    leaf.grad = grad.unsqueeze(0) if leaf.grad is None else leaf.grad.add_(grad)
-                    entry.grad = None
+        self._graph.collect()
 
     def gradients(self, loss_K: Tensor) -> Params:
         """Gradients of losses ``[n]`` by all trained parameters, name → ``[n, *shape]``; zeros where none arrives."""
-        leaves = {name: t for name, t in self.leaves.items() if t.requires_grad}
-        if self._inputs is self.leaves:
-            grads = torch.autograd.grad(loss_K.sum(), list(leaves.values()), materialize_grads=True)
-            return dict(zip(leaves, grads, strict=True))
-        places = [*(self._inputs[name] for name in leaves), *leaves.values()]
-        parts = torch.autograd.grad(loss_K.sum(), places, allow_unused=True)
-        result = {}
-        for (name, leaf), by_input, by_leaf in zip(leaves.items(), parts, parts[len(leaves) :], strict=False):
-            grad = torch.zeros_like(leaf) if by_input is None else by_input.unsqueeze(0)
-            result[name] = grad if by_leaf is None else grad + by_leaf
-        return result
+        return self._graph.gradients(loss_K.sum())
 
     def reference(
         self,
@@ -205,26 +134,11 @@ class ClientStack(nn.Module):
         tap = Tap(self.net, features, stages or first > 0)
         with self._without_dropout():
             if params is not None:
-                bare = self._inputs is not self.leaves
-                given = {name: t[0] for name, t in params.items()} if bare else dict(params)
-                return self._call(tap, {name: t.detach() for name, t in self._state.items()} | given, x_KB, first)
+                state = {name: t.detach() for name, t in self._graph.state.items()} | self._graph.enter(params)
+                return self._graph.call(tap, state, x_KB, first)
             with self._swap.holding(self.start):
                 out = tap(x_KB.flatten(0, 1), first)
         return tap.output([t.unflatten(0, x_KB.shape[:2]) for t in out])
-
-    def _call(self, tap: Tap, state: Params, x_KB: Tensor, first: int = 0) -> Output:
-        if self.active == 1:
-            if self._inputs is self.leaves:
-                state = {name: t.squeeze(0) for name, t in state.items()}
-            with self._swap.holding(state):
-                out = tap(x_KB.squeeze(0), first)
-            return tap.output([t.unsqueeze(0) for t in out])
-
-        def one_client(tensors: Params, x_B: Tensor) -> tuple[Tensor, ...]:
-            with self._swap.holding(tensors):
-                return tap(x_B, first)
-
-        return tap.output(vmap(one_client, randomness="different")(state, x_KB))
 
     @contextmanager
     def _without_dropout(self) -> Iterator[None]:
@@ -251,8 +165,8 @@ class ClientStack(nn.Module):
 
     def delta(self) -> Params:
         """The clients' updates ``w_k − w``, name → ``[K, *shape]``; takes over the stack's memory, which is spent."""
-        self.leaves = self._inputs = self._state = {}  # and with them the gradients
-        self._entries = []
+        self.leaves = {}
+        self._graph = Stacked(self._swap, {}, {})  # and with the old one its gradients
         torch._foreach_sub_(list(self.full.values()), [self.start[name] for name in self.full])
         return self.full
 

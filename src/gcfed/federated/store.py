@@ -5,8 +5,6 @@ each version that a checkpoint refers to. A checkpoint therefore holds only an i
 rewrites nothing that did not change; a run that resumes takes each client's version of that checkpoint's round.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping

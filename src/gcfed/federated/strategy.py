@@ -51,7 +51,7 @@ def can_fork() -> bool:
     return sys.platform == "linux" and not torch.accelerator.is_available()
 
 
-def place() -> tuple[int, int]:
+def rank_and_world() -> tuple[int, int]:
     """This process's rank among those of the run, and their number."""
     together = dist.is_available() and dist.is_initialized()
     return (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
@@ -59,7 +59,7 @@ def place() -> tuple[int, int]:
 
 def sum_over_processes(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """Sums tensors over all processes, one message for each data type; the identity in a single process."""
-    if place()[1] == 1:
+    if rank_and_world()[1] == 1:
         return tensors
     result: list[Tensor] = list(tensors)
     for dtype in dict.fromkeys(t.dtype for t in tensors):  # in the same order on every process

@@ -5,19 +5,12 @@
 (line 14), Global GC the aggregated update of all layers (line 20). State: none. Bytes: those of the model.
 """
 
-from __future__ import annotations
-
 from math import floor
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from gcfed.federated.method import FederatedMethod
+from gcfed.federated.method import FederatedMethod, Setup
 from gcfed.utils.instantiate import flag
-
-if TYPE_CHECKING:
-    from gcfed.federated.loop import FederatedLoop
-    from gcfed.federated.module import FederatedModule
 
 # Table 8, by the shape of the mean μ of a convolution [out, in, kh, kw]: the axes that are averaged away, counted from
 # the end so that a leading client axis changes nothing.
@@ -91,8 +84,8 @@ class GradientCentralization(FederatedMethod):
         self._local_ndim: dict[str, int] = {}
         self._server_ndim: dict[str, int] = {}
 
-    def validate(self, loop: FederatedLoop | None, module: FederatedModule) -> None:
-        self.bind(module.net)
+    def validate(self, setup: Setup) -> None:
+        self.bind(setup.module.net)
 
     def bind(self, net: nn.Module) -> None:
         """Resolves the borderline against a network's parameters.

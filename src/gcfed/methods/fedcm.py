@@ -14,21 +14,13 @@ Two readings:
   run ``client.optimizer.weight_decay`` acts 1/α times as strongly as it does in FedAvg.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import torch
 
-from gcfed.federated.method import FederatedMethod
-from gcfed.methods.requirements import local_sgd, only_correction, uniform_mean
-
-if TYPE_CHECKING:
-    from gcfed.federated.aggregate import Upload
-    from gcfed.federated.loop import FederatedLoop
-    from gcfed.federated.module import FederatedModule
-    from gcfed.federated.round import Round
-    from gcfed.federated.stack import Params
+from gcfed.federated.aggregate import Upload
+from gcfed.federated.method import FederatedMethod, Setup
+from gcfed.federated.round import Round
+from gcfed.federated.stack import Params
+from gcfed.methods.requirements import local_sgd, uniform_mean
 
 
 class FedCM(FederatedMethod):
@@ -52,11 +44,10 @@ class FedCM(FederatedMethod):
             )
         self.alpha = alpha
 
-    def validate(self, loop: FederatedLoop, module: FederatedModule) -> None:
-        local_sgd(loop, "FedCM", "its Δ is the momentum, and is the mean of plain SGD's steps", momentum=False)
-        uniform_mean(loop, "FedCM", "with other weights Δ would be no mean of local steps, and could grow on its own")
-        only_correction(loop)
-        self.names = [name for name, p in module.net.named_parameters() if p.requires_grad]
+    def validate(self, setup: Setup) -> None:
+        local_sgd(setup, "FedCM", "its Δ is the momentum, and is the mean of plain SGD's steps", momentum=False)
+        uniform_mean(setup, "FedCM", "with other weights Δ would be no mean of local steps, and could grow on its own")
+        self.names = [name for name, p in setup.module.net.named_parameters() if p.requires_grad]
 
     def on_broadcast(self, round: Round) -> None:
         self.direction = self.server_state("delta", {name: round.start[name] for name in self.names})

@@ -10,25 +10,16 @@ loss alone. Server state: both sums, over the last cohort with a finite upload. 
 F_k ŵ_k out from F_k and Δ_k, (3 + 2)/2. Memory: two models more a client while it trains; for F_k, ``chunk`` models.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from gcfed.federated.method import FederatedMethod
-from gcfed.federated.stack import is_recurrent, per_client
+from gcfed.federated.aggregate import Upload
+from gcfed.federated.method import FederatedMethod, Setup
+from gcfed.federated.round import Round
+from gcfed.federated.stack import ClientStack, Params, is_recurrent, per_client
 from gcfed.methods.requirements import full_uploads
-
-if TYPE_CHECKING:
-    from gcfed.federated.aggregate import Upload
-    from gcfed.federated.loop import FederatedLoop
-    from gcfed.federated.module import FederatedModule
-    from gcfed.federated.round import Round
-    from gcfed.federated.stack import ClientStack, Params
 
 
 class FedCurv(FederatedMethod):
@@ -60,16 +51,16 @@ class FedCurv(FederatedMethod):
         self._others: dict[str, Params] = {}
         self._own: dict[str, Params] = {}
 
-    def validate(self, loop: FederatedLoop, module: FederatedModule) -> None:
-        full_uploads(loop, "FedCurv", "its Fisher information would still travel in full")
-        if is_recurrent(module.net):
+    def validate(self, setup: Setup) -> None:
+        full_uploads(setup, "FedCurv", "its Fisher information would still travel in full")
+        if is_recurrent(setup.module.net):
             raise ValueError(
                 "methods.fedcurv takes gradients in evaluation mode, sample by sample, and recurrent layers have none "
                 "there (cuDNN, torch.func.vmap): take another model, or algorithm=fedprox."
             )
-        self.loop = loop
-        self.names = [name for name, p in module.net.named_parameters() if p.requires_grad]
-        self.stores = {part: loop.stores.open(f"fedcurv_{part}") for part in ("fisher", "center")}  # F, Fŵ
+        self.data, self.batch_size = setup.data, setup.solver.batch_size
+        self.names = [name for name, p in setup.module.net.named_parameters() if p.requires_grad]
+        self.stores = {part: setup.stores.open(f"fedcurv_{part}") for part in ("fisher", "center")}  # F, Fŵ
 
     def on_broadcast(self, round: Round) -> None:
         like = {name: round.start[name] for name in self.names}
@@ -103,14 +94,14 @@ class FedCurv(FederatedMethod):
     def on_clients_end(self, stack: ClientStack, round: Round) -> None:
         self._others = {}
         stack.net.eval()
-        each = [self._fisher(stack, row, self.loop.data.client(k)) for row, k in enumerate(stack.clients.tolist())]
+        each = [self._fisher(stack, row, self.data.client(k)) for row, k in enumerate(stack.clients.tolist())]
         stack.net.train()
         fisher = {name: torch.stack([one[name] for one in each]) for name in self.names}
         self._own = {"fisher": fisher, "center": {name: t * stack.full[name] for name, t in fisher.items()}}
 
     def _fisher(self, stack: ClientStack, row: int, samples: np.ndarray) -> Params:
         """The diagonal of one client's Fisher information, name → ``[*shape]``."""
-        task, size = stack.task, self.chunk if self.fisher == "sample" else self.loop.solver.batch_size
+        task, size = stack.task, self.chunk if self.fisher == "sample" else self.batch_size
         state = {name: t[row] for name, t in stack.full.items()}
         params = {name: state.pop(name) for name in self.names}
 
@@ -127,7 +118,7 @@ class FedCurv(FederatedMethod):
         parts = torch.from_numpy(samples).to(next(iter(params.values())).device).split(size)
         total = {name: torch.zeros_like(t) for name, t in params.items()}
         for part in parts:
-            torch._foreach_add_(list(total.values()), list(squares(*self.loop.data.fetch(part, None)).values()))
+            torch._foreach_add_(list(total.values()), list(squares(*self.data.fetch(part, None)).values()))
         torch._foreach_div_(list(total.values()), len(samples) if self.fisher == "sample" else len(parts))
         return total
 

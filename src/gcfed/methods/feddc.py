@@ -13,22 +13,13 @@ State: h_k and c_k on the clients; c and mean h on the server (mean h follows fr
 model and c, up the update and the change of c_k, so twice those of the model both ways.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import torch
 
-from gcfed.federated.method import FederatedMethod
-from gcfed.federated.stack import per_client
-from gcfed.methods.requirements import exact_store, full_uploads, local_sgd, only_correction, plain_server, uniform_mean
-
-if TYPE_CHECKING:
-    from gcfed.federated.aggregate import Upload
-    from gcfed.federated.loop import FederatedLoop
-    from gcfed.federated.module import FederatedModule
-    from gcfed.federated.round import Round
-    from gcfed.federated.stack import ClientStack, Params
+from gcfed.federated.aggregate import Upload
+from gcfed.federated.method import FederatedMethod, Setup
+from gcfed.federated.round import Round
+from gcfed.federated.stack import ClientStack, Params, per_client
+from gcfed.methods.requirements import exact_store, full_uploads, local_sgd, plain_server, uniform_mean
 
 
 class FedDC(FederatedMethod):
@@ -57,14 +48,15 @@ class FedDC(FederatedMethod):
         self._own: Params = {}
         self._pull: Params = {}
 
-    def validate(self, loop: FederatedLoop, module: FederatedModule) -> None:
-        local_sgd(loop, "FedDC", "it reads a client's mean gradient off w − θ_k and counts plain steps", momentum=False)
-        uniform_mean(loop, "FedDC", "the server follows the mean drift through the plain mean of the updates")
-        plain_server(module, "FedDC", "it sets the model itself, to the mean of the clients' plus the mean drift")
-        full_uploads(loop, "FedDC", "its gradient corrections would still travel in full")
-        self.names = [name for name, p in module.net.named_parameters() if p.requires_grad]
-        self.drifts, self.controls = loop.stores.open("feddc_drift"), loop.stores.open("feddc_control")
-        only_correction(loop)
+    def validate(self, setup: Setup) -> None:
+        local_sgd(
+            setup, "FedDC", "it reads a client's mean gradient off w − θ_k and counts plain steps", momentum=False
+        )
+        uniform_mean(setup, "FedDC", "the server follows the mean drift through the plain mean of the updates")
+        plain_server(setup, "FedDC", "it sets the model itself, to the mean of the clients' plus the mean drift")
+        full_uploads(setup, "FedDC", "its gradient corrections would still travel in full")
+        self.names = [name for name, p in setup.module.net.named_parameters() if p.requires_grad]
+        self.drifts, self.controls = setup.stores.open("feddc_drift"), setup.stores.open("feddc_control")
         exact_store(self.drifts, "FedDC")
 
     def on_broadcast(self, round: Round) -> None:

@@ -8,21 +8,13 @@ diagonal: about B times as much. Neither diagonal counts here: it is constant, b
 gradient it would blow up. Since ``‖zᵀz‖ = ‖zzᵀ‖``, only a B × B matrix is built.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-from gcfed.federated.method import FederatedMethod
+from gcfed.data.batch import Batch
+from gcfed.federated.method import FederatedMethod, Setup
+from gcfed.federated.stack import ClientStack, Output
 from gcfed.methods.requirements import network_parts
-
-if TYPE_CHECKING:
-    from gcfed.federated.batches import Batch
-    from gcfed.federated.loop import FederatedLoop
-    from gcfed.federated.module import FederatedModule
-    from gcfed.federated.stack import ClientStack, Output
 
 EPS = 1e-8
 """Added to each feature's variance, as the authors do: a constant feature is uncorrelated with all others."""
@@ -50,8 +42,8 @@ class FedDecorr(FederatedMethod):
             raise ValueError(f"methods.feddecorr.scale={scale!r} is unknown: choose paper or authors.")
         self.beta, self.scale = beta, scale
 
-    def validate(self, loop: FederatedLoop, module: FederatedModule) -> None:
-        network_parts(module, "methods.feddecorr", "features", "head")
+    def validate(self, setup: Setup) -> None:
+        network_parts(setup, "methods.feddecorr", "features", "head")
 
     def local_loss(self, stack: ClientStack, batch: Batch, out: Output) -> Tensor:
         assert out.features_KBF is not None

@@ -11,22 +11,13 @@ state: u, the mean of all u_k. Bytes: those of the model. The term enters as its
 task's loss alone. One α for all clients, as in the paper; its authors' code divides it by a client's share of the data.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import torch
 
-from gcfed.federated.method import FederatedMethod
-from gcfed.federated.stack import per_client
-from gcfed.methods.requirements import exact_store, only_correction, plain_server, uniform_mean
-
-if TYPE_CHECKING:
-    from gcfed.federated.aggregate import Upload
-    from gcfed.federated.loop import FederatedLoop
-    from gcfed.federated.module import FederatedModule
-    from gcfed.federated.round import Round
-    from gcfed.federated.stack import ClientStack, Params
+from gcfed.federated.aggregate import Upload
+from gcfed.federated.method import FederatedMethod, Setup
+from gcfed.federated.round import Round
+from gcfed.federated.stack import ClientStack, Params, per_client
+from gcfed.methods.requirements import exact_store, plain_server, uniform_mean
 
 
 class FedDyn(FederatedMethod):
@@ -52,12 +43,11 @@ class FedDyn(FederatedMethod):
         self._own: Params = {}
         self._anchor: Params = {}
 
-    def validate(self, loop: FederatedLoop, module: FederatedModule) -> None:
-        plain_server(module, "FedDyn", "it sets the model itself, to the mean of the clients' minus h/α")
-        uniform_mean(loop, "FedDyn", "h is the plain mean of the clients' states")
-        self.names = [name for name, p in module.net.named_parameters() if p.requires_grad]
-        self.store = loop.stores.open("feddyn")
-        only_correction(loop)
+    def validate(self, setup: Setup) -> None:
+        plain_server(setup, "FedDyn", "it sets the model itself, to the mean of the clients' minus h/α")
+        uniform_mean(setup, "FedDyn", "h is the plain mean of the clients' states")
+        self.names = [name for name, p in setup.module.net.named_parameters() if p.requires_grad]
+        self.store = setup.stores.open("feddyn")
         exact_store(self.store, "FedDyn")
 
     def on_clients_start(self, stack: ClientStack, round: Round) -> None:

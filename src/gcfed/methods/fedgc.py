@@ -23,27 +23,20 @@ round on, as many for g' where not all clients take part; else they know it from
 the updates of the whole cohort, each on the process that trained the client; others see a million columns at a time.
 """
 
-from __future__ import annotations
-
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 
-from gcfed.federated.method import FederatedMethod
-from gcfed.federated.stack import per_client
+from gcfed.federated.aggregate import Upload
+from gcfed.federated.method import FederatedMethod, Setup
+from gcfed.federated.round import Round
+from gcfed.federated.stack import Params, per_client
 from gcfed.methods.constraints import Part, add_weighted_, constrain_, multipliers, products
-from gcfed.methods.requirements import local_sgd, only_correction
+from gcfed.methods.requirements import local_sgd
 from gcfed.utils.instantiate import flag
-
-if TYPE_CHECKING:
-    from gcfed.federated.aggregate import Upload
-    from gcfed.federated.loop import FederatedLoop
-    from gcfed.federated.module import FederatedModule
-    from gcfed.federated.round import Round
-    from gcfed.federated.stack import Params
 
 log = logging.getLogger(__name__)
 
@@ -82,11 +75,10 @@ class FedGC(FederatedMethod):
         self.cgc, self.sgc = flag("methods.fedgc.cgc", cgc), flag("methods.fedgc.sgc", sgc)
         self._warned = False
 
-    def validate(self, loop: FederatedLoop, module: FederatedModule) -> None:
-        local_sgd(loop, "FedGC", "it reads a pseudo-gradient off w_k − w", momentum=True)
-        only_correction(loop)
-        self.lr = loop.solver.lr
-        self.names = [name for name, p in module.net.named_parameters() if p.requires_grad]
+    def validate(self, setup: Setup) -> None:
+        local_sgd(setup, "FedGC", "it reads a pseudo-gradient off w_k − w", momentum=True)
+        self.lr = setup.solver.lr
+        self.names = [name for name, p in setup.module.net.named_parameters() if p.requires_grad]
 
     def on_broadcast(self, round: Round) -> None:
         self._parts: list[Part] = []

@@ -9,21 +9,15 @@ lacks has an infinite margin by the formula and in those implementations: it lea
 gradient from the task. ``floor`` = 1 gives it the margin of a class with a single sample instead.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gcfed.federated.method import FederatedMethod
-
-if TYPE_CHECKING:
-    from gcfed.federated.loop import FederatedLoop
-    from gcfed.federated.module import FederatedModule
-    from gcfed.federated.round import Round
-    from gcfed.federated.stack import ClientStack
+from gcfed.federated.method import FederatedMethod, Setup
+from gcfed.federated.round import Round
+from gcfed.federated.stack import ClientStack
 
 
 class FedLC(FederatedMethod):
@@ -51,8 +45,8 @@ class FedLC(FederatedMethod):
         self._data: Any = None
         self._margins: Tensor | None = None
 
-    def validate(self, loop: FederatedLoop, module: FederatedModule) -> None:
-        self._data = loop.data
+    def validate(self, setup: Setup) -> None:
+        self._data = setup.data
 
     def on_clients_start(self, stack: ClientStack, round: Round) -> None:
         counts = torch.from_numpy(np.maximum(self._data.class_counts(stack.clients), self.floor))

@@ -5,22 +5,14 @@ FedMLB (Kim et al., ICML 2022, eq. 8). State: none. Bytes: those of the model. T
 model's, which stay as they are but let the gradient through.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gcfed.federated.method import FederatedMethod
+from gcfed.data.batch import Batch
+from gcfed.federated.method import FederatedMethod, Setup
+from gcfed.federated.stack import ClientStack, Output
 from gcfed.methods.requirements import network_parts
-
-if TYPE_CHECKING:
-    from gcfed.federated.batches import Batch
-    from gcfed.federated.loop import FederatedLoop
-    from gcfed.federated.module import FederatedModule
-    from gcfed.federated.stack import ClientStack, Output
 
 
 class FedMLB(FederatedMethod):
@@ -49,12 +41,12 @@ class FedMLB(FederatedMethod):
             raise ValueError(f"methods.fedmlb.tau={tau} must be positive: it divides the logits.")
         self.ce, self.kl, self.tau = ce, kl, tau
 
-    def validate(self, loop: FederatedLoop, module: FederatedModule) -> None:
-        network_parts(module, "methods.fedmlb", "stages")
-        if len(module.net.stages()) < 2:  # type: ignore[operator]
+    def validate(self, setup: Setup) -> None:
+        network_parts(setup, "methods.fedmlb", "stages")
+        if len(setup.module.net.stages()) < 2:  # type: ignore[operator]
             raise ValueError(
                 f"methods.fedmlb grafts a network's first stages onto another's later ones, but model="
-                f"{type(module.net).__name__} has a single stage: give it a hidden layer, as model.hidden does."
+                f"{type(setup.module.net).__name__} has a single stage: give it a hidden layer, as model.hidden does."
             )
 
     def local_loss(self, stack: ClientStack, batch: Batch, out: Output) -> Tensor:

@@ -3,19 +3,13 @@
 FedNTD (Lee et al., NeurIPS 2022, Algorithm 1). State: none. Bytes: those of the model.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gcfed.data.batch import Batch
 from gcfed.federated.method import FederatedMethod
-
-if TYPE_CHECKING:
-    from gcfed.federated.batches import Batch
-    from gcfed.federated.stack import ClientStack, Output
+from gcfed.federated.stack import ClientStack, Output
 
 
 class FedNTD(FederatedMethod):

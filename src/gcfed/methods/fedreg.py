@@ -13,26 +13,18 @@ step, with networks in evaluation mode. State: none. Bytes: those of the model. 
 inputs. Local GC projects ∇L of the step, not what is taken back after it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
-from gcfed.federated.method import FederatedMethod
-from gcfed.federated.stack import client_norms, per_client
+from gcfed.data.batch import Batch
+from gcfed.federated.method import FederatedMethod, Setup
+from gcfed.federated.round import Order, Round
+from gcfed.federated.stack import ClientStack, Params, client_norms, per_client
 from gcfed.methods.pseudo import PseudoPass, climb
 from gcfed.utils.instantiate import flag
-
-if TYPE_CHECKING:
-    from gcfed.federated.batches import Batch
-    from gcfed.federated.loop import FederatedLoop
-    from gcfed.federated.module import FederatedModule
-    from gcfed.federated.round import Round
-    from gcfed.federated.stack import ClientStack, Params
 
 
 class FedReg(FederatedMethod):
@@ -52,7 +44,7 @@ class FedReg(FederatedMethod):
         ValueError: an argument outside its range; at ``validate``, inputs without gradients (text).
     """
 
-    moves_weights = True
+    order = Order.MOVES_WEIGHTS
     needs_classes = True
 
     def __init__(
@@ -83,14 +75,14 @@ class FedReg(FederatedMethod):
         self._unmoved: Params = {}
         self._mask: Params = {}
 
-    def validate(self, loop: FederatedLoop, module: FederatedModule) -> None:
-        if any(isinstance(m, nn.Embedding) for m in module.net.modules()):
+    def validate(self, setup: Setup) -> None:
+        if any(isinstance(m, nn.Embedding) for m in setup.module.net.modules()):
             raise ValueError("methods.fedreg moves inputs along their gradients, and words have none: take image data.")
-        self.loop = loop
+        self.data, self.solver = setup.data, setup.solver
 
     def on_clients_start(self, stack: ClientStack, round: Round) -> None:
         if self.pseudo or self.perturbed:
-            self._pass = PseudoPass(stack, self.loop, round, (self.eta_s, self.eta_p), self.iterations)
+            self._pass = PseudoPass(stack, self.data, self.solver, round, (self.eta_s, self.eta_p), self.iterations)
 
     def before_step(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> None:
         if self.gamma < 1:

@@ -5,21 +5,16 @@ outputs from those of the broadcast model w₀, w̃ = w + ρ Λ g_p/‖g_p‖ an
 the model. A local step costs two passes and one forward pass of w₀.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gcfed.data.batch import Batch
+from gcfed.federated.stack import ClientStack
 from gcfed.methods.sam import Sam, along
 from gcfed.utils.instantiate import flag
-
-if TYPE_CHECKING:
-    from gcfed.federated.batches import Batch
-    from gcfed.federated.stack import ClientStack
 
 
 class FedSol(Sam):

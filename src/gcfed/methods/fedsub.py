@@ -18,24 +18,16 @@ State: λ_k, r-sized, in the clients' store. Bytes: z₀ down and b_k up, r/d of
 model's next state.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from gcfed.federated.stack import per_client
+from gcfed.federated.aggregate import Upload
+from gcfed.federated.method import Setup
+from gcfed.federated.round import Round
+from gcfed.federated.stack import ClientStack, Params, per_client
 from gcfed.methods.requirements import exact_store
 from gcfed.methods.subspace import SubspaceMethod
-
-if TYPE_CHECKING:
-    from gcfed.federated.aggregate import Upload
-    from gcfed.federated.loop import FederatedLoop
-    from gcfed.federated.module import FederatedModule
-    from gcfed.federated.round import Round
-    from gcfed.federated.stack import ClientStack, Params
 
 
 class FedSub(SubspaceMethod):
@@ -47,9 +39,9 @@ class FedSub(SubspaceMethod):
         super().__init__(ratio=ratio, r=r, refresh=refresh)
         self._dual: Params = {}
 
-    def validate(self, loop: FederatedLoop, module: FederatedModule) -> None:
-        super().validate(loop, module)
-        self.store = loop.stores.open("fedsub")
+    def validate(self, setup: Setup) -> None:
+        super().validate(setup)
+        self.store = setup.stores.open("fedsub")
         exact_store(self.store, self._title)
 
     def on_broadcast(self, round: Round) -> None:
@@ -57,7 +49,7 @@ class FedSub(SubspaceMethod):
         self._trained: list[tuple[np.ndarray, Tensor]] = []  # clients that this process trained, and which are finite
 
     def on_clients_start(self, stack: ClientStack, round: Round) -> None:
-        self._dual = self.store.read(stack.clients, round.coordinates)
+        self._dual = self.store.read(stack.clients, self.coordinates)
         self._turn(stack.clients, round)
         like = self._dual[self.names[0]]
         scale = torch.as_tensor(1 / (round.lr * stack.num_steps), dtype=like.dtype, device=like.device)

@@ -9,22 +9,13 @@ those of the model. The paper divides Δ_k by η_l τ and multiplies v by it aga
 clients take equally many steps at a constant rate; here y_k is the update itself.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import torch
 
-from gcfed.federated.method import FederatedMethod
-from gcfed.federated.stack import per_client
-from gcfed.methods.requirements import only_correction, uniform_mean
-
-if TYPE_CHECKING:
-    from gcfed.federated.aggregate import Upload
-    from gcfed.federated.loop import FederatedLoop
-    from gcfed.federated.module import FederatedModule
-    from gcfed.federated.round import Round
-    from gcfed.federated.stack import Params
+from gcfed.federated.aggregate import Upload
+from gcfed.federated.method import FederatedMethod, Setup
+from gcfed.federated.round import Round
+from gcfed.federated.stack import Params, per_client
+from gcfed.methods.requirements import uniform_mean
 
 
 class FedVARP(FederatedMethod):
@@ -32,11 +23,10 @@ class FedVARP(FederatedMethod):
 
     corrects_drift = True
 
-    def validate(self, loop: FederatedLoop, module: FederatedModule) -> None:
-        uniform_mean(loop, "FedVARP", "y is the plain mean of the table")
-        self.names = [name for name, p in module.net.named_parameters() if p.requires_grad]
-        self.store = loop.stores.open("fedvarp")
-        only_correction(loop)
+    def validate(self, setup: Setup) -> None:
+        uniform_mean(setup, "FedVARP", "y is the plain mean of the table")
+        self.names = [name for name, p in setup.module.net.named_parameters() if p.requires_grad]
+        self.store = setup.stores.open("fedvarp")
 
     def on_receive(self, upload: Upload, round: Round) -> None:
         """Δ_k becomes Δ_k − y_k on its way into the mean; a client whose numbers are not finite keeps its y_k."""

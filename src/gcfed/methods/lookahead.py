@@ -6,20 +6,12 @@ buffer is −m; FedACG adds :class:`~gcfed.methods.proximal.Proximal` around θ 
 those of the model, one message each way.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import torch
 from torch.optim import SGD
 
-from gcfed.federated.method import FederatedMethod
-from gcfed.federated.solver import build_on_nothing
-
-if TYPE_CHECKING:
-    from gcfed.federated.loop import FederatedLoop
-    from gcfed.federated.module import FederatedModule
-    from gcfed.federated.round import Round
+from gcfed.federated.method import FederatedMethod, Setup
+from gcfed.federated.round import Round
+from gcfed.optim.partial import probe_optimizer
 
 
 class LookAhead(FederatedMethod):
@@ -39,10 +31,10 @@ class LookAhead(FederatedMethod):
         self.momentum = momentum
         self._names: list[str] = []
 
-    def validate(self, loop: FederatedLoop, module: FederatedModule) -> None:
-        if sum(isinstance(m, LookAhead) for m in loop.methods) > 1:
+    def validate(self, setup: Setup) -> None:
+        if sum(isinstance(m, LookAhead) for m in setup.methods) > 1:
             raise ValueError("methods: two LookAheads would look ahead twice. Keep one of them.")
-        server = build_on_nothing(module.server)
+        server = probe_optimizer(setup.module.server)
         if not isinstance(server, SGD):
             raise ValueError(
                 f"methods.lookahead needs server=momentum, not {type(server).__name__}: it reads the momentum of SGD."
@@ -56,7 +48,7 @@ class LookAhead(FederatedMethod):
                     f"methods.lookahead.momentum={self.momentum} needs server.{key}={value}, not {present}: the server "
                     "must arrive where clients were told it would go, θ ← θ + λm + Δ."
                 )
-        self._names = [name for name, _ in module.net.named_parameters()]
+        self._names = [name for name, _ in setup.module.net.named_parameters()]
 
     def on_broadcast(self, round: Round) -> None:
         assert round.server is not None

@@ -5,25 +5,17 @@ Bytes: those of the model. The paper puts a two-layer projection head between fe
 ``net.features(x)`` of the model as it is, so that methods are compared on the same network.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gcfed.data.batch import Batch
 from gcfed.federated.aggregate import finite_clients
-from gcfed.federated.method import FederatedMethod
+from gcfed.federated.method import FederatedMethod, Setup
+from gcfed.federated.round import Round
+from gcfed.federated.stack import ClientStack, Output, Params
 from gcfed.methods.requirements import network_parts
-
-if TYPE_CHECKING:
-    from gcfed.federated.batches import Batch
-    from gcfed.federated.loop import FederatedLoop
-    from gcfed.federated.module import FederatedModule
-    from gcfed.federated.round import Round
-    from gcfed.federated.stack import ClientStack, Output, Params
 
 
 class Moon(FederatedMethod):
@@ -51,9 +43,9 @@ class Moon(FederatedMethod):
         self._previous: Params = {}
         self._known: Tensor | None = None
 
-    def validate(self, loop: FederatedLoop, module: FederatedModule) -> None:
-        network_parts(module, "methods.moon", "features", "head")
-        self.store = loop.stores.open("moon")
+    def validate(self, setup: Setup) -> None:
+        network_parts(setup, "methods.moon", "features", "head")
+        self.store = setup.stores.open("moon")
 
     def on_clients_start(self, stack: ClientStack, round: Round) -> None:
         known = np.array([client in self.store for client in stack.clients])

@@ -1,21 +1,14 @@
 """Pseudo data of FedReg: a client's own samples, moved along the gradients of the broadcast model's loss."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from gcfed.federated.batches import plan_batches
-from gcfed.federated.stack import per_client
+from gcfed.federated.batches import ClientData, plan_batches
+from gcfed.federated.round import Round
+from gcfed.federated.solver import LocalSolver
+from gcfed.federated.stack import ClientStack, per_client
 from gcfed.utils.rng import torch_seed
-
-if TYPE_CHECKING:
-    from gcfed.federated.loop import FederatedLoop
-    from gcfed.federated.round import Round
-    from gcfed.federated.stack import ClientStack
 
 
 def climb(stack: ClientStack, x: Tensor, y: Tensor, eta: float, iterations: int) -> Tensor:
@@ -38,9 +31,14 @@ class PseudoPass:
     """
 
     def __init__(
-        self, stack: ClientStack, loop: FederatedLoop, round: Round, etas: tuple[float, float], iterations: int
+        self,
+        stack: ClientStack,
+        data: ClientData,
+        solver: LocalSolver,
+        round: Round,
+        etas: tuple[float, float],
+        iterations: int,
     ) -> None:
-        data, solver = loop.data, loop.solver
         device = next(iter(stack.full.values())).device
         plan = plan_batches(
             data, stack.clients, seed=torch_seed(round.seed, "pseudo"), round_index=round.index,

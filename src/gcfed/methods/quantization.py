@@ -7,21 +7,13 @@ fit its scale. State: none. Bytes down: those of the model; up: ⌈d·bits/8⌉ 
 its norm.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-from gcfed.federated.method import FederatedMethod
+from gcfed.federated.aggregate import Upload
+from gcfed.federated.method import FederatedMethod, Setup
+from gcfed.federated.round import Order, Round
 from gcfed.utils.rng import torch_seed
-
-if TYPE_CHECKING:
-    from gcfed.federated.aggregate import Upload
-    from gcfed.federated.loop import FederatedLoop
-    from gcfed.federated.module import FederatedModule
-    from gcfed.federated.round import Round
 
 
 class Quantization(FederatedMethod):
@@ -34,16 +26,16 @@ class Quantization(FederatedMethod):
         ValueError: ``bits`` is not a whole number from 2 to 32.
     """
 
-    quantizes = True
+    order = Order.QUANTIZES
 
     def __init__(self, bits: int = 8) -> None:
         if not isinstance(bits, int) or not 2 <= bits <= 32:
             raise ValueError(f"quantization.bits={bits} must be a whole number from 2 (a sign and two levels) to 32.")
         self.bits = bits
 
-    def validate(self, loop: FederatedLoop, module: FederatedModule) -> None:
+    def validate(self, setup: Setup) -> None:
         # Not the running statistics, of which a variance could come out negative.
-        self.names = [name for name, _ in module.net.named_parameters()]
+        self.names = [name for name, _ in setup.module.net.named_parameters()]
 
     @property
     def levels(self) -> int:

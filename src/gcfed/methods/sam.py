@@ -5,22 +5,15 @@ w ← w − η ∇F_k(w̃). Both gradients are of the same mini-batch, so a loca
 those of the model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from gcfed.federated.method import FederatedMethod
-from gcfed.federated.stack import client_norms, per_client
-
-if TYPE_CHECKING:
-    from gcfed.federated.batches import Batch
-    from gcfed.federated.loop import FederatedLoop
-    from gcfed.federated.module import FederatedModule
-    from gcfed.federated.stack import ClientStack, Params
+from gcfed.data.batch import Batch
+from gcfed.federated.method import FederatedMethod, Setup
+from gcfed.federated.round import Order
+from gcfed.federated.stack import ClientStack, Params, client_norms, per_client
 
 
 class Sam(FederatedMethod):
@@ -36,7 +29,7 @@ class Sam(FederatedMethod):
         ValueError: ρ is negative; at ``validate``, another method moves the weights too.
     """
 
-    moves_weights = True
+    order = Order.MOVES_WEIGHTS
     _name = "sam"
 
     def __init__(self, rho: float = 0.5) -> None:
@@ -45,8 +38,8 @@ class Sam(FederatedMethod):
         self.rho = rho
         self._unmoved: Params = {}
 
-    def validate(self, loop: FederatedLoop, module: FederatedModule) -> None:
-        movers = [type(m).__name__ for m in loop.methods if m.moves_weights]
+    def validate(self, setup: Setup) -> None:
+        movers = [type(m).__name__ for m in setup.methods if m.order is Order.MOVES_WEIGHTS]
         if len(movers) > 1:
             raise ValueError(
                 f"methods: {' and '.join(movers)} both move the weights of a local step. Keep one of them."

@@ -9,25 +9,16 @@ c_k⁺ − c_k up, twice those of FedAvg. The server's learning rate is the pape
 gradient that c_k estimates, since torch's SGD adds it.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 import torch
 
-from gcfed.federated.method import FederatedMethod
-from gcfed.federated.solver import build_on_nothing
-from gcfed.federated.stack import per_client
-from gcfed.methods.requirements import full_uploads, local_sgd, only_correction
+from gcfed.federated.aggregate import Upload
+from gcfed.federated.method import FederatedMethod, Setup
+from gcfed.federated.round import Round
+from gcfed.federated.stack import ClientStack, Params, per_client
+from gcfed.methods.requirements import full_uploads, local_sgd
+from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.instantiate import flag
-
-if TYPE_CHECKING:
-    from gcfed.federated.aggregate import Upload
-    from gcfed.federated.loop import FederatedLoop
-    from gcfed.federated.module import FederatedModule
-    from gcfed.federated.round import Round
-    from gcfed.federated.stack import ClientStack, Params
 
 
 class Scaffold(FederatedMethod):
@@ -45,19 +36,18 @@ class Scaffold(FederatedMethod):
         self._own: Params = {}
         self._correction: Params = {}
 
-    def validate(self, loop: FederatedLoop, module: FederatedModule) -> None:
-        local_sgd(loop, "SCAFFOLD", "it reads a client's mean gradient off w₀ − w_k", momentum=True)
-        full_uploads(loop, "SCAFFOLD", "its control variates would still travel in full")
-        settings = build_on_nothing(loop.solver.optimizer).defaults
+    def validate(self, setup: Setup) -> None:
+        local_sgd(setup, "SCAFFOLD", "it reads a client's mean gradient off w₀ − w_k", momentum=True)
+        full_uploads(setup, "SCAFFOLD", "its control variates would still travel in full")
+        settings = probe_optimizer(setup.solver.optimizer).defaults
         if settings["momentum"] and settings["dampening"]:
             raise ValueError(
                 f"client.optimizer.dampening={settings['dampening']} does not go with SCAFFOLD, whose step count knows "
                 "momentum without dampening only: set it to 0."
             )
         self.momentum, self.nesterov = settings["momentum"], settings["nesterov"]
-        self.names = [name for name, p in module.net.named_parameters() if p.requires_grad]
-        self.store = loop.stores.open("scaffold")
-        only_correction(loop)
+        self.names = [name for name, p in setup.module.net.named_parameters() if p.requires_grad]
+        self.store = setup.stores.open("scaffold")
 
     def on_broadcast(self, round: Round) -> None:
         self.control = self.server_state("c", {name: round.start[name] for name in self.names})

@@ -14,22 +14,14 @@ variates), up the two above; each is r/d of the model, but for tensors of one ax
 the first of the two.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import torch
 
-from gcfed.federated.stack import per_client
+from gcfed.federated.aggregate import Upload
+from gcfed.federated.method import Setup
+from gcfed.federated.round import Round
+from gcfed.federated.stack import ClientStack, Params, per_client
 from gcfed.methods.requirements import exact_store
 from gcfed.methods.subspace import SubspaceMethod
-
-if TYPE_CHECKING:
-    from gcfed.federated.aggregate import Upload
-    from gcfed.federated.loop import FederatedLoop
-    from gcfed.federated.module import FederatedModule
-    from gcfed.federated.round import Round
-    from gcfed.federated.stack import ClientStack, Params
 
 
 class SSF(SubspaceMethod):
@@ -37,11 +29,11 @@ class SSF(SubspaceMethod):
 
     _key, _title = "methods.ssf", "SSF"
 
-    def validate(self, loop: FederatedLoop, module: FederatedModule) -> None:
-        super().validate(loop, module)
-        self.store = loop.stores.open("ssf")
+    def validate(self, setup: Setup) -> None:
+        super().validate(setup)
+        self.store = setup.stores.open("ssf")
         exact_store(self.store, self._title)
-        named = dict(module.net.named_parameters())
+        named = dict(setup.module.net.named_parameters())
         self._on_cpu = {name: torch.empty(named[name].shape, dtype=named[name].dtype) for name in self.names}
 
     def on_broadcast(self, round: Round) -> None:
@@ -56,7 +48,7 @@ class SSF(SubspaceMethod):
         return {n: self.space[n].project(full[n].to(round.start[n].device)) for n in self.names}
 
     def uploads(self, round: Round) -> dict[str, Params]:
-        return {"ssf": self._projected}
+        return super().uploads(round) | {"ssf": self._projected}
 
     def on_clients_start(self, stack: ClientStack, round: Round) -> None:
         own = self._project(self.store.read(stack.clients, self._on_cpu), round)

@@ -17,27 +17,20 @@ The papers leave out how a client knows (I − Π)w. One that missed rounds must
 each missed round; as in the papers, the bytes counted here are those of the rounds that a client takes part in.
 """
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gcfed.federated.method import FederatedMethod
-from gcfed.federated.solver import build_on_nothing
-from gcfed.methods.requirements import local_sgd, mean_aggregator, only_correction, plain_server
+from gcfed.federated.aggregate import Upload
+from gcfed.federated.method import FederatedMethod, Setup
+from gcfed.federated.round import Order, Round
+from gcfed.federated.stack import ClientStack, Params, nbytes
+from gcfed.methods.requirements import local_sgd, mean_aggregator, plain_server
+from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.rng import torch_seed
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from gcfed.federated.aggregate import Upload
-    from gcfed.federated.loop import FederatedLoop
-    from gcfed.federated.module import FederatedModule
-    from gcfed.federated.round import Round
-    from gcfed.federated.stack import ClientStack, Params
 
 
 class Projector:
@@ -92,7 +85,7 @@ class SubspaceMethod(FederatedMethod):
         ValueError: an argument outside its range; at ``validate``, whatever would leave the subspace.
     """
 
-    projects = True
+    order = Order.PROJECTS
     corrects_drift = True
     _key: str
     _title: str
@@ -109,24 +102,23 @@ class SubspaceMethod(FederatedMethod):
         self._epoch: tuple[Any, ...] | None = None
         self._correction: Params = {}
 
-    def validate(self, loop: FederatedLoop, module: FederatedModule) -> None:
-        local_sgd(loop, self._title, "a local step is plain SGD on the coordinates", momentum=False)
-        plain_server(module, self._title, "what lies outside the subspace must stay as it is", any_lr=True)
-        mean_aggregator(loop, self._title, "what is uploaded are coordinates")
-        only_correction(loop)
-        for other in loop.methods:
+    def validate(self, setup: Setup) -> None:
+        local_sgd(setup, self._title, "a local step is plain SGD on the coordinates", momentum=False)
+        plain_server(setup, self._title, "what lies outside the subspace must stay as it is", any_lr=True)
+        mean_aggregator(setup, self._title, "what is uploaded are coordinates")
+        for other in setup.methods:
             if type(other).after_step is not FederatedMethod.after_step:
                 raise ValueError(
                     f"{type(other).__name__} moves the clients' weights after each step, out of the subspace that "
                     f"{self._title} keeps them in: drop one of the two."
                 )
-        self.weight_decay = build_on_nothing(loop.solver.optimizer).defaults["weight_decay"]
-        if self.weight_decay and loop.solver.clip_norm is not None:
+        self.weight_decay = probe_optimizer(setup.solver.optimizer).defaults["weight_decay"]
+        if self.weight_decay and setup.solver.clip_norm is not None:
             raise ValueError(
-                f"client.clip_norm={loop.solver.clip_norm} would lead {self._title} out of its subspace, since weight "
+                f"client.clip_norm={setup.solver.clip_norm} would lead {self._title} out of its subspace, since weight "
                 "decay comes after it: set client.optimizer.weight_decay=0, or client.clip_norm=null."
             )
-        self.names = [name for name, p in module.net.named_parameters() if p.requires_grad]
+        self.names = [name for name, p in setup.module.net.named_parameters() if p.requires_grad]
         self._epoch = None
 
     def projector(self, name: str, epoch: int, round: Round) -> Projector:
@@ -144,9 +136,14 @@ class SubspaceMethod(FederatedMethod):
             self._epoch, self.space = epoch, {}  # the old ones go before the new ones come
             self.space = {name: self.projector(name, epoch[0], round) for name in self.names}
         start = {name: round.start[name] for name in self.names}
-        round.coordinates = {name: self.space[name].project(t) for name, t in start.items()}
-        round.lift = {name: projector.lift for name, projector in self.space.items()}
-        round.send(round.coordinates, instead_of=start)
+        self.coordinates = {name: self.space[name].project(t) for name, t in start.items()}
+        round.down_bytes += len(round.cohort) * (nbytes(self.coordinates) - nbytes(start))
+
+    def uploads(self, round: Round) -> dict[str, Params]:
+        return {"delta": self.coordinates}
+
+    def decode(self, name: str, sent: Tensor) -> Tensor:
+        return self.space[name].lift(sent) if name in self.space else sent
 
     @torch.no_grad()
     def on_after_backward(self, trainer, pl_module) -> None:  # type: ignore[no-untyped-def]
@@ -164,7 +161,8 @@ class SubspaceMethod(FederatedMethod):
 
     def on_upload(self, upload: Upload, round: Round) -> None:
         for name in self.names:  # one at a time, so that a stack's updates are never there twice
-            upload.replace({name: self.space[name].project(upload.delta[name])})
+            upload.delta[name] = self.space[name].project(upload.delta[name])
+        upload.bytes_per_client += nbytes(self.coordinates) - nbytes({name: round.start[name] for name in self.names})
 
     def on_aggregate_end(self, update: Params, round: Round) -> None:
         for name in self.names:

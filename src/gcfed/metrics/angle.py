@@ -22,7 +22,7 @@ from torch import Tensor
 from gcfed.federated.aggregate import Upload
 from gcfed.federated.round import Round
 from gcfed.federated.stack import Params, per_client
-from gcfed.metrics.base import Metric, as_sent, dot
+from gcfed.metrics.base import Metric, dot
 
 
 class Angle(Metric):
@@ -51,7 +51,7 @@ class Angle(Metric):
     def on_upload(self, upload: Upload, round: Round) -> None:
         if not self.due(round):
             return
-        delta = as_sent(upload, round, self.names)
+        delta = self.as_sent(upload, self.names)
         norm_K = _dots(delta, delta).sqrt()
         moved = upload.finite & norm_K.isfinite() & (norm_K > 0)
         cosine_K = _dots(delta, self._step) / (norm_K * self._step_norm)

@@ -1,21 +1,15 @@
 """What the measurements share: the rounds in which they look, and means over the cohort."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gcfed.federated.method import FederatedMethod
-from gcfed.federated.round import Round
+from gcfed.federated.aggregate import Upload
+from gcfed.federated.method import FederatedMethod, Setup
+from gcfed.federated.round import Order, Round
 from gcfed.federated.stack import ClientStack, Params
-
-if TYPE_CHECKING:
-    from gcfed.federated.aggregate import Upload
-    from gcfed.federated.loop import FederatedLoop
-    from gcfed.federated.module import FederatedModule
 
 
 class Metric(FederatedMethod):
@@ -28,6 +22,7 @@ class Metric(FederatedMethod):
         ValueError: ``every`` is not a whole number of at least 1.
     """
 
+    order = Order.MEASURES
     name: str
     """Its key under ``metrics`` and the first part of its columns."""
 
@@ -39,9 +34,19 @@ class Metric(FederatedMethod):
             raise ValueError(f"metrics.{self.name}.{key}={value} must be a whole number of at least 1.")
         return value
 
-    def validate(self, loop: FederatedLoop, module: FederatedModule) -> None:
-        self.rounds = loop.rounds
-        self.names = [name for name, _ in module.net.named_parameters()]
+    def validate(self, setup: Setup) -> None:
+        self.rounds, self.methods = setup.rounds, setup.methods
+        self.names = [name for name, _ in setup.module.net.named_parameters()]
+
+    def as_sent(self, upload: Upload, names: Sequence[str]) -> Params:
+        """The clients' updates as they were uploaded, name → ``[K, *shape]``, after ``on_upload`` of the methods.
+
+        What travels in other coordinates counts as the update that it stands for.
+        """
+        sent = {name: upload.delta[name] for name in names}
+        for method in self.methods:
+            sent = {name: method.decode(name, t) for name, t in sent.items()}
+        return sent
 
     def due(self, round: Round) -> bool:
         """Whether this round is measured; a rehearsal, in which another metric measures, never is."""
@@ -92,15 +97,6 @@ class ClientMetric(Metric):
 def client_state(stack: ClientStack, client: int) -> Params:
     """One client's network as its training left it, name → ``[*shape]``; views."""
     return {name: t[client] for name, t in stack.full.items()}
-
-
-def as_sent(upload: Upload, round: Round, names: Sequence[str]) -> Params:
-    """The clients' updates as they were uploaded, name → ``[K, *shape]``, after ``on_upload`` of the methods.
-
-    What travels in other coordinates counts as the update that it stands for.
-    """
-    sent = {name: upload.delta[name] for name in names}
-    return {name: round.lift[name](t) if name in round.lift else t for name, t in sent.items()}
 
 
 def dot(a: Params, b: Params) -> Tensor:

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gcfed.federated.forward import Swap, Tap
+from gcfed.federated.method import Setup
 from gcfed.federated.round import Round
-from gcfed.federated.stack import ClientStack, Params, Tap
-from gcfed.federated.swap import Swap
+from gcfed.federated.stack import ClientStack, Params
 from gcfed.metrics.base import ClientMetric, client_state
 from gcfed.utils.rng import generator
 
@@ -49,15 +50,16 @@ class CKA(ClientMetric):
         self.samples = self.at_least_one("samples", samples)
         self._probe: Tensor | None = None
 
-    def validate(self, loop, module) -> None:  # type: ignore[no-untyped-def]
-        super().validate(loop, module)
-        if not hasattr(module.net, "stages"):
+    def validate(self, setup: Setup) -> None:
+        super().validate(setup)
+        net: Any = setup.module.net
+        if not hasattr(net, "stages"):
             raise ValueError(
-                f"metrics=cka needs a network with stages(), which {type(module.net).__name__} has not: choose another "
-                "model, or leave cka out of metrics."
+                f"metrics=cka needs a network with stages(), which {type(net).__name__} has not: choose another model, "
+                "or leave cka out of metrics."
             )
-        self.data, self.network = loop.data, Tap(module.net, features=False, stages=True)
-        self.columns = tuple(f"cka/{stage}" for stage in module.net.stages())
+        self.data, self.network = setup.data, Tap(net, features=False, stages=True)
+        self.columns = tuple(f"cka/{stage}" for stage in net.stages())
 
     def on_broadcast(self, round: Round) -> None:
         super().on_broadcast(round)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from gcfed.federated.method import Setup
 from gcfed.federated.round import Round
 from gcfed.federated.stack import ClientStack
 from gcfed.metrics.base import ClientMetric, client_state
@@ -33,9 +34,9 @@ class Clients(ClientMetric):
     def __init__(self, every: int = 10) -> None:
         super().__init__(every)
 
-    def validate(self, loop, module) -> None:  # type: ignore[no-untyped-def]
-        super().validate(loop, module)
-        self.data = loop.data
+    def validate(self, setup: Setup) -> None:
+        super().validate(setup)
+        self.data = setup.data
 
     def measure(self, stack: ClientStack, client: int, round: Round) -> Tensor:
         networks = (stack.start, client_state(stack, client))

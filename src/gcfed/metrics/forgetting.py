@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from gcfed.federated.method import Setup
 from gcfed.federated.round import Round
 from gcfed.federated.stack import ClientStack, Params
 from gcfed.metrics.base import ClientMetric, client_state
@@ -45,9 +46,9 @@ class Forgetting(ClientMetric):
         super().__init__(every)
         self.samples = None if samples is None else self.at_least_one("samples", samples)
 
-    def validate(self, loop, module) -> None:  # type: ignore[no-untyped-def]
-        super().validate(loop, module)
-        self.data = loop.data
+    def validate(self, setup: Setup) -> None:
+        super().validate(setup)
+        self.data = setup.data
 
     def on_broadcast(self, round: Round) -> None:
         super().on_broadcast(round)

@@ -23,6 +23,8 @@ import numpy as np
 import torch
 
 from gcfed.federated.aggregate import MeanAggregator, Upload, finite_clients
+from gcfed.federated.loop import FederatedLoop
+from gcfed.federated.method import Setup, upload_shapes
 from gcfed.federated.round import Round
 from gcfed.metrics.base import Metric, dot
 
@@ -40,10 +42,10 @@ class Gap(Metric):
         super().__init__(every)
         self._rehearsal: Round | None = None
 
-    def validate(self, loop, module) -> None:  # type: ignore[no-untyped-def]
-        super().validate(loop, module)
-        self.loop, self.module = loop, module
-        weighting = getattr(loop.aggregator, "weighting", "uniform")
+    def validate(self, setup: Setup) -> None:
+        super().validate(setup)
+        self.module = setup.module
+        weighting = getattr(setup.aggregator, "weighting", "uniform")
         self.partial, self.full = MeanAggregator(weighting), MeanAggregator(weighting)
 
     def on_broadcast(self, round: Round) -> None:
@@ -52,14 +54,15 @@ class Gap(Metric):
             return
         started = perf_counter()
         trainer, device = self.module.trainer, self.module.device
+        loop = FederatedLoop.of(trainer)
         self._rehearsal = replace(round, rehearsal=True)
         others = np.setdiff1d(np.arange(round.num_clients), round.cohort)
         at_once = len(round.cohort)  # as many as the device is known to hold
         self.module.net.train()
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             for part in np.split(others, range(at_once, len(others), at_once)):
-                for clients in self.loop.stacks(trainer, part):
-                    self.loop.train_clients(trainer, self.module, clients, self._rehearsal)
+                for clients in loop.stacks(trainer, part):
+                    loop.train_clients(trainer, self.module, clients, self._rehearsal)
         self._rehearsal = None
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -79,7 +82,8 @@ class Gap(Metric):
         if not self.due(round):
             return
         row["time/train_s"] -= self._seconds
-        like = {name: round.update_like[name] for name in self.names}
+        shapes = upload_shapes(self.methods, round)["delta"]
+        like = {name: shapes[name] for name in self.names}
         partial, full = self.partial.reduce(round, like), self.full.reduce(round, like)
         if round.num_finite:
             apart = {name: t - full[name] for name, t in partial.items()}

@@ -19,8 +19,6 @@ Fixup initialization nothing but the last layer has a gradient in the first roun
 mode; with dropout or batch statistics, clients have other gradients in training.
 """
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,9 +30,11 @@ import torch
 from torch import Tensor
 
 from gcfed.attacks.dlg import OPTIMIZERS, invert_gradient
+from gcfed.federated.loop import FederatedLoop
+from gcfed.federated.method import Setup
 from gcfed.federated.round import Round
 from gcfed.federated.stack import Params
-from gcfed.metrics.base import Metric, as_sent
+from gcfed.metrics.base import Metric
 from gcfed.utils.pictures import show
 from gcfed.utils.rng import generator, torch_seed
 
@@ -94,16 +94,14 @@ class Leakage(Metric):
             lr=LR[optimizer] if lr is None else lr,
         )
 
-    def validate(self, loop, module) -> None:  # type: ignore[no-untyped-def]
-        super().validate(loop, module)
-        if not hasattr(loop.data.transform, "std"):
+    def validate(self, setup: Setup) -> None:
+        super().validate(setup)
+        if not hasattr(setup.data.transform, "std"):
             raise ValueError("metrics=leakage recovers images, and these data are none: leave it out of metrics.")
-        self.module, self.data = module, loop.data
-        self.names = [name for name, p in module.net.named_parameters() if p.requires_grad]
-        solver = copy.copy(loop.solver)
+        self.module, self.data = setup.module, setup.data
+        self.names = [name for name, p in setup.module.net.named_parameters() if p.requires_grad]
+        self.solver = solver = copy.copy(setup.solver)
         solver.steps, solver.batch_size, solver.optimizer = 1, self.images, partial(torch.optim.SGD, lr=1.0)
-        self.loop = copy.copy(loop)
-        self.loop.solver = solver
 
     def on_broadcast(self, round: Round) -> None:
         """Metrics come after the methods, so what goes down is final, and what methods keep is still this round's."""
@@ -119,10 +117,11 @@ class Leakage(Metric):
         clients = generator(round.seed, "leakage", round.index).choice(round.cohort, 1)
         self.module.net.train()
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            self.loop.methods = self.loop.of(trainer).methods
-            upload, _ = self.loop.train_clients(trainer, self.module, clients, replace(round, rehearsal=True))
-        batch = self.loop.solver.plan(self.data, clients, round, device).batch(self.data, 0, 1)
-        delta = as_sent(upload, round, self.names)
+            loop = copy.copy(FederatedLoop.of(trainer))
+            loop.solver = self.solver
+            upload, _ = loop.train_clients(trainer, self.module, clients, replace(round, rehearsal=True))
+        batch = self.solver.plan(self.data, clients, round, device).batch(self.data, 0, 1)
+        delta = self.as_sent(upload, self.names)
         gradient = {name: t[0] / -round.lr for name, t in delta.items()}
         return Observed(int(clients[0]), batch.x[0], batch.y[0], gradient) if bool(upload.finite[0]) else None
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gcfed.federated.method import Setup
 from gcfed.federated.round import Round
 from gcfed.metrics.base import Metric
 
@@ -26,21 +27,21 @@ class RelativeError(Metric):
         super().__init__(every)
         self._optimum: dict[str, Tensor] = {}
 
-    def validate(self, loop, module) -> None:  # type: ignore[no-untyped-def]
-        super().validate(loop, module)
-        loop.data.setup()
-        optimum = loop.data.dataset.optimum
+    def validate(self, setup: Setup) -> None:
+        super().validate(setup)
+        setup.data.setup()
+        optimum = setup.data.dataset.optimum
         if optimum is None:
             raise ValueError(
-                f"metrics=relative_error needs a known optimum, and data={loop.data.dataset.name} has none: take "
+                f"metrics=relative_error needs a known optimum, and data={setup.data.dataset.name} has none: take "
                 "data=matrix_regression."
             )
-        if loop.data.limit_train is not None:
+        if setup.data.limit_train is not None:
             raise ValueError(
-                f"data.limit_train={loop.data.limit_train} moves the optimum, so metrics=relative_error would measure "
+                f"data.limit_train={setup.data.limit_train} moves the optimum, so metrics=relative_error would measure "
                 "the distance to another: take data.limit_train=null, and fewer data.dataset.samples."
             )
-        self.params = dict(module.net.named_parameters())
+        self.params = dict(setup.module.net.named_parameters())
         if {n: (*p.shape,) for n, p in self.params.items()} != {n: v.shape for n, v in optimum.items()}:
             raise ValueError(
                 f"metrics=relative_error knows the optimum of other parameters, {', '.join(optimum)}: take "

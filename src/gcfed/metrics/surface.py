@@ -23,8 +23,6 @@ pictures, where their seed and federation are the same. ``surface_round_<t>.npz`
 ==============================  =======================================================================================
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,10 +33,11 @@ import torch
 from torch import Tensor
 
 from gcfed.federated.aggregate import finite_clients
+from gcfed.federated.forward import Swap
+from gcfed.federated.method import Setup
 from gcfed.federated.round import Round
 from gcfed.federated.stack import ClientStack, Params, broadcast_state
-from gcfed.federated.strategy import place
-from gcfed.federated.swap import Swap
+from gcfed.federated.strategy import rank_and_world
 from gcfed.metrics.base import Metric, client_state, dot
 from gcfed.metrics.clients import AT_ONCE
 from gcfed.utils.files import replacing
@@ -93,14 +92,14 @@ class Surface(Metric):
         if split not in SPLITS:
             raise ValueError(f"metrics.surface.split={split!r} is unknown: choose {' or '.join(SPLITS)}.")
 
-    def validate(self, loop, module) -> None:  # type: ignore[no-untyped-def]
-        super().validate(loop, module)
-        if loop.sampler.per_round < THREE:
+    def validate(self, setup: Setup) -> None:
+        super().validate(setup)
+        if setup.sampler.per_round < THREE:
             raise ValueError(
                 f"metrics=surface lays a plane through three clients' models, and "
-                f"participation.per_round={loop.sampler.per_round}: take 3 or more, or leave surface out of metrics."
+                f"participation.per_round={setup.sampler.per_round}: take 3 or more, or leave surface out of metrics."
             )
-        self.module, self.data = module, loop.data
+        self.module, self.data = setup.module, setup.data
 
     def on_broadcast(self, round: Round) -> None:
         if self.due(round):
@@ -125,7 +124,7 @@ class Surface(Metric):
             return
         found = self._measure(round)
         self._held = {}
-        if place()[0] != 0:
+        if rank_and_world()[0] != 0:
             return
         if not found:
             log.warning("round %d: no three finite local models that span a plane; no loss surface", round.index + 1)
@@ -146,7 +145,7 @@ class Surface(Metric):
         models = self._three(round)
         if not models:
             return {}
-        rank, world = place()
+        rank, world = rank_and_world()
         net, task = self.module.net, self.module.task
         device = next(net.parameters()).device
         samples, swap = list(self._samples(round.seed, device)), Swap(net)
@@ -154,7 +153,7 @@ class Surface(Metric):
         scores = torch.zeros(6 + self.grid**2, len(columns), dtype=torch.float64, device=device)
 
         def score(i: int, state: Params) -> None:
-            labels = 0
+            labels: Any = 0
             with swap.holding({name: t.to(device) for name, t in state.items()}):
                 for x, y in samples:
                     out = net(x)
@@ -209,7 +208,7 @@ class Surface(Metric):
             return {}
         models = {client: self._held.pop(client, {}) for client in chosen}
         self._held = {}
-        if place()[1] > 1:
+        if rank_and_world()[1] > 1:
             for client, model in models.items():
                 sent = [model[name].to(t.device) if model else torch.zeros_like(t) for name, t in like.items()]
                 models[client] = {name: t.cpu() for name, t in zip(like, round.reduce(sent), strict=True)}

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from gcfed.federated.swap import Swap
+from gcfed.federated.forward import Swap
 
 
 class Tied(nn.Module):

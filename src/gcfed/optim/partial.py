@@ -1,0 +1,54 @@
+"""Optimizers as partials of their classes, as the config gives them: probed for their settings, checked, made fast."""
+
+import inspect
+import re
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch.optim import Optimizer
+
+MakeOptimizer = Callable[..., Optimizer]
+
+
+def probe_optimizer(optimizer: MakeOptimizer) -> Optimizer:
+    """What a partial makes, on one idle number: its class and ``defaults`` are the settings that it has."""
+    return optimizer([torch.zeros(1, requires_grad=True)])
+
+
+def try_optimizer(optimizer: MakeOptimizer, key: str) -> MakeOptimizer:
+    """The same partial, once it has built an optimizer.
+
+    Raises:
+        ValueError: it builds none; names the config key.
+    """
+    try:
+        probe_optimizer(optimizer)
+    except (TypeError, ValueError) as error:
+        name = getattr(_class(optimizer), "__name__", "the optimizer")
+        if unknown := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
+            raise ValueError(
+                f"{key}.{unknown[1]} is set, by the algorithm or by you, but {name} has no such setting: take another "
+                f"{key.split('.')[0]}, or drop the setting with ~{key}.{unknown[1]}."
+            ) from None
+        raise ValueError(f"{key}: {error}") from None
+    return optimizer
+
+
+def fused(optimizer: MakeOptimizer) -> MakeOptimizer:
+    """The same optimizer in its one-pass form, where torch has one and the user chose no other."""
+    keywords = optimizer.keywords if isinstance(optimizer, partial) else {}
+    accepts = "fused" in inspect.signature(_class(optimizer)).parameters
+    if not accepts or {"fused", "foreach", "differentiable"} & keywords.keys():
+        return optimizer
+    return partial(optimizer, fused=True)
+
+
+def unprofiled_step(optimizer: Optimizer) -> Callable[[], object]:
+    """``optimizer.step`` without the profiler's range around each call, 5 % of a small network's local step."""
+    step = type(optimizer).step
+    return partial(inspect.unwrap(step, stop=lambda f: not hasattr(f, "hooked")), optimizer)
+
+
+def _class(optimizer: MakeOptimizer) -> Callable[..., Optimizer]:
+    return optimizer.func if isinstance(optimizer, partial) else optimizer
