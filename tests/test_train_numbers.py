@@ -35,11 +35,11 @@ class Net(nn.Module):
         super().__init__()
         self.conv1, self.conv2 = nn.Conv2d(1, 2, 3, stride=2), nn.Conv2d(2, 3, (3, 2))
         self.norm = nn.BatchNorm2d(3) if norm else nn.Identity()
-        self.conv3, self.fc = nn.Conv1d(1, 2, 2, stride=2), nn.Linear(6, 10)
+        self.conv3, self.fc = nn.Conv1d(3, 2, 2), nn.Linear(2, 10)
 
     def forward(self, x):
         h = self.norm(self.conv2(self.conv1(x).tanh())).tanh()
-        return self.fc(self.conv3(h.flatten(1).unsqueeze(1)).tanh().flatten(1))
+        return self.fc(self.conv3(h.flatten(2)).tanh().flatten(1))
 
 
 class FirstWeights(Callback):

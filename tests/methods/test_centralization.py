@@ -88,6 +88,7 @@ NAMES = [f"{layer}.{kind}" for layer in ("conv1", "conv2", "fc1", "fc2") for kin
         ({"lam": 0.63}, ["conv1.weight", "conv2.weight", "fc1.weight"]),
         ({"lam": 1.0, "boundary": "fc2"}, ["conv1.weight", "conv2.weight", "fc1.weight", "fc2.weight"]),
         ({"lam": 0.5, "tensors": "all"}, NAMES[:4]),
+        ({"server": False, "tensors": "all"}, NAMES),
         ({"boundary": "fc2", "local": False}, []),
     ],
 )
@@ -95,6 +96,12 @@ def test_the_borderline(kwargs, expected):
     gc = GradientCentralization(**kwargs)
     gc.bind(net())
     assert gc.local_names == expected
+
+
+def test_the_share_of_tensors_is_that_in_decimals():
+    gc = GradientCentralization(lam=0.29, tensors="all")
+    gc.bind(nn.Sequential(*(nn.Linear(1, 1) for _ in range(50))))
+    assert len(gc.local_names) == 29  # 0.29 · 100 is 28.999… in floating point
 
 
 @pytest.mark.parametrize("k", [1, 3])

@@ -1,0 +1,499 @@
+"""Do the tests notice? Breaks one line of ``src/`` after the other and runs the tests that should fail.
+
+    python tests/mutants.py              # all, one after the other; about a quarter of an hour
+    python tests/mutants.py scaffold 7   # those whose file, or whose number, is named
+
+A mutant is (file, text in it, text in its place); what all of its file's tests accept has survived. Not a part of
+``make test``. Each child process is forked from one that has imported the libraries, and sees a copy of ``src/``.
+"""
+
+import contextlib
+import importlib
+import multiprocessing
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+NUMBERS, ENGINE, RUN = "test_train_numbers.py", "federated/test_engine.py", "test_run.py"
+TIMEOUT = 300  # seconds; a test that no longer ends has noticed
+
+# file → the tests that should notice, and the mutants: what is replaced, and what by
+MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
+    "federated/loop.py": ((NUMBERS, RUN, "methods/test_contract.py"), [
+        ("lr=self.solver.lr(trainer.global_step)", "lr=self.solver.lr(0)"),
+        ("self.sampler(trainer.global_step, data", "self.sampler(0, data"),
+        ("add_weighted(tensors, upload.finite.to(torch.float32))",
+         "add_weighted(tensors, upload.finite * torch.as_tensor(upload.num_samples, dtype=torch.float32))"),
+        ("upload.finite = upload.finite & finite_clients(tensors)", "pass"),
+        ("round.num_finite = int(num_finite)", "round.num_finite = cohort"),
+        ('"train/loss": loss / counted if', '"train/loss": loss / cohort if'),
+        ("finite = upload.finite & loss_K.isfinite()", "finite = upload.finite"),
+        ("len(loss_K) * upload.bytes_per_client", "upload.bytes_per_client"),
+        ("round.down_bytes = cohort * nbytes(round.start)", "round.down_bytes = nbytes(round.start)"),
+        ("update if round.num_finite else None", "update"),
+        ("round_number % self.eval_every == 0 or", "False or"),
+        ("or round_number >= self.rounds", ""),
+        ("net.train()", "net.eval()"),
+        ('"dropout", round.index, int', '"dropout", 0, int'),
+        ('"train/nonfinite_clients": cohort - round.num_finite', '"train/nonfinite_clients": 0'),
+    ]),
+    "federated/solver.py": ((NUMBERS, ENGINE), [
+        ("self._lr * self.lr_decay**round_index", "self._lr * self.lr_decay ** (round_index + 1)"),
+        ('group["lr"] = round.lr', 'group["lr"] = self._lr'),
+        ("if self.clip_norm is not None:\n            clip_client_grads_(stack.grads(), self.clip_norm)\n", ""),
+        ("        after_backward()\n        if self.clip_norm is not None:\n"
+         "            clip_client_grads_(stack.grads(), self.clip_norm)\n",
+         "        if self.clip_norm is not None:\n            clip_client_grads_(stack.grads(), self.clip_norm)\n"
+         "        after_backward()\n"),
+        (".clamp(max=1.0)", ""),
+        ("client_norms(grads) + 1e-6", "client_norms(grads) + 1e-2"),
+        ("(means * counts).sum(0) / counts.sum(0)", "means.sum(0) / (counts > 0).sum(0)"),
+        ("logits = method.calibrate(stack, logits)", "method.calibrate(stack, logits)"),
+        ("objective = objective * method.task_weight", "pass"),
+        ("stack.drop_grads()", "pass"),
+        ("stack.shrink(n, optimizer)", "pass"),
+    ]),
+    "federated/batches.py": ((NUMBERS, ENGINE, "data/test_text.py"), [
+        ('generator(seed, "shuffle", round_index, client)', 'generator(seed, "shuffle", 0, client)'),
+        ('generator(seed, "shuffle", round_index, client)', 'generator(seed, "shuffle", round_index, 0)'),
+        ('data.draw(generator(seed, "augment", round_index, client), ', 'data.draw(generator(seed, "augment", 0, 0), '),
+        ("max(1, size // batch_size)", "size // batch_size"),
+        ("ceil(size / batch_size)", "max(1, size // batch_size)"),
+        ("np.resize(samples, ceil(len(samples) / batch_size) * batch_size)",
+         "np.pad(samples, (0, -len(samples) % batch_size), mode='edge')"),
+        ("counts[-1] = used - (per_epoch - 1) * batch_size", ""),
+        ("order = rng.permuted(np.broadcast_to(samples, (rounds, len(samples))), axis=1)",
+         "order = np.broadcast_to(rng.permutation(samples), (rounds, len(samples)))"),
+        (".flatten(1).sum(1) / self.count", ".flatten(1).mean(1)"),
+        ("mask.flatten(1).sum(1).clamp(min=1)", "self._counts[:n, t]"),
+        ("(y >= 0) & mask.unsqueeze(-1)", "mask.unsqueeze(-1).expand_as(y)"),
+    ]),
+    "federated/aggregate.py": ((NUMBERS, ENGINE, "methods/test_contract.py"), [
+        ('if self.weighting == "samples":', 'if self.weighting != "samples":'),
+        ("upload.finite.to(torch.float32)", "torch.ones_like(upload.finite, dtype=torch.float32)"),
+        ("torch.where(weight > 0, delta_K, 0.0)", "delta_K.clone()"),
+        ("torch.where(total > 0, total, 1.0)", "total"),
+        ("self._sum, self._weight = {}, None", "self._weight = None"),
+        ("// len(self.clients)\n        self.delta", "\n        self.delta"),
+        (".isfinite().all(0)", ".isfinite().any(0)"),
+    ]),
+    "federated/round.py": ((ENGINE, "methods/test_scaffold.py", "methods/test_ssf.py"), [
+        ("len(self.cohort) * (nbytes(tensors)", "(nbytes(tensors)"),
+        ("- nbytes(instead_of or {})", ""),
+        ("np.lexsort((cohort, -work))", "np.lexsort((cohort, work))"),
+        ("load[target] += work[i]", "load[target] += 1"),
+    ]),
+    "federated/module.py": ((NUMBERS, RUN), [
+        ("buffer.add_(update[name])", "buffer.add_(update[name], alpha=0.5)"),
+        ("update[name].neg()", "update[name].clone()"),
+        (".update(values, weight=real)", ".update(values.float().mean())"),
+        ("None if update is None else update[name].neg()", "None if update is None else -0.999 * update[name]"),
+    ]),
+    "federated/store.py": (("federated/test_store.py", "methods/test_contract.py"), [
+        ("if round.rehearsal:\n            return\n", ""),
+        ("offset += t.numel()", "offset += 0"),
+        ("out[name][row].zero_() if default is None", "out[name][row].fill_(1.0) if default is None"),
+        ("self._version[client] = round.index\n", "self._version[client] = 0\n"),
+        ("self._checkpointed.get(client) != version:\n                self._save",
+         "self._checkpointed.get(client) == version:\n                self._save"),
+        ("if held is not None and held[0] == version:", "if held is not None:"),
+        ("{n: v.to(self.dtype).to(v.dtype) for n, v in values.items()}", "values"),
+        ("self._stale.append(path)", "path.unlink()"),
+        ("if path.name not in needed and", "if"),
+    ]),
+    "run.py": ((NUMBERS, RUN), [
+        ('torch_seed(cfg.seed, "initialisation")', 'torch_seed(0, "initialisation")'),
+        ("seed=cfg.seed,", "seed=0,"),
+        ("net = net.double()", "pass"),
+        ("key=lambda m: m.place)", "key=lambda m: 0)"),
+    ]),
+    "tasks.py": ((NUMBERS, "test_tasks.py", "data/test_text.py"), [
+        (".square().sum(-1) / 2", ".square().sum(-1)"),
+        ("outputs.argmax(-1) == y", "outputs.argmax(-1) != y"),
+        ("return y >= 0", "return y > 0"),
+        ("ignore_index=IGNORE", "ignore_index=0"),
+        ("if len(outputs) > 1 or batch.mask is not None:", "if len(outputs) > 1:"),
+    ]),
+    "utils/rng.py": ((NUMBERS, ENGINE), [
+        ("zlib.crc32(purpose.encode())", "0"),
+        ("SeedSequence(seed, spawn_key=", "SeedSequence(0, spawn_key="),
+        (", *ids))", ",))"),
+    ]),
+    "optim/fedopt.py": (("optim/test_fedopt.py",), [
+        ('group["tau"] ** 2', 'group["tau"]'),
+        ('1 - group["betas"][0]', 'group["betas"][0]'),
+        ('torch._foreach_add_(denominator, group["tau"])', "pass"),
+        ("torch._foreach_mul_(v, beta2)", "pass"),
+        ("grads, grads, 1 - beta2", "grads, grads, beta2"),
+        ("torch._foreach_sign_(signs)", "pass"),
+        ('group["betas"][1] - 1', '1 - group["betas"][1]'),
+        ("torch._foreach_addcmul_(v, grads, grads)", "torch._foreach_add_(v, grads)"),
+        ('denominator, -group["lr"]', 'denominator, group["lr"]'),
+        ("p.grad is not None]", "p.requires_grad]"),
+    ]),
+    "data/datamodule.py": ((NUMBERS, RUN, "test_transactions.py"), [
+        ("self.num_clients, seed=self.seed, groups", "self.num_clients, seed=0, groups"),
+        ("offsets[clients + 1] - offsets[clients]", "offsets[clients + 1] - offsets[0]"),
+        ('generator(seed, purpose).choice', 'generator(0, purpose).choice'),
+        ("slices[self.trainer.global_rank ::", "slices[0 ::"),
+        ("min(int(size), n // world)", "int(size)"),
+        ("min(start + step, n)) for", "start + step) for"),
+    ]),
+    "data/augment.py": ((NUMBERS, "data/test_datasets.py", "data/test_text.py", RUN), [
+        ("1 / (255 * std)", "1 / (256 * std)"),
+        ("-mean / std)", "-mean)"),
+        ("2 * self.crop_padding + 1, 2 * self.crop_padding + 1, 1", "2 * self.crop_padding, 2 * self.crop_padding, 1"),
+        ("augment[:, 0], augment[:, 1]]", "augment[:, 1], augment[:, 0]]"),
+        ("x.flip(-1)", "x.flip(-2)"),
+    ]),
+    "data/partition.py": (("data/test_partition.py",), [
+        ("% num_clients\n        return Partition", "% max(1, num_clients - 1)\n        return Partition"),
+        ("held_N * num_clients < class_sizes.sum()", "held_N >= 0"),
+        ("if short == 0 or short > hopeless:", "if True:"),
+        ("fill_up(owner_n, num_clients, self.min_size, rng)", "pass"),
+        ("held_N += counts_N", "pass"),
+        ("len(labels) // num_clients)\n", "len(labels) // num_clients - 1)\n"),
+        ("left_C[classes] -= wanted.sum(0)", "pass"),
+        ("wanted[:, column].sum() > left_C[c]", "False"),
+        ("size // holders + (np.arange(holders) < size % holders)", "size // holders"),
+        ("np.concatenate([deck[~twice], deck[twice]])", "deck"),
+        ("return np.arange(cards) % num_classes", "return np.zeros(cards, np.int64)"),
+        ("np.sort(generator(seed, \"partition\").choice(len(values), num_clients, replace=False))",
+         "np.arange(num_clients)"),
+        ("num_clients * min_size > num_samples", "num_clients > num_samples"),
+        ('order[len(order) - sizes.sum() :]', 'order[: sizes.sum()]'),
+        ("np.repeat(np.arange(len(sizes)), sizes), labels[indices]",
+         "np.repeat(np.arange(len(sizes)), sizes), labels[np.sort(indices)]"),
+    ]),
+    "data/dealing.py": (("data/test_partition.py",), [
+        ("rng.standard_gamma(alpha + 1, shape)", "rng.standard_gamma(alpha, shape)"),
+        ("rng.standard_exponential(shape) / alpha", "rng.standard_exponential(shape)"),
+        ("weights /= weights.sum(-1, keepdims=True)", "weights /= weights.sum()"),
+        ("shuffled = rng.permutation(len(labels))", "shuffled = np.arange(len(labels))"),
+        ("surplus_N[np.flatnonzero(surplus_N)[:excess]] -= 1", ""),
+        ("np.maximum(min_size - sizes_N, 0)", "np.maximum(min_size - sizes_N + 1, 0)"),
+        ("by_owner = rng.permutation(len(owner_n))", "by_owner = np.arange(len(owner_n))"),
+    ]),
+    "data/sampling.py": (("data/test_sampling.py", NUMBERS), [
+        ("return np.sort(cohort)", "return cohort"),
+        ("self.per_round, replace=False, shuffle=False)\n        return np.sort",
+         "self.per_round, replace=True, shuffle=False)\n        return np.sort"),
+        ("round // self.every", "round // (self.every + 1)"),
+        ("rng.random(live) < probability", "rng.random(live) > probability"),
+        ("[: num_clients - live]", ""),
+        ('side="right"', 'side="left"'),
+        ("return live[np.sort(places)]", "return np.sort(places)"),
+        ("ids[leaving] = newcomers", "ids[leaving] = np.sort(newcomers)"),
+    ]),
+    "methods/centralization.py": (("methods/test_centralization.py", NUMBERS), [
+        ("if (grad := leaves[name].grad) is not None:\n                centralize_(grad, ndim, self.mean)",
+         "if (grad := leaves[name].grad) is not None:\n                centralize_(grad, ndim)"),
+        ("centralize_(param.grad, self._server_ndim[name], self.mean)",
+         "centralize_(param.grad, self._server_ndim[name])"),
+        ("if ndim == 4 else tuple(range(-max(ndim - 1, 1), 0))", "if ndim == 4 else (-1,)"),
+        ("if ndim == 4 else", "if ndim >= 3 else"),
+        ("floor(self.lam * len(names) + 1e-9)", "floor(self.lam * len(names))"),
+        ("floor(self.lam * len(names) + 1e-9)", "round(self.lam * len(names))"),
+        ("alpha=total.numel() / grad.numel()", "alpha=1 / grad.shape[-1]"),
+        ("else:\n            n_local = len(names)", "else:\n            n_local = len(names) - 1"),
+        ('n.startswith(self.boundary + ".")', "n.startswith(self.boundary)"),
+        ("if self.local else {}", ""),
+        ('least = 2 if self.tensors == "weights" else 1', "least = 2"),
+    ]),
+    "methods/scaffold.py": (("methods/test_scaffold.py", NUMBERS, "methods/test_contract.py"), [
+        ("-1 / (steps * round.lr)", "-1 / (steps * 0.2)"),
+        ("torch._foreach_neg(list(self._own.values()))", "list(self._own.values())"),
+        ("alpha=round.num_finite / round.num_clients", "alpha=1"),
+        ("own.add_(torch.where(per_client(upload.finite, own), upload.extra[\"scaffold\"][name], 0.0))",
+         "own.add_(upload.extra[\"scaffold\"][name])"),
+        (".sub_(control)", ""),
+        ("steps + rho * velocities if nesterov", "velocities if nesterov"),
+        ("(1 - rho**steps)", "(1 - rho ** (steps + 1))"),
+        ("round.send(self.control)", "pass"),
+        ("self._correction[name][: stack.active]", "self._correction[name][-stack.active :]"),
+        ("new = self.store.rounded({name: self._own[name] + moved for name, moved in change.items()})",
+         "new = {name: self._own[name] + moved for name, moved in change.items()}"),
+    ]),
+    "methods/feddyn.py": (("methods/test_feddyn.py", NUMBERS), [
+        ("alpha=self.alpha)\n", "alpha=1.0)\n"),
+        ("round.num_finite / round.num_clients if self.divide_by", "1.0 if self.divide_by"),
+        ("torch._foreach_add_(mean, total)", "pass"),
+        ("anchor = torch._foreach_neg(list(self._own.values()))", "anchor = list(self._own.values())"),
+        ("torch.where(per_client(upload.finite, own), upload.delta[name], 0.0)", "upload.delta[name]"),
+    ]),
+    "methods/fedvarp.py": (("methods/test_fedvarp.py",), [
+        ("upload.delta[name] = new[name] - old", "upload.delta[name] = new[name]"),
+        ("round.num_finite / round.num_clients", "1.0"),
+        ("torch._foreach_add_(news, mean)\n        torch._foreach_add_(mean, change)",
+         "torch._foreach_add_(mean, change)\n        torch._foreach_add_(news, mean)"),
+        ("upload.delta[n], y) for n", "upload.delta[n], 0 * y) for n"),
+    ]),
+    "methods/fedcm.py": (("methods/test_fedcm.py",), [
+        ("1 - self.alpha)", "self.alpha)"),
+        ("-1 / (round.lr * steps)", "-1 / steps"),
+        ("float(total) / round.num_finite", "float(total)"),
+        ("(upload.finite * torch", "(torch"),
+    ]),
+    "methods/feddc.py": (("methods/test_feddc.py",), [
+        ("torch._foreach_mul_(pull, self.alpha)", "pass"),
+        ("torch._foreach_sub_(pull, list(self._own.values()))", "pass"),
+        ('if self.correction == "control" else', 'if self.correction != "control" else'),
+        ("torch._foreach_add_(mean, drift)", "pass"),
+        ("torch._foreach_add_(drift, mean, alpha=share)", "torch._foreach_add_(drift, mean)"),
+        ("upload.num_steps * round.lr", "upload.num_steps"),
+    ]),
+    "methods/fedcurv.py": (("methods/test_fedcurv.py",), [
+        ("alpha=2 * self.lam", "alpha=self.lam"),
+        (".version(client) == last", ".version(client) is not None"),
+        ("g.square().sum(0)", "g.sum(0).square()"),
+        ("torch.mul(mean, round.num_finite, out=sums[name])", "sums[name].copy_(mean)"),
+        ("stack.net.eval()\n        each", "each"),
+        ("t * stack.full[name] for name", "t * stack.start[name] for name"),
+    ]),
+    "methods/feddecorr.py": (("methods/test_feddecorr.py",), [
+        ("freedom = (count - 1).clamp(min=1)", "freedom = count"),
+        (".square().sum((1, 2)) - diagonal", ".square().sum((1, 2))"),
+        ("return self.beta * squares", "return squares"),
+        ("count.view(-1, 1, 1)) * rows", "count.view(-1, 1, 1))"),
+    ]),
+    "methods/fedgc.py": (("methods/test_fedgc.py",), [
+        ("self.lr(round.index - 1)", "self.lr(round.index)"),
+        ("self.margin * round.lr * last_lr", "self.margin * last_lr**2"),
+        ("self.ridge * last_lr**2", "self.ridge"),
+        ("t.masked_fill_(per_client(~upload.finite, t), 0.0)", "pass"),
+        ("self.margin * round.lr**2", "self.margin"),
+        ("if self.layerwise else", "if not self.layerwise else"),
+    ]),
+    "methods/constraints.py": (("methods/test_fedgc.py",), [
+        ("(margin - inner_K).clamp(min=0)", "(margin - inner_K)"),
+        ("(square + ridge)", "square"),
+        ("scaled / norms if solved", "scaled if solved"),
+        ("missing <= margin / norms / 2 +", "missing <= 1e9 + margin / norms / 2 +"),
+        ("if (inner >= margin).all():", "if (inner >= 0).all():"),
+    ]),
+    "methods/fedlc.py": (("methods/test_fedlc.py",), [
+        ("** -self.exponent", "** self.exponent"),
+        ("logits_KBC - margins", "logits_KBC + margins"),
+        ("self.tau * counts.double()", "counts.double()"),
+        ("stack.clients), self.floor)", "stack.clients), 1.0)"),
+    ]),
+    "methods/fedmlb.py": (("methods/test_fedmlb.py",), [
+        ("self.ce * stack", "stack"),
+        ("self.kl * divergence", "divergence"),
+        ("torch.stack(terms).mean(0)", "torch.stack(terms).sum(0)"),
+        ("F.kl_div(client, hybrid,", "F.kl_div(hybrid, client,"),
+    ]),
+    "methods/fedntd.py": (("methods/test_fedntd.py",), [
+        ("self.beta * self.tau**2 *", "self.beta *"),
+        ("others >= y.unsqueeze(-1)", "others > y.unsqueeze(-1)"),
+        ("F.kl_div(client, teacher,", "F.kl_div(teacher, client,"),
+    ]),
+    "methods/fedreg.py": (("methods/test_fedreg.py",), [
+        ("for name in weights], 1 - self.gamma)", "for name in weights], self.gamma)"),
+        ("start, 1 - self.beta)", "start, self.beta)"),
+        ("at_least=0.0)", "at_least=-1e9)"),
+        ("torch._foreach_sub_(drift, back)", "pass"),
+        ("client_norms(direction).square()", "client_norms(direction)"),
+    ]),
+    "methods/pseudo.py": (("methods/test_fedreg.py",), [
+        ("x.detach() + eta * grad.sign()", "x.detach() - eta * grad.sign()"),
+        ("(turn + 1) % self._turns[:n]", "turn"),
+        ("for _ in range(iterations):", "for _ in range(1):"),
+    ]),
+    "methods/fedsol.py": (("methods/test_fedsol.py",), [
+        ("for d in drift])\n", "for d in drift[::-1]])\n"),
+        ("(stack(batch.x).logits_KBC / self.temperature)", "stack(batch.x).logits_KBC"),
+        ("self.rho * moved.to(grads[0].dtype)", "self.rho"),
+        ("drift.unsqueeze(-1), dim=1)", "drift.unsqueeze(-1), dim=2)"),
+    ]),
+    "methods/sam.py": (("methods/test_sam.py",), [
+        ("length / client_norms(grads)", "length * client_norms(grads)"),
+        ("list(stack.gradients(objective()).values()), self.rho)",
+         "[-g for g in stack.gradients(objective()).values()], self.rho)"),
+        ("torch._foreach_copy_(moved, list(self._unmoved.values()))", "pass"),
+    ]),
+    "methods/fedsub.py": (("methods/test_fedsub.py",), [
+        ("1 / (round.lr * stack.num_steps)", "1 / round.lr"),
+        ("self.space[name].project(old.lift(dual[rows]))", "dual[rows]"),
+        ("dual.sub_(mean[name]", "dual.add_(mean[name]"),
+    ]),
+    "methods/ssf.py": (("methods/test_ssf.py",), [
+        ("self._projected[name] - z for", "self._projected[name] + z for"),
+        ("alpha=share)", "alpha=1.0)"),
+        (".sub_(self._projected[n])", ""),
+        ("upload.num_steps * round.lr", "upload.num_steps"),
+        (".where(per_client(upload.finite, change), 0.0)", ""),
+    ]),
+    "methods/subspace.py": (("methods/test_subspace.py", "methods/test_ssf.py"), [
+        ("int(d * self.ratio + 0.5)", "int(d * self.ratio)"),
+        ("q * upper.diagonal().sign()", "q"),
+        ("round.index // self.refresh, round.seed", "round.index, round.seed"),
+        ("grad.sub_(stack.leaves[name], alpha=self.weight_decay)", "pass"),
+        ("prod(shape[1:]) >= shape[0]", "prod(shape[1:]) > shape[0]"),
+        ('torch_seed(seed, f"projector of {name}", epoch)', 'torch_seed(seed, "projector", epoch)'),
+    ]),
+    "methods/lookahead.py": (("methods/test_lookahead.py",), [
+        ("alpha=self.momentum)", "alpha=1.0)"),
+        ("torch._foreach_sub(", "torch._foreach_add("),
+    ]),
+    "methods/moon.py": (("methods/test_moon.py",), [
+        ("_similarity(out, of_previous) - _similarity(out, of_global)",
+         "_similarity(out, of_global) - _similarity(out, of_previous)"),
+        ("/ self.temperature)", ")"),
+        ("self.mu * self._known[:n] * mean", "self.mu * mean"),
+        ("(terms * batch.rows).sum(1) / batch.rows.sum(1)", "terms.mean(1)"),
+        ("self.store.write(stack.clients, stack.full, round)", "self.store.write(stack.clients, self._previous or stack.full, round)"),
+    ]),
+    "methods/proximal.py": (("methods/test_proximal.py", ENGINE), [
+        ("alpha=self.mu)", "alpha=2 * self.mu)"),
+        ("[stack.start[n] for n in names]", "[0 * stack.start[n] for n in names]"),
+    ]),
+    "methods/quantization.py": (("methods/test_quantization.py",), [
+        ("2 ** (self.bits - 1) - 1", "2 ** (self.bits - 1)"),
+        ('"quantization", round.index, client', '"quantization", 0, client'),
+        ("torch._foreach_ceil_(up)", "torch._foreach_round_(up)"),
+        ("torch._foreach_clamp_max_(level, levels)", "pass"),
+        (".bits // 8) + 4", ".bits // 8)"),
+        ("norms / levels))", "norms / (levels + 1)))"),
+    ]),
+    "metrics/angle.py": (("metrics/test_angle.py",), [
+        ("cosine_K < 0)", "cosine_K > 0)"),
+        ("(norm_K * self._step_norm)", "norm_K"),
+        ("cosine.clamp(-1, 1).arccos()", "cosine.clamp(0, 1).arccos()"),
+        ("(clients * norm)", "norm"),
+    ]),
+    "metrics/cka.py": (("metrics/test_clients_end.py",), [
+        (" - t.flatten(1).mean(0) for t in (x, y)", " for t in (x, y)"),
+        ("(xx.norm() * yy.norm())", "(xx.norm() * xx.norm())"),
+        ("max(x.shape[1], y.shape[1]) > len(x)", "x.shape[1] > len(x)"),
+    ]),
+    "metrics/clients.py": (("metrics/test_clients_end.py",), [
+        ("sums / labels, torch.nan", "sums / len(index), torch.nan"),
+        ("(stack.start, client_state(stack, client))", "(stack.start, stack.start)"),
+        ("logits.argmax(-1) == y", "logits.argmin(-1) == y"),
+    ]),
+    "metrics/base.py": (("metrics/test_clients_end.py", "metrics/test_angle.py", "metrics/test_metrics_run.py"), [
+        ("not round.rehearsal and", ""),
+        ("or number >= self.rounds", ""),
+        ("values_KV.where(finite, 0.0)", "values_KV"),
+        ("stack.net.eval()", "pass"),
+    ]),
+    "metrics/drift.py": (("metrics/test_clients_end.py",), [
+        ("square / clients - update_norm**2", "square / clients + update_norm**2"),
+        ("norm / clients / start", "norm / start"),
+        ("dot(self._start, self._start).sqrt()", "dot(self._start, self._start)"),
+        ("dot(direction, update) / clients**2", "dot(direction, update) / clients"),
+        ("torch.where(norm_K > 0, 1 / norm_K, 0.0)", "torch.ones_like(norm_K)"),
+    ]),
+    "metrics/gap.py": (("metrics/test_metrics_run.py",), [
+        ("gap / true", "gap / part"),
+        ("others = np.setdiff1d(np.arange(round.num_clients), round.cohort)", "others = round.cohort"),
+        ('getattr(loop.aggregator, "weighting", "uniform")', '"uniform"'),
+        ("if not rehearsed:\n", "if rehearsed:\n"),
+    ]),
+    "metrics/forgetting.py": (("metrics/test_forgetting.py",), [
+        ("torch.cat([losses[:own], losses[own + 1 :]])", "losses"),
+        ("self._losses(stack, stack.start, len(drawn))", "self._losses(stack, client_state(stack, client), len(drawn))"),
+        ("return sums[0] / sums[1]", "return sums[0]"),
+        ('"forgetting", round.index, client)', '"forgetting", 0, client)'),
+    ]),
+    "metrics/relative_error.py": (("metrics/test_relative_error.py",), [
+        ("params[name] - t)", "params[name] + t)"),
+        ("for t in optimum.values()]).norm()", "for t in params.values()]).norm()"),
+    ]),
+    "metrics/convergence.py": (("metrics/test_convergence.py",), [
+        ("np.minimum(np.arange(len(sums)) + 1, window)", "window"),
+        ("decay * average + (1 - decay) * averaged[i]", "(1 - decay) * average + decay * averaged[i]"),
+        (">= target]", "> target]"),
+        ("change.std()", "change.var()"),
+        ("rounds_to_target(rounds, averaged, target)", "rounds_to_target(rounds, curve, target)"),
+    ]),
+    "metrics/surface.py": (("metrics/test_surface.py", "metrics/test_plane.py"), [
+        ("(0.5 + margin) * (high - low).max()", "(0.5 + margin) * (high - low).min()"),
+        ("scores[i] /= labels", "pass"),
+        ("plane.at(float(a), float(b))", "plane.at(float(b), float(a))"),
+        ("lean += along", "lean = along"),
+        ("client > max(self._held)", "client < max(self._held)"),
+        ("t.clamp_(min=0.0)", "pass"),
+    ]),
+    "metrics/leakage.py": (("metrics/test_leakage.py",), [
+        ("t[0] / -round.lr", "t[0] / round.lr"),
+        ("-10 * mse_B.log10()", "-20 * mse_B.log10()"),
+        ("x.detach() * std + mean", "x.detach() * std"),
+        ("distance[i], distance[:, j] = torch.inf, torch.inf", "distance[i] = torch.inf"),
+    ]),
+}  # fmt: skip
+ACCEPTED: dict[str, str] = {}  # a survivor's new text → why it may live
+
+
+def one(source: Path, name: str, change: tuple[str, str], tests: tuple[str, ...], log: Path) -> str:
+    """Runs the tests on one mutant in a child process: killed, survived, or stale where its text is not there."""
+    path, (old, new) = source / "gcfed" / name, change
+    text = path.read_text()
+    if text.count(old) != 1 or old == new:
+        return f"stale ({text.count(old)} times)"
+    path.write_text(text.replace(old, new))
+    try:
+        child = multiprocessing.get_context("fork").Process(target=run_tests, args=(source, tests, log))
+        child.start()
+        child.join(TIMEOUT)
+        if child.is_alive():
+            child.kill()
+        return "SURVIVED" if child.exitcode == 0 else "killed"
+    finally:
+        path.write_text(text)
+
+
+def run_tests(source: Path, tests: tuple[str, ...], log: Path) -> None:
+    import pytest
+
+    sys.path.insert(0, str(source))
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONPATH"] = str(source)
+    with log.open("w") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+        files = [str(ROOT / "tests" / test) for test in tests]
+        code = pytest.main(["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not slow", *files])
+    os._exit(int(code))
+
+
+def main(wanted: list[str]) -> None:
+    for library in ("torch", "torchvision", "lightning.pytorch", "torchmetrics", "hydra", "matplotlib.pyplot"):
+        importlib.import_module(library)
+    os.chdir(ROOT)
+    killed, survivors, others, i = 0, [], [], 0
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "src"
+        shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
+        for part in ("configs", "data", "docs", "pyproject.toml"):
+            (Path(folder) / part).symlink_to(ROOT / part)
+        for name, (tests, changes) in MUTANTS.items():
+            for change in changes:
+                i += 1
+                if wanted and not any(w == str(i) or (not w.isdigit() and w in name) for w in wanted):
+                    continue
+                started = time.perf_counter()
+                result = one(source, name, change, tests, Path(folder) / "log")
+                killed += result == "killed"
+                if result == "SURVIVED":
+                    survivors.append((name, change))
+                elif result != "killed":
+                    others.append(i)
+                says = result if result != "killed" else f"killed by {first_failure(Path(folder) / 'log')}"
+                print(f"{i:4} {name}: {change[1]!r} {time.perf_counter() - started:.0f} s: {says}", flush=True)
+    total = killed + len(survivors)
+    print(f"\n{killed} of {total} killed ({killed / max(total, 1):.1%}); stale: {others or 'none'}")
+    for name, (old, new) in survivors:
+        print(f"survived: {name}: {old!r} → {new!r}: {ACCEPTED.get(new, 'a test is missing')}")
+
+
+def first_failure(log: Path) -> str:
+    lines = [line for line in log.read_text().splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return lines[0].split(" ")[1] if lines else "an import or a timeout"
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
