@@ -135,7 +135,7 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
         ('denominator, -group["lr"]', 'denominator, group["lr"]'),
         ("p.grad is not None]", "p.requires_grad]"),
     ]),
-    "data/datamodule.py": ((NUMBERS, RUN, "test_transactions.py"), [
+    "data/datamodule.py": ((NUMBERS, "test_transactions.py"), [
         ("self.num_clients, seed=self.seed, groups", "self.num_clients, seed=0, groups"),
         ("offsets[clients + 1] - offsets[clients]", "offsets[clients + 1] - offsets[0]"),
         ('generator(seed, purpose).choice', 'generator(0, purpose).choice'),
@@ -143,7 +143,7 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
         ("min(int(size), n // world)", "int(size)"),
         ("min(start + step, n)) for", "start + step) for"),
     ]),
-    "data/augment.py": ((NUMBERS, "data/test_datasets.py", "data/test_text.py", RUN), [
+    "data/augment.py": ((NUMBERS, "data/test_datasets.py", "data/test_text.py"), [
         ("1 / (255 * std)", "1 / (256 * std)"),
         ("-mean / std)", "-mean)"),
         ("2 * self.crop_padding + 1, 2 * self.crop_padding + 1, 1", "2 * self.crop_padding, 2 * self.crop_padding, 1"),

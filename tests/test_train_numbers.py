@@ -66,9 +66,15 @@ def draw(purpose, *ids):
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(SEED, spawn_key=key)))
 
 
-def images(split, kept=slice(None)):
-    x = torch.from_numpy(split.x[kept]).double() / 255
-    return (x - 0.3) / 0.37, torch.from_numpy(split.y[kept])
+def normalized(x):
+    return (x.double() / 255 - 0.3) / 0.37
+
+
+def cropped(x, draws, padding=2):
+    """Windows of images with a black border, at drawn rows and columns; every second one or so is mirrored."""
+    x, side = F.pad(x, (padding,) * 4), x.shape[-1]
+    windows = [image[:, r : r + side, c : c + side] for image, (r, c, _) in zip(x, draws, strict=True)]
+    return torch.stack([w.flip(-1) if mirror else w for w, (_, _, mirror) in zip(windows, draws, strict=True)])
 
 
 MEAN_OVER = {"out": (1, 2, 3), "out_in": (2, 3), "out_kernel": (1,), "out_in_height": (2,), "in_kernel": (0,)}
@@ -90,9 +96,11 @@ def velocities(steps):
     return way
 
 
-def plain_run(net, train_set, test_set, clients, *, method, alpha, local, server, mean, by_samples, server_lr, beta):
+def plain_run(
+    net, train_set, test_set, clients, *, method, alpha, local, server, mean, by_samples, server_lr, beta, crop
+):
     """Trains ``net``; returns what each round's row should say."""
-    (x, y), names = train_set, [name for name, _ in net.named_parameters()]
+    (x, y), names = map(torch.from_numpy, train_set), [name for name, _ in net.named_parameters()]
     zeros = {name: torch.zeros_like(p) for name, p in net.named_parameters()}
     kept = {k: copy.deepcopy(zeros) for k in range(N)}  # SCAFFOLD's c_k, FedDyn's h_k
     of_server = copy.deepcopy(zeros)  # c, or h
@@ -104,9 +112,11 @@ def plain_run(net, train_set, test_set, clients, *, method, alpha, local, server
         for k in cohort:
             w, seen, steps = copy.deepcopy(net).train(), [], 0
             optimizer = torch.optim.SGD(w.parameters(), lr=lr, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
+            drawn = draw("augment", t, k).integers(0, (5, 5, 2), size=(2 * -(-len(clients[k]) // BATCH), BATCH, 3))
             for epoch in draw("shuffle", t, k).permuted([clients[k]] * 2, axis=1):
                 for batch in np.split(epoch, range(BATCH, len(epoch), BATCH)):
-                    loss = F.cross_entropy(w(x[batch]), y[batch])
+                    inputs = cropped(x[batch], drawn[steps, : len(batch)].tolist()) if crop else x[batch]
+                    loss = F.cross_entropy(w(normalized(inputs)), y[batch])
                     optimizer.zero_grad()
                     loss.backward()
                     for name, p in w.named_parameters():
@@ -146,9 +156,10 @@ def plain_run(net, train_set, test_set, clients, *, method, alpha, local, server
                     value += update
             center(net, server, mean)
             server_optimizer.step()
-            logits = net.eval()(test_set[0])
-        accuracy = (logits.argmax(1) == test_set[1]).double().mean().item()
-        rows.append([np.mean(losses), accuracy, F.cross_entropy(logits, test_set[1]).item()])
+            x_test, y_test = map(torch.from_numpy, test_set)
+            logits = net.eval()(normalized(x_test))
+        accuracy = (logits.argmax(1) == y_test).double().mean().item()
+        rows.append([np.mean(losses), accuracy, F.cross_entropy(logits, y_test).item()])
     return rows
 
 
@@ -171,6 +182,9 @@ CASES = {
         ["algorithm=feddyn", "gc=gcfed", f"client.clip_norm={CLIP}", "methods.feddyn.alpha=0.3", "client.stack=3"],
         {"method": "feddyn", "alpha": 0.3, "local": ("fc1.weight",), "server": ("fc1.weight", "fc2.weight")},
     ),
+    "crops and flips": (
+        ["gc=none", "data.transform.crop_padding=2", "data.transform.flip=true", "client.stack=2"], {"crop": True},
+    ),
     "global": ([*CONV, "gc=global"], {"server": WEIGHTS}),
     "local": ([*CONV, "gc=local", "gc.lam=0.5"], {"local": WEIGHTS[:2]}),
     **{
@@ -192,9 +206,10 @@ def test_a_run_is_the_plain_loop(config, tmp_path, case):
     clients = np.split(saved["indices"], saved["offsets"][1:-1])
     assert max(map(len, clients)) > 2 * min(map(len, clients))
     limited = np.sort(draw("limit_train").choice(len(data.train.y), 70, replace=False))
-    plain = {"method": None, "alpha": 1.0, "local": (), "server": (), "mean": "out", "by_samples": False}
+    plain = {"method": None, "alpha": 1.0, "local": (), "server": (), "mean": "out", "by_samples": False, "crop": False}
     plain |= {"server_lr": 1.0, "beta": 0.0} | differs
-    rows = plain_run(first, images(data.train, limited), images(data.test), clients, **plain)
+    train_set, test_set = (data.train.x[limited], data.train.y[limited]), (data.test.x, data.test.y)
+    rows = plain_run(first, train_set, test_set, clients, **plain)
     for name, value in result.module.net.state_dict().items():
         if value.is_floating_point():
             torch.testing.assert_close(value, first.state_dict()[name], rtol=0, atol=1e-11, msg=name)

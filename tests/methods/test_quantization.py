@@ -115,6 +115,13 @@ def test_training_with_it(federation):
     assert not torch.equal(trained, weights(make_net()))
 
 
+@pytest.mark.parametrize("bits", range(2, 33))
+def test_a_sign_and_a_level_fit_into_their_bits(bits):
+    """−s … s are 2s + 1 numbers, of which no more fit."""
+    s = Quantization(bits).levels
+    assert 2 * s + 1 <= 2**bits < 2 * (s + 1) + 1
+
+
 @pytest.mark.parametrize("bits", [1, 33, 8.0, "8"])
 def test_bad_bits_are_refused_by_name(bits):
     with pytest.raises(ValueError, match=rf"quantization\.bits={bits}"):
