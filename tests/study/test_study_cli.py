@@ -43,7 +43,7 @@ def test_a_study_names_what_failed_skips_what_is_finished_and_continues_the_rest
     said = call(code=1)
     folder = tmp_path / "logs" / "study" / "tiny" / "full"
     assert "0 finished, 0 to continue, 2 to start" in said
-    assert "broken, digits, seed 1: ValueError: gc.lam=2 is outside [0, 1]" in said
+    assert "broken, digits, seed 1: ValueError: gc.lam=2 must be a number from 0 to 1" in said
     assert str(folder / "broken_digits_s1") in said
     run = folder / "gc-fed_digits_s1"
     assert len(read_rows(run / "metrics.csv")) == 2

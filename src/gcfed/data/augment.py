@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gcfed.utils.number import flag, number, numbers
+
 
 class Transform(Protocol):
     """What the data module asks of a transform; draws are of one kind for all samples, or None."""
@@ -41,14 +43,12 @@ class ImageTransform:
     def __init__(
         self, mean: Sequence[float], std: Sequence[float], *, crop_padding: int = 0, flip: bool = False
     ) -> None:
-        if len(mean) != len(std) or min(std) <= 0:
-            raise ValueError(f"data.transform.mean={list(mean)} and std={list(std)} must pair up, with std > 0.")
-        if not isinstance(crop_padding, int) or crop_padding < 0:
-            raise ValueError(
-                f"data.transform.crop_padding={crop_padding} must be a number of pixels; 0 turns the crop off."
-            )
-        self.mean, self.std = tuple(mean), tuple(std)
-        self.crop_padding, self.flip = crop_padding, flip
+        self.mean = tuple(numbers("data.transform.mean", mean))
+        self.std = tuple(numbers("data.transform.std", std, 0, above=True))
+        if not len(mean) == len(std) > 0:
+            raise ValueError(f"data.transform.mean={list(mean)} and data.transform.std={list(std)} must pair up.")
+        self.crop_padding = number("data.transform.crop_padding", crop_padding, 0, 1000, whole=True)
+        self.flip = flag("data.transform.flip", flip)
         self._affine: tuple[Tensor, Tensor] | None = None
 
     def check(self, input_shape: tuple[int, ...]) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from gcfed.federated.round import Round
 from gcfed.federated.stack import Params, broadcast_like
 from gcfed.utils.files import replacing
+from gcfed.utils.number import choice
 
 KINDS = ("memory", "disk")
 # What a store writes: <client>-<round>.bin, and the temporary name of one that was killed while it wrote.
@@ -188,10 +189,8 @@ class ClientStores:
     """
 
     def __init__(self, kind: str = "memory", dtype: str | None = None, folder: str | Path | None = None) -> None:
-        if kind not in KINDS:
-            raise ValueError(f"client_store.kind={kind!r} is unknown: choose memory or disk.")
-        if dtype not in DTYPES:
-            raise ValueError(f"client_store.dtype={dtype!r} is unknown: choose null, bfloat16 or float32.")
+        choice("client_store.kind", kind, KINDS)
+        choice("client_store.dtype", dtype, DTYPES)
         if kind == "disk" and folder is None:
             raise ValueError("client_store.kind=disk needs client_store.folder.")
         self.kind, self.dtype = kind, DTYPES[dtype]

@@ -36,7 +36,7 @@ from gcfed.federated.round import Round
 from gcfed.federated.stack import Params, per_client
 from gcfed.methods.constraints import Part, add_weighted_, constrain_, multipliers, products
 from gcfed.methods.requirements import local_sgd
-from gcfed.utils.instantiate import flag
+from gcfed.utils.number import flag, number
 
 log = logging.getLogger(__name__)
 
@@ -66,11 +66,7 @@ class FedGC(FederatedMethod):
     def __init__(
         self, margin: float = 1e-3, *, ridge: float = 0.0, layerwise: bool = True, cgc: bool = True, sgc: bool = True
     ) -> None:
-        if margin < 0:
-            raise ValueError(f"methods.fedgc.margin={margin} is negative: it would allow what the constraints forbid.")
-        if ridge < 0:
-            raise ValueError(f"methods.fedgc.ridge={ridge} is negative: 0 is the paper's rule, 1e-3 that of GEM.")
-        self.margin, self.ridge = margin, ridge
+        self.margin, self.ridge = number("methods.fedgc.margin", margin, 0), number("methods.fedgc.ridge", ridge, 0)
         self.layerwise = flag("methods.fedgc.layerwise", layerwise)
         self.cgc, self.sgc = flag("methods.fedgc.cgc", cgc), flag("methods.fedgc.sgc", sgc)
         self._warned = False

@@ -12,6 +12,7 @@ from torch.optim import SGD
 from gcfed.federated.method import FederatedMethod, Setup
 from gcfed.federated.round import Round
 from gcfed.optim.partial import probe_optimizer
+from gcfed.utils.number import number
 
 
 class LookAhead(FederatedMethod):
@@ -26,9 +27,7 @@ class LookAhead(FederatedMethod):
     """
 
     def __init__(self, momentum: float = 0.85) -> None:
-        if not 0 <= momentum < 1:
-            raise ValueError(f"methods.lookahead.momentum={momentum} is outside [0, 1): the momentum would never fade.")
-        self.momentum = momentum
+        self.momentum = number("methods.lookahead.momentum", momentum, 0, 1, below=True)
         self._names: list[str] = []
 
     def validate(self, setup: Setup) -> None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from gcfed.utils.number import number
+
 Curve = NDArray[np.float64]
 
 
@@ -19,8 +21,7 @@ def smooth(values: ArrayLike, window: int = 10) -> Curve:
     Raises:
         ValueError: ``window`` is less than 1.
     """
-    if window < 1:
-        raise ValueError(f"window={window} holds no value; give at least 1")
+    number("window", window, 1, whole=True)
     smoothed = np.array(values, dtype=np.float64)
     tested = ~np.isnan(smoothed)
     padded = np.concatenate([np.zeros(window - 1), smoothed[tested]])
@@ -36,8 +37,7 @@ def exponential_moving_average(values: ArrayLike, decay: float = 0.9) -> Curve:
     Raises:
         ValueError: ``decay`` is not in [0, 1).
     """
-    if not 0 <= decay < 1:
-        raise ValueError(f"decay={decay} is out of range; give a number in [0, 1), for instance 0.9")
+    number("decay", decay, 0, 1, below=True)
     averaged = np.array(values, dtype=np.float64)
     average = np.nan
     for i in np.flatnonzero(~np.isnan(averaged)):

@@ -8,7 +8,10 @@ from functools import partial
 import torch
 from torch.optim import Optimizer
 
+from gcfed.utils.number import LARGEST, flag, number, numbers
+
 MakeOptimizer = Callable[..., Optimizer]
+SHARES = ("momentum", "betas", "beta1", "alpha", "rho")  # decay rates: at 1 nothing would ever fade
 
 
 def probe_optimizer(optimizer: MakeOptimizer) -> Optimizer:
@@ -20,8 +23,9 @@ def try_optimizer(optimizer: MakeOptimizer, key: str) -> MakeOptimizer:
     """The same partial, once it has built an optimizer.
 
     Raises:
-        ValueError: it builds none; names the config key.
+        ValueError: it builds none, or a setting is out of its range; names the config key.
     """
+    _check_settings(optimizer, key)
     try:
         probe_optimizer(optimizer)
     except (TypeError, ValueError) as error:
@@ -52,3 +56,15 @@ def unprofiled_step(optimizer: Optimizer) -> Callable[[], object]:
 
 def _class(optimizer: MakeOptimizer) -> Callable[..., Optimizer]:
     return optimizer.func if isinstance(optimizer, partial) else optimizer
+
+
+def _check_settings(optimizer: MakeOptimizer, key: str) -> None:
+    """Refuses NaN, ∞, negative numbers and what is no number, which ``torch.optim`` takes in part."""
+    parameters = inspect.signature(_class(optimizer)).parameters
+    for name, value in (optimizer.keywords if isinstance(optimizer, partial) else {}).items():
+        default = getattr(parameters.get(name), "default", None)
+        if isinstance(default, bool):
+            flag(f"{key}.{name}", value)
+        elif isinstance(default, int | float | tuple):
+            check = numbers if isinstance(default, tuple) else number
+            check(f"{key}.{name}", value, 0, 1 if name in SHARES else LARGEST, below=name in SHARES)

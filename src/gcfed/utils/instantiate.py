@@ -26,17 +26,6 @@ def build(node: DictConfig | None, **kwargs: Any) -> Any:
         raise
 
 
-def flag(key: str, value: Any) -> bool:
-    """``value`` if it is a boolean: any other word would count as true.
-
-    Raises:
-        ValueError: it is not; names the key.
-    """
-    if not isinstance(value, bool):
-        raise ValueError(f"{key}={value} must be true or false.")
-    return value
-
-
 def build_all(nodes: DictConfig | None, **common: Any) -> list[Any]:
     """The objects of a dict of nodes, in its order, without the empty ones.
 
