@@ -50,8 +50,8 @@ def instantiate(cfg):
         rounds=cfg.rounds, seed=cfg.seed, eval_every=cfg.eval_every, stores=build(cfg.client_store),
     )  # fmt: skip
     methods = build_methods(cfg)
-    loop.bind([*methods, *build_all(cfg.metrics)], data, module)
-    build_all(cfg.callbacks)
+    loop.bind([*methods, *build_all(cfg, "metrics")], data, module)
+    build_all(cfg, "callbacks")
     return module, loop, methods
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from gcfed.data.augment import Transform
 from gcfed.data.base import FederatedDataset, Split
 from gcfed.data.partition import Partition, Partitioner
-from gcfed.utils.number import number, numbers
+from gcfed.utils.number import number, numbers, part
 from gcfed.utils.rng import generator
 
 
@@ -53,10 +53,14 @@ class FederatedDataModule(LightningDataModule):
         limit_test: int | None = None,
     ) -> None:
         super().__init__()
-        numbers("data.input_shape", input_shape, 1, whole=True)
+        for key, value in (("dataset", dataset), ("transform", transform), ("partitioner", partitioner)):
+            part(f"data.{key}", value)
+        if not numbers("data.input_shape", input_shape, 1, whole=True):
+            raise ValueError("data.input_shape=[] must be the shape of one sample.")
         transform.check(tuple(input_shape))
         self.load, self.transform, self.partitioner = dataset, transform, partitioner
-        self.rounds, self.seed, self.input_shape = rounds, seed, tuple(input_shape)
+        self.rounds, self.input_shape = number("data.rounds", rounds, 1, whole=True), tuple(input_shape)
+        self.seed = number("data.seed", seed, 0, whole=True)
         self.num_clients = number("participation.num_clients", num_clients, 1, whole=True, none=True)
         self.num_classes = number("data.num_classes", num_classes, 1, whole=True)
         self.eval_batch_size = number("data.eval_batch_size", eval_batch_size, 1, whole=True, auto=True)

@@ -16,7 +16,7 @@ from gcfed.federated.batches import LAST_BATCH, BatchPlan, ClientData, number_of
 from gcfed.federated.round import Order, Round
 from gcfed.federated.stack import ClientStack, Output, cannot_stack, client_norms, per_client
 from gcfed.optim.partial import fused, probe_optimizer, try_optimizer, unprofiled_step
-from gcfed.utils.number import choice, number
+from gcfed.utils.number import choice, number, part
 
 # They take norms or products over whole tensors, so a stacked tensor would mix its clients.
 _NOT_ELEMENTWISE = ("LBFGS", "Muon", "Adafactor", "SparseAdam")
@@ -68,7 +68,7 @@ class LocalSolver:
         clip_norm: float | None = None,
         stack: int | str = "auto",
     ) -> None:
-        cls = optimizer.func if isinstance(optimizer, partial) else optimizer
+        cls = part("client.optimizer", optimizer.func if isinstance(optimizer, partial) else optimizer)
         if getattr(cls, "__name__", "") in _NOT_ELEMENTWISE:
             raise ValueError(
                 f"client.optimizer={cls.__name__} is not elementwise, so it cannot train stacked clients. "

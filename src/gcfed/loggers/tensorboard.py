@@ -12,6 +12,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loggers.logger import rank_zero_experiment
 from lightning.pytorch.utilities import rank_zero_only
 
+from gcfed.utils.number import number
+
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
@@ -31,6 +33,7 @@ class RoundTensorBoardLogger(TensorBoardLogger):
     """
 
     def __init__(self, save_dir: str, resume_round: int = 0) -> None:
+        number("logger.tensorboard.resume_round", resume_round, 0, whole=True)
         # A purge from the first round on, too: TensorBoard heeds only the second of a run.
         super().__init__(save_dir, name="", version="tensorboard", default_hp_metric=False, purge_step=resume_round + 1)
         self._old = f"events.out.tfevents.*{FRAME if resume_round else ''}"

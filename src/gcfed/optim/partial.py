@@ -4,6 +4,7 @@ import inspect
 import re
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
@@ -60,11 +61,18 @@ def _class(optimizer: MakeOptimizer) -> Callable[..., Optimizer]:
 
 def _check_settings(optimizer: MakeOptimizer, key: str) -> None:
     """Refuses NaN, ∞, negative numbers and what is no number, which ``torch.optim`` takes in part."""
-    parameters = inspect.signature(_class(optimizer)).parameters
-    for name, value in (optimizer.keywords if isinstance(optimizer, partial) else {}).items():
+    given: dict[str, object] = {}
+    inner: Any = optimizer
+    while isinstance(inner, partial):
+        inner, given = inner.func, inner.keywords | given
+    parameters = inspect.signature(inner).parameters
+    for name, value in given.items():
         default = getattr(parameters.get(name), "default", None)
         if isinstance(default, bool):
             flag(f"{key}.{name}", value)
         elif isinstance(default, int | float | tuple):
-            check = numbers if isinstance(default, tuple) else number
-            check(f"{key}.{name}", value, 0, 1 if name in SHARES else LARGEST, below=name in SHARES)
+            high = 1 if name in SHARES else LARGEST
+            if isinstance(default, tuple):
+                numbers(f"{key}.{name}", value, 0, high, below=name in SHARES, length=len(default))
+            else:
+                number(f"{key}.{name}", value, 0, high, below=name in SHARES)

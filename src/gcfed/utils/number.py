@@ -49,14 +49,16 @@ def number(
     raise ValueError(f"{key}={value} must be {'auto or ' * auto}{what}{', or null' * none}.")
 
 
-def numbers(key: str, values: T, low: float = -LARGEST, high: float = LARGEST, **rules: bool) -> T:
-    """``values``, if they are a list of such numbers.
+def numbers(
+    key: str, values: T, low: float = -LARGEST, high: float = LARGEST, *, length: int | None = None, **rules: bool
+) -> T:
+    """``values``, if they are a list of such numbers, of the length that is asked for.
 
     Raises:
         ValueError: they are not; names the key.
     """
-    if isinstance(values, str) or not isinstance(values, Sequence):
-        raise ValueError(f"{key}={values} must be a list of numbers.")
+    if isinstance(values, str) or not isinstance(values, Sequence) or len(values) != (length or len(values)):
+        raise ValueError(f"{key}={values} must be a list of {f'{length} ' if length else ''}numbers.")
     for i, value in enumerate(values):
         number(f"{key}[{i}]", value, low, high, **rules)
     return values
@@ -70,6 +72,17 @@ def flag(key: str, value: Any) -> bool:
     """
     if not isinstance(value, bool):
         raise ValueError(f"{key}={value} must be true or false.")
+    return value
+
+
+def part(key: str, value: T) -> T:
+    """``value``, if it can be called, as what the config builds or names with ``_target_`` can.
+
+    Raises:
+        ValueError: it cannot; names the key.
+    """
+    if not callable(value):
+        raise ValueError(f"{key}={value} must be a group of settings with a _target_.")
     return value
 
 
