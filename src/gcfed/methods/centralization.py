@@ -73,8 +73,8 @@ class GradientCentralization(FederatedMethod):
         self.skip_last = flag("gc.skip_last", skip_last)
         if local and server and lam is None and boundary is None:
             raise ValueError(
-                "gc.lam and gc.boundary are both null, so GC-Fed has no borderline. Set gc.boundary to a module of the "
-                "model or gc.lam in [0, 1], or take gc=local or gc=global."
+                "gc.local and gc.server need a borderline, and gc.lam and gc.boundary are null. Set "
+                "gc.boundary to a module of the model or gc.lam in [0, 1], or take gc=local or gc=global."
             )
         self._local_ndim: dict[str, int] = {}
         self._server_ndim: dict[str, int] = {}
