@@ -144,6 +144,9 @@ def refuse_sweeps() -> None:
     if not HydraConfig.initialized():
         return
     hydra = HydraConfig.get()
+    for group, option in hydra.runtime.choices.items():
+        if group != "metrics" and OmegaConf.is_list(option) and len(option) > 1:
+            raise ValueError(f"{group}={option}: a run takes one of them; with -m and without brackets, a run of each.")
     study, search = (hydra.runtime.choices.get(group) for group in ("study", "hparams_search"))
     if study is not None:  # the jobs of a study are composed without it
         raise ValueError(f"study={study} is a sweep of its own: python src/train.py -m study=<one of configs/study> …")
