@@ -32,23 +32,23 @@ from gcfed.runs.checkpoint import (
     RunRecord,
     check_checkpoint,
     check_rows,
-    check_targets,
     existing,
     load_checkpoint,
     load_weights,
     resume_from,
 )
-from gcfed.runs.failure import Stopped, failure_recorded, headline, stoppable
+from gcfed.runs.failure import failure_recorded, headline
 from gcfed.runs.folder import CHECKPOINT, CONFIG, METRICS, SUMMARY, divergence
 from gcfed.runs.identity import hyperparameters, identity, setting
 from gcfed.runs.metrics_csv import read_metrics
 from gcfed.runs.summary import last_figures, print_summary, write_summary
 from gcfed.utils.cpu import cores, keep_freed_memory
 from gcfed.utils.files import remove_temporaries, replacing
-from gcfed.utils.instantiate import build, build_all
+from gcfed.utils.instantiate import build, build_all, check_targets
 from gcfed.utils.lock import locked
 from gcfed.utils.pictures import show
 from gcfed.utils.processes import leads, one_of_several
+from gcfed.utils.signals import Stopped, stoppable
 
 log = logging.getLogger(__name__)
 logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # tips and device lists; errors still come through
