@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import shutil
 from dataclasses import dataclass
+from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -19,7 +21,6 @@ from gcfed.federated.method import FederatedMethod
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.spread import trains_on_cpu
 from gcfed.federated.strategy import can_fork
-from gcfed.utils.cpu import present_memory
 from gcfed.utils.instantiate import build, build_all
 from gcfed.utils.rng import torch_seed
 
@@ -65,7 +66,7 @@ def assemble(cfg: DictConfig) -> Parts:
     callbacks: list[Callback] = [loop, *methods, *build_all(cfg.metrics), *build_all(cfg.callbacks)]
     loop.bind(callbacks, data, module)
     loop.stores.require_folder()
-    warn_of_memory(loop, module, data.num_clients)
+    warn_of_disk(loop, module, data.num_clients)
     return Parts(module, data, loop, methods, callbacks)
 
 
@@ -132,16 +133,18 @@ def build_module(cfg: DictConfig) -> FederatedModule:
     return FederatedModule(net, build(cfg.server), task=build(cfg.task), channels_last=cfg.channels_last)
 
 
-def warn_of_memory(loop: FederatedLoop, module: FederatedModule, num_clients: int) -> None:
-    """Says so when the clients' states, once all have taken part, would fill the memory."""
+def warn_of_disk(loop: FederatedLoop, module: FederatedModule, num_clients: int) -> None:
+    """Says so when the clients' states, once all have taken part, would fill the disk."""
     needed = loop.stores.bytes_of(num_clients, sum(p.nbytes for p in module.net.parameters()))
-    present = present_memory()
-    if loop.stores.kind == "memory" and needed > 0.5 * present:
+    folder = (loop.stores.folder or Path()).absolute()
+    free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
+    if needed > free:
         log.warning(
-            "the states of all %s clients will take %.0f GB of this machine's %.0f: take client_store=disk",
+            "the states of all %s clients will take %.0f GB, and %s has %.0f: set client_store.folder",
             f"{num_clients:,}",
             needed / 1e9,
-            present / 1e9,
+            folder,
+            free / 1e9,
         )
 
 

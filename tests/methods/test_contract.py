@@ -76,13 +76,10 @@ class KillInRound(FederatedMethod):
 STATEFUL = ("fedcurv", "feddc", "feddyn", "fedsub", "fedvarp", "moon", "scaffold", "ssf")
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "store"), [*((a, "memory") for a in ALGORITHMS), *((a, "disk") for a in STATEFUL)]
-)
-def test_a_killed_run_continues_bit_for_bit(config, tmp_path, algorithm, store):
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_killed_run_continues_bit_for_bit(config, tmp_path, algorithm):
     """Every client takes part several times, so that state from before the kill is used after it."""
     more = ("rounds=5", "callbacks.checkpoint.every=2", "participation.num_clients=4", "client.epochs=1")
-    more += (f"client_store={store}",)
     straight = train(tiny(config, tmp_path / "straight", algorithm, *more))
     cfg = tiny(config, tmp_path / "killed", algorithm, *more)
     with open_dict(cfg):

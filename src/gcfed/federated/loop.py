@@ -37,7 +37,7 @@ class FederatedLoop(Callback):
         rounds: R, the number of communication rounds.
         seed: the run's seed; every draw derives from it.
         eval_every: rounds between two tests of the global model; the last round is always tested.
-        stores: where methods keep their clients' state; by default in memory, without checkpoints.
+        stores: where methods keep their clients' state; by default in a temporary folder, without checkpoints.
     """
 
     def __init__(
