@@ -346,7 +346,8 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
         ("/ self.temperature)", ")"),
         ("self.mu * self._known[:n] * mean", "self.mu * mean"),
         ("(terms * batch.rows).sum(1) / batch.rows.sum(1)", "terms.mean(1)"),
-        ("self.store.write(stack.clients, stack.full, round)", "self.store.write(stack.clients, self._previous or stack.full, round)"),
+        ("self.store.write(stack.clients, stack.full, round)",
+         "self.store.write(stack.clients, self._previous or stack.full, round)"),
     ]),
     "methods/proximal.py": (("methods/test_proximal.py", ENGINE), [
         ("alpha=self.mu)", "alpha=2 * self.mu)"),
@@ -397,7 +398,8 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
     ]),
     "metrics/forgetting.py": (("metrics/test_forgetting.py",), [
         ("torch.cat([losses[:own], losses[own + 1 :]])", "losses"),
-        ("self._losses(stack, stack.start, len(drawn))", "self._losses(stack, client_state(stack, client), len(drawn))"),
+        ("self._losses(stack, stack.start, len(drawn))",
+         "self._losses(stack, client_state(stack, client), len(drawn))"),
         ("return sums[0] / sums[1]", "return sums[0]"),
         ('"forgetting", round.index, client)', '"forgetting", 0, client)'),
     ]),
