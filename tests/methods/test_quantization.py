@@ -59,6 +59,8 @@ def test_edges_of_the_numbers():
     assert torch.equal(quantized(torch.zeros(3), 8), torch.zeros(3))
     lone = torch.tensor([-0.1])
     torch.testing.assert_close(quantized(lone, 2), lone)
+    rounded_down = torch.tensor([0.7], dtype=torch.float64)  # its norm as it is sent, in float32, is less than 0.7
+    assert quantized(rounded_down, 32).item() <= rounded_down.float().item()
     for bad in (float("nan"), float("inf")):
         assert quantized(torch.tensor([1.0, bad, 0.0]), 8).isnan().any()
     assert quantized(torch.full((4,), 1e-30), 8).isfinite().all()
