@@ -10,7 +10,7 @@ import pytest
 import quadprog
 import torch
 from conftest import ArrayData, random_federation
-from harness import make_net, make_round, make_setup, make_upload, plain_loop, sgd, weights
+from harness import make_net, make_round, make_setup, make_upload, sgd, train_rounds, weights
 from plain_reference import batches, broken, cohort, local_sgd
 from torch import nn
 
@@ -84,7 +84,7 @@ def test_it_equals_algorithm_1(k, switches, monkeypatch):
     assert projected > 3  # of 5 rounds and 3 clients, by 4 tensors or not
     assert active > 3
     method = FedGC(**switches)
-    found, _ = plain_loop(make_net(), data, solver, rounds=6, methods=[method], aggregator=samples(), k=k)
+    found = train_rounds(make_net(), data, solver, rounds=6, methods=[method], aggregator=samples(), k=k)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
 
 
@@ -94,21 +94,21 @@ def test_each_half_alone_equals_its_half_of_algorithm_1(cgc, sgc):
     expected, projected, active = fedgc(make_net(), data, solver, 5, cgc=cgc, sgc=sgc)
     assert (projected > 0, active > 0) == (cgc, sgc)
     method = FedGC(cgc=cgc, sgc=sgc)
-    found, _ = plain_loop(make_net(), data, solver, rounds=5, methods=[method], aggregator=samples(), k=3)
+    found = train_rounds(make_net(), data, solver, rounds=5, methods=[method], aggregator=samples(), k=3)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
 
 
 def test_without_both_halves_it_is_fedavg_bit_for_bit(federation):
     method = FedGC(cgc=False, sgc=False)
-    found, _ = plain_loop(make_net(), federation, sgd(), rounds=4, methods=[method], aggregator=samples(), k=3)
-    plain, _ = plain_loop(make_net(), federation, sgd(), rounds=4, aggregator=samples(), k=3)
+    found = train_rounds(make_net(), federation, sgd(), rounds=4, methods=[method], aggregator=samples(), k=3)
+    plain = train_rounds(make_net(), federation, sgd(), rounds=4, aggregator=samples(), k=3)
     assert torch.equal(found, plain)
 
 
 def test_one_client_and_one_step_of_the_first_round_are_plain_sgd(federation):
     solver = sgd(steps=1)
-    found, _ = plain_loop(make_net(), federation, solver, rounds=1, methods=[FedGC()], cohort_of=1)
-    plain, _ = plain_loop(make_net(), federation, solver, rounds=1, cohort_of=1)
+    found = train_rounds(make_net(), federation, solver, rounds=1, methods=[FedGC()], cohort_of=1)
+    plain = train_rounds(make_net(), federation, solver, rounds=1, cohort_of=1)
     assert torch.equal(found, plain)
 
 
@@ -116,7 +116,7 @@ def test_one_client_and_one_step_of_the_first_round_are_plain_sgd(federation):
 def test_a_client_without_finite_numbers_constrains_nobody(k):
     data, solver = broken(opposed_federation(), 1), sgd(**FEDGC)
     expected, *_ = fedgc(make_net(), data, solver, 5)
-    found, _ = plain_loop(make_net(), data, solver, rounds=5, methods=[FedGC()], aggregator=samples(), k=k)
+    found = train_rounds(make_net(), data, solver, rounds=5, methods=[FedGC()], aggregator=samples(), k=k)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
 
 
@@ -124,7 +124,7 @@ def test_a_round_without_any_finite_client_changes_and_constrains_nothing(federa
     """Round 1 is that of client 2 alone, so round 2 meets a model that did not move."""
     assert [cohort(federation, t, 1) for t in range(3)] == [[4], [2], [4]]
     models, data = [], broken(federation, 2)
-    plain_loop(
+    train_rounds(
         make_net(), data, sgd(), rounds=4, methods=[FedGC()], cohort_of=1, on_round=lambda r, _: models.append(r.start)
     )
     assert all(torch.equal(models[2][name], t) for name, t in models[1].items())
@@ -380,7 +380,7 @@ def test_the_servers_gradient_goes_down_where_not_all_clients_know_it(federation
 
     net = make_net()
     methods = [FedGC(cgc=cgc), Up()]
-    plain_loop(
+    train_rounds(
         net, federation, sgd(), rounds=3, methods=methods, cohort_of=cohort_of, on_round=lambda r, _: rounds.append(r)
     )
     size = 8 * weights(net).numel()
@@ -406,7 +406,7 @@ def test_a_frozen_parameter_is_left_alone(federation):
     net = make_net()
     net[0].weight.requires_grad_(False)
     before = net[0].weight.clone()
-    plain_loop(net, federation, sgd(), rounds=3, methods=[FedGC()], k=3)
+    train_rounds(net, federation, sgd(), rounds=3, methods=[FedGC()], k=3)
     assert torch.equal(net[0].weight, before)
 
 
@@ -434,4 +434,4 @@ def test_arguments_outside_their_range_are_refused(arguments, message):
 )
 def test_what_it_cannot_work_with_is_refused(solver, others, message):
     with pytest.raises(ValueError, match=message):
-        plain_loop(make_net(), random_federation(), solver, rounds=1, methods=[FedGC(), *others])
+        train_rounds(make_net(), random_federation(), solver, rounds=1, methods=[FedGC(), *others])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ArrayData, random_federation
-from harness import make_net, make_round, plain_loop, sgd
+from harness import make_net, make_round, sgd, train_rounds
 from recording import EXACT, NAN_CLIENT, measured
 from torch import nn
 
@@ -89,7 +89,7 @@ def test_sequences_count_their_labels():
 
 
 def test_it_changes_no_bit_and_measures_no_rehearsal():
-    alone, _ = plain_loop(with_dropout(), random_federation(), sgd(), rounds=3, k=2)
+    alone = train_rounds(with_dropout(), random_federation(), sgd(), rounds=3, k=2)
     before, metric = torch.get_rng_state(), Forgetting(1, 4)
     assert torch.equal(alone, measured(metric, with_dropout(), random_federation(), k=2)[2])
     torch.set_rng_state(before)
