@@ -7,7 +7,7 @@ import torch
 
 from gcfed.assemble import build_methods, build_module
 from gcfed.data.partition import DirichletBalanced
-from gcfed.data.sampling import DynamicPopulation
+from gcfed.data.sampling import DynamicPopulation, cohort_size
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.round import Order
 from gcfed.methods.centralization import GradientCentralization
@@ -43,10 +43,12 @@ def instantiate(cfg):
     assert build(cfg.partition) is not None
     data = build(cfg.data)
     assert callable(data.load)
+    data.num_clients = data.num_clients or 660  # of natural clients the files tell the number
+    per_round = cohort_size(cfg.participation.per_round, data.num_clients)
     module = build_module(cfg)
     assert isinstance(module.configure_optimizers(), torch.optim.Optimizer)
     loop = FederatedLoop(
-        sampler=build(cfg.participation.sampler), solver=build(cfg.client), aggregator=build(cfg.aggregator),
+        sampler=build(cfg.participation.sampler, per_round=per_round), solver=build(cfg.client), aggregator=build(cfg.aggregator),
         rounds=cfg.rounds, seed=cfg.seed, eval_every=cfg.eval_every, stores=build(cfg.client_store),
     )  # fmt: skip
     methods = build_methods(cfg)
