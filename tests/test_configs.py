@@ -48,8 +48,9 @@ def instantiate(cfg):
     module = build_module(cfg)
     assert isinstance(module.configure_optimizers(), torch.optim.Optimizer)
     loop = FederatedLoop(
-        sampler=build(cfg.participation.sampler, per_round=per_round), solver=build(cfg.client), aggregator=build(cfg.aggregator),
-        rounds=cfg.rounds, seed=cfg.seed, eval_every=cfg.eval_every, stores=build(cfg.client_store),
+        sampler=build(cfg.participation.sampler, per_round=per_round), solver=build(cfg.client),
+        aggregator=build(cfg.aggregator), rounds=cfg.rounds, seed=cfg.seed, eval_every=cfg.eval_every,
+        stores=build(cfg.client_store),
     )  # fmt: skip
     methods = build_methods(cfg)
     loop.bind([*methods, *build_all(cfg.metrics)], data, module)
