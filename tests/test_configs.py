@@ -203,7 +203,7 @@ def test_the_borderline_follows_the_hidden_widths(config, hidden, last):
 @pytest.mark.parametrize("experiment", ["cifar10_resnet9_fedgc", "cifar100_resnet9_fedgc"])
 def test_a_setting_of_fedgc_leaves_its_opponents_alone(config, experiment):
     gradient_constraint = instantiate(config(f"experiment={experiment}"))[2][0]
-    assert not gradient_constraint.layerwise
+    assert gradient_constraint.layerwise == "model"
     assert instantiate(config(f"experiment={experiment}", "algorithm=fedavg"))[2] == []
 
 
