@@ -54,10 +54,10 @@ def assemble(cfg: DictConfig) -> Parts:
     if module.task.has_classes != (data.labels.dtype.kind == "i"):
         raise ValueError(f"task._target_={cfg.task._target_} does not go with the labels of data={cfg.tags.data}.")
     methods = build_methods(cfg)
+    sampler = cfg.participation.sampler
+    size = {"per_round": cohort_size(sampler.per_round, data.num_clients)} if "per_round" in sampler else {}
     loop = FederatedLoop(
-        sampler=build(
-            cfg.participation.sampler, per_round=cohort_size(cfg.participation.sampler.per_round, data.num_clients)
-        ),
+        sampler=build(sampler, **size),
         solver=build(cfg.client),
         aggregator=build(cfg.aggregator),
         rounds=cfg.rounds,

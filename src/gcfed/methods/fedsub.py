@@ -61,7 +61,7 @@ class FedSub(SubspaceMethod):
         super().on_broadcast(round)
         self._trained: list[tuple[np.ndarray, Tensor]] = []  # clients that this process trained, and which are finite
         if self.update_absent:
-            self._absent = self.server_state("absent", round.coordinates)
+            self._absent = self.server_state("absent", self.coordinates)
             before, now = (round.index - 1) // self.refresh, round.index // self.refresh
             if before not in (-1, now):
                 for name, dual in self._absent.items():
