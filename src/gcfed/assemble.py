@@ -16,6 +16,7 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 from omegaconf import DictConfig, OmegaConf
 
 from gcfed.data.datamodule import FederatedDataModule
+from gcfed.data.sampling import cohort_size
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.method import FederatedMethod
 from gcfed.federated.module import FederatedModule
@@ -54,8 +55,10 @@ def assemble(cfg: DictConfig) -> Parts:
     if module.task.has_classes != (data.labels.dtype.kind == "i"):
         raise ValueError(f"task._target_={cfg.task._target_} does not go with the labels of data={cfg.tags.data}.")
     methods = build_methods(cfg)
+    sampler = cfg.participation.sampler
+    size = {"per_round": cohort_size(sampler.per_round, data.num_clients)} if "per_round" in sampler else {}
     loop = FederatedLoop(
-        sampler=build(cfg.participation.sampler),
+        sampler=build(sampler, **size),
         solver=build(cfg.client),
         aggregator=build(cfg.aggregator),
         rounds=cfg.rounds,
@@ -86,8 +89,10 @@ def check(cfg: DictConfig) -> None:
             raise ValueError(f"{of_trainer}={its} is not {key}={mine}: set {key}={its}, which the trainer follows.")
     for key, least in (("rounds", 1), ("eval_every", 1), ("participation.per_round", 1), ("seed", 0)):
         value = OmegaConf.select(cfg, key)
-        if not isinstance(value, int) or value < least:
-            raise ValueError(f"{key}={value} must be a whole number of at least {least}.")
+        share = key == "participation.per_round" and isinstance(value, float) and 0 < value < 1
+        if not share and (not isinstance(value, int) or value < least):
+            or_share = ", or a share of the clients below 1" if key == "participation.per_round" else ""
+            raise ValueError(f"{key}={value} must be a whole number of at least {least}{or_share}.")
     if not OmegaConf.is_list(cfg.targets) or not all(isinstance(t, int | float) for t in cfg.targets):
         raise ValueError(f"targets={cfg.targets} must be a list of accuracies, such as targets=[0.5,0.6].")
     if not isinstance(cfg.channels_last, bool):

@@ -237,7 +237,7 @@ def test_resume_on_the_small_play(config, play, tmp_path):
     [
         ("femnist_cnn_fedacg", "CNN", 62, 2000, 5, 500),
         ("celeba_cnn_fedacg", "CelebACNN", 2, 2000, 5, 500),
-        ("shakespeare_lstm_fedacg", "CharLSTM", 80, 2000, 100, 1000),
+        ("shakespeare_lstm_fedacg", "CharLSTM", 80, None, 0.05, 1000),
         ("tiny_shakespeare_lstm_gcfed", "CharLSTM", 80, 299, 5, 100),
     ],
 )

@@ -20,8 +20,9 @@ from gcfed.federated.round import Round
 from gcfed.federated.solver import LocalSolver
 from gcfed.methods import constraints
 from gcfed.methods.constraints import Part, add_weighted_, constrain_, multipliers, products
-from gcfed.methods.fedgc import FedGC
+from gcfed.methods.fedgc import FedGC, layer_of
 from gcfed.methods.scaffold import Scaffold
+from gcfed.models.resnet9 import ResNet9
 from gcfed.run import train
 
 C = 1e-3
@@ -38,13 +39,15 @@ def opposed_federation(sizes=(20, 4, 3, 5)):
 
 
 # --------------------------------------------------------------------------------------------------------- Algorithm 1
-def fedgc(net, data, solver, rounds, *, cgc=True, sgc=True, margin=C, ridge=0.0, layerwise=True, size=3):
+def fedgc(net, data, solver, rounds, *, cgc=True, sgc=True, margin=C, ridge=0.0, layerwise="tensor", size=3):
     """Algorithm 1 in its own words, in gradients; both programs go to quadprog, SGC as the primal over all weights.
 
     Returns the weights and how often CGC, SGC projected.
     """
     theta, counts = weights(net), [p.numel() for p in net.parameters()]
-    ends, last, projected, active = np.cumsum(counts)[:-1] if layerwise else [], None, 0, 0
+    ends = np.cumsum(counts)[:-1]
+    ends = {"tensor": ends, "layer": ends[1::2], "model": []}[layerwise]  # a weight and a bias in each layer
+    last, projected, active = None, 0, 0
     for t in range(rounds):
         lr, gradients, sizes = solver.lr(t), [], []
         for k in cohort(data, t, size):
@@ -76,7 +79,7 @@ FEDGC = {"lr": 0.3, "lr_decay": 0.9, "steps": 3}
 
 
 @pytest.mark.parametrize("k", [1, 3])
-@pytest.mark.parametrize("switches", [{}, {"ridge": 0.1}, {"layerwise": False}])
+@pytest.mark.parametrize("switches", [{}, {"ridge": 0.1}, {"layerwise": "layer"}, {"layerwise": "model"}])
 def test_it_equals_algorithm_1(k, switches, monkeypatch):
     monkeypatch.setattr(constraints, "COLUMNS", 8)  # of the 30 and 20 weights
     data, solver = opposed_federation(), sgd(**FEDGC)
@@ -96,6 +99,16 @@ def test_each_half_alone_equals_its_half_of_algorithm_1(cgc, sgc):
     method = FedGC(cgc=cgc, sgc=sgc)
     found = train_rounds(make_net(), data, solver, rounds=5, methods=[method], aggregator=samples(), k=3)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+
+
+def test_a_layer_of_fixup_is_a_block_with_its_scalars():
+    net = ResNet9(input_shape=(1, 8, 8), num_classes=3)
+    layers = {}
+    for name, _ in net.named_parameters():
+        layers.setdefault(layer_of(net, name), []).append(name)
+    assert list(layers) == ["conv1", "layer1.0", "layer1.1", "layer2", "layer3.0", "layer3.1", "fc"]
+    assert sorted(layers["layer2"]) == ["layer2.bias_in", "layer2.bias_out", "layer2.conv.weight", "layer2.scale"]
+    assert sorted(layers["fc"]) == ["fc.bias", "fc.bias_in", "fc.weight"]
 
 
 def test_without_both_halves_it_is_fedavg_bit_for_bit(federation):
@@ -417,7 +430,7 @@ def test_a_frozen_parameter_is_left_alone(federation):
         ({"ridge": -1}, r"methods\.fedgc\.ridge=-1"),
         ({"cgc": "no"}, r"methods\.fedgc\.cgc=no"),
         ({"sgc": 1}, r"methods\.fedgc\.sgc=1"),
-        ({"layerwise": "all"}, r"methods\.fedgc\.layerwise=all"),
+        ({"layerwise": True}, r"methods\.fedgc\.layerwise=True is unknown: choose tensor, layer or model"),
     ],
 )
 def test_arguments_outside_their_range_are_refused(arguments, message):

@@ -14,13 +14,19 @@ from gcfed.methods.scaffold import Scaffold
 from gcfed.methods.ssf import SSF
 
 
-def reference(net, data, solver, *, rounds, ratio, refresh=1, weight_decay=0.0, gamma=1.0, lr=0.1, size=3):
-    """The authors' rule; a dual is kept with the space in which it was written."""
+def reference(
+    net, data, solver, *, rounds, ratio, refresh=1, weight_decay=0.0, gamma=1.0, lr=0.1, size=3, update_absent=False
+):
+    """The authors' rule; a dual is kept with the space in which it was written, or all of them follow every round."""
     w = {n: p.detach().clone() for n, p in net.named_parameters()}
     duals = {}
     for t in range(rounds):
         space = Coordinates(w, t, ratio, refresh)
         z0, moves, mine = space.down(w), {}, {}
+        if update_absent:
+            zero = {n: torch.zeros_like(v) for n, v in z0.items()}
+            duals = {k: duals.get(k, (space, zero)) for k in range(len(data.clients))}
+            duals = {k: (space, space.down(old.up(dual, w))) for k, (old, dual) in duals.items()}
         for k in cohort(data, t, size):
             if k in duals:
                 old, dual = duals[k]
@@ -32,6 +38,8 @@ def reference(net, data, solver, *, rounds, ratio, refresh=1, weight_decay=0.0, 
             z, _ = local_iteration(net, space, w, steps, correction, lr, weight_decay)
             moves[k] = combine(torch.sub, z, z0)
         mean = {n: sum(m[n] for m in moves.values()) / len(moves) for n in z0}
+        if update_absent:
+            duals = {k: (space, combine(torch.sub, dual, mean)) for k, (_, dual) in duals.items()}
         for k, move in moves.items():
             duals[k] = space, {n: mine[k][n] + move[n] - mean[n] for n in mean}
         rest = combine(torch.sub, w, space.up(z0, w))
@@ -58,6 +66,14 @@ def test_it_is_the_plain_loop(federation, tmp_path, k, world, ratio, refresh, we
     for client, dual in duals.items():
         kept = stores.open("fedsub").read(np.array([client]), method.coordinates)
         torch.testing.assert_close(flat(kept), dual, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("refresh", [1, 2])
+def test_absent_clients_may_follow_the_authors_rule_in_every_round(federation, refresh):
+    run = {"ratio": 0.5, "refresh": refresh, "update_absent": True}
+    ours, _ = plain_loop(wide_and_tall(), federation, sgd(), rounds=7, methods=[FedSub(**run)], k=2, world=2)
+    theirs, _ = reference(wide_and_tall(), federation, sgd(), rounds=7, **run)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("ratio", [0.5, 1.0])

@@ -19,7 +19,9 @@ def server(momentum, lr=1.0, **kwargs):
 
 
 @pytest.mark.parametrize("k", [1, 3])
-def test_it_is_algorithm_1(federation, k):
+@pytest.mark.parametrize("update", ["momentum", "delta"])
+def test_it_is_algorithm_1(federation, k, update):
+    """Or, with ``delta``, what GC-Fed's code did: the same m, but θ ← θ + Δ."""
     net, solver, lam, beta = make_net(), sgd(lr_decay=0.9), 0.85, 0.3
     theta, m = weights(net), 0.0
     for t in range(5):
@@ -29,12 +31,14 @@ def test_it_is_algorithm_1(federation, k):
             local_sgd(net, ahead, batches(federation, solver, client, t), lr=0.1 * 0.9**t, term=near)[0]
             for client in cohort(federation, t, 3)
         ]
-        m = lam * m + torch.stack([w - ahead for w in trained]).mean(0)
-        theta = theta + m
+        delta = torch.stack([w - ahead for w in trained]).mean(0)
+        m = lam * m + delta
+        theta = theta + (m if update == "momentum" else delta)
 
     seen = []
     trained = train_rounds(
-        net, federation, solver, rounds=5, methods=[LookAhead(lam), Proximal(beta)], server=server(lam), k=k,
+        net, federation, solver, rounds=5, methods=[LookAhead(lam, update), Proximal(beta)],
+        server=server(lam if update == "momentum" else 0.0), k=k,
         on_round=lambda round, update: seen.append(round.down_bytes),
     )  # fmt: skip
     torch.testing.assert_close(trained, theta, rtol=0, atol=1e-10)
@@ -85,5 +89,9 @@ def test_servers_that_go_elsewhere_are_refused_by_name(make, words):
 def test_other_mistakes_are_refused_by_name():
     with pytest.raises(ValueError, match=r"methods\.lookahead\.momentum=1"):
         LookAhead(1)
+    with pytest.raises(ValueError, match=r"methods\.lookahead\.update='both'"):
+        LookAhead(update="both")
+    with pytest.raises(ValueError, match=r"methods\.lookahead\.update=delta needs server\.momentum=0, not 0\.85"):
+        LookAhead(update="delta").validate(make_setup(make_net(), server=server(0.85)))
     with pytest.raises(ValueError, match="two LookAheads"):
         validate_methods(make_setup(make_net(), methods=[LookAhead(), LookAhead()], server=server(0.85)))

@@ -48,7 +48,8 @@ def linear():
 
 
 def metric(folder, **settings):
-    return Surface(str(folder), **{"every": 2, "grid": GRID, "samples": None, "figures": False} | settings)
+    usual = {"every": 2, "grid": GRID, "samples": None, "split": "test", "figures": False}
+    return Surface(str(folder), **usual | settings)
 
 
 def measured(folder, *, vectors=False, poisoned=False, rounds=2, every=2, lr=0.1, **loop):

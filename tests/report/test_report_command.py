@@ -22,7 +22,7 @@ def write_runs(root):
             config = {
                 "seed": seed, "tags": {"data": "cifar10", "model": "cnn", "algorithm": "fedavg", "gc": gc},
                 "participation": {"num_clients": 100, "per_round": 5}, "partition.alpha": 0.05,
-                "gc": {"boundary": "fc2", "mean": "out", "tensors": "weights", "lam": None, "skip_last": False},
+                "gc": {"boundary": "fc2", "mean": "out", "tensors": "weights", "lam": None},
             }  # fmt: skip
             write_run(root / f"{gc}_{seed}", config=config, rows=rows_of([0.1, level, level + seed / 100]))
     write_run(root / "failed", config={"rounds": 9}, rows=rows_of([0.2]), failure="OSError: disk full\nTraceback")

@@ -27,7 +27,7 @@ class FederatedDataModule(LightningDataModule):
         dataset: makes the :class:`FederatedDataset`; called once, at ``setup``.
         transform: normalisation and augmentation of images, the tokens of a text, or vectors.
         partitioner: labels → clients.
-        num_clients: N.
+        num_clients: N; None: as many as the data set has natural clients.
         rounds: R, the length of the training loader.
         seed: of the partition and of the subsets.
         num_classes, input_shape: what the model is built for; checked against the data.
@@ -42,7 +42,7 @@ class FederatedDataModule(LightningDataModule):
         dataset: Callable[[], FederatedDataset],
         transform: Transform,
         partitioner: Partitioner,
-        num_clients: int,
+        num_clients: int | None,
         rounds: int,
         seed: int,
         num_classes: int,
@@ -60,7 +60,8 @@ class FederatedDataModule(LightningDataModule):
             raise ValueError(f"data.eval_batch_size={eval_batch_size} must be auto or a whole number of at least 1.")
         transform.check(tuple(input_shape))
         self.load, self.transform, self.partitioner = dataset, transform, partitioner
-        self.num_clients, self.rounds, self.seed = num_clients, rounds, seed
+        self.num_clients: int = num_clients  # type: ignore[assignment]  # None until setup
+        self.rounds, self.seed = rounds, seed
         self.num_classes, self.input_shape = num_classes, tuple(input_shape)
         self.eval_batch_size, self.limit_train, self.limit_test = eval_batch_size, limit_train, limit_test
         self.partition: Partition | None = None
