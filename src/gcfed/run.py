@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+import shutil
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,11 @@ def one_sentence() -> Iterator[None]:
         if HydraConfig.get().mode == RunMode.MULTIRUN or os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
         log.error("%s (HYDRA_FULL_ERROR=1 shows where)", error)
+        folder = Path(HydraConfig.get().runtime.output_dir)
+        if folder != Path.cwd() and [path.name for path in folder.iterdir()] == [
+            "train.log"
+        ]:  # what Hydra made before the run was refused
+            shutil.rmtree(folder)
         raise SystemExit(1) from None
 
 
@@ -103,13 +109,16 @@ def train(cfg: DictConfig) -> RunResult:
     folder = Path(cfg.paths.output_dir)
     if not leads():
         return _train(cfg, folder)
-    with locked(folder / ".lock") as holder:
-        if holder:
-            raise ValueError(
-                f"{folder} is in use by {holder}: wait until that run has ended, or choose another folder."
-            )
-        remove_temporaries(folder)
-        return _train(cfg, folder)
+    try:
+        with locked(folder / ".lock") as holder:
+            if holder:
+                raise ValueError(f"{folder} is in use by {holder}: wait until it has ended, or take another folder.")
+            remove_temporaries(folder)
+            return _train(cfg, folder)
+    except (ValueError, OSError):
+        with suppress(OSError):
+            folder.rmdir()  # which does nothing but where it is empty: a refused run leaves no folder
+        raise
 
 
 def _train(cfg: DictConfig, folder: Path) -> RunResult:
