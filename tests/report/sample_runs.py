@@ -38,10 +38,11 @@ def add_run(
     """
     folder.mkdir(parents=True)
     cfg = json.loads(json.dumps(composed(tuple(overrides.split())))) | config | {"seed": seed}
+    cfg["data"]["seed"] = seed
     (folder / "config.yaml").write_text(yaml.dump(cfg, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper)))
     (folder / "overrides.yaml").write_text(yaml.safe_dump([*overrides.split(), f"seed={seed}"]))
     names = list(dict.fromkeys(name for row in rows for name in row))
-    lines = [",".join("" if row.get(n, NAN) != row.get(n, NAN) else repr(row[n]) for n in names) for row in rows]
+    lines = [",".join(repr(row[n]) if n in row else "" for n in names) for row in rows]
     (folder / "metrics.csv").write_text("\n".join([",".join(names), *lines, ""]))
     if failure:
         (folder / "failure.txt").write_text(failure)

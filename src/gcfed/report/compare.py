@@ -1,167 +1,283 @@
-"""A paper's table beside our runs, as a table for people and one for programs."""
+"""A paper's table beside our runs: each cell's overrides are composed, and runs of that setting are looked up."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
 
-from gcfed.report import commands
-from gcfed.report.entries import Entry, Order, entries, orders
-from gcfed.report.groups import Group
-from gcfed.report.notes import notes
-from gcfed.report.runs import DIVERGED, FAILED, UNFINISHED, Run
-from gcfed.report.sample import mean_std, numbers
-from gcfed.report.tables import Cell, Row, Table, marked
+import pandas as pd
+import yaml
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
 
-if TYPE_CHECKING:
-    from gcfed.report.papers import PaperTable
+from gcfed.report.groups import Group, Sample, sample
+from gcfed.report.papers import Axis, Cell, PaperTable
+from gcfed.report.tables import UNITS, Minor, Table, Unit, mark_best, mean_text, states
+from gcfed.runs.folder import Loader
+from gcfed.runs.identity import setting
+from gcfed.utils.compose import Composer
+from gcfed.utils.resolvers import ROOT
+
+CONFIGS = ROOT / "configs"
+FULL = "full"
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """A paper's table beside our runs.
+class Entry:
+    """One cell: the paper's number and ours. ``group`` None: there is no run, and ``ours`` is None too."""
 
-    Attributes:
-        entries: its cells, by rows.
-        table: for people: each row ours, then the paper's, then the difference; its notes say what differs.
-        orders: of the columns with three comparable rows or more.
-        command: runs all that is missing of the table in the setting that it shows; "" where no study does that.
-        missing: (cells, command) of the missing seeds of a cell, or of several cells that read the same runs.
-    """
-
-    paper: PaperTable
-    entries: tuple[Entry, ...]
-    orders: tuple[Order, ...]
-    table: Table
-    command: str
-    missing: tuple[tuple[str, str], ...]
+    row: str
+    column: str
+    paper: Cell
+    unit: Unit
+    higher_is_better: bool | None
+    runnable: bool  # by us
+    rounds: int  # that the cell asks for; 0 where no config of it was composed
+    group: Group | None
+    ours: Sample | None
+    differences: tuple[str, ...]  # from the settings that the paper's file lists
 
     @property
-    def found(self) -> bool:
-        """Whether any run belongs to the table, in whatever state."""
-        return any(entry.ours for entry in self.entries)
+    def difference(self) -> float | None:
+        """Ours − the paper's; None where either has none or is a bound."""
+        if self.ours is None or self.ours.mean is None or self.ours.bound or self.paper.mean is None:
+            return None
+        return None if self.paper.note == "+" else self.ours.mean - self.paper.mean
+
+    @property
+    def is_full(self) -> bool:
+        return self.group is not None and self.group.planned == self.rounds
 
 
-def compare(
-    paper: PaperTable, groups: Iterable[Group], shown: Callable[[Run], str] = lambda run: run.folder.name
-) -> Comparison:
-    """The table beside the runs of the groups that match it; ``shown`` gives a run's folder as a reader may see it."""
-    cells = entries(paper, groups)
-    ranked = orders(cells)
-    missing: dict[str, list[str]] = defaultdict(list)
-    for entry in cells:
-        if entry.missing:
-            missing[entry.command].append(f"{entry.row}, {entry.column}")
-    return Comparison(
-        paper=paper,
-        entries=tuple(cells),
-        orders=tuple(ranked),
-        table=_table(paper, cells, notes(paper, cells, ranked, shown)),
-        command=commands.study(paper.name, (entry.beyond for entry in cells if entry.beyond is not None)),
-        missing=tuple(("; ".join(places), command) for command, places in missing.items()),
-    )
+class Settings:
+    """Composes the settings of a table's cells, as far as any of the groups can be one.
+
+    Args:
+        groups: those that will be looked up.
+    """
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        folders = {path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*") if path.is_dir()}
+        self._composer = Composer(_load, folders)
+        self._found: dict[tuple[str, ...], tuple[str, int]] = {}
+        self._known = {tuple(group.runs[0].get(f"tags.{kind}") for kind in _KINDS) for group in groups}
+
+    def __call__(self, overrides: tuple[str, ...]) -> tuple[str, int] | None:
+        """Setting and rounds; None where no group has this data, model, algorithm and gc, without composing."""
+        chosen = dict(override.partition("=")[::2] for override in overrides)
+        chosen = _choices(chosen.get("experiment", "")) | chosen
+        asked = [chosen.get(kind) for kind in _KINDS]
+        if not any(all(a in (None, b) for a, b in zip(asked, known, strict=True)) for known in self._known):
+            return None
+        if overrides not in self._found:
+            cfg = self._composer(overrides)
+            self._found[overrides] = setting(cfg), cfg.rounds
+        return self._found[overrides]
 
 
-def _table(paper: PaperTable, cells: Sequence[Entry], told: Iterable[str]) -> Table:
-    by_column = {column.label: [entry for entry in cells if entry.column == column.label] for column in paper.columns}
-    units = {column: {entry.unit.label for entry in of_column} for column, of_column in by_column.items()}
-    one_unit = len({label for labels in units.values() for label in labels}) == 1
-    header = [
-        f"{column} ({labels.copy().pop()})" if not one_unit and len(labels) == 1 and "" not in labels else column
-        for column, labels in units.items()
-    ]
-    ours = {c: _marked(of_column, _ours, lambda entry: entry.ranked) for c, of_column in by_column.items()}
-    theirs = {c: _marked(of_column, _theirs, lambda entry: entry.paper_ranked) for c, of_column in by_column.items()}
-    rows = []
-    for i, row in enumerate(paper.rows):
-        of_row = [of_column[i] for of_column in by_column.values()]
-        rows.append(Row((Cell(row.label), *(ours[column][i] for column in by_column))))
-        rows.append(Row((Cell("paper"), *(theirs[column][i] for column in by_column)), minor=True))
-        if any(entry.difference is not None for entry in of_row):
-            rows.append(Row((Cell("difference"), *map(_difference, of_row)), minor=True))
-    unit = f" ({cells[0].unit.label})" if one_unit and cells[0].unit.label else ""
+_KINDS = ("data", "model", "algorithm", "gc")
+
+
+@cache
+def _choices(experiment: str) -> dict[str, str]:
+    """The config files that an experiment chooses, by group."""
+    path = CONFIGS / "experiment" / f"{experiment}.yaml"
+    defaults = yaml.load(path.read_text(encoding="utf-8"), Loader)["defaults"] if path.is_file() else []
+    return {k.rpartition("/")[2]: v for entry in defaults if isinstance(entry, dict) for k, v in entry.items()}
+
+
+def _load(overrides: list[str]) -> DictConfig:
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        return compose("train", overrides=overrides)
+
+
+def scales_of(name: str) -> dict[str, tuple[str, ...]]:
+    """The overrides of each scale of the study that makes a table's runs; the full one has none."""
+    path = CONFIGS / "study" / f"{name}.yaml"
+    scales = yaml.load(path.read_text(encoding="utf-8"), Loader)["study"].get("scales") if path.is_file() else None
+    found = {label: tuple(map(str, scale.get("overrides") or ())) for label, scale in (scales or {}).items()}
+    return {label: overrides for label, overrides in found.items() if overrides} | {FULL: ()}
+
+
+def compare(paper: PaperTable, groups: Sequence[Group], settings: Settings, *, empty: bool = False) -> list[Table]:
+    """The table beside the runs of each scale of its study that has any; with ``empty`` rows without runs too."""
+    by_setting: dict[str, list[Group]] = defaultdict(list)
+    for group in groups:
+        by_setting[group.setting].append(group)
+    taken: set[int] = set()
+    tables = []
+    full = {setting for setting, _ in _settings(paper, (), settings).values()}
+    for scale, further in scales_of(paper.name).items():
+        asked = _settings(paper, further, settings)
+        entries = []
+        for row in paper.rows:
+            for column in paper.columns:
+                wanted, rounds = asked.get((row.label, column.label), ("", 0))
+                found = [group for group in by_setting[wanted] if id(group) not in taken]
+                if scale != FULL and wanted in full:  # other rounds of the paper's setting are its own table's
+                    found = [group for group in found if group.planned == rounds]
+                best = max(found, key=lambda g: (g.has_ended, min(g.planned, rounds), len(g.runs)), default=None)
+                entries.append(_entry(paper, row, column, rounds, best))
+        taken |= {id(entry.group) for entry in entries if entry.group}
+        if empty or any(entry.group for entry in entries):
+            tables.append(_table(paper, entries, scale, further, empty=empty))
+    return tables
+
+
+def _settings(
+    paper: PaperTable, further: tuple[str, ...], settings: Settings
+) -> dict[tuple[str, str], tuple[str, int]]:
+    """Setting and rounds of the cells that may have runs."""
+    found = {}
+    for row in paper.rows:
+        for column in paper.columns:
+            overrides = paper.command_overrides(row, column)
+            if overrides is not None and paper.measure_of(row, column):
+                if asked := settings((*overrides, *further)):
+                    found[row.label, column.label] = asked
+    return found
+
+
+def _entry(paper: PaperTable, row: Axis, column: Axis, rounds: int, group: Group | None) -> Entry:
+    unit, measure = UNITS[paper.unit_of(row, column)], paper.measure_of(row, column) or ""
+    differences = ()
+    if group:
+        differences = tuple(_differences(paper, paper.settings(row, column), group))
+    return Entry(
+        row.label, column.label, paper.cells[row.label, column.label], unit, paper.higher_is_better_of(row, column),
+        paper.command_overrides(row, column) is not None and bool(measure), rounds, group,
+        sample(group, measure, unit.factor) if group else None, differences,
+    )  # fmt: skip
+
+
+def _differences(paper: PaperTable, theirs: dict[str, Any], group: Group) -> Iterator[str]:
+    for key, wanted in theirs.items():
+        if (ours := group.runs[0].get(key)) != wanted:
+            why = f": {paper.departures[key].rstrip('.')}" if key in paper.departures else ""
+            yield f"{key} {ours} (paper {wanted}{why})"
+
+
+def _table(paper: PaperTable, entries: list[Entry], scale: str, further: tuple[str, ...], *, empty: bool) -> Table:
+    rows, columns = _labels(paper.rows, entries, "row", empty), _labels(paper.columns, entries, "column", empty)
+    at = {(e.row, e.column): e for e in entries if e.row in rows and e.column in columns}
+    units = {c: {at[r, c].unit.label for r in rows} for c in columns}
+    header = {c: f"{c} ({min(units[c])})" if len(units[c]) == 1 and units[c].isdisjoint(("", "rounds")) else c
+              for c in columns}  # fmt: skip
+    ours = _marked(at, rows, columns, paper, partial(_ours, seeds=paper.seeds or 1))
+    theirs = _marked(at, rows, columns, paper, _theirs)
+    lines = []
+    for r in rows:
+        lines.append([r, *(ours[r, c] for c in columns)])
+        lines.append([Minor("paper"), *(theirs[r, c] for c in columns)])
+        if any(at[r, c].difference is not None for c in columns):
+            lines.append([Minor("difference"), *(_difference(at[r, c]) for c in columns)])
+    scaled = "" if scale == FULL else f", scale={scale}"
     return Table(
-        name=paper.name,
-        title=f"{paper.paper}, Table {paper.table}: {paper.title}{unit}",
-        header=("", *header),
-        rows=tuple(rows),
-        notes=tuple(told),
-        records=tuple(record for entry in cells for record in _records(paper, entry)),
+        name=paper.name if scale == FULL else f"{paper.name}_{scale}",
+        title=f"{paper.paper}, Table {paper.table}: {paper.title}{scaled}",
+        frame=pd.DataFrame(lines, columns=["", *header.values()]),
+        records=pd.DataFrame([_record(paper, scale, e) for e in at.values() if e.group or e.runnable]),
+        notes=tuple(_notes(paper, list(at.values()), scale, further)),
     )
+
+
+def _labels(axes: Sequence[Axis], entries: Sequence[Entry], kind: str, empty: bool) -> list[str]:
+    return [axis.label for axis in axes if empty or any(e.group and getattr(e, kind) == axis.label for e in entries)]
+
+
+def _ours(entry: Entry, seeds: int) -> tuple[str, float | None]:
+    """The cell's text, and its number where it has a rank: at all rounds, and not a bound."""
+    if entry.ours is None or entry.group is None:
+        return ("no run" if entry.runnable else "–"), None
+    text = mean_text(entry.ours, entry.unit, seeds)
+    if entry.ours.mean is None:
+        return text, None
+    if not entry.is_full:
+        return f"{text} ({entry.group.planned} of {entry.rounds} rounds)", None
+    return text, None if entry.ours.bound else float(entry.unit.text(entry.ours.mean))
+
+
+def _theirs(entry: Entry) -> tuple[str, float | None]:
+    mean, std, note = entry.paper.mean, entry.paper.std, entry.paper.note
+    if mean is None:
+        return note or "–", None
+    text = f"{entry.unit.text(mean)}{'' if std is None else f' ({entry.unit.text(std)})'}"
+    return (f"{text}+" if note == "+" else f"{text}, {note}" if note else text), None if note else mean
 
 
 def _marked(
-    of_column: Sequence[Entry], cell: Callable[[Entry], Cell], number: Callable[[Entry], float | None]
-) -> list[Cell]:
-    """The column's cells, the best ones marked as they are shown; not where the rows measure different things."""
-    cells = [cell(entry) for entry in of_column]
-    kinds = {(entry.unit.label, entry.higher_is_better) for entry in of_column}
-    if len(kinds) > 1:
-        return cells
-    found = [(entry.unit, number(entry)) for entry in of_column]
-    numbers = [None if value is None else float(unit.text(value)) for unit, value in found]
-    return marked(cells, numbers, of_column[0].higher_is_better)
+    at: dict[tuple[str, str], Entry], rows: list[str], columns: list[str], paper: PaperTable, cell: Any
+) -> dict[tuple[str, str], str]:
+    """The cells' texts, the best method in bold where they all measure the same."""
+    lines = [[(r, c) for r in rows] for c in columns]
+    if paper.methods_in == "columns":
+        lines = [[(r, c) for c in columns] for r in rows]
+    found: dict[tuple[str, str], str] = {}
+    for line in lines:
+        kinds = {(at[place].unit, at[place].higher_is_better) for place in line}
+        texts, numbers = zip(*(cell(at[place]) for place in line), strict=True)
+        found |= dict(zip(line, mark_best(texts, numbers, kinds.pop()[1] if len(kinds) == 1 else None), strict=True))
+    return found
 
 
-def _ours(entry: Entry) -> Cell:
-    sample = entry.ours
-    title = "; ".join(_told(entry))
-    if sample is None:
-        return Cell("–", title=title, state="missing")
-    if sample.mean is not None:
-        text = mean_std(sample, entry.unit, wanted=len(sample.runs) + len(sample.without) + len(entry.missing))
-        state = DIVERGED if sample.diverged else ""
-        return Cell(text, title=title, state=state, differs=bool(entry.differences))
-    if sample.without:
-        return Cell(DIVERGED if sample.diverged else "–", title=title, state=DIVERGED if sample.diverged else "missing")
-    state = FAILED if any(run.state == FAILED for run in sample.uncounted) else UNFINISHED
-    return Cell(state, title=title, state=state)
+def _difference(entry: Entry) -> str:
+    """``+1.44 (0.5 σ)``: σ are standard deviations, √(s² + s²) of both, or of the one that there is."""
+    if entry.difference is None or entry.ours is None:
+        return ""
+    scatter = math.hypot(entry.ours.std or 0.0, entry.paper.std or 0.0)
+    deviations = f" ({abs(entry.difference) / scatter:.1f} σ)" if scatter else ""
+    return f"{'−' if entry.difference < 0 else '+'}{entry.unit.text(abs(entry.difference))}{deviations}"
 
 
-def _told(entry: Entry) -> Iterator[str]:
-    """What a page says of a cell when asked."""
-    if entry.ours:
-        for run, value in zip(entry.ours.runs, entry.ours.values, strict=True):
-            yield f"seed {run.seed}: {entry.unit.text(value)}{' (diverged)' if run.state == DIVERGED else ''}"
-        for run in entry.ours.without:
-            yield f"seed {run.seed}: not measured{' (diverged)' if run.state == DIVERGED else ''}"
-        for run in entry.ours.uncounted:
-            yield f"seed {run.seed}: {run.state} {run.note}"
-        yield from entry.differences
-    elif entry.note:
-        yield entry.note
-    if entry.missing:
-        yield f"missing: seed{'s' * (len(entry.missing) > 1)} {', '.join(map(str, entry.missing))}"
-
-
-def _theirs(entry: Entry) -> Cell:
-    mean, std, note = entry.paper.mean, entry.paper.std, entry.paper.note
-    if mean is None:
-        return Cell(note or "–")
-    deviation = "" if std is None else f" ({entry.unit.text(std)})"
-    if note == "+":
-        return Cell(f"{entry.unit.text(mean)}+{deviation}")
-    return Cell(f"{entry.unit.text(mean)}{deviation}{f', {note}' if note else ''}")
-
-
-def _difference(entry: Entry) -> Cell:
-    if entry.difference is None:
-        return Cell("")
-    text = f"{'−' if entry.difference < 0 else '+'}{entry.unit.text(abs(entry.difference))}"
-    return Cell(text if entry.deviations is None else f"{text} ({abs(entry.deviations):.1f} σ)")
-
-
-def _records(paper: PaperTable, entry: Entry) -> Iterator[Mapping[str, Any]]:
-    """A line for the setting that is shown, and one for each other."""
-    base = {
-        "table": paper.name, "row": entry.row, "column": entry.column, "unit": entry.unit.label,
-        "paper_mean": entry.paper.mean, "paper_std": entry.paper.std, "paper_note": entry.paper.note,
+def _record(paper: PaperTable, scale: str, entry: Entry) -> dict[str, Any]:
+    empty = dict.fromkeys(("mean", "std", "bound", "seeds", "values"))
+    return {
+        "table": paper.name, "scale": scale, "row": entry.row, "column": entry.column, "unit": entry.unit.label,
+        **(entry.ours.record if entry.ours else empty), "rounds": entry.group.planned if entry.group else None,
+        "rounds_asked": entry.rounds or None, "paper_mean": entry.paper.mean, "paper_std": entry.paper.std,
+        "paper_note": entry.paper.note, "difference": entry.difference, "differs_in": "; ".join(entry.differences),
     }  # fmt: skip
-    lines = [(entry, bool(entry.differences), "yes", entry.differences, entry.missing)]
-    lines += [(replace(entry, ours=o.sample), o.differs, "no", o.differences, ()) for o in entry.others]
-    for line, differs, shown, setting, missing in lines:
-        yield {**base, **numbers(line.ours), "difference": line.difference, "deviations": line.deviations,
-               "differs_from_paper": "yes" if differs else "", "shown": shown, "setting": "; ".join(setting),
-               "missing_seeds": " ".join(map(str, missing))}  # fmt: skip
+
+
+def _notes(paper: PaperTable, entries: list[Entry], scale: str, further: tuple[str, ...]) -> Iterator[str]:
+    yield f"Source: {paper.source}. {paper.note}".strip()
+    found = [entry for entry in entries if entry.group]
+    told: dict[str, set[str]] = defaultdict(set)
+    for entry in found:
+        for difference in entry.differences:
+            told[difference].add(entry.row)
+    differences = [f"{d} [{', '.join(sorted(its))}]" for d, its in told.items() if len(its) < len({e.row for e in found})]
+    differences = [d for d, its in told.items() if len(its) == len({e.row for e in found})] + differences
+    listed = f"Ours differs in {'; '.join(differences)}." if differences else "No difference in the settings listed here."
+    unstated = f" The paper does not state {paper.unstated.strip().rstrip('.')}; ours are the experiment's."
+    yield listed + unstated * bool(paper.unstated)
+    lost = [f"{e.row}, {e.column}: {text}" for e in found if e.group and (text := states(e.group.runs))]
+    if lost:
+        yield f"In no mean: {'; '.join(lost)}."
+    few = sum(e.group is not None and len(e.group.runs) < (paper.seeds or 1) for e in found)
+    gaps = sum(e.runnable and not e.group and e.paper.mean is not None for e in entries)
+    short = sum(not e.is_full for e in found)
+    lacks = {"without a run": gaps, "with fewer seeds than the paper's": few, "with other rounds": short}
+    if any(lacks.values()):
+        told = ", ".join(f"{count} {what}" for what, count in lacks.items() if count)
+        study = f"study={paper.name}{'' if scale == FULL else f' scale={scale}'}"
+        known = (CONFIGS / "study" / f"{paper.name}.yaml").is_file()
+        yield f"Cells of the rows and columns above: {told}." + f" To fill them: python src/train.py -m {study}" * known
+    yield from _order(paper, entries)
+
+
+def _order(paper: PaperTable, entries: list[Entry]) -> Iterator[str]:
+    """Spearman's ρ between our order and the paper's, where three methods or more can be compared."""
+    along = "column" if paper.methods_in == "rows" else "row"
+    lines: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    for entry in entries:
+        if entry.is_full and entry.difference is not None and entry.ours is not None and not entry.paper.note:
+            lines[getattr(entry, along)].append((entry.ours.mean or 0.0, entry.paper.mean or 0.0))
+    ranks = {label: pd.DataFrame(pairs).rank().corr().iloc[0, 1] for label, pairs in lines.items() if len(pairs) > 2}
+    if ranks:
+        told = "; ".join(f"{label}: {rho:.2f} of {len(lines[label])}" for label, rho in ranks.items())
+        yield f"Order of the methods, Spearman's ρ with the paper's: {told}."
