@@ -28,13 +28,13 @@ SMALL = {
     "03_write_your_own_method": (
         "ROUNDS = 2",
         "assert 0 <= largest < 1e-12\n"
-        "a, b = (read_columns(folder / name / 'metrics.csv')['test/acc'] for name in ('fedavg', 'clipping'))\n"
+        "a, b = (read_metrics(folder / name / 'metrics.csv')['test/acc'] for name in ('fedavg', 'clipping'))\n"
         "assert len(a) == len(b) == 2 and not np.allclose(a, b)",
     ),
     "04_reading_results": (
         "ROUNDS, SEEDS = 2, [1, 2]",
         "assert [(run.state, run.rounds) for run in runs] == [('finished', 2)] * 4\n"
-        "assert [group.label for group in groups] == ['GC-Fed', 'FedAvg']",
+        "assert [len(group.runs) for group in groups] == [2, 2]",
     ),
 }
 

@@ -61,7 +61,9 @@ def curve(level: float, rounds: int, seed: int = 1, every: int = 1, **columns: f
         row = {"round": t, "train/loss": 2.3 / (1 + 0.1 * t), "train/clients": 5, "train/nonfinite_clients": 0,
                "comm/down_bytes": 500_000, "comm/up_bytes": 400_000 + 1000 * seed,
                "time/train_s": 0.5 + 0.001 * (t % 7), "time/round_s": 0.75 + 0.002 * (t % 5)}  # fmt: skip
-        acc = level * (1 - math.exp(-t / (0.15 * rounds))) + 0.02 * math.sin(t * (0.7 + 0.1 * seed)) * math.exp(-t / rounds)
+        acc = level * (1 - math.exp(-t / (0.15 * rounds))) + 0.02 * math.sin(t * (0.7 + 0.1 * seed)) * math.exp(
+            -t / rounds
+        )
         average = acc if average != average else 0.9 * average + 0.1 * acc
         if t % every == 0 or t == rounds:
             row |= {"test/acc": acc, "test/loss": 2.3 * (1 - 0.9 * acc), "test/acc_ema": average}

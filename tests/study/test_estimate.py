@@ -5,10 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gcfed.report.runs import Run
 
 import gcfed.study.calibrate as calibrate
 from gcfed.data.datasets import digits
-from gcfed.report.runs import Run
 from gcfed.study.calibrate import Speed
 from gcfed.study.estimate import (
     JOB_S,

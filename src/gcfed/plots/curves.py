@@ -1,6 +1,7 @@
 """``curves.png``, which every run writes: its learning curves."""
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -57,7 +58,7 @@ def plot_curves(metrics: pd.DataFrame | str | Path, path: str | Path) -> Figure:
     return figure
 
 
-def _line(axes: Axes, curve: pd.Series, color: str, label: str, **how: float) -> None:
+def _line(axes: Axes, curve: pd.Series, color: str, label: str, **how: Any) -> None:
     if len(curve):
         marker = "o" if len(curve) == 1 else None  # a line through a single point is invisible
         axes.plot(curve.index, curve, color=color, label=label, marker=marker, **how)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -14,8 +15,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gcfed.report import papers
 from gcfed.report.compare import Settings, compare
-from gcfed.report.groups import Group, grouped
-from gcfed.report.tables import MEASURES, Best, Minor, Table, all_runs, best, measured, targets
+from gcfed.report.groups import grouped
+from gcfed.report.tables import MEASURES, Best, Minor, Table, all_runs, best, by_federation, measured, targets
 from gcfed.runs.folder import STATES, Run, find_runs, folders
 from gcfed.runs.measures import FORMS, parse
 from gcfed.utils.files import replacing
@@ -39,56 +40,60 @@ def report(cfg: Mapping[str, Any]) -> Path:
         ValueError: there is no run below the roots, or a key has a value that cannot be; names it.
         Incomplete: a figure cannot be drawn or no run has a measure; all else is written.
     """
-    out, roots = Path(cfg["out"]), [Path(root) for root in _listed(cfg["roots"])]
+    out, roots, formats = Path(cfg["out"]), [Path(root) for root in _listed(cfg["roots"])], _formats(cfg)
     if out.exists() and not out.is_dir():
         raise ValueError(f"out={out} is a file; name a folder, which need not be there.")
-    measures = None if cfg["measures"] is None else list(dict.fromkeys(_listed(cfg["measures"])))
-    for measure in measures or ():
+    measures = _listed(cfg["measures"])
+    for measure in measures:
         parse(measure)  # before a thousand runs are read
     chosen = [papers.load(name) for name in (papers.names() if cfg["papers"] is None else _listed(cfg["papers"]))]
-    runs = [run for run in find_runs(roots) if not _is_debug(run, roots)]
+    found = find_runs(roots)
+    places = {run.folder: _place(run, roots) for run in found}
+    runs = [run for run in found if not places[run.folder].startswith("debug/")]
     if not runs:
         raise ValueError(
             f"There is no run below {', '.join(map(str, roots)) or 'roots=[]'}: a run's folder holds config.yaml and "
             "metrics.csv. `python src/train.py` makes one; roots=[…] names other folders."
         )
-    groups, lacks = grouped(runs), []
+    groups = grouped(runs)
     settings = Settings(groups)
-    compared = [table for paper in chosen for table in compare(paper, groups, settings, empty=cfg["empty"])]
-    by_federation: dict[str, Table] = {}
-    for i, place in enumerate(dict.fromkeys(group.federation for group in groups), start=1):
-        here = [group for group in groups if group.federation == place]
-        if table := measured(here, measures or list(MEASURES), f"federation_{i}", place, federation=False):
-            by_federation[place] = table
-    known = {measure for table in by_federation.values() for measure in table.records["measure"]}
-    if lost := [measure for measure in measures or () if measure not in known]:
-        lacks.append(f"no finished run has the measures {', '.join(lost)}. {FORMS}")
-    across = [table for table in (targets(groups), *_searches(roots)) if table]
-    tables = {"first": best(groups), "federations": by_federation, "papers": compared, "across": across,
-              "runs": all_runs(runs, groups, {run.folder: _place(run, roots) for run in runs})}  # fmt: skip
-    flat = [t for t in (tables["first"], *by_federation.values(), *compared, *across, tables["runs"]) if t]
+    first = best(groups)
+    federations: dict[str, Table] = {}
+    for place, here in by_federation(groups).items():
+        if table := measured(here, measures or list(MEASURES), f"federation_{len(federations) + 1}", place):
+            federations[place] = table
+    others = [table for paper in chosen for table in compare(paper, groups, settings, empty=cfg["empty"])]
+    others += [table for table in (targets(groups), *_searches(roots)) if table]
+    every = all_runs(runs, groups, places)
+    tables = [*([first] if first else []), *federations.values(), *others, every]
+    known = {measure for table in federations.values() for measure in table.records["measure"]}
+    lost = [measure for measure in measures if measure not in known]
+    lacks = [f"no finished run has the measures {', '.join(lost)}. {FORMS}"] if lost else []
 
     _remove_last(out)
-    for table in flat:
+    for table in tables:
         table.write(out / "tables")
     pictures = []
     if cfg["figures"]:
         from gcfed.report.figures import draw  # matplotlib and seaborn
 
         failed: dict[str, str] = {}
-        pictures = draw(groups, out / "figures", _listed(cfg["formats"]), failed)
+        pictures = draw(groups, out / "figures", formats, failed)
         lacks += [f"figure {title!r}: {error}" for title, error in failed.items()]
-    title = f"Runs in {', '.join(root.name or str(root) for root in roots)}"
-    counts = _counts(runs, groups)
-    _write(out / "report.md", "\n".join([f"# {title}\n", f"{counts}.\n", *(f"- Not in this report: {lack}\n" for lack in lacks),
-                                         *(table.markdown() for table in flat)]))  # fmt: skip
+    states = Counter(run.state for run in runs)
+    counts = f"{len(runs)} runs of {len(groups)} settings: "
+    counts += ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
+    title = f"Runs in {', '.join(root.resolve().name for root in roots)}"
+    head = [f"# {title}\n", f"{counts}.\n", *(f"- Not in this report: {lack}\n" for lack in lacks)]
+    _write(out / "report.md", "\n".join([*head, *(table.markdown() for table in tables)]))
     pages = Environment(loader=PackageLoader("gcfed.report", "."), autoescape=True, undefined=StrictUndefined)
     pages.tests |= {"best": lambda cell: isinstance(cell, Best), "minor": lambda cell: isinstance(cell, Minor)}
-    shown = {"title": title, "counts": counts, "lacks": lacks, "tables": tables, "pictures": pictures}
-    page = pages.get_template("page.html").render(**shown, created=datetime.now(), embed=_embedded)
-    _write(out / "index.html", page)
-    _write(out / WRITTEN, "\n".join(str(p.relative_to(out)) for f in ("tables", "figures") for p in sorted((out / f).glob("*"))))
-    print(f"{counts}. Tables: {len(flat)}, figures: {len(pictures)}. Open {out / 'index.html'}")
+    shown = {"first": first, "federations": federations, "others": others, "runs": every, "pictures": pictures}
+    told = {"title": title, "counts": counts, "lacks": lacks, "created": datetime.now(), "embed": _embedded}
+    _write(out / "index.html", pages.get_template("page.html").render(**shown, **told))
+    files = [path for folder in ("tables", "figures") for path in sorted((out / folder).glob("*"))]
+    _write(out / WRITTEN, "".join(f"{path.relative_to(out)}\n" for path in files))
+    print(f"{counts}. {len(tables)} tables and {len(pictures)} figures, all on {out / 'index.html'}")
     if lacks:
         raise Incomplete(f"The report lacks: {'; '.join(lacks)}")
     return out / "index.html"
@@ -96,21 +101,27 @@ def report(cfg: Mapping[str, Any]) -> Path:
 
 def _listed(value: Any) -> list[str]:
     """``roots=logs`` is as good as ``roots=[logs]``, null as []."""
-    return [value] if isinstance(value, str) else [str(item) for item in value or ()]
+    return [value] if isinstance(value, str) else list(dict.fromkeys(map(str, value or ())))
+
+
+def _formats(cfg: Mapping[str, Any]) -> list[str]:
+    """The figures' formats, if all of them can be written."""
+    formats = _listed(cfg["formats"])
+    if formats and cfg["figures"]:
+        from matplotlib.backend_bases import FigureCanvasBase
+
+        known = FigureCanvasBase.get_supported_filetypes()
+        if unknown := [suffix for suffix in formats if suffix not in known]:
+            raise ValueError(f"formats: figures cannot be written as {', '.join(unknown)}, but as {', '.join(known)}.")
+    return formats
 
 
 def _place(run: Run, roots: Sequence[Path]) -> str:
     """The run's folder below the root that it was found in, without the path of this machine."""
-    for root in roots:
-        if run.folder.is_relative_to(root.resolve()) and run.folder != root.resolve():
-            below = run.folder.relative_to(root.resolve()).as_posix()
-            return f"{root.name}/{below}" if len(roots) > 1 else below
+    for root in (root.resolve() for root in roots):
+        if run.folder.is_relative_to(root) and run.folder != root:
+            return f"{root.name}/" * (len(roots) > 1) + run.folder.relative_to(root).as_posix()
     return run.folder.name  # the root itself, or through a link that leads out of it
-
-
-def _is_debug(run: Run, roots: Sequence[Path]) -> bool:
-    """Whether the run was made with ``debug=…`` and lies in a folder of such runs below a root."""
-    return _place(run, roots).startswith("debug/")
 
 
 def _searches(roots: Sequence[Path]) -> list[Table]:
@@ -118,23 +129,18 @@ def _searches(roots: Sequence[Path]) -> list[Table]:
     tables = []
     for folder in sorted({folder.resolve() for folder, files in folders(roots) if TRIALS in files}):
         trials = pd.read_csv(folder / TRIALS)
-        frame = trials.drop(columns="folder", errors="ignore").astype(object)
-        frame = frame.where(trials.notna(), "–").map(lambda cell: f"{cell:.5g}" if isinstance(cell, float) else str(cell))
-        notes = ("The best one stands in optimization_results.yaml.",)
-        tables.append(Table(f"trials_{folder.name}", f"Search {folder.name}", frame, trials, notes))
+        frame = trials.drop(columns="folder", errors="ignore").astype(object).fillna("–")
+        frame = frame.map(lambda cell: f"{cell:.5g}" if isinstance(cell, float) else str(cell))
+        note = "The best trial stands in the search's optimization_results.yaml."
+        tables.append(Table(f"trials_{folder.name}", f"Search {folder.name}", frame, trials, (note,)))
     return tables
 
 
-def _counts(runs: Sequence[Run], groups: Sequence[Group]) -> str:
-    states = Counter(run.state for run in runs)
-    named = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
-    return f"{len(runs)} runs of {len(groups)} settings: {named}"
-
-
 def _remove_last(out: Path) -> None:
-    """The files that the last report wrote here; others stay."""
-    if (out / WRITTEN).is_file():
-        for line in (out / WRITTEN).read_text().splitlines():
+    """Removes the files that the last report wrote here; others stay."""
+    lines = (out / WRITTEN).read_text().splitlines() if (out / WRITTEN).is_file() else []
+    for line in lines:
+        if re.fullmatch(r"(tables|figures)/[^/]+\.\w+", line):
             (out / line).unlink(missing_ok=True)
 
 

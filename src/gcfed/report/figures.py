@@ -8,10 +8,9 @@ import shutil
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -25,14 +24,14 @@ from gcfed.data.label_counts import LabelCounts
 from gcfed.plots.partition import plot_partition
 from gcfed.plots.style import PALETTE, save, styled
 from gcfed.report.groups import Group, sample, symbol, variants
-from gcfed.report.tables import describe, main_measure
+from gcfed.report.tables import by_federation, describe, main_measure
 from gcfed.runs.folder import FINISHED
 from gcfed.runs.measures import smooth
 
 log = logging.getLogger(__name__)
 matplotlib.use("agg")  # seaborn imports pyplot, which would look for a display
 
-FEDERATIONS, METHODS, POINTS = 12, 12, 60  # that are drawn: federations, methods of each, points of a curve
+FEDERATIONS, METHODS, POINTS = 8, 12, 40  # that are drawn: federations, methods of each, points of a curve
 LABELS = {"test/acc": "test accuracy (%)", "test/loss": "test loss", "test/relative_error": "relative error"}
 #: What a family of columns is, and the figure of a paper that shows it.
 FAMILIES = {
@@ -52,9 +51,8 @@ COPIED = {
 }
 
 
-@dataclass(frozen=True)
-class Picture:
-    """``file`` is the PNG; ``federation`` is "" where it shows several."""
+class Picture(NamedTuple):
+    """``file`` is the PNG; ``federation`` is what its runs have in common."""
 
     file: Path
     title: str
@@ -62,9 +60,8 @@ class Picture:
     federation: str
 
 
-@dataclass(frozen=True)
-class _Plot:
-    """A figure that will be drawn: ``draw`` takes its axes, and returns a sentence for the caption."""
+class Plot(NamedTuple):
+    """A figure that will be drawn: ``draw`` takes its axes and returns its caption; ``height`` is in inches."""
 
     name: str
     title: str
@@ -89,13 +86,13 @@ def draw(groups: Sequence[Group], folder: Path, formats: Sequence[str], failed: 
             log.error("The figure %r cannot be drawn: %s: %s", plot.title, type(error).__name__, error)
             for path in files:
                 path.unlink(missing_ok=True)
-            continue
-        pictures.append(Picture(files[0], plot.title, caption, plot.federation))
-    return [*pictures, *_partitions(groups, folder, suffixes), *_copies(groups, folder, suffixes)]
+        else:
+            pictures.append(Picture(files[0], plot.title, caption, plot.federation))
+    return [*pictures, *_partitions(groups, folder, suffixes), *_copies(groups, folder)]
 
 
 @styled
-def _write(plot: _Plot, files: Sequence[Path]) -> str:
+def _write(plot: Plot, files: Sequence[Path]) -> str:
     figure = Figure(figsize=(5.4, plot.height))
     caption = plot.draw(figure.subplots())
     for path in files:
@@ -103,139 +100,118 @@ def _write(plot: _Plot, files: Sequence[Path]) -> str:
     return caption
 
 
-def _plots(groups: Sequence[Group]) -> Iterator[_Plot]:
-    looks = _looks(groups)
-    federations = list(dict.fromkeys(group.federation for group in groups))
-    for i, place in enumerate(federations[:FEDERATIONS], start=1):
-        here = [group for group in groups if group.federation == place and any(len(r.metrics) for r in group.runs)]
-        here = _best(here)
+def _plots(groups: Sequence[Group]) -> Iterator[Plot]:
+    colors = {m: PALETTE[i % 7] for i, m in enumerate(dict.fromkeys(group.method for group in groups))}
+    for i, (place, here) in enumerate(list(by_federation(groups).items())[:FEDERATIONS], start=1):
+        here = _best([group for group in here if any(len(run.metrics) for run in group.runs)])
         columns = dict.fromkeys(name for group in here for run in group.runs for name in run.metrics)
         for column in columns:
-            family = column.partition("/")[0]
-            if column in LABELS or (family in FAMILIES and family != "test"):
-                title = LABELS.get(column, column)
-                yield _Plot(_stem(f"{column}_{i}"), title, place, partial(curves, here, column, looks))
+            if column in LABELS or column.partition("/")[0] in FAMILIES.keys() - {"test"}:
+                name = re.sub(r"\W+", "_", column)
+                yield Plot(f"{name}_{i}", LABELS.get(column, column), place, partial(curves, here, column, colors))
         if "test/acc" in columns and len({_bytes(group) for group in here}) > 1:
-            plot = partial(curves, here, "test/acc", looks, by_bytes=True)
-            yield _Plot(f"bytes_{i}", "Accuracy against bytes", place, plot)
+            plot = partial(curves, here, "test/acc", colors, by_bytes=True)
+            yield Plot(f"bytes_{i}", "Accuracy against bytes", place, plot)
         if "test/acc" in columns and (measure := _target(here)):
-            height = 1.2 + 0.3 * len(here)
-            yield _Plot(f"target_{i}", describe(measure)[0], place, partial(bars, here, measure, looks), height)
+            plot = partial(bars, here, measure, colors)
+            yield Plot(f"target_{i}", describe(measure)[0], place, plot, 1.2 + 0.3 * len(here))
         if layers := [name for name in columns if name.startswith("cka/")]:
-            height = 1.6 + 0.4 * len(here)
-            yield _Plot(f"cka_{i}", "Similarity by layer", place, partial(layer_map, here, layers), height)
-    yield from _sweeps(groups, looks)
+            yield Plot(
+                f"cka_{i}", "Similarity by layer", place, partial(layer_map, here, layers), 1.6 + 0.4 * len(here)
+            )
+    yield from _sweeps(groups, colors)
 
 
 def _best(groups: Sequence[Group]) -> list[Group]:
     """Those with the best result, as many as can be told apart, in their own order."""
-    if len(groups) <= METHODS:
-        return list(groups)
     measure = main_measure(groups)
     sign = -1 if describe(measure)[2] else 1
-    results = {id(group): sample(group, measure).mean for group in groups}
-    order = sorted(groups, key=lambda g: np.inf if (mean := results[id(g)]) is None else sign * mean)[:METHODS]
-    return [group for group in groups if any(group is other for other in order)]
-
-
-def _looks(groups: Sequence[Group]) -> dict[str, dict[str, Any]]:
-    """Colour and dashes of each method, the same in all figures."""
-    dashes = ("", (4, 1.5), (1, 1), (6, 1.5, 1, 1.5))
-    methods = list(dict.fromkeys(group.method for group in groups))
-    return {
-        "palette": {method: PALETTE[i % 7] for i, method in enumerate(methods)},
-        "dashes": {method: dashes[i // 7 % 4] for i, method in enumerate(methods)},
-    }
-
-
-def _stem(text: str) -> str:
-    return re.sub(r"[^\w.]+", "_", text)
+    results = [sample(group, measure).mean for group in groups]
+    order = np.argsort([np.inf if mean is None else sign * mean for mean in results], kind="stable")
+    return [groups[i] for i in sorted(order[:METHODS])]
 
 
 # ------------------------------------------------------------------------------------------------------- the figures
-def curves(groups: Sequence[Group], column: str, looks: dict[str, Any], axes: Axes, *, by_bytes: bool = False) -> str:
+def curves(groups: Sequence[Group], column: str, colors: dict[str, Any], axes: Axes, *, by_bytes: bool = False) -> str:
     """A column over the rounds, or over the bytes sent so far: mean and deviation over the seeds of each method."""
-    finished, lost = [], []
+    parts: dict[bool, list[pd.DataFrame]] = {True: [], False: []}
     for group in groups:
         for run in group.runs:
             curve = run.curve(column).replace(np.inf, np.nan).dropna()
-            if column == "test/acc":
-                curve = 100 * smooth(curve)
+            curve = 100 * smooth(curve) if column == "test/acc" else curve
             curve = curve.iloc[np.unique(np.linspace(0, len(curve) - 1, min(len(curve), POINTS)).astype(int))]
-            x = curve.index.to_numpy(float)
-            if by_bytes:
-                x = _sent(run.metrics).cumsum().loc[curve.index].to_numpy() / 1e6
-            part = pd.DataFrame({"x": x, "y": curve.to_numpy(), "method": group.method, "seed": run.seed})
-            (finished if run.state == FINISHED else lost).append(part)
-    whole = pd.concat(finished) if finished else pd.DataFrame()
+            x = (_sent(run.metrics).cumsum() / 1e6).loc[curve.index] if by_bytes else curve.index
+            part = pd.DataFrame({"x": np.asarray(x, float), "y": curve.to_numpy(), "method": group.method})
+            parts[run.state == FINISHED].append(part)
+    whole, lost = (pd.concat([*parts[kind], pd.DataFrame(columns=["x", "y", "method"])]) for kind in (True, False))
+    dashes = {m: ("", (4, 1.5), (1, 1), (6, 1.5, 1, 1.5))[i // 7 % 4] for i, m in enumerate(colors)}
+    look = {"palette": colors, "dashes": dashes, "hue": "method", "style": "method"}
     if len(whole):
-        sns.lineplot(whole, x="x", y="y", hue="method", style="method", errorbar="sd", ax=axes, **looks)
-    named = set(whole["method"]) if len(whole) else set()
-    for part in lost:
+        sns.lineplot(whole, x="x", y="y", errorbar="sd", ax=axes, **look)
+    for part in parts[False]:
         for method, its in part.groupby("method"):
-            color, label = looks["palette"][method], None if method in named else method
-            axes.plot(its["x"], its["y"], color=color, linestyle=":", linewidth=1.3, label=label)
-            named.add(method)
-    shown = (whole if len(whole) else pd.concat(lost))["y"]
-    if column == "test/relative_error" or (column != "test/acc" and shown.min() > 0 and shown.max() > 1000 * shown.min()):
+            known = axes.get_legend_handles_labels()[1]
+            label = None if method in known else method
+            axes.plot(its["x"], its["y"], color=colors[method], linestyle=":", linewidth=1.3, label=label)
+    y = (whole if len(whole) else lost)["y"].astype(float)
+    if column == "test/relative_error" or (column != "test/acc" and y.min() > 0 and y.max() > 1000 * y.min()):
         axes.set_yscale("log")
-    elif lost and len(whole):  # what diverged grows before it ends
-        margin = 0.05 * (shown.max() - shown.min() or 1.0)
-        axes.set_ylim(shown.min() - margin, shown.max() + margin)
+    elif len(lost) and len(whole):  # what diverged grows before it ends
+        axes.set_ylim(y.min() - 0.05 * np.ptp(y) - 1e-9, y.max() + 0.05 * np.ptp(y) + 1e-9)
     axes.set(xlabel="MB sent in both directions" if by_bytes else "communication round")
     axes.set_ylabel(LABELS.get(column, column))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=not by_bytes))
-    if axes.get_legend_handles_labels()[0]:
-        _legend(axes)
-    caption = f"{FAMILIES.get(column.partition('/')[0], column)}. Lines: mean over seeds; bands: one standard deviation."
+    _legend(axes)
+    caption = (
+        f"{FAMILIES.get(column.partition('/')[0], column)}. Lines: mean over seeds; bands: one standard deviation."
+    )
     caption += " Each point is the mean of the last 10 tests." * (column == "test/acc")
-    return caption + " Dotted: runs that diverged, failed or are not finished." * bool(lost)
+    return caption + " Dotted: runs that diverged, failed or are not finished." * (len(lost) > 0)
 
 
-def against(points: pd.DataFrame, key: str, measure: str, looks: dict[str, Any], axes: Axes) -> str:
+def against(points: pd.DataFrame, key: str, measure: str, colors: dict[str, Any], axes: Axes) -> str:
     """The result against a number that varies alone, a line a method; ``points`` has x, y, method."""
     title, unit, _ = describe(measure)
-    known = {method: looks["palette"].get(method, PALETTE[i % 7]) for i, method in enumerate(points["method"].unique())}
-    sns.lineplot(
-        points, x="x", y="y", hue="method", palette=known, errorbar="sd", err_style="bars", marker="o", ax=axes
-    )
-    numbers = np.unique(points["x"])
-    if numbers[0] > 0 and numbers[-1] >= 20 * numbers[0]:
+    known = {m: colors.get(m, PALETTE[i % 7]) for i, m in enumerate(points["method"].unique())}
+    look = {"hue": "method", "palette": known, "errorbar": "sd", "err_style": "bars", "marker": "o"}
+    sns.lineplot(points, x="x", y="y", ax=axes, **look)
+    if points["x"].min() > 0 and points["x"].max() >= 20 * points["x"].min():
         axes.set_xscale("log")
     axes.set(xlabel=symbol(key), ylabel=f"{title} ({unit.label})" if unit.label else title)
     _legend(axes)
     return f"The result against {symbol(key)}, all else equal. Points: mean over seeds; bars: one standard deviation."
 
 
-def bars(groups: Sequence[Group], measure: str, looks: dict[str, Any], axes: Axes) -> str:
-    """A bar a method; none where no seed has a value."""
+def bars(groups: Sequence[Group], measure: str, colors: dict[str, Any], axes: Axes) -> str:
+    """Cost until the target, a bar a method; none where a seed did not reach it."""
     title, unit, _ = describe(measure)
     samples = {group.method: sample(group, measure, unit.factor) for group in groups}
-    values = {m: {} if s.bound else s.values for m, s in samples.items()}
-    table = pd.DataFrame([{"method": m, "x": x} for m, its in values.items() for x in its.values() or [np.nan]])
-    sns.barplot(table, x="x", y="method", hue="method", palette=looks["palette"], errorbar="sd", legend=False, ax=axes)
-    for i, (method, its) in enumerate(values.items()):
-        if not its:
-            axes.text(0, i, " not by every seed" if len(samples[method].values) > 1 else " not reached", va="center")
+    values = {method: [] if s.bound else list(s.values.values()) for method, s in samples.items()}
+    table = pd.DataFrame([{"method": m, "x": x} for m, its in values.items() for x in its or [np.nan]])
+    sns.barplot(table, x="x", y="method", hue="method", palette=colors, errorbar="sd", legend=False, ax=axes)
+    for i, its in enumerate(values.values()):
+        axes.text(0, i, "" if its else " not reached by every seed", va="center")
     axes.set(xlabel=f"{title}{f' ({unit.label})' if unit.label != 'rounds' else ''}", ylabel="")
     axes.grid(visible=False, axis="y")
     return "The first test at the target. Bars: mean over seeds, with one standard deviation."
 
 
 def layer_map(groups: Sequence[Group], layers: Sequence[str], axes: Axes) -> str:
-    """Linear CKA of local and broadcast model, methods by layers, mean over all measured rounds and seeds."""
-    table = {g.method: [sample(g, f"mean:{layer}").mean for layer in layers] for g in groups}
-    frame = pd.DataFrame(table, index=[layer.removeprefix("cka/") for layer in layers]).T.astype(float).dropna(how="all")
+    """Linear CKA of local and broadcast model, methods by layers, mean over all rounds and seeds."""
+    table = {group.method: [sample(group, f"mean:{layer}").mean for layer in layers] for group in groups}
+    frame = (
+        pd.DataFrame(table, index=[layer.removeprefix("cka/") for layer in layers]).T.astype(float).dropna(how="all")
+    )
     sns.heatmap(frame, vmax=1.0, annot=len(layers) <= 8, fmt=".2f", cmap="cividis", ax=axes)
     return "Linear CKA of the clients' models and the model they started from, by layer (GC-Fed, Figure 7)."
 
 
 def _legend(axes: Axes) -> None:
     """Below the figure, so that long names take nothing from it."""
-    count = len(axes.get_legend_handles_labels()[0])
-    longest = max(map(len, axes.get_legend_handles_labels()[1]))
-    columns = 1 if longest > 34 else 2 if longest > 18 else 3
-    axes.legend(title=None, ncols=min(columns, count), loc="upper center", bbox_to_anchor=(0.5, -0.2))
+    labels = axes.get_legend_handles_labels()[1]
+    if labels:
+        columns = 1 if max(map(len, labels)) > 34 else 2 if max(map(len, labels)) > 18 else 3
+        axes.legend(title=None, ncols=min(columns, len(labels)), loc="upper center", bbox_to_anchor=(0.5, -0.2))
 
 
 # --------------------------------------------------------------------------------------------------- what they are of
@@ -249,39 +225,33 @@ def _bytes(group: Group) -> float:
 
 
 def _target(groups: Sequence[Group]) -> str:
-    """The highest target that half of the methods reached; in bytes where methods differ in what they send."""
-    asked = {float(t) for group in groups for run in group.runs for t in run.get("targets") or ()}
+    """The highest target that half of several methods reached; in bytes where they differ in what they send."""
     unlike = len({_bytes(group) for group in groups}) > 1
-    for target in sorted(asked, reverse=True):
-        measures = f"rounds:test/acc>={target:g}", f"bytes_to_target/{target:g}"
-        reached = [group for group in groups if (s := sample(group, measures[0])).values and not s.bound]
-        if len(groups) > 1 and 2 * len(reached) >= len(groups):
-            return measures[unlike]
+    for target in sorted({float(t) for g in groups for t in g.runs[0].get("targets") or ()}, reverse=True):
+        samples = [sample(group, f"rounds:test/acc>={target:g}") for group in groups]
+        if len(groups) > 1 and 2 * sum(bool(s.values) and not s.bound for s in samples) >= len(groups):
+            return f"bytes_to_target/{target:g}" if unlike else f"rounds:test/acc>={target:g}"
     return ""
 
 
-def _sweeps(groups: Sequence[Group], looks: dict[str, Any]) -> Iterator[_Plot]:
+def _sweeps(groups: Sequence[Group], colors: dict[str, Any]) -> Iterator[Plot]:
     """A figure for each number in which groups differ that are equal in all else."""
     ended = [group for group in groups if group.has_ended]
     frame = variants([group.values for group in ended]) if ended else pd.DataFrame()
     for key in frame.columns.difference(["rounds", "eval_every"]):
         x = pd.to_numeric(frame[key], errors="coerce").dropna()
-        rest = frame.drop(columns=key).apply(tuple, axis=1)
+        rest = frame.assign(**{key: ""}).apply(tuple, axis=1)
         found: dict[tuple[str, str], list[pd.DataFrame]] = defaultdict(list)
         for members in x.groupby(rest).groups.values():
             its = [ended[i] for i in members]
-            if len(its) < 2:
-                continue
             place, method = _common([group.federation for group in its]), _common([group.method for group in its])
-            for measure in _results(its, key):
-                factor = describe(measure)[1].factor
+            for measure in _results(its, key) if len(its) > 1 else ():
                 for i in members:
-                    y = list(sample(ended[i], measure, factor).values.values())
+                    y = list(sample(ended[i], measure, describe(measure)[1].factor).values.values())
                     found[place, measure].append(pd.DataFrame({"x": x[i], "y": y, "method": method}))
         for i, ((place, measure), parts) in enumerate(found.items(), start=1):
-            points, title = pd.concat(parts), f"{describe(measure)[0]} against {symbol(key)}"
-            if points["x"].nunique() > 1:
-                yield _Plot(_stem(f"{key}_{i}"), title, place, partial(against, points, key, measure, looks))
+            plot = partial(against, pd.concat(parts), key, measure, colors)
+            yield Plot(f"{key}_{i}", f"{describe(measure)[0]} against {symbol(key)}", place, plot)
 
 
 def _results(groups: Sequence[Group], key: str) -> list[str]:
@@ -298,27 +268,21 @@ def _common(names: Sequence[str]) -> str:
 
 def _partitions(groups: Sequence[Group], folder: Path, suffixes: Sequence[str]) -> Iterator[Picture]:
     """How the data lie on the clients, each partition once (GC-Fed, Figure 5)."""
-    seen: dict[bytes, None] = {}
-    for group in groups:
-        held = LabelCounts.load(group.runs[0].folder)
-        if held is None or held.counts.tobytes() in seen or len(seen) >= FEDERATIONS:
-            continue
-        seen[held.counts.tobytes()] = None
-        files = [folder / f"partition_{len(seen)}.{suffix}" for suffix in suffixes]
-        for path in files:
-            plot_partition(held.counts, path, max_clients=20, clients=held.clients, of=held.of)
+    held = {counts.counts.tobytes(): (g, counts) for g in groups if (counts := LabelCounts.load(g.runs[0].folder))}
+    for i, (group, counts) in enumerate(list(held.values())[:FEDERATIONS], start=1):
+        for suffix in reversed(suffixes):
+            path = folder / f"partition_{i}.{suffix}"
+            plot_partition(counts.counts, path, max_clients=20, clients=counts.clients, of=counts.of)
         caption = f"Samples of each class on each client, seed {group.runs[0].seed} (GC-Fed, Figure 5)."
-        yield Picture(files[0], "Partition", caption, group.federation)
+        yield Picture(path, "Partition", caption, group.federation)
 
 
-def _copies(groups: Sequence[Group], folder: Path, suffixes: Sequence[str]) -> Iterator[Picture]:
+def _copies(groups: Sequence[Group], folder: Path) -> Iterator[Picture]:
     """The last picture of each kind that a group's runs drew, of six groups at most."""
     for stem, caption in COPIED.items():
         found = [(g, run, path) for g in groups for run in g.runs for path in run.folder.glob(f"{stem}_round_*.png")]
         last = {id(g): (g, run, path) for g, run, path in sorted(found, key=lambda f: int(f[2].stem.split("_")[-1]))}
         for i, (group, run, path) in enumerate(list(last.values())[:6], start=1):
-            for suffix in suffixes:
-                if (source := path.with_suffix(f".{suffix}")).is_file():
-                    shutil.copyfile(source, folder / f"{stem}_{i}.{suffix}")
+            shutil.copyfile(path, folder / f"{stem}_{i}.png")
             told = f"{caption}: {group.method}, seed {run.seed}, round {path.stem.split('_')[-1]}."
             yield Picture(folder / f"{stem}_{i}.png", stem.capitalize(), told, group.federation)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -64,16 +64,11 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
         if run.config:
             members[run.setting, run.planned, run.get("eval_every")].append(run)
     groups = [_group(its) for its in members.values()]
-    base = [_federation(group.runs[0]) for group in groups]
-    groups = [
-        replace(group, federation=", ".join([name, *more]), method=_method(group.runs[0]))
-        for group, name, more in zip(groups, base, _differing(groups, base, federation=True), strict=True)
-    ]
-    kinds = [group.label for group in groups]
-    groups = [
-        replace(group, method=", ".join([group.method, *more]))
-        for group, more in zip(groups, _differing(groups, kinds, federation=False), strict=True)
-    ]
+    kinds = [group.federation for group in groups]
+    further = _differing(groups, kinds, federation=True)
+    groups = [replace(g, federation=", ".join([g.federation, *more])) for g, more in zip(groups, further, strict=True)]
+    further = _differing(groups, [group.label for group in groups], federation=False)
+    groups = [replace(g, method=", ".join([g.method, *more])) for g, more in zip(groups, further, strict=True)]
     order = list(dict.fromkeys(group.federation for group in groups))
     return sorted(groups, key=lambda group: order.index(group.federation))
 
@@ -82,20 +77,20 @@ def _group(runs: Sequence[Run]) -> Group:
     by_seed: dict[int, list[Run]] = defaultdict(list)
     for run in sorted(runs, key=lambda run: (run.has_ended, str(run.summary.get("ended", "")), run.folder)):
         by_seed[run.seed].append(run)
-    count = [by_seed[seed][-1] for seed in sorted(by_seed)]
     values = leaves(runs[0].config) | {"rounds": runs[0].planned, "eval_every": runs[0].get("eval_every")}
     values.pop("seed", None)
-    return Group(tuple(count), tuple(run for its in by_seed.values() for run in its[:-1]), values)
+    count = tuple(by_seed[seed][-1] for seed in sorted(by_seed))
+    again = tuple(run for its in by_seed.values() for run in its[:-1])
+    return Group(count, again, values, _method(runs[0]), _federation(runs[0]))
 
 
-def name_of(run: Run, kind: str) -> str:
-    """What the run's data, model, algorithm or gc is called."""
+def _name(run: Run, kind: str) -> str:
     return str(run.get(f"labels.{kind}", run.get(f"tags.{kind}", "?")))
 
 
 def _method(run: Run) -> str:
     """FedAvg, GC-Fed (which is FedAvg with gc=gcfed), FedProx + Local GC."""
-    names = [name_of(run, "algorithm"), name_of(run, "gc")]
+    names = [_name(run, "algorithm"), _name(run, "gc")]
     if run.get("gc._target_") is None:
         return names[0]
     return names[1] if run.get("tags.algorithm") == "fedavg" else " + ".join(names)
@@ -107,7 +102,7 @@ def _federation(run: Run) -> str:
     parameter = run.get("partition.alpha", run.get("partition.classes", ""))
     clients = f"{run.get('participation.per_round')} of {run.get('participation.num_clients') or 'all'} clients"
     where = f"{partition} {parameter}".strip()
-    return ", ".join([name_of(run, "data"), name_of(run, "model"), clients, where, f"{run.planned} rounds"])
+    return ", ".join([_name(run, "data"), _name(run, "model"), clients, where, f"{run.planned} rounds"])
 
 
 def variants(settings: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
@@ -127,18 +122,16 @@ def _precedence(key: str) -> tuple[bool, bool, bool, int]:
 
 
 def _differing(groups: Sequence[Group], kinds: Sequence[str], *, federation: bool) -> list[list[str]]:
-    """For each group "key value" of the keys in which groups of its kind differ, but not what most groups have."""
+    """For each group "key value" of the keys in which groups of its kind differ, but not what most of them have."""
     found: list[list[str]] = [[] for _ in groups]
-    places = pd.Series(range(len(groups))).groupby(pd.Series(list(kinds), dtype=str)).groups
-    for members in places.values():
-        if len(members) < 2:
-            continue
-        values = [groups[i].values for i in members]
-        frame = variants([{k: v for k, v in its.items() if k.startswith(_FEDERATION) == federation} for its in values])
+    for kind in [kind for kind, count in Counter(kinds).items() if count > 1]:
+        members = [i for i, other in enumerate(kinds) if other == kind]
+        values = [groups[i].values.items() for i in members]
+        frame = variants([{k: v for k, v in its if k.startswith(_FEDERATION) == federation} for its in values])
         for key in frame:
-            usual = frame[key].mode()[0] if (frame[key].value_counts(normalize=True) > 0.5).any() else None
+            shares = frame[key].value_counts(normalize=True)
             for i, text in zip(members, frame[key], strict=True):
-                if text != usual:
+                if shares[text] <= 0.5:
                     found[i].append(described(key, text))
     return found
 
@@ -147,8 +140,7 @@ def described(key: str, text: str) -> str:
     """``η 0.1``, ``Adam``, ``momentum 0``; ``no λ`` for what is not set."""
     if key.endswith("_target_"):
         return text or f"no {key.rpartition('.')[0]}"
-    name = symbol(key)
-    return f"{name} {text}" if text else f"no {name}"
+    return f"{symbol(key)} {text}" if text else f"no {symbol(key)}"
 
 
 def symbol(key: str) -> str:
@@ -166,15 +158,25 @@ class Sample:
 
     Attributes:
         values: seed → number, of runs that came to their end and have one.
-        bound: some run ended before it reached the target: its rounds stand for it, and the mean is a lower bound.
+        bounds: seeds of runs that ended before they reached the target: all their rounds stand in ``values``, so that
+            the mean is a lower bound.
         diverged: seeds of runs that diverged; they are in ``values`` where their number is finite.
         others: runs that are not in the mean: they failed, are not finished, or have no such number.
     """
 
     values: Mapping[int, float]
-    bound: bool
+    bounds: tuple[int, ...]
     diverged: tuple[int, ...]
     others: tuple[Run, ...]
+
+    @property
+    def bound(self) -> bool:
+        return bool(self.bounds)
+
+    @property
+    def reached(self) -> bool:
+        """Whether any seed has a number that is no bound."""
+        return len(self.values) > len(self.bounds)
 
     @cached_property
     def mean(self) -> float | None:
@@ -183,7 +185,7 @@ class Sample:
     @cached_property
     def std(self) -> float | None:
         """The sample's; None for fewer than two runs, and of bounds, which do not scatter as what they bound."""
-        if self.mean is None or len(self.values) < 2 or self.bound:
+        if self.mean is None or len(self.values) < 2 or self.bounds:
             return None
         return math.sqrt(math.fsum((x - self.mean) ** 2 for x in self.values.values()) / (len(self.values) - 1))
 
@@ -191,22 +193,15 @@ class Sample:
     def record(self) -> dict[str, Any]:
         """What a CSV has of it."""
         seeds, values = " ".join(map(str, self.values)), " ".join(map(repr, self.values.values()))
-        bound = "yes" if self.bound else ""
-        return {"mean": self.mean, "std": self.std, "bound": bound, "seeds": seeds, "values": values}
+        return {"mean": self.mean, "std": self.std, "bound": "yes" * self.bound, "seeds": seeds, "values": values}
 
 
 def sample(group: Group, measure: str, factor: float = 1.0) -> Sample:
-    """The measure over a group's seeds. Of a target that a finished run did not reach, all its rounds are a bound."""
+    """The measure over a group's seeds, times a factor; a target that a run did not reach has the run's rounds."""
+    column = parse(measure).column if parse(measure).is_target else ""
     found = {run.seed: value(run, measure) for run in group.runs if run.has_ended}
-    bounds = {
-        run.seed: float(run.rounds)
-        for run in group.runs
-        if parse(measure).is_target and found.get(run.seed, 0) is None and len(run.curve(parse(measure).column))
-    }
-    known = {seed: factor * number for seed, number in (found | bounds).items() if number is not None}
-    return Sample(
-        values=known,
-        bound=bool(bounds),
-        diverged=tuple(run.seed for run in group.runs if run.state == DIVERGED),
-        others=tuple(run for run in group.runs if run.seed not in known),
-    )
+    bounds = {run.seed: run for run in group.runs if found.get(run.seed, 0) is None and len(run.curve(column))}
+    found |= {seed: float(run.rounds) for seed, run in bounds.items()}
+    known = {seed: factor * number for seed, number in found.items() if number is not None}
+    diverged = tuple(run.seed for run in group.runs if run.state == DIVERGED)
+    return Sample(known, tuple(bounds), diverged, tuple(run for run in group.runs if run.seed not in known))
