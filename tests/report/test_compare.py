@@ -77,7 +77,7 @@ def test_a_cell_shows_the_runs_of_its_setting_however_they_were_made(toy):
     assert list(table.frame[""]) == ["FedAvg", "paper", "difference"]  # rows and columns without runs are left out
     assert list(table.frame.columns) == ["", "a (%)"]
     assert table.records["mean"].tolist() == [pytest.approx(55)]
-    assert "No difference in the settings listed here. The paper does not state the batch size" in "".join(table.notes)
+    assert "No difference in the settings listed here. Not stated: the batch size" in "".join(table.notes)
 
 
 def test_what_a_cell_lacks_is_said_in_it(toy):

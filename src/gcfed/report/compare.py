@@ -242,7 +242,7 @@ def _notes(paper: PaperTable, at: Entries, scale: str, cells: int) -> Iterator[s
     everywhere = {row for row, _ in found}
     told = [d + f" [{', '.join(its)}]" * (its.keys() != everywhere) for d, its in rows.items()]
     differs = f"Ours differs in {'; '.join(told)}." if told else "No difference in the settings listed here."
-    unstated = f" The paper does not state {paper.unstated.strip().rstrip('.')}; ours are the experiment's."
+    unstated = f" Not stated: {paper.unstated.strip().rstrip('.')}; ours are the experiment's."
     yield differs + unstated * bool(paper.unstated)
     lost = [f"{', '.join(place)}: {text}" for place, (_, group) in found.items() if (text := states(group.runs))]
     if lost:

@@ -220,8 +220,10 @@ def measured(groups: Sequence[Group], measures: Sequence[str], name: str, title:
     notes = [NOTE]
     if places.nunique() == 1:
         frame = frame.drop(columns="federation")
-        same = [key for key in SYMBOLS if len({str(group.values.get(key, "")) for group in groups} - {""}) == 1]
-        common = ", ".join(described(key, str(groups[0].values[key])) for key in same if key in groups[0].values)
+        found = {key: {str(group.values.get(key, "")) for group in groups} for key in SYMBOLS}
+        common = ", ".join(
+            described(key, texts.pop()) for key, texts in found.items() if len(texts) == 1 and any(texts)
+        )
         notes[0] += f" All: {common}." * bool(common)
     if lost := [f"{group.label}: {text}" for group in groups if (text := states(group.runs))]:
         notes.append(f"In no mean: {'; '.join(lost)}.")
