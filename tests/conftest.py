@@ -104,6 +104,6 @@ def config(tmp_path):
 @pytest.fixture
 def unrendered(monkeypatch):
     """Figures are made, but their files are empty: what they show is read off their artists, in no time."""
-    from gcfed.report import style  # matplotlib: not for all tests
+    from gcfed.plots import style  # matplotlib: not for all tests
 
     monkeypatch.setattr(style, "render", lambda figure, path: Path(path).write_bytes(b""))

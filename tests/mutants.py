@@ -434,12 +434,17 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
         ("params[name] - t)", "params[name] + t)"),
         ("for t in optimum.values()]).norm()", "for t in params.values()]).norm()"),
     ]),
-    "metrics/convergence.py": (("metrics/test_convergence.py",), [
-        ("np.minimum(np.arange(len(sums)) + 1, window)", "window"),
-        ("decay * average + (1 - decay) * averaged[i]", "(1 - decay) * average + decay * averaged[i]"),
-        (">= target]", "> target]"),
-        ("change.std()", "change.var()"),
-        ("rounds_to_target(rounds, averaged, target)", "rounds_to_target(rounds, curve, target)"),
+    "runs/measures.py": (("runs/test_measures.py",), [
+        ("min_periods=1", "min_periods=WINDOW"),
+        ("1 - DECAY", "DECAY"),
+        ("curve >= target", "curve > target"),
+        ("values.loc[:round_number]", "values.loc[: round_number - 1]"),
+        ("run.rounds - int(parts.number) + 1", "run.rounds - int(parts.number)"),
+    ]),
+    "runs/summary.py": (("runs/test_measures.py",), [
+        ("change.std(ddof=0)", "change.std()"),
+        ("first_round(moving, t)", "first_round(acc, t)"),
+        ('metrics["time/train_s"] * processes', 'metrics["time/train_s"]'),
     ]),
     "metrics/surface.py": (("metrics/test_surface.py", "metrics/test_plane.py"), [
         ("(0.5 + margin) * (high - low).max()", "(0.5 + margin) * (high - low).min()"),

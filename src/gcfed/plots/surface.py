@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy import ndarray
 
-from gcfed.report.style import BLACK, BLUE, ORANGE, VERMILION, save, styled
+from gcfed.plots.style import BLACK, BLUE, ORANGE, VERMILION, save, styled
 
 # Of a local model there is no entry.
 MARKS = {

@@ -6,7 +6,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from numpy import ndarray
 
-from gcfed.report.style import save, styled
+from gcfed.plots.style import save, styled
 
 
 @styled
