@@ -246,7 +246,8 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
     ]),
     "methods/feddyn.py": (("methods/test_feddyn.py", NUMBERS), [
         ("alpha=self.alpha)\n", "alpha=1.0)\n"),
-        ("round.num_finite / round.num_clients if self.divide_by", "1.0 if self.divide_by"),
+        ('"clients": n / round.num_clients', '"clients": 1.0'),
+        ('"authors": 1 / n', '"authors": 1.0'),
         ("torch._foreach_add_(mean, total)", "pass"),
         ("anchor = torch._foreach_neg(list(self._own.values()))", "anchor = list(self._own.values())"),
         ("torch.where(per_client(upload.finite, own), upload.delta[name], 0.0)", "upload.delta[name]"),
@@ -292,7 +293,7 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
         ("self.ridge * last_lr**2", "self.ridge"),
         ("t.masked_fill_(per_client(~upload.finite, t), 0.0)", "pass"),
         ("self.margin * round.lr**2", "self.margin"),
-        ("if self.layerwise else", "if not self.layerwise else"),
+        ('{"tensor": name, "layer": layer_of', '{"layer": name, "tensor": layer_of'),
     ]),
     "methods/constraints.py": (("methods/test_fedgc.py",), [
         ("(margin - inner_K).clamp(min=0)", "(margin - inner_K)"),
@@ -425,9 +426,9 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
     ]),
     "metrics/forgetting.py": (("metrics/test_forgetting.py",), [
         ("torch.cat([losses[:own], losses[own + 1 :]])", "losses"),
-        ("self._losses(stack, stack.start, len(drawn))",
-         "self._losses(stack, client_state(stack, client), len(drawn))"),
-        ("return sums[0] / sums[1]", "return sums[0]"),
+        ("self._sums_of(stack, stack.start, len(drawn))",
+         "self._sums_of(stack, client_state(stack, client), len(drawn))"),
+        ("(sums * torch.as_tensor(weight, device=sums.device)).sum(1)", "sums.sum(1)"),
         ('"forgetting", round.index, client)', '"forgetting", 0, client)'),
     ]),
     "metrics/relative_error.py": (("metrics/test_relative_error.py",), [
