@@ -11,22 +11,29 @@ from typing import Any
 
 import yaml
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 import gcfed.utils.resolvers  # noqa: F401  (before Hydra composes)
 from gcfed.runs.metrics_csv import read_metrics
 from gcfed.runs.summary import summary_of
+from gcfed.utils.compose import Composer
 from gcfed.utils.resolvers import ROOT
 
 Rows = Sequence[Mapping[str, float]]
 NAN = math.nan
 
 
+def _load(overrides: list[str]) -> DictConfig:
+    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+        return compose("train", overrides=overrides)
+
+
+COMPOSER = Composer(_load, {p.relative_to(ROOT / "configs").as_posix() for p in (ROOT / "configs").rglob("*")})
+
+
 @cache
 def composed(overrides: tuple[str, ...]) -> dict[str, Any]:
-    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        cfg = compose("train", overrides=[*overrides, "paths.output_dir=run"])
-    return OmegaConf.to_container(cfg, resolve=True)
+    return OmegaConf.to_container(COMPOSER([*overrides, "paths.output_dir=run"]), resolve=True)
 
 
 def add_run(

@@ -40,7 +40,7 @@ def report(cfg: Mapping[str, Any]) -> Path:
         ValueError: there is no run below the roots, or a key has a value that cannot be; names it.
         Incomplete: a figure cannot be drawn or no run has a measure; all else is written.
     """
-    out, roots, formats = Path(cfg["out"]), [Path(root) for root in _listed(cfg["roots"])], _formats(cfg)
+    out, roots, formats = Path(cfg["out"]), [Path(root) for root in _listed(cfg["roots"])], _listed(cfg["formats"])
     if out.exists() and not out.is_dir():
         raise ValueError(f"out={out} is a file; name a folder, which need not be there.")
     measures = _listed(cfg["measures"])
@@ -102,18 +102,6 @@ def report(cfg: Mapping[str, Any]) -> Path:
 def _listed(value: Any) -> list[str]:
     """``roots=logs`` is as good as ``roots=[logs]``, null as []."""
     return [value] if isinstance(value, str) else list(dict.fromkeys(map(str, value or ())))
-
-
-def _formats(cfg: Mapping[str, Any]) -> list[str]:
-    """The figures' formats, if all of them can be written."""
-    formats = _listed(cfg["formats"])
-    if formats and cfg["figures"]:
-        from matplotlib.backend_bases import FigureCanvasBase
-
-        known = FigureCanvasBase.get_supported_filetypes()
-        if unknown := [suffix for suffix in formats if suffix not in known]:
-            raise ValueError(f"formats: figures cannot be written as {', '.join(unknown)}, but as {', '.join(known)}.")
-    return formats
 
 
 def _place(run: Run, roots: Sequence[Path]) -> str:

@@ -245,19 +245,15 @@ def _sweeps(groups: Sequence[Group], colors: dict[str, Any]) -> Iterator[Plot]:
         for members in x.groupby(rest).groups.values():
             its = [ended[i] for i in members]
             place, method = _common([group.federation for group in its]), _common([group.method for group in its])
-            for measure in _results(its, key) if len(its) > 1 else ():
+            # Against the clients a round: also how far their update is from that of all (GC-Fed, Figure 1b).
+            gaps = [name for name in its[0].runs[0].metrics if name.startswith("gap/") and "per_round" in key]
+            for measure in (main_measure(its), *(f"mean:{name}" for name in gaps)) if len(its) > 1 else ():
                 for i in members:
                     y = list(sample(ended[i], measure, describe(measure)[1].factor).values.values())
                     found[place, measure].append(pd.DataFrame({"x": x[i], "y": y, "method": method}))
         for i, ((place, measure), parts) in enumerate(found.items(), start=1):
             plot = partial(against, pd.concat(parts), key, measure, colors)
             yield Plot(f"{key}_{i}", f"{describe(measure)[0]} against {symbol(key)}", place, plot)
-
-
-def _results(groups: Sequence[Group], key: str) -> list[str]:
-    """What is drawn against a number; against the clients a round also how far their update is from that of all."""
-    gaps = [name for name in groups[0].runs[0].metrics if name.startswith("gap/")] if "per_round" in key else []
-    return [main_measure(groups), *(f"mean:{name}" for name in gaps)]
 
 
 def _common(names: Sequence[str]) -> str:

@@ -173,11 +173,6 @@ class Sample:
     def bound(self) -> bool:
         return bool(self.bounds)
 
-    @property
-    def reached(self) -> bool:
-        """Whether any seed has a number that is no bound."""
-        return len(self.values) > len(self.bounds)
-
     @cached_property
     def mean(self) -> float | None:
         return math.fsum(self.values.values()) / len(self.values) if self.values else None

@@ -238,7 +238,7 @@ def targets(groups: Sequence[Group]) -> Table | None:
     asked = sorted({float(target) for run in runs for target in run.get("targets") or ()})
     reached = [t for t in asked if any(value(run, f"rounds:test/acc>={t:g}") is not None for run in runs)]
     measures = [f"rounds:test/acc>={t:g}" for t in reached] + [f"bytes_to_target/{t:g}" for t in reached]
-    known = [group for group in groups if reached and sample(group, f"rounds:test/acc>={reached[0]:g}").reached]
+    known = [g for g in groups if any(value(r, measure) is not None for r in g.runs for measure in measures[:1])]
     return measured(known, measures, "targets", "Rounds and bytes to a target accuracy")
 
 
