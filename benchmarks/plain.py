@@ -46,18 +46,31 @@ def plain_seconds(
     return time.perf_counter() - started
 
 
+SHAPES = [(n, n, n) for n in (128, 256, 512, 1024, 2048)] + [(8192, 512, 512), (4096, 800, 64), (50, 4096, 512)]
+"""(m, k, n) of the matrix products: squares, and those of large and small layers."""
+
+
 def gemm_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of square matrix products on this process's threads or this GPU: the best of ten."""
-    n = 8192 if device.type == "cuda" else 1024
-    a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
-    best = float("inf")
-    for _ in range(10):
+    """FLOP/s of matrix products on this process's threads or this GPU: the best of several shapes, whose outputs are
+    there already. On a processor one shape alone may lie below what a whole training loop reaches.
+    """
+    shapes = [(8 * m, 8 * k, 8 * n) for m, k, n in SHAPES] if device.type == "cuda" else SHAPES
+    return max(_product_rate(shape, device, dtype) for shape in shapes)
+
+
+def _product_rate(shape: tuple[int, int, int], device: torch.device, dtype: torch.dtype) -> float:
+    m, k, n = shape
+    a, b = torch.randn(m, k, device=device).to(dtype), torch.randn(k, n, device=device).to(dtype)
+    out, best = torch.empty(m, n, device=device, dtype=dtype), float("inf")
+    times = min(1000, max(1, round(1e9 / (m * k * n))))  # in one measurement, so that a small product is no clock tick
+    for _ in range(5):
         synchronize(device)
         started = time.perf_counter()
-        a @ b
+        for _ in range(times):
+            torch.mm(a, b, out=out)
         synchronize(device)
-        best = min(best, time.perf_counter() - started)
-    return 2 * n**3 / best
+        best = min(best, (time.perf_counter() - started) / times)
+    return 2 * m * k * n / best
 
 
 def training_flops(net: nn.Module, data: FederatedDataModule, device: torch.device) -> float:

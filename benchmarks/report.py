@@ -13,7 +13,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from gcfed.report.build import report
-from gcfed.report.runs import find_runs
+from gcfed.runs.folder import find_runs
 from gcfed.utils.resolvers import ROOT
 
 METHODS = ("fedavg none", "fedprox none", "fedlc none", "fedvarp none", "fedavg local", "fedavg global", "fedavg gcfed")
@@ -23,16 +23,19 @@ COLUMNS = ("round,train/loss,train/clients,train/nonfinite_clients,comm/down_byt
 
 def write_runs(folder: Path, runs: int, rounds: int) -> None:
     """Seven methods, three seeds, and as many values of α as it takes; some unfinished."""
+    configs = []
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        cfg = compose("train", overrides=["experiment=cifar10_cnn_gcfed", f"rounds={rounds}", "paths.output_dir=x"])
-    config = OmegaConf.to_container(cfg)
+        for method in METHODS:
+            algorithm, gc = method.split()
+            overrides = [f"algorithm={algorithm}", f"gc={gc}", f"rounds={rounds}", "paths.output_dir=x"]
+            cfg = compose("train", overrides=["experiment=cifar10_cnn_gcfed", *overrides])
+            configs.append(OmegaConf.to_container(cfg, resolve=True))
     rng = np.random.default_rng(0)
     for i in range(runs):
-        mine = copy.deepcopy(config)
-        algorithm, gc = METHODS[i % 7].split()
-        mine["tags"] |= {"algorithm": algorithm, "gc": gc}
-        mine |= {"seed": i // 7 % 3 + 1}
-        mine["partition"]["alpha"] = round(0.05 * (1 + i // 21), 2)
+        mine = copy.deepcopy(configs[i % 7])
+        mine["seed"] = mine["data"]["seed"] = i // 7 % 3 + 1
+        alpha = round(0.05 * (1 + i // 21), 2)
+        mine["partition"]["alpha"] = mine["data"]["partitioner"]["alpha"] = alpha
         values = np.sort(rng.random((rounds, 6)), axis=0)
         lines = [f"{r},{v[0]},5,0,43129800,43129800,{v[1]},{v[2]},{v[3]},{1 - v[3]},{v[4]},{v[5]}"
                  for r, v in enumerate(values, start=1)]  # fmt: skip
@@ -57,7 +60,8 @@ def main() -> None:
         started = time.perf_counter(), time.process_time()
         find_runs([folder])
         read = time.perf_counter() - started[0], time.process_time() - started[1]
-        cfg = {"roots": [str(folder)], "out": f"{name}/out", "papers": None, "measures": None, "figures": True,
+        cfg = {"roots": [str(folder)], "out": f"{name}/out", "papers": None, "measures": None, "empty": False,
+               "figures": True,
                "formats": ["png", "pdf"]}  # fmt: skip
         started = time.perf_counter(), time.process_time()
         report(cfg)

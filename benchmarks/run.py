@@ -34,7 +34,11 @@ def default_layouts() -> list[str]:
 def sit(workload: str, layout: str, folder: Path, args: argparse.Namespace, clients: int | None) -> dict[str, Any]:
     """One sitting in a process of its own; its figures."""
     out = folder / f"{workload}_{layout}{'' if clients is None else f'_{clients}'}.json"
-    environment = os.environ | {"BENCH_STARTED": str(time.time()), "PYTHONPATH": str(ROOT), "GOMP_SPINCOUNT": "10000"}
+    environment = os.environ | {
+        "BENCH_STARTED": str(time.time()),
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'src'}",
+        "GOMP_SPINCOUNT": "10000",
+    }
     if layout == "gpu":
         trainer = ["trainer=gpu"]
     else:

@@ -8,7 +8,9 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from lightning.pytorch import LightningDataModule
 from omegaconf import DictConfig, open_dict
+from torch.utils.data import DataLoader
 
 import gcfed.configure  # noqa: F401
 from gcfed.runs.metrics_csv import read_metrics
@@ -34,11 +36,13 @@ def read_rows(path: str | Path) -> list[dict[str, float]]:
     return [{key: value for key, value in row.items() if value == value} for row in rows]
 
 
-class ArrayData:
-    """Clients' data in memory, as the engine sees them: no Lightning, no transform."""
+class ArrayData(LightningDataModule):
+    """Clients' data in memory, as the engine sees them: no transform, no test."""
 
     def __init__(self, x: torch.Tensor, y: torch.Tensor, clients: list[np.ndarray]) -> None:
+        super().__init__()
         self.x, self.y, self.clients = x, y, clients
+        self.num_clients, self.rounds = len(clients), 1
 
     def client(self, client: int) -> np.ndarray:
         return self.clients[client]
@@ -51,6 +55,15 @@ class ArrayData:
 
     def fetch(self, index, augment):
         return self.x[index], self.y[index]
+
+    def to_device(self, device, dtype, memory_format):
+        pass
+
+    def train_dataloader(self):
+        return DataLoader(range(self.rounds), batch_size=None)
+
+    def val_dataloader(self):
+        return DataLoader([])
 
 
 def random_federation(sizes=(7, 12, 5, 9, 1), features=6, classes=4, seed=0, dtype=torch.float64) -> ArrayData:
@@ -91,6 +104,6 @@ def config(tmp_path):
 @pytest.fixture
 def unrendered(monkeypatch):
     """Figures are made, but their files are empty: what they show is read off their artists, in no time."""
-    from gcfed.report import style  # matplotlib: not for all tests
+    from gcfed.plots import style  # matplotlib: not for all tests
 
     monkeypatch.setattr(style, "render", lambda figure, path: Path(path).write_bytes(b""))

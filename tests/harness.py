@@ -1,21 +1,23 @@
-"""The engine without Lightning: a plain loop drives stack, solver, methods and aggregator, as the callback does."""
+"""Small runs through the real loop, and what the tests of its parts are made of."""
 
-from copy import deepcopy
-from dataclasses import replace
+from copy import copy
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import torch
 from conftest import ArrayData
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.plugins.environments import LightningEnvironment
 from torch import nn
 
 from gcfed.federated.aggregate import MeanAggregator, Upload, finite_clients
-from gcfed.federated.method import Setup, upload_shapes, validate_methods
-from gcfed.federated.round import Round, assign, no_reduce
+from gcfed.federated.loop import FederatedLoop
+from gcfed.federated.method import Setup
+from gcfed.federated.module import FederatedModule
+from gcfed.federated.round import Round, no_reduce
 from gcfed.federated.solver import LocalSolver
-from gcfed.federated.stack import ClientStack, broadcast_state, nbytes
 from gcfed.federated.store import ClientStores
+from gcfed.federated.strategy import CohortStrategy
 from gcfed.tasks import CLASSIFICATION
 
 CPU = torch.device("cpu")
@@ -42,15 +44,38 @@ def make_setup(
     rounds=1, cohort_of=3,
 ):  # fmt: skip
     """The parts of a run as ``validate`` meets them, its methods in the order of their hooks."""
-    module = SimpleNamespace(net=net, clients=None, server=server, task=task)
     methods = sorted(methods, key=lambda m: m.order)
     return Setup(
-        SimpleNamespace(per_round=cohort_of), solver or sgd(), aggregator or MeanAggregator(),
-        stores or ClientStores(), data, module, methods, rounds,
+        Cohorts(cohort_of), solver or sgd(), aggregator or MeanAggregator(), stores or ClientStores(), data,
+        FederatedModule(net, server, task=task), methods, rounds,
     )  # fmt: skip
 
 
-def plain_loop(
+class Cohorts:
+    """Draws a cohort as the tests' own loops do; ``order=-1`` reverses it."""
+
+    def __init__(self, per_round, order=1):
+        self.per_round, self.order = per_round, order
+
+    def validate(self, num_clients):
+        assert self.per_round <= num_clients
+
+    def __call__(self, t, num_clients, seed):
+        return np.sort(np.random.default_rng(t).choice(num_clients, self.per_round, replace=False))[:: self.order]
+
+
+class AtRoundEnd(Callback):
+    """Calls ``on_round(round, row)`` when the server has stepped and the row of metrics is complete."""
+
+    def __init__(self, on_round):
+        self.on_round = on_round
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        loop = FederatedLoop.of(trainer)
+        self.on_round(loop.round, loop.last_row)
+
+
+def train_rounds(
     net,
     data: ArrayData,
     solver: LocalSolver,
@@ -66,87 +91,29 @@ def plain_loop(
     order=1,
     world=1,
     task=CLASSIFICATION,
-    on_round=lambda round, update: None,
+    on_round=lambda round, row: None,
 ):
-    """Trains ``net``; returns its weights and the losses of all stacks.
+    """Trains ``net`` through the real loop, without a test of the global model; returns its weights.
 
-    ``k`` clients train in a stack, ``world`` processes share the cohort and run one after the other,
-    ``order=-1`` reverses the cohort. ``on_round`` sees each finished round.
+    ``k`` clients train in a stack, on ``world`` forked processes, which share states in a folder of ``stores``;
+    ``on_round`` sees each finished round, in this process.
     """
-    setup = make_setup(
-        net, methods=methods, solver=solver, aggregator=aggregator, server=server, stores=stores, data=data, task=task,
-        rounds=rounds, cohort_of=cohort_of,
+    solver, data = copy(solver), copy(data)
+    solver.stack, data.rounds = k, rounds
+    loop = FederatedLoop(
+        sampler=Cohorts(cohort_of, order), solver=solver, aggregator=aggregator or MeanAggregator(), rounds=rounds,
+        seed=seed, stores=stores,
     )  # fmt: skip
-    validate_methods(setup)
-    module, methods, stores = setup.module, setup.methods, setup.stores
-    aggregators = [setup.aggregator, *(deepcopy(setup.aggregator) for _ in range(world - 1))]
-    optimizer = server(net.parameters())
-    losses = []
-    for t in range(rounds):
-        ids = np.sort(np.random.default_rng(t).choice(len(data.clients), cohort_of, replace=False))[::order]
-        round = Round(t, seed, ids, len(data.clients), broadcast_state(net), lr=solver.lr(t), server=optimizer)
-        round.down_bytes = len(ids) * nbytes(round.start)
-        for m in methods:
-            m.on_broadcast(round)
-        shapes = upload_shapes(methods, round)
-        extra = {name: MeanAggregator() for name in shapes if name != "delta"}
-        num_finite = 0
-        for rank in range(world):
-            mine = assign(ids, solver.num_steps(data.sizes(ids)), rank, world)
-            for clients in np.split(mine, range(k, len(mine), k)) if len(mine) else []:
-                upload, loss_K = train_clients(module, data, solver, clients, round, methods)
-                losses.append(loss_K)
-                for m in methods:
-                    m.on_receive(upload, round)
-                for name, tensors in upload.extra.items():
-                    extra[name].add_weighted(tensors, upload.finite.float())
-                aggregators[rank].add(upload, round)
-                num_finite += int(upload.finite.sum())
-        update = reduce_over(aggregators, round, shapes["delta"])
-        round.num_finite = num_finite
-        round.received = {name: mean.reduce(round, shapes[name]) for name, mean in extra.items()}
-        stores.finish_round(round)
-        if num_finite:
-            for m in methods:
-                m.on_aggregate_end(update, round)
-            for name, p in net.named_parameters():
-                p.grad = -update[name]
-            with torch.no_grad():
-                for m in methods:
-                    m.on_before_optimizer_step(None, module, optimizer)
-            optimizer.step()
-            optimizer.zero_grad()
-        on_round(round, update)
-    return weights(net), losses
-
-
-def train_clients(module, data, solver, clients, round, methods):
-    """K clients side by side: broadcast, local training, upload."""
-    plan = solver.plan(data, clients, round, CPU)
-    module.clients = stack = ClientStack(
-        module.net, round.start, clients, data.sizes(clients), plan.steps,
-        tap_features=any(m.needs_features for m in methods), tap_stages=any(m.needs_stages for m in methods),
-        task=module.task,
+    loop.tested = lambda round_number: False
+    methods = sorted(methods, key=lambda m: m.order)
+    together = {"strategy": CohortStrategy(cluster_environment=LightningEnvironment())} if world > 1 else {}
+    trainer = Trainer(
+        max_steps=rounds, max_epochs=-1, accelerator="cpu", devices=world, limit_val_batches=0, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        callbacks=[loop, *methods, AtRoundEnd(on_round)], **together,
     )  # fmt: skip
-    for m in methods:
-        m.on_clients_start(stack, round)
-
-    def after_backward():
-        for m in methods:
-            m.on_after_backward(None, module)
-
-    loss_K = solver.train(stack, plan, data, round, methods, after_backward)
-    for m in methods:
-        m.on_clients_end(stack, round)
-    delta = stack.delta()
-    upload = Upload(
-        clients, data.sizes(clients), plan.steps, delta, finite_clients(delta), nbytes(round.start)
-    )  # fmt: skip
-    for m in methods:
-        m.on_upload(upload, round)
-    for tensors in (upload.delta, *upload.extra.values()):
-        upload.finite = upload.finite & finite_clients(tensors)
-    return upload, loss_K
+    trainer.fit(FederatedModule(net, server, task=task), datamodule=data)
+    return weights(net)
 
 
 def make_upload(delta, sizes, finite=None):
@@ -155,19 +122,3 @@ def make_upload(delta, sizes, finite=None):
 
 def make_round(start, reduce=no_reduce, lr=0.1):
     return Round(0, 1, np.array([1, 4]), 5, start, lr=lr, reduce=reduce)
-
-
-def reduce_over(aggregators, round, like=None):
-    """What an all-reduce over processes does: the sums of the parts are added up, then each divides."""
-    if len(aggregators) == 1:
-        return aggregators[0].reduce(round, like)
-    messages = []
-
-    def record(tensors):
-        messages.append([t.clone() for t in tensors])
-        return tensors
-
-    for a in aggregators[1:]:
-        a.reduce(replace(round, reduce=record), like)
-    added = replace(round, reduce=lambda ts: [t + sum(m[i] for m in messages) for i, t in enumerate(ts)])
-    return aggregators[0].reduce(added, like)

@@ -4,7 +4,7 @@
     python tests/mutants.py scaffold 7   # those whose file, or whose number, is named
 
 A mutant is (file, text in it, text in its place); what all of its file's tests accept has survived. Not a part of
-``make test``. Each child process is forked from one that has imported the libraries, and sees a copy of ``src/``.
+``make test``. Each child process is forked from one that has imported the libraries, and works on a copy.
 """
 
 import contextlib
@@ -19,11 +19,16 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 NUMBERS, ENGINE, RUN = "test_train_numbers.py", "federated/test_engine.py", "test_run.py"
+FINITE = (
+    f"{RUN}::test_a_client_that_is_not_finite_is_left_out",
+    f"{RUN}::test_a_round_without_a_finite_client_leaves_everything_as_it_was",
+)
+KILL = "methods/test_contract.py::test_a_killed_run_continues_bit_for_bit"
 TIMEOUT = 300  # seconds; a test that no longer ends has noticed
 
 # file → the tests that should notice, and the mutants: what is replaced, and what by
 MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
-    "federated/loop.py": ((NUMBERS, RUN, "methods/test_contract.py"), [
+    "federated/loop.py": ((NUMBERS, *FINITE, f"{RUN}::test_it_can_overfit", f"{RUN}::test_the_run_folder"), [
         ("lr=self.solver.lr(trainer.global_step)", "lr=self.solver.lr(0)"),
         ("self.sampler(trainer.global_step, data", "self.sampler(0, data"),
         ("add_weighted(tensors, upload.finite.to(torch.float32))",
@@ -57,6 +62,25 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
         ("stack.drop_grads()", "pass"),
         ("stack.shrink(n, optimizer)", "pass"),
     ]),
+    "federated/stack.py": ((NUMBERS, ENGINE, "methods/test_fedntd.py", "methods/test_sam.py"), [
+        ("state = optimizer.state.pop(leaf, {})", "state = {}"),
+        ("self._activate(n)\n        for", "self._activate(max(n, 2))\n        for"),
+        ("        self.net.eval()\n", ""),
+        ("if b.is_floating_point()}", "}"),
+        ("requires_grad_(trained)", "requires_grad_(True)"),
+        ("torch.stack(squares).sum(0).sqrt()", "torch.stack(squares).sum(0)"),
+        ("{n: broadcast_like(b, k).copy_(b) for n, b in net.named_buffers() if n not in start}", "{}"),
+        ("{name: broadcast_like(t, k).copy_(t) for", "{name: broadcast_like(t, k).zero_() for"),
+        ("else torch.ones_like(loss_K)", "else torch.full_like(loss_K, 1 / len(loss_K))"),
+    ]),
+    "federated/forward.py": ((NUMBERS, ENGINE, "methods/test_fedmlb.py"), [
+        (" if leaf.grad is None else leaf.grad.add_(grad)", ""),
+        ("result[name] = grad if by_leaf is None else grad + by_leaf", "result[name] = grad"),
+        ("                entry.grad = None\n", ""),
+        (".values())[first:]", ".values())"),
+        ("(features), features.flatten(1)", "(features), features.flatten(1) * 2"),
+        ('randomness="different"', 'randomness="same"'),
+    ]),
     "federated/batches.py": ((NUMBERS, ENGINE, "data/test_text.py"), [
         ('generator(seed, "shuffle", round_index, client)', 'generator(seed, "shuffle", 0, client)'),
         ('generator(seed, "shuffle", round_index, client)', 'generator(seed, "shuffle", round_index, 0)'),
@@ -68,32 +92,34 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
         ("counts[-1] = used - (per_epoch - 1) * batch_size", ""),
         ("order = rng.permuted(np.broadcast_to(samples, (rounds, len(samples))), axis=1)",
          "order = np.broadcast_to(rng.permutation(samples), (rounds, len(samples)))"),
-        (".flatten(1).sum(1) / self.count", ".flatten(1).mean(1)"),
         ("mask.flatten(1).sum(1).clamp(min=1)", "self._counts[:n, t]"),
         ("(y >= 0) & mask.unsqueeze(-1)", "mask.unsqueeze(-1).expand_as(y)"),
     ]),
-    "federated/aggregate.py": ((NUMBERS, ENGINE, "methods/test_contract.py"), [
+    "data/batch.py": ((NUMBERS, ENGINE, "data/test_text.py"), [
+        (".flatten(1).sum(1) / self.count", ".flatten(1).mean(1)"),
+        ("values_KB.flatten(1).mean(1)", "values_KB.flatten(1).sum(1)"),
+    ]),
+    "federated/aggregate.py": ((NUMBERS, ENGINE, "methods/test_scaffold.py", *FINITE), [
         ('if self.weighting == "samples":', 'if self.weighting != "samples":'),
         ("upload.finite.to(torch.float32)", "torch.ones_like(upload.finite, dtype=torch.float32)"),
         ("torch.where(weight > 0, delta_K, 0.0)", "delta_K.clone()"),
         ("torch.where(total > 0, total, 1.0)", "total"),
         ("self._sum, self._weight = {}, None", "self._weight = None"),
-        ("// len(self.clients)\n        self.delta", "\n        self.delta"),
+        ("nbytes(tensors) // len(self.clients)", "nbytes(tensors)"),
         (".isfinite().all(0)", ".isfinite().any(0)"),
     ]),
     "federated/round.py": ((ENGINE, "methods/test_scaffold.py", "methods/test_ssf.py"), [
-        ("len(self.cohort) * (nbytes(tensors)", "(nbytes(tensors)"),
-        ("- nbytes(instead_of or {})", ""),
+        ("len(self.cohort) * nbytes(tensors)", "nbytes(tensors)"),
         ("np.lexsort((cohort, -work))", "np.lexsort((cohort, work))"),
         ("load[target] += work[i]", "load[target] += 1"),
     ]),
-    "federated/module.py": ((NUMBERS, RUN), [
+    "federated/module.py": ((NUMBERS,), [
         ("buffer.add_(update[name])", "buffer.add_(update[name], alpha=0.5)"),
         ("update[name].neg()", "update[name].clone()"),
         (".update(values, weight=real)", ".update(values.float().mean())"),
         ("None if update is None else update[name].neg()", "None if update is None else -0.999 * update[name]"),
     ]),
-    "federated/store.py": (("federated/test_store.py", "methods/test_contract.py"), [
+    "federated/store.py": (("federated/test_store.py", "methods/test_scaffold.py", KILL), [
         ("if round.rehearsal:\n            return\n", ""),
         ("offset += t.numel()", "offset += 0"),
         ("out[name][row].zero_() if default is None", "out[name][row].fill_(1.0) if default is None"),
@@ -105,11 +131,11 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
         ("self._stale.append(path)", "path.unlink()"),
         ("if path.name not in needed and", "if"),
     ]),
-    "run.py": ((NUMBERS, RUN), [
+    "assemble.py": ((NUMBERS, "test_configs.py"), [
         ('torch_seed(cfg.seed, "initialisation")', 'torch_seed(0, "initialisation")'),
         ("seed=cfg.seed,", "seed=0,"),
         ("net = net.double()", "pass"),
-        ("key=lambda m: m.place)", "key=lambda m: 0)"),
+        ("key=lambda m: m.order)", "key=lambda m: 0)"),
     ]),
     "tasks.py": ((NUMBERS, "test_tasks.py", "data/test_text.py"), [
         (".square().sum(-1) / 2", ".square().sum(-1)"),
@@ -187,7 +213,6 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
         ("[: num_clients - live]", ""),
         ('side="right"', 'side="left"'),
         ("return live[np.sort(places)]", "return np.sort(places)"),
-        ("ids[leaving] = newcomers", "ids[leaving] = np.sort(newcomers)"),
     ]),
     "methods/centralization.py": (("methods/test_centralization.py", NUMBERS), [
         ("if (grad := leaves[name].grad) is not None:\n                centralize_(grad, ndim, self.mean)",
@@ -204,7 +229,8 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
         ("if self.local else {}", ""),
         ('least = 2 if self.tensors == "weights" else 1', "least = 2"),
     ]),
-    "methods/scaffold.py": (("methods/test_scaffold.py", NUMBERS, "methods/test_contract.py"), [
+    "methods/scaffold.py": (("methods/test_scaffold.py", NUMBERS,
+                                 "methods/test_contract.py::test_states_in_bfloat16_keep_the_servers_mean"), [
         ("-1 / (steps * round.lr)", "-1 / (steps * 0.2)"),
         ("torch._foreach_neg(list(self._own.values()))", "list(self._own.values())"),
         ("alpha=round.num_finite / round.num_clients", "alpha=1"),
@@ -220,7 +246,8 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
     ]),
     "methods/feddyn.py": (("methods/test_feddyn.py", NUMBERS), [
         ("alpha=self.alpha)\n", "alpha=1.0)\n"),
-        ("round.num_finite / round.num_clients if self.divide_by", "1.0 if self.divide_by"),
+        ('"clients": n / round.num_clients', '"clients": 1.0'),
+        ('"authors": 1 / n', '"authors": 1.0'),
         ("torch._foreach_add_(mean, total)", "pass"),
         ("anchor = torch._foreach_neg(list(self._own.values()))", "anchor = list(self._own.values())"),
         ("torch.where(per_client(upload.finite, own), upload.delta[name], 0.0)", "upload.delta[name]"),
@@ -266,7 +293,7 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
         ("self.ridge * last_lr**2", "self.ridge"),
         ("t.masked_fill_(per_client(~upload.finite, t), 0.0)", "pass"),
         ("self.margin * round.lr**2", "self.margin"),
-        ("if self.layerwise else", "if not self.layerwise else"),
+        ('{"tensor": name, "layer": layer_of', '{"layer": name, "tensor": layer_of'),
     ]),
     "methods/constraints.py": (("methods/test_fedgc.py",), [
         ("(margin - inner_K).clamp(min=0)", "(margin - inner_K)"),
@@ -346,7 +373,8 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
         ("/ self.temperature)", ")"),
         ("self.mu * self._known[:n] * mean", "self.mu * mean"),
         ("(terms * batch.rows).sum(1) / batch.rows.sum(1)", "terms.mean(1)"),
-        ("self.store.write(stack.clients, stack.full, round)", "self.store.write(stack.clients, self._previous or stack.full, round)"),
+        ("self.store.write(stack.clients, stack.full, round)",
+         "self.store.write(stack.clients, {n: 0 * t for n, t in stack.full.items()}, round)"),
     ]),
     "methods/proximal.py": (("methods/test_proximal.py", ENGINE), [
         ("alpha=self.mu)", "alpha=2 * self.mu)"),
@@ -376,7 +404,8 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
         ("(stack.start, client_state(stack, client))", "(stack.start, stack.start)"),
         ("logits.argmax(-1) == y", "logits.argmin(-1) == y"),
     ]),
-    "metrics/base.py": (("metrics/test_clients_end.py", "metrics/test_angle.py", "metrics/test_metrics_run.py"), [
+    "metrics/base.py": (("metrics/test_clients_end.py", "metrics/test_angle.py",
+                         "metrics/test_metrics_run.py::test_no_algorithm_notices_the_metrics"), [
         ("not round.rehearsal and", ""),
         ("or number >= self.rounds", ""),
         ("values_KV.where(finite, 0.0)", "values_KV"),
@@ -389,28 +418,34 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
         ("dot(direction, update) / clients**2", "dot(direction, update) / clients"),
         ("torch.where(norm_K > 0, 1 / norm_K, 0.0)", "torch.ones_like(norm_K)"),
     ]),
-    "metrics/gap.py": (("metrics/test_metrics_run.py",), [
+    "metrics/gap.py": (("metrics/test_metrics_run.py::test_the_gap_is_that_to_a_run_of_all_clients",), [
         ("gap / true", "gap / part"),
         ("others = np.setdiff1d(np.arange(round.num_clients), round.cohort)", "others = round.cohort"),
-        ('getattr(loop.aggregator, "weighting", "uniform")', '"uniform"'),
+        ('getattr(setup.aggregator, "weighting", "uniform")', '"uniform"'),
         ("if not rehearsed:\n", "if rehearsed:\n"),
     ]),
     "metrics/forgetting.py": (("metrics/test_forgetting.py",), [
         ("torch.cat([losses[:own], losses[own + 1 :]])", "losses"),
-        ("self._losses(stack, stack.start, len(drawn))", "self._losses(stack, client_state(stack, client), len(drawn))"),
-        ("return sums[0] / sums[1]", "return sums[0]"),
+        ("self._sums_of(stack, stack.start, len(drawn))",
+         "self._sums_of(stack, client_state(stack, client), len(drawn))"),
+        ("(sums * torch.as_tensor(weight, device=sums.device)).sum(1)", "sums.sum(1)"),
         ('"forgetting", round.index, client)', '"forgetting", 0, client)'),
     ]),
     "metrics/relative_error.py": (("metrics/test_relative_error.py",), [
         ("params[name] - t)", "params[name] + t)"),
         ("for t in optimum.values()]).norm()", "for t in params.values()]).norm()"),
     ]),
-    "metrics/convergence.py": (("metrics/test_convergence.py",), [
-        ("np.minimum(np.arange(len(sums)) + 1, window)", "window"),
-        ("decay * average + (1 - decay) * averaged[i]", "(1 - decay) * average + decay * averaged[i]"),
-        (">= target]", "> target]"),
-        ("change.std()", "change.var()"),
-        ("rounds_to_target(rounds, averaged, target)", "rounds_to_target(rounds, curve, target)"),
+    "runs/measures.py": (("runs/test_measures.py",), [
+        ("min_periods=1", "min_periods=WINDOW"),
+        ("1 - DECAY", "DECAY"),
+        ("curve >= target", "curve > target"),
+        ("values.loc[:round_number]", "values.loc[: round_number - 1]"),
+        ("run.rounds - int(parts.number) + 1", "run.rounds - int(parts.number)"),
+    ]),
+    "runs/summary.py": (("runs/test_measures.py",), [
+        ("change.std(ddof=0)", "change.std()"),
+        ("first_round(moving, t)", "first_round(acc, t)"),
+        ('metrics["time/train_s"] * processes', 'metrics["time/train_s"]'),
     ]),
     "metrics/surface.py": (("metrics/test_surface.py", "metrics/test_plane.py"), [
         ("(0.5 + margin) * (high - low).max()", "(0.5 + margin) * (high - low).min()"),
@@ -427,72 +462,84 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
         ("distance[i], distance[:, j] = torch.inf, torch.inf", "distance[i] = torch.inf"),
     ]),
 }  # fmt: skip
-ACCEPTED: dict[str, str] = {}  # a survivor's new text → why it may live
+# a survivor's new text → why it may live
+ACCEPTED = {
+    "self.mu * mean": "a client without an earlier model is compared with the broadcast one, a term without a gradient",
+}
 
 
-def one(source: Path, name: str, change: tuple[str, str], tests: tuple[str, ...], log: Path) -> str:
-    """Runs the tests on one mutant in a child process: killed, survived, or stale where its text is not there."""
-    path, (old, new) = source / "gcfed" / name, change
-    text = path.read_text()
-    if text.count(old) != 1 or old == new:
-        return f"stale ({text.count(old)} times)"
-    path.write_text(text.replace(old, new))
-    try:
-        child = multiprocessing.get_context("fork").Process(target=run_tests, args=(source, tests, log))
-        child.start()
-        child.join(TIMEOUT)
-        if child.is_alive():
-            child.kill()
-        return "SURVIVED" if child.exitcode == 0 else "killed"
-    finally:
-        path.write_text(text)
+def outcome(folder: Path, tests: tuple[str, ...]) -> str:
+    """What the tests in this folder, in a child process, make of the sources beside them."""
+    log = folder / "log"
+    child = multiprocessing.get_context("fork").Process(target=run_tests, args=(folder, tests, log))
+    child.start()
+    child.join(TIMEOUT)
+    if child.is_alive():
+        child.kill()
+        return "killed: no end"
+    if child.exitcode == 0:
+        return "SURVIVED"
+    failed = [line.split(" ")[1] for line in log.read_text().splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return f"killed by {failed[0] if failed else 'an import'}"
 
 
-def run_tests(source: Path, tests: tuple[str, ...], log: Path) -> None:
+def run_tests(folder: Path, tests: tuple[str, ...], log: Path) -> None:
     import pytest
 
-    sys.path.insert(0, str(source))
+    os.chdir(folder)
+    sys.path.insert(0, str(folder / "src"))
     sys.dont_write_bytecode = True
-    os.environ["PYTHONPATH"] = str(source)
+    os.environ["PYTHONPATH"] = str(folder / "src")
     with log.open("w") as file, contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
-        files = [str(ROOT / "tests" / test) for test in tests]
-        code = pytest.main(["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not slow", *files])
+        options = ["-x", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", "not slow"]
+        code = pytest.main([*options, *(f"tests/{test}" for test in tests)])
+        file.flush()
     os._exit(int(code))
+
+
+def copy_of_the_project(folder: Path) -> None:
+    for part in ("src", "tests", "configs", "docs"):
+        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    (folder / "data").symlink_to(ROOT / "data")
 
 
 def main(wanted: list[str]) -> None:
     for library in ("torch", "torchvision", "lightning.pytorch", "torchmetrics", "hydra", "matplotlib.pyplot"):
         importlib.import_module(library)
-    os.chdir(ROOT)
-    killed, survivors, others, i = 0, [], [], 0
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "src"
-        shutil.copytree(ROOT / "src", source, ignore=shutil.ignore_patterns("__pycache__"))
-        for part in ("configs", "data", "docs", "pyproject.toml"):
-            (Path(folder) / part).symlink_to(ROOT / part)
+    killed, survivors, stale, number = 0, [], [], 0
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        copy_of_the_project(folder)
         for name, (tests, changes) in MUTANTS.items():
-            for change in changes:
-                i += 1
-                if wanted and not any(w == str(i) or (not w.isdigit() and w in name) for w in wanted):
+            chosen = [
+                (number + i, *change) for i, change in enumerate(changes, start=1)
+                if not wanted or any(w == str(number + i) or (not w.isdigit() and w in name) for w in wanted)
+            ]  # fmt: skip
+            number += len(changes)
+            if chosen and (before := outcome(folder, tests)) != "SURVIVED":
+                print(f"     {name}: its tests fail without a change: {before}", flush=True)
+                stale += [n for n, *_ in chosen]
+                continue
+            path = folder / "src/gcfed" / name
+            text = path.read_text()
+            for n, old, new in chosen:
+                if text.count(old) != 1:
+                    print(f"{n:4} {name}: there {text.count(old)} times: {old!r}", flush=True)
+                    stale.append(n)
                     continue
                 started = time.perf_counter()
-                result = one(source, name, change, tests, Path(folder) / "log")
-                killed += result == "killed"
+                path.write_text(text.replace(old, new))
+                result = outcome(folder, tests)
+                path.write_text(text)
+                killed += result != "SURVIVED"
                 if result == "SURVIVED":
-                    survivors.append((name, change))
-                elif result != "killed":
-                    others.append(i)
-                says = result if result != "killed" else f"killed by {first_failure(Path(folder) / 'log')}"
-                print(f"{i:4} {name}: {change[1]!r} {time.perf_counter() - started:.0f} s: {says}", flush=True)
+                    survivors.append((name, old, new))
+                print(f"{n:4} {name}: {new!r} {time.perf_counter() - started:.0f} s: {result}", flush=True)
     total = killed + len(survivors)
-    print(f"\n{killed} of {total} killed ({killed / max(total, 1):.1%}); stale: {others or 'none'}")
-    for name, (old, new) in survivors:
+    print(f"\n{killed} of {total} killed ({killed / max(total, 1):.1%}); not tried: {stale or 'none'}")
+    for name, old, new in survivors:
         print(f"survived: {name}: {old!r} → {new!r}: {ACCEPTED.get(new, 'a test is missing')}")
-
-
-def first_failure(log: Path) -> str:
-    lines = [line for line in log.read_text().splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return lines[0].split(" ")[1] if lines else "an import or a timeout"
 
 
 if __name__ == "__main__":

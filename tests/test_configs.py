@@ -7,12 +7,13 @@ import torch
 
 from gcfed.assemble import build_methods, build_module
 from gcfed.data.partition import DirichletBalanced
-from gcfed.data.sampling import DynamicPopulation
+from gcfed.data.sampling import DynamicPopulation, cohort_size
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.round import Order
 from gcfed.methods.centralization import GradientCentralization
 from gcfed.methods.quantization import Quantization
 from gcfed.optim.partial import probe_optimizer
+from gcfed.report import papers
 from gcfed.utils.instantiate import build, build_all
 from gcfed.utils.resolvers import ROOT
 
@@ -43,11 +44,14 @@ def instantiate(cfg):
     assert build(cfg.partition) is not None
     data = build(cfg.data)
     assert callable(data.load)
+    data.num_clients = data.num_clients or 660  # of natural clients the files tell the number
+    per_round = cohort_size(cfg.participation.per_round, data.num_clients)
     module = build_module(cfg)
     assert isinstance(module.configure_optimizers(), torch.optim.Optimizer)
     loop = FederatedLoop(
-        sampler=build(cfg.participation.sampler), solver=build(cfg.client), aggregator=build(cfg.aggregator),
-        rounds=cfg.rounds, seed=cfg.seed, eval_every=cfg.eval_every, stores=build(cfg.client_store),
+        sampler=build(cfg.participation.sampler, per_round=per_round), solver=build(cfg.client),
+        aggregator=build(cfg.aggregator), rounds=cfg.rounds, seed=cfg.seed, eval_every=cfg.eval_every,
+        stores=build(cfg.client_store),
     )  # fmt: skip
     methods = build_methods(cfg)
     loop.bind([*methods, *build_all(cfg, "metrics")], data, module)
@@ -127,14 +131,14 @@ def test_the_default_is_the_digits_experiment(config):
 
 
 @pytest.mark.parametrize(
-    ("name", "classes", "batch_size", "large_batch_size"),
+    ("name", "classes", "batch_size", "large_batch_size", "mean"),
     [
-        ("cifar10_resnet18_fedacg", 10, 50, 10),
-        ("cifar100_resnet18_fedacg", 100, 50, 10),
-        ("tinyimagenet_resnet18_fedacg", 200, 100, 20),
+        ("cifar10_resnet18_fedacg", 10, 50, 10, 0.4914),
+        ("cifar100_resnet18_fedacg", 100, 50, 10, 0.5071),
+        ("tinyimagenet_resnet18_fedacg", 200, 100, 20, 0.4802),
     ],
 )
-def test_experiments_have_the_setting_of_fedacg(config, name, classes, batch_size, large_batch_size):
+def test_experiments_have_the_setting_of_fedacg(config, name, classes, batch_size, large_batch_size, mean):
     cfg = config(f"experiment={name}")
     module, loop, methods = instantiate(cfg)
     assert type(module.net).__name__ == "ResNet18"
@@ -144,7 +148,10 @@ def test_experiments_have_the_setting_of_fedacg(config, name, classes, batch_siz
     lookahead, proximal = methods
     assert (lookahead.momentum, cfg.server.momentum, cfg.server.lr, proximal.mu) == (0.85, 0.85, 1.0, 0.01)
     solver = loop.solver
-    assert (solver.epochs, solver.batch_size, solver.lr_decay) == (5, batch_size, 0.998)
+    assert (solver.epochs, solver.batch_size, solver.lr_decay, solver.clip_norm) == (5, batch_size, 0.998, 10.0)
+    assert module.net.bn1.num_groups == 2
+    transform = cfg.data.transform
+    assert (transform.rotation, transform.crop_padding, transform.mean[0]) == (10, 4, mean)
     group = probe_optimizer(solver.optimizer).defaults
     assert (group["lr"], group["momentum"], group["weight_decay"]) == (0.1, 0.0, 1e-3)
     assert loop.aggregator.weighting == "uniform"
@@ -196,5 +203,31 @@ def test_the_borderline_follows_the_hidden_widths(config, hidden, last):
 @pytest.mark.parametrize("experiment", ["cifar10_resnet9_fedgc", "cifar100_resnet9_fedgc"])
 def test_a_setting_of_fedgc_leaves_its_opponents_alone(config, experiment):
     gradient_constraint = instantiate(config(f"experiment={experiment}"))[2][0]
-    assert not gradient_constraint.layerwise
+    assert gradient_constraint.layerwise == "model"
     assert instantiate(config(f"experiment={experiment}", "algorithm=fedavg"))[2] == []
+
+
+def cell(config, table, row, column):
+    """The config of a cell of a paper's table."""
+    table = papers.load(table)
+    (row,) = [axis for axis in table.rows if axis.label == row]
+    (column,) = [axis for axis in table.columns if axis.label == column]
+    return config(*table.command_overrides(row, column))
+
+
+def test_the_opponents_of_fedgc_have_the_constants_of_fedregs_code_for_one_class_a_client(config):
+    def methods(row, column):
+        return cell(config, "fedgc_table1", row, column).methods
+
+    for column, lam, fedreg in (("HWDigits-40", 1e-4, (0.3, 0.2, 0.002)), ("CIFAR10-10", 1e-3, (0.5, 0.1, 0.001))):
+        assert methods("FedProx", column).proximal.mu == 0.02
+        assert methods("FedCurv", column).fedcurv.lam == lam
+        ours = methods("FedReg", column).fedreg
+        assert (ours.gamma, ours.eta_s, ours.eta_p) == fedreg
+    assert cell(config, "fedgc_table1", "FedReg", "CIFAR10-10").client.optimizer.lr == 0.05
+
+
+def test_fedacg_decays_faster_than_its_opponents_but_on_cifar10(config):
+    for column, decay in (("CIFAR-10, 500R", 0.998), ("CIFAR-100, 500R", 0.995), ("TinyImageNet, 500R", 0.995)):
+        assert cell(config, "fedacg_table1a", "FedACG", column).client.lr_decay == decay
+        assert cell(config, "fedacg_table1a", "FedAvg", column).client.lr_decay == 0.998

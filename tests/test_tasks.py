@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from harness import make_net, plain_loop, sgd, weights
+from conftest import ArrayData
+from harness import make_net, sgd, train_rounds, weights
 from torch import nn
 
 from gcfed.data.augment import VectorTransform
@@ -44,27 +45,11 @@ def test_squared_error_by_hand():
     assert SquaredError().real(y).tolist() == [True, True]
 
 
-class Vectors:
+def vectors(sizes=(9, 4, 7, 6)):
     """Clients with vectors to regress on, of unequal number."""
-
-    def __init__(self, sizes=(9, 4, 7, 6)):
-        random = np.random.default_rng(2)
-        ends = np.cumsum((0, *sizes))
-        self.clients = [np.arange(a, b) for a, b in pairwise(ends)]
-        self.x = torch.from_numpy(random.standard_normal((ends[-1], 6)))
-        self.y = torch.from_numpy(random.standard_normal((ends[-1], 3)))
-
-    def client(self, client):
-        return self.clients[client]
-
-    def sizes(self, clients):
-        return np.array([len(self.clients[k]) for k in clients])
-
-    def draw(self, rng, shape):
-        return None
-
-    def fetch(self, index, augment):
-        return self.x[index], self.y[index]
+    random, ends = np.random.default_rng(2), np.cumsum((0, *sizes))
+    x, y = (torch.from_numpy(random.standard_normal((ends[-1], width))) for width in (6, 3))
+    return ArrayData(x, y, [np.arange(a, b) for a, b in pairwise(ends)])
 
 
 def linear():
@@ -75,8 +60,8 @@ def linear():
 @pytest.mark.parametrize("k", [1, 3])
 def test_the_engine_regresses_as_a_plain_loop_does(k):
     """Batches of four over clients of nine, four, seven and six: the last ones are padded in a stack."""
-    data, solver, rounds = Vectors(), sgd(lr=0.05), 4
-    ours, _ = plain_loop(linear(), data, solver, rounds=rounds, k=k, task=SquaredError())
+    data, solver, rounds = vectors(), sgd(lr=0.05), 4
+    ours = train_rounds(linear(), data, solver, rounds=rounds, k=k, task=SquaredError())
     w = linear().weight.detach()
     for t in range(rounds):
         ends = []
@@ -95,7 +80,7 @@ def test_the_engine_regresses_as_a_plain_loop_does(k):
 
 
 def test_padded_targets_count_for_nothing():
-    data = Vectors()
+    data = vectors()
     plan = BatchPlan(torch.tensor([[[0, 1, 2]], [[9, 9, 9]]]), None, np.array([[3], [1]]))
     batch = plan.batch(data, 0, 2)
     losses = SquaredError().losses(torch.zeros_like(batch.y), batch.y)
@@ -115,15 +100,15 @@ def test_what_needs_classes_says_so(method):
         loop.bind([method()], data, module)
 
 
-def vectors(n=3, c=2, dtype=np.float32):
+def split(n=3, c=2, dtype=np.float32):
     return Split(np.zeros((n, 4), dtype), np.zeros((n, c), dtype), np.arange(n))
 
 
 def test_vectors_are_a_data_set():
-    data = FederatedDataset("toy", 2, vectors(), vectors(5))
+    data = FederatedDataset("toy", 2, split(), split(5))
     assert len(data.train.classes) == 0
     with pytest.raises(ValueError, match="train targets have 3 components"):
-        FederatedDataset("toy", 2, vectors(c=3), vectors())
+        FederatedDataset("toy", 2, split(c=3), split())
 
 
 @pytest.mark.parametrize(
@@ -151,11 +136,11 @@ def test_vectors_reach_the_network_in_its_type():
 
 def test_fedavg_of_one_step_is_gradient_descent():
     """One full batch a client and all clients: FedAvg is gradient descent on the mean of their losses."""
-    data = Vectors((20, 20))
+    data = vectors((20, 20))
     solver = sgd(lr=0.4, epochs=1, batch_size=20)
     net = linear()
-    run = partial(plain_loop, data=data, solver=solver, rounds=150, cohort_of=2, task=SquaredError())
-    ours, _ = run(net)
+    run = partial(train_rounds, data=data, solver=solver, rounds=150, cohort_of=2, task=SquaredError())
+    ours = run(net)
     x, y = data.x.numpy(), data.y.numpy()
     best = np.linalg.lstsq(x, y, rcond=None)[0].T
     np.testing.assert_allclose(ours.view(3, 6).numpy(), best, atol=1e-6)

@@ -31,15 +31,16 @@ SETTING = (
 class Net(nn.Module):
     """Every kind of tensor: convolutions of one and two axes, linear layers, and running statistics where wanted."""
 
-    def __init__(self, norm=False):
+    def __init__(self, norm=False, dropout=False):
         super().__init__()
         self.conv1, self.conv2 = nn.Conv2d(1, 2, 3, stride=2), nn.Conv2d(2, 3, (3, 2))
         self.norm = nn.BatchNorm2d(3) if norm else nn.Identity()
         self.conv3, self.fc = nn.Conv1d(3, 2, 2), nn.Linear(2, 10)
+        self.dropout = nn.Dropout(0.3) if dropout else nn.Identity()
 
     def forward(self, x):
         h = self.norm(self.conv2(self.conv1(x).tanh())).tanh()
-        return self.fc(self.conv3(h.flatten(2)).tanh().flatten(1))
+        return self.fc(self.conv3(self.dropout(h).flatten(2)).tanh().flatten(1))
 
 
 class FirstWeights(Callback):
@@ -60,10 +61,13 @@ def run(config, folder, *overrides, net=None):
     return result, next(c for c in result.trainer.callbacks if isinstance(c, FirstWeights)).net
 
 
+def seeds(purpose, *ids):
+    """Where the stream of a purpose begins, as the project promises it to whoever repeats a run."""
+    return np.random.SeedSequence(SEED, spawn_key=(zlib.crc32(purpose.encode()), *ids))
+
+
 def draw(purpose, *ids):
-    """The stream of a purpose, as the project promises it to whoever repeats a run."""
-    key = (zlib.crc32(purpose.encode()), *ids)
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence(SEED, spawn_key=key)))
+    return np.random.Generator(np.random.Philox(seeds(purpose, *ids)))
 
 
 def normalized(x):
@@ -112,6 +116,7 @@ def plain_run(
         for k in cohort:
             w, seen, steps = copy.deepcopy(net).train(), [], 0
             optimizer = torch.optim.SGD(w.parameters(), lr=lr, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
+            torch.manual_seed(int(seeds("dropout", t, k).generate_state(1, np.uint64)[0] >> 1))
             drawn = draw("augment", t, k).integers(0, (5, 5, 2), size=(2 * -(-len(clients[k]) // BATCH), BATCH, 3))
             for epoch in draw("shuffle", t, k).permuted([clients[k]] * 2, axis=1):
                 for batch in np.split(epoch, range(BATCH, len(epoch), BATCH)):
@@ -192,6 +197,7 @@ CASES = {
                            {"local": WEIGHTS[:3], "server": WEIGHTS, "mean": mean})
         for i, mean in enumerate(MEAN_OVER)
     },
+    "dropout": ([*CONV, "gc=gcfed"], {"local": WEIGHTS[:3], "server": WEIGHTS}),
     "running statistics": ([*CONV, "gc=gcfed"], {"local": WEIGHTS[:3], "server": WEIGHTS}),
 }  # fmt: skip
 
@@ -199,7 +205,8 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_run_is_the_plain_loop(config, tmp_path, case):
     overrides, differs = CASES[case]
-    net = {"norm": case == "running statistics"} if "model=cnn" in overrides else None
+    parts = {"norm": case == "running statistics", "dropout": case == "dropout"}
+    net = parts if "model=cnn" in overrides else None
     overrides = [*SETTING, *([] if net else ["model.hidden=[7]"]), *overrides]
     result, first = run(config, tmp_path, *overrides, net=net)
     data, saved = result.trainer.datamodule.dataset, np.load(tmp_path / "partition.npz")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -17,12 +19,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from gcfed.data.augment import TextTransform, VectorTransform
 from gcfed.data.datamodule import FederatedDataModule
+from gcfed.data.sampling import cohort_size
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.method import FederatedMethod
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.spread import spread, trains_on_cpu
 from gcfed.federated.strategy import can_fork
-from gcfed.utils.cpu import present_memory
 from gcfed.utils.instantiate import build_all, optional, require
 from gcfed.utils.number import flag, number, numbers
 from gcfed.utils.rng import torch_seed
@@ -66,8 +68,11 @@ def assemble(cfg: DictConfig) -> Parts:
     if module.task.has_classes != (data.labels.dtype.kind == "i"):
         raise ValueError(f"task._target_={cfg.task._target_} does not go with the labels of data={cfg.tags.data}.")
     methods = build_methods(cfg)
+    sampler = cfg.participation.get("sampler")
+    shared = OmegaConf.is_dict(sampler) and "per_round" in sampler
+    size = {"per_round": cohort_size(sampler.per_round, data.num_clients)} if shared else {}
     loop = FederatedLoop(
-        sampler=require(cfg.participation, "sampler"),
+        sampler=require(cfg.participation, "sampler", **size),
         solver=require(cfg, "client"),
         aggregator=require(cfg, "aggregator"),
         rounds=cfg.rounds,
@@ -78,7 +83,7 @@ def assemble(cfg: DictConfig) -> Parts:
     callbacks: list[Callback] = [loop, *methods, *build_all(cfg, "metrics"), *build_all(cfg, "callbacks")]
     loop.bind(callbacks, data, module)
     loop.stores.require_folder()
-    warn_of_memory(loop, module, data.num_clients)
+    warn_of_disk(loop, module, data.num_clients)
     return Parts(module, data, loop, methods, callbacks)
 
 
@@ -115,8 +120,8 @@ def check(cfg: DictConfig) -> None:
                 f"{key}={precision} is not supported: choose {', '.join(PRECISIONS)}. 16-mixed scales the loss, so "
                 "gradient hooks (GC, SCAFFOLD, clipping) would see scaled gradients."
             )
-    for key, least in (("rounds", 1), ("eval_every", 1), ("participation.per_round", 1), ("seed", 0)):
-        number(key, OmegaConf.select(cfg, key), least, whole=True)
+    for key, least in (("rounds", 1), ("eval_every", 1), ("seed", 0)):
+        number(key, cfg.get(key), least, whole=True)
     for key, of_trainer in FOLLOWED.items():
         mine, its = OmegaConf.select(cfg, key), OmegaConf.select(cfg, of_trainer)
         if its is not None and repr(its) != repr(mine):  # a run is known by its own
@@ -172,16 +177,18 @@ def build_module(cfg: DictConfig) -> FederatedModule:
     return FederatedModule(net, require(cfg, "server"), task=require(cfg, "task"), channels_last=cfg.channels_last)
 
 
-def warn_of_memory(loop: FederatedLoop, module: FederatedModule, num_clients: int) -> None:
-    """Says so when the clients' states, once all have taken part, would fill the memory."""
+def warn_of_disk(loop: FederatedLoop, module: FederatedModule, num_clients: int) -> None:
+    """Says so when the clients' states, once all have taken part, would fill the disk."""
     needed = loop.stores.bytes_of(num_clients, sum(p.nbytes for p in module.net.parameters()))
-    present = present_memory()
-    if loop.stores.kind == "memory" and needed > 0.5 * present:
+    folder = (loop.stores.folder or Path()).absolute()
+    free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
+    if needed > free:
         log.warning(
-            "the states of all %s clients will take %.0f GB of this machine's %.0f: take client_store=disk",
+            "the states of all %s clients will take %.0f GB, and %s has %.0f: set client_store.folder",
             f"{num_clients:,}",
             needed / 1e9,
-            present / 1e9,
+            folder,
+            free / 1e9,
         )
 
 

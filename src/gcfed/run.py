@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import shlex
+import shutil
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,23 +30,23 @@ from gcfed.runs.checkpoint import (
     RunRecord,
     check_checkpoint,
     check_rows,
-    check_targets,
     existing,
     load_checkpoint,
     load_weights,
     resume_from,
 )
-from gcfed.runs.failure import Stopped, failure_recorded, headline, stoppable
+from gcfed.runs.failure import failure_recorded, headline
 from gcfed.runs.folder import CHECKPOINT, CONFIG, METRICS, SUMMARY, divergence
 from gcfed.runs.identity import hyperparameters, identity, setting
 from gcfed.runs.metrics_csv import read_metrics
 from gcfed.runs.summary import last_figures, print_summary, write_summary
 from gcfed.utils.cpu import cores, keep_freed_memory
 from gcfed.utils.files import remove_temporaries, replacing
-from gcfed.utils.instantiate import require
+from gcfed.utils.instantiate import check_targets, require
 from gcfed.utils.lock import locked
 from gcfed.utils.pictures import show
 from gcfed.utils.processes import leads, one_of_several
+from gcfed.utils.signals import Stopped, stoppable
 
 log = logging.getLogger(__name__)
 logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # tips and device lists; errors still come through
@@ -83,6 +84,11 @@ def one_sentence() -> Iterator[None]:
         if HydraConfig.get().mode == RunMode.MULTIRUN or os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
         log.error("%s (HYDRA_FULL_ERROR=1 shows where)", error)
+        folder = Path(HydraConfig.get().runtime.output_dir)
+        if folder != Path.cwd() and [path.name for path in folder.iterdir()] == [
+            "train.log"
+        ]:  # what Hydra made before the run was refused
+            shutil.rmtree(folder)
         raise SystemExit(1) from None
 
 
@@ -100,13 +106,16 @@ def train(cfg: DictConfig) -> RunResult:
     folder = Path(cfg.paths.output_dir)
     if not leads():
         return _train(cfg, folder)
-    with locked(folder / ".lock") as holder:
-        if holder:
-            raise ValueError(
-                f"{folder} is in use by {holder}: wait until that run has ended, or choose another folder."
-            )
-        remove_temporaries(folder)
-        return _train(cfg, folder)
+    try:
+        with locked(folder / ".lock") as holder:
+            if holder:
+                raise ValueError(f"{folder} is in use by {holder}: wait until it has ended, or take another folder.")
+            remove_temporaries(folder)
+            return _train(cfg, folder)
+    except (ValueError, OSError):
+        with suppress(OSError):
+            folder.rmdir()  # which does nothing but where it is empty: a refused run leaves no folder
+        raise
 
 
 def _train(cfg: DictConfig, folder: Path) -> RunResult:

@@ -4,66 +4,51 @@ The folder is shared by all plugins that are installed, so it has no ``__init__.
 start, so what does the work is imported when it is asked for.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from typing import Any
 
 from hydra.core.plugins import Plugins
-from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
-from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig
 
 log = logging.getLogger(__name__)
 
 
-class _Sweeper(Sweeper):
-    """Makes the launcher of the user's choice, and ends with one sentence where the user has to change something.
+class StudySweeper(Sweeper):
+    """The jobs of a study: ``-m study=<name>``."""
 
-    Not under HYDRA_FULL_ERROR=1.
-    """
-
-    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        self.composed, self.context = config, hydra_context
-        self.launcher: Launcher = Plugins.instance().instantiate_launcher(
+    def setup(self, *, hydra_context: Any, task_function: Any, config: Any) -> None:
+        launcher = Plugins.instance().instantiate_launcher(
             hydra_context=hydra_context, task_function=task_function, config=config
         )
+        self.start = config, hydra_context, launcher
 
-    def sweep(self, arguments: list[str]) -> Any:
+    def sweep(self, arguments: list[str]) -> None:
+        """Ends with one sentence where the user has to change something, but for HYDRA_FULL_ERROR=1."""
         try:
-            return self.work(arguments)
+            self.work(arguments)
         except (ValueError, FileNotFoundError) as error:
             if os.environ.get("HYDRA_FULL_ERROR") == "1":
                 raise
             log.error("%s (HYDRA_FULL_ERROR=1 shows where)", error)
             raise SystemExit(1) from None
 
-    def work(self, arguments: list[str]) -> Any:
-        raise NotImplementedError
-
-
-class StudySweeper(_Sweeper):
-    """The jobs of a study: ``-m study=<name>``."""
-
-    def work(self, arguments: list[str]) -> Any:
+    def work(self, arguments: list[str]) -> None:
         from gcfed.study.sweep import sweep
 
-        return sweep(self.composed, self.context, self.launcher, arguments)
+        sweep(*self.start, arguments)
 
 
-class OptunaSweeper(_Sweeper):
-    """An Optuna search: ``-m hparams_search=<name>``.
-
-    Args:
-        settings: those of ``configs/hydra/sweeper/optuna.yaml``.
-    """
+class OptunaSweeper(StudySweeper):
+    """An Optuna search: ``-m hparams_search=<name>``; its settings are in ``configs/hydra/sweeper/optuna.yaml``."""
 
     def __init__(self, **settings: Any) -> None:
         self.settings = settings
 
-    def work(self, arguments: list[str]) -> Any:
-        from gcfed.study.search import search
-
-        return search(self.composed, self.context, self.launcher, arguments, **self.settings)
+    def work(self, arguments: list[str]) -> None:
+        try:
+            from gcfed.study.search import search
+        except ImportError as error:
+            remedy = "needs Optuna, which is an extra: .venv/bin/uv pip install -e '.[optuna]'"
+            raise ValueError(f"hparams_search {remedy} ({error})") from None
+        search(*self.start, arguments, **self.settings)

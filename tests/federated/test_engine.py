@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import random_federation
-from harness import CPU, make_net, make_round, make_upload, plain_loop, sgd, weights
+from harness import CPU, make_net, make_round, make_upload, sgd, train_rounds, weights
 from torch import nn
 
 from gcfed.federated.aggregate import MeanAggregator, finite_clients
@@ -69,7 +69,7 @@ def test_a_round_equals_an_independent_loop(federation, method):
     if method == "gcfed":  # Global GC on every weight of the aggregate
         delta = [d - d.mean(1, keepdim=True) if d.dim() == 2 else d for d in delta]
     expected = torch.cat([(a + b).flatten() for a, b in zip(start, delta, strict=True)])
-    got, _ = plain_loop(net, federation, s, rounds=1, methods=methods)
+    got = train_rounds(net, federation, s, rounds=1, methods=methods)
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
 
 
@@ -81,7 +81,7 @@ def test_stacks_of_1_2_and_all_clients_and_two_processes_agree(federation, optim
         s = LocalSolver(partial(optimizer, lr=0.05), epochs=2, batch_size=4, last_batch=last_batch, clip_norm=0.5)
         net = make_net()
         methods = [Proximal(0.1), GradientCentralization(lam=0.5)]
-        w, _ = plain_loop(net, federation, s, rounds=6, methods=methods, k=k, cohort_of=4, world=world, order=order)
+        w = train_rounds(net, federation, s, rounds=6, methods=methods, k=k, cohort_of=4, world=world, order=order)
         results.append(w)
     for w in results[1:]:
         torch.testing.assert_close(w, results[0], rtol=0, atol=1e-9)
@@ -153,7 +153,7 @@ class OwnSGD(torch.optim.Optimizer):
 def test_a_users_own_optimizer_steps_as_torchs_does(federation):
     nets = make_net(), make_net()
     for net, optimizer in zip(nets, (OwnSGD, torch.optim.SGD), strict=True):
-        plain_loop(net, federation, LocalSolver(partial(optimizer, lr=0.1), epochs=2, batch_size=4), rounds=2)
+        train_rounds(net, federation, LocalSolver(partial(optimizer, lr=0.1), epochs=2, batch_size=4), rounds=2)
     torch.testing.assert_close(weights(nets[0]), weights(nets[1]), rtol=0, atol=1e-14)
     assert not torch.equal(weights(nets[0]), weights(make_net()))
 
@@ -268,7 +268,7 @@ def test_frozen_parameters_stay_frozen(federation, k):
     net = make_net()
     net[0].weight.requires_grad_(False)
     before = net[0].weight.clone()
-    plain_loop(net, federation, solver(), rounds=2, k=k)
+    train_rounds(net, federation, solver(), rounds=2, k=k)
     assert torch.equal(net[0].weight, before)
     assert not torch.equal(net[2].weight, make_net()[2].weight)
 

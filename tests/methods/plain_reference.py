@@ -23,7 +23,7 @@ def loss_at(net, w, x, y):
 
 
 def cohort(data, t, size):
-    """The clients that ``harness.plain_loop`` draws for round t."""
+    """The clients that ``harness.train_rounds`` draws for round t."""
     return np.sort(np.random.default_rng(t).choice(len(data.clients), size, replace=False)).tolist()
 
 

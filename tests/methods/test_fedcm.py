@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import random_federation
-from harness import CPU, make_net, plain_loop, sgd, weights
+from harness import CPU, make_net, sgd, train_rounds, weights
 from plain_reference import broken, flat, loss_at
 from torch import nn
 
@@ -47,19 +47,19 @@ def reference(net, data, solver, rounds, *, alpha, weight_decay=0.0, cohort_of=3
 def test_it_equals_a_plain_loop(federation, k):
     solver = sgd(0.3, weight_decay=0.01, lr_decay=0.8)
     expected = reference(make_net(), federation, solver, 5, alpha=0.25, weight_decay=0.01)
-    found, _ = plain_loop(make_net(), federation, solver, rounds=5, methods=[FedCM(0.25)], k=k)
+    found = train_rounds(make_net(), federation, solver, rounds=5, methods=[FedCM(0.25)], k=k)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
 def test_alpha_1_is_fedavg_bit_for_bit(federation):
-    plain, _ = plain_loop(make_net(), federation, sgd(), rounds=4, k=3)
-    found, _ = plain_loop(make_net(), federation, sgd(), rounds=4, methods=[FedCM(1.0)], k=3)
+    plain = train_rounds(make_net(), federation, sgd(), rounds=4, k=3)
+    found = train_rounds(make_net(), federation, sgd(), rounds=4, methods=[FedCM(1.0)], k=3)
     assert torch.equal(found, plain)
 
 
 def test_the_first_round_takes_steps_of_length_alpha(federation):
-    found, _ = plain_loop(make_net(), federation, sgd(0.4), rounds=1, methods=[FedCM(0.25)])
-    plain, _ = plain_loop(make_net(), federation, sgd(0.1), rounds=1)
+    found = train_rounds(make_net(), federation, sgd(0.4), rounds=1, methods=[FedCM(0.25)])
+    plain = train_rounds(make_net(), federation, sgd(0.1), rounds=1)
     torch.testing.assert_close(found, plain, rtol=0, atol=1e-12)
 
 
@@ -69,7 +69,7 @@ def test_weight_decay_acts_one_over_alpha_times_as_strongly(federation):
     torch.manual_seed(0)
     net = nn.Linear(6, 4).double()
     solver = sgd(0.5, weight_decay=decay, steps=1, batch_size=50)
-    plain_loop(net, federation, solver, rounds=150, methods=[FedCM(alpha)], cohort_of=5, k=5)
+    train_rounds(net, federation, solver, rounds=150, methods=[FedCM(alpha)], cohort_of=5, k=5)
     losses = [F.cross_entropy(net(federation.x[i]), federation.y[i]) for i in federation.clients]
     (sum(losses) / 5 + decay / alpha / 2 * sum(p.square().sum() for p in net.parameters())).backward()
     assert max(p.grad.abs().max() for p in net.parameters()) < 1e-8
@@ -83,7 +83,7 @@ def test_the_direction_goes_down_beside_the_model(federation):
             sent.append(upload.bytes_per_client)
 
     net, rounds = make_net(), []
-    plain_loop(net, federation, sgd(), rounds=2, methods=[FedCM(), Up()], on_round=lambda r, _: rounds.append(r))
+    train_rounds(net, federation, sgd(), rounds=2, methods=[FedCM(), Up()], on_round=lambda r, _: rounds.append(r))
     size = 8 * weights(net).numel()
     assert [r.down_bytes for r in rounds] == [3 * 2 * size] * 2
     assert sent == [size] * 6
@@ -93,7 +93,7 @@ def test_a_frozen_parameter_has_no_direction(federation):
     net = make_net()
     net[0].weight.requires_grad_(False)
     before, rounds = net[0].weight.clone(), []
-    plain_loop(net, federation, sgd(), rounds=2, methods=[FedCM()], k=3, on_round=lambda r, _: rounds.append(r))
+    train_rounds(net, federation, sgd(), rounds=2, methods=[FedCM()], k=3, on_round=lambda r, _: rounds.append(r))
     assert torch.equal(net[0].weight, before)
     assert rounds[0].down_bytes == 3 * 8 * (2 * weights(net).numel() - before.numel())
 
@@ -114,7 +114,7 @@ def test_an_alpha_outside_its_range_is_refused(alpha):
 )
 def test_what_it_cannot_work_with_is_refused(solver, aggregator, message):
     with pytest.raises(ValueError, match=message):
-        plain_loop(make_net(), random_federation(), solver, rounds=1, methods=[FedCM()], aggregator=aggregator)
+        train_rounds(make_net(), random_federation(), solver, rounds=1, methods=[FedCM()], aggregator=aggregator)
 
 
 def test_delta_is_the_mean_of_the_finite_clients_steps():
@@ -123,5 +123,5 @@ def test_delta_is_the_mean_of_the_finite_clients_steps():
     method, net = FedCM(0.25), make_net()
     start = weights(net)
     (grad,) = torch.autograd.grad(loss_at(make_net(), start.requires_grad_(), data.x[:4], data.y[:4]), start)
-    plain_loop(net, data, sgd(epochs=1), rounds=1, cohort_of=2, methods=[method])
+    train_rounds(net, data, sgd(epochs=1), rounds=1, cohort_of=2, methods=[method])
     torch.testing.assert_close(flat(method.server_state("delta", {})), 0.25 * grad, rtol=0, atol=1e-12)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import random_federation
-from harness import make_net, make_setup, plain_loop, sgd, weights
+from harness import make_net, make_setup, sgd, train_rounds, weights
 from plain_clients import Net
 from plain_clients import federation as sequence_federation
 from plain_reference import batches, broken, cohort, flat, local_sgd, loss_at
@@ -50,11 +50,12 @@ def reference(net, data, solver, *, rounds, size=1, cohort_of=3, silent=(), lr=0
 
 @pytest.mark.parametrize(("k", "world"), [(1, 1), (3, 1), (1, 2)])
 @pytest.mark.parametrize(("fisher", "size"), [("sample", 1), ("batch", 4)])
-def test_it_is_the_plain_loop(federation, k, world, fisher, size):
+def test_it_is_the_plain_loop(federation, tmp_path, k, world, fisher, size):
     method = FedCurv(LAM, fisher=fisher, chunk=5)
-    ours, _ = plain_loop(make_net(), federation, sgd(), rounds=6, methods=[method], k=k, world=world)
+    stores = ClientStores(folder=tmp_path)
+    ours = train_rounds(make_net(), federation, sgd(), rounds=6, methods=[method], k=k, world=world, stores=stores)
     theirs = reference(make_net(), federation, sgd(), rounds=6, size=size)
-    fedavg, _ = plain_loop(make_net(), federation, sgd(), rounds=6)
+    fedavg = train_rounds(make_net(), federation, sgd(), rounds=6)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
     assert (ours - fedavg).norm() > 1e-4
 
@@ -64,7 +65,7 @@ def test_clients_whose_numbers_are_not_finite_are_in_no_sum(federation, cohort_o
     """Client 2 never counts; where it is alone, the sums stay those of the round before, its one client's own."""
     assert [cohort(federation, t, 1) for t in range(3)] == [[4], [2], [4]]
     data, method = broken(federation, 2), FedCurv(LAM)
-    ours, _ = plain_loop(make_net(), data, sgd(), rounds=8, methods=[method], k=2, cohort_of=cohort_of)
+    ours = train_rounds(make_net(), data, sgd(), rounds=8, methods=[method], k=2, cohort_of=cohort_of)
     theirs = reference(make_net(), data, sgd(), rounds=8, cohort_of=cohort_of, silent=(2,))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
 
@@ -72,16 +73,16 @@ def test_clients_whose_numbers_are_not_finite_are_in_no_sum(federation, cohort_o
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
 def test_a_client_alone_has_no_others(dtype):
     """What it takes out of the server's sums is what it has sent, to the bit, so that it trains as in FedAvg."""
-    run = partial(plain_loop, data=random_federation((7,)), solver=sgd(), rounds=4, cohort_of=1)
-    ours, _ = run(make_net(), methods=[FedCurv(LAM)], stores=ClientStores(dtype=dtype))
-    assert torch.equal(ours, run(make_net())[0])
+    run = partial(train_rounds, data=random_federation((7,)), solver=sgd(), rounds=4, cohort_of=1)
+    ours = run(make_net(), methods=[FedCurv(LAM)], stores=ClientStores(dtype=dtype))
+    assert torch.equal(ours, run(make_net()))
 
 
 @pytest.mark.parametrize(("lam", "rounds"), [(0.0, 4), (LAM, 1)])
 def test_without_a_penalty_it_is_fedavg_bit_for_bit(federation, lam, rounds):
     """λ = 0, or a first round, when nobody has trained yet."""
-    ours, _ = plain_loop(make_net(), federation, sgd(), rounds=rounds, methods=[FedCurv(lam)], k=2)
-    fedavg, _ = plain_loop(make_net(), federation, sgd(), rounds=rounds, k=2)
+    ours = train_rounds(make_net(), federation, sgd(), rounds=rounds, methods=[FedCurv(lam)], k=2)
+    fedavg = train_rounds(make_net(), federation, sgd(), rounds=rounds, k=2)
     assert torch.equal(ours, fedavg)
 
 
@@ -124,7 +125,7 @@ def test_its_bytes_are_three_models_each_way(federation):
             uploads.append(upload.bytes_per_client)
             super().on_receive(upload, round)
 
-    plain_loop(net, federation, sgd(), rounds=2, methods=[Spy()], k=2, on_round=lambda r, _: rounds.append(r))
+    train_rounds(net, federation, sgd(), rounds=2, methods=[Spy()], k=2, on_round=lambda r, _: rounds.append(r))
     size = nbytes(broadcast_state(net))
     assert uploads == [3 * size] * 4
     assert [r.down_bytes for r in rounds] == [3 * 3 * size] * 2
@@ -132,7 +133,7 @@ def test_its_bytes_are_three_models_each_way(federation):
 
 def test_the_sums_are_those_of_the_clients_states(federation):
     method, stores, members = FedCurv(), ClientStores(), []
-    plain_loop(make_net(), federation, sgd(), rounds=4, methods=[method], stores=stores, k=2,
+    train_rounds(make_net(), federation, sgd(), rounds=4, methods=[method], stores=stores, k=2,
                on_round=lambda r, _: members.append(r.cohort))  # fmt: skip
     for part in ("fisher", "center"):
         sums = method.server_state(part, {})

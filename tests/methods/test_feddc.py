@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import random_federation
-from harness import CPU, make_net, plain_loop, sgd, weights
+from harness import CPU, make_net, sgd, train_rounds, weights
 from torch import nn
 from torch.func import functional_call
 
@@ -55,7 +55,7 @@ def test_it_equals_a_plain_loop(federation, k, correction):
     solver = sgd(0.2, lr_decay=0.8)
     expected = reference(make_net(), federation, solver, 6, alpha=0.3, correction=correction)
     method = FedDC(0.3, correction=correction)
-    found, _ = plain_loop(make_net(), federation, solver, rounds=6, methods=[method], k=k)
+    found = train_rounds(make_net(), federation, solver, rounds=6, methods=[method], k=k)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
 
 
@@ -89,7 +89,7 @@ def test_it_reaches_the_global_optimum_where_fedavg_is_biased(cohort_of):
 
     def distance(*methods):
         net = nn.Linear(6, 4, bias=False).double()
-        found, _ = plain_loop(net, data, solver, rounds=100, methods=methods, cohort_of=cohort_of, k=cohort_of)
+        found = train_rounds(net, data, solver, rounds=100, methods=methods, cohort_of=cohort_of, k=cohort_of)
         return (found - best).norm()
 
     assert distance() > 0.1
@@ -106,7 +106,7 @@ def states(method, stores, net):
 @pytest.mark.parametrize("correction", CORRECTIONS)
 def test_the_server_holds_the_means_over_all_clients(federation, correction):
     net, stores, method = make_net(), ClientStores(), FedDC(0.3, correction=correction)
-    plain_loop(net, federation, sgd(), rounds=6, methods=[method], stores=stores, k=2)
+    train_rounds(net, federation, sgd(), rounds=6, methods=[method], stores=stores, k=2)
     drifts, controls, mean_drift, mean_control = states(method, stores, net)
     for name, p in net.named_parameters():
         torch.testing.assert_close(mean_drift[name], drifts[name].mean(0), rtol=0, atol=1e-12)
@@ -125,7 +125,7 @@ def test_a_client_that_diverges_keeps_its_state(federation, correction):
             federation.x[federation.clients[0]] = float("nan")
             kept.extend(states(method, stores, net)[:2])
 
-    plain_loop(net, federation, sgd(), rounds=5, methods=[method], stores=stores, cohort_of=5, k=5, on_round=poison)
+    train_rounds(net, federation, sgd(), rounds=5, methods=[method], stores=stores, cohort_of=5, k=5, on_round=poison)
     drifts, controls, mean_drift, mean_control = states(method, stores, net)
     assert weights(net).isfinite().all()
     for name in drifts:
@@ -138,8 +138,8 @@ def test_a_client_that_diverges_keeps_its_state(federation, correction):
 def test_in_the_first_round_it_is_fedavg_with_the_mean_drift_added(federation):
     """One local step: nothing pulls yet, and the drifts of 3 of 5 clients make the server's step 8/5 as long."""
     solver, start = sgd(steps=1), weights(make_net())
-    plain, _ = plain_loop(make_net(), federation, solver, rounds=1)
-    found, _ = plain_loop(make_net(), federation, solver, rounds=1, methods=[FedDC()])
+    plain = train_rounds(make_net(), federation, solver, rounds=1)
+    found = train_rounds(make_net(), federation, solver, rounds=1, methods=[FedDC()])
     torch.testing.assert_close(found - start, 1.6 * (plain - start), rtol=0, atol=1e-12)
 
 
@@ -151,7 +151,7 @@ def test_two_messages_travel_both_ways(federation):
             sent.append(upload.bytes_per_client)
 
     net, rounds = make_net(), []
-    plain_loop(net, federation, sgd(), rounds=2, methods=[FedDC(), Up()], on_round=lambda r, _: rounds.append(r))
+    train_rounds(net, federation, sgd(), rounds=2, methods=[FedDC(), Up()], on_round=lambda r, _: rounds.append(r))
     size = 8 * weights(net).numel()
     assert [r.down_bytes for r in rounds] == [3 * 2 * size] * 2
     assert sent == [2 * size] * 6
@@ -180,4 +180,4 @@ class Quantizer(FederatedMethod):
 )
 def test_what_it_cannot_work_with_is_refused(federation, change, message):
     with pytest.raises(ValueError, match=message):
-        plain_loop(make_net(), federation, **{"solver": sgd(), "rounds": 1, "methods": [FedDC()]} | change)
+        train_rounds(make_net(), federation, **{"solver": sgd(), "rounds": 1, "methods": [FedDC()]} | change)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import make_net, make_setup, plain_loop
+from harness import make_net, make_setup, train_rounds
 from plain_clients import ROUNDS, SOLVER, Bytes, Net, federation, layers, plain_rounds
 
 from gcfed.data.batch import Batch
@@ -34,7 +34,7 @@ def test_rounds_equal_an_independent_loop(k, sequences, scale):
         return F.cross_entropy(logits.flatten(0, -2), y.flatten()) + 0.2 * decorrelation(features.flatten(1), scale)
 
     expected = plain_rounds(data, objective)
-    got, _ = plain_loop(Net(), data, SOLVER, rounds=ROUNDS, methods=[FedDecorr(0.2, scale), Bytes()], k=k)
+    got = train_rounds(Net(), data, SOLVER, rounds=ROUNDS, methods=[FedDecorr(0.2, scale), Bytes()], k=k)
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
 
 
@@ -70,8 +70,8 @@ def test_the_scales_differ_by_about_a_batch():
 
 
 def test_strength_zero_is_fedavg_bit_for_bit():
-    plain, _ = plain_loop(Net(), federation(), SOLVER, rounds=2)
-    got, _ = plain_loop(Net(), federation(), SOLVER, rounds=2, methods=[FedDecorr(beta=0.0)])
+    plain = train_rounds(Net(), federation(), SOLVER, rounds=2)
+    got = train_rounds(Net(), federation(), SOLVER, rounds=2, methods=[FedDecorr(beta=0.0)])
     assert torch.equal(got, plain)
 
 

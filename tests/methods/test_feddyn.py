@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from harness import PLAIN_SERVER, make_net, make_setup, plain_loop, sgd, weights
+from harness import PLAIN_SERVER, make_net, make_setup, sgd, train_rounds, weights
 from plain_reference import batches, broken, cohort, flat, local_sgd, optimum, skewed_federation, softmax_regression
 
 from gcfed.federated.aggregate import MeanAggregator
@@ -28,16 +28,17 @@ def reference(net, data, solver, *, rounds, alpha, divide_by="clients", lr=0.1, 
             w_k, _ = local_sgd(net, w, steps, lr=lr, momentum=momentum, weight_decay=weight_decay, term=term)
             grads[k] = grads[k] - alpha * (w_k - w)
             models.append(w_k)
-        h = h - alpha * sum(m - w for m in models) / (n if divide_by == "clients" else len(members))
+        divisor = {"clients": n, "authors": len(members) ** 2, "cohort": len(members)}[divide_by]
+        h = h - alpha * sum(m - w for m in models) / divisor
         w = sum(models) / len(models) - h / alpha
     return w, h
 
 
 @pytest.mark.parametrize("k", [1, 3])
-@pytest.mark.parametrize("divide_by", ["clients", "cohort"])
+@pytest.mark.parametrize("divide_by", ["clients", "authors", "cohort"])
 def test_it_is_the_plain_loop(federation, k, divide_by):
     solver, method = sgd(momentum=0.5, weight_decay=0.01), FedDyn(0.3, divide_by=divide_by)
-    ours, _ = plain_loop(make_net(), federation, solver, rounds=6, methods=[method], k=k)
+    ours = train_rounds(make_net(), federation, solver, rounds=6, methods=[method], k=k)
     theirs, h = reference(
         make_net(), federation, solver, rounds=6, alpha=0.3, divide_by=divide_by, momentum=0.5, weight_decay=0.01
     )
@@ -48,7 +49,7 @@ def test_it_is_the_plain_loop(federation, k, divide_by):
 def test_the_servers_state_is_the_mean_of_the_clients(federation):
     """Also where a client's numbers are not finite: it keeps its state."""
     net, method, stores = make_net(), FedDyn(), ClientStores()
-    plain_loop(net, broken(federation, 1), sgd(), rounds=5, methods=[method], stores=stores, k=2, cohort_of=4)
+    train_rounds(net, broken(federation, 1), sgd(), rounds=5, methods=[method], stores=stores, k=2, cohort_of=4)
     u = method.server_state("u", {})
     own = stores.open("feddyn").read(np.arange(5), u)
     for name, mean in u.items():
@@ -61,9 +62,9 @@ def test_the_servers_state_is_the_mean_of_the_clients(federation):
 def test_it_reaches_the_optimum_that_fedavg_misses(cohort_of, rounds):
     data, solver = skewed_federation(), sgd(lr=0.2, weight_decay=0.5, epochs=4, batch_size=9)
     best = optimum(softmax_regression(), data, 0.5)
-    run = partial(plain_loop, data=data, solver=solver, rounds=rounds, k=4, cohort_of=cohort_of)
-    fedavg, _ = run(softmax_regression())
-    ours, _ = run(softmax_regression(), methods=[FedDyn(1.0)])
+    run = partial(train_rounds, data=data, solver=solver, rounds=rounds, k=4, cohort_of=cohort_of)
+    fedavg = run(softmax_regression())
+    ours = run(softmax_regression(), methods=[FedDyn(1.0)])
     assert (fedavg - best).norm() > 0.05
     assert (ours - best).norm() < 1e-9
 
@@ -71,8 +72,8 @@ def test_it_reaches_the_optimum_that_fedavg_misses(cohort_of, rounds):
 def test_in_the_first_step_a_client_takes_a_plain_one(federation):
     """After it w₀ + (1 + |S|/N) · mean Δ, since h is no longer 0."""
     solver, start = sgd(steps=1), weights(make_net())
-    fedavg, _ = plain_loop(make_net(), federation, solver, rounds=1)
-    ours, _ = plain_loop(make_net(), federation, solver, rounds=1, methods=[FedDyn()])
+    fedavg = train_rounds(make_net(), federation, solver, rounds=1)
+    ours = train_rounds(make_net(), federation, solver, rounds=1, methods=[FedDyn()])
     torch.testing.assert_close(ours - start, (fedavg - start) * (1 + 3 / 5), rtol=0, atol=1e-14)
 
 
@@ -84,7 +85,7 @@ def test_it_sends_the_bytes_of_fedavg(federation):
             uploads.append(upload.bytes_per_client)
             super().on_receive(upload, round)
 
-    plain_loop(net, federation, sgd(), rounds=1, methods=[Spy()], k=2, on_round=lambda r, _: rounds.append(r))
+    train_rounds(net, federation, sgd(), rounds=1, methods=[Spy()], k=2, on_round=lambda r, _: rounds.append(r))
     size = nbytes(broadcast_state(net))
     assert uploads == [size] * 2
     assert rounds[0].down_bytes == 3 * size

@@ -10,7 +10,7 @@ import pytest
 import quadprog
 import torch
 from conftest import ArrayData, random_federation
-from harness import make_net, make_round, make_setup, make_upload, plain_loop, sgd, weights
+from harness import make_net, make_round, make_setup, make_upload, sgd, train_rounds, weights
 from plain_reference import batches, broken, cohort, local_sgd
 from torch import nn
 
@@ -20,8 +20,9 @@ from gcfed.federated.round import Round
 from gcfed.federated.solver import LocalSolver
 from gcfed.methods import constraints
 from gcfed.methods.constraints import Part, add_weighted_, constrain_, multipliers, products
-from gcfed.methods.fedgc import FedGC
+from gcfed.methods.fedgc import FedGC, layer_of
 from gcfed.methods.scaffold import Scaffold
+from gcfed.models.resnet9 import ResNet9
 from gcfed.run import train
 
 C = 1e-3
@@ -38,13 +39,15 @@ def opposed_federation(sizes=(20, 4, 3, 5)):
 
 
 # --------------------------------------------------------------------------------------------------------- Algorithm 1
-def fedgc(net, data, solver, rounds, *, cgc=True, sgc=True, margin=C, ridge=0.0, layerwise=True, size=3):
+def fedgc(net, data, solver, rounds, *, cgc=True, sgc=True, margin=C, ridge=0.0, layerwise="tensor", size=3):
     """Algorithm 1 in its own words, in gradients; both programs go to quadprog, SGC as the primal over all weights.
 
     Returns the weights and how often CGC, SGC projected.
     """
     theta, counts = weights(net), [p.numel() for p in net.parameters()]
-    ends, last, projected, active = np.cumsum(counts)[:-1] if layerwise else [], None, 0, 0
+    ends = np.cumsum(counts)[:-1]
+    ends = {"tensor": ends, "layer": ends[1::2], "model": []}[layerwise]  # a weight and a bias in each layer
+    last, projected, active = None, 0, 0
     for t in range(rounds):
         lr, gradients, sizes = solver.lr(t), [], []
         for k in cohort(data, t, size):
@@ -76,7 +79,7 @@ FEDGC = {"lr": 0.3, "lr_decay": 0.9, "steps": 3}
 
 
 @pytest.mark.parametrize("k", [1, 3])
-@pytest.mark.parametrize("switches", [{}, {"ridge": 0.1}, {"layerwise": False}])
+@pytest.mark.parametrize("switches", [{}, {"ridge": 0.1}, {"layerwise": "layer"}, {"layerwise": "model"}])
 def test_it_equals_algorithm_1(k, switches, monkeypatch):
     monkeypatch.setattr(constraints, "COLUMNS", 8)  # of the 30 and 20 weights
     data, solver = opposed_federation(), sgd(**FEDGC)
@@ -84,7 +87,7 @@ def test_it_equals_algorithm_1(k, switches, monkeypatch):
     assert projected > 3  # of 5 rounds and 3 clients, by 4 tensors or not
     assert active > 3
     method = FedGC(**switches)
-    found, _ = plain_loop(make_net(), data, solver, rounds=6, methods=[method], aggregator=samples(), k=k)
+    found = train_rounds(make_net(), data, solver, rounds=6, methods=[method], aggregator=samples(), k=k)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
 
 
@@ -94,21 +97,31 @@ def test_each_half_alone_equals_its_half_of_algorithm_1(cgc, sgc):
     expected, projected, active = fedgc(make_net(), data, solver, 5, cgc=cgc, sgc=sgc)
     assert (projected > 0, active > 0) == (cgc, sgc)
     method = FedGC(cgc=cgc, sgc=sgc)
-    found, _ = plain_loop(make_net(), data, solver, rounds=5, methods=[method], aggregator=samples(), k=3)
+    found = train_rounds(make_net(), data, solver, rounds=5, methods=[method], aggregator=samples(), k=3)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
+
+
+def test_a_layer_of_fixup_is_a_block_with_its_scalars():
+    net = ResNet9(input_shape=(1, 8, 8), num_classes=3)
+    layers = {}
+    for name, _ in net.named_parameters():
+        layers.setdefault(layer_of(net, name), []).append(name)
+    assert list(layers) == ["conv1", "layer1.0", "layer1.1", "layer2", "layer3.0", "layer3.1", "fc"]
+    assert sorted(layers["layer2"]) == ["layer2.bias_in", "layer2.bias_out", "layer2.conv.weight", "layer2.scale"]
+    assert sorted(layers["fc"]) == ["fc.bias", "fc.bias_in", "fc.weight"]
 
 
 def test_without_both_halves_it_is_fedavg_bit_for_bit(federation):
     method = FedGC(cgc=False, sgc=False)
-    found, _ = plain_loop(make_net(), federation, sgd(), rounds=4, methods=[method], aggregator=samples(), k=3)
-    plain, _ = plain_loop(make_net(), federation, sgd(), rounds=4, aggregator=samples(), k=3)
+    found = train_rounds(make_net(), federation, sgd(), rounds=4, methods=[method], aggregator=samples(), k=3)
+    plain = train_rounds(make_net(), federation, sgd(), rounds=4, aggregator=samples(), k=3)
     assert torch.equal(found, plain)
 
 
 def test_one_client_and_one_step_of_the_first_round_are_plain_sgd(federation):
     solver = sgd(steps=1)
-    found, _ = plain_loop(make_net(), federation, solver, rounds=1, methods=[FedGC()], cohort_of=1)
-    plain, _ = plain_loop(make_net(), federation, solver, rounds=1, cohort_of=1)
+    found = train_rounds(make_net(), federation, solver, rounds=1, methods=[FedGC()], cohort_of=1)
+    plain = train_rounds(make_net(), federation, solver, rounds=1, cohort_of=1)
     assert torch.equal(found, plain)
 
 
@@ -116,7 +129,7 @@ def test_one_client_and_one_step_of_the_first_round_are_plain_sgd(federation):
 def test_a_client_without_finite_numbers_constrains_nobody(k):
     data, solver = broken(opposed_federation(), 1), sgd(**FEDGC)
     expected, *_ = fedgc(make_net(), data, solver, 5)
-    found, _ = plain_loop(make_net(), data, solver, rounds=5, methods=[FedGC()], aggregator=samples(), k=k)
+    found = train_rounds(make_net(), data, solver, rounds=5, methods=[FedGC()], aggregator=samples(), k=k)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
 
 
@@ -124,7 +137,7 @@ def test_a_round_without_any_finite_client_changes_and_constrains_nothing(federa
     """Round 1 is that of client 2 alone, so round 2 meets a model that did not move."""
     assert [cohort(federation, t, 1) for t in range(3)] == [[4], [2], [4]]
     models, data = [], broken(federation, 2)
-    plain_loop(
+    train_rounds(
         make_net(), data, sgd(), rounds=4, methods=[FedGC()], cohort_of=1, on_round=lambda r, _: models.append(r.start)
     )
     assert all(torch.equal(models[2][name], t) for name, t in models[1].items())
@@ -380,7 +393,7 @@ def test_the_servers_gradient_goes_down_where_not_all_clients_know_it(federation
 
     net = make_net()
     methods = [FedGC(cgc=cgc), Up()]
-    plain_loop(
+    train_rounds(
         net, federation, sgd(), rounds=3, methods=methods, cohort_of=cohort_of, on_round=lambda r, _: rounds.append(r)
     )
     size = 8 * weights(net).numel()
@@ -406,7 +419,7 @@ def test_a_frozen_parameter_is_left_alone(federation):
     net = make_net()
     net[0].weight.requires_grad_(False)
     before = net[0].weight.clone()
-    plain_loop(net, federation, sgd(), rounds=3, methods=[FedGC()], k=3)
+    train_rounds(net, federation, sgd(), rounds=3, methods=[FedGC()], k=3)
     assert torch.equal(net[0].weight, before)
 
 
@@ -417,7 +430,7 @@ def test_a_frozen_parameter_is_left_alone(federation):
         ({"ridge": -1}, r"methods\.fedgc\.ridge=-1"),
         ({"cgc": "no"}, r"methods\.fedgc\.cgc=no"),
         ({"sgc": 1}, r"methods\.fedgc\.sgc=1"),
-        ({"layerwise": "all"}, r"methods\.fedgc\.layerwise=all"),
+        ({"layerwise": True}, r"methods\.fedgc\.layerwise=True is unknown: choose tensor, layer or model"),
     ],
 )
 def test_arguments_outside_their_range_are_refused(arguments, message):
@@ -434,4 +447,4 @@ def test_arguments_outside_their_range_are_refused(arguments, message):
 )
 def test_what_it_cannot_work_with_is_refused(solver, others, message):
     with pytest.raises(ValueError, match=message):
-        plain_loop(make_net(), random_federation(), solver, rounds=1, methods=[FedGC(), *others])
+        train_rounds(make_net(), random_federation(), solver, rounds=1, methods=[FedGC(), *others])

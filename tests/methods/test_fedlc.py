@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from harness import plain_loop
+from harness import train_rounds
 from plain_clients import ROUNDS, SOLVER, Bytes, Net, federation, layers, plain_rounds
 
 from gcfed.methods.fedlc import FedLC
@@ -27,14 +27,14 @@ def test_rounds_equal_an_independent_loop(k, sequences, tau, exponent, floor):
         return sum(losses) / len(losses)
 
     expected = plain_rounds(data, objective)
-    got, _ = plain_loop(Net(), data, SOLVER, rounds=ROUNDS, methods=[FedLC(tau, exponent, floor), Bytes()], k=k)
+    got = train_rounds(Net(), data, SOLVER, rounds=ROUNDS, methods=[FedLC(tau, exponent, floor), Bytes()], k=k)
     assert got.isfinite().all()
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
 
 
 def test_strength_zero_is_fedavg_bit_for_bit():
-    plain, _ = plain_loop(Net(), federation(), SOLVER, rounds=2)
-    got, _ = plain_loop(Net(), federation(), SOLVER, rounds=2, methods=[FedLC(tau=0.0)])
+    plain = train_rounds(Net(), federation(), SOLVER, rounds=2)
+    got = train_rounds(Net(), federation(), SOLVER, rounds=2, methods=[FedLC(tau=0.0)])
     assert torch.equal(got, plain)
 
 
@@ -42,8 +42,8 @@ def test_equal_counts_change_nothing():
     """The same margin for every class cancels in the softmax."""
     data = federation()
     data.class_counts = lambda ids: torch.full((len(ids), 4), 9).numpy()
-    plain, _ = plain_loop(Net(), data, SOLVER, rounds=2)
-    got, _ = plain_loop(Net(), data, SOLVER, rounds=2, methods=[FedLC(tau=1.0)])
+    plain = train_rounds(Net(), data, SOLVER, rounds=2)
+    got = train_rounds(Net(), data, SOLVER, rounds=2, methods=[FedLC(tau=1.0)])
     torch.testing.assert_close(got, plain, rtol=0, atol=1e-12)
 
 

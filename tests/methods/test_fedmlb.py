@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import make_net, make_setup, plain_loop
+from harness import make_net, make_setup, train_rounds
 from plain_clients import ROUNDS, SOLVER, Bytes, Net, federation, layers, plain_rounds
 
 from gcfed.methods.fedmlb import FedMLB
@@ -28,21 +28,21 @@ def test_rounds_equal_an_independent_loop(k, sequences, ce, kl, tau):
         return F.cross_entropy(logits, y) + ce * sum(crosses) / 2 + kl * sum(divergences) / 2
 
     expected = plain_rounds(data, objective)
-    got, _ = plain_loop(Net(), data, SOLVER, rounds=ROUNDS, methods=[FedMLB(ce, kl, tau), Bytes()], k=k)
+    got = train_rounds(Net(), data, SOLVER, rounds=ROUNDS, methods=[FedMLB(ce, kl, tau), Bytes()], k=k)
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
 
 
 def test_strength_zero_is_fedavg_bit_for_bit():
-    plain, _ = plain_loop(Net(), federation(), SOLVER, rounds=2)
-    got, _ = plain_loop(Net(), federation(), SOLVER, rounds=2, methods=[FedMLB(ce=0.0, kl=0.0)])
+    plain = train_rounds(Net(), federation(), SOLVER, rounds=2)
+    got = train_rounds(Net(), federation(), SOLVER, rounds=2, methods=[FedMLB(ce=0.0, kl=0.0)])
     assert torch.equal(got, plain)
 
 
 def test_the_divergence_leaves_the_first_step_alone():
     """Client and broadcast model are still the same."""
     data, solver = federation(sizes=(4,)), type(SOLVER)(SOLVER.optimizer, epochs=1, batch_size=4)
-    plain, _ = plain_loop(Net(), data, solver, rounds=1, cohort_of=1)
-    got, _ = plain_loop(Net(), data, solver, rounds=1, cohort_of=1, methods=[FedMLB(ce=0.0)])
+    plain = train_rounds(Net(), data, solver, rounds=1, cohort_of=1)
+    got = train_rounds(Net(), data, solver, rounds=1, cohort_of=1, methods=[FedMLB(ce=0.0)])
     torch.testing.assert_close(got, plain, rtol=0, atol=1e-14)
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import plain_loop
+from harness import train_rounds
 from plain_clients import ROUNDS, SOLVER, Bytes, Net, federation, layers, plain_rounds
 
 from gcfed.methods.fedntd import FedNTD
@@ -31,13 +31,13 @@ def test_rounds_equal_an_independent_loop(k, sequences, beta, tau, weight):
         return weight * F.cross_entropy(student, y) + beta * tau**2 * sum(terms) / len(terms)
 
     expected = plain_rounds(data, objective)
-    got, _ = plain_loop(Net(), data, SOLVER, rounds=ROUNDS, methods=[FedNTD(beta, tau, weight), Bytes()], k=k)
+    got = train_rounds(Net(), data, SOLVER, rounds=ROUNDS, methods=[FedNTD(beta, tau, weight), Bytes()], k=k)
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
 
 
 def test_strength_zero_is_fedavg_bit_for_bit():
-    plain, _ = plain_loop(Net(), federation(), SOLVER, rounds=2)
-    got, _ = plain_loop(Net(), federation(), SOLVER, rounds=2, methods=[FedNTD(beta=0.0)])
+    plain = train_rounds(Net(), federation(), SOLVER, rounds=2)
+    got = train_rounds(Net(), federation(), SOLVER, rounds=2, methods=[FedNTD(beta=0.0)])
     assert torch.equal(got, plain)
 
 
@@ -45,8 +45,8 @@ def test_the_first_step_is_that_of_fedavg():
     """Client and teacher are still the same; the next step differs."""
     for epochs, same in ((1, True), (2, False)):
         data, solver = federation(sizes=(4,)), type(SOLVER)(SOLVER.optimizer, epochs=epochs, batch_size=4)
-        plain, _ = plain_loop(Net(), data, solver, rounds=1, cohort_of=1)
-        got, _ = plain_loop(Net(), data, solver, rounds=1, cohort_of=1, methods=[FedNTD()])
+        plain = train_rounds(Net(), data, solver, rounds=1, cohort_of=1)
+        got = train_rounds(Net(), data, solver, rounds=1, cohort_of=1, methods=[FedNTD()])
         assert torch.allclose(got, plain, rtol=0, atol=1e-14) is same
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import random_federation
-from harness import make_net, make_setup, plain_loop, sgd, weights
+from harness import make_net, make_setup, sgd, train_rounds, weights
 from plain_clients import Bytes
 from plain_reference import batches, cohort, loss_at
 from torch import nn
@@ -106,9 +106,9 @@ def test_it_is_the_plain_loop(federation, k, gamma, beta, pseudo, perturbed, pri
     """Weight decay is in the step that is regularized."""
     switches = {"gamma": gamma, "beta": beta, "pseudo": pseudo, "perturbed": perturbed, "private": private}
     solver = sgd(weight_decay=0.01, epochs=3)
-    ours, _ = plain_loop(make_net(), federation, solver, rounds=4, methods=[make(**switches)], k=k)
+    ours = train_rounds(make_net(), federation, solver, rounds=4, methods=[make(**switches)], k=k)
     theirs = reference(make_net(), federation, solver, rounds=4, decay=0.01, **switches)
-    fedavg, _ = plain_loop(make_net(), federation, solver, rounds=4)
+    fedavg = train_rounds(make_net(), federation, solver, rounds=4)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
     assert (ours - fedavg).norm() > 1e-3
 
@@ -116,14 +116,14 @@ def test_it_is_the_plain_loop(federation, k, gamma, beta, pseudo, perturbed, pri
 def test_without_its_parts_it_is_fedavg_bit_for_bit(federation):
     solver = sgd(momentum=0.5)
     method = make(gamma=1.0, pseudo=False, perturbed=False)
-    ours, _ = plain_loop(make_net(), federation, solver, rounds=4, methods=[method], k=2)
-    fedavg, _ = plain_loop(make_net(), federation, solver, rounds=4, k=2)
+    ours = train_rounds(make_net(), federation, solver, rounds=4, methods=[method], k=2)
+    fedavg = train_rounds(make_net(), federation, solver, rounds=4, k=2)
     assert torch.equal(ours, fedavg)
 
 
 def test_the_first_step_of_a_round_is_plain_whatever_gamma(federation):
     """At the broadcast model there is nothing to mix: γ changes nothing in a round of one step."""
-    runs = [plain_loop(make_net(), federation, sgd(steps=1), rounds=3, methods=[make(gamma=g)])[0] for g in (1.0, 0.3)]
+    runs = [train_rounds(make_net(), federation, sgd(steps=1), rounds=3, methods=[make(gamma=g)]) for g in (1.0, 0.3)]
     torch.testing.assert_close(*runs, rtol=0, atol=1e-15)
 
 
@@ -147,7 +147,7 @@ def test_clients_forget_less_of_the_pseudo_data():
     for regularizes in (False, True):
         method = Watch(1.0, perturbed=False, eta_s=ETA_S)
         method.regularizes, method.growth = regularizes, []
-        plain_loop(make_net(), random_federation((8,)), sgd(epochs=5), rounds=1, methods=[method], cohort_of=1)
+        train_rounds(make_net(), random_federation((8,)), sgd(epochs=5), rounds=1, methods=[method], cohort_of=1)
         growth[regularizes] = method.growth
     assert min(growth[False]) > 0
     assert all(ours < plain for ours, plain in zip(growth[True], growth[False], strict=True))
@@ -193,7 +193,7 @@ def test_climbing_leaves_the_samples_alone(federation):
 
 
 def test_it_sends_the_bytes_of_fedavg(federation):
-    plain_loop(make_net(), federation, sgd(), rounds=2, methods=[make(), Bytes()], k=2)
+    train_rounds(make_net(), federation, sgd(), rounds=2, methods=[make(), Bytes()], k=2)
 
 
 def test_networks_with_dropout_regularize_without_it(federation):
@@ -201,7 +201,7 @@ def test_networks_with_dropout_regularize_without_it(federation):
     net = nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.3), nn.Linear(5, 4)).double()
     net[0].weight.requires_grad_(False)
     frozen, rest = net[0].weight.clone(), net[2].weight.clone()
-    plain_loop(net, federation, sgd(), rounds=2, methods=[make(private=True)], k=3)
+    train_rounds(net, federation, sgd(), rounds=2, methods=[make(private=True)], k=3)
     assert net.training
     assert torch.equal(net[0].weight, frozen)
     assert not torch.equal(net[2].weight, rest)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ArrayData
-from harness import make_net, plain_loop, sgd, weights
+from harness import make_net, sgd, train_rounds, weights
 from plain_reference import batches, cohort, loss_at
 from torch import nn
 from torch.func import functional_call, grad
@@ -64,15 +64,15 @@ def test_it_descends_by_the_gradient_at_proximally_perturbed_weights(federation,
     expected = by_hand(net, federation, sgd(), 3, 0.8, 2.0, adaptive)
     assert (expected - by_hand(net, federation, sgd(), 3, 0.0, 2.0, adaptive)).norm() > 1e-3
     method = FedSol(0.8, temperature=2.0, adaptive=adaptive)
-    trained, _ = plain_loop(net, federation, sgd(), rounds=3, methods=[method], k=k)
+    trained = train_rounds(net, federation, sgd(), rounds=3, methods=[method], k=k)
     torch.testing.assert_close(trained, expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("adaptive", [True, False])
 def test_the_first_step_is_sgd(federation, adaptive):
     solver = sgd(steps=1)
-    expected, _ = plain_loop(make_net(), federation, solver, rounds=1, k=3)
-    trained, _ = plain_loop(make_net(), federation, solver, rounds=1, k=3, methods=[FedSol(adaptive=adaptive)])
+    expected = train_rounds(make_net(), federation, solver, rounds=1, k=3)
+    trained = train_rounds(make_net(), federation, solver, rounds=1, k=3, methods=[FedSol(adaptive=adaptive)])
     assert torch.equal(trained, expected)
 
 
@@ -100,10 +100,10 @@ def test_padding_counts_for_nothing(adaptive):
     runs = {}
     for k in (1, 3):
         own = copy.deepcopy(net)
-        runs[k], _ = plain_loop(own, data, sgd(), rounds=2, methods=[FedSol(adaptive=adaptive)], k=k)
+        runs[k] = train_rounds(own, data, sgd(), rounds=2, methods=[FedSol(adaptive=adaptive)], k=k)
     torch.testing.assert_close(runs[3], runs[1], rtol=0, atol=1e-10)
     x[::3, 4:] = 0  # other inputs where the labels are padding
-    again, _ = plain_loop(copy.deepcopy(net), data, sgd(), rounds=2, methods=[FedSol(adaptive=adaptive)])
+    again = train_rounds(copy.deepcopy(net), data, sgd(), rounds=2, methods=[FedSol(adaptive=adaptive)])
     torch.testing.assert_close(again, runs[1], rtol=0, atol=1e-12)
     assert (runs[1] - weights(net)).norm() > 0.01
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from harness import plain_loop, sgd
+from harness import sgd, train_rounds
 from plain_reference import batches, broken, cohort, flat
 from test_ssf import COORDINATES, Coordinates, combine, local_iteration, sent, server, wide_and_tall
 
@@ -14,13 +14,19 @@ from gcfed.methods.scaffold import Scaffold
 from gcfed.methods.ssf import SSF
 
 
-def reference(net, data, solver, *, rounds, ratio, refresh=1, weight_decay=0.0, gamma=1.0, lr=0.1, size=3):
-    """The authors' rule; a dual is kept with the space in which it was written."""
+def reference(
+    net, data, solver, *, rounds, ratio, refresh=1, weight_decay=0.0, gamma=1.0, lr=0.1, size=3, update_absent=False
+):
+    """The authors' rule; a dual is kept with the space in which it was written, or all of them follow every round."""
     w = {n: p.detach().clone() for n, p in net.named_parameters()}
     duals = {}
     for t in range(rounds):
         space = Coordinates(w, t, ratio, refresh)
         z0, moves, mine = space.down(w), {}, {}
+        if update_absent:
+            zero = {n: torch.zeros_like(v) for n, v in z0.items()}
+            duals = {k: duals.get(k, (space, zero)) for k in range(len(data.clients))}
+            duals = {k: (space, space.down(old.up(dual, w))) for k, (old, dual) in duals.items()}
         for k in cohort(data, t, size):
             if k in duals:
                 old, dual = duals[k]
@@ -32,6 +38,8 @@ def reference(net, data, solver, *, rounds, ratio, refresh=1, weight_decay=0.0, 
             z, _ = local_iteration(net, space, w, steps, correction, lr, weight_decay)
             moves[k] = combine(torch.sub, z, z0)
         mean = {n: sum(m[n] for m in moves.values()) / len(moves) for n in z0}
+        if update_absent:
+            duals = {k: (space, combine(torch.sub, dual, mean)) for k, (_, dual) in duals.items()}
         for k, move in moves.items():
             duals[k] = space, {n: mine[k][n] + move[n] - mean[n] for n in mean}
         rest = combine(torch.sub, w, space.up(z0, w))
@@ -43,9 +51,10 @@ def reference(net, data, solver, *, rounds, ratio, refresh=1, weight_decay=0.0, 
 @pytest.mark.parametrize(
     ("ratio", "refresh", "weight_decay", "gamma"), [(0.3, 1, 0.0, 1.0), (0.5, 3, 0.05, 0.7), (0.01, 2, 0.05, 1.0)]
 )
-def test_it_is_the_plain_loop(federation, k, world, ratio, refresh, weight_decay, gamma):
-    solver, method, stores = sgd(weight_decay=weight_decay), FedSub(ratio=ratio, refresh=refresh), ClientStores()
-    ours, _ = plain_loop(
+def test_it_is_the_plain_loop(federation, tmp_path, k, world, ratio, refresh, weight_decay, gamma):
+    solver, method = sgd(weight_decay=weight_decay), FedSub(ratio=ratio, refresh=refresh)
+    stores = ClientStores(folder=tmp_path)
+    ours = train_rounds(
         wide_and_tall(), federation, solver, rounds=7, methods=[method], k=k, world=world, server=server(gamma),
         stores=stores,
     )  # fmt: skip
@@ -59,12 +68,20 @@ def test_it_is_the_plain_loop(federation, k, world, ratio, refresh, weight_decay
         torch.testing.assert_close(flat(kept), dual, rtol=0, atol=1e-10)
 
 
+@pytest.mark.parametrize("refresh", [1, 2])
+def test_absent_clients_may_follow_the_authors_rule_in_every_round(federation, refresh):
+    run = {"ratio": 0.5, "refresh": refresh, "update_absent": True}
+    ours = train_rounds(wide_and_tall(), federation, sgd(), rounds=7, methods=[FedSub(**run)], k=2, server=server(1.0))
+    theirs, _ = reference(wide_and_tall(), federation, sgd(), rounds=7, **run)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize("ratio", [0.5, 1.0])
 def test_in_one_subspace_with_all_clients_the_dual_is_scaffolds_correction(federation, ratio):
     """λ_k/(ητ) = Pᵀ(c − c_k); with all of the space, the whole method is SCAFFOLD."""
     solver, method, stores = sgd(steps=3), FedSub(ratio=ratio, refresh=99), ClientStores()
     run = {"rounds": 6, "k": 2, "cohort_of": 5}
-    ours, _ = plain_loop(
+    ours = train_rounds(
         wide_and_tall(), federation, solver, methods=[method], stores=stores, **run,
     )  # fmt: skip
     duals = stores.open("fedsub").read(np.arange(5), method.coordinates)
@@ -73,7 +90,7 @@ def test_in_one_subspace_with_all_clients_the_dual_is_scaffolds_correction(feder
         assert dual.abs().sum() > 0
     if ratio == 1:
         scaffold, kept = Scaffold(), ClientStores()
-        theirs, _ = plain_loop(wide_and_tall(), federation, solver, methods=[scaffold], stores=kept, **run)
+        theirs = train_rounds(wide_and_tall(), federation, solver, methods=[scaffold], stores=kept, **run)
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
         own = kept.open("scaffold").read(np.arange(5), scaffold.control)
         for name, dual in duals.items():
@@ -83,14 +100,14 @@ def test_in_one_subspace_with_all_clients_the_dual_is_scaffolds_correction(feder
 
 def test_the_first_round_is_without_a_correction(federation):
     """As in SSF, whose variates are 0 there too."""
-    ours, _ = plain_loop(wide_and_tall(), federation, sgd(), rounds=1, methods=[FedSub(ratio=0.4)])
-    theirs, _ = plain_loop(wide_and_tall(), federation, sgd(), rounds=1, methods=[SSF(ratio=0.4)])
+    ours = train_rounds(wide_and_tall(), federation, sgd(), rounds=1, methods=[FedSub(ratio=0.4)])
+    theirs = train_rounds(wide_and_tall(), federation, sgd(), rounds=1, methods=[SSF(ratio=0.4)])
     assert torch.equal(ours, theirs)
 
 
 def test_a_client_that_is_not_finite_keeps_its_dual(federation):
     method, stores = FedSub(ratio=0.4), ClientStores()
-    plain_loop(
+    train_rounds(
         wide_and_tall(), broken(federation, 1), sgd(), rounds=4, methods=[method], stores=stores, k=2, cohort_of=4,
     )  # fmt: skip
     duals = stores.open("fedsub").read(np.arange(5), method.coordinates)
@@ -109,7 +126,7 @@ def test_the_bytes_are_those_of_the_coordinates(federation):
 def test_with_quantization_the_duals_still_sum_to_zero(federation):
     """They take in what the server got, not what the client meant."""
     method, stores = FedSub(ratio=0.4, refresh=99), ClientStores()
-    plain_loop(
+    train_rounds(
         wide_and_tall(), federation, sgd(), rounds=3, methods=[method, Quantization(bits=4)], stores=stores,
         cohort_of=5,
     )  # fmt: skip

@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from harness import make_net, make_setup, plain_loop, sgd, weights
+from harness import make_net, make_setup, sgd, train_rounds, weights
 from plain_reference import batches, broken, cohort, flat, local_sgd, optimum, skewed_federation, softmax_regression
 
 from gcfed.federated.aggregate import MeanAggregator
@@ -33,7 +33,7 @@ def reference(net, data, solver, *, rounds, lr=0.1, momentum=0.0, server_lr=1.0)
 def test_it_is_the_plain_loop(federation, k, server_lr):
     solver, method, stores = sgd(momentum=0.5), FedVARP(), ClientStores()
     server = partial(torch.optim.SGD, lr=server_lr)
-    ours, _ = plain_loop(
+    ours = train_rounds(
         make_net(), federation, solver, rounds=7, methods=[method], k=k, stores=stores, server=server
     )  # fmt: skip
     theirs, table = reference(make_net(), federation, solver, rounds=7, momentum=0.5, server_lr=server_lr)
@@ -46,7 +46,7 @@ def test_it_is_the_plain_loop(federation, k, server_lr):
 
 def test_a_client_that_is_not_finite_keeps_its_entry(federation):
     method, stores = FedVARP(), ClientStores()
-    plain_loop(make_net(), broken(federation, 1), sgd(), rounds=5, methods=[method], stores=stores, k=2, cohort_of=4)
+    train_rounds(make_net(), broken(federation, 1), sgd(), rounds=5, methods=[method], stores=stores, k=2, cohort_of=4)
     y = method.server_state("y", {})
     table = stores.open("fedvarp").read(np.arange(5), y)
     for name, mean in y.items():
@@ -56,9 +56,9 @@ def test_a_client_that_is_not_finite_keeps_its_entry(federation):
 
 def test_with_all_clients_and_in_the_first_round_it_is_fedavg(federation):
     for rounds, cohort_of, atol in ((6, 5, 1e-12), (1, 3, 0)):
-        run = partial(plain_loop, data=federation, solver=sgd(), rounds=rounds, cohort_of=cohort_of)
-        fedavg, _ = run(make_net())
-        ours, _ = run(make_net(), methods=[FedVARP()])
+        run = partial(train_rounds, data=federation, solver=sgd(), rounds=rounds, cohort_of=cohort_of)
+        fedavg = run(make_net())
+        ours = run(make_net(), methods=[FedVARP()])
         torch.testing.assert_close(ours, fedavg, rtol=0, atol=atol)
 
 
@@ -66,9 +66,9 @@ def test_partial_participation_costs_no_accuracy():
     """With one local step two of four clients lead to the optimum of all; FedAvg keeps jumping around it."""
     data, solver = skewed_federation(), sgd(lr=0.2, weight_decay=0.5, epochs=1, batch_size=9)
     best = optimum(softmax_regression(), data, 0.5)
-    run = partial(plain_loop, data=data, solver=solver, rounds=250, k=2, cohort_of=2)
-    fedavg, _ = run(softmax_regression())
-    ours, _ = run(softmax_regression(), methods=[FedVARP()])
+    run = partial(train_rounds, data=data, solver=solver, rounds=250, k=2, cohort_of=2)
+    fedavg = run(softmax_regression())
+    ours = run(softmax_regression(), methods=[FedVARP()])
     assert (fedavg - best).norm() > 0.05
     assert (ours - best).norm() < 1e-9
 
@@ -81,7 +81,7 @@ def test_it_sends_the_bytes_of_fedavg(federation):
             uploads.append(upload.bytes_per_client)
             super().on_receive(upload, round)
 
-    plain_loop(net, federation, sgd(), rounds=1, methods=[Spy()], k=2, on_round=lambda r, _: rounds.append(r))
+    train_rounds(net, federation, sgd(), rounds=1, methods=[Spy()], k=2, on_round=lambda r, _: rounds.append(r))
     size = nbytes(broadcast_state(net))
     assert uploads == [size] * 2
     assert rounds[0].down_bytes == 3 * size

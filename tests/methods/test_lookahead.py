@@ -4,10 +4,11 @@ from functools import partial
 
 import pytest
 import torch
-from harness import make_net, make_round, plain_loop, sgd, weights
+from harness import make_net, make_round, make_setup, sgd, train_rounds, weights
 from plain_reference import batches, cohort, local_sgd
 from torch.optim import SGD, Adam
 
+from gcfed.federated.method import validate_methods
 from gcfed.federated.stack import broadcast_state
 from gcfed.methods.lookahead import LookAhead
 from gcfed.methods.proximal import Proximal
@@ -18,7 +19,9 @@ def server(momentum, lr=1.0, **kwargs):
 
 
 @pytest.mark.parametrize("k", [1, 3])
-def test_it_is_algorithm_1(federation, k):
+@pytest.mark.parametrize("update", ["momentum", "delta"])
+def test_it_is_algorithm_1(federation, k, update):
+    """Or, with ``delta``, what GC-Fed's code did: the same m, but θ ← θ + Δ."""
     net, solver, lam, beta = make_net(), sgd(lr_decay=0.9), 0.85, 0.3
     theta, m = weights(net), 0.0
     for t in range(5):
@@ -28,12 +31,14 @@ def test_it_is_algorithm_1(federation, k):
             local_sgd(net, ahead, batches(federation, solver, client, t), lr=0.1 * 0.9**t, term=near)[0]
             for client in cohort(federation, t, 3)
         ]
-        m = lam * m + torch.stack([w - ahead for w in trained]).mean(0)
-        theta = theta + m
+        delta = torch.stack([w - ahead for w in trained]).mean(0)
+        m = lam * m + delta
+        theta = theta + (m if update == "momentum" else delta)
 
     seen = []
-    trained, _ = plain_loop(
-        net, federation, solver, rounds=5, methods=[LookAhead(lam), Proximal(beta)], server=server(lam), k=k,
+    trained = train_rounds(
+        net, federation, solver, rounds=5, methods=[LookAhead(lam, update), Proximal(beta)],
+        server=server(lam if update == "momentum" else 0.0), k=k,
         on_round=lambda round, update: seen.append(round.down_bytes),
     )  # fmt: skip
     torch.testing.assert_close(trained, theta, rtol=0, atol=1e-10)
@@ -41,9 +46,9 @@ def test_it_is_algorithm_1(federation, k):
 
 
 def test_without_momentum_it_is_fedprox(federation):
-    expected, _ = plain_loop(make_net(), federation, sgd(), rounds=3, methods=[Proximal(0.3)], k=2)
+    expected = train_rounds(make_net(), federation, sgd(), rounds=3, methods=[Proximal(0.3)], k=2)
     methods = [LookAhead(0.0), Proximal(0.3)]
-    trained, _ = plain_loop(make_net(), federation, sgd(), rounds=3, methods=methods, server=server(0.0), k=2)
+    trained = train_rounds(make_net(), federation, sgd(), rounds=3, methods=methods, server=server(0.0), k=2)
     assert torch.equal(trained, expected)
 
 
@@ -51,7 +56,7 @@ def test_a_round_without_a_finite_client_leaves_the_momentum_where_it_was(federa
     """The engine then gives the server no gradient at all, and the same θ + λm goes down again."""
     net, method = make_net(), LookAhead(0.5)
     optimizer = server(0.5)(net.parameters())
-    plain_loop(net, federation, sgd(), rounds=2, methods=[method], server=lambda params: optimizer)
+    train_rounds(net, federation, sgd(), rounds=2, methods=[method], server=lambda params: optimizer)
 
     def broadcast():
         round = make_round(broadcast_state(net))
@@ -76,13 +81,17 @@ def test_a_round_without_a_finite_client_leaves_the_momentum_where_it_was(federa
         (partial(Adam, lr=1.0), r"needs server=momentum, not Adam"),
     ],
 )
-def test_servers_that_go_elsewhere_are_refused_by_name(federation, make, words):
+def test_servers_that_go_elsewhere_are_refused_by_name(make, words):
     with pytest.raises(ValueError, match=words):
-        plain_loop(make_net(), federation, sgd(), rounds=1, methods=[LookAhead()], server=make)
+        LookAhead().validate(make_setup(make_net(), server=make))
 
 
-def test_other_mistakes_are_refused_by_name(federation):
+def test_other_mistakes_are_refused_by_name():
     with pytest.raises(ValueError, match=r"methods\.lookahead\.momentum=1"):
         LookAhead(1)
+    with pytest.raises(ValueError, match=r"methods\.lookahead\.update='both'"):
+        LookAhead(update="both")
+    with pytest.raises(ValueError, match=r"methods\.lookahead\.update=delta needs server\.momentum=0, not 0\.85"):
+        LookAhead(update="delta").validate(make_setup(make_net(), server=server(0.85)))
     with pytest.raises(ValueError, match="two LookAheads"):
-        plain_loop(make_net(), federation, sgd(), rounds=1, methods=[LookAhead(), LookAhead()], server=server(0.85))
+        validate_methods(make_setup(make_net(), methods=[LookAhead(), LookAhead()], server=server(0.85)))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import make_net, make_setup, plain_loop
+from harness import make_net, make_setup, train_rounds
 from plain_clients import ROUNDS, SOLVER, Bytes, Net, federation, layers, plain_rounds
 
 from gcfed.federated.store import ClientStores
@@ -34,16 +34,16 @@ def test_rounds_equal_an_independent_loop(k, sequences, mu, temperature):
 
     expected = plain_rounds(data, objective)
     assert set(seen) == {False, True}
-    got, _ = plain_loop(Net(), data, SOLVER, rounds=ROUNDS, methods=[Moon(mu, temperature), Bytes()], k=k)
+    got = train_rounds(Net(), data, SOLVER, rounds=ROUNDS, methods=[Moon(mu, temperature), Bytes()], k=k)
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
 
 
 def test_strength_zero_and_first_rounds_are_fedavg_bit_for_bit():
-    plain, _ = plain_loop(Net(), federation(), SOLVER, rounds=2)
-    got, _ = plain_loop(Net(), federation(), SOLVER, rounds=2, methods=[Moon(mu=0.0)])
+    plain = train_rounds(Net(), federation(), SOLVER, rounds=2)
+    got = train_rounds(Net(), federation(), SOLVER, rounds=2, methods=[Moon(mu=0.0)])
     assert torch.equal(got, plain)
-    plain, _ = plain_loop(Net(), federation(), SOLVER, rounds=1)
-    got, _ = plain_loop(Net(), federation(), SOLVER, rounds=1, methods=[Moon()])
+    plain = train_rounds(Net(), federation(), SOLVER, rounds=1)
+    got = train_rounds(Net(), federation(), SOLVER, rounds=1, methods=[Moon()])
     assert torch.equal(got, plain)
 
 
@@ -58,7 +58,7 @@ def test_a_client_that_diverges_keeps_its_previous_model():
         data.x[data.clients[3]] = 1.0 if round.index == 0 else torch.nan
 
     data.x[data.clients[3]] = torch.nan
-    plain_loop(Net(), data, SOLVER, rounds=3, methods=[Moon()], stores=stores, k=5, cohort_of=5, on_round=poison)
+    train_rounds(Net(), data, SOLVER, rounds=3, methods=[Moon()], stores=stores, k=5, cohort_of=5, on_round=poison)
     for name, after in states[2].items():
         assert after[1].any()
         assert torch.equal(after[1], states[1][name][1])

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from harness import make_net, make_round, make_setup, make_upload, plain_loop, sgd, weights
+from harness import make_net, make_round, make_setup, make_upload, sgd, train_rounds, weights
 from torch import nn
 
 from gcfed.methods.quantization import Quantization, quantize_
@@ -59,6 +59,8 @@ def test_edges_of_the_numbers():
     assert torch.equal(quantized(torch.zeros(3), 8), torch.zeros(3))
     lone = torch.tensor([-0.1])
     torch.testing.assert_close(quantized(lone, 2), lone)
+    rounded_down = torch.tensor([0.7], dtype=torch.float64)  # its norm as it is sent, in float32, is less than 0.7
+    assert quantized(rounded_down, 32).item() <= rounded_down.float().item()
     for bad in (float("nan"), float("inf")):
         assert quantized(torch.tensor([1.0, bad, 0.0]), 8).isnan().any()
     assert quantized(torch.full((4,), 1e-30), 8).isfinite().all()
@@ -103,14 +105,14 @@ def test_training_with_it(federation):
     """The server sees the quantized mean; side by side and one by one agree; a client of infinities is left out."""
     runs = {}
     for k in (1, 3):
-        runs[k], _ = plain_loop(make_net(), federation, sgd(), rounds=3, methods=[Quantization(4)], k=k)
+        runs[k] = train_rounds(make_net(), federation, sgd(), rounds=3, methods=[Quantization(4)], k=k)
     torch.testing.assert_close(runs[3], runs[1], rtol=0, atol=1e-9)
-    plain, _ = plain_loop(make_net(), federation, sgd(), rounds=3)
+    plain = train_rounds(make_net(), federation, sgd(), rounds=3)
     assert not torch.allclose(runs[1], plain, atol=1e-3)
-    fine, _ = plain_loop(make_net(), federation, sgd(), rounds=3, methods=[Quantization(28)])
+    fine = train_rounds(make_net(), federation, sgd(), rounds=3, methods=[Quantization(28)])
     torch.testing.assert_close(fine, plain, rtol=0, atol=1e-7)
     federation.x[federation.clients[0]] = float("inf")
-    trained, _ = plain_loop(make_net(), federation, sgd(), rounds=3, methods=[Quantization(4)], k=2)
+    trained = train_rounds(make_net(), federation, sgd(), rounds=3, methods=[Quantization(4)], k=2)
     assert trained.isfinite().all()
     assert not torch.equal(trained, weights(make_net()))
 

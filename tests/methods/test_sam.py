@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from harness import CPU, make_net, make_round, plain_loop, sgd, weights
+from harness import CPU, make_net, make_round, sgd, train_rounds, weights
 from plain_reference import batches, cohort, loss_at
 from torch import nn
 from torch.func import grad
@@ -41,15 +41,15 @@ def test_it_descends_by_the_gradient_at_the_worst_weights_nearby(federation, k, 
     net, methods = make_net(), [Proximal(mu), Sam(0.3)] if mu else [Sam(0.3)]
     expected = by_hand(net, federation, sgd(), 4, 0.3, mu)
     assert (expected - by_hand(net, federation, sgd(), 4, 0.0, mu)).norm() > 0.01
-    trained, _ = plain_loop(net, federation, sgd(), rounds=4, methods=methods, k=k)
+    trained = train_rounds(net, federation, sgd(), rounds=4, methods=methods, k=k)
     torch.testing.assert_close(trained, expected, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("method", [Sam(0.0), FedSol(0.0)])
 def test_rho_0_is_fedavg(federation, method):
     net = make_net()
-    expected, _ = plain_loop(copy.deepcopy(net), federation, sgd(), rounds=3, k=3)
-    trained, _ = plain_loop(net, federation, sgd(), rounds=3, k=3, methods=[method])
+    expected = train_rounds(copy.deepcopy(net), federation, sgd(), rounds=3, k=3)
+    trained = train_rounds(net, federation, sgd(), rounds=3, k=3, methods=[method])
     assert torch.equal(trained, expected)
 
 
@@ -83,4 +83,4 @@ def test_what_cannot_work_is_refused_by_name(federation):
     with pytest.raises(ValueError, match=r"methods\.sam\.rho=-1"):
         Sam(-1)
     with pytest.raises(ValueError, match=r"methods: Sam and FedSol"):
-        plain_loop(make_net(), federation, sgd(), rounds=1, methods=[Sam(), FedSol()])
+        train_rounds(make_net(), federation, sgd(), rounds=1, methods=[Sam(), FedSol()])

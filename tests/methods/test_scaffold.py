@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from harness import make_net, make_setup, plain_loop, sgd, weights
+from harness import make_net, make_setup, sgd, train_rounds, weights
 from plain_reference import batches, broken, cohort, flat, local_sgd, optimum, skewed_federation, softmax_regression
 
 from gcfed.federated.method import validate_methods
@@ -52,7 +52,7 @@ def reference(net, data, solver, *, rounds, momentum=0.0, corrected=True, lr=0.1
 @pytest.mark.parametrize(("momentum", "corrected"), [(0.0, True), (0.9, True), (0.9, False)])
 def test_it_is_the_plain_loop(federation, k, momentum, corrected):
     solver, method = sgd(momentum=momentum, weight_decay=0.01), Scaffold(momentum_correction=corrected)
-    ours, _ = plain_loop(make_net(), federation, solver, rounds=6, methods=[method], k=k)
+    ours = train_rounds(make_net(), federation, solver, rounds=6, methods=[method], k=k)
     theirs, c = reference(
         make_net(), federation, solver, rounds=6, momentum=momentum, corrected=corrected, weight_decay=0.01
     )
@@ -71,7 +71,9 @@ def test_effective_steps(momentum, nesterov):
 @pytest.mark.parametrize("cohort_of", [2, 5])
 def test_the_servers_variate_is_the_mean_of_the_clients(federation, cohort_of):
     net, method, stores = make_net(), Scaffold(), ClientStores()
-    plain_loop(net, federation, sgd(momentum=0.5), rounds=5, methods=[method], stores=stores, k=2, cohort_of=cohort_of)
+    train_rounds(
+        net, federation, sgd(momentum=0.5), rounds=5, methods=[method], stores=stores, k=2, cohort_of=cohort_of
+    )
     own = stores.open("scaffold").read(np.arange(5), method.control)
     for name, c in method.control.items():
         torch.testing.assert_close(own[name].mean(0), c, rtol=0, atol=1e-12)
@@ -80,7 +82,7 @@ def test_the_servers_variate_is_the_mean_of_the_clients(federation, cohort_of):
 
 def test_a_client_that_is_not_finite_keeps_its_variate(federation):
     method, stores = Scaffold(), ClientStores()
-    plain_loop(make_net(), broken(federation, 1), sgd(), rounds=4, methods=[method], stores=stores, k=2, cohort_of=4)
+    train_rounds(make_net(), broken(federation, 1), sgd(), rounds=4, methods=[method], stores=stores, k=2, cohort_of=4)
     own = stores.open("scaffold").read(np.arange(5), method.control)
     for name, c in method.control.items():
         assert own[name][1].abs().sum() == 0
@@ -91,16 +93,16 @@ def test_a_client_that_is_not_finite_keeps_its_variate(federation):
 def test_it_reaches_the_optimum_that_fedavg_misses(cohort_of, momentum, lr):
     data, solver = skewed_federation(), sgd(lr=lr, momentum=momentum, weight_decay=0.5, epochs=4, batch_size=9)
     best = optimum(softmax_regression(), data, 0.5)
-    run = partial(plain_loop, data=data, solver=solver, rounds=80, k=4, cohort_of=cohort_of)
-    fedavg, _ = run(softmax_regression())
-    ours, _ = run(softmax_regression(), methods=[Scaffold()])
+    run = partial(train_rounds, data=data, solver=solver, rounds=80, k=4, cohort_of=cohort_of)
+    fedavg = run(softmax_regression())
+    ours = run(softmax_regression(), methods=[Scaffold()])
     assert (fedavg - best).norm() > 0.05
     assert (ours - best).norm() < 1e-9
 
 
 def test_the_first_round_is_fedavg_bit_for_bit(federation):
-    fedavg, _ = plain_loop(make_net(), federation, sgd(), rounds=1)
-    ours, _ = plain_loop(make_net(), federation, sgd(), rounds=1, methods=[Scaffold()])
+    fedavg = train_rounds(make_net(), federation, sgd(), rounds=1)
+    ours = train_rounds(make_net(), federation, sgd(), rounds=1, methods=[Scaffold()])
     assert torch.equal(ours, fedavg)
 
 
@@ -112,7 +114,7 @@ def test_it_sends_twice_the_bytes(federation):
             uploads.append(upload.bytes_per_client)
             super().on_receive(upload, round)
 
-    plain_loop(net, federation, sgd(), rounds=1, methods=[Spy()], k=2, on_round=lambda r, _: rounds.append(r))
+    train_rounds(net, federation, sgd(), rounds=1, methods=[Spy()], k=2, on_round=lambda r, _: rounds.append(r))
     size = nbytes(broadcast_state(net))
     assert uploads == [2 * size] * 2
     assert rounds[0].down_bytes == 3 * 2 * size

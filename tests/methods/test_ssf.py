@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import plain_loop, sgd, weights
+from harness import sgd, train_rounds, weights
 from plain_reference import batches, broken, cohort, flat, optimum, skewed_federation, softmax_regression
 from torch import nn
 from torch.func import functional_call
@@ -104,10 +104,10 @@ def server(gamma):
 @pytest.mark.parametrize(
     ("ratio", "refresh", "weight_decay", "gamma"), [(0.3, 1, 0.0, 1.0), (0.5, 4, 0.05, 0.7), (0.01, 2, 0.05, 1.0)]
 )
-def test_it_is_the_papers_iteration(federation, k, world, ratio, refresh, weight_decay, gamma):
+def test_it_is_the_papers_iteration(federation, tmp_path, k, world, ratio, refresh, weight_decay, gamma):
     solver, method = sgd(weight_decay=weight_decay), SSF(ratio=ratio, refresh=refresh)
-    run = {"rounds": 6, "k": k, "world": world, "server": server(gamma)}
-    ours, _ = plain_loop(wide_and_tall(), federation, solver, methods=[method], **run)
+    run = {"rounds": 6, "k": k, "world": world, "server": server(gamma), "stores": ClientStores(folder=tmp_path)}
+    ours = train_rounds(wide_and_tall(), federation, solver, methods=[method], **run)
     theirs, c = reference(
         wide_and_tall(), federation, solver, rounds=6, ratio=ratio, refresh=refresh, weight_decay=weight_decay,
         gamma=gamma,
@@ -119,8 +119,8 @@ def test_it_is_the_papers_iteration(federation, k, world, ratio, refresh, weight
 @pytest.mark.parametrize("k", [1, 3])
 def test_with_all_of_the_space_it_is_scaffold(federation, k):
     solver, ours, theirs = sgd(weight_decay=0.01), SSF(ratio=1.0), Scaffold()
-    a, _ = plain_loop(wide_and_tall(), federation, solver, rounds=8, methods=[ours], k=k)
-    b, _ = plain_loop(wide_and_tall(), federation, solver, rounds=8, methods=[theirs], k=k)
+    a = train_rounds(wide_and_tall(), federation, solver, rounds=8, methods=[ours], k=k)
+    b = train_rounds(wide_and_tall(), federation, solver, rounds=8, methods=[theirs], k=k)
     torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
     torch.testing.assert_close(flat(ours.control), flat(theirs.control), rtol=0, atol=1e-9)
 
@@ -128,7 +128,7 @@ def test_with_all_of_the_space_it_is_scaffold(federation, k):
 def test_the_first_step_of_one_client_is_projected_sgd(federation):
     net, method, solver = wide_and_tall(), SSF(ratio=0.5), sgd(steps=1)
     before = {n: p.detach().clone() for n, p in net.named_parameters()}
-    plain_loop(net, federation, solver, rounds=1, methods=[method], cohort_of=1)
+    train_rounds(net, federation, solver, rounds=1, methods=[method], cohort_of=1)
     ((x, y),) = batches(federation, solver, cohort(federation, 0, 1)[0], 0)
     at = {n: v.clone().requires_grad_() for n, v in before.items()}
     F.cross_entropy(functional_call(net, at, (x,)), y).backward()
@@ -141,7 +141,9 @@ def test_the_first_step_of_one_client_is_projected_sgd(federation):
 @pytest.mark.parametrize("cohort_of", [2, 5])
 def test_the_servers_variate_is_the_mean_of_the_clients(federation, cohort_of):
     method, stores = SSF(ratio=0.4), ClientStores()
-    plain_loop(wide_and_tall(), federation, sgd(), rounds=5, methods=[method], stores=stores, k=2, cohort_of=cohort_of)
+    train_rounds(
+        wide_and_tall(), federation, sgd(), rounds=5, methods=[method], stores=stores, k=2, cohort_of=cohort_of
+    )
     own = stores.open("ssf").read(np.arange(5), method.control)
     for name, c in method.control.items():
         torch.testing.assert_close(own[name].mean(0), c, rtol=0, atol=1e-12)
@@ -150,7 +152,7 @@ def test_the_servers_variate_is_the_mean_of_the_clients(federation, cohort_of):
 
 def test_a_client_that_is_not_finite_keeps_its_variate(federation):
     method, stores = SSF(ratio=0.4), ClientStores()
-    plain_loop(
+    train_rounds(
         wide_and_tall(), broken(federation, 1), sgd(), rounds=4, methods=[method], stores=stores, k=2, cohort_of=4
     )
     own = stores.open("ssf").read(np.arange(5), method.control)
@@ -162,15 +164,15 @@ def test_a_client_that_is_not_finite_keeps_its_variate(federation):
 def test_it_reaches_the_optimum_that_fedavg_misses():
     data, solver = skewed_federation(), sgd(lr=0.2, weight_decay=0.5, epochs=4, batch_size=9)
     best = optimum(softmax_regression(), data, 0.5)
-    fedavg, _ = plain_loop(softmax_regression(), data, solver, rounds=60, k=4, cohort_of=2)
-    ours, _ = plain_loop(softmax_regression(), data, solver, rounds=120, k=4, cohort_of=2, methods=[SSF(ratio=0.5)])
+    fedavg = train_rounds(softmax_regression(), data, solver, rounds=60, k=4, cohort_of=2)
+    ours = train_rounds(softmax_regression(), data, solver, rounds=120, k=4, cohort_of=2, methods=[SSF(ratio=0.5)])
     assert (fedavg - best).norm() > 0.05
     assert (ours - best).norm() < 1e-5
 
 
 def test_the_projectors_are_drawn_anew_every_refresh_rounds(federation):
     method, seen = SSF(ratio=0.4, refresh=3), []
-    plain_loop(
+    train_rounds(
         wide_and_tall(), federation, sgd(), rounds=7, methods=[method],
         on_round=lambda *_: seen.append(method.space["0.weight"].basis),
     )  # fmt: skip
@@ -187,7 +189,7 @@ def sent(method, *others, data, k=2):
             super().on_receive(upload, round)
 
     method.__class__ = Spy
-    plain_loop(
+    train_rounds(
         wide_and_tall(), data, sgd(), rounds=1, methods=[method, *others], k=k, on_round=lambda r, _: rounds.append(r)
     )
     return uploads, rounds[0].down_bytes
@@ -214,21 +216,19 @@ def test_the_gap_of_the_coordinates_is_that_of_the_updates(federation):
 
     class Lengths(Gap):
         def on_broadcast(self, round):
-            pass  # no rehearsal without a trainer: only the cohort
+            pass  # no rehearsal of the others: only the cohort
+
+        def on_aggregate_end(self, update, round):
+            like = upload_shapes(self.methods, round)["delta"]
+            partial = self.partial.reduce(round, {name: like[name] for name in self.names})
+            lengths.append(torch.cat([t.flatten() for t in partial.values()]).norm())
+            torch.testing.assert_close(lengths[-1], flat(update).norm(), rtol=0, atol=1e-12)
 
         def on_round_end(self, row, round):
-            like = upload_shapes(self.methods, round)["delta"]
-            like = {name: like[name] for name in self.names}
-            partial = self.partial.reduce(round, like)
-            lengths.append(torch.cat([t.flatten() for t in partial.values()]).norm())
+            pass
 
-    metric = Lengths(every=1)
-
-    def check(round, update):
-        metric.on_round_end({}, round)
-        torch.testing.assert_close(lengths[-1], flat(update).norm(), rtol=0, atol=1e-12)
-
-    plain_loop(wide_and_tall(), federation, sgd(), rounds=2, methods=[SSF(ratio=0.4), metric], k=3, on_round=check)
+    train_rounds(wide_and_tall(), federation, sgd(), rounds=2, methods=[SSF(ratio=0.4), Lengths(every=1)], k=3)
+    assert len(lengths) == 2
     assert lengths[0] > 0
 
 
@@ -243,7 +243,7 @@ def test_on_the_device_its_state_is_smaller_than_scaffolds(federation):
             sizes.append(nbytes(self._correction))
 
     method.__class__ = Watch
-    plain_loop(wide_and_tall(), federation, sgd(), rounds=2, methods=[method], k=3)
+    train_rounds(wide_and_tall(), federation, sgd(), rounds=2, methods=[method], k=3)
     assert sizes == [3 * COORDINATES] * 2
     assert {t.device.type for t in method.control.values()} == {"cpu"}
     assert weights(wide_and_tall()).numel() == flat(method.control).numel()

@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from harness import make_net, make_round, make_setup, plain_loop, sgd
+from harness import make_net, make_round, make_setup, sgd, train_rounds
 from torch import nn
 
 from gcfed.federated.method import validate_methods
@@ -86,7 +86,7 @@ def test_so_do_lone_scalars(federation, cls):
             return self.scale * super().forward(x)
 
     net = Scaled()
-    plain_loop(net, federation, sgd(), rounds=2, methods=[cls(ratio=0.5)], k=2)
+    train_rounds(net, federation, sgd(), rounds=2, methods=[cls(ratio=0.5)], k=2)
     assert 0 < (net.scale - 1).abs() < 1
 
 
@@ -134,7 +134,7 @@ def test_a_round_leaves_what_is_outside_the_subspace(federation, cls, others):
             torch.testing.assert_close(outside(name, p.detach()), outside(name, round.start[name]), rtol=0, atol=1e-12)
 
     solver = sgd(weight_decay=0.1)
-    plain_loop(net, federation, solver, rounds=4, methods=[*others, method], k=2, on_round=check)
+    train_rounds(net, federation, solver, rounds=4, methods=[*others, method], k=2, on_round=check)
     assert min(starts) > 1e-3
 
 

@@ -1,9 +1,9 @@
-"""What a metric should have seen: every round's broadcast and local models, recorded in the plain loop."""
+"""What a metric should have seen: every round's broadcast and local models, recorded in the loop."""
 
 import subprocess
 import sys
 
-from harness import plain_loop, sgd
+from harness import sgd, train_rounds
 
 from gcfed.federated.method import FederatedMethod
 from gcfed.utils.resolvers import ROOT
@@ -30,18 +30,18 @@ class Recorder(FederatedMethod):
             self.rounds[-1][1][client] = {name: t[row].numpy().copy() for name, t in stack.full.items()}
 
 
-def measured(metric, net, data, *, k=1, rounds=3, poisoned=False, solver=None, cohort_of=3, world=1):
+def of_metric(row):
+    """What a metric added to a row."""
+    return {key: value for key, value in row.items() if key.split("/")[0] not in ("round", "train", "comm", "time")}
+
+
+def measured(metric, net, data, *, poisoned=False, **run):
     """The metric's rows of a run, what it should have seen, and the weights in the end."""
     recorder, rows = Recorder(poisoned), []
-
-    def finish(round, update):
-        rows.append({})
-        metric.on_round_end(rows[-1], round)
-
-    trained, _ = plain_loop(
-        net, data, solver or sgd(), rounds=rounds, methods=[recorder, metric], k=k, cohort_of=cohort_of,
-        on_round=finish, world=world,
-    )  # fmt: skip
+    settings = {"solver": sgd(), "rounds": 3} | run
+    trained = train_rounds(
+        net, data, methods=[recorder, metric], on_round=lambda _, row: rows.append(of_metric(row)), **settings
+    )
     return rows, recorder.rounds, trained
 
 

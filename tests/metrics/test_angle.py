@@ -1,4 +1,4 @@
-"""The angles of uploads against NumPy, in the plain loop."""
+"""The angles of uploads against NumPy, in the loop."""
 
 import copy
 from dataclasses import replace
@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import random_federation
-from harness import make_net, make_round, plain_loop, sgd
+from harness import make_net, make_round, sgd, train_rounds
+from recording import of_metric
 
 from gcfed.federated.method import FederatedMethod
 from gcfed.federated.round import Order
 from gcfed.methods.ssf import SSF
-from gcfed.metrics.angle import Angle, degrees
+from gcfed.metrics.angle import Angle
 
 EXACT = {"rel": 1e-9, "abs": 1e-9}
 NAN_CLIENT = 3
@@ -55,18 +56,14 @@ class Recorder(FederatedMethod):
         self.updates.append(np.concatenate([update[n].numpy().ravel() for n in self.names]).copy())
 
 
-def measured(metric, *, k=1, rounds=3, methods=(), solver=None, **kwargs):
+def measured(metric, *, methods=(), **run):
     """The metric's rows of a run, and what it should have seen."""
     net, rows = make_net(), []
     recorder = Recorder([name for name, _ in net.named_parameters()])
-
-    def finish(round, update):
-        rows.append({})
-        metric.on_round_end(rows[-1], round)
-
-    trained, _ = plain_loop(
-        net, random_federation(), solver or sgd(), rounds=rounds, methods=[*methods, recorder, metric], k=k,
-        on_round=finish, **kwargs,
+    settings = {"solver": sgd(), "rounds": 3} | run
+    trained = train_rounds(
+        net, random_federation(), methods=[*methods, recorder, metric],
+        on_round=lambda _, row: rows.append(of_metric(row)), **settings,
     )  # fmt: skip
     return rows, recorder, trained
 
@@ -150,7 +147,7 @@ def test_the_last_broadcast_survives_a_checkpoint():
             states.append(copy.deepcopy(metric.state_dict()))
 
     measured(metric, rounds=3, methods=[Saves()])
-    resumed, rows = Angle(), []
+    resumed, row = Angle(), {}
 
     class Resumes(FederatedMethod):
         """Rounds 1 and 2 with one object, round 3 with another that has loaded its state."""
@@ -171,18 +168,17 @@ def test_the_last_broadcast_survives_a_checkpoint():
             if round.index == 2:
                 resumed.on_upload(upload, round)
 
-    def finish(round, update):
-        if round.index == 2:
-            resumed.on_aggregate_end(update, round)
-            rows.append({})
-            resumed.on_round_end(rows[-1], round)
+        def on_aggregate_end(self, update, round):
+            if round.index == 2:
+                resumed.on_aggregate_end(update, round)
+                resumed.on_round_end(row, round)
 
-    plain_loop(make_net(), random_federation(), sgd(), rounds=3, methods=[Resumes()], on_round=finish)
-    assert rows == [straight[-1]]
+    train_rounds(make_net(), random_federation(), sgd(), rounds=3, methods=[Resumes()])
+    assert row == straight[-1]
 
 
 def test_it_changes_no_bit_and_measures_no_rehearsal():
-    alone, _ = plain_loop(make_net(), random_federation(), sgd(), rounds=3, k=2, methods=[Edits()])
+    alone = train_rounds(make_net(), random_federation(), sgd(), rounds=3, k=2, methods=[Edits()])
     metric = Angle()
     assert torch.equal(alone, measured(metric, k=2, methods=[Edits()])[2])
     row, rehearsal = {}, replace(make_round({}), rehearsal=True)
@@ -193,41 +189,6 @@ def test_it_changes_no_bit_and_measures_no_rehearsal():
 
 
 def test_two_processes_add_up():
-    """The second trains the rest of the cohort with an object of its own; their sums meet in ``round.reduce``."""
-    whole, *_ = measured(Angle(), rounds=2)
-    parts, rows = [Angle(), Angle()], []
-
-    class Dealt(FederatedMethod):
-        def validate(self, setup):
-            for part in parts:
-                part.validate(setup)
-
-        def on_broadcast(self, round):
-            for part in parts:
-                part.on_broadcast(round)
-
-        def on_clients_end(self, stack, round):
-            parts[int(stack.clients[0]) % 2].on_clients_end(stack, round)
-
-        def on_upload(self, upload, round):
-            parts[int(upload.clients[0]) % 2].on_upload(upload, round)
-
-    def finish(round, update):
-        sent = []
-        parts[1].on_aggregate_end(update, replace(round, reduce=lambda tensors: sent.append(tensors) or tensors))
-        added = replace(round, reduce=lambda tensors: [a + b for a, b in zip(tensors, *sent, strict=True)])
-        parts[0].on_aggregate_end(update, added)
-        rows.append({})
-        parts[0].on_round_end(rows[-1], round)
-
-    plain_loop(make_net(), random_federation(), sgd(), rounds=2, methods=[Dealt()], on_round=finish)
+    whole, *_ = measured(Angle())
+    rows, *_ = measured(Angle(), world=2)
     assert rows == [pytest.approx(row, **EXACT) for row in whole]
-
-
-def test_rounding_makes_no_angle_undefined():
-    assert degrees(torch.tensor([1 + 1e-9, -1 - 1e-9, 0.0], dtype=torch.float64)).tolist() == [0, 180, 90]
-
-
-def test_bad_settings_are_named():
-    with pytest.raises(ValueError, match=r"metrics\.angle\.every=0"):
-        Angle(every=0)

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 import torch
 from conftest import ArrayData, random_federation
-from harness import make_net, make_round, plain_loop, sgd
+from harness import make_net, make_round, sgd, train_rounds
 from recording import EXACT, NAN_CLIENT, measured
 from torch import nn
 
-from gcfed.federated.method import FederatedMethod
 from gcfed.metrics.cka import CKA, linear_cka
 from gcfed.metrics.clients import Clients
 from gcfed.metrics.drift import Drift
@@ -181,10 +180,9 @@ def test_a_metric_changes_no_bit(metric):
     data = random_federation()
     data = WithTest(data.x, data.y, data.clients)
     net = mlp()
-    alone, _ = plain_loop(copy.deepcopy(net), data, sgd(), rounds=3, k=2)
-    before = torch.get_rng_state()
+    alone, drawn = train_rounds(copy.deepcopy(net), data, sgd(), rounds=3, k=2), torch.get_rng_state()
     assert torch.equal(alone, measured(metric, net, data, k=2)[2])
-    assert torch.equal(before, torch.get_rng_state())
+    assert torch.equal(drawn, torch.get_rng_state())
 
 
 @pytest.mark.parametrize("metric", [Drift(), CKA(), Clients()])
@@ -198,35 +196,12 @@ def test_a_rehearsal_is_not_measured(metric):
 
 
 @pytest.mark.parametrize("metric", [Drift(), CKA(every=1), Clients(every=1)])
-def test_the_parts_of_two_processes_add_up(metric):
-    """A second object trains the rest of the cohort, a third nobody; their sums meet in ``round.reduce``."""
+def test_the_parts_of_three_processes_add_up(metric):
     data = random_federation()
     data = WithTest(data.x, data.y, data.clients)
     whole, _, _ = measured(copy.deepcopy(metric), mlp(), data, rounds=1)
-    parts = [copy.deepcopy(metric) for _ in range(3)]
-    row = {}
-
-    class Dealt(FederatedMethod):
-        def validate(self, setup):
-            for part in parts:
-                part.validate(setup)
-
-        def on_broadcast(self, round):
-            for part in parts:
-                part.on_broadcast(round)
-
-        def on_clients_end(self, stack, round):
-            parts[int(stack.clients[0]) % 2].on_clients_end(stack, round)
-
-    def finish(round, update):
-        sent = []
-        for part in parts[1:]:
-            part.on_round_end({}, replace(round, reduce=lambda tensors: sent.append(tensors) or tensors))
-        added = replace(round, reduce=lambda tensors: [sum(ts) for ts in zip(tensors, *sent, strict=True)])
-        parts[0].on_round_end(row, added)
-
-    plain_loop(mlp(), data, sgd(), rounds=1, methods=[Dealt()], on_round=finish)
-    assert row == pytest.approx(whole[0], **EXACT)
+    rows, _, _ = measured(copy.deepcopy(metric), mlp(), data, rounds=1, world=3)
+    assert rows == [pytest.approx(whole[0], **EXACT)]
 
 
 def test_bad_settings_are_named():

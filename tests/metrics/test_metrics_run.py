@@ -10,6 +10,7 @@ from conftest import read_rows
 from omegaconf import open_dict
 from recording import train_in_two_processes
 
+from gcfed.data.sampling import UniformSampler
 from gcfed.federated.loop import FederatedLoop
 from gcfed.run import train
 from gcfed.utils.resolvers import ROOT
@@ -120,6 +121,22 @@ def test_rehearsals_are_no_training_time(config, tmp_path, monkeypatch):
     _, rows = run(config, tmp_path, "metrics=gap", "rounds=1", "client.stack=1")  # three clients rehearse
     assert rows[0]["time/round_s"] > 1.2
     assert 0 < rows[0]["time/train_s"] < 1.2
+
+
+def test_what_was_trained_is_counted_and_by_whom_is_written(config, tmp_path):
+    """Rehearsals count for nothing; a resumed run drops the lines of rounds that it repeats, whole or not."""
+    settings = ("metrics=[cohorts,gap]", "metrics.gap.every=1", "client.stack=2")
+    run(config, tmp_path, *settings, "rounds=2")
+    with (tmp_path / "cohorts.csv").open("a") as file:
+        file.write("3,1\n3,")
+    result, rows = run(config, tmp_path, *settings, "rounds=3", "ckpt_path=last")
+    cohorts = [UniformSampler(3)(t, N, 1) for t in range(3)]
+    lines = [f"{t + 1},{client}\n" for t, cohort in enumerate(cohorts) for client in cohort]
+    assert (tmp_path / "cohorts.csv").read_text() == "round,client\n" + "".join(lines)
+    for row, cohort in zip(rows, cohorts, strict=True):
+        sizes = result.loop.data.sizes(cohort)
+        assert row["train/samples"] == 2 * sizes.sum()
+        assert row["train/steps"] == 2 * np.ceil(sizes / 8).sum()
 
 
 @pytest.mark.parametrize("chosen", [["drift"], ["cka", "clients"]])

@@ -48,7 +48,12 @@ def weights(result):
 def test_no_run_notices_it_and_it_finds_what_the_run_finds(config, tmp_path, model, settings):
     """The global model's loss and accuracy are those of the round's own test, on the same samples."""
     without, plain = run(config, tmp_path / "without", *settings, model=model)
-    more = (*SURFACE, "metrics.surface.samples=null", f"metrics.surface.figures={model is None}")
+    more = (
+        *SURFACE,
+        "metrics.surface.samples=null",
+        "metrics.surface.split=test",
+        f"metrics.surface.figures={model is None}",
+    )
     observed, rows = run(config, tmp_path / "with", *settings, *more, model=model)
     np.testing.assert_array_equal(weights(observed), weights(without))
     for row, other in zip(rows, plain, strict=True):
@@ -66,7 +71,7 @@ def test_no_run_notices_it_and_it_finds_what_the_run_finds(config, tmp_path, mod
 
 
 def test_the_papers_figure_is_of_the_training_loss(config, tmp_path):
-    more = ("metrics.surface.split=train", "metrics.surface.samples=null", "rounds=1")
+    more = ("metrics.surface.samples=null", "rounds=1")
     result, _ = run(config, tmp_path, *SURFACE, *more)
     x, y = result.loop.data.fetch(torch.arange(120), None)
     loss = nn.functional.cross_entropy(result.module.net(x), y).item()

@@ -7,6 +7,7 @@ from torch import nn
 from torch.func import functional_call, stack_module_state, vmap
 from torchvision import models as tv
 
+from gcfed.federated.forward import Tap
 from gcfed.models.cnn import CNN
 from gcfed.models.mlp import MLP, init_kaiming
 from gcfed.models.resnet import resnet18_gn
@@ -32,12 +33,16 @@ def test_head_of_features_is_forward(name):
     x_BCHW = torch.randn(2, *SHAPE[name])
     logits_BC = net(x_BCHW)
     assert logits_BC.shape == (2, 10)
-    assert torch.equal(logits_BC, net.head(net.features(x_BCHW)))
+    of_features_BC, features_BF = Tap(net, features=True, stages=False)(x_BCHW)
+    assert torch.equal(logits_BC, of_features_BC)
+    assert torch.equal(logits_BC, net.head(features_BF))
 
 
-@pytest.mark.parametrize(("name", "shape"), [("mlp", (256,)), ("cnn", (64 * 8 * 8,)), ("resnet18_gn", (512,))])
-def test_features_are_what_the_papers_regularize(name, shape):
-    assert build(name).features(torch.randn(2, *SHAPE[name])).shape == (2, *shape)
+@pytest.mark.parametrize(("name", "size"), [("mlp", 256), ("cnn", 64 * 8 * 8), ("resnet18_gn", 512), ("vgg11", 4096)])
+def test_features_are_what_the_papers_regularize(name, size):
+    with torch.device("meta"):
+        _, features_BF = Tap(build(name), features=True, stages=False)(torch.randn(2, *SHAPE[name]))
+    assert features_BF.shape == (2, size)
 
 
 def test_parameter_counts_follow_from_the_layer_sizes():

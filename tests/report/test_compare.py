@@ -1,222 +1,169 @@
-"""Our runs beside a paper's table: which runs count, what the numbers are, what is said of the rest."""
+"""A paper's cell and the runs of its setting: what is looked up, what is said of it."""
 
-import json
-import math
-import os
-
+import pandas as pd
 import pytest
-from run_folders import rows_of
-from toy_table import Runs, text_of
+from sample_runs import add_run, curve
 
-from gcfed.report.lines import bare, bare_rows
-from gcfed.report.sample import sample
-from gcfed.report.tables import as_csv, markdown
+from gcfed.report.compare import Settings, compare
+from gcfed.report.groups import grouped
+from gcfed.report.papers import load
+from gcfed.report.tables import Best
+from gcfed.runs.folder import find_runs
+
+TOY = """
+paper: Toy
+table: "1"
+title: Accuracy
+source: Toy (2024), Table 1
+unit: percent
+higher_is_better: true
+seeds: 2
+measure: "last:test/acc"
+overrides: [data=digits, model=mlp, rounds=4]
+setting: {rounds: 4, client.optimizer.lr: 0.01}
+unstated: the batch size
+columns:
+  - {label: a, overrides: [partition.alpha=0.1]}
+  - {label: b, overrides: [partition.alpha=1]}
+rows:
+  - {label: FedAvg, overrides: [algorithm=fedavg, gc=none]}
+  - {label: GC-Fed, overrides: [algorithm=fedavg, gc=gcfed]}
+  - {label: FedProx, overrides: [algorithm=fedprox, gc=none]}
+  - {label: Lost, overrides: null, note: There is no code of it.}
+cells:
+  FedAvg: [[50, 3], 60]
+  GC-Fed: [[58, 1], 70]
+  FedProx: [{mean: 10, note: failed}, 1000+]
+  Lost: [40, N/A]
+"""
+SAME = "data=digits model=mlp gc=none rounds=4"
+
+
+class Toy:
+    def __init__(self, folder):
+        self.folder = folder
+        (folder / "runs").mkdir()
+
+    def add(self, overrides=SAME, accuracies=(0.1, 0.2, 0.3, 0.5), **kw):
+        rows = [row | {"test/acc": acc} for row, acc in zip(curve(0.5, len(accuracies)), accuracies, strict=True)]
+        add_run(self.folder / "runs" / str(len(list((self.folder / "runs").iterdir()))), overrides, rows, **kw)
+
+    def tables(self, text=TOY, **kw):
+        (self.folder / "toy_table1.yaml").write_text(text)
+        groups = grouped(find_runs([self.folder / "runs"]))
+        return compare(load(self.folder / "toy_table1.yaml"), groups, Settings(groups), **kw)
+
+    def column(self, name="a (%)", **kw):
+        (table,) = self.tables(**kw)
+        return dict(
+            zip(table.frame[""] + table.frame.groupby("").cumcount().astype(str), table.frame[name], strict=True)
+        )
 
 
 @pytest.fixture
-def runs(tmp_path):
-    return Runs(tmp_path)
+def toy(tmp_path):
+    return Toy(tmp_path)
 
 
-def test_numbers_by_hand(runs):
-    for seed, last in ((1, 0.50), (2, 0.54), (3, 0.61)):
-        runs.add(f"a{seed}", [0.1, 0.2, 0.40, last], seed=seed)
-    entry = runs.cell("FedAvg")
-    # Means of the last two rounds: 45, 47, 50.5 %; their mean 47.5; variance ((2.5)² + 0.5² + 3²)/2 = 7.75.
-    assert entry.ours.values == pytest.approx((45, 47, 50.5))
-    assert entry.ours.seeds == (1, 2, 3)
-    assert entry.mean == pytest.approx(47.5)
-    assert entry.ours.std == pytest.approx(math.sqrt(7.75))
-    assert entry.difference == pytest.approx(-2.5)
-    assert entry.deviations == pytest.approx(-2.5 / math.sqrt(7.75 + 9))
-    assert (entry.missing, entry.command, entry.others, entry.differences) == ((), "", (), ())
-    comparison = runs.compared()
-    assert text_of(comparison.table, "FedAvg", 0) == ["47.50 (2.78)", "50.00 (3.00)", "−2.50 (0.6 σ)"]
-    assert text_of(comparison.table, "Lost", 0) == ["–", "40.00"]
-    assert text_of(comparison.table, "FedProx", 1) == ["–", "10.00, failed"]
-    assert text_of(comparison.table, "FedProx", 2) == ["–", "4+"]
-    assert comparison.table.title == "Toy, Table 3: Accuracy"
-    assert comparison.table.header == ("", "α 0.1 (%)", "α 1 (%)", "rounds to 50 % (rounds)")
-    assert "Our settings are the paper's." in comparison.table.notes
-    assert comparison.table.notes[-1] == "A note of the table."
+def test_a_cell_shows_the_runs_of_its_setting_however_they_were_made(toy):
+    toy.add()
+    toy.add(f"experiment=digits_mlp_gcfed gc=none rounds=4 eval_every=2 {'trainer=cpu'}", (0.1, 0.2, 0.3, 0.7), seed=2)
+    toy.add(f"{SAME} client.optimizer.lr=0.1", (0.9, 0.9, 0.9, 0.9), seed=2)  # another setting: of no cell
+    toy.add(seed=2, accuracies=(0.1, 0.2, 0.3, 0.6))
+    assert toy.column()["FedAvg0"] == "55.00 (7.07)"
+    assert toy.column()["paper0"] == "50.00 (3.00)"
+    assert toy.column()["difference0"] == "+5.00 (0.7 σ)"  # √(7.07² + 3²) = 7.68
+    (table,) = toy.tables()
+    assert list(table.frame[""]) == ["FedAvg", "paper", "difference"]  # rows and columns without runs are left out
+    assert list(table.frame.columns) == ["", "a (%)"]
+    assert table.records["mean"].tolist() == [pytest.approx(55)]
+    assert "No difference in the settings listed here. Not stated: the batch size" in "".join(table.notes)
 
 
-def test_the_deviation_that_there_is(runs):
-    runs.add("a", [0.1, 0.2, 0.44, 0.44])
-    entry = runs.cell("FedAvg")
-    assert (entry.ours.std, entry.deviations) == (None, pytest.approx(-2))
-    runs.add("b", [0.1, 0.2, 0.64, 0.64], alpha=1.0)
-    runs.add("c", [0.1, 0.2, 0.66, 0.66], alpha=1.0, seed=2)
-    entry = runs.cell("FedAvg", "α 1")
-    assert entry.deviations == pytest.approx(5 / math.sqrt(2))
-    runs.add("d", [0.1, 0.2, 0.6, 0.6], gc="gcfed", alpha=1)
-    assert runs.cell("GC-Fed", "α 1").difference == pytest.approx(-10)
-    assert runs.cell("GC-Fed", "α 1").deviations is None
-    assert text_of(runs.compared().table, "GC-Fed", 1) == ["60.00 [1]", "70.00", "−10.00"]
+def test_what_a_cell_lacks_is_said_in_it(toy):
+    toy.add()
+    toy.add(seed=2, accuracies=(0.1, 0.2), ended=False)
+    toy.add(f"{SAME} gc=gcfed rounds=2", (0.5, 0.6))
+    assert toy.column()["FedAvg0"] == "50.00 [1 of 2]"
+    assert toy.column()["GC-Fed0"] == "60.00 [1 of 2] (2 of 4 rounds)"
+    (table,) = toy.tables(empty=True)
+    assert table.frame["b (%)"].tolist()[:2] == ["no run", "60.00"]
+    assert table.frame["a (%)"].tolist()[-2:] == ["–", "40.00"]  # there is no code of it
+    notes = "\n".join(table.notes)
+    assert "In no mean: FedAvg, a: 2 of 4 rounds at seed 2." in notes
+    assert "Ours differs in rounds 2 (paper 4) [GC-Fed]." in notes
+    assert "2 of 6 cells have runs, 1 with fewer seeds than the paper's, 1 with other rounds." in notes
+    assert "All of them: python src/train.py -m study=toy_table1" in notes
 
 
-def test_marks_of_ours_and_of_the_papers_apart(runs):
-    for name, level, kw in (
-        ("a", 0.6, {}), ("b", 0.5, {"algorithm": "fedprox", "config": {"methods.proximal.mu": 0.1}}),
-        ("c", 0.4, {"gc": "gcfed"}),
-    ):  # fmt: skip
-        runs.add(name, [level] * 4, **kw)
-    table = runs.compared().table
-    marks = {
-        (row.cells[0].text, i): (row.cells[1].bold, row.cells[1].underline) for i, row in enumerate(table.rows)
-    }.values()
-    assert list(marks) == [
-        (True, False), (False, False), (False, False),  # FedAvg, the paper's, the difference
-        (False, True), (False, True), (False, False),
-        (False, False), (True, False), (False, False),
-        (False, False), (False, False),
-    ]  # fmt: skip
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"ended": False}, "2 of 4 rounds at seed 1"),
+        ({"failure": "OSError: disk full"}, "failed at seed 1"),
+    ],
+)
+def test_a_run_that_has_not_ended_has_no_number(toy, how, said):
+    toy.add(accuracies=(0.1, 0.2), **how)
+    assert toy.column()["FedAvg0"] == said
+    (table,) = toy.tables()
+    assert table.records["mean"].isna().all()
 
 
-def test_fewer_rounds_are_better_and_a_bound_is_no_number(runs):
-    runs.add("a", [0.1, 0.5, 0.6, 0.6])
-    runs.add("b", [0.1, 0.1, 0.1, 0.1], seed=2)
-    runs.add("c", [0.1, 0.1, 0.5, 0.6], gc="gcfed")
-    ours = runs.cell("FedAvg", "rounds to 50 %")
-    assert (ours.ours.values, ours.ours.at_least, ours.difference) == ((2, 4), True, None)
-    table = runs.compared().table
-    assert text_of(table, "FedAvg", 2)[:2] == ["3+ [2]", "3"]
-    assert text_of(table, "GC-Fed", 2) == ["3 [1]", "2", "+1"]
-    assert any(note.startswith("+: a run that did not reach the target") for note in table.notes)
-    papers = [row.cells[3] for row in table.rows if row.cells[0].text == "paper"]
-    assert [(cell.text, cell.bold, cell.underline) for cell in papers] == [
-        ("3", False, True), ("4+", False, False), ("2", True, False), ("–", False, False),
-    ]  # fmt: skip
+def test_a_run_that_diverged_is_marked(toy):
+    rows = [row | {"test/loss": float("nan")} for row in curve(0.4, 4)]
+    add_run(toy.folder / "runs" / "x", SAME, rows)
+    assert toy.column()["FedAvg0"].endswith("[1 of 2] †")
+    assert toy.column(text=TOY.replace("last:test/acc", "last:test/loss"))["FedAvg0"] == "diverged at seed 1"
 
 
-def test_settings_are_never_mixed(runs):
-    """Two rows have 2 rounds, one 4 as the paper: the table shows the column's, and tells of the other."""
-    for name, gc, seeds in (("a", "none", (1, 2)), ("b", "gcfed", (1,))):
-        for seed in seeds:
-            runs.add(f"{name}{seed}", [0.4, 0.4], gc=gc, seed=seed, config={"rounds": 2}, overrides=["rounds=2"])
-    runs.add("c", [0.9] * 4)
-    runs.add("d", [0.8] * 4, config={"client.optimizer.lr": 0.5})
-    entry = runs.cell("FedAvg")
-    assert (entry.ours.seeds, entry.mean, entry.differences) == ((1, 2), pytest.approx(40), ("rounds 2 (paper 4)",))
-    assert [(other.sample.mean, other.differences) for other in entry.others] == [
-        (pytest.approx(90), ("rounds 4",)),
-        (pytest.approx(80), ("rounds 4", "client.optimizer.lr 0.5")),
-    ]
-    notes = " ".join(runs.compared().table.notes)
-    assert "Where our setting is not the paper's (≠): everywhere: rounds 2 (paper 4)." in notes
-    assert "FedAvg, α 0.1: 90.00 [1] with rounds 4; FedAvg, α 0.1: 80.00 [1] with rounds 4, client.optimizer" in notes
-    assert "are not alike" not in notes
+def test_the_best_is_of_full_runs_and_of_what_did_not_fail_in_the_paper(toy):
+    toy.add()
+    toy.add(f"{SAME} algorithm=fedprox", (0.1, 0.2, 0.3, 0.6))
+    toy.add(f"{SAME} gc=gcfed rounds=2", (0.5, 0.9))
+    bold = {name for name, cell in toy.column().items() if isinstance(cell, Best)}
+    assert bold == {"FedProx0", "paper1"}  # of the paper's, GC-Fed's 58
+    (table,) = toy.tables(text=TOY.replace("seeds: 2", "seeds: 2\nmethods_in: columns"))
+    assert not any(isinstance(cell, Best) for cell in table.frame["a (%)"])
 
 
-def test_the_papers_setting_wins_where_it_has_as_many_rows(runs):
-    runs.add("a1", [0.4, 0.4], config={"rounds": 2})
-    runs.add("a2", [0.4, 0.4], seed=2, config={"rounds": 2})
-    runs.add("c", [0.9] * 4)
-    assert runs.cell("FedAvg").ours.seeds == (1,)
-    assert runs.cell("FedAvg").mean == pytest.approx(90)
+def test_the_order_of_three_methods_is_compared(toy):
+    numbers = {"gc=none": 0.5, "gc=gcfed": 0.4, "algorithm=fedprox gc=none": 0.6}
+    for method, acc in numbers.items():
+        toy.add(f"data=digits model=mlp rounds=4 {method}", (0.1, 0.2, 0.3, acc))
+    (table,) = toy.tables(text=TOY.replace("{mean: 10, note: failed}", "10"))
+    ranks = pd.DataFrame({"ours": [0.5, 0.4, 0.6], "paper": [50, 58, 10]}).rank()
+    assert ranks.corr().iloc[0, 1] == pytest.approx(-1)
+    assert "Spearman's ρ with the paper's: a: -1.00 of 3." in table.notes[-1]
 
 
-def test_rows_that_are_not_alike_are_told(runs):
-    runs.add("a", [0.4] * 4, config={"precision": "bf16-mixed"})
-    runs.add("b", [0.5] * 4, gc="gcfed")
-    runs.add("c", [0.5] * 4, algorithm="fedprox", config={"methods.proximal.mu": 0.2})
-    notes = " ".join(runs.compared().table.notes)
-    told = "precision: bf16-mixed (FedAvg), 32-true (FedProx, GC-Fed). Ranked: FedProx, GC-Fed."
-    assert f"rows of α 0.1 are not alike in {told}" in notes
-    assert "Where our setting is not the paper's (≠): row FedProx: methods.proximal.mu 0.2 (paper 0.1)." in notes
+def test_a_bound_has_no_difference(toy):
+    toy.add()
+    text = TOY.replace("last:test/acc", "rounds:test/acc>=0.9").replace("unit: percent", "unit: rounds")
+    (table,) = toy.tables(text=text)
+    assert table.frame["a"].tolist() == ["4+ [1 of 2]", "50 (3)"]
 
 
-def test_differences_name_columns_and_single_cells(runs):
-    runs.add("a", [0.4] * 4, alpha=1, config={"client.optimizer.lr": 0.1})
-    runs.add("b", [0.5] * 4, gc="gcfed", alpha=1, config={"client.optimizer.lr": 0.1})
-    runs.add("c", [0.5] * 4)
-    assert "setting is not the paper's (≠): column α 1: client.optimizer.lr 0.1 (paper 0.01)." in " ".join(
-        runs.compared().table.notes
+def test_departures_say_why(toy):
+    toy.add()
+    text = TOY.replace(
+        "client.optimizer.lr: 0.01}", "client.optimizer.lr: 0.1}\ndepartures: {client.optimizer.lr: It is faster.}"
     )
-    runs.add("d", [0.5] * 4, gc="gcfed", config={"client.optimizer.lr": 0.2})
-    assert "; GC-Fed (α 0.1) and GC-Fed (rounds to 50 %): client.optimizer.lr 0.2 (paper 0.01)." in " ".join(
-        runs.compared().table.notes
+    assert "Ours differs in client.optimizer.lr 0.01 (paper 0.1: It is faster)." in "".join(
+        toy.tables(text=text)[0].notes
     )
 
 
-def test_of_one_seed_the_newest_finished_run_counts(runs):
-    for i, (name, level) in enumerate((("z", 0.2), ("y", 0.3), ("x", 0.4))):
-        runs.add(name, [level] * 4)
-        os.utime(runs.folder / "runs" / name / "summary.json", (1000 * i, 1000 * i))
-    runs.add("newest", [0.9], summary=False)
-    entry = runs.cell("FedAvg")
-    assert (entry.mean, entry.ours.seeds, entry.ours.uncounted) == (pytest.approx(40), (1,), ())
-    repeated = {repeat.run.folder.name: repeat.difference for repeat in entry.ours.repeated}
-    assert repeated == {"newest": pytest.approx(50), "y": pytest.approx(-10), "z": pytest.approx(-20)}
-    note = next(note for note in runs.compared().table.notes if note.startswith("Further runs of one seed"))
-    assert "FedAvg, α 0.1, seed 1: y (−10.00); " in note
-    # What the runs say themselves counts more than when a copy was written.
-    for name, day in (("z", 3), ("y", 2), ("x", 1)):
-        path = runs.folder / "runs" / name / "summary.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"ended": f"2026-05-0{day}T10:00:00+02:00"}))
-    assert runs.cell("FedAvg").mean == pytest.approx(20)
-
-
-def test_no_state_is_dropped(runs):
-    runs.add("a", [0.4] * 4)
-    runs.add("b", [], rows=[*rows_of([0.4] * 3), {"test/acc": 0.2, "test/loss": math.inf}], seed=2)
-    runs.add("c", [0.4] * 2, seed=3, failure="RuntimeError: out of memory\nTraceback")
-    runs.add("d", [0.4] * 3, gc="gcfed", summary=False)
-    runs.add("e", [0.4] * 2, alpha=1, failure="OSError: disk full")
-    comparison = runs.compared()
-    table = comparison.table
-    assert text_of(table, "FedAvg", 0)[0] == "35.00 (7.07) [2] †"
-    assert text_of(table, "FedAvg", 1)[0] == "failed"
-    assert text_of(table, "GC-Fed", 0)[0] == "unfinished"
-    states = [[cell.state for cell in row.cells[1:3]] for row in table.rows if not row.minor]
-    assert states == [["diverged", "failed"], ["missing"] * 2, ["unfinished", "missing"], ["missing"] * 2]
-    diverged = next(note for note in table.notes if note.startswith("Diverged (marked †; in the mean unless its value"))
-    assert diverged.endswith("): FedAvg, α 0.1, seed 2: the test loss of round 4 is not finite.")
-    failed = next(note for note in table.notes if note.startswith("Failed (in no mean): "))
-    assert "FedAvg, α 0.1, seed 3: after round 2 of 4: RuntimeError: out of memory" in failed
-    assert "FedAvg, α 1, seed 1: after round 2 of 4: OSError: disk full" in failed
-    assert "Unfinished (in no mean): GC-Fed, α 0.1, seed 1: after round 3 of 4." in table.notes
-    assert comparison.found
-    assert "seed 3: failed after round 2 of 4: RuntimeError" in table.rows[0].cells[1].title
-
-
-def test_a_diverged_run_without_a_value(runs):
-    rows = [{"test/acc": 0.1, "test/loss": math.inf, "train/loss": math.inf}] * 4
-    run = runs.add("a", [], rows=rows)
-    taken = sample([run], "last:train/loss")
-    assert (taken.values, taken.mean, taken.std) == ((), None, None)
-    assert (taken.without, taken.diverged, taken.uncounted) == ((run,), (run,), ())
-
-
-def test_nothing_found(runs):
-    comparison = runs.compared()
-    assert not comparison.found
-    assert comparison.orders == ()
-    assert len(comparison.missing) == 6  # the third column reads the first one's runs
-    assert text_of(comparison.table, "FedAvg", 0) == ["–", "50.00 (3.00)"]
-
-
-def test_the_csv_has_every_cell_and_every_other_setting(runs):
-    runs.add("a", [0.4] * 4)
-    runs.add("b", [0.5] * 4, config={"client.optimizer.lr": 0.5})
-    records = runs.compared().table.records
-    assert len(records) == 4 * 3 + 2
-    first, second = records[:2]
-    assert (first["row"], first["column"], first["mean"], first["n"], first["shown"]) == (
-        "FedAvg", "α 0.1", pytest.approx(40), 1, "yes",
-    )  # fmt: skip
-    assert (first["paper_mean"], first["difference"], first["missing_seeds"]) == (50, pytest.approx(-10), "2 3")
-    assert (second["mean"], second["shown"], second["setting"]) == (
-        pytest.approx(50), "no", "client.optimizer.lr 0.5",
-    )  # fmt: skip
-    assert {len(record) for record in records} == {len(first)}
-    assert as_csv(runs.compared().table).count("\r\n") == len(records) + 1
-    assert markdown(runs.compared().table).count("\n|") == 2 + len(runs.compared().table.rows)
-
-
-def test_rows_and_columns_without_runs_can_be_told(runs):
-    runs.add("a", [0.5] * 4)
-    runs.add("b", [0.5] * 4, gc="gcfed")
-    entries = runs.compared().entries
-    assert bare_rows(entries, 3) == [False, True, False, True]
-    assert bare(entries, 3) == [False, False, True, False]
+def test_a_studys_scale_is_a_table_of_its_own(tmp_path):
+    """``study=fedacg_table1a scale=small`` trains another model: those runs are of that table only."""
+    small = (
+        "experiment=cifar10_resnet18_fedacg algorithm=fedavg model=cnn client.optimizer.lr=0.03 rounds=60 eval_every=2"
+    )
+    add_run(tmp_path / "a", small, curve(0.5, 60))
+    groups = grouped(find_runs([tmp_path]))
+    (table,) = compare(load("fedacg_table1a"), groups, Settings(groups))
+    assert (table.name, table.title.endswith("scale=small")) == ("fedacg_table1a_small", True)
+    assert "study=fedacg_table1a scale=small" in "".join(table.notes)
+    assert "tags.model cnn (paper resnet18)" in "".join(table.notes)
+    (five,) = [t for name in ("gcfed_table5",) for t in compare(load(name), groups, Settings(groups), empty=True)][-1:]
+    assert five.frame.isin(["no run"]).any().any()

@@ -1,144 +1,150 @@
-"""Which runs are repetitions of each other, and what they are called."""
+"""Which runs are repetitions of each other, what they are called, and their mean over seeds."""
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
-from run_folders import CONFIG
 
-from gcfed.report.groups import federation_of, grouped, method_name, setting_of
-from gcfed.report.runs import Run
+from gcfed.report.groups import Sample, grouped, sample
+from gcfed.runs.folder import Run
+
+CONFIG = {
+    "seed": 1, "rounds": 30, "eval_every": 1,
+    "tags": {"data": "digits", "model": "mlp", "algorithm": "fedavg", "gc": "none"},
+    "participation": {"num_clients": 20, "per_round": 5},
+    "partition": {"_target_": "gcfed.data.partition.Dirichlet", "alpha": 0.1},
+    "client": {"epochs": 5, "optimizer": {"_target_": "torch.optim.SGD", "lr": 0.01, "momentum": 0.9}},
+}  # fmt: skip
+GCFED = {"tags.gc": "gcfed", "gc._target_": "gcfed.methods.centralization.GradientCentralization"}
 
 
-def run_of(**config) -> Run:
-    """A run with dotted keys over the tests' config; its files do not matter here."""
-    tree = {k: dict(v) if isinstance(v, dict) else v for k, v in CONFIG.items()} | {"rounds": 30}
-    tree["client"] = {**CONFIG["client"], "optimizer": dict(CONFIG["client"]["optimizer"])}
+def run_of(state="finished", summary=None, values=(0.5,), folder="/nowhere", **config) -> Run:
+    """A run in memory with dotted keys over :data:`CONFIG`, tested after each of its rounds."""
+    tree = {key: dict(value) if isinstance(value, dict) else value for key, value in CONFIG.items()}
+    tree["client"] = CONFIG["client"] | {"optimizer": dict(CONFIG["client"]["optimizer"])}
     for key, value in config.items():
         node = tree
-        *parents, leaf = key.split("__")
+        *parents, leaf = key.split(".")
         for parent in parents:
             node = node.setdefault(parent, {})
         node[leaf] = value
-    return Run(Path("/nowhere"), tree, (), {}, {}, "finished", "")
+    table = pd.DataFrame({"test/acc": values}, index=pd.RangeIndex(1, len(values) + 1, name="round"))
+    return Run(Path(folder), tree, summary or {}, table, state, "")
 
 
-def labels(*runs: Run) -> list[str]:
-    return [group.label for group in grouped(runs)]
-
-
-GCFED = {"tags__gc": "gcfed", "gc___target_": "gcfed.methods.centralization.GradientCentralization"}
+def methods(*runs: Run) -> list[str]:
+    return [group.method for group in grouped(runs)]
 
 
 def test_runs_that_differ_by_seed_or_by_place_are_one_group():
-    runs = [
-        run_of(seed=3),
-        run_of(seed=1, paths__data_dir="/data", client_store__kind="disk", client__stack=5, trainer__devices=2),
-        run_of(seed=2, data__eval_batch_size=100, targets=[0.1], metrics__drift=1, name="x"),
-        run_of(seed=4, client__epochs=5.0, participation__sampler__per_round=7),
-    ]
+    runs = [run_of(seed=3), run_of(seed=1, **{"paths.data_dir": "/data"}), run_of(seed=2, name="x", **{"metrics.a": 1})]
     (group,) = grouped(runs)
-    assert [run.seed for run in group.runs] == [1, 2, 3, 4]
-    assert (group.method, group.federation, group.label) == ("FedAvg", "", "FedAvg")
-    assert "seed" not in group.setting
-    assert group.setting["client.optimizer.lr"] == 0.01
+    assert [run.seed for run in group.runs] == [1, 2, 3]
+    assert (group.method, group.federation) == ("fedavg", "digits, mlp, 5 of 20 clients, Dirichlet 0.1, 30 rounds")
+    assert grouped([Run(Path("/nowhere"), {}, {}, pd.DataFrame(), "failed", "its files cannot be read")]) == []
 
 
-def test_how_often_a_run_was_tested_tells_groups_apart():
-    """The best of 30 tests and the best of 4 are two measures; one seed twice is no repetition then."""
-    runs = [run_of(), run_of(eval_every=7), run_of(seed=2, eval_every=7), run_of(tags__gc="gcfed")]
-    assert [(g.method, g.federation, len(g.runs)) for g in grouped(runs)] == [
-        ("FedAvg", "eval_every 1", 1), ("FedAvg", "eval_every 7", 2), ("GC-Fed", "eval_every 1", 1),
+def test_how_long_and_how_often_tells_groups_apart():
+    """The best of 30 tests and the best of 4 are two measures."""
+    groups = grouped([run_of(), run_of(eval_every=7), run_of(rounds=9)])
+    first = "digits, mlp, 5 of 20 clients, Dirichlet 0.1"
+    assert [group.federation for group in groups] == [
+        f"{first}, 30 rounds, eval_every 1", f"{first}, 30 rounds, eval_every 7", f"{first}, 9 rounds",
     ]  # fmt: skip
-    assert "eval_every" not in setting_of(runs[0])  # a study continues a run whatever its tests
+    assert len({group.setting for group in groups}) == 1
 
 
-def test_runs_without_a_readable_config_are_in_no_group():
-    assert grouped([Run(Path("/nowhere"), {}, (), {}, {}, "failed", "its files cannot be read")]) == []
-    assert grouped([]) == []
+def test_of_a_seed_run_twice_the_last_to_end_counts():
+    old = run_of(summary={"ended": "2026-05-01T10:00:00+00:00"}, folder="/b", values=(0.1,))
+    new = run_of(summary={"ended": "2026-05-02T10:00:00+00:00"}, folder="/a", values=(0.2,))
+    stopped = run_of("unfinished", folder="/c", values=(0.3,))
+    (group,) = grouped([new, stopped, old])
+    assert group.runs == (new,)
+    assert set(group.repeated) == {old, stopped}
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "gc", "name"),
+    ("config", "name"),
     [
-        ("fedavg", "none", "FedAvg"),
-        ("fedavg", "gcfed", "GC-Fed"),
-        ("fedavg", "local", "Local GC"),
-        ("fedprox", "none", "FedProx"),
-        ("fedprox", "global", "FedProx + Global GC"),
-        ("mine", "odd", "mine + gc=odd"),
+        ({}, "fedavg"),
+        ({"labels.algorithm": "FedAvg"}, "FedAvg"),
+        (GCFED | {"labels.gc": "GC-Fed"}, "GC-Fed"),
+        (GCFED | {"tags.algorithm": "fedprox", "labels.algorithm": "FedProx", "labels.gc": "Local GC"},
+         "FedProx + Local GC"),
     ],
-)
-def test_method_names(algorithm, gc, name):
-    assert method_name({"tags.algorithm": algorithm, "tags.gc": gc}) == name
+)  # fmt: skip
+def test_method_names_come_from_the_config(config, name):
+    assert methods(run_of(**config)) == [name]
 
 
-def test_what_differs_is_told_and_nothing_else():
-    runs = [run_of(), run_of(**GCFED), run_of(**GCFED, gc__lam=0.5), run_of(**GCFED, gc__lam=0.5, rounds=800)]
-    assert labels(*runs) == [
-        "FedAvg, 30 rounds",
-        "GC-Fed, 30 rounds",
-        "GC-Fed, λ 0.5, 30 rounds",
-        "GC-Fed, λ 0.5, 800 rounds",
-    ]
+def test_names_say_what_differs_and_nothing_else():
+    lam = [run_of(**GCFED, **{"gc.lam": value}) for value in (0.0, 0.5)]
+    assert methods(run_of(), *lam) == ["fedavg", "gcfed, λ 0", "gcfed, λ 0.5"]
+    ratios = [run_of(**{"tags.algorithm": "ssf", "methods.ssf.ratio": r}) for r in (0.1, 0.2)]
+    assert methods(*ratios) == ["ssf, r/d 0.1", "ssf, r/d 0.2"]
+    acg = {"tags.algorithm": "fedacg", "server.momentum": 0.85}  # what an algorithm is by itself is not said
+    assert methods(run_of(), run_of(**acg)) == ["fedavg", "fedacg"]
 
 
-def test_an_algorithms_own_settings_are_not_told():
-    runs = [run_of(), run_of(tags__algorithm="fedacg", server__momentum=0.85, methods__proximal__mu=0.001)]
-    assert labels(*runs) == ["FedAvg", "FedACG"]
-    assert labels(*runs, run_of(tags__algorithm="fedacg", server__momentum=0.9, methods__proximal__mu=0.001)) == [
-        "FedAvg",
-        "FedACG, server.momentum 0.85",
-        "FedACG, server.momentum 0.9",
-    ]
-
-
-def test_federations_as_one_says_them():
-    def federation(**config):
-        return federation_of(setting_of(run_of(**config)))
-
-    assert federation() == ("digits", "MLP", "5/20", "α 0.1", "30 rounds")
-    balanced = {"partition___target_": "gcfed.data.partition.DirichletBalanced", "partition__alpha": 0.3}
-    assert federation(tags__data="cifar10", **balanced)[::3] == ("CIFAR-10", "balanced α 0.3")
-    assert federation(partition={"_target_": "gcfed.data.partition.IID"})[3] == "i.i.d."
-    classes = {"_target_": "gcfed.data.partition.ClassesPerClient", "classes": 1}
-    assert federation(partition=classes)[3] == "classes 1"
-    assert federation(partition={"_target_": "gcfed.data.partition.ByGroup"}, participation__num_clients=None)[2:4] == (
-        "5/all",
-        "natural",
-    )
-    dynamic = {"participation__sampler___target_": "gcfed.data.sampling.DynamicPopulation"}
-    assert federation(**dynamic)[2] == "5/20 dynamic"
+def test_one_odd_run_does_not_lengthen_the_others_names():
+    adam = {"_target_": "torch.optim.Adam", "lr": 0.001, "betas": [0.9, 0.999]}
+    runs = [run_of(), run_of(**{"client.epochs": 1}), run_of(**{"client.epochs": 2})]
+    names = methods(*runs, run_of(**{"client.optimizer": adam}))
+    assert len(set(names)) == 4
+    assert [name for name in names if "Adam" in name] == names[3:]
+    assert not any("SGD" in name or "momentum" in name or "betas" in name for name in names)
 
 
 @pytest.mark.parametrize(
     "difference",
     [
-        {"partition__min_size": 10},
-        {"partition___target_": "gcfed.data.partition.DirichletBalanced"},
-        {"partition__alpha": 0.1000001},
-        {"participation__sampler___target_": "gcfed.data.sampling.DynamicPopulation"},
-        {"participation__sampler__live": 100},
-        {"participation__num_clients": None},
-        {"precision": "bf16-mixed"},
-        {"client__optimizer__lr": 0.010000001},
-        {"client__steps": 3},
-        {"data__limit_train": 100},
-        {"model__hidden": [64, 64]},
-        {"methods__new__beta": 1},
-        {"quantization__bits": 4},
-        {"tags__data": "cifar10"},
-        {"tags__model": "cnn"},
+        {"partition.min_size": 10},
+        {"partition._target_": "gcfed.data.partition.DirichletBalanced"},
+        {"partition.alpha": 0.1000001},
+        {"participation.sampler._target_": "gcfed.data.sampling.DynamicPopulation"},
+        {"participation.num_clients": None},
+        {"client.optimizer.lr": 0.1},
+        {"client.clip_norm": 10.0},
+        {"data.limit_train": 100},
+        {"model.hidden": [64, 64]},
+        {"methods.new.beta": 1},
+        {"tags.data": "cifar10", "data.num_classes": 10},
         {"rounds": 31},
         {"eval_every": 7},
+        {"precision": "64-true"},
     ],
     ids=str,
 )
 def test_every_difference_makes_a_group_with_a_label_of_its_own(difference):
-    runs = [run_of(), run_of(**difference)]
-    assert len(set(labels(*runs))) == 2
-    assert all(labels(*runs))
+    groups = grouped([run_of(), run_of(**difference)])
+    assert len({group.label for group in groups}) == len(groups) == 2
 
 
-def test_a_large_sweep_is_named_at_once():
-    runs = [run_of(**GCFED, gc__lam=i / 1000) for i in range(600)]
-    assert len(set(labels(*runs))) == 600
+def test_a_large_sweep_has_a_name_each():
+    runs = [run_of(**GCFED, **{"gc.lam": i / 1000}) for i in range(300)]
+    assert len(set(methods(*runs))) == 300
+
+
+def test_mean_and_deviation_over_seeds_by_hand():
+    runs = [run_of(seed=seed, values=(0.1, last)) for seed, last in ((1, 0.5), (2, 0.7), (3, 0.6))]
+    (group,) = grouped([*runs, run_of("failed", seed=4), run_of("unfinished", seed=5)])
+    s = sample(group, "last:test/acc", 100.0)
+    assert (s.mean, s.std, [run.seed for run in s.others]) == (pytest.approx(60), pytest.approx(10), [4, 5])
+    assert s.record["seeds"] == "1 2 3"
+    (one,) = grouped(runs[:1])
+    assert sample(one, "last:test/acc").std is None
+    assert sample(one, "max:test/nothing") == Sample({}, (), (), (runs[0],))
+
+
+def test_a_target_that_was_not_reached_is_a_bound():
+    runs = [run_of(seed=1, values=(0.2, 0.8, 0.9)), run_of(seed=2, values=(0.2, 0.3, 0.4, 0.5))]
+    (group,) = grouped([*runs, run_of("unfinished", seed=3, values=(0.1,))])
+    s = sample(group, "rounds:test/acc>=0.7")
+    assert (dict(s.values), s.mean, s.std, s.bound) == ({1: 2.0, 2: 4.0}, 3.0, None, True)
+    assert not sample(grouped(runs[:1])[0], "rounds:test/acc>=0.7").bound
+
+
+def test_a_run_that_diverged_is_in_the_mean_and_named():
+    runs = [run_of(seed=1), run_of("diverged", seed=2, values=(0.1,))]
+    s = sample(grouped(runs)[0], "last:test/acc")
+    assert (s.mean, s.diverged) == (pytest.approx(0.3), (2,))

@@ -1,144 +1,134 @@
-"""Tables as Markdown, LaTeX and CSV, their marks, and the orders of two columns."""
+"""Tables as text, and those of any runs."""
 
 import csv
 import io
-import math
 
+import pandas as pd
 import pytest
+from test_groups import GCFED, run_of
 
-from gcfed.report import papers
-from gcfed.report.compare import compare
-from gcfed.report.ranks import kendall, ranks, spearman
-from gcfed.report.tables import Cell, Row, Table, as_csv, latex, markdown, marked, write_table
-from gcfed.report.units import unit
-
-TABLE = Table(
-    name="gcfed_table5",
-    title="Accuracy (%)",
-    header=("", "α 0.1 | a_b", "50 & more"),
-    rows=(
-        Row((Cell("FedAvg"), Cell("61.20 (0.80)", bold=True), Cell("–", state="missing", title="seed 1"))),
-        Row((Cell("paper"), Cell("59.45 (3.72)", underline=True), Cell("1000+")), minor=True),
-        Row((Cell("GC-Fed #1"), Cell("<10 *†"), Cell("−1.50 (0.4 σ)"))),
-    ),
-    notes=("Costs $5, ~ 3^2 \\ {x}.",),
-    records=({"row": "FedAvg", "mean": 0.1 + 0.2, "std": None}, {"row": 'a "b", c', "mean": math.inf, "std": 1e-17}),
+from gcfed.report.groups import grouped
+from gcfed.report.tables import (
+    UNITS,
+    Best,
+    Minor,
+    Table,
+    all_runs,
+    best,
+    describe,
+    main_measure,
+    mark_best,
+    measured,
+    targets,
 )
 
-
-def test_markdown():
-    assert markdown(TABLE) == (
-        "## Accuracy (%)\n"
-        "\n"
-        "|  | α 0.1 \\| a_b | 50 & more |\n"
-        "| --- | ---: | ---: |\n"
-        "| FedAvg | **61.20 (0.80)** | – |\n"
-        "| *paper* | <ins>59.45 (3.72)</ins> | 1000+ |\n"
-        "| GC-Fed #1 | &lt;10 \\*† | −1.50 (0.4 σ) |\n"
-        "\n"
-        "Costs $5, ~ 3^2 \\\\ {x}.\n"
-    )
-    assert markdown(TABLE, level=4).startswith("#### Accuracy")
+FRAME = pd.DataFrame([["a_b", Best("1.5 %")], [Minor("paper"), "λ | <x>"]], columns=["", "η (%)"])
+TABLE = Table("t_1", "A & B", FRAME, pd.DataFrame({"x": [1.0, None]}), ("100 % of `it`.",))
 
 
-def test_latex():
-    assert latex(TABLE).splitlines() == [
-        r"\begin{table}",
-        r"\centering",
-        r"\caption{Accuracy (\%)}",
-        r"\label{tab:gcfed_table5}",
-        r"\begin{tabular}{lrr}",
-        r"\toprule",
-        r" & $\alpha$ 0.1 \textbar{} a\_b & 50 \& more \\",
-        r"\midrule",
-        r"FedAvg & \textbf{61.20 (0.80)} & -- \\",
-        r"\quad paper & \underline{59.45 (3.72)} & 1000+ \\",
-        r"\addlinespace",
-        r"GC-Fed \#1 & \textless{}10 *\textdagger{} & $-$1.50 (0.4 $\sigma$) \\",
-        r"\bottomrule",
-        r"\end{tabular}",
-        r"\par\medskip{\footnotesize Costs \$5, \textasciitilde{} 3\textasciicircum{}2 \textbackslash{} \{x\}.\par}",
-        r"\end{table}",
-    ]
-
-
-@pytest.mark.parametrize("paper", papers.names())
-def test_latex_can_be_set_with_any_engine(paper):
-    """pdflatex stops at characters that its fonts lack, such as those of 10⁻³."""
-    text = latex(compare(papers.load(paper), []).table)
-    assert {character for character in text if not character.isascii()} == set()
-
-
-def test_numbers_go_to_the_right_and_texts_to_the_left():
-    rows = (("a", "–", "2 of 3", "failed", "", "note 1"), ("1", "–", "–", "3.00", "", ""))
-    table = Table("t", "T", ("h",) * 6, tuple(Row(tuple(map(Cell, row))) for row in rows))
-    assert markdown(table).splitlines()[3] == "| --- | --- | ---: | ---: | --- | --- |"
-    assert r"\begin{tabular}{llrrll}" in latex(table)
-    assert markdown(Table("t", "T", ("a", "b"), ())).splitlines()[3] == "| --- | --- |"
-
-
-def test_csv_reads_back_exactly():
-    first, second = csv.DictReader(io.StringIO(as_csv(TABLE)))
-    assert (first["row"], float(first["mean"]), first["std"]) == ("FedAvg", 0.1 + 0.2, "")
-    assert (second["row"], float(second["mean"]), float(second["std"])) == ('a "b", c', math.inf, 1e-17)
-
-
-def test_files_are_replaced_whole(tmp_path):
-    paths = write_table(TABLE, tmp_path / "new" / "tables")
-    assert [path.name for path in paths] == ["gcfed_table5.md", "gcfed_table5.tex", "gcfed_table5.csv"]
-    paths[0].write_text("old")
-    write_table(TABLE, tmp_path / "new" / "tables")
-    assert paths[0].read_text(encoding="utf-8") == markdown(TABLE)
-    assert sorted(path.name for path in paths[0].parent.iterdir()) == sorted(path.name for path in paths)
-
-
-@pytest.mark.parametrize(
-    ("values", "higher", "marks"),
-    [
-        ([1.0, 3.0, 2.0, None], True, " bu "),
-        ([1.0, 3.0, 2.0, None], False, "b u "),
-        ([3.0, 3.0, 2.0, 2.0, 1.0], True, "bbuu "),
-        ([3.0, None], True, "  "),
-        ([3.0, 3.0], True, "  "),
-        ([1.0, 2.0], None, "  "),
-        ([], True, ""),
-    ],
-)
-def test_best_is_bold_and_second_underlined(values, higher, marks):
-    cells = marked([Cell(str(value)) for value in values], values, higher)
-    assert "".join("b" if cell.bold else "u" if cell.underline else " " for cell in cells) == marks
-
-
-def test_units():
-    assert [unit("percent").text(61.204), unit("percent").factor * 0.5] == ["61.20", 50]
-    assert [unit("rounds").text(number) for number in (1000.0, 12.34, 0.0)] == ["1000", "12.3", "0"]
-    assert [unit("seconds").text(24.68), unit("1e-3").text(1.2346), unit("none").text(0.00012346)] == [
-        "24.7", "1.235", "0.0001235",
+def test_markdown_escapes_and_marks():
+    assert TABLE.markdown().splitlines() == [
+        "## A & B", "", "|  | η (%) |", "| --- | --- |", "| a_b | **1.5 %** |", "| *paper* | λ \\| &lt;x> |", "",
+        "100 % of \\`it\\`.",
     ]  # fmt: skip
-    with pytest.raises(ValueError, match="'hours': the units are percent, rounds"):
-        unit("hours")
 
 
-def test_ranks_share_places():
-    assert ranks([30, 10, 20, 20, 40]) == [4, 1, 2.5, 2.5, 5]
+def test_latex_escapes_marks_and_is_not_wider_than_the_text():
+    text = TABLE.latex()
+    for part in (r"\caption{A \& B}\label{tab:t_1}", r" & $\eta$ (\%) \\", r"a\_b & \textbf{1.5 \%} \\", r"\toprule",
+                 r"\quad paper & $\lambda$ \textbar{} \textless{}x\textgreater{} \\", r"\resizebox{\ifdim\width>",
+                 r"100 \% of"):  # fmt: skip
+        assert part in text, part
+    assert text.count("{") == text.count("}")
+
+
+def test_files(tmp_path):
+    TABLE.write(tmp_path / "new")
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {"t_1.md", "t_1.tex", "t_1.csv"}
+    assert list(csv.reader(io.StringIO((tmp_path / "new" / "t_1.csv").read_text()))) == [["x"], ["1.0"], [""]]
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "rho", "tau"),
+    ("numbers", "higher", "bold"),
     [
-        ([1, 2, 3, 4], [10, 20, 30, 40], 1, 1),
-        ([1, 2, 3, 4], [4, 3, 2, 1], -1, -1),
-        # Differences of the ranks 0, 1, 1: ρ = 1 − 6·2/(3·8); one of three pairs the other way round.
-        ([1, 2, 3], [1, 3, 2], 0.5, 1 / 3),
-        # 1 − 6·(1 + 1 + 4 + 1 + 1)/(5·24); pairs the other way round: (1,2), (3,4), (3,5), so 7 − 3 of 10.
-        ([1, 2, 3, 4, 5], [2, 1, 5, 3, 4], 1 - 6 * 8 / 120, 0.4),
-        # b's first two tie: ranks 1.5, 1.5, 3. ρ: 1.5/√(2·1.5); τ_b: 2/√(3·2).
-        ([1, 2, 3], [5, 5, 9], math.sqrt(3) / 2, 2 / math.sqrt(6)),
-        ([1, 2, 3], [7, 7, 7], math.nan, math.nan),
+        ([1, 3, 2], True, [1]),
+        ([1, 3, 1], False, [0, 2]),
+        ([1, 3], None, []),
+        ([None, 3], True, []),
+        ([2, 2], True, []),
+        ([None, 3, 2], True, [1]),
     ],
 )
-def test_agreement_of_orders(a, b, rho, tau):
-    assert spearman(a, b) == pytest.approx(rho, abs=1e-12, nan_ok=True)
-    assert kendall(a, b) == pytest.approx(tau, abs=1e-12, nan_ok=True)
-    assert spearman(b, a) == pytest.approx(rho, abs=1e-12, nan_ok=True)
-    assert kendall(b, a) == pytest.approx(tau, abs=1e-12, nan_ok=True)
+def test_the_best_is_bold(numbers, higher, bold):
+    cells = mark_best(list("abc")[: len(numbers)], numbers, higher)
+    assert [i for i, cell in enumerate(cells) if isinstance(cell, Best)] == bold
+
+
+@pytest.mark.parametrize(
+    ("measure", "title", "unit", "higher"),
+    [
+        ("max:test/acc", "best accuracy", "percent", True),
+        ("rounds:test/acc>=0.8", "rounds to 80 %", "rounds", False),
+        ("rounds:test/loss<=0.5", "rounds to 0.5 of test/loss", "rounds", False),
+        ("bytes_to_target/0.8", "bytes to 80 %", "MB", False),
+        ("client_seconds_to_target/0.8", "client seconds to 80 %", "seconds", False),
+        ("acc_diff/std", "acc_diff/std", "percent", None),
+        ("mean:gap/l2", "mean:gap/l2", "none", None),
+    ],
+)
+def test_any_measure_has_a_title_and_a_unit(measure, title, unit, higher):
+    assert describe(measure) == (title, UNITS[unit], higher)
+
+
+def groups_of(*runs):
+    return grouped(runs)
+
+
+def test_a_federation_is_a_table_of_methods_by_measures():
+    runs = [run_of(seed=s, values=(0.1, 0.4 + s / 10)) for s in (1, 2)]
+    runs += [
+        run_of(**GCFED, values=(0.2, 0.9)),
+        run_of("failed", values=(0.2,), **{"tags.algorithm": "moon", "methods.moon.mu": 1}),
+    ]
+    table = measured(groups_of(*runs), ["last:test/acc", "max:test/acc", "max:test/nothing"], "f", "F")
+    assert table.frame.to_dict("list") == {
+        "method": ["fedavg", "gcfed", "moon"],
+        "accuracy at the end (%)": ["55.00 (7.07)", "90.00 [1 of 2]", "failed at seed 1"],
+        "best accuracy (%)": ["55.00 (7.07)", "90.00 [1 of 2]", "–"],
+    }
+    assert [isinstance(cell, Best) for cell in table.frame["best accuracy (%)"]] == [False, True, False]
+    assert table.notes[0].endswith("All: η 0.01, epochs 5.")
+    assert "moon (digits, mlp, 5 of 20 clients, Dirichlet 0.1, 30 rounds): failed at seed 1" in table.notes[1]
+    assert table.records["mean"].tolist() == pytest.approx([55, 90, 55, 90])
+    assert measured(groups_of(*runs), ["max:test/nothing"], "f", "F") is None
+
+
+def test_the_best_of_each_federation_comes_first():
+    runs = [run_of(values=(0.5,)), run_of(**GCFED, values=(0.7,)), run_of(rounds=9, values=(0.3,))]
+    table = best(groups_of(*runs))
+    assert table.frame["best"].tolist() == ["gcfed: 70.00 %", "fedavg: 30.00 %"]
+    assert table.frame["next"].tolist() == ["fedavg: 50.00 %", "–"]
+    assert best(groups_of(run_of("failed"))) is None
+    assert main_measure(groups_of(*runs)) == "mean:test/acc[10]"
+
+
+def test_targets_that_any_run_reached_are_one_table():
+    summary = {"bytes_to_target": {"0.5": 3e6, "0.9": None}}
+    runs = [
+        run_of(values=(0.2, 0.6), targets=[0.5, 0.9], summary=summary),
+        run_of(**GCFED, values=(0.2,), targets=[0.5]),
+    ]
+    table = targets(groups_of(*runs))
+    assert table.frame.to_dict("list") == {
+        "method": ["fedavg"], "rounds to 50 %": ["2"], "bytes to 50 % (MB)": ["3"],
+    }  # fmt: skip
+    assert targets(groups_of(runs[1])) is None
+
+
+def test_every_run_is_listed_with_how_it_ended():
+    runs = [run_of(folder="/a"), run_of("failed", folder="/b", seed=2), run_of("diverged", folder="/c", seed=3)]
+    table = all_runs(runs, groups_of(*runs), {run.folder: run.folder.name for run in runs})
+    assert table.frame["state"].tolist() == ["failed", "diverged", "finished"]
+    assert table.frame["rounds"].tolist() == ["1 of 30"] * 3
+    assert table.frame["final"].tolist() == ["50.00%"] * 3
+    assert "error" not in table.frame

@@ -7,7 +7,8 @@ import torch
 from omegaconf import OmegaConf
 
 from gcfed.run import evaluate, train
-from gcfed.runs.checkpoint import check_targets, load_checkpoint
+from gcfed.runs.checkpoint import load_checkpoint
+from gcfed.utils.instantiate import check_targets
 from gcfed.utils.lock import locked
 from gcfed.utils.resolvers import ROOT
 

@@ -1,4 +1,4 @@
-"""Studies with a launcher that only pretends to train."""
+"""Studies and searches with a launcher that only pretends to train."""
 
 import json
 from functools import cache
@@ -8,12 +8,11 @@ from types import SimpleNamespace
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.utils import JobReturn, JobStatus
-from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from gcfed.study.calibrate import Speed
-from gcfed.study.state import as_run
+from gcfed.runs.identity import counts
 from gcfed.study.sweep import sweep
+from gcfed.utils.compose import Composer
 from gcfed.utils.resolvers import ROOT
 
 GROUPS = [path.name for path in (ROOT / "configs").iterdir() if path.is_dir()]
@@ -30,45 +29,49 @@ def composed(*overrides):
         return compose("train", [*overrides])
 
 
-def finish(folder, overrides, rounds, **config):
-    """What a run leaves behind, as far as a study looks at it; ``config`` are keys that it has otherwise."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "checkpoints").mkdir(exist_ok=True)
+COMPOSE = Composer(lambda overrides: composed(*overrides), GROUPS)
+LOADER = SimpleNamespace(list_groups=lambda parent: GROUPS, load_sweep_config=lambda _, overrides: composed(*overrides))
+CONTEXT = SimpleNamespace(config_loader=LOADER)
+
+
+def finish(folder, overrides, rounds, **summary):
+    """What a run leaves behind when it has ended after so many rounds, as far as a sweep looks at it."""
+    cfg = COMPOSE([*overrides, f"rounds={rounds}"])
+    config = {key: cfg[key] for key in cfg if counts(key) or key in ("rounds", "eval_every")}
+    config = OmegaConf.to_container(OmegaConf.create(config, parent=cfg), resolve=True)
+    (folder / "checkpoints").mkdir(exist_ok=True, parents=True)
     (folder / "checkpoints" / "last.ckpt").touch()
-    (folder / "overrides.yaml").write_text(yaml.safe_dump(list(overrides)))
-    known = json.loads(json.dumps(as_run(composed(*overrides)).config))
-    known["trainer"] |= {"accelerator": "auto", "devices": "auto"}
-    (folder / "config.yaml").write_text(yaml.safe_dump(known | {"rounds": rounds} | config))
-    (folder / "metrics.csv").write_text("".join(["round,time/round_s\n", *(f"{r + 1},1.0\n" for r in range(rounds))]))
-    (folder / "summary.json").write_text(json.dumps({"rounds": rounds}))
+    config["metrics"] = {name: {} for name in cfg.metrics or ()}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    (folder / "metrics.csv").write_text("".join(["round,test/acc\n", *(f"{r + 1},0.5\n" for r in range(rounds))]))
+    (folder / "summary.json").write_text(json.dumps({"rounds": rounds, **summary}))
+
+
+def outcome(error=None):
+    done = JobReturn(status=JobStatus.FAILED if error else JobStatus.COMPLETED)
+    done.return_value = error
+    return done
 
 
 class Launcher:
     """Writes what a run would, unless its overrides have one of ``broken``; ``before`` the first it does something."""
 
-    def __init__(self, broken=(), before=None):
+    def __init__(self, broken=(), before=lambda: None):
         self.broken, self.before, self.calls = broken, before, []
 
     def launch(self, job_overrides, initial_job_idx):
-        if self.before is not None and not self.calls:
+        if not self.calls:
             self.before()
         self.calls.append(job_overrides)
         return [self._job(job) for job in job_overrides]
 
     def _job(self, job):
-        values = dict(o.split("=", 1) for o in job)
-        if self.broken == "launcher":
-            raise HydraException("Could not override 'x'.\nTo append use +x")
         if set(self.broken) & set(job):
-            error = JobReturn(status=JobStatus.FAILED)
-            error.return_value = ValueError("gc.lam=2 is\noutside")
-            return error
-        folder = values["hydra.sweep.dir"].strip("'") + "/" + values["hydra.sweep.subdir"].strip("'")
-        own = [o for o in job if not o.startswith("hydra.")]
-        finish(Path(folder), own, int(values["rounds"]))
-        done = JobReturn(status=JobStatus.COMPLETED)
-        done.return_value = None
-        return done
+            return outcome(ValueError("gc.lam=2 is\noutside"))
+        values = {key: value.strip("'") for key, value in (override.split("=", 1) for override in job)}
+        own = [override for override in job if not override.startswith(("hydra.", "ckpt_path"))]
+        finish(Path(values["hydra.sweep.dir"]) / values["hydra.sweep.subdir"], own, int(values["rounds"]))
+        return outcome()
 
 
 class BasicLauncher(Launcher):
@@ -76,22 +79,12 @@ class BasicLauncher(Launcher):
 
 
 class Studies:
-    """``studies(launcher, *arguments, name=…, **node)`` runs a study below a folder, in which nothing is timed.
+    """``studies(launcher, *arguments, name=…, **node)`` runs a study below a folder."""
 
-    Attributes:
-        composed: what was asked of Hydra.
-    """
+    def __init__(self, folder):
+        self.root = folder / "study"
 
-    def __init__(self, folder, monkeypatch):
-        monkeypatch.setattr("gcfed.study.calibrate.measure", lambda cfg: Speed(0.01, 0.0, 1, 1, 1000))
-        self.root, self.composed = folder / "study", []
-        self.loader = SimpleNamespace(load_sweep_config=self._load, list_groups=lambda parent: GROUPS)
-
-    def _load(self, _, overrides):
-        self.composed.append(overrides)
-        return composed(*overrides)
-
-    def __call__(self, launcher, *arguments, name="try", scale="full", **node):
-        place = {"runtime": {"choices": {"study": name}}, "sweep": {"dir": str(self.root / name / scale)}}
-        config = OmegaConf.create({"study": {"table": TABLE, **node}, "scale": scale, "hydra": place})
-        sweep(config, SimpleNamespace(config_loader=self.loader), launcher, list(arguments))
+    def __call__(self, launcher, *arguments, name="try", **node):
+        place = {"runtime": {"choices": {"study": name}}, "sweep": {"dir": str(self.root / name / "full")}}
+        config = {"study": {"table": TABLE, **node}, "scale": "full", "hydra": place}
+        sweep(OmegaConf.create(config | {"paths": {"log_dir": str(self.root.parent)}}), CONTEXT, launcher, [*arguments])

@@ -32,16 +32,23 @@ class Transform(Protocol):
 
 
 class ImageTransform:
-    """uint8 images → normalised floats, with random crop and horizontal flip where draws are given.
+    """uint8 images → normalised floats, with random rotation, crop and horizontal flip where draws are given.
 
     Args:
         mean, std: of the channels, in units of the range 0…1; one value serves all channels.
         crop_padding: pixels of black on every side, out of which a window of the image's size is cut; 0: no crop.
         flip: mirror each training image with probability ½.
+        rotation: degrees; each training image is turned by as many at most, before the crop; 0: no rotation.
     """
 
     def __init__(
-        self, mean: Sequence[float], std: Sequence[float], *, crop_padding: int = 0, flip: bool = False
+        self,
+        mean: Sequence[float],
+        std: Sequence[float],
+        *,
+        crop_padding: int = 0,
+        flip: bool = False,
+        rotation: int = 0,
     ) -> None:
         self.mean = tuple(numbers("data.transform.mean", mean))
         self.std = tuple(numbers("data.transform.std", std, 0, above=True))
@@ -49,6 +56,7 @@ class ImageTransform:
             raise ValueError(f"data.transform.mean={list(mean)} and data.transform.std={list(std)} must pair up.")
         self.crop_padding = number("data.transform.crop_padding", crop_padding, 0, 1000, whole=True)
         self.flip = flag("data.transform.flip", flip)
+        self.rotation = number("data.transform.rotation", rotation, 0, 180, whole=True)
         self._affine: tuple[Tensor, Tensor] | None = None
 
     def check(self, input_shape: tuple[int, ...]) -> None:
@@ -60,22 +68,28 @@ class ImageTransform:
             )
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray | None:
-        """Crop offsets and flips of ``shape`` images, ``[*shape, 3]``: row, column, flip. None without augmentation."""
-        if not self.crop_padding and not self.flip:
+        """What happens to ``shape`` images, ``[*shape, 3]``: row and column of the crop, flip; with rotation a fourth,
+        the angle above −``rotation`` in thousandths of a degree. None without augmentation.
+        """
+        if not (self.crop_padding or self.flip or self.rotation):
             return None
         high = [2 * self.crop_padding + 1, 2 * self.crop_padding + 1, 1 + self.flip]
-        return rng.integers(0, high, size=(*shape, 3), dtype=np.int64)
+        if self.rotation:
+            high.append(2000 * self.rotation + 1)
+        return rng.integers(0, high, size=(*shape, len(high)), dtype=np.int64)
 
     def __call__(
         self,
         x_BCHW: Tensor,
-        augment_B3: Tensor | None,
+        augment_BA: Tensor | None,
         dtype: torch.dtype = torch.float32,
         memory_format: torch.memory_format = torch.contiguous_format,
     ) -> Tensor:
-        """uint8 ``[B, C, H, W]`` → ``dtype`` of the same shape; ``augment_B3`` as from :meth:`draw`."""
-        if augment_B3 is not None:
-            x_BCHW = self._crop_and_flip(x_BCHW, augment_B3)
+        """uint8 ``[B, C, H, W]`` → ``dtype`` of the same shape; ``augment_BA`` as from :meth:`draw`."""
+        if augment_BA is not None:
+            if self.rotation:
+                x_BCHW = rotated(x_BCHW, augment_BA[:, 3] / 1000 - self.rotation)
+            x_BCHW = self._crop_and_flip(x_BCHW, augment_BA)
         if self._affine is None or self._affine[0].device != x_BCHW.device or self._affine[0].dtype != dtype:
             mean = torch.tensor(self.mean, dtype=dtype, device=x_BCHW.device).view(-1, 1, 1)
             std = torch.tensor(self.std, dtype=dtype, device=x_BCHW.device).view(-1, 1, 1)
@@ -91,6 +105,30 @@ class ImageTransform:
         if self.flip:
             x = torch.where(augment[:, 2].bool().view(-1, 1, 1, 1), x.flip(-1), x)
         return x
+
+
+def rotated(x_BCHW: Tensor, degrees_B: Tensor) -> Tensor:
+    """Images turned counter-clockwise about their middle: nearest pixel, black outside.
+
+    The same numbers as ``PIL.Image.rotate``, so torchvision's ``RandomRotation``, which counts in 65536ths of a pixel.
+    """
+    height, width = x_BCHW.shape[-2:]
+    turn = torch.deg2rad(degrees_B.to(torch.float64)).view(-1, 1, 1)
+    cos, sin = turn.cos(), turn.sin()
+    rows = torch.arange(height, device=x_BCHW.device).view(-1, 1)
+    columns = torch.arange(width, device=x_BCHW.device)
+
+    def source(by_column: Tensor, by_row: Tensor, middle: float) -> Tensor:
+        """Along one axis, the pixel that each pixel is taken from, ``[B, H, W]``."""
+        start = middle - by_column * (width / 2 - 0.5) - by_row * (height / 2 - 0.5)
+        start, by_column, by_row = ((t * 65536 + 0.5).floor().long() for t in (start, by_column, by_row))
+        return (start + by_column * columns + by_row * rows) >> 16
+
+    from_column, from_row = source(cos, -sin, width / 2), source(sin, cos, height / 2)
+    inside = (from_row >= 0) & (from_row < height) & (from_column >= 0) & (from_column < width)
+    index = torch.where(inside, from_row * width + from_column, 0).flatten(1).unsqueeze(1)
+    turned = x_BCHW.flatten(2).gather(2, index.expand(-1, x_BCHW.shape[1], -1)).view(x_BCHW.shape)
+    return turned * inside.unsqueeze(1)
 
 
 class TextTransform:

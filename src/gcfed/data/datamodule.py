@@ -28,7 +28,7 @@ class FederatedDataModule(LightningDataModule):
         dataset: makes the :class:`FederatedDataset`; called once, at ``setup``.
         transform: normalisation and augmentation of images, the tokens of a text, or vectors.
         partitioner: labels → clients.
-        num_clients: N.
+        num_clients: N; None: as many as the data set has natural clients.
         rounds: R, the length of the training loader.
         seed: of the partition and of the subsets.
         num_classes, input_shape: what the model is built for; checked against the data.
@@ -43,7 +43,7 @@ class FederatedDataModule(LightningDataModule):
         dataset: Callable[[], FederatedDataset],
         transform: Transform,
         partitioner: Partitioner,
-        num_clients: int,
+        num_clients: int | None,
         rounds: int,
         seed: int,
         num_classes: int,
@@ -61,7 +61,8 @@ class FederatedDataModule(LightningDataModule):
         self.load, self.transform, self.partitioner = dataset, transform, partitioner
         self.rounds, self.input_shape = number("data.rounds", rounds, 1, whole=True), tuple(input_shape)
         self.seed = number("data.seed", seed, 0, whole=True)
-        self.num_clients = number("participation.num_clients", num_clients, 1, whole=True, none=True)
+        number("participation.num_clients", num_clients, 1, whole=True, none=True)
+        self.num_clients: int = num_clients  # type: ignore[assignment]  # None until setup
         self.num_classes = number("data.num_classes", num_classes, 1, whole=True)
         self.eval_batch_size = number("data.eval_batch_size", eval_batch_size, 1, whole=True, auto=True)
         self.limit_train = number("data.limit_train", limit_train, 1, whole=True, none=True)

@@ -22,6 +22,13 @@ class ClientSampler(Protocol):
         ...
 
 
+def cohort_size(per_round: int | float, num_clients: int) -> int:
+    """``participation.per_round`` as a number of clients: a value below 1 is a share of all, at least one client."""
+    if isinstance(per_round, float) and 0 < per_round < 1:
+        return max(1, round(per_round * num_clients))
+    return int(number("participation.per_round", per_round, 1, whole=True))
+
+
 @dataclass(frozen=True)
 class UniformSampler:
     """``per_round`` clients, uniform without replacement. Costs O(per_round), whatever the population."""

@@ -16,7 +16,7 @@ class Output(NamedTuple):
 
     Attributes:
         logits_KBC: ``[n, B, C]``, or ``[n, B, T, C]`` where every position of a sequence has a label.
-        features_KBF: the network's ``features``, flattened, ``[n, B, F]``; None unless tapped.
+        features_KBF: the network's features (:class:`Tap`), flattened, ``[n, B, F]``; None unless tapped.
         stages: the outputs of the network's ``stages`` in order, each ``[n, B, …]``, the last being the logits; empty
             unless tapped.
     """
@@ -27,7 +27,11 @@ class Output(NamedTuple):
 
 
 class Tap:
-    """Calls a network for more than its logits."""
+    """Calls a network for more than its logits.
+
+    Features are the network's ``penultimate(x)`` where it has one (VGG11's ``features`` are its convolutions), else its
+    ``features(x)``; ``head`` makes the logits of them.
+    """
 
     def __init__(self, net: nn.Module, features: bool, stages: bool) -> None:
         self.net, self.tap_features, self.tap_stages = net, features, stages
@@ -38,12 +42,16 @@ class Tap:
             outputs = [x]
             for stage in list(self.net.stages().values())[first:]:  # type: ignore[operator]
                 outputs.append(stage(outputs[-1]))
-            features = (self.net.features(x).flatten(1),) if self.tap_features else ()  # type: ignore[operator]
-            return outputs[-1], *features, *outputs[1:]
+            tapped = [self._features(x).flatten(1)] if self.tap_features else []
+            return outputs[-1], *tapped, *outputs[1:]
         if self.tap_features:
-            features = self.net.features(x)  # type: ignore[operator]
+            features = self._features(x)
             return self.net.head(features), features.flatten(1)  # type: ignore[operator]
         return (self.net(x),)
+
+    def _features(self, x: Tensor) -> Tensor:
+        part = "penultimate" if hasattr(self.net, "penultimate") else "features"
+        return getattr(self.net, part)(x)
 
     def output(self, tensors: Sequence[Tensor]) -> Output:
         features = tensors[1] if self.tap_features else None

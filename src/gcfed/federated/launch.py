@@ -2,9 +2,9 @@
 
 import ctypes
 import logging
+import multiprocessing
 import os
 import signal
-import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -39,7 +39,7 @@ class ForkLauncher(_Launcher):
 
     def __init__(self, environment: ClusterEnvironment, num_processes: int) -> None:
         self.environment, self.num_processes = environment, num_processes
-        self.children: dict[int, int] = {}  # rank → process number
+        self.children: list[Any] = []  # the processes of ranks 1, 2, …
 
     @property
     def is_interactive_compatible(self) -> bool:
@@ -59,16 +59,13 @@ class ForkLauncher(_Launcher):
             "LOCAL_RANK": "0",
             "WORLD_SIZE": str(self.num_processes),
         }
-        sys.stdout.flush()
-        sys.stderr.flush()
-        threads, parent = torch.get_num_threads(), os.getpid()
-        share = max(1, cores() // self.num_processes)
+        threads, share = torch.get_num_threads(), max(1, cores() // self.num_processes)
+        context = multiprocessing.get_context("fork")
         try:
             for rank in range(1, self.num_processes):
-                if (pid := os.fork()) == 0:
-                    os.environ["LOCAL_RANK"] = str(rank)
-                    os._exit(_child(rank, share, parent, lambda: function(*args, **kwargs)))
-                self.children[rank] = pid
+                work = (rank, share, os.getpid(), lambda: function(*args, **kwargs))
+                self.children.append(context.Process(target=_child, args=work))
+                self.children[-1].start()
             torch.set_num_threads(share)
             result = function(*args, **kwargs)
             if failed := self._wait():
@@ -96,44 +93,43 @@ class ForkLauncher(_Launcher):
 
     def _end(self) -> str:
         """Ends the processes that still run; says how another one had failed by then."""
-        for pid in self.children.values():
-            os.kill(pid, _STOP)  # not yet waited for, so its number is still its own
+        for child in self.children:
+            if child.is_alive():
+                os.kill(child.pid, _STOP)
         return self._wait()
 
     def _wait(self) -> str:
         """Waits for the other processes; says how the first of them failed, a signal before an error."""
-        failures = []
-        for rank in sorted(self.children):
-            code = os.waitstatus_to_exitcode(os.waitpid(self.children[rank], 0)[1])
-            del self.children[rank]
-            if code > 0:
-                failures.append((1, f"process {rank} of this run failed"))
-            elif code not in (0, -_STOP):
-                failures.append((0, f"process {rank} of this run died of signal {-code}"))
-        return min(failures, default=(0, ""))[1]
+        for child in self.children:
+            child.join()
+        codes = [(child.exitcode, rank) for rank, child in enumerate(self.children, start=1)]
+        self.children = []
+        killed = [f"process {rank} of this run died of signal {-code}" for code, rank in codes if 0 > code != -_STOP]
+        return [*killed, *(f"process {rank} of this run failed" for code, rank in codes if code > 0), ""][0]
 
 
-def _child(rank: int, threads: int, parent: int, function: Callable[[], Any]) -> int:
-    """Does a forked process's work; returns its exit code.
+def _child(rank: int, threads: int, parent: int, function: Callable[[], Any]) -> None:
+    """Does a forked process's work.
 
     In a new thread: GNU OpenMP keeps books of its threads for each thread that asks for some, and a fork copies the
     books but not the threads. The main thread would wait for them forever; a new one begins with none.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # whoever kills rank 0 means the run
     if os.getppid() != parent:  # it died before the line above
-        return 1
+        raise SystemExit(1)
     signal.signal(_STOP, signal.SIG_DFL)
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # they are for rank 0, which ends the others
         signal.signal(signum, signal.SIG_IGN)
-    code = 1
+    os.environ["LOCAL_RANK"] = str(rank)
+    done = False
 
     def work() -> None:
-        nonlocal code
+        nonlocal done
         torch.set_num_threads(threads)
         try:
             function()
             _leave_group()  # not after a failure: the end of this process is then what the others notice first
-            code = 0
+            done = True
         except (ValueError, FileNotFoundError) as error:  # rank 0 most likely says the same, and shows where
             log.error("process %d: %s", rank, error)
         except BaseException:
@@ -142,9 +138,7 @@ def _child(rank: int, threads: int, parent: int, function: Callable[[], Any]) ->
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    return code
+    raise SystemExit(not done)
 
 
 def _leave_group() -> None:

@@ -37,7 +37,7 @@ class FederatedLoop(Callback):
         rounds: R, the number of communication rounds.
         seed: the run's seed; every draw derives from it.
         eval_every: rounds between two tests of the global model; the last round is always tested.
-        stores: where methods keep their clients' state; by default in memory, without checkpoints.
+        stores: where methods keep their clients' state; by default in a temporary folder, without checkpoints.
     """
 
     def __init__(
@@ -130,8 +130,8 @@ class FederatedLoop(Callback):
         update = self.aggregator.reduce(round, shapes["delta"])
         round.received = {name: mean.reduce(round, shapes[name]) for name, mean in extra.items()}
 
-        (stats,) = round.reduce([stats])
-        loss, counted, num_finite, up_bytes = stats.tolist()  # the round's one synchronisation with the device
+        (stats,) = round.reduce([torch.cat([stats, stats.new_tensor([round.samples, round.steps])])])
+        loss, counted, num_finite, up_bytes, samples, steps = stats.tolist()  # the round's one wait for the device
         self.stores.finish_round(round)  # after it: only now has every process sent, so written, what it has
         round.num_finite = int(num_finite)
         if round.num_finite:
@@ -145,6 +145,8 @@ class FederatedLoop(Callback):
             "train/loss": loss / counted if counted else float("nan"),
             "train/clients": cohort,
             "train/nonfinite_clients": cohort - round.num_finite,
+            "train/samples": int(samples),
+            "train/steps": int(steps),
             "comm/down_bytes": round.down_bytes,
             "comm/up_bytes": int(up_bytes),
             "time/train_s": time.perf_counter() - self._started,
@@ -165,6 +167,8 @@ class FederatedLoop(Callback):
         """K clients of the cohort, side by side: broadcast, local training, upload; and their losses, ``[K]``."""
         data, methods, num_samples = self.data, self.methods, self.data.sizes(clients)
         plan = self.solver.plan(data, clients, round, pl_module.device)
+        round.samples += int(plan.counts.sum())
+        round.steps += int(plan.steps.sum())
         _seed_dropout(pl_module.device, torch_seed(round.seed, "dropout", round.index, int(clients[0])))
         stack = ClientStack(
             pl_module.net, round.start, clients, num_samples, plan.steps,

@@ -49,6 +49,7 @@ class Round:
         reduce: sums tensors over the processes; every process must call it, so never from a hook of a stack.
         server: the server's optimizer, whose momentum a method may send ahead; None in a loop without one.
         down_bytes: sent to the whole cohort; :meth:`send` adds to it.
+        samples, steps: that this process has trained on so far, a sample in each of its epochs, and local steps.
         num_finite: clients whose updates were finite; known from ``on_aggregate_end`` on.
         received: what clients sent beside Δ, by the name given to ``Upload.send``: the mean over the finite clients,
             name → ``[*shape]``; known from ``on_aggregate_end`` on.
@@ -64,6 +65,8 @@ class Round:
     reduce: Reduce = no_reduce
     server: Optimizer | None = None
     down_bytes: int = 0
+    samples: int = 0
+    steps: int = 0
     num_finite: int = 0
     received: dict[str, Params] = field(default_factory=dict)
     rehearsal: bool = False

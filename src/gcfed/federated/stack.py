@@ -35,7 +35,7 @@ class ClientStack:
         clients: ids of the clients, ``[K]``, sorted by their number of steps, descending.
         num_samples: size of each client's data set, ``[K]``.
         num_steps: number of each client's local steps, ``[K]``.
-        tap_features: also return ``net.features(x)``; asked for by methods that need it.
+        tap_features: also return the features (see ``Tap``); asked for by methods that need them.
         tap_stages: also return the outputs of all ``net.stages()``.
         task: what the labels mean.
 

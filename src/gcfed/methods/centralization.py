@@ -49,7 +49,6 @@ class GradientCentralization(FederatedMethod):
         mean: shape of μ in convolutions, Table 8: ``out`` (default), ``out_in``, ``out_kernel``, ``out_in_height``,
             ``in_kernel``.
         tensors: ``weights`` (two axes or more; the paper's shapes) or ``all`` (vectors too; the authors' code).
-        skip_last: leave the network's last tensor out of Global GC too (the authors' code, with a named borderline).
 
     Raises:
         ValueError: λ outside [0, 1], no borderline between both GCs, an unknown ``mean`` or ``tensors``; at
@@ -65,12 +64,10 @@ class GradientCentralization(FederatedMethod):
         boundary: str | None = None,
         mean: str = "out",
         tensors: str = "weights",
-        skip_last: bool = False,
     ) -> None:
         self.local, self.server = flag("gc.local", local), flag("gc.server", server)
         self.lam, self.boundary = number("gc.lam", lam, 0, 1, none=True), boundary
         self.mean, self.tensors = choice("gc.mean", mean, MEAN_AXES), choice("gc.tensors", tensors, ("weights", "all"))
-        self.skip_last = flag("gc.skip_last", skip_last)
         if local and server and lam is None and boundary is None:
             raise ValueError(
                 "gc.local and gc.server need a borderline, and gc.lam and gc.boundary are null. Set "
@@ -104,8 +101,7 @@ class GradientCentralization(FederatedMethod):
         least = 2 if self.tensors == "weights" else 1
         ndim = {name: p.dim() for name, p in net.named_parameters() if p.dim() >= least}
         self._local_ndim = {n: ndim[n] for n in names[:n_local] if n in ndim} if self.local else {}
-        last = names[-1] if self.skip_last else None
-        self._server_ndim = {n: d for n, d in ndim.items() if n != last} if self.server else {}
+        self._server_ndim = ndim if self.server else {}
 
     @property
     def local_names(self) -> list[str]:

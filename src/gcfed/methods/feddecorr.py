@@ -22,7 +22,9 @@ EPS = 1e-8
 
 
 class FedDecorr(FederatedMethod):
-    """Adds β times the mean squared correlation between the features ``net.features(x)`` over each client's batch.
+    """Adds β times the mean squared correlation between the network's features over each client's batch.
+
+    Features are what enters the head: see :class:`gcfed.federated.forward.Tap`.
 
     A batch of one sample has no correlations and adds nothing.
 

@@ -14,9 +14,11 @@ them in the first round, constrains nothing. What satisfies its constraints stay
 
 As printed, CGC knows no bound: u = g̃_k + v g', v = (C − ⟨g̃_k, g'⟩)/‖g'‖², is at least C/‖g'‖ long, however short g' is;
 and by tensors a lone scalar never turns back, since u and g' have one sign. Networks with such scalars, as the paper's
-own ResNet-9 with Fixup, may blow up. Two switches: ``ridge`` is added to ‖g'‖², 1e-3 in the code of GEM, whose program
-this is, so that the margin lengthens no u by more than C/(2√1e-3) = 0.016; ``layerwise=false`` takes all tensors as one
-vector, as eq. 5 does and the paper gave up to save memory.
+own ResNet-9 with Fixup, may blow up. Two switches. ``layerwise`` reads the paper's "layer by layer": ``tensor`` by
+tensor; ``layer``, the tensors of a layer as one vector (weight and bias; a Fixup block with its scalars); or ``model``,
+all tensors as one vector, as in eq. 5, which the paper gave up to save memory. ``ridge`` is added to ‖g'‖², 1e-3 in the
+code of GEM, whose program this is, so that the margin lengthens no u by more than C/(2√1e-3) = 0.016. On such a network
+each of them delays the divergence, and none prevents it for sure (docs/results.md).
 
 State: the last broadcast, on the server. Bytes up: those of the model. Down: those of the model and, from the second
 round on, as many for g' where not all clients take part; else they know it from the round before. Memory: SGC holds
@@ -29,6 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_only
+from torch import nn
 
 from gcfed.federated.aggregate import Upload
 from gcfed.federated.method import FederatedMethod, Setup
@@ -36,24 +39,31 @@ from gcfed.federated.round import Round
 from gcfed.federated.stack import Params, per_client
 from gcfed.methods.constraints import Part, add_weighted_, constrain_, multipliers, products
 from gcfed.methods.requirements import local_sgd
-from gcfed.utils.number import flag, number
+from gcfed.utils.number import choice, flag, number
 
 log = logging.getLogger(__name__)
+
+
+def layer_of(net: nn.Module, name: str) -> str:
+    """The layer of a parameter: the outermost module around it that has parameters of its own."""
+    modules = name.split(".")[:-1]
+    around = [".".join(modules[:i]) for i in range(len(modules) + 1)]
+    return next(place for place in around if next(net.get_submodule(place).parameters(recurse=False), None) is not None)
 
 
 class FedGC(FederatedMethod):
     """Projects the clients' updates (CGC) and their mean (SGC) and adds to the row of metrics:
 
     ====================  =========================================================================
-    ``fedgc/cgc_layers``  share of the uploaded tensors that CGC projected (not layerwise: of updates)
+    ``fedgc/cgc_layers``  share of the uploaded tensors (layers, updates) that CGC projected
     ``fedgc/sgc_active``  clients of the cohort whose constraint bound the mean (λ_k > 0)
     ``fedgc/sgc_failed``  1 where SGC's problem had no solution, so that the mean was applied
     ====================  =========================================================================
 
     Args:
         margin: C ≥ 0.
-        ridge: ≥ 0, added to ‖g'‖² in CGC: 0 is the paper's rule, 1e-3 what GEM's code adds.
-        layerwise: CGC tensor by tensor, the paper's way to save memory; false: all as one vector, its eq. 5.
+        ridge: ≥ 0, added to ‖g'‖² in CGC: 0 is the paper's rule, 1e-3 what GEM's code adds. No cure for divergence.
+        layerwise: what CGC projects as one vector: a ``tensor``, a ``layer`` or the ``model``.
         cgc, sgc: whether clients and server project; without both this is FedAvg.
 
     Raises:
@@ -64,10 +74,10 @@ class FedGC(FederatedMethod):
     corrects_drift = True
 
     def __init__(
-        self, margin: float = 1e-3, *, ridge: float = 0.0, layerwise: bool = True, cgc: bool = True, sgc: bool = True
+        self, margin: float = 1e-3, *, ridge: float = 0.0, layerwise: str = "tensor", cgc: bool = True, sgc: bool = True
     ) -> None:
         self.margin, self.ridge = number("methods.fedgc.margin", margin, 0), number("methods.fedgc.ridge", ridge, 0)
-        self.layerwise = flag("methods.fedgc.layerwise", layerwise)
+        self.layerwise = choice("methods.fedgc.layerwise", layerwise, ("tensor", "layer", "model"))
         self.cgc, self.sgc = flag("methods.fedgc.cgc", cgc), flag("methods.fedgc.sgc", sgc)
         self._warned = False
 
@@ -75,6 +85,11 @@ class FedGC(FederatedMethod):
         local_sgd(setup, "FedGC", "it reads a pseudo-gradient off w_k − w", momentum=True)
         self.lr = setup.solver.lr
         self.names = [name for name, p in setup.module.net.named_parameters() if p.requires_grad]
+        layers: dict[str, list[str]] = {}
+        for name in self.names:
+            key = {"tensor": name, "layer": layer_of(setup.module.net, name), "model": ""}[self.layerwise]
+            layers.setdefault(key, []).append(name)
+        self.layers = list(layers.values())
 
     def on_broadcast(self, round: Round) -> None:
         self._parts: list[Part] = []
@@ -98,10 +113,9 @@ class FedGC(FederatedMethod):
             return
         last_lr = self.lr(round.index - 1)
         margin, ridge = self.margin * round.lr * last_lr, self.ridge * last_lr**2
-        layers = [[name] for name in self.names] if self.layerwise else [self.names]
         v_LK = torch.stack([
             constrain_([upload.delta[name] for name in layer], [self._moves[name] for name in layer], margin, ridge)
-            for layer in layers
+            for layer in self.layers
         ])  # fmt: skip
         if not round.rehearsal:
             self._counts += torch.stack([(v_LK > 0).sum(), v_LK.isfinite().sum()])

@@ -4,15 +4,20 @@ FedACG (Kim et al., CVPR 2024, Algorithm 1): θ + λm goes down in the place of 
 updates relative to it, m ← λm + Δ, θ ← θ + m. The second half is torch's SGD with momentum λ on ``.grad = −Δ``, whose
 buffer is −m; FedACG adds :class:`~gcfed.methods.proximal.Proximal` around θ + λm. State: the server optimizer's. Bytes:
 those of the model, one message each way.
+
+GC-Fed's published code did another update until August 2025, so when its tables were made: θ ← θ + Δ, from θ and not
+from where the clients started, with m as above. That is ``update=delta`` beside a server without momentum; m then is
+kept here, with θ of the last round, and takes in what the server made of Δ (Global GC).
 """
 
 import torch
 from torch.optim import SGD
 
+from gcfed.federated.forward import Params
 from gcfed.federated.method import FederatedMethod, Setup
 from gcfed.federated.round import Round
 from gcfed.optim.partial import probe_optimizer
-from gcfed.utils.number import number
+from gcfed.utils.number import choice, number
 
 
 class LookAhead(FederatedMethod):
@@ -20,14 +25,16 @@ class LookAhead(FederatedMethod):
 
     Args:
         momentum: λ ∈ [0, 1), which must be the server optimizer's; the paper: 0.85.
+        update: of θ: ``momentum``, m (the paper's), or ``delta``, Δ alone.
 
     Raises:
-        ValueError: λ outside [0, 1); at ``validate``, a server optimizer that is not SGD with learning rate 1 and this
-            momentum, or a second look-ahead.
+        ValueError: λ outside [0, 1), unknown ``update``; at ``validate``, a server optimizer that is not SGD with
+            learning rate 1 and this momentum (0 for ``delta``), or a second look-ahead.
     """
 
-    def __init__(self, momentum: float = 0.85) -> None:
+    def __init__(self, momentum: float = 0.85, update: str = "momentum") -> None:
         self.momentum = number("methods.lookahead.momentum", momentum, 0, 1, below=True)
+        self.update = choice("methods.lookahead.update", update, ("momentum", "delta"))
         self._names: list[str] = []
 
     def validate(self, setup: Setup) -> None:
@@ -39,24 +46,41 @@ class LookAhead(FederatedMethod):
                 f"methods.lookahead needs server=momentum, not {type(server).__name__}: it reads the momentum of SGD."
             )
         needed = {
-            "lr": 1, "momentum": self.momentum, "dampening": 0, "nesterov": False, "weight_decay": 0, "maximize": False,
+            "lr": 1, "momentum": self.momentum if self.update == "momentum" else 0, "dampening": 0, "nesterov": False,
+            "weight_decay": 0, "maximize": False,
         }  # fmt: skip
         for key, value in needed.items():
             if (present := server.defaults[key]) != value:
+                setting, step = ("momentum", "λm + Δ") if self.update == "momentum" else ("update", "Δ")
                 raise ValueError(
-                    f"methods.lookahead.momentum={self.momentum} needs server.{key}={value}, not {present}: the server "
-                    "must arrive where clients were told it would go, θ ← θ + λm + Δ."
+                    f"methods.lookahead.{setting}={getattr(self, setting)} needs server.{key}={value}, not {present}: "
+                    f"the server's step must be θ ← θ + {step}."
                 )
         self._names = [name for name, _ in setup.module.net.named_parameters()]
 
     def on_broadcast(self, round: Round) -> None:
+        minus_m = self._own_momentum(round) if self.update == "delta" else self._of_server(round)
+        if minus_m:
+            ahead = torch._foreach_sub([round.start[n] for n in minus_m], list(minus_m.values()), alpha=self.momentum)
+            round.start |= dict(zip(minus_m, ahead, strict=True))
+
+    def _of_server(self, round: Round) -> Params:
+        """−m, the momentum buffer of the server's SGD; empty before its first step."""
         assert round.server is not None
         params = round.server.param_groups[0]["params"]
-        minus_m = {
+        return {
             name: round.server.state[p]["momentum_buffer"]
             for name, p in zip(self._names, params, strict=True)
             if "momentum_buffer" in round.server.state.get(p, {})
         }
-        if minus_m:
-            ahead = torch._foreach_sub([round.start[n] for n in minus_m], list(minus_m.values()), alpha=self.momentum)
-            round.start |= dict(zip(minus_m, ahead, strict=True))
+
+    def _own_momentum(self, round: Round) -> Params:
+        """−m, with m ← λm + (θ − θ of the last round)."""
+        theta = {name: round.start[name] for name in self._names}
+        known = "previous" in self._server
+        previous, minus_m = self.server_state("previous", theta), self.server_state("minus_m", theta)
+        if known:
+            for name, m in minus_m.items():
+                m.mul_(self.momentum).add_(previous[name]).sub_(theta[name])
+        torch._foreach_copy_(list(previous.values()), list(theta.values()))
+        return minus_m

@@ -2,7 +2,7 @@
 
 MOON (Li et al., CVPR 2021, Algorithm 1). A client keeps its last local model w_k; no state on the server.
 Bytes: those of the model. The paper puts a two-layer projection head between features and classifier; here z is
-``net.features(x)`` of the model as it is, so that methods are compared on the same network.
+what enters the head of the model as it is, so that methods are compared on the same network.
 """
 
 import numpy as np

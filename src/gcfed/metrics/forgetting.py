@@ -4,7 +4,7 @@ With w the broadcast model, w_k what client k of the cohort S makes of it, and L
 client i of the same cohort:
 
 =====================  =========================================================  =============
-``forgetting/before``  mean over i of L(w, D_i)                                   equation 34
+``forgetting/before``  L(w, D), D being the data of all i together                equation 34
 ``forgetting/after``   mean over k and i of L(w_k, D_i)                           equation 35
 ``forgetting/own``     mean over k of L(w_k, D_k): what training gains at home
 ``forgetting/others``  mean over k and i ≠ k: what it costs elsewhere
@@ -63,8 +63,12 @@ class Forgetting(ClientMetric):
             self._index, self._owner = (
                 torch.as_tensor(a, device=self._sums.device) for a in (np.concatenate(drawn), owner)
             )
-            self._before = self._losses(stack, stack.start, len(drawn)).mean()
-        losses = self._losses(stack, client_state(stack, client), len(round.cohort))
+            sums = self._sums_of(stack, stack.start, len(drawn))
+            weight = self.data.sizes(round.cohort) / [len(samples) for samples in drawn]  # a draw stands for all
+            loss, labels = (sums * torch.as_tensor(weight, device=sums.device)).sum(1)
+            self._before = loss / labels
+        losses, labels = self._sums_of(stack, client_state(stack, client), len(round.cohort))
+        losses = losses / labels
         own = int(np.flatnonzero(round.cohort == stack.clients[client])[0])
         others = torch.cat([losses[:own], losses[own + 1 :]])  # of a cohort of one: nobody, whose mean is NaN
         values = torch.stack([self._before, losses.mean(), losses[own], others.mean()])
@@ -79,12 +83,12 @@ class Forgetting(ClientMetric):
             generator(round.seed, "forgetting", round.index, client).choice(own, self.samples, replace=False)
         )
 
-    def _losses(self, stack: ClientStack, state: Params, cohort: int) -> Tensor:
-        """One network's mean loss on the drawn samples of each client of the cohort, ``[|S|]``."""
-        sums = torch.zeros(2, cohort, dtype=torch.float64, device=self._index.device)  # losses, labels
+    def _sums_of(self, stack: ClientStack, state: Params, cohort: int) -> Tensor:
+        """One network's losses on the drawn samples of each client, summed, and the number of labels, ``[2, |S|]``."""
+        sums = torch.zeros(2, cohort, dtype=torch.float64, device=self._index.device)
         for index, owner in zip(self._index.split(AT_ONCE), self._owner.split(AT_ONCE), strict=True):
             x, y = self.data.fetch(index, None)
             losses = stack.task.losses(functional_call(stack.net, state, (x,)), y)
             per_sample = [t.double().reshape(len(owner), -1).sum(1) for t in (losses, stack.task.real(y))]
             sums.index_add_(1, owner, torch.stack(per_sample))
-        return sums[0] / sums[1]
+        return sums

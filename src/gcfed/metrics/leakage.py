@@ -164,7 +164,7 @@ class Leakage(Metric):
     def _draw(
         self, seen: Observed, original: Tensor, recovered: Tensor, mse_B: Tensor, psnr_B: Tensor, round: Round
     ) -> None:
-        from gcfed.report.leakage import plot_recovered  # matplotlib: only in the rounds that draw
+        from gcfed.plots.leakage import plot_recovered  # matplotlib: only in the rounds that draw
 
         above = [f"client {seen.client}, class {y}" for y in seen.y.tolist()]
         below = [f"MSE {m:.4f}, {p:.1f} dB" for m, p in zip(mse_B.tolist(), psnr_B.tolist(), strict=True)]

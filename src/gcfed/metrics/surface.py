@@ -8,8 +8,8 @@ losses and their distances from the plane stand in the file. Floating-point buff
 parameters; a running variance that would be negative, outside the triangle of the three, is 0. All models are evaluated
 in the precision of their weights, which is single where ``precision`` is bf16-mixed.
 
-The paper's figure is of the training loss: ``split=train`` takes training samples of all clients, ``test``, the
-default, those that the runs are tested on. Runs of different methods have the same three clients, and so comparable
+The paper's figure is of the training loss: ``split=train``, the default, takes training samples of all clients,
+``test`` those that the runs are tested on. Runs of different methods have the same three clients, and so comparable
 pictures, where their seed and federation are the same. ``surface_round_<t>.npz`` holds
 
 ==============================  =======================================================================================
@@ -62,7 +62,7 @@ class Surface(Metric):
         grid: G, nodes along each side of the square.
         margin: what the square leaves free around the six points on each side, in parts of their extent.
         samples: on which the loss is measured, drawn once by the run's seed; null: all.
-        split: ``test`` or ``train``, of which they are.
+        split: ``train`` or ``test``, of which they are.
         figures: whether to draw ``surface_round_<t>.png``.
 
     Raises:
@@ -78,7 +78,7 @@ class Surface(Metric):
         grid: int = 21,
         margin: float = 0.25,
         samples: int | None = 500,
-        split: str = "test",
+        split: str = "train",
         figures: bool = True,
     ) -> None:
         super().__init__(every)
@@ -130,7 +130,7 @@ class Surface(Metric):
         with replacing(path) as temporary:
             np.savez(temporary, **found)  # type: ignore[arg-type]
         if self.figures:
-            from gcfed.report.surface import plot_surface  # matplotlib: only in the rounds that draw
+            from gcfed.plots.surface import plot_surface  # matplotlib: only in the rounds that draw
 
             picture = path.with_suffix(".png")
             plot_surface(found, picture)

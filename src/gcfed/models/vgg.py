@@ -9,16 +9,23 @@ from gcfed.models.mlp import Stage, image_shape
 
 
 class VGG11(VGG):
-    """Torchvision's VGG11, initialization and dropout included, in halves: its own ``features`` and :meth:`head`."""
+    """Torchvision's VGG11, initialization and dropout included, cut before its last layer.
+
+    Its ``features`` are torchvision's, the convolutions; what methods read as features is :meth:`penultimate`.
+    """
 
     def __init__(self, *, in_channels: int, num_classes: int, dropout: float) -> None:
         layers = make_layers(cfgs["A"])
         layers[0] = nn.Conv2d(in_channels, 64, kernel_size=3, padding=1)
         super().__init__(layers, num_classes=num_classes, dropout=dropout)
 
-    def head(self, h_BCHW: Tensor) -> Tensor:
-        """Feature map h_BCHW (512 channels, any size) to logits_BC, through the 7×7 pooling and ``classifier``."""
-        return self.classifier(self.avgpool(h_BCHW).flatten(1))
+    def penultimate(self, x_BCHW: Tensor) -> Tensor:
+        """The 4,096 values that enter the last linear layer, after dropout, h_BF: GC-Fed's features of VGG11."""
+        return self.classifier[:-1](self.avgpool(self.features(x_BCHW)).flatten(1))
+
+    def head(self, h_BF: Tensor) -> Tensor:
+        """Features h_BF to logits_BC."""
+        return self.classifier[-1](h_BF)
 
     def stages(self) -> dict[str, Stage]:
         """One stage up to each max-pooling, then one a linear layer with what precedes it (ReLU, dropout)."""
@@ -31,7 +38,7 @@ class VGG11(VGG):
         }
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
-        return self.head(self.features(x_BCHW))
+        return self.head(self.penultimate(x_BCHW))
 
 
 def vgg11(*, num_classes: int, input_shape: Sequence[int] = (3, 64, 64), dropout: float = 0.5) -> VGG11:

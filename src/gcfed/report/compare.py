@@ -1,167 +1,262 @@
-"""A paper's table beside our runs, as a table for people and one for programs."""
+"""A paper's table beside our runs: each cell's overrides are composed, and runs of that setting are looked up."""
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
-from gcfed.report import commands
-from gcfed.report.entries import Entry, Order, entries, orders
-from gcfed.report.groups import Group
-from gcfed.report.notes import notes
-from gcfed.report.runs import DIVERGED, FAILED, UNFINISHED, Run
-from gcfed.report.sample import mean_std, numbers
-from gcfed.report.tables import Cell, Row, Table, marked
+import pandas as pd
+import yaml
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
 
-if TYPE_CHECKING:
-    from gcfed.report.papers import PaperTable
+from gcfed.report.groups import Group, Sample, sample
+from gcfed.report.papers import Axis, Cell, PaperTable
+from gcfed.report.tables import UNITS, Minor, Table, Unit, mark_best, mean_text, states
+from gcfed.runs.folder import Loader
+from gcfed.runs.identity import setting
+from gcfed.utils.compose import Composer
+from gcfed.utils.resolvers import ROOT
+
+CONFIGS = ROOT / "configs"
+FULL = "full"
+_KINDS = ("data", "model", "algorithm", "gc")
+
+
+class Settings:
+    """Setting and rounds that a cell's overrides ask for, composed only where one of the groups can be its runs."""
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        folders = {path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*") if path.is_dir()}
+        self._composer = Composer(_load, folders)
+        self._found: dict[tuple[str, ...], tuple[str, int]] = {}
+        self._known = {tuple(group.runs[0].get(f"tags.{kind}") for kind in _KINDS) for group in groups}
+
+    def __call__(self, overrides: tuple[str, ...]) -> tuple[str, int] | None:
+        """None where no group has this data, model, algorithm and gc."""
+        chosen = dict(override.partition("=")[::2] for override in overrides)
+        chosen = _choices(chosen.get("experiment", "")) | chosen
+        asked = [chosen.get(kind) for kind in _KINDS]
+        if not any(all(a in (None, b) for a, b in zip(asked, known, strict=True)) for known in self._known):
+            return None
+        if overrides not in self._found:
+            cfg = self._composer(overrides)
+            self._found[overrides] = setting(cfg), cfg.rounds
+        return self._found[overrides]
+
+
+def _load(overrides: list[str]) -> DictConfig:
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        return compose("train", overrides=overrides)
+
+
+@cache
+def _choices(experiment: str) -> dict[str, str]:
+    """The config files that an experiment chooses, by group."""
+    path = CONFIGS / "experiment" / f"{experiment}.yaml"
+    defaults = yaml.load(path.read_text(encoding="utf-8"), Loader)["defaults"] if path.is_file() else []
+    return {k.rpartition("/")[2]: v for entry in defaults if isinstance(entry, dict) for k, v in entry.items()}
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """A paper's table beside our runs.
+class Entry:
+    """One cell: the paper's number and ours, in ``unit``.
 
     Attributes:
-        entries: its cells, by rows.
-        table: for people: each row ours, then the paper's, then the difference; its notes say what differs.
-        orders: of the columns with three comparable rows or more.
-        command: runs all that is missing of the table in the setting that it shows; "" where no study does that.
-        missing: (cells, command) of the missing seeds of a cell, or of several cells that read the same runs.
+        runnable: by us.
+        rounds: that the cell asks for.
+        group: the cell's runs, and ``ours`` what they have; None where there is no run.
+        differences: of its setting from what the paper's file lists.
     """
 
-    paper: PaperTable
-    entries: tuple[Entry, ...]
-    orders: tuple[Order, ...]
-    table: Table
-    command: str
-    missing: tuple[tuple[str, str], ...]
+    paper: Cell
+    unit: Unit
+    higher_is_better: bool | None
+    runnable: bool
+    rounds: int
+    group: Group | None
+    ours: Sample | None
+    differences: tuple[str, ...]
 
     @property
-    def found(self) -> bool:
-        """Whether any run belongs to the table, in whatever state."""
-        return any(entry.ours for entry in self.entries)
+    def is_full(self) -> bool:
+        return self.group is not None and self.group.planned == self.rounds
+
+    @property
+    def difference(self) -> float | None:
+        """Ours − the paper's; None where either has no number or a bound."""
+        known = self.ours and self.ours.mean is not None and not self.ours.bound and self.paper.note != "+"
+        return self.ours.mean - self.paper.mean if known and self.paper.mean is not None else None  # type: ignore
 
 
-def compare(
-    paper: PaperTable, groups: Iterable[Group], shown: Callable[[Run], str] = lambda run: run.folder.name
-) -> Comparison:
-    """The table beside the runs of the groups that match it; ``shown`` gives a run's folder as a reader may see it."""
-    cells = entries(paper, groups)
-    ranked = orders(cells)
-    missing: dict[str, list[str]] = defaultdict(list)
-    for entry in cells:
-        if entry.missing:
-            missing[entry.command].append(f"{entry.row}, {entry.column}")
-    return Comparison(
-        paper=paper,
-        entries=tuple(cells),
-        orders=tuple(ranked),
-        table=_table(paper, cells, notes(paper, cells, ranked, shown)),
-        command=commands.study(paper.name, (entry.beyond for entry in cells if entry.beyond is not None)),
-        missing=tuple(("; ".join(places), command) for command, places in missing.items()),
+Entries = dict[tuple[str, str], Entry]
+_Cell = tuple[str, float | None]  # its text, and its number where it can be the best of its line
+
+
+def compare(paper: PaperTable, groups: Sequence[Group], settings: Settings, *, empty: bool = False) -> list[Table]:
+    """The table beside the runs of each scale of its study that has any; with ``empty``, rows without runs too."""
+    by_setting: dict[str, list[Group]] = defaultdict(list)
+    for group in groups:
+        by_setting[group.setting].append(group)
+    full, tables = {asked[0] for asked in _asked(paper, (), settings).values()}, []
+    for scale, further in _scales(paper.name).items():
+        entries: dict[tuple[Axis, Axis], Entry] = {}
+        for place, (wanted, rounds) in _asked(paper, further, settings).items():
+            found = by_setting[wanted]
+            if scale != FULL and wanted in full:  # the paper's own setting with other rounds is of its full table
+                found = [group for group in found if group.planned == rounds]
+            best = max(found, key=lambda g: (g.has_ended, min(g.planned, rounds), len(g.runs)), default=None)
+            entries[place] = _entry(paper, *place, rounds, best)
+        if scale != FULL:  # no run is of two scales
+            for entry in entries.values():
+                if entry.group in (its := by_setting[entry.group.setting if entry.group else ""]):
+                    its.remove(entry.group)
+        if empty or any(entry.group for entry in entries.values()):
+            tables.append(_table(paper, entries, scale, empty=empty))
+    return tables
+
+
+def _scales(name: str) -> dict[str, tuple[str, ...]]:
+    """Each scale's overrides, of the study that makes a table's runs, where it has any; the full one last."""
+    path = CONFIGS / "study" / f"{name}.yaml"
+    scales = yaml.load(path.read_text(encoding="utf-8"), Loader)["study"].get("scales") if path.is_file() else None
+    changed = {label: tuple(map(str, scale.get("overrides") or ())) for label, scale in (scales or {}).items()}
+    return {label: overrides for label, overrides in changed.items() if overrides} | {FULL: ()}
+
+
+def _asked(paper: PaperTable, further: tuple[str, ...], settings: Settings) -> dict[tuple[Axis, Axis], tuple[str, int]]:
+    """Setting and rounds of the cells by row and column; ("", 0) where there can be no run."""
+    commands = {(r, c): paper.command_overrides(r, c) for r in paper.rows for c in paper.columns}
+    return {place: (o is not None and settings((*o, *further))) or ("", 0) for place, o in commands.items()}
+
+
+def _entry(paper: PaperTable, row: Axis, column: Axis, rounds: int, group: Group | None) -> Entry:
+    unit, measure = UNITS[paper.unit_of(row, column)], paper.measure_of(row, column)
+    differences = []
+    for key, theirs in paper.settings(row, column).items() if group else ():
+        if (ours := group.runs[0].get(key)) != theirs:  # type: ignore[union-attr]
+            why = f": {paper.departures[key].rstrip('.')}" if key in paper.departures else ""
+            differences.append(f"{key} {ours} (paper {theirs}{why})")
+    return Entry(
+        paper=paper.cells[row.label, column.label],
+        unit=unit,
+        higher_is_better=paper.higher_is_better_of(row, column),
+        runnable=measure is not None and paper.command_overrides(row, column) is not None,
+        rounds=rounds,
+        group=group,
+        ours=sample(group, measure, unit.factor) if group and measure else None,
+        differences=tuple(differences),
     )
 
 
-def _table(paper: PaperTable, cells: Sequence[Entry], told: Iterable[str]) -> Table:
-    by_column = {column.label: [entry for entry in cells if entry.column == column.label] for column in paper.columns}
-    units = {column: {entry.unit.label for entry in of_column} for column, of_column in by_column.items()}
-    one_unit = len({label for labels in units.values() for label in labels}) == 1
-    header = [
-        f"{column} ({labels.copy().pop()})" if not one_unit and len(labels) == 1 and "" not in labels else column
-        for column, labels in units.items()
-    ]
-    ours = {c: _marked(of_column, _ours, lambda entry: entry.ranked) for c, of_column in by_column.items()}
-    theirs = {c: _marked(of_column, _theirs, lambda entry: entry.paper_ranked) for c, of_column in by_column.items()}
-    rows = []
-    for i, row in enumerate(paper.rows):
-        of_row = [of_column[i] for of_column in by_column.values()]
-        rows.append(Row((Cell(row.label), *(ours[column][i] for column in by_column))))
-        rows.append(Row((Cell("paper"), *(theirs[column][i] for column in by_column)), minor=True))
-        if any(entry.difference is not None for entry in of_row):
-            rows.append(Row((Cell("difference"), *map(_difference, of_row)), minor=True))
-    unit = f" ({cells[0].unit.label})" if one_unit and cells[0].unit.label else ""
+def _table(paper: PaperTable, entries: Mapping[tuple[Axis, Axis], Entry], scale: str, *, empty: bool) -> Table:
+    rows = [r.label for r in paper.rows if empty or any(e.group for (row, _), e in entries.items() if row is r)]
+    columns = [c.label for c in paper.columns if empty or any(e.group for (_, col), e in entries.items() if col is c)]
+    at = {(r.label, c.label): e for (r, c), e in entries.items() if r.label in rows and c.label in columns}
+    units = {c: {at[r, c].unit.label for r in rows} - {"", "rounds"} for c in columns}
+    ours = _marked(at, paper, rows, columns, lambda entry: _ours(entry, paper.seeds or 1))
+    theirs = _marked(at, paper, rows, columns, _theirs)
+    lines: list[list[str]] = []
+    for r in rows:
+        lines.append([r, *(ours[r, c] for c in columns)])
+        lines.append([Minor("paper"), *(theirs[r, c] for c in columns)])
+        if any(at[r, c].difference is not None for c in columns):
+            lines.append([Minor("difference"), *(_difference(at[r, c]) for c in columns)])
+    header = [f"{c} ({units[c].pop()})" if len(units[c]) == 1 else c for c in columns]
+    of_scale = "" if scale == FULL else f", scale={scale}"
     return Table(
-        name=paper.name,
-        title=f"{paper.paper}, Table {paper.table}: {paper.title}{unit}",
-        header=("", *header),
-        rows=tuple(rows),
-        notes=tuple(told),
-        records=tuple(record for entry in cells for record in _records(paper, entry)),
+        name=paper.name if scale == FULL else f"{paper.name}_{scale}",
+        title=f"{paper.paper}, Table {paper.table}: {paper.title}{of_scale}",
+        frame=pd.DataFrame(lines, columns=["", *header]),
+        records=pd.DataFrame([_record(paper, scale, *place, e) for place, e in at.items() if e.runnable]),
+        notes=tuple(_notes(paper, at, scale, sum(e.runnable and e.paper != Cell() for e in entries.values()))),
     )
+
+
+def _ours(entry: Entry, seeds: int) -> _Cell:
+    """A number can be the best if it is of all rounds and no bound."""
+    if entry.ours is None or entry.group is None:
+        return ("no run" if entry.runnable else "–"), None
+    text, mean = mean_text(entry.ours, entry.unit, seeds), entry.ours.mean
+    if mean is None or entry.is_full:
+        return text, None if mean is None or entry.ours.bound else float(entry.unit.text(mean))
+    return f"{text} ({entry.group.planned} of {entry.rounds} rounds)", None
+
+
+def _theirs(entry: Entry) -> _Cell:
+    mean, std, note = entry.paper.mean, entry.paper.std, entry.paper.note
+    if mean is None:
+        return note or "–", None
+    text = f"{entry.unit.text(mean)}{'' if std is None else f' ({entry.unit.text(std)})'}"
+    return (f"{text}+" if note == "+" else f"{text}, {note}" if note else text), None if note else mean
 
 
 def _marked(
-    of_column: Sequence[Entry], cell: Callable[[Entry], Cell], number: Callable[[Entry], float | None]
-) -> list[Cell]:
-    """The column's cells, the best ones marked as they are shown; not where the rows measure different things."""
-    cells = [cell(entry) for entry in of_column]
-    kinds = {(entry.unit.label, entry.higher_is_better) for entry in of_column}
-    if len(kinds) > 1:
-        return cells
-    found = [(entry.unit, number(entry)) for entry in of_column]
-    numbers = [None if value is None else float(unit.text(value)) for unit, value in found]
-    return marked(cells, numbers, of_column[0].higher_is_better)
+    at: Entries,
+    paper: PaperTable,
+    rows: list[str],
+    columns: list[str],
+    cell: Callable[[Entry], _Cell],
+) -> dict[tuple[str, str], str]:
+    """The cells' texts, the best method in bold where all of its line measure the same."""
+    lines = [[(r, c) for r in rows] for c in columns]
+    if paper.methods_in == "columns":
+        lines = [[(r, c) for c in columns] for r in rows]
+    found: dict[tuple[str, str], str] = {}
+    for line in lines:
+        kinds = {(at[place].unit, at[place].higher_is_better) for place in line}
+        texts, numbers = zip(*(cell(at[place]) for place in line), strict=True)
+        found |= zip(line, mark_best(texts, numbers, kinds.pop()[1] if len(kinds) == 1 else None), strict=True)
+    return found
 
 
-def _ours(entry: Entry) -> Cell:
-    sample = entry.ours
-    title = "; ".join(_told(entry))
-    if sample is None:
-        return Cell("–", title=title, state="missing")
-    if sample.mean is not None:
-        text = mean_std(sample, entry.unit, wanted=len(sample.runs) + len(sample.without) + len(entry.missing))
-        state = DIVERGED if sample.diverged else ""
-        return Cell(text, title=title, state=state, differs=bool(entry.differences))
-    if sample.without:
-        return Cell(DIVERGED if sample.diverged else "–", title=title, state=DIVERGED if sample.diverged else "missing")
-    state = FAILED if any(run.state == FAILED for run in sample.uncounted) else UNFINISHED
-    return Cell(state, title=title, state=state)
+def _difference(entry: Entry) -> str:
+    """``+1.44 (0.5 σ)``: σ are standard deviations, √(s² + s²) of both, or of the one that there is."""
+    if entry.difference is None or entry.ours is None:
+        return ""
+    scatter = math.hypot(entry.ours.std or 0.0, entry.paper.std or 0.0)
+    deviations = f" ({abs(entry.difference) / scatter:.1f} σ)" if scatter else ""
+    return f"{'−' if entry.difference < 0 else '+'}{entry.unit.text(abs(entry.difference))}{deviations}"
 
 
-def _told(entry: Entry) -> Iterator[str]:
-    """What a page says of a cell when asked."""
-    if entry.ours:
-        for run, value in zip(entry.ours.runs, entry.ours.values, strict=True):
-            yield f"seed {run.seed}: {entry.unit.text(value)}{' (diverged)' if run.state == DIVERGED else ''}"
-        for run in entry.ours.without:
-            yield f"seed {run.seed}: not measured{' (diverged)' if run.state == DIVERGED else ''}"
-        for run in entry.ours.uncounted:
-            yield f"seed {run.seed}: {run.state} {run.note}"
-        yield from entry.differences
-    elif entry.note:
-        yield entry.note
-    if entry.missing:
-        yield f"missing: seed{'s' * (len(entry.missing) > 1)} {', '.join(map(str, entry.missing))}"
+def _record(paper: PaperTable, scale: str, row: str, column: str, entry: Entry) -> dict[str, Any]:
+    ours = entry.ours.record if entry.ours else dict.fromkeys(("mean", "std", "bound", "seeds", "values"))
+    rounds = {"rounds": entry.group.planned if entry.group else None, "rounds_asked": entry.rounds or None}
+    theirs = {"paper_mean": entry.paper.mean, "paper_std": entry.paper.std, "paper_note": entry.paper.note}
+    place = {"table": paper.name, "scale": scale, "row": row, "column": column, "unit": entry.unit.label}
+    return place | ours | rounds | theirs | {"difference": entry.difference, "differs_in": "; ".join(entry.differences)}
 
 
-def _theirs(entry: Entry) -> Cell:
-    mean, std, note = entry.paper.mean, entry.paper.std, entry.paper.note
-    if mean is None:
-        return Cell(note or "–")
-    deviation = "" if std is None else f" ({entry.unit.text(std)})"
-    if note == "+":
-        return Cell(f"{entry.unit.text(mean)}+{deviation}")
-    return Cell(f"{entry.unit.text(mean)}{deviation}{f', {note}' if note else ''}")
-
-
-def _difference(entry: Entry) -> Cell:
-    if entry.difference is None:
-        return Cell("")
-    text = f"{'−' if entry.difference < 0 else '+'}{entry.unit.text(abs(entry.difference))}"
-    return Cell(text if entry.deviations is None else f"{text} ({abs(entry.deviations):.1f} σ)")
-
-
-def _records(paper: PaperTable, entry: Entry) -> Iterator[Mapping[str, Any]]:
-    """A line for the setting that is shown, and one for each other."""
-    base = {
-        "table": paper.name, "row": entry.row, "column": entry.column, "unit": entry.unit.label,
-        "paper_mean": entry.paper.mean, "paper_std": entry.paper.std, "paper_note": entry.paper.note,
-    }  # fmt: skip
-    lines = [(entry, bool(entry.differences), "yes", entry.differences, entry.missing)]
-    lines += [(replace(entry, ours=o.sample), o.differs, "no", o.differences, ()) for o in entry.others]
-    for line, differs, shown, setting, missing in lines:
-        yield {**base, **numbers(line.ours), "difference": line.difference, "deviations": line.deviations,
-               "differs_from_paper": "yes" if differs else "", "shown": shown, "setting": "; ".join(setting),
-               "missing_seeds": " ".join(map(str, missing))}  # fmt: skip
+def _notes(paper: PaperTable, at: Entries, scale: str, cells: int) -> Iterator[str]:
+    """Source; in what our settings differ; what the cells lack, and the command that makes it; the order of methods."""
+    yield f"Source: {paper.source}. {paper.note}".strip()
+    found = {place: (entry, entry.group) for place, entry in at.items() if entry.group}
+    rows: dict[str, dict[str, None]] = defaultdict(dict)
+    for (row, _), (entry, _) in found.items():
+        for difference in entry.differences:
+            rows[difference][row] = None
+    everywhere = {row for row, _ in found}
+    told = [d + f" [{', '.join(its)}]" * (its.keys() != everywhere) for d, its in rows.items()]
+    differs = f"Ours differs in {'; '.join(told)}." if told else "No difference in the settings listed here."
+    unstated = f" Not stated: {paper.unstated.strip().rstrip('.')}; ours are the experiment's."
+    yield differs + unstated * bool(paper.unstated)
+    lost = [f"{', '.join(place)}: {text}" for place, (_, group) in found.items() if (text := states(group.runs))]
+    if lost:
+        yield f"In no mean: {'; '.join(lost)}."
+    wanted = {"fewer seeds than the paper's": sum(len(g.runs) < (paper.seeds or 1) for _, g in found.values())}
+    wanted |= {"other rounds": sum(not entry.is_full for entry, _ in found.values())}
+    few = "".join(f", {count} with {what}" for what, count in wanted.items() if count)
+    study = f"python src/train.py -m study={paper.name}{'' if scale == FULL else f' scale={scale}'}"
+    yield f"{len(found)} of {cells} cells have runs{few}. All of them: {study}"
+    orders = []
+    for label in dict.fromkeys(place[paper.methods_in == "rows"] for place in found):
+        line = [e for place, (e, _) in found.items() if label in place and e.is_full and not e.paper.note]
+        pairs = [(e.difference + e.paper.mean, e.paper.mean) for e in line if e.difference is not None and e.paper.mean]
+        if len(pairs) > 2:
+            orders.append(f"{label}: {pd.DataFrame(pairs).rank().corr().iloc[0, 1]:.2f} of {len(pairs)}")
+    if orders:
+        yield f"Order of the methods, Spearman's ρ with the paper's: {'; '.join(orders)}."

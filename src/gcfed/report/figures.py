@@ -1,200 +1,284 @@
-"""The two figures that every run writes: its learning curves and how the data lie on the clients."""
+"""The report's figures: curves over the rounds, values against a number, bars to a target, a map of the layers."""
 
-import csv
-from collections.abc import Mapping, Sequence
+from __future__ import annotations
+
+import logging
+import re
+import shutil
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import matplotlib
 import numpy as np
+import pandas as pd
+import seaborn as sns
 from matplotlib.axes import Axes
-from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
-from numpy.typing import ArrayLike, NDArray
 
-from gcfed.data.label_counts import evenly
-from gcfed.metrics.convergence import smooth
-from gcfed.report.style import BLACK, BLUE, GREY, VERMILION, save, styled
+from gcfed.data.label_counts import LabelCounts
+from gcfed.plots.partition import plot_partition
+from gcfed.plots.style import PALETTE, save, styled
+from gcfed.report.groups import Group, sample, symbol, variants
+from gcfed.report.tables import by_federation, describe, main_measure
+from gcfed.runs.folder import FINISHED
+from gcfed.runs.measures import smooth
 
-Rows = Sequence[Mapping[str, Any]]
-Array = NDArray[Any]
+log = logging.getLogger(__name__)
+matplotlib.use("agg")  # seaborn imports pyplot, which would look for a display
+
+FEDERATIONS, METHODS, POINTS = 8, 12, 40  # that are drawn: federations, methods of each, points of a curve
+LABELS = {"test/acc": "test accuracy (%)", "test/loss": "test loss", "test/relative_error": "relative error"}
+#: What a family of columns is, and the figure of a paper that shows it.
+FAMILIES = {
+    "test": "Global model on the test split (GC-Fed, Figures 4 and 6)",
+    "gap": "Mean update of the cohort against the mean update of all clients (GC-Fed, Figure 1b)",
+    "drift": "Norms of the clients' updates and of their mean, and how far they lie apart (FedACG, Figure 2b)",
+    "angle": "Angles of the clients' updates to the server's last step and to the round's update (FedGC, eq. 1 and 8)",
+    "forgetting": "Loss before and after local training on the data of the cohort (FedGC, Figure 7)",
+    "clients": "Clients on their own data, before and after local training",
+    "leakage": "What deep leakage from gradients recovers of a client's images (FedGC, Appendix A.5)",
+    "fedgc": "How often the constraints of FedGC bind",
+}
+#: Pictures that runs draw themselves: stem, caption.
+COPIED = {
+    "surface": "Loss around the global model on the plane of three local models (FedACG, Figure 2a)",
+    "leakage": "A client's images above what deep leakage from gradients recovered (FedGC, Figure 5)",
+}
 
 
-def column(rows: Rows, name: str) -> tuple[Array, Array]:
-    """The rounds and values [n] of one column, in the order of the rounds, without empty, missing and NaN cells."""
-    cells = [(row.get("round"), row.get(name)) for row in rows]
-    pairs = [(float(r), float(v)) for r, v in cells if r not in ("", None) and v not in ("", None)]
-    table = np.array(pairs, dtype=np.float64).reshape(-1, 2)
-    table = table[~np.isnan(table).any(axis=1)]
-    table = table[table[:, 0].argsort(kind="stable")]
-    return table[:, 0], table[:, 1]
+class Picture(NamedTuple):
+    """``file`` is the PNG; ``federation`` is what its runs have in common."""
+
+    file: Path
+    title: str
+    caption: str
+    federation: str
 
 
-@styled
-def plot_curves(rows: Rows | str | Path, path: str | Path) -> Figure:
-    """Draw test accuracy (raw and smoothed, best marked) and losses over the rounds; write and return the figure.
+class Plot(NamedTuple):
+    """A figure that will be drawn: ``draw`` takes its axes and returns its caption; ``height`` is in inches."""
 
-    A regression, which is tested but has no accuracies, has its relative error in their place, if it is measured.
+    name: str
+    title: str
+    federation: str
+    draw: Callable[[Axes], str]
+    height: float = 3.4
 
-    Args:
-        rows: dicts with ``round`` and any of ``test/acc`` (0 to 1), ``train/loss``, ``test/loss``; or the metrics.csv
-            that holds them. Cells may be empty: not every round is tested.
-        path: where the picture goes.
-    """
-    if isinstance(rows, str | Path):
-        with Path(rows).open(newline="") as file:
-            rows = list(csv.DictReader(file))
-    figure = Figure(figsize=(10, 3.8))
-    accuracy_axes, loss_axes = figure.subplots(1, 2)
-    tests, accuracies = (len(column(rows, name)[0]) for name in ("test/loss", "test/acc"))
-    is_regression = tests > 0 and not accuracies
-    if is_regression:
-        _draw_error(accuracy_axes, *column(rows, "test/relative_error"))
-    else:
-        _draw_accuracy(accuracy_axes, *column(rows, "test/acc"))
-    for name, color in (("train/loss", VERMILION), ("test/loss", BLUE)):
-        rounds, values = column(rows, name)
-        if len(rounds):
-            loss_axes.plot(
-                rounds, values, color=color, linewidth=1.4, label=name.replace("/", " "), marker=_dot(rounds)
-            )
-    loss_axes.set(title="Loss", ylabel="squared error / 2" if is_regression else "cross-entropy (nats)")
-    if is_regression:
-        loss_axes.set_yscale("log")
-    for axes in (accuracy_axes, loss_axes):
-        axes.set_xlabel("communication round")
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
-        if axes.lines:
-            axes.legend()
+
+def draw(groups: Sequence[Group], folder: Path, formats: Sequence[str], failed: dict[str, str]) -> list[Picture]:
+    """Writes every figure that the groups have something for. ``failed`` takes the errors by the figures' titles."""
+    folder.mkdir(parents=True, exist_ok=True)
+    suffixes = list(dict.fromkeys(["png", *formats]))
+    pictures = []
+    for plot in _plots(groups):
+        files = [folder / f"{plot.name}.{suffix}" for suffix in suffixes]
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", UserWarning)  # matplotlib's, of what cannot be read on the figure
+                caption = _write(plot, files)
+        except Exception as error:  # whatever it is, it must not cost the other figures and the tables
+            failed[f"{plot.title}, {plot.federation}"] = f"{type(error).__name__}: {error}"
+            log.error("The figure %r cannot be drawn: %s: %s", plot.title, type(error).__name__, error)
+            for path in files:
+                path.unlink(missing_ok=True)
         else:
-            axes.text(0.5, 0.5, "nothing measured yet", ha="center", color=GREY, transform=axes.transAxes)
-    save(figure, path)
-    return figure
-
-
-def _draw_accuracy(axes: Axes, rounds: Array, acc: Array) -> None:
-    axes.set(title="Global model on the test split", ylabel="test accuracy (%)")
-    if not len(rounds):
-        return
-    percent = 100 * acc
-    best = int(percent.argmax())
-    axes.plot(rounds, percent, color=BLUE, alpha=0.35, linewidth=1, marker=_dot(rounds), label="each test")
-    axes.plot(rounds, smooth(percent), color=BLUE, linewidth=2.2, label="mean of the last 10 tests")
-    label = f"best: {percent[best]:.1f} % in round {rounds[best]:.0f}"
-    axes.plot(rounds[best : best + 1], percent[best : best + 1], "*", color=BLACK, markersize=10, label=label)
-
-
-def _draw_error(axes: Axes, rounds: Array, error: Array) -> None:
-    axes.set(title="Global model against the optimum", ylabel="‖W − W*‖ / ‖W*‖")
-    if not len(rounds):
-        return
-    axes.set_yscale("log")
-    axes.plot(rounds, error, color=BLUE, linewidth=1.8, marker=_dot(rounds), label=f"last: {error[-1]:.2e}")
-
-
-def _dot(rounds: Array) -> str | None:
-    """A line through a single point is invisible."""
-    return "o" if len(rounds) == 1 else None
+            pictures.append(Picture(files[0], plot.title, caption, plot.federation))
+    return [*pictures, *_partitions(groups, folder, suffixes), *_copies(groups, folder)]
 
 
 @styled
-def plot_partition(
-    label_counts: ArrayLike,
-    path: str | Path,
-    title: str | None = None,
-    max_clients: int = 50,
-    *,
-    clients: ArrayLike | None = None,
-    of: int | None = None,
-) -> Figure:
-    """Draw how many samples of each class each client holds, as GC-Fed's Figure 5; write and return the figure.
-
-    A bubble's area is proportional to the number of samples; the bars above count the samples of each client.
-
-    Args:
-        label_counts: integers [N, C], samples of class c on client n.
-        path: where the picture goes.
-        title: goes above the picture.
-        max_clients: of more clients than this only so many are drawn, evenly spaced by their ids.
-        clients: their ids, [N], where the rows are some of ``of`` clients.
-    """
-    counts_NC = np.asarray(label_counts)
-    if counts_NC.ndim != 2 or not counts_NC.size:
-        raise ValueError(f"label_counts has shape {counts_NC.shape}; give one row a client and one column a class")
-    num_clients, num_classes = counts_NC.shape
-    shown = evenly(num_clients, max_clients)
-    counts_SC = counts_NC[shown]
-    ids = shown if clients is None else np.asarray(clients)[shown]
-    num_clients = of or num_clients
-    cell = np.array([np.clip(10 / len(shown), 0.2, 0.5), np.clip(6 / num_classes, 0.045, 0.32)])  # inches
-    width, height = np.maximum(cell * counts_SC.shape, [3.0, 1.8])
-
-    figure = Figure(figsize=(width + 1.8, height + 1.9))
-    bars, bubbles = figure.subplots(2, 1, sharex=True, height_ratios=[1, height])
-    draw_sizes(bars, counts_SC)
-    bars.set(ylabel="samples", title=title)
-
-    largest = int(counts_SC.max()) or 1
-    draw_bubbles(bubbles, counts_SC, largest=largest, diameter=bubble_size(counts_SC, cell, largest=largest))
-    place = ticks(len(shown))
-    bubbles.set_xticks(place, [str(i) for i in ids[place]])
-    bubbles.set_yticks(ticks(num_classes))
-    subset = "" if len(shown) == num_clients else f" ({len(shown)} of {num_clients:,}, evenly spaced)"
-    bubbles.set(xlabel=f"client{subset}", ylabel="class")
-    save(figure, path)
-    return figure
+def _write(plot: Plot, files: Sequence[Path]) -> str:
+    figure = Figure(figsize=(5.4, plot.height))
+    caption = plot.draw(figure.subplots())
+    for path in files:
+        save(figure, path)
+    return caption
 
 
-def draw_sizes(axes: Axes, counts_SC: Array) -> None:
-    """Bars of how many samples each client holds."""
-    axes.bar(range(len(counts_SC)), counts_SC.sum(axis=1), color=GREY, width=0.7)
-    axes.grid(axis="x", visible=False)
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
-    axes.yaxis.set_major_formatter("{x:,.0f}")
+def _plots(groups: Sequence[Group]) -> Iterator[Plot]:
+    colors = {m: PALETTE[i % 7] for i, m in enumerate(dict.fromkeys(group.method for group in groups))}
+    for i, (place, here) in enumerate(list(by_federation(groups).items())[:FEDERATIONS], start=1):
+        here = _best([group for group in here if any(len(run.metrics) for run in group.runs)])
+        columns = dict.fromkeys(name for group in here for run in group.runs for name in run.metrics)
+        for column in columns:
+            if column in LABELS or column.partition("/")[0] in FAMILIES.keys() - {"test"}:
+                name = re.sub(r"\W+", "_", column)
+                yield Plot(f"{name}_{i}", LABELS.get(column, column), place, partial(curves, here, column, colors))
+        if "test/acc" in columns and len({_bytes(group) for group in here}) > 1:
+            plot = partial(curves, here, "test/acc", colors, by_bytes=True)
+            yield Plot(f"bytes_{i}", "Accuracy against bytes", place, plot)
+        if "test/acc" in columns and (measure := _target(here)):
+            plot = partial(bars, here, measure, colors)
+            yield Plot(f"target_{i}", describe(measure)[0], place, plot, 1.2 + 0.3 * len(here))
+        if layers := [name for name in columns if name.startswith("cka/")]:
+            yield Plot(
+                f"cka_{i}", "Similarity by layer", place, partial(layer_map, here, layers), 1.6 + 0.4 * len(here)
+            )
+    yield from _sweeps(groups, colors)
 
 
-def bubble_size(counts_SC: Array, cell: Array, *, largest: int) -> float:
-    """The diameter in points (1/72 inch) of the bubble of ``largest`` samples, in cells of so many inches.
+def _best(groups: Sequence[Group]) -> list[Group]:
+    """Those with the best result, as many as can be told apart, in their own order."""
+    measure = main_measure(groups)
+    sign = -1 if describe(measure)[2] else 1
+    results = [sample(group, measure).mean for group in groups]
+    order = np.argsort([np.inf if mean is None else sign * mean for mean in results], kind="stable")
+    return [groups[i] for i in sorted(order[:METHODS])]
 
-    As large as can be without two neighbours overlapping, within 0.14 and 0.5 inches.
-    """
-    radii_SC = np.sqrt(counts_SC / largest) / 2
-    gaps = [(radii_SC[1:] + radii_SC[:-1]).max(initial=0), (radii_SC[:, 1:] + radii_SC[:, :-1]).max(initial=0)]
-    return float(72 * np.clip(min(cell / np.maximum(gaps, 1e-9)), 0.14, 0.5))
 
-
-def draw_bubbles(axes: Axes, counts_SC: Array, *, largest: int, diameter: float, legend: bool = True) -> None:
-    """Scatter the counts, that of ``largest`` so many points wide, with a legend of up to three sizes."""
-    num_clients, num_classes = counts_SC.shape
-    axes.set(xlim=(-0.7, num_clients - 0.3), ylim=(-0.8, num_classes - 0.2))
-    clients, classes = counts_SC.nonzero()
-    if not len(clients):
-        return
-
-    def draw(x: Array, y: Array, counts: Array) -> PathCollection:
-        return axes.scatter(x, y, s=counts / largest * diameter**2, color=BLUE, alpha=0.85, linewidths=0, clip_on=False)
-
-    draw(clients, classes, counts_SC[clients, classes])
-    if not legend:
-        return
-    examples = sorted({_round_down(largest / fraction) for fraction in (1, 4, 20)}, reverse=True)
-    axes.legend(
-        [draw(np.empty(0), np.empty(0), np.array([n])) for n in examples],
-        [f"{n:,}" for n in examples],
-        title="samples",
-        loc="upper left",
-        bbox_to_anchor=(1, 1),
-        labelspacing=max(0.7, diameter / 18),
-        handletextpad=1,
+# ------------------------------------------------------------------------------------------------------- the figures
+def curves(groups: Sequence[Group], column: str, colors: dict[str, Any], axes: Axes, *, by_bytes: bool = False) -> str:
+    """A column over the rounds, or over the bytes sent so far: mean and deviation over the seeds of each method."""
+    parts: dict[bool, list[pd.DataFrame]] = {True: [], False: []}
+    for group in groups:
+        for run in group.runs:
+            curve = run.curve(column).replace(np.inf, np.nan).dropna()
+            curve = 100 * smooth(curve) if column == "test/acc" else curve
+            curve = curve.iloc[np.unique(np.linspace(0, len(curve) - 1, min(len(curve), POINTS)).astype(int))]
+            x = (_sent(run.metrics).cumsum() / 1e6).loc[curve.index] if by_bytes else curve.index
+            part = pd.DataFrame({"x": np.asarray(x, float), "y": curve.to_numpy(), "method": group.method})
+            parts[run.state == FINISHED].append(part)
+    whole, lost = (pd.concat([*parts[kind], pd.DataFrame(columns=["x", "y", "method"])]) for kind in (True, False))
+    dashes = {m: ("", (4, 1.5), (1, 1), (6, 1.5, 1, 1.5))[i // 7 % 4] for i, m in enumerate(colors)}
+    look = {"palette": colors, "dashes": dashes, "hue": "method", "style": "method"}
+    if len(whole):
+        sns.lineplot(whole, x="x", y="y", errorbar="sd", ax=axes, **look)
+    for part in parts[False]:
+        for method, its in part.groupby("method"):
+            known = axes.get_legend_handles_labels()[1]
+            label = None if method in known else method
+            axes.plot(its["x"], its["y"], color=colors[method], linestyle=":", linewidth=1.3, label=label)
+    y = (whole if len(whole) else lost)["y"].astype(float)
+    if column == "test/relative_error" or (column != "test/acc" and y.min() > 0 and y.max() > 1000 * y.min()):
+        axes.set_yscale("log")
+    elif len(lost) and len(whole):  # what diverged grows before it ends
+        axes.set_ylim(y.min() - 0.05 * np.ptp(y) - 1e-9, y.max() + 0.05 * np.ptp(y) + 1e-9)
+    axes.set(xlabel="MB sent in both directions" if by_bytes else "communication round")
+    axes.set_ylabel(LABELS.get(column, column))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=not by_bytes))
+    _legend(axes)
+    caption = (
+        f"{FAMILIES.get(column.partition('/')[0], column)}. Lines: mean over seeds; bands: one standard deviation."
     )
+    caption += " Each point is the mean of the last 10 tests." * (column == "test/acc")
+    return caption + " Dotted: runs that diverged, failed or are not finished." * (len(lost) > 0)
 
 
-def _round_down(x: float) -> int:
-    """The nearest of 1, 2, 5, 10, 20, … that is not above x, at least 1."""
-    power = 10 ** int(np.log10(max(x, 1)))
-    return max(power * digit for digit in (1, 2, 5) if power * digit <= max(x, 1))
+def against(points: pd.DataFrame, key: str, measure: str, colors: dict[str, Any], axes: Axes) -> str:
+    """The result against a number that varies alone, a line a method; ``points`` has x, y, method."""
+    title, unit, _ = describe(measure)
+    known = {m: colors.get(m, PALETTE[i % 7]) for i, m in enumerate(points["method"].unique())}
+    look = {"hue": "method", "palette": known, "errorbar": "sd", "err_style": "bars", "marker": "o"}
+    sns.lineplot(points, x="x", y="y", ax=axes, **look)
+    if points["x"].min() > 0 and points["x"].max() >= 20 * points["x"].min():
+        axes.set_xscale("log")
+    axes.set(xlabel=symbol(key), ylabel=f"{title} ({unit.label})" if unit.label else title)
+    _legend(axes)
+    return f"The result against {symbol(key)}, all else equal. Points: mean over seeds; bars: one standard deviation."
 
 
-def ticks(n: int, most: int = 20) -> Array:
-    """At most ``most`` evenly spaced positions among n."""
-    return np.arange(0, n, -(-n // most))
+def bars(groups: Sequence[Group], measure: str, colors: dict[str, Any], axes: Axes) -> str:
+    """Cost until the target, a bar a method; none where a seed did not reach it."""
+    title, unit, _ = describe(measure)
+    samples = {group.method: sample(group, measure, unit.factor) for group in groups}
+    values = {method: [] if s.bound else list(s.values.values()) for method, s in samples.items()}
+    table = pd.DataFrame([{"method": m, "x": x} for m, its in values.items() for x in its or [np.nan]])
+    sns.barplot(table, x="x", y="method", hue="method", palette=colors, errorbar="sd", legend=False, ax=axes)
+    for i, its in enumerate(values.values()):
+        axes.text(0, i, "" if its else " not reached by every seed", va="center")
+    axes.set(xlabel=f"{title}{f' ({unit.label})' if unit.label != 'rounds' else ''}", ylabel="")
+    axes.grid(visible=False, axis="y")
+    return "The first test at the target. Bars: mean over seeds, with one standard deviation."
+
+
+def layer_map(groups: Sequence[Group], layers: Sequence[str], axes: Axes) -> str:
+    """Linear CKA of local and broadcast model, methods by layers, mean over all rounds and seeds."""
+    table = {group.method: [sample(group, f"mean:{layer}").mean for layer in layers] for group in groups}
+    frame = (
+        pd.DataFrame(table, index=[layer.removeprefix("cka/") for layer in layers]).T.astype(float).dropna(how="all")
+    )
+    sns.heatmap(frame, vmax=1.0, annot=len(layers) <= 8, fmt=".2f", cmap="cividis", ax=axes)
+    return "Linear CKA of the clients' models and the model they started from, by layer (GC-Fed, Figure 7)."
+
+
+def _legend(axes: Axes) -> None:
+    """Below the figure, so that long names take nothing from it."""
+    labels = axes.get_legend_handles_labels()[1]
+    if labels:
+        columns = 1 if max(map(len, labels)) > 34 else 2 if max(map(len, labels)) > 18 else 3
+        axes.legend(title=None, ncols=min(columns, len(labels)), loc="upper center", bbox_to_anchor=(0.5, -0.2))
+
+
+# --------------------------------------------------------------------------------------------------- what they are of
+def _sent(metrics: pd.DataFrame) -> pd.Series:
+    return metrics.filter(["comm/down_bytes", "comm/up_bytes"]).sum(axis=1)
+
+
+def _bytes(group: Group) -> float:
+    """A round's, to two digits."""
+    return float(f"{_sent(group.runs[0].metrics).mean():.2g}")
+
+
+def _target(groups: Sequence[Group]) -> str:
+    """The highest target that half of several methods reached; in bytes where they differ in what they send."""
+    unlike = len({_bytes(group) for group in groups}) > 1
+    for target in sorted({float(t) for g in groups for t in g.runs[0].get("targets") or ()}, reverse=True):
+        samples = [sample(group, f"rounds:test/acc>={target:g}") for group in groups]
+        if len(groups) > 1 and 2 * sum(bool(s.values) and not s.bound for s in samples) >= len(groups):
+            return f"bytes_to_target/{target:g}" if unlike else f"rounds:test/acc>={target:g}"
+    return ""
+
+
+def _sweeps(groups: Sequence[Group], colors: dict[str, Any]) -> Iterator[Plot]:
+    """A figure for each number in which groups differ that are equal in all else."""
+    ended = [group for group in groups if group.has_ended]
+    frame = variants([group.values for group in ended]) if ended else pd.DataFrame()
+    for key in frame.columns.difference(["rounds", "eval_every"]):
+        x = pd.to_numeric(frame[key], errors="coerce").dropna()
+        rest = frame.assign(**{key: ""}).apply(tuple, axis=1)
+        found: dict[tuple[str, str], list[pd.DataFrame]] = defaultdict(list)
+        for members in x.groupby(rest).groups.values():
+            its = [ended[i] for i in members]
+            place, method = _common([group.federation for group in its]), _common([group.method for group in its])
+            # Against the clients a round: also how far their update is from that of all (GC-Fed, Figure 1b).
+            gaps = [name for name in its[0].runs[0].metrics if name.startswith("gap/") and "per_round" in key]
+            for measure in (main_measure(its), *(f"mean:{name}" for name in gaps)) if len(its) > 1 else ():
+                for i in members:
+                    y = list(sample(ended[i], measure, describe(measure)[1].factor).values.values())
+                    found[place, measure].append(pd.DataFrame({"x": x[i], "y": y, "method": method}))
+        for i, ((place, measure), parts) in enumerate(found.items(), start=1):
+            plot = partial(against, pd.concat(parts), key, measure, colors)
+            yield Plot(f"{key}_{i}", f"{describe(measure)[0]} against {symbol(key)}", place, plot)
+
+
+def _common(names: Sequence[str]) -> str:
+    """The parts that all of the names have."""
+    first, *others = [name.split(", ") for name in names]
+    return ", ".join(part for part in first if all(part in other for other in others))
+
+
+def _partitions(groups: Sequence[Group], folder: Path, suffixes: Sequence[str]) -> Iterator[Picture]:
+    """How the data lie on the clients, each partition once (GC-Fed, Figure 5)."""
+    held = {counts.counts.tobytes(): (g, counts) for g in groups if (counts := LabelCounts.load(g.runs[0].folder))}
+    for i, (group, counts) in enumerate(list(held.values())[:FEDERATIONS], start=1):
+        for suffix in reversed(suffixes):
+            path = folder / f"partition_{i}.{suffix}"
+            plot_partition(counts.counts, path, max_clients=20, clients=counts.clients, of=counts.of)
+        caption = f"Samples of each class on each client, seed {group.runs[0].seed} (GC-Fed, Figure 5)."
+        yield Picture(path, "Partition", caption, group.federation)
+
+
+def _copies(groups: Sequence[Group], folder: Path) -> Iterator[Picture]:
+    """The last picture of each kind that a group's runs drew, of six groups at most."""
+    for stem, caption in COPIED.items():
+        found = [(g, run, path) for g in groups for run in g.runs for path in run.folder.glob(f"{stem}_round_*.png")]
+        last = {id(g): (g, run, path) for g, run, path in sorted(found, key=lambda f: int(f[2].stem.split("_")[-1]))}
+        for i, (group, run, path) in enumerate(list(last.values())[:6], start=1):
+            shutil.copyfile(path, folder / f"{stem}_{i}.png")
+            told = f"{caption}: {group.method}, seed {run.seed}, round {path.stem.split('_')[-1]}."
+            yield Picture(folder / f"{stem}_{i}.png", stem.capitalize(), told, group.federation)

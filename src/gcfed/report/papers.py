@@ -1,21 +1,19 @@
-"""The papers' own numbers: each ``configs/paper/<name>.yaml`` is one table, with its setting.
+"""The papers' own numbers: each ``configs/paper/<name>.yaml`` is one table, with the overrides that make its cells.
 
-A table has rows and columns (``Axis``), and a ``Cell`` where they meet. ``match`` says which runs are a cell's: those
-whose config has these values. ``setting`` says under which values the paper made it, ``departures`` which of them our
-runs do not keep on purpose, ``overrides`` which command makes our run. A row's word wins over its column's, a column's
-over the table's.
+A table has rows and columns (:class:`Axis`), and a :class:`Cell` where they meet. ``overrides`` say which command makes
+our run, ``setting`` under which values the paper made its own, as far as it says. A row's word wins over its column's,
+a column's over the table's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from gcfed.report.runs import Loader
+from gcfed.runs.folder import Loader
 from gcfed.utils.resolvers import ROOT
 
 FOLDER = ROOT / "configs" / "paper"
@@ -30,13 +28,12 @@ class Cell:
     note: str = ""  # failed, diverged, N/A; + where a target was not reached in ``mean`` rounds
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Axis:
     """A row or a column. ``overrides`` None: we cannot run it, and ``note`` says why."""
 
     label: str
     overrides: tuple[str, ...] | None = ()
-    match: dict[str, Any] = field(default_factory=dict)
     setting: dict[str, Any] = field(default_factory=dict)
     measure: str | None = None  # None here and in the next two: the table's
     unit: str | None = None
@@ -59,18 +56,14 @@ class PaperTable:
     rows: tuple[Axis, ...]
     cells: dict[tuple[str, str], Cell]  # by the labels of row and column
     higher_is_better: bool | None = None  # None: neither
+    methods_in: str = "rows"  # or columns: numbers are compared along the other one
     seeds: int | None = None  # that the paper averaged; None: it does not say
-    deviation: str | None = None  # std, what the second numbers of cells must be
-    measure: str | None = None  # of gcfed.report.measures
-    common_match: dict[str, Any] = field(default_factory=dict)
+    measure: str | None = None  # of gcfed.runs.measures
     setting: dict[str, Any] = field(default_factory=dict)
+    unstated: str = ""  # what the paper does not say of its setting
     departures: dict[str, str] = field(default_factory=dict)  # key of a setting → why our runs do not keep it
     overrides: tuple[str, ...] = ()
     note: str = ""
-
-    def match(self, row: Axis, column: Axis) -> dict[str, Any]:
-        """Dotted keys and values that the configs of the cell's runs have."""
-        return self.common_match | column.match | row.match | _extra(row, column).match
 
     def settings(self, row: Axis, column: Axis) -> dict[str, Any]:
         """Dotted keys and the values that the paper used in this cell."""
@@ -103,46 +96,46 @@ def load(path_or_name: str | Path) -> PaperTable:
     Raises:
         FileNotFoundError: there is no such table.
         ValueError: an unknown or a missing key, a label twice, not one entry for each row and column, or an entry that
-            is no cell; names the file and the row.
+            is no cell; names the file and the place.
     """
     path = Path(path_or_name)
     path = path if path.suffix else FOLDER / f"{path}.yaml"
     if not path.is_file():
-        raise FileNotFoundError(f"There is no {path}; the tables are {_listed(names())}.")
-    raw = _checked(yaml.load(path.read_text(encoding="utf-8"), Loader), PaperTable, str(path), own="name")
-    if not isinstance(raw["columns"], list) or not isinstance(raw["rows"], list) or not isinstance(raw["cells"], dict):
-        raise ValueError(f"{path}: columns and rows must be lists, cells a mapping of the rows' labels to lists.")
-    columns = tuple(_axis(item, f"{path}, a column") for item in raw["columns"])
-    rows = tuple(_axis(item, f"{path}, a row") for item in raw["rows"])
-    labels = [column.label for column in columns]
-    for axes in (labels, [row.label for row in rows]):
-        if len(set(axes)) < len(axes):
-            raise ValueError(f"{path}: the label {max(axes, key=axes.count)} is there twice.")
-    if unlike := raw["cells"].keys() ^ {row.label for row in rows}:
-        raise ValueError(f"{path}: rows and cells differ in {_listed(unlike)}.")
+        raise FileNotFoundError(f"There is no {path}; the tables are {', '.join(names())}.")
+    try:
+        return _table(path.stem, yaml.load(path.read_text(encoding="utf-8"), Loader))
+    except (TypeError, ValueError, AttributeError, KeyError) as error:  # a dataclass names unknown and missing keys
+        raise ValueError(f"{path} is no table of a paper: {error}") from None
+
+
+def _table(name: str, raw: dict[str, Any]) -> PaperTable:
+    columns, rows = (tuple(_axis(item) for item in raw.pop(kind, ())) for kind in ("columns", "rows"))
+    entries = raw.pop("cells", {})
+    for axes in (columns, rows):
+        labels = [axis.label for axis in axes]
+        if len(set(labels)) < len(labels) or not all(isinstance(label, str) for label in labels):
+            raise ValueError(f"each label must be a text, and there once: {', '.join(map(str, labels))}")
+    if entries.keys() != {row.label for row in rows}:
+        raise ValueError(f"rows are {', '.join(row.label for row in rows)}, but cells {', '.join(map(str, entries))}")
     cells = {}
     for row in rows:
-        entries = raw["cells"][row.label]
-        if not isinstance(entries, list) or len(entries) != len(columns):
-            raise ValueError(f"{path}, row {row.label}: give one entry for each of the {len(columns)} columns.")
-        if unknown := row.by_column.keys() - set(labels):
-            raise ValueError(f"{path}, row {row.label}: by_column names no column: {_listed(unknown)}.")
-        for label, entry in zip(labels, entries, strict=True):
-            cells[row.label, label] = _cell(entry, f"{path}, row {row.label}, column {label}")
-    if raw.get("deviation") != "std" and any(cell.std is not None for cell in cells.values()):
-        raise ValueError(f"{path}: cells are [mean, std], so say deviation: std; differences are given in units of it.")
-    made = {"name": path.stem, "columns": columns, "rows": rows, "cells": cells}
-    return PaperTable(**raw | made | {"overrides": tuple(raw.get("overrides") or ())})
+        if not isinstance(entries[row.label], list) or len(entries[row.label]) != len(columns):
+            raise ValueError(f"row {row.label}: give one entry for each of the {len(columns)} columns")
+        if unknown := row.by_column.keys() - {column.label for column in columns}:
+            raise ValueError(f"row {row.label}: by_column names no column: {', '.join(sorted(unknown))}")
+        for column, entry in zip(columns, entries[row.label], strict=True):
+            cells[row.label, column.label] = _cell(entry, f"row {row.label}, column {column.label}")
+    overrides = tuple(raw.pop("overrides", ()))
+    return PaperTable(name=name, columns=columns, rows=rows, cells=cells, overrides=overrides, **raw)
 
 
 def _extra(row: Axis, column: Axis) -> Axis:
     return row.by_column.get(column.label, Axis(column.label))
 
 
-def _axis(raw: Any, where: str) -> Axis:
-    raw = _checked(raw, Axis, where)
+def _axis(raw: dict[str, Any]) -> Axis:
     overrides = raw.get("overrides", ())
-    nested = {label: _axis(extra | {"label": label}, where) for label, extra in raw.get("by_column", {}).items()}
+    nested = {label: _axis({"label": label, **extra}) for label, extra in raw.get("by_column", {}).items()}
     return Axis(**raw | {"by_column": nested, "overrides": None if overrides is None else tuple(overrides)})
 
 
@@ -152,36 +145,12 @@ def _cell(raw: Any, where: str) -> Cell:
             return Cell(float(raw[:-1]), note="+")
         case str():
             return Cell(note=raw)
-        case [mean, std] if _number(mean) and _number(std):
+        case [int() | float() as mean, int() | float() as std]:
             return Cell(float(mean), float(std))
-        case dict() if raw.keys() <= {"mean", "note"} and _number(raw.get("mean", 0)):
-            return Cell(float(raw["mean"]) if "mean" in raw else None, note=str(raw.get("note", "")))
+        case {"mean": int() | float() as mean, **rest} if rest.keys() <= {"note"}:
+            return Cell(float(mean), note=str(rest.get("note", "")))
+        case int() | float() if not isinstance(raw, bool):
+            return Cell(float(raw))
         case None:
             return Cell()
-    if _number(raw):
-        return Cell(float(raw))
-    raise ValueError(f"{where}: {raw} is no number, [mean, std], 1000+, word, {{mean, note}} or null.")
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _checked(raw: Any, kind: type[PaperTable | Axis], where: str, own: str = "") -> dict[str, Any]:
-    """``raw``, if it has all keys that the dataclass needs and no other; ``own`` is one that the file does not give."""
-    if not isinstance(raw, dict):
-        raise ValueError(f"{where}: {raw} is no mapping of keys to values.")
-    where = f"{where} {raw['label']}" if "label" in raw else where
-    known = {f.name: f for f in fields(kind) if f.name != own}
-    if unknown := raw.keys() - known.keys():
-        raise ValueError(f"{where}: unknown keys: {_listed(unknown)}. Known are {', '.join(known)}.")
-    needed = {name for name, f in known.items() if f.default is MISSING and f.default_factory is MISSING}
-    if missing := needed - raw.keys():
-        raise ValueError(f"{where}: missing keys: {_listed(missing)}.")
-    if not isinstance(raw.get("label", ""), str):
-        raise ValueError(f"{where}: a label must be a text, so put it in quotes.")
-    return raw
-
-
-def _listed(words: Iterable[Any]) -> str:
-    return ", ".join(sorted(map(str, words)))
+    raise ValueError(f"{where}: {raw} is no number, [mean, std], 1000+, word, {{mean, note}} or null")

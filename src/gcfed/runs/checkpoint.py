@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from hydra.utils import get_object
 from lightning.pytorch import Callback
 from omegaconf import DictConfig, OmegaConf
 
@@ -22,7 +21,6 @@ from gcfed.runs.identity import differences, identity, leaves
 from gcfed.runs.metrics_csv import read_metrics
 
 log = logging.getLogger(__name__)
-TRUSTED = ("gcfed.", "torch.nn.", "torch.optim.", "torchvision.models.")
 
 
 class RunRecord(Callback):
@@ -157,36 +155,3 @@ def load_weights(module: FederatedModule, checkpoint: Mapping[str, Any], path: P
         )
     if not dry:
         module.net.load_state_dict(theirs)
-
-
-def check_targets(config: Mapping[str, Any], path: Path) -> None:
-    """Refuses a stored config that names code other than this project's, torch's or torchvision's networks.
-
-    Whoever sends a checkpoint chooses what its config calls. An attribute counts by where it is defined, so that
-    ``gcfed.run.os.system`` is not ours.
-
-    Raises:
-        ValueError: names the key, the target and the flag that allows it.
-    """
-    for key, target in _targets(config):
-        defined = f"{getattr(_located(target), '__module__', None)}."
-        if not (target.startswith(TRUSTED) and defined.startswith(TRUSTED)):
-            raise ValueError(
-                f"{path}: its config would call {key}={target}. Only {', '.join(TRUSTED)[:-1]} are called from a "
-                "checkpoint; if you trust its author, say trust_config=true."
-            )
-
-
-def _targets(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    items = tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, list) else ()
-    for key, value in items:
-        if key == "_target_" and value is not None:
-            yield f"{prefix}_target_", str(value)
-        yield from _targets(value, f"{prefix}{key}.")
-
-
-def _located(target: str) -> Any:
-    try:
-        return get_object(target) if target.startswith(TRUSTED) else None
-    except (ImportError, ValueError, AttributeError):
-        return None

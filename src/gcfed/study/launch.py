@@ -1,30 +1,15 @@
-"""Jobs handed to Hydra's launcher, none of which may stop the others."""
-
-from __future__ import annotations
+"""Jobs handed to Hydra's launcher, none of which stops the others."""
 
 import logging
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
-from hydra.core.utils import JobReturn, JobStatus
+from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.core.utils import JobStatus
 from hydra.plugins.launcher import Launcher
 
-
-@dataclass(frozen=True)
-class Outcome:
-    """How a job ended.
-
-    Attributes:
-        value: what it returned.
-        reason: ``ValueError: …`` of one that failed, in one line; "" of one that did not.
-        lost: it is the launcher that failed: the job may be running still, or have come to its end.
-    """
-
-    value: Any = None
-    reason: str = ""
-    lost: bool = False
+from gcfed.runs.folder import CHECKPOINT
 
 
 def one_by_one(launcher: Launcher) -> bool:
@@ -32,32 +17,38 @@ def one_by_one(launcher: Launcher) -> bool:
     return type(launcher).__name__ == "BasicLauncher"
 
 
-def launch(launcher: Launcher, jobs: Sequence[list[str]], first: int) -> list[Outcome]:
-    """Runs jobs by their overrides, ``first`` being the number of the first; each has an outcome.
+def launch(launcher: Launcher, jobs: Sequence[tuple[Sequence[str], Path]], first: int) -> list[str]:
+    """Runs jobs, each by its overrides in its folder, from the checkpoint there if there is one.
 
-    What a launcher raises, because a config does not compose or its pool broke, is the outcome of all jobs given.
+    Returns:
+        ``ValueError: …`` of each job that failed, else "". ``first`` is the number of the first job.
+
+    Raises:
+        ValueError: the launcher itself failed, and not in this process.
     """
+    calls = []
+    for overrides, folder in jobs:
+        place = {"hydra.sweep.dir": folder.parent, "hydra.sweep.subdir": folder.name}
+        if (folder / CHECKPOINT).is_file():
+            place["ckpt_path"] = folder / CHECKPOINT
+        quoted = {key: QuotedString(str(path), Quote.single).with_quotes() for key, path in place.items()}
+        calls.append([*overrides, *(f"{key}={path}" for key, path in quoted.items())])
     # It announces "Launching 1 jobs locally" for each; who calls has said more.
     logging.getLogger("hydra._internal.core_plugins.basic_launcher").setLevel(logging.WARNING)
     try:
-        returns = list(launcher.launch([list(job) for job in jobs], initial_job_idx=first))
+        returns = launcher.launch(calls, initial_job_idx=first)
     except Exception as error:
-        return [Outcome(reason=_reason(error), lost=not one_by_one(launcher))] * len(jobs)
-    assert len(returns) == len(jobs)
-    return [_outcome(result) for result in returns]
+        if one_by_one(launcher):
+            return [_reason(error)] * len(calls)
+        hint = "Jobs that it started may still be running: look before you give the same command again."
+        raise ValueError(f"the launcher failed, {_reason(error)}. {hint}") from None
+    return [_reason(r._return_value) if r.status == JobStatus.FAILED else "" for r in returns]
 
 
-def _outcome(result: JobReturn) -> Outcome:
-    if result.status != JobStatus.FAILED:
-        return Outcome(result.return_value)
-    return Outcome(reason=_reason(result._return_value))
-
-
-def _reason(error: Any) -> str:
+def _reason(error: BaseException) -> str:
     """The error in one line. Its frames let go of what they hold: a failed job's model, data and GPU memory."""
-    chain: list[BaseException | None] = [error]
+    chain = [error]  # may be a ring
     for one in chain:
-        if one is not None:
-            traceback.clear_frames(one.__traceback__)
-            chain += [other for other in (one.__cause__, one.__context__) if other not in chain]
+        traceback.clear_frames(one.__traceback__)
+        chain += [other for other in (one.__cause__, one.__context__) if other and other not in chain]
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -1,139 +1,172 @@
-"""A search with Optuna as a sweep: asks for trials, runs them as jobs, and goes on where it was stopped."""
+"""A search with Optuna as a sweep: Hydra's launcher makes the runs, Optuna's storage keeps the trials."""
 
-from __future__ import annotations
-
-import json
-from collections.abc import Collection, Mapping
+import logging
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import hydra
 import numpy as np
-from hydra.plugins.launcher import Launcher
-from hydra.types import HydraContext
-from omegaconf import DictConfig
+import optuna
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, RangeSweep
+from hydra.errors import HydraException
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import FrozenTrial, Trial, TrialState
 
-from gcfed.report.measures import value
-from gcfed.report.runs import Run
-from gcfed.study.book import Book, name_of, values_of
+from gcfed.runs.folder import CONFIG, read_run
+from gcfed.runs.identity import differences, leaves
+from gcfed.runs.measures import parse, value
 from gcfed.study.launch import launch
-from gcfed.study.overrides import quoted
-from gcfed.study.state import as_run, checkpoint, made_of
+from gcfed.utils.files import replacing
 from gcfed.utils.lock import locked
 from gcfed.utils.words import say
 
-if TYPE_CHECKING:
-    from optuna.trial import FrozenTrial
+log = logging.getLogger(__name__)
+IN_A_ROW = 3  # failures that end a search: what they have in common is not their values
+COUNTED = (TrialState.COMPLETE, TrialState.PRUNED)
 
-DATABASE = "search.db"
 
-
-def search(
-    config: DictConfig,
-    context: HydraContext,
-    launcher: Launcher,
-    arguments: list[str],
-    *,
-    direction: str,
-    n_trials: int,
-    n_jobs: int,
-    seed: int,
-    storage: str | None,
-    sampler: DictConfig,
-    params: Mapping[str, Any],
-) -> None:
+def search(config: Any, context: Any, launcher: Any, arguments: list[str], **settings: Any) -> None:
     """Runs trials until ``n_trials`` have ended; the same command continues a search that was stopped.
 
-    A trial whose value is not finite is pruned and counts; one that fails is noted with its reason and another one
-    takes its place. ``trials.csv`` and ``optimization_results.yaml`` are written after every trial. One process does a
-    search. The exit code is 1 where a trial has failed.
+    A value that is not finite is pruned and counts; a trial that fails keeps its reason, and another takes its place.
+
+    Args:
+        settings: those of ``configs/hydra/sweeper/optuna.yaml``.
 
     Raises:
-        ValueError: settings that cannot work, Optuna is not installed, the folder holds another search, or nothing
-            more can come of this one: a metric that runs do not have, or several failures in a row.
+        ValueError: settings that cannot work, the folder holds another search, a metric that runs do not have, or
+            several failures in a row.
     """
-    optuna = _optuna()
-    from gcfed.study.space import read_space
-
-    metric = config.optimized_metric
-    _check(metric, direction, {"n_trials": n_trials, "n_jobs": n_jobs})
-    space, fixed, texts = read_space(params or {}, [a for a in arguments if a != "ckpt_path=last"])
-    if not space:
-        raise ValueError("hydra.sweeper.params is empty: name keys and intervals, such as gc.lam: interval(0, 1).")
-    setting = {"space": texts, "metric": metric, "direction": direction}
-    setting |= _fixed(context.config_loader.load_sweep_config(config, fixed), texts)
-    root = Path(config.hydra.sweep.dir).absolute()
+    metric, n_trials, n_jobs = config.optimized_metric, settings["n_trials"], settings["n_jobs"]
+    space, common = read_space(settings["params"] or {}, [a for a in arguments if a != "ckpt_path=last"])
+    if min(n_trials, n_jobs) < 1 or not space or metric is None:
+        raise ValueError("A search needs optimized_metric, hydra.sweeper.params, and n_trials and n_jobs above 0.")
+    parse(metric)
+    cfg = context.config_loader.load_sweep_config(config, common)
+    fixed = {key: v for key, v in leaves(cfg).items() if not any(f"{key}.".startswith(f"{name}.") for name in space)}
+    fixed |= {"rounds": cfg.rounds, "eval_every": cfg.eval_every, "metric": metric, "direction": settings["direction"]}
+    fixed |= {f"params.{key}": repr(distribution) for key, distribution in space.items()}
+    root, in_a_row, failures = Path(config.hydra.sweep.dir).absolute(), 0, 0
+    storage = settings["storage"] or f"sqlite:///{root}/search.db"
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     with locked(root / ".lock") as holder:
         if holder:
             raise ValueError(f"{holder} is at the search in {root}: one process does a search, n_jobs trials at once.")
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        study = optuna.create_study(
-            study_name="search" if storage is None else root.name,
-            storage=storage or f"sqlite:///{root / DATABASE}",
-            direction=direction,
-            load_if_exists=True,
-        )
-        book = Book(study, root, metric)
-        book.open(setting)
-        say(f"search in {root}: {len(book.done)} of {n_trials} trials done; {metric}, {direction}")
-        while len(book.done) < n_trials:
-            batch = book.begun[:n_jobs]  # what a stopped search left behind
-            while len(batch) < min(n_jobs, n_trials - len(book.done)):
-                number = len(study.trials)
-                study.sampler = hydra.utils.instantiate(sampler, seed=_drawn(seed, number))
-                study.ask(fixed_distributions=space)
-                batch.append(study.trials[number])
-            for i, trial in enumerate(batch, start=len(book.done) + 1):
-                say(f"{name_of(trial)}, {i} of {n_trials}: {values_of(trial)}{book.best}")
-            outcomes = launch(launcher, [[*fixed, *_own(trial, root)] for trial in batch], batch[0].number)
-            for trial, outcome in zip(batch, outcomes, strict=True):
-                book.enter(trial, outcome)
-            book.write()
-        book.close()
+        name = root.name if settings["storage"] else "search"
+        study = optuna.create_study(storage=storage, study_name=name, direction=fixed["direction"], load_if_exists=True)
+        if odd := differences(study.user_attrs.get("fixed", fixed), fixed):
+            raise ValueError(f"{root} holds another search: {odd}. Take another folder, hydra.sweep.dir=<folder>.")
+        while (count := len(study.get_trials(states=COUNTED))) < n_trials:
+            # First what a stopped search left behind.
+            trials = [Trial(study, t._trial_id) for t in study.trials if not t.state.is_finished()][:n_jobs]
+            while len(trials) < min(n_jobs, n_trials - count):
+                # What is drawn depends on the seed and the trials so far, not on a restart.
+                draw = np.random.SeedSequence([settings["seed"], len(study.trials)]).generate_state(1)
+                study.sampler = hydra.utils.instantiate(settings["sampler"], seed=int(draw[0]))
+                trials.append(study.ask(space))
+            jobs = []
+            for i, trial in enumerate(trials, start=count + 1):
+                say(f"trial {i} of {n_trials}: {describe(trial)}{best(study)}")
+                drawn = [f"{key}={number}" for key, number in trial.params.items()]
+                jobs.append(([*common, *drawn], root / name_of(trial)))
+            for trial, reason in zip(trials, launch(launcher, jobs, trials[0].number), strict=True):
+                failed = tell(study, trial, root / name_of(trial), metric, reason)
+                failures, in_a_row = failures + failed, failed * (in_a_row + 1)
+                study.set_user_attr("fixed", fixed)
+                write(study, root)
+                if in_a_row == IN_A_ROW:
+                    raise ValueError(
+                        f"{IN_A_ROW} trials in a row have failed, the last with {reason}. See {root}/trials.csv; once "
+                        "the reason is gone, the same command goes on."
+                    )
+        say(f"search in {root}: {count} trials, {failures} failures{best(study) or '; no trial has a value'}")
+        if failures or not best(study):
+            raise SystemExit(1)
 
 
-def _optuna() -> Any:
-    try:
-        import optuna
-    except ImportError:
-        raise ValueError(
-            "hparams_search needs Optuna, which is an extra: .venv/bin/uv pip install -e '.[optuna]'"
-        ) from None
-    return optuna
+def read_space(params: Mapping[str, Any], arguments: list[str]) -> tuple[dict[str, BaseDistribution], list[str]]:
+    """The space of a search in Optuna's words, out of Hydra's, and the overrides that all trials share.
+
+    The command line wins over ``params``: a key to which it gives one value is searched no more.
+
+    Raises:
+        ValueError: words that are no override, or an interval that cannot be searched; names them.
+    """
+    space: dict[str, BaseDistribution] = {}
+    common: dict[str, str] = {}
+    for text in [*(f"{key}={sweep}" for key, sweep in params.items()), *arguments]:
+        try:
+            override = OverridesParser.create().parse_override(text)
+            key, sweep = override.get_key_element(), override.value()
+            space.pop(key, None)
+            common.pop(key, None)
+            if isinstance(sweep, IntervalSweep):
+                space[key] = kind_of(sweep.start, sweep.end)(sweep.start, sweep.end, log="log" in sweep.tags)
+            elif isinstance(sweep, RangeSweep):
+                values = list(sweep.range())
+                space[key] = kind_of(*values)(values[0], values[-1], step=sweep.step)
+            elif override.is_sweep_override():
+                space[key] = CategoricalDistribution(list(override.sweep_string_iterator()))
+            else:
+                common[key] = text
+        except (HydraException, ValueError, IndexError) as error:
+            raise ValueError(f"{text} cannot be searched: {str(error).splitlines()[0]}") from None
+    return space, list(common.values())
 
 
-def _check(metric: str | None, direction: str, numbers: Mapping[str, Any]) -> None:
-    for key, number in numbers.items():
-        if not isinstance(number, int) or number < 1:
-            raise ValueError(f"hydra.sweeper.{key}={number} must be a whole number of at least 1.")
-    if metric is None:
-        raise ValueError("optimized_metric is not set: name what the search optimizes, such as test/acc_smooth10.")
-    try:
-        value(Run(Path(), {}, (), {}, {}, "", ""), metric)
-    except ValueError as error:
-        raise ValueError(f"optimized_metric={metric}: {error}") from None
-    if direction not in ("maximize", "minimize"):
-        raise ValueError(f"hydra.sweeper.direction={direction} must be maximize or minimize.")
+def kind_of(*ends: Any) -> Any:
+    return IntDistribution if all(isinstance(end, int) for end in ends) else FloatDistribution
 
 
-def _fixed(cfg: DictConfig, searched: Collection[str]) -> dict[str, Any]:
-    """What all trials have in common, wherever it was set: what changes a run's numbers, but for what is searched."""
-    made = made_of(as_run(cfg))
-    common = {**made.setting, "rounds": made.rounds, "eval_every": made.eval_every}
-    inside = tuple(f"{key}." for key in searched)
-    kept = {key: v for key, v in common.items() if key not in searched and not key.startswith(inside)}
-    return json.loads(json.dumps(kept, default=str))
+def tell(study: optuna.Study, trial: Trial, folder: Path, metric: str, reason: str) -> bool:
+    """Takes a trial's value from its folder; returns whether it failed, with the launcher's ``reason`` if any.
+
+    Raises:
+        ValueError: runs do not have such a metric.
+    """
+    found, state, reason = None, TrialState.FAIL, reason or "its folder holds no finished run"
+    if (folder / CONFIG).is_file() and (run := read_run(folder)).has_ended:
+        column, found = parse(metric).column, value(run, metric)
+        if found is None and not {column, column.rpartition("/")[0]} & {*run.summary, *run.metrics}:
+            known = ", ".join([*run.summary, *(f"last:{column}" for column in run.metrics)])
+            raise ValueError(f"optimized_metric={metric} is not among what runs measure: {known}.")
+        state = TrialState.PRUNED if found is None else TrialState.COMPLETE
+        reason = f"{metric} was not reached, or is not finite"
+    if found is None:
+        trial.set_user_attr("reason", reason)
+        log.error("%s %s: %s", name_of(trial), state.name.lower(), reason)
+    study.tell(trial, found, state)
+    return state == TrialState.FAIL
 
 
-def _drawn(seed: int, number: int) -> int:
-    """The sampler's seed for a trial: what it draws depends on this and on the trials so far, not on a restart."""
-    return int(np.random.SeedSequence([seed, number]).generate_state(1)[0])
+def write(study: optuna.Study, root: Path) -> None:
+    """``trials.csv``, a row a trial, and the best one in ``optimization_results.yaml``."""
+    table = study.trials_dataframe(("number", "state", "value", "duration", "params", "user_attrs"))
+    table.columns = [name.removeprefix("params_").removeprefix("user_attrs_") for name in table.columns]
+    table["state"] = table["state"].str.lower()
+    table["duration"] = table["duration"].dt.total_seconds().round(1)
+    table.insert(4, "folder", [name_of(trial) for trial in study.trials])
+    with replacing(root / "trials.csv") as temporary:
+        table.rename(columns={"duration": "seconds"}).to_csv(temporary, index=False)
+    if best(study):
+        top = study.best_trial
+        found = {"best_params": top.params, "best_value": top.value, "best_trial": top.number, "folder": name_of(top)}
+        with replacing(root / "optimization_results.yaml") as temporary:
+            temporary.write_text(yaml.safe_dump({"name": "optuna"} | found, sort_keys=False))
 
 
-def _own(trial: FrozenTrial, root: Path) -> list[str]:
-    from gcfed.study.space import text_of
+def best(study: optuna.Study) -> str:
+    found = study.get_trials(states=(TrialState.COMPLETE,))
+    return f"; best {study.best_value:.4g} with {describe(study.best_trial)}" if found else ""
 
-    own = [f"{key}={text_of(drawn)}" for key, drawn in trial.params.items()]
-    own += [f"hydra.sweep.dir={quoted(str(root))}", f"hydra.sweep.subdir={name_of(trial)}"]
-    begun = checkpoint(root / name_of(trial))
-    return [*own, f"ckpt_path={quoted(str(begun))}"] if begun.is_file() else own
+
+def name_of(trial: Trial | FrozenTrial) -> str:
+    return f"trial_{trial.number:04d}"
+
+
+def describe(trial: Trial | FrozenTrial) -> str:
+    params = (f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in trial.params.items())
+    return f"{name_of(trial)} ({' '.join(params)})"

@@ -1,143 +1,173 @@
-"""A study as a sweep: says what it will cost, runs what is not finished, and names what failed."""
-
-from __future__ import annotations
+"""A study as a sweep: runs the jobs that are not finished, and names those that failed."""
 
 import logging
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
-from math import isfinite
+import shlex
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra.plugins.launcher import Launcher
-from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from gcfed.report.runs import FAILURE
-from gcfed.study.estimate import Estimate, duration
-from gcfed.study.launch import Outcome, launch, one_by_one
-from gcfed.study.library import Library, shelf
-from gcfed.study.overrides import quoted
-from gcfed.study.plan import jobs_of, read_study
-from gcfed.study.planning import Planned, estimate_of, listing, plan, summary
-from gcfed.study.state import BEGUN, FINISHED, NEW, checkpoint, state_of
+from gcfed.runs.folder import CHECKPOINT, CONFIG, FAILURE, Run, find_runs, read_run
+from gcfed.runs.identity import differences, digest, leaves
+from gcfed.study.jobs import Job, read_jobs
+from gcfed.study.launch import launch, one_by_one
 from gcfed.utils.compose import Composer
 from gcfed.utils.lock import locked
 from gcfed.utils.words import say
 
 log = logging.getLogger(__name__)
-DONE = Outcome()
+FINISHED, BEGUN, NEW, OTHER, FOREIGN = "finished", "to continue", "to start", "not to be run", "of another setting"
 
 
-def sweep(config: DictConfig, context: HydraContext, launcher: Launcher, arguments: list[str]) -> None:
+@dataclass
+class Work:
+    """A job with its config, what identifies its run, the folder of that and the state there.
+
+    Attributes:
+        why: the state is OTHER, a run that the job neither counts as its own nor continues; how a FOREIGN one differs.
+    """
+
+    job: Job
+    cfg: DictConfig
+    leaves: dict[str, Any]
+    folder: Path
+    state: str = NEW
+    rounds: int = 0
+    why: str = ""
+
+    def look(self) -> None:
+        """Reads the folder anew."""
+        self.state, self.rounds, self.why = NEW, 0, ""
+        run = read_run(self.folder) if (self.folder / CONFIG).is_file() else None
+        begun, asked = (self.folder / CHECKPOINT).is_file(), self.cfg.rounds
+        if run is None or not (run.summary or begun):
+            return
+        self.state, self.rounds, self.why = OTHER, run.rounds, self.lack(run)
+        if run.config and (odd := differences(leaves(run.config), self.leaves)):
+            self.state, self.why = FOREIGN, odd
+        elif not self.why and run.has_ended and run.rounds == asked:
+            self.state = FINISHED
+        elif not self.why and begun and 0 < run.rounds <= asked:
+            self.state = BEGUN
+        elif not self.why:
+            end = "" if begun else ", and there is no checkpoint"
+            self.why = f"{run.rounds} rounds are done there, {asked} are asked for{end}"
+
+    def lack(self, run: Run) -> str:
+        """What the job measures and a run of the same identity does not."""
+        there, here = (min(int(n), self.cfg.rounds) for n in (run.get("eval_every", 1), self.cfg.eval_every))
+        if not run.config or there != here:  # the last round is always tested
+            return run.note if not run.config else f"eval_every is {there} there, {here} here"
+        absent = set(self.cfg.metrics or ()) - set(run.get("metrics") or ())
+        return f"it has no metrics={min(absent)}" if absent else ""
+
+
+def sweep(config: DictConfig, context: Any, launcher: Any, arguments: list[str]) -> None:
     """Runs the jobs of ``configs/study/<name>.yaml`` that are not finished; the launcher is the user's choice.
 
-    With Hydra's own launcher jobs start one by one, each announced with the time that is left; another one gets all at
-    once. Jobs that fail are listed at the end, and the exit code is then 1; the others are finished all the same.
+    Hydra's own launcher gets one job after the other, another one all at once. Exit code 1 if a job is not finished.
 
     Raises:
         ValueError, FileNotFoundError: a study, a part of it or a folder that is not as it must be; before any job.
     """
-    name = config.hydra.runtime.choices.get("study")
+    name, loader = config.hydra.runtime.choices.get("study"), context.config_loader
     if name is None:
         raise ValueError("hydra/sweeper=study needs a study: python src/train.py -m study=<a file of configs/study>.")
-    loader = context.config_loader
     compose = Composer(lambda overrides: loader.load_sweep_config(config, overrides), set(loader.list_groups("")))
     node: Any = OmegaConf.to_container(config.study)
-    study = read_study(name, config.scale, node, arguments)
-    jobs, left_out = jobs_of(study)
+    jobs, gaps = read_jobs(name, config.scale, node, arguments)
     root = Path(config.hydra.sweep.dir).absolute()
-    library = Library(shelf(root, study.name))
-    planned = plan(jobs, root, library, compose)
-    cost = estimate_of(planned, library, compose)
-    title, together = f"study {study.name}, scale {study.scale}", not one_by_one(launcher)
-    say(f"{title}: {len(planned)} jobs in {root}", *summary(planned, root, left_out, cost, together=together))
-    if study.dry_run:
-        say(*listing(planned, cost))
+    works = look_up(jobs, root, Path(config.paths.log_dir) / "study", compose)
+    title, number = f"study {name}, scale {config.scale}", Counter(work.state for work in works)
+    say(f"{title}: {len(works)} jobs in {root}", f"  {', '.join(f'{number[s]} {s}' for s in (FINISHED, BEGUN, NEW))}")
+    for why, count in gaps.items():
+        say(f"  left out: {count} cells, {why}")
+    for work in (work for work in works if work.state == OTHER):
+        say(f"  not to be run: {work.job.title}: {work.why}. Ask for what its run has, or set paths.log_dir=<folder>.")
+    left = [work for work in works if work.state in (BEGUN, NEW)]
+    if node.get("dry_run"):
+        from gcfed.study.cost import estimate  # torch
+
+        say(*(f"  {work.state:<13} {work.job.title}  ({work.folder.name})" for work in works))
+        say(*(f"  {line}" for line in estimate([(work.cfg, work.cfg.rounds - work.rounds) for work in left])))
         return
-    left = [p for p in planned if p.state.kind in (BEGUN, NEW)]
-    batches = [left] if together and left else [[p] for p in left]
-    close(title, planned, run(batches, root, cost, launcher))
+    reasons: dict[str, str] = {}
+    for i, batch in enumerate([[work] for work in left] if one_by_one(launcher) else [left]):
+        reasons |= run(batch, f"job {i + 1} of {len(left)}", i, root, launcher)
+    roots = ",".join(sorted({str(work.folder.parent) for work in works}))
+    papers = [f"papers=[{node['table']}]"] * isinstance(node["table"], str)
+    say(f"report: python src/report.py {shlex.join([f'roots=[{roots}]', *papers])}")
+    end(title, works, reasons)
 
 
-def run(batches: Sequence[Sequence[Planned]], root: Path, cost: Estimate, launcher: Launcher) -> dict[str, Outcome]:
-    """Runs one batch after the other; the outcomes by the names of the jobs' folders."""
-    outcomes: dict[str, Outcome] = {}
-    expected = taken = 0.0  # seconds of the jobs so far whose cost was known
-    number, jobs = 0, sum(map(len, batches))
-    for i, batch in enumerate(batches):
-        pace = taken / expected if expected else 1.0  # this machine's seconds for an estimated one
-        rest = pace * sum(cost.seconds[p.job.folder] for later in batches[i:] for p in later)
-        about = f"; about {duration(rest)} left" if isfinite(rest) else ""
-        first, number = number, number + len(batch)
-        with ready(batch, root, outcomes) as mine:
-            if not mine:
-                continue
-            if len(batch) == 1:
-                say(f"job {number} of {jobs}: {mine[0].job.title}{about}", f"  {mine[0].folder}")
-            started = time.perf_counter()
-            found = launch(launcher, [overrides(p, root) for p in mine], first)
-        seconds = sum(cost.seconds[p.job.folder] for p in mine)
-        if isfinite(seconds):
-            expected, taken = expected + seconds, taken + time.perf_counter() - started
-        for p, outcome in zip(mine, found, strict=True):
-            outcomes[p.job.folder] = outcome
-            if outcome.reason:
-                log.error("failed: %s, %s", p.job.title, outcome.reason)
-    return outcomes
+def look_up(jobs: Sequence[Job], root: Path, shelf: Path, compose: Callable[[Sequence[str]], Any]) -> list[Work]:
+    """Each different run once, with its folder's state; a finished one of another study below ``shelf`` counts.
 
-
-@contextmanager
-def ready(batch: Sequence[Planned], root: Path, outcomes: dict[str, Outcome]) -> Iterator[list[Planned]]:
-    """Those jobs of a batch that are still to be run, as their folders are now; nobody else can start them meanwhile.
-
-    Hours may have passed since the plan: another process of the same study may have finished some, or be at them.
+    Raises:
+        ValueError: overrides that do not compose, or folders that hold the runs of another setting.
     """
-    mine: list[Planned] = []
+    runs = [run for run in find_runs([shelf]) if run.has_ended] if shelf.is_dir() else []
+    works: dict[Any, Work] = {}
+    for job in jobs:
+        try:
+            cfg = compose(job.overrides)
+            work = Work(job, cfg, leaves(cfg), root / job.folder)
+        except (ValueError, OmegaConfBaseException) as error:
+            raise ValueError(f"{job.title}: {' '.join(str(error).split())}") from None
+        key = digest(work.leaves), cfg.rounds
+        if works.setdefault((*key, cfg.eval_every, *(cfg.metrics or ())), work) is not work:
+            continue  # the same run as another cell's
+        work.look()
+        twins = [run for run in runs if (run.identity, run.rounds) == key and not work.lack(run)]
+        if twins and work.state not in (FINISHED, FOREIGN):
+            work.folder, work.state, work.why = twins[0].folder, FINISHED, ""
+    if odd := [f"{w.folder} holds another run: {w.why}." for w in works.values() if w.state == FOREIGN]:
+        more = [f"… and {len(odd) - 5} more."] * (len(odd) > 5)
+        advice = "Move them away, or choose another place with paths.log_dir=<folder>."
+        raise ValueError("\n".join([*odd[:5], *more, advice]))
+    return list(works.values())
+
+
+def run(batch: Sequence[Work], name: str, first: int, root: Path, launcher: Any) -> dict[str, str]:
+    """Runs those jobs of a batch that nobody is at or has finished meanwhile; why others are not run, by title."""
+    mine: list[Work] = []
+    reasons: dict[str, str] = {}
     with ExitStack() as locks:
-        for p in batch:
-            name = p.job.folder
-            if holder := locks.enter_context(locked(root / ".locks" / name)):
-                outcomes[name] = Outcome(reason=f"{holder} is at it")
-                say(f"skipped: {p.job.title}; {holder} is at it")
+        for work in batch:
+            holder = locks.enter_context(locked(root / ".locks" / work.job.folder))
+            work.look()
+            if holder or work.state not in (BEGUN, NEW):
+                reasons[work.job.title] = f"{holder} is at it" if holder else work.why or "it is finished by now"
+                say(f"skipped: {work.job.title}; {reasons[work.job.title]}")
                 continue
-            p = replace(p, state=state_of(p.folder, p.made))
-            if p.state.kind in (BEGUN, NEW):
-                mine.append(p)
-            else:
-                say(f"skipped: {p.job.title}; meanwhile {p.state.why or 'it was finished'}")
-        yield mine
+            mine.append(work)
+            if len(batch) == 1:
+                say(f"{name}: {work.job.title}", f"  {work.folder}")
+        found = launch(launcher, [(work.job.overrides, work.folder) for work in mine], first) if mine else []
+    for work, reason in zip(mine, found, strict=True):
+        if reason:
+            log.error("failed: %s, %s", work.job.title, reason)
+            reasons[work.job.title] = reason
+    return reasons
 
 
-def overrides(planned: Planned, root: Path) -> list[str]:
-    """What Hydra composes the job from: its own overrides, its folder, and its checkpoint if it has begun."""
-    place = [f"hydra.sweep.dir={quoted(str(root))}", f"hydra.sweep.subdir={quoted(planned.job.folder)}"]
-    if planned.state.kind == BEGUN:
-        place.append(f"ckpt_path={quoted(str(checkpoint(planned.folder)))}")
-    return [*planned.job.overrides, *place]
-
-
-def close(title: str, planned: Sequence[Planned], outcomes: dict[str, Outcome]) -> None:
-    """Says how the study ended, as the folders have it; exit code 1 where a job is not finished."""
-    now = [(p, state_of(p.folder, p.made)) for p in planned]
-    broken = [(p, state) for p, state in now if state.kind != FINISHED]
-    if not broken:
-        say(f"{title}: all {len(planned)} jobs are finished")
+def end(title: str, works: Sequence[Work], reasons: dict[str, str]) -> None:
+    """Says how the study ended, as the folders have it; exit code 1 if a job is not finished."""
+    lines = []
+    for work in works:
+        work.look()
+        if work.state != FINISHED:
+            failure = work.folder / FAILURE
+            last = failure.read_text(errors="replace").split("\n", 1)[0] if failure.is_file() else "it was stopped"
+            lines += [f"  {work.job.title}: {reasons.get(work.job.title) or work.why or last}", f"    {work.folder}"]
+    if not lines:
+        say(f"{title}: all {len(works)} jobs are finished")
         return
-    lines = [f"{title}: {len(planned) - len(broken)} of {len(planned)} jobs are finished; these are not:"]
-    for p, state in broken:
-        why = outcomes.get(p.job.folder, DONE).reason or state.why or first_line(p.folder / FAILURE) or "it was stopped"
-        lines += [f"  {p.job.title}: {why}", f"    {p.folder}"]
-    advice = "The same command tries them again and leaves the finished ones alone."
-    if any(state.kind == BEGUN and p.job.folder in outcomes for p, state in broken):
-        advice += " What has begun goes on from its checkpoint: move its folder away to start it anew."
-    if any(outcome.lost for outcome in outcomes.values()):
-        advice += " But the launcher failed, and jobs that it started may still be running: look before that."
-    log.error("\n".join([*lines, advice]))
+    head = f"{title}: {len(works) - len(lines) // 2} of {len(works)} jobs are finished; these are not:"
+    log.error("\n".join([head, *lines, "The same command tries them again. To start one anew, move its folder away."]))
     raise SystemExit(1)
-
-
-def first_line(path: Path) -> str:
-    return path.read_text(errors="replace").split("\n", 1)[0] if path.is_file() else ""

@@ -1,11 +1,16 @@
 """The one way from a config node to an object."""
 
 import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra.errors import InstantiationException
+from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
+
+TRUSTED = ("gcfed.", "torch.nn.", "torch.optim.", "torchvision.models.")
 
 
 def build(node: DictConfig | None, **kwargs: Any) -> Any:
@@ -76,3 +81,36 @@ def build_all(cfg: DictConfig, key: str, **common: Any) -> list[Any]:
         known = common.keys() & (node.keys() if OmegaConf.is_dict(node) else set())
         built.append(optional(nodes, str(name), **{k: common[k] for k in known}))
     return [obj for obj in built if obj is not None]
+
+
+def check_targets(config: Mapping[str, Any], path: Path) -> None:
+    """Refuses a checkpoint's config that names code other than this project's, torch's or torchvision's networks.
+
+    Whoever sends a checkpoint chooses what its config calls. An attribute counts by where it is defined, so that
+    ``gcfed.run.os.system`` is not ours.
+
+    Raises:
+        ValueError: names the key, the target and the flag that allows it.
+    """
+    for key, target in _targets(config):
+        defined = f"{getattr(_located(target), '__module__', None)}."
+        if not (target.startswith(TRUSTED) and defined.startswith(TRUSTED)):
+            raise ValueError(
+                f"{path}: its config would call {key}={target}. Only {', '.join(TRUSTED)[:-1]} are called from a "
+                "checkpoint; if you trust its author, say trust_config=true."
+            )
+
+
+def _targets(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    items = tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, list) else ()
+    for key, value in items:
+        if key == "_target_" and value is not None:
+            yield f"{prefix}_target_", str(value)
+        yield from _targets(value, f"{prefix}{key}.")
+
+
+def _located(target: str) -> Any:
+    try:
+        return get_object(target) if target.startswith(TRUSTED) else None
+    except (ImportError, ValueError, AttributeError):
+        return None

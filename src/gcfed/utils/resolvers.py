@@ -7,11 +7,6 @@ from omegaconf import OmegaConf
 from gcfed.utils.cpu import cores
 
 ROOT = Path(__file__).resolve().parents[3]
-OVERRIDES = "overrides.yaml"  # until report and study are rewritten
-
-
-def changes_results(override: str) -> bool:  # until report and study are rewritten
-    return True
 
 
 def all_devices(accelerator: str) -> int:

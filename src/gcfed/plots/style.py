@@ -1,0 +1,71 @@
+"""One look for every figure. No pyplot: figures draw with Agg, need no display and leave no global state behind."""
+
+from pathlib import Path
+
+import matplotlib
+from cycler import cycler
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
+from matplotlib.figure import Figure
+
+from gcfed.utils.files import replacing
+
+# Okabe & Ito, "Color Universal Design": distinguishable with any of the common colour vision deficiencies. Yellow is
+# last, since a thin line of it vanishes on white.
+BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK, YELLOW = PALETTE = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442",
+)  # fmt: skip
+GREY = "#8A8A8A"
+
+#: Decorator: figures made inside have the style.
+styled = matplotlib.rc_context(
+    {
+        "figure.constrained_layout.use": True,
+        "figure.dpi": 100,
+        "savefig.dpi": 160,
+        "font.size": 10,
+        "axes.titlesize": 11,
+        "axes.labelsize": 10,
+        "axes.prop_cycle": cycler(color=PALETTE),
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.edgecolor": GREY,
+        "axes.axisbelow": True,
+        "axes.formatter.useoffset": False,
+        "axes.grid": True,
+        "grid.color": "#E4E4E4",
+        "grid.linewidth": 0.8,
+        "lines.linewidth": 1.8,
+        "xtick.color": GREY,
+        "ytick.color": GREY,
+        "xtick.labelcolor": "black",
+        "ytick.labelcolor": "black",
+        "legend.frameon": False,
+        "legend.fontsize": 9,
+        "legend.title_fontsize": 9,
+        "pdf.fonttype": 42,  # TrueType: text stays text, and publishers refuse Type 3
+    }
+)
+
+
+@styled
+def save(figure: Figure, path: str | Path) -> None:
+    """Write the figure in the format of the suffix (``.png``, ``.pdf``, …); a reader never sees half a file.
+
+    The layout is kept for the next format, which would take as long to compute again. No file says when it was made.
+    """
+    path = Path(path)
+    with replacing(path) as temporary:
+        render(figure, temporary)
+    figure.set_layout_engine("none")
+
+
+def render(figure: Figure, path: Path) -> None:
+    """As ``Figure.savefig``, which draws everything twice."""
+    if path.suffix == ".png":
+        figure.set_dpi(matplotlib.rcParams["savefig.dpi"])
+        FigureCanvasAgg(figure).print_png(path)
+    elif path.suffix == ".pdf":
+        FigureCanvasPdf(figure).print_pdf(path, metadata={"CreationDate": None})
+    else:
+        figure.savefig(path)

@@ -1,0 +1,81 @@
+"""The loss on the plane through three local models, as FedACG's Figure 2(a)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy import ndarray
+
+from gcfed.plots.style import BLACK, BLUE, ORANGE, VERMILION, save, styled
+
+# Of a local model there is no entry.
+MARKS = {
+    "mean": ("D", ORANGE, 7, "their mean"),
+    "broadcast": ("s", BLUE, 7, "broadcast model"),
+    "global": ("*", VERMILION, 13, "new global model"),
+}
+LINES = 14
+
+
+@styled
+def plot_surface(surface: Mapping[str, ndarray], path: str | Path) -> Figure:
+    """Draw contour lines of the loss and the six models on the plane; write and return the figure.
+
+    Args:
+        surface: what ``surface_round_<t>.npz`` holds (:mod:`gcfed.metrics.surface`), for instance by ``numpy.load``.
+        path: where the picture goes.
+    """
+    figure = Figure(figsize=(7.6, 5.2))
+    axes = figure.subplots()
+    loss_GG = np.ma.masked_invalid(surface["loss"])
+    unit = "nats" if "acc" in surface else "squared error / 2"
+    levels = contour_levels(loss_GG.compressed())
+    if len(levels) > 1:
+        lines = axes.contour(surface["x"], surface["y"], loss_GG, levels=levels, cmap="cividis", linewidths=1.2)
+        axes.clabel(lines, levels[::2], fmt=_short, fontsize=7)
+    else:
+        axes.text(0.5, 0.5, "one loss everywhere", ha="center", transform=axes.transAxes)
+    _draw_points(axes, surface)
+    axes.set(
+        title=f"{surface['split']} loss ({unit}) around three clients of round {surface['round']}".capitalize(),
+        xlabel="along w₂ − w₁ (Euclidean distance of the weights)",
+        ylabel="across, towards w₃ (same unit)",
+        xlim=(surface["x"][0], surface["x"][-1]),
+        ylim=(surface["y"][0], surface["y"][-1]),
+        aspect="equal",
+    )
+    axes.grid(visible=False)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1), title=f"{surface['split']} loss", alignment="left")
+    save(figure, path)
+    return figure
+
+
+def contour_levels(losses: ndarray) -> ndarray:
+    """Where to draw lines: evenly between smallest and largest loss, in equal ratios where they lie a decade apart."""
+    if not losses.size or not losses.min() < losses.max():
+        return np.empty(0)
+    low, high = float(losses.min()), float(losses.max())
+    if low > 0 and high > 10 * low:
+        return np.geomspace(low, high, LINES + 2)[1:-1]
+    return np.asarray(MaxNLocator(LINES).tick_values(low, high))
+
+
+def _draw_points(axes: Axes, surface: Mapping[str, ndarray]) -> None:
+    rows = zip(surface["names"], surface["points"], surface["point_loss"], surface["distance"], strict=True)
+    for i, (name, (x, y), loss, distance) in enumerate(rows):
+        marker, colour, size, words = MARKS.get(name, ("o", BLACK, 7, f"w{'₁₂₃'[i % 3]}, {name}"))
+        if name not in MARKS:
+            axes.annotate(words[:2], (x, y), xytext=(5, 5), textcoords="offset points")
+        label = f"{words}: {_short(loss)}"
+        if distance > 0:
+            label += f",\n{_short(distance)} off the plane"
+        axes.plot(x, y, marker, color=colour, markersize=size, markeredgecolor="white", label=label, zorder=3)
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}"

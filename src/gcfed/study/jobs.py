@@ -1,0 +1,147 @@
+"""From a study's YAML to its jobs: rows × columns × seeds, each with its overrides and a folder of its own."""
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from gcfed.report.papers import load
+from gcfed.runs.identity import counts, digest
+
+PARTS = ("rows", "columns", "seeds", "overrides")
+REFUSED = {
+    "study.overrides": "say the overrides by themselves, as key=value; they go to every job",
+    "seed": "a study has seeds of its own; say study.seeds=[1,2,3]",
+    "ckpt_path": "a study finds the checkpoints of its jobs itself; leave it out",
+}
+Cells = dict[tuple[str, str], Any]  # (row, column) → overrides, or a text: why it cannot be run
+
+
+class Job(NamedTuple):
+    """One run of a study: its name for people, what Hydra composes it from, and the name of its folder."""
+
+    title: str
+    overrides: list[str]
+    folder: str
+
+
+def read_jobs(
+    name: str, scale: str, node: Mapping[str, Any], arguments: Iterable[str] = ()
+) -> tuple[list[Job], Counter[str]]:
+    """The jobs of ``configs/study/<name>.yaml``, seed by seed; and why how many cells have none.
+
+    Raises:
+        ValueError: an unknown key, scale, row or column, or an override that a study cannot take.
+        FileNotFoundError: there is no such table.
+    """
+    scales = {"full": {}} | (node.get("scales") or {})
+    if scale not in scales:
+        raise ValueError(f"scale={scale} is unknown: {name} has {', '.join(scales)}.")
+    part = scales[scale] or {}
+    if odd := {*node} - {*PARTS, "table", "scales", "dry_run"} | {*part} - {*PARTS}:
+        raise ValueError(f"study {name}: {min(odd)} is unknown; there are {', '.join(PARTS)}, table, scales, dry_run.")
+    cells, number = read_table(node.get("table"))
+    rows, columns, seeds = (node.get(key) or part.get(key) for key in PARTS[:3])
+    rows, columns = choose("rows", rows, [row for row, _ in cells]), choose("columns", columns, [c for _, c in cells])
+    seeds = seeds or list(range(1, number + 1))
+    if not isinstance(seeds, list) or not all(isinstance(seed, int) and seed >= 0 for seed in seeds):
+        raise ValueError(f"study.seeds={seeds} must be a list of whole numbers of at least 0, such as [1,2,3].")
+    common = [*(node.get("overrides") or ()), *(part.get("overrides") or ())]
+    extra, names = check(arguments), name_cells(cells)
+    text = re.sub(r"[^\w.,=~\[\]-]+", "-", "".join(f",{o.lstrip('+')}" for o in sorted(extra) if counts(key_of(o))))
+    suffix = text if len(text) <= 120 else f"{text[:107]}-{digest({'': text})}"  # file systems end a name at 255 bytes
+    chosen = {cell: own for cell, own in cells.items() if cell[0] in rows and cell[1] in columns}
+    jobs = {
+        (folder := f"{names[cell]}_s{seed}{suffix}"): Job(
+            f"{', '.join(cell)}, seed {seed}", [*own, *common, f"seed={seed}", *extra], folder
+        )
+        for seed in seeds
+        for cell, own in chosen.items()
+        if not isinstance(own, str)
+    }
+    return list(jobs.values()), Counter(own for own in chosen.values() if isinstance(own, str))
+
+
+def read_table(table: str | Mapping[str, Any] | None) -> tuple[Cells, int]:
+    """The cells and the number of seeds.
+
+    Args:
+        table: a name in ``configs/paper``, or a study's own rows and columns (label, overrides) and overrides.
+    """
+    cells: Cells = {}
+    if isinstance(table, Mapping):
+        try:
+            for row in table["rows"]:
+                for column in table["columns"]:
+                    cell = str(row["label"]), str(column["label"])
+                    cells[cell] = [*column["overrides"], *table.get("overrides", ()), *row["overrides"]]
+        except (KeyError, TypeError):
+            cells = {}
+        if not cells or len(cells) < len(table["rows"]) * len(table["columns"]):
+            raise ValueError("study.table needs rows and columns: lists of {label: …, overrides: […]}, no label twice.")
+        return cells, 1
+    if not table:
+        raise ValueError("study.table is not set: name a table of configs/paper, or write rows and columns.")
+    paper = load(table)
+    for row, column in ((row, column) for row in paper.rows for column in paper.columns):
+        cell = row.label, column.label
+        printed, only = paper.cells[cell], row.by_column.get(column.label)
+        cells[cell] = paper.command_overrides(row, column)
+        if cells[cell] is None:
+            cells[cell] = (only and only.note) or row.note or column.note or "it cannot be run here"
+        elif printed.mean is None and (not printed.note or printed.note.startswith("N/A")):  # "diverged" is a result
+            cells[cell] = "the paper has no number"
+    return cells, paper.seeds or 1
+
+
+def name_cells(cells: Cells) -> dict[tuple[str, str], str]:
+    """A name for each cell, whichever are chosen; cells with the same overrides are one run, named by the first."""
+    names: dict[Any, str] = {}
+    for cell, overrides in cells.items():
+        name = "_".join(map(slug, cell))
+        while name in names.values():
+            name += "-2"
+        names.setdefault(frozenset(overrides), name)
+    return {cell: names[frozenset(overrides)] for cell, overrides in cells.items()}
+
+
+def slug(label: str) -> str:
+    """A label as a part of a folder's name: ``CIFAR-10, 5/100, α 0.05`` → ``cifar-10-5-100-alpha-0.05``."""
+    text = re.sub("[α-ω]", lambda m: f" {unicodedata.name(m[0]).split()[-1]} ", label).lower()
+    text = re.sub(r"(?<!\d)\.|\.(?!\d)", "", text.replace("lamda", "lambda"))  # a dot is for numbers
+    return re.sub(r"[^a-z0-9.]+", "-", text).strip("-")
+
+
+def key_of(override: str) -> str:
+    return override.lstrip("+~").split("=", 1)[0]
+
+
+def choose(key: str, words: Any, labels: Sequence[str]) -> set[str]:
+    """The labels that are asked for by themselves or by short name, where ``*`` stands for anything; None: all."""
+    if words is not None and not isinstance(words, list):
+        raise ValueError(f"study.{key}={words} must be a list, such as study.{key}=[{words}].")
+    chosen = set(labels if words is None else ())
+    for word in map(str, words or ()):
+        pattern = word.lower() if "*" in word else slug(word)
+        found = {word} & {*labels} or {label for label in labels if fnmatchcase(slug(label), pattern)}
+        if not found:
+            known = "; ".join(f"{label} ({slug(label)})" for label in dict.fromkeys(labels))
+            raise ValueError(f"study.{key}: there is no {word!r}. There are, with their short names: {known}.")
+        chosen |= found
+    return chosen
+
+
+def check(arguments: Iterable[str]) -> list[str]:
+    """The command line's overrides that go to every job; ``ckpt_path=last`` asks for what a study does anyway."""
+    extra = [argument for argument in arguments if argument != "ckpt_path=last"]
+    for override in OverridesParser.create().parse_overrides(extra):
+        why = REFUSED.get(override.key_or_group)
+        if override.is_sweep_override():
+            why = "a study sweeps over its rows, columns and seeds only; give one value, or write a study of your own"
+        if why:
+            raise ValueError(f"{override.input_line}: {why}.")
+    return [override for override in extra if key_of(override).split(".")[0] not in ("study", "scale")]

@@ -1,0 +1,169 @@
+"""``src/report.py`` as one types it, and what it says when there is nothing to report."""
+
+import os
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import pytest
+from sample_runs import add_run, curve
+
+from gcfed.report import build, figures
+from gcfed.report.build import Incomplete, report
+from gcfed.utils.resolvers import ROOT
+
+EVIL = "<script>alert(1)</script>"
+
+
+def write_runs(root):
+    for seed in (1, 2):
+        add_run(root / f"none_{seed}", "data=digits gc=none rounds=4", curve(0.4, 4, seed), seed=seed)
+    add_run(root / "gcfed", "data=digits gc=gcfed rounds=4", curve(0.6, 4))
+    add_run(root / "failed", "data=digits gc=none rounds=9", curve(0.4, 2), failure=f"OSError: {EVIL}\nTraceback")
+    add_run(root / "debug" / "run", "data=digits gc=none rounds=4", curve(0.1, 4), seed=9)
+
+
+def config(folder, **changed):
+    base = {"roots": [str(folder / "logs")], "out": str(folder / "out"), "papers": [], "measures": None, "empty": False}
+    return base | {"figures": False, "formats": ["png"]} | changed
+
+
+def tables(folder):
+    return {path.stem for path in (folder / "tables").iterdir()}
+
+
+def test_as_a_user_types_it(tmp_path):
+    write_runs(tmp_path / "logs" / "a")
+    code = (
+        "import atexit, runpy, sys; sys.argv[0] = 'src/report.py'\n"
+        "atexit.register(lambda: print('with torch' if 'torch' in sys.modules else 'without torch'))\n"
+        f"runpy.run_path({str(ROOT / 'src' / 'report.py')!r}, run_name='__main__')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, "roots=logs/a", "papers=[]"], cwd=tmp_path, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, timeout=240, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "4 runs of 3 settings: 3 finished, 1 failed" in done.stdout
+    assert done.stdout.rstrip().endswith("without torch")
+    out = tmp_path / "logs" / "report"
+    assert tables(out) == {"best", "federation_1", "targets", "runs"}  # a debug run is no run
+    assert {path.suffix for path in out.glob("tables/runs.*")} == {".md", ".tex", ".csv"}
+    assert {path.suffix for path in out.glob("figures/test_acc_1.*")} == {".png", ".pdf"}
+    text = (out / "report.md").read_text()
+    assert "after round 2 of 9: OSError: &lt;script>" in text
+    written = [path for path in out.rglob("*") if path.suffix in (".md", ".tex", ".csv", ".html")]
+    assert [path for path in written if str(tmp_path) in path.read_text()] == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["logs"]  # nothing but the report
+
+
+class Page(HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.links, self.ids, self.images = [], [], set(), []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self.tags.append(tag)
+        self.links += [attrs[name] for name in attrs if name == "href"]
+        self.ids |= {attrs.get("id")}
+        self.images += [attrs] * (tag == "img")
+
+
+def test_the_page_needs_no_other_file_and_its_links_lead_somewhere(tmp_path):
+    write_runs(tmp_path / "logs")
+    page = report(config(tmp_path, figures=True))
+    text = page.read_text()
+    found = Page(text)
+    assert "script" not in found.tags
+    assert EVIL not in text
+    assert "&lt;script&gt;alert(1)" in text
+    assert found.images
+    assert all(image["src"].startswith("data:image/png;base64,") and image["alt"] for image in found.images)
+    for link in found.links:
+        assert link[1:] in found.ids if link.startswith("#") else (page.parent / link).is_file(), link
+    assert text.index("Best of each federation") < text.index("<img") < text.index("federation_1.csv")
+    assert "<strong>" in text
+
+
+def test_a_second_report_replaces_the_first_and_nothing_else(tmp_path):
+    write_runs(tmp_path / "logs")
+    report(config(tmp_path, figures=True))
+    out = tmp_path / "out"
+    own = [out / "tables" / "notes.md", out / "mine.txt", tmp_path / "logs" / "gcfed" / "summary.json"]
+    for path in own[:2]:
+        path.write_text("a user's own")
+    (out / ".written").write_text((out / ".written").read_text() + "mine.txt\n../logs/gcfed/summary.json\n")
+    report(config(tmp_path, measures="max:test/acc"))
+    assert list((out / "figures").iterdir()) == []
+    assert tables(out) == {"best", "federation_1", "targets", "runs", "notes"}
+    assert all(path.is_file() for path in own)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "said"),
+    [
+        ({"roots": ["nowhere"]}, FileNotFoundError, "roots=nowhere: there is no such folder"),
+        ({"roots": None}, ValueError, r"There is no run below roots=\[\]"),
+        ({"papers": ["gcfed_table99"]}, FileNotFoundError, "gcfed_table5"),
+        ({"measures": ["median:x"]}, ValueError, "'median:x' is not understood"),
+        ({"out": "file"}, ValueError, "out=file is a file; name a folder"),
+    ],
+)
+def test_what_cannot_be_is_said(tmp_path, monkeypatch, changed, error, said):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    add_run(tmp_path / "logs" / "a", "data=digits gc=none rounds=4", curve(0.4, 4))
+    with pytest.raises(error, match=said):
+        report(config(tmp_path, **changed))
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_lacking_is_named_and_the_rest_is_there(tmp_path, monkeypatch):
+    def fails(*args, **kwargs):
+        raise KeyError("test/acc")
+
+    write_runs(tmp_path / "logs")
+    monkeypatch.setattr(figures, "curves", fails)
+    with pytest.raises(Incomplete, match=r"no finished run has the measures max:test/nothing.*KeyError: 'test/acc'"):
+        report(config(tmp_path, figures=True, measures=["max:test/nothing", "max:test/acc"]))
+    out = tmp_path / "out"
+    assert tables(out) == {"best", "federation_1", "targets", "runs"}
+    for name in ("index.html", "report.md"):
+        assert "no finished run has the measures max:test/nothing" in (out / name).read_text()
+
+
+def test_while_nothing_has_ended_the_runs_are_listed(tmp_path):
+    add_run(tmp_path / "logs" / "a", "data=digits gc=none rounds=9", curve(0.4, 2), ended=False)
+    report(config(tmp_path, figures=True))
+    assert tables(tmp_path / "out") == {"runs"}
+    assert "after round 2 of 9" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_the_papers_that_were_asked_for(tmp_path):
+    add_run(tmp_path / "logs" / "a", "experiment=cifar10_cnn_gcfed partition.alpha=0.05", curve(0.5, 800))
+    for papers, found in ((None, {"gcfed_table5"}), ("gcfed_table5", {"gcfed_table5"}), (["gcfed_table2"], set())):
+        report(config(tmp_path, papers=papers))
+        assert {name for name in tables(tmp_path / "out") if "_table" in name} == found
+    report(config(tmp_path, papers=["gcfed_table2"], empty=True))
+    assert "gcfed_table2" in tables(tmp_path / "out")
+
+
+def test_a_search_is_a_table(tmp_path):
+    write_runs(tmp_path / "logs")
+    (tmp_path / "logs" / "search" / "mine").mkdir(parents=True)
+    trials = "number,state,value,seconds,folder,gc.lam\n0,COMPLETE,0.5,2.0,0,0.1\n1,FAIL,,,,0.2\n"
+    (tmp_path / "logs" / "search" / "mine" / "trials.csv").write_text(trials)
+    report(config(tmp_path))
+    text = (tmp_path / "out" / "tables" / "trials_mine.md").read_text()
+    assert "| 0 | COMPLETE | 0.5 | 2 | 0.1 |" in text
+    assert "| 1 | FAIL | – | – | 0.2 |" in text
+
+
+def test_runs_are_shown_below_their_root(tmp_path):
+    write_runs(tmp_path / "logs" / "x")
+    run = next(run for run in build.find_runs([tmp_path / "logs"]) if run.folder.name == "failed")
+    assert build._place(run, [tmp_path / "logs"]) == "x/failed"
+    assert build._place(run, [tmp_path / "nowhere", tmp_path / "logs"]) == "logs/x/failed"
+    assert build._place(run, [run.folder]) == "failed"

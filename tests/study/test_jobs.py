@@ -1,0 +1,137 @@
+"""From a study to its jobs: which cells, which overrides, which folders; and what they compose to."""
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+from pretend import GROUPS, composed
+
+from gcfed.report.papers import names
+from gcfed.study.jobs import read_jobs
+from gcfed.utils.compose import Composer
+from gcfed.utils.resolvers import ROOT
+
+TABLE = {
+    "overrides": ["rounds=8"],
+    "rows": [{"label": "FedAvg", "overrides": ["gc=none"]}, {"label": "GC-Fed", "overrides": ["gc=gcfed", "rounds=9"]}],
+    "columns": [
+        {"label": "i.i.d., λ 0.1", "overrides": ["partition.alpha=0.1"]},
+        {"label": "i.i.d., λ 1", "overrides": ["partition.alpha=1"]},
+    ],
+}
+SCALES = {"small": {"rows": ["FedAvg"], "seeds": [4, 5], "overrides": ["rounds=2"]}}
+
+
+def plan(*arguments, scale="full", **node):
+    return read_jobs("try", scale, {"table": TABLE, "scales": SCALES, **node}, arguments)[0]
+
+
+def folders(*arguments, **node):
+    return [job.folder for job in plan(*arguments, **node)]
+
+
+def test_rows_columns_and_seeds_become_jobs_with_folders_of_their_own():
+    names = [f"{row}_iid-lambda-{value}" for row in ("fedavg", "gc-fed") for value in ("0.1", "1")]
+    assert folders(seeds=[1, 2]) == [f"{name}_s{seed}" for seed in (1, 2) for name in names]
+    job = plan(seeds=[1, 2])[6]
+    assert job.title == "GC-Fed, i.i.d., λ 0.1, seed 2"
+    assert job.overrides == ["partition.alpha=0.1", "rounds=8", "gc=gcfed", "rounds=9", "seed=2"]  # the row's last
+
+
+def test_a_scale_and_the_command_line_choose_parts():
+    jobs = plan("rounds=3", scale="small")
+    assert [job.folder for job in jobs] == [f"fedavg_iid-lambda-{value}_s{s}" for s in (4, 5) for value in ("0.1", "1")]
+    assert all(job.overrides[-3:] == ["rounds=2", f"seed={job.folder[-1]}", "rounds=3"] for job in jobs)
+    assert folders(scale="small", rows=["GC-Fed"], columns=["*-0.1"], seeds=[7]) == ["gc-fed_iid-lambda-0.1_s7"]
+    assert plan(rows=["fedavg", "FedAvg"]) == plan(rows=["FedAvg"])  # by label or by short name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "suffix"),
+    [
+        (["rounds=3", "extras.figures=false", "metrics=drift", "client_store=disk", "ckpt_path=last"], ""),
+        (["study=try", "scale=small", "study.seeds=[1]", "client.epochs=2", "trainer.devices=1"], ",client.epochs=2"),
+        (["model.hidden=[64,32]", "+client.x='a b/c'"], ",client.x=-a-b-c-,model.hidden=[64,32]"),
+    ],
+)
+def test_further_overrides_go_to_all_jobs_and_name_their_folder_where_they_change_results(arguments, suffix):
+    jobs = plan(*arguments, seeds=[1])
+    assert all(job.overrides[-1] == (arguments[-1] if suffix else arguments[-2]) for job in jobs)
+    assert jobs[0].folder == f"fedavg_iid-lambda-0.1_s1{suffix}"
+
+
+def test_a_long_name_of_a_folder_is_cut_and_still_its_own():
+    long = [folders(f"a.b=[{','.join(map(str, range(k)))}]")[0] for k in (200, 201)]
+    assert long[0] != long[1]
+    assert max(map(len, long)) < 200
+
+
+def test_cells_with_the_same_overrides_are_one_job_and_others_never_share_a_folder():
+    columns = [("A, 500R", ["x=1"]), ("A, 1000R", ["x=1"]), ("B+", ["x=2"]), ("B", ["x=3"]), ("B 2", ["x=4"])]
+    columns = [{"label": label, "overrides": overrides} for label, overrides in columns]
+    table = {"rows": [{"label": "r", "overrides": []}], "columns": columns}
+    assert folders(table=table) == ["r_a-500r_s1", "r_b_s1", "r_b-2_s1", "r_b-2-2_s1"]
+    assert folders(table=table, columns=["A, 1000R", "b-2"]) == ["r_a-500r_s1", "r_b-2-2_s1"]
+
+
+@pytest.mark.parametrize(
+    ("node", "arguments", "message"),
+    [
+        ({"rows": ["FedAvgg"]}, (), r"study\.rows.*'FedAvgg'.*FedAvg \(fedavg\); GC-Fed \(gc-fed\)"),
+        ({"rows": "FedAvg"}, (), r"study\.rows=FedAvg must be a list"),
+        ({"seeds": [-1]}, (), r"study\.seeds=\[-1\] must be"),
+        ({"tables": 1}, (), r"tables is unknown"),
+        ({"scale": "tiny"}, (), r"scale=tiny is unknown: try has full, small"),
+        ({"scale": "small", "scales": {"small": {"row": []}}}, (), r"row is unknown"),
+        ({"table": None}, (), r"study\.table is not set"),
+        ({"table": {"rows": TABLE["rows"]}}, (), r"study\.table needs rows and columns"),
+        ({"table": {**TABLE, "rows": TABLE["rows"][:1] * 2}}, (), "no label twice"),
+        ({"table": "gcfed_table55"}, (), "gcfed_table5"),
+        ({}, ("study.overrides=['client.epochs=2']",), r"study\.overrides=.*by themselves"),
+        ({}, ("seed=3",), r"study\.seeds=\[1,2,3\]"),
+        ({}, ("ckpt_path=a/b.ckpt",), "ckpt_path"),
+        ({}, ("gc.lam=0.1,0.2",), r"gc\.lam=0\.1,0\.2: a study sweeps over its rows"),
+    ],
+)
+def test_a_mistake_is_named_with_the_way_out(node, arguments, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        plan(*arguments, **node)
+
+
+STUDIES = sorted({p.stem for p in (ROOT / "configs" / "study").glob("*.yaml")} - {"base"})
+
+
+def test_every_table_has_a_study_and_cells_without_a_run_say_why():
+    assert {*names()} <= {*STUDIES}
+    assert any(read_jobs(name, "full", {"table": name})[1] for name in names())
+
+
+@pytest.mark.parametrize("path", STUDIES)
+def test_every_study_that_is_shipped_can_be_read(path):
+    """Names of rows and columns are those of the table, at both scales, and no two jobs share a folder."""
+    node = yaml.safe_load((ROOT / "configs" / "study" / f"{path}.yaml").read_text())["study"]
+    full, small = (read_jobs(path, scale, node)[0] for scale in ("full", "small"))
+    for jobs in (full, small):
+        assert len({job.folder for job in jobs}) == len({tuple(sorted(job.overrides)) for job in jobs}) == len(jobs)
+    assert len(full) >= len(small) > 0
+    assert node["table"] == path if isinstance(node["table"], str) else "fig" in path
+
+
+def test_what_is_shared_is_what_hydra_composes():
+    loaded = []
+
+    def load(overrides):
+        loaded.append(overrides)
+        return composed(*overrides)
+
+    compose = Composer(load, GROUPS)
+    for gc in ("none", "gcfed"):
+        for alpha in (0.1, 1):
+            job = [f"gc={gc}", f"partition.alpha={alpha}", "experiment=cifar10_cnn_gcfed", "rounds=7", "rounds=8"]
+            assert OmegaConf.to_container(compose(job)) == OmegaConf.to_container(composed(*job))
+    assert loaded == [["gc=none", "experiment=cifar10_cnn_gcfed"], ["gc=gcfed", "experiment=cifar10_cnn_gcfed"]]
+    compose(job).rounds = 1  # the caller's own
+    assert compose(job).rounds == 8
+    added = ["gc=none", "+client.new=3", "rounds=7", "~targets"]
+    assert OmegaConf.to_container(compose(added)) == OmegaConf.to_container(composed(*added))
+    with pytest.raises(ValueError, match="client"):
+        compose([*added, "client.newer=3"])
