@@ -89,7 +89,7 @@ def test_servers_that_go_elsewhere_are_refused_by_name(make, words):
 def test_other_mistakes_are_refused_by_name():
     with pytest.raises(ValueError, match=r"methods\.lookahead\.momentum=1"):
         LookAhead(1)
-    with pytest.raises(ValueError, match=r"methods\.lookahead\.update='both'"):
+    with pytest.raises(ValueError, match=r"methods\.lookahead\.update=both"):
         LookAhead(update="both")
     with pytest.raises(ValueError, match=r"methods\.lookahead\.update=delta needs server\.momentum=0, not 0\.85"):
         LookAhead(update="delta").validate(make_setup(make_net(), server=server(0.85)))
