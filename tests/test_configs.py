@@ -54,8 +54,8 @@ def instantiate(cfg):
         stores=build(cfg.client_store),
     )  # fmt: skip
     methods = build_methods(cfg)
-    loop.bind([*methods, *build_all(cfg.metrics)], data, module)
-    build_all(cfg.callbacks)
+    loop.bind([*methods, *build_all(cfg, "metrics")], data, module)
+    build_all(cfg, "callbacks")
     return module, loop, methods
 
 

@@ -4,7 +4,6 @@ import struct
 
 import pytest
 from conftest import read_rows
-from gcfed.utils.hyperparameters import hyperparameters
 from omegaconf import open_dict
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -16,9 +15,10 @@ from tensorboard.plugins.hparams.backend_context import Context
 from tensorboard.plugins.hparams.list_session_groups import Handler
 
 from gcfed.federated.method import FederatedMethod
+from gcfed.loggers.tensorboard import RoundTensorBoardLogger
 from gcfed.run import train
+from gcfed.runs.identity import hyperparameters
 from gcfed.utils.pictures import show
-from gcfed.utils.tensorboard import RoundTensorBoardLogger
 
 FAST = (
     "logger=default", "participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=40",
@@ -109,7 +109,7 @@ class FailLate(FederatedMethod):
 
 def test_runs_of_all_ends_lie_side_by_side(config, tmp_path):
     """One that diverged, one that an error ended, one of another algorithm; and one that starts anew in its folder."""
-    run(config, tmp_path / "diverged", "rounds=2", "gc=none", "server.lr=1e38")
+    run(config, tmp_path / "diverged", "rounds=2", "gc=none", "server.lr=1e9")
     cfg = config(*FAST, "rounds=4", folder=tmp_path / "failed")
     with open_dict(cfg):
         cfg.callbacks.fail = {"_target_": f"{__name__}.FailLate"}
@@ -123,7 +123,7 @@ def test_runs_of_all_ends_lie_side_by_side(config, tmp_path):
     }  # fmt: skip
     _, table, metrics = found["diverged/tensorboard"]
     assert metrics["test/loss"][0] != metrics["test/loss"][0]
-    assert table["server.lr"] == 1e38
+    assert table["server.lr"] == 1e9
     assert not any(name.startswith("gc.") for name in table)
     _, table, metrics = found["failed/tensorboard"]
     assert metrics["test/acc"][1] == 2
@@ -178,22 +178,3 @@ def test_pictures_go_to_those_who_take_them(tmp_path):
 
     show([object(), Takes()], "partition", tmp_path / "a.png", 3)
     assert seen == [("partition", [str(tmp_path / "a.png")], 3)]
-
-
-def test_hyperparameters_are_flat_and_bear_the_names_of_the_command_line(config):
-    table = hyperparameters(config("algorithm=fedadam", "gc=none", "quantization=fedpaq", "partition=iid"))
-    expected = {
-        "data": "digits", "model": "mlp", "algorithm": "fedadam", "gc": "none", "seed": 1, "rounds": 100,
-        "precision": "32-true", "partition": "IID", "participation.num_clients": 20, "participation.per_round": 5,
-        "client.epochs": 5, "client.batch_size": 50, "client.last_batch": "keep", "client.lr_decay": 1.0,
-        "client.optimizer": "SGD", "client.optimizer.lr": 0.01, "client.optimizer.momentum": 0.9,
-        "client.optimizer.weight_decay": 1e-5, "server": "FedAdam", "server.lr": 0.01, "server.betas": "[0.9, 0.99]",
-        "server.tau": 0.001, "aggregator.weighting": "uniform", "quantization.bits": 8,
-    }  # fmt: skip
-    assert table == expected
-    table = hyperparameters(config("algorithm=fedacg", "gc.lam=0.85", "server.momentum=0.85"))
-    for key, value in {
-        "gc.lam": 0.85, "gc.boundary": "fc3", "partition.alpha": 0.1, "server.momentum": 0.85,
-        "methods.lookahead.momentum": 0.85, "methods.proximal.mu": 0.01,
-    }.items():  # fmt: skip
-        assert table[key] == value

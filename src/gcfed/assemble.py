@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
+import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from hydra.utils import get_object
 from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch.callbacks import ProgressBar
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
+from gcfed.data.augment import TextTransform, VectorTransform
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.sampling import cohort_size
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.method import FederatedMethod
 from gcfed.federated.module import FederatedModule
-from gcfed.federated.spread import trains_on_cpu
+from gcfed.federated.spread import spread, trains_on_cpu
 from gcfed.federated.strategy import can_fork
-from gcfed.utils.instantiate import build, build_all
+from gcfed.utils.instantiate import build_all, optional, require
+from gcfed.utils.number import flag, number, numbers
 from gcfed.utils.rng import torch_seed
 
 log = logging.getLogger(__name__)
 
 PRECISIONS = ("32-true", "bf16-mixed", "64-true")
+GROUPS = ("paths", "extras", "trainer", "client", "server", "participation", "client_store", "data", "model", "tags")
+FOLLOWED = {"precision": "trainer.precision", "rounds": "trainer.max_steps", "eval_every": "trainer.val_check_interval"}
+ROUNDS = {  # of the trainer, whose batch is a round
+    "max_epochs": -1, "check_val_every_n_epoch": None, "num_sanity_val_steps": 0, "log_every_n_steps": 1,
+    "use_distributed_sampler": False,
+}  # fmt: skip
 
 
 @dataclass
@@ -49,33 +59,60 @@ def assemble(cfg: DictConfig) -> Parts:
         FileNotFoundError: data that are not there.
     """
     check(cfg)
+    data: FederatedDataModule = require(cfg, "data")
     module = build_module(cfg)
-    data = build(cfg.data)
+    is_text = isinstance(data.transform, TextTransform) and not isinstance(data.transform, VectorTransform)
+    if is_text and not hasattr(module.net, "last_only"):
+        raise ValueError(f"data={cfg.tags.data} is text, which model={cfg.tags.model} cannot read: take model=lstm.")
     data.setup()
     if module.task.has_classes != (data.labels.dtype.kind == "i"):
         raise ValueError(f"task._target_={cfg.task._target_} does not go with the labels of data={cfg.tags.data}.")
     methods = build_methods(cfg)
-    sampler = cfg.participation.sampler
-    size = {"per_round": cohort_size(sampler.per_round, data.num_clients)} if "per_round" in sampler else {}
+    sampler = cfg.participation.get("sampler")
+    shared = OmegaConf.is_dict(sampler) and "per_round" in sampler
+    size = {"per_round": cohort_size(sampler.per_round, data.num_clients)} if shared else {}
     loop = FederatedLoop(
-        sampler=build(sampler, **size),
-        solver=build(cfg.client),
-        aggregator=build(cfg.aggregator),
+        sampler=require(cfg.participation, "sampler", **size),
+        solver=require(cfg, "client"),
+        aggregator=require(cfg, "aggregator"),
         rounds=cfg.rounds,
         seed=cfg.seed,
         eval_every=cfg.eval_every,
-        stores=build(cfg.client_store),
+        stores=require(cfg, "client_store"),
     )
-    callbacks: list[Callback] = [loop, *methods, *build_all(cfg.metrics), *build_all(cfg.callbacks)]
+    callbacks: list[Callback] = [loop, *methods, *build_all(cfg, "metrics"), *build_all(cfg, "callbacks")]
     loop.bind(callbacks, data, module)
     loop.stores.require_folder()
     warn_of_disk(loop, module, data.num_clients)
     return Parts(module, data, loop, methods, callbacks)
 
 
+def build_trainer(cfg: DictConfig, parts: Parts, callbacks: Sequence[Callback], resume_round: int = 0) -> Trainer:
+    """The trainer with its loggers, laid out over processes where the user leaves that open.
+
+    Raises:
+        ValueError: a setting that cannot work; names the key.
+    """
+    layout = spread(cfg.trainer, parts.loop, parts.module, parts.data.num_test)
+    if "enable_progress_bar" not in cfg.trainer:  # without ours, Lightning would draw its own
+        layout["enable_progress_bar"] = any(isinstance(callback, ProgressBar) for callback in callbacks)
+    loggers = build_all(cfg, "logger", resume_round=resume_round)
+    return require(cfg, "trainer", **layout, callbacks=list(callbacks), logger=loggers)
+
+
 def check(cfg: DictConfig) -> None:
     """Refuses what cannot work before anything is built."""
     refuse_sweeps()
+    try:
+        OmegaConf.to_container(cfg, resolve=True)
+    except OmegaConfBaseException as error:
+        raise ValueError(" ".join(str(error).split())) from None
+    for key in GROUPS:
+        if not OmegaConf.is_dict(cfg.get(key)):
+            raise ValueError(f"{key}={cfg.get(key)} must be a group of settings, as in configs/.")
+    for key, value in [("name", cfg.get("name")), *((f"paths.{name}", path) for name, path in cfg.paths.items())]:
+        if not isinstance(value, str) or (key == "name" and not re.fullmatch(r"(?!\.)[^/\\]+", value)):
+            raise ValueError(f"{key}={value} must be {'a plain name' if key == 'name' else 'a folder'}.")
     for key in ("precision", "trainer.precision"):
         precision = OmegaConf.select(cfg, key)
         if precision not in PRECISIONS:
@@ -83,24 +120,23 @@ def check(cfg: DictConfig) -> None:
                 f"{key}={precision} is not supported: choose {', '.join(PRECISIONS)}. 16-mixed scales the loss, so "
                 "gradient hooks (GC, SCAFFOLD, clipping) would see scaled gradients."
             )
-    for key, of_trainer in (("precision", "trainer.precision"), ("rounds", "trainer.max_steps")):
+    for key, least in (("rounds", 1), ("eval_every", 1), ("seed", 0)):
+        number(key, cfg.get(key), least, whole=True)
+    for key, of_trainer in FOLLOWED.items():
         mine, its = OmegaConf.select(cfg, key), OmegaConf.select(cfg, of_trainer)
-        if its not in (None, mine):  # a run is known by its own
+        if its is not None and repr(its) != repr(mine):  # a run is known by its own
             raise ValueError(f"{of_trainer}={its} is not {key}={mine}: set {key}={its}, which the trainer follows.")
-    for key, least in (("rounds", 1), ("eval_every", 1), ("participation.per_round", 1), ("seed", 0)):
-        value = OmegaConf.select(cfg, key)
-        share = key == "participation.per_round" and isinstance(value, float) and 0 < value < 1
-        if not share and (not isinstance(value, int) or value < least):
-            or_share = ", or a share of the clients below 1" if key == "participation.per_round" else ""
-            raise ValueError(f"{key}={value} must be a whole number of at least {least}{or_share}.")
-    if not OmegaConf.is_list(cfg.targets) or not all(isinstance(t, int | float) for t in cfg.targets):
-        raise ValueError(f"targets={cfg.targets} must be a list of accuracies, such as targets=[0.5,0.6].")
-    if not isinstance(cfg.channels_last, bool):
-        raise ValueError(f"channels_last={cfg.channels_last} must be true or false.")
-    reads_text = "last_only" in inspect.signature(get_object(cfg.model._target_)).parameters
-    is_text = cfg.data.transform._target_.endswith("TextTransform")
-    if is_text and not reads_text:
-        raise ValueError(f"data={cfg.tags.data} is text, which model={cfg.tags.model} cannot read: take model=lstm.")
+    for key, value in ROUNDS.items():
+        if repr(cfg.trainer.get(key, value)) != repr(value):
+            raise ValueError(f"trainer.{key}={cfg.trainer[key]} must be {value}: a batch of Lightning's is a round.")
+    devices = cfg.trainer.get("devices", "auto")
+    if not isinstance(devices, str) and not (OmegaConf.is_list(devices) and devices):
+        number("trainer.devices", devices, 1, whole=True, auto=True)
+    number("trainer.limit_val_batches", cfg.trainer.get("limit_val_batches"), 0, above=True, none=True)
+    numbers("targets", cfg.get("targets"), 0)
+    flag("channels_last", cfg.get("channels_last"))
+    flag("extras.figures", cfg.extras.get("figures"))
+    flag("trainer.enable_model_summary", cfg.trainer.get("enable_model_summary", False))
     sweep = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
     forks = can_fork() and trains_on_cpu(cfg.trainer.accelerator)
     alone = cfg.trainer.get("strategy") is None or "LOCAL_RANK" in os.environ or forks
@@ -113,6 +149,9 @@ def refuse_sweeps() -> None:
     if not HydraConfig.initialized():
         return
     hydra = HydraConfig.get()
+    for group, option in hydra.runtime.choices.items():
+        if group != "metrics" and OmegaConf.is_list(option) and len(option) > 1:
+            raise ValueError(f"{group}={option}: a run takes one of them; with -m and without brackets, a run of each.")
     study, search = (hydra.runtime.choices.get(group) for group in ("study", "hparams_search"))
     if study is not None:  # the jobs of a study are composed without it
         raise ValueError(f"study={study} is a sweep of its own: python src/train.py -m study=<one of configs/study> …")
@@ -125,17 +164,17 @@ def build_methods(cfg: DictConfig) -> list[FederatedMethod]:
 
     GC comes after all that correct gradients: P·(corrected gradient).
     """
-    methods = [*build_all(cfg.methods), build(cfg.gc), build(cfg.quantization)]
+    methods = [*build_all(cfg, "methods"), optional(cfg, "gc"), optional(cfg, "quantization")]
     return sorted((m for m in methods if m is not None), key=lambda m: m.order)
 
 
 def build_module(cfg: DictConfig) -> FederatedModule:
     """The global network, initialised by the seed, under its server optimizer."""
     seed_everything(torch_seed(cfg.seed, "initialisation") % 2**32, verbose=False)
-    net = build(cfg.model)
+    net = require(cfg, "model")
     if cfg.precision == "64-true":  # Lightning converts it too, but only after a checkpoint was loaded into it
         net = net.double()
-    return FederatedModule(net, build(cfg.server), task=build(cfg.task), channels_last=cfg.channels_last)
+    return FederatedModule(net, require(cfg, "server"), task=require(cfg, "task"), channels_last=cfg.channels_last)
 
 
 def warn_of_disk(loop: FederatedLoop, module: FederatedModule, num_clients: int) -> None:

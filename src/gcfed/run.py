@@ -17,17 +17,14 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import ProgressBar
-from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import save_file
 
-from gcfed.assemble import Parts, assemble, build_module, check, describe
+from gcfed.assemble import Parts, assemble, build_module, build_trainer, check, describe
 from gcfed.data.label_counts import label_counts
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.module import FederatedModule
-from gcfed.federated.spread import spread
 from gcfed.metrics.relative_error import relative_error
 from gcfed.runs.checkpoint import (
     RunRecord,
@@ -45,7 +42,7 @@ from gcfed.runs.metrics_csv import read_metrics
 from gcfed.runs.summary import last_figures, print_summary, write_summary
 from gcfed.utils.cpu import cores, keep_freed_memory
 from gcfed.utils.files import remove_temporaries, replacing
-from gcfed.utils.instantiate import build, build_all, check_targets
+from gcfed.utils.instantiate import check_targets, require
 from gcfed.utils.lock import locked
 from gcfed.utils.pictures import show
 from gcfed.utils.processes import leads, one_of_several
@@ -131,15 +128,10 @@ def _train(cfg: DictConfig, folder: Path) -> RunResult:
     record, resume_round = RunRecord(cfg, parts.data), 0
     if checkpoint is not None:
         resume_round = check_checkpoint(checkpoint, record, parts.module)
-        if "csv" in (cfg.logger or {}):
+        if "csv" in (cfg.get("logger") or {}):
             check_rows(folder / METRICS, resume_round)
         log.info("resuming %s after round %d", folder, resume_round)
-    callbacks = [*parts.callbacks, record]
-    loggers: list[Logger] = build_all(cfg.logger, resume_round=resume_round)
-    layout = spread(cfg.trainer, parts.loop, parts.module, parts.data.num_test)
-    if "enable_progress_bar" not in cfg.trainer:  # without ours, Lightning would draw its own
-        layout["enable_progress_bar"] = any(isinstance(callback, ProgressBar) for callback in callbacks)
-    trainer: Trainer = build(cfg.trainer, **layout, callbacks=callbacks, logger=loggers)
+    trainer = build_trainer(cfg, parts, [*parts.callbacks, record], resume_round)
 
     with failure_recorded(folder, write=trainer.is_global_zero):  # from here on the settings are accepted
         if trainer.is_global_zero:
@@ -147,7 +139,7 @@ def _train(cfg: DictConfig, folder: Path) -> RunResult:
             if checkpoint is None:
                 (folder / SUMMARY).unlink(missing_ok=True)  # of a run that was here before
             log.info(describe(parts, trainer))
-        for logger in loggers:
+        for logger in trainer.loggers:
             logger.log_hyperparams(hyperparameters(cfg))
         trainer.fit(parts.module, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True)
 
@@ -173,8 +165,8 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
         check_targets(built, path)
     module = build_module(run)
     load_weights(module, checkpoint, path)
-    data = build(run.data)
-    trainer: Trainer = build(cfg.trainer)
+    data = require(run, "data")
+    trainer: Trainer = require(cfg, "trainer")
     trainer.validate(module, datamodule=data, verbose=False)
     metrics = {key: float(trainer.callback_metrics[key]) for key in module.task.columns}
     params = dict(module.net.cpu().named_parameters())

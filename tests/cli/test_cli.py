@@ -119,7 +119,7 @@ def test_a_sweep_makes_a_run_for_each_combination(tmp_path):
 
 def test_an_error_is_one_clear_sentence(tmp_path):
     done = call("train.py", "gc.lam=2", f"paths.log_dir={tmp_path}", ok=False)
-    assert "gc.lam=2 is outside [0, 1]" in done.stdout + done.stderr
+    assert "gc.lam=2 must be a number from 0 to 1" in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     done = call("train.py", "gcc=local", f"paths.log_dir={tmp_path}", ok=False)
     assert "gcc" in done.stderr

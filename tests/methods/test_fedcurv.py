@@ -146,7 +146,7 @@ def test_the_sums_are_those_of_the_clients_states(federation):
     ("kwargs", "message"),
     [
         ({"lam": -1.0}, r"methods\.fedcurv\.lam=-1\.0"),
-        ({"fisher": "exact"}, r"methods\.fedcurv\.fisher='exact'"),
+        ({"fisher": "exact"}, r"methods\.fedcurv\.fisher=exact"),
         ({"chunk": 0}, r"methods\.fedcurv\.chunk=0"),
     ],
 )

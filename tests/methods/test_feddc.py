@@ -160,7 +160,7 @@ def test_two_messages_travel_both_ways(federation):
 def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match=r"methods\.feddc\.alpha=-1"):
         FedDC(-1)
-    with pytest.raises(ValueError, match=r"methods\.feddc\.correction='scaffold'.*update or control"):
+    with pytest.raises(ValueError, match=r"methods\.feddc\.correction=scaffold.*update or control"):
         FedDC(correction="scaffold")
 
 

@@ -78,7 +78,7 @@ def test_strength_zero_is_fedavg_bit_for_bit():
 def test_bad_arguments_and_networks_are_named():
     with pytest.raises(ValueError, match=r"methods\.feddecorr\.beta=-1"):
         FedDecorr(-1)
-    with pytest.raises(ValueError, match=r"methods\.feddecorr\.scale='both'"):
+    with pytest.raises(ValueError, match=r"methods\.feddecorr\.scale=both"):
         FedDecorr(scale="both")
     with pytest.raises(ValueError, match=r"methods\.feddecorr .*model=Sequential has no features\(\) and no head\(\)"):
         FedDecorr().validate(make_setup(make_net()))

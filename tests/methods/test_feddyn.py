@@ -96,7 +96,7 @@ def test_it_sends_the_bytes_of_fedavg(federation):
     [
         ({"alpha": 0.0}, r"methods\.feddyn\.alpha=0\.0"),
         ({"alpha": -1.0}, r"methods\.feddyn\.alpha=-1\.0"),
-        ({"divide_by": "rounds"}, r"methods\.feddyn\.divide_by='rounds'"),
+        ({"divide_by": "rounds"}, r"methods\.feddyn\.divide_by=rounds"),
     ],
 )
 def test_bad_arguments_are_refused(kwargs, message):

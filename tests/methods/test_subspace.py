@@ -151,8 +151,8 @@ def test_the_order_of_the_hooks():
     [
         ({}, r"ratio=None and .*\.r=None"),
         ({"ratio": 0.5, "r": 3}, "set one of them and the other to null"),
-        ({"ratio": 0.0}, r"ratio=0\.0 is outside"),
-        ({"ratio": 1.5}, r"ratio=1\.5 is outside"),
+        ({"ratio": 0.0}, r"ratio=0\.0 must be a number above 0, at most 1"),
+        ({"ratio": 1.5}, r"ratio=1\.5 must be a number above 0, at most 1"),
         ({"r": 0}, r"\.r=0 must be"),
         ({"r": 2.5}, r"\.r=2\.5 must be"),
         ({"ratio": 0.5, "refresh": 0}, r"\.refresh=0 must be"),

@@ -147,7 +147,8 @@ def test_the_first_of_two_processes_attacks_and_draws(config, tmp_path):
 
 
 def test_a_round_without_a_finite_upload_has_nothing_to_invert(config, tmp_path):
-    _, rows = run(config, tmp_path, *LEAKAGE, "rounds=2", "client.optimizer.lr=1e308", "gc=none")
+    # Inputs of ∞ and, where a pixel is black, of NaN.
+    _, rows = run(config, tmp_path, *LEAKAGE, "rounds=2", "data.transform.std=[1e-300]", "precision=32-true", "gc=none")
     assert not COLUMNS & rows[1].keys()
     assert not list(tmp_path.glob("*.png"))
 
@@ -163,7 +164,7 @@ def test_each_original_meets_the_nearest_that_is_left():
         (("metrics.leakage.images=0",), r"metrics\.leakage\.images=0"),
         (("metrics.leakage.iterations=0",), r"metrics\.leakage\.iterations=0"),
         (("metrics.leakage.restarts=0",), r"metrics\.leakage\.restarts=0"),
-        (("metrics.leakage.optimizer=sgd",), r"metrics\.leakage\.optimizer='sgd'.*lbfgs or adam"),
+        (("metrics.leakage.optimizer=sgd",), r"metrics\.leakage\.optimizer=sgd is unknown: choose lbfgs or adam"),
         (("metrics.leakage.lr=0",), r"metrics\.leakage\.lr=0"),
     ],
 )

@@ -212,7 +212,7 @@ def test_the_samples_are_drawn_once_by_the_seed(tmp_path):
         ({"grid": 2.5}, r"metrics\.surface\.grid=2\.5"),
         ({"samples": 0}, r"metrics\.surface\.samples=0"),
         ({"margin": -1}, r"metrics\.surface\.margin=-1"),
-        ({"split": "valid"}, r"metrics\.surface\.split='valid'.*test or train"),
+        ({"split": "valid"}, r"metrics\.surface\.split=valid is unknown: choose test or train"),
         ({"figures": "no"}, r"metrics\.surface\.figures=no"),
     ],
 )

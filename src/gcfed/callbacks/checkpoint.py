@@ -11,6 +11,7 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from gcfed.federated.loop import FederatedLoop
 from gcfed.utils.files import replacing
+from gcfed.utils.number import number
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -36,9 +37,7 @@ class RoundCheckpoint(Checkpoint):
     """
 
     def __init__(self, dirpath: str, every: int = 1) -> None:
-        if not isinstance(every, int) or every < 1:
-            raise ValueError(f"callbacks.checkpoint.every={every} must be a whole number of rounds, at least 1.")
-        self.dirpath, self.every = Path(dirpath), every
+        self.dirpath, self.every = Path(dirpath), number("callbacks.checkpoint.every", every, 1, whole=True)
         self._tested = False
 
     def on_train_batch_start(self, *_: Any) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from lightning.pytorch import Callback, Trainer
 
 from gcfed.federated.loop import FederatedLoop
-from gcfed.utils.instantiate import flag
+from gcfed.utils.number import flag
 from gcfed.utils.pictures import show
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from gcfed.federated.method import FederatedMethod
 from gcfed.federated.round import Round
+from gcfed.utils.number import number
 
 
 class SmoothedAccuracy(FederatedMethod):
@@ -19,8 +20,8 @@ class SmoothedAccuracy(FederatedMethod):
     """
 
     def __init__(self, window: int = 10, decay: float = 0.9) -> None:
-        self.decay = decay
-        self.last: deque[float] = deque(maxlen=window)
+        self.decay = number("callbacks.smoothing.decay", decay, 0, 1, below=True)
+        self.last: deque[float] = deque(maxlen=number("callbacks.smoothing.window", window, 1, whole=True))
         self.ema: float | None = None
 
     def on_round_end(self, row: dict[str, Any], round: Round) -> None:

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gcfed.utils.number import flag, number, numbers
+
 
 class Transform(Protocol):
     """What the data module asks of a transform; draws are of one kind for all samples, or None."""
@@ -48,16 +50,13 @@ class ImageTransform:
         flip: bool = False,
         rotation: int = 0,
     ) -> None:
-        if len(mean) != len(std) or min(std) <= 0:
-            raise ValueError(f"data.transform.mean={list(mean)} and std={list(std)} must pair up, with std > 0.")
-        if not isinstance(crop_padding, int) or crop_padding < 0:
-            raise ValueError(
-                f"data.transform.crop_padding={crop_padding} must be a number of pixels; 0 turns the crop off."
-            )
-        if not isinstance(rotation, int) or not 0 <= rotation <= 180:
-            raise ValueError(f"data.transform.rotation={rotation} must be whole degrees from 0 (no rotation) to 180.")
-        self.mean, self.std = tuple(mean), tuple(std)
-        self.crop_padding, self.flip, self.rotation = crop_padding, flip, rotation
+        self.mean = tuple(numbers("data.transform.mean", mean))
+        self.std = tuple(numbers("data.transform.std", std, 0, above=True))
+        if not len(mean) == len(std) > 0:
+            raise ValueError(f"data.transform.mean={list(mean)} and data.transform.std={list(std)} must pair up.")
+        self.crop_padding = number("data.transform.crop_padding", crop_padding, 0, 1000, whole=True)
+        self.flip = flag("data.transform.flip", flip)
+        self.rotation = number("data.transform.rotation", rotation, 0, 180, whole=True)
         self._affine: tuple[Tensor, Tensor] | None = None
 
     def check(self, input_shape: tuple[int, ...]) -> None:

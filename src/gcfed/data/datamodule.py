@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from gcfed.data.augment import Transform
 from gcfed.data.base import FederatedDataset, Split
 from gcfed.data.partition import Partition, Partitioner
+from gcfed.utils.number import number, numbers, part
 from gcfed.utils.rng import generator
 
 
@@ -52,18 +53,20 @@ class FederatedDataModule(LightningDataModule):
         limit_test: int | None = None,
     ) -> None:
         super().__init__()
-        for key, value in (("limit_train", limit_train), ("limit_test", limit_test), ("num_clients", num_clients)):
-            if value is not None and (not isinstance(value, int) or value < 1):
-                where = "participation" if key == "num_clients" else "data"
-                raise ValueError(f"{where}.{key}={value} must be a whole number of at least 1.")
-        if eval_batch_size != "auto" and (not isinstance(eval_batch_size, int) or eval_batch_size < 1):
-            raise ValueError(f"data.eval_batch_size={eval_batch_size} must be auto or a whole number of at least 1.")
+        for key, value in (("dataset", dataset), ("transform", transform), ("partitioner", partitioner)):
+            part(f"data.{key}", value)
+        if not numbers("data.input_shape", input_shape, 1, whole=True):
+            raise ValueError("data.input_shape=[] must be the shape of one sample.")
         transform.check(tuple(input_shape))
         self.load, self.transform, self.partitioner = dataset, transform, partitioner
+        self.rounds, self.input_shape = number("data.rounds", rounds, 1, whole=True), tuple(input_shape)
+        self.seed = number("data.seed", seed, 0, whole=True)
+        number("participation.num_clients", num_clients, 1, whole=True, none=True)
         self.num_clients: int = num_clients  # type: ignore[assignment]  # None until setup
-        self.rounds, self.seed = rounds, seed
-        self.num_classes, self.input_shape = num_classes, tuple(input_shape)
-        self.eval_batch_size, self.limit_train, self.limit_test = eval_batch_size, limit_train, limit_test
+        self.num_classes = number("data.num_classes", num_classes, 1, whole=True)
+        self.eval_batch_size = number("data.eval_batch_size", eval_batch_size, 1, whole=True, auto=True)
+        self.limit_train = number("data.limit_train", limit_train, 1, whole=True, none=True)
+        self.limit_test = number("data.limit_test", limit_test, 1, whole=True, none=True)
         self.partition: Partition | None = None
         self._device: torch.device | None = None
 

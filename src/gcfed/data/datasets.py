@@ -11,6 +11,7 @@ from gcfed.data.imagenet import tiny_imagenet
 from gcfed.data.leaf import celeba, femnist, shakespeare
 from gcfed.data.text import tiny_shakespeare
 from gcfed.data.vision import torchvision_set
+from gcfed.utils.number import number, numbers
 from gcfed.utils.rng import generator
 
 __all__ = [
@@ -67,14 +68,13 @@ def synthetic(
     Raises ValueError for sizes below one or a negative ``noise`` or ``shift``.
     """
     sizes = {"num_classes": num_classes, "num_train": num_train, "num_test": num_test}
-    sizes |= {"num_groups": 1 if num_groups is None else num_groups, "min(shape)": min(shape, default=0)}
     for key, value in sizes.items():
-        if value < 1:
-            raise ValueError(f"data.dataset.{key}={value} must be at least 1")
-    if len(shape) != 3:
+        number(f"data.dataset.{key}", value, 1, whole=True)
+    number("data.dataset.num_groups", num_groups, 1, whole=True, none=True)
+    if len(numbers("data.dataset.shape", shape, 1, whole=True)) != 3:
         raise ValueError(f"data.dataset.shape={list(shape)} must be [channels, height, width]")
-    if noise < 0 or shift < 0:
-        raise ValueError(f"data.dataset.noise={noise} and data.dataset.shift={shift} must not be negative")
+    for key, level in (("noise", noise), ("shift", shift)):
+        number(f"data.dataset.{key}", level, 0)
 
     rng = generator(seed, "synthetic")
     prototypes = _patterns(rng.uniform(48, 208, (num_classes, shape[0], 4, 4)), shape)

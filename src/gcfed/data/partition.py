@@ -15,9 +15,11 @@ import numpy as np
 
 from gcfed.data.dealing import deal, fill_up, log_gamma, softmax
 from gcfed.utils.files import replacing
+from gcfed.utils.number import number
 from gcfed.utils.rng import generator
 
 log = logging.getLogger(__name__)
+ALPHA = (1e-100, 1e100)  # within which a Dirichlet draw stays within float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,13 +132,9 @@ class Dirichlet:
     max_tries: int = 1000
 
     def __post_init__(self) -> None:
-        _check_alpha(self.alpha)
-        if self.min_size < 1:
-            raise ValueError(
-                f"partition.min_size={self.min_size} must be at least 1: a client without data cannot train"
-            )
-        if self.max_tries < 1:
-            raise ValueError(f"partition.max_tries={self.max_tries} must be at least 1")
+        number("partition.alpha", self.alpha, *ALPHA)
+        number("partition.min_size", self.min_size, 1, whole=True)
+        number("partition.max_tries", self.max_tries, 1, whole=True)
 
     def __call__(
         self, labels: np.ndarray, num_clients: int, *, seed: int, groups: np.ndarray | None = None
@@ -184,7 +182,7 @@ class DirichletBalanced:
     alpha: float
 
     def __post_init__(self) -> None:
-        _check_alpha(self.alpha)
+        number("partition.alpha", self.alpha, *ALPHA)
 
     def __call__(
         self, labels: np.ndarray, num_clients: int, *, seed: int, groups: np.ndarray | None = None
@@ -223,8 +221,7 @@ class ClassesPerClient:
     classes: int = 1
 
     def __post_init__(self) -> None:
-        if self.classes < 1:
-            raise ValueError(f"partition.classes={self.classes} must be at least 1")
+        number("partition.classes", self.classes, 1, whole=True)
 
     def __call__(
         self, labels: np.ndarray, num_clients: int, *, seed: int, groups: np.ndarray | None = None
@@ -305,15 +302,9 @@ def _check_one_label(labels: np.ndarray) -> None:
 
 
 def _check_clients(num_samples: int, num_clients: int, min_size: int = 1) -> None:
-    if not isinstance(num_clients, int) or num_clients < 1:
-        raise ValueError(f"participation.num_clients={num_clients} must be at least 1")
+    number("participation.num_clients", num_clients, 1, whole=True)
     if num_clients * min_size > num_samples:
         raise ValueError(
             f"participation.num_clients={num_clients} with at least {min_size} samples each needs more than the "
             f"{num_samples} training samples: lower it" + (" or partition.min_size" if min_size > 1 else "")
         )
-
-
-def _check_alpha(alpha: float) -> None:
-    if not 1e-100 <= alpha <= 1e100:
-        raise ValueError(f"partition.alpha={alpha} must be positive and finite")

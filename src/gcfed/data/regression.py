@@ -3,6 +3,7 @@
 import numpy as np
 
 from gcfed.data.base import FederatedDataset, Split
+from gcfed.utils.number import number
 from gcfed.utils.rng import generator
 
 
@@ -39,11 +40,9 @@ def matrix_regression(
     """
     sizes = {"features": features, "outputs": outputs, "samples": samples, "test_samples": test_samples}
     for key, value in (("num_clients", num_clients), *sizes.items()):
-        if value < 1:
-            raise ValueError(f"data.dataset.{key}={value} must be at least 1")
+        number(f"data.dataset.{key}", value, 1, whole=True)
     for key, level in (("shift", shift), ("noise", noise), ("ridge", ridge)):
-        if level < 0:
-            raise ValueError(f"data.dataset.{key}={level} must not be negative")
+        number(f"data.dataset.{key}", level, 0)
     rng = generator(seed, "matrix_regression")
     weight = rng.standard_normal((features, outputs))
     means = shift * rng.standard_normal((num_clients, 1, features))

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
+from gcfed.utils.number import number
 from gcfed.utils.rng import generator
 
 
@@ -23,7 +24,9 @@ class ClientSampler(Protocol):
 
 def cohort_size(per_round: int | float, num_clients: int) -> int:
     """``participation.per_round`` as a number of clients: a value below 1 is a share of all, at least one client."""
-    return max(1, round(per_round * num_clients)) if 0 < per_round < 1 else int(per_round)
+    if isinstance(per_round, float) and 0 < per_round < 1:
+        return max(1, round(per_round * num_clients))
+    return int(number("participation.per_round", per_round, 1, whole=True))
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class DynamicPopulation:
 
     def validate(self, num_clients: int) -> None:
         _check_population(self.per_round, num_clients)
-        if self.live > num_clients:
+        if number("participation.sampler.live", self.live, 1, whole=True) > num_clients:
             raise ValueError(
                 f"participation.sampler.live={self.live} exceeds participation.num_clients={num_clients}: lower it"
             )
@@ -69,12 +72,8 @@ class DynamicPopulation:
                 f"participation.per_round={self.per_round} exceeds participation.sampler.live={self.live}: "
                 "a cohort is drawn from the live clients"
             )
-        if self.every < 1:
-            raise ValueError(f"participation.sampler.every={self.every} must be at least 1 round")
-        if not 0 <= self.replace_probability <= 1:
-            raise ValueError(
-                f"participation.sampler.replace_probability={self.replace_probability} must lie within 0 … 1"
-            )
+        number("participation.sampler.every", self.every, 1, whole=True)
+        number("participation.sampler.replace_probability", self.replace_probability, 0, 1)
 
     def live_clients(self, round: int, num_clients: int, seed: int) -> np.ndarray:
         """Ids of the clients that can be drawn in ``round``, int64 [live], ascending and read-only."""
@@ -104,11 +103,8 @@ def _live_clients(live: int, probability: float, num_clients: int, seed: int, st
 
 
 def _check_population(per_round: int, num_clients: int) -> None:
-    if num_clients < 1:
-        raise ValueError(f"participation.num_clients={num_clients} must be at least 1")
-    if per_round < 1:
-        raise ValueError(f"participation.per_round={per_round} must be at least 1")
-    if per_round > num_clients:
+    number("participation.num_clients", num_clients, 1, whole=True)
+    if number("participation.per_round", per_round, 1, whole=True) > num_clients:
         raise ValueError(
             f"participation.per_round={per_round} exceeds participation.num_clients={num_clients}: "
             "a cohort holds a client at most once"

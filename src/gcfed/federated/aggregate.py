@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gcfed.federated.round import Round
 from gcfed.federated.stack import Params, nbytes, per_client
+from gcfed.utils.number import choice
 
 
 @dataclass
@@ -67,9 +68,7 @@ class MeanAggregator:
     """
 
     def __init__(self, weighting: str = "uniform") -> None:
-        if weighting not in ("uniform", "samples"):
-            raise ValueError(f"aggregator.weighting={weighting!r} is unknown: choose uniform or samples.")
-        self.weighting = weighting
+        self.weighting = choice("aggregator.weighting", weighting, ("uniform", "samples"))
         self._sum: Params = {}
         self._weight: Tensor | None = None
 

@@ -11,6 +11,7 @@ from torchmetrics import MeanMetric
 from gcfed.federated.stack import ClientStack, Params
 from gcfed.optim.partial import try_optimizer
 from gcfed.tasks import CLASSIFICATION, Task
+from gcfed.utils.number import part
 
 
 class FederatedModule(LightningModule):
@@ -39,7 +40,7 @@ class FederatedModule(LightningModule):
         has_convolutions = any(isinstance(m, nn.Conv2d) for m in net.modules())
         self.memory_format = torch.channels_last if channels_last and has_convolutions else torch.contiguous_format
         self.net = net.to(memory_format=self.memory_format)
-        self.server = try_optimizer(server, "server")
+        self.server = try_optimizer(part("server", server), "server")
         self.clients: ClientStack | None = None
         self.task = task
         self.test_means = nn.ModuleDict({column: MeanMetric() for column in task.columns})

@@ -16,6 +16,7 @@ from gcfed.federated.batches import LAST_BATCH, BatchPlan, ClientData, number_of
 from gcfed.federated.round import Order, Round
 from gcfed.federated.stack import ClientStack, Output, cannot_stack, client_norms, per_client
 from gcfed.optim.partial import fused, probe_optimizer, try_optimizer, unprofiled_step
+from gcfed.utils.number import choice, number, part
 
 # They take norms or products over whole tensors, so a stacked tensor would mix its clients.
 _NOT_ELEMENTWISE = ("LBFGS", "Muon", "Adafactor", "SparseAdam")
@@ -67,18 +68,7 @@ class LocalSolver:
         clip_norm: float | None = None,
         stack: int | str = "auto",
     ) -> None:
-        for key, value in (("epochs", epochs), ("steps", steps), ("batch_size", batch_size)):
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise ValueError(f"client.{key}={value} must be a whole number of at least 1.")
-        if last_batch not in LAST_BATCH:
-            raise ValueError(f"client.last_batch={last_batch!r} is unknown: choose one of {', '.join(LAST_BATCH)}.")
-        if not 0 < lr_decay <= 1:
-            raise ValueError(f"client.lr_decay={lr_decay} is outside (0, 1]: it is a factor a round.")
-        if clip_norm is not None and clip_norm <= 0:
-            raise ValueError(f"client.clip_norm={clip_norm} must be positive; null turns clipping off.")
-        if stack != "auto" and (not isinstance(stack, int) or stack < 1):
-            raise ValueError(f"client.stack={stack!r} must be auto or a whole number of at least 1.")
-        cls = optimizer.func if isinstance(optimizer, partial) else optimizer
+        cls = part("client.optimizer", optimizer.func if isinstance(optimizer, partial) else optimizer)
         if getattr(cls, "__name__", "") in _NOT_ELEMENTWISE:
             raise ValueError(
                 f"client.optimizer={cls.__name__} is not elementwise, so it cannot train stacked clients. "
@@ -86,8 +76,13 @@ class LocalSolver:
             )
         self.optimizer = try_optimizer(fused(optimizer), "client.optimizer")
         self._lr = float(probe_optimizer(self.optimizer).defaults["lr"])
-        self.epochs, self.steps, self.batch_size = epochs, steps, batch_size
-        self.last_batch, self.lr_decay, self.clip_norm, self.stack = last_batch, lr_decay, clip_norm, stack
+        self.epochs = number("client.epochs", epochs, 1, whole=True, none=steps is not None)
+        self.steps = number("client.steps", steps, 1, whole=True, none=True)
+        self.batch_size = number("client.batch_size", batch_size, 1, 1_000_000, whole=True)  # a round's plan is dense
+        self.last_batch = choice("client.last_batch", last_batch, LAST_BATCH)
+        self.lr_decay = number("client.lr_decay", lr_decay, 0, 1, above=True)
+        self.clip_norm = number("client.clip_norm", clip_norm, 0, above=True, none=True)
+        self.stack = number("client.stack", stack, 1, whole=True, auto=True)
 
     def stack_size(self, net: nn.Module, device: torch.device, cohort: int) -> int:
         """K, the number of clients trained at once."""

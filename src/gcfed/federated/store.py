@@ -20,6 +20,7 @@ from torch import Tensor
 from gcfed.federated.round import Round
 from gcfed.federated.stack import Params, broadcast_like
 from gcfed.utils.files import replacing
+from gcfed.utils.number import choice
 
 # What a store writes: <client>-<round>.bin, and the temporary name of one that was killed while it wrote.
 _VERSION = re.compile(r"\d+-\d+\.bin|\.\d+-\d+\.bin\.\d+\.bin")
@@ -157,9 +158,7 @@ class ClientStores:
     """
 
     def __init__(self, dtype: str | None = None, folder: str | Path | None = None) -> None:
-        if dtype not in DTYPES:
-            raise ValueError(f"client_store.dtype={dtype!r} is unknown: choose null, bfloat16 or float32.")
-        self.dtype = DTYPES[dtype]
+        self.dtype = DTYPES[choice("client_store.dtype", dtype, DTYPES)]
         self.folder = None if folder is None else Path(folder)
         self._temporary: tempfile.TemporaryDirectory | None = None
         self._stores: dict[str, ClientStore] = {}

@@ -10,6 +10,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from gcfed.runs.metrics_csv import read_metrics
 from gcfed.utils.files import replacing
+from gcfed.utils.number import number
 
 
 class RoundCSVLogger(Logger):
@@ -29,7 +30,7 @@ class RoundCSVLogger(Logger):
         super().__init__()
         self.path = Path(path)
         self.columns: list[str] = []
-        self._resume_round = resume_round
+        self._resume_round = number("logger.csv.resume_round", resume_round, 0, whole=True)
         self._started = False
 
     @rank_zero_only

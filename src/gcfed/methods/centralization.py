@@ -10,7 +10,7 @@ from math import floor
 from torch import Tensor, nn
 
 from gcfed.federated.method import FederatedMethod, Setup
-from gcfed.utils.instantiate import flag
+from gcfed.utils.number import choice, flag, number
 
 # Table 8, by the shape of the mean μ of a convolution [out, in, kh, kw]: the axes that are averaged away, counted from
 # the end so that a leading client axis changes nothing.
@@ -65,20 +65,14 @@ class GradientCentralization(FederatedMethod):
         mean: str = "out",
         tensors: str = "weights",
     ) -> None:
-        if lam is not None and not 0 <= lam <= 1:
-            raise ValueError(f"gc.lam={lam} is outside [0, 1]: λ is the share of tensors that get Local GC.")
-        if mean not in MEAN_AXES:
-            raise ValueError(f"gc.mean={mean!r} is unknown: choose one of {', '.join(MEAN_AXES)}.")
-        if tensors not in ("weights", "all"):
-            raise ValueError(f"gc.tensors={tensors!r} is unknown: choose weights or all.")
+        self.local, self.server = flag("gc.local", local), flag("gc.server", server)
+        self.lam, self.boundary = number("gc.lam", lam, 0, 1, none=True), boundary
+        self.mean, self.tensors = choice("gc.mean", mean, MEAN_AXES), choice("gc.tensors", tensors, ("weights", "all"))
         if local and server and lam is None and boundary is None:
             raise ValueError(
-                "gc.lam and gc.boundary are both null, so GC-Fed has no borderline. Set gc.boundary to a module of the "
-                "model or gc.lam in [0, 1], or take gc=local or gc=global."
+                "gc.local and gc.server need a borderline, and gc.lam and gc.boundary are null. Set "
+                "gc.boundary to a module of the model or gc.lam in [0, 1], or take gc=local or gc=global."
             )
-        self.local, self.server = flag("gc.local", local), flag("gc.server", server)
-        self.lam, self.boundary = lam, boundary
-        self.mean, self.tensors = mean, tensors
         self._local_ndim: dict[str, int] = {}
         self._server_ndim: dict[str, int] = {}
 
@@ -95,7 +89,7 @@ class GradientCentralization(FederatedMethod):
         if self.lam is not None:
             n_local = floor(self.lam * len(names) + 1e-9)  # 0.29 · 100 is 28.999… in floating point
         elif self.boundary is not None:
-            n_local = next((i for i, n in enumerate(names) if n.startswith(self.boundary + ".")), -1)
+            n_local = next((i for i, n in enumerate(names) if n.startswith(f"{self.boundary}.")), -1)
             if n_local < 0:
                 modules = dict.fromkeys(prefix for n in names for prefix in _prefixes(n))
                 raise ValueError(

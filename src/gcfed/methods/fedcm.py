@@ -21,6 +21,7 @@ from gcfed.federated.method import FederatedMethod, Setup
 from gcfed.federated.round import Round
 from gcfed.federated.stack import Params
 from gcfed.methods.requirements import local_sgd, uniform_mean
+from gcfed.utils.number import number
 
 
 class FedCM(FederatedMethod):
@@ -37,12 +38,7 @@ class FedCM(FederatedMethod):
     corrects_drift = True
 
     def __init__(self, alpha: float = 0.1) -> None:
-        if not 0 < alpha <= 1:
-            raise ValueError(
-                f"methods.fedcm.alpha={alpha} is outside (0, 1]: it is the share of the client's own gradient; 1 is "
-                "FedAvg."
-            )
-        self.alpha = alpha
+        self.alpha = number("methods.fedcm.alpha", alpha, 0, 1, above=True)
 
     def validate(self, setup: Setup) -> None:
         local_sgd(setup, "FedCM", "its Δ is the momentum, and is the mean of plain SGD's steps", momentum=False)

@@ -20,6 +20,7 @@ from gcfed.federated.method import FederatedMethod, Setup
 from gcfed.federated.round import Round
 from gcfed.federated.stack import ClientStack, Params, is_recurrent, per_client
 from gcfed.methods.requirements import full_uploads
+from gcfed.utils.number import choice, number
 
 
 class FedCurv(FederatedMethod):
@@ -40,13 +41,11 @@ class FedCurv(FederatedMethod):
     """
 
     def __init__(self, lam: float = 1e-4, *, fisher: str = "sample", chunk: int = 32) -> None:
-        if lam < 0:
-            raise ValueError(f"methods.fedcurv.lam={lam} is negative: clients would be pushed away from each other.")
-        if fisher not in ("sample", "batch"):
-            raise ValueError(f"methods.fedcurv.fisher={fisher!r} is unknown: choose sample or batch.")
-        if not isinstance(chunk, int) or chunk < 1:
-            raise ValueError(f"methods.fedcurv.chunk={chunk} must be a whole number of at least 1.")
-        self.lam, self.fisher, self.chunk = lam, fisher, chunk
+        self.lam, self.chunk = (
+            number("methods.fedcurv.lam", lam, 0),
+            number("methods.fedcurv.chunk", chunk, 1, whole=True),
+        )
+        self.fisher = choice("methods.fedcurv.fisher", fisher, ("sample", "batch"))
         self._sums: dict[str, Params] = {}
         self._others: dict[str, Params] = {}
         self._own: dict[str, Params] = {}

@@ -20,6 +20,7 @@ from gcfed.federated.method import FederatedMethod, Setup
 from gcfed.federated.round import Round
 from gcfed.federated.stack import ClientStack, Params, per_client
 from gcfed.methods.requirements import exact_store, full_uploads, local_sgd, plain_server, uniform_mean
+from gcfed.utils.number import choice, number
 
 
 class FedDC(FederatedMethod):
@@ -39,11 +40,8 @@ class FedDC(FederatedMethod):
     corrects_drift = True
 
     def __init__(self, alpha: float = 0.01, *, correction: str = "update") -> None:
-        if alpha < 0:
-            raise ValueError(f"methods.feddc.alpha={alpha} is negative: it would push clients away from w − h_k.")
-        if correction not in ("update", "control"):
-            raise ValueError(f"methods.feddc.correction={correction!r} is unknown: choose update or control.")
-        self.alpha, self.correction = alpha, correction
+        self.alpha = number("methods.feddc.alpha", alpha, 0)
+        self.correction = choice("methods.feddc.correction", correction, ("update", "control"))
         self._drift: Params = {}
         self._own: Params = {}
         self._pull: Params = {}

@@ -15,6 +15,7 @@ from gcfed.data.batch import Batch
 from gcfed.federated.method import FederatedMethod, Setup
 from gcfed.federated.stack import ClientStack, Output
 from gcfed.methods.requirements import network_parts
+from gcfed.utils.number import choice, number
 
 EPS = 1e-8
 """Added to each feature's variance, as the authors do: a constant feature is uncorrelated with all others."""
@@ -38,11 +39,8 @@ class FedDecorr(FederatedMethod):
     needs_features = True
 
     def __init__(self, beta: float = 0.1, scale: str = "paper") -> None:
-        if beta < 0:
-            raise ValueError(f"methods.feddecorr.beta={beta} is negative: the features would collapse.")
-        if scale not in ("paper", "authors"):
-            raise ValueError(f"methods.feddecorr.scale={scale!r} is unknown: choose paper or authors.")
-        self.beta, self.scale = beta, scale
+        self.beta = number("methods.feddecorr.beta", beta, 0)
+        self.scale = choice("methods.feddecorr.scale", scale, ("paper", "authors"))
 
     def validate(self, setup: Setup) -> None:
         network_parts(setup, "methods.feddecorr", "features", "head")

@@ -18,6 +18,7 @@ from gcfed.federated.method import FederatedMethod, Setup
 from gcfed.federated.round import Round
 from gcfed.federated.stack import ClientStack, Params, per_client
 from gcfed.methods.requirements import exact_store, plain_server, uniform_mean
+from gcfed.utils.number import choice, number
 
 
 class FedDyn(FederatedMethod):
@@ -36,11 +37,8 @@ class FedDyn(FederatedMethod):
     corrects_drift = True
 
     def __init__(self, alpha: float = 0.1, *, divide_by: str = "clients") -> None:
-        if alpha <= 0:
-            raise ValueError(f"methods.feddyn.alpha={alpha} must be positive; algorithm=fedavg has no regularizer.")
-        if divide_by not in ("clients", "authors", "cohort"):
-            raise ValueError(f"methods.feddyn.divide_by={divide_by!r} is unknown: choose clients, authors or cohort.")
-        self.alpha, self.divide_by = alpha, divide_by
+        self.alpha = number("methods.feddyn.alpha", alpha, 0, above=True)
+        self.divide_by = choice("methods.feddyn.divide_by", divide_by, ("clients", "authors", "cohort"))
         self._own: Params = {}
         self._anchor: Params = {}
 

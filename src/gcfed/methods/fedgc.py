@@ -39,7 +39,7 @@ from gcfed.federated.round import Round
 from gcfed.federated.stack import Params, per_client
 from gcfed.methods.constraints import Part, add_weighted_, constrain_, multipliers, products
 from gcfed.methods.requirements import local_sgd
-from gcfed.utils.instantiate import flag
+from gcfed.utils.number import choice, flag, number
 
 log = logging.getLogger(__name__)
 
@@ -76,13 +76,8 @@ class FedGC(FederatedMethod):
     def __init__(
         self, margin: float = 1e-3, *, ridge: float = 0.0, layerwise: str = "tensor", cgc: bool = True, sgc: bool = True
     ) -> None:
-        if margin < 0:
-            raise ValueError(f"methods.fedgc.margin={margin} is negative: it would allow what the constraints forbid.")
-        if ridge < 0:
-            raise ValueError(f"methods.fedgc.ridge={ridge} is negative: 0 is the paper's rule, 1e-3 that of GEM.")
-        if layerwise not in ("tensor", "layer", "model"):
-            raise ValueError(f"methods.fedgc.layerwise={layerwise} is unknown: choose tensor, layer or model.")
-        self.margin, self.ridge, self.layerwise = margin, ridge, layerwise
+        self.margin, self.ridge = number("methods.fedgc.margin", margin, 0), number("methods.fedgc.ridge", ridge, 0)
+        self.layerwise = choice("methods.fedgc.layerwise", layerwise, ("tensor", "layer", "model"))
         self.cgc, self.sgc = flag("methods.fedgc.cgc", cgc), flag("methods.fedgc.sgc", sgc)
         self._warned = False
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from gcfed.federated.method import FederatedMethod, Setup
 from gcfed.federated.round import Round
 from gcfed.federated.stack import ClientStack
+from gcfed.utils.number import number
 
 
 class FedLC(FederatedMethod):
@@ -35,13 +36,8 @@ class FedLC(FederatedMethod):
     needs_classes = True
 
     def __init__(self, tau: float = 0.1, exponent: float = 0.25, floor: float = 0.0) -> None:
-        if tau < 0:
-            raise ValueError(f"methods.fedlc.tau={tau} is negative: rare classes would lose their margin.")
-        if exponent <= 0:
-            raise ValueError(f"methods.fedlc.exponent={exponent} must be positive: rare classes get the larger margin.")
-        if floor < 0:
-            raise ValueError(f"methods.fedlc.floor={floor} is negative, but it is a number of samples.")
-        self.tau, self.exponent, self.floor = tau, exponent, floor
+        self.tau, self.floor = number("methods.fedlc.tau", tau, 0), number("methods.fedlc.floor", floor, 0)
+        self.exponent = number("methods.fedlc.exponent", exponent, 0, above=True)
         self._data: Any = None
         self._margins: Tensor | None = None
 

@@ -13,6 +13,7 @@ from gcfed.data.batch import Batch
 from gcfed.federated.method import FederatedMethod, Setup
 from gcfed.federated.stack import ClientStack, Output
 from gcfed.methods.requirements import network_parts
+from gcfed.utils.number import number
 
 
 class FedMLB(FederatedMethod):
@@ -34,12 +35,8 @@ class FedMLB(FederatedMethod):
     needs_stages = True
 
     def __init__(self, ce: float = 1.0, kl: float = 1.0, tau: float = 1.0) -> None:
-        for key, value in (("ce", ce), ("kl", kl)):
-            if value < 0:
-                raise ValueError(f"methods.fedmlb.{key}={value} is negative: the hybrid paths would unlearn the task.")
-        if tau <= 0:
-            raise ValueError(f"methods.fedmlb.tau={tau} must be positive: it divides the logits.")
-        self.ce, self.kl, self.tau = ce, kl, tau
+        self.ce, self.kl = number("methods.fedmlb.ce", ce, 0), number("methods.fedmlb.kl", kl, 0)
+        self.tau = number("methods.fedmlb.tau", tau, 0, above=True)
 
     def validate(self, setup: Setup) -> None:
         network_parts(setup, "methods.fedmlb", "stages")

@@ -10,6 +10,7 @@ from torch import Tensor
 from gcfed.data.batch import Batch
 from gcfed.federated.method import FederatedMethod
 from gcfed.federated.stack import ClientStack, Output
+from gcfed.utils.number import number
 
 
 class FedNTD(FederatedMethod):
@@ -29,13 +30,9 @@ class FedNTD(FederatedMethod):
     needs_classes = True
 
     def __init__(self, beta: float = 1.0, tau: float = 1.0, ce_weight: float = 1.0) -> None:
-        if beta < 0:
-            raise ValueError(f"methods.fedntd.beta={beta} is negative: clients would forget what the server knows.")
-        if tau <= 0:
-            raise ValueError(f"methods.fedntd.tau={tau} must be positive: it divides the logits.")
-        if ce_weight < 0:
-            raise ValueError(f"methods.fedntd.ce_weight={ce_weight} is negative: clients would unlearn their labels.")
-        self.beta, self.tau, self.task_weight = beta, tau, ce_weight
+        self.beta = number("methods.fedntd.beta", beta, 0)
+        self.tau = number("methods.fedntd.tau", tau, 0, above=True)
+        self.task_weight = number("methods.fedntd.ce_weight", ce_weight, 0)
 
     def local_loss(self, stack: ClientStack, batch: Batch, out: Output) -> Tensor:
         with torch.no_grad():

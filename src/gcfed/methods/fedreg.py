@@ -24,7 +24,7 @@ from gcfed.federated.method import FederatedMethod, Setup
 from gcfed.federated.round import Order, Round
 from gcfed.federated.stack import ClientStack, Params, client_norms, per_client
 from gcfed.methods.pseudo import PseudoPass, climb
-from gcfed.utils.instantiate import flag
+from gcfed.utils.number import flag, number
 
 
 class FedReg(FederatedMethod):
@@ -59,16 +59,11 @@ class FedReg(FederatedMethod):
         perturbed: bool = True,
         private: bool = False,
     ) -> None:
-        if not 0 <= gamma <= 1:
-            raise ValueError(f"methods.fedreg.gamma={gamma} is outside [0, 1]: it mixes w with the broadcast model.")
-        if not 0 < beta <= 1:
-            raise ValueError(f"methods.fedreg.beta={beta} is outside (0, 1]: at 0 the pseudo data have no gradient.")
-        for key, value in (("eta_s", eta_s), ("eta_p", eta_p)):
-            if value <= 0:
-                raise ValueError(f"methods.fedreg.{key}={value} must be positive: samples climb the loss.")
-        if not isinstance(iterations, int) or iterations < 1:
-            raise ValueError(f"methods.fedreg.iterations={iterations} must be a whole number of at least 1.")
-        self.gamma, self.beta, self.eta_s, self.eta_p, self.iterations = gamma, beta, eta_s, eta_p, iterations
+        self.gamma = number("methods.fedreg.gamma", gamma, 0, 1)
+        self.beta = number("methods.fedreg.beta", beta, 0, 1, above=True)
+        self.eta_s = number("methods.fedreg.eta_s", eta_s, 0, above=True)
+        self.eta_p = number("methods.fedreg.eta_p", eta_p, 0, above=True)
+        self.iterations = number("methods.fedreg.iterations", iterations, 1, whole=True)
         self.pseudo, self.perturbed = flag("methods.fedreg.pseudo", pseudo), flag("methods.fedreg.perturbed", perturbed)
         self.private = flag("methods.fedreg.private", private)
         self._pass: PseudoPass | None = None

@@ -14,7 +14,7 @@ from torch import Tensor
 from gcfed.data.batch import Batch
 from gcfed.federated.stack import ClientStack
 from gcfed.methods.sam import Sam, along
-from gcfed.utils.instantiate import flag
+from gcfed.utils.number import flag, number
 
 
 class FedSol(Sam):
@@ -37,9 +37,8 @@ class FedSol(Sam):
 
     def __init__(self, rho: float = 1.0, *, temperature: float = 3.0, adaptive: bool = True) -> None:
         super().__init__(rho)
-        if temperature <= 0:
-            raise ValueError(f"methods.fedsol.temperature={temperature} must be positive: outputs are divided by it.")
-        self.temperature, self.adaptive = temperature, flag("methods.fedsol.adaptive", adaptive)
+        self.temperature = number("methods.fedsol.temperature", temperature, 0, above=True)
+        self.adaptive = flag("methods.fedsol.adaptive", adaptive)
 
     def perturbation(
         self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor], leaves: Mapping[str, Tensor]

@@ -33,7 +33,7 @@ from gcfed.federated.round import Round
 from gcfed.federated.stack import ClientStack, Params, per_client
 from gcfed.methods.requirements import exact_store
 from gcfed.methods.subspace import SubspaceMethod
-from gcfed.utils.instantiate import flag
+from gcfed.utils.number import flag
 
 
 class FedSub(SubspaceMethod):

@@ -17,6 +17,7 @@ from gcfed.federated.forward import Params
 from gcfed.federated.method import FederatedMethod, Setup
 from gcfed.federated.round import Round
 from gcfed.optim.partial import probe_optimizer
+from gcfed.utils.number import choice, number
 
 
 class LookAhead(FederatedMethod):
@@ -32,11 +33,8 @@ class LookAhead(FederatedMethod):
     """
 
     def __init__(self, momentum: float = 0.85, update: str = "momentum") -> None:
-        if not 0 <= momentum < 1:
-            raise ValueError(f"methods.lookahead.momentum={momentum} is outside [0, 1): the momentum would never fade.")
-        if update not in ("momentum", "delta"):
-            raise ValueError(f"methods.lookahead.update={update!r} is unknown: choose momentum or delta.")
-        self.momentum, self.update = momentum, update
+        self.momentum = number("methods.lookahead.momentum", momentum, 0, 1, below=True)
+        self.update = choice("methods.lookahead.update", update, ("momentum", "delta"))
         self._names: list[str] = []
 
     def validate(self, setup: Setup) -> None:

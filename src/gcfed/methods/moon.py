@@ -16,6 +16,7 @@ from gcfed.federated.method import FederatedMethod, Setup
 from gcfed.federated.round import Round
 from gcfed.federated.stack import ClientStack, Output, Params
 from gcfed.methods.requirements import network_parts
+from gcfed.utils.number import number
 
 
 class Moon(FederatedMethod):
@@ -35,11 +36,8 @@ class Moon(FederatedMethod):
     needs_features = True
 
     def __init__(self, mu: float = 1.0, temperature: float = 0.5) -> None:
-        if mu < 0:
-            raise ValueError(f"methods.moon.mu={mu} is negative: features would be drawn to the client's old ones.")
-        if temperature <= 0:
-            raise ValueError(f"methods.moon.temperature={temperature} must be positive: it divides the similarities.")
-        self.mu, self.temperature = mu, temperature
+        self.mu = number("methods.moon.mu", mu, 0)
+        self.temperature = number("methods.moon.temperature", temperature, 0, above=True)
         self._previous: Params = {}
         self._known: Tensor | None = None
 

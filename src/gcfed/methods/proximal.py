@@ -7,6 +7,7 @@ no graph is built for it; ``train/loss`` reports the task's loss alone.
 import torch
 
 from gcfed.federated.method import FederatedMethod
+from gcfed.utils.number import number
 
 
 class Proximal(FederatedMethod):
@@ -20,9 +21,7 @@ class Proximal(FederatedMethod):
     """
 
     def __init__(self, mu: float = 0.1) -> None:
-        if mu < 0:
-            raise ValueError(f"methods.proximal.mu={mu} is negative: the proximal term would push clients away.")
-        self.mu = mu
+        self.mu = number("methods.proximal.mu", mu, 0)
 
     def on_after_backward(self, trainer, pl_module) -> None:  # type: ignore[no-untyped-def]
         stack = pl_module.clients

@@ -13,6 +13,7 @@ from torch import Tensor
 from gcfed.federated.aggregate import Upload
 from gcfed.federated.method import FederatedMethod, Setup
 from gcfed.federated.round import Order, Round
+from gcfed.utils.number import number
 from gcfed.utils.rng import torch_seed
 
 
@@ -29,9 +30,7 @@ class Quantization(FederatedMethod):
     order = Order.QUANTIZES
 
     def __init__(self, bits: int = 8) -> None:
-        if not isinstance(bits, int) or not 2 <= bits <= 32:
-            raise ValueError(f"quantization.bits={bits} must be a whole number from 2 (a sign and two levels) to 32.")
-        self.bits = bits
+        self.bits = number("quantization.bits", bits, 2, 32, whole=True)  # a sign and two levels are the least
 
     def validate(self, setup: Setup) -> None:
         # Not the running statistics, of which a variance could come out negative.

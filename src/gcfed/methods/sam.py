@@ -14,6 +14,7 @@ from gcfed.data.batch import Batch
 from gcfed.federated.method import FederatedMethod, Setup
 from gcfed.federated.round import Order
 from gcfed.federated.stack import ClientStack, Params, client_norms, per_client
+from gcfed.utils.number import number
 
 
 class Sam(FederatedMethod):
@@ -33,9 +34,7 @@ class Sam(FederatedMethod):
     _name = "sam"
 
     def __init__(self, rho: float = 0.5) -> None:
-        if rho < 0:
-            raise ValueError(f"methods.{self._name}.rho={rho} is negative: the step would go down the loss, not up.")
-        self.rho = rho
+        self.rho = number(f"methods.{self._name}.rho", rho, 0)
         self._unmoved: Params = {}
 
     def validate(self, setup: Setup) -> None:

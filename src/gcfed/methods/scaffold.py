@@ -18,7 +18,7 @@ from gcfed.federated.round import Round
 from gcfed.federated.stack import ClientStack, Params, per_client
 from gcfed.methods.requirements import full_uploads, local_sgd
 from gcfed.optim.partial import probe_optimizer
-from gcfed.utils.instantiate import flag
+from gcfed.utils.number import flag
 
 
 class Scaffold(FederatedMethod):

@@ -30,6 +30,7 @@ from gcfed.federated.round import Order, Round
 from gcfed.federated.stack import ClientStack, Params, nbytes
 from gcfed.methods.requirements import local_sgd, mean_aggregator, plain_server
 from gcfed.optim.partial import probe_optimizer
+from gcfed.utils.number import number
 from gcfed.utils.rng import torch_seed
 
 
@@ -93,12 +94,9 @@ class SubspaceMethod(FederatedMethod):
     def __init__(self, *, ratio: float | None = None, r: int | None = None, refresh: int = 1) -> None:
         if (ratio is None) == (r is None):
             raise ValueError(f"{self._key}.ratio={ratio} and {self._key}.r={r}: set one of them and the other to null.")
-        if ratio is not None and not 0 < ratio <= 1:
-            raise ValueError(f"{self._key}.ratio={ratio} is outside (0, 1]: it is r/d, the share of a weight's axis.")
-        for key, value in (("r", r), ("refresh", refresh)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise ValueError(f"{self._key}.{key}={value} must be a whole number of at least 1.")
-        self.ratio, self.r, self.refresh = ratio, r, refresh
+        self.ratio = number(f"{self._key}.ratio", ratio, 0, 1, above=True, none=True)
+        self.r = number(f"{self._key}.r", r, 1, whole=True, none=True)
+        self.refresh = number(f"{self._key}.refresh", refresh, 1, whole=True)
         self._epoch: tuple[Any, ...] | None = None
         self._correction: Params = {}
 

@@ -10,6 +10,7 @@ from gcfed.federated.aggregate import Upload
 from gcfed.federated.method import FederatedMethod, Setup
 from gcfed.federated.round import Order, Round
 from gcfed.federated.stack import ClientStack, Params
+from gcfed.utils.number import number
 
 
 class Metric(FederatedMethod):
@@ -27,12 +28,7 @@ class Metric(FederatedMethod):
     """Its key under ``metrics`` and the first part of its columns."""
 
     def __init__(self, every: int = 1) -> None:
-        self.every = self.at_least_one("every", every)
-
-    def at_least_one(self, key: str, value: int) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"metrics.{self.name}.{key}={value} must be a whole number of at least 1.")
-        return value
+        self.every = number(f"metrics.{self.name}.every", every, 1, whole=True)
 
     def validate(self, setup: Setup) -> None:
         self.rounds, self.methods = setup.rounds, setup.methods

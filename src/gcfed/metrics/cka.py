@@ -15,6 +15,7 @@ from gcfed.federated.method import Setup
 from gcfed.federated.round import Round
 from gcfed.federated.stack import ClientStack, Params
 from gcfed.metrics.base import ClientMetric, client_state
+from gcfed.utils.number import number
 from gcfed.utils.rng import generator
 
 
@@ -47,7 +48,7 @@ class CKA(ClientMetric):
 
     def __init__(self, every: int = 10, samples: int = 256) -> None:
         super().__init__(every)
-        self.samples = self.at_least_one("samples", samples)
+        self.samples = number("metrics.cka.samples", samples, 1, whole=True)
         self._probe: Tensor | None = None
 
     def validate(self, setup: Setup) -> None:

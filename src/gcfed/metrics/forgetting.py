@@ -25,6 +25,7 @@ from gcfed.federated.round import Round
 from gcfed.federated.stack import ClientStack, Params
 from gcfed.metrics.base import ClientMetric, client_state
 from gcfed.metrics.clients import AT_ONCE
+from gcfed.utils.number import number
 from gcfed.utils.rng import generator
 
 
@@ -44,7 +45,7 @@ class Forgetting(ClientMetric):
 
     def __init__(self, every: int = 10, samples: int | None = 200) -> None:
         super().__init__(every)
-        self.samples = None if samples is None else self.at_least_one("samples", samples)
+        self.samples = number("metrics.forgetting.samples", samples, 1, whole=True, none=True)
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)

@@ -35,6 +35,7 @@ from gcfed.federated.method import Setup
 from gcfed.federated.round import Round
 from gcfed.federated.stack import Params
 from gcfed.metrics.base import Metric
+from gcfed.utils.number import choice, number
 from gcfed.utils.pictures import show
 from gcfed.utils.rng import generator, torch_seed
 
@@ -81,15 +82,14 @@ class Leakage(Metric):
         lr: float | None = None,
     ) -> None:
         super().__init__(every)
-        self.folder, self.images = Path(folder), self.at_least_one("images", images)
-        if optimizer not in OPTIMIZERS:
-            raise ValueError(f"metrics.leakage.optimizer={optimizer!r} is unknown: choose {' or '.join(OPTIMIZERS)}.")
-        if lr is not None and lr <= 0:
-            raise ValueError(f"metrics.leakage.lr={lr} must be positive; null takes the optimizer's usual one.")
+        self.folder = Path(folder)
+        self.images = number("metrics.leakage.images", images, 1, whole=True)
+        choice("metrics.leakage.optimizer", optimizer, OPTIMIZERS)
+        lr = number("metrics.leakage.lr", lr, 0, above=True, none=True)
         self.attack = partial(
             invert_gradient,
-            iterations=self.at_least_one("iterations", iterations),
-            restarts=self.at_least_one("restarts", restarts),
+            iterations=number("metrics.leakage.iterations", iterations, 1, whole=True),
+            restarts=number("metrics.leakage.restarts", restarts, 1, whole=True),
             optimizer=optimizer,
             lr=LR[optimizer] if lr is None else lr,
         )

@@ -41,7 +41,7 @@ from gcfed.federated.strategy import rank_and_world
 from gcfed.metrics.base import Metric, client_state, dot
 from gcfed.metrics.clients import AT_ONCE
 from gcfed.utils.files import replacing
-from gcfed.utils.instantiate import flag
+from gcfed.utils.number import choice, flag, number
 from gcfed.utils.pictures import show
 from gcfed.utils.rng import generator
 
@@ -82,15 +82,12 @@ class Surface(Metric):
         figures: bool = True,
     ) -> None:
         super().__init__(every)
-        self.folder, self.grid, self.margin = Path(folder), self.at_least_one("grid", grid), margin
-        self.samples = None if samples is None else self.at_least_one("samples", samples)
-        self.split, self.figures = split, flag("metrics.surface.figures", figures)
-        if grid < 2:
-            raise ValueError(f"metrics.surface.grid={grid} must be at least 2: the corners of the square.")
-        if not margin >= 0:
-            raise ValueError(f"metrics.surface.margin={margin} must not be negative.")
-        if split not in SPLITS:
-            raise ValueError(f"metrics.surface.split={split!r} is unknown: choose {' or '.join(SPLITS)}.")
+        self.folder = Path(folder)
+        self.grid = number("metrics.surface.grid", grid, 2, 1000, whole=True)
+        self.margin = number("metrics.surface.margin", margin, 0)
+        self.samples = number("metrics.surface.samples", samples, 1, whole=True, none=True)
+        self.split = choice("metrics.surface.split", split, SPLITS)
+        self.figures = flag("metrics.surface.figures", figures)
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)

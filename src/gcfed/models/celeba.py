@@ -26,7 +26,7 @@ class CelebACNN(nn.Module):
     def __init__(self, *, input_shape: Sequence[int], num_classes: int, groups: int = 8) -> None:
         super().__init__()
         if groups < 1 or 32 % groups:
-            raise ValueError(f"groups={groups} does not divide 32 channels; use 1, 2, 4, 8, 16 or 32")
+            raise ValueError(f"model.groups={groups} does not divide 32 channels; use 1, 2, 4, 8, 16 or 32")
         channels, height, width = input_shape
         for i in range(1, 5):
             self.add_module(f"conv{i}", nn.Conv2d(channels, 32, kernel_size=3, padding=1))

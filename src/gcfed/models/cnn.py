@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gcfed.models.mlp import Stage, init_kaiming
+from gcfed.models.mlp import Stage, image_shape, init_kaiming
+from gcfed.utils.number import choice, number, numbers
 
 
 class CNN(nn.Module):
@@ -33,14 +34,12 @@ class CNN(nn.Module):
         init: str = "kaiming",
     ) -> None:
         super().__init__()
-        if init not in ("kaiming", "torch"):
-            raise ValueError(f"init={init} must be kaiming or torch")
-        channels, height, width = input_shape
-        if min(height, width) < 4:
-            raise ValueError(f"input_shape={tuple(input_shape)}: the CNN pools twice; give images of at least 4×4")
+        choice("model.init", init, ("kaiming", "torch"))
+        channels, height, width = image_shape(input_shape, 4, "the CNN pools twice")
+        numbers("model.hidden", hidden := [hidden] if isinstance(hidden, int) else hidden, 1, whole=True)
         self.conv1 = nn.Conv2d(channels, 32, kernel_size=5, padding=2)
         self.conv2 = nn.Conv2d(32, 64, kernel_size=5, padding=2)
-        widths = [64 * (height // 4) * (width // 4), *([hidden] if isinstance(hidden, int) else hidden), num_classes]
+        widths = [64 * (height // 4) * (width // 4), *hidden, number("model.num_classes", num_classes, 1, whole=True)]
         self._names = [f"fc{i}" for i in range(1, len(widths))]
         for name, fan_in, fan_out in zip(self._names, widths, widths[1:], strict=False):
             self.add_module(name, nn.Linear(fan_in, fan_out))

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
+from gcfed.utils.number import number, numbers
+
 Stage = Callable[[Tensor], Tensor]
 """A part of a network; the stages of a network, one after the other, are its ``forward``."""
 
@@ -15,6 +17,18 @@ def init_kaiming(module: nn.Module) -> None:
         nn.init.kaiming_normal_(module.weight, mode="fan_in", nonlinearity="relu")
         if module.bias is not None:
             nn.init.zeros_(module.bias)
+
+
+def image_shape(input_shape: Sequence[int], least: int, reason: str) -> Sequence[int]:
+    """``input_shape``, if it is (C, H, W) with sides of at least ``least``.
+
+    Raises:
+        ValueError: it is not; says the ``reason``.
+    """
+    numbers("model.input_shape", input_shape, 1, whole=True, length=3)
+    if min(input_shape[1:]) < least:
+        raise ValueError(f"model.input_shape={[*input_shape]}: {reason}; give images of at least {least}×{least}.")
+    return input_shape
 
 
 class MLP(nn.Module):
@@ -28,7 +42,9 @@ class MLP(nn.Module):
 
     def __init__(self, *, input_shape: Sequence[int], num_classes: int, hidden: Sequence[int] = (512, 256)) -> None:
         super().__init__()
-        widths = [math.prod(input_shape), *hidden, num_classes]
+        numbers("model.input_shape", input_shape, 1, whole=True)
+        numbers("model.hidden", hidden, 1, whole=True)
+        widths = [math.prod(input_shape), *hidden, number("model.num_classes", num_classes, 1, whole=True)]
         self._names = [f"fc{i}" for i in range(1, len(widths))]
         for name, fan_in, fan_out in zip(self._names, widths, widths[1:], strict=False):
             self.add_module(name, nn.Linear(fan_in, fan_out))

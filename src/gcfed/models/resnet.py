@@ -60,6 +60,6 @@ def resnet18_gn(*, num_classes: int, input_shape: Sequence[int] = (3, 32, 32), g
     """
     if groups < 1 or 64 % groups:
         raise ValueError(
-            f"groups={groups} does not divide the 64 channels of the first stage; use 1, 2, 4, …, 32 or 64"
+            f"model.groups={groups} does not divide the 64 channels of the first stage; use 1, 2, 4, …, 32 or 64"
         )
     return ResNet18(in_channels=input_shape[0], num_classes=num_classes, groups=groups)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gcfed.models.mlp import Stage
+from gcfed.models.mlp import Stage, image_shape
 
 
 def scalar(value: float) -> nn.Parameter:
@@ -81,9 +81,7 @@ class ResNet9(nn.Module):
 
     def __init__(self, *, input_shape: Sequence[int], num_classes: int) -> None:
         super().__init__()
-        channels, height, width = input_shape
-        if min(height, width) < 8:
-            raise ValueError(f"input_shape={tuple(input_shape)}: ResNet-9 pools by 8; give images of at least 8×8")
+        channels, _, _ = image_shape(input_shape, 8, "ResNet-9 pools by 8")
         self.conv1 = FixupConv(channels, 64, pool=False)
         self.layer1 = nn.Sequential(FixupConv(64, 128, pool=True), FixupBlock(128))
         self.layer2 = FixupConv(128, 256, pool=True)

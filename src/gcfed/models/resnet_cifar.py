@@ -64,12 +64,12 @@ class ResNetCIFAR(nn.Module):
     ) -> None:
         super().__init__()
         if depth < 8 or depth % 6 != 2:
-            raise ValueError(f"depth={depth} is not 6n + 2; use 20, 32, 44, 56 or 110")
+            raise ValueError(f"model.depth={depth} is not 6n + 2; use 20, 32, 44, 56 or 110")
         if norm not in ("group", "batch"):
-            raise ValueError(f"norm={norm} must be group or batch")
+            raise ValueError(f"model.norm={norm} must be group or batch")
         if groups < 1 or 16 % groups:
             raise ValueError(
-                f"groups={groups} does not divide the 16 channels of the first stage; use 1, 2, 4, 8 or 16"
+                f"model.groups={groups} does not divide the 16 channels of the first stage; use 1, 2, 4, 8 or 16"
             )
         make_norm: Norm = nn.BatchNorm2d if norm == "batch" else partial(nn.GroupNorm, groups)
         n = (depth - 2) // 6

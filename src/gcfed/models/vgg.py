@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torchvision.models.vgg import VGG, cfgs, make_layers
 
-from gcfed.models.mlp import Stage
+from gcfed.models.mlp import Stage, image_shape
 
 
 class VGG11(VGG):
@@ -52,9 +52,5 @@ def vgg11(*, num_classes: int, input_shape: Sequence[int] = (3, 64, 64), dropout
     Raises:
         ValueError: the image is smaller than 32×32, so that nothing is left after five poolings.
     """
-    channels, height, width = input_shape
-    if min(height, width) < 32:
-        raise ValueError(
-            f"input_shape={tuple(input_shape)}: VGG11 pools five times; give images of at least 32×32 or use model=cnn"
-        )
+    channels, _, _ = image_shape(input_shape, 32, "VGG11 pools five times")
     return VGG11(in_channels=channels, num_classes=num_classes, dropout=dropout)

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
+from gcfed.utils.number import number, numbers
+
 
 class _FedOpt(Optimizer):
     """m ← β₁m + (1−β₁)Δ; v by the subclass's rule; w ← w + η m/(√v + τ).
@@ -20,12 +22,9 @@ class _FedOpt(Optimizer):
     def __init__(
         self, params: ParamsT, lr: float = 1e-2, betas: tuple[float, ...] = (0.9, 0.99), tau: float = 1e-3
     ) -> None:
-        if lr < 0:
-            raise ValueError(f"lr={lr} of {type(self).__name__} is negative; give a number of at least 0")
-        if not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"betas={betas} of {type(self).__name__} are out of range; give numbers in [0, 1)")
-        if tau <= 0:
-            raise ValueError(f"tau={tau} of {type(self).__name__} would divide by zero; give a positive number")
+        number("server.lr", lr, 0)
+        numbers("server.betas", betas, 0, 1, below=True)
+        number("server.tau", tau, 1e-12)  # it divides
         super().__init__(params, {"lr": lr, "betas": tuple(betas), "tau": tau})
 
     def _update_v(self, v: list[Tensor], grads: list[Tensor], group: dict[str, Any]) -> None:

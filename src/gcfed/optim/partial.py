@@ -4,11 +4,15 @@ import inspect
 import re
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
+from gcfed.utils.number import LARGEST, flag, number, numbers
+
 MakeOptimizer = Callable[..., Optimizer]
+SHARES = ("momentum", "betas", "beta1", "alpha", "rho")  # decay rates: at 1 nothing would ever fade
 
 
 def probe_optimizer(optimizer: MakeOptimizer) -> Optimizer:
@@ -20,8 +24,9 @@ def try_optimizer(optimizer: MakeOptimizer, key: str) -> MakeOptimizer:
     """The same partial, once it has built an optimizer.
 
     Raises:
-        ValueError: it builds none; names the config key.
+        ValueError: it builds none, or a setting is out of its range; names the config key.
     """
+    _check_settings(optimizer, key)
     try:
         probe_optimizer(optimizer)
     except (TypeError, ValueError) as error:
@@ -52,3 +57,22 @@ def unprofiled_step(optimizer: Optimizer) -> Callable[[], object]:
 
 def _class(optimizer: MakeOptimizer) -> Callable[..., Optimizer]:
     return optimizer.func if isinstance(optimizer, partial) else optimizer
+
+
+def _check_settings(optimizer: MakeOptimizer, key: str) -> None:
+    """Refuses NaN, ∞, negative numbers and what is no number, which ``torch.optim`` takes in part."""
+    given: dict[str, object] = {}
+    inner: Any = optimizer
+    while isinstance(inner, partial):
+        inner, given = inner.func, inner.keywords | given
+    parameters = inspect.signature(inner).parameters
+    for name, value in given.items():
+        default = getattr(parameters.get(name), "default", None)
+        if isinstance(default, bool):
+            flag(f"{key}.{name}", value)
+        elif isinstance(default, int | float | tuple):
+            high = 1 if name in SHARES else LARGEST
+            if isinstance(default, tuple):
+                numbers(f"{key}.{name}", value, 0, high, below=name in SHARES, length=len(default))
+            else:
+                number(f"{key}.{name}", value, 0, high, below=name in SHARES)

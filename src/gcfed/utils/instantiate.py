@@ -1,5 +1,6 @@
 """The one way from a config node to an object."""
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import hydra
 from hydra.errors import InstantiationException
 from hydra.utils import get_object
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 TRUSTED = ("gcfed.", "torch.nn.", "torch.optim.", "torchvision.models.")
 
@@ -16,40 +17,69 @@ def build(node: DictConfig | None, **kwargs: Any) -> Any:
     """``hydra.utils.instantiate``; None for an absent node or one without ``_target_``.
 
     Raises:
-        ValueError, FileNotFoundError: what the constructor raised, with its own message, not Hydra's wrapping of it.
+        ValueError: one sentence with the keys: what the constructor raised, if it names them, else with all settings.
+        FileNotFoundError: what the constructor raised.
     """
     if not node or node.get("_target_") is None:
         return None
     try:
         return hydra.utils.instantiate(node, _convert_="all", **kwargs)
-    except InstantiationException as error:
-        cause = error.__cause__
-        if isinstance(cause, ValueError | FileNotFoundError):
+    except Exception as error:
+        cause = error.__cause__ if isinstance(error, InstantiationException) and error.__cause__ else error
+        if isinstance(cause, FileNotFoundError):
+            raise cause from None
+        text = " ".join(str(cause).split())
+        if isinstance(cause, ValueError) and re.match(r"[\w.]+(\[\d+\])?[=: ]", text) and "." in text.split("=")[0]:
             raise cause from None  # ours name their key
-        if isinstance(cause, TypeError):
-            raise ValueError(f"{node._get_full_key(None)}: {cause}") from None
-        raise
+        nested = re.search(r"full_key: ([\w.]+)$", str(error))  # Hydra's word for the node
+        key = nested[1] if nested else str(node._get_full_key(None))
+        inner = OmegaConf.select(node._get_root(), key)
+        settings = ", ".join(f"{k}={v}" for k, v in inner.items() if not (OmegaConf.is_dict(v) and v))
+        raise ValueError(f"{key} cannot be built of {settings}: {text.removesuffix(f' full_key: {key}')}") from cause
 
 
-def flag(key: str, value: Any) -> bool:
-    """``value`` if it is a boolean: any other word would count as true.
+def optional(cfg: DictConfig, key: str, **kwargs: Any) -> Any:
+    """The object of the node at ``key``; None where that is null, absent or without ``_target_``.
 
     Raises:
-        ValueError: it is not; names the key.
+        ValueError: it is no node, or as :func:`build`; names the key.
     """
-    if not isinstance(value, bool):
-        raise ValueError(f"{key}={value} must be true or false.")
-    return value
+    node = cfg.get(key)
+    if node is not None and not OmegaConf.is_dict(node):
+        raise ValueError(f"{cfg._get_full_key(key)}={node} must be a group of settings, or null.")
+    return build(node, **kwargs)
 
 
-def build_all(nodes: DictConfig | None, **common: Any) -> list[Any]:
+def require(cfg: DictConfig, key: str, **kwargs: Any) -> Any:
+    """The object of a part that no run can do without.
+
+    Raises:
+        ValueError: there is none, or as :func:`build`; names the key.
+    """
+    built = optional(cfg, key, **kwargs)
+    if built is None:
+        shown = f"._target_={cfg[key].get('_target_')}" if OmegaConf.is_dict(cfg.get(key)) else f"={cfg.get(key)}"
+        raise ValueError(f"{cfg._get_full_key(key)}{shown} builds nothing, and no run can do without it.")
+    return built
+
+
+def build_all(cfg: DictConfig, key: str, **common: Any) -> list[Any]:
     """The objects of a dict of nodes, in its order, without the empty ones.
 
     ``common`` goes to those nodes that name the key.
+
+    Raises:
+        ValueError: no dict of nodes, nor null, or as :func:`build`; names the key.
     """
+    nodes = cfg.get(key)
+    if nodes is None:
+        return []
+    if not OmegaConf.is_dict(nodes):
+        raise ValueError(f"{key}={nodes} must be groups of settings, or null.")
     built = []
-    for node in (nodes or {}).values():
-        built.append(build(node, **{k: v for k, v in common.items() if node and k in node}))
+    for name, node in nodes.items():
+        known = common.keys() & (node.keys() if OmegaConf.is_dict(node) else set())
+        built.append(optional(nodes, str(name), **{k: common[k] for k in known}))
     return [obj for obj in built if obj is not None]
 
 

@@ -20,7 +20,7 @@ def all_devices(accelerator: str) -> int:
 
 def last_layer(hidden: list[int] | int | None) -> str | None:
     """The name of the last linear layer behind hidden ones of these widths; None for a model without such widths."""
-    if hidden is None:
+    if hidden is None or isinstance(hidden, float | str):  # the model refuses them, and says why
         return None
     return "fc2" if isinstance(hidden, int) else f"fc{len(hidden) + 1}"
 

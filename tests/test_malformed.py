@@ -1,0 +1,169 @@
+"""Settings that make no sense: each ends in one sentence that names its key, before anything is trained.
+
+No list of cases: the composed config is walked, and every leaf gets every malformed value.
+"""
+
+import logging
+from functools import cache
+from math import inf, nan
+
+import omegaconf
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from gcfed import assemble as assembly
+from gcfed.assemble import assemble, build_trainer
+from gcfed.utils import instantiate
+from gcfed.utils.reference import groups
+from gcfed.utils.resolvers import ROOT
+
+VALUES = (nan, inf, -1, 0, 1e300, "x", True, None, [], {})
+SMALL = ("callbacks.progress=null", "extras.figures=false", "model.hidden=[8]", "trainer.devices=1")
+# Options that set keys of their own and are built from the digits alone.
+GROUPS = ("algorithm", "client", "gc", "metrics", "participation", "partition", "quantization", "server")
+# Names, what is read before or after the run is built, and what the run sets itself.
+ELSEWHERE = (
+    "ckpt_path", "labels", "optimized_metric", "tags", "paths.data_dir", "paths.root_dir", "logger.csv.resume_round",
+    "logger.tensorboard.resume_round",
+)  # fmt: skip
+
+
+def leaves(tree, prefix=""):
+    """Dotted key → value of all that is no mapping with entries."""
+    if isinstance(tree, dict) and tree:
+        return {k: v for key, sub in tree.items() for k, v in leaves(sub, f"{prefix}{key}.").items()}
+    return {prefix[:-1]: tree}
+
+
+def options():
+    """The default, and one option of a group at a time."""
+    yield ()
+    for group in GROUPS:
+        for path in sorted((ROOT / "configs" / group).glob("*.yaml")):
+            if path.stem != "base":
+                yield (f"{group}={path.stem}", *(("participation.num_clients=500",) if path.stem == "dynamic" else ()))
+
+
+@pytest.fixture(scope="module")
+def composed(tmp_path_factory):
+    """overrides → the config, for those that a run is built from."""
+    folder, found = tmp_path_factory.mktemp("malformed"), {}
+    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+        for overrides in options():
+            cfg = compose("train", [*SMALL, *overrides])
+            with open_dict(cfg):
+                cfg.paths.output_dir = str(folder)
+            found[overrides] = cfg
+    return found
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_built_twice(monkeypatch):
+    """Parts with the same settings are shared: no case trains them."""
+    built, plain = {}, instantiate.build
+
+    def build(node, **kwargs):
+        if kwargs or not isinstance(node, DictConfig):
+            return plain(node, **kwargs)
+        key = (str(node._get_full_key(None)), OmegaConf.to_yaml(node, resolve=True))
+        if key not in built:
+            built[key] = plain(node)
+        return built[key]
+
+    monkeypatch.setattr(instantiate, "build", build)
+    monkeypatch.setattr(omegaconf.base, "parse", cache(omegaconf.base.parse))  # of interpolations: half of the time
+    monkeypatch.setattr(assembly, "seed_everything", lambda *_, **__: None)
+    logging.disable(logging.WARNING)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+def attack(cfg, key, value, built):
+    """What the run says against this value: a sentence, or None if it is built with it."""
+    cfg = cfg.copy()
+    with open_dict(cfg):
+        OmegaConf.update(cfg, key, value, merge=False)
+    try:
+        parts = assemble(cfg)
+        if (layout := OmegaConf.to_yaml(OmegaConf.masked_copy(cfg, ["trainer", "logger"]))) not in built:
+            built.add(layout)
+            build_trainer(cfg, parts, parts.callbacks)
+    except (ValueError, FileNotFoundError) as error:
+        return str(error)
+    return None
+
+
+def names(sentence, key, plain):
+    """Whether it names the key, one that follows it or that it follows, or the node and the setting."""
+    near = [key, *(k for k in plain if plain[key] == f"${{{k}}}")]
+    for k, v in plain.items():
+        followed = v[2:-1] if isinstance(v, str) and v.startswith("${") else ""
+        if followed == key or (followed and key.startswith(f"{followed}.")):
+            near.append(k + key.removeprefix(followed))
+    nodes = [k.rpartition(".") for k in near]
+    return any(k in sentence for k in near) or any(f"{n} " in sentence and f"{k}=" in sentence for n, _, k in nodes)
+
+
+def meaningful(value, default):
+    """Whether a value is of its setting's kind, as far as its default tells."""
+    if value in (nan, inf, 1e300) or isinstance(value, float):
+        return False
+    if value is None or default is None:
+        return True
+    if isinstance(default, list | dict):
+        return value in ([], {})
+    if isinstance(default, bool) or isinstance(value, bool):
+        return isinstance(default, bool) and isinstance(value, bool)
+    return isinstance(value, str) if isinstance(default, str) else isinstance(value, int)
+
+
+@pytest.mark.slow
+def test_every_malformed_leaf_ends_in_one_sentence_with_its_key(composed):
+    seen, built, wrong, tried = set(), set(), [], 0
+    for overrides, cfg in composed.items():
+        if attack(cfg, "seed", 1, set()) is not None:  # not for the digits
+            continue
+        plain, resolved = (leaves(OmegaConf.to_container(cfg, resolve=resolve)) for resolve in (False, True))
+        for key, default in plain.items():
+            if key.startswith(ELSEWHERE) or (key, repr(default)) in seen:
+                continue
+            seen.add((key, repr(default)))
+            for value in VALUES:
+                tried += 1
+                try:
+                    said = attack(cfg, key, value, built)
+                except Exception as error:
+                    wrong.append(f"{' '.join(overrides)} {key}={value}: {type(error).__name__}: {error}")
+                    continue
+                if said is None and not meaningful(value, resolved.get(key, {})):
+                    wrong.append(f"{' '.join(overrides)} {key}={value} is accepted")
+                if said is not None and not (names(said, key, plain) and "\n" not in said):
+                    wrong.append(f"{' '.join(overrides)} {key}={value}: {said}")
+    assert tried > 1000
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_group_refuses_an_unknown_option_and_runs_without_or_says_why_not(composed, tmp_path):
+    chosen = {group: option for group, option in groups().items() if option != "null" and group != "hydra"}
+    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+        for group in chosen:
+            with pytest.raises(HydraException, match=rf"Could not find '{group}/nonsense'"):
+                compose("train", [*SMALL, f"{group}=nonsense"])
+            cfg = compose("train", [f"~{group}"])
+            with open_dict(cfg):
+                OmegaConf.update(cfg, "paths.output_dir", str(tmp_path))
+            said = attack(cfg, "seed", 1, set())
+            assert said is None or (group in said and "\n" not in said), (group, said)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("server.tau", 1e30), ("data.transform.flip", 3), ("partition.min_size", 1.5), ("client.batch_size", 10**9),
+     ("gc.boundary", 3), ("trainer.limit_val_batches", 0), ("model.hidden", [0]), ("name", "../../escape")],
+)  # fmt: skip
+def test_what_a_walk_over_the_leaves_does_not_try(composed, key, value):
+    said = attack(composed[("algorithm=fedadam",)], key, value, set())
+    assert said is not None
+    assert said.startswith(key)
