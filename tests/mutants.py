@@ -28,7 +28,7 @@ TIMEOUT = 300  # seconds; a test that no longer ends has noticed
 
 # file → the tests that should notice, and the mutants: what is replaced, and what by
 MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
-    "federated/loop.py": ((NUMBERS, FINITE[1], f"{RUN}::test_it_can_overfit", f"{RUN}::test_the_run_folder"), [
+    "federated/loop.py": ((NUMBERS, ENGINE, f"{RUN}::test_it_can_overfit", f"{RUN}::test_the_run_folder"), [
         ("lr=self.solver.lr(trainer.global_step)", "lr=self.solver.lr(0)"),
         ("self.sampler(trainer.global_step, data", "self.sampler(0, data"),
         ("add_weighted(tensors, upload.finite.to(torch.float32))",
@@ -46,7 +46,7 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
         ('"dropout", round.index, int', '"dropout", 0, int'),
         ('"train/nonfinite_clients": cohort - round.num_finite', '"train/nonfinite_clients": 0'),
     ]),
-    "federated/solver.py": ((NUMBERS, ENGINE), [
+    "federated/solver.py": ((NUMBERS, ENGINE, "methods/test_fedlc.py", "methods/test_fedntd.py"), [
         ("self._lr * self.lr_decay**round_index", "self._lr * self.lr_decay ** (round_index + 1)"),
         ('group["lr"] = round.lr', 'group["lr"] = self._lr'),
         ("if self.clip_norm is not None:\n            clip_client_grads_(stack.grads(), self.clip_norm)\n", ""),
