@@ -61,7 +61,7 @@ def compose_workload(name: str, *overrides: str, clients: int | None = None) -> 
         with open_dict(cfg):
             cfg.data.dataset = OmegaConf.create(
                 {
-                    "_target_": "gcfed.data.datasets.synthetic",
+                    "_target_": "gcfed.data.sets.datasets.synthetic",
                     "_partial_": True,
                     "num_classes": cfg.data.num_classes,
                     "shape": list(cfg.data.input_shape),

@@ -375,7 +375,7 @@ def test_a_checkpoint_of_another_model_or_run_is_refused(config, tmp_path):
         train(config(*FAST, "seed=2", "ckpt_path=last", folder=tmp_path / "run"))
     broken = tmp_path / "broken.ckpt"
     broken.write_bytes(before[:1000])
-    with pytest.raises(ValueError, match="no readable checkpoint"):
+    with pytest.raises(ValueError, match="is damaged, or no checkpoint"):
         train(config(*FAST, f"ckpt_path={broken}", folder=tmp_path / "other"))
     assert checkpoint.read_bytes() == before
     assert len(read_rows(tmp_path / "run/metrics.csv")) == 4

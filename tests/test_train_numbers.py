@@ -16,6 +16,7 @@ from lightning.pytorch import Callback
 from omegaconf import open_dict
 from torch import nn
 
+from gcfed.federated.method import FederatedMethod
 from gcfed.run import train
 
 SEED, ROUNDS, N, COHORT, BATCH, LR, DECAY, WEIGHT_DECAY, MOMENTUM, CLIP = 4, 3, 5, 3, 8, 0.2, 0.5, 0.05, 0.6, 0.4
@@ -50,13 +51,25 @@ class FirstWeights(Callback):
         self.net = copy.deepcopy(pl_module.net)
 
 
-def run(config, folder, *overrides, net=None):
+class Breaks(FederatedMethod):
+    """One client sends a number that is not finite."""
+
+    def __init__(self, client):
+        self.client = client
+
+    def on_upload(self, upload, round):
+        next(iter(upload.delta.values()))[upload.clients == self.client] = float("inf")
+
+
+def run(config, folder, *overrides, net=None, broken=None):
     """A run's result, and the network that it began with."""
     cfg = config(*overrides, folder=folder)
     with open_dict(cfg):
         if net is not None:
             cfg.model = {"_target_": f"{__name__}.Net", **net}
         cfg.callbacks.first = {"_target_": f"{__name__}.FirstWeights"}
+        if broken is not None:
+            cfg.callbacks.breaks = {"_target_": f"{__name__}.Breaks", "client": broken}
     result = train(cfg)
     return result, next(c for c in result.trainer.callbacks if isinstance(c, FirstWeights)).net
 
@@ -101,8 +114,9 @@ def velocities(steps):
 
 
 def plain_run(
-    net, train_set, test_set, clients, *, method, alpha, local, server, mean, by_samples, server_lr, beta, crop
-):
+    net, train_set, test_set, clients, *, method=None, alpha=1.0, local=(), server=(), mean="out", by_samples=False,
+    server_lr=1.0, beta=0.0, crop=False, broken=None,
+):  # fmt: skip
     """Trains ``net``; returns what each round's row should say."""
     (x, y), names = map(torch.from_numpy, train_set), [name for name, _ in net.named_parameters()]
     zeros = {name: torch.zeros_like(p) for name, p in net.named_parameters()}
@@ -134,6 +148,8 @@ def plain_run(
                     optimizer.step()
                     seen += [loss.item()] * len(batch)
                     steps += 1
+            if k == broken:
+                continue
             losses.append(np.mean(seen))
             deltas[k] = {name: value - start[name] for name, value in w.state_dict().items()}
             for name in names:
@@ -144,7 +160,7 @@ def plain_run(
                 if method == "feddyn":
                     kept[k][name] -= alpha * deltas[k][name]
                     total[name] -= alpha * deltas[k][name]
-        shares = np.array([len(clients[k]) if by_samples else 1 for k in cohort], float)
+        shares = np.array([len(clients[k]) if by_samples else 1 for k in deltas], float)
         shares /= shares.sum()
         with torch.no_grad():
             for name in names:
@@ -152,7 +168,7 @@ def plain_run(
             for name, value in {**dict(net.named_parameters()), **dict(net.named_buffers())}.items():
                 if not value.is_floating_point():
                     continue
-                update = sum(share * deltas[k][name] for share, k in zip(shares, cohort, strict=True))
+                update = sum(share * deltas[k][name] for share, k in zip(shares, deltas, strict=True))
                 if method == "feddyn":
                     update = update - of_server[name] / alpha
                 if name in names:
@@ -164,7 +180,7 @@ def plain_run(
             x_test, y_test = map(torch.from_numpy, test_set)
             logits = net.eval()(normalized(x_test))
         accuracy = (logits.argmax(1) == y_test).double().mean().item()
-        rows.append([np.mean(losses), accuracy, F.cross_entropy(logits, y_test).item()])
+        rows.append([np.mean(losses), COHORT - len(deltas), accuracy, F.cross_entropy(logits, y_test).item()])
     return rows
 
 
@@ -198,6 +214,14 @@ CASES = {
         for i, mean in enumerate(MEAN_OVER)
     },
     "dropout": ([*CONV, "gc=gcfed"], {"local": WEIGHTS[:3], "server": WEIGHTS}),
+    "scaffold, one left out": (
+        ["algorithm=scaffold", "gc=none", "aggregator.weighting=samples", "client.stack=2"],
+        {"method": "scaffold", "by_samples": True, "broken": 2},
+    ),
+    "feddyn, one left out": (
+        ["algorithm=feddyn", "gc=none", f"client.clip_norm={CLIP}", "methods.feddyn.alpha=0.3"],
+        {"method": "feddyn", "alpha": 0.3, "broken": 2},
+    ),
     "running statistics": ([*CONV, "gc=gcfed"], {"local": WEIGHTS[:3], "server": WEIGHTS}),
 }  # fmt: skip
 
@@ -208,19 +232,17 @@ def test_a_run_is_the_plain_loop(config, tmp_path, case):
     parts = {"norm": case == "running statistics", "dropout": case == "dropout"}
     net = parts if "model=cnn" in overrides else None
     overrides = [*SETTING, *([] if net else ["model.hidden=[7]"]), *overrides]
-    result, first = run(config, tmp_path, *overrides, net=net)
+    result, first = run(config, tmp_path, *overrides, net=net, broken=differs.get("broken"))
     data, saved = result.trainer.datamodule.dataset, np.load(tmp_path / "partition.npz")
     clients = np.split(saved["indices"], saved["offsets"][1:-1])
     assert max(map(len, clients)) > 2 * min(map(len, clients))
     limited = np.sort(draw("limit_train").choice(len(data.train.y), 70, replace=False))
-    plain = {"method": None, "alpha": 1.0, "local": (), "server": (), "mean": "out", "by_samples": False, "crop": False}
-    plain |= {"server_lr": 1.0, "beta": 0.0} | differs
     train_set, test_set = (data.train.x[limited], data.train.y[limited]), (data.test.x, data.test.y)
-    rows = plain_run(first, train_set, test_set, clients, **plain)
+    rows = plain_run(first, train_set, test_set, clients, **differs)
     for name, value in result.module.net.state_dict().items():
         if value.is_floating_point():
             torch.testing.assert_close(value, first.state_dict()[name], rtol=0, atol=1e-11, msg=name)
-    written = pd.read_csv(tmp_path / "metrics.csv")[["train/loss", "test/acc", "test/loss"]]
+    written = pd.read_csv(tmp_path / "metrics.csv")[["train/loss", "train/nonfinite_clients", "test/acc", "test/loss"]]
     np.testing.assert_allclose(written, rows, rtol=0, atol=1e-6)  # a float32 mean of the test
 
 

@@ -160,7 +160,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     checkpoint = load_checkpoint(path)
     run = OmegaConf.merge(checkpoint["gcfed"]["config"], {"paths": cfg.paths}, cfg.override or {})
     assert isinstance(run, DictConfig)
-    if not cfg.trust_config:
+    if not cfg.get("trust_config"):
         built = {key: OmegaConf.to_container(run[key], resolve=True) for key in ("model", "server", "task", "data")}
         check_targets(built, path)
     module = build_module(run)

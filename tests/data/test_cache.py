@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gcfed.data.cache import MANIFEST, cached
+from gcfed.data.sets.cache import MANIFEST, cached
 
 
 class Build:
@@ -99,7 +99,7 @@ def test_a_build_killed_while_its_files_move_is_built_again(tmp_path, monkeypatc
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("gcfed.data.cache.json.dumps", killed)
+        patch.setattr("gcfed.data.sets.cache.json.dumps", killed)
         with pytest.raises(KeyboardInterrupt):
             cached(tmp_path, "toy", Build(value=2), "v2")
     check(cached(tmp_path, "toy", Build(value=1), "v1"), value=1)  # the files were v2's by then
@@ -134,7 +134,7 @@ def test_a_build_within_a_build(tmp_path):
 def test_three_processes_at_once(tmp_path):
     script = """
 import sys, time, numpy as np
-from gcfed.data.cache import cached
+from gcfed.data.sets.cache import cached
 def build(allocate):
     for part in ("train", "test"):
         x = allocate(f"{part}_x", (2000, 3, 32, 32), np.uint8)

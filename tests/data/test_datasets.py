@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gcfed.data import imagenet
 from gcfed.data.base import FederatedDataset, Split
-from gcfed.data.datasets import digits, synthetic, tiny_imagenet, torchvision_set
+from gcfed.data.sets import imagenet
+from gcfed.data.sets.datasets import digits, synthetic, tiny_imagenet, torchvision_set
 
 REAL = Path(__file__).parents[2] / os.environ.get("DATA_DIR", "data")
 RNG = np.random.default_rng(0)
@@ -211,7 +211,7 @@ def test_cached_sets_import_neither_torch_nor_torchvision(cifar, tmp_path):
     torchvision_set(cifar[0], str(tmp_path))
     script = f"""
 import sys
-from gcfed.data.datasets import digits, synthetic, torchvision_set
+from gcfed.data.sets.datasets import digits, synthetic, torchvision_set
 torchvision_set({cifar[0]!r}, {str(tmp_path)!r}), digits(), synthetic(num_train=10)
 assert not {{"torch", "torchvision", "PIL"}} & set(sys.modules)
 """

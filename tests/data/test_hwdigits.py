@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from test_datasets import NOWHERE, REAL, put
 
-from gcfed.data import hwdigits as module
-from gcfed.data.hwdigits import hwdigits
-from gcfed.data.matlab import read_mat
 from gcfed.data.partition import ByGroup
+from gcfed.data.sets import hwdigits as module
+from gcfed.data.sets.hwdigits import hwdigits
+from gcfed.data.sets.matlab import read_mat
 from gcfed.utils.rng import generator
 
 RNG = np.random.default_rng(0)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from gcfed.data.base import FederatedDataset
-from gcfed.data.leaf import celeba, femnist, shakespeare
-from gcfed.data.text import ALPHABET, PAD
+from gcfed.data.sets.leaf import celeba, femnist, shakespeare
+from gcfed.data.sets.text import ALPHABET, PAD
 from gcfed.run import train
 
 RNG = np.random.default_rng(0)

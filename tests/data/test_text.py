@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from conftest import ArrayData
 from harness import sgd, train_rounds, weights
 
-from gcfed.data import text
 from gcfed.data.augment import ImageTransform, TextTransform
 from gcfed.data.base import IGNORE, FederatedDataset, Split
 from gcfed.data.partition import IID, ByGroup, ClassesPerClient, Dirichlet, DirichletBalanced
-from gcfed.data.text import ALPHABET, PAD, encode, sequences, speeches, tiny_shakespeare
+from gcfed.data.sets import text
+from gcfed.data.sets.text import ALPHABET, PAD, encode, sequences, speeches, tiny_shakespeare
 from gcfed.federated.batches import plan_batches
 from gcfed.models.lstm import CharLSTM
 from gcfed.run import build_module, train

@@ -13,6 +13,8 @@ from torch import nn
 
 from gcfed.federated.aggregate import MeanAggregator, finite_clients
 from gcfed.federated.batches import plan_batches
+from gcfed.federated.loop import FederatedLoop
+from gcfed.federated.method import FederatedMethod
 from gcfed.federated.round import Round, assign
 from gcfed.federated.solver import LocalSolver, clip_client_grads_
 from gcfed.federated.stack import ClientStack, broadcast_state, uses_batch_statistics
@@ -324,3 +326,48 @@ def test_a_term_written_on_the_leaves_counts_however_many_clients_train(federati
     assert grads[0].keys() == {"0.weight", "0.bias", "2.weight"}
     for name, both in grads[2].items():
         torch.testing.assert_close(torch.cat([grads[0][name], grads[1][name]]), both, rtol=1e-12, atol=1e-12)
+
+
+def test_what_a_round_counts():
+    """A loss that is no number is left out of the mean, whatever the client sends; bytes are those of all."""
+    upload = make_upload({"w": torch.ones(3, 2)}, np.ones(3))
+    upload.bytes_per_client, upload.finite = 8, torch.tensor([True, True, False])
+    loop = FederatedLoop(sampler=None, solver=solver(), aggregator=MeanAggregator(), rounds=1, seed=1)
+    stats = loop._receive(upload, torch.tensor([float("nan"), 2.0, 5.0]), {}, make_round({"w": torch.zeros(2)}))
+    assert stats.tolist() == [2.0, 1, 2, 24]  # Σ loss, its clients, finite clients, bytes
+
+
+def test_the_last_round_is_always_tested():
+    loop = FederatedLoop(
+        sampler=None, solver=solver(), aggregator=MeanAggregator(), rounds=5, seed=1, eval_every=3
+    )  # fmt: skip
+    assert [n for n in range(1, 6) if loop.tested(n)] == [3, 5]
+
+
+def test_the_servers_momentum_rests_in_a_round_without_a_finite_client(federation):
+    net, after = make_net(), []
+
+    class Breaks(FederatedMethod):
+        def on_upload(self, upload, round):
+            upload.delta["0.bias"] *= float("inf") if round.index == 1 else 1
+
+    train_rounds(
+        net, federation, solver(), rounds=3, methods=[Breaks()], server=partial(torch.optim.SGD, lr=1.0, momentum=0.9),
+        on_round=lambda *_: after.append(weights(net)),
+    )  # fmt: skip
+    assert torch.equal(after[1], after[0])
+    assert not torch.equal(after[2], after[1])
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_a_teacher_has_no_dropout(k):
+    net = nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.5), nn.Linear(5, 4)).double()
+    stack, x = (
+        ClientStack(net, broadcast_state(net), np.arange(k), np.ones(k), np.ones(k)),
+        torch.randn(k, 9, 6).double(),
+    )
+    expected = net[2](net[0](x))
+    for params in (None, stack.full):
+        torch.testing.assert_close(stack.reference(x, params=params).logits_KBC, expected)
+    assert net.training
+    assert not torch.equal(stack(x).logits_KBC, expected)

@@ -6,7 +6,7 @@ from conftest import read_rows
 from omegaconf import OmegaConf
 from safetensors.numpy import load_file
 
-from gcfed.data.regression import matrix_regression
+from gcfed.data.sets.regression import matrix_regression
 from gcfed.run import evaluate, train
 
 TINY = (

@@ -38,7 +38,7 @@ def test_every_flipped_bit_is_seen(run, finished, tmp_path):
 
 
 def test_a_run_whose_data_have_changed_does_not_go_on(run, monkeypatch):
-    from gcfed.data import datasets
+    from gcfed.data.sets import datasets
 
     digits = datasets.digits
 

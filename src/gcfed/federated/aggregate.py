@@ -8,8 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gcfed.federated.exact import ExactSum, reduce_sums
 from gcfed.federated.round import Round
-from gcfed.federated.stack import Params, nbytes, per_client
+from gcfed.federated.stack import Params, nbytes
 from gcfed.utils.number import choice
 
 
@@ -60,6 +61,8 @@ class Aggregator(Protocol):
 class MeanAggregator:
     """Weighted mean of the finite updates: ``Δ = Σ_k p_k Δ_k / Σ_k p_k`` (McMahan et al. 2017, Algorithm 1).
 
+    In float32 it does not depend on which process trained whom, nor on the order (:mod:`gcfed.federated.exact`).
+
     Args:
         weighting: ``"uniform"`` is p_k = 1, GC-Fed's Algorithm 1, line 19; ``"samples"`` is p_k = n_k, FedAvg's own.
 
@@ -69,7 +72,7 @@ class MeanAggregator:
 
     def __init__(self, weighting: str = "uniform") -> None:
         self.weighting = choice("aggregator.weighting", weighting, ("uniform", "samples"))
-        self._sum: Params = {}
+        self._sums: dict[str, ExactSum] = {}
         self._weight: Tensor | None = None
 
     def add(self, upload: Upload, round: Round) -> None:
@@ -81,22 +84,25 @@ class MeanAggregator:
 
     def add_weighted(self, values: Params, weight: Tensor) -> None:
         """Takes in tensors ``[K, *shape]`` with weights ``[K]``."""
+        weight = weight.double()
         self._weight = weight.sum() if self._weight is None else self._weight + weight.sum()
         for name, value in values.items():
-            total = _weighted_sum(value, weight.to(value.dtype))
-            self._sum[name] = self._sum[name].add_(total) if name in self._sum else total
+            if name not in self._sums:
+                self._sums[name] = ExactSum(value[0])
+            self._sums[name].add(value, weight)
 
     def reduce(self, round: Round, like: Params | None = None) -> Params:
         """The mean over the cohort, name → ``[*shape]`` of ``like``, by default the model's; zeros where no client was
         finite. A process that trained no client of this cohort knows the shapes from ``like`` alone.
         """
         like = like or round.start
-        parts = [self._sum[name] if name in self._sum else torch.zeros_like(t) for name, t in like.items()]
-        weight = self._weight if self._weight is not None else torch.zeros((), device=parts[0].device)
-        *sums, total = round.reduce([*parts, weight])
-        self._sum, self._weight = {}, None
+        sums = {name: self._sums.get(name) or ExactSum(t) for name, t in like.items()}
+        device = next(iter(like.values())).device
+        weight = self._weight if self._weight is not None else torch.zeros((), dtype=torch.float64, device=device)
+        (total,) = reduce_sums(list(sums.values()), round, weight)
+        self._sums, self._weight = {}, None
         total = torch.where(total > 0, total, 1.0)
-        return {name: part.div_(total.to(part.dtype)) for name, part in zip(like, sums, strict=True)}
+        return {name: s.over(total) for name, s in sums.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Nothing survives a round."""
@@ -112,10 +118,3 @@ def finite_clients(delta: Params) -> Tensor:
     """
     sums = [t.sum(dim=tuple(range(1, t.dim()))) if t.dim() > 1 else t for t in delta.values()]
     return torch.stack([s.to(torch.float64) for s in sums]).isfinite().all(0)
-
-
-def _weighted_sum(delta_K: Tensor, weight_K: Tensor) -> Tensor:
-    """``Σ_k weight_k Δ_k``, where a zero weight keeps even an infinite Δ_k out."""
-    weight = per_client(weight_K, delta_K)
-    product = torch.where(weight > 0, delta_K, 0.0).mul_(weight)
-    return product.squeeze(0) if len(product) == 1 else product.sum(0)

@@ -206,7 +206,7 @@ class FederatedLoop(Callback):
             extra[name].add_weighted(tensors, upload.finite.to(torch.float32))
         self.aggregator.add(upload, round)
         finite = upload.finite & loss_K.isfinite()
-        counts = [loss_K.where(finite, 0.0).sum(), finite.sum(), upload.finite.sum()]
+        counts = [loss_K.where(finite, 0.0).double().sum(), finite.sum(), upload.finite.sum()]
         sent = loss_K.new_tensor(len(loss_K) * upload.bytes_per_client, dtype=torch.float64)
         return torch.stack([*(count.double() for count in counts), sent])
 

@@ -42,9 +42,9 @@ def spread(trainer: DictConfig, loop: FederatedLoop, module: FederatedModule, nu
     if int(os.environ.get("SLURM_NTASKS", 1)) > 1:  # a job's script, before its srun
         return {"devices": 1}
     model = sum(p.nbytes for p in module.net.parameters())
-    # A process holds the global model, the broadcast one, a client's with its gradients and momentum, and the sum of
-    # updates, beside activations and what the allocator keeps: with VGG11, 16 models in all.
-    fitting = int(0.5 * present_memory() / (16 * model))
+    # A process holds the global model, the broadcast one, a client's with its gradients and momentum, and the sums of
+    # updates, which are four models, beside activations and what the allocator keeps: with VGG11, 19 models in all.
+    fitting = int(0.5 * present_memory() / (19 * model))
     processes = max(1, min(cores(), loop.sampler.per_round, fitting, num_test))
     if processes == 1:
         return {"devices": 1}

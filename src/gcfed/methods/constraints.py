@@ -11,6 +11,7 @@ import quadprog
 import torch
 from torch import Tensor
 
+from gcfed.federated.exact import ExactSum, reduce_sums
 from gcfed.federated.round import Round
 from gcfed.federated.stack import Params, per_client
 
@@ -107,10 +108,12 @@ def products(parts: Sequence[Part], update: Params, round: Round) -> Tensor:
 
 def add_weighted_(update: Params, parts: Sequence[Part], weights: Tensor, round: Round) -> None:
     """``Δ ← Δ + Σ_k weight_k Δ_k`` in place, over the clients of all processes; ``weights`` is ``[|S|]``."""
-    sums = [torch.zeros_like(mean) for mean in update.values()]
+    sums = {name: ExactSum(mean) for name, mean in update.items()}
     for part in parts:
         weights_K = weights.to(part.rows.device)[part.rows]
-        for total, name in zip(sums, update, strict=True):
+        for name, total in sums.items():
             delta_K = part.delta[name]
-            total += (delta_K * per_client(weights_K.to(delta_K.dtype), delta_K)).sum(0)
-    torch._foreach_add_(list(update.values()), list(round.reduce(sums)))
+            total.add(delta_K * per_client(weights_K.to(delta_K.dtype), delta_K), torch.ones_like(weights_K))
+    reduce_sums(list(sums.values()), round)
+    one = weights.new_ones(())
+    torch._foreach_add_(list(update.values()), [total.over(one) for total in sums.values()])

@@ -31,7 +31,7 @@ from gcfed.runs.measures import smooth
 log = logging.getLogger(__name__)
 matplotlib.use("agg")  # seaborn imports pyplot, which would look for a display
 
-FEDERATIONS, METHODS, POINTS = 8, 12, 40  # that are drawn: federations, methods of each, points of a curve
+FEDERATIONS, METHODS, POINTS = 6, 12, 40  # that are drawn: federations, methods of each, points of a curve
 LABELS = {"test/acc": "test accuracy (%)", "test/loss": "test loss", "test/relative_error": "relative error"}
 #: What a family of columns is, and the figure of a paper that shows it.
 FAMILIES = {

@@ -58,29 +58,24 @@ def existing(path: Any) -> Path:
         FileNotFoundError: the file is not there.
     """
     if not isinstance(path, str | Path):
-        raise ValueError(f"ckpt_path={path} names no checkpoint: give ckpt_path=<run>/checkpoints/last.ckpt.")
+        raise ValueError(f"ckpt_path={path} names no checkpoint: give ckpt_path=<run>/{CHECKPOINT}.")
     if not Path(path).is_file():
-        raise FileNotFoundError(
-            f"ckpt_path={path}: there is no such file. Checkpoints lie in <run>/checkpoints/last.ckpt."
-        )
+        raise FileNotFoundError(f"ckpt_path={path}: there is no such file. Checkpoints are <run>/{CHECKPOINT}.")
     return Path(path)
 
 
 def resume_from(ckpt_path: str | None, folder: Path) -> Path | None:
     """The checkpoint to continue from; ``last`` is that of the run's own folder, which the config chose."""
-    if ckpt_path is None:
-        return None
     if ckpt_path != "last":
-        return existing(ckpt_path)
-    last = folder / CHECKPOINT
-    if last.is_file():
-        return last
+        return None if ckpt_path is None else existing(ckpt_path)
+    if (folder / CHECKPOINT).is_file():
+        return folder / CHECKPOINT
     if "multirun" in str(folder):
         log.warning("ckpt_path=last: this job of the sweep has not begun before; it starts in %s", folder)
         return None
     raise FileNotFoundError(
         f"ckpt_path=last: no earlier run with these settings has a checkpoint (this one would write to {folder}). "
-        "Repeat the overrides of the run to continue, or give ckpt_path=<run>/checkpoints/last.ckpt."
+        f"Repeat the overrides of the run to continue, or give ckpt_path=<run>/{CHECKPOINT}."
     )
 
 
@@ -140,17 +135,11 @@ def load_weights(module: FederatedModule, checkpoint: Mapping[str, Any], path: P
     Raises:
         ValueError: names or shapes differ: the checkpoint is of another model.
     """
-    theirs = {k[4:]: v for k, v in checkpoint["state_dict"].items() if k.startswith("net.")}
-    ours = module.net.state_dict()
-    odd = sorted(k for k in theirs.keys() ^ ours.keys()) or [k for k in ours if theirs[k].shape != ours[k].shape]
-    if odd:
-        detail = ", ".join(
-            f"{k} ({tuple(theirs[k].shape) if k in theirs else 'absent'} there, "
-            f"{tuple(ours[k].shape) if k in ours else 'absent'} here)"
-            for k in odd[:4]
-        )
+    theirs = {k.removeprefix("net."): v for k, v in checkpoint["state_dict"].items() if k.startswith("net.")}
+    there, here = ({k: tuple(v.shape) for k, v in state.items()} for state in (theirs, module.net.state_dict()))
+    if odd := differences(there, here, most=4):
         raise ValueError(
-            f"ckpt_path={path} holds another model than {type(module.net).__name__}: {detail}. "
+            f"ckpt_path={path} holds another model than {type(module.net).__name__}: {odd}. "
             "Set model=… and data=… as in the run that wrote it."
         )
     if not dry:

@@ -100,23 +100,17 @@ def find_runs(roots: Iterable[str | Path]) -> list[Run]:
 
 
 def folders(roots: Iterable[str | Path]) -> Iterator[tuple[Path, list[str]]]:
-    """Every folder below the roots once, with the names of its files; through links, but not into runs.
+    """Every folder below the roots, with the names of its files; not those within runs.
 
     Raises:
         FileNotFoundError: a root is not there.
     """
-    entered: set[tuple[int, int]] = set()
     for root in map(Path, roots):
         if not root.is_dir():
             raise FileNotFoundError(
                 f"roots={root}: there is no such folder. Runs lie in logs/, or where hydra.run.dir put them."
             )
-        for name, below, files in os.walk(root, followlinks=True):
-            place = Path(name).stat()
-            if (place.st_dev, place.st_ino) in entered:  # a link back up would go on for ever
-                below.clear()
-                continue
-            entered.add((place.st_dev, place.st_ino))
+        for name, below, files in os.walk(root):
             # No run holds another; its checkpoints and events are many.
             below[:] = [] if is_run(files) else [b for b in below if not b.startswith(".")]
             yield Path(name), files

@@ -106,36 +106,35 @@ def _errors(metrics: pd.DataFrame) -> dict[str, float]:
 
 def print_summary(summary: Mapping[str, Any], folder: Path) -> None:
     """The figures of :func:`summary_of` for people, and what lies in the run's folder."""
-    table = Table(title=f"{summary['rounds']} rounds", title_justify="left", show_header=False)
-    table.add_column(style="bold")
-    table.add_column()
+    rows: dict[str, str] = {}
     if summary["best_round"] is not None:
-        table.add_row("test accuracy, last round", f"{summary['test/acc']:.2%}")
-        table.add_row("best", f"{summary['test/acc_best']:.2%} in round {summary['best_round']}")
-        table.add_row("mean of the last 10 tests", f"{summary['test/acc_smooth10']:.2%}")
-        if not math.isnan(summary["acc_diff/mean"]):
-            mean, std, least = (100 * summary[f"acc_diff/{name}"] for name in ("mean", "std", "min"))
-            table.add_row("change from test to test", f"{mean:+.3f} ± {std:.2f}, at worst {least:+.1f} points")
-        for key, label in (("rounds_to_target", "rounds to target"), ("rounds_to_target_ema", "… by moving average")):
-            reached = {t: r or f"{summary['rounds']}+" for t, r in summary[key].items()}
-            table.add_row(label, ", ".join(f"{float(t):.0%}: {r}" for t, r in reached.items()))
-        for key, label, text in (
-            ("bytes_to_target", "bytes to target", size),
-            ("client_seconds_to_target", "clients' seconds to target", "{:.3g}".format),
+        rows["test accuracy, last round"] = f"{summary['test/acc']:.2%}"
+        rows["best"] = f"{summary['test/acc_best']:.2%} in round {summary['best_round']}"
+        rows["mean of the last 10 tests"] = f"{summary['test/acc_smooth10']:.2%}"
+        mean, std, least = (100 * summary[f"acc_diff/{name}"] for name in ("mean", "std", "min"))
+        if not math.isnan(mean):
+            rows["change from test to test"] = f"{mean:+.3f} ± {std:.2f}, at worst {least:+.1f} points"
+        never = f"{summary['rounds']}+"
+        for key, label, write in (
+            ("rounds_to_target", "rounds to target", lambda r: str(r or never)),
+            ("rounds_to_target_ema", "… by moving average", lambda r: str(r or never)),
+            ("bytes_to_target", "bytes to target", lambda b: b and size(b)),
+            ("client_seconds_to_target", "clients' seconds to target", lambda s: s and f"{s:.3g}"),
         ):
-            costs = [f"{float(t):.0%}: {text(cost)}" for t, cost in summary[key].items() if cost is not None]
-            if costs:
-                table.add_row(label, ", ".join(costs))
-    else:
-        for name in ("test/loss", "test/relative_error"):
-            if name in summary:
-                label = name.replace("/", " ").replace("_", " ")
-                table.add_row(label, f"{summary[name]:.4g}, at best {summary[f'{name}_best']:.4g}")
-    table.add_row("bytes down, up", f"{size(summary['comm/down_bytes'])}, {size(summary['comm/up_bytes'])}")
-    table.add_row("seconds a round (median)", f"{summary['time/round_s']:.3f}")
-    table.add_row("seconds a client's round", f"{summary['client_seconds']:.3g}")
-    if summary["train/nonfinite_clients"]:
-        table.add_row("client updates left out", f"{summary['train/nonfinite_clients']} (not finite)")
+            reached = [f"{float(t):.0%}: {write(value)}" for t, value in summary[key].items() if write(value)]
+            rows |= {label: ", ".join(reached)} if reached else {}
+    for name in ("test/loss", "test/relative_error"):
+        if name in summary and summary["best_round"] is None:
+            label = name.replace("/", " ").replace("_", " ")
+            rows[label] = f"{summary[name]:.4g}, at best {summary[f'{name}_best']:.4g}"
+    rows["bytes down, up"] = f"{size(summary['comm/down_bytes'])}, {size(summary['comm/up_bytes'])}"
+    rows["seconds a round (median)"] = f"{summary['time/round_s']:.3f}"
+    rows["seconds a client's round"] = f"{summary['client_seconds']:.3g}"
+    if count := summary["train/nonfinite_clients"]:
+        rows["client updates left out"] = f"{count} (not finite)"
+    table = Table(title=f"{summary['rounds']} rounds", title_justify="left", show_header=False)
+    for label, text in rows.items():
+        table.add_row(f"[bold]{label}[/bold]", text)
     console = Console(soft_wrap=True)
     console.print(table)
     console.print(f"{', '.join(sorted(p.name for p in folder.iterdir() if p.name[0] != '.'))} are in\n  {folder}")

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from gcfed.data.base import FederatedDataset
-from gcfed.data.cache import Allocate, cached
-from gcfed.data.files import Origin, md5sum, obtain
+from gcfed.data.sets.cache import Allocate, cached
+from gcfed.data.sets.files import Origin, md5sum, obtain
 
 # name → torchvision's class, the official page, the class's further arguments
 SETS: dict[str, tuple[str, str, dict[str, str]]] = {

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from gcfed.data.base import FederatedDataset
-from gcfed.data.cache import Allocate, cached
-from gcfed.data.text import ALPHABET, LENGTH, PAD, encode
+from gcfed.data.sets.cache import Allocate, cached
+from gcfed.data.sets.text import ALPHABET, LENGTH, PAD, encode
 
 REPOSITORY = "https://github.com/TalwalkarLab/leaf"
 # What LEAF's own pages give for the whole set, each user's samples split into training and testing.
@@ -60,7 +60,7 @@ def celeba(data_dir: str, download: bool = True) -> FederatedDataset:
 
 
 def shakespeare(data_dir: str, download: bool = True) -> FederatedDataset:
-    """80 characters, [n, 80], and the one that follows, [n], by role; see :data:`gcfed.data.text.ALPHABET`.
+    """80 characters, [n, 80], and the one that follows, [n], by role; see :data:`gcfed.data.sets.text.ALPHABET`.
 
     A sample is left out whose label is not in LEAF's alphabet. Raises what :func:`femnist` does.
     """

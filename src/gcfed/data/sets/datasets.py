@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 
 from gcfed.data.base import FederatedDataset, Split
-from gcfed.data.hwdigits import hwdigits
-from gcfed.data.imagenet import tiny_imagenet
-from gcfed.data.leaf import celeba, femnist, shakespeare
-from gcfed.data.text import tiny_shakespeare
-from gcfed.data.vision import torchvision_set
+from gcfed.data.sets.hwdigits import hwdigits
+from gcfed.data.sets.imagenet import tiny_imagenet
+from gcfed.data.sets.leaf import celeba, femnist, shakespeare
+from gcfed.data.sets.text import tiny_shakespeare
+from gcfed.data.sets.vision import torchvision_set
 from gcfed.utils.number import number, numbers
 from gcfed.utils.rng import generator
 

@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 
 from gcfed.data.base import FederatedDataset, Split
-from gcfed.data.cache import MANIFEST, Allocate, cached
-from gcfed.data.files import Origin, obtain
-from gcfed.data.matlab import read_mat
-from gcfed.data.vision import torchvision_set
+from gcfed.data.sets.cache import MANIFEST, Allocate, cached
+from gcfed.data.sets.files import Origin, obtain
+from gcfed.data.sets.matlab import read_mat
+from gcfed.data.sets.vision import torchvision_set
 from gcfed.utils.rng import generator
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from gcfed.data.base import IGNORE, FederatedDataset, Split
-from gcfed.data.files import Origin, obtain
+from gcfed.data.sets.files import Origin, obtain
 
 ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's 80 characters; a token is an index into them."""

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from gcfed.data.base import FederatedDataset
-from gcfed.data.cache import Allocate, cached
-from gcfed.data.files import Origin, obtain
+from gcfed.data.sets.cache import Allocate, cached
+from gcfed.data.sets.files import Origin, obtain
 
 FOLDER = "tiny-imagenet-200"
 ARCHIVE = f"{FOLDER}.zip"

@@ -1,0 +1,83 @@
+"""Sums of float32 tensors that come out the same, bit for bit, in whatever order and wherever their terms are added.
+
+Each term is cut at two fixed places into a multiple of 2⁻¹⁶ and a rest in multiples of 2⁻⁵⁵ (the pre-rounding of Demmel
+and Nguyen, "Fast reproducible floating-point summation", ARITH 2013, with fixed bins). The sums of both are kept in
+float64 and round nothing, so they know no order, as long as terms stay below 64 and whole weights add up to less than
+2¹⁵. Beyond that they are as good as any in float64, but order may show in a last bit. Of a term what lies below 2⁻⁵⁵ is
+lost.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from gcfed.federated.round import Round
+from gcfed.federated.stack import per_client
+
+# In float32, (x + 1.5·2^(23−b)) − 1.5·2^(23−b) is x rounded to a multiple of 2^−b.
+COARSE, FINE = 1.5 * 2.0 ** (23 - 16), 1.5 * 2.0 ** (23 - 54)
+PIECE = 1 << 18  # entries at a time, whose copies stay in a core's cache
+
+
+class ExactSum:
+    """The weighted sum over clients of one tensor; of a float64 tensor a plain one.
+
+    Attributes:
+        parts: what processes add up, in float64, ``[*shape]`` each.
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        self.dtype = like.dtype
+        bins = 1 if like.dtype is torch.float64 else 2
+        self.parts = [torch.zeros_like(like, dtype=torch.float64) for _ in range(bins)]
+
+    def add(self, values_K: Tensor, weight_K: Tensor) -> None:
+        """Adds ``Σ_k weight_k values_k``, of ``[K, *shape]`` and float64 ``[K]``; a zero weight keeps even an infinite
+        value out.
+        """
+        if weight_K.device.type == "cpu":
+            self._add_each(values_K, weight_K)
+        else:  # where reading a weight would wait for the device
+            self._add_together(values_K, weight_K)
+
+    def _add_each(self, values_K: Tensor, weight_K: Tensor) -> None:
+        for values, weight in zip(values_K, weight_K.tolist(), strict=True):
+            for piece, *totals in _pieces(values, self.parts) if weight else ():
+                for total, part in zip(totals, self._cut(piece), strict=True):
+                    total.add_(part, alpha=weight)
+
+    def _add_together(self, values_K: Tensor, weight_K: Tensor) -> None:
+        weight = per_client(weight_K, values_K)
+        for total, part_K in zip(self.parts, self._cut(torch.where(weight > 0, values_K, 0.0)), strict=True):
+            total.add_((part_K * weight).sum(0))
+
+    def _cut(self, values: Tensor) -> Iterator[Tensor]:
+        """The parts of values one after the other, in the same memory."""
+        if len(self.parts) == 1:
+            yield values
+            return
+        part = torch.add(values, COARSE).sub_(COARSE)
+        yield part
+        yield torch.sub(values, part, out=part).add_(FINE).sub_(FINE)
+
+    def over(self, divisor: Tensor) -> Tensor:
+        """The sum over ``divisor`` in the type of its terms; the parts are spent."""
+        total = self.parts[0] if len(self.parts) == 1 else self.parts[0].add_(self.parts[1])
+        return total.div_(divisor).to(self.dtype)
+
+
+def reduce_sums(sums: Sequence[ExactSum], round: Round, *more: Tensor) -> Sequence[Tensor]:
+    """Adds up the sums, and ``more`` float64 tensors, over all processes, in one message; returns ``more``."""
+    added = list(round.reduce([*(part for s in sums for part in s.parts), *more]))
+    for s in sums:
+        s.parts, added = added[: len(s.parts)], added[len(s.parts) :]
+    return added
+
+
+def _pieces(values: Tensor, sums: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:
+    """All cut alike along the first axis."""
+    if values.numel() <= PIECE:
+        return iter([(values, *sums)])
+    rows = max(1, PIECE * len(values) // values.numel())
+    return zip(*(t.split(rows) for t in (values, *sums)), strict=True)
