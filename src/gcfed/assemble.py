@@ -110,6 +110,10 @@ def check(cfg: DictConfig) -> None:
     for key in GROUPS:
         if not OmegaConf.is_dict(cfg.get(key)):
             raise ValueError(f"{key}={cfg.get(key)} must be a group of settings, as in configs/.")
+    choices = HydraConfig.get().runtime.choices if HydraConfig.initialized() else cfg.tags
+    for key in ("data", "model", "algorithm", "gc"):
+        if key in cfg.tags and key not in choices:  # Hydra's way to say that there are several
+            raise ValueError(f"{key}=[…] names several options: a run takes one; -m without brackets makes a run each.")
     for key, value in [("name", cfg.get("name")), *((f"paths.{name}", path) for name, path in cfg.paths.items())]:
         if not isinstance(value, str) or (key == "name" and not re.fullmatch(r"(?!\.)[^/\\]+", value)):
             raise ValueError(f"{key}={value} must be {'a plain name' if key == 'name' else 'a folder'}.")
@@ -149,9 +153,6 @@ def refuse_sweeps() -> None:
     if not HydraConfig.initialized():
         return
     hydra = HydraConfig.get()
-    for group, option in hydra.runtime.choices.items():
-        if group != "metrics" and OmegaConf.is_list(option) and len(option) > 1:
-            raise ValueError(f"{group}={option}: a run takes one of them; with -m and without brackets, a run of each.")
     study, search = (hydra.runtime.choices.get(group) for group in ("study", "hparams_search"))
     if study is not None:  # the jobs of a study are composed without it
         raise ValueError(f"study={study} is a sweep of its own: python src/train.py -m study=<one of configs/study> …")
