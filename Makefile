@@ -1,8 +1,8 @@
-# make demo | make test | make report | make lint | make docs | make lock     (PYTHON=python3.12 chooses the interpreter)
+# make demo | make test | make report | make lint | make lock     (PYTHON=python3.12 chooses the interpreter)
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test report lint docs lock clean
+.PHONY: demo test report lint lock clean
 
 demo: .venv/.installed  ## GC-Fed on scikit-learn's digits: 5 of 20 clients a round
 	$(BIN)/python src/train.py
@@ -12,9 +12,6 @@ test: .venv/.installed  ## the whole test suite
 
 report: .venv/.installed  ## tables, figures and a page of all runs below logs/
 	$(BIN)/python src/report.py
-
-docs: .venv/.installed  ## docs/configuration.md from the YAML files
-	$(BIN)/python -m gcfed.utils.reference
 
 lint: .venv/.installed
 	$(BIN)/ruff check .

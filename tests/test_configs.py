@@ -231,3 +231,8 @@ def test_fedacg_decays_faster_than_its_opponents_but_on_cifar10(config):
     for column, decay in (("CIFAR-10, 500R", 0.998), ("CIFAR-100, 500R", 0.995), ("TinyImageNet, 500R", 0.995)):
         assert cell(config, "fedacg_table1a", "FedACG", column).client.lr_decay == decay
         assert cell(config, "fedacg_table1a", "FedAvg", column).client.lr_decay == 0.998
+
+
+def test_every_option_says_what_it_is():
+    texts = {path: path.read_text().removeprefix("# @package _global_\n") for path in ROOT.glob("configs/*/*.yaml")}
+    assert [path for path, text in texts.items() if not text.startswith("# ") and path.parent.name != "paper"] == []
