@@ -4,50 +4,36 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
-import gcfed.utils.resolvers  # noqa: F401  (before Hydra composes)
 from gcfed.runs.metrics_csv import read_metrics
 from gcfed.runs.summary import summary_of
-from gcfed.utils.compose import Composer
-from gcfed.utils.resolvers import ROOT
+from gcfed.utils.compose import train_composer
 
-Rows = Sequence[Mapping[str, float]]
-NAN = math.nan
-
-
-def _load(overrides: list[str]) -> DictConfig:
-    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        return compose("train", overrides=overrides)
-
-
-COMPOSER = Composer(_load, {p.relative_to(ROOT / "configs").as_posix() for p in (ROOT / "configs").rglob("*")})
+COMPOSER = train_composer()
 
 
 @cache
-def composed(overrides: tuple[str, ...]) -> dict[str, Any]:
-    return OmegaConf.to_container(COMPOSER([*overrides, "paths.output_dir=run"]), resolve=True)
+def composed(overrides: tuple[str, ...]) -> str:
+    return json.dumps(OmegaConf.to_container(COMPOSER([*overrides, "paths.output_dir=run"]), resolve=True))
 
 
 def add_run(
-    folder: Path, overrides: str, rows: Rows, *, seed: int = 1, ended: bool = True, failure: str = "", **config: Any
-) -> Path:
+    folder: Path, overrides: str, rows: list[dict[str, float]], *, seed=1, ended=True, failure="", **config: Any
+) -> None:
     """Writes the folder of a run with these overrides (separated by blanks) and rows of ``metrics.csv``.
 
     ``ended``: whether it wrote its summary; ``failure``: the text of its ``failure.txt``; ``config``: further keys.
     """
     folder.mkdir(parents=True)
-    cfg = json.loads(json.dumps(composed(tuple(overrides.split())))) | config | {"seed": seed}
+    cfg = json.loads(composed(tuple(overrides.split()))) | config | {"seed": seed}
     cfg["data"]["seed"] = seed
     (folder / "config.yaml").write_text(yaml.dump(cfg, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper)))
-    (folder / "overrides.yaml").write_text(yaml.safe_dump([*overrides.split(), f"seed={seed}"]))
     names = list(dict.fromkeys(name for row in rows for name in row))
     lines = [",".join(repr(row[n]) if n in row else "" for n in names) for row in rows]
     (folder / "metrics.csv").write_text("\n".join([",".join(names), *lines, ""]))
@@ -57,20 +43,17 @@ def add_run(
         summary = summary_of(read_metrics(folder / "metrics.csv"), cfg["targets"], 1)
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in summary.items()}
         (folder / "summary.json").write_text(json.dumps(finite))
-    return folder
 
 
 def curve(level: float, rounds: int, seed: int = 1, every: int = 1, **columns: float) -> list[dict[str, float]]:
     """A run that climbs to ``level``, with waves of its own for each seed; further columns scale with the accuracy."""
-    rows = []
-    average = NAN
+    rows, average = [], math.nan
     for t in range(1, rounds + 1):
         row = {"round": t, "train/loss": 2.3 / (1 + 0.1 * t), "train/clients": 5, "train/nonfinite_clients": 0,
                "comm/down_bytes": 500_000, "comm/up_bytes": 400_000 + 1000 * seed,
                "time/train_s": 0.5 + 0.001 * (t % 7), "time/round_s": 0.75 + 0.002 * (t % 5)}  # fmt: skip
-        acc = level * (1 - math.exp(-t / (0.15 * rounds))) + 0.02 * math.sin(t * (0.7 + 0.1 * seed)) * math.exp(
-            -t / rounds
-        )
+        wave = 0.02 * math.sin(t * (0.7 + 0.1 * seed)) * math.exp(-t / rounds)
+        acc = level * (1 - math.exp(-t / (0.15 * rounds))) + wave
         average = acc if average != average else 0.9 * average + 0.1 * acc
         if t % every == 0 or t == rounds:
             row |= {"test/acc": acc, "test/loss": 2.3 * (1 - 0.9 * acc), "test/acc_ema": average}
@@ -81,13 +64,10 @@ def curve(level: float, rounds: int, seed: int = 1, every: int = 1, **columns: f
 
 def regression(level: float, rounds: int, every: int) -> list[dict[str, float]]:
     """A run of the matrix regression: no accuracies, a relative error that falls to ``level``."""
-    rows = curve(0.5, rounds)
-    for row in rows:
-        for name in ("test/acc", "test/acc_ema", "test/loss"):
-            del row[name]
-        if row["round"] % every == 0:
-            row["test/relative_error"] = level + math.exp(-10 * row["round"] / rounds)
-            row["test/loss"] = row["test/relative_error"] ** 2
+    rows = [{k: v for k, v in row.items() if not k.startswith("test/")} for row in curve(0.5, rounds)]
+    for row in rows[every - 1 :: every]:
+        row["test/relative_error"] = level + math.exp(-10 * row["round"] / rounds)
+        row["test/loss"] = row["test/relative_error"] ** 2
     return rows
 
 
@@ -101,7 +81,7 @@ def sample(root: Path) -> Path:
         rows = curve(0.55 - 0.015 * seed, 800, seed)
         add_run(root / f"t5_fedprox_s{seed}", f"{table5} algorithm=fedprox gc=none", rows, seed=seed)
     scaffold = f"{table5} algorithm=scaffold gc=none"
-    rows = [row | {"test/acc": 0.1, "test/loss": NAN} if row["round"] > 60 else row for row in curve(0.4, 800)]
+    rows = [row | {"test/acc": 0.1, "test/loss": math.nan} if row["round"] > 60 else row for row in curve(0.4, 800)]
     add_run(root / "t5_scaffold_s1", scaffold, rows)
     add_run(root / "t5_scaffold_s2", scaffold, curve(0.4, 100), seed=2, failure="ValueError: no memory\nTraceback")
     add_run(root / "t5_scaffold_s3", scaffold, curve(0.4, 50), seed=3, ended=False)

@@ -10,6 +10,7 @@ from sample_runs import add_run, curve
 
 from gcfed.report import build, figures
 from gcfed.report.build import Incomplete, report
+from gcfed.runs.folder import Run
 from gcfed.utils.resolvers import ROOT
 
 EVIL = "<script>alert(1)</script>"
@@ -87,7 +88,7 @@ def test_the_page_needs_no_other_file_and_its_links_lead_somewhere(tmp_path):
     assert "<strong>" in text
 
 
-def test_a_second_report_replaces_the_first_and_nothing_else(tmp_path):
+def test_a_second_report_replaces_the_first_and_nothing_else(tmp_path, unrendered):
     write_runs(tmp_path / "logs")
     report(config(tmp_path, figures=True))
     out = tmp_path / "out"
@@ -102,7 +103,7 @@ def test_a_second_report_replaces_the_first_and_nothing_else(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("changed", "error", "said"),
+    ("changed", "error", "message"),
     [
         ({"roots": ["nowhere"]}, FileNotFoundError, "roots=nowhere: there is no such folder"),
         ({"roots": None}, ValueError, r"There is no run below roots=\[\]"),
@@ -111,11 +112,11 @@ def test_a_second_report_replaces_the_first_and_nothing_else(tmp_path):
         ({"out": "file"}, ValueError, "out=file is a file; name a folder"),
     ],
 )
-def test_what_cannot_be_is_said(tmp_path, monkeypatch, changed, error, said):
+def test_what_cannot_be_is_said(tmp_path, monkeypatch, changed, error, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
-    add_run(tmp_path / "logs" / "a", "data=digits gc=none rounds=4", curve(0.4, 4))
-    with pytest.raises(error, match=said):
+    (tmp_path / "logs").mkdir()
+    with pytest.raises(error, match=message):
         report(config(tmp_path, **changed))
     assert not (tmp_path / "out").exists()
 
@@ -126,6 +127,7 @@ def test_what_is_lacking_is_named_and_the_rest_is_there(tmp_path, monkeypatch):
 
     write_runs(tmp_path / "logs")
     monkeypatch.setattr(figures, "curves", fails)
+    monkeypatch.setattr(figures, "bars", fails)
     with pytest.raises(Incomplete, match=r"no finished run has the measures max:test/nothing.*KeyError: 'test/acc'"):
         report(config(tmp_path, figures=True, measures=["max:test/nothing", "max:test/acc"]))
     out = tmp_path / "out"
@@ -134,18 +136,13 @@ def test_what_is_lacking_is_named_and_the_rest_is_there(tmp_path, monkeypatch):
         assert "no finished run has the measures max:test/nothing" in (out / name).read_text()
 
 
-def test_while_nothing_has_ended_the_runs_are_listed(tmp_path):
-    add_run(tmp_path / "logs" / "a", "data=digits gc=none rounds=9", curve(0.4, 2), ended=False)
-    report(config(tmp_path, figures=True))
-    assert tables(tmp_path / "out") == {"runs"}
-    assert "after round 2 of 9" in (tmp_path / "out" / "report.md").read_text()
-
-
-def test_the_papers_that_were_asked_for(tmp_path):
-    add_run(tmp_path / "logs" / "a", "experiment=cifar10_cnn_gcfed partition.alpha=0.05", curve(0.5, 800))
-    for papers, found in ((None, {"gcfed_table5"}), ("gcfed_table5", {"gcfed_table5"}), (["gcfed_table2"], set())):
+def test_the_papers_that_were_asked_for_while_nothing_has_ended(tmp_path):
+    rows = curve(0.5, 2)
+    add_run(tmp_path / "logs" / "a", "experiment=cifar10_cnn_gcfed partition.alpha=0.05", rows, ended=False)
+    for papers, names in ((None, {"gcfed_table5"}), ("gcfed_table5", {"gcfed_table5"}), (["gcfed_table2"], set())):
         report(config(tmp_path, papers=papers))
-        assert {name for name in tables(tmp_path / "out") if "_table" in name} == found
+        assert tables(tmp_path / "out") == {"runs"} | names
+    assert "after round 2 of 800" in (tmp_path / "out" / "report.md").read_text()
     report(config(tmp_path, papers=["gcfed_table2"], empty=True))
     assert "gcfed_table2" in tables(tmp_path / "out")
 
@@ -155,15 +152,13 @@ def test_a_search_is_a_table(tmp_path):
     (tmp_path / "logs" / "search" / "mine").mkdir(parents=True)
     trials = "number,state,value,seconds,folder,gc.lam\n0,COMPLETE,0.5,2.0,0,0.1\n1,FAIL,,,,0.2\n"
     (tmp_path / "logs" / "search" / "mine" / "trials.csv").write_text(trials)
-    report(config(tmp_path))
-    text = (tmp_path / "out" / "tables" / "trials_mine.md").read_text()
-    assert "| 0 | COMPLETE | 0.5 | 2 | 0.1 |" in text
-    assert "| 1 | FAIL | – | – | 0.2 |" in text
+    (table,) = build._searches([tmp_path / "logs"])
+    assert table.name == "trials_mine"
+    assert table.frame.to_numpy().tolist() == [["0", "COMPLETE", "0.5", "2", "0.1"], ["1", "FAIL", "–", "–", "0.2"]]
 
 
 def test_runs_are_shown_below_their_root(tmp_path):
-    write_runs(tmp_path / "logs" / "x")
-    run = next(run for run in build.find_runs([tmp_path / "logs"]) if run.folder.name == "failed")
+    run = Run(tmp_path / "logs" / "x" / "failed", {}, {}, None, "failed", "")
     assert build._place(run, [tmp_path / "logs"]) == "x/failed"
     assert build._place(run, [tmp_path / "nowhere", tmp_path / "logs"]) == "logs/x/failed"
     assert build._place(run, [run.folder]) == "failed"

@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from gcfed.plots.style import BLACK, BLUE, GREY, VERMILION, save, styled
 from gcfed.runs.measures import smooth
-from gcfed.runs.metrics_csv import read_metrics
+from gcfed.runs.metrics_csv import column, read_metrics
 
 
 @styled
@@ -25,14 +25,10 @@ def plot_curves(metrics: pd.DataFrame | str | Path, path: str | Path) -> Figure:
         path: where the picture goes.
     """
     table = metrics if isinstance(metrics, pd.DataFrame) else read_metrics(Path(metrics))
-
-    def curve(name: str) -> pd.Series:
-        return table[name].dropna() if name in table else pd.Series(dtype=float)
-
     figure = Figure(figsize=(10, 3.8))
     left, right = figure.subplots(1, 2)
-    acc, error = curve("test/acc"), curve("test/relative_error")
-    is_regression = acc.empty and not curve("test/loss").empty
+    acc, loss, error = (column(table, f"test/{name}") for name in ("acc", "loss", "relative_error"))
+    is_regression = acc.empty and not loss.empty
     if is_regression:
         left.set(title="Global model against the optimum", ylabel="‖W − W*‖ / ‖W*‖", yscale="log")
         _line(left, error, BLUE, f"last: {error.iloc[-1]:.2e}" if len(error) else "")
@@ -40,11 +36,11 @@ def plot_curves(metrics: pd.DataFrame | str | Path, path: str | Path) -> Figure:
         left.set(title="Global model on the test split", ylabel="test accuracy (%)")
         _line(left, 100 * acc, BLUE, "each test", alpha=0.35, linewidth=1)
         _line(left, 100 * smooth(acc), BLUE, "mean of the last 10 tests", linewidth=2.2)
-        if len(acc):
-            best, top = acc.idxmax(), 100 * acc.max()
-            left.plot([best], [top], "*", color=BLACK, markersize=10, label=f"best: {top:.1f} % in round {best}")
-    _line(right, curve("train/loss"), VERMILION, "train loss", linewidth=1.4)
-    _line(right, curve("test/loss"), BLUE, "test loss", linewidth=1.4)
+        best = 100 * acc.nlargest(1)
+        label = "".join(f"best: {top:.1f} % in round {t}" for t, top in best.items())
+        _line(left, best, BLACK, label, marker="*", markersize=10)
+    _line(right, column(table, "train/loss"), VERMILION, "train loss", linewidth=1.4)
+    _line(right, loss, BLUE, "test loss", linewidth=1.4)
     right.set(title="Loss", ylabel="squared error / 2" if is_regression else "cross-entropy (nats)")
     right.set_yscale("log" if is_regression else "linear")
     for axes in (left, right):
@@ -58,7 +54,7 @@ def plot_curves(metrics: pd.DataFrame | str | Path, path: str | Path) -> Figure:
     return figure
 
 
-def _line(axes: Axes, curve: pd.Series, color: str, label: str, **how: Any) -> None:
+def _line(axes: Axes, curve: pd.Series, color: str, label: str, **look: Any) -> None:
     if len(curve):
-        marker = "o" if len(curve) == 1 else None  # a line through a single point is invisible
-        axes.plot(curve.index, curve, color=color, label=label, marker=marker, **how)
+        look.setdefault("marker", "o" if len(curve) == 1 else None)  # a line through a single point is invisible
+        axes.plot(curve.index, curve, color=color, label=label, **look)

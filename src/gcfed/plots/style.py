@@ -18,34 +18,20 @@ BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK, YELLOW = PALETTE = (
 GREY = "#8A8A8A"
 
 #: Decorator: figures made inside have the style.
-styled = matplotlib.rc_context(
-    {
-        "figure.constrained_layout.use": True,
-        "figure.dpi": 100,
-        "savefig.dpi": 160,
-        "font.size": 10,
-        "axes.titlesize": 11,
-        "axes.labelsize": 10,
-        "axes.prop_cycle": cycler(color=PALETTE),
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.edgecolor": GREY,
-        "axes.axisbelow": True,
-        "axes.formatter.useoffset": False,
-        "axes.grid": True,
-        "grid.color": "#E4E4E4",
-        "grid.linewidth": 0.8,
-        "lines.linewidth": 1.8,
-        "xtick.color": GREY,
-        "ytick.color": GREY,
-        "xtick.labelcolor": "black",
-        "ytick.labelcolor": "black",
-        "legend.frameon": False,
-        "legend.fontsize": 9,
-        "legend.title_fontsize": 9,
-        "pdf.fonttype": 42,  # TrueType: text stays text, and publishers refuse Type 3
-    }
-)
+styled = matplotlib.rc_context({
+    "figure.constrained_layout.use": True,
+    "savefig.dpi": 160,
+    "axes.titlesize": 11,
+    "axes.prop_cycle": cycler(color=PALETTE),
+    "axes.spines.top": False, "axes.spines.right": False,
+    "axes.edgecolor": GREY, "xtick.color": GREY, "ytick.color": GREY,
+    "xtick.labelcolor": "black", "ytick.labelcolor": "black",
+    "axes.axisbelow": True, "axes.grid": True, "grid.color": "#E4E4E4",
+    "axes.formatter.useoffset": False,
+    "lines.linewidth": 1.8,
+    "legend.frameon": False, "legend.fontsize": 9, "legend.title_fontsize": 9,
+    "pdf.fonttype": 42,  # TrueType: text stays text, and publishers refuse Type 3
+})  # fmt: skip
 
 
 @styled
@@ -54,8 +40,7 @@ def save(figure: Figure, path: str | Path) -> None:
 
     The layout is kept for the next format, which would take as long to compute again. No file says when it was made.
     """
-    path = Path(path)
-    with replacing(path) as temporary:
+    with replacing(Path(path)) as temporary:
         render(figure, temporary)
     figure.set_layout_engine("none")
 

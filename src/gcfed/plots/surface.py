@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy import ndarray
@@ -33,20 +32,25 @@ def plot_surface(surface: Mapping[str, ndarray], path: str | Path) -> Figure:
     figure = Figure(figsize=(7.6, 5.2))
     axes = figure.subplots()
     loss_GG = np.ma.masked_invalid(surface["loss"])
-    unit = "nats" if "acc" in surface else "squared error / 2"
-    levels = contour_levels(loss_GG.compressed())
-    if len(levels) > 1:
+    if len(levels := contour_levels(loss_GG.compressed())) > 1:
         lines = axes.contour(surface["x"], surface["y"], loss_GG, levels=levels, cmap="cividis", linewidths=1.2)
-        axes.clabel(lines, levels[::2], fmt=_short, fontsize=7)
+        axes.clabel(lines, levels[::2], fmt="%.3g", fontsize=7)
     else:
         axes.text(0.5, 0.5, "one loss everywhere", ha="center", transform=axes.transAxes)
-    _draw_points(axes, surface)
+    rows = zip(surface["names"], surface["points"], surface["point_loss"], surface["distance"], strict=True)
+    for i, (name, (x, y), loss, distance) in enumerate(rows):
+        marker, colour, size, words = MARKS.get(name, ("o", BLACK, 7, f"w{'₁₂₃'[i % 3]}, {name}"))
+        if name not in MARKS:
+            axes.annotate(words[:2], (x, y), xytext=(5, 5), textcoords="offset points")
+        label = f"{words}: {loss:.3g}" + (f",\n{distance:.3g} off the plane" if distance > 0 else "")
+        axes.plot(x, y, marker, color=colour, markersize=size, markeredgecolor="white", label=label, zorder=3)
+    unit = "nats" if "acc" in surface else "squared error / 2"
     axes.set(
         title=f"{surface['split']} loss ({unit}) around three clients of round {surface['round']}".capitalize(),
         xlabel="along w₂ − w₁ (Euclidean distance of the weights)",
         ylabel="across, towards w₃ (same unit)",
-        xlim=(surface["x"][0], surface["x"][-1]),
-        ylim=(surface["y"][0], surface["y"][-1]),
+        xlim=surface["x"][[0, -1]],
+        ylim=surface["y"][[0, -1]],
         aspect="equal",
     )
     axes.grid(visible=False)
@@ -63,19 +67,3 @@ def contour_levels(losses: ndarray) -> ndarray:
     if low > 0 and high > 10 * low:
         return np.geomspace(low, high, LINES + 2)[1:-1]
     return np.asarray(MaxNLocator(LINES).tick_values(low, high))
-
-
-def _draw_points(axes: Axes, surface: Mapping[str, ndarray]) -> None:
-    rows = zip(surface["names"], surface["points"], surface["point_loss"], surface["distance"], strict=True)
-    for i, (name, (x, y), loss, distance) in enumerate(rows):
-        marker, colour, size, words = MARKS.get(name, ("o", BLACK, 7, f"w{'₁₂₃'[i % 3]}, {name}"))
-        if name not in MARKS:
-            axes.annotate(words[:2], (x, y), xytext=(5, 5), textcoords="offset points")
-        label = f"{words}: {_short(loss)}"
-        if distance > 0:
-            label += f",\n{_short(distance)} off the plane"
-        axes.plot(x, y, marker, color=colour, markersize=size, markeredgecolor="white", label=label, zorder=3)
-
-
-def _short(value: float) -> str:
-    return f"{value:.3g}"

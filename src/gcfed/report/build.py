@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from gcfed.report import papers
 from gcfed.report.compare import Settings, compare
 from gcfed.report.groups import grouped
-from gcfed.report.tables import MEASURES, Best, Minor, Table, all_runs, best, by_federation, measured, targets
+from gcfed.report.tables import MEASURES, Table, all_runs, best, by_federation, measured, targets
 from gcfed.runs.folder import STATES, Run, find_runs, folders
 from gcfed.runs.measures import FORMS, parse
 from gcfed.utils.files import replacing
@@ -40,34 +40,30 @@ def report(cfg: Mapping[str, Any]) -> Path:
         ValueError: there is no run below the roots, or a key has a value that cannot be; names it.
         Incomplete: a figure cannot be drawn or no run has a measure; all else is written.
     """
-    out, roots, formats = Path(cfg["out"]), [Path(root) for root in _listed(cfg["roots"])], _listed(cfg["formats"])
+    out, roots, measures = Path(cfg["out"]), [Path(root) for root in _listed(cfg["roots"])], _listed(cfg["measures"])
     if out.exists() and not out.is_dir():
         raise ValueError(f"out={out} is a file; name a folder, which need not be there.")
-    measures = _listed(cfg["measures"])
     for measure in measures:
         parse(measure)  # before a thousand runs are read
     chosen = [papers.load(name) for name in (papers.names() if cfg["papers"] is None else _listed(cfg["papers"]))]
-    found = find_runs(roots)
-    places = {run.folder: _place(run, roots) for run in found}
-    runs = [run for run in found if not places[run.folder].startswith("debug/")]
+    places = {run: _place(run, roots) for run in find_runs(roots)}
+    runs = [run for run, place in places.items() if not place.startswith("debug/")]
     if not runs:
         raise ValueError(
             f"There is no run below {', '.join(map(str, roots)) or 'roots=[]'}: a run's folder holds config.yaml and "
             "metrics.csv. `python src/train.py` makes one; roots=[…] names other folders."
         )
     groups = grouped(runs)
-    settings = Settings(groups)
-    first = best(groups)
+    first, every = best(groups), all_runs(runs, groups, places)
     federations: dict[str, Table] = {}
-    for place, here in by_federation(groups).items():
-        if table := measured(here, measures or list(MEASURES), f"federation_{len(federations) + 1}", place):
+    for place, members in by_federation(groups).items():
+        if table := measured(members, measures or list(MEASURES), f"federation_{len(federations) + 1}", place):
             federations[place] = table
+    settings = Settings(groups)
     others = [table for paper in chosen for table in compare(paper, groups, settings, empty=cfg["empty"])]
     others += [table for table in (targets(groups), *_searches(roots)) if table]
-    every = all_runs(runs, groups, places)
     tables = [*([first] if first else []), *federations.values(), *others, every]
-    known = {measure for table in federations.values() for measure in table.records["measure"]}
-    lost = [measure for measure in measures if measure not in known]
+    lost = [m for m in measures if not any(m in set(table.records["measure"]) for table in federations.values())]
     lacks = [f"no finished run has the measures {', '.join(lost)}. {FORMS}"] if lost else []
 
     _remove_last(out)
@@ -78,21 +74,25 @@ def report(cfg: Mapping[str, Any]) -> Path:
         from gcfed.report.figures import draw  # matplotlib and seaborn
 
         failed: dict[str, str] = {}
-        pictures = draw(groups, out / "figures", formats, failed)
+        pictures = draw(groups, out / "figures", _listed(cfg["formats"]), failed)
         lacks += [f"figure {title!r}: {error}" for title, error in failed.items()]
     states = Counter(run.state for run in runs)
     counts = f"{len(runs)} runs of {len(groups)} settings: "
     counts += ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
     title = f"Runs in {', '.join(root.resolve().name for root in roots)}"
     head = [f"# {title}\n", f"{counts}.\n", *(f"- Not in this report: {lack}\n" for lack in lacks)]
-    _write(out / "report.md", "\n".join([*head, *(table.markdown() for table in tables)]))
-    pages = Environment(loader=PackageLoader("gcfed.report", "."), autoescape=True, undefined=StrictUndefined)
-    pages.tests |= {"best": lambda cell: isinstance(cell, Best), "minor": lambda cell: isinstance(cell, Minor)}
-    shown = {"first": first, "federations": federations, "others": others, "runs": every, "pictures": pictures}
-    told = {"title": title, "counts": counts, "lacks": lacks, "created": datetime.now(), "embed": _embedded}
-    _write(out / "index.html", pages.get_template("page.html").render(**shown, **told))
+    page = Environment(loader=PackageLoader("gcfed.report", "."), autoescape=True, undefined=StrictUndefined)
+    parts = {"first": first, "federations": federations, "others": others, "runs": every, "pictures": pictures}
+    words = {"title": title, "counts": counts, "lacks": lacks, "created": datetime.now(), "embed": _embedded}
     files = [path for folder in ("tables", "figures") for path in sorted((out / folder).glob("*"))]
-    _write(out / WRITTEN, "".join(f"{path.relative_to(out)}\n" for path in files))
+    texts = {
+        out / "report.md": "\n".join([*head, *(table.markdown() for table in tables)]),
+        out / "index.html": page.get_template("page.html").render(**parts, **words),
+        out / WRITTEN: "".join(f"{path.relative_to(out)}\n" for path in files),
+    }
+    for path, text in texts.items():
+        with replacing(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
     print(f"{counts}. {len(tables)} tables and {len(pictures)} figures, all on {out / 'index.html'}")
     if lacks:
         raise Incomplete(f"The report lacks: {'; '.join(lacks)}")
@@ -126,15 +126,9 @@ def _searches(roots: Sequence[Path]) -> list[Table]:
 
 def _remove_last(out: Path) -> None:
     """Removes the files that the last report wrote here; others stay."""
-    lines = (out / WRITTEN).read_text().splitlines() if (out / WRITTEN).is_file() else []
-    for line in lines:
+    for line in (out / WRITTEN).read_text().splitlines() if (out / WRITTEN).is_file() else ():
         if re.fullmatch(r"(tables|figures)/[^/]+\.\w+", line):
             (out / line).unlink(missing_ok=True)
-
-
-def _write(path: Path, text: str) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
 
 
 def _embedded(path: Path) -> str:

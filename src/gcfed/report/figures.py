@@ -70,6 +70,7 @@ class Plot(NamedTuple):
     height: float = 3.4
 
 
+@styled
 def draw(groups: Sequence[Group], folder: Path, formats: Sequence[str], failed: dict[str, str]) -> list[Picture]:
     """Writes every figure that the groups have something for. ``failed`` takes the errors by the figures' titles."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -80,7 +81,10 @@ def draw(groups: Sequence[Group], folder: Path, formats: Sequence[str], failed: 
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", UserWarning)  # matplotlib's, of what cannot be read on the figure
-                caption = _write(plot, files)
+                figure = Figure(figsize=(5.4, plot.height))
+                caption = plot.draw(figure.subplots())
+                for path in files:
+                    save(figure, path)
         except Exception as error:  # whatever it is, it must not cost the other figures and the tables
             failed[f"{plot.title}, {plot.federation}"] = f"{type(error).__name__}: {error}"
             log.error("The figure %r cannot be drawn: %s: %s", plot.title, type(error).__name__, error)
@@ -91,80 +95,62 @@ def draw(groups: Sequence[Group], folder: Path, formats: Sequence[str], failed: 
     return [*pictures, *_partitions(groups, folder, suffixes), *_copies(groups, folder)]
 
 
-@styled
-def _write(plot: Plot, files: Sequence[Path]) -> str:
-    figure = Figure(figsize=(5.4, plot.height))
-    caption = plot.draw(figure.subplots())
-    for path in files:
-        save(figure, path)
-    return caption
-
-
 def _plots(groups: Sequence[Group]) -> Iterator[Plot]:
     colors = {m: PALETTE[i % 7] for i, m in enumerate(dict.fromkeys(group.method for group in groups))}
-    for i, (place, here) in enumerate(list(by_federation(groups).items())[:FEDERATIONS], start=1):
-        here = _best([group for group in here if any(len(run.metrics) for run in group.runs)])
-        columns = dict.fromkeys(name for group in here for run in group.runs for name in run.metrics)
+    for i, (place, members) in enumerate(list(by_federation(groups).items())[:FEDERATIONS], start=1):
+        members = _best([group for group in members if any(len(run.metrics) for run in group.runs)])
+        columns = dict.fromkeys(name for group in members for run in group.runs for name in run.metrics)
         for column in columns:
             if column in LABELS or column.partition("/")[0] in FAMILIES.keys() - {"test"}:
-                name = re.sub(r"\W+", "_", column)
-                yield Plot(f"{name}_{i}", LABELS.get(column, column), place, partial(curves, here, column, colors))
-        if "test/acc" in columns and len({_bytes(group) for group in here}) > 1:
-            plot = partial(curves, here, "test/acc", colors, by_bytes=True)
-            yield Plot(f"bytes_{i}", "Accuracy against bytes", place, plot)
-        if "test/acc" in columns and (measure := _target(here)):
-            plot = partial(bars, here, measure, colors)
-            yield Plot(f"target_{i}", describe(measure)[0], place, plot, 1.2 + 0.3 * len(here))
+                name, title = re.sub(r"\W+", "_", column), LABELS.get(column, column)
+                yield Plot(f"{name}_{i}", title, place, partial(curves, members, column, colors))
+        if "test/acc" in columns and (measure := _target(members)):
+            plot = partial(bars, members, measure, colors)
+            yield Plot(f"target_{i}", describe(measure)[0], place, plot, 1.2 + 0.3 * len(members))
         if layers := [name for name in columns if name.startswith("cka/")]:
-            yield Plot(
-                f"cka_{i}", "Similarity by layer", place, partial(layer_map, here, layers), 1.6 + 0.4 * len(here)
-            )
+            plot = partial(layer_map, members, layers)
+            yield Plot(f"cka_{i}", "Similarity by layer", place, plot, 1.6 + 0.4 * len(members))
     yield from _sweeps(groups, colors)
 
 
 def _best(groups: Sequence[Group]) -> list[Group]:
     """Those with the best result, as many as can be told apart, in their own order."""
     measure = main_measure(groups)
-    sign = -1 if describe(measure)[2] else 1
-    results = [sample(group, measure).mean for group in groups]
-    order = np.argsort([np.inf if mean is None else sign * mean for mean in results], kind="stable")
-    return [groups[i] for i in sorted(order[:METHODS])]
+    results = pd.Series([sample(group, measure).mean for group in groups], dtype=float)
+    ranks = results.rank(ascending=not describe(measure)[2], method="first", na_option="bottom")
+    return [group for group, rank in zip(groups, ranks, strict=True) if rank <= METHODS]
 
 
 # ------------------------------------------------------------------------------------------------------- the figures
-def curves(groups: Sequence[Group], column: str, colors: dict[str, Any], axes: Axes, *, by_bytes: bool = False) -> str:
-    """A column over the rounds, or over the bytes sent so far: mean and deviation over the seeds of each method."""
-    parts: dict[bool, list[pd.DataFrame]] = {True: [], False: []}
+def curves(groups: Sequence[Group], column: str, colors: dict[str, Any], axes: Axes) -> str:
+    """A column over the rounds: mean and deviation over each method's seeds; what has not finished is dotted."""
+    parts = []
     for group in groups:
         for run in group.runs:
             curve = run.curve(column).replace(np.inf, np.nan).dropna()
             curve = 100 * smooth(curve) if column == "test/acc" else curve
             curve = curve.iloc[np.unique(np.linspace(0, len(curve) - 1, min(len(curve), POINTS)).astype(int))]
-            x = (_sent(run.metrics).cumsum() / 1e6).loc[curve.index] if by_bytes else curve.index
-            part = pd.DataFrame({"x": np.asarray(x, float), "y": curve.to_numpy(), "method": group.method})
-            parts[run.state == FINISHED].append(part)
-    whole, lost = (pd.concat([*parts[kind], pd.DataFrame(columns=["x", "y", "method"])]) for kind in (True, False))
+            about = {"method": group.method, "run": str(run.folder), "lost": run.state != FINISHED}
+            parts.append(pd.DataFrame({"round": curve.index, "y": curve.to_numpy(), **about}))
+    table = pd.concat(parts)
+    whole, lost = table[~table["lost"]], table[table["lost"]]
     dashes = {m: ("", (4, 1.5), (1, 1), (6, 1.5, 1, 1.5))[i // 7 % 4] for i, m in enumerate(colors)}
-    look = {"palette": colors, "dashes": dashes, "hue": "method", "style": "method"}
+    methods = list(table["method"].unique())
+    look = {"x": "round", "y": "y", "hue": "method", "hue_order": methods, "palette": colors, "ax": axes}
     if len(whole):
-        sns.lineplot(whole, x="x", y="y", errorbar="sd", ax=axes, **look)
-    for part in parts[False]:
-        for method, its in part.groupby("method"):
-            known = axes.get_legend_handles_labels()[1]
-            label = None if method in known else method
-            axes.plot(its["x"], its["y"], color=colors[method], linestyle=":", linewidth=1.3, label=label)
-    y = (whole if len(whole) else lost)["y"].astype(float)
+        sns.lineplot(whole, errorbar="sd", style="method", dashes=dashes, **look)
+    if len(lost):
+        sns.lineplot(lost, units="run", estimator=None, linestyle=":", linewidth=1.3, legend=not len(whole), **look)
+    y = (whole if len(whole) else lost)["y"]
     if column == "test/relative_error" or (column != "test/acc" and y.min() > 0 and y.max() > 1000 * y.min()):
         axes.set_yscale("log")
     elif len(lost) and len(whole):  # what diverged grows before it ends
         axes.set_ylim(y.min() - 0.05 * np.ptp(y) - 1e-9, y.max() + 0.05 * np.ptp(y) + 1e-9)
-    axes.set(xlabel="MB sent in both directions" if by_bytes else "communication round")
-    axes.set_ylabel(LABELS.get(column, column))
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=not by_bytes))
+    axes.set(xlabel="communication round", ylabel=LABELS.get(column, column))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     _legend(axes)
-    caption = (
-        f"{FAMILIES.get(column.partition('/')[0], column)}. Lines: mean over seeds; bands: one standard deviation."
-    )
+    caption = FAMILIES.get(column.partition("/")[0], column)
+    caption += ". Lines: mean over seeds; bands: one standard deviation."
     caption += " Each point is the mean of the last 10 tests." * (column == "test/acc")
     return caption + " Dotted: runs that diverged, failed or are not finished." * (len(lost) > 0)
 
@@ -172,12 +158,12 @@ def curves(groups: Sequence[Group], column: str, colors: dict[str, Any], axes: A
 def against(points: pd.DataFrame, key: str, measure: str, colors: dict[str, Any], axes: Axes) -> str:
     """The result against a number that varies alone, a line a method; ``points`` has x, y, method."""
     title, unit, _ = describe(measure)
-    known = {m: colors.get(m, PALETTE[i % 7]) for i, m in enumerate(points["method"].unique())}
-    look = {"hue": "method", "palette": known, "errorbar": "sd", "err_style": "bars", "marker": "o"}
+    palette = {m: colors.get(m, PALETTE[i % 7]) for i, m in enumerate(points["method"].unique())}
+    look = {"hue": "method", "palette": palette, "errorbar": "sd", "err_style": "bars", "marker": "o"}
     sns.lineplot(points, x="x", y="y", ax=axes, **look)
     if points["x"].min() > 0 and points["x"].max() >= 20 * points["x"].min():
         axes.set_xscale("log")
-    axes.set(xlabel=symbol(key), ylabel=f"{title} ({unit.label})" if unit.label else title)
+    axes.set(xlabel=symbol(key), ylabel=unit.heading(title))
     _legend(axes)
     return f"The result against {symbol(key)}, all else equal. Points: mean over seeds; bars: one standard deviation."
 
@@ -186,51 +172,39 @@ def bars(groups: Sequence[Group], measure: str, colors: dict[str, Any], axes: Ax
     """Cost until the target, a bar a method; none where a seed did not reach it."""
     title, unit, _ = describe(measure)
     samples = {group.method: sample(group, measure, unit.factor) for group in groups}
-    values = {method: [] if s.bound else list(s.values.values()) for method, s in samples.items()}
-    table = pd.DataFrame([{"method": m, "x": x} for m, its in values.items() for x in its or [np.nan]])
+    values = {m: [np.nan] if s.bound or not s.values else list(s.values.values()) for m, s in samples.items()}
+    table = pd.Series(values).explode().astype(float).rename_axis("method").reset_index(name="x")
     sns.barplot(table, x="x", y="method", hue="method", palette=colors, errorbar="sd", legend=False, ax=axes)
-    for i, its in enumerate(values.values()):
-        axes.text(0, i, "" if its else " not reached by every seed", va="center")
-    axes.set(xlabel=f"{title}{f' ({unit.label})' if unit.label != 'rounds' else ''}", ylabel="")
+    for i, numbers in enumerate(values.values()):
+        axes.text(0, i, " not reached by every seed" * bool(np.isnan(numbers[0])), va="center")
+    axes.set(xlabel=unit.heading(title), ylabel="")
     axes.grid(visible=False, axis="y")
     return "The first test at the target. Bars: mean over seeds, with one standard deviation."
 
 
 def layer_map(groups: Sequence[Group], layers: Sequence[str], axes: Axes) -> str:
     """Linear CKA of local and broadcast model, methods by layers, mean over all rounds and seeds."""
-    table = {group.method: [sample(group, f"mean:{layer}").mean for layer in layers] for group in groups}
-    frame = (
-        pd.DataFrame(table, index=[layer.removeprefix("cka/") for layer in layers]).T.astype(float).dropna(how="all")
-    )
-    sns.heatmap(frame, vmax=1.0, annot=len(layers) <= 8, fmt=".2f", cmap="cividis", ax=axes)
+    rows = {g.method: {layer[4:]: sample(g, f"mean:{layer}").mean for layer in layers} for g in groups}
+    table = pd.DataFrame(rows, dtype=float).T.dropna(how="all")
+    sns.heatmap(table, vmax=1.0, annot=len(layers) <= 8, fmt=".2f", cmap="cividis", ax=axes)
     return "Linear CKA of the clients' models and the model they started from, by layer (GC-Fed, Figure 7)."
 
 
 def _legend(axes: Axes) -> None:
     """Below the figure, so that long names take nothing from it."""
-    labels = axes.get_legend_handles_labels()[1]
-    if labels:
-        columns = 1 if max(map(len, labels)) > 34 else 2 if max(map(len, labels)) > 18 else 3
-        axes.legend(title=None, ncols=min(columns, len(labels)), loc="upper center", bbox_to_anchor=(0.5, -0.2))
+    if labels := axes.get_legend_handles_labels()[1]:
+        columns = min(len(labels), max(1, 54 // max(map(len, labels))), 3)
+        axes.legend(title=None, ncols=columns, loc="upper center", bbox_to_anchor=(0.5, -0.2))
 
 
 # --------------------------------------------------------------------------------------------------- what they are of
-def _sent(metrics: pd.DataFrame) -> pd.Series:
-    return metrics.filter(["comm/down_bytes", "comm/up_bytes"]).sum(axis=1)
-
-
-def _bytes(group: Group) -> float:
-    """A round's, to two digits."""
-    return float(f"{_sent(group.runs[0].metrics).mean():.2g}")
-
-
 def _target(groups: Sequence[Group]) -> str:
     """The highest target that half of several methods reached; in bytes where they differ in what they send."""
-    unlike = len({_bytes(group) for group in groups}) > 1
+    sent = {f"{g.runs[0].metrics.filter(regex='^comm/.*_bytes$').sum(axis=1).mean():.2g}" for g in groups}
     for target in sorted({float(t) for g in groups for t in g.runs[0].get("targets") or ()}, reverse=True):
         samples = [sample(group, f"rounds:test/acc>={target:g}") for group in groups]
         if len(groups) > 1 and 2 * sum(bool(s.values) and not s.bound for s in samples) >= len(groups):
-            return f"bytes_to_target/{target:g}" if unlike else f"rounds:test/acc>={target:g}"
+            return f"bytes_to_target/{target:g}" if len(sent) > 1 else f"rounds:test/acc>={target:g}"
     return ""
 
 
@@ -241,18 +215,18 @@ def _sweeps(groups: Sequence[Group], colors: dict[str, Any]) -> Iterator[Plot]:
     for key in frame.columns.difference(["rounds", "eval_every"]):
         x = pd.to_numeric(frame[key], errors="coerce").dropna()
         rest = frame.assign(**{key: ""}).apply(tuple, axis=1)
-        found: dict[tuple[str, str], list[pd.DataFrame]] = defaultdict(list)
-        for members in x.groupby(rest).groups.values():
-            its = [ended[i] for i in members]
-            place, method = _common([group.federation for group in its]), _common([group.method for group in its])
+        parts: dict[tuple[str, str], list[pd.DataFrame]] = defaultdict(list)
+        for indices in x.groupby(rest).groups.values():
+            members = [ended[i] for i in indices]
+            place, method = (_common([getattr(g, name) for g in members]) for name in ("federation", "method"))
             # Against the clients a round: also how far their update is from that of all (GC-Fed, Figure 1b).
-            gaps = [name for name in its[0].runs[0].metrics if name.startswith("gap/") and "per_round" in key]
-            for measure in (main_measure(its), *(f"mean:{name}" for name in gaps)) if len(its) > 1 else ():
-                for i in members:
+            gaps = [name for name in members[0].runs[0].metrics if name.startswith("gap/") and "per_round" in key]
+            for measure in (main_measure(members), *(f"mean:{gap}" for gap in gaps)) if len(members) > 1 else ():
+                for i in indices:
                     y = list(sample(ended[i], measure, describe(measure)[1].factor).values.values())
-                    found[place, measure].append(pd.DataFrame({"x": x[i], "y": y, "method": method}))
-        for i, ((place, measure), parts) in enumerate(found.items(), start=1):
-            plot = partial(against, pd.concat(parts), key, measure, colors)
+                    parts[place, measure].append(pd.DataFrame({"x": x[i], "y": y, "method": method}))
+        for i, ((place, measure), points) in enumerate(parts.items(), start=1):
+            plot = partial(against, pd.concat(points), key, measure, colors)
             yield Plot(f"{key}_{i}", f"{describe(measure)[0]} against {symbol(key)}", place, plot)
 
 
@@ -276,9 +250,9 @@ def _partitions(groups: Sequence[Group], folder: Path, suffixes: Sequence[str]) 
 def _copies(groups: Sequence[Group], folder: Path) -> Iterator[Picture]:
     """The last picture of each kind that a group's runs drew, of six groups at most."""
     for stem, caption in COPIED.items():
-        found = [(g, run, path) for g in groups for run in g.runs for path in run.folder.glob(f"{stem}_round_*.png")]
-        last = {id(g): (g, run, path) for g, run, path in sorted(found, key=lambda f: int(f[2].stem.split("_")[-1]))}
-        for i, (group, run, path) in enumerate(list(last.values())[:6], start=1):
-            shutil.copyfile(path, folder / f"{stem}_{i}.png")
-            told = f"{caption}: {group.method}, seed {run.seed}, round {path.stem.split('_')[-1]}."
-            yield Picture(folder / f"{stem}_{i}.png", stem.capitalize(), told, group.federation)
+        drawn = [(g, [path for run in g.runs for path in run.folder.glob(f"{stem}_round_*.png")]) for g in groups]
+        for i, (group, paths) in enumerate([(g, paths) for g, paths in drawn if paths][:6], start=1):
+            last = max(paths, key=lambda path: int(path.stem.rpartition("_")[2]))
+            copy = Path(shutil.copyfile(last, folder / f"{stem}_{i}.png"))
+            text = f"{caption}: {group.method}, round {last.stem.rpartition('_')[2]}."
+            yield Picture(copy, stem.capitalize(), text, group.federation)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from statistics import fmean, stdev
 from typing import Any
 
 import pandas as pd
@@ -37,8 +36,8 @@ class Group:
     runs: tuple[Run, ...]
     repeated: tuple[Run, ...]
     values: Mapping[str, Any]
-    method: str = ""
-    federation: str = ""
+    method: str
+    federation: str
 
     @property
     def setting(self) -> str:
@@ -63,25 +62,19 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
     for run in runs:
         if run.config:
             members[run.setting, run.planned, run.get("eval_every")].append(run)
-    groups = [_group(its) for its in members.values()]
-    kinds = [group.federation for group in groups]
-    further = _differing(groups, kinds, federation=True)
-    groups = [replace(g, federation=", ".join([g.federation, *more])) for g, more in zip(groups, further, strict=True)]
-    further = _differing(groups, [group.label for group in groups], federation=False)
-    groups = [replace(g, method=", ".join([g.method, *more])) for g, more in zip(groups, further, strict=True)]
+    groups = [_group(repetitions) for repetitions in members.values()]
+    groups = _distinct(_distinct(groups, "federation"), "method")
     order = list(dict.fromkeys(group.federation for group in groups))
     return sorted(groups, key=lambda group: order.index(group.federation))
 
 
 def _group(runs: Sequence[Run]) -> Group:
-    by_seed: dict[int, list[Run]] = defaultdict(list)
-    for run in sorted(runs, key=lambda run: (run.has_ended, str(run.summary.get("ended", "")), run.folder)):
-        by_seed[run.seed].append(run)
+    ordered = sorted(runs, key=lambda run: (run.has_ended, str(run.summary.get("ended", "")), run.folder))
+    last = {run.seed: run for run in ordered}
     values = leaves(runs[0].config) | {"rounds": runs[0].planned, "eval_every": runs[0].get("eval_every")}
     values.pop("seed", None)
-    count = tuple(by_seed[seed][-1] for seed in sorted(by_seed))
-    again = tuple(run for its in by_seed.values() for run in its[:-1])
-    return Group(count, again, values, _method(runs[0]), _federation(runs[0]))
+    repeated = tuple(run for run in ordered if run is not last[run.seed])
+    return Group(tuple(last[seed] for seed in sorted(last)), repeated, values, _method(runs[0]), _federation(runs[0]))
 
 
 def _name(run: Run, kind: str) -> str:
@@ -105,6 +98,23 @@ def _federation(run: Run) -> str:
     return ", ".join([_name(run, "data"), _name(run, "model"), clients, where, f"{run.planned} rounds"])
 
 
+def _distinct(groups: Sequence[Group], name: str) -> list[Group]:
+    """Adds to equal federations, or to equal methods of one, the values that differ, but not those that most have."""
+    equal = pd.Series([group.federation if name == "federation" else group.label for group in groups], dtype=object)
+    names = [[getattr(group, name)] for group in groups]
+    for members in equal.groupby(equal).groups.values():
+        frame = variants([
+            {k: v for k, v in groups[i].values.items() if k.startswith(_FEDERATION) == (name == "federation")}
+            for i in members
+        ])  # fmt: skip
+        for key in frame:
+            shares = frame[key].value_counts(normalize=True)
+            for i, text in zip(members, frame[key], strict=True):
+                names[i] += [described(key, text)] if shares[text] <= 0.5 else []
+    longer = [{name: ", ".join(parts)} for parts in names]
+    return [replace(group, **changed) for group, changed in zip(groups, longer, strict=True)]  # type: ignore[arg-type]
+
+
 def variants(settings: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Texts of the keys in which the settings differ, a row each; of keys that always change together one only.
 
@@ -119,21 +129,6 @@ def variants(settings: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 def _precedence(key: str) -> tuple[bool, bool, bool, int]:
     """``partition.alpha`` rather than ``data.partitioner.alpha``."""
     return not key.endswith("_target_"), key not in SYMBOLS, key.startswith("data."), len(key)
-
-
-def _differing(groups: Sequence[Group], kinds: Sequence[str], *, federation: bool) -> list[list[str]]:
-    """For each group "key value" of the keys in which groups of its kind differ, but not what most of them have."""
-    found: list[list[str]] = [[] for _ in groups]
-    for kind in [kind for kind, count in Counter(kinds).items() if count > 1]:
-        members = [i for i, other in enumerate(kinds) if other == kind]
-        values = [groups[i].values.items() for i in members]
-        frame = variants([{k: v for k, v in its if k.startswith(_FEDERATION) == federation} for its in values])
-        for key in frame:
-            shares = frame[key].value_counts(normalize=True)
-            for i, text in zip(members, frame[key], strict=True):
-                if shares[text] <= 0.5:
-                    found[i].append(described(key, text))
-    return found
 
 
 def described(key: str, text: str) -> str:
@@ -158,31 +153,19 @@ class Sample:
 
     Attributes:
         values: seed → number, of runs that came to their end and have one.
-        bounds: seeds of runs that ended before they reached the target: all their rounds stand in ``values``, so that
-            the mean is a lower bound.
+        mean: None where there is no number.
+        std: the sample's; None for fewer than two runs, and of bounds, which do not scatter as what they bound.
+        bound: a run ended before it reached the target: its rounds stand in ``values``, the mean is a lower bound.
         diverged: seeds of runs that diverged; they are in ``values`` where their number is finite.
         others: runs that are not in the mean: they failed, are not finished, or have no such number.
     """
 
     values: Mapping[int, float]
-    bounds: tuple[int, ...]
-    diverged: tuple[int, ...]
-    others: tuple[Run, ...]
-
-    @property
-    def bound(self) -> bool:
-        return bool(self.bounds)
-
-    @cached_property
-    def mean(self) -> float | None:
-        return math.fsum(self.values.values()) / len(self.values) if self.values else None
-
-    @cached_property
-    def std(self) -> float | None:
-        """The sample's; None for fewer than two runs, and of bounds, which do not scatter as what they bound."""
-        if self.mean is None or len(self.values) < 2 or self.bounds:
-            return None
-        return math.sqrt(math.fsum((x - self.mean) ** 2 for x in self.values.values()) / (len(self.values) - 1))
+    mean: float | None = None
+    std: float | None = None
+    bound: bool = False
+    diverged: tuple[int, ...] = ()
+    others: tuple[Run, ...] = ()
 
     @property
     def record(self) -> dict[str, Any]:
@@ -193,10 +176,19 @@ class Sample:
 
 def sample(group: Group, measure: str, factor: float = 1.0) -> Sample:
     """The measure over a group's seeds, times a factor; a target that a run did not reach has the run's rounds."""
-    column = parse(measure).column if parse(measure).is_target else ""
-    found = {run.seed: value(run, measure) for run in group.runs if run.has_ended}
-    bounds = {run.seed: run for run in group.runs if found.get(run.seed, 0) is None and len(run.curve(column))}
-    found |= {seed: float(run.rounds) for seed, run in bounds.items()}
-    known = {seed: factor * number for seed, number in found.items() if number is not None}
-    diverged = tuple(run.seed for run in group.runs if run.state == DIVERGED)
-    return Sample(known, tuple(bounds), diverged, tuple(run for run in group.runs if run.seed not in known))
+    target = parse(measure).column if parse(measure).is_target else ""
+    values, bound = {}, False
+    for run in group.runs:
+        number = value(run, measure) if run.has_ended else None
+        if run.has_ended and number is None and len(run.curve(target)):
+            number, bound = float(run.rounds), True
+        if number is not None:
+            values[run.seed] = factor * number
+    return Sample(
+        values,
+        mean=fmean(values.values()) if values else None,
+        std=stdev(values.values()) if len(values) > 1 and not bound else None,
+        bound=bound,
+        diverged=tuple(run.seed for run in group.runs if run.state == DIVERGED),
+        others=tuple(run for run in group.runs if run.seed not in values),
+    )

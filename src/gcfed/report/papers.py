@@ -74,15 +74,10 @@ class PaperTable:
         parts = (column.overrides, self.overrides, row.overrides, _extra(row, column).overrides)
         return None if None in parts else tuple(override for part in parts for override in part or ())
 
-    def measure_of(self, row: Axis, column: Axis) -> str | None:
-        return row.measure or column.measure or self.measure
-
-    def unit_of(self, row: Axis, column: Axis) -> str:
-        return row.unit or column.unit or self.unit
-
-    def higher_is_better_of(self, row: Axis, column: Axis) -> bool | None:
-        wishes = (row.higher_is_better, column.higher_is_better, self.higher_is_better)
-        return next((wish for wish in wishes if wish is not None), None)
+    def of(self, name: str, row: Axis, column: Axis) -> Any:
+        """``measure``, ``unit`` or ``higher_is_better`` of a cell; None where nobody says."""
+        words = (getattr(part, name) for part in (row, column, self))
+        return next((word for word in words if word is not None), None)
 
 
 def names() -> list[str]:
@@ -98,8 +93,7 @@ def load(path_or_name: str | Path) -> PaperTable:
         ValueError: an unknown or a missing key, a label twice, not one entry for each row and column, or an entry that
             is no cell; names the file and the place.
     """
-    path = Path(path_or_name)
-    path = path if path.suffix else FOLDER / f"{path}.yaml"
+    path = Path(path_or_name) if Path(path_or_name).suffix else FOLDER / f"{path_or_name}.yaml"
     if not path.is_file():
         raise FileNotFoundError(f"There is no {path}; the tables are {', '.join(names())}.")
     try:
@@ -109,22 +103,19 @@ def load(path_or_name: str | Path) -> PaperTable:
 
 
 def _table(name: str, raw: dict[str, Any]) -> PaperTable:
-    columns, rows = (tuple(_axis(item) for item in raw.pop(kind, ())) for kind in ("columns", "rows"))
-    entries = raw.pop("cells", {})
-    for axes in (columns, rows):
-        labels = [axis.label for axis in axes]
-        if len(set(labels)) < len(labels) or not all(isinstance(label, str) for label in labels):
-            raise ValueError(f"each label must be a text, and there once: {', '.join(map(str, labels))}")
-    if entries.keys() != {row.label for row in rows}:
-        raise ValueError(f"rows are {', '.join(row.label for row in rows)}, but cells {', '.join(map(str, entries))}")
+    columns, rows = (tuple(_axis(**item) for item in raw.pop(kind, ())) for kind in ("columns", "rows"))
+    entries, labels = raw.pop("cells", {}), [column.label for column in columns]
+    if entries.keys() != {row.label for row in rows} or len(entries) < len(rows) or len(set(labels)) < len(labels):
+        lists = (", ".join(map(str, labels)) for labels in ([row.label for row in rows], labels, entries))
+        raise ValueError("each label must be there once: rows {}; columns {}; cells {}".format(*lists))
     cells = {}
     for row in rows:
         if not isinstance(entries[row.label], list) or len(entries[row.label]) != len(columns):
             raise ValueError(f"row {row.label}: give one entry for each of the {len(columns)} columns")
-        if unknown := row.by_column.keys() - {column.label for column in columns}:
+        if unknown := row.by_column.keys() - set(labels):
             raise ValueError(f"row {row.label}: by_column names no column: {', '.join(sorted(unknown))}")
-        for column, entry in zip(columns, entries[row.label], strict=True):
-            cells[row.label, column.label] = _cell(entry, f"row {row.label}, column {column.label}")
+        for label, entry in zip(labels, entries[row.label], strict=True):
+            cells[row.label, label] = _cell(entry, f"row {row.label}, column {label}")
     overrides = tuple(raw.pop("overrides", ()))
     return PaperTable(name=name, columns=columns, rows=rows, cells=cells, overrides=overrides, **raw)
 
@@ -133,24 +124,23 @@ def _extra(row: Axis, column: Axis) -> Axis:
     return row.by_column.get(column.label, Axis(column.label))
 
 
-def _axis(raw: dict[str, Any]) -> Axis:
-    overrides = raw.get("overrides", ())
-    nested = {label: _axis({"label": label, **extra}) for label, extra in raw.get("by_column", {}).items()}
-    return Axis(**raw | {"by_column": nested, "overrides": None if overrides is None else tuple(overrides)})
+def _axis(label: str, overrides: Any = (), by_column: dict[str, Any] | None = None, **keys: Any) -> Axis:
+    if not isinstance(label, str):
+        raise ValueError(f"each label must be a text: {label}")
+    nested = {name: _axis(name, **extra) for name, extra in (by_column or {}).items()}
+    return Axis(label, None if overrides is None else tuple(overrides), by_column=nested, **keys)
 
 
 def _cell(raw: Any, where: str) -> Cell:
     match raw:
         case str() if raw.endswith("+") and raw[:-1].isdecimal():
             return Cell(float(raw[:-1]), note="+")
-        case str():
-            return Cell(note=raw)
+        case str() | None:
+            return Cell(note=raw or "")
         case [int() | float() as mean, int() | float() as std]:
             return Cell(float(mean), float(std))
         case {"mean": int() | float() as mean, **rest} if rest.keys() <= {"note"}:
             return Cell(float(mean), note=str(rest.get("note", "")))
         case int() | float() if not isinstance(raw, bool):
             return Cell(float(raw))
-        case None:
-            return Cell()
     raise ValueError(f"{where}: {raw} is no number, [mean, std], 1000+, word, {{mean, note}} or null")

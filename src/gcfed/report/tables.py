@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -27,6 +30,13 @@ class Unit(NamedTuple):
         """The number, already in this unit, as tables show it."""
         return f"{number:{self.digits}}".removesuffix(".0")
 
+    def rank(self, s: Sample) -> float | None:
+        """The mean as it is shown, by which the best is marked; None where there is none, or a bound."""
+        return None if s.mean is None or s.bound else float(self.text(s.mean))
+
+    def heading(self, title: str) -> str:
+        return f"{title} ({self.label})" if self.label not in ("", "rounds") else title
+
 
 UNITS = {
     "percent": Unit("%", 100.0, ".2f"),
@@ -36,27 +46,50 @@ UNITS = {
     "1e-3": Unit("10⁻³", 1e3, ".3f"),
     "none": Unit("", 1.0, ".4g"),
 }
-#: measure → (title, unit, whether more is better)
-MEASURES: dict[str, tuple[str, str, bool | None]] = {
-    "mean:test/acc[10]": ("accuracy, last 10 rounds", "percent", True),
-    "max:test/acc": ("best accuracy", "percent", True),
-    "last:test/acc": ("accuracy at the end", "percent", True),
-    "last:test/relative_error": ("relative error at the end", "none", False),
-    "last:test/loss": ("test loss at the end", "none", False),
-    "sum:comm/down_bytes": ("sent to clients", "MB", None),
-    "sum:comm/up_bytes": ("sent by clients", "MB", None),
-    "time/round_s": ("a round, median", "seconds", None),
+#: The measures that are shown unless others are asked for, and their titles.
+MEASURES = {
+    "mean:test/acc[10]": "accuracy, last 10 rounds",
+    "max:test/acc": "best accuracy",
+    "last:test/acc": "accuracy at the end",
+    "last:test/relative_error": "relative error at the end",
+    "last:test/loss": "test loss at the end",
+    "sum:comm/down_bytes": "sent to clients",
+    "sum:comm/up_bytes": "sent by clients",
+    "time/round_s": "a round, median",
 }
-#: What a name of another measure holds → (unit, whether more is better); the first that fits.
-_KINDS: dict[str, tuple[str, bool | None]] = {
-    "acc_diff/": ("percent", None), "bytes": ("MB", False), "acc": ("percent", True), "loss": ("none", False),
-    "error": ("none", False), "seconds": ("seconds", False), "_s": ("seconds", False), "": ("none", None),
+#: What the column of a measure holds → (unit, whether more is better); the first that fits.
+_COLUMNS: dict[str, tuple[str, bool | None]] = {
+    "acc_diff/": ("percent", None), "comm/": ("MB", None), "time/": ("seconds", None), "bytes": ("MB", False),
+    "acc": ("percent", True), "loss": ("none", False), "error": ("none", False), "seconds": ("seconds", False),
+    "": ("none", None),
+}  # fmt: skip
+#: Of each run: measure and form.
+_RUN = {
+    "final": ("last:test/acc", "{:.2%}"), "best": ("max:test/acc", "{:.2%}"),
+    "error": ("last:test/relative_error", "{:.3g}"), "seconds": ("sum:time/round_s", "{:.0f}"),
 }  # fmt: skip
 NOTE = (
     "Mean (sample standard deviation) over seeds, the best in bold. [n of m]: of n seeds, where there should be m; †: "
     "a run diverged, and is in the mean unless its value is not finite; +: a run that did not reach the target counts "
     "with all its rounds, so that the mean is a lower bound."
 )
+_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "[": "{[}"}  # no \\[length]
+_LATEX |= {character: rf"\{character}" for character in "&%$#_{}"}
+_FLOAT = r"""%% For LuaLaTeX or XeLaTeX, with booktabs, graphicx and a font that has Greek letters.
+\begin{table}
+\centering\small
+\caption{%s}\label{tab:%s}
+\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%%
+%s}
+%s
+\end{table}
+"""
+#: A cell's text in md, tex or html: how it is escaped, set in bold, and shown as the first of a minor line.
+_MARKUP = {
+    "md": (lambda text: re.sub(r"([\\`*|])", r"\\\1", text).replace("<", "&lt;"), "**{}**", "*{}*"),
+    "tex": (lambda text: text.translate(str.maketrans(_LATEX)), r"\textbf{{{}}}", r"\quad {}"),
+    "html": (html.escape, "<strong>{}</strong>", "<small>{}</small>"),
+}
 
 
 class Best(str):
@@ -65,6 +98,13 @@ class Best(str):
 
 class Minor(str):
     """The first cell of a line that explains the line above it."""
+
+
+def marked(text: str, kind: str) -> str:
+    """The text of a cell in ``md``, ``tex`` or ``html``."""
+    escape, bold, minor = _MARKUP[kind]
+    form = bold if isinstance(text, Best) else minor if isinstance(text, Minor) else "{}"
+    return form.format(escape(text))
 
 
 @dataclass(frozen=True)
@@ -79,68 +119,34 @@ class Table:
 
     def write(self, folder: Path) -> None:
         """``<name>.md``, ``.tex`` and ``.csv``."""
-        for suffix, text in {
-            "md": self.markdown(),
-            "tex": self.latex(),
-            "csv": self.records.to_csv(index=False),
-        }.items():
+        texts = {"md": self.markdown(), "tex": self.latex(), "csv": self.records.to_csv(index=False)}
+        for suffix, text in texts.items():
             with replacing(folder / f"{self.name}.{suffix}") as temporary:
                 temporary.write_text(text, encoding="utf-8", newline="")
 
-    def markdown(self) -> str:
-        def cell(text: str) -> str:
-            plain = re.sub(r"([\\`*|])", r"\\\1", text).replace("<", "&lt;")
-            return f"**{plain}**" if isinstance(text, Best) else f"*{plain}*" if isinstance(text, Minor) else plain
+    def _marked(self, kind: str) -> pd.DataFrame:
+        return self.frame.map(marked, kind=kind).rename(columns=partial(marked, kind=kind))
 
-        rows = [self.frame.columns, ["---"] * len(self.frame.columns), *self.frame.itertuples(index=False)]
-        lines = "\n".join(f"| {' | '.join(map(cell, row))} |" for row in rows)
-        return "\n\n".join([f"## {cell(self.title)}", lines, *map(cell, self.notes)]) + "\n"
+    def markdown(self) -> str:
+        title, *notes = (marked(text, "md") for text in (self.title, *self.notes))
+        lines = self._marked("md").to_markdown(index=False, disable_numparse=True)
+        return "\n\n".join([f"## {title}", lines, *notes]) + "\n"
 
     def latex(self) -> str:
-        r"""A float with booktabs' rules, not wider than the text (``\usepackage{booktabs,graphicx}``)."""
+        """A float, not wider than the text."""
+        title, *notes = (marked(text, "tex") for text in (self.title, *self.notes))
+        columns = "l" + "r" * (len(self.frame.columns) - 1)
+        body = self._marked("tex").to_latex(index=False, column_format=columns).strip()
+        return _FLOAT % (title, self.name, body, "\n".join(rf"\par\smallskip{{\footnotesize {n}\par}}" for n in notes))
 
-        def cell(text: str) -> str:
-            plain = "".join(_LATEX.get(character, character) for character in text)
-            plain = rf"\textbf{{{plain}}}" if isinstance(text, Best) else plain
-            return rf"\quad {plain}" if isinstance(text, Minor) else plain
-
-        frame = self.frame.map(cell).rename(columns=cell)
-        body = frame.to_latex(index=False, column_format="l" + "r" * (len(frame.columns) - 1)).strip()
-        notes = [rf"\par\smallskip{{\footnotesize {cell(note)}\par}}" for note in self.notes]
-        head = ["\\begin{table}", r"\centering\small", rf"\caption{{{cell(self.title)}}}\label{{tab:{self.name}}}"]
-        narrow = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
-        return "\n".join([*head, narrow, f"{body}}}", *notes, "\\end{table}\n"])
+    def html(self) -> str:
+        """The ``<table>``, without notes."""
+        return self._marked("html").to_html(index=False, escape=False, border=0)
 
 
-_LATEX = {character: rf"\{character}" for character in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "–": "--",
-    "…": r"\dots{}",
-    "†": r"\textdagger{}",
-    "½": r"$\frac12$",
-    "§": r"\S{}",
-    "²": "$^2$",
-    "³": "$^3$",
-    "⁻": "$^-$",
-    "−": "$-$",
-    "’": "'",
-    "‖": r"$\Vert$",
-    "√": r"$\surd$",
-}
-_MATH = (
-    "αalpha βbeta γgamma δdelta ηeta θtheta λlambda μmu νnu ρrho σsigma τtau ΔDelta ±pm ×times ·cdot ≥geq ≤leq ≠neq →to"
-)
-_LATEX |= {word[0]: rf"$\{word[1:]}$" for word in _MATH.split()}
-
-
-def mark_best(cells: Sequence[str], numbers: Sequence[float | None], higher_is_better: bool | None) -> list[str]:
+def mark_best(cells: Iterable[str], numbers: Iterable[Any], higher_is_better: bool | None) -> list[str]:
     """The cells with the best of their numbers in bold, ties too. None takes no part; one number alone is not best."""
-    known = {number for number in numbers if number is not None}
+    known = {number for number in numbers if pd.notna(number)}
     if higher_is_better is None or len(known) < 2:
         return list(cells)
     best = max(known) if higher_is_better else min(known)
@@ -164,17 +170,15 @@ def states(runs: Iterable[Run]) -> str:
 
 def describe(measure: str) -> tuple[str, Unit, bool | None]:
     """Title, unit and whether more is better, of any measure."""
-    if measure in MEASURES:
-        title, unit, higher = MEASURES[measure]
-        return title, UNITS[unit], higher
     parts = parse(measure)
     if parts.is_target:
         goal = f"{100 * parts.number:g} %" if "acc" in parts.column else f"{parts.number:g}"
         return f"rounds to {goal}{f' of {parts.column}' * (parts.column != 'test/acc')}", UNITS["rounds"], False
-    if match := re.fullmatch(r"(\w+)_to_target/([\d.]+)", parts.column):
+    title = MEASURES.get(measure, measure)
+    if match := re.fullmatch(r"(\w+)_to_target/([\d.]+)", measure):
         title = f"{match[1].replace('_', ' ')} to {100 * float(match[2]):g} %"
-    unit, higher = next(kind for part, kind in _KINDS.items() if part in parts.column)
-    return (title if match else measure), UNITS[unit], higher
+    unit, higher = next(kind for part, kind in _COLUMNS.items() if part in parts.column)
+    return title, UNITS[unit], higher
 
 
 def main_measure(groups: Sequence[Group]) -> str:
@@ -185,51 +189,44 @@ def main_measure(groups: Sequence[Group]) -> str:
 
 
 def by_federation(groups: Sequence[Group]) -> dict[str, list[Group]]:
-    places = dict.fromkeys(group.federation for group in groups)
-    return {place: [group for group in groups if group.federation == place] for place in places}
+    """The groups of each federation; they come in its order."""
+    return {place: list(members) for place, members in groupby(groups, key=lambda group: group.federation)}
 
 
 def measured(groups: Sequence[Group], measures: Sequence[str], name: str, title: str) -> Table | None:
     """A row a group, a column a measure; None where no run has any. Each federation's best is in bold."""
-    columns: dict[str, list[str]] = {}
+    places = by_federation(groups)
+    firsts = [place if i == 0 else "" for place, members in places.items() for i in range(len(members))]
+    columns = {"federation": firsts, "method": [group.method for group in groups]}
     records = []
     for measure in measures:
-        heading, unit, higher = describe(measure)
+        title_of_measure, unit, higher = describe(measure)
+        samples = {group: sample(group, measure, unit.factor) for group in groups}
+        if all(s.mean is None for s in samples.values()):
+            continue
         cells: list[str] = []
-        for here in by_federation(groups).values():
-            samples = [sample(group, measure, unit.factor) for group in here]
-            most = max(len(s.values) for s in samples)
-            numbers = [None if s.mean is None or s.bound else float(unit.text(s.mean)) for s in samples]
-            # Why a run has no number stands in the first column only.
-            texts = [
-                mean_text(s, unit, most) if g.has_ended or not columns else "–"
-                for g, s in zip(here, samples, strict=True)
-            ]
-            cells += mark_best(texts, numbers, higher)
-            for group, s in zip(here, samples, strict=True):
-                about = {"federation": group.federation, "method": group.method, "setting": group.setting}
-                records.append({**about, "measure": measure, "unit": unit.label, **s.record})
-        if any(record["mean"] is not None for record in records if record["measure"] == measure):
-            columns[f"{heading} ({unit.label})" if unit.label not in ("", "rounds") else heading] = cells
-    if not columns:
+        for members in places.values():
+            most = max(len(samples[group].values) for group in members)
+            # Why a run has no number stands in the first measure's column only.
+            texts = [mean_text(samples[g], unit, most) if g.has_ended or len(columns) == 2 else "–" for g in members]
+            cells += mark_best(texts, [unit.rank(samples[group]) for group in members], higher)
+        columns[unit.heading(title_of_measure)] = cells
+        for group, s in samples.items():
+            about = {"federation": group.federation, "method": group.method, "setting": group.setting}
+            records += [{**about, "measure": measure, "unit": unit.label, **s.record}] if s.mean is not None else []
+    if not records:
         return None
-    places = pd.Series([group.federation for group in groups])
-    frame = pd.DataFrame(
-        {"federation": places.mask(places.duplicated(), ""), "method": [g.method for g in groups], **columns}
-    )
-    notes = [NOTE]
-    if places.nunique() == 1:
+    frame, notes = pd.DataFrame(columns, dtype=object), [NOTE]
+    if len(places) == 1:
         frame = frame.drop(columns="federation")
-        found = {key: {str(group.values.get(key, "")) for group in groups} for key in SYMBOLS}
-        common = ", ".join(
-            described(key, texts.pop()) for key, texts in found.items() if len(texts) == 1 and any(texts)
-        )
-        notes[0] += f" All: {common}." * bool(common)
+        values = {key: {str(group.values.get(key, "")) for group in groups} for key in SYMBOLS}
+        common = [described(key, *texts) for key, texts in values.items() if len(texts) == 1 and any(texts)]
+        notes[0] += f" All: {', '.join(common)}." * bool(common)
     if lost := [f"{group.label}: {text}" for group in groups if (text := states(group.runs))]:
         notes.append(f"In no mean: {'; '.join(lost)}.")
     if again := [f"{group.method}, seed {run.seed}: {run.folder.name}" for group in groups for run in group.repeated]:
         notes.append(f"Further runs of one seed, of which the last one to end counts: {'; '.join(again)}.")
-    return Table(name, title, frame, pd.DataFrame(records).dropna(subset="mean"), tuple(notes))
+    return Table(name, title, frame, pd.DataFrame(records), tuple(notes))
 
 
 def targets(groups: Sequence[Group]) -> Table | None:
@@ -245,46 +242,33 @@ def targets(groups: Sequence[Group]) -> Table | None:
 def best(groups: Sequence[Group]) -> Table | None:
     """The best method of each federation, and the next one."""
     rows, records = [], []
-    for place, here in by_federation(groups).items():
-        heading, unit, higher = describe(main_measure(here))
-        found = [
-            (s.mean, group, s)
-            for group in here
-            if (s := sample(group, main_measure(here), unit.factor)).mean is not None
-        ]
-        found.sort(key=lambda item: item[0], reverse=bool(higher))
-        most = max((len(s.values) for *_, s in found), default=0)
-        texts = [f"{group.method}: {mean_text(s, unit, most)} {unit.label}".strip() for _, group, s in found[:2]]
+    for place, members in by_federation(groups).items():
+        heading, unit, higher = describe(main := main_measure(members))
+        results = [(s.mean, g.method, s) for g in members if (s := sample(g, main, unit.factor)).mean is not None]
+        results.sort(key=lambda result: result[0], reverse=bool(higher))
+        most = max((len(s.values) for *_, s in results), default=0)
+        texts = [f"{method}: {mean_text(s, unit, most)} {unit.label}".strip() for _, method, s in results[:2]]
         if texts:
             rows.append({"federation": place, "by": heading, "best": Best(texts[0]), "next": (*texts, "–")[1]})
-        records += [{"federation": place, "method": group.method, "by": heading, **s.record} for _, group, s in found]
+        records += [{"federation": place, "method": method, "by": heading, **s.record} for _, method, s in results]
     note = "The two best means, each over its seeds (sample standard deviation)."
-    return (
-        Table("best", "Best of each federation", pd.DataFrame(rows), pd.DataFrame(records), (note,)) if rows else None
-    )
+    table = Table("best", "Best of each federation", pd.DataFrame(rows, dtype=object), pd.DataFrame(records), (note,))
+    return table if rows else None
 
 
-def all_runs(runs: Sequence[Run], groups: Sequence[Group], places: dict[Path, str]) -> Table:
-    """Every run, those that did not end well first."""
-    names = {run.folder: group for group in groups for run in (*group.runs, *group.repeated)}
-    records = pd.DataFrame(
-        {
-            "state": run.state,
-            "method": names[run.folder].method if run.folder in names else "?",
-            "federation": names[run.folder].federation if run.folder in names else "?",
-            "seed": run.seed,
-            "rounds": f"{run.rounds} of {run.planned}",
-            "final": value(run, "last:test/acc"),
-            "best": value(run, "max:test/acc"),
-            "error": value(run, "last:test/relative_error"),
-            "seconds": value(run, "sum:time/round_s"),
-            "folder": places[run.folder],
-            "note": run.note,
-        }
-        for run in sorted(runs, key=lambda run: -STATES.index(run.state))
-    )
-    frame = records.astype(object)
-    for name, form in {"final": "{:.2%}", "best": "{:.2%}", "error": "{:.3g}", "seconds": "{:.0f}"}.items():
-        frame[name] = ["–" if pd.isna(number) else form.format(number) for number in records[name]]
+def all_runs(runs: Sequence[Run], groups: Sequence[Group], places: Mapping[Run, str]) -> Table:
+    """Every run with its place, those that did not end well first."""
+    names = {run: group for group in groups for run in (*group.runs, *group.repeated)}
+    lines = []
+    for run in sorted(runs, key=lambda run: -STATES.index(run.state)):
+        method, federation = (names[run].method, names[run].federation) if run in names else ("?", "?")
+        about = {"state": run.state, "method": method, "federation": federation, "seed": run.seed}
+        about |= {"rounds": f"{run.rounds} of {run.planned}"}
+        numbers = {name: value(run, measure) for name, (measure, _) in _RUN.items()}
+        lines.append({**about, **numbers, "folder": places[run], "note": run.note})
+    records = pd.DataFrame(lines, dtype=object)
+    frame = records.copy()
+    for name, (_, form) in _RUN.items():
+        frame[name] = ["–" if number is None else form.format(number) for number in records[name]]
     frame = frame.loc[:, (frame != "–").any()].astype(str)
     return Table("runs", "All runs", frame, records, ("Seconds are those of all rounds together.",))

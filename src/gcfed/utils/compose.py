@@ -5,10 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from copy import deepcopy
 
+from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+
+from gcfed.utils.resolvers import ROOT
+
+CONFIGS = ROOT / "configs"
 
 
 class Composer:
@@ -46,3 +51,13 @@ class Composer:
 
     def _is_value(self, key: str) -> bool:
         return key not in self.groups and not any(c in key for c in "/@:")
+
+
+def train_composer() -> Composer:
+    """Of ``configs/train.yaml``, as ``python src/train.py`` reads it."""
+
+    def load(overrides: list[str]) -> DictConfig:
+        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            return compose("train", overrides=overrides)
+
+    return Composer(load, {path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*") if path.is_dir()})
