@@ -94,15 +94,8 @@ def test_what_a_cell_lacks_is_said_in_it(toy):
     assert "All of them: python src/train.py -m study=toy_table1" in notes
 
 
-def test_a_run_without_a_number_says_why(toy):
-    toy.add(accuracies=(0.1, 0.2), failure="OSError: disk full")
-    assert toy.column()["FedAvg0"] == "failed at seed 1"
-    assert toy.table().records["mean"].isna().all()
-
-
 def test_a_run_that_diverged_is_marked(toy):
-    rows = [row | {"test/loss": float("nan")} for row in curve(0.4, 4)]
-    add_run(toy.folder / "runs" / "x", SAME, rows)
+    add_run(toy.folder / "runs" / "x", SAME, [row | {"test/loss": float("nan")} for row in curve(0.4, 4)])
     assert toy.column()["FedAvg0"].endswith("[1 of 2] †")
     assert toy.column(text=TOY.replace("last:test/acc", "last:test/loss"))["FedAvg0"] == "diverged at seed 1"
 

@@ -94,10 +94,12 @@ def test_every_difference_makes_a_group_with_a_label_of_its_own(difference):
 
 def test_mean_and_deviation_over_seeds_by_hand():
     runs = [run_of(seed=seed, values=(0.1, last)) for seed, last in ((1, 0.5), (2, 0.7), (3, 0.6))]
-    (group,) = grouped([*runs, run_of("failed", seed=4), run_of("unfinished", seed=5)])
+    lost = [run_of("failed", seed=4), run_of("unfinished", seed=5), run_of("diverged", seed=6, values=(0.1, 0.6))]
+    (group,) = grouped([*runs[:2], *lost])
     s = sample(group, "last:test/acc", 100.0)
     assert (s.mean, s.std, [run.seed for run in s.others]) == (pytest.approx(60), pytest.approx(10), [4, 5])
-    assert s.record["seeds"] == "1 2 3"
+    assert s.diverged == (6,)
+    assert s.record["seeds"] == "1 2 6"
     (one,) = grouped(runs[:1])
     assert sample(one, "last:test/acc").std is None
     assert sample(one, "max:test/nothing") == Sample({}, others=(runs[0],))
@@ -109,8 +111,3 @@ def test_a_target_that_was_not_reached_is_a_bound():
     s = sample(group, "rounds:test/acc>=0.7")
     assert (dict(s.values), s.mean, s.std, s.bound) == ({1: 2.0, 2: 4.0}, 3.0, None, True)
     assert not sample(grouped(runs[:1])[0], "rounds:test/acc>=0.7").bound
-
-
-def test_a_run_that_diverged_is_in_the_mean_and_named():
-    s = sample(grouped([run_of(seed=1), run_of("diverged", seed=2, values=(0.1,))])[0], "last:test/acc")
-    assert (s.mean, s.diverged) == (pytest.approx(0.3), (2,))

@@ -16,10 +16,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from gcfed.report import papers
 from gcfed.report.compare import Settings, compare
 from gcfed.report.groups import grouped
-from gcfed.report.tables import MEASURES, Table, all_runs, best, by_federation, measured, targets
+from gcfed.report.tables import MEASURES, Table, all_runs, best, by_federation, measured, targets, write_texts
 from gcfed.runs.folder import STATES, Run, find_runs, folders
 from gcfed.runs.measures import FORMS, parse
-from gcfed.utils.files import replacing
 
 TRIALS = "trials.csv"
 WRITTEN = ".written"  # what the last report wrote beside the page, a path a line
@@ -41,7 +40,7 @@ def report(cfg: Mapping[str, Any]) -> Path:
         Incomplete: a figure cannot be drawn or no run has a measure; all else is written.
     """
     out, roots, measures = Path(cfg["out"]), [Path(root) for root in _listed(cfg["roots"])], _listed(cfg["measures"])
-    if out.exists() and not out.is_dir():
+    if out.is_file():
         raise ValueError(f"out={out} is a file; name a folder, which need not be there.")
     for measure in measures:
         parse(measure)  # before a thousand runs are read
@@ -90,9 +89,7 @@ def report(cfg: Mapping[str, Any]) -> Path:
         out / "index.html": page.get_template("page.html").render(**parts, **words),
         out / WRITTEN: "".join(f"{path.relative_to(out)}\n" for path in files),
     }
-    for path, text in texts.items():
-        with replacing(path) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+    write_texts(texts)
     print(f"{counts}. {len(tables)} tables and {len(pictures)} figures, all on {out / 'index.html'}")
     if lacks:
         raise Incomplete(f"The report lacks: {'; '.join(lacks)}")

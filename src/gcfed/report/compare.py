@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -102,7 +102,11 @@ def _cell(paper: PaperTable, row: Axis, column: Axis, rounds: int, group: Group 
     difference = None
     if s.mean is not None and not s.bound and printed.mean is not None and printed.note != "+":
         difference = s.mean - printed.mean
-    differs = _differences(paper, paper.settings(row, column), group) if group else []
+    differs = []
+    for key, theirs in paper.settings(row, column).items() if group else ():
+        if (ours := group.runs[0].get(key)) != theirs:  # type: ignore[union-attr]
+            why = f": {paper.departures[key].rstrip('.')}" if key in paper.departures else ""
+            differs.append(f"{key} {ours} (paper {theirs}{why})")
     return {
         "row": row.label, "column": column.label, "unit": unit.label,
         **s.record, "rounds": group.planned if group else None, "rounds_asked": rounds or None,
@@ -114,13 +118,6 @@ def _cell(paper: PaperTable, row: Axis, column: Axis, rounds: int, group: Group 
         "paper_text": _printed(printed, unit), "paper_rank": None if printed.note else printed.mean,
         "difference_text": _difference(difference, math.hypot(s.std or 0.0, printed.std or 0.0), unit),
     }  # fmt: skip
-
-
-def _differences(paper: PaperTable, listed: Mapping[str, Any], group: Group) -> list[str]:
-    """In what the group's config is not as the paper lists it, and why."""
-    why = {key: f": {reason.rstrip('.')}" for key, reason in paper.departures.items()}
-    ours = {key: group.runs[0].get(key) for key in listed}
-    return [f"{k} {ours[k]} (paper {v}{why.get(k, '')})" for k, v in listed.items() if ours[k] != v]
 
 
 def _printed(cell: Cell, unit: Unit) -> str:

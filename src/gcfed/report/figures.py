@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import shutil
 import warnings
@@ -28,7 +27,6 @@ from gcfed.report.tables import by_federation, describe, main_measure
 from gcfed.runs.folder import FINISHED
 from gcfed.runs.measures import smooth
 
-log = logging.getLogger(__name__)
 matplotlib.use("agg")  # seaborn imports pyplot, which would look for a display
 
 FEDERATIONS, METHODS, POINTS = 6, 12, 40  # that are drawn: federations, methods of each, points of a curve
@@ -61,7 +59,7 @@ class Picture(NamedTuple):
 
 
 class Plot(NamedTuple):
-    """A figure that will be drawn: ``draw`` takes its axes and returns its caption; ``height`` is in inches."""
+    """A figure to come: ``draw`` takes its axes and returns its caption; ``height`` is in inches."""
 
     name: str
     title: str
@@ -87,7 +85,6 @@ def draw(groups: Sequence[Group], folder: Path, formats: Sequence[str], failed: 
                     save(figure, path)
         except Exception as error:  # whatever it is, it must not cost the other figures and the tables
             failed[f"{plot.title}, {plot.federation}"] = f"{type(error).__name__}: {error}"
-            log.error("The figure %r cannot be drawn: %s: %s", plot.title, type(error).__name__, error)
             for path in files:
                 path.unlink(missing_ok=True)
         else:

@@ -149,23 +149,14 @@ def _text(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Sample:
-    """One measure over the seeds of a group, in the unit that it is shown in.
+    """One measure over the seeds of a group, in the unit that it is shown in."""
 
-    Attributes:
-        values: seed → number, of runs that came to their end and have one.
-        mean: None where there is no number.
-        std: the sample's; None for fewer than two runs, and of bounds, which do not scatter as what they bound.
-        bound: a run ended before it reached the target: its rounds stand in ``values``, the mean is a lower bound.
-        diverged: seeds of runs that diverged; they are in ``values`` where their number is finite.
-        others: runs that are not in the mean: they failed, are not finished, or have no such number.
-    """
-
-    values: Mapping[int, float]
+    values: Mapping[int, float]  # by seed, of runs that came to their end and have one
     mean: float | None = None
-    std: float | None = None
-    bound: bool = False
-    diverged: tuple[int, ...] = ()
-    others: tuple[Run, ...] = ()
+    std: float | None = None  # the sample's; None for fewer than two runs, and of bounds
+    bound: bool = False  # a run did not reach the target: its rounds stand in ``values``, the mean is a lower bound
+    diverged: tuple[int, ...] = ()  # their seeds, also in ``values`` where the number is finite
+    others: tuple[Run, ...] = ()  # not in the mean: they failed, are not finished, or have no such number
 
     @property
     def record(self) -> dict[str, Any]:

@@ -100,6 +100,12 @@ class Minor(str):
     """The first cell of a line that explains the line above it."""
 
 
+def write_texts(texts: Mapping[Path, str]) -> None:
+    for path, text in texts.items():
+        with replacing(path) as temporary:
+            temporary.write_text(text, encoding="utf-8", newline="")
+
+
 def marked(text: str, kind: str) -> str:
     """The text of a cell in ``md``, ``tex`` or ``html``."""
     escape, bold, minor = _MARKUP[kind]
@@ -120,9 +126,7 @@ class Table:
     def write(self, folder: Path) -> None:
         """``<name>.md``, ``.tex`` and ``.csv``."""
         texts = {"md": self.markdown(), "tex": self.latex(), "csv": self.records.to_csv(index=False)}
-        for suffix, text in texts.items():
-            with replacing(folder / f"{self.name}.{suffix}") as temporary:
-                temporary.write_text(text, encoding="utf-8", newline="")
+        write_texts({folder / f"{self.name}.{suffix}": text for suffix, text in texts.items()})
 
     def _marked(self, kind: str) -> pd.DataFrame:
         return self.frame.map(marked, kind=kind).rename(columns=partial(marked, kind=kind))
