@@ -97,8 +97,18 @@ def load(path_or_name: str | Path) -> PaperTable:
     if not path.is_file():
         raise FileNotFoundError(f"There is no {path}; the tables are {', '.join(names())}.")
     try:
-        return _table(path.stem, yaml.load(path.read_text(encoding="utf-8"), Loader))
-    except (TypeError, ValueError, AttributeError, KeyError) as error:  # a dataclass names unknown and missing keys
+        raw = yaml.load(path.read_text(encoding="utf-8"), Loader)
+        if shared := raw.pop("shared_setting", None):  # a file of configs/paper/setting
+            common = yaml.load((FOLDER / "setting" / f"{shared}.yaml").read_text(encoding="utf-8"), Loader)
+            raw["setting"] = common | raw.get("setting", {})
+        return _table(path.stem, raw)
+    except (
+        OSError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        KeyError,
+    ) as error:  # a dataclass names unknown and missing keys
         raise ValueError(f"{path} is no table of a paper: {error}") from None
 
 
