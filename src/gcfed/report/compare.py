@@ -140,7 +140,7 @@ def _table(paper: PaperTable, cells: pd.DataFrame, scale: str, *, empty: bool) -
     wanted, line = sum(cells["wanted"]), "row" if paper.methods_in == "columns" else "column"
     if not empty:
         runs = cells[cells["group"].notna()]
-        cells = cells[cells["row"].isin(runs["row"]) & cells["column"].isin(runs["column"])]
+        cells = cells[cells["row"].isin(runs["row"]) & cells["column"].isin(runs["column"])].copy()
     for _, part in cells.groupby(line):
         kinds = set(part["kind"])
         higher = kinds.pop()[1] if len(kinds) == 1 else None  # where all of the line measure the same

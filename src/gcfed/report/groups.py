@@ -23,21 +23,13 @@ _FEDERATION = ("data.", "model.", "participation.", "partition.", "task.", "trai
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Runs of one setting and as many rounds, tested equally often: repetitions.
+    """Runs of one setting and as many rounds, tested equally often: repetitions."""
 
-    Attributes:
-        runs: one a seed, ascending.
-        repeated: further runs of these seeds; the run that came to its end last counts.
-        values: what the setting is: dotted key → value, with ``rounds`` and ``eval_every``.
-        method: algorithm, gradient centralization, and what else differs from the federation's runs of the same name.
-        federation: data, model, participation, partition and rounds, and what else tells two of them apart.
-    """
-
-    runs: tuple[Run, ...]
-    repeated: tuple[Run, ...]
-    values: Mapping[str, Any]
-    method: str
-    federation: str
+    runs: tuple[Run, ...]  # one a seed, ascending
+    repeated: tuple[Run, ...]  # further runs of these seeds; the run that came to its end last counts
+    values: Mapping[str, Any]  # what the setting is: dotted key → value, with ``rounds`` and ``eval_every``
+    method: str  # algorithm, gradient centralization, what else differs from the federation's runs of the same name
+    federation: str  # data, model, participation, partition and rounds, and what else tells two of them apart
 
     @property
     def setting(self) -> str:

@@ -101,6 +101,7 @@ class Minor(str):
 
 
 def write_texts(texts: Mapping[Path, str]) -> None:
+    """Each file whole or not at all."""
     for path, text in texts.items():
         with replacing(path) as temporary:
             temporary.write_text(text, encoding="utf-8", newline="")
