@@ -39,7 +39,7 @@ class CohortRule:
 
     def add(self, upload: Upload, round: Round) -> None:
         """Keeps the updates of K clients, in the rows of their places in the cohort."""
-        updates = torch.cat([upload.delta[name].flatten(1) for name in sorted(upload.delta)], 1)
+        updates = torch.cat([upload.delta[name].reshape(len(upload.clients), -1) for name in sorted(upload.delta)], 1)
         if self._table is None or self._finite is None:
             self._table = updates.new_zeros(len(round.cohort), updates.shape[1])
             self._finite = updates.new_zeros(len(round.cohort))
