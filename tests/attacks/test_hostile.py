@@ -41,7 +41,7 @@ def test_scaled_clients_multiply_all_that_they_send(factor):
 
 
 def test_noise_has_its_size_and_is_each_clients_own():
-    delta, upload, hostile = attacked(Gaussian(1.0, factor=5.0))
+    delta, upload, _ = attacked(Gaussian(1.0, factor=5.0))
     ratio = upload.delta["w"].square().mean((1, 2)).sqrt() / delta.square().mean((1, 2)).sqrt()
     assert float(ratio.mean()) == pytest.approx(5, rel=0.3)
     alone = attacked(Gaussian(1.0, factor=5.0), clients=[7])[1].delta["w"]
@@ -143,8 +143,8 @@ def test_robust_rules_stand_a_fifth_of_sign_flipping_clients_and_the_mean_does_n
     def accuracy(aggregator, attack):
         result = train(config(
             f"aggregator={aggregator}", f"attack={attack}", "gc=none", "partition=iid", "participation.per_round=10",
-            "rounds=40", "eval_every=40", "client.epochs=3", "client.optimizer.lr=0.05", "model.hidden=[64]", "client.stack=10",
-            "callbacks.checkpoint.every=40",
+            "rounds=40", "eval_every=40", "client.epochs=3", "client.optimizer.lr=0.05", "model.hidden=[64]",
+            "client.stack=10", "callbacks.checkpoint.every=40",
             *([] if aggregator in ("mean", "median") else ["aggregator.hostile=0.3"]),
             folder=tmp_path / f"{aggregator}_{attack}",
         ))  # fmt: skip

@@ -22,7 +22,8 @@ def run(faults, cohort_of=5, rounds=4, **kwargs):
 
 
 @pytest.mark.parametrize("faults", [
-    {"dropout": 0.4}, {"stragglers": 0.5}, {"deadline": 3}, {"dropout": 0.2, "stragglers": 0.7, "deadline": 5, "extra": 2},
+    {"dropout": 0.4}, {"stragglers": 0.5}, {"deadline": 3},
+    {"dropout": 0.2, "stragglers": 0.7, "deadline": 5, "extra": 2},
 ])  # fmt: skip
 def test_stacks_and_two_processes_agree(faults):
     one, rows = run(faults)
@@ -36,7 +37,7 @@ def test_stacks_and_two_processes_agree(faults):
 
 
 def test_a_deadline_is_that_many_steps():
-    capped, rows = run({"deadline": 3}, cohort_of=7, rounds=1)
+    _, rows = run({"deadline": 3}, cohort_of=7, rounds=1)
     assert rows[0]["train/steps"] == np.minimum(PLANNED, 3).sum()
     assert rows[0]["train/stragglers"] == 6
     far, rows = run({"deadline": 10}, cohort_of=7)
@@ -46,7 +47,7 @@ def test_a_deadline_is_that_many_steps():
 
 def test_who_drops_out_is_left_out_of_the_mean_and_counted():
     everyone = np.arange(7)
-    net, (row,) = run({"dropout": 0.5}, cohort_of=7, rounds=1)
+    _, (row,) = run({"dropout": 0.5}, cohort_of=7, rounds=1)
     came = Faults(dropout=0.5).survivors(everyone, PLANNED, 0, 5)
     assert row["cohort"] == came.tolist()
     assert 0 < len(came) < 7

@@ -55,9 +55,8 @@ def test_the_adaptive_bound_takes_the_papers_step_and_rests_at_the_quantile():
 @pytest.mark.parametrize("quantile", [None, 0.3])
 def test_stacks_and_two_processes_agree(federation, quantile):
     def run(**kwargs):
-        return train_rounds(
-            make_net(), federation, sgd(), rounds=4, cohort_of=4, methods=[ClipUpdate(0.05, quantile=quantile)], **kwargs
-        )  # fmt: skip
+        method = ClipUpdate(0.05, quantile=quantile)
+        return train_rounds(make_net(), federation, sgd(), rounds=4, cohort_of=4, methods=[method], **kwargs)
 
     one = run()
     for kwargs in ({"k": 4}, {"world": 2}):
