@@ -91,6 +91,7 @@ def train_rounds(
     order=1,
     world=1,
     task=CLASSIFICATION,
+    faults=None,
     on_round=lambda round, row: None,
 ):
     """Trains ``net`` through the real loop, without a test of the global model; returns its weights.
@@ -102,7 +103,7 @@ def train_rounds(
     solver.stack, data.rounds = k, rounds
     loop = FederatedLoop(
         sampler=Cohorts(cohort_of, order), solver=solver, aggregator=aggregator or MeanAggregator(), rounds=rounds,
-        seed=seed, stores=stores,
+        seed=seed, stores=stores, faults=faults,
     )  # fmt: skip
     loop.tested = lambda round_number: False
     methods = sorted(methods, key=lambda m: m.order)

@@ -35,6 +35,7 @@ GOES_WITH = {("data", option): ["model=cnn"] for option in options("data") if op
     ("model", "lstm"): ["data=tiny_shakespeare"],
     ("model", "vgg11"): ["data=cifar10"],
     ("participation", "dynamic"): ["participation.num_clients=500"],
+    ("aggregator", "bulyan"): ["participation.per_round=7"],
     ("metrics", "relative_error"): ["data=matrix_regression", "model=linear"],
 }
 
@@ -63,7 +64,7 @@ def instantiate(cfg):
     ("group", "option"),
     choices(
         "data", "partition", "participation", "model", "client", "server", "algorithm", "gc", "debug", "client_store",
-        "quantization", "metrics",
+        "quantization", "metrics", "aggregator", "attack",
     ),
 )  # fmt: skip
 def test_every_option_instantiates(config, group, option):

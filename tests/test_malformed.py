@@ -21,7 +21,10 @@ from gcfed.utils.resolvers import ROOT
 VALUES = (nan, inf, -1, 0, 1e300, "x", True, None, [], {})
 SMALL = ("callbacks.progress=null", "extras.figures=false", "model.hidden=[8]", "trainer.devices=1")
 # Options that set keys of their own and are built from the digits alone.
-GROUPS = ("algorithm", "client", "gc", "metrics", "participation", "partition", "quantization", "server")
+GROUPS = (
+    "aggregator", "algorithm", "attack", "client", "gc", "metrics", "participation", "partition", "quantization",
+    "server",
+)  # fmt: skip
 # Names, what is read before or after the run is built, and what the run sets itself.
 ELSEWHERE = (
     "ckpt_path", "labels", "optimized_metric", "tags", "paths.data_dir", "paths.root_dir", "logger.csv.resume_round",

@@ -20,6 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from gcfed.data.augment import TextTransform, VectorTransform
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.sampling import cohort_size
+from gcfed.federated.faults import Faults
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.method import FederatedMethod
 from gcfed.federated.module import FederatedModule
@@ -68,9 +69,11 @@ def assemble(cfg: DictConfig) -> Parts:
     if module.task.has_classes != (data.labels.dtype.kind == "i"):
         raise ValueError(f"task._target_={cfg.task._target_} does not go with the labels of data={cfg.tags.data}.")
     methods = build_methods(cfg)
+    faults = optional(cfg.participation, "faults") or Faults()
     sampler = cfg.participation.get("sampler")
     shared = OmegaConf.is_dict(sampler) and "per_round" in sampler
-    size = {"per_round": cohort_size(sampler.per_round, data.num_clients)} if shared else {}
+    drawn = cohort_size(sampler.per_round, data.num_clients) + (faults.extra or 0) if shared else 0
+    size = {"per_round": drawn} if shared else {}
     loop = FederatedLoop(
         sampler=require(cfg.participation, "sampler", **size),
         solver=require(cfg, "client"),
@@ -79,6 +82,7 @@ def assemble(cfg: DictConfig) -> Parts:
         seed=cfg.seed,
         eval_every=cfg.eval_every,
         stores=require(cfg, "client_store"),
+        faults=faults,
     )
     callbacks: list[Callback] = [loop, *methods, *build_all(cfg, "metrics"), *build_all(cfg, "callbacks")]
     loop.bind(callbacks, data, module)
@@ -165,7 +169,8 @@ def build_methods(cfg: DictConfig) -> list[FederatedMethod]:
 
     GC comes after all that correct gradients: P·(corrected gradient).
     """
-    methods = [*build_all(cfg, "methods"), optional(cfg, "gc"), optional(cfg, "quantization")]
+    parts = [optional(cfg, key) for key in ("gc", "attack", "quantization")]
+    methods = [*build_all(cfg, "methods"), *parts]
     return sorted((m for m in methods if m is not None), key=lambda m: m.order)
 
 

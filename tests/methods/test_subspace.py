@@ -7,6 +7,7 @@ import torch
 from harness import make_net, make_round, make_setup, sgd, train_rounds
 from torch import nn
 
+from gcfed.aggregators.coordinates import Median
 from gcfed.federated.method import validate_methods
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import broadcast_state
@@ -177,7 +178,7 @@ def validate(cls, *, others=(), **parts):
         ({"solver": sgd(weight_decay=0.1, clip_norm=1.0)}, r"client\.clip_norm=1\.0.*weight_decay=0"),
         ({"server": partial(torch.optim.SGD, lr=1.0, momentum=0.5)}, "server=sgd"),
         ({"server": partial(torch.optim.Adam, lr=1.0)}, "server=sgd"),
-        ({"aggregator": object()}, "MeanAggregator"),
+        ({"aggregator": Median()}, "aggregator=mean, not Median"),
         ({"others": [Scaffold()]}, "each correct the clients' drift"),
         ({"others": [FedReg()]}, "FedReg moves the clients' weights"),
         ({"stores": ClientStores(dtype="bfloat16")}, r"client_store\.dtype=null"),

@@ -123,6 +123,13 @@ class FederatedDataModule(LightningDataModule):
         assert self.partition is not None
         return self.partition.label_counts(self.labels, self.num_classes, clients=clients)
 
+    def relabel(self, clients: np.ndarray, relabelled: Callable[[np.ndarray], np.ndarray]) -> None:
+        """Changes the training labels of these clients, from here on and for all who ask."""
+        samples = np.concatenate([self.client(client) for client in clients.tolist()] or [np.zeros(0, np.int64)])
+        self.labels = self.labels.copy()
+        self.labels[samples] = relabelled(self.labels[samples])
+        self._train = (self._train[0], torch.from_numpy(self.labels).to(self._train[1].device))
+
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray | None:
         return self.transform.draw(rng, shape)
 

@@ -38,7 +38,8 @@ class Upload:
     extra: dict[str, Params] = field(default_factory=dict)
 
     def send(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        """Sends more than Δ: ``tensors``, name → ``[K, *shape]``, whose mean becomes ``round.received[name]``.
+        """Sends more than Δ: ``tensors``, name → ``[K, *shape]``, whose mean becomes ``round.received[name]``, or
+        what the run's aggregator makes of them.
 
         The method's ``uploads`` must list ``name``. A client whose numbers are not all finite counts for nothing.
         """
@@ -47,7 +48,14 @@ class Upload:
 
 
 class Aggregator(Protocol):
-    """Turns the uploads of one round into one update; ``add`` streams, ``reduce`` ends the round on every process."""
+    """Turns the uploads of one round into one update; ``add`` streams, ``reduce`` ends the round on every process.
+
+    ``beside`` makes one for what clients send beside Δ; ``validate`` refuses a cohort that is too small.
+    """
+
+    def validate(self, cohort: int) -> None: ...
+
+    def beside(self) -> "Aggregator": ...
 
     def add(self, upload: Upload, round: Round) -> None: ...
 
@@ -74,6 +82,12 @@ class MeanAggregator:
         self.weighting = choice("aggregator.weighting", weighting, ("uniform", "samples"))
         self._sums: dict[str, ExactSum] = {}
         self._weight: Tensor | None = None
+
+    def validate(self, cohort: int) -> None: ...
+
+    def beside(self) -> "MeanAggregator":
+        """The plain mean, whatever the weights of the updates."""
+        return MeanAggregator()
 
     def add(self, upload: Upload, round: Round) -> None:
         """Takes in the updates of K clients; one with a number that is not finite counts for nothing."""

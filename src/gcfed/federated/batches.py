@@ -1,5 +1,7 @@
 """Which samples a client sees in which local step: drawn on the host for a whole round, moved to the device once."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
@@ -51,6 +53,12 @@ class BatchPlan:
     def steps(self) -> np.ndarray:
         """Number of local steps of each client, ``[K]``."""
         return (self.counts > 0).sum(1)
+
+    def cut(self, steps: np.ndarray) -> BatchPlan:
+        """The plan of clients that stop after so many of their steps, ``[K]``."""
+        longest = int(steps.max())
+        counts = np.where(np.arange(longest) < steps[:, None], self.counts[:, :longest], 0)
+        return BatchPlan(self.index[:, :longest], None if self.augment is None else self.augment[:, :longest], counts)
 
     def batch(self, data: ClientData, t: int, n: int) -> Batch:
         """Step ``t`` of the first ``n`` clients, those that are not done by then."""

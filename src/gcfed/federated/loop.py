@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,8 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from gcfed.data.sampling import ClientSampler
-from gcfed.federated.aggregate import Aggregator, MeanAggregator, Upload, finite_clients
+from gcfed.federated.aggregate import Aggregator, Upload, finite_clients
+from gcfed.federated.faults import Faults
 from gcfed.federated.method import FederatedMethod, Setup, upload_shapes, validate_methods
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.round import Round, assign
@@ -38,6 +40,7 @@ class FederatedLoop(Callback):
         seed: the run's seed; every draw derives from it.
         eval_every: rounds between two tests of the global model; the last round is always tested.
         stores: where methods keep their clients' state; by default in a temporary folder, without checkpoints.
+        faults: which clients drop out or do less than was asked of them; by default none.
     """
 
     def __init__(
@@ -50,10 +53,11 @@ class FederatedLoop(Callback):
         seed: int,
         eval_every: int = 1,
         stores: ClientStores | None = None,
+        faults: Faults | None = None,
     ) -> None:
         self.sampler, self.solver, self.aggregator = sampler, solver, aggregator
         self.rounds, self.seed, self.eval_every = rounds, seed, eval_every
-        self.stores = stores or ClientStores()
+        self.stores, self.faults = stores or ClientStores(), faults or Faults()
         self.methods: list[FederatedMethod] = []
         self.data: Any = None
         self.row: dict[str, Any] = {}
@@ -88,6 +92,7 @@ class FederatedLoop(Callback):
         """
         self.methods = [callback for callback in callbacks if isinstance(callback, FederatedMethod)]
         self.sampler.validate(data.num_clients)
+        self.aggregator.validate(self.sampler.per_round - (self.faults.extra or 0))
         validate_methods(
             Setup(self.sampler, self.solver, self.aggregator, self.stores, data, module, self.methods, self.rounds)
         )
@@ -105,39 +110,46 @@ class FederatedLoop(Callback):
         """Lets the cohort train and leaves the pseudo-gradient −Δ in the global network."""
         assert isinstance(pl_module, FederatedModule)
         self._started = time.perf_counter()
-        net, device, data = pl_module.net, pl_module.device, self.data
+        net, device, data, before = pl_module.net, pl_module.device, self.data, broadcast_state(pl_module.net)
+        drawn = self.sampler(trainer.global_step, data.num_clients, self.seed)
+        came = self.faults.survivors(drawn, self._steps(drawn, trainer.global_step), trainer.global_step, self.seed)
         round = self.round = Round(
             index=trainer.global_step,
             seed=self.seed,
-            cohort=self.sampler(trainer.global_step, data.num_clients, self.seed),
+            cohort=came,
+            lost=len(drawn) - len(came),
             num_clients=data.num_clients,
-            start=broadcast_state(net),
+            start=dict(before),
             reduce=sum_over_processes,
             lr=self.solver.lr(trainer.global_step),
             server=trainer.optimizers[0],
         )
         cohort = len(round.cohort)
-        round.down_bytes = cohort * nbytes(round.start)
+        round.down_bytes = round.receivers * nbytes(round.start)
         for method in self.methods:
             method.on_broadcast(round)
 
         stats = torch.zeros(4, dtype=torch.float64, device=device)  # Σ loss, its clients, finite clients, bytes up
         shapes = upload_shapes(self.methods, round)
-        extra = {name: MeanAggregator() for name in shapes if name != "delta"}
+        extra = {name: self.aggregator.beside() for name in shapes if name != "delta"}
         net.train()
         for clients in self.stacks(trainer, round.cohort):
             stats += self._receive(*self.train_clients(trainer, pl_module, clients, round), extra, round)
         update = self.aggregator.reduce(round, shapes["delta"])
-        round.received = {name: mean.reduce(round, shapes[name]) for name, mean in extra.items()}
+        round.received = {name: part.reduce(round, shapes[name]) for name, part in extra.items()}
 
-        (stats,) = round.reduce([torch.cat([stats, stats.new_tensor([round.samples, round.steps])])])
-        loss, counted, num_finite, up_bytes, samples, steps = stats.tolist()  # the round's one wait for the device
+        results = [{name: t.unsqueeze(0) for name, t in part.items()} for part in (update, *round.received.values())]
+        overflown = ~torch.cat([finite_clients(part) for part in results]).all(0, keepdim=True)
+        (stats,) = round.reduce([torch.cat([stats, overflown, stats.new_tensor([round.samples, round.steps])])])
+        # The round's one wait for the device:
+        loss, counted, num_finite, up_bytes, refused, samples, steps = stats.tolist()
         self.stores.finish_round(round)  # after it: only now has every process sent, so written, what it has
         round.num_finite = int(num_finite)
-        if round.num_finite:
+        usable = round.num_finite > 0 and not refused
+        if usable:
             for method in self.methods:
                 method.on_aggregate_end(update, round)
-        pl_module.set_update(update if round.num_finite else None)
+        pl_module.set_update(update if usable else None, before)
         if round.num_finite < cohort and trainer.is_global_zero:
             _warn_not_finite(round)
         self.row = {
@@ -145,19 +157,26 @@ class FederatedLoop(Callback):
             "train/loss": loss / counted if counted else float("nan"),
             "train/clients": cohort,
             "train/nonfinite_clients": cohort - round.num_finite,
+            "train/refused_steps": int(refused > 0),
             "train/samples": int(samples),
             "train/steps": int(steps),
             "comm/down_bytes": round.down_bytes,
             "comm/up_bytes": int(up_bytes),
             "time/train_s": time.perf_counter() - self._started,
         }
+        if self.faults != Faults():
+            planned, done = self.solver.num_steps(data.sizes(came)), self._steps(came, round.index)
+            self.row |= {"train/dropped_clients": round.lost, "train/stragglers": int((done < planned).sum())}
+
+    def _steps(self, clients: np.ndarray, round_index: int) -> np.ndarray:
+        """Local steps that these clients do in a round, ``[K]``."""
+        return self.faults.steps(self.solver.num_steps(self.data.sizes(clients)), clients, round_index, self.seed)
 
     def stacks(self, trainer: Trainer, cohort: np.ndarray) -> list[np.ndarray]:
         """This process's share of a cohort, as the ids of one stack after the other."""
         module = trainer.lightning_module
         assert isinstance(module, FederatedModule)
-        steps = self.solver.num_steps(self.data.sizes(cohort))
-        mine = assign(cohort, steps, trainer.global_rank, trainer.world_size)
+        mine = assign(cohort, self._steps(cohort, trainer.global_step), trainer.global_rank, trainer.world_size)
         k = self.solver.stack_size(module.net, module.device, len(cohort))
         return np.split(mine, range(k, len(mine), k)) if len(mine) else []
 
@@ -167,6 +186,9 @@ class FederatedLoop(Callback):
         """K clients of the cohort, side by side: broadcast, local training, upload; and their losses, ``[K]``."""
         data, methods, num_samples = self.data, self.methods, self.data.sizes(clients)
         plan = self.solver.plan(data, clients, round, pl_module.device)
+        steps = self.faults.steps(plan.steps, clients, round.index, round.seed)
+        if (steps < plan.steps).any():
+            plan = plan.cut(steps)
         round.samples += int(plan.counts.sum())
         round.steps += int(plan.steps.sum())
         _seed_dropout(pl_module.device, torch_seed(round.seed, "dropout", round.index, int(clients[0])))
@@ -194,7 +216,7 @@ class FederatedLoop(Callback):
         return upload, loss_K
 
     def _receive(
-        self, upload: Upload, loss_K: torch.Tensor, extra: dict[str, MeanAggregator], round: Round
+        self, upload: Upload, loss_K: torch.Tensor, extra: dict[str, Aggregator], round: Round
     ) -> torch.Tensor:
         """The server takes in K uploads; what a round counts of them, as in ``stats``.
 
@@ -203,7 +225,7 @@ class FederatedLoop(Callback):
         for method in self.methods:
             method.on_receive(upload, round)
         for name, tensors in upload.extra.items():
-            extra[name].add_weighted(tensors, upload.finite.to(torch.float32))
+            extra[name].add(replace(upload, delta=tensors), round)
         self.aggregator.add(upload, round)
         finite = upload.finite & loss_K.isfinite()
         counts = [loss_K.where(finite, 0.0).double().sum(), finite.sum(), upload.finite.sum()]
@@ -218,6 +240,11 @@ class FederatedLoop(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        assert isinstance(pl_module, FederatedModule)
+        assert self.round is not None
+        self.row["train/refused_steps"] += pl_module.refused
+        if self.row["train/refused_steps"] and trainer.is_global_zero:
+            log.warning("round %d: the server's step was not finite; the model stays as it was.", self.round.index + 1)
         if trainer.global_step >= self.rounds:
             trainer.should_stop = True  # makes Lightning test after the last round, whatever eval_every is
         if not self.tested(trainer.global_step):

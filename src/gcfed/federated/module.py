@@ -42,6 +42,8 @@ class FederatedModule(LightningModule):
         self.net = net.to(memory_format=self.memory_format)
         self.server = try_optimizer(part("server", server), "server")
         self.clients: ClientStack | None = None
+        self.refused = False  # whether the last step was taken back
+        self._before: Params = {}
         self.task = task
         self.test_means = nn.ModuleDict({column: MeanMetric() for column in task.columns})
 
@@ -51,12 +53,15 @@ class FederatedModule(LightningModule):
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x)
 
-    def set_update(self, update: Params | None) -> None:
+    def set_update(self, update: Params | None, before: Params | None = None) -> None:
         """Puts the aggregated update Δ where the server optimizer looks for it: ``.grad = −Δ``, buffers moved by Δ.
+
+        ``before``, the present model by name, is what a step that is not finite goes back to.
 
         None, a round without a finite client, leaves no gradient at all: optimizers then touch neither parameters nor
         their own state.
         """
+        self._before = (before or {}) if update is not None else {}
         for name, param in self.net.named_parameters():
             param.grad = None if update is None else update[name].neg()
         for name, buffer in self.net.named_buffers():
@@ -96,9 +101,21 @@ class FederatedModule(LightningModule):
     def training_step(self, batch: Tensor, batch_idx: int) -> None:
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
+        state = optimizer.optimizer.state
+        kept = {p: {k: v.clone() if isinstance(v, Tensor) else v for k, v in own.items()} for p, own in state.items()}
         optimizer.step()  # calls on_before_optimizer_step, where Global GC edits the pseudo-gradient
         for param in self.net.parameters():
             param.grad = None
+        held = [*self.net.parameters(), *self.net.buffers(), *(v for own in state.values() for v in own.values())]
+        self.refused = bool(self._before) and not _all_finite(held)
+        if self.refused:
+            with torch.no_grad():
+                for name, t in [*self.net.named_parameters(), *self.net.named_buffers()]:
+                    if name in self._before:
+                        t.copy_(self._before[name])
+            state.clear()
+            state.update(kept)
+        self._before = {}
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
         x, y = self.trainer.datamodule.fetch_test(batch)  # type: ignore[attr-defined]
@@ -110,3 +127,9 @@ class FederatedModule(LightningModule):
         # The loop logs the round's whole row; from here they reach callbacks that monitor a metric.
         for column, mean in self.test_means.items():
             self.log(column, mean, logger=False)  # type: ignore[arg-type]
+
+
+def _all_finite(values: Iterable[object]) -> bool:
+    """Waits for the device, on which at this time only the server's step is left to be done."""
+    sums = [t.detach().sum() for t in values if isinstance(t, Tensor) and t.is_floating_point()]
+    return bool(torch.stack([s.to(sums[0].device, torch.float64) for s in sums]).isfinite().all())

@@ -24,14 +24,15 @@ class Order(IntEnum):
 
     What moves the weights comes first, so that the others see them where they were; then terms and corrections of the
     gradient, and GC after them; what projects on a subspace after all of them, since a gradient edited later would
-    leave it; quantization after what it rounds; measurements last.
+    leave it; attacks on what is ready to be sent; quantization after what it rounds; measurements last.
     """
 
     MOVES_WEIGHTS = 0
     CORRECTS = 1
     PROJECTS = 2
-    QUANTIZES = 3
-    MEASURES = 4
+    ATTACKS = 3
+    QUANTIZES = 4
+    MEASURES = 5
 
 
 @dataclass
@@ -48,11 +49,12 @@ class Round:
         lr: η_l, the clients' learning rate in this round.
         reduce: sums tensors over the processes; every process must call it, so never from a hook of a stack.
         server: the server's optimizer, whose momentum a method may send ahead; None in a loop without one.
-        down_bytes: sent to the whole cohort; :meth:`send` adds to it.
+        down_bytes: sent to all clients of the round; :meth:`send` adds to it.
         samples, steps: that this process has trained on so far, a sample in each of its epochs, and local steps.
         num_finite: clients whose updates were finite; known from ``on_aggregate_end`` on.
-        received: what clients sent beside Δ, by the name given to ``Upload.send``: the mean over the finite clients,
-            name → ``[*shape]``; known from ``on_aggregate_end`` on.
+        received: what clients sent beside Δ, by the name given to ``Upload.send``: the mean over the finite clients, or
+            what another aggregator makes of them, name → ``[*shape]``; known from ``on_aggregate_end`` on.
+        lost: clients that got the broadcast and did not come back: they are not in the cohort.
         rehearsal: this round only measures what clients would do: nothing of it may last.
     """
 
@@ -69,11 +71,17 @@ class Round:
     steps: int = 0
     num_finite: int = 0
     received: dict[str, Params] = field(default_factory=dict)
+    lost: int = 0
     rehearsal: bool = False
 
+    @property
+    def receivers(self) -> int:
+        """Number of clients that the server sends to."""
+        return len(self.cohort) + self.lost
+
     def send(self, tensors: Mapping[str, Tensor]) -> None:
-        """Counts the bytes of what the server sends to every client of the cohort beside the model."""
-        self.down_bytes += len(self.cohort) * nbytes(tensors)
+        """Counts the bytes of what the server sends to every client beside the model."""
+        self.down_bytes += self.receivers * nbytes(tensors)
 
 
 def assign(cohort: np.ndarray, work: np.ndarray, rank: int, world: int) -> np.ndarray:

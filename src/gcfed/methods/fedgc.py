@@ -38,7 +38,7 @@ from gcfed.federated.method import FederatedMethod, Setup
 from gcfed.federated.round import Round
 from gcfed.federated.stack import Params, per_client
 from gcfed.methods.constraints import Part, add_weighted_, constrain_, multipliers, products
-from gcfed.methods.requirements import local_sgd
+from gcfed.methods.requirements import local_sgd, mean_aggregator
 from gcfed.utils.number import choice, flag, number
 
 log = logging.getLogger(__name__)
@@ -83,6 +83,8 @@ class FedGC(FederatedMethod):
 
     def validate(self, setup: Setup) -> None:
         local_sgd(setup, "FedGC", "it reads a pseudo-gradient off w_k − w", momentum=True)
+        if self.sgc:
+            mean_aggregator(setup, "FedGC with methods.fedgc.sgc=true", "every client's update constrains it once more")
         self.lr = setup.solver.lr
         self.names = [name for name, p in setup.module.net.named_parameters() if p.requires_grad]
         layers: dict[str, list[str]] = {}

@@ -41,7 +41,8 @@ def uniform_mean(setup: Setup, method: str, reason: str) -> None:
     Raises:
         ValueError: it is not.
     """
-    if not isinstance(setup.aggregator, MeanAggregator) or setup.aggregator.weighting != "uniform":
+    mean_aggregator(setup, method, reason)
+    if getattr(setup.aggregator, "weighting", "uniform") != "uniform":
         raise ValueError(f"{method} needs aggregator.weighting=uniform: {reason}.")
 
 
@@ -52,7 +53,7 @@ def mean_aggregator(setup: Setup, method: str, reason: str) -> None:
         ValueError: it is not.
     """
     if not isinstance(setup.aggregator, MeanAggregator):
-        raise ValueError(f"{method} needs aggregator=gcfed.federated.aggregate.MeanAggregator: {reason}.")
+        raise ValueError(f"{method} needs aggregator=mean, not {type(setup.aggregator).__name__}: {reason}.")
 
 
 def full_uploads(setup: Setup, method: str, reason: str) -> None:

@@ -135,7 +135,7 @@ class SubspaceMethod(FederatedMethod):
             self.space = {name: self.projector(name, epoch[0], round) for name in self.names}
         start = {name: round.start[name] for name in self.names}
         self.coordinates = {name: self.space[name].project(t) for name, t in start.items()}
-        round.down_bytes += len(round.cohort) * (nbytes(self.coordinates) - nbytes(start))
+        round.down_bytes += round.receivers * (nbytes(self.coordinates) - nbytes(start))
 
     def uploads(self, round: Round) -> dict[str, Params]:
         return {"delta": self.coordinates}

@@ -45,9 +45,9 @@ class Metric(FederatedMethod):
         return sent
 
     def due(self, round: Round) -> bool:
-        """Whether this round is measured; a rehearsal, in which another metric measures, never is."""
+        """Whether this round is measured; a round without clients and another's rehearsal are not."""
         number = round.index + 1
-        return not round.rehearsal and (number % self.every == 0 or number >= self.rounds)
+        return len(round.cohort) > 0 and not round.rehearsal and (number % self.every == 0 or number >= self.rounds)
 
 
 class ClientMetric(Metric):

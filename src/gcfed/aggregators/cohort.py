@@ -1,0 +1,108 @@
+"""What the rules share that need all updates of a cohort at once."""
+
+import copy
+from collections.abc import Callable
+from math import ceil
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gcfed.federated.aggregate import Upload
+from gcfed.federated.round import Round
+from gcfed.federated.stack import Params
+from gcfed.utils.number import number
+
+COLUMNS = 1 << 20  # coordinates that a rule sorts at a time
+
+
+class CohortRule:
+    """Reduces the finite updates of a cohort by a rule on all of them; each client is one row.
+
+    Memory: the updates of the whole cohort on every process, and while they are gathered as much again.
+    """
+
+    def __init__(self) -> None:
+        self._table: Tensor | None = None
+        self._finite: Tensor | None = None
+
+    def rule(self, updates_nD: Tensor) -> Tensor:
+        """Finite updates in the order of the cohort, ``[n, D]`` with n ≥ 1 → one, ``[D]``."""
+        raise NotImplementedError
+
+    def validate(self, cohort: int) -> None:
+        """Raises ValueError where a cohort of this size is too small for the rule."""
+
+    def beside(self) -> "CohortRule":
+        """The same rule, for what clients send beside Δ."""
+        return copy.deepcopy(self)
+
+    def add(self, upload: Upload, round: Round) -> None:
+        """Keeps the updates of K clients, in the rows of their places in the cohort."""
+        updates = torch.cat([upload.delta[name].reshape(len(upload.clients), -1) for name in sorted(upload.delta)], 1)
+        if self._table is None or self._finite is None:
+            self._table = updates.new_zeros(len(round.cohort), updates.shape[1])
+            self._finite = updates.new_zeros(len(round.cohort))
+        place = {client: i for i, client in enumerate(round.cohort.tolist())}
+        rows = torch.tensor([place[client] for client in upload.clients.tolist()], device=updates.device)
+        self._table[rows], self._finite[rows] = updates, upload.finite.to(updates.dtype)
+
+    def reduce(self, round: Round, like: Params | None = None) -> Params:
+        """The rule's update, name → ``[*shape]`` of ``like``, by default the model's; zeros without a finite client."""
+        like = like or round.start
+        sizes = {name: like[name].numel() for name in sorted(like)}
+        table, finite = self._table, self._finite
+        if table is None or finite is None:  # this process trained none of the cohort
+            table = next(iter(like.values())).new_zeros(len(round.cohort), sum(sizes.values()))
+            finite = table.new_zeros(len(table))
+        self._table = self._finite = None
+        table, finite = round.reduce([table, finite])  # a row is zero on all processes but one
+        table = table[finite > 0]
+        update = self.rule(table) if len(table) else table.new_zeros(table.shape[1])
+        parts = dict(zip(sizes, update.split(list(sizes.values())), strict=True))
+        return {name: torch.empty_like(t).copy_(parts[name].view(t.shape)) for name, t in like.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing survives a round."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+
+
+class BoundedRule(CohortRule):
+    """A rule that is told how many clients may be hostile and stands as many.
+
+    Args:
+        hostile: share of the cohort that may be hostile; f is that many clients, rounded up. In a round with too few
+            finite clients for f, it is the largest number for which they suffice.
+    """
+
+    several, more = 2, 1
+    """The rule needs a cohort of ``several`` · f + ``more`` clients."""
+
+    def __init__(self, hostile: float = 0.2) -> None:
+        super().__init__()
+        self.hostile = number("aggregator.hostile", hostile, 0, 0.5, below=True)
+
+    def most(self, n: int) -> int:
+        """f for n clients, as asked for."""
+        return ceil(self.hostile * n - 1e-9)
+
+    def f(self, n: int) -> int:
+        """f for n clients, as far as they suffice."""
+        return max(0, min(self.most(n), (n - self.more) // self.several))
+
+    def validate(self, cohort: int) -> None:
+        """Raises ValueError where a full cohort could not stand f hostile clients."""
+        f = self.most(cohort)
+        if f and cohort < self.several * f + self.more:
+            raise ValueError(
+                f"aggregator.hostile={self.hostile} is {f} of participation.per_round={cohort} clients, and "
+                f"{type(self).__name__} needs {self.several}·{f} + {self.more} to stand them: raise the one or lower "
+                "the other."
+            )
+
+
+def by_coordinates(rule: Callable[[Tensor], Tensor], updates_nD: Tensor) -> Tensor:
+    """A rule ``[n, d] → [d]`` on a million coordinates at a time, since sorting takes several times their memory."""
+    return torch.cat([rule(part) for part in updates_nD.split(COLUMNS, 1)])

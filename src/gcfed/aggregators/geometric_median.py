@@ -1,0 +1,33 @@
+"""The point with the least sum of distances to all updates: RFA (Pillutla et al., IEEE TSP 2022, Algorithm 2).
+
+The smoothed Weiszfeld algorithm, from the median of each coordinate, which no single client can carry away. Memory:
+that of one cohort on every process.
+"""
+
+import torch
+from torch import Tensor
+
+from gcfed.aggregators.coordinates import Median
+from gcfed.utils.number import number
+
+
+class GeometricMedian(Median):
+    """``v ← Σ_k β_k Δ_k / Σ_k β_k`` with ``β_k = 1 / max(ν, ‖v − Δ_k‖)``.
+
+    Args:
+        iterations: of the algorithm.
+        nu: ν, the distance below which updates count alike.
+    """
+
+    def __init__(self, iterations: int = 10, nu: float = 1e-6) -> None:
+        super().__init__()
+        self.iterations = number("aggregator.iterations", iterations, 1, whole=True)
+        self.nu = number("aggregator.nu", nu, 0, above=True)
+
+    def rule(self, updates_nD: Tensor) -> Tensor:
+        point = super().rule(updates_nD)
+        for _ in range(self.iterations):
+            distances = torch.cdist(updates_nD, point[None], compute_mode="donot_use_mm_for_euclid_dist")[:, 0]
+            weights = 1 / distances.clamp(min=self.nu)
+            point = (weights / weights.sum()) @ updates_nD
+        return point

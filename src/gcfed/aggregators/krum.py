@@ -1,0 +1,60 @@
+"""Rules by distances: Krum and multi-Krum (Blanchard et al., NeurIPS 2017, Section 4), Bulyan (El Mhamdi et al., ICML
+2018, Section 4).
+
+An update's score is the sum of its squared distances to the n − f − 2 nearest others. Memory: that of one cohort on
+every process.
+"""
+
+import torch
+from torch import Tensor
+
+from gcfed.aggregators.cohort import BoundedRule, by_coordinates
+
+
+def squared_distances(updates_nD: Tensor) -> Tensor:
+    """``[n, D]`` → ``[n, n]``, without the products that would round small distances away."""
+    return torch.cdist(updates_nD, updates_nD, compute_mode="donot_use_mm_for_euclid_dist").square()
+
+
+def scores(squares_nn: Tensor, f: int) -> Tensor:
+    """``[n, n]`` → ``[n]``; the nearest of each is itself."""
+    return squares_nn.sort(1).values[:, 1 : max(2, len(squares_nn) - f - 1)].sum(1)
+
+
+class Krum(BoundedRule):
+    """The update with the lowest score."""
+
+    several, more = 2, 3
+
+    def rule(self, updates_nD: Tensor) -> Tensor:
+        return updates_nD[scores(squared_distances(updates_nD), self.f(len(updates_nD))).argmin()]
+
+
+class MultiKrum(Krum):
+    """The mean of the n − f updates with the lowest scores."""
+
+    def rule(self, updates_nD: Tensor) -> Tensor:
+        n, f = len(updates_nD), self.f(len(updates_nD))
+        chosen = scores(squared_distances(updates_nD), f).argsort(stable=True)[: n - f]
+        return updates_nD[chosen.sort().values].mean(0)
+
+
+class Bulyan(BoundedRule):
+    """Krum chooses n − 2f updates, one after the other; of each coordinate the n − 4f nearest to their median count."""
+
+    several, more = 4, 3
+
+    def rule(self, updates_nD: Tensor) -> Tensor:
+        n, f = len(updates_nD), self.f(len(updates_nD))
+        squares, left = squared_distances(updates_nD), list(range(n))
+        while len(left) > 2 * f:
+            left.pop(int(scores(squares[left][:, left], f).argmin()))
+        chosen = updates_nD[[i for i in range(n) if i not in left]]
+
+        def middle(part: Tensor) -> Tensor:
+            ordered = part.sort(0).values
+            median = (ordered[(len(part) - 1) // 2] + ordered[len(part) // 2]) / 2
+            nearest = (ordered - median).abs().argsort(dim=0, stable=True)[: n - 4 * f]
+            return ordered.gather(0, nearest).mean(0)
+
+        return by_coordinates(middle, chosen)

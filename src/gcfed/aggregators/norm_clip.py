@@ -1,0 +1,52 @@
+"""The mean of updates of bounded norm (Sun et al. 2019, "Can you really backdoor federated learning?", Section 5).
+
+It streams: memory as for the mean.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from gcfed.federated.aggregate import MeanAggregator, Upload
+from gcfed.federated.round import Round
+from gcfed.federated.stack import Params, client_norms, per_client
+from gcfed.utils.number import number
+
+
+class NormClip:
+    """``Δ = Σ_k Δ_k min(1, b / ‖Δ_k‖) / K``; what clients send beside Δ has the same bound.
+
+    Args:
+        max_norm: b. Unlike ``methods.clip_update``, which honest clients apply, it holds for hostile ones too.
+    """
+
+    def __init__(self, max_norm: float = 1.0) -> None:
+        self.max_norm = number("aggregator.max_norm", max_norm, 0, above=True)
+        self._mean = MeanAggregator()
+
+    def validate(self, cohort: int) -> None: ...
+
+    def beside(self) -> "NormClip":
+        """The same rule, for what clients send beside Δ."""
+        return NormClip(self.max_norm)
+
+    def add(self, upload: Upload, round: Round) -> None:
+        """Takes in the updates of K clients; one with a number that is not finite counts for nothing."""
+        scale = clip_scale(upload.delta, self.max_norm)
+        self._mean.add(replace(upload, delta={n: t * per_client(scale, t) for n, t in upload.delta.items()}), round)
+
+    def reduce(self, round: Round, like: Params | None = None) -> Params:
+        """The mean of the clipped updates, as :class:`MeanAggregator`'s."""
+        return self._mean.reduce(round, like)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing survives a round."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+
+
+def clip_scale(delta: Params, max_norm: float | torch.Tensor) -> torch.Tensor:
+    """``min(1, b / ‖Δ_k‖)``, ``[K]``; 0 for a norm that overflows."""
+    return (max_norm / client_norms(list(delta.values())).clamp(min=1e-30)).clamp(max=1.0)

@@ -1,0 +1,78 @@
+"""Hostile clients that know the honest updates of their cohort: ALIE and inner-product manipulation.
+
+Each upload is the same for all of them, so the whole cohort must train in one stack (``client.stack``, one process).
+"""
+
+from statistics import NormalDist
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gcfed.attacks.byzantine import Attack, messages
+from gcfed.federated.aggregate import Upload
+from gcfed.federated.round import Round
+from gcfed.utils.number import number
+
+
+class Collusion(Attack):
+    """Hostile clients send what :meth:`together` makes of the honest ones' messages, tensor by tensor."""
+
+    def together(self, honest_nX: Tensor, hostile: int) -> Tensor:
+        """A tensor of the n honest clients, ``[n, *shape]`` → what each hostile one sends, ``[*shape]``."""
+        raise NotImplementedError
+
+    def on_upload(self, upload: Upload, round: Round) -> None:
+        """Raises ValueError where the cohort is spread over stacks or processes."""
+        if round.rehearsal:
+            return
+        if len(upload.clients) < len(round.cohort):
+            raise ValueError(
+                f"attack._target_={type(self).__name__} must see the whole cohort: set client.stack to "
+                f"{len(round.cohort)} or more, and trainer.devices=1."
+            )
+        hostile = np.isin(upload.clients, self.hostile(round))
+        honest = torch.from_numpy(~hostile).to(upload.finite.device) & upload.finite
+        rows = torch.from_numpy(np.flatnonzero(hostile)).to(upload.finite.device)
+        if len(rows) and bool(honest.any()):
+            for t in messages(upload):
+                t[rows] = self.together(t[honest], len(rows))
+
+
+class ALIE(Collusion):
+    """A little is enough: μ − zσ of the honest, coordinate by coordinate (Baruch et al., NeurIPS 2019, Algorithm 3).
+
+    Args:
+        z: standard deviations; None: the paper's z_max, the largest with Φ(z) < (n − m − s)/(n − m), where m of n
+            clients are hostile and s = ⌊n/2 + 1⌋ − m.
+    """
+
+    def __init__(self, clients: float = 0.2, *, z: float | None = 1.5) -> None:
+        super().__init__(clients)
+        self.z = number("attack.z", z, 0, 1e6, none=True)
+
+    def together(self, honest_nX: Tensor, hostile: int) -> Tensor:
+        n = len(honest_nX) + hostile
+        z = z_max(n, hostile) if self.z is None else self.z
+        return honest_nX.mean(0) - z * honest_nX.std(0, correction=0)
+
+
+def z_max(n: int, m: int) -> float:
+    """The paper's z for m hostile of n clients, at least 0."""
+    share = (n - m - (n // 2 + 1 - m)) / (n - m)
+    return max(0.0, NormalDist().inv_cdf(share)) if 0 < share < 1 else 0.0
+
+
+class IPM(Collusion):
+    """Inner-product manipulation: −ε times the honest mean (Xie et al., UAI 2019, Section 4).
+
+    Args:
+        epsilon: ε; small enough to look honest to Krum, large to turn the mean around.
+    """
+
+    def __init__(self, clients: float = 0.2, *, epsilon: float = 0.5) -> None:
+        super().__init__(clients)
+        self.epsilon = number("attack.epsilon", epsilon, 0)
+
+    def together(self, honest_nX: Tensor, hostile: int) -> Tensor:
+        return honest_nX.mean(0) * -self.epsilon

@@ -1,0 +1,63 @@
+"""Updates of bounded norm: each client sends Δ_k · min(1, C / ‖Δ_k‖), with C fixed or following a quantile.
+
+C fixed is the clipping of DP-FedAvg (McMahan et al., ICLR 2018, Algorithm 1, flat clipping). Adaptive (Andrew et al.,
+NeurIPS 2021, Section 2.1, without noise): a client says, in one bit, whether ‖Δ_k‖ ≤ C; with b̄ the share of those,
+C ← C · exp(−η_C (b̄ − γ)), so that C comes to rest at the γ-quantile of the norms. State: log C, on the server.
+"""
+
+from typing import Any
+
+import torch
+
+from gcfed.federated.aggregate import Upload
+from gcfed.federated.method import FederatedMethod
+from gcfed.federated.round import Order, Round
+from gcfed.federated.stack import Params, client_norms, per_client
+from gcfed.utils.number import number
+
+
+class ClipUpdate(FederatedMethod):
+    """Clips each client's update; adds its bound and the share of clipped clients to the row of metrics.
+
+    Args:
+        max_norm: C, or with a quantile the C of the first round.
+        quantile: γ, the share of clients that are to stay as they are; None: C is fixed.
+        lr: η_C, of the adaptive C.
+
+    Raises:
+        ValueError: a setting out of its range.
+    """
+
+    order = Order.PROJECTS  # a shorter update lies in the same subspace
+
+    def __init__(self, max_norm: float = 1.0, *, quantile: float | None = None, lr: float = 0.2) -> None:
+        self.max_norm = number("methods.clip_update.max_norm", max_norm, 0, above=True)
+        self.quantile = number("methods.clip_update.quantile", quantile, 0, 1, none=True)
+        self.lr = number("methods.clip_update.lr", lr, 0, above=True)
+
+    def on_broadcast(self, round: Round) -> None:
+        device = next(iter(round.start.values())).device
+        scalar = torch.zeros((), dtype=torch.float64, device=device)
+        self._log = self.server_state("clip_update", {"log": scalar})["log"]  # log (C / max_norm)
+        self._bound = self.max_norm * self._log.exp()
+        self._whole = scalar  # clients of this process with ‖Δ_k‖ ≤ C
+        self._share: torch.Tensor | None = None
+
+    def on_upload(self, upload: Upload, round: Round) -> None:
+        norms = client_norms(list(upload.delta.values()))
+        scale = (self._bound / norms.double()).clamp(max=1.0)
+        for t in upload.delta.values():
+            t.mul_(per_client(scale, t).to(t.dtype))
+        if not round.rehearsal:
+            self._whole = self._whole + ((norms <= self._bound) & upload.finite).sum()
+
+    def on_aggregate_end(self, update: Params, round: Round) -> None:
+        (whole,) = round.reduce([self._whole])
+        self._share = whole / round.num_finite
+        if self.quantile is not None:
+            self._log.sub_(self.lr * (self._share - self.quantile))
+
+    def on_round_end(self, row: dict[str, Any], round: Round) -> None:
+        row["clip_update/max_norm"] = float(self._bound)
+        if self._share is not None:
+            row["clip_update/clipped"] = 1 - float(self._share)

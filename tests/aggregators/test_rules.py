@@ -1,0 +1,168 @@
+"""Robust rules against NumPy definitions, however the cohort is spread; what a hostile upload can do to each."""
+
+from math import ceil
+
+import numpy as np
+import pytest
+import torch
+from conftest import random_federation
+from harness import Cohorts, make_net, make_upload, sgd, train_rounds
+
+from gcfed.aggregators.coordinates import Median, TrimmedMean
+from gcfed.aggregators.geometric_median import GeometricMedian
+from gcfed.aggregators.krum import Bulyan, Krum, MultiKrum
+from gcfed.aggregators.norm_clip import NormClip
+from gcfed.federated.aggregate import MeanAggregator
+from gcfed.federated.loop import FederatedLoop
+from gcfed.federated.round import Round
+
+
+def krum_scores(x, f):
+    n = len(x)
+    return [sorted(((x[i] - x[j]) ** 2).sum() for j in range(n) if j != i)[: max(1, n - f - 2)] for i in range(n)]
+
+
+def multi_krum(x, f):
+    return x[np.argsort([sum(s) for s in krum_scores(x, f)], kind="stable")[: len(x) - f]].mean(0)
+
+
+def krum(x, f):
+    return x[np.argmin([sum(s) for s in krum_scores(x, f)])]
+
+
+def bulyan(x, f):
+    n, left, chosen = len(x), list(range(len(x))), []
+    while len(chosen) < n - 2 * f:
+        best = left[int(np.argmin([sum(s) for s in krum_scores(x[left], f)]))]
+        chosen.append(best)
+        left.remove(best)
+    x = x[chosen]
+    near = np.argsort(np.abs(x - np.median(x, 0)), 0, kind="stable")[: n - 4 * f]
+    return np.take_along_axis(x, near, 0).mean(0)
+
+
+def trimmed_mean(x, f):
+    return np.sort(x, 0)[f : len(x) - f].mean(0)
+
+
+def geometric_median(x, f):
+    point = np.median(x, 0)
+    for _ in range(10):
+        weights = 1 / np.maximum(1e-6, np.linalg.norm(x - point, axis=1))
+        point = (weights[:, None] * x).sum(0) / weights.sum()
+    return point
+
+
+def norm_clip(x, f):
+    return np.mean([row * min(1, 2.0 / np.linalg.norm(row)) for row in x], 0)
+
+
+RULES = {
+    "median": (Median, lambda x, f: np.median(x, 0)),
+    "trimmed_mean": (lambda: TrimmedMean(0.2), trimmed_mean),
+    "krum": (lambda: Krum(0.2), krum),
+    "multi_krum": (lambda: MultiKrum(0.2), multi_krum),
+    "bulyan": (lambda: Bulyan(0.1), bulyan),
+    "geometric_median": (GeometricMedian, geometric_median),
+    "norm_clip": (lambda: NormClip(2.0), norm_clip),
+}
+
+
+def aggregate(rule, delta, stacks):
+    """The rule's update of a cohort of n, which arrives in stacks of these rows."""
+    n = len(delta["w"])
+    start = {name: t[0] for name, t in delta.items()}
+    round = Round(0, 1, np.arange(n) * 3, 3 * n, start, lr=0.1)
+    for rows in stacks:
+        upload = make_upload({name: t[rows].clone() for name, t in delta.items()}, np.ones(len(rows)))
+        upload.clients = np.array(rows) * 3
+        rule.add(upload, round)
+    update = rule.reduce(round)
+    assert {name: t.shape for name, t in update.items()} == {name: t.shape for name, t in start.items()}
+    return torch.cat([update[name].flatten() for name in sorted(update)])
+
+
+def cohort(n, seed=0):
+    g = torch.Generator().manual_seed(seed)
+    return {"w": torch.randn(n, 3, 2, generator=g).double(), "b": torch.randn(n, generator=g).double()}
+
+
+def matrix(delta):
+    return torch.cat([delta["b"][:, None], delta["w"].flatten(1)], 1).numpy()
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("n", [1, 2, 7, 10])
+def test_a_rule_is_its_definition_and_knows_no_stacks(name, n):
+    make, definition = RULES[name]
+    delta, rule = cohort(n), make()
+    least = {"bulyan": (4, 3), "krum": (2, 3), "multi_krum": (2, 3)}.get(name, (2, 1))
+    f = max(0, min(ceil((0.1 if name == "bulyan" else 0.2) * n - 1e-9), (n - least[1]) // least[0]))
+    expected = torch.from_numpy(definition(matrix(delta), f))
+    whole = aggregate(rule, delta, [list(range(n))])
+    torch.testing.assert_close(whole, expected, rtol=0, atol=1e-12)
+    again = aggregate(rule, delta, [[i] for i in reversed(range(n))])  # the same object: nothing is left of a round
+    torch.testing.assert_close(again, whole, rtol=0, atol=1e-15)
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_an_upload_that_is_not_finite_counts_for_nothing(name, bad):
+    delta, rule = cohort(9), RULES[name][0]()
+    delta["w"][2, 0, 1] = bad
+    honest = [i for i in range(9) if i != 2]
+    expected = aggregate(rule, {k: t[honest] for k, t in delta.items()}, [list(range(8))])
+    found = aggregate(rule, delta, [[0, 1, 2], [3, 4, 5, 6, 7, 8]])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-15)
+    delta["w"][:] = bad
+    assert aggregate(rule, delta, [list(range(9))]).eq(0).all()
+
+
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("attack", ["times 1e10", "one coordinate of 3e38"])
+def test_one_hostile_client_moves_the_mean_and_none_of_the_rules(name, attack):
+    delta = {key: t.float() for key, t in cohort(10).items()}
+    if attack == "times 1e10":
+        delta = {key: torch.cat([t[:1] * 1e10, t[1:]]) for key, t in delta.items()}
+    else:
+        delta["w"][0, 0, 0] = 3e38
+    update = aggregate(RULES[name][0](), delta, [[0, 1], list(range(2, 10))])
+    assert update.norm() < 5
+    assert aggregate(MeanAggregator(), delta, [list(range(10))]).norm() > 1e8
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_stacks_and_two_processes_agree_through_the_loop(name):
+    data = random_federation(sizes=(7, 12, 5, 9, 1, 6, 8, 4, 11, 3))
+    runs = [
+        train_rounds(make_net(), data, sgd(), rounds=3, cohort_of=7, aggregator=RULES[name][0](), k=k, world=world)
+        for k, world in ((1, 1), (2, 1), (7, 1), (2, 2))
+    ]
+    for other in runs[1:]:
+        torch.testing.assert_close(other, runs[0], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("rule", "per_round", "message"),
+    [
+        (Krum(0.2), 4, "Krum needs 2·1 [+] 3"),
+        (Bulyan(0.2), 10, "Bulyan needs 4·2 [+] 3"),
+        (TrimmedMean(0.49), 2, "2·1"),
+    ],
+)
+def test_a_cohort_that_is_too_small_is_refused(rule, per_round, message):
+    loop = FederatedLoop(sampler=Cohorts(per_round), solver=sgd(), aggregator=rule, rounds=1, seed=1)
+    with pytest.raises(ValueError, match=rf"aggregator\.hostile=.*participation\.per_round={per_round}.*{message}"):
+        loop.bind([], random_federation(sizes=(3,) * 12), None)
+
+
+@pytest.mark.parametrize("share", [0.5, -0.1, float("nan"), True, "x"])
+def test_a_share_that_makes_no_sense_is_refused(share):
+    with pytest.raises(ValueError, match=r"aggregator\.hostile"):
+        TrimmedMean(share)
+
+
+def test_what_goes_beside_the_updates_has_the_same_rule():
+    rule = MultiKrum(0.3)
+    assert (type(rule.beside()), rule.beside().hostile) == (MultiKrum, 0.3)
+    assert MeanAggregator("samples").beside().weighting == "uniform"

@@ -1,0 +1,157 @@
+"""What hostile clients send, who they are, and what they do to the mean and to robust rules."""
+
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+import torch
+from conftest import random_federation
+from harness import make_net, make_round, make_upload, sgd, train_rounds
+
+from gcfed.attacks.byzantine import Gaussian, LabelFlip, Scale
+from gcfed.attacks.colluding import ALIE, IPM, z_max
+from gcfed.federated.method import FederatedMethod
+from gcfed.federated.round import Order
+from gcfed.run import train
+
+N = 10
+
+
+def attacked(attack, clients=range(N), seed=1):
+    """The uploads of these clients of a cohort of N, before and after, and which of them are hostile."""
+    clients = np.array(clients)
+    g = torch.Generator().manual_seed(3)
+    delta = torch.randn(N, 4, 2, generator=g).double()[clients]
+    upload = make_upload({"w": delta.clone()}, np.ones(len(clients)))
+    upload.send("more", {"v": delta.clone() * 3})
+    upload.clients = clients
+    round = make_round({"w": torch.zeros(4, 2).double()})
+    round.seed, round.cohort, round.num_clients = seed, np.arange(N), N
+    attack.on_upload(upload, round)
+    return delta, upload, np.isin(clients, attack.hostile(round))
+
+
+@pytest.mark.parametrize("factor", [-4.0, 1e10])
+def test_scaled_clients_multiply_all_that_they_send(factor):
+    delta, upload, hostile = attacked(Scale(0.3, factor=factor))
+    assert hostile.sum() == 3
+    for sent, honest in ((upload.delta["w"], delta), (upload.extra["more"]["v"], delta * 3)):
+        torch.testing.assert_close(sent[hostile], honest[hostile] * factor)
+        assert torch.equal(sent[~hostile], honest[~hostile])
+
+
+def test_noise_has_its_size_and_is_each_clients_own():
+    delta, upload, _ = attacked(Gaussian(1.0, factor=5.0))
+    ratio = upload.delta["w"].square().mean((1, 2)).sqrt() / delta.square().mean((1, 2)).sqrt()
+    assert float(ratio.mean()) == pytest.approx(5, rel=0.3)
+    alone = attacked(Gaussian(1.0, factor=5.0), clients=[7])[1].delta["w"]
+    assert torch.equal(alone[0], upload.delta["w"][7])
+    assert not torch.equal(upload.delta["w"][7], upload.delta["w"][6])
+
+
+def test_who_is_hostile_is_drawn_once_a_run():
+    round = make_round({})
+    round.num_clients = 50
+    first = Scale(0.2).hostile(round)
+    round.index, round.cohort = 9, np.array([3])
+    assert np.array_equal(Gaussian(0.2).hostile(round), first)
+    assert len(set(first)) == 10
+    round.seed = 2
+    assert not np.array_equal(Scale(0.2).hostile(round), first)
+
+
+def test_colluding_clients_send_what_they_make_of_the_honest():
+    delta, upload, hostile = attacked(ALIE(0.3, z=1.5))
+    honest = delta[~hostile].numpy()
+    expected = torch.from_numpy(honest.mean(0) - 1.5 * honest.std(0)).expand(3, 4, 2)
+    torch.testing.assert_close(upload.delta["w"][hostile], expected)
+    torch.testing.assert_close(upload.extra["more"]["v"][hostile], expected * 3)
+    assert torch.equal(upload.delta["w"][~hostile], delta[~hostile])
+    delta, upload, hostile = attacked(IPM(0.3, epsilon=0.5))
+    torch.testing.assert_close(upload.delta["w"][hostile], (-0.5 * delta[~hostile].mean(0)).expand(3, 4, 2))
+    assert z_max(50, 12) == pytest.approx(NormalDist().inv_cdf(24 / 38))  # the paper's setting: s = 14
+
+
+def test_colluding_clients_need_the_whole_cohort_in_one_stack():
+    with pytest.raises(ValueError, match=r"client\.stack to 10 or more, and trainer\.devices=1"):
+        attacked(ALIE(), clients=[1, 2, 3])
+
+
+def test_an_attack_sees_what_is_ready_to_be_sent_and_all_stacks_agree():
+    data = random_federation(sizes=(7, 12, 5, 9, 1, 6))
+
+    class Doubled(FederatedMethod):
+        order = Order.CORRECTS
+
+        def on_upload(self, upload, round):
+            upload.delta = {name: 2 * t for name, t in upload.delta.items()}
+
+    runs = [
+        train_rounds(make_net(), data, sgd(), rounds=3, cohort_of=6, methods=[attack, Doubled()], k=k, world=world)
+        for attack, k, world in ((Gaussian(0.5), 1, 1), (Gaussian(0.5), 3, 1), (Gaussian(0.5), 2, 2))
+    ]
+    for other in runs[1:]:
+        torch.testing.assert_close(other, runs[0], rtol=0, atol=1e-9)
+
+
+TINY = ("rounds=2", "model.hidden=[12,8]", "client.epochs=1", "data.limit_train=200", "data.limit_test=50")
+
+
+def test_flipped_labels_are_those_of_hostile_clients(config):
+    result = train(config("attack=label_flip", "attack.clients=0.3", *TINY))
+    honest = train(config(*TINY))
+    (attack,) = [method for method in result.loop.methods if isinstance(method, LabelFlip)]
+    hostile = attack.hostile(result.loop.round)
+    for client in range(20):
+        here, there = (run.loop.data.labels[run.loop.data.client(client)] for run in (result, honest))
+        assert np.array_equal(here, 9 - there if client in hostile else there)
+    assert result.metrics["train/hostile_clients"] == np.isin(result.loop.round.cohort, hostile).sum()
+
+
+@pytest.mark.parametrize("attack", ["alie", "ipm"])
+@pytest.mark.parametrize("algorithm", ["scaffold", "fedpaq"])
+def test_colluding_clients_run_from_the_command_line(config, attack, algorithm):
+    result = train(config(f"attack={attack}", f"algorithm={algorithm}", *TINY))
+    assert result.metrics["train/nonfinite_clients"] == 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("algorithm=feddyn", "aggregator=median"), "FedDyn needs aggregator=mean, not Median"),
+        (("algorithm=ssf", "aggregator=krum"), "SSF needs aggregator=mean, not Krum"),
+        (("algorithm=fedgc", "aggregator=norm_clip"), r"methods\.fedgc\.sgc=true needs aggregator=mean"),
+        (("aggregator=bulyan", "aggregator.hostile=0.2"), "Bulyan needs 4·1 [+] 3"),
+        (("algorithm=fedgc", "aggregator=median", "methods.fedgc.sgc=false"), None),
+        (("algorithm=fedgc", "aggregator=mean"), None),
+        (("algorithm=scaffold", "aggregator=geometric_median"), None),
+        (("algorithm=fedcurv", "aggregator=multi_krum"), None),
+        (("algorithm=fedavg", "aggregator.weighting=samples"), None),
+    ],
+)
+def test_rules_go_with_algorithms_or_are_refused_by_name(config, overrides, message):
+    cfg = config(*overrides, *TINY)
+    if message is None:
+        assert train(cfg).metrics["train/nonfinite_clients"] == 0
+    else:
+        with pytest.raises(ValueError, match=message):
+            train(cfg)
+
+
+@pytest.mark.slow
+def test_robust_rules_stand_a_fifth_of_sign_flipping_clients_and_the_mean_does_not(config, tmp_path):
+    def accuracy(aggregator, attack):
+        result = train(config(
+            f"aggregator={aggregator}", f"attack={attack}", "gc=none", "partition=iid", "participation.per_round=10",
+            "rounds=40", "eval_every=40", "client.epochs=3", "client.optimizer.lr=0.05", "model.hidden=[64]",
+            "client.stack=10", "callbacks.checkpoint.every=40",
+            *([] if aggregator in ("mean", "median") else ["aggregator.hostile=0.3"]),
+            folder=tmp_path / f"{aggregator}_{attack}",
+        ))  # fmt: skip
+        return result.metrics["test/acc"]
+
+    clean = accuracy("mean", "none")
+    assert clean > 0.9
+    for aggregator in ("median", "trimmed_mean", "multi_krum"):
+        assert accuracy(aggregator, "sign_flip") > clean - 0.03, aggregator
+    assert accuracy("mean", "sign_flip") < clean - 0.03

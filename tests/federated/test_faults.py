@@ -1,0 +1,95 @@
+"""Dropouts, stragglers, deadlines and over-selection: their rates, and the rounds that they leave."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import random_federation
+from harness import make_net, sgd, train_rounds, weights
+
+from gcfed.federated.faults import Faults
+
+SIZES = (7, 12, 5, 9, 1, 20, 8)  # two epochs in batches of four: 4, 6, 4, 6, 2, 10 and 4 steps
+PLANNED = np.array([4, 6, 4, 6, 2, 10, 4])
+
+
+def run(faults, cohort_of=5, rounds=4, **kwargs):
+    rows = []
+    net = train_rounds(
+        make_net(), random_federation(sizes=SIZES), sgd(), rounds=rounds, cohort_of=cohort_of, faults=Faults(**faults),
+        on_round=lambda round, row: rows.append(row | {"cohort": round.cohort.tolist()}), **kwargs,
+    )  # fmt: skip
+    return net, rows
+
+
+@pytest.mark.parametrize("faults", [
+    {"dropout": 0.4}, {"stragglers": 0.5}, {"deadline": 3},
+    {"dropout": 0.2, "stragglers": 0.7, "deadline": 5, "extra": 2},
+])  # fmt: skip
+def test_stacks_and_two_processes_agree(faults):
+    one, rows = run(faults)
+    for k, world in ((3, 1), (2, 2)):
+        net, other = run(faults, k=k, world=world)
+        torch.testing.assert_close(net, one, rtol=0, atol=1e-9)
+        for a, b in zip(rows, other, strict=True):
+            same = ("cohort", "train/steps", "train/samples", "train/stragglers", "train/dropped_clients")
+            assert [a[key] for key in same] == [b[key] for key in same]
+    assert sum(row["train/dropped_clients"] + row["train/stragglers"] for row in rows) > 0
+
+
+def test_a_deadline_is_that_many_steps():
+    _, rows = run({"deadline": 3}, cohort_of=7, rounds=1)
+    assert rows[0]["train/steps"] == np.minimum(PLANNED, 3).sum()
+    assert rows[0]["train/stragglers"] == 6
+    far, rows = run({"deadline": 10}, cohort_of=7)
+    assert torch.equal(far, run({}, cohort_of=7)[0])
+    assert rows[0]["train/stragglers"] == 0
+
+
+def test_who_drops_out_is_left_out_of_the_mean_and_counted():
+    everyone = np.arange(7)
+    _, (row,) = run({"dropout": 0.5}, cohort_of=7, rounds=1)
+    came = Faults(dropout=0.5).survivors(everyone, PLANNED, 0, 5)
+    assert row["cohort"] == came.tolist()
+    assert 0 < len(came) < 7
+    assert (row["train/clients"], row["train/dropped_clients"]) == (len(came), 7 - len(came))
+    assert row["comm/down_bytes"] == 7 / len(came) * row["comm/up_bytes"]  # the others got the model, too
+    alone = [random_federation(sizes=SIZES).clients[k] for k in came]
+    assert row["train/samples"] == 2 * sum(map(len, alone))
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_round_that_nobody_survives_leaves_the_model_as_it_is(world):
+    net, rows = run({"dropout": 1.0}, world=world)
+    assert torch.equal(net, weights(make_net()))
+    assert [(row["train/clients"], row["train/dropped_clients"], row["train/steps"]) for row in rows] == [(0, 5, 0)] * 4
+
+
+def test_draws_have_their_rates_and_depend_on_nothing_but_seed_round_and_client():
+    clients, planned = np.arange(4000), np.full(4000, 10)
+    faults = Faults(dropout=0.3, stragglers=0.5)
+    assert len(faults.survivors(clients, planned, 3, 1)) == pytest.approx(2800, abs=120)
+    steps = faults.steps(planned, clients, 3, 1)
+    counts = np.bincount(steps, minlength=11)
+    assert counts[0] == 0
+    assert counts[1:10] == pytest.approx(200, abs=60)  # half of them do 1 … 10 steps, each as often
+    assert faults.steps(planned[5:9], clients[5:9], 3, 1).tolist() == steps[5:9].tolist()
+    assert not np.array_equal(faults.steps(planned, clients, 4, 1), steps)
+    few = faults.survivors(clients[:50], planned[:50], 3, 1)
+    assert set(few) == set(faults.survivors(clients, planned, 3, 1)) & set(range(50))
+
+
+def test_of_those_drawn_in_addition_the_first_to_finish_are_taken():
+    drawn, steps = np.arange(0, 60, 2), np.array([1] * 15 + [100] * 15)
+    came = np.concatenate([Faults(extra=10).survivors(drawn, steps, t, 1) for t in range(20)])
+    assert len(came) == 20 * 20
+    assert (came < 30).mean() > 0.7  # the short ones are all in time, but for a few
+    assert Faults(extra=10, dropout=1.0).survivors(drawn, steps, 0, 1).tolist() == []
+    assert Faults().survivors(drawn, steps, 0, 1) is drawn
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("dropout", 1.5), ("stragglers", -0.1), ("deadline", 0), ("deadline", 2.5), ("extra", -1)]
+)
+def test_settings_out_of_range_are_refused(key, value):
+    with pytest.raises(ValueError, match=rf"participation\.faults\.{key}={value}"):
+        Faults(**{key: value})

@@ -1,0 +1,71 @@
+"""A server step that is not finite leaves model and server optimizer as they were, and the run goes on."""
+
+import logging
+from functools import partial
+
+import pytest
+import torch
+from harness import make_net, sgd, train_rounds, weights
+
+from gcfed.federated.method import FederatedMethod
+from gcfed.federated.module import FederatedModule
+from gcfed.optim.fedopt import FedAdam
+
+
+class Breaks(FederatedMethod):
+    """Breaks the second round: every client's upload is finite."""
+
+    def __init__(self, where):
+        self.where, self.aggregated = where, []
+
+    def on_upload(self, upload, round):
+        if (self.where, round.index) == ("sum", 1):
+            upload.delta["0.bias"][:, 0] = 1.5e308  # of which two overflow
+
+    def on_aggregate_end(self, update, round):
+        self.aggregated.append(round.index)
+        if round.index == 1:
+            value = {"sum": 0.0, "update": float("inf"), "moments": 1e200}[self.where]  # 1e200² overflows
+            update["0.bias"][0] = value
+
+
+MOMENTUM, ADAM = partial(torch.optim.SGD, lr=1.0, momentum=0.9), partial(FedAdam, lr=0.01)
+
+
+@pytest.mark.parametrize(
+    ("server", "where"),
+    [(MOMENTUM, "sum"), (MOMENTUM, "update"), (ADAM, "sum"), (ADAM, "update"), (ADAM, "moments")],
+)
+def test_the_round_is_kept_as_it_was(federation, server, where, caplog):
+    net, method, seen = make_net(), Breaks(where), []
+
+    def on_round(round, row):
+        state = [t.clone() for own in round.server.state.values() for t in own.values()]
+        seen.append((row["train/refused_steps"], weights(net).clone(), state))
+
+    with caplog.at_level(logging.WARNING):
+        train_rounds(net, federation, sgd(), rounds=3, methods=[method], server=server, on_round=on_round)
+    (a, first, state), (b, second, kept), (c, third, _) = seen
+    assert (a, b, c) == (0, 1, 0)
+    assert torch.equal(second, first)
+    assert len(state) > 0
+    assert all(torch.equal(x, y) for x, y in zip(kept, state, strict=True))
+    assert not torch.equal(third, first)
+    assert third.isfinite().all()
+    assert "round 2: the server's step was not finite" in caplog.text
+    assert method.aggregated == ([0, 2] if where == "sum" else [0, 1, 2])  # no method takes in what overflows
+
+
+def test_buffers_are_put_back_too():
+    net = torch.nn.BatchNorm1d(2)
+    module = FederatedModule(net, partial(torch.optim.SGD, lr=1.0))
+    optimizer = module.configure_optimizers()
+    module.optimizers = lambda: type("Wrapped", (), {"optimizer": optimizer, "step": optimizer.step})()
+    before = {name: t.detach().clone() for name, t in net.state_dict().items() if t.is_floating_point()}
+    update = {name: torch.ones_like(t) for name, t in before.items()}
+    update["running_var"][0] = float("inf")
+    module.set_update(update, before)
+    module.training_step(torch.zeros(()), 0)
+    assert module.refused
+    for name, t in before.items():
+        assert torch.equal(net.state_dict()[name], t)

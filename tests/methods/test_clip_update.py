@@ -1,0 +1,85 @@
+"""Clipped updates: each client's norm is bounded, and the adaptive bound comes to rest at its quantile."""
+
+import numpy as np
+import pytest
+import torch
+from harness import make_net, make_round, make_upload, sgd, train_rounds, weights
+
+from gcfed.methods.clip_update import ClipUpdate
+
+
+def upload_of(norms):
+    """Clients whose updates over two tensors have these norms."""
+    g = torch.Generator().manual_seed(0)
+    w, b = torch.randn(len(norms), 3, 2, generator=g).double(), torch.randn(len(norms), generator=g).double()
+    scale = torch.tensor(norms).double() / (w.square().sum((1, 2)) + b.square()).sqrt()
+    return make_upload({"w": w * scale[:, None, None], "b": b * scale}, np.ones(len(norms)))
+
+
+def norms_of(upload):
+    return (upload.delta["w"].square().sum((1, 2)) + upload.delta["b"].square()).sqrt()
+
+
+def begin(method):
+    round = make_round({"w": torch.zeros(3, 2).double(), "b": torch.zeros(()).double()})
+    method.on_broadcast(round)
+    return round
+
+
+def test_only_longer_updates_are_cut_and_keep_their_direction():
+    upload, before = upload_of([0.5, 2.0, 8.0]), upload_of([0.5, 2.0, 8.0])
+    method = ClipUpdate(2.0)
+    method.on_upload(upload, begin(method))
+    torch.testing.assert_close(norms_of(upload), torch.tensor([0.5, 2.0, 2.0]).double())
+    torch.testing.assert_close(upload.delta["w"][2] * 4, before.delta["w"][2])
+    assert torch.equal(upload.delta["w"][0], before.delta["w"][0])
+
+
+def test_the_adaptive_bound_takes_the_papers_step_and_rests_at_the_quantile():
+    method = ClipUpdate(1.0, quantile=0.5, lr=0.2)
+    norms = np.linspace(1, 9, 9).tolist()
+    bounds = []
+    for _ in range(200):
+        round = begin(method)
+        round.num_finite = 9
+        method.on_upload(upload_of(norms), round)
+        method.on_aggregate_end({}, round)
+        row = {}
+        method.on_round_end(row, round)
+        bounds.append(row["clip_update/max_norm"])
+    assert bounds[1] == pytest.approx(np.exp(-0.2 * (1 / 9 - 0.5)))  # one of nine was short enough
+    assert 4 < np.mean(bounds[-20:]) < 6
+    assert 0.3 < row["clip_update/clipped"] < 0.7
+
+
+@pytest.mark.parametrize("quantile", [None, 0.3])
+def test_stacks_and_two_processes_agree(federation, quantile):
+    def run(**kwargs):
+        method = ClipUpdate(0.05, quantile=quantile)
+        return train_rounds(make_net(), federation, sgd(), rounds=4, cohort_of=4, methods=[method], **kwargs)
+
+    one = run()
+    for kwargs in ({"k": 4}, {"world": 2}):
+        torch.testing.assert_close(run(**kwargs), one, rtol=0, atol=1e-9)
+    if quantile is None:
+        assert (one - weights(make_net())).norm() <= 4 * 0.05
+    loose = train_rounds(make_net(), federation, sgd(), rounds=4, cohort_of=4, methods=[ClipUpdate(1e6)])
+    assert torch.equal(loose, train_rounds(make_net(), federation, sgd(), rounds=4, cohort_of=4))
+
+
+def test_the_bound_is_checkpointed():
+    method = ClipUpdate(quantile=0.5)
+    round = begin(method)
+    round.num_finite = 1
+    method.on_upload(upload_of([0.5]), round)
+    method.on_aggregate_end({}, round)
+    again = ClipUpdate(quantile=0.5)
+    again.load_state_dict(method.state_dict())
+    begin(again)
+    assert float(again._bound) == pytest.approx(np.exp(-0.2 * 0.5))
+
+
+@pytest.mark.parametrize(("key", "value"), [("max_norm", 0), ("quantile", 2), ("lr", float("nan"))])
+def test_settings_out_of_range_are_refused(key, value):
+    with pytest.raises(ValueError, match=rf"methods\.clip_update\.{key}="):
+        ClipUpdate(**{key: value})
