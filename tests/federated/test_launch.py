@@ -144,7 +144,7 @@ def spread(
         ({"per_round": 3}, 3),
         ({"cores": 1}, 1),
         ({"per_round": 1}, 1),
-        ({"memory": 300e6}, 2),  # half of it holds two processes of sixteen models each
+        ({"memory": 350e6}, 2),  # half of it holds two processes of nineteen models each
         ({"memory": 1e6}, 1),
         ({"tested": 3}, 3),  # each process tests a part
         ({"accelerator": "gpu"}, 1),
