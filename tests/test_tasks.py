@@ -91,8 +91,9 @@ def test_padded_targets_count_for_nothing():
 @pytest.mark.parametrize("method", [FedNTD, FedLC, FedMLB, FedSol, Clients])
 def test_what_needs_classes_says_so(method):
     loop = FederatedLoop(
-        sampler=SimpleNamespace(validate=lambda n: None), solver=sgd(), aggregator=MeanAggregator(), rounds=1, seed=1
-    )
+        sampler=SimpleNamespace(validate=lambda n: None, per_round=2), solver=sgd(), aggregator=MeanAggregator(),
+        rounds=1, seed=1,
+    )  # fmt: skip
     module = SimpleNamespace(net=make_net(), task=SquaredError())
     data = SimpleNamespace(num_clients=3)
     loop.bind([Proximal()], data, module)

@@ -39,22 +39,21 @@ def rows(folder):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-@pytest.mark.parametrize("gc", ["none", "local", "global"])
-def test_it_trains_with_every_gc(config, tmp_path, algorithm, gc):
-    """GC-Fed, the fourth, is what the tests below run."""
-    result = train(tiny(config, tmp_path, algorithm, "rounds=2", gc=gc))
+def test_it_trains_without_gc(config, tmp_path, algorithm):
+    """Local and Global GC together are what the tests below run."""
+    result = train(tiny(config, tmp_path, algorithm, "rounds=2", gc="none"))
     assert result.metrics["round"] == 2
     assert result.metrics["train/nonfinite_clients"] == 0
     assert np.isfinite([result.metrics[key] for key in ("train/loss", "test/loss")]).all()
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_stacks_of_one_two_and_all_clients_agree(config, tmp_path, algorithm):
-    runs = {k: train(tiny(config, tmp_path / str(k), algorithm, f"client.stack={k}")) for k in (1, 2, 3)}
-    for k in (2, 3):
-        torch.testing.assert_close(weights(runs[k]), weights(runs[1]), rtol=0, atol=1e-9)
-        for a, b in zip(rows(tmp_path / str(k)), rows(tmp_path / "1"), strict=True):
-            assert a == pytest.approx(b, abs=1e-6, nan_ok=True)
+def test_stacks_of_one_and_of_two_clients_agree(config, tmp_path, algorithm):
+    """Of a cohort of three, so that the second stack has one client."""
+    one, two = (train(tiny(config, tmp_path / f"{k}", algorithm, f"client.stack={k}")) for k in (1, 2))
+    torch.testing.assert_close(weights(two), weights(one), rtol=0, atol=1e-9)
+    for a, b in zip(rows(tmp_path / "2"), rows(tmp_path / "1"), strict=True):
+        assert a == pytest.approx(b, abs=1e-6, nan_ok=True)
 
 
 class Killed(BaseException):
@@ -97,12 +96,13 @@ def test_a_killed_run_continues_bit_for_bit(config, tmp_path, algorithm):
     assert bool(kept[0]) == (algorithm in STATEFUL)
 
 
-CASES = [*ALGORITHMS, *(f"{algorithm}+alone" for algorithm in STATEFUL)]
+# The others share nothing over processes but the sum of updates.
+CASES = ["fedpaq", "fedadam", "fedacg", "fedcm", "fedgc", *STATEFUL, *(f"{algorithm}+alone" for algorithm in STATEFUL)]
 
 
 @pytest.mark.slow
 def test_two_processes_agree_with_one(config, tmp_path):
-    """All algorithms in one pair of processes, since starting it is what takes the time."""
+    """In one pair of processes, since starting it is what takes the time."""
     script = Path(__file__).with_name("two_processes.py")
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", script]
     done = subprocess.run([*command, tmp_path / "two", *CASES], capture_output=True, text=True, timeout=500)
