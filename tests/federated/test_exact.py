@@ -42,11 +42,17 @@ def test_every_order_and_split_has_the_bits_of_the_exact_sum(monkeypatch, shape)
 
 @pytest.mark.parametrize("order", itertools.permutations(range(3)))
 def test_what_cancels_leaves_the_rest(order):
-    """Where float64 would lose it, added to the first of the two."""
-    terms, total = torch.tensor([[1.0], [-1.0], [3 * 2.0**-54]]), ExactSum(torch.zeros(1))
+    """Where float64 loses it, added to the first of the two."""
+    terms, exact, plain = (
+        torch.tensor([[1.0], [-1.0], [3 * 2.0**-54]]),
+        *(ExactSum(torch.zeros(1), exact=exact) for exact in (True, False)),
+    )
     for i in order:
-        total.add(terms[i : i + 1], torch.ones(1, dtype=torch.float64))
-    assert total.over(torch.ones((), dtype=torch.float64)).item() == 3 * 2.0**-54
+        for total in (exact, plain):
+            total.add(terms[i : i + 1], torch.ones(1, dtype=torch.float64))
+    found = [total.over(torch.ones((), dtype=torch.float64)).item() for total in (exact, plain)]
+    assert found[0] == 3 * 2.0**-54
+    assert (found[1] == found[0]) == (order[2] == 2)
 
 
 @pytest.mark.parametrize(

@@ -21,15 +21,15 @@ PIECE = 1 << 18  # entries at a time, whose copies stay in a core's cache
 
 
 class ExactSum:
-    """The weighted sum over clients of one tensor; of a float64 tensor a plain one.
+    """The weighted sum over clients of one tensor; of a float64 tensor, or if it is not to be ``exact``, a plain one.
 
     Attributes:
         parts: what processes add up, in float64, ``[*shape]`` each.
     """
 
-    def __init__(self, like: Tensor) -> None:
+    def __init__(self, like: Tensor, *, exact: bool = True) -> None:
         self.dtype = like.dtype
-        bins = 1 if like.dtype is torch.float64 else 2
+        bins = 2 if exact and like.dtype is not torch.float64 else 1
         self.parts = [torch.zeros_like(like, dtype=torch.float64) for _ in range(bins)]
 
     def add(self, values_K: Tensor, weight_K: Tensor) -> None:
