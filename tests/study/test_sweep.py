@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 from pretend import BasicLauncher, Launcher, Studies, composed, finish, outcome
 
 from gcfed.assemble import refuse_sweeps
@@ -180,6 +180,9 @@ def test_hours_are_steps_times_seconds_and_disk_what_is_kept(monkeypatch, tmp_pa
     monkeypatch.setattr(cost, "step", lambda *args: 36.0 if timed(*args) > 0 else 0.0)
     overrides = "client.epochs=2 client.batch_size=10 data.limit_train=1000 data.limit_test=300 rounds=3 eval_every=2"
     cfg = composed("algorithm=scaffold", "gc=none", "partition=iid", *overrides.split())
+    cfg = cfg.copy()
+    with open_dict(cfg):
+        cfg.hydra = {"folder": "???", "file": "${hydra.folder}"}  # as in a sweep, where it is known in a run only
     (line,) = cost.estimate([(cfg, 3), (OmegaConf.merge(cfg, {"seed": 2}), 1)])
     steps = 5 * 2 * 5 + 300 / 10 / 3 / 2
     model = 4 * sum(a * b + b for a, b in ((64, 512), (512, 256), (256, 10)))

@@ -42,6 +42,7 @@ def estimate(left: Sequence[tuple[DictConfig, int]]) -> list[str]:
 def cost(cfg: DictConfig, steps: dict[str, float]) -> tuple[float, int]:
     """Seconds of a round on one core, and the bytes that a run leaves."""
     with open_dict(cfg):
+        cfg.pop("hydra", None)  # a sweep's own is not filled in yet
         cfg.paths.output_dir, cfg.callbacks, cfg.metrics = "", {}, {}
         if "download" in cfg.data.dataset:
             cfg.data.dataset.download = False
