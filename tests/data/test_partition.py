@@ -3,7 +3,7 @@ import logging
 import numpy as np
 import pytest
 
-from gcfed.data.dealing import fill_up, log_gamma, softmax
+from gcfed.data.dealing import deal, fill_up, log_gamma, softmax
 from gcfed.data.partition import IID, ByGroup, ClassesPerClient, Dirichlet, DirichletBalanced, Partition
 
 LABELS = np.random.default_rng(0).permutation(np.arange(6000) % 10)
@@ -290,3 +290,13 @@ def test_a_broken_file_is_no_partition(tmp_path):
     np.savez(path, indices=np.arange(3), offsets=np.array([0, 2]))
     with pytest.raises(ValueError, match="offsets do not fit"):
         Partition.load(path)
+
+
+def test_who_gets_which_sample_is_drawn():
+    """Not the first of a class, in the order of the file; nor the first of the largest client, where one lacks some."""
+    owner_n = deal(np.array([[50, 50]]), np.zeros(100, np.int64), np.random.default_rng(0))
+    assert np.bincount(owner_n[:50], minlength=2).min() > 10
+    owner_n = np.zeros(100, np.int64)
+    fill_up(owner_n, 2, 30, np.random.default_rng(0))
+    assert (owner_n == 1).sum() == 30
+    assert np.flatnonzero(owner_n == 1).max() > 60

@@ -371,3 +371,20 @@ def test_a_teacher_has_no_dropout(k):
         torch.testing.assert_close(stack.reference(x, params=params).logits_KBC, expected)
     assert net.training
     assert not torch.equal(stack(x).logits_KBC, expected)
+
+
+def test_clients_of_a_stack_drop_different_units():
+    net = nn.Sequential(nn.Linear(4, 64), nn.Dropout(0.5))
+    one = np.ones(2, np.int64)
+    logits_KBC = ClientStack(net, broadcast_state(net), np.arange(2), one, one)(torch.ones(2, 3, 4)).logits_KBC
+    assert not torch.equal(logits_KBC[0], logits_KBC[1])
+
+
+def test_a_wrapped_pass_repeats_the_clients_first_samples():
+    """As the authors' code pads its data sets: 9 samples in batches of 4 become 12, the first three twice."""
+    data = random_federation(sizes=(9,))
+    plan = plan_batches(
+        data, np.array([0]), seed=1, round_index=0, batch_size=4, epochs=1, steps=None, last_batch="wrap",
+        to_device=torch.from_numpy,
+    )  # fmt: skip
+    assert np.bincount(plan.index.flatten()).tolist() == [2, 2, 2, 1, 1, 1, 1, 1, 1]
