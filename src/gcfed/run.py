@@ -85,9 +85,8 @@ def one_sentence() -> Iterator[None]:
             raise
         log.error("%s (HYDRA_FULL_ERROR=1 shows where)", error)
         folder = Path(HydraConfig.get().runtime.output_dir)
-        if folder != Path.cwd() and [path.name for path in folder.iterdir()] == [
-            "train.log"
-        ]:  # what Hydra made before the run was refused
+        # What Hydra made before the run was refused; its folder is the present one for src/eval.py.
+        if folder != Path.cwd() and [path.name for path in folder.iterdir()] == ["train.log"]:
             shutil.rmtree(folder)
         raise SystemExit(1) from None
 
