@@ -94,18 +94,15 @@ def test_layers_are_a_map(axes):
     np.testing.assert_allclose(axes.collections[0].get_array().ravel(), [0.9, 0.3])
 
 
-def test_families_partitions_and_copies(tmp_path):
+def test_families_and_partitions(tmp_path):
     run = tmp_path / "logs" / "a"
     add_run(run, "data=digits gc=none rounds=4", curve(0.5, 4, **{"drift/client_norm": 1.0}))
     LabelCounts(np.arange(3), np.eye(3, dtype=int), 3).save(run)
-    for number in (2, 10):
-        (run / f"surface_round_{number}.png").write_bytes(b"%d" % number)
     failed = {}
     pictures = draw(grouped(find_runs([tmp_path / "logs"])), tmp_path / "out", ["pdf"], failed)
     assert failed == {}
-    names = {"test_acc_1", "test_loss_1", "drift_client_norm_1", "partition_1", "surface_1"}
+    names = {"test_acc_1", "test_loss_1", "drift_client_norm_1", "partition_1"}
     assert {picture.file.stem for picture in pictures} == names
-    assert (tmp_path / "out" / "surface_1.png").read_bytes() == b"10"
     assert len(list((tmp_path / "out").glob("*.pdf"))) == 4
 
 

@@ -84,7 +84,7 @@ def test_cells_with_the_same_overrides_are_one_job_and_others_never_share_a_fold
         ({"scale": "small", "scales": {"small": {"row": []}}}, (), r"row is unknown"),
         ({"table": None}, (), r"study\.table is not set"),
         ({"table": {"rows": TABLE["rows"]}}, (), r"study\.table needs rows and columns"),
-        ({"table": {**TABLE, "rows": TABLE["rows"][:1] * 2}}, (), "no label twice"),
+        ({"table": {**TABLE, "rows": TABLE["rows"][:1] * 2}}, (), "each label must be there once"),
         ({"table": "gcfed_table55"}, (), "gcfed_table5"),
         ({}, ("study.overrides=['client.epochs=2']",), r"study\.overrides=.*by themselves"),
         ({}, ("seed=3",), r"study\.seeds=\[1,2,3\]"),

@@ -103,8 +103,8 @@ def test_a_search_that_was_stopped_draws_what_it_would_have_drawn(tmp_path):
     assert nothing.jobs == []
 
 
-def test_failures_and_values_that_are_not_finite_do_not_end_it(tmp_path, caplog):
-    """What failed is made up for, what is not finite counts; the exit code says that something failed."""
+def test_failures_and_values_that_are_not_finite_count_and_keep_their_reason(tmp_path, caplog):
+    """The exit code says that something failed."""
 
     def of(lam, number):
         if number == 0:
@@ -115,14 +115,11 @@ def test_failures_and_values_that_are_not_finite_do_not_end_it(tmp_path, caplog)
         go(tmp_path, BasicLauncher(of), n_jobs=2, n_trials=3)
     assert stop.value.code == 1
     rows = trials(tmp_path)
-    assert [row["state"] for row in rows] == ["fail", "pruned", "complete", "complete"]
-    assert [row["reason"] for row in rows[:3]] == [
+    assert [row["state"] for row in rows] == ["fail", "pruned", "complete"]
+    assert [row["reason"] for row in rows] == [
         "ValueError: gc.lam=2 is outside", f"{METRIC} was not reached, or is not finite", "",
     ]  # fmt: skip
     assert "trial_0000 fail: ValueError: gc.lam=2 is outside" in caplog.text
-    nothing = BasicLauncher()
-    go(tmp_path, nothing, n_jobs=2, n_trials=3)
-    assert nothing.jobs == []
 
 
 def test_a_metric_that_runs_do_not_have_ends_it_after_the_first_one(tmp_path):
@@ -153,19 +150,16 @@ def test_one_folder_holds_one_search_of_one_process(tmp_path):
         go(tmp_path, BasicLauncher(), "rounds=2")
 
 
-@pytest.mark.parametrize("basic", [True, False])
-def test_where_the_launcher_fails_a_job_of_its_own_process_fails_and_others_are_left_as_they_are(tmp_path, basic):
+def test_trials_are_left_as_they_are_where_a_launcher_that_is_not_hydras_own_fails(tmp_path):
     class Lost(BasicLauncher):
         def launch(self, job_overrides, initial_job_idx):
             raise HydraException("worker\nkilled")
 
-    if basic:
-        Lost.__name__ = "BasicLauncher"
-    with pytest.raises(ValueError, match="3 trials in a row" if basic else "worker killed. Jobs .* still be running"):
+    with pytest.raises(ValueError, match="worker killed. Jobs .* still be running"):
         go(tmp_path, Lost())
     launcher = BasicLauncher()
     go(tmp_path, launcher)
-    assert len(trials(tmp_path)) == (7 if basic else 4)
+    assert len(trials(tmp_path)) == 4
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,7 @@ def test_a_dry_run_names_jobs_hours_and_disk(study, capsys):
     said = capsys.readouterr().out
     assert "to start      GC-Fed, α 0.1, seed 2  (gc-fed_alpha-0.1_s2)" in said
     hours = re.search(r"about (\S+) h on one core, without what methods add to a step, and 1\.34 MB of disk", said)
-    assert 1e-6 < float(hours[1]) < 1
+    assert 0 <= float(hours[1]) < 1
     assert not launcher.calls
     assert not (study.root / "try").exists()
 
@@ -186,10 +186,10 @@ def test_hours_are_steps_times_seconds_and_disk_what_is_kept(monkeypatch, tmp_pa
     (line,) = cost.estimate([(cfg, 3), (OmegaConf.merge(cfg, {"seed": 2}), 1)])
     steps = 5 * 2 * 5 + 300 / 10 / 3 / 2
     model = 4 * sum(a * b + b for a, b in ((64, 512), (512, 256), (256, 10)))
-    assert line.startswith(f"about {4 * steps * 36 / 3600:.2g} h")
+    assert line.startswith(f"about {4 * steps * 36 / 3600:,.1f} h")
     assert line.endswith(f"{2 * model * (2 + 15) / 1e6:.3g} MB of disk")
     absent = composed("data=cifar100", f"paths.data_dir={tmp_path}")
-    assert "not counted: 1 jobs, cifar100, mlp: data set cifar100: " in cost.estimate([(absent, 3)])[0]
+    assert "not counted: cifar100, mlp: data set cifar100: " in cost.estimate([(absent, 3)])[1]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -41,11 +40,6 @@ FAMILIES = {
     "clients": "Clients on their own data, before and after local training",
     "leakage": "What deep leakage from gradients recovers of a client's images (FedGC, Appendix A.5)",
     "fedgc": "How often the constraints of FedGC bind",
-}
-#: Pictures that runs draw themselves: stem, caption.
-COPIED = {
-    "surface": "Loss around the global model on the plane of three local models (FedACG, Figure 2a)",
-    "leakage": "A client's images above what deep leakage from gradients recovered (FedGC, Figure 5)",
 }
 
 
@@ -89,7 +83,7 @@ def draw(groups: Sequence[Group], folder: Path, formats: Sequence[str], failed: 
                 path.unlink(missing_ok=True)
         else:
             pictures.append(Picture(files[0], plot.title, caption, plot.federation))
-    return [*pictures, *_partitions(groups, folder, suffixes), *_copies(groups, folder)]
+    return [*pictures, *_partitions(groups, folder, suffixes)]
 
 
 def _plots(groups: Sequence[Group]) -> Iterator[Plot]:
@@ -242,14 +236,3 @@ def _partitions(groups: Sequence[Group], folder: Path, suffixes: Sequence[str]) 
             plot_partition(counts.counts, path, max_clients=20, clients=counts.clients, of=counts.of)
         caption = f"Samples of each class on each client, seed {group.runs[0].seed} (GC-Fed, Figure 5)."
         yield Picture(path, "Partition", caption, group.federation)
-
-
-def _copies(groups: Sequence[Group], folder: Path) -> Iterator[Picture]:
-    """The last picture of each kind that a group's runs drew, of six groups at most."""
-    for stem, caption in COPIED.items():
-        drawn = [(g, [path for run in g.runs for path in run.folder.glob(f"{stem}_round_*.png")]) for g in groups]
-        for i, (group, paths) in enumerate([(g, paths) for g, paths in drawn if paths][:6], start=1):
-            last = max(paths, key=lambda path: int(path.stem.rpartition("_")[2]))
-            copy = Path(shutil.copyfile(last, folder / f"{stem}_{i}.png"))
-            text = f"{caption}: {group.method}, round {last.stem.rpartition('_')[2]}."
-            yield Picture(copy, stem.capitalize(), text, group.federation)

@@ -7,6 +7,7 @@ a column's over the table's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ class Axis:
     """A row or a column. ``overrides`` None: we cannot run it, and ``note`` says why."""
 
     label: str
-    overrides: tuple[str, ...] | None = ()
+    overrides: Sequence[str] | None = ()
     setting: dict[str, Any] = field(default_factory=dict)
     measure: str | None = None  # None here and in the next two: the table's
     unit: str | None = None
@@ -47,14 +48,14 @@ class PaperTable:
     """One table of a paper. The methods take one of its ``rows`` and one of its ``columns``."""
 
     name: str  # of the file
-    paper: str
-    table: str
-    title: str
-    source: str
-    unit: str  # percent (our 0…1 times 100), 1e-3 (ours times 1000), rounds, seconds, none
     columns: tuple[Axis, ...]
     rows: tuple[Axis, ...]
     cells: dict[tuple[str, str], Cell]  # by the labels of row and column
+    paper: str = ""
+    table: str = ""
+    title: str = ""
+    source: str = ""
+    unit: str = "none"  # percent (our 0…1 times 100), 1e-3 (ours times 1000), rounds, seconds
     higher_is_better: bool | None = None  # None: neither
     methods_in: str = "rows"  # or columns: numbers are compared along the other one
     seeds: int | None = None  # that the paper averaged; None: it does not say
@@ -62,7 +63,7 @@ class PaperTable:
     setting: dict[str, Any] = field(default_factory=dict)
     unstated: str = ""  # what the paper does not say of its setting
     departures: dict[str, str] = field(default_factory=dict)  # key of a setting → why our runs do not keep it
-    overrides: tuple[str, ...] = ()
+    overrides: Sequence[str] = ()
     note: str = ""
 
     def settings(self, row: Axis, column: Axis) -> dict[str, Any]:
@@ -72,7 +73,7 @@ class PaperTable:
     def command_overrides(self, row: Axis, column: Axis) -> tuple[str, ...] | None:
         """What follows ``python src/train.py`` for the cell's run, but for the seed; None where we cannot run it."""
         parts = (column.overrides, self.overrides, row.overrides, _extra(row, column).overrides)
-        return None if None in parts else tuple(override for part in parts for override in part or ())
+        return None if None in parts else tuple(str(override) for part in parts for override in part or ())
 
     def of(self, name: str, row: Axis, column: Axis) -> Any:
         """``measure``, ``unit`` or ``higher_is_better`` of a cell; None where nobody says."""
@@ -90,8 +91,7 @@ def load(path_or_name: str | Path) -> PaperTable:
 
     Raises:
         FileNotFoundError: there is no such table.
-        ValueError: an unknown or a missing key, a label twice, not one entry for each row and column, or an entry that
-            is no cell; names the file and the place.
+        ValueError: it is none, as :func:`table_of` says; names the file.
     """
     path = Path(path_or_name) if Path(path_or_name).suffix else FOLDER / f"{path_or_name}.yaml"
     if not path.is_file():
@@ -101,44 +101,42 @@ def load(path_or_name: str | Path) -> PaperTable:
         if shared := raw.pop("shared_setting", None):  # a file of configs/paper/setting
             common = yaml.load((FOLDER / "setting" / f"{shared}.yaml").read_text(encoding="utf-8"), Loader)
             raw["setting"] = common | raw.get("setting", {})
-        return _table(path.stem, raw)
-    except (
-        OSError,
-        TypeError,
-        ValueError,
-        AttributeError,
-        KeyError,
-    ) as error:  # a dataclass names unknown and missing keys
+        return table_of(raw | {"name": path.stem})
+    except (OSError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"{path} is no table of a paper: {error}") from None
 
 
-def _table(name: str, raw: dict[str, Any]) -> PaperTable:
-    columns, rows = (tuple(_axis(**item) for item in raw.pop(kind, ())) for kind in ("columns", "rows"))
-    entries, labels = raw.pop("cells", {}), [column.label for column in columns]
-    if entries.keys() != {row.label for row in rows} or len(entries) < len(rows) or len(set(labels)) < len(labels):
-        lists = (", ".join(map(str, labels)) for labels in ([row.label for row in rows], labels, entries))
-        raise ValueError("each label must be there once: rows {}; columns {}; cells {}".format(*lists))
+def table_of(raw: Mapping[str, Any]) -> PaperTable:
+    """The table that a YAML file holds, or a study of its own, which has no ``cells``.
+
+    Raises:
+        ValueError, TypeError, AttributeError: an unknown or a missing key, a label twice, not one entry for each row
+            and column, or an entry that is no cell; names the place.
+    """
+    rows, columns = (tuple(_axis(**item) for item in raw.get(kind) or ()) for kind in ("rows", "columns"))
+    labels, across = [row.label for row in rows], [column.label for column in columns]
+    entries = raw.get("cells", dict.fromkeys(labels, [None] * len(across)))
+    if not (labels and across) or {*entries} != {*labels} or any(len({*axis}) < len(axis) for axis in (labels, across)):
+        raise ValueError(f"each label must be there once: rows {labels}, columns {across}, cells of {[*entries]}")
     cells = {}
     for row in rows:
-        if not isinstance(entries[row.label], list) or len(entries[row.label]) != len(columns):
-            raise ValueError(f"row {row.label}: give one entry for each of the {len(columns)} columns")
-        if unknown := row.by_column.keys() - set(labels):
+        if not isinstance(entries[row.label], list) or len(entries[row.label]) != len(across):
+            raise ValueError(f"row {row.label}: give one entry for each of the {len(across)} columns")
+        if unknown := row.by_column.keys() - {*across}:
             raise ValueError(f"row {row.label}: by_column names no column: {', '.join(sorted(unknown))}")
-        for label, entry in zip(labels, entries[row.label], strict=True):
+        for label, entry in zip(across, entries[row.label], strict=True):
             cells[row.label, label] = _cell(entry, f"row {row.label}, column {label}")
-    overrides = tuple(raw.pop("overrides", ()))
-    return PaperTable(name=name, columns=columns, rows=rows, cells=cells, overrides=overrides, **raw)
+    return PaperTable(**{**raw, "rows": rows, "columns": columns, "cells": cells})
 
 
 def _extra(row: Axis, column: Axis) -> Axis:
     return row.by_column.get(column.label, Axis(column.label))
 
 
-def _axis(label: str, overrides: Any = (), by_column: dict[str, Any] | None = None, **keys: Any) -> Axis:
+def _axis(label: str, by_column: Mapping[str, Any] | None = None, **keys: Any) -> Axis:
     if not isinstance(label, str):
         raise ValueError(f"each label must be a text: {label}")
-    nested = {name: _axis(name, **extra) for name, extra in (by_column or {}).items()}
-    return Axis(label, None if overrides is None else tuple(overrides), by_column=nested, **keys)
+    return Axis(label, by_column={name: _axis(name, **extra) for name, extra in (by_column or {}).items()}, **keys)
 
 
 def _cell(raw: Any, where: str) -> Cell:
@@ -149,8 +147,8 @@ def _cell(raw: Any, where: str) -> Cell:
             return Cell(note=raw or "")
         case [int() | float() as mean, int() | float() as std]:
             return Cell(float(mean), float(std))
-        case {"mean": int() | float() as mean, **rest} if rest.keys() <= {"note"}:
-            return Cell(float(mean), note=str(rest.get("note", "")))
-        case int() | float() if not isinstance(raw, bool):
+        case {"mean": int() | float() as mean, "note": str() as note}:
+            return Cell(float(mean), note=note)
+        case int() | float():
             return Cell(float(raw))
     raise ValueError(f"{where}: {raw} is no number, [mean, std], 1000+, word, {{mean, note}} or null")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from gcfed.report.papers import load
+from gcfed.report.papers import load, table_of
 from gcfed.runs.identity import counts, digest
 
 PARTS = ("rows", "columns", "seeds", "overrides")
@@ -72,28 +72,20 @@ def read_table(table: str | Mapping[str, Any] | None) -> tuple[Cells, int]:
     Args:
         table: a name in ``configs/paper``, or a study's own rows and columns (label, overrides) and overrides.
     """
-    cells: Cells = {}
-    if isinstance(table, Mapping):
-        try:
-            for row in table["rows"]:
-                for column in table["columns"]:
-                    cell = str(row["label"]), str(column["label"])
-                    cells[cell] = [*column["overrides"], *table.get("overrides", ()), *row["overrides"]]
-        except (KeyError, TypeError):
-            cells = {}
-        if not cells or len(cells) < len(table["rows"]) * len(table["columns"]):
-            raise ValueError("study.table needs rows and columns: lists of {label: …, overrides: […]}, no label twice.")
-        return cells, 1
     if not table:
         raise ValueError("study.table is not set: name a table of configs/paper, or write rows and columns.")
-    paper = load(table)
+    try:
+        paper = load(table) if isinstance(table, str) else table_of({**table, "name": "study.table"})
+    except (TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"study.table needs rows and columns, lists of {{label, overrides}}: {error}") from None
+    cells: Cells = {}
     for row, column in ((row, column) for row in paper.rows for column in paper.columns):
         cell = row.label, column.label
         printed, only = paper.cells[cell], row.by_column.get(column.label)
         cells[cell] = paper.command_overrides(row, column)
         if cells[cell] is None:
             cells[cell] = (only and only.note) or row.note or column.note or "it cannot be run here"
-        elif printed.mean is None and (not printed.note or printed.note.startswith("N/A")):  # "diverged" is a result
+        elif paper.paper and printed.mean is None and printed.note[:3] in ("", "N/A"):  # "diverged" is a result
             cells[cell] = "the paper has no number"
     return cells, paper.seeds or 1
 

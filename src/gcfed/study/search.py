@@ -24,21 +24,18 @@ from gcfed.utils.lock import locked
 from gcfed.utils.words import say
 
 log = logging.getLogger(__name__)
-IN_A_ROW = 3  # failures that end a search: what they have in common is not their values
-COUNTED = (TrialState.COMPLETE, TrialState.PRUNED)
 
 
 def search(config: Any, context: Any, launcher: Any, arguments: list[str], **settings: Any) -> None:
     """Runs trials until ``n_trials`` have ended; the same command continues a search that was stopped.
 
-    A value that is not finite is pruned and counts; a trial that fails keeps its reason, and another takes its place.
+    A trial that fails, or has no finite value ("pruned"), counts and keeps its reason, as in Optuna's own loop.
 
     Args:
         settings: those of ``configs/hydra/sweeper/optuna.yaml``.
 
     Raises:
-        ValueError: settings that cannot work, the folder holds another search, a metric that runs do not have, or
-            several failures in a row.
+        ValueError: settings that cannot work, the folder holds another search, or a metric that runs do not have.
     """
     metric, n_trials, n_jobs = config.optimized_metric, settings["n_trials"], settings["n_jobs"]
     space, common = read_space(settings["params"] or {}, [a for a in arguments if a != "ckpt_path=last"])
@@ -49,7 +46,7 @@ def search(config: Any, context: Any, launcher: Any, arguments: list[str], **set
     fixed = {key: v for key, v in leaves(cfg).items() if not any(f"{key}.".startswith(f"{name}.") for name in space)}
     fixed |= {"rounds": cfg.rounds, "eval_every": cfg.eval_every, "metric": metric, "direction": settings["direction"]}
     fixed |= {f"params.{key}": repr(distribution) for key, distribution in space.items()}
-    root, in_a_row, failures = Path(config.hydra.sweep.dir).absolute(), 0, 0
+    root = Path(config.hydra.sweep.dir).absolute()
     storage = settings["storage"] or f"sqlite:///{root}/search.db"
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with locked(root / ".lock") as holder:
@@ -59,30 +56,25 @@ def search(config: Any, context: Any, launcher: Any, arguments: list[str], **set
         study = optuna.create_study(storage=storage, study_name=name, direction=fixed["direction"], load_if_exists=True)
         if odd := differences(study.user_attrs.get("fixed", fixed), fixed):
             raise ValueError(f"{root} holds another search: {odd}. Take another folder, hydra.sweep.dir=<folder>.")
-        while (count := len(study.get_trials(states=COUNTED))) < n_trials:
+        while (ended := sum(trial.state.is_finished() for trial in study.trials)) < n_trials:
             # First what a stopped search left behind.
             trials = [Trial(study, t._trial_id) for t in study.trials if not t.state.is_finished()][:n_jobs]
-            while len(trials) < min(n_jobs, n_trials - count):
+            while len(trials) < min(n_jobs, n_trials - ended):
                 # What is drawn depends on the seed and the trials so far, not on a restart.
                 draw = np.random.SeedSequence([settings["seed"], len(study.trials)]).generate_state(1)
                 study.sampler = hydra.utils.instantiate(settings["sampler"], seed=int(draw[0]))
                 trials.append(study.ask(space))
             jobs = []
-            for i, trial in enumerate(trials, start=count + 1):
-                say(f"trial {i} of {n_trials}: {describe(trial)}{best(study)}")
+            for trial in trials:
+                say(f"trial {trial.number + 1} of {n_trials}: {describe(trial)}{best(study)}")
                 drawn = [f"{key}={number}" for key, number in trial.params.items()]
                 jobs.append(([*common, *drawn], root / name_of(trial)))
             for trial, reason in zip(trials, launch(launcher, jobs, trials[0].number), strict=True):
-                failed = tell(study, trial, root / name_of(trial), metric, reason)
-                failures, in_a_row = failures + failed, failed * (in_a_row + 1)
+                tell(study, trial, root / name_of(trial), metric, reason)
                 study.set_user_attr("fixed", fixed)
                 write(study, root)
-                if in_a_row == IN_A_ROW:
-                    raise ValueError(
-                        f"{IN_A_ROW} trials in a row have failed, the last with {reason}. See {root}/trials.csv; once "
-                        "the reason is gone, the same command goes on."
-                    )
-        say(f"search in {root}: {count} trials, {failures} failures{best(study) or '; no trial has a value'}")
+        failures = len(study.get_trials(states=(TrialState.FAIL,)))
+        say(f"search in {root}: {ended} trials, {failures} failed{best(study) or '; none has a value'}")
         if failures or not best(study):
             raise SystemExit(1)
 
@@ -121,8 +113,8 @@ def kind_of(*ends: Any) -> Any:
     return IntDistribution if all(isinstance(end, int) for end in ends) else FloatDistribution
 
 
-def tell(study: optuna.Study, trial: Trial, folder: Path, metric: str, reason: str) -> bool:
-    """Takes a trial's value from its folder; returns whether it failed, with the launcher's ``reason`` if any.
+def tell(study: optuna.Study, trial: Trial, folder: Path, metric: str, reason: str) -> None:
+    """Takes a trial's value from its folder; ``reason`` is the launcher's word on why it failed, or "".
 
     Raises:
         ValueError: runs do not have such a metric.
@@ -139,7 +131,6 @@ def tell(study: optuna.Study, trial: Trial, folder: Path, metric: str, reason: s
         trial.set_user_attr("reason", reason)
         log.error("%s %s: %s", name_of(trial), state.name.lower(), reason)
     study.tell(trial, found, state)
-    return state == TrialState.FAIL
 
 
 def write(study: optuna.Study, root: Path) -> None:
