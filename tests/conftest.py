@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from lightning.pytorch import LightningDataModule
 from omegaconf import DictConfig, open_dict
@@ -14,8 +13,10 @@ from torch.utils.data import DataLoader
 
 import gcfed.configure  # noqa: F401
 from gcfed.runs.metrics_csv import read_metrics
+from gcfed.utils.compose import train_composer
 from gcfed.utils.resolvers import ROOT
 
+composer = train_composer()  # by which tests compose what differs in values alone once
 DATA_DIR = Path(os.environ.get("DATA_DIR", ROOT / "data"))
 
 
@@ -86,8 +87,7 @@ def config(tmp_path):
 
     def make(*overrides: str, folder: Path | None = None) -> DictConfig:
         GlobalHydra.instance().clear()
-        with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-            cfg = compose("train", [*overrides])
+        cfg = composer(overrides)
         with open_dict(cfg):
             cfg.paths.output_dir = str(folder or tmp_path / "run")
             cfg.extras.figures = "extras.figures=true" in overrides
@@ -99,6 +99,10 @@ def config(tmp_path):
         return cfg
 
     return make
+
+
+#: Settings of a run over two processes, forked from that of the test.
+TWO = ("trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2")
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import TWO
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch import Callback
 from omegaconf import OmegaConf, open_dict
@@ -19,7 +20,6 @@ from gcfed.federated.strategy import CohortStrategy
 from gcfed.run import train
 
 TINY = ("rounds=3", "data.limit_train=200", "data.limit_test=80", "precision=64-true", "client.epochs=1")
-TWO = ("trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="forks under Linux only")
 
 

@@ -1,12 +1,8 @@
 """What a metric should have seen: every round's broadcast and local models, recorded in the loop."""
 
-import subprocess
-import sys
-
 from harness import sgd, train_rounds
 
 from gcfed.federated.method import FederatedMethod
-from gcfed.utils.resolvers import ROOT
 
 EXACT = {"rel": 1e-9, "abs": 1e-12}
 NAN_CLIENT = 3
@@ -43,12 +39,3 @@ def measured(metric, net, data, *, poisoned=False, **run):
         net, data, methods=[recorder, metric], on_round=lambda _, row: rows.append(of_metric(row)), **settings
     )
     return rows, recorder.rounds, trained
-
-
-def train_in_two_processes(folder, *overrides):
-    """``src/train.py`` as a user types it, over two processes; the run lies in ``folder``."""
-    layout = ("trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "extras.figures=false")
-    place = (f"paths.output_dir={folder}", f"hydra.run.dir={folder}")
-    command = [sys.executable, str(ROOT / "src/train.py"), *overrides, *layout, *place]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]

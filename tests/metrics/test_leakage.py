@@ -6,10 +6,9 @@ import matplotlib.image
 import numpy as np
 import pytest
 import torch
-from conftest import read_rows
+from conftest import TWO, read_rows
 from harness import make_setup
 from omegaconf import open_dict
-from recording import train_in_two_processes
 from torch import nn
 
 from gcfed.data.augment import TextTransform, VectorTransform
@@ -135,13 +134,12 @@ def test_stacks_attack_the_same_client(config, tmp_path):
     assert {c: one[1][c] for c in COLUMNS} == pytest.approx({c: three[1][c] for c in COLUMNS}, rel=1e-6)
 
 
-@pytest.mark.slow
 def test_the_first_of_two_processes_attacks_and_draws(config, tmp_path):
     """A client that it need not have to train itself: the drawn one is the same in any number of processes."""
     _, one = run(config, tmp_path / "one", *LEAKAGE, "gc=none")
     folder = tmp_path / "two"
-    train_in_two_processes(folder, *TINY, *LEAKAGE, "gc=none")
-    for a, b in zip(one[1:], read_rows(folder / "metrics.csv")[1:], strict=True):
+    _, two = run(config, folder, *LEAKAGE, *TWO, "gc=none")
+    for a, b in zip(one[1:], two[1:], strict=True):
         assert {c: b[c] for c in COLUMNS} == pytest.approx({c: a[c] for c in COLUMNS}, rel=1e-6)
     assert sorted(path.name for path in folder.glob("*.png")) == ["leakage_round_2.png", "leakage_round_3.png"]
 

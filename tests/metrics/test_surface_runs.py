@@ -4,9 +4,9 @@ import matplotlib.image
 import numpy as np
 import pytest
 import torch
-from conftest import read_rows
+from conftest import TWO, read_rows
 from omegaconf import open_dict
-from recording import EXACT, train_in_two_processes
+from recording import EXACT
 from torch import nn
 
 from gcfed.run import train
@@ -81,10 +81,9 @@ def test_the_papers_figure_is_of_the_training_loss(config, tmp_path):
     assert not list(tmp_path.glob("surface*.png"))  # extras.figures is false in these tests
 
 
-@pytest.mark.slow
 def test_two_processes_draw_the_same(config, tmp_path):
     run(config, tmp_path / "one", *SURFACE, "gc=none")
-    train_in_two_processes(tmp_path / "two", *TINY, *SURFACE, "gc=none")
+    run(config, tmp_path / "two", *SURFACE, *TWO, "gc=none")
     for number in (2, 3):
         one, two = (np.load(tmp_path / name / f"surface_round_{number}.npz") for name in ("one", "two"))
         assert one["names"].tolist() == two["names"].tolist()

@@ -10,7 +10,6 @@ from sample_runs import add_run, curve
 
 from gcfed.report import build, figures
 from gcfed.report.build import Incomplete, report
-from gcfed.runs.folder import Run
 from gcfed.utils.resolvers import ROOT
 
 EVIL = "<script>alert(1)</script>"
@@ -133,10 +132,3 @@ def test_a_search_is_a_table(tmp_path):
     (table,) = build._searches([tmp_path / "logs"])
     assert table.name == "trials_mine"
     assert table.frame.to_numpy().tolist() == [["0", "COMPLETE", "0.5", "2", "0.1"], ["1", "FAIL", "–", "–", "0.2"]]
-
-
-def test_runs_are_shown_below_their_root(tmp_path):
-    run = Run(tmp_path / "logs" / "x" / "failed", {}, {}, None, "failed", "")
-    assert build._place(run, [tmp_path / "logs"]) == "x/failed"
-    assert build._place(run, [tmp_path / "nowhere", tmp_path / "logs"]) == "logs/x/failed"
-    assert build._place(run, [run.folder]) == "failed"

@@ -120,7 +120,7 @@ def test_the_file_and_the_table_on_the_terminal(tmp_path, capsys):
     found = write_summary(tmp_path, [0.5, 0.9], about={"identity": "abc"})
     print_summary(found, tmp_path)
     printed = capsys.readouterr().out
-    for text in ("60.00% in round 4", "50%: 560 B", "50%: 15", "90%: 6+", "seconds a client's round"):
+    for text in ("60.00% in round 4", "4 rounds, 560 B, 15 s of clients", "seconds a client's round"):
         assert text in printed
     written = json.loads((tmp_path / "summary.json").read_text())
     assert (written["identity"], written["bytes_to_target"]) == ("abc", {"0.5": 560, "0.9": None})

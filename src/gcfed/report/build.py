@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,7 @@ from gcfed.report import papers
 from gcfed.report.compare import Settings, compare
 from gcfed.report.groups import grouped
 from gcfed.report.tables import MEASURES, Table, all_runs, best, by_federation, measured, targets, write_texts
-from gcfed.runs.folder import STATES, Run, find_runs, folders
+from gcfed.runs.folder import STATES, find_runs, folders
 from gcfed.runs.measures import FORMS, parse
 
 TRIALS = "trials.csv"
@@ -45,8 +46,10 @@ def report(cfg: Mapping[str, Any]) -> Path:
     for measure in measures:
         parse(measure)  # before a thousand runs are read
     chosen = [papers.load(name) for name in (papers.names() if cfg["papers"] is None else _listed(cfg["papers"]))]
-    places = {run: _place(run, roots) for run in find_runs(roots)}
-    runs = [run for run, place in places.items() if not place.startswith("debug/")]
+    found, base = find_runs(roots), os.path.commonpath([root.resolve() for root in roots] or ["."])
+    # As people find them, without the path of this machine.
+    places = {run: os.path.relpath(run.folder, Path(base).parent) for run in found}
+    runs = [run for run, place in places.items() if "debug" not in Path(place).parts]
     if not runs:
         raise ValueError(
             f"There is no run below {', '.join(map(str, roots)) or 'roots=[]'}: a run's folder holds config.yaml and "
@@ -99,14 +102,6 @@ def report(cfg: Mapping[str, Any]) -> Path:
 def _listed(value: Any) -> list[str]:
     """``roots=logs`` is as good as ``roots=[logs]``, null as []."""
     return [value] if isinstance(value, str) else list(dict.fromkeys(map(str, value or ())))
-
-
-def _place(run: Run, roots: Sequence[Path]) -> str:
-    """The run's folder below the root that it was found in, without the path of this machine."""
-    for root in (root.resolve() for root in roots):
-        if run.folder.is_relative_to(root) and run.folder != root:
-            return f"{root.name}/" * (len(roots) > 1) + run.folder.relative_to(root).as_posix()
-    return run.folder.name  # the root itself, or through a link that leads out of it
 
 
 def _searches(roots: Sequence[Path]) -> list[Table]:

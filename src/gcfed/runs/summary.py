@@ -107,26 +107,22 @@ def _errors(metrics: pd.DataFrame) -> dict[str, float]:
 def print_summary(summary: Mapping[str, Any], folder: Path) -> None:
     """The figures of :func:`summary_of` for people, and what lies in the run's folder."""
     rows: dict[str, str] = {}
+    tests = [name for name in ("test/loss", "test/relative_error") if name in summary]
     if summary["best_round"] is not None:
+        tests = []
         rows["test accuracy, last round"] = f"{summary['test/acc']:.2%}"
         rows["best"] = f"{summary['test/acc_best']:.2%} in round {summary['best_round']}"
         rows["mean of the last 10 tests"] = f"{summary['test/acc_smooth10']:.2%}"
         mean, std, least = (100 * summary[f"acc_diff/{name}"] for name in ("mean", "std", "min"))
         if not math.isnan(mean):
             rows["change from test to test"] = f"{mean:+.3f} ± {std:.2f}, at worst {least:+.1f} points"
-        never = f"{summary['rounds']}+"
-        for key, label, write in (
-            ("rounds_to_target", "rounds to target", lambda r: str(r or never)),
-            ("rounds_to_target_ema", "… by moving average", lambda r: str(r or never)),
-            ("bytes_to_target", "bytes to target", lambda b: b and size(b)),
-            ("client_seconds_to_target", "clients' seconds to target", lambda s: s and f"{s:.3g}"),
-        ):
-            reached = [f"{float(t):.0%}: {write(value)}" for t, value in summary[key].items() if write(value)]
-            rows |= {label: ", ".join(reached)} if reached else {}
-    for name in ("test/loss", "test/relative_error"):
-        if name in summary and summary["best_round"] is None:
-            label = name.replace("/", " ").replace("_", " ")
-            rows[label] = f"{summary[name]:.4g}, at best {summary[f'{name}_best']:.4g}"
+        sent, seconds = summary["bytes_to_target"], summary["client_seconds_to_target"]
+        for t, reached in summary["rounds_to_target"].items():
+            if reached:
+                rows[f"to {float(t):.0%}"] = f"{reached} rounds, {size(sent[t])}, {seconds[t]:.3g} s of clients"
+    for name in tests:
+        label = name.replace("/", " ").replace("_", " ")
+        rows[label] = f"{summary[name]:.4g}, at best {summary[f'{name}_best']:.4g}"
     rows["bytes down, up"] = f"{size(summary['comm/down_bytes'])}, {size(summary['comm/up_bytes'])}"
     rows["seconds a round (median)"] = f"{summary['time/round_s']:.3f}"
     rows["seconds a client's round"] = f"{summary['client_seconds']:.3g}"

@@ -21,7 +21,7 @@ from gcfed.utils.lock import locked
 from gcfed.utils.words import say
 
 log = logging.getLogger(__name__)
-FINISHED, BEGUN, NEW, OTHER, FOREIGN = "finished", "to continue", "to start", "not to be run", "of another setting"
+FINISHED, BEGUN, NEW, OTHER = "finished", "to continue", "to start", "not to be run"
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Work:
     """A job with its config, what identifies its run, the folder of that and the state there.
 
     Attributes:
-        why: the state is OTHER, a run that the job neither counts as its own nor continues; how a FOREIGN one differs.
+        why: the state is OTHER, a run that the job neither counts as its own nor continues.
     """
 
     job: Job
@@ -48,21 +48,23 @@ class Work:
         if run is None or not (run.summary or begun):
             return
         self.state, self.rounds, self.why = OTHER, run.rounds, self.lack(run)
-        if run.config and (odd := differences(leaves(run.config), self.leaves)):
-            self.state, self.why = FOREIGN, odd
-        elif not self.why and run.has_ended and run.rounds == asked:
+        if self.why:
+            return
+        if run.has_ended and run.rounds == asked:
             self.state = FINISHED
-        elif not self.why and begun and 0 < run.rounds <= asked:
+        elif begun and 0 < run.rounds <= asked:
             self.state = BEGUN
-        elif not self.why:
+        else:
             end = "" if begun else ", and there is no checkpoint"
             self.why = f"{run.rounds} rounds are done there, {asked} are asked for{end}"
 
     def lack(self, run: Run) -> str:
-        """What the job measures and a run of the same identity does not."""
+        """Why a run is not the job's: another identity, or fewer measurements than it asks for; "" if it is."""
+        if not run.config or (odd := differences(leaves(run.config), self.leaves)):
+            return run.note if not run.config else odd
         there, here = (min(int(n), self.cfg.rounds) for n in (run.get("eval_every", 1), self.cfg.eval_every))
-        if not run.config or there != here:  # the last round is always tested
-            return run.note if not run.config else f"eval_every is {there} there, {here} here"
+        if there != here:  # the last round is always tested
+            return f"eval_every is {there} there, {here} here"
         absent = set(self.cfg.metrics or ()) - set(run.get("metrics") or ())
         return f"it has no metrics={min(absent)}" if absent else ""
 
@@ -88,7 +90,9 @@ def sweep(config: DictConfig, context: Any, launcher: Any, arguments: list[str])
     for why, count in gaps.items():
         say(f"  left out: {count} cells, {why}")
     for work in (work for work in works if work.state == OTHER):
-        say(f"  not to be run: {work.job.title}: {work.why}. Ask for what its run has, or set paths.log_dir=<folder>.")
+        say(f"  not to be run: {work.job.title}: {work.folder} holds another run: {work.why}.")
+    if number[OTHER]:
+        say("  Move such folders away, ask for what their runs have, or set paths.log_dir=<folder>.")
     left = [work for work in works if work.state in (BEGUN, NEW)]
     if node.get("dry_run"):
         from gcfed.study.cost import estimate  # torch
@@ -109,7 +113,7 @@ def look_up(jobs: Sequence[Job], root: Path, shelf: Path, compose: Callable[[Seq
     """Each different run once, with its folder's state; a finished one of another study below ``shelf`` counts.
 
     Raises:
-        ValueError: overrides that do not compose, or folders that hold the runs of another setting.
+        ValueError: overrides that do not compose.
     """
     runs = [run for run in find_runs([shelf]) if run.has_ended] if shelf.is_dir() else []
     works: dict[Any, Work] = {}
@@ -124,12 +128,8 @@ def look_up(jobs: Sequence[Job], root: Path, shelf: Path, compose: Callable[[Seq
             continue  # the same run as another cell's
         work.look()
         twins = [run for run in runs if (run.identity, run.rounds) == key and not work.lack(run)]
-        if twins and work.state not in (FINISHED, FOREIGN):
+        if twins and work.state != FINISHED:
             work.folder, work.state, work.why = twins[0].folder, FINISHED, ""
-    if odd := [f"{w.folder} holds another run: {w.why}." for w in works.values() if w.state == FOREIGN]:
-        more = [f"… and {len(odd) - 5} more."] * (len(odd) > 5)
-        advice = "Move them away, or choose another place with paths.log_dir=<folder>."
-        raise ValueError("\n".join([*odd[:5], *more, advice]))
     return list(works.values())
 
 
