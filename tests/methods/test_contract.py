@@ -77,8 +77,8 @@ class KillInRound(FederatedMethod):
 
 # Every client rehearses in every round, and every metric of the clients' models is measured.
 MEASURED = (
-    "metrics=all", "metrics.cka.every=1", "metrics.gap.every=1", "metrics.clients.every=1", "metrics.forgetting.every=1",
-    "metrics.cka.samples=20", "metrics.forgetting.samples=9",
+    "metrics=all", "metrics.cka.every=1", "metrics.gap.every=1", "metrics.clients.every=1",
+    "metrics.forgetting.every=1", "metrics.cka.samples=20", "metrics.forgetting.samples=9",
 )  # fmt: skip
 
 

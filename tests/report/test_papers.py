@@ -141,7 +141,7 @@ def test_errors_name_the_place(wrong, message):
 
 def test_errors_name_the_file(tmp_path):
     (tmp_path / "mine.yaml").write_text("rows: 3")
-    with pytest.raises(ValueError, match="mine.yaml is no table of a paper"):
+    with pytest.raises(ValueError, match=r"mine\.yaml is no table of a paper"):
         load(tmp_path / "mine.yaml")
     with pytest.raises(FileNotFoundError, match=r"gcfed_table3.*fedacg_table1a, .*ssf_table5"):
         load("gcfed_table3")

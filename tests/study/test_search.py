@@ -155,7 +155,7 @@ def test_trials_are_left_as_they_are_where_a_launcher_that_is_not_hydras_own_fai
         def launch(self, job_overrides, initial_job_idx):
             raise HydraException("worker\nkilled")
 
-    with pytest.raises(ValueError, match="worker killed. Jobs .* still be running"):
+    with pytest.raises(ValueError, match=r"worker killed\. Jobs .* still be running"):
         go(tmp_path, Lost())
     launcher = BasicLauncher()
     go(tmp_path, launcher)

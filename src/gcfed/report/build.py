@@ -46,7 +46,7 @@ def report(cfg: Mapping[str, Any]) -> Path:
     for measure in measures:
         parse(measure)  # before a thousand runs are read
     chosen = [papers.load(name) for name in (papers.names() if cfg["papers"] is None else _listed(cfg["papers"]))]
-    found, base = find_runs(roots), os.path.commonpath([root.resolve() for root in roots] or ["."])
+    found, base = find_runs(roots), os.path.commonpath([root.resolve() for root in roots] or [Path()])
     # As people find them, without the path of this machine.
     places = {run: os.path.relpath(run.folder, Path(base).parent) for run in found}
     runs = [run for run, place in places.items() if "debug" not in Path(place).parts]
