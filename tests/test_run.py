@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from gcfed.federated.method import FederatedMethod
 from gcfed.federated.module import FederatedModule
 from gcfed.run import evaluate, train
+from gcfed.runs.checkpoint import class_checksum, fingerprint
 from gcfed.utils.resolvers import ROOT
 
 ALGORITHMS = sorted(path.stem for path in (ROOT / "configs/algorithm").glob("*.yaml"))
@@ -189,6 +190,8 @@ def test_the_run_folder(config, tmp_path):
     assert all(row["comm/up_bytes"] == row["comm/down_bytes"] == bytes_ for row in rows)
     assert all(row["time/round_s"] >= row["time/train_s"] > 0 for row in rows)
     summary = json.loads((folder / "summary.json").read_text())
+    data = result.trainer.datamodule
+    assert (summary["data"], summary["classes"]) == (fingerprint(data), class_checksum(data))
     assert summary["test/acc"] == rows[-1]["test/acc"] == pytest.approx(result.metrics["test/acc"])
     assert summary["comm/up_bytes"] == 4 * bytes_
     config_ = OmegaConf.load(folder / "config.yaml")

@@ -30,7 +30,9 @@ from gcfed.runs.checkpoint import (
     RunRecord,
     check_checkpoint,
     check_rows,
+    class_checksum,
     existing,
+    fingerprint,
     load_checkpoint,
     load_weights,
     resume_from,
@@ -193,7 +195,12 @@ def finish(cfg: DictConfig, parts: Parts, folder: Path, trainer: Trainer) -> Non
     state = {name: tensor.cpu().contiguous() for name, tensor in parts.module.net.state_dict().items()}
     with replacing(folder / "global_model.safetensors") as temporary:
         save_file(state, temporary, metadata={"round": str(trainer.global_step)})
-    about = {"identity": identity(cfg), "setting": setting(cfg)}
+    about = {
+        "identity": identity(cfg),
+        "setting": setting(cfg),
+        "data": fingerprint(parts.data),
+        "classes": class_checksum(parts.data),
+    }
     summary = write_summary(folder, cfg.targets, processes=trainer.world_size, about=about)
     if not summary:
         return

@@ -65,8 +65,8 @@ def test_a_truncated_file_is_built_again(tmp_path, caplog, file):
     assert file in caplog.text or file == MANIFEST
 
 
-@pytest.mark.parametrize("change", ["lost", "other shape", "other format"])
-def test_a_cache_that_does_not_match_its_manifest_is_built_again(tmp_path, change):
+@pytest.mark.parametrize("change", ["lost", "other shape", "other format", "zeroed", "one bit", "no manifest"])
+def test_a_cache_that_does_not_match_its_manifest_is_built_again(tmp_path, caplog, change):
     build = Build()
     cached(tmp_path, "toy", build)
     folder = tmp_path / "cache" / "toy"
@@ -74,11 +74,28 @@ def test_a_cache_that_does_not_match_its_manifest_is_built_again(tmp_path, chang
         (folder / "train_x.npy").unlink()
     elif change == "other shape":
         np.save(folder / "train_x.npy", np.zeros((6, 1, 2, 8), np.uint8))
+    elif change == "zeroed":
+        np.load(folder / "train_x.npy", mmap_mode="r+")[:] = 0
+    elif change == "one bit":
+        np.load(folder / "test_y.npy", mmap_mode="r+")[1] ^= 1
+    elif change == "no manifest":
+        (folder / MANIFEST).write_text('{"format": 1, "source": "", "arrays": 3}')
     else:
         manifest = json.loads((folder / MANIFEST).read_text())
         (folder / MANIFEST).write_text(json.dumps({**manifest, "format": 0}))
     check(cached(tmp_path, "toy", build))
     assert build.calls == 2
+    assert f"Building the cache {folder} again: " in caplog.text
+    check(cached(tmp_path, "toy", build))
+    assert build.calls == 2
+
+
+def test_a_cache_of_before_checksums_is_kept(tmp_path):
+    cached(tmp_path, "toy", build := Build())
+    path = tmp_path / "cache" / "toy" / MANIFEST
+    path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "crc32"}))
+    check(cached(tmp_path, "toy", build))
+    assert build.calls == 1
 
 
 def test_a_killed_build_leaves_no_cache(tmp_path):

@@ -3,11 +3,13 @@ import hashlib
 import io
 import os
 import pickle
+import struct
 import subprocess
 import sys
 import tarfile
 import threading
 import zipfile
+import zlib
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -65,6 +67,10 @@ def test_splits_and_sets_are_checked():
     for bad in [(x.astype(float), y), (x[:, 0], y), (x, y[:2]), (x, y.astype(np.int32)), (x, y, y[:2])]:
         with pytest.raises(ValueError, match="must be"):
             Split(*bad)
+    for floats in (np.array([[1.0, np.nan]]), np.array([[1.0, np.inf]])):
+        for bad in [(floats, np.ones((1, 1))), (np.ones((1, 2)), floats)]:
+            with pytest.raises(ValueError, match="must be finite numbers"):
+                Split(*bad)
     with pytest.raises(ValueError, match="train labels 0 … 2 for 2 classes"):
         FederatedDataset("toy", 2, good, good)
     with pytest.raises(ValueError, match="test split is empty"):
@@ -346,6 +352,29 @@ def test_mnist_damaged(mnist, tmp_path, damage):
         torchvision_set(name, str(tmp_path), download=False)
 
 
+@pytest.mark.parametrize(
+    ("x", "y", "words"),
+    [
+        ((7, 14, 56), np.zeros(7), r"images-idx3-ubyte holds values of the shape \[7, 14, 56\]"),
+        ((7, 28, 28), np.zeros((7, 1)), r"labels-idx1-ubyte holds values of the shape \[7, 1\]"),
+        ((7, 28, 28), np.zeros(6), r"labels must be int64 \[7\].*: get the files of fashion_mnist in .* anew"),
+        (
+            (7, 28, 28),
+            np.full(7, 10),
+            r"train labels 10 … 10 for 10 classes: get the files of .* anew",
+        ),
+        ((0, 28, 28), np.zeros(0), "images-idx3-ubyte is truncated, empty or no IDX file"),
+    ],
+)
+def test_idx_files_that_do_not_fit(tmp_path, x, y, words):
+    for part, shape, labels in (("train", x, y), ("t10k", (7, 28, 28), np.zeros(7))):
+        put(tmp_path / f"FashionMNIST/raw/{part}-images-idx3-ubyte", idx(np.zeros(shape)))
+        put(tmp_path / f"FashionMNIST/raw/{part}-labels-idx1-ubyte", idx(labels))
+    with pytest.raises(ValueError, match=words):
+        torchvision_set("fashion_mnist", str(tmp_path), download=False)
+    assert not list(tmp_path.glob("cache/fashion_mnist/*"))
+
+
 def test_mnist_downloaded(mnist, tmp_path, monkeypatch, server):
     import torchvision.datasets
 
@@ -380,6 +409,13 @@ def jpeg(value: int, mode: str = "RGB", size: tuple[int, int] = (64, 64)) -> byt
     buffer = io.BytesIO()
     Image.new(mode, size, value if mode == "L" else (value, 0, 0)).save(buffer, "JPEG", quality=100)
     return buffer.getvalue()
+
+
+def png_of(width: int, height: int) -> bytes:
+    """A file that says it is so large; its pixels are not needed."""
+    chunks = [b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0), b"IDAT"]
+    whole = (struct.pack(">I", len(c) - 4) + c + struct.pack(">I", zlib.crc32(c)) for c in chunks)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(whole)
 
 
 def tiny(train: int = 2) -> dict[str, bytes]:
@@ -462,7 +498,13 @@ def test_tiny_imagenet_that_is_not_there(tmp_path, monkeypatch):
         ({"train/n07/images/n07_0.JPEG": jpeg(1)}, ValueError, "n07 is not in tiny-imagenet-200/wnids.txt"),
         ({"train/n02/images/n02_1.JPEG": jpeg(1)[:-200]}, ValueError, "n02_1.JPEG is no readable image"),
         ({"train/n02/images/n02_1.JPEG": b"text"}, ValueError, "n02_1.JPEG is no readable image"),
-        ({"val/images/val_0.JPEG": jpeg(1, size=(32, 64))}, ValueError, "val_0.JPEG is 32×64, not 64×64"),
+        ({"val/images/val_0.JPEG": jpeg(1, size=(32, 64))}, ValueError, "val_0.JPEG is no .*it is 32×64, not 64×64"),
+        ({"val/images/val_0.JPEG": png_of(2**15, 2**15)}, ValueError, "val_0.JPEG is no .*decompression bomb"),
+        ({"words.txt": b"n01 a cat"}, ValueError, "words.txt is empty or damaged: take the official one"),
+        ({"words.txt": b"n01\t\xff"}, ValueError, "words.txt is empty or damaged: take the official one"),
+        ({"val/val_annotations.txt": b"val_0.JPEG\n"}, ValueError, "val_annotations.txt is empty or damaged"),
+        ({"val/val_annotations.txt": b"\n"}, ValueError, "val_annotations.txt is empty or damaged"),
+        ({"wnids.txt": b"n01\nn01\nn02\nn03"}, ValueError, "wnids.txt names a class twice"),
     ],
 )
 def test_tiny_imagenet_damaged(tmp_path, damage, error, words):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_datasets import NOWHERE, REAL, put
+from test_datasets import NOWHERE, REAL, png_of, put
 
 from gcfed.data.partition import ByGroup
 from gcfed.data.sets import hwdigits as module
@@ -228,19 +228,44 @@ def test_what_is_not_there_is_named_with_the_way_out(tmp_path, monkeypatch):
 
 
 def test_broken_files_are_named(tmp_path):
-    write_usps(tmp_path)
-    put(tmp_path / "USPS" / "usps.bz2", bz2.compress(b"1 1:0.5 2:1\n"))
-    with pytest.raises(ValueError, match=r"usps\.bz2 cannot be read"):
-        hwdigits(str(tmp_path), sets=["usps"])
-    put(tmp_path / "USPS" / "usps.bz2", b"no archive")
-    with pytest.raises(ValueError, match=r"usps\.bz2 cannot be read"):
-        hwdigits(str(tmp_path), sets=["usps"])
     write_mnist_m(tmp_path)
-    put(tmp_path / "mnist_m/mnist_m_test/00000003.png", b"text")
-    with pytest.raises(ValueError, match=r"mnist_m_test/00000003\.png cannot be read"):
-        hwdigits(str(tmp_path), sets=["mnist_m"])
+    for content in (b"text", png_of(2**15, 2**15), png(pixels(3, 1, 32)), png(pixels(3, 32, 32))[:-99]):
+        put(tmp_path / "mnist_m/mnist_m_test/00000003.png", content)
+        with pytest.raises(ValueError, match=r"mnist_m_test/00000003\.png is no readable image"):
+            hwdigits(str(tmp_path), sets=["mnist_m"])
     (tmp_path / "mnist_m/mnist_m_test/00000003.png").unlink()
     with pytest.raises(FileNotFoundError, match=r"mnist_m_test/00000003\.png is missing.*put mnist_m\.tar\.gz"):
+        hwdigits(str(tmp_path), sets=["mnist_m"])
+
+
+@pytest.mark.parametrize(
+    "line", ["1 1:0.5 2:1", "1 " + "1:0 " * 255 + "1:nan", "11 " + "1:0 " * 256, "1 " + "1:0 " * 512, "", "\xff"]
+)
+def test_a_broken_line_of_usps_is_named(tmp_path, line):
+    write_usps(tmp_path)
+    whole = bz2.compress(line.encode("latin-1") + b"\n")
+    for content in (whole, whole[:-9], b"no archive"):
+        put(tmp_path / "USPS" / "usps.bz2", content)
+        with pytest.raises(ValueError, match=r"usps\.bz2 cannot be read .*: move it away"):
+            hwdigits(str(tmp_path), sets=["usps"])
+
+
+@pytest.mark.parametrize("line", ["../a.png 3", "00000003.png 10", "00000003.png", "00000003.png 1.5", "", "\xff 1"])
+def test_a_broken_table_of_mnist_m_is_named(tmp_path, line):
+    write_mnist_m(tmp_path)
+    put(tmp_path / "mnist_m/mnist_m_train_labels.txt", line.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"mnist_m_train_labels\.txt cannot be read .*: get the archive anew"):
+        hwdigits(str(tmp_path), sets=["mnist_m"])
+
+
+@pytest.mark.parametrize("damage", [lambda b: b[:-30], lambda b: b[:200] + bytes(99) + b[299:], lambda b: b"text"])
+def test_a_broken_archive_of_mnist_m_is_named(tmp_path, damage):
+    write_mnist_m(tmp_path)
+    with tarfile.open(tmp_path / "mnist_m.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "mnist_m", "mnist_m")
+    shutil.rmtree(tmp_path / "mnist_m")
+    put(tmp_path / "mnist_m.tar.gz", damage((tmp_path / "mnist_m.tar.gz").read_bytes()))
+    with pytest.raises(ValueError, match=r"mnist_m\.tar\.gz cannot be read .*: get it anew from http"):
         hwdigits(str(tmp_path), sets=["mnist_m"])
 
 

@@ -165,23 +165,57 @@ def test_without_test_files(writers):
         femnist(str(folder))
 
 
+GOOD = [0.0] * 784
+
+
 @pytest.mark.parametrize(
-    ("users", "words"),
+    ("load", "x", "y", "words"),
     [
-        ({"a": ([[0.0] * 784], [1, 2])}, "reshape"),
-        ({"a": ([[2.0] * 784], [1])}, "pixels are not within 0 … 1"),
-        ({"a": ([[0.0] * 784], ["x"])}, "invalid literal"),
+        (femnist, [GOOD], [1, 2], r"2 labels go with pixels \[1, 784\]"),
+        (femnist, [GOOD[:392], GOOD[:392]], [1], r"1 labels go with pixels \[2, 392\]"),
+        (femnist, [GOOD, GOOD[1:]], [1, 2], "inhomogeneous"),
+        (femnist, [[2.0, *GOOD[1:]]], [1], "pixels are not within 0 … 1"),
+        (femnist, [[float("nan"), *GOOD[1:]]], [1], "pixels are not within 0 … 1"),
+        (femnist, [[None, *GOOD[1:]]], [1], "pixels are not all numbers"),
+        (femnist, [["0.5", *GOOD[1:]]], [1], "pixels are not all numbers"),
+        (femnist, [GOOD], ["x"], "labels are not all numbers"),
+        (femnist, [GOOD], [True], "labels are not all numbers"),
+        (femnist, [GOOD], [1.5], "labels are not whole numbers from 0 to 61"),
+        (femnist, [GOOD], [62], "labels are not whole numbers from 0 to 61"),
+        (femnist, [], None, "NoneType"),
+        (shakespeare, ["x" * 80, "y" * 79], ["a", "b"], "not 80 characters each"),
+        (shakespeare, ["x" * 81, "y" * 79], ["a", "b"], "not 80 characters each"),
+        (shakespeare, ["x" * 80, "y" * 80], ["ab", ""], "one character for each as its label"),
+        (shakespeare, ["x" * 80, "y" * 80], ["a"], "one character for each as its label"),
+        (shakespeare, [None], ["a"], "NoneType"),
+        (celeba, ["../secret.jpg"], [1], "names of files in one folder"),
+        (celeba, ["/etc/secret.jpg"], [1], "names of files in one folder"),
+        (celeba, ["1.jpg", "2.jpg"], [1], "one for each label"),
+        (celeba, ["1.jpg"], [None], "labels are not all numbers"),
     ],
 )
-def test_files_of_another_format_are_named(tmp_path, users, words):
-    write(tmp_path, "femnist", {"train/all_0": users, "test/all_0": users})
-    with pytest.raises(ValueError, match=rf"train/all_0\.json is not what LEAF's preprocessing writes .*{words}"):
-        femnist(str(tmp_path))
+def test_files_of_another_format_are_named(tmp_path, load, x, y, words):
+    write(tmp_path, load.__name__, {"train/all_0": {"a": (x, [0])}, "test/all_0": {}})
+    path = tmp_path / load.__name__ / "data" / "train" / "all_0.json"
+    path.write_text(path.read_text().replace('"y": [0]', f'"y": {json.dumps(y)}'))
+    with pytest.raises(ValueError, match=rf"all_0\.json is not what LEAF's .*{words}.*: make it anew by \./preprocess"):
+        load(str(tmp_path))
 
 
-@pytest.mark.parametrize("content", ["[1]", '{"users": ["a"], "user_data": {}}', '{"users": ["a"', ""])
+def test_a_part_without_a_sample_is_named(writers):
+    folder, _ = writers
+    write(folder, "femnist", {"test/all_0": {"a": ([], [])}})
+    with pytest.raises(ValueError, match="leaf_femnist: its files hold no test samples; get them anew"):
+        femnist(str(folder))
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["[1]", '{"users": ["a"], "user_data": {}}', '{"users": [], "user_data": {"a": {"x": [], "y": []}}}', "[" * 10**5,
+     '{"users": ["a"', "", "\xff"],
+)  # fmt: skip
 def test_broken_files_are_named(tmp_path, content):
     write(tmp_path, "femnist", {"train/all_0": {}, "test/all_0": {}})
-    (tmp_path / "femnist" / "data" / "train" / "all_0.json").write_text(content)
+    (tmp_path / "femnist" / "data" / "train" / "all_0.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(ValueError, match=r"all_0\.json is not what LEAF's preprocessing writes"):
         femnist(str(tmp_path))

@@ -51,6 +51,14 @@ def test_how_long_and_how_often_tells_groups_apart():
     assert len({group.setting for group in groups}) == 1
 
 
+def test_runs_over_other_data_are_no_repetitions():
+    first, again, other = (run_of(seed=s, summary={"classes": c}) for s, c in ((1, "aa"), (2, "aa"), (3, "bb")))
+    stopped = run_of("unfinished", seed=4)
+    groups = grouped([first, stopped, again, other])
+    assert [group.runs for group in groups] == [(first, again, stopped), (other,)]
+    assert groups[1].federation == f"{PLACE}, 30 rounds, data.classes bb"
+
+
 def test_of_a_seed_run_twice_the_last_to_end_counts():
     old = run_of(summary={"ended": "2026-05-01T10:00:00+00:00"}, folder="/b", values=(0.1,))
     new = run_of(summary={"ended": "2026-05-02T10:00:00+00:00"}, folder="/a", values=(0.2,))

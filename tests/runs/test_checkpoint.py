@@ -1,13 +1,16 @@
 """What a checkpoint is refused for: damage, another run, other data, lost rows, foreign code."""
 
 import re
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
 
+from gcfed.data.base import FederatedDataset, Split
 from gcfed.run import evaluate, train
-from gcfed.runs.checkpoint import load_checkpoint
+from gcfed.runs.checkpoint import class_checksum, load_checkpoint
 from gcfed.utils.instantiate import check_targets
 from gcfed.utils.lock import locked
 from gcfed.utils.resolvers import ROOT
@@ -50,6 +53,15 @@ def test_a_run_whose_data_have_changed_does_not_go_on(run, monkeypatch):
     monkeypatch.setattr(datasets, "digits", changed)
     with pytest.raises(ValueError, match="the data files have changed since"):
         run("rounds=3")
+
+
+def test_the_checksum_of_classes_tells_data_apart_but_not_seeds():
+    def checksum(*train, test=(0, 1)):
+        splits = [Split(np.zeros((len(y), 1, 2, 2), np.uint8), np.array(y)) for y in (train, test)]
+        return class_checksum(SimpleNamespace(dataset=FederatedDataset("toy", 3, *splits)))
+
+    assert checksum(0, 1, 2, 2) == checksum(2, 0, 2, 1)
+    assert len({checksum(0, 1, 2), checksum(0, 1, 1), checksum(0, 1, 2, test=(1,)), checksum(0, 1, 2, 2)}) == 4
 
 
 def test_a_run_whose_rows_are_lost_does_not_go_on(run, finished):

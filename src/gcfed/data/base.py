@@ -19,7 +19,7 @@ class Split:
     y: int64 [n], class indices; or [n, T], one for every token, −100 where it has none; of vectors x, floats [n, C].
     groups: int64 [n] or None, the natural client (writer, domain, speaker) of each sample.
 
-    Raises ValueError for any other type or shape.
+    Raises ValueError for any other type or shape, or floats that are not finite.
     """
 
     x: np.ndarray
@@ -31,8 +31,12 @@ class Split:
         if not vectors and (self.x.dtype != np.uint8 or self.x.ndim not in (2, 4)):
             found = f"{self.x.dtype} {[*self.x.shape]}"
             raise ValueError(f"samples must be uint8 [n, C, H, W] or [n, T], or floats [n, d], not {found}")
+        if vectors and not np.isfinite(self.x).all():
+            raise ValueError("samples must be finite numbers")
         if vectors and (self.y.dtype not in FLOATS or self.y.ndim != 2 or self.y.shape[:1] != n):
             raise ValueError(f"targets must be floats [{len(self)}, C], not {self.y.dtype} {[*self.y.shape]}")
+        if vectors and not np.isfinite(self.y).all():
+            raise ValueError("targets must be finite numbers")
         shapes = [n, self.x.shape] if self.x.ndim == 2 else [n]
         for name, values, allowed in (("labels", None if vectors else self.y, shapes), ("groups", self.groups, [n])):
             if values is not None and (values.dtype != np.int64 or values.shape not in allowed):

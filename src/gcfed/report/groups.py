@@ -23,7 +23,7 @@ _FEDERATION = ("data.", "model.", "participation.", "partition.", "task.", "trai
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Runs of one setting and as many rounds, tested equally often: repetitions."""
+    """Runs of one setting and as many rounds on the same data, tested equally often: repetitions."""
 
     runs: tuple[Run, ...]  # one a seed, ascending
     repeated: tuple[Run, ...]  # further runs of these seeds; the run that came to its end last counts
@@ -50,20 +50,25 @@ class Group:
 
 def grouped(runs: Iterable[Run]) -> list[Group]:
     """Groups by federation, in the order of their first runs; runs whose config cannot be read are in none."""
-    members: dict[tuple[str, int, Any], list[Run]] = defaultdict(list)
-    for run in runs:
-        if run.config:
-            members[run.setting, run.planned, run.get("eval_every")].append(run)
-    groups = [_group(repetitions) for repetitions in members.values()]
+    members: dict[tuple[str, int, Any, str], list[Run]] = defaultdict(list)
+    readable = [run for run in runs if run.config]
+    data: dict[str, set[str]] = defaultdict(set)  # checksums of a setting's data: its files may have changed
+    for run in readable:
+        data[run.setting] |= {run.summary["classes"]} if "classes" in run.summary else set()
+    for run in readable:
+        classes = run.summary.get("classes") or min(data[run.setting], default="")
+        members[run.setting, run.planned, run.get("eval_every"), classes].append(run)
+    groups = [_group(runs, key[-1] if len(data[key[0]]) > 1 else "") for key, runs in members.items()]
     groups = _distinct(_distinct(groups, "federation"), "method")
     order = list(dict.fromkeys(group.federation for group in groups))
     return sorted(groups, key=lambda group: order.index(group.federation))
 
 
-def _group(runs: Sequence[Run]) -> Group:
+def _group(runs: Sequence[Run], classes: str) -> Group:
     ordered = sorted(runs, key=lambda run: (run.has_ended, str(run.summary.get("ended", "")), run.folder))
     last = {run.seed: run for run in ordered}
     values = leaves(runs[0].config) | {"rounds": runs[0].planned, "eval_every": runs[0].get("eval_every")}
+    values |= {"data.classes": classes} if classes else {}
     values.pop("seed", None)
     repeated = tuple(run for run in ordered if run is not last[run.seed])
     return Group(tuple(last[seed] for seed in sorted(last)), repeated, values, _method(runs[0]), _federation(runs[0]))

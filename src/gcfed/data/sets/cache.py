@@ -1,15 +1,17 @@
 """Decode a set once: its arrays lie in ``<data_dir>/cache/<name>/*.npy`` and are memory-mapped by every later run.
 
 Arrays are written beside their final name and moved into place, the manifest last: without a manifest that matches them
-in size, type and shape there is no cache. Two processes that build at once both succeed, since each hands out the files
-that it wrote itself. A folder ``.build-*`` that no process is at work on was left by a killed build: delete it.
+in size, checksum, type and shape there is no cache. Two processes that build at once both succeed, since each hands out
+the files that it wrote itself. A folder ``.build-*`` that no process is at work on was left by a killed build: delete
+it.
 """
 
 import json
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +38,15 @@ def cached(data_dir: str | Path, name: str, build: Build, source: str = "") -> F
     ``source`` describes the raw files where their content is not fixed by a checksum; a cache of another source is
     built anew. An empty one (raw files gone, or fixed) accepts what is there.
 
-    Raises what ``build`` raises; OSError when the cache cannot be written.
+    Raises what ``build`` raises; ValueError for raw files that hold no training or no test samples, or labels that are
+    no classes; OSError when the cache cannot be written.
     """
     folder = Path(data_dir) / "cache" / name
-    found = _read(folder, source)
-    return _dataset(name, *(found or _write(folder, build, source)))
+    return _read(folder, source) or _write(folder, build, source)
 
 
-def _read(folder: Path, source: str) -> tuple[dict[str, np.ndarray], dict[str, Any]] | None:
-    """The arrays and info of a sound cache; None, and why, for one that must be built (again)."""
+def _read(folder: Path, source: str) -> FederatedDataset | None:
+    """What a sound cache holds; None, and why, for one that must be built (again)."""
     if not (folder / MANIFEST).exists():
         return None
     try:
@@ -53,23 +55,33 @@ def _read(folder: Path, source: str) -> tuple[dict[str, np.ndarray], dict[str, A
             raise ValueError(f"it has format {manifest['format']}, not {FORMAT}")
         if source and manifest["source"] != source:
             raise ValueError(f"it was made from {manifest['source']!r}, and the raw files are now {source!r}")
-        arrays = {key: _open(folder / f"{key}.npy", *expected) for key, expected in manifest["arrays"].items()}
-        return arrays, manifest["info"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        checksums = manifest.get("crc32", {})  # caches of before have none
+        arrays = {
+            key: _open(folder / f"{key}.npy", size, shape, dtype, checksums.get(key))
+            for key, (size, shape, dtype) in manifest["arrays"].items()
+        }
+        return _dataset(folder.name, arrays, manifest["info"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         log.warning("Building the cache %s again: %s", folder, error)
         return None
 
 
-def _open(path: Path, size: int, shape: list[int], dtype: str) -> np.ndarray:
+def _open(path: Path, size: int, shape: Sequence[int], dtype: str, checksum: int | None = None) -> np.ndarray:
     if (found := path.stat().st_size) != size:
         raise ValueError(f"{path.name} has {found:,} bytes instead of {size:,}")
+    if checksum is not None and _checksum(path) != checksum:
+        raise ValueError(f"{path.name} has the wrong checksum")
     array: np.ndarray = np.load(path, mmap_mode="r")
-    if [*array.shape] != shape or array.dtype != dtype:
+    if [*array.shape] != [*shape] or array.dtype != dtype:
         raise ValueError(f"{path.name} holds {array.dtype} {[*array.shape]} instead of {dtype} {shape}")
     return array
 
 
-def _write(folder: Path, build: Build, source: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def _checksum(path: Path) -> int:
+    return zlib.crc32(np.memmap(path, mode="r").data)  # 3 GB a second
+
+
+def _write(folder: Path, build: Build, source: str) -> FederatedDataset:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=".build-", dir=folder))
@@ -82,10 +94,12 @@ def _write(folder: Path, build: Build, source: str) -> tuple[dict[str, np.ndarra
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _build(folder: Path, scratch: Path, build: Build, source: str) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def _build(folder: Path, scratch: Path, build: Build, source: str) -> FederatedDataset:
     writable: dict[str, np.memmap] = {}
 
     def allocate(key: str, shape: tuple[int, ...], dtype: type) -> np.ndarray:
+        if not shape[0]:
+            raise ValueError(f"data set {folder.name}: its files hold no {key.split('_')[0]} samples; get them anew.")
         # A memory map on a full disk dies by a signal; this dies with a reason.
         needed, free = int(np.prod(shape)) * np.dtype(dtype).itemsize, shutil.disk_usage(scratch).free
         if needed > free:
@@ -96,19 +110,24 @@ def _build(folder: Path, scratch: Path, build: Build, source: str) -> tuple[dict
     info = build(allocate)
     for array in writable.values():
         array.flush()
-    described = {
+    described: dict[str, tuple[int, list[int], str]] = {
         key: ((scratch / f"{key}.npy").stat().st_size, list(array.shape), array.dtype.name)
         for key, array in writable.items()
     }
     # Opened before they move: should another process replace them next, these maps keep this build's files.
     arrays = {key: _open(scratch / f"{key}.npy", *expected) for key, expected in described.items()}
+    try:
+        dataset = _dataset(folder.name, arrays, info)
+    except ValueError as error:  # and nothing is kept of it
+        raise ValueError(f"{error}: get the files of {folder.name} in {folder.parents[1]} anew.") from error
+    checksums = {key: _checksum(scratch / f"{key}.npy") for key in arrays}
     (folder / MANIFEST).unlink(missing_ok=True)
     for key in arrays:
         (scratch / f"{key}.npy").replace(folder / f"{key}.npy")
-    manifest = {"format": FORMAT, "source": source, "info": info, "arrays": described}
+    manifest = {"format": FORMAT, "source": source, "info": info, "arrays": described, "crc32": checksums}
     with replacing(folder / MANIFEST) as temporary:
         temporary.write_text(json.dumps(manifest))
-    return arrays, info
+    return dataset
 
 
 def _dataset(name: str, arrays: dict[str, np.ndarray], info: dict[str, Any]) -> FederatedDataset:

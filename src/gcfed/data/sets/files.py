@@ -1,11 +1,23 @@
-"""The raw files of a public set: checked, fetched, and named where something is wrong. Nothing here deletes a file."""
+"""The raw files of a set: checked, fetched, and named where something is wrong. Nothing here deletes a file."""
+
+from __future__ import annotations
 
 import hashlib
 import http.client
+import io
+import re
 import tempfile
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""Of images; others that Pillow knows start programs (EPS)."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +48,7 @@ def obtain(path: Path, md5: str, urls: Sequence[str], origin: Origin, download: 
 
     Raises FileNotFoundError if it is missing and may not, or cannot, be downloaded; ValueError for a wrong checksum.
     """
-    if path.exists():
+    if path.is_file():
         if (found := md5sum(path)) != md5:
             raise ValueError(
                 f"data set {origin.name}: {path} has the wrong checksum (md5 {found} instead of {md5}), perhaps from a "
@@ -61,3 +73,29 @@ def obtain(path: Path, md5: str, urls: Sequence[str], origin: Origin, download: 
                 return
     trouble = f"{path.name} could not be downloaded ({'; '.join(failures)})"
     raise FileNotFoundError(origin.advice(trouble, path.name, download=True))
+
+
+def is_plain(name: object) -> bool:
+    """Whether it is a file's bare name, which cannot lead out of its folder."""
+    return isinstance(name, str) and re.fullmatch(r"[\w-][\w.-]*", name) is not None
+
+
+def read_image(content: bytes, path: str | Path, size: tuple[int, int] | None = None) -> Image:
+    """An image in RGB; its size is known before its pixels are decoded.
+
+    Raises ValueError, with its path, for a file that is no image, has more than 8 bits a channel, is far larger than
+    photographs are, or is not of ``size``, (width, height).
+    """
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning):
+            image = Image.open(io.BytesIO(content), formats=FORMATS)
+        if size and image.size != size:
+            raise ValueError("it is {}×{}, not {}×{}".format(*image.size, *size))
+        if image.mode[0] in "IF":
+            raise ValueError("it has more than 8 bits a channel")
+        return image.convert("RGB")
+    except Exception as error:  # whatever Pillow raises over a broken file
+        reason = str(error).partition(" <")[0]  # without the address of the buffer
+        raise ValueError(f"{path} is no readable image ({reason}): put a sound one in its place.") from error

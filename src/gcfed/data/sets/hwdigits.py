@@ -10,9 +10,10 @@ in every channel, the patch a random 28×28 crop of a random photograph, trainin
 test digits over test photographs, drawn once and for all.
 """
 
-import io
+import bz2
 import logging
 import tarfile
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ import numpy as np
 
 from gcfed.data.base import FederatedDataset, Split
 from gcfed.data.sets.cache import MANIFEST, Allocate, cached
-from gcfed.data.sets.files import Origin, obtain
+from gcfed.data.sets.files import Origin, is_plain, obtain, read_image
 from gcfed.data.sets.matlab import read_mat
 from gcfed.data.sets.vision import torchvision_set
 from gcfed.utils.rng import generator
@@ -30,6 +31,8 @@ from gcfed.utils.rng import generator
 log = logging.getLogger(__name__)
 
 SIZE = 32
+LARGEST = 2**24
+"""Bytes of a file of MNIST-M; its table of labels has a million."""
 MNIST_M = "http://yaroslav.ganin.net/"
 USPS = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass.html#usps"
 SVHN = "http://ufldl.stanford.edu/housenumbers/"
@@ -109,6 +112,14 @@ def _fit(images: np.ndarray, out: np.ndarray) -> None:
         out[start : start + 4096] = block.numpy()
 
 
+def _digits(labels: Sequence[str], lowest: int = 0) -> np.ndarray:
+    """The digits 0 … 9, written as numbers from ``lowest`` on, int64 [n]."""
+    place = {str(lowest + digit): digit for digit in range(10)}
+    if not labels or not place.keys() >= set(labels):
+        raise ValueError(f"its labels are not numbers from {lowest} to {lowest + 9}")
+    return np.array([place[label] for label in labels], np.int64)
+
+
 # ------------------------------------------------------------------------------------------------------- the sets
 def _mnist(folder: Path, download: bool, part: str) -> Digits:
     split: Split = getattr(torchvision_set("mnist", str(folder), download), part)
@@ -120,13 +131,17 @@ def _usps(folder: Path, download: bool, part: str) -> Digits:
 
     root = folder / "USPS"
     url, file, md5 = torchvision.datasets.USPS.split_list[part]
-    if not (root / file).exists():  # one that is there may be packed otherwise: its lines are what counts
+    if not (root / file).is_file():  # one that is there may be packed otherwise: its lines are what counts
         obtain(root / file, md5, [url], Origin("usps", root, USPS), download)
     try:
-        split = torchvision.datasets.USPS(root, train=part == "train")
+        with bz2.open(root / file, "rt") as lines:
+            rows = [line.split() for line in lines]  # 7 1:-1 2:-0.86 …
+        levels = (np.array([[value.split(":")[1] for value in row[1:]] for row in rows], np.float32) + 1) / 2 * 255
+        if levels.shape != (len(rows), 16 * 16) or not ((levels >= 0) & (levels < 256)).all():
+            raise ValueError("a line has no 256 values from -1 to 1")
+        return levels.astype(np.uint8).reshape(-1, 1, 16, 16), _digits([row[0] for row in rows], 1)
     except (OSError, EOFError, ValueError, IndexError) as error:
-        raise ValueError(f"data set usps: {root / file} cannot be read ({error}): move it away") from error
-    return split.data[:, None], np.array(split.targets, np.int64)
+        raise ValueError(f"data set usps: {root / file} cannot be read ({error}): move it away.") from error
 
 
 def _svhn(folder: Path, download: bool, part: str) -> Digits:
@@ -142,36 +157,49 @@ def _describe_mnist_m(folder: Path) -> str:
         counts = [sum(1 for _ in (folder / "mnist_m").glob(f"mnist_m_{part}/*")) for part in ("train", "test")]
         return "mnist_m/ with {} training and {} test images".format(*counts)
     archive = folder / "mnist_m.tar.gz"
-    return f"{archive.name} of {archive.stat().st_size} bytes" if archive.exists() else ""
+    return f"{archive.name} of {archive.stat().st_size} bytes" if archive.is_file() else ""
 
 
 def _mnist_m(folder: Path, download: bool, part: str) -> Digits:
-    from PIL import Image
     from tqdm import tqdm
 
     prefix, read = f"mnist_m/mnist_m_{part}", _open_mnist_m(folder, f"mnist_m/mnist_m_{part}")
     name = f"{prefix}_labels.txt"
     try:
-        lines = [line.split() for line in read(name).decode().splitlines() if line.strip()]
-        x, y = np.empty((len(lines), SIZE, SIZE, 3), np.uint8), np.array([int(label) for _, label in lines], np.int64)
-        for i, (file, _) in enumerate(tqdm(lines, desc=f"MNIST-M {part}", unit="image", disable=None)):
+        files, y = _mnist_m_labels(name, read(name))
+        x = np.empty((len(files), SIZE, SIZE, 3), np.uint8)
+        for i, file in enumerate(tqdm(files, desc=f"MNIST-M {part}", unit="image", disable=None)):
             name = f"{prefix}/{file}"
-            x[i] = np.asarray(Image.open(io.BytesIO(read(name))).convert("RGB"))
+            x[i] = np.asarray(read_image(read(name), f"data set mnist_m: {name}", (SIZE, SIZE)))
     except (FileNotFoundError, KeyError) as error:
         origin = Origin("mnist_m", folder, MNIST_M)
         raise FileNotFoundError(origin.advice(f"{name} is missing", "mnist_m.tar.gz", download=True)) from error
-    except (OSError, SyntaxError, ValueError) as error:
-        raise ValueError(f"data set mnist_m: {name} cannot be read ({error})") from error
     return x.transpose(0, 3, 1, 2), y
+
+
+def _mnist_m_labels(name: str, content: bytes) -> tuple[list[str], np.ndarray]:
+    try:
+        rows = [line.split() for line in content.decode().splitlines() if line.strip()]
+        if any(len(row) != 2 or not is_plain(row[0]) for row in rows):
+            raise ValueError("a line is not the name of an image and its label")
+        return [file for file, _ in rows], _digits([label for _, label in rows])
+    except ValueError as error:
+        raise ValueError(f"data set mnist_m: {name} cannot be read ({error}): get the archive anew.") from error
 
 
 def _open_mnist_m(folder: Path, prefix: str) -> Callable[[str], bytes]:
     """How to read a file whose name begins so, from the unpacked archive or from all of the packed one."""
     if (folder / "mnist_m").is_dir():
         return lambda name: (folder / name).read_bytes()
-    with tarfile.open(folder / "mnist_m.tar.gz") as archive:
-        wanted = ((m.name.removeprefix("./"), archive.extractfile(m)) for m in archive)
-        return {name: file.read() for name, file in wanted if file and name.startswith(prefix)}.__getitem__
+    path = folder / "mnist_m.tar.gz"
+    try:
+        with tarfile.open(path) as archive:
+            members = ((m.name.removeprefix("./"), m) for m in archive if m.isreg() and m.size < LARGEST)
+            wanted = ((name, archive.extractfile(m)) for name, m in members if name.startswith(prefix))
+            return {name: file.read() for name, file in wanted if file}.__getitem__
+    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
+        reason = str(error).partition(":\n")[0]  # without every format that was tried
+        raise ValueError(f"data set mnist_m: {path} cannot be read ({reason}): get it anew from {MNIST_M}.") from error
 
 
 def _mnist_m_blend(folder: Path, download: bool, part: str) -> Digits:

@@ -1,6 +1,5 @@
 """TinyImageNet from its official archive, zipped or unpacked, or from any part of it in the same layout."""
 
-import io
 import os
 import re
 import zipfile
@@ -13,7 +12,7 @@ import numpy as np
 
 from gcfed.data.base import FederatedDataset
 from gcfed.data.sets.cache import Allocate, cached
-from gcfed.data.sets.files import Origin, obtain
+from gcfed.data.sets.files import Origin, obtain, read_image
 
 FOLDER = "tiny-imagenet-200"
 ARCHIVE = f"{FOLDER}.zip"
@@ -51,12 +50,14 @@ def _decode(folder: Path, download: bool, allocate: Allocate) -> dict[str, Any]:
         absent = {"wnids.txt", "words.txt", "val/val_annotations.txt"}.difference(names)
         if absent:
             raise FileNotFoundError(origin.advice(f"{FOLDER}/ lacks {', '.join(sorted(absent))}", ARCHIVE))
-        wnids = read("wnids.txt").decode().split()
+        wnids = [wnid for wnid, *_ in _rows(read, "wnids.txt", 1)]
         index = {wnid: i for i, wnid in enumerate(wnids)}
+        if len(index) < len(wnids):
+            raise ValueError(f"data set tiny_imagenet: {FOLDER}/wnids.txt names a class twice: take the official one.")
         images = [name for name in names if re.fullmatch(r".*/images/[^./][^/]*\.jpe?g", name, re.IGNORECASE)]
         train = [(name, name.split("/")[1]) for name in images if name.startswith("train/")]
-        lines = read("val/val_annotations.txt").decode().splitlines()
-        val = [(f"val/images/{file}", wnid) for file, wnid, *_ in map(str.split, filter(str.strip, lines))]
+        val = [(f"val/images/{file}", wnid) for file, wnid, *_ in _rows(read, "val/val_annotations.txt", 2)]
+        words = dict(row[:2] for row in _rows(read, "words.txt", 2, "\t"))
 
         if missing := sorted({name for name, _ in val}.difference(images)):
             raise FileNotFoundError(
@@ -72,7 +73,6 @@ def _decode(folder: Path, download: bool, allocate: Allocate) -> dict[str, Any]:
             allocate(f"{part}_y", (len(samples),), np.int64)[:] = [index[wnid] for _, wnid in samples]
             x = allocate(f"{part}_x", (len(samples), 3, SIZE, SIZE), np.uint8)
             _decode_images([name for name, _ in samples], read, x, part)
-        words = dict(line.split("\t", 1) for line in read("words.txt").decode().splitlines() if "\t" in line)
     return {"num_classes": len(wnids), "class_names": [words.get(wnid, wnid) for wnid in wnids]}
 
 
@@ -90,15 +90,20 @@ def _open(folder: Path, download: bool, origin: Origin) -> Iterator[tuple[list[s
             yield sorted(names), lambda name: archive.read(f"{FOLDER}/{name}")
 
 
+def _rows(read: Read, name: str, columns: int, separator: str | None = None) -> list[list[str]]:
+    """The columns of each line of a table, split at white space or the separator; at least so many."""
+    try:
+        rows = [line.split(separator) for line in read(name).decode().splitlines() if line.strip()]
+    except UnicodeDecodeError:
+        rows = [[]]
+    if not rows or min(map(len, rows)) < columns:
+        raise ValueError(f"data set tiny_imagenet: {FOLDER}/{name} is empty or damaged: take the official one.")
+    return rows
+
+
 def _decode_images(names: Sequence[str], read: Read, x: np.ndarray, part: str) -> None:
-    from PIL import Image
     from tqdm import tqdm
 
     for i, name in enumerate(tqdm(names, desc=f"TinyImageNet {part}", unit="image", disable=None)):
-        try:
-            image = np.asarray(Image.open(io.BytesIO(read(name))).convert("RGB"))  # some are grey
-        except (OSError, SyntaxError, zipfile.BadZipFile) as error:
-            raise ValueError(f"data set tiny_imagenet: {FOLDER}/{name} is no readable image ({error})") from error
-        if image.shape != (SIZE, SIZE, 3):
-            raise ValueError(f"data set tiny_imagenet: {FOLDER}/{name} is {image.shape[1]}×{image.shape[0]}, not 64×64")
-        x[i] = image.transpose(2, 0, 1)
+        image = read_image(read(name), f"data set tiny_imagenet: {FOLDER}/{name}", (SIZE, SIZE))
+        x[i] = np.asarray(image).transpose(2, 0, 1)

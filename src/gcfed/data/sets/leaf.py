@@ -14,6 +14,7 @@ import numpy as np
 
 from gcfed.data.base import FederatedDataset
 from gcfed.data.sets.cache import Allocate, cached
+from gcfed.data.sets.files import is_plain, read_image
 from gcfed.data.sets.text import ALPHABET, LENGTH, PAD, encode
 
 REPOSITORY = "https://github.com/TalwalkarLab/leaf"
@@ -38,10 +39,12 @@ def femnist(data_dir: str, download: bool = True) -> FederatedDataset:
     """
 
     def read(x: list[list[float]], y: list[int]) -> Samples:
-        images = np.rint(np.array(x, np.float64) * 255).reshape(len(y), 1, 28, 28)
-        if images.min() < 0 or images.max() > 255:
+        images = np.rint(_numbers("pixels", x) * 255)
+        if images.shape != (len(y), 28 * 28):
+            raise ValueError(f"{len(y)} labels go with pixels {list(images.shape)}, not [{len(y)}, 784]")
+        if not ((images >= 0) & (images <= 255)).all():  # NaN is neither
             raise ValueError("its pixels are not within 0 … 1")
-        return images.astype(np.uint8), np.array(y, np.int64)
+        return images.astype(np.uint8).reshape(-1, 1, 28, 28), _labels(y, len(CHARACTERS))
 
     return _leaf("femnist", data_dir, read, tuple(CHARACTERS))
 
@@ -54,7 +57,9 @@ def celeba(data_dir: str, download: bool = True) -> FederatedDataset:
     """
 
     def read(x: list[str], y: list[float]) -> Samples:
-        return np.array(x, np.str_), np.array(y, np.float64).astype(np.int64)
+        if len(x) != len(y) or not all(map(is_plain, x)):
+            raise ValueError("its samples are not names of files in one folder, one for each label")
+        return np.array(x, np.str_), _labels(y, 2)
 
     return _leaf("celeba", data_dir, read, ("not smiling", "smiling"))
 
@@ -66,6 +71,8 @@ def shakespeare(data_dir: str, download: bool = True) -> FederatedDataset:
     """
 
     def read(x: list[str], y: list[str]) -> Samples:
+        if len(x) != len(y) or {*map(len, x)} != {LENGTH} or {*map(len, y)} != {1}:
+            raise ValueError(f"its samples are not {LENGTH} characters each, one character for each as its label")
         tokens, labels = encode("".join(x)).reshape(len(y), LENGTH), encode("".join(y)).astype(np.int64)
         known = labels != PAD
         return tokens[known], labels[known]
@@ -73,12 +80,26 @@ def shakespeare(data_dir: str, download: bool = True) -> FederatedDataset:
     return _leaf("shakespeare", data_dir, read, tuple(ALPHABET))
 
 
+def _numbers(what: str, values: list) -> np.ndarray:
+    array = np.array(values)
+    if array.dtype.kind not in "iuf":
+        raise ValueError(f"its {what} are not all numbers")
+    return array
+
+
+def _labels(y: list, classes: int) -> np.ndarray:
+    labels = _numbers("labels", y)
+    if labels.ndim != 1 or not np.isin(labels, np.arange(classes)).all():
+        raise ValueError(f"its labels are not whole numbers from 0 to {classes - 1}")
+    return labels.astype(np.int64)
+
+
 def _leaf(
     name: str, data_dir: str, read: Callable[[list, list], Samples], classes: tuple[str, ...]
 ) -> FederatedDataset:
     places = [Path(data_dir) / name, Path(data_dir) / "leaf" / "data" / name]
     root = next((place for place in places if (place / "data" / "train").is_dir()), places[0])
-    files = {part: sorted((root / "data" / part).glob("*.json")) for part in ("train", "test")}
+    files = {part: sorted(filter(Path.is_file, (root / "data" / part).glob("*.json"))) for part in ("train", "test")}
 
     def build(allocate: Allocate) -> dict[str, Any]:
         if missing := [part for part, found in files.items() if not found]:
@@ -105,13 +126,13 @@ def _decode(
     read: Callable[[list, list], Samples],
     allocate: Allocate,
 ) -> None:
-    users = {part: list(_users(f"{name} {part}", paths, read)) for part, paths in files.items()}
+    users = {part: list(_users(name, part, paths, read)) for part, paths in files.items()}
     number = {user: i for i, user in enumerate(sorted({user for part in users.values() for user, _, _ in part}))}
     for part, samples in users.items():
         sizes = [len(y) for _, _, y in samples]
+        groups = allocate(f"{part}_groups", (sum(sizes),), np.int64)
+        groups[:] = np.repeat([number[user] for user, _, _ in samples], sizes)
         allocate(f"{part}_y", (sum(sizes),), np.int64)[:] = np.concatenate([y for _, _, y in samples])
-        groups = np.repeat([number[user] for user, _, _ in samples], sizes)
-        allocate(f"{part}_groups", (sum(sizes),), np.int64)[:] = groups
         x = [x for _, x, _ in samples]
         if name == "celeba":
             faces = allocate(f"{part}_x", (sum(sizes), 3, FACE, FACE), np.uint8)
@@ -121,34 +142,37 @@ def _decode(
 
 
 def _users(
-    name: str, paths: list[Path], read: Callable[[list, list], Samples]
+    name: str, part: str, paths: list[Path], read: Callable[[list, list], Samples]
 ) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """(user, x, y) of every user with samples."""
     from tqdm import tqdm
 
-    for path in tqdm(paths, desc=f"LEAF {name}", unit="file", disable=None):
+    for path in tqdm(paths, desc=f"LEAF {name} {part}", unit="file", disable=None):
         try:
             content = json.loads(path.read_bytes())
             for user in content["users"]:
                 samples = content["user_data"].pop(user)  # lists of floats are large: freed as they are read
-                if samples["y"]:
+                if len(samples["x"]) or len(samples["y"]):
                     yield user, *read(samples["x"], samples["y"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"data set {name}: {path} is not what LEAF's preprocessing writes ({error})") from error
+            if content["user_data"]:
+                raise ValueError(f"'users' lacks {next(iter(content['user_data']))!r}")
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise ValueError(
+                f"data set {name}: {path} is not what LEAF's preprocessing writes ({error}): make it anew by "
+                f"{COMMANDS[name]}."
+            ) from error
 
 
 def _decode_faces(folder: Path, names: np.ndarray, x: np.ndarray, part: str) -> None:
-    from PIL import Image
+    from PIL.Image import Resampling
     from tqdm import tqdm
 
     for i, name in enumerate(tqdm(names, desc=f"CelebA {part}", unit="image", disable=None)):
         try:
-            image = Image.open(folder / name).convert("RGB").resize((FACE, FACE), Image.Resampling.BICUBIC)
+            image = read_image((folder / name).read_bytes(), f"data set celeba: {folder / name}")
         except FileNotFoundError as error:
             raise FileNotFoundError(
                 f"data set celeba: {folder.resolve() / name} is missing. Put the images img_align_celeba from "
                 "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html there."
             ) from error
-        except (OSError, SyntaxError) as error:
-            raise ValueError(f"data set celeba: {folder / name} is no readable image ({error})") from error
-        x[i] = np.asarray(image).transpose(2, 0, 1)
+        x[i] = np.asarray(image.resize((FACE, FACE), Resampling.BICUBIC)).transpose(2, 0, 1)

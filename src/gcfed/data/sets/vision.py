@@ -88,24 +88,30 @@ def _trouble(cls: Any, folder: Path, options: dict[str, str]) -> list[str]:
     lines = []
     for file, md5 in files:
         path = folder / file
-        if not path.exists():
+        if not path.is_file():
             lines.append(f"{file.as_posix()} is missing")
         elif md5 and md5sum(path) != md5:
             lines.append(f"{file.as_posix()} has the wrong checksum")
-        elif not md5 and not _is_whole_idx(path):
-            lines.append(f"{file.as_posix()} is truncated or no IDX file")
+        elif not md5 and not (axes := _idx_axes(path)):
+            lines.append(f"{file.as_posix()} is truncated, empty or no IDX file")
+        elif not md5 and axes[1:] != [28, 28] * ("images" in file.name):
+            lines.append(f"{file.as_posix()} holds values of the shape {axes}")
     return lines
 
 
-def _is_whole_idx(path: Path) -> bool:
-    """An IDX file of bytes: 0, 0, 8, the number of axes, each axis as a big-endian int32, then the values."""
+def _idx_axes(path: Path) -> list[int]:
+    """The shape in a whole IDX file of bytes: 0, 0, 8, the number of axes, each as a big-endian int32, then the values;
+    empty for any other file.
+    """
     with path.open("rb") as file:
         magic = file.read(4)
         if len(magic) < 4 or magic[:3] != b"\0\0\x08":
-            return False
+            return []
         header = file.read(4 * magic[3])
     axes = [int.from_bytes(header[i : i + 4], "big") for i in range(0, len(header), 4)]
-    return len(axes) == magic[3] and path.stat().st_size == 4 + len(header) + math.prod(axes)
+    size = math.prod(axes)
+    whole = len(axes) == magic[3] and path.stat().st_size == 4 + len(header) + size
+    return axes if whole and size else []
 
 
 def _archives(cls: Any, folder: Path) -> list[tuple[Path, str, list[str]]]:
