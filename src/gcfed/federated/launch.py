@@ -89,7 +89,7 @@ class ForkLauncher(_Launcher):
                 if value is not None:
                     os.environ[key] = value
 
-    def join_group(self, timeout: timedelta) -> None:
+    def join_group(self, timeout: timedelta | None) -> None:
         """What each process calls, before Lightning would open a port on all interfaces for it."""
         rank, store = int(os.environ["LOCAL_RANK"]), dist.FileStore(str(self.store), self.num_processes)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=self.num_processes, timeout=timeout)
