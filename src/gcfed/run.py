@@ -128,7 +128,7 @@ def _train(cfg: DictConfig, folder: Path) -> RunResult:
     parts = assemble(cfg)
     record, resume_round = RunRecord(cfg, parts.data), 0
     if checkpoint is not None:
-        resume_round = check_checkpoint(checkpoint, record, parts.module)
+        checkpoint, resume_round = check_checkpoint(checkpoint, record, parts.module)
         if "csv" in (cfg.get("logger") or {}):
             check_rows(folder / METRICS, resume_round)
         log.info("resuming %s after round %d", folder, resume_round)

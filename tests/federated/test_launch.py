@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import TWO
-from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch import Callback
 from omegaconf import OmegaConf, open_dict
 
@@ -27,13 +26,30 @@ def weights(result):
     return torch.cat([p.detach().flatten() for p in result.module.net.parameters()])
 
 
+class Listening(Callback):
+    """Writes down the addresses at which a process waits for connections, as Linux shows them."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+
+    def on_train_start(self, trainer, *_):
+        own = {str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
+        tables = (Path("/proc/net", name).read_text() for name in ("tcp", "tcp6"))
+        lines = [line.split() for table in tables for line in table.splitlines()[1:]]
+        found = [cells[1].split(":")[0] for cells in lines if cells[3] == "0A" and f"socket:[{cells[9]}]" in own]
+        (self.folder / f"listening_{trainer.global_rank}").write_text(" ".join(found))
+
+
 @linux
 def test_forked_processes_have_the_numbers_of_one_and_leave_nothing_behind(config, tmp_path):
     """Twice after a run in this very process, whose backward passes a fork must not mind: the jobs of a sweep."""
     before = {key: os.environ.get(key) for key in launch._VARIABLES}
     alone = train(config(*TINY, folder=tmp_path / "one"))
     for job in range(2):
-        together = train(config(*TINY, *TWO, folder=tmp_path / f"two{job}"))
+        cfg = config(*TINY, *TWO, folder=tmp_path / f"two{job}")
+        with open_dict(cfg):
+            cfg.callbacks.listening = {"_target_": "test_launch.Listening", "folder": str(tmp_path)}
+        together = train(cfg)
         assert together.trainer.world_size == 2
         torch.testing.assert_close(weights(together), weights(alone), rtol=1e-9, atol=1e-12)
         assert together.metrics["test/acc"] == alone.metrics["test/acc"]
@@ -43,6 +59,10 @@ def test_forked_processes_have_the_numbers_of_one_and_leave_nothing_behind(confi
         assert torch.get_num_threads() == 1
         with pytest.raises(ChildProcessError):
             os.waitpid(-1, os.WNOHANG)
+    for rank in range(2):  # nobody else can connect
+        listening = (tmp_path / f"listening_{rank}").read_text().split()
+        assert set(listening) <= {"0100007F", "00000000000000000000000001000000"}
+        assert listening
 
 
 class Trouble(Callback):
@@ -92,7 +112,7 @@ def test_a_fork_of_a_process_with_openmp_threads_computes_with_threads_of_its_ow
 
     signal.signal(signal.SIGALRM, lambda *_: pytest.fail("the fork hangs"))
     signal.alarm(60)
-    launch.ForkLauncher(LightningEnvironment(), 2).launch(work)
+    launch.ForkLauncher(2).launch(work)
     signal.alarm(0)
     assert [path.read_text() for path in sorted(tmp_path.iterdir())] == ["True with 2 threads"] * 2
 
@@ -109,7 +129,7 @@ def test_who_kills_the_first_process_kills_all(tmp_path):
         time.sleep(60)
 
     if (first := os.fork()) == 0:
-        launch.ForkLauncher(LightningEnvironment(), 2).launch(work)
+        launch.ForkLauncher(2).launch(work)
         os._exit(0)
     os.waitpid(first, 0)
     second = int((tmp_path / "pid").read_text())
@@ -130,10 +150,12 @@ def spread(
     for key, value in (environment or {}).items():
         monkeypatch.setenv(key, value)
     monkeypatch.setattr(layout, "cores", lambda: cores)
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
     monkeypatch.setattr(layout, "present_memory", lambda: memory)
     loop = type("Loop", (), {"sampler": type("Sampler", (), {"per_round": per_round})})
     module = type("Module", (), {"net": torch.nn.Linear(1000, 1000)})  # 4 MB
-    return layout.spread(OmegaConf.create({"devices": devices, "accelerator": accelerator}), loop, module, tested)
+    trainer = OmegaConf.create({"devices": devices, "accelerator": accelerator, "all": 1000})
+    return layout.spread(trainer, loop, module, tested)
 
 
 @linux
@@ -154,6 +176,16 @@ def test_how_many_processes_share_a_round(monkeypatch, settings, processes):
     got = spread(monkeypatch, **settings)
     assert got["devices"] == processes
     assert isinstance(got.get("strategy"), CohortStrategy) == (processes > 1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "useful"), [({}, 4), ({"per_round": 3}, 3), ({"tested": 2}, 2), ({"cores": 1}, 2)]
+)
+def test_more_processes_than_there_is_work_for_are_refused_before_they_start(monkeypatch, settings, useful):
+    assert isinstance(spread(monkeypatch, devices=useful, **settings)["strategy"], CohortStrategy)
+    with pytest.raises(ValueError, match=rf"trainer\.devices={useful + 1} asks for more .* at most {useful}\."):
+        spread(monkeypatch, devices=useful + 1, **settings)
+    assert spread(monkeypatch, devices="${all}", **settings) == {"devices": useful}  # as trainer=ddp says it
 
 
 @linux
@@ -178,7 +210,7 @@ def test_what_the_user_or_a_cluster_laid_out_stays(monkeypatch):
 
 @linux
 def test_a_request_to_end_ends_all_at_once():
-    launcher = launch.ForkLauncher(LightningEnvironment(), 3)
+    launcher = launch.ForkLauncher(3)
 
     def work():
         if os.environ["LOCAL_RANK"] == "0":
@@ -207,4 +239,4 @@ def test_of_several_failures_the_cause_is_named():
         raise ConnectionError("somebody is gone")
 
     with pytest.raises(RuntimeError, match="process 2 of this run died of signal 9"):
-        launch.ForkLauncher(LightningEnvironment(), 4).launch(work)
+        launch.ForkLauncher(4).launch(work)

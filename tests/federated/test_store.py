@@ -50,6 +50,15 @@ def test_what_was_written_is_read_in_the_models_layout(tmp_path):
     assert torch.equal(store.read(ids(3), LIKE)["bias"], values(2.0)["bias"])
 
 
+def resumed(folder, state):
+    """The stores of a run that continues from a checkpoint with this index, and the one named c."""
+    stores = ClientStores(folder=folder)
+    store = stores.open("c")
+    stores.load_state_dict(state)
+    stores.start(1)
+    return stores, store
+
+
 def test_a_kill_before_the_prune_leaves_nothing_behind(tmp_path):
     stores = ClientStores(folder=tmp_path)
     store = stores.open("c")
@@ -58,21 +67,50 @@ def test_a_kill_before_the_prune_leaves_nothing_behind(tmp_path):
     stores.prune()
     store.write(ids(1), values(2.0), at(1))
     state = stores.state_dict()  # the checkpoint is on disk, and the process dies before it prunes
-    (tmp_path / "c" / ".1-2.bin.77.bin").write_bytes(b"half")
-    resumed = ClientStores(folder=tmp_path)
-    again = resumed.open("c")
-    resumed.load_state_dict(state)
-    resumed.clear()
-    resumed.start(1)
-    assert sorted(p.name for p in (tmp_path / "c").iterdir()) == ["1-1.bin"]
+    for left in (".1-2.bin.77.bin", "1-2.bin", "9-0.bin"):
+        (tmp_path / "c" / left).write_bytes(b"half")
+    _, again = resumed(tmp_path, state)
+    assert files(tmp_path) == ["1-0.bin", "1-1.bin"]  # of the checkpoint before and of this one
     assert torch.equal(again.read(ids(1), LIKE)["bias"], values(2.0)["bias"])
 
-    (tmp_path / "c" / "1-1.bin").write_bytes(b"")
-    cut = ClientStores(folder=tmp_path)
-    cut.open("c")
-    cut.load_state_dict(state)
-    with pytest.raises(FileNotFoundError, match=r"1-1\.bin.*not whole"):
-        cut.start(1)
+
+def test_the_files_of_the_last_two_checkpoints_are_kept(tmp_path):
+    """Also over a resume: until the next checkpoint the one before is all there is if the last is damaged."""
+    stores, states = ClientStores(folder=tmp_path), []
+    store = stores.open("c")
+    for t in range(4):
+        if t == 2:
+            stores, store = resumed(tmp_path, states[-1])
+        store.write(ids(1, 2)[: 2 - t % 2], values(float(t), 10.0 + t), at(t))
+        states.append(stores.state_dict())
+        stores.prune()
+        for i in range(max(0, t - 1), t + 1):
+            folder = tmp_path / f"{t}{i}"
+            shutil.copytree(tmp_path / "c", folder / "c")
+            _, copy = resumed(folder, states[i])
+            assert copy.read(ids(1, 2), LIKE)["bias"][:, 0].tolist() == [i, 10 + i - i % 2]
+    assert files(tmp_path) == ["1-2.bin", "1-3.bin", "2-2.bin"]
+
+
+DAMAGES = {
+    "swapped": lambda one, other: (other, one),
+    "zeroed": lambda one, other: (bytes(len(one)), other),
+    "bit-flipped": lambda one, other: (one[:-1] + bytes([one[-1] ^ 1]), other),
+    "cut": lambda one, other: (one[:-1], other),
+    "gone": lambda one, other: (None, other),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_refused(tmp_path, damage):
+    stores = ClientStores(folder=tmp_path)
+    stores.open("c").write(ids(1, 2), values(1.0, 2.0), at(0))
+    state = stores.state_dict()
+    paths = [tmp_path / "c" / f"{client}-0.bin" for client in (1, 2)]
+    for path, content in zip(paths, DAMAGES[damage](*(path.read_bytes() for path in paths)), strict=True):
+        path.unlink() if content is None else path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"1-0\.bin is (damaged|not there).*previous\.ckpt"):
+        resumed(tmp_path, state)
 
 
 def test_a_checkpoint_writes_only_what_changed_and_keeps_what_it_needs(tmp_path):
@@ -87,23 +125,17 @@ def test_a_checkpoint_writes_only_what_changed_and_keeps_what_it_needs(tmp_path)
     store.write(ids(2), values(3.0), at(1))
     store.write(ids(2), values(4.0), at(2))  # a version that no checkpoint refers to is gone at once
     assert "2-0.bin" in files(tmp_path)  # a kill now: the last checkpoint is whole
-    shutil.copytree(tmp_path / "c", tmp_path / "resumed" / "c")
-    resumed = ClientStores(folder=tmp_path / "resumed")
-    again = resumed.open("c")
-    resumed.load_state_dict(first)
-    resumed.clear()
-    resumed.start(1)
+    shutil.copytree(tmp_path / "c", tmp_path / "copy" / "c")
+    _, again = resumed(tmp_path / "copy", first)
     assert torch.equal(again.read(ids(2), LIKE)["conv"], values(2.0)["conv"])
 
-    stores.state_dict()
-    stores.prune()
+    for _ in range(2):
+        stores.state_dict()
+        stores.prune()
     assert files(tmp_path) == ["1-0.bin", "2-2.bin"]
     assert (tmp_path / "c" / "1-0.bin").stat().st_mtime_ns == untouched
-    lost = ClientStores(folder=tmp_path)
-    lost.open("c")
-    lost.load_state_dict(first)
-    with pytest.raises(FileNotFoundError, match=r"2-0\.bin.*resume from"):
-        lost.start(1)
+    with pytest.raises(ValueError, match=r"2-0\.bin is not there.*resume there"):
+        resumed(tmp_path, first)
 
 
 def test_a_new_run_in_the_same_folder_starts_from_nothing(tmp_path):
@@ -112,10 +144,9 @@ def test_a_new_run_in_the_same_folder_starts_from_nothing(tmp_path):
     for theirs in (tmp_path / "thesis.txt", tmp_path / "c" / "notes.txt"):
         theirs.write_text("not ours to delete")
     new = ClientStores(folder=tmp_path)
-    new.clear()  # no method has a state
+    new.start(1)  # no method has a state
     assert files(tmp_path) == ["1-0.bin", "notes.txt"]
     store = new.open("c")
-    new.clear()
     new.start(1)
     assert 1 not in store
     assert files(tmp_path) == ["notes.txt"]

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from conftest import read_rows
 from omegaconf import OmegaConf
 
 from gcfed.data.base import FederatedDataset, Split
@@ -38,6 +39,30 @@ def test_every_flipped_bit_is_seen(run, finished, tmp_path):
     (tmp_path / "bad.ckpt").write_bytes(content)
     with pytest.raises(ValueError, match=r"bad\.ckpt is damaged.*checksum of .* is wrong"):
         load_checkpoint(tmp_path / "bad.ckpt")
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(config, tmp_path, caplog):
+    """With clients' states, bit for bit; a damaged one never becomes the one before."""
+    last, previous = (tmp_path / "run" / "checkpoints" / name for name in ("last.ckpt", "previous.ckpt"))
+
+    def go(folder, rounds, *overrides):
+        return train(config(*FAST, "algorithm=scaffold", f"rounds={rounds}", *overrides, folder=tmp_path / folder))
+
+    go("run", 2)
+    last.write_bytes(last.read_bytes()[:-100])
+    resumed = go("run", 3, "ckpt_path=last")
+    assert f"{last} is damaged" in caplog.text
+    assert f"The run goes on from {previous}" in caplog.text
+    straight = go("straight", 3)
+    assert resumed.metrics["test/loss"] == straight.metrics["test/loss"]
+    kept = [{p.name: p.read_bytes() for p in (tmp_path / run).glob("clients/*/*")} for run in ("run", "straight")]
+    assert kept[0] == kept[1]
+    assert [row["round"] for row in read_rows(tmp_path / "run/metrics.csv")] == [1, 2, 3]
+    assert [load_checkpoint(path)["global_step"] for path in (last, previous)] == [3, 2]
+    for path in (last, previous):
+        path.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"last\.ckpt is damaged.*previous\.ckpt is damaged.*Start anew"):
+        go("run", 4, "ckpt_path=last")
 
 
 def test_a_run_whose_data_have_changed_does_not_go_on(run, monkeypatch):

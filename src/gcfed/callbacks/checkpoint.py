@@ -1,6 +1,7 @@
 """A round is a transaction: the last finished round is on disk, whole."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from gcfed.federated.loop import FederatedLoop
+from gcfed.runs.folder import CHECKPOINT, PREVIOUS
 from gcfed.utils.files import replacing
 from gcfed.utils.number import number
 
@@ -17,19 +19,35 @@ from gcfed.utils.number import number
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes beside the old checkpoint and renames: a kill at any moment leaves the one or the other, whole.
 
+    The old one is kept as ``previous.ckpt``, if this run has read or written it and the file system has hard links.
     Lightning's own writer goes through the system's temporary folder, which may lie on another file system: its last
     move is then a copy over the old file.
     """
 
+    newest: Path | None = None  # checkpoint of this run that is known to be whole
+
+    def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        self.newest = Path(path).resolve()
+        return super().load_checkpoint(path, *args, **kwargs)
+
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        with replacing(Path(path)) as temporary, temporary.open("wb") as file:
-            torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
+        path = Path(path).resolve()
+        previous = path.with_name(PREVIOUS.name)
+        with replacing(path) as temporary:
+            with temporary.open("wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            if self.newest != previous:
+                previous.unlink(missing_ok=True)
+            if self.newest == path:
+                with suppress(OSError):
+                    previous.hardlink_to(path)
+        self.newest = path
 
 
 class RoundCheckpoint(Checkpoint):
-    """Writes ``last.ckpt`` when a round is finished, its test included.
+    """Writes ``last.ckpt`` when a round is finished, its test included; the one before becomes ``previous.ckpt``.
 
     Args:
         dirpath: folder of the checkpoints.
@@ -56,5 +74,5 @@ class RoundCheckpoint(Checkpoint):
     def _save(self, trainer: Trainer) -> None:
         done = trainer.global_step
         if done % self.every == 0 or done >= trainer.max_steps or trainer.should_stop:
-            trainer.save_checkpoint(self.dirpath / "last.ckpt", weights_only=False)
+            trainer.save_checkpoint(self.dirpath / CHECKPOINT.name, weights_only=False)
             FederatedLoop.of(trainer).stores.prune()

@@ -5,14 +5,17 @@ import logging
 import multiprocessing
 import os
 import signal
+import socket
 import threading
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from lightning.fabric.plugins import ClusterEnvironment
 from lightning.pytorch.strategies.launchers.launcher import _Launcher
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -22,7 +25,7 @@ from gcfed.utils.cpu import cores
 log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 _STOP = signal.SIGUSR2  # nobody else sends it: whoever dies of another signal was killed
-_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "LOCAL_RANK", "WORLD_SIZE")
+_VARIABLES = ("NODE_RANK", "LOCAL_RANK", "WORLD_SIZE", "GLOO_SOCKET_IFNAME")
 
 
 class ForkLauncher(_Launcher):
@@ -32,13 +35,14 @@ class ForkLauncher(_Launcher):
     and cannot be done from within a sweep. A fork costs milliseconds. What the calling process has at the end (the
     trained module, metrics, the loop's rows) it keeps, being rank 0.
 
+    The processes find each other through a file and talk over the loopback interface: no other machine can reach them.
+
     Args:
-        environment: knows address, port and ranks.
         num_processes: processes of this machine, the calling one included.
     """
 
-    def __init__(self, environment: ClusterEnvironment, num_processes: int) -> None:
-        self.environment, self.num_processes = environment, num_processes
+    def __init__(self, num_processes: int) -> None:
+        self.num_processes = num_processes
         self.children: list[Any] = []  # the processes of ranks 1, 2, …
 
     @property
@@ -52,13 +56,11 @@ class ForkLauncher(_Launcher):
             RuntimeError: another process failed or was killed.
         """
         before = {key: os.environ.get(key) for key in _VARIABLES}
-        os.environ |= {
-            "MASTER_ADDR": self.environment.main_address,
-            "MASTER_PORT": str(self.environment.main_port),
-            "NODE_RANK": "0",
-            "LOCAL_RANK": "0",
-            "WORLD_SIZE": str(self.num_processes),
-        }
+        os.environ |= {"NODE_RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(self.num_processes)}
+        if "lo" in (name for _, name in socket.if_nameindex()):
+            os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        folder = TemporaryDirectory(prefix="gcfed_")
+        self.store = Path(folder.name) / "store"
         threads, share = torch.get_num_threads(), max(1, cores() // self.num_processes)
         context = multiprocessing.get_context("fork")
         try:
@@ -79,12 +81,18 @@ class ForkLauncher(_Launcher):
         finally:
             self._end()
             _leave_group()
+            folder.cleanup()
             torch.set_num_threads(threads)
             rank_zero_only.rank = 0  # type: ignore[attr-defined]
             for key, value in before.items():
                 os.environ.pop(key, None)
                 if value is not None:
                     os.environ[key] = value
+
+    def join_group(self, timeout: timedelta | None) -> None:
+        """What each process calls, before Lightning would open a port on all interfaces for it."""
+        rank, store = int(os.environ["LOCAL_RANK"]), dist.FileStore(str(self.store), self.num_processes)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=self.num_processes, timeout=timeout)
 
     def kill(self, signum: int) -> None:
         """What Lightning calls in rank 0 on SIGTERM: gives the round up at once, as any kill does."""

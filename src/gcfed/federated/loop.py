@@ -74,10 +74,8 @@ class FederatedLoop(Callback):
         assert isinstance(pl_module, FederatedModule)
         if self.data is not trainer.datamodule:  # type: ignore[attr-defined]
             self.bind(trainer.callbacks, trainer.datamodule, pl_module)  # type: ignore[attr-defined]
-        if trainer.is_global_zero:
-            self.stores.clear()
+        self.stores.start(trainer.world_size, first=trainer.is_global_zero)
         trainer.strategy.barrier()
-        self.stores.start(trainer.world_size)
 
     def bind(self, callbacks: Sequence[Callback], data: Any, module: FederatedModule) -> None:
         """Brings the parts of a run together, once, and lets each refuse what it cannot work with.

@@ -26,11 +26,20 @@ def spread(trainer: DictConfig, loop: FederatedLoop, module: FederatedModule, nu
     quarter faster as two processes than as one with two threads, and an MLP's by three quarters (docs/performance.md).
 
     Raises:
-        ValueError: several processes of a job that would each train alone.
+        ValueError: several processes of a job that would each train alone; more processes than there is work for.
     """
+    several, devices = one_of_several(), str(trainer.devices)
+    useful = max(2, min(os.cpu_count() or 1, loop.sampler.per_round, num_test))  # two: to compare with one, anywhere
+    if devices.isdecimal() and int(devices) > useful and trains_on_cpu(trainer.accelerator) and not several:
+        if OmegaConf.is_interpolation(trainer, "devices"):  # trainer=ddp takes all cores
+            return {"devices": useful}
+        raise ValueError(
+            f"trainer.devices={devices} asks for more processes than there are cores ({os.cpu_count()}), clients in a "
+            f"round ({loop.sampler.per_round}) or test samples ({num_test}): take at most {useful}."
+        )
     if trainer.get("strategy") is not None:
         return {}
-    if one_of_several():
+    if several:
         raise ValueError(
             "this process is one of several of a job: set trainer=ddp and trainer.devices=<those of a node>."
         )

@@ -2,13 +2,14 @@
 
 A client's state is one vector, and each version of it a file ``<client>-<round>.bin``, mapped when it is read. The
 system keeps the files in memory as far as they fit, and the processes of a run share them. A checkpoint holds only an
-index (client → round of its version), for which it waits until the files are on the disk; a run that resumes takes each
-client's version of that checkpoint's round.
+index (client → round and checksum of its version), for which it waits until the files are on the disk; a run that
+resumes takes each client's version of that checkpoint's round. The files of the last two checkpoints are kept.
 """
 
 import os
 import re
 import tempfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -39,8 +40,9 @@ class ClientStore:
         self.folder, self.dtype = folder, dtype
         self._version: dict[int, int] = {}
         self._checkpointed: dict[int, int] = {}
-        self._stale: list[Path] = []
-        self._bytes = 0
+        self._checksum: dict[int, int] = {}  # of the checkpointed versions
+        self._replaced: list[Path] = []  # since the last checkpoint, which needs them
+        self._previous: list[Path] = []  # the checkpoint before needs them, the last does not
 
     def __contains__(self, client: int) -> bool:
         return int(client) in self._version
@@ -84,7 +86,6 @@ class ClientStore:
         dtype = self.dtype or next(iter(values.values())).dtype
         for row, client in enumerate(clients.tolist()):
             vector = torch.cat([v[row].detach().reshape(-1) for v in values.values()]).to("cpu", dtype)
-            self._bytes = vector.nbytes
             with replacing(self._path(client, round.index)) as temporary:
                 vector.view(torch.uint8).numpy().tofile(temporary)
         self.mark_written(clients, round)
@@ -96,45 +97,61 @@ class ClientStore:
             if before is not None and before != round.index:
                 path = self._path(client, before)
                 if self._checkpointed.get(client) == before:
-                    self._stale.append(path)  # the last checkpoint still needs it
+                    self._replaced.append(path)
                 else:
                     path.unlink(missing_ok=True)
             self._version[client] = round.index
 
     # ----------------------------------------------------------------------------------------------- checkpoints
-    def state_dict(self) -> dict[str, Tensor]:
-        """The index, once the files that changed since the last call are on the disk."""
+    def state_dict(self) -> dict[str, Any]:
+        """The index, once the files that changed since the last checkpoint are on the disk."""
         for client, version in self._version.items():
             if self._checkpointed.get(client) != version:
                 with self._path(client, version).open("rb") as file:
                     os.fsync(file.fileno())
-        clients = torch.tensor(sorted(self._version), dtype=torch.int64)
-        rounds = torch.tensor([self._version[c] for c in clients.tolist()], dtype=torch.int64)
-        return {"clients": clients, "rounds": rounds, "bytes": torch.tensor(self._bytes)}
+                    self._checksum[client] = zlib.crc32(file.read())
+        clients = sorted(self._version)
+        return {
+            "clients": torch.tensor(clients, dtype=torch.int64),
+            "rounds": torch.tensor([self._version[c] for c in clients], dtype=torch.int64),
+            "checksums": torch.tensor([self._checksum[c] for c in clients], dtype=torch.int64),
+            "previous": [path.name for path in self._replaced],  # what the checkpoint before this one needs, beside it
+        }
 
-    def load_state_dict(self, state_dict: Mapping[str, Tensor]) -> None:
-        """Takes up the versions of a checkpoint.
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes up the versions of a checkpoint."""
+        clients, rounds, checksums = (state_dict[key].tolist() for key in ("clients", "rounds", "checksums"))
+        self._version = dict(zip(clients, rounds, strict=True))
+        self._checkpointed, self._checksum = dict(self._version), dict(zip(clients, checksums, strict=True))
+        self._previous = [self.folder / name for name in state_dict["previous"]]
+
+    def check(self) -> None:
+        """Reads every client's file once.
 
         Raises:
-            FileNotFoundError: a version is gone or cut short: the run went on after this checkpoint was copied.
+            ValueError: one is gone or is not what the checkpoint refers to; names it.
         """
-        index = zip(state_dict["clients"].tolist(), state_dict["rounds"].tolist(), strict=True)
-        self._version = dict(index)
-        self._checkpointed = dict(self._version)
-        self._bytes = int(state_dict["bytes"])
         for client, version in self._version.items():
             path = self._path(client, version)
-            if not path.is_file() or path.stat().st_size != self._bytes:
-                raise FileNotFoundError(
-                    f"{path}: the checkpoint refers to this client's state, which is not there or not whole. "
-                    "The states lie beside the checkpoints in the run's folder; resume from that folder's last.ckpt."
+            if not path.is_file() or zlib.crc32(path.read_bytes()) != self._checksum[client]:
+                raise ValueError(
+                    f"{path} is {'damaged' if path.is_file() else 'not there'}: the checkpoint refers to this client's "
+                    "state. States lie beside the checkpoints in a run's folder: resume there from last.ckpt or "
+                    "previous.ckpt, or start anew without ckpt_path."
                 )
 
+    def clear(self) -> None:
+        """Deletes the versions that neither the loaded checkpoint nor the one before it needs."""
+        needed = {self._path(*item) for item in self._version.items()} | set(self._previous)
+        for path in self.folder.glob("*"):
+            if path not in needed and _VERSION.fullmatch(path.name):
+                path.unlink()
+
     def prune(self) -> None:
-        """Deletes the versions that the checkpoint just written no longer refers to."""
-        for path in self._stale:
+        """Deletes the versions that the last two checkpoints, one of them just written, no longer refer to."""
+        for path in self._previous:
             path.unlink(missing_ok=True)
-        self._stale, self._checkpointed = [], dict(self._version)
+        self._previous, self._replaced, self._checkpointed = self._replaced, [], dict(self._version)
 
     def _path(self, client: int, version: int) -> Path:
         return self.folder / f"{client}-{version}.bin"
@@ -173,29 +190,22 @@ class ClientStores:
             self._stores[name] = ClientStore(folder / name, dtype=self.dtype)
         return self._stores[name]
 
-    def clear(self) -> None:
-        """Deletes the versions that an earlier run, or a kill, left in the stores' folders, but for those that this run
-        continues from; for one process to call, before :meth:`start`.
-        """
-        for name, store in self._stores.items():
-            state = (self._loaded or {}).get(name, {"clients": torch.zeros(0), "rounds": torch.zeros(0)})
-            index = zip(state["clients"].tolist(), state["rounds"].tolist(), strict=True)
-            needed = {f"{client}-{version}.bin" for client, version in index}
-            for path in store.folder.glob("*"):
-                if path.name not in needed and _VERSION.fullmatch(path.name):
-                    path.unlink()
-
-    def start(self, world_size: int) -> None:
+    def start(self, world_size: int, *, first: bool = True) -> None:
         """Called once before the first round, on every process: takes up a loaded checkpoint.
 
+        The ``first`` process also checks the files, and deletes those that an earlier run, or a kill, has left.
+
         Raises:
-            ValueError: several processes without a folder.
+            ValueError: several processes without a folder; a client's state that is damaged or gone.
         """
         if world_size > 1:
             self.require_folder()
         for name, store in self._stores.items():
             if self._loaded is not None and name in self._loaded:
                 store.load_state_dict(self._loaded[name])
+            if first:
+                store.check()
+                store.clear()
         self._loaded = None
 
     def require_folder(self) -> None:

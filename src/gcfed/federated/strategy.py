@@ -35,9 +35,14 @@ class CohortStrategy(DDPStrategy):
         environment = self.cluster_environment
         assert environment is not None
         if can_fork() and self.num_nodes == 1 and not environment.creates_processes_externally:
-            self._launcher = ForkLauncher(environment, self.num_processes)
+            self._launcher = ForkLauncher(self.num_processes)
         else:
             super()._configure_launcher()
+
+    def setup_distributed(self) -> None:
+        if isinstance(self._launcher, ForkLauncher) and not dist.is_initialized():
+            self._launcher.join_group(self._timeout)
+        super().setup_distributed()
 
     def _setup_model(self, model: nn.Module) -> nn.Module:  # type: ignore[override]
         return model

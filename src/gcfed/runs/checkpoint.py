@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.federated.module import FederatedModule
-from gcfed.runs.folder import CHECKPOINT
+from gcfed.runs.folder import CHECKPOINT, PREVIOUS
 from gcfed.runs.identity import differences, identity, leaves
 from gcfed.runs.metrics_csv import read_metrics
 
@@ -103,9 +103,33 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     return checkpoint
 
 
-def check_checkpoint(path: Path, record: RunRecord, module: FederatedModule) -> int:
-    """Refuses a checkpoint of another model, another run or other data; returns its number of finished rounds."""
-    checkpoint = load_checkpoint(path)
+def load_whole(path: Path) -> tuple[Path, dict[str, Any]]:
+    """A checkpoint with its path; in place of a damaged ``last.ckpt`` the one before it.
+
+    Raises:
+        ValueError: both are damaged, or it has another name; names them.
+    """
+    try:
+        return path, load_checkpoint(path)
+    except ValueError as error:
+        previous = path.with_name(PREVIOUS.name)
+        if path.name != CHECKPOINT.name or not previous.is_file():
+            raise
+        try:
+            found = load_checkpoint(previous)
+        except ValueError as another:
+            raise ValueError(f"{error}; {another}. Start anew without ckpt_path.") from another
+        log.warning("%s. The run goes on from %s, the checkpoint before it.", error, previous)
+        return previous, found
+
+
+def check_checkpoint(path: Path, record: RunRecord, module: FederatedModule) -> tuple[Path, int]:
+    """Refuses a checkpoint of another model, another run or other data.
+
+    Returns:
+        The checkpoint to go on from, which is the one before where ``last.ckpt`` is damaged; its finished rounds.
+    """
+    path, checkpoint = load_whole(path)
     load_weights(module, checkpoint, path, dry=True)
     there, here = checkpoint["gcfed"], record.content
     if there["identity"] != here["identity"]:
@@ -118,7 +142,7 @@ def check_checkpoint(path: Path, record: RunRecord, module: FederatedModule) -> 
             f"ckpt_path={path}: the data files have changed since (labels or clients, checksum {there['data']} then, "
             f"{here['data']} now). Put the old files back, or start anew without ckpt_path."
         )
-    return int(checkpoint["global_step"])
+    return path, int(checkpoint["global_step"])
 
 
 def check_rows(path: Path, rounds: int) -> None:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 CONFIG, SUMMARY, METRICS, FAILURE = "config.yaml", "summary.json", "metrics.csv", "failure.txt"
 CHECKPOINT = Path("checkpoints") / "last.ckpt"
+PREVIOUS = CHECKPOINT.with_name("previous.ckpt")
 FINISHED, DIVERGED, FAILED, UNFINISHED = STATES = ("finished", "diverged", "failed", "unfinished")
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster, where PyYAML was built with it
 
