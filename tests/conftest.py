@@ -43,7 +43,7 @@ class ArrayData(LightningDataModule):
     def __init__(self, x: torch.Tensor, y: torch.Tensor, clients: list[np.ndarray]) -> None:
         super().__init__()
         self.x, self.y, self.clients = x, y, clients
-        self.num_clients, self.rounds = len(clients), 1
+        self.num_clients, self.rounds, self.input_shape = len(clients), 1, tuple(x.shape[1:])
 
     def client(self, client: int) -> np.ndarray:
         return self.clients[client]

@@ -1,24 +1,31 @@
 """The documentation is run as it stands."""
 
 import re
+import shlex
 import sys
+from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
 import gcfed.methods
+from gcfed.configure import shorthand
 from gcfed.run import train
 from gcfed.utils.resolvers import ROOT
+
+
+def files_in(text):
+    """name → content of the blocks whose first line is ``# <name>``."""
+    bodies = re.findall(r"```(?:python|yaml)\n# (.*?)```", text, re.DOTALL)
+    return dict(body.split("\n", 1) for body in bodies)
 
 
 @pytest.fixture
 def example(tmp_path, monkeypatch):
     """The files of ``docs/add-a-method.md``, written to a folder that extends the package and the configs."""
-    text = (ROOT / "docs/add-a-method.md").read_text()
-    for body in re.findall(r"```(?:python|yaml)\n(.*?)```", text, re.DOTALL):
-        name, content = body.split("\n", 1)
-        path = tmp_path / name.removeprefix("# ")
+    for name, content in files_in((ROOT / "docs/add-a-method.md").read_text()).items():
+        path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(content)
     monkeypatch.setattr(gcfed.methods, "__path__", [*gcfed.methods.__path__, str(tmp_path / "src/gcfed/methods")])
@@ -41,6 +48,22 @@ def test_adding_a_method_takes_one_file_one_yaml_one_test(example, tmp_path):
     test: dict = {}
     exec((example / "tests/methods/test_fednova.py").read_text(), test)
     test["test_each_client_counts_as_one_average_step"]()
+
+
+OWN = (ROOT / "docs/bring-your-own.md").read_text()
+COMMANDS = re.findall(r"^    python src/train.py (.*)$", OWN, re.MULTILINE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", COMMANDS)
+def test_bringing_your_own_takes_what_the_page_says(config, tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, content in files_in(OWN).items():
+        Path(name).write_text(content)
+    small = ("rounds=1", "client.epochs=1", "data.limit_train=60", "data.limit_test=20", "participation.per_round=2")
+    overrides = shorthand(shlex.split(command, comments=True))
+    assert train(config(*small, *overrides, "participation.num_clients=4")).metrics["round"] == 1
 
 
 def bytes_in_the_table():

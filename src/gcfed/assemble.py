@@ -26,6 +26,8 @@ from gcfed.federated.method import FederatedMethod
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.spread import spread, trains_on_cpu
 from gcfed.federated.strategy import can_fork
+from gcfed.methods.local_norm import LocalNorm
+from gcfed.models.own import build_net
 from gcfed.utils.instantiate import build_all, optional, require
 from gcfed.utils.number import flag, number, numbers
 from gcfed.utils.rng import torch_seed
@@ -170,14 +172,15 @@ def build_methods(cfg: DictConfig) -> list[FederatedMethod]:
     GC comes after all that correct gradients: P·(corrected gradient).
     """
     parts = [optional(cfg, key) for key in ("gc", "attack", "quantization")]
-    methods = [*build_all(cfg, "methods"), *parts]
+    own = [LocalNorm()] if cfg.model.get("norm_policy") == "local" else []
+    methods = [*own, *build_all(cfg, "methods"), *parts]
     return sorted((m for m in methods if m is not None), key=lambda m: m.order)
 
 
 def build_module(cfg: DictConfig) -> FederatedModule:
     """The global network, initialised by the seed, under its server optimizer."""
     seed_everything(torch_seed(cfg.seed, "initialisation") % 2**32, verbose=False)
-    net = require(cfg, "model")
+    net = build_net(cfg)
     if cfg.precision == "64-true":  # Lightning converts it too, but only after a checkpoint was loaded into it
         net = net.double()
     return FederatedModule(net, require(cfg, "server"), task=require(cfg, "task"), channels_last=cfg.channels_last)

@@ -1,12 +1,22 @@
 """The config of a run from Python, as in a notebook: ``train(configure("gc=none", folder="logs/mine"))``."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, open_dict
 
 import gcfed.runs.place  # noqa: F401  (its resolvers name the folders of runs)
-from gcfed.utils.resolvers import ROOT
+from gcfed.utils.resolvers import CONFIGS
+
+
+def shorthand(overrides: Iterable[str]) -> list[str]:
+    """``model._target_=mynet.Net`` alone chooses ``model=own``, whose keys are not those of the default network."""
+    overrides = list(overrides)
+    own = [o for o in overrides if o.startswith("model._target_=") and not o.startswith("model._target_=gcfed.")]
+    if own and not any(o.startswith("model=") for o in overrides):
+        overrides.insert(overrides.index(own[0]), "model=own")
+    return overrides
 
 
 def configure(*overrides: str, folder: str | Path) -> DictConfig:
@@ -19,8 +29,8 @@ def configure(*overrides: str, folder: str | Path) -> DictConfig:
         overrides: as on the command line, ``"client.epochs=1"``.
         folder: of the run; an earlier one there is overwritten.
     """
-    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        cfg = compose("train", [*overrides])
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        cfg = compose("train", shorthand(overrides))
     with open_dict(cfg):
         cfg.paths.output_dir = str(folder)
         cfg.callbacks.progress = None

@@ -82,6 +82,15 @@ def number_of_steps(size: int, *, batch_size: int, epochs: int, steps: int | Non
     return epochs * per_epoch
 
 
+def has_single(sizes: np.ndarray, *, batch_size: int, steps: int | None, last_batch: str) -> np.ndarray:
+    """Which clients with so many samples have a batch of a single one, bool ``[K]``."""
+    short = sizes % batch_size == 1  # at the end of a pass, if it gets there
+    if steps is not None:
+        short &= sizes <= steps * batch_size
+    whole = {"keep": short | (sizes == 1), "drop": sizes == 1, "wrap": np.zeros_like(sizes, dtype=bool)}
+    return whole[last_batch] | (batch_size == 1)
+
+
 def _client_steps(
     samples: np.ndarray, rng: np.random.Generator, *, batch_size: int, epochs: int, steps: int | None, last_batch: str
 ) -> tuple[np.ndarray, np.ndarray]:

@@ -3,18 +3,19 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim import Optimizer
 
 from gcfed.data.batch import Batch
-from gcfed.federated.batches import LAST_BATCH, BatchPlan, ClientData, number_of_steps, plan_batches
+from gcfed.federated.batches import LAST_BATCH, BatchPlan, ClientData, has_single, number_of_steps, plan_batches
 from gcfed.federated.round import Order, Round
-from gcfed.federated.stack import ClientStack, Output, cannot_stack, client_norms, per_client
+from gcfed.federated.stack import ClientStack, Output, cannot_stack, client_norms, per_client, uses_batch_statistics
 from gcfed.optim.partial import fused, probe_optimizer, try_optimizer, unprofiled_step
 from gcfed.utils.number import choice, number, part
 
@@ -93,6 +94,31 @@ class LocalSolver:
         # A client takes its weights, gradients, momentum and a method's terms beside its activations.
         client = 16 * sum(p.nbytes for p in net.parameters())
         return max(1, min(cohort, torch.cuda.get_device_properties(device).total_memory // client))
+
+    def validate(self, net: nn.Module, data: Any) -> None:
+        """Refuses a network with batch normalisation whose clients' batches it cannot normalise.
+
+        Raises:
+            ValueError: a batch has a single sample, of which a layer sees a single value; names the remedy.
+        """
+        if not uses_batch_statistics(net):
+            return
+        sizes = data.sizes(np.arange(data.num_clients))
+        single = has_single(sizes, batch_size=self.batch_size, steps=self.steps, last_batch=self.last_batch)
+        if not len(alone := np.flatnonzero(single)):
+            return
+        like, training = next(net.parameters()), net.training
+        buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
+        try:
+            functional_call(net.train(), buffers, like.new_zeros(1, *data.input_shape))
+        except ValueError as error:
+            raise ValueError(
+                f"{type(net).__name__} normalises over batches, and {len(alone)} of {len(sizes)} clients have "
+                f"one of a single sample (the first is client {alone[0]}): set model.norm_policy=group, "
+                f"or fixed, or client.last_batch=wrap. ({error})"
+            ) from None
+        finally:
+            net.train(training)
 
     def lr(self, round_index: int) -> float:
         """η_l, the learning rate of a round: it follows the round, not the client."""

@@ -5,12 +5,15 @@
 (line 14), Global GC the aggregated update of all layers (line 20). State: none. Bytes: those of the model.
 """
 
+import logging
 from math import floor
 
 from torch import Tensor, nn
 
 from gcfed.federated.method import FederatedMethod, Setup
 from gcfed.utils.number import choice, flag, number
+
+log = logging.getLogger(__name__)
 
 # Table 8, by the shape of the mean μ of a convolution [out, in, kh, kw]: the axes that are averaged away, counted from
 # the end so that a leading client axis changes nothing.
@@ -44,8 +47,8 @@ class GradientCentralization(FederatedMethod):
         local: centralize the clients' gradients of the tensors before the borderline.
         server: centralize the aggregated update (Global GC).
         lam: λ ∈ [0, 1]; the first ⌊λL⌋ of the L parameter tensors get Local GC. Wins over ``boundary``.
-        boundary: name of the first module that gets no Local GC (``fc2``, ``classifier``, …); None: Local GC in every
-            layer, which only ``server=False`` allows.
+        boundary: name of the first module that gets no Local GC (``fc2``, ``classifier``, …); ``auto``: the last
+            one with parameters; None: Local GC in every layer, which only ``server=False`` allows.
         mean: shape of μ in convolutions, Table 8: ``out`` (default), ``out_in``, ``out_kernel``, ``out_in_height``,
             ``in_kernel``.
         tensors: ``weights`` (two axes or more; the paper's shapes) or ``all`` (vectors too; the authors' code).
@@ -88,6 +91,11 @@ class GradientCentralization(FederatedMethod):
         names = [name for name, _ in net.named_parameters()]
         if self.lam is not None:
             n_local = floor(self.lam * len(names) + 1e-9)  # 0.29 · 100 is 28.999… in floating point
+        elif self.boundary == "auto":
+            last = names[-1].rpartition(".")[0]
+            n_local = next(i for i, n in enumerate(names) if n.rpartition(".")[0] == last)
+            if self.local:
+                log.info("gc.boundary=%s, the last module with parameters: no Local GC from here on", last)
         elif self.boundary is not None:
             n_local = next((i for i, n in enumerate(names) if n.startswith(f"{self.boundary}.")), -1)
             if n_local < 0:

@@ -88,5 +88,5 @@ def network_parts(setup: Setup, method: str, *parts: str) -> None:
     if missing := [f"{part}()" for part in parts if not hasattr(setup.module.net, part)]:
         raise ValueError(
             f"{method} works on parts of the network, but model={type(setup.module.net).__name__} has no "
-            f"{' and no '.join(missing)}: give it these methods, or take one of configs/model."
+            f"{' and no '.join(missing)}: give it these methods, or take one of src/gcfed/models."
         )

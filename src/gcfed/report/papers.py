@@ -15,9 +15,9 @@ from typing import Any
 import yaml
 
 from gcfed.runs.folder import Loader
-from gcfed.utils.resolvers import ROOT
+from gcfed.utils.resolvers import CONFIGS
 
-FOLDER = ROOT / "configs" / "paper"
+FOLDER = CONFIGS / "paper"
 
 
 @dataclass(frozen=True)

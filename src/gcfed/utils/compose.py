@@ -11,9 +11,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from gcfed.utils.resolvers import ROOT
-
-CONFIGS = ROOT / "configs"
+from gcfed.utils.resolvers import CONFIGS
 
 
 class Composer:

@@ -1,4 +1,4 @@
-"""OmegaConf resolvers of the configs, and the project's folder."""
+"""OmegaConf resolvers of the configs, and where these and the project lie."""
 
 from pathlib import Path
 
@@ -6,7 +6,13 @@ from omegaconf import OmegaConf
 
 from gcfed.utils.cpu import cores
 
-ROOT = Path(__file__).resolve().parents[3]
+_CLONE = Path(__file__).resolve().parents[3]
+_INSTALLED = Path(__file__).resolve().parents[1] / "configs"
+
+CONFIGS = _INSTALLED if _INSTALLED.is_dir() else _CLONE / "configs"
+"""The folder of the configs: in the package where it was installed from a wheel, else beside ``src/``."""
+ROOT = Path.cwd() if _INSTALLED.is_dir() else _CLONE
+"""The folder below which data are read and runs are written: the clone, or where an installed command is called."""
 
 
 def all_devices(accelerator: str) -> int:
@@ -30,7 +36,13 @@ def length(values: list, times: int = 1) -> int:
     return len(values) * times
 
 
+def class_name(target: str | None) -> str:
+    """The last part of a dotted name: ``Net`` of ``mynet.Net``."""
+    return str(target).rpartition(".")[2]
+
+
 OmegaConf.register_new_resolver("all_devices", all_devices, replace=True)
+OmegaConf.register_new_resolver("class_name", class_name, replace=True)
 OmegaConf.register_new_resolver("last_layer", last_layer, replace=True)
 OmegaConf.register_new_resolver("length", length, replace=True)
 OmegaConf.register_new_resolver("project_root", lambda: str(ROOT), replace=True)

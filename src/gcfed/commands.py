@@ -1,0 +1,63 @@
+"""The commands ``gcfed-train``, ``gcfed-eval`` and ``gcfed-report``; ``src/train.py`` and its neighbours call them."""
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+
+from gcfed.configure import shorthand
+from gcfed.utils.cpu import spin_briefly
+from gcfed.utils.resolvers import CONFIGS
+
+
+def train() -> None:
+    """``python src/train.py experiment=cifar10_cnn_gcfed seed=2``: every key is in ``configs/``."""
+    _run("train", _train)
+
+
+def evaluate() -> None:
+    """``python src/eval.py ckpt_path=logs/…/checkpoints/last.ckpt``: the global model on the test split."""
+    _run("eval", _evaluate)
+
+
+def report() -> None:
+    """``python src/report.py 'roots=[logs]' out=logs/report``: tables, figures and a page of finished runs."""
+    _run("report", _report)
+
+
+def _run(name: str, task: Callable[[DictConfig], float | None]) -> None:
+    sys.path.append(str(Path.cwd()))  # where a user's own networks, data and methods lie
+    sys.argv[1:] = shorthand(sys.argv[1:])
+    hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=name)(task)()
+
+
+def _train(cfg: DictConfig) -> float | None:
+    spin_briefly()
+    from gcfed.run import one_sentence, train  # torch and lightning: not needed for --help and --cfg
+
+    with one_sentence():
+        result = train(cfg)
+    return result.metrics.get(cfg.optimized_metric) if cfg.optimized_metric else None
+
+
+def _evaluate(cfg: DictConfig) -> None:
+    spin_briefly()
+    from gcfed.run import evaluate, one_sentence
+
+    with one_sentence():
+        print(json.dumps(evaluate(cfg)))
+
+
+def _report(cfg: DictConfig) -> None:
+    from gcfed.report.build import Incomplete, report
+
+    try:
+        report(OmegaConf.to_container(cfg, resolve=True))  # type: ignore[arg-type]
+    except (ValueError, FileNotFoundError, Incomplete) as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        sys.exit(f"{error} (HYDRA_FULL_ERROR=1 shows where)")

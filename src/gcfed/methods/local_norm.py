@@ -1,0 +1,45 @@
+"""Batch normalisation that stays on the client: FedBN (Li et al., ICLR 2021, Algorithm 1); ``model.norm_policy=local``.
+
+A client trains with the statistics, scales and shifts that it had when it last took part, in the place of the broadcast
+ones. Client state: these tensors. Bytes: those of the model; the paper sends none of them, but the global model, which
+is tested here, needs some: it has the mean of the last cohort's.
+"""
+
+import numpy as np
+import torch
+
+from gcfed.federated.aggregate import finite_clients
+from gcfed.federated.method import FederatedMethod, Setup
+from gcfed.federated.round import Round
+from gcfed.federated.stack import ClientStack
+from gcfed.models.norm import batch_norms
+
+
+class LocalNorm(FederatedMethod):
+    """Keeps the tensors of batch normalisation on each client.
+
+    Raises:
+        ValueError: at ``validate``, beside a method that reads the clients' drift off their updates, since these start
+            elsewhere than at the broadcast model.
+    """
+
+    def validate(self, setup: Setup) -> None:
+        if others := [type(method).__name__ for method in setup.methods if method.corrects_drift]:
+            raise ValueError(
+                f"model.norm_policy=local does not go with {others[0]}, which takes a client's update for the way that "
+                "it went from the broadcast model: choose average, fixed or group."
+            )
+        tensors = setup.module.net.state_dict(keep_vars=True)
+        layers = batch_norms(setup.module.net)
+        self.names = [n for n, t in tensors.items() if n.rpartition(".")[0] in layers and t.is_floating_point()]
+        self.store = setup.stores.open("batch_norm")
+
+    def on_clients_start(self, stack: ClientStack, round: Round) -> None:
+        start = {name: stack.start[name] for name in self.names}
+        for name, own in self.store.read(stack.clients, start, default=start).items():
+            stack.full[name].copy_(own)
+
+    def on_clients_end(self, stack: ClientStack, round: Round) -> None:
+        finite = finite_clients(stack.full).cpu().numpy()  # one that has diverged keeps what it had
+        rows = torch.from_numpy(np.flatnonzero(finite))
+        self.store.write(stack.clients[finite], {name: stack.full[name][rows] for name in self.names}, round)

@@ -1,0 +1,152 @@
+"""Networks that are not ours: torchvision's, timm's, or a user's own; fitted to the data's shape and classes."""
+
+import inspect
+import logging
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+import torchvision
+from hydra.utils import get_object
+from omegaconf import DictConfig, open_dict
+from torch import Tensor, nn
+
+from gcfed.models.norm import apply_policy
+from gcfed.utils.instantiate import require
+
+log = logging.getLogger(__name__)
+
+
+def build_net(cfg: DictConfig) -> nn.Module:
+    """The network of ``cfg.model`` under its ``norm_policy``.
+
+    One of another package than this is given ``input_shape`` and ``num_classes`` if its constructor names them, and
+    :func:`fitted` to them.
+
+    Raises:
+        ValueError: it cannot be built, is no network or does not fit the data; names the key.
+    """
+    cfg = cfg.copy()
+    target, policy = str(cfg.model.get("_target_")), cfg.model.get("norm_policy", "average")
+    own = not target.startswith("gcfed.")
+    shape = {key: cfg.model.get(key) for key in ("input_shape", "num_classes")}
+    with open_dict(cfg):
+        cfg.model.pop("norm_policy", None)
+        for key in shape.keys() - _arguments(target) if own else ():
+            cfg.model.pop(key, None)
+    net = require(cfg, "model")
+    if not isinstance(net, nn.Module):
+        raise ValueError(f"model._target_={target} makes a {type(net).__name__}, not a torch.nn.Module.")
+    if own and None not in shape.values():
+        net = fitted(net, **shape)
+    return apply_policy(net, policy)
+
+
+def _arguments(target: str) -> set[str]:
+    try:
+        return set(inspect.signature(get_object(target)).parameters)
+    except Exception:  # whatever a user's file raises, building it raises again, and says so
+        return set()
+
+
+def torchvision_net(
+    *, name: str | None, input_shape: Sequence[int], num_classes: int, weights: str | None = None, **settings: Any
+) -> nn.Module:
+    """A classifier of ``torchvision.models``.
+
+    Args:
+        name: ``resnet18``, ``mobilenet_v3_small``, …; ``torchvision.models.list_models`` lists them.
+        input_shape: (C, H, W) of one image.
+        num_classes: number of logits.
+        weights: ``DEFAULT`` or another name of torchvision's pretrained weights, which it downloads; None: random.
+        settings: whatever else the network's constructor takes.
+
+    Raises:
+        ValueError: no such classifier, or one that does not fit the images.
+    """
+    names = torchvision.models.list_models(module=torchvision.models)
+    if name not in names:
+        close = get_close_matches(str(name), names) or ["resnet18", "mobilenet_v3_small", "vgg11_bn", "…"]
+        raise ValueError(f"model.name={name} is no classifier of torchvision.models; there are {', '.join(close)}.")
+    if name in ("googlenet", "inception_v3"):  # auxiliary heads would give more than logits
+        settings = {"init_weights": True, "aux_logits": False} | settings
+    return fitted(torchvision.models.get_model(name, weights=weights, **settings), input_shape, num_classes)
+
+
+def timm_net(*, name: str | None, input_shape: Sequence[int], num_classes: int, **settings: Any) -> nn.Module:
+    """A classifier of ``timm``; ``settings`` go to ``timm.create_model``, such as ``pretrained=True``.
+
+    Raises:
+        ValueError: timm is not installed, knows no such network, or it does not fit the images.
+    """
+    try:
+        import timm
+    except ImportError:
+        raise ValueError("model=timm needs timm: .venv/bin/uv pip install -e '.[timm]'") from None
+    try:
+        net = timm.create_model(str(name), in_chans=input_shape[0], num_classes=num_classes, **settings)
+    except RuntimeError as error:
+        raise ValueError(f"model.name={name}: {error}") from None
+    return fitted(net, input_shape, num_classes)
+
+
+def fitted(net: nn.Module, input_shape: Sequence[int], num_classes: int) -> nn.Module:
+    """The network, if it makes ``num_classes`` logits of samples of this shape; else with a head, or a first
+    convolution, that lets it, which is said.
+
+    The head is the last linear or convolutional layer. A convolution that is replaced starts at random.
+
+    Raises:
+        ValueError: the network cannot read the samples, or its last layer is not its head.
+    """
+    shape, outputs = list(input_shape), _outputs(net, input_shape)
+    if isinstance(outputs, Exception):
+        stem = next((item for item in net.named_modules() if isinstance(item[1], nn.Conv2d)), None)
+        if stem is not None and len(shape) == 3 and stem[1].in_channels != shape[0] and stem[1].groups == 1:
+            _replace(net, stem[0], in_channels=shape[0])
+            outputs = _outputs(net, input_shape)
+    if not isinstance(outputs, Exception) and outputs[-1] != num_classes:
+        heads = [item for item in net.named_modules() if isinstance(item[1], nn.Linear | nn.Conv2d)]
+        if heads and isinstance(heads[-1][1], nn.Linear):
+            _replace(net, heads[-1][0], out_features=num_classes)
+        elif heads:
+            _replace(net, heads[-1][0], out_channels=num_classes)
+        outputs = _outputs(net, input_shape)
+    what = f"model: {type(net).__name__}"
+    if isinstance(outputs, Exception):
+        raise ValueError(f"{what} cannot read samples of data.input_shape={shape}: {' '.join(str(outputs).split())}")
+    if outputs[0] != 2 or outputs[-1] != num_classes:
+        raise ValueError(
+            f"{what} makes an output of the shape {[*outputs]} of 2 samples, not one that ends in data.num_classes="
+            f"{num_classes}, and its last linear or convolutional layer is not its head: give its constructor an "
+            "argument num_classes."
+        )
+    return net
+
+
+def _outputs(net: nn.Module, input_shape: Sequence[int]) -> tuple[int, ...] | Exception:
+    """The shape of what the network makes of two samples, or what it raises; a text's samples are integers."""
+    training, first = net.training, None
+    for dtype in (torch.get_default_dtype(), torch.int64):
+        try:
+            with torch.no_grad():
+                out = net.eval()(torch.zeros(2, *input_shape, dtype=dtype))
+            return tuple(out.shape) if isinstance(out, Tensor) else TypeError(f"it makes a {type(out).__name__}")
+        except Exception as error:
+            first = first or error
+        finally:
+            net.train(training)
+    assert first is not None
+    return first
+
+
+def _replace(net: nn.Module, name: str, **sizes: int) -> None:
+    old: Any = net.get_submodule(name)
+    keys = ("in_features", "out_features") if isinstance(old, nn.Linear) else (
+        "in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode",
+    )  # fmt: skip
+    new = type(old)(**{key: getattr(old, key) for key in keys} | sizes, bias=old.bias is not None)
+    net.set_submodule(name, new)
+    ((key, value),) = sizes.items()
+    log.info("model: %s.%s is %d, was %d", name, key, value, getattr(old, key))

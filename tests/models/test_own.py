@@ -1,0 +1,204 @@
+"""Networks of others: fitted to the data, their batch normalisation under each policy."""
+
+import numpy as np
+import pytest
+import torch
+from conftest import random_federation, read_rows
+from harness import make_net, sgd, train_rounds
+from torch import nn
+from torchvision.ops import FrozenBatchNorm2d
+
+from gcfed.assemble import assemble
+from gcfed.configure import shorthand
+from gcfed.federated.batches import has_single, plan_batches
+from gcfed.federated.method import FederatedMethod
+from gcfed.methods.local_norm import LocalNorm
+from gcfed.methods.scaffold import Scaffold
+from gcfed.models.norm import apply_policy, batch_norms
+from gcfed.models.own import fitted, timm_net, torchvision_net
+from gcfed.run import train
+
+SMALL = ("rounds=2", "client.epochs=1", "data.limit_train=120", "data.limit_test=40")
+
+
+class Net(nn.Module):
+    """For eight classes of colour images."""
+
+    def __init__(self, width=4):
+        super().__init__()
+        self.conv = nn.Conv2d(3, width, 3, stride=2)
+        self.norm = nn.BatchNorm2d(width)
+        self.head = nn.Linear(width * 9, 8)
+
+    def forward(self, x):
+        return self.head(self.norm(self.conv(x)).relu().flatten(1))
+
+
+class Hidden(Net):
+    """Whose last linear layer is not its head."""
+
+    def forward(self, x):
+        return super().forward(x)[:, :5]
+
+
+def test_head_and_first_convolution_are_fitted_and_the_rest_stays(caplog):
+    net = Net()
+    before, inner = dict(net.named_modules()), net.conv.weight
+    with caplog.at_level("INFO"):
+        assert fitted(net, (1, 8, 8), 3)(torch.zeros(2, 1, 8, 8)).shape == (2, 3)
+    assert caplog.messages == ["model: conv.in_channels is 1, was 3", "model: head.out_features is 3, was 8"]
+    assert (net.conv.stride, net.norm) == ((2, 2), before["norm"])
+    assert net.conv.weight.shape == (4, 1, 3, 3) != inner.shape
+
+    caplog.clear()
+    net = Net()
+    before = {name: id(p) for name, p in net.named_parameters()}
+    assert {name: id(p) for name, p in fitted(net, (3, 8, 8), 8).named_parameters()} == before
+    assert net.training
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize("name", ["squeezenet1_1", "mobilenet_v3_small"])  # whose head is a convolution; a linear layer
+def test_torchvisions_classifiers_fit_any_shape_and_classes(name):
+    net = torchvision_net(name=name, input_shape=(1, 32, 32), num_classes=7).eval()
+    assert net(torch.zeros(3, 1, 32, 32)).shape == (3, 7)
+
+
+@pytest.mark.slow
+def test_timms_layers_keep_their_activation_under_each_policy():
+    pytest.importorskip("timm")
+    for policy, kind in (("fixed", FrozenBatchNorm2d), ("group", nn.GroupNorm)):
+        net = timm_net(name="test_efficientnet", input_shape=(1, 32, 32), num_classes=7)
+        activations = sum(isinstance(m, nn.SiLU) for m in net.modules())
+        assert apply_policy(net, policy)(torch.zeros(1, 1, 32, 32)).shape == (1, 7)
+        assert sum(isinstance(m, nn.SiLU) for m in net.modules()) == activations
+        assert any(isinstance(m, kind) for m in net.modules())
+        assert not batch_norms(net)
+    with pytest.raises(ValueError, match=r"model\.name=resnet1: "):
+        timm_net(name="resnet1", input_shape=(1, 32, 32), num_classes=7)
+
+
+def of_torchvision(name, side):
+    return torchvision_net(name=name, input_shape=(3, side, side), num_classes=7)
+
+
+def with_batch_norm():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 4)).double()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: of_torchvision("resnet81", 32), r"model\.name=resnet81 is no classifier .* resnet18"),
+        (lambda: of_torchvision("alexnet", 8), r"AlexNet cannot read samples of .*\[3, 8, 8\]: "),
+        (lambda: fitted(Hidden(), (3, 8, 8), 10), r"Hidden makes .* shape \[2, 5\] .*data\.num_classes=10"),
+        (lambda: apply_policy(Net(), "mean"), r"model\.norm_policy=mean is unknown"),
+        (lambda: apply_policy(make_net(), "local"), r"model\.norm_policy=local: Sequential has no batch norm"),
+        (lambda: apply_policy(with_batch_norm(), "fixed"), r"BatchNorm2d alone, and 1 is a BatchNorm1d"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_in_one_sentence(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_fixed_is_evaluation_for_ever_and_group_needs_no_statistics():
+    net, x = Net(), torch.randn(5, 3, 8, 8)
+    net(x)  # moves its statistics
+    nn.init.uniform_(net.norm.weight)
+    expected = net.eval()(x)
+    fixed = apply_policy(net, "fixed").train()
+    torch.testing.assert_close(fixed(x), expected)
+    assert "norm.weight" not in dict(fixed.named_parameters())
+
+    group = apply_policy(Net(width=24), "group")
+    assert (group.norm.num_groups, group.norm.num_channels) == (8, 24)
+    torch.testing.assert_close(group(x)[:1], group(x[:1]))
+
+
+class Starts(FederatedMethod):
+    """Notes with which statistics a client begins and ends."""
+
+    def __init__(self):
+        self.begin, self.end = [{}], [{}]
+
+    def on_clients_start(self, stack, round):
+        self.begin[-1] |= {k: {n: t[i].clone() for n, t in stack.full.items()} for i, k in enumerate(stack.clients)}
+
+    def on_clients_end(self, stack, round):
+        self.end[-1] |= {k: {n: t[i].clone() for n, t in stack.full.items()} for i, k in enumerate(stack.clients)}
+
+    def on_aggregate_end(self, update, round):
+        self.begin.append({})
+        self.end.append({})
+
+
+def test_local_statistics_are_each_clients_own_and_the_server_has_their_mean():
+    watch, models = Starts(), []
+    net = with_batch_norm()
+    train_rounds(
+        net, random_federation(sizes=(8, 12)), sgd(), rounds=2, methods=[LocalNorm(), watch], cohort_of=2,
+        on_round=lambda round, row: models.append({n: t.clone() for n, t in net.state_dict().items()}),
+    )  # fmt: skip
+    for k in (0, 1):
+        for name, t in watch.begin[1][k].items():
+            own = name.startswith("1.")
+            assert torch.equal(t, watch.end[0][k][name] if own else models[0][name]), name
+    assert not torch.equal(watch.begin[1][0]["1.running_mean"], watch.begin[1][1]["1.running_mean"])
+    for round in (0, 1):
+        for name in ("1.running_mean", "1.weight", "0.weight"):
+            mean = (watch.end[round][0][name] + watch.end[round][1][name]) / 2
+            torch.testing.assert_close(models[round][name], mean, rtol=0, atol=1e-12)
+
+
+def test_local_statistics_refuse_what_corrects_drift():
+    with pytest.raises(ValueError, match=r"model\.norm_policy=local does not go with Scaffold"):
+        train_rounds(
+            with_batch_norm(), random_federation(sizes=(8, 8, 8)), sgd(), rounds=1, methods=[LocalNorm(), Scaffold()]
+        )
+
+
+@pytest.mark.parametrize("last_batch", ["keep", "drop", "wrap"])
+@pytest.mark.parametrize("steps", [None, 2])
+def test_a_batch_of_one_sample_is_foreseen(last_batch, steps):
+    """As the batches that are really drawn say."""
+    sizes = np.array([1, 2, 4, 5, 9, 13])
+    args = {"batch_size": 4, "steps": steps, "last_batch": last_batch}
+    data = random_federation(sizes=sizes)
+    plan = plan_batches(data, np.arange(6), seed=1, round_index=0, epochs=2, to_device=torch.from_numpy, **args)
+    assert has_single(sizes, **args).tolist() == (plan.counts == 1).any(1).tolist()
+
+
+# ------------------------------------------------------------------------------------------------------ whole runs
+def own(config, folder, *overrides, net="Net"):
+    return config(*shorthand([f"model._target_={__name__}.{net}"]), *SMALL, *overrides, folder=folder)
+
+
+def test_a_run_has_its_networks_name_and_borderline(config, tmp_path, caplog):
+    with caplog.at_level("INFO"):
+        cfg = own(config, tmp_path, "+model.width=5", "client.last_batch=wrap")
+        result = train(cfg)
+    assert cfg.name == "digits_Net_fedavg_gcfed"
+    assert result.module.net.conv.out_channels == 5
+    assert caplog.text.count("gc.boundary=head, the last module with parameters") == 1
+    assert result.loop.methods[0].local_names == ["conv.weight"]
+
+
+def test_local_statistics_survive_a_kill(config, tmp_path):
+    more = ("model.norm_policy=local", "participation.num_clients=4", "participation.per_round=3")
+    straight = train(own(config, tmp_path / "straight", *more, "rounds=3"))
+    train(own(config, tmp_path / "stopped", *more, "rounds=2"))
+    resumed = train(own(config, tmp_path / "stopped", *more, "rounds=3", "ckpt_path=last"))
+    for name, t in straight.module.net.state_dict().items():
+        assert torch.equal(resumed.module.net.state_dict()[name], t), name
+    a, b = (read_rows(tmp_path / run / "metrics.csv")[-1] for run in ("straight", "stopped"))
+    assert a["test/loss"] == b["test/loss"]
+
+
+def test_clients_of_one_sample_are_named_with_the_policy_to_choose(config, tmp_path):
+    """Of 40 clients some have one, on which torchvision's resnet18 died in the first round."""
+    overrides = ("model=torchvision", "participation.num_clients=40", *SMALL)
+    with pytest.raises(ValueError, match=r"ResNet normalises over batches, and \d+ of 40 .*model\.norm_policy=group"):
+        assemble(config(*overrides, folder=tmp_path))
+    assemble(config(*overrides, "model.norm_policy=group", folder=tmp_path))
