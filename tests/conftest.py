@@ -1,6 +1,9 @@
 """Shared helpers: small federations in memory, and real runs through the composed config."""
 
+import multiprocessing
 import os
+import runpy
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +106,27 @@ def config(tmp_path):
 
 #: Settings of a run over two processes, forked from that of the test.
 TWO = ("trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2")
+
+
+def type_command(folder: Path, script: str, *words: str, code: int = 0) -> str:
+    """What ``python src/<script> <words>`` prints; in a fork of this process, without the seconds of its imports."""
+
+    def child() -> None:
+        with (folder / "printed.txt").open("w") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+        sys.argv = [script, *words]
+        sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+        os.environ["COLUMNS"] = "100"
+        GlobalHydra.instance().clear()
+        runpy.run_path(str(ROOT / "src" / script), run_name="__main__")
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(240)
+    printed = (folder / "printed.txt").read_text()
+    assert process.exitcode == code, printed[-4000:]
+    return printed
 
 
 @pytest.fixture

@@ -2,16 +2,14 @@
 
 import pytest
 import yaml
-from hydra import compose, initialize_config_dir
+from conftest import composer
 from omegaconf import OmegaConf
 
 from gcfed.runs.identity import differences, hyperparameters, identity, leaves, setting
-from gcfed.utils.resolvers import ROOT
 
 
 def composed(*overrides):
-    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        return compose("train", [*overrides])
+    return composer(overrides)
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,9 @@
 """A study as a user types it, with real runs on the digits."""
 
-import os
-import subprocess
-import sys
-
 import pytest
+from conftest import type_command
 
 from gcfed.runs.folder import read_run
-from gcfed.utils.resolvers import ROOT
 
 STUDY = """
 # @package _global_
@@ -30,13 +26,8 @@ def test_a_study_names_what_failed_and_its_report_and_goes_on_with_more_rounds(t
     (tmp_path / "conf" / "study" / "tiny.yaml").write_text(STUDY.lstrip())
 
     def call(*arguments, code):
-        command = [sys.executable, str(ROOT / "src" / "train.py"), "--config-dir", str(tmp_path / "conf"), "-m"]
-        done = subprocess.run(
-            [*command, "study=tiny", f"paths.log_dir={tmp_path / 'logs'}", *arguments],
-            capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=240, check=False,
-        )  # fmt: skip
-        assert done.returncode == code, (done.stdout + done.stderr)[-3000:]
-        return done.stdout + done.stderr
+        words = ("--config-dir", str(tmp_path / "conf"), "-m", "study=tiny", f"paths.log_dir={tmp_path / 'logs'}")
+        return type_command(tmp_path, "train.py", *words, *arguments, code=code)
 
     said = call(code=1)
     folder = tmp_path / "logs" / "study" / "tiny" / "full"
