@@ -82,7 +82,7 @@ def test_every_algorithm_sends_the_bytes_that_the_table_of_methods_says(config, 
     assert len(table) > 20  # a method is done without a row
     for algorithm, expected in table.items():
         result = train(config(
-            f"algorithm={algorithm}", "rounds=2", "participation.per_round=3", "client.epochs=1", "data.limit_train=60",
+            f"algorithm={algorithm}", "rounds=2", "participation.per_round=3", "client.steps=1", "data.limit_train=60",
             "data.limit_test=20", folder=tmp_path / algorithm,
         ))  # fmt: skip
         model = 3 * sum(p.numel() * 4 for p in result.module.net.parameters())
