@@ -34,21 +34,22 @@ def tables(folder):
 
 def test_as_a_user_types_it(tmp_path):
     write_runs(tmp_path / "logs" / "a")
+    add_run(tmp_path / "logs" / "b", "experiment=cifar10_cnn_gcfed partition.alpha=0.05", curve(0.5, 2), ended=False)
     code = (
         "import atexit, runpy, sys; sys.argv[0] = 'src/report.py'\n"
         "atexit.register(lambda: print('with torch' if 'torch' in sys.modules else 'without torch'))\n"
         f"runpy.run_path({str(ROOT / 'src' / 'report.py')!r}, run_name='__main__')"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, "roots=logs/a", "papers=[]"], cwd=tmp_path, capture_output=True, text=True,
+        [sys.executable, "-c", code, "roots=[logs]", "papers=[gcfed_table5]"], cwd=tmp_path, capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert "4 runs of 3 settings: 3 finished, 1 failed" in done.stdout
+    assert "5 runs of 4 settings: 3 finished, 1 failed, 1 unfinished" in done.stdout
     assert done.stdout.rstrip().endswith("without torch")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["logs"]  # nothing but the report
     out = tmp_path / "logs" / "report"
-    assert tables(out) == {"best", "federation_1", "targets", "runs"}  # a debug run is no run
+    assert tables(out) == {"best", "federation_1", "gcfed_table5", "targets", "runs"}  # a debug run is no run
     assert {path.suffix for path in out.glob("tables/runs.*")} == {".md", ".tex", ".csv"}
     assert {path.suffix for path in out.glob("figures/test_acc_1.*")} == {".png", ".pdf"}
     assert "after round 2 of 9: OSError: &lt;script>" in (out / "report.md").read_text()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from copy import deepcopy
 
 from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
@@ -55,7 +56,12 @@ def train_composer() -> Composer:
     """Of ``configs/train.yaml``, as ``python src/train.py`` reads it."""
 
     def load(overrides: list[str]) -> DictConfig:
-        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-            return compose("train", overrides=overrides)
+        hydra = GlobalHydra.instance()
+        command, hydra.hydra = hydra.hydra, None  # that of src/report.py, within which this composes
+        try:
+            with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+                return compose("train", overrides=overrides)
+        finally:
+            hydra.hydra = command
 
     return Composer(load, {path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*") if path.is_dir()})
