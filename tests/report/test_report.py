@@ -41,7 +41,8 @@ def test_as_a_user_types_it(tmp_path):
         f"runpy.run_path({str(ROOT / 'src' / 'report.py')!r}, run_name='__main__')"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, "roots=[logs]", "papers=[gcfed_table5]"], cwd=tmp_path, capture_output=True, text=True,
+        [sys.executable, "-c", code, "roots=[logs]", "papers=[gcfed_table5]"],
+        cwd=tmp_path, capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
