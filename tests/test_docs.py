@@ -1,6 +1,7 @@
 """The documentation is run as it stands."""
 
 import re
+import runpy
 import shlex
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from PIL import Image
 
 import gcfed.methods
 from gcfed.configure import shorthand
@@ -61,7 +63,19 @@ def test_bringing_your_own_takes_what_the_page_says(config, tmp_path, monkeypatc
     monkeypatch.syspath_prepend(tmp_path)
     for name, content in files_in(OWN).items():
         Path(name).write_text(content)
-    small = ("rounds=1", "client.epochs=1", "data.limit_train=60", "data.limit_test=20", "participation.per_round=2")
+    runpy.run_path("make_arrays.py")
+    for i in range(60):
+        path = Path("flowers", ("rose", "tulip")[i % 2], f"{i}.png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (40, 30), (i, 90 * (i % 2), 0)).save(path)
+    small = (
+        f"paths.data_dir={tmp_path}",
+        "rounds=1",
+        "client.epochs=1",
+        "data.limit_train=60",
+        "data.limit_test=20",
+        "participation.per_round=2",
+    )
     overrides = shorthand(shlex.split(command, comments=True))
     assert train(config(*small, *overrides, "participation.num_clients=4")).metrics["round"] == 1
 

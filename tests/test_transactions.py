@@ -115,7 +115,7 @@ def test_how_many_test_samples_are_taken_at_once(config, device, shape, expected
     data.setup()
     strategy = SimpleNamespace(root_device=torch.device(device))
     data.trainer = SimpleNamespace(world_size=1, global_rank=0, strategy=strategy)
-    assert tuple(next(iter(data.val_dataloader()))) == (0, expected)
+    assert tuple(next(iter(data.val_dataloader()[0]))) == (0, expected)
 
 
 @pytest.mark.parametrize("world", [1, 2, 6, 7, 48])
@@ -126,7 +126,8 @@ def test_every_process_tests_a_part_of_the_test_split(config, world):
     slices = []
     for rank in range(world):
         data.trainer = SimpleNamespace(world_size=world, global_rank=rank, strategy=strategy)
-        mine = list(data.val_dataloader())
+        (loader,) = data.val_dataloader()
+        mine = list(loader)
         assert mine
         slices += mine
     covered = sorted(i for start, stop in slices for i in range(start, stop))

@@ -14,7 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import ProgressBar
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from gcfed.data.augment import TextTransform, VectorTransform
@@ -63,7 +63,9 @@ def assemble(cfg: DictConfig) -> Parts:
     """
     check(cfg)
     data: FederatedDataModule = require(cfg, "data")
-    module = build_module(cfg)
+    if not data.is_described:
+        data.setup()
+    module = build_module(described(cfg, data))
     is_text = isinstance(data.transform, TextTransform) and not isinstance(data.transform, VectorTransform)
     if is_text and not hasattr(module.net, "last_only"):
         raise ValueError(f"data={cfg.tags.data} is text, which model={cfg.tags.model} cannot read: take model=lstm.")
@@ -175,6 +177,14 @@ def build_methods(cfg: DictConfig) -> list[FederatedMethod]:
     own = [LocalNorm()] if cfg.model.get("norm_policy") == "local" else []
     methods = [*own, *build_all(cfg, "methods"), *parts]
     return sorted((m for m in methods if m is not None), key=lambda m: m.order)
+
+
+def described(cfg: DictConfig, data: FederatedDataModule) -> DictConfig:
+    """A config whose model is built for these data, also where it leaves their shape and classes open."""
+    cfg = cfg.copy()
+    with open_dict(cfg):
+        cfg.data.num_classes, cfg.data.input_shape = data.num_classes, list(data.input_shape)
+    return cfg
 
 
 def build_module(cfg: DictConfig) -> FederatedModule:

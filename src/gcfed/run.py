@@ -21,7 +21,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import save_file
 
-from gcfed.assemble import Parts, assemble, build_module, build_trainer, check, describe
+from gcfed.assemble import Parts, assemble, build_module, build_trainer, check, describe, described
 from gcfed.data.label_counts import label_counts
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.module import FederatedModule
@@ -164,12 +164,14 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     if not cfg.get("trust_config"):
         built = {key: OmegaConf.to_container(run[key], resolve=True) for key in ("model", "server", "task", "data")}
         check_targets(built, path)
-    module = build_module(run)
-    load_weights(module, checkpoint, path)
     data = require(run, "data")
+    if not data.is_described:
+        data.setup()
+    module = build_module(described(run, data))
+    load_weights(module, checkpoint, path)
     trainer: Trainer = require(cfg, "trainer")
     trainer.validate(module, datamodule=data, verbose=False)
-    metrics = {key: float(trainer.callback_metrics[key]) for key in module.task.columns}
+    metrics = {key: float(trainer.callback_metrics[key]) for key in module.tested()}
     params = dict(module.net.cpu().named_parameters())
     optimum = {name: torch.from_numpy(array) for name, array in (data.dataset.optimum or {}).items()}
     if optimum and optimum.keys() == params.keys():

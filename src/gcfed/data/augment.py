@@ -1,7 +1,9 @@
 """From the samples of whole batches, as they are kept, to what a network takes, on the device they lie on."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -151,6 +153,32 @@ class TextTransform:
     ) -> Tensor:
         """uint8 ``[B, T]`` → int64 of the same shape; the other arguments are those of images."""
         return x_BT.long()
+
+
+class AutoTransform:
+    """What the training samples ask for: of images an :class:`ImageTransform` with their mean and standard deviation in
+    each channel, of tokens a :class:`TextTransform`, of vectors a :class:`VectorTransform`.
+
+    Args:
+        mean, std: of the channels of images; None: measured.
+        augmentation: of images, as in :class:`ImageTransform`.
+    """
+
+    def __init__(
+        self, mean: Sequence[float] | None = None, std: Sequence[float] | None = None, **augmentation: Any
+    ) -> None:
+        ImageTransform(mean or [0.0], std or [1.0], **augmentation)  # which refuses what it cannot work with
+        self.mean, self.std, self.augmentation = mean, std, augmentation
+
+    def __call__(self, x: np.ndarray) -> ImageTransform | TextTransform:
+        """The transform of samples like these, [n, …]."""
+        if x.ndim != 4:
+            return VectorTransform() if x.dtype.kind == "f" else TextTransform()
+        shares = np.stack([np.bincount(x[:, c].ravel(), minlength=256) for c in range(x.shape[1])]) / x[:, 0].size
+        levels = np.arange(256) / 255
+        mean = shares @ levels
+        std = np.sqrt(np.maximum(shares @ levels**2 - mean**2, 1e-4))  # an empty channel is left as it is
+        return ImageTransform(self.mean or mean.tolist(), self.std or std.tolist(), **self.augmentation)
 
 
 class VectorTransform(TextTransform):

@@ -16,7 +16,8 @@ class Split:
     """Samples and labels of one split.
 
     x: uint8, images [n, C, H, W] or tokens [n, T], perhaps a read-only memory map; or float32 or float64 [n, d].
-    y: int64 [n], class indices; or [n, T], one for every token, −100 where it has none; of vectors x, floats [n, C].
+    y: int64 [n], class indices; of tokens also [n, T], one for each, −100 where it has none; of vectors also floats
+        [n, C] to regress on.
     groups: int64 [n] or None, the natural client (writer, domain, speaker) of each sample.
 
     Raises ValueError for any other type or shape, or floats that are not finite.
@@ -33,18 +34,23 @@ class Split:
             raise ValueError(f"samples must be uint8 [n, C, H, W] or [n, T], or floats [n, d], not {found}")
         if vectors and not np.isfinite(self.x).all():
             raise ValueError("samples must be finite numbers")
-        if vectors and (self.y.dtype not in FLOATS or self.y.ndim != 2 or self.y.shape[:1] != n):
+        targets = vectors and self.y.dtype in FLOATS
+        if targets and (self.y.ndim != 2 or self.y.shape[:1] != n):
             raise ValueError(f"targets must be floats [{len(self)}, C], not {self.y.dtype} {[*self.y.shape]}")
-        if vectors and not np.isfinite(self.y).all():
+        if targets and not np.isfinite(self.y).all():
             raise ValueError("targets must be finite numbers")
-        shapes = [n, self.x.shape] if self.x.ndim == 2 else [n]
-        for name, values, allowed in (("labels", None if vectors else self.y, shapes), ("groups", self.groups, [n])):
+        shapes = [n, self.x.shape] if self.x.ndim == 2 and not vectors else [n]
+        for name, values, allowed in (("labels", None if targets else self.y, shapes), ("groups", self.groups, [n])):
             if values is not None and (values.dtype != np.int64 or values.shape not in allowed):
                 wanted = " or ".join(str([*shape]) for shape in allowed)
                 raise ValueError(f"{name} must be int64 {wanted}, not {values.dtype} {[*values.shape]}")
 
     def __len__(self) -> int:
         return len(self.x)
+
+    def subset(self, keep: np.ndarray) -> "Split":
+        """These samples alone, indices or bool [n]."""
+        return Split(self.x[keep], self.y[keep], None if self.groups is None else self.groups[keep])
 
     @property
     def classes(self) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,8 +13,9 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from gcfed.data.augment import Transform
+from gcfed.data.augment import AutoTransform, Transform
 from gcfed.data.base import FederatedDataset, Split
+from gcfed.data.dealing import held_out
 from gcfed.data.partition import Partition, Partitioner
 from gcfed.utils.number import number, numbers, part
 from gcfed.utils.rng import generator
@@ -26,49 +28,63 @@ class FederatedDataModule(LightningDataModule):
 
     Args:
         dataset: makes the :class:`FederatedDataset`; called once, at ``setup``.
-        transform: normalisation and augmentation of images, the tokens of a text, or vectors.
+        transform: normalisation and augmentation of images, the tokens of a text, or vectors; or what chooses one.
         partitioner: labels → clients.
         num_clients: N; None: as many as the data set has natural clients.
         rounds: R, the length of the training loader.
         seed: of the partition and of the subsets.
-        num_classes, input_shape: what the model is built for; checked against the data.
+        num_classes, input_shape: what the model is built for, checked against the data; None: as the data have them.
         eval_batch_size: test samples at once; ``auto``: 2,000 on a GPU; on a CPU as many as 250 colour images of 32×32
             have numbers, whose activations stay in the cache, and at most 2,000.
         limit_train, limit_test: keep only so many samples, drawn by the seed; for quick looks.
+        validation: share of the training samples that is held out before they are dealt to the clients, the same for
+            all seeds, and on which the global model is tested too; None: none.
     """
 
     def __init__(
         self,
         *,
         dataset: Callable[[], FederatedDataset],
-        transform: Transform,
+        transform: Transform | AutoTransform,
         partitioner: Partitioner,
         num_clients: int | None,
         rounds: int,
         seed: int,
-        num_classes: int,
-        input_shape: tuple[int, ...],
+        num_classes: int | None,
+        input_shape: tuple[int, ...] | None,
         eval_batch_size: int | str = "auto",
         limit_train: int | None = None,
         limit_test: int | None = None,
+        validation: float | None = None,
     ) -> None:
         super().__init__()
         for key, value in (("dataset", dataset), ("transform", transform), ("partitioner", partitioner)):
             part(f"data.{key}", value)
-        if not numbers("data.input_shape", input_shape, 1, whole=True):
-            raise ValueError("data.input_shape=[] must be the shape of one sample.")
-        transform.check(tuple(input_shape))
-        self.load, self.transform, self.partitioner = dataset, transform, partitioner
-        self.rounds, self.input_shape = number("data.rounds", rounds, 1, whole=True), tuple(input_shape)
+        if input_shape is not None:
+            if not numbers("data.input_shape", input_shape, 1, whole=True):
+                raise ValueError("data.input_shape=[] must be the shape of one sample.")
+            if not isinstance(transform, AutoTransform):
+                transform.check(tuple(input_shape))
+        self.load, self.partitioner = dataset, partitioner
+        self.transform: Any = transform  # a Transform from setup on
+        self.rounds = number("data.rounds", rounds, 1, whole=True)
+        self.input_shape: tuple[int, ...] = tuple(input_shape or ())
         self.seed = number("data.seed", seed, 0, whole=True)
         number("participation.num_clients", num_clients, 1, whole=True, none=True)
         self.num_clients: int = num_clients  # type: ignore[assignment]  # None until setup
-        self.num_classes = number("data.num_classes", num_classes, 1, whole=True)
+        number("data.num_classes", num_classes, 1, whole=True, none=True)
+        self.num_classes: int = num_classes  # type: ignore[assignment]  # likewise
         self.eval_batch_size = number("data.eval_batch_size", eval_batch_size, 1, whole=True, auto=True)
         self.limit_train = number("data.limit_train", limit_train, 1, whole=True, none=True)
         self.limit_test = number("data.limit_test", limit_test, 1, whole=True, none=True)
+        self.validation = number("data.validation", validation, 0, 1, above=True, below=True, none=True)
         self.partition: Partition | None = None
         self._device: torch.device | None = None
+
+    @property
+    def is_described(self) -> bool:
+        """Whether a model can be built, and a transform be known, before the data are read."""
+        return bool(self.input_shape and self.num_classes) and not isinstance(self.transform, AutoTransform)
 
     def setup(self, stage: str | None = None) -> None:
         """Loads and partitions, once.
@@ -80,8 +96,16 @@ class FederatedDataModule(LightningDataModule):
         if self.partition is not None:
             return
         self.dataset = self.load()
-        train = _subset(self.dataset.train, self.limit_train, self.seed, "limit_train")
+        train, held = self.dataset.train, []
+        if self.validation:
+            chosen = held_out(train.y, self.validation, generator(0, "validation"))
+            train, held = train.subset(~chosen), [train.subset(chosen)]
+        train = _subset(train, self.limit_train, self.seed, "limit_train")
         test = _subset(self.dataset.test, self.limit_test, self.seed, "limit_test")
+        self.num_classes = self.num_classes or self.dataset.num_classes
+        self.input_shape = self.input_shape or train.x.shape[1:]
+        if isinstance(self.transform, AutoTransform):
+            self.transform = self.transform(train.x)
         for name, split in (("training", train), ("test", test)):
             if split.x.shape[1:] != self.input_shape:
                 raise ValueError(
@@ -97,13 +121,13 @@ class FederatedDataModule(LightningDataModule):
         self.labels = train.y
         self.partition = self.partitioner(train.y, self.num_clients, seed=self.seed, groups=train.groups)
         self.num_clients = self.partition.num_clients
-        self._train, self._test = _tensors(train), _tensors(test)
+        self._train, self._tests = _tensors(train), [_tensors(split) for split in (test, *held)]
 
     def to_device(self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format) -> None:
         """Moves the splits to the device, once; batches come in ``dtype`` and ``memory_format``."""
         if device != self._device:
             self._train = tuple(t.to(device) for t in self._train)  # type: ignore[assignment]
-            self._test = tuple(t.to(device) for t in self._test)  # type: ignore[assignment]
+            self._tests = [(x.to(device), y.to(device)) for x, y in self._tests]
             self._device = device
         self._dtype, self._memory_format = dtype, memory_format
 
@@ -143,11 +167,11 @@ class FederatedDataModule(LightningDataModule):
     @property
     def num_test(self) -> int:
         """Number of test samples."""
-        return len(self._test[1])
+        return len(self._tests[0][1])
 
-    def fetch_test(self, bounds: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        """Inputs and labels of a slice of the test split."""
-        x, y = self._test
+    def fetch_test(self, bounds: tuple[int, int], of: int = 0) -> tuple[Tensor, Tensor]:
+        """Inputs and labels of a slice of the test split, or, ``of=1``, of the validation split."""
+        x, y = self._tests[of]
         part = slice(*bounds)
         return self.transform(x[part], None, self._dtype, self._memory_format), y[part]
 
@@ -155,26 +179,27 @@ class FederatedDataModule(LightningDataModule):
     def train_dataloader(self) -> DataLoader:
         return DataLoader(range(self.rounds), batch_size=None)  # type: ignore[arg-type]
 
-    def val_dataloader(self) -> DataLoader:
-        """Slices of the test split, dealt to the processes."""
+    def val_dataloader(self) -> list[DataLoader]:
+        """Slices of the test split, and of the validation split if there is one, dealt to the processes."""
         assert self.trainer is not None
         size = self.eval_batch_size
         if size == "auto":
             fits = max(1, 250 * 3 * 32 * 32 // math.prod(self.input_shape))
             size = min(fits, 2000) if self.trainer.strategy.root_device.type == "cpu" else 2000
-        n, world = len(self._test[1]), self.trainer.world_size
-        if n < world:
-            raise ValueError(f"data.limit_test leaves {n} test samples for {world} processes; each needs one.")
-        step = min(int(size), n // world)  # every process must have a slice
-        slices = [(start, min(start + step, n)) for start in range(0, n, step)]
-        return DataLoader(slices[self.trainer.global_rank :: world], batch_size=None)  # type: ignore[arg-type]
+        world, loaders = self.trainer.world_size, list[DataLoader]()
+        for n, key in zip((len(y) for _, y in self._tests), ("limit_test", "validation"), strict=False):
+            if n < world:
+                raise ValueError(f"data.{key} leaves {n} test samples for {world} processes; each needs one.")
+            step = min(int(size), n // world)  # every process must have a slice
+            slices = [(start, min(start + step, n)) for start in range(0, n, step)]
+            loaders.append(DataLoader(slices[self.trainer.global_rank :: world], batch_size=None))  # type: ignore[arg-type]
+        return loaders
 
 
 def _subset(split: Split, limit: int | None, seed: int, purpose: str) -> Split:
     if limit is None or limit >= len(split.y):
         return split
-    keep = np.sort(generator(seed, purpose).choice(len(split.y), limit, replace=False))
-    return Split(split.x[keep], split.y[keep], None if split.groups is None else split.groups[keep])
+    return split.subset(np.sort(generator(seed, purpose).choice(len(split.y), limit, replace=False)))
 
 
 def _tensors(split: Split) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""The arithmetic under the partitioners: Dirichlet draws that cannot underflow, and counts turned into owners."""
+"""The arithmetic under the partitioners: Dirichlet draws that cannot underflow, counts turned into owners, shares."""
 
 import numpy as np
 
@@ -53,3 +53,18 @@ def fill_up(owner_n: np.ndarray, num_clients: int, min_size: int, rng: np.random
     place = np.arange(len(owner_n)) - np.repeat(np.cumsum(sizes_N) - sizes_N, sizes_N)
     given = by_owner[place < surplus_N[owner_n[by_owner]]]
     owner_n[rng.permutation(given)] = np.repeat(np.arange(num_clients), lacking_N)
+
+
+def held_out(labels: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
+    """Which samples are set aside, bool [n]: a share, at least one and not all, of each class where labels are [n].
+
+    Each class gives its part, give or take one sample.
+    """
+    n = len(labels)
+    order = rng.permutation(n)
+    if labels.ndim == 1:
+        order = order[np.argsort(labels[order], kind="stable")]
+    count = min(max(round(share * n), 1), n - 1)
+    chosen = np.zeros(n, bool)
+    chosen[order] = np.diff(np.arange(n + 1) * count // n) == 1  # every so many of the samples in the order of classes
+    return chosen

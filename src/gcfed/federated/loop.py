@@ -252,7 +252,7 @@ class FederatedLoop(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.sanity_checking and self.row:
             assert isinstance(pl_module, FederatedModule)
-            self.row |= {key: float(trainer.callback_metrics[key]) for key in pl_module.task.columns}
+            self.row |= {key: float(trainer.callback_metrics[key]) for key in pl_module.tested()}
             self._finish_round(trainer)
 
     def _finish_round(self, trainer: Trainer) -> None:

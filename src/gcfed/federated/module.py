@@ -45,7 +45,7 @@ class FederatedModule(LightningModule):
         self.refused = False  # whether the last step was taken back
         self._before: Params = {}
         self.task = task
-        self.test_means = nn.ModuleDict({column: MeanMetric() for column in task.columns})
+        self.test_means = nn.ModuleDict({column: MeanMetric() for of in (0, 1) for column in self._columns(of)})
 
     def configure_optimizers(self) -> Optimizer:
         return self.server(self.net.parameters())
@@ -88,6 +88,15 @@ class FederatedModule(LightningModule):
 
         return call
 
+    def _columns(self, of: int) -> list[str]:
+        """What is reported of the test split, or, ``of=1``, of the validation split."""
+        return [column.replace("test/", "val/") if of else column for column in self.task.columns]
+
+    def tested(self) -> list[str]:
+        """The columns that a test adds to the row of a round."""
+        splits = 2 if getattr(self.trainer.datamodule, "validation", None) else 1  # type: ignore[attr-defined]
+        return [column for of in range(splits) for column in self._columns(of)]
+
     def on_fit_start(self) -> None:
         self._move_data()
 
@@ -117,16 +126,16 @@ class FederatedModule(LightningModule):
             state.update(kept)
         self._before = {}
 
-    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
-        x, y = self.trainer.datamodule.fetch_test(batch)  # type: ignore[attr-defined]
-        real = self.task.real(y)
-        for column, values in self.task.scores(self.net(x), y).items():
-            self.test_means[column].update(values, weight=real)  # type: ignore[operator]
+    def validation_step(self, batch: tuple[int, int], batch_idx: int, dataloader_idx: int = 0) -> None:
+        x, y = self.trainer.datamodule.fetch_test(batch, dataloader_idx)  # type: ignore[attr-defined]
+        real, scores = self.task.real(y), self.task.scores(self.net(x), y)
+        for column, source in zip(self._columns(dataloader_idx), self.task.columns, strict=True):
+            self.test_means[column].update(scores[source], weight=real)  # type: ignore[operator]
 
     def on_validation_epoch_end(self) -> None:
         # The loop logs the round's whole row; from here they reach callbacks that monitor a metric.
-        for column, mean in self.test_means.items():
-            self.log(column, mean, logger=False)  # type: ignore[arg-type]
+        for column in self.tested():
+            self.log(column, self.test_means[column], logger=False)  # type: ignore[arg-type]
 
 
 def _all_finite(values: Iterable[object]) -> bool:

@@ -41,8 +41,14 @@ def class_name(target: str | None) -> str:
     return str(target).rpartition(".")[2]
 
 
+def stem(path: object, default: str) -> str:
+    """What a run on a file, a folder or a module is called: ``flowers`` for ``../flowers/`` or ``flowers.npz``."""
+    return (Path(str(path)).resolve().stem if path else "") or default
+
+
 OmegaConf.register_new_resolver("all_devices", all_devices, replace=True)
 OmegaConf.register_new_resolver("class_name", class_name, replace=True)
 OmegaConf.register_new_resolver("last_layer", last_layer, replace=True)
 OmegaConf.register_new_resolver("length", length, replace=True)
+OmegaConf.register_new_resolver("stem", stem, replace=True)
 OmegaConf.register_new_resolver("project_root", lambda: str(ROOT), replace=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from gcfed.data.base import FederatedDataset, Split
+from gcfed.data.dealing import held_out
 from gcfed.data.sets.hwdigits import hwdigits
 from gcfed.data.sets.imagenet import tiny_imagenet
 from gcfed.data.sets.leaf import celeba, femnist, shakespeare
@@ -37,13 +38,9 @@ def digits(data_dir: str = "", download: bool = True) -> FederatedDataset:
     with np.load(Path(__file__).with_name("digits.npz")) as file:
         x, y = file["x"], file["y"].astype(np.int64)
     x = np.round(x * (255 / 16)).astype(np.uint8)[:, None]
-    by_class = generator(0, "digits").permutation(len(y))
-    by_class = by_class[np.argsort(y[by_class], kind="stable")]
-    # Every fifth or so of the samples in class order: each class gives its share, give or take one.
-    chosen = np.diff(np.arange(len(y) + 1) * DIGITS_TEST // len(y)) == 1
-    train, test = np.sort(by_class[~chosen]), np.sort(by_class[chosen])
+    chosen, whole = held_out(y, DIGITS_TEST / len(y), generator(0, "digits")), Split(x, y)
     names = tuple(str(digit) for digit in range(10))
-    return FederatedDataset("digits", 10, Split(x[train], y[train]), Split(x[test], y[test]), names)
+    return FederatedDataset("digits", 10, whole.subset(~chosen), whole.subset(chosen), names)
 
 
 def synthetic(

@@ -1,0 +1,242 @@
+"""Data that a user brings: arrays, folders of images, and what is held out of them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from test_datasets import png_of
+
+from gcfed.data.augment import AutoTransform, ImageTransform, TextTransform, VectorTransform
+from gcfed.data.dealing import held_out
+from gcfed.data.sets.own import arrays, from_arrays, image_folder
+from gcfed.run import evaluate, train
+from gcfed.utils.instantiate import build
+
+RNG = np.random.default_rng(0)
+N = 40
+IMAGES = RNG.integers(0, 256, (N, 3, 6, 5), np.uint8)
+CLASSES = np.arange(N) % 4
+
+
+# -------------------------------------------------------------------------------------------------------- arrays
+@pytest.mark.parametrize(
+    ("x", "shape"),
+    [
+        (IMAGES, (3, 6, 5)),
+        (IMAGES.transpose(0, 2, 3, 1), (3, 6, 5)),
+        (IMAGES[:, 0], (1, 6, 5)),
+        (IMAGES[:, 0, 0], (5,)),
+        (IMAGES[:, 0, 0].astype(np.float16), (5,)),
+    ],
+)
+def test_samples_of_every_shape(x, shape):
+    dataset = from_arrays({"x": x, "y": CLASSES, "x_test": x[:8], "y_test": CLASSES[:8]}, "mine.npz", 0.2)
+    assert (dataset.name, dataset.train.x.shape, dataset.test.x.shape) == ("mine", (N, *shape), (8, *shape))
+    np.testing.assert_array_equal(dataset.train.x.reshape(N, -1), IMAGES.reshape(N, -1)[:, : np.prod(shape)])
+    assert dataset.train.x.dtype == (np.float32 if x.dtype == np.float16 else np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("y", "expected", "classes", "names"),
+    [
+        (CLASSES, CLASSES, 4, ("0", "1", "2", "3")),
+        (CLASSES * 10 - 3, CLASSES, 4, ("-3", "7", "17", "27")),
+        (np.array(list("dacb"))[CLASSES], np.array([3, 0, 2, 1])[CLASSES], 4, ("a", "b", "c", "d")),
+    ],
+)
+def test_classes_are_numbered_in_their_order(y, expected, classes, names):
+    dataset = from_arrays({"x": IMAGES, "y": y, "x_test": IMAGES[:4], "y_test": y[:4]}, "mine.npz", 0.2)
+    np.testing.assert_array_equal(dataset.train.y, expected)
+    np.testing.assert_array_equal(dataset.test.y, expected[:4])
+    assert (dataset.num_classes, dataset.class_names) == (classes, names)
+
+
+def test_labels_of_tokens_and_targets():
+    tokens = IMAGES[:, 0, 0] % 7
+    dataset = from_arrays({"x": tokens, "y": tokens.astype(int) - 1}, "mine.npz", 0.2)
+    assert (dataset.num_classes, dataset.train.y.shape, dataset.train.y.min()) == (6, (32, 5), -100)
+    dataset = from_arrays({"x": IMAGES[:, 0, 0] / 2, "y": CLASSES / 2}, "mine.npz", 0.2)
+    assert (dataset.num_classes, dataset.train.y.shape, dataset.train.y.dtype) == (1, (32, 1), np.float32)
+
+
+def test_the_test_split_is_drawn_once_and_groups_follow():
+    groups = np.array(["b", "a"])[CLASSES % 2]
+    dataset = from_arrays({"x": IMAGES, "y": CLASSES, "groups": groups}, "mine.npz", 0.2)
+    assert np.bincount(dataset.test.y).tolist() == [2, 2, 2, 2]
+    np.testing.assert_array_equal(dataset.train.groups, 1 - dataset.train.y % 2)
+    whole = {x.tobytes() for split in (dataset.train, dataset.test) for x in split.x}
+    assert whole == {x.tobytes() for x in IMAGES}
+    again = from_arrays({"x": IMAGES, "y": CLASSES}, "mine.npz", 0.2)
+    np.testing.assert_array_equal(again.test.x, dataset.test.x)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"x": IMAGES}, "has x: give x and y, and perhaps x_test, y_test, groups"),
+        ({"x": IMAGES, "y": CLASSES, "x_test": IMAGES}, "give x and y"),
+        ({"x": IMAGES, "y": CLASSES, "z": CLASSES}, "has x, y, z: give x and y"),
+        ([IMAGES, CLASSES], "gives a list: make it a dict of arrays"),
+        ({"x": IMAGES / 255, "y": CLASSES}, r"samples must be uint8 \[n, C, H, W\]"),
+        ({"x": IMAGES[:, 0, 0].astype(int), "y": CLASSES}, r"samples must be uint8"),
+        ({"x": IMAGES, "y": CLASSES[:-1]}, r"labels must be int64 \[40\]"),
+        ({"x": IMAGES, "y": np.array([None] * N)}, "y holds object .*, neither classes nor floats"),
+        ({"x": IMAGES, "y": CLASSES, "groups": CLASSES[:3]}, r"groups must be int64 \[40\]"),
+        ({"x": np.full((N, 2), np.nan), "y": CLASSES}, "samples must be finite numbers"),
+        ({"x": IMAGES[:1], "y": CLASSES[:1]}, "the test split is empty"),
+    ],
+)
+def test_arrays_that_do_not_fit_are_named(content, words):
+    with pytest.raises(ValueError, match=rf"^mine\.npz:? .*{words}"):
+        from_arrays(content, "mine.npz", 0.2)
+
+
+def test_a_file_that_is_no_npz_is_named(tmp_path):
+    np.savez(tmp_path / "good.npz", x=IMAGES, y=CLASSES)
+    np.savez(tmp_path / "objects.npz", x=IMAGES, y=np.array([{}] * N, object))
+    whole = (tmp_path / "good.npz").read_bytes()
+    assert arrays(str(tmp_path / "good.npz")).num_classes == 4
+    flipped = whole[:999] + bytes(99) + whole[1098:]
+    broken = {"text.npz": b"text", "cut.npz": whole[:-40], "flipped.npz": flipped, "empty.npz": b""}
+    for name, content in broken.items():
+        (tmp_path / name).write_bytes(content)
+    for name in ("objects.npz", *broken):
+        with pytest.raises(ValueError, match=rf"data\.path=.*{name} is no \.npz of plain arrays .*: write it by"):
+            arrays(str(tmp_path / name))
+    with pytest.raises(FileNotFoundError, match=r"data\.path=nowhere is no file"):
+        arrays("nowhere")
+
+
+# -------------------------------------------------------------------------------------------------------- images
+def write_images(folder: Path, classes: dict[str, int], size=(6, 5)) -> None:
+    from PIL import Image
+
+    for c, (name, count) in enumerate(classes.items()):
+        for i in range(count):
+            path = folder / name / "more" / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", size, (100 * c, i, 0)).save(path)
+        (folder / name / "more" / ".hidden.png").write_bytes(b"")
+        (folder / name / "notes.txt").write_text("no image")
+
+
+def test_a_folder_with_a_test_split(tmp_path):
+    write_images(tmp_path / "flowers/train", {"rose": 3, "tulip": 2})
+    write_images(tmp_path / "flowers/val", {"rose": 1, "tulip": 1})
+    dataset = image_folder(str(tmp_path / "flowers"), str(tmp_path))
+    assert (dataset.name, dataset.class_names) == ("flowers", ("rose", "tulip"))
+    assert (dataset.train.x.shape, dataset.test.x.shape) == ((5, 3, 5, 6), (2, 3, 5, 6))
+    assert (dataset.train.y.tolist(), dataset.test.y.tolist()) == ([0, 0, 0, 1, 1], [0, 1])
+    corners = [[0, 0, 0], [0, 1, 0], [0, 2, 0], [100, 0, 0], [100, 1, 0]]
+    np.testing.assert_array_equal(dataset.train.x[:, :, 0, 0], corners)
+    small = image_folder(str(tmp_path / "flowers"), str(tmp_path), size=4)
+    assert small.train.x.shape == (5, 3, 4, 4)
+    write_images(tmp_path / "flowers/train", {"rose": 4, "tulip": 2})
+    assert len(image_folder(str(tmp_path / "flowers"), str(tmp_path)).train) == 6
+
+
+def test_a_folder_without_a_test_split_gives_a_part_of_each_class(tmp_path):
+    write_images(tmp_path / "flowers", {"rose": 10, "tulip": 20})
+    dataset = image_folder(str(tmp_path / "flowers"), str(tmp_path), test=0.2)
+    assert (np.bincount(dataset.train.y).tolist(), np.bincount(dataset.test.y).tolist()) == ([8, 16], [2, 4])
+    seen = {(int(x[0, 0, 0]), int(x[1, 0, 0])) for split in (dataset.train, dataset.test) for x in split.x}
+    assert len(seen) == 30
+
+
+def test_folders_that_do_not_fit_are_named(tmp_path):
+    def refused(words, error=ValueError, root=tmp_path / "flowers"):
+        with pytest.raises(error, match=words):
+            image_folder(str(root), str(tmp_path))
+
+    refused(r"data\.root=.*flowers is no folder: give the one", FileNotFoundError)
+    write_images(tmp_path / "flowers/train", {"rose": 2})
+    refused("has folders for rose, and to test for rose: it must have one .* at least two classes")
+    write_images(tmp_path / "flowers/train", {"rose": 2, "tulip": 2})
+    write_images(tmp_path / "flowers/test", {"rose": 2, "lily": 2})
+    refused("has folders for rose, tulip, and to test for lily, rose")
+    (tmp_path / "flowers/test/lily").rename(tmp_path / "flowers/test/tulip")
+    write_images(tmp_path / "flowers/test", {"rose": 2}, size=(3, 3))
+    refused(r"rose/more/0\.png is 3×3, .*|0\.png is 6×5.* 3×3: give all one size, as by data\.size=64")
+    (tmp_path / "flowers/train/tulip/more/0.png").write_bytes(png_of(2**15, 2**15))
+    refused(r"tulip/more/0\.png is no readable image .*decompression bomb.*: put a sound one")
+    for path in (tmp_path / "flowers/train/tulip/more").glob("*.png"):
+        path.unlink()
+    refused("tulip holds no image: add some")
+
+
+# ---------------------------------------------------------------------------------------- what the data decide
+def test_the_transform_that_samples_ask_for():
+    auto = AutoTransform(flip=True)(IMAGES)
+    assert isinstance(auto, ImageTransform)
+    np.testing.assert_allclose(auto.mean, IMAGES.mean((0, 2, 3)) / 255)
+    np.testing.assert_allclose(auto.std, IMAGES.std((0, 2, 3)) / 255)
+    assert auto.flip
+    assert AutoTransform([0.5], [0.1])(IMAGES).mean == (0.5,)
+    assert AutoTransform()(np.zeros((2, 1, 3, 3), np.uint8)).std == (0.01,)  # an empty channel
+    assert type(AutoTransform()(IMAGES[:, 0, 0])) is TextTransform
+    assert type(AutoTransform()(IMAGES[:, 0, 0] / 1.0)) is VectorTransform
+    with pytest.raises(ValueError, match=r"data\.transform\.rotation=200"):
+        AutoTransform(rotation=200)
+
+
+def test_a_run_on_arrays_goes_on_and_is_tested_again(config, tmp_path):
+    x = np.where(CLASSES[:, None, None] % 2, 200, 50).astype(np.uint8) + IMAGES[:, 0] // 8
+    np.savez(tmp_path / "bright.npz", x=x, y=CLASSES % 2, groups=np.arange(N) % 8)
+    mine = (
+        "data=arrays", f"data.path={tmp_path}/bright.npz", "partition=natural", "participation.num_clients=null",
+        "data.validation=0.1",
+    )  # fmt: skip
+    cfg = config(*mine, "rounds=2")
+    assert cfg.name == "bright_mlp_fedavg_gcfed"
+    result = train(cfg)
+    data = result.trainer.datamodule
+    assert (data.num_clients, data.num_classes, data.input_shape) == (8, 2, (1, 6, 5))
+    assert (data.num_test, len(data.labels)) == (8, 29)
+    again = train(config(*mine, "rounds=3", f"ckpt_path={tmp_path}/run/checkpoints/last.ckpt"))
+    assert again.metrics["round"] == 3
+    eval_cfg = OmegaConf.create({
+        "ckpt_path": f"{tmp_path}/run/checkpoints/last.ckpt", "override": {}, "paths": {"data_dir": str(tmp_path)},
+        "trainer": {"_target_": "lightning.pytorch.Trainer", "logger": False, "accelerator": "cpu"},
+    })  # fmt: skip
+    found = evaluate(eval_cfg)
+    assert sorted(found) == ["round", "test/acc", "test/loss", "val/acc", "val/loss"]
+    assert found == {key: pytest.approx(again.metrics[key]) for key in found}
+
+
+# ------------------------------------------------------------------------------------------------------ held out
+@pytest.mark.parametrize(("n", "share", "count"), [(40, 0.2, 8), (7, 0.5, 4), (3, 0.01, 1), (3, 0.99, 2)])
+def test_a_share_is_held_out_of_each_class(n, share, count):
+    labels = np.arange(n) % 3
+    chosen = held_out(labels, share, np.random.default_rng(1))
+    assert chosen.sum() == count
+    np.testing.assert_allclose(np.bincount(labels[chosen], minlength=3), np.bincount(labels) * count / n, atol=1)
+    assert held_out(np.zeros((n, 2)), share, np.random.default_rng(1)).sum() == count
+
+
+def test_validation_is_held_out_before_the_clients_get_theirs(config):
+    whole, part, other = (
+        build(config(*overrides).data) for overrides in ([], ["data.validation=0.1"], ["data.validation=0.1", "seed=2"])
+    )
+    for data in (whole, part, other):
+        data.setup()
+        data.to_device(torch.device("cpu"), torch.float32, torch.contiguous_format)
+    assert (len(whole.labels), len(part.labels), part.num_test) == (1437, 1293, 360)
+    train, held = ({x.numpy().tobytes() for x in tensors[0]} for tensors in (part._train, part._tests[1]))
+    assert not train & held
+    assert len(held) == 144
+    assert held == {x.numpy().tobytes() for x in other._tests[1][0]}  # the same for all seeds
+    x, y = part.fetch_test((0, 144), 1)
+    assert np.bincount(y).min() >= 13
+    assert x.shape == (144, 1, 8, 8)
+
+
+def test_the_columns_of_validation_are_those_of_its_samples(config, tmp_path):
+    result = train(config("data.validation=0.1", "rounds=2", "client.epochs=1", folder=tmp_path / "a"))
+    x, y = result.trainer.datamodule.fetch_test((0, 144), 1)
+    result.module.net.eval()
+    with torch.no_grad():
+        right = (result.module.net(x).argmax(1) == y).float().mean()
+    assert result.metrics["val/acc"] == pytest.approx(right.item())
+    assert result.metrics["val/acc"] != result.metrics["test/acc"]
