@@ -1,6 +1,8 @@
-# make demo | make test | make report | make lint | make lock     (PYTHON=python3.12 chooses the interpreter)
+# make demo | make test | make report | make docs | make lint | make lock     (PYTHON=python3.12 chooses the interpreter)
+# make demo TORCH=cpu TORCH_INDEX=<address>: torch without CUDA's libraries, where that index has it (else as locked)
 PYTHON ?= python3
 BIN := .venv/bin
+INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode
 
 .PHONY: demo test report lint lock clean
 
@@ -24,8 +26,14 @@ lint: .venv/.installed
 		{ echo "This project needs Python 3.11, 3.12 or 3.13; $$($(PYTHON) --version) found. Try: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode -r requirements.lock
-	$(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --editable .
+ifeq ($(TORCH),cpu)
+	@sed -E -e '/^(nvidia|cuda|triton)/d' -e 's/^(torch|torchvision)==([^ ]+)/\1==\2+cpu/' requirements.lock > .venv/cpu.txt
+	@$(INSTALL) $(if $(TORCH_INDEX),--index-strategy unsafe-best-match --extra-index-url $(TORCH_INDEX)) -r .venv/cpu.txt || \
+		{ echo "No index has these wheels of torch: installing it as locked, with CUDA's libraries"; $(INSTALL) -r requirements.lock; }
+else
+	$(INSTALL) -r requirements.lock
+endif
+	$(INSTALL) --no-deps --editable .
 	@touch $@
 
 lock: .venv/.installed  ## renew requirements.lock: names and versions only

@@ -178,7 +178,7 @@ def test_checkpoints_are_plain_and_the_model_is_exported(config, tmp_path):
 
 # -------------------------------------------------------------------------------------------- what a run leaves
 def test_the_run_folder(config, tmp_path):
-    result = run(config, tmp_path, "run", *FAST, "extras.figures=true", "logger=default")
+    result = run(config, tmp_path, "run", *FAST, "extras.figures=true", "logger=tensorboard")
     folder = tmp_path / "run"
     assert result.trainer.progress_bar_callback is None  # callbacks.progress is off: no bar of Lightning's instead
     written = ("metrics.csv", "config.yaml", "summary.json", "curves.png", "partition.png")

@@ -21,8 +21,8 @@ from gcfed.runs.identity import hyperparameters
 from gcfed.utils.pictures import show
 
 FAST = (
-    "logger=default", "participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=40",
-    "targets=[0.01,1.1]",
+    "logger=tensorboard", "participation.num_clients=8", "client.epochs=1", "data.limit_train=100",
+    "data.limit_test=40", "targets=[0.01,1.1]",
 )  # fmt: skip
 CURVES = (
     "train/loss", "test/acc", "test/loss", "test/acc_smooth10", "test/acc_ema", "comm/up_bytes", "comm/down_bytes",

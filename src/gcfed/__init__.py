@@ -1,0 +1,3 @@
+"""Federated learning on heterogeneous data."""
+
+__version__ = "0.1.0"

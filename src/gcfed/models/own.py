@@ -13,7 +13,7 @@ from omegaconf import DictConfig, open_dict
 from torch import Tensor, nn
 
 from gcfed.models.norm import apply_policy
-from gcfed.utils.instantiate import require
+from gcfed.utils.instantiate import installed, require
 
 log = logging.getLogger(__name__)
 
@@ -80,10 +80,9 @@ def timm_net(*, name: str | None, input_shape: Sequence[int], num_classes: int, 
     Raises:
         ValueError: timm is not installed, knows no such network, or it does not fit the images.
     """
-    try:
-        import timm
-    except ImportError:
-        raise ValueError("model=timm needs timm: .venv/bin/uv pip install -e '.[timm]'") from None
+    installed("timm", "model=timm")
+    import timm  # seconds
+
     try:
         net = timm.create_model(str(name), in_chans=input_shape[0], num_classes=num_classes, **settings)
     except RuntimeError as error:

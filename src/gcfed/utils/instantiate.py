@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,16 @@ def build_all(cfg: DictConfig, key: str, **common: Any) -> list[Any]:
         known = common.keys() & (node.keys() if OmegaConf.is_dict(node) else set())
         built.append(optional(nodes, str(name), **{k: common[k] for k in known}))
     return [obj for obj in built if obj is not None]
+
+
+def installed(package: str, key: str) -> None:
+    """Refuses a setting whose package is not there.
+
+    Raises:
+        ValueError: names the setting and the command that installs the package, an extra of the same name.
+    """
+    if find_spec(package) is None:
+        raise ValueError(f"{key} needs a package: .venv/bin/uv pip install -e '.[{package}]'")
 
 
 def check_targets(config: Mapping[str, Any], path: Path) -> None:

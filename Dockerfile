@@ -1,0 +1,11 @@
+# docker build -t gcfed .                                             torch with CUDA's libraries, which runs on a CPU too
+# docker build -t gcfed --build-arg TORCH=cpu --build-arg TORCH_INDEX=<address> .      without them, from an index that has it
+# docker run --rm -v "$PWD/logs:/gcfed/logs" gcfed gc=none rounds=20  (--gpus all)
+FROM python:3.12-slim
+ARG TORCH=locked
+ARG TORCH_INDEX
+RUN apt-get update && apt-get install -y --no-install-recommends make && rm -rf /var/lib/apt/lists/*
+WORKDIR /gcfed
+COPY . .
+RUN make .venv/.installed TORCH="$TORCH" TORCH_INDEX="$TORCH_INDEX"
+ENTRYPOINT [".venv/bin/gcfed-train"]

@@ -1,0 +1,41 @@
+"""What is installed from a wheel: the package, its configs and its commands."""
+
+import os
+import subprocess
+import sys
+import zipfile
+
+from hatchling.build import build_wheel
+
+import gcfed
+from gcfed.utils.resolvers import ROOT
+
+CALL = """
+import sys
+from importlib.metadata import distribution
+commands = {command.name: command.load() for command in distribution("gcfed").entry_points}
+print(*sorted(commands))
+sys.argv = ["gcfed-train", "data=mnist", "--cfg", "job", "--resolve", "--package", "paths.data_dir"]
+commands["gcfed-train"]()
+"""
+
+
+def test_a_wheel_has_the_configs_and_runs_without_the_clone(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    name = build_wheel(str(tmp_path))
+    assert name.startswith(f"gcfed-{gcfed.__version__}-")
+    site, empty = tmp_path / "site", tmp_path / "empty"
+    with zipfile.ZipFile(tmp_path / name) as wheel:
+        wheel.extractall(site)
+    ours, theirs = (
+        sorted(path.relative_to(folder) for path in folder.rglob("*.yaml"))
+        for folder in (ROOT / "configs", site / "gcfed/configs")
+    )
+    assert ours == theirs
+    assert {path.name for path in site.iterdir() if "dist-info" not in path.name} == {"gcfed", "hydra_plugins"}
+    assert len(list(site.glob("*.dist-info/licenses/LICENSE"))) == 1
+
+    empty.mkdir()
+    environment = {key: value for key, value in os.environ.items() if key != "DATA_DIR"} | {"PYTHONPATH": str(site)}
+    done = subprocess.run([sys.executable, "-c", CALL], capture_output=True, text=True, cwd=empty, env=environment)
+    assert done.stdout.splitlines() == ["gcfed-eval gcfed-report gcfed-train", str(empty / "data")], done.stderr

@@ -1,0 +1,81 @@
+"""Weights & Biases and MLflow, offline: what they wrote is read back, over a run that is resumed."""
+
+import json
+import struct
+
+import pytest
+from conftest import TWO, read_rows
+
+from gcfed.run import train
+from gcfed.utils import instantiate
+
+FAST = ("participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=40", *TWO)
+pytestmark = pytest.mark.slow
+
+
+def stop_and_resume(config, folder, *overrides):
+    train(config(*FAST, *overrides, "rounds=2", folder=folder))
+    train(config(*FAST, *overrides, "rounds=4", "ckpt_path=last", folder=folder))
+    return [row["test/acc"] for row in read_rows(folder / "metrics.csv")]
+
+
+def wandb_records(path):
+    """The records of an offline run: LevelDB's log, of one protocol buffer each."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, at, part = path.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        if 32768 - at % 32768 < 7:  # a block's padding
+            at += 32768 - at % 32768
+            continue
+        size, kind = struct.unpack("<xxxxHB", data[at : at + 7])
+        part += data[at + 7 : at + 7 + size]
+        at += 7 + size
+        if kind in (1, 4):  # whole, or its last part
+            yield Record.FromString(part)
+            part = b""
+
+
+def test_wandb_has_a_row_a_round_and_a_resumed_run_goes_on(config, tmp_path):
+    pytest.importorskip("wandb")
+    accuracies = stop_and_resume(config, tmp_path, "logger=wandb", "logger.wandb.offline=true", "extras.figures=true")
+    ids, rows, axes, pictures = set(), [], {}, []
+    for path in sorted(tmp_path.glob("wandb/offline-run-*/*.wandb")):
+        for record in wandb_records(path):
+            ids |= {record.run.run_id} - {""}
+            axes[record.metric.glob_name] = record.metric.step_metric
+            items = {(item.key or item.nested_key[0]): json.loads(item.value_json) for item in record.history.item}
+            rows += [items] * ("test/acc" in items)
+            pictures += items.keys() & {"partition", "curves"}
+    assert ids == {(tmp_path / "wandb.id").read_text()}
+    assert axes["*"] == "round"
+    assert [(row["round"], row["test/acc"]) for row in rows] == list(enumerate(accuracies, 1))
+    assert set(pictures) == {"partition", "curves"}
+
+
+def test_mlflow_has_a_row_a_round_and_a_resumed_run_goes_on(config, tmp_path):
+    pytest.importorskip("mlflow")
+    from mlflow.tracking import MlflowClient
+
+    address = f"sqlite:///{tmp_path}/mlflow.db"
+    accuracies = stop_and_resume(config, tmp_path, "logger=mlflow", f"logger.mlflow.tracking_uri={address}")
+    client = MlflowClient(address)
+    (run,) = client.search_runs([client.get_experiment_by_name("gcfed").experiment_id])
+    assert run.info.run_id == (tmp_path / "mlflow.id").read_text()
+    assert run.info.status == "FINISHED"
+    assert (run.info.run_name, run.data.params["gc"]) == ("digits_mlp_fedavg_gcfed", "gcfed")
+    rows = [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "test/acc")]
+    assert sorted(rows) == list(enumerate(accuracies, 1))
+    assert run.data.metrics["test/acc_best"] == max(accuracies)
+
+
+def test_a_missing_package_is_named_with_its_command(config, tmp_path, monkeypatch):
+    monkeypatch.setattr(instantiate, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"logger=wandb needs a package: .* -e '\.\[wandb\]'"):
+        train(config(*FAST, "logger=wandb", folder=tmp_path))
+
+
+def test_a_run_without_loggers_leaves_its_model(config, tmp_path):
+    train(config(*FAST, "logger=none", "rounds=1", folder=tmp_path))
+    assert (tmp_path / "global_model.safetensors").is_file()
+    assert not (tmp_path / "metrics.csv").exists()
