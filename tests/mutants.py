@@ -446,7 +446,7 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
         ("1 - DECAY", "DECAY"),
         ("curve >= target", "curve > target"),
         ("values.loc[:round_number]", "values.loc[: round_number - 1]"),
-        ("run.rounds - int(parts.number) + 1", "run.rounds - int(parts.number)"),
+        ("curve.index > run.rounds", "curve.index >= run.rounds"),
     ]),
     "runs/summary.py": (("runs/test_measures.py",), [
         ("change.std(ddof=0)", "change.std()"),

@@ -48,8 +48,6 @@ def plot_partition(
         clients: their ids, [N], where the rows are some of ``of`` clients.
     """
     counts_NC = np.asarray(label_counts)
-    if counts_NC.ndim != 2 or not counts_NC.size:
-        raise ValueError(f"label_counts has shape {counts_NC.shape}; give one row a client and one column a class")
     drawn = evenly(len(counts_NC), max_clients)
     counts_SC = counts_NC[drawn]
     ids = drawn if clients is None else np.asarray(clients)[drawn]

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from numpy import ndarray
 
 from gcfed.plots.style import BLACK, BLUE, ORANGE, VERMILION, save, styled
@@ -32,7 +31,9 @@ def plot_surface(surface: Mapping[str, ndarray], path: str | Path) -> Figure:
     figure = Figure(figsize=(7.6, 5.2))
     axes = figure.subplots()
     loss_GG = np.ma.masked_invalid(surface["loss"])
-    if len(levels := contour_levels(loss_GG.compressed())) > 1:
+    low, high = loss_GG.min(), loss_GG.max()
+    if low < high:
+        levels = np.geomspace(max(low, 1e-6 * high), high, LINES + 2)[1:-1]  # in equal ratios
         lines = axes.contour(surface["x"], surface["y"], loss_GG, levels=levels, cmap="cividis", linewidths=1.2)
         axes.clabel(lines, levels[::2], fmt="%.3g", fontsize=7)
     else:
@@ -57,13 +58,3 @@ def plot_surface(surface: Mapping[str, ndarray], path: str | Path) -> Figure:
     axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1), title=f"{surface['split']} loss", alignment="left")
     save(figure, path)
     return figure
-
-
-def contour_levels(losses: ndarray) -> ndarray:
-    """Where to draw lines: evenly between smallest and largest loss, in equal ratios where they lie a decade apart."""
-    if not losses.size or not losses.min() < losses.max():
-        return np.empty(0)
-    low, high = float(losses.min()), float(losses.max())
-    if low > 0 and high > 10 * low:
-        return np.geomspace(low, high, LINES + 2)[1:-1]
-    return np.asarray(MaxNLocator(LINES).tick_values(low, high))

@@ -72,10 +72,6 @@ class Run:
     def has_ended(self) -> bool:
         return self.state in (FINISHED, DIVERGED)
 
-    @property
-    def checkpoint(self) -> Path:
-        return self.folder / CHECKPOINT
-
     def get(self, key: str, default: Any = None) -> Any:
         """The config's value at a dotted key."""
         node: Any = self.config
@@ -175,11 +171,9 @@ def divergence(metrics: pd.DataFrame) -> str:
     """Why a run with these metrics counts as diverged; "" if it does not."""
     if metrics.empty:
         return ""
-    if "train/nonfinite_clients" in metrics:
-        refused = metrics["train/nonfinite_clients"]
-        if refused.iloc[-1] > 0 and refused.iloc[-1] == metrics["train/clients"].iloc[-1]:
-            since = refused.index[refused.eq(0)].max() + 1 if refused.eq(0).any() else refused.index[0]
-            return f"since round {since:.0f} some or all clients of every round sent numbers that are not finite"
+    last = metrics.iloc[-1]
+    if 0 < last.get("train/nonfinite_clients", 0) == last.get("train/clients"):
+        return f"no client of round {last.name} sent finite numbers"
     losses = column(metrics, "test/loss")
     if len(losses) and abs(losses.iloc[-1]) == float("inf"):
         return f"the test loss of round {losses.index[-1]} is not finite"

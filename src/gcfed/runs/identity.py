@@ -43,16 +43,13 @@ def leaves(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
 
     ``1.0`` is 1. What is null has no entry, nor has anything of a section whose ``_target_`` is null.
     """
-    values: dict[str, Any]
-    if isinstance(cfg, DictConfig):
-        sections = {key: cfg[key] for key in cfg if counts(str(key))}
+    if isinstance(cfg, DictConfig):  # what does not count may be unknown yet, and is not resolved
+        sections = {str(key): cfg[key] for key in cfg if counts(str(key))}
         plain = {
             k: OmegaConf.to_container(v, resolve=True) if OmegaConf.is_config(v) else v for k, v in sections.items()
         }
-        values = {key: OmegaConf.select(cfg, key) for key in (*COUNTED, *REPEATED)} | dict(_flat(plain))
-    else:
-        whole = dict(_flat({key: value for key, value in cfg.items() if key not in ("hydra", "paths", "callbacks")}))
-        values = {key: value for key, value in whole.items() if counts(key) or key in REPEATED}
+        cfg = plain | {key: OmegaConf.select(cfg, key) for key in (*COUNTED, *REPEATED)}
+    values = dict(_flat(cfg))
     repeated = {name: values.get(name) for name in REPEATED}
     found = {
         key: _plain(value)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -16,9 +15,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 WINDOW, DECAY = 10, 0.9  # tests in GC-Fed's moving mean, and FedACG's exponential average
-_REDUCED = re.compile(r"(max|min|mean|sum|last):([^\[\]]+)(?:\[(\d+)\])?")
-_ROUNDS = re.compile(r"rounds:(.+?)(>=|<=)(.*)")
-_AT = re.compile(r"([^:@]+)@(\d+)")
+_PATTERNS = [
+    re.compile(r"(?P<how>max|min|mean|sum|last):(?P<column>[^\[\]]+)(?:\[(?P<number>\d+)\])?"),
+    re.compile(r"rounds:(?P<column>.+?)(?P<how>>=|<=)(?P<number>-?\d*\.?\d+(?:e[+-]?\d+)?)"),
+    re.compile(r"(?P<column>[^:@]+)(?P<how>@)(?P<number>\d+)"),
+    re.compile(r"(?P<column>[^:@]+)(?P<how>)(?P<number>)"),
+]
 FORMS = (
     "There are keys of summary.json (test/acc_smooth10), columns of metrics.csv reduced over the rounds "
     "(max:test/acc; min:, mean:, sum:, last: too) or over the last 10 of them (mean:test/acc[10]), at a round "
@@ -49,8 +51,7 @@ def until(values: pd.Series, round_number: int | None) -> float | None:
 
 
 # --------------------------------------------------------------------------------------------------------- by name
-@dataclass(frozen=True)
-class Measure:
+class Measure(NamedTuple):
     """A measure's parts.
 
     Attributes:
@@ -61,7 +62,7 @@ class Measure:
 
     how: str
     column: str
-    number: float = math.inf
+    number: float
 
     @property
     def is_target(self) -> bool:
@@ -75,20 +76,10 @@ def parse(measure: str) -> Measure:
     Raises:
         ValueError: it is none; says which there are.
     """
-    if match := _REDUCED.fullmatch(measure):
-        how, column, window = match.groups()
-        return Measure(how, column, math.inf if window is None else int(window))
-    if match := _ROUNDS.fullmatch(measure):
-        column, how, text = match.groups()
-        try:
-            return Measure(how, column, float(text))
-        except ValueError:
-            raise ValueError(f"measure={measure!r}: the target {text!r} is no number. {FORMS}") from None
-    if match := _AT.fullmatch(measure):
-        return Measure("@", match[1], int(match[2]))
-    if ":" in measure or "@" in measure:
-        raise ValueError(f"measure={measure!r} is not understood. {FORMS}")
-    return Measure("", measure)
+    for pattern in _PATTERNS:
+        if match := pattern.fullmatch(measure):
+            return Measure(match["how"], match["column"], float(match["number"] or math.inf))
+    raise ValueError(f"measure={measure!r} is not understood. {FORMS}")
 
 
 def value(run: Run, measure: str) -> float | None:
@@ -103,20 +94,19 @@ def value(run: Run, measure: str) -> float | None:
     Raises:
         ValueError: the string is none of these.
     """
-    parts = parse(measure)
-    if not parts.how:
-        return _of_summary(run, parts.column)
-    if parts.is_target:
-        reached = first_round(run.curve(parts.column), parts.number, at_most=parts.how == "<=")
-        return None if reached is None else float(reached)
-    curve = run.curve(parts.column)
-    if parts.how == "@":
-        curve = curve.loc[: int(parts.number)] if run.rounds >= parts.number else curve.iloc[:0]
-    elif parts.number < math.inf:
-        curve = curve.loc[run.rounds - int(parts.number) + 1 :]
+    how, name, number = parse(measure)
+    if not how:
+        return _of_summary(run, name)
+    curve = run.curve(name)
+    if how in (">=", "<="):
+        return first_round(curve, number, at_most=how == "<=")
+    if how == "@":
+        curve = curve[curve.index <= number] if run.rounds >= number else curve[:0]
+    else:
+        curve = curve[curve.index > run.rounds - number]
     if curve.empty:
         return None
-    return _finite(curve.iloc[-1] if parts.how in ("@", "last") else getattr(np, parts.how)(curve.to_numpy()))
+    return _finite(curve.iloc[-1] if how in ("@", "last") else getattr(np, how)(curve.to_numpy()))
 
 
 def _of_summary(run: Run, name: str) -> float | None:

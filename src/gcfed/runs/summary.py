@@ -21,6 +21,8 @@ from gcfed.utils.words import size
 if TYPE_CHECKING:
     import pandas as pd
 
+ERRORS = ("test/loss", "test/relative_error")  # what a test measures beside the accuracy: the less, the better
+
 
 def write_summary(
     folder: Path, targets: Sequence[float], *, processes: int = 1, about: Mapping[str, str] | None = None
@@ -54,6 +56,7 @@ def summary_of(metrics: pd.DataFrame, targets: Sequence[float], processes: int =
     """
     acc = column(metrics, "test/acc")
     moving, change = average(acc), acc.diff().dropna()
+    errors = {name: column(metrics, name) for name in ERRORS if name in metrics}
     reached = {f"{t:g}": first_round(acc, t) for t in targets}
     seconds = metrics["time/train_s"] * processes
     traffic = (metrics["comm/down_bytes"] + metrics["comm/up_bytes"]).astype("int64")
@@ -67,7 +70,8 @@ def summary_of(metrics: pd.DataFrame, targets: Sequence[float], processes: int =
         "acc_diff/mean": float(change.mean()),
         "acc_diff/std": float(change.std(ddof=0)),
         "acc_diff/min": float(change.min()),
-        **_errors(metrics),
+        **{name: _last(error) for name, error in errors.items()},
+        **{f"{name}_best": float(error.min()) for name, error in errors.items()},
         "rounds_to_target": reached,
         "rounds_to_target_ema": {f"{t:g}": first_round(moving, t) for t in targets},
         "bytes_to_target": {t: until(traffic, r) for t, r in reached.items()},
@@ -95,34 +99,19 @@ def _last(curve: pd.Series) -> float:
     return float(curve.iloc[-1]) if len(curve) else math.nan
 
 
-def _errors(metrics: pd.DataFrame) -> dict[str, float]:
-    """Last and smallest value of what a test measures beside the accuracy."""
-    found: dict[str, float] = {}
-    for name in ("test/loss", "test/relative_error"):
-        if len(values := column(metrics, name)):
-            found |= {name: _last(values), f"{name}_best": float(values.min())}
-    return found
-
-
 def print_summary(summary: Mapping[str, Any], folder: Path) -> None:
     """The figures of :func:`summary_of` for people, and what lies in the run's folder."""
     rows: dict[str, str] = {}
-    tests = [name for name in ("test/loss", "test/relative_error") if name in summary]
-    if summary["best_round"] is not None:
-        tests = []
+    if summary["best_round"] is None:
+        rows |= {n: f"{summary[n]:.4g}, at best {summary[f'{n}_best']:.4g}" for n in ERRORS if n in summary}
+    else:
         rows["test accuracy, last round"] = f"{summary['test/acc']:.2%}"
         rows["best"] = f"{summary['test/acc_best']:.2%} in round {summary['best_round']}"
         rows["mean of the last 10 tests"] = f"{summary['test/acc_smooth10']:.2%}"
-        mean, std, least = (100 * summary[f"acc_diff/{name}"] for name in ("mean", "std", "min"))
-        if not math.isnan(mean):
-            rows["change from test to test"] = f"{mean:+.3f} ± {std:.2f}, at worst {least:+.1f} points"
-        sent, seconds = summary["bytes_to_target"], summary["client_seconds_to_target"]
-        for t, reached in summary["rounds_to_target"].items():
-            if reached:
-                rows[f"to {float(t):.0%}"] = f"{reached} rounds, {size(sent[t])}, {seconds[t]:.3g} s of clients"
-    for name in tests:
-        label = name.replace("/", " ").replace("_", " ")
-        rows[label] = f"{summary[name]:.4g}, at best {summary[f'{name}_best']:.4g}"
+    sent, seconds = summary["bytes_to_target"], summary["client_seconds_to_target"]
+    for t, reached in summary["rounds_to_target"].items():
+        if reached:
+            rows[f"to {float(t):.0%}"] = f"{reached} rounds, {size(sent[t])}, {seconds[t]:.3g} s of clients"
     rows["bytes down, up"] = f"{size(summary['comm/down_bytes'])}, {size(summary['comm/up_bytes'])}"
     rows["seconds a round (median)"] = f"{summary['time/round_s']:.3f}"
     rows["seconds a client's round"] = f"{summary['client_seconds']:.3g}"

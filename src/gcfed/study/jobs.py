@@ -4,7 +4,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
+from fnmatch import filter as matching
 from typing import Any, NamedTuple
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -51,18 +51,18 @@ def read_jobs(
     if not isinstance(seeds, list) or not all(isinstance(seed, int) and seed >= 0 for seed in seeds):
         raise ValueError(f"study.seeds={seeds} must be a list of whole numbers of at least 0, such as [1,2,3].")
     common = [*(node.get("overrides") or ()), *(part.get("overrides") or ())]
-    extra, names = check(arguments), name_cells(cells)
+    extra = check(arguments)
     text = re.sub(r"[^\w.,=~\[\]-]+", "-", "".join(f",{o.lstrip('+')}" for o in sorted(extra) if counts(key_of(o))))
     suffix = text if len(text) <= 120 else f"{text[:107]}-{digest({'': text})}"  # file systems end a name at 255 bytes
     chosen = {cell: own for cell, own in cells.items() if cell[0] in rows and cell[1] in columns}
-    jobs = {
-        (folder := f"{names[cell]}_s{seed}{suffix}"): Job(
-            f"{', '.join(cell)}, seed {seed}", [*own, *common, f"seed={seed}", *extra], folder
-        )
-        for seed in seeds
-        for cell, own in chosen.items()
-        if not isinstance(own, str)
-    }
+    firsts = {frozenset(own): cell for cell, own in reversed(cells.items())}  # cells of equal overrides are one run
+    jobs: dict[str, Job] = {}
+    for seed in seeds:
+        for cell, own in chosen.items():
+            if not isinstance(own, str):
+                folder = f"{'_'.join(map(slug, firsts[frozenset(own)]))}_s{seed}{suffix}"
+                job = Job(f"{', '.join(cell)}, seed {seed}", [*own, *common, f"seed={seed}", *extra], folder)
+                jobs.setdefault(folder, job)
     return list(jobs.values()), Counter(own for own in chosen.values() if isinstance(own, str))
 
 
@@ -90,17 +90,6 @@ def read_table(table: str | Mapping[str, Any] | None) -> tuple[Cells, int]:
     return cells, paper.seeds or 1
 
 
-def name_cells(cells: Cells) -> dict[tuple[str, str], str]:
-    """A name for each cell, whichever are chosen; cells with the same overrides are one run, named by the first."""
-    names: dict[Any, str] = {}
-    for cell, overrides in cells.items():
-        name = "_".join(map(slug, cell))
-        while name in names.values():
-            name += "-2"
-        names.setdefault(frozenset(overrides), name)
-    return {cell: names[frozenset(overrides)] for cell, overrides in cells.items()}
-
-
 def slug(label: str) -> str:
     """A label as a part of a folder's name: ``CIFAR-10, 5/100, α 0.05`` → ``cifar-10-5-100-alpha-0.05``."""
     text = re.sub("[α-ω]", lambda m: f" {unicodedata.name(m[0]).split()[-1]} ", label).lower()
@@ -114,16 +103,19 @@ def key_of(override: str) -> str:
 
 def choose(key: str, words: Any, labels: Sequence[str]) -> set[str]:
     """The labels that are asked for by themselves or by short name, where ``*`` stands for anything; None: all."""
-    if words is not None and not isinstance(words, list):
+    names: dict[str, str] = {}
+    for label in labels:
+        if (other := names.setdefault(slug(label), label)) != label:
+            raise ValueError(f"study.table: {other} and {label} have the same short name, {slug(label)}: rename one.")
+    if not isinstance(words or [], list):
         raise ValueError(f"study.{key}={words} must be a list, such as study.{key}=[{words}].")
-    chosen = set(labels if words is None else ())
-    for word in map(str, words or ()):
-        pattern = word.lower() if "*" in word else slug(word)
-        found = {word} & {*labels} or {label for label in labels if fnmatchcase(slug(label), pattern)}
+    chosen = set()
+    for word in map(str, words or ["*"]):
+        found = matching(names, word.lower() if "*" in word else slug(word))
         if not found:
-            known = "; ".join(f"{label} ({slug(label)})" for label in dict.fromkeys(labels))
+            known = "; ".join(f"{label} ({name})" for name, label in names.items())
             raise ValueError(f"study.{key}: there is no {word!r}. There are, with their short names: {known}.")
-        chosen |= found
+        chosen |= {names[name] for name in found}
     return chosen
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from gcfed.runs.folder import CHECKPOINT, CONFIG, FAILURE, Run, find_runs, read_run
+from gcfed.runs.folder import CHECKPOINT, SUMMARY, Run, find_runs, read_run
 from gcfed.runs.identity import differences, digest, leaves
 from gcfed.study.jobs import Job, read_jobs
 from gcfed.study.launch import launch, one_by_one
@@ -43,25 +43,23 @@ class Work:
     def look(self) -> None:
         """Reads the folder anew."""
         self.state, self.rounds, self.why = NEW, 0, ""
-        run = read_run(self.folder) if (self.folder / CONFIG).is_file() else None
         begun, asked = (self.folder / CHECKPOINT).is_file(), self.cfg.rounds
-        if run is None or not (run.summary or begun):
+        if not begun and not (self.folder / SUMMARY).is_file():
             return
-        self.state, self.rounds, self.why = OTHER, run.rounds, self.lack(run)
-        if self.why:
-            return
-        if run.has_ended and run.rounds == asked:
+        run = read_run(self.folder)
+        self.rounds, self.why = run.rounds, self.lack(run)
+        if not self.why and run.has_ended and run.rounds == asked:
             self.state = FINISHED
-        elif begun and 0 < run.rounds <= asked:
+        elif not self.why and begun and 0 < run.rounds <= asked:
             self.state = BEGUN
         else:
             end = "" if begun else ", and there is no checkpoint"
-            self.why = f"{run.rounds} rounds are done there, {asked} are asked for{end}"
+            self.state, self.why = OTHER, self.why or f"{run.rounds} rounds are done there, {asked} are asked for{end}"
 
     def lack(self, run: Run) -> str:
         """Why a run is not the job's: another identity, or fewer measurements than it asks for; "" if it is."""
-        if not run.config or (odd := differences(leaves(run.config), self.leaves)):
-            return run.note if not run.config else odd
+        if odd := differences(leaves(run.config), self.leaves) if run.config else run.note:
+            return odd
         there, here = (min(int(n), self.cfg.rounds) for n in (run.get("eval_every", 1), self.cfg.eval_every))
         if there != here:  # the last round is always tested
             return f"eval_every is {there} there, {here} here"
@@ -162,9 +160,8 @@ def end(title: str, works: Sequence[Work], reasons: dict[str, str]) -> None:
     for work in works:
         work.look()
         if work.state != FINISHED:
-            failure = work.folder / FAILURE
-            last = failure.read_text(errors="replace").split("\n", 1)[0] if failure.is_file() else "it was stopped"
-            lines += [f"  {work.job.title}: {reasons.get(work.job.title) or work.why or last}", f"    {work.folder}"]
+            why = reasons.get(work.job.title) or work.why or "it was stopped"
+            lines += [f"  {work.job.title}: {why}", f"    {work.folder}"]
     if not lines:
         say(f"{title}: all {len(works)} jobs are finished")
         return
