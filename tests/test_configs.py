@@ -40,6 +40,7 @@ GOES_WITH = {("data", option): ["model=cnn"] for option in options("data") if op
     ("model", "torchvision"): ["model.norm_policy=group"],
     ("participation", "dynamic"): ["participation.num_clients=500"],
     ("aggregator", "bulyan"): ["participation.per_round=7"],
+    ("metrics", "personal"): ["data.client_test=0.2"],
     ("metrics", "relative_error"): ["data=matrix_regression", "model=linear"],
 }
 

@@ -257,6 +257,21 @@ def test_client_is_a_view_and_counts_are_exact():
             partition.client(k)
 
 
+@pytest.mark.parametrize(
+    ("share", "aside"), [(0.2, [0, 0, 1, 2, 20]), (0.5, [0, 0, 2, 4, 50]), (0.99, [0, 0, 3, 8, 99])]
+)
+def test_a_share_of_each_client_is_set_aside(share, aside):
+    sizes = [0, 1, 4, 9, 100]
+    whole = Partition.from_owners(np.random.default_rng(0).permutation(np.repeat(np.arange(5), sizes)), 5)
+    kept, test = whole.parted(share, seed=1)
+    assert (test.sizes.tolist(), kept.sizes.tolist()) == (aside, [n - m for n, m in zip(sizes, aside, strict=True)])
+    for k in range(5):
+        np.testing.assert_array_equal(np.sort([*kept.client(k), *test.client(k)]), whole.client(k))
+        assert (np.diff(test.client(k)) > 0).all()
+    assert share == 0.99 or not np.array_equal(test.indices, whole.parted(share, seed=2)[1].indices)
+    np.testing.assert_array_equal(test.indices, whole.parted(share, seed=1)[1].indices)
+
+
 def test_save_and_load(tmp_path, monkeypatch):
     partition = Dirichlet(0.1)(LABELS, 20, seed=1)
     path = tmp_path / "partition.npz"

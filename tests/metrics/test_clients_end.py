@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from torch import nn
 from gcfed.metrics.cka import CKA, linear_cka
 from gcfed.metrics.clients import Clients
 from gcfed.metrics.drift import Drift
+from gcfed.metrics.personal import Personal
 from gcfed.models.mlp import MLP
 
 
@@ -174,18 +176,71 @@ def test_clients_with_sequences(monkeypatch):
     assert list(row.values()) == pytest.approx(np.mean(expected, axis=0), **EXACT)
 
 
+# ------------------------------------------------------------------------------------- on their own test splits
+def with_own_tests(sizes=(7, 12, 5, 9, 1)):
+    """Clients that hold samples 0 … of which the last third is for testing; the smallest has none."""
+    data, ends = random_federation(sizes), np.cumsum(sizes)
+    cuts = [end - size // 3 for end, size in zip(ends, sizes, strict=True)]
+    data.clients = [np.arange(end - size, cut) for end, size, cut in zip(ends, sizes, cuts, strict=True)]
+    tests = [np.arange(cut, end) for end, cut in zip(ends, cuts, strict=True)]
+    data.client_test, data.tests_of_clients = 0.33, SimpleNamespace(client=tests.__getitem__)
+    return data, tests
+
+
+def with_test():
+    """The same clients beside a common test split."""
+    data, _ = with_own_tests()
+    data.__class__ = WithTest
+    return data
+
+
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("poisoned", [False, True])
+def test_personal(k, poisoned):
+    data, tests = with_own_tests()
+    rows, seen, _ = measured(Personal(every=1), make_net(), data, k=k, poisoned=poisoned, cohort_of=4)
+    assert any(NAN_CLIENT in clients for _, clients in seen)
+    for row, (start, clients) in zip(rows, seen, strict=True):
+        found = {"global": [], "local": []}
+        for client, w_k in clients.items():
+            if not len(tests[client]) or (poisoned and client == NAN_CLIENT):
+                continue
+            x, y = (t[tests[client]].numpy() for t in (data.x, data.y))
+            for model, s in (("global", start), ("local", w_k)):
+                logits = np.tanh(x @ s["0.weight"].T + s["0.bias"]) @ s["2.weight"].T + s["2.bias"]
+                found[model].append((logits.argmax(1) == y).mean())
+        assert row == {
+            f"personal/{model}_{name}": pytest.approx(value, **EXACT)
+            for model, acc in found.items()
+            for name, value in (("acc", np.mean(acc)), ("worst10", min(acc)), ("std", np.std(acc)))
+        }
+
+
+def test_the_worst_tenth_is_of_eleven_clients_two():
+    data, tests = with_own_tests((12,) * 11)
+    (row,), ((start, _),), _ = measured(Personal(every=1), make_net(), data, rounds=1, cohort_of=11)
+    weights = [start[name] for name in ("0.weight", "0.bias", "2.weight", "2.bias")]
+    x, y = (np.stack([t[own].numpy() for own in tests]) for t in (data.x, data.y))
+    right = (np.tanh(x @ weights[0].T + weights[1]) @ weights[2].T + weights[3]).argmax(-1) == y
+    assert row["personal/global_worst10"] == pytest.approx(np.sort(right.mean(1))[:2].mean(), **EXACT)
+
+
+def test_personal_needs_test_splits_of_clients():
+    with pytest.raises(ValueError, match=r"metrics=personal .* set data\.client_test=0\.2"):
+        measured(Personal(), make_net(), random_federation())
+
+
 # ----------------------------------------------------------------------------------------------- they only look
-@pytest.mark.parametrize("metric", [Drift(), CKA(every=1), Clients(every=1)])
+@pytest.mark.parametrize("metric", [Drift(), CKA(every=1), Clients(every=1), Personal(every=1)])
 def test_a_metric_changes_no_bit(metric):
-    data = random_federation()
-    data = WithTest(data.x, data.y, data.clients)
+    data = with_test()
     net = mlp()
     alone, drawn = train_rounds(copy.deepcopy(net), data, sgd(), rounds=3, k=2), torch.get_rng_state()
     assert torch.equal(alone, measured(metric, net, data, k=2)[2])
     assert torch.equal(drawn, torch.get_rng_state())
 
 
-@pytest.mark.parametrize("metric", [Drift(), CKA(), Clients()])
+@pytest.mark.parametrize("metric", [Drift(), CKA(), Clients(), Personal()])
 def test_a_rehearsal_is_not_measured(metric):
     metric.rounds, row = 1, {}
     rehearsal = replace(make_round({}), rehearsal=True)
@@ -195,10 +250,9 @@ def test_a_rehearsal_is_not_measured(metric):
     assert row == {}
 
 
-@pytest.mark.parametrize("metric", [Drift(), CKA(every=1), Clients(every=1)])
+@pytest.mark.parametrize("metric", [Drift(), CKA(every=1), Clients(every=1), Personal(every=1)])
 def test_the_parts_of_three_processes_add_up(metric):
-    data = random_federation()
-    data = WithTest(data.x, data.y, data.clients)
+    data = with_test()
     whole, _, _ = measured(copy.deepcopy(metric), mlp(), data, rounds=1)
     rows, _, _ = measured(copy.deepcopy(metric), mlp(), data, rounds=1, world=3)
     assert rows == [pytest.approx(whole[0], **EXACT)]

@@ -37,6 +37,7 @@ class FederatedDataModule(LightningDataModule):
         eval_batch_size: test samples at once; ``auto``: 2,000 on a GPU; on a CPU as many as 250 colour images of 32×32
             have numbers, whose activations stay in the cache, and at most 2,000.
         limit_train, limit_test: keep only so many samples, drawn by the seed; for quick looks.
+        client_test: share of each client's samples that it does not train on, but is tested on; None: none.
         validation: share of the training samples that is held out before they are dealt to the clients, the same for
             all seeds, and on which the global model is tested too; None: none.
     """
@@ -56,6 +57,7 @@ class FederatedDataModule(LightningDataModule):
         limit_train: int | None = None,
         limit_test: int | None = None,
         validation: float | None = None,
+        client_test: float | None = None,
     ) -> None:
         super().__init__()
         for key, value in (("dataset", dataset), ("transform", transform), ("partitioner", partitioner)):
@@ -78,7 +80,9 @@ class FederatedDataModule(LightningDataModule):
         self.limit_train = number("data.limit_train", limit_train, 1, whole=True, none=True)
         self.limit_test = number("data.limit_test", limit_test, 1, whole=True, none=True)
         self.validation = number("data.validation", validation, 0, 1, above=True, below=True, none=True)
+        self.client_test = number("data.client_test", client_test, 0, 1, above=True, below=True, none=True)
         self.partition: Partition | None = None
+        self.tests_of_clients: Partition | None = None
         self._device: torch.device | None = None
 
     @property
@@ -120,6 +124,8 @@ class FederatedDataModule(LightningDataModule):
                 )
         self.labels = train.y
         self.partition = self.partitioner(train.y, self.num_clients, seed=self.seed, groups=train.groups)
+        if self.client_test:
+            self.partition, self.tests_of_clients = self.partition.parted(self.client_test, self.seed)
         self.num_clients = self.partition.num_clients
         self._train, self._tests = _tensors(train), [_tensors(split) for split in (test, *held)]
 

@@ -54,6 +54,20 @@ class Partition:
             raise IndexError(f"client {k} of {self.num_clients}")
         return self.indices[self.offsets[k] : self.offsets[k + 1]]
 
+    def parted(self, share: float, seed: int) -> tuple["Partition", "Partition"]:
+        """Each client's samples in two: those that it keeps, and a share, drawn by the seed, that is set aside.
+
+        The share is rounded; a client with samples keeps at least one.
+        """
+        sizes_N = self.sizes
+        aside_N = np.clip(np.rint(share * sizes_N).astype(np.int64), 0, np.maximum(sizes_N - 1, 0))
+        owner_n = np.repeat(np.arange(self.num_clients), sizes_N)
+        order = np.lexsort((generator(seed, "client_test").random(len(owner_n)), owner_n))
+        aside_n = np.empty(len(owner_n), bool)
+        aside_n[order] = np.arange(len(owner_n)) - np.repeat(self.offsets[:-1], sizes_N) < np.repeat(aside_N, sizes_N)
+        kept, aside = (np.concatenate([[0], np.cumsum(sizes)]) for sizes in (sizes_N - aside_N, aside_N))
+        return Partition(self.indices[~aside_n], kept), Partition(self.indices[aside_n], aside)
+
     def label_counts(self, labels: np.ndarray, num_classes: int, clients: np.ndarray | None = None) -> np.ndarray:
         """Labels of each class at each client (all of them, or ``clients`` in their order), int64 [N, C].
 

@@ -70,17 +70,20 @@ class ClientMetric(Metric):
             self._sums = torch.zeros(2, len(self.columns), dtype=torch.float64, device=device)  # values, their number
 
     def on_clients_end(self, stack: ClientStack, round: Round) -> None:
-        if not self.due(round):
-            return
+        if self.due(round):
+            values_KV = self.measured(stack, round)
+            finite = values_KV.isfinite()
+            self._sums += torch.stack([values_KV.where(finite, 0.0).sum(0), finite.sum(0)])
+
+    def measured(self, stack: ClientStack, round: Round) -> Tensor:
+        """The numbers of all clients of the stack, ``[K, V]``."""
         training = stack.net.training
         stack.net.eval()
         try:
             with torch.no_grad():
-                values_KV = torch.stack([self.measure(stack, i, round) for i in range(len(stack))])
+                return torch.stack([self.measure(stack, i, round) for i in range(len(stack))])
         finally:
             stack.net.train(training)
-        finite = values_KV.isfinite()
-        self._sums += torch.stack([values_KV.where(finite, 0.0).sum(0), finite.sum(0)])
 
     def on_round_end(self, row: dict[str, Any], round: Round) -> None:
         if self.due(round):

@@ -5,6 +5,7 @@ What local training gains at home; compared with ``test/acc`` it shows what the 
 evaluation mode, and neither the terms of methods nor their calibration of the logits enter.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call
@@ -38,9 +39,14 @@ class Clients(ClientMetric):
         super().validate(setup)
         self.data = setup.data
 
+    def samples(self, client: int) -> np.ndarray:
+        """The indices of the samples on which a client is looked at."""
+        return self.data.client(client)
+
     def measure(self, stack: ClientStack, client: int, round: Round) -> Tensor:
         networks = (stack.start, client_state(stack, client))
-        index = torch.as_tensor(self.data.client(int(stack.clients[client])), device=self._sums.device)
+        device = next(iter(stack.start.values())).device
+        index = torch.as_tensor(self.samples(int(stack.clients[client])), device=device)
         sums = torch.zeros(len(self.columns), dtype=torch.float64, device=index.device)
         labels = torch.zeros_like(sums[0])
         for part in index.split(AT_ONCE):

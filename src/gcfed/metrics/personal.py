@@ -1,0 +1,63 @@
+"""Is the global model any good to a client, and would its own be better? Each on the client's own test split.
+
+With ``data.client_test`` every client keeps a share of its samples to test on, so that what it trains and is tested on
+come from the same distribution. Columns are over the clients of the cohort that have such samples, for the global model
+as it was broadcast and for the client's own as its local training leaves it; spread and worst tenth are the usual
+figures of fairness (Li et al., "Fair Resource Allocation in Federated Learning", ICLR 2020).
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from gcfed.federated.method import Setup
+from gcfed.federated.round import Round
+from gcfed.federated.stack import ClientStack
+from gcfed.metrics.clients import Clients
+
+
+class Personal(Clients):
+    """Adds ``personal/{global,local}_{acc,worst10,std}``: mean, mean of the worst tenth (at least one client) and
+    standard deviation over clients of the accuracy on their own test split.
+
+    A client whose losses are not finite, before or after, is left out of all six.
+
+    Args:
+        every: rounds between two measurements.
+    """
+
+    name = "personal"
+
+    def validate(self, setup: Setup) -> None:
+        """Raises ValueError where clients have no test split."""
+        super().validate(setup)
+        if getattr(self.data, "client_test", None) is None:
+            raise ValueError("metrics=personal tests clients on samples of their own: set data.client_test=0.2.")
+
+    def samples(self, client: int) -> np.ndarray:
+        return self.data.tests_of_clients.client(client)
+
+    def on_broadcast(self, round: Round) -> None:
+        if self.due(round):
+            device = next(iter(round.start.values())).device
+            self._values_KV = torch.zeros(len(round.cohort), len(self.columns), dtype=torch.float64, device=device)
+
+    def on_clients_end(self, stack: ClientStack, round: Round) -> None:
+        if self.due(round):
+            row = {client: i for i, client in enumerate(round.cohort.tolist())}
+            self._values_KV[[row[client] for client in stack.clients.tolist()]] = self.measured(stack, round)
+
+    def on_round_end(self, row: dict[str, Any], round: Round) -> None:
+        if not self.due(round):
+            return
+        (values_KV,) = round.reduce([self._values_KV])  # each client is one process's, and zero in all others
+        values_KV = values_KV[values_KV.isfinite().all(1)]
+        for model, column in (("global", "clients/acc_before"), ("local", "clients/acc_after")):
+            acc_K = values_KV[:, self.columns.index(column)].sort().values
+            if len(acc_K):
+                worst = acc_K[: math.ceil(len(acc_K) / 10)]
+                figures = torch.stack([acc_K.mean(), worst.mean(), acc_K.std(correction=0)]).tolist()
+                names = (f"personal/{model}_{name}" for name in ("acc", "worst10", "std"))
+                row |= zip(names, figures, strict=True)
