@@ -5,9 +5,16 @@ import pytest
 
 from gcfed.data.dealing import deal, fill_up, log_gamma, softmax
 from gcfed.data.partition import IID, ByGroup, ClassesPerClient, Dirichlet, DirichletBalanced, Partition
+from gcfed.data.shift import Colour, Rotation
+from gcfed.data.skews import DirichletSizes, Shards
+from gcfed.plots.partition import draw_partition
+from gcfed.utils.instantiate import build
 
 LABELS = np.random.default_rng(0).permutation(np.arange(6000) % 10)
-EXACT = [IID(), Dirichlet(0.05), Dirichlet(0.3, min_size=20), Dirichlet(1000), ClassesPerClient(1), ClassesPerClient(3)]
+EXACT = [
+    IID(), DirichletSizes(0.3), DirichletSizes(0.01, min_size=9), Shards(2), Shards(3), Dirichlet(0.05),
+    Dirichlet(0.3, min_size=20), Dirichlet(1000), ClassesPerClient(1), ClassesPerClient(3),
+]  # fmt: skip
 
 
 def check(partition: Partition, num_samples: int, num_clients: int, *, exact: bool = True, min_size: int = 1) -> None:
@@ -233,6 +240,17 @@ def test_by_group_keeps_so_many_groups_drawn_by_the_seed():
         (lambda: ClassesPerClient(0), "partition.classes=0"),
         (lambda: ClassesPerClient(11)(LABELS, 10, seed=1), "partition.classes=11 exceeds the 10 classes"),
         (lambda: ClassesPerClient(1)(np.array([0, 0, 0, 1]), 4, seed=1), "class 1 has 1 samples for the 2 clients"),
+        (lambda: Shards(0), "partition.shards=0"),
+        (lambda: Shards(2)(LABELS, 3001, seed=1), "participation.num_clients=3001 with at least 2 samples each"),
+        (lambda: DirichletSizes(0), "partition.alpha=0"),
+        (lambda: Rotation(None), "partition.of=None"),
+        (lambda: Rotation(IID(), [45]), r"partition.degrees=\[45\] must be multiples of 90"),
+        (lambda: Rotation(IID(), []), r"partition.degrees=\[\] must be"),
+        (lambda: Rotation(IID()).shifted(PIXELS[:, :, :2], CLIENTS), "turns square images"),
+        (lambda: Rotation(IID()).shifted(PIXELS[:, 0, 0], CLIENTS), "turns square images"),
+        (lambda: Colour(IID(), "rgb"), "partition.orders=rgb must be a list"),
+        (lambda: Colour(IID(), ["rgg"]), r"partition.orders\[0\]=rgg is unknown"),
+        (lambda: Colour(IID()).shifted(PIXELS[:, :1], CLIENTS), "partition=colour is for colour images"),
         (lambda: ByGroup()(LABELS, None), "no groups"),
         (lambda: ByGroup()(LABELS, 11, groups=LABELS), "participation.num_clients=11, .* 10 groups"),
     ],
@@ -240,6 +258,89 @@ def test_by_group_keeps_so_many_groups_drawn_by_the_seed():
 def test_impossible_partitions_are_refused_by_name(make, words):
     with pytest.raises(ValueError, match=words):
         make()
+
+
+# shards, sizes, shifts
+
+
+@pytest.mark.parametrize("shards", [1, 2, 5])
+def test_shards_are_runs_of_the_sorted_samples(shards):
+    """6000 samples of ten classes on 40 clients: every shard within one class, 6000 / (40 · shards) samples each."""
+    partition = Shards(shards)(LABELS, 40, seed=1)
+    size = 150 // shards
+    counts_NC = partition.label_counts(LABELS, 10)
+    assert (partition.sizes == 150).all()
+    assert (counts_NC % size == 0).all()
+    assert ((counts_NC > 0).sum(1) <= shards).all()
+    assert (counts_NC.sum(0) == 600).all()
+    if shards == 2:  # 100 clients of MNIST: "most clients will only have examples of two digits"
+        assert 0.5 < ((counts_NC > 0).sum(1) == 2).mean() < 1
+
+
+def test_shards_of_unequal_sizes_differ_by_one():
+    sizes = Shards(2)(LABELS[:101], 7, seed=1).sizes
+    assert sizes.sum() == 101
+    assert set(sizes) <= {14, 15, 16}  # 14 shards of seven or eight
+
+
+@pytest.mark.parametrize("alpha", [0.1, 1.0, 100.0])
+def test_sizes_have_the_moments_of_the_distribution(alpha):
+    """A share of N = 20 from Dirichlet(α, …, α) has the variance (N − 1) / (N² (Nα + 1))."""
+    shares = np.stack([DirichletSizes(alpha)(LABELS, 20, seed=s).sizes for s in range(200)]) / 6000
+    expected = 19 / (400 * (20 * alpha + 1))
+    assert shares.var() == pytest.approx(expected, rel=0.15)
+    counts_NC = DirichletSizes(100)(LABELS, 20, seed=1).label_counts(LABELS, 10)
+    assert (abs(counts_NC / counts_NC.sum(1, keepdims=True) - 0.1) < 0.08).all()
+
+
+def test_sizes_serve_sequences():
+    assert DirichletSizes(1.0)(np.zeros((30, 4), np.int64), 3, seed=1).sizes.sum() == 30
+
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (6, 3, 4, 4), np.uint8)
+CLIENTS = np.array([0, 1, 2, 3, 4, -1])
+
+
+def test_images_of_a_group_are_turned():
+    turned = Rotation(IID(), degrees=[0, 90, 270]).shifted(PIXELS, CLIENTS)
+    for i, quarters in enumerate((0, 1, 3, 0, 1)):
+        np.testing.assert_array_equal(turned[i], np.rot90(PIXELS[i], quarters, (1, 2)))
+    assert (turned[1, 0, -1, 0], turned[2, 0, 0, -1]) == (PIXELS[1, 0, 0, 0], PIXELS[2, 0, 0, 0])
+
+
+def test_images_of_a_group_change_their_colours():
+    seen = Colour(IID()).shifted(PIXELS, CLIENTS)
+    for i, channels in enumerate(([0, 1, 2], [1, 2, 0], [2, 0, 1], [0, 1, 2])):
+        np.testing.assert_array_equal(seen[i], PIXELS[i, channels])
+
+
+def test_a_shift_deals_the_samples_as_its_partition_does():
+    for shift in (Rotation(Dirichlet(0.3)), Colour(Dirichlet(0.3))):
+        np.testing.assert_array_equal(shift(LABELS, 9, seed=3).indices, Dirichlet(0.3)(LABELS, 9, seed=3).indices)
+    partition = Partition.from_owners(CLIENTS, 5)
+    np.testing.assert_array_equal(partition.owners(6), CLIENTS)
+
+
+def test_a_shift_is_seen_by_clients_in_their_tests_and_in_the_test_split(config):
+    overrides = ("partition=rotation", "data.client_test=0.2", "data.validation=0.1", "participation.num_clients=8")
+    plain, turned = (build(config(*overrides, *more).data) for more in (["partition.degrees=[0]"], []))
+    for data in (plain, turned):
+        data.setup()
+    for k in range(8):
+        for of in (data.partition, data.tests_of_clients):
+            own = of.client(k)
+            np.testing.assert_array_equal(turned._train[0][own], np.rot90(plain._train[0][own], k % 4, (2, 3)))
+    for a, b in zip(plain._tests, turned._tests, strict=True):
+        for group in range(4):
+            np.testing.assert_array_equal(b[0][group::4], np.rot90(a[0][group::4], group, (2, 3)))
+
+
+@pytest.mark.parametrize("overrides", [["shards"], ["sizes"], ["rotation"], ["colour", "data.input_shape=[3,8,8]"]])
+def test_the_picture_of_each(config, tmp_path, unrendered, overrides):
+    partition, *more = overrides
+    data = build(config("data=synthetic", "data.limit_train=400", f"partition={partition}", *more).data)
+    data.setup()
+    assert draw_partition(tmp_path, data).is_file()
 
 
 # the partition itself

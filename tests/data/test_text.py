@@ -145,7 +145,7 @@ def test_labels_of_sequences_are_counted_at_every_position():
 
 @pytest.mark.parametrize("partitioner", [Dirichlet(0.1), DirichletBalanced(0.1), ClassesPerClient(1)], ids=str)
 def test_partitions_by_label_refuse_sequences(partitioner):
-    with pytest.raises(ValueError, match="choose partition=natural or partition=iid"):
+    with pytest.raises(ValueError, match="choose partition=natural, sizes or iid"):
         partitioner(np.zeros((4, 3), np.int64), 2, seed=1)
 
 

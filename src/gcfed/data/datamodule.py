@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from gcfed.data.augment import AutoTransform, Transform
 from gcfed.data.base import FederatedDataset, Split
 from gcfed.data.dealing import held_out
 from gcfed.data.partition import Partition, Partitioner
+from gcfed.data.shift import Shift
 from gcfed.utils.number import number, numbers, part
 from gcfed.utils.rng import generator
 
@@ -124,10 +126,15 @@ class FederatedDataModule(LightningDataModule):
                 )
         self.labels = train.y
         self.partition = self.partitioner(train.y, self.num_clients, seed=self.seed, groups=train.groups)
+        tests = [test, *held]
+        if isinstance(self.partitioner, Shift):
+            change = self.partitioner.shifted
+            train = replace(train, x=change(train.x, self.partition.owners(len(train))))
+            tests = [replace(split, x=change(split.x, np.arange(len(split)))) for split in tests]
         if self.client_test:
             self.partition, self.tests_of_clients = self.partition.parted(self.client_test, self.seed)
         self.num_clients = self.partition.num_clients
-        self._train, self._tests = _tensors(train), [_tensors(split) for split in (test, *held)]
+        self._train, self._tests = _tensors(train), [_tensors(split) for split in tests]
 
     def to_device(self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format) -> None:
         """Moves the splits to the device, once; batches come in ``dtype`` and ``memory_format``."""

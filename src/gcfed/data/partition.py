@@ -43,6 +43,12 @@ class Partition:
     def num_clients(self) -> int:
         return len(self.offsets) - 1
 
+    def owners(self, num_samples: int) -> np.ndarray:
+        """The client of each sample, int64 [n], −1 for none."""
+        owner_n = np.full(num_samples, -1)
+        owner_n[self.indices] = np.repeat(np.arange(self.num_clients), self.sizes)
+        return owner_n
+
     @property
     def sizes(self) -> np.ndarray:
         """Samples held by each client, int64 [N]."""
@@ -108,7 +114,8 @@ class Partition:
 
 
 class Partitioner(Protocol):
-    """``labels`` are [n], or [n, T] for sequences, which only :class:`IID` and :class:`ByGroup` take.
+    """``labels`` are [n], or [n, T] for sequences, which only those take that do not look at them, such as
+    :class:`IID` and :class:`ByGroup`.
 
     Raises ValueError where the parameters or the data cannot give every client what it is promised.
     """
@@ -125,7 +132,7 @@ class IID:
     def __call__(
         self, labels: np.ndarray, num_clients: int, *, seed: int, groups: np.ndarray | None = None
     ) -> Partition:
-        _check_clients(len(labels), num_clients)
+        check_clients(len(labels), num_clients)
         owner_n = np.empty(len(labels), np.int64)
         owner_n[generator(seed, "partition").permutation(len(labels))] = np.arange(len(labels)) % num_clients
         return Partition.from_owners(owner_n, num_clients)
@@ -153,8 +160,8 @@ class Dirichlet:
     def __call__(
         self, labels: np.ndarray, num_clients: int, *, seed: int, groups: np.ndarray | None = None
     ) -> Partition:
-        _check_one_label(labels)
-        _check_clients(len(labels), num_clients, self.min_size)
+        check_one_label(labels)
+        check_clients(len(labels), num_clients, self.min_size)
         rng = generator(seed, "partition")
         class_sizes = np.unique(labels, return_counts=True)[1]
         # Were the number of short clients Poisson, its mean m would let a draw succeed with chance exp(−m): far above
@@ -201,8 +208,8 @@ class DirichletBalanced:
     def __call__(
         self, labels: np.ndarray, num_clients: int, *, seed: int, groups: np.ndarray | None = None
     ) -> Partition:
-        _check_one_label(labels)
-        _check_clients(len(labels), num_clients)
+        check_one_label(labels)
+        check_clients(len(labels), num_clients)
         rng = generator(seed, "partition")
         left_C = np.unique(labels, return_counts=True)[1]
         log_mix_NC = log_gamma(self.alpha, (num_clients, len(left_C)), rng)
@@ -240,8 +247,8 @@ class ClassesPerClient:
     def __call__(
         self, labels: np.ndarray, num_clients: int, *, seed: int, groups: np.ndarray | None = None
     ) -> Partition:
-        _check_one_label(labels)
-        _check_clients(len(labels), num_clients)
+        check_one_label(labels)
+        check_clients(len(labels), num_clients)
         present, class_sizes = np.unique(labels, return_counts=True)
         if self.classes > len(present):
             raise ValueError(f"partition.classes={self.classes} exceeds the {len(present)} classes of the data")
@@ -307,15 +314,17 @@ class ByGroup:
         return Partition.from_owners(owner_of_rank[rank_n], num_clients)
 
 
-def _check_one_label(labels: np.ndarray) -> None:
+def check_one_label(labels: np.ndarray) -> None:
+    """Refuses labels of which a sample has several."""
     if labels.ndim > 1:
         raise ValueError(
             "this partition spreads samples by their label, and these have several, at every position of a sequence or "
-            "to regress on: choose partition=natural or partition=iid"
+            "to regress on: choose partition=natural, sizes or iid"
         )
 
 
-def _check_clients(num_samples: int, num_clients: int, min_size: int = 1) -> None:
+def check_clients(num_samples: int, num_clients: int, min_size: int = 1) -> None:
+    """Refuses more clients than there are samples for."""
     number("participation.num_clients", num_clients, 1, whole=True)
     if num_clients * min_size > num_samples:
         raise ValueError(
