@@ -1,7 +1,11 @@
 """``failure.txt``: what a run leaves that an error ended."""
 
+import errno
 import os
+import re
+import resource
 import signal
+import sys
 from contextlib import suppress
 
 import pytest
@@ -10,8 +14,10 @@ from omegaconf import open_dict
 
 from gcfed.federated.method import FederatedMethod
 from gcfed.run import one_sentence, train
+from gcfed.runs.checkpoint import load_checkpoint
 from gcfed.runs.failure import failure_recorded, headline
-from gcfed.runs.folder import FAILURE
+from gcfed.runs.folder import CHECKPOINT, FAILURE
+from gcfed.utils.files import in_words
 
 FAST = ("rounds=3", "participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=40")
 ERRORS = {"key": KeyError("a key"), "ctrl_c": KeyboardInterrupt(), "text": ValueError("two\n  lines")}
@@ -71,6 +77,47 @@ def test_a_user_who_stops_a_run_is_named(config, tmp_path):
     finally:
         signal.signal(signal.SIGINT, handler)
     assert (tmp_path / FAILURE).read_text().splitlines()[0] == "KeyboardInterrupt: stopped by the user"
+
+
+class FullFrom(FederatedMethod):
+    """From the second round on no file may grow beyond 100 kB, which is how the system says that there is no room."""
+
+    def __init__(self, error):
+        self.index = 1 if error else 99
+
+    def on_broadcast(self, round):
+        if round.index == self.index:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "file"), [("fedavg", "checkpoints/last.ckpt"), ("scaffold", r"clients/scaffold/\d+-1.bin")]
+)
+def test_a_full_disk_ends_in_one_sentence_and_loses_nothing(config, tmp_path, monkeypatch, algorithm, file):
+    monkeypatch.setattr(sys.modules[__name__], "FailIn", FullFrom)
+    try:
+        with pytest.raises(OSError, match="File too large") as raised:
+            run(config, tmp_path / "run", "full", f"algorithm={algorithm}")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    said = in_words(raised.value, tmp_path / "run")
+    assert re.fullmatch(
+        rf"{tmp_path}/run/{file} cannot be written: File too large; .+ are free in {tmp_path}/run/\w.*\. "
+        "Make room there; then ckpt_path=last goes on after the last checkpoint.",
+        said,
+    )
+    assert load_checkpoint(tmp_path / "run" / CHECKPOINT)["global_step"] == 1
+    assert run(config, tmp_path / "run", None, f"algorithm={algorithm}", "ckpt_path=last").metrics["round"] == 3
+
+
+def test_what_the_system_says_is_put_into_words(tmp_path):
+    assert in_words(ValueError("gc.lam=2\n is wrong")) == "gc.lam=2 is wrong"
+    assert in_words(FileNotFoundError("data/x is missing")) == "data/x is missing"
+    denied = PermissionError(errno.EACCES, "Permission denied", "/data/x")
+    assert in_words(denied, tmp_path) == "/data/x: Permission denied."
+    assert in_words(denied).startswith("/data/x cannot be written: Permission denied; ")
+    full = OSError(errno.ENOSPC, "No space left on device", "/data/x")
+    assert in_words(full, tmp_path).endswith(" are free in /. Make room there.")
 
 
 def test_input_that_is_refused_leaves_nothing(config, tmp_path):

@@ -8,8 +8,10 @@ import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
+import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from lightning.pytorch import Callback, Trainer, seed_everything
@@ -31,11 +33,17 @@ from gcfed.models.own import build_net
 from gcfed.utils.instantiate import build_all, optional, require
 from gcfed.utils.number import flag, number, numbers
 from gcfed.utils.rng import torch_seed
+from gcfed.utils.words import size
 
 log = logging.getLogger(__name__)
 
 PRECISIONS = ("32-true", "bf16-mixed", "64-true")
 GROUPS = ("paths", "extras", "trainer", "client", "server", "participation", "client_store", "data", "model", "tags")
+KEYS = (  # of the top level, beside these groups
+    "name", "labels", "seed", "rounds", "eval_every", "task", "precision", "channels_last", "ckpt_path", "targets",
+    "optimized_metric", "logger", "callbacks", "partition", "aggregator", "quantization", "metrics", "methods", "gc",
+    "attack",
+)  # fmt: skip
 FOLLOWED = {"precision": "trainer.precision", "rounds": "trainer.max_steps", "eval_every": "trainer.val_check_interval"}
 ROUNDS = {  # of the trainer, whose batch is a round
     "max_epochs": -1, "check_val_every_n_epoch": None, "num_sanity_val_steps": 0, "log_every_n_steps": 1,
@@ -111,6 +119,12 @@ def build_trainer(cfg: DictConfig, parts: Parts, callbacks: Sequence[Callback], 
 def check(cfg: DictConfig) -> None:
     """Refuses what cannot work before anything is built."""
     refuse_sweeps()
+    if unknown := [str(key) for key in cfg if key not in (*GROUPS, *KEYS)]:
+        written = OmegaConf.to_yaml(cfg)
+        for key in unknown:
+            if f"${{{key}" not in written:  # a setting of the user's own, which others follow
+                near = get_close_matches(key, (*GROUPS, *KEYS), n=1)
+                raise ValueError(f"{key}={cfg[key]} is read by nothing{f': did you mean {near[0]}?' if near else '.'}")
     try:
         OmegaConf.to_container(cfg, resolve=True)
     except OmegaConfBaseException as error:
@@ -144,6 +158,10 @@ def check(cfg: DictConfig) -> None:
     devices = cfg.trainer.get("devices", "auto")
     if not isinstance(devices, str) and not (OmegaConf.is_list(devices) and devices):
         number("trainer.devices", devices, 1, whole=True, auto=True)
+    if cfg.trainer.get("accelerator") in ("gpu", "cuda") and not torch.accelerator.is_available():
+        raise ValueError(
+            f"trainer.accelerator={cfg.trainer.accelerator}: torch sees no GPU here. Take trainer=auto, or trainer=cpu."
+        )
     number("trainer.limit_val_batches", cfg.trainer.get("limit_val_batches"), 0, above=True, none=True)
     numbers("targets", cfg.get("targets"), 0)
     flag("channels_last", cfg.get("channels_last"))
@@ -203,11 +221,11 @@ def warn_of_disk(loop: FederatedLoop, module: FederatedModule, num_clients: int)
     free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
     if needed > free:
         log.warning(
-            "the states of all %s clients will take %.0f GB, and %s has %.0f: set client_store.folder",
+            "the states of all %s clients will take %s, and %s has %s: set client_store.folder",
             f"{num_clients:,}",
-            needed / 1e9,
+            size(needed),
             folder,
-            free / 1e9,
+            size(free),
         )
 
 

@@ -10,6 +10,7 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 
 from gcfed.configure import shorthand
+from gcfed.utils.command import run_command
 from gcfed.utils.cpu import spin_briefly
 from gcfed.utils.resolvers import CONFIGS
 
@@ -32,7 +33,7 @@ def report() -> None:
 def _run(name: str, task: Callable[[DictConfig], float | None]) -> None:
     sys.path.append(str(Path.cwd()))  # where a user's own networks, data and methods lie
     sys.argv[1:] = shorthand(sys.argv[1:])
-    hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=name)(task)()
+    run_command(hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=name)(task))
 
 
 def _train(cfg: DictConfig) -> float | None:

@@ -19,7 +19,7 @@ from hydra.types import RunMode
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import DictConfig, OmegaConf
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from gcfed.assemble import Parts, assemble, build_module, build_trainer, check, describe, described
 from gcfed.data.label_counts import label_counts
@@ -43,7 +43,7 @@ from gcfed.runs.identity import hyperparameters, identity, setting
 from gcfed.runs.metrics_csv import read_metrics
 from gcfed.runs.summary import last_figures, print_summary, write_summary
 from gcfed.utils.cpu import cores, keep_freed_memory
-from gcfed.utils.files import remove_temporaries, replacing
+from gcfed.utils.files import in_words, remove_temporaries, replacing
 from gcfed.utils.instantiate import check_targets, require
 from gcfed.utils.lock import locked
 from gcfed.utils.pictures import show
@@ -54,6 +54,7 @@ log = logging.getLogger(__name__)
 logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # tips and device lists; errors still come through
 logging.getLogger("lightning.fabric.utilities.distributed").setLevel(logging.WARNING)  # a line a process
 logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # debug=profiler prints its table
+logging.raiseExceptions = False  # on a full disk train.log lacks lines, and nobody needs a traceback for each
 warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # lightning 2.6 under torch 2.15
 warnings.filterwarnings("ignore", message=".*dataloader is not resumable.*")  # a batch is a round: nothing to resume
 
@@ -85,8 +86,8 @@ def one_sentence() -> Iterator[None]:
     except (ValueError, OSError) as error:
         if HydraConfig.get().mode == RunMode.MULTIRUN or os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
-        log.error("%s (HYDRA_FULL_ERROR=1 shows where)", error)
         folder = Path(HydraConfig.get().runtime.output_dir)
+        log.error("%s (HYDRA_FULL_ERROR=1 shows where)", in_words(error, folder))
         # What Hydra made before the run was refused; its folder is the present one for src/eval.py.
         if folder != Path.cwd() and [path.name for path in folder.iterdir()] == ["train.log"]:
             shutil.rmtree(folder)
@@ -196,7 +197,7 @@ def finish(cfg: DictConfig, parts: Parts, folder: Path, trainer: Trainer) -> Non
     """
     state = {name: tensor.cpu().contiguous() for name, tensor in parts.module.net.state_dict().items()}
     with replacing(folder / "global_model.safetensors") as temporary:
-        save_file(state, temporary, metadata={"round": str(trainer.global_step)})
+        temporary.write_bytes(save(state, metadata={"round": str(trainer.global_step)}))
     about = {
         "identity": identity(cfg),
         "setting": setting(cfg),

@@ -117,8 +117,25 @@ def test_a_sweep_makes_a_run_for_each_combination(tmp_path):
     assert len(list(tmp_path.glob("*/multirun_*"))) == 1
 
 
-def test_an_error_is_one_clear_sentence(tmp_path):
-    said = type_command(tmp_path, "train.py", "gc.lam=2", f"paths.log_dir={tmp_path / 'logs'}", code=1)
-    assert "gc.lam=2 must be a number from 0 to 1" in said
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("gc.lam=2", "gc.lam=2 must be a number from 0 to 1"),
+        ("gcc=local", "Could not override 'gcc'"),
+        (
+            "gc=[local,null]",
+            "gc=[local,null] names no option of gc: choose gcfed, global, local, none, or ~gc for none.",
+        ),
+        ("name=${nope}", "Interpolation key 'nope' not found"),
+        ("hydra.run.dir={tmp_path}/file/run", "/file/run cannot be written: Not a directory; "),
+        ("hydra.run.dir={tmp_path}/run", "/run/train.log cannot be written: Is a directory; "),
+    ],
+)
+def test_an_error_is_one_clear_sentence(tmp_path, word, sentence):
+    """Also before Hydra calls the run."""
+    (tmp_path / "file").touch()
+    (tmp_path / "run" / "train.log").mkdir(parents=True)
+    word = word.replace("{tmp_path}", str(tmp_path))
+    said = type_command(tmp_path, "train.py", f"paths.log_dir={tmp_path / 'logs'}", word, code=1)
+    assert sentence in said
     assert "Traceback" not in said
-    assert "gcc" in type_command(tmp_path, "train.py", "gcc=local", f"paths.log_dir={tmp_path / 'logs'}", code=1)

@@ -55,6 +55,11 @@ def reference_round(net, data, clients, *, round_index, seed, epochs, batch_size
     return [s / len(clients) for s in total], start
 
 
+def test_a_batch_larger_than_all_clients_is_as_large_as_they_are(federation):
+    one, other = (train_rounds(make_net(), federation, sgd(batch_size=b), rounds=2, k=2) for b in (12, 10**9))
+    assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "gcfed"])
 def test_a_round_equals_an_independent_loop(federation, method):
     net, s = make_net(), solver()

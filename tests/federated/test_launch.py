@@ -82,8 +82,8 @@ class Trouble(Callback):
 @pytest.mark.parametrize(
     ("rank", "what", "error", "match"),
     [
-        (1, "raises", RuntimeError, r"process 1 of this run failed; what this process saw"),
-        (1, "killed", RuntimeError, r"process 1 of this run died of signal 9"),
+        (1, "raises", ChildProcessError, r"process 1 of this run failed; what this process saw"),
+        (1, "killed", ChildProcessError, r"process 1 of this run died of signal 9"),
         (0, "raises", ValueError, r"no luck here"),
     ],
 )
@@ -238,5 +238,5 @@ def test_of_several_failures_the_cause_is_named():
         time.sleep(0.2)
         raise ConnectionError("somebody is gone")
 
-    with pytest.raises(RuntimeError, match="process 2 of this run died of signal 9"):
+    with pytest.raises(ChildProcessError, match="process 2 of this run died of signal 9"):
         launch.ForkLauncher(4).launch(work)

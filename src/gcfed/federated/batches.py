@@ -124,6 +124,8 @@ def plan_batches(
     to_device: Callable[[np.ndarray], Tensor],
 ) -> BatchPlan:
     """The plan of K clients; what a client draws depends on (seed, round, client) alone."""
+    # The plan is dense: no batch needs more room than a million samples, or the largest client where it has more.
+    batch_size = min(batch_size, max(1_000_000, *(len(data.client(client)) for client in clients.tolist())))
     plans, draws = [], []
     for client in clients.tolist():
         shuffle = generator(seed, "shuffle", round_index, client)

@@ -21,6 +21,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from gcfed.utils.cpu import cores
+from gcfed.utils.files import in_words
 
 log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1  # from linux/prctl.h
@@ -53,7 +54,7 @@ class ForkLauncher(_Launcher):
         """Runs ``function`` in all processes; returns what it returned in this one.
 
         Raises:
-            RuntimeError: another process failed or was killed.
+            ChildProcessError: another process failed or was killed.
         """
         before = {key: os.environ.get(key) for key in _VARIABLES}
         os.environ |= {"NODE_RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(self.num_processes)}
@@ -71,12 +72,13 @@ class ForkLauncher(_Launcher):
             torch.set_num_threads(share)
             result = function(*args, **kwargs)
             if failed := self._wait():
-                raise RuntimeError(failed)
+                raise ChildProcessError(failed)
             return result
         except Exception as error:
             failed = self._end()
-            if failed and not isinstance(error, ValueError | FileNotFoundError):  # those speak for all processes
-                raise RuntimeError(f"{failed}; what this process saw of it: {error}") from error
+            speaks_for_all = isinstance(error, ValueError | OSError) and not isinstance(error, ConnectionError)
+            if failed and not speaks_for_all:
+                raise ChildProcessError(f"{failed}; what this process saw of it: {error}") from error
             raise
         finally:
             self._end()
@@ -138,8 +140,8 @@ def _child(rank: int, threads: int, parent: int, function: Callable[[], Any]) ->
             function()
             _leave_group()  # not after a failure: the end of this process is then what the others notice first
             done = True
-        except (ValueError, FileNotFoundError) as error:  # rank 0 most likely says the same, and shows where
-            log.error("process %d: %s", rank, error)
+        except (ValueError, OSError) as error:  # rank 0 most likely says the same, and shows where
+            log.error("process %d: %s", rank, in_words(error))
         except BaseException:
             traceback.print_exc()
 

@@ -79,7 +79,7 @@ class LocalSolver:
         self._lr = float(probe_optimizer(self.optimizer).defaults["lr"])
         self.epochs = number("client.epochs", epochs, 1, whole=True, none=steps is not None)
         self.steps = number("client.steps", steps, 1, whole=True, none=True)
-        self.batch_size = number("client.batch_size", batch_size, 1, 1_000_000, whole=True)  # a round's plan is dense
+        self.batch_size = number("client.batch_size", batch_size, 1, whole=True)
         self.last_batch = choice("client.last_batch", last_batch, LAST_BATCH)
         self.lr_decay = number("client.lr_decay", lr_decay, 0, 1, above=True)
         self.clip_norm = number("client.clip_norm", clip_norm, 0, above=True, none=True)

@@ -87,7 +87,7 @@ class ClientStore:
         for row, client in enumerate(clients.tolist()):
             vector = torch.cat([v[row].detach().reshape(-1) for v in values.values()]).to("cpu", dtype)
             with replacing(self._path(client, round.index)) as temporary:
-                vector.view(torch.uint8).numpy().tofile(temporary)
+                temporary.write_bytes(vector.view(torch.uint8).numpy().data)
         self.mark_written(clients, round)
 
     def mark_written(self, clients: np.ndarray, round: Round) -> None:

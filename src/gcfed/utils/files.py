@@ -1,20 +1,36 @@
-"""Files appear whole or not at all."""
+"""Files appear whole or not at all, and what the system has against them is said in words."""
 
+import errno
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from gcfed.utils.words import size
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields a temporary path in the same folder that takes the place of ``path`` once the block has succeeded."""
+    """Yields a temporary path in the same folder that takes the place of ``path`` once the block has succeeded.
+
+    Raises:
+        OSError: the system's, with the path; ``torch.save`` would hide it behind a RuntimeError of its own.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}{path.suffix}")
     try:
         yield temporary
         temporary.replace(path)
+    except (OSError, RuntimeError) as error:
+        cause = error.__context__ if isinstance(error, RuntimeError) else error
+        if isinstance(cause, OSError):
+            cause.filename = cause.filename or str(path)
+            raise cause from None
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -24,3 +40,23 @@ def remove_temporaries(folder: Path) -> None:
     for path in folder.rglob(".*"):
         if re.fullmatch(r"\..+\.\d+(\.\w+)?", path.name) and path.is_file():
             path.unlink(missing_ok=True)
+
+
+def in_words(error: BaseException, folder: Path | None = None) -> str:
+    """What a user should read of an error: of one of the system's about a file what it means, and what to do.
+
+    Args:
+        error: any.
+        folder: of the run; None: there is none yet, and nothing but that can be the matter.
+    """
+    if not isinstance(error, OSError) or error.errno is None:
+        return " ".join(str(error).split())
+    path, full = Path(error.filename or folder or "."), error.errno in FULL
+    ours = folder is None or path.is_relative_to(folder)
+    if not (full or ours):
+        return f"{path}: {error.strerror}."
+    there = next(parent for parent in (path, *path.absolute().parents) if parent.is_dir())
+    said = f"{path} cannot be written: {error.strerror}; {size(shutil.disk_usage(there).free)} are free in {there}."
+    if full:
+        return f"{said} Make room there{'; then ckpt_path=last goes on after the last checkpoint' * ours}."
+    return f"{said} Take a folder that you may write to: paths.log_dir=<folder> (a report: out=<folder>)."
