@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode
 
-.PHONY: demo test report lint lock clean
+.PHONY: demo test report docs lint lock clean
 
 demo: .venv/.installed  ## GC-Fed on scikit-learn's digits: 5 of 20 clients a round
 	$(BIN)/python src/train.py
@@ -14,6 +14,12 @@ test: .venv/.installed  ## the whole test suite
 
 report: .venv/.installed  ## tables, figures and a page of all runs below logs/
 	$(BIN)/python src/report.py
+
+docs: .venv/.installed  ## README and docs/ as a site, in site/; a broken link is an error
+	$(INSTALL) --editable '.[docs]'
+	rm -rf .site && mkdir .site
+	git ls-files -z -- '*.md' LICENSE CITATION.cff Dockerfile Makefile configs docs notebooks src | xargs -0 cp --parents -t .site
+	$(BIN)/zensical build --clean --strict
 
 lint: .venv/.installed
 	$(BIN)/ruff check .
