@@ -33,7 +33,10 @@ GOES_WITH = {("data", option): ["model=cnn"] for option in options("data") if op
     ("data", "shakespeare"): ["model=lstm"],
     ("data", "tiny_shakespeare"): ["model=lstm"],
     ("data", "matrix_regression"): ["model=linear"],
-    **{("data", own): ["data.num_classes=3", "data.input_shape=[1,8,8]"] for own in ("own", "arrays", "image_folder")},
+    **{
+        ("data", own): ["data.num_classes=3", "data.input_shape=[1,8,8]"]
+        for own in ("own", "arrays", "image_folder", "huggingface")
+    },
     ("model", "lstm"): ["data=tiny_shakespeare"],
     ("model", "vgg11"): ["data=cifar10"],
     ("model", "own"): ["model._target_=gcfed.models.linear.Linear"],

@@ -201,6 +201,9 @@ def described(cfg: DictConfig, data: FederatedDataModule) -> DictConfig:
     """A config whose model is built for these data, also where it leaves their shape and classes open."""
     cfg = cfg.copy()
     with open_dict(cfg):
+        if cfg.data.num_classes is None and "vocabulary" in cfg.model:  # a reader of texts, of whatever tokens
+            cfg.model.vocabulary = cfg.model.vocabulary or 256
+            cfg.model.last_only = data.labels.ndim == 1
         cfg.data.num_classes, cfg.data.input_shape = data.num_classes, list(data.input_shape)
     return cfg
 

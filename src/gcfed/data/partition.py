@@ -7,7 +7,7 @@ Every partitioner names one owner per sample, so that no sample can be dealt twi
 
 import logging
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -290,7 +290,11 @@ class ByGroup:
 
     Of fewer clients than groups each is a group of its own, drawn by the seed; the samples of the other groups belong
     to nobody, and the test split stays whole. ``num_clients=None`` takes all groups.
+
+    by: the column that they are read from, where the data set lets one choose.
     """
+
+    by: str | None = field(default=None, repr=False)
 
     def __call__(
         self, labels: np.ndarray, num_clients: int | None, *, seed: int = 0, groups: np.ndarray | None = None

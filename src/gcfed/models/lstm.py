@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from gcfed.models.mlp import Stage
+from gcfed.utils.number import number
 
 
 class CharLSTM(nn.Module):
@@ -22,9 +23,10 @@ class CharLSTM(nn.Module):
         embedding: width of the embedding.
         hidden: width of both LSTM layers.
         last_only: return logits for the last position alone (LEAF), ``[B, C]`` instead of ``[B, T, C]``.
+        vocabulary: number of tokens that it can read; None: C + 1.
 
     Raises:
-        ValueError: ``input_shape`` is that of an image.
+        ValueError: ``input_shape`` is that of an image, or ``vocabulary`` no number.
     """
 
     def __init__(
@@ -35,6 +37,7 @@ class CharLSTM(nn.Module):
         embedding: int = 8,
         hidden: int = 256,
         last_only: bool = False,
+        vocabulary: int | None = None,
     ) -> None:
         super().__init__()
         if len(input_shape) != 1:
@@ -43,7 +46,8 @@ class CharLSTM(nn.Module):
                 f"{list(input_shape)}: take model=mlp or model=cnn for images."
             )
         self.last_only = last_only
-        self.embedding = nn.Embedding(num_classes + 1, embedding)
+        number("model.vocabulary", vocabulary, 1, whole=True, none=True)
+        self.embedding = nn.Embedding(vocabulary or num_classes + 1, embedding)
         self.lstm1 = nn.LSTM(embedding, hidden, batch_first=True)
         self.lstm2 = nn.LSTM(hidden, hidden, batch_first=True)
         self.fc = nn.Linear(hidden, num_classes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -29,18 +29,23 @@ KEYS = ("x", "y", "x_test", "y_test", "groups")
 def own_data(
     *,
     dataset: Callable[[], FederatedDataset | Mapping[str, Any]],
-    root: str | None = None,
-    size: int | None = None,
-    path: str | None = None,
     test: float = 0.2,
+    root: str | None = None,
+    path: str | None = None,
+    name: str | None = None,
+    subset: str | None = None,
+    input: str | None = None,
+    label: str | None = None,
+    size: int | None = None,
+    length: int | None = None,
     **settings: Any,
 ) -> FederatedDataModule:
     """The data module of a user's own data.
 
     Args:
         dataset: a function without arguments; returns a :class:`FederatedDataset`, or arrays as in :func:`from_arrays`.
-        root, size, path: short names of what ``dataset`` takes, which the config has passed on to it.
         test: share of the samples that become the test split where there is none; the same for all seeds.
+        root, path, name, subset, input, label, size, length: of ``dataset``, to which the config has passed them on.
         settings: of :class:`FederatedDataModule`.
 
     Raises:
@@ -99,8 +104,7 @@ def image_folder(root: str | None, data_dir: str, size: int | None = None, test:
         every = samples["train"]
         chosen = held_out(np.array([c for _, c in every]), test, generator(0, "test"))
         samples = {p: [every[i] for i in np.flatnonzero(chosen == (p == "test"))] for p in ("train", "test")}
-    about = [path.stat() for part in samples.values() for path, _ in part]
-    source = f"{len(about)} images of {sum(s.st_size for s in about)} bytes, {max(s.st_mtime_ns for s in about)}"
+    source = written([path for part in samples.values() for path, _ in part])
 
     def build(allocate: Allocate) -> dict[str, Any]:
         for part, listed in samples.items():
@@ -110,6 +114,12 @@ def image_folder(root: str | None, data_dir: str, size: int | None = None, test:
 
     key = hashlib.sha256(f"{folder} {size} {test}".encode()).hexdigest()[:12]
     return replace(cached(data_dir, f"image_folder_{key}", build, source), name=folder.name)
+
+
+def written(files: Sequence[Path]) -> str:
+    """What a cache was made of: it is made anew where this has changed."""
+    about = [path.stat() for path in files]
+    return f"{len(about)} files of {sum(s.st_size for s in about)} bytes, {max(s.st_mtime_ns for s in about)}"
 
 
 def _images(folder: Path) -> dict[str, list[Path]]:

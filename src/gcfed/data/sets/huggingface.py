@@ -1,0 +1,166 @@
+"""Data sets of the Hugging Face hub, or what ``datasets`` wrote to a folder: images or texts, by any client column."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gcfed.data.base import FederatedDataset
+from gcfed.data.sets.cache import Allocate, cached
+from gcfed.data.sets.own import TESTS, from_arrays, written
+from gcfed.data.sets.text import ALPHABET, LENGTH, PAD, encode, sequences
+from gcfed.utils.number import number
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+
+def huggingface(
+    name: str | None,
+    data_dir: str,
+    *,
+    subset: str | None = None,
+    input: str | None = None,
+    label: str | None = None,
+    groups: str | None = None,
+    size: int | None = None,
+    length: int = LENGTH,
+    test: float = 0.2,
+) -> FederatedDataset:
+    """The split ``train``, and ``test`` or ``validation`` if it has labels: images [n, C, H, W], or texts [n, length]
+    of LEAF's characters, cut or padded where each has a label, else in pieces with the next character as each one's.
+
+    Decoded once, into the cache in ``data_dir``.
+
+    Args:
+        name: ``ylecun/mnist``, or a folder that ``save_to_disk`` wrote.
+        data_dir: where the cache is, and what is downloaded.
+        subset: of a data set with several (its "configuration").
+        input, label: columns; None: the only one of images, else of texts; the only one of classes, else none.
+        groups: the column that says whose sample it is, for ``partition=natural``; None: no natural clients.
+        size: side of the square to which images are resized; None: as they are, which must be of one size.
+        length: characters of a text.
+        test: share to test on, where there is no split for it.
+
+    Raises:
+        ValueError: ``datasets`` is not installed, there is no such data set or column, or samples do not fit together.
+    """
+    number("data.size", size, 1, 10_000, whole=True, none=True)
+    number("data.length", length, 1, 10_000, whole=True)
+    if not name:
+        raise ValueError("data.name=null must be a data set of the hub, ylecun/mnist, or a folder of save_to_disk.")
+    files = [path for path in sorted(Path(name).rglob("*")) if path.is_file()]
+
+    def build(allocate: Allocate) -> dict[str, Any]:
+        train, tests = _load(name, subset, data_dir)
+        columns = _columns(train, input, label, groups)
+        content = _arrays(train, *columns, size, length)
+        labelled = [rows for rows in tests if columns[1] is None or -1 not in rows.unique(columns[1])]
+        for rows in labelled[:1]:
+            more = _arrays(rows, columns[0], columns[1], None, size, length)
+            content |= {f"{key}_test": array for key, array in more.items()}
+        dataset = from_arrays(content, f"data.name={name}", test)
+        for part, split in (("train", dataset.train), ("test", dataset.test)):
+            for key, array in (("x", split.x), ("y", split.y), ("groups", split.groups)):
+                if array is not None:
+                    allocate(f"{part}_{key}", array.shape, array.dtype.type)[:] = array
+        if columns[1] is None:
+            return {"num_classes": len(ALPHABET), "class_names": list(ALPHABET)}
+        given = getattr(train.features[columns[1]], "names", ())
+        names = given if len(given) == dataset.num_classes else dataset.class_names or ()
+        return {"num_classes": dataset.num_classes, "class_names": list(names)}
+
+    where = Path(name).resolve() if files else name
+    key = hashlib.sha256(repr((where, subset, input, label, groups, size, length, test)).encode()).hexdigest()[:12]
+    source = written(files) if files else ""
+    return replace(cached(data_dir, f"huggingface_{key}", build, source), name=Path(name).name)
+
+
+def _load(name: str, subset: str | None, data_dir: str) -> tuple[Dataset, list[Dataset]]:
+    """The training split, and those to test on, if they have labels."""
+    try:
+        import datasets
+    except ImportError:
+        raise ValueError("data=huggingface needs datasets: .venv/bin/uv pip install -e '.[huggingface]'") from None
+    try:
+        if Path(name).is_dir():
+            found = datasets.load_from_disk(name)
+        else:
+            found = datasets.load_dataset(name, subset, cache_dir=str(Path(data_dir) / "huggingface"))
+    except Exception as error:  # of the hub, the network or the files
+        reason = " ".join(str(error).split())
+        raise ValueError(f"data.name={name} cannot be loaded ({type(error).__name__}: {reason}).") from error
+    if isinstance(found, datasets.Dataset):
+        return found, []
+    if "train" not in found:
+        raise ValueError(f"data.name={name} has the splits {', '.join(found)}, and needs one called train.")
+    return found["train"], [found[split] for split in TESTS if split in found]
+
+
+def _columns(
+    rows: Dataset, input: str | None, label: str | None, groups: str | None
+) -> tuple[str, str | None, str | None]:
+    """The columns of samples, labels and clients, as named or found."""
+    for key, name in (("data.input", input), ("data.label", label), ("partition.by", groups)):
+        if name is not None and name not in rows.features:
+            raise ValueError(f"{key}={name} is no column; there are {', '.join(rows.features)}.")
+    kinds = {name: (type(f).__name__, getattr(f, "dtype", "")) for name, f in rows.features.items() if name != groups}
+    classes = [name for name, (kind, _) in kinds.items() if kind == "ClassLabel"]
+    label = label or (classes[0] if len(classes) == 1 else "label" if "label" in kinds else None)
+    images = [name for name, (kind, _) in kinds.items() if kind == "Image"]
+    texts = [name for name, (_, dtype) in kinds.items() if "string" in dtype and name != label]
+    if input is None and len(images or texts) != 1:
+        raise ValueError(f"data.input=null: name the column of the images or texts, one of {', '.join(rows.features)}.")
+    return input or (images or texts)[0], label, groups
+
+
+def _arrays(
+    rows: Dataset, input: str, label: str | None, groups: str | None, size: int | None, length: int
+) -> dict[str, np.ndarray]:
+    """The columns as :func:`from_arrays` takes them."""
+    content = {key: np.array(rows[name]) for key, name in (("y", label), ("groups", groups)) if name}
+    if type(rows.features[input]).__name__ == "Image":
+        if label is None:
+            raise ValueError(f"data.label=null: name the column of the classes, one of {', '.join(rows.features)}.")
+        return {"x": _images(rows, input, size), **content}
+    texts = list(rows[input])
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"data.input={input} has a row that is no text: take it out.")
+    if label is None:
+        pieces = [sequences(encode(text), length) for text in texts]
+        x, content["y"] = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
+        if groups:
+            content["groups"] = np.repeat(content["groups"], [len(piece) for piece, _ in pieces])
+        return {"x": x, **content}
+    x = np.full((len(texts), length), PAD, np.uint8)
+    for line, text in zip(x, texts, strict=True):
+        line[: min(len(text), length)] = encode(text)[:length]
+    return {"x": x, **content}
+
+
+def _images(rows: Dataset, input: str, size: int | None) -> np.ndarray:
+    from PIL.Image import Resampling
+    from tqdm import tqdm
+
+    images, mode, x = rows.select_columns([input]), "RGB", np.zeros(0, np.uint8)
+    for i in tqdm(range(len(rows)), desc=f"images of {input}", unit="image", disable=None):
+        try:
+            image = images[i][input]
+            if i == 0 and image.mode in ("1", "L"):
+                mode = "L"
+            image = image.convert(mode)
+        except Exception as error:  # whatever Pillow raises over a broken image
+            raise ValueError(f"data.input={input} of row {i} is no readable image ({error}): take it out.") from error
+        if size:
+            image = image.resize((size, size), Resampling.BILINEAR)
+        pixels = np.asarray(image).reshape(image.height, image.width, -1).transpose(2, 0, 1)
+        if i == 0:
+            x = np.empty((len(rows), *pixels.shape), np.uint8)
+        if pixels.shape != x.shape[1:]:
+            raise ValueError(f"data.size=null: the image of row {i} has another size than the first; set data.size=64.")
+        x[i] = pixels
+    return x

@@ -1,0 +1,150 @@
+"""Data sets of ``datasets``, written to a folder and read back; the hub itself is out of reach of the tests."""
+
+import io
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gcfed.data.sets.huggingface import huggingface
+from gcfed.data.sets.text import ALPHABET, PAD
+from gcfed.run import train
+
+datasets = pytest.importorskip("datasets")
+N = 20
+CLASSES = [i % 2 for i in range(N)]
+WRITERS = [f"writer {i % 5}" for i in range(N)]
+TEXTS = [("to be or not" * (1 + i % 3))[: 8 + i] for i in range(N)]
+
+
+def png(size=(5, 4), mode="RGB", level=0) -> bytes:
+    buffer = io.BytesIO()
+    Image.new(mode, size, level if mode == "L" else (level, 0, 9)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def saved(folder, splits):
+    """``{"train": ({column: values}, {column: feature})}`` as ``save_to_disk`` leaves it."""
+    made = {
+        split: datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+        for split, (columns, features) in splits.items()
+    }
+    (datasets.DatasetDict(made) if set(made) != {""} else made[""]).save_to_disk(folder / "mine")
+    return str(folder / "mine")
+
+
+STRING, CLASS = datasets.Value("string"), datasets.ClassLabel(names=["cat", "dog"])
+
+
+def pictures(n=N, **png_options):
+    columns = {
+        "image": [{"bytes": png(level=10 * i, **png_options), "path": None} for i in range(n)], "kind": CLASSES[:n],
+        "writer_id": WRITERS[:n],
+    }  # fmt: skip
+    return columns, {"image": datasets.Image(), "kind": CLASS, "writer_id": STRING}
+
+
+def test_images_whose_columns_are_found(tmp_path):
+    name = saved(tmp_path, {"train": pictures(), "test": pictures(4)})
+    dataset = huggingface(name, str(tmp_path / "data"), groups="writer_id")
+    assert (dataset.name, dataset.num_classes, dataset.class_names) == ("mine", 2, ("cat", "dog"))
+    assert (dataset.train.x.shape, dataset.test.x.shape) == ((N, 3, 4, 5), (4, 3, 4, 5))
+    np.testing.assert_array_equal(dataset.train.x[:, 0, 0, 0], [10 * i for i in range(N)])
+    np.testing.assert_array_equal(dataset.train.y, CLASSES)
+    np.testing.assert_array_equal(dataset.train.groups, np.arange(N) % 5)
+    again = huggingface(name, str(tmp_path / "data"), size=8)
+    assert again.train.x.shape == (N, 3, 8, 8)
+    assert again.train.groups is None
+
+
+def test_grey_images_in_one_split(tmp_path):
+    dataset = huggingface(saved(tmp_path, {"": pictures(mode="L")}), str(tmp_path / "data"))
+    assert (dataset.train.x.shape, dataset.test.x.shape) == ((16, 1, 4, 5), (4, 1, 4, 5))
+    assert np.bincount(dataset.test.y).tolist() == [2, 2]
+
+
+def test_a_test_split_without_labels_is_passed_over(tmp_path):
+    columns, features = pictures(4)
+    unlabelled = ({**columns, "kind": [-1] * 4}, features)
+    name = saved(tmp_path, {"train": pictures(), "test": unlabelled, "validation": pictures(6)})
+    assert len(huggingface(name, str(tmp_path / "data")).test) == 6
+
+
+def test_texts_with_classes(tmp_path):
+    columns = {"sentence": TEXTS, "kind": CLASSES}
+    name = saved(tmp_path, {"": (columns, {"sentence": STRING, "kind": CLASS})})
+    dataset = huggingface(name, str(tmp_path / "data"), length=10)
+    assert dataset.train.x.shape == (16, 10)
+    read = {"".join((*ALPHABET, "_")[t] for t in x) for split in (dataset.train, dataset.test) for x in split.x}
+    assert read == {text[:10].ljust(10, "_") for text in TEXTS}
+    assert len(ALPHABET) == PAD
+
+
+def test_texts_without_classes_have_the_next_character(tmp_path):
+    columns = {"line": TEXTS, "writer_id": WRITERS}
+    name = saved(tmp_path, {"train": (columns, {"line": STRING, "writer_id": STRING})})
+    dataset = huggingface(name, str(tmp_path / "data"), groups="writer_id", length=10)
+    pieces = sum(-(-(len(text) - 1) // 10) for text in TEXTS)
+    assert len(dataset.train) + len(dataset.test) == pieces
+    assert dataset.train.y.shape[1:] == (10,)
+    shown, wanted = dataset.train.x[:, 1:], dataset.train.y[:, :-1]
+    np.testing.assert_array_equal(shown[wanted >= 0], wanted[wanted >= 0])
+    assert len(np.unique(dataset.train.groups)) == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"input": "picture"}, r"data\.input=picture is no column; there are image, kind, writer_id"),
+        ({"label": "class"}, r"data\.label=class is no column"),
+        ({"groups": "speaker"}, r"partition\.by=speaker is no column"),
+        ({"input": "kind"}, r"data\.input=kind has a row that is no text"),
+        ({"size": 0}, r"data\.size=0"),
+    ],
+)
+def test_columns_that_are_not_there_are_named(tmp_path, options, words):
+    with pytest.raises(ValueError, match=words):
+        huggingface(saved(tmp_path, {"train": pictures()}), str(tmp_path / "data"), **options)
+
+
+def test_what_cannot_be_read_is_named(tmp_path, monkeypatch):
+    columns, features = pictures()
+    columns["image"][7] = {"bytes": png(size=(9, 9)), "path": None}
+    with pytest.raises(ValueError, match=r"data\.size=null: the image of row 7 has another size .* set data\.size=64"):
+        huggingface(saved(tmp_path / "a", {"": (columns, features)}), str(tmp_path / "data"))
+    columns["image"][7] = {"bytes": b"text", "path": None}
+    with pytest.raises(ValueError, match=r"data\.input=image of row 7 is no readable image"):
+        huggingface(saved(tmp_path / "b", {"": (columns, features)}), str(tmp_path / "data"))
+    with pytest.raises(ValueError, match=r"data\.name=.*data cannot be loaded \(FileNotFoundError"):
+        huggingface(str(tmp_path / "data"), str(tmp_path / "data"))
+    with pytest.raises(ValueError, match=r"data\.name=null must be a data set of the hub"):
+        huggingface(None, str(tmp_path))
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ValueError, match=r"needs datasets: .*\[huggingface\]"):
+        huggingface("somebody/something", str(tmp_path))
+
+
+@pytest.mark.parametrize("label", [True, False])
+def test_the_lstm_reads_texts_of_any_tokens(tmp_path, config, label):
+    columns, features = {"text": TEXTS}, {"text": STRING}
+    if label:
+        columns, features = columns | {"kind": CLASSES}, features | {"kind": CLASS}
+    name = saved(tmp_path, {"": (columns, features)})
+    small = ("rounds=1", "participation.num_clients=5", "partition=iid", "model.hidden=4", "client.epochs=1")
+    mine = ("data=huggingface", f"data.name={name}", "data.length=10", "model=lstm", f"paths.data_dir={tmp_path}")
+    result = train(config(*mine, *small))
+    net = result.module.net
+    assert (net.last_only, net.embedding.num_embeddings) == (label, 256)
+    assert net.fc.out_features == result.trainer.datamodule.num_classes == (2 if label else 80)
+
+
+def test_a_run_with_natural_clients(tmp_path, config):
+    name = saved(tmp_path, {"train": pictures(), "test": pictures(4)})
+    mine = (
+        "data=huggingface", f"data.name={name}", "partition=natural", "partition.by=writer_id", "rounds=1",
+        "participation.num_clients=null", "model.hidden=[8]", f"paths.data_dir={tmp_path}",
+    )  # fmt: skip
+    result = train(config(*mine))
+    data = result.trainer.datamodule
+    assert (data.num_clients, data.partition.sizes.tolist(), data.num_test) == (5, [4] * 5, 4)
