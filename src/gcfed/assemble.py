@@ -199,6 +199,8 @@ def build_methods(cfg: DictConfig) -> list[FederatedMethod]:
 
 def described(cfg: DictConfig, data: FederatedDataModule) -> DictConfig:
     """A config whose model is built for these data, also where it leaves their shape and classes open."""
+    if cfg.data.num_classes == data.num_classes and cfg.data.input_shape == list(data.input_shape):
+        return cfg
     cfg = cfg.copy()
     with open_dict(cfg):
         if cfg.data.num_classes is None and "vocabulary" in cfg.model:  # a reader of texts, of whatever tokens

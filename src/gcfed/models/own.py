@@ -13,7 +13,7 @@ from omegaconf import DictConfig, open_dict
 from torch import Tensor, nn
 
 from gcfed.models.norm import apply_policy
-from gcfed.utils.instantiate import installed, require
+from gcfed.utils.instantiate import build, installed, require
 
 log = logging.getLogger(__name__)
 
@@ -27,15 +27,15 @@ def build_net(cfg: DictConfig) -> nn.Module:
     Raises:
         ValueError: it cannot be built, is no network or does not fit the data; names the key.
     """
-    cfg = cfg.copy()
-    target, policy = str(cfg.model.get("_target_")), cfg.model.get("norm_policy", "average")
+    node = cfg.model.copy()
+    target, policy = str(node.get("_target_")), node.get("norm_policy", "average")
     own = not target.startswith("gcfed.")
-    shape = {key: cfg.model.get(key) for key in ("input_shape", "num_classes")}
-    with open_dict(cfg):
-        cfg.model.pop("norm_policy", None)
+    shape = {key: node.get(key) for key in ("input_shape", "num_classes")}
+    with open_dict(node):
+        node.pop("norm_policy", None)
         for key in shape.keys() - _arguments(target) if own else ():
-            cfg.model.pop(key, None)
-    net = require(cfg, "model")
+            node.pop(key, None)
+    net = build(node) if node.get("_target_") else require(cfg, "model")
     if not isinstance(net, nn.Module):
         raise ValueError(f"model._target_={target} makes a {type(net).__name__}, not a torch.nn.Module.")
     if own and None not in shape.values():
