@@ -128,7 +128,7 @@ class Sitting(Callback):
             "threads": torch.get_num_threads() if device.type == "cpu" else None,
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
             "precision": str(trainer.precision),
-            "stack": loop.solver.stack_size(net, device, loop.sampler.per_round),
+            "stack": loop.layout(pl_module)[0],
             "clients": loop.data.num_clients,
             "samples": median(r["samples"] for r in self.rounds),
             "mflop_per_sample": flops / 1e6,

@@ -2,13 +2,14 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 import torch
 
-from benchmarks import plain
+from benchmarks import gpu, kernels, plain
 from gcfed.utils.resolvers import ROOT
 
 PARTS = {"forward", "backward", "step", "hooks", "batch", "broadcast", "aggregate", "evaluate", "checkpoint", "loop"}
@@ -65,3 +66,19 @@ def test_a_word_that_is_no_override_is_refused():
     assert done.returncode == 2
     assert "fast" in done.stderr
     assert "key=value" in done.stderr
+
+
+@pytest.mark.parametrize(("algorithm", "stack"), [("fedavg", 1), ("scaffold", 5), ("fedsam", 1)])
+def test_a_step_has_as_many_kernels_as_the_table_says(algorithm, stack):
+    rows = re.findall(r"^\| (.*) \| (\d+) \| (\d+) \|$", (ROOT / "docs/performance.md").read_text(), re.MULTILINE)
+    ((alone, five),) = [numbers for names, *numbers in rows if f"`{algorithm}`" in names]
+    assert kernels.count(algorithm, stack) == pytest.approx(int(alone if stack == 1 else five), rel=0.1)
+
+
+def test_a_run_is_measured_by_its_steps(tmp_path):
+    """What can be tried of benchmarks/gpu.py without one."""
+    small = ("data.limit_train=200", "data.limit_test=20", "participation.num_clients=5", "client.steps=1", "rounds=2")
+    gpu.run(tmp_path, "digits", *small, trainer="cpu")
+    found = gpu.seconds(tmp_path)
+    assert found["round_s"] >= found["train_s"] > 0
+    assert found["step_us"] == pytest.approx(found["train_s"] / 5 * 1e6)

@@ -82,7 +82,7 @@ def test_the_engine_regresses_as_a_plain_loop_does(k):
 def test_padded_targets_count_for_nothing():
     data = vectors()
     plan = BatchPlan(torch.tensor([[[0, 1, 2]], [[9, 9, 9]]]), None, np.array([[3], [1]]))
-    batch = plan.batch(data, 0, 2)
+    batch = plan.batch(data, 0, plan.kinds[0])
     losses = SquaredError().losses(torch.zeros_like(batch.y), batch.y)
     expected = [losses[0].mean(), losses[1, 0]]
     torch.testing.assert_close(batch.mean(losses), torch.stack(expected))

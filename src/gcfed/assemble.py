@@ -238,7 +238,7 @@ def describe(parts: Parts, trainer: Trainer) -> str:
     """One line on what is about to run."""
     loop, net, data = parts.loop, parts.module.net, parts.data
     device, processes = trainer.strategy.root_device, trainer.world_size
-    k = loop.solver.stack_size(net, device, loop.sampler.per_round)
+    k = {"auto": 1 if device.type == "cpu" else "as many as fit"}.get(str(loop.solver.stack), loop.solver.stack)
     where = f"{k} at once on {device}" + (f" in each of {processes} processes" if processes > 1 else "")
     names = ", ".join(type(m).__name__ for m in parts.methods) or "none"
     assert data.partition is not None

@@ -20,6 +20,7 @@ from gcfed.federated.solver import LocalSolver, clip_client_grads_
 from gcfed.federated.stack import ClientStack, broadcast_state, uses_batch_statistics
 from gcfed.methods.centralization import GradientCentralization
 from gcfed.methods.proximal import Proximal
+from gcfed.models.cnn import CNN
 from gcfed.models.mlp import MLP
 
 
@@ -299,15 +300,30 @@ def test_bad_solver_settings_name_their_key(kwargs, key):
         LocalSolver(partial(optimizer, lr=0.1), **kwargs)
 
 
-@pytest.mark.parametrize(("gigabytes", "expected"), [(80, 5), (0.02, 3), (0.001, 1)])
-def test_a_gpu_takes_as_many_clients_at_once_as_fit(monkeypatch, gigabytes, expected):
-    memory = SimpleNamespace(total_memory=int(gigabytes * 1e9))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: memory)
-    net = nn.Linear(1000, 100)  # 0.4 MB, of which a client takes sixteen times as much
-    assert solver().stack_size(net, torch.device("cuda", 0), 5) == expected
-    assert solver(stack=2).stack_size(net, torch.device("cuda", 0), 5) == 2
-    assert solver().stack_size(nn.BatchNorm1d(3), torch.device("cuda", 0), 5) == 1
-    assert solver().stack_size(net, CPU, 5) == 1
+@pytest.mark.parametrize(
+    ("net", "gigabytes", "expected"),
+    [
+        # 4.0 MB of weights, sixteen times as much for a client, and twice 50 activations of 4 kB
+        (MLP(input_shape=(1000,), num_classes=1000, hidden=[]), 80, (5, 1)),
+        (MLP(input_shape=(1000,), num_classes=1000, hidden=[]), 0.2, (3, 1)),
+        (MLP(input_shape=(1000,), num_classes=1000, hidden=[]), 0.001, (1, 1)),
+        (CNN(input_shape=(3, 32, 32), num_classes=10), 80, (1, 5)),
+        (CNN(input_shape=(3, 32, 32), num_classes=10), 0.5, (1, 3)),
+        (nn.Sequential(nn.BatchNorm1d(1000)), 80, (1, 1)),  # not ours: it may draw numbers
+    ],
+)
+def test_a_gpu_takes_as_many_clients_at_once_as_fit(monkeypatch, net, gigabytes, expected):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(gigabytes * 1e9), 0))
+    shape = (3, 32, 32) if isinstance(net, CNN) else (1000,)
+    data = SimpleNamespace(fetch=lambda index, augment: (torch.zeros(1, *shape), None))
+    monkeypatch.setattr(torch, "zeros", partial(_on_cpu, torch.zeros))
+    assert solver().layout(net, torch.device("cuda", 0), 5, data) == expected
+    assert solver(stack=2).layout(net, torch.device("cuda", 0), 5, data)[0] == 2
+    assert solver().layout(net, CPU, 5, data) == (1, 1)
+
+
+def _on_cpu(make, *size, device=None, **keywords):
+    return make(*size, **keywords)
 
 
 @pytest.mark.parametrize("how", ["backward", "gradients"])

@@ -63,7 +63,8 @@ def test_weights_and_running_statistics_come_back(federation, method):
     for leaf in stack.leaves.values():
         if leaf.requires_grad:
             leaf.data += 0.1 * torch.randn_like(leaf)
-    batch = sgd().plan(federation, np.arange(1), make_round(start), CPU).batch(federation, 0, 1)
+    plan = sgd().plan(federation, np.arange(1), make_round(start), CPU)
+    batch = plan.batch(federation, 0, plan.kinds[0])
     before = {name: t.clone() for name, t in stack.full.items()}
     method.before_step(stack, batch, lambda: local_objective(stack, batch, [method])[1])
     moved = {name for name, leaf in stack.leaves.items() if not torch.equal(leaf, before[name])}

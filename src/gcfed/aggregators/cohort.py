@@ -11,6 +11,7 @@ from torch import Tensor
 from gcfed.federated.aggregate import Upload
 from gcfed.federated.round import Round
 from gcfed.federated.stack import Params
+from gcfed.utils.device import on_device
 from gcfed.utils.number import number
 
 COLUMNS = 1 << 20  # coordinates that a rule sorts at a time
@@ -44,7 +45,7 @@ class CohortRule:
             self._table = updates.new_zeros(len(round.cohort), updates.shape[1])
             self._finite = updates.new_zeros(len(round.cohort))
         place = {client: i for i, client in enumerate(round.cohort.tolist())}
-        rows = torch.tensor([place[client] for client in upload.clients.tolist()], device=updates.device)
+        rows = on_device([place[client] for client in upload.clients.tolist()], updates.device)
         self._table[rows], self._finite[rows] = updates, upload.finite.to(updates.dtype)
 
     def reduce(self, round: Round, like: Params | None = None) -> Params:

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gcfed.utils.device import on_device
 from gcfed.utils.number import flag, number, numbers
 
 
@@ -93,8 +94,8 @@ class ImageTransform:
                 x_BCHW = rotated(x_BCHW, augment_BA[:, 3] / 1000 - self.rotation)
             x_BCHW = self._crop_and_flip(x_BCHW, augment_BA)
         if self._affine is None or self._affine[0].device != x_BCHW.device or self._affine[0].dtype != dtype:
-            mean = torch.tensor(self.mean, dtype=dtype, device=x_BCHW.device).view(-1, 1, 1)
-            std = torch.tensor(self.std, dtype=dtype, device=x_BCHW.device).view(-1, 1, 1)
+            mean = on_device(self.mean, x_BCHW.device, dtype).view(-1, 1, 1)
+            std = on_device(self.std, x_BCHW.device, dtype).view(-1, 1, 1)
             self._affine = (1 / (255 * std), -mean / std)
         scale, shift = self._affine
         return x_BCHW.to(dtype, memory_format=memory_format).mul_(scale).add_(shift)

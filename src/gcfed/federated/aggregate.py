@@ -11,6 +11,7 @@ from torch import Tensor
 from gcfed.federated.exact import ExactSum, reduce_sums
 from gcfed.federated.round import Round
 from gcfed.federated.stack import Params, nbytes
+from gcfed.utils.device import on_device
 from gcfed.utils.number import choice, flag
 
 
@@ -96,7 +97,7 @@ class MeanAggregator:
         """Takes in the updates of K clients; one with a number that is not finite counts for nothing."""
         weight = upload.finite.to(torch.float32)
         if self.weighting == "samples":
-            weight = weight * torch.as_tensor(upload.num_samples, device=weight.device)
+            weight = weight * on_device(upload.num_samples, weight.device)
         self.add_weighted(upload.delta, weight)
 
     def add_weighted(self, values: Params, weight: Tensor) -> None:

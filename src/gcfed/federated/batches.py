@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from gcfed.data.batch import Batch
+from gcfed.utils.device import on_device
 from gcfed.utils.rng import generator
 
 LAST_BATCH = ("keep", "drop", "wrap")
@@ -30,6 +31,14 @@ class ClientData(Protocol):
         """Inputs ``[*index.shape, *input]`` and labels ``[*index.shape]`` on the device."""
 
 
+class Kind(NamedTuple):
+    """What two local steps must have in common to be the same operations: active clients, batch size, no padding."""
+
+    active: int
+    size: int
+    even: bool
+
+
 @dataclass
 class BatchPlan:
     """All local steps of K clients of one round, longest client first.
@@ -38,6 +47,7 @@ class BatchPlan:
         index: sample indices, ``[K, T, B]`` on the device; a missing one repeats the client's first sample.
         augment: augmentation draws, ``[K, T, B, A]``, or None.
         counts: real samples of each step, ``[K, T]`` on the host; 0 once a client has finished.
+        kinds: of each step, ``[T]``.
     """
 
     index: Tensor
@@ -45,9 +55,10 @@ class BatchPlan:
     counts: np.ndarray
 
     def __post_init__(self) -> None:
-        self._counts = torch.as_tensor(self.counts, dtype=torch.float32, device=self.index.device)
-        self._sizes = self.counts.max(0).tolist()  # of each step's batch
-        self._even = ((self.counts == self.counts.max(0)) | (self.counts == 0)).all(0).tolist()
+        self._counts = on_device(self.counts, self.index.device, torch.float32)
+        even = ((self.counts == self.counts.max(0)) | (self.counts == 0)).all(0)
+        kinds = zip((self.counts > 0).sum(0).tolist(), self.counts.max(0).tolist(), even.tolist(), strict=True)
+        self.kinds = [Kind(*kind) for kind in kinds]
 
     @property
     def steps(self) -> np.ndarray:
@@ -60,16 +71,20 @@ class BatchPlan:
         counts = np.where(np.arange(longest) < steps[:, None], self.counts[:, :longest], 0)
         return BatchPlan(self.index[:, :longest], None if self.augment is None else self.augment[:, :longest], counts)
 
-    def batch(self, data: ClientData, t: int, n: int) -> Batch:
-        """Step ``t`` of the first ``n`` clients, those that are not done by then."""
-        size = self._sizes[t]
-        index = self.index[:n, t, :size]
-        x, y = data.fetch(index, None if self.augment is None else self.augment[:n, t, :size])
+    def batch(self, data: ClientData, step: int | Tensor, kind: Kind) -> Batch:
+        """A step of the clients that are not done by then; its number may be a tensor ``[1]`` on the device."""
+        n, size, even = kind
+
+        def at(table: Tensor) -> Tensor:
+            return table[:n, step] if isinstance(step, int) else table[:n].index_select(1, step).squeeze(1)
+
+        index, counts = at(self.index)[:, :size], at(self._counts)
+        x, y = data.fetch(index, None if self.augment is None else at(self.augment)[:, :size])
         mask = rows = None
-        if not self._even[t]:
-            mask = rows = torch.arange(size, device=index.device) < self._counts[:n, t, None]
+        if not even:
+            mask = rows = torch.arange(size, device=index.device) < counts[:, None]
         if y.dim() == 2 or y.is_floating_point():
-            return Batch(x, y, mask, self._counts[:n, t], rows)
+            return Batch(x, y, mask, counts, rows)
         mask = y >= 0 if mask is None else (y >= 0) & mask.unsqueeze(-1)
         return Batch(x, y, mask, mask.flatten(1).sum(1).clamp(min=1), rows)
 

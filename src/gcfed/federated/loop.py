@@ -17,11 +17,14 @@ from gcfed.federated.aggregate import Aggregator, Upload, finite_clients
 from gcfed.federated.faults import Faults
 from gcfed.federated.method import FederatedMethod, Setup, upload_shapes, validate_methods
 from gcfed.federated.module import FederatedModule
+from gcfed.federated.recorder import Recorder
 from gcfed.federated.round import Round, assign
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import ClientStack, broadcast_state, nbytes
 from gcfed.federated.store import ClientStores
 from gcfed.federated.strategy import sum_over_processes
+from gcfed.federated.streams import Streams
+from gcfed.utils.device import on_device
 from gcfed.utils.rng import torch_seed
 
 log = logging.getLogger(__name__)
@@ -64,6 +67,7 @@ class FederatedLoop(Callback):
         self.last_row: dict[str, Any] = {}
         self.round: Round | None = None
         self._started = 0.0
+        self._layout: tuple[int, Streams] | None = None
 
     @staticmethod
     def of(trainer: Trainer) -> FederatedLoop:
@@ -74,6 +78,7 @@ class FederatedLoop(Callback):
         assert isinstance(pl_module, FederatedModule)
         if self.data is not trainer.datamodule:  # type: ignore[attr-defined]
             self.bind(trainer.callbacks, trainer.datamodule, pl_module)  # type: ignore[attr-defined]
+        self._layout = None
         self.stores.start(trainer.world_size, first=trainer.is_global_zero)
         trainer.strategy.barrier()
 
@@ -132,14 +137,23 @@ class FederatedLoop(Callback):
         shapes = upload_shapes(self.methods, round)
         extra = {name: self.aggregator.beside() for name in shapes if name != "delta"}
         net.train()
-        for clients in self.stacks(trainer, round.cohort):
-            stats += self._receive(*self.train_clients(trainer, pl_module, clients, round), extra, round)
+        stacks = self.stacks(trainer, round.cohort)
+        _, streams = self.layout(pl_module)
+        with streams.round():
+            for clients in stacks:
+                with streams.stack():
+                    trained = self.train_clients(trainer, pl_module, clients, round)
+                    with streams.sums():
+                        stats += self._receive(*trained, extra, round)
+                    del trained  # nothing holds the uploads while the next stack trains
         update = self.aggregator.reduce(round, shapes["delta"])
         round.received = {name: part.reduce(round, shapes[name]) for name, part in extra.items()}
 
         results = [{name: t.unsqueeze(0) for name, t in part.items()} for part in (update, *round.received.values())]
         overflown = ~torch.cat([finite_clients(part) for part in results]).all(0, keepdim=True)
-        (stats,) = round.reduce([torch.cat([stats, overflown, stats.new_tensor([round.samples, round.steps])])])
+        (stats,) = round.reduce(
+            [torch.cat([stats, overflown, on_device([round.samples, round.steps], device, stats.dtype)])]
+        )
         # The round's one wait for the device:
         loss, counted, num_finite, up_bytes, refused, samples, steps = stats.tolist()
         self.stores.finish_round(round)  # after it: only now has every process sent, so written, what it has
@@ -176,8 +190,15 @@ class FederatedLoop(Callback):
         module = trainer.lightning_module
         assert isinstance(module, FederatedModule)
         mine = assign(cohort, self._steps(cohort, trainer.global_step), trainer.global_rank, trainer.world_size)
-        k = self.solver.stack_size(module.net, module.device, len(cohort))
+        k, _ = self.layout(module)
         return np.split(mine, range(k, len(mine), k)) if len(mine) else []
+
+    def layout(self, module: FederatedModule) -> tuple[int, Streams]:
+        """K, the clients of a stack, and the streams that stacks train on; found once the network is on its device."""
+        if self._layout is None:
+            k, streams = self.solver.layout(module.net, module.device, self.sampler.per_round, self.data)
+            self._layout = k, Streams(module.device, streams)
+        return self._layout
 
     def train_clients(
         self, trainer: Trainer, pl_module: FederatedModule, clients: np.ndarray, round: Round
@@ -201,7 +222,8 @@ class FederatedLoop(Callback):
         for method in methods:
             method.on_clients_start(stack, round)
         autocast = trainer.precision_plugin.forward_context
-        loss_K = self.solver.train(stack, plan, data, round, methods, pl_module.after_backward(), autocast)
+        hook, recorder = pl_module.after_backward(), self._recorder(trainer, pl_module)
+        loss_K = self.solver.train(stack, plan, data, round, methods, hook, autocast, recorder)
         pl_module.clients = None
         for method in methods:
             method.on_clients_end(stack, round)
@@ -213,6 +235,15 @@ class FederatedLoop(Callback):
             for tensors in (upload.delta, *upload.extra.values()):
                 upload.finite = upload.finite & finite_clients(tensors)
         return upload, loss_K
+
+    def _recorder(self, trainer: Trainer, pl_module: FederatedModule) -> Recorder | None:
+        """What records local steps, if all that takes part in them allows it."""
+        others = [c for c in trainer.callbacks if not isinstance(c, FederatedMethod)]  # type: ignore[attr-defined]
+        if any(type(other).on_after_backward is not Callback.on_after_backward for other in others):
+            return None
+        if not all(method.graphable for method in self.methods if method.in_steps):
+            return None
+        return self.solver.recorder(pl_module.net, pl_module.device)
 
     def _receive(
         self, upload: Upload, loss_K: torch.Tensor, extra: dict[str, Aggregator], round: Round
@@ -228,7 +259,7 @@ class FederatedLoop(Callback):
         self.aggregator.add(upload, round)
         finite = upload.finite & loss_K.isfinite()
         counts = [loss_K.where(finite, 0.0).double().sum(), finite.sum(), upload.finite.sum()]
-        sent = loss_K.new_tensor(len(loss_K) * upload.bytes_per_client, dtype=torch.float64)
+        sent = torch.full_like(loss_K[0], len(loss_K) * upload.bytes_per_client, dtype=torch.float64)
         return torch.stack([*(count.double() for count in counts), sent])
 
     # ------------------------------------------------------------------------------------- the end of a round

@@ -86,8 +86,17 @@ class FederatedMethod(Callback):
     """What it does to a step or an upload, and so when its hooks are called."""
     corrects_drift = False
     """Whether it reads the clients' drift off their updates to correct it; two such would each correct the other."""
+    graphable = False
+    """Whether its hooks of a local step do nothing but to tensors on the device, so that a step can be recorded
+    (:mod:`gcfed.federated.recorder`); without it the run's steps are not."""
     task_weight = 1.0
     """Factor on the task's own loss in the clients' objective, for methods that balance it against their term."""
+
+    @property
+    def in_steps(self) -> bool:
+        """Whether it takes part in local steps."""
+        hooks = ("before_step", "calibrate", "local_loss", "on_after_backward", "after_step")
+        return any(getattr(type(self), hook) is not getattr(FederatedMethod, hook) for hook in hooks)
 
     def validate(self, setup: Setup) -> None:
         """Called once, before the first round; raises ValueError, naming the config key, for what cannot work."""

@@ -6,12 +6,32 @@ import torch
 from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torchmetrics import MeanMetric
+from torchmetrics import Metric
 
 from gcfed.federated.stack import ClientStack, Params
 from gcfed.optim.partial import try_optimizer
 from gcfed.tasks import CLASSIFICATION, Task
 from gcfed.utils.number import part
+
+
+class ScoreMean(Metric):
+    """A weighted mean of a test's scores: two sums, without the two waits for the device of torchmetrics' own mean."""
+
+    total: Tensor
+    weight: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("total", "weight"):
+            self.add_state(name, torch.zeros(()), dist_reduce_fx="sum")
+
+    def update(self, values: Tensor, weight: Tensor) -> None:
+        """Scores and their weights, of one shape."""
+        self.total += (values.float() * weight.float()).sum()
+        self.weight += weight.float().sum()
+
+    def compute(self) -> Tensor:
+        return self.total / self.weight
 
 
 class FederatedModule(LightningModule):
@@ -45,7 +65,7 @@ class FederatedModule(LightningModule):
         self.refused = False  # whether the last step was taken back
         self._before: Params = {}
         self.task = task
-        self.test_means = nn.ModuleDict({column: MeanMetric() for of in (0, 1) for column in self._columns(of)})
+        self.test_means = nn.ModuleDict({column: ScoreMean() for of in (0, 1) for column in self._columns(of)})
 
     def configure_optimizers(self) -> Optimizer:
         return self.server(self.net.parameters())
@@ -130,7 +150,7 @@ class FederatedModule(LightningModule):
         x, y = self.trainer.datamodule.fetch_test(batch, dataloader_idx)  # type: ignore[attr-defined]
         real, scores = self.task.real(y), self.task.scores(self.net(x), y)
         for column, source in zip(self._columns(dataloader_idx), self.task.columns, strict=True):
-            self.test_means[column].update(scores[source], weight=real)  # type: ignore[operator]
+            self.test_means[column].update(scores[source], real)  # type: ignore[operator]
 
     def on_validation_epoch_end(self) -> None:
         # The loop logs the round's whole row; from here they reach callbacks that monitor a metric.

@@ -9,16 +9,28 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.utils.rnn import pad_sequence
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from gcfed.data.batch import Batch
-from gcfed.federated.batches import LAST_BATCH, BatchPlan, ClientData, has_single, number_of_steps, plan_batches
+from gcfed.federated.batches import LAST_BATCH, BatchPlan, ClientData, Kind, has_single, number_of_steps, plan_batches
+from gcfed.federated.recorder import Graph, Recorder
 from gcfed.federated.round import Order, Round
-from gcfed.federated.stack import ClientStack, Output, cannot_stack, client_norms, per_client, uses_batch_statistics
+from gcfed.federated.stack import (
+    ClientStack,
+    Output,
+    cannot_stack,
+    client_norms,
+    has_dropout,
+    is_recurrent,
+    per_client,
+    uses_batch_statistics,
+)
 from gcfed.optim.partial import fused, probe_optimizer, try_optimizer, unprofiled_step
-from gcfed.utils.number import choice, number, part
+from gcfed.utils.device import on_device
+from gcfed.utils.number import choice, flag, number, part
 
+STREAMS = 8  # at most: more side by side than a GPU has work for
 # They take norms or products over whole tensors, so a stacked tensor would mix its clients.
 _NOT_ELEMENTWISE = ("LBFGS", "Muon", "Adafactor", "SparseAdam")
 
@@ -52,6 +64,7 @@ class LocalSolver:
         clip_norm: bound on the norm of each client's gradient after all hooks; None: no clipping.
         stack: K, clients trained at once on a device; ``auto`` is 1 on a CPU, where grouped convolutions are slow, and
             as many of the cohort as fit into a GPU's memory.
+        graphs: on a GPU, record local steps as CUDA graphs where the methods and the network allow it.
 
     Raises:
         ValueError: for a setting out of its range, or an optimizer that is not elementwise.
@@ -68,6 +81,7 @@ class LocalSolver:
         lr_decay: float = 1.0,
         clip_norm: float | None = None,
         stack: int | str = "auto",
+        graphs: bool = True,
     ) -> None:
         cls = part("client.optimizer", optimizer.func if isinstance(optimizer, partial) else optimizer)
         if getattr(cls, "__name__", "") in _NOT_ELEMENTWISE:
@@ -84,16 +98,26 @@ class LocalSolver:
         self.lr_decay = number("client.lr_decay", lr_decay, 0, 1, above=True)
         self.clip_norm = number("client.clip_norm", clip_norm, 0, above=True, none=True)
         self.stack = number("client.stack", stack, 1, whole=True, auto=True)
+        self.graphs = flag("client.graphs", graphs)
+        self._recorders: dict[int, Graph] = {}  # by stream
 
-    def stack_size(self, net: nn.Module, device: torch.device, cohort: int) -> int:
-        """K, the number of clients trained at once."""
-        if self.stack != "auto":
-            return min(int(self.stack), cohort)
-        if device.type != "cuda" or cannot_stack(net):
-            return 1
-        # A client takes its weights, gradients, momentum and a method's terms beside its activations.
-        client = 16 * sum(p.nbytes for p in net.parameters())
-        return max(1, min(cohort, torch.cuda.get_device_properties(device).total_memory // client))
+    def layout(self, net: nn.Module, device: torch.device, cohort: int, data: ClientData) -> tuple[int, int]:
+        """K, the clients of a stack, and the number of streams on which stacks train side by side.
+
+        On a GPU, on which network and data lie by now, networks with convolutions train a client a stream, since
+        stacked ones are slow; networks that draw numbers (dropout, or what a network that is not ours may do) train
+        on one stream, since there is one generator.
+        """
+        if device.type != "cuda":
+            return (1 if self.stack == "auto" else min(int(self.stack), cohort)), 1
+        # A client takes its weights, gradients, momentum and a method's terms, and the activations of a batch twice.
+        sample = data.fetch(torch.zeros(1, dtype=torch.int64, device=device), None)[0]
+        client = 16 * sum(p.nbytes for p in net.parameters()) + 2 * self.batch_size * activation_bytes(net, sample)
+        fit = max(1, min(cohort, torch.cuda.mem_get_info(device)[0] // client))
+        alone = cannot_stack(net) or any(isinstance(m, nn.modules.conv._ConvNd) for m in net.modules())
+        k = (1 if alone else fit) if self.stack == "auto" else min(int(self.stack), cohort)
+        draws = has_dropout(net) or not type(net).__module__.startswith("gcfed.")
+        return k, 1 if draws else max(1, min(-(-cohort // k), fit // k, STREAMS))
 
     def validate(self, net: nn.Module, data: Any) -> None:
         """Refuses a network with batch normalisation whose clients' batches it cannot normalise.
@@ -119,6 +143,15 @@ class LocalSolver:
             ) from None
         finally:
             net.train(training)
+
+    def recorder(self, net: nn.Module, device: torch.device) -> Recorder | None:
+        """What records this network's steps on the present stream; None where each is launched from Python."""
+        if not self.graphs or device.type != "cuda" or is_recurrent(net):
+            return None
+        stream = torch.cuda.current_stream(device)
+        if stream == torch.cuda.default_stream(device):
+            return None
+        return self._recorders.setdefault(stream.cuda_stream, Graph())
 
     def lr(self, round_index: int) -> float:
         """η_l, the learning rate of a round: it follows the round, not the client."""
@@ -151,7 +184,7 @@ class LocalSolver:
             epochs=self.epochs,
             steps=self.steps,
             last_batch=self.last_batch,
-            to_device=lambda array: torch.from_numpy(array).to(device, non_blocking=True),
+            to_device=lambda array: on_device(array, device),
         )
 
     def train(
@@ -163,8 +196,12 @@ class LocalSolver:
         methods: Sequence[LocalHooks],
         after_backward: Callable[[], object],
         autocast: Callable[[], AbstractContextManager] = nullcontext,
+        recorder: Recorder | None = None,
     ) -> Tensor:
         """Trains the stack through its plan; ``after_backward`` calls that hook of the methods.
+
+        With a recorder, the second step of each kind is recorded and the later ones are played back; the first one is
+        not as the others (an optimizer makes its state).
 
         Returns:
             Each client's mean task loss over all samples that it saw, ``[K]`` on the device.
@@ -172,15 +209,21 @@ class LocalSolver:
         optimizer = self.optimizer(list(stack.leaves.values()))
         for group in optimizer.param_groups:
             group["lr"] = round.lr
+            if recorder is not None and "capturable" in group:
+                group["capturable"] = plan.index.is_cuda
         update = unprofiled_step(optimizer)
-        losses: list[tuple[Tensor, Tensor]] = []  # of each step, the clients' mean losses and their labels, [n] each
-        active = (plan.counts > 0).sum(0)
-        for t, n in enumerate(active.tolist()):
-            if n < stack.active:
-                stack.shrink(n, optimizer)
-            batch = plan.batch(data, t, n)
-            losses.append((self.step(stack, batch, update, methods, after_backward, autocast), batch.count))
-        return _mean_losses(losses)
+        losses = Losses(*plan.counts.shape)
+
+        def plain(number: int | Tensor, kind: Kind) -> None:
+            batch = plan.batch(data, number, kind)
+            losses.write(number, self.step(stack, batch, update, methods, after_backward, autocast), batch.count)
+
+        step = plain if recorder is None else recorded(plain, recorder, plan.index.device)
+        for t, kind in enumerate(plan.kinds):
+            if kind.active < stack.active:
+                stack.shrink(kind.active, optimizer)
+            step(t, kind)
+        return losses.means()
 
     def step(
         self,
@@ -211,10 +254,70 @@ class LocalSolver:
         return task.detach()
 
 
-def _mean_losses(losses: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Steps' mean losses and their numbers of labels, ``[n]`` with n ≤ K falling → means over all steps, ``[K]``."""
-    means, counts = (pad_sequence(list(values), batch_first=True) for values in zip(*losses, strict=True))
-    return (means * counts).sum(0) / counts.sum(0)
+def activation_bytes(net: nn.Module, sample: Tensor) -> int:
+    """Bytes of what the layers of a network return for one sample, ``[1, *input]``."""
+    returned: list[int] = []
+
+    def count(layer: nn.Module, inputs: object, output: object) -> None:
+        returned.extend(t.nbytes for t in tree_leaves(output) if isinstance(t, Tensor))
+
+    hooks = [layer.register_forward_hook(count) for layer in net.modules() if not list(layer.children())]
+    training = net.training
+    try:
+        with torch.no_grad():
+            net.eval()(sample)
+    finally:
+        net.train(training)
+        for hook in hooks:
+            hook.remove()
+    return sum(returned)
+
+
+class Losses:
+    """The clients' mean losses in each step and their numbers of labels, ``[T, K]``, 0 where a client is done."""
+
+    def __init__(self, k: int, steps: int) -> None:
+        self.shape = steps, k
+        self.tables: tuple[Tensor, ...] = ()
+
+    def write(self, number: int | Tensor, *values: Tensor) -> None:
+        """Losses and numbers of labels of the active clients, ``[n]`` each, in a step."""
+        self.tables = self.tables or tuple(value.new_zeros(self.shape) for value in values)
+        for table, value in zip(self.tables, values, strict=True):
+            rows = table[:, : len(value)]
+            if isinstance(number, int):
+                rows[number] = value
+            else:
+                rows.index_copy_(0, number, value.unsqueeze(0))
+
+    def means(self) -> Tensor:
+        """Each client's mean over all its labels, ``[K]``."""
+        means, counts = self.tables
+        return (means * counts).sum(0) / counts.sum(0)
+
+
+def recorded(
+    step: Callable[[int | Tensor, Kind], None], recorder: Recorder, device: torch.device
+) -> Callable[[int | Tensor, Kind], None]:
+    """The same step, whose kinds are recorded at their second time; its number is counted on the device."""
+    number = torch.zeros(1, dtype=torch.int64, device=device)
+    seen: set[Kind] = set()
+    recordings: dict[Kind, Callable[[], object]] = {}
+
+    def counted(kind: Kind) -> None:
+        step(number, kind)
+        number.add_(1)
+
+    def play(_: int | Tensor, kind: Kind) -> None:
+        if kind in recordings:
+            recordings[kind]()
+        elif kind in seen:
+            recordings[kind] = recorder.record(partial(counted, kind))
+        else:
+            counted(kind)
+            seen.add(kind)
+
+    return play
 
 
 def local_objective(stack: ClientStack, batch: Batch, methods: Sequence[LocalHooks]) -> tuple[Tensor, Tensor]:

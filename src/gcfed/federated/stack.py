@@ -62,9 +62,8 @@ class ClientStack:
         self.clients, self.num_samples, self.num_steps = clients, num_samples, num_steps
         self.start, self.task = dict(start), task
         self.net, self._tap, self._swap = net, Tap(net, tap_features, tap_stages), Swap(net)
-        dropout = any(isinstance(m, nn.modules.dropout._DropoutNd) for m in net.modules())
         foreign = not type(net).__module__.startswith("gcfed.")  # what its modules do in training, it alone knows
-        self._has_modes = dropout or foreign or uses_batch_statistics(net)
+        self._has_modes = has_dropout(net) or foreign or uses_batch_statistics(net)
         self._single = SqueezedSingle if is_recurrent(net) else Single
         self.full: Params = {name: broadcast_like(t, k).copy_(t) for name, t in start.items()}
         self._trained = {name: p.requires_grad for name, p in net.named_parameters()}
@@ -174,6 +173,10 @@ class ClientStack:
 
 def uses_batch_statistics(net: nn.Module) -> bool:
     return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in net.modules())
+
+
+def has_dropout(net: nn.Module) -> bool:
+    return any(isinstance(m, nn.modules.dropout._DropoutNd) for m in net.modules())
 
 
 def is_recurrent(net: nn.Module) -> bool:

@@ -58,6 +58,8 @@ class GradientCentralization(FederatedMethod):
             ``validate``, an unknown boundary.
     """
 
+    graphable = True
+
     def __init__(
         self,
         *,

@@ -21,6 +21,7 @@ from gcfed.federated.method import FederatedMethod, Setup
 from gcfed.federated.round import Round
 from gcfed.federated.stack import Params
 from gcfed.methods.requirements import local_sgd, uniform_mean
+from gcfed.utils.device import on_device
 from gcfed.utils.number import number
 
 
@@ -35,6 +36,7 @@ class FedCM(FederatedMethod):
             that is not the uniform mean.
     """
 
+    graphable = True
     corrects_drift = True
 
     def __init__(self, alpha: float = 0.1) -> None:
@@ -56,7 +58,7 @@ class FedCM(FederatedMethod):
             torch._foreach_lerp_(list(grads), [self.direction[name] for name in names], 1 - self.alpha)
 
     def on_receive(self, upload: Upload, round: Round) -> None:
-        self._steps += (upload.finite * torch.as_tensor(upload.num_steps, device=upload.finite.device)).sum()
+        self._steps += (upload.finite * on_device(upload.num_steps, upload.finite.device)).sum()
 
     def on_aggregate_end(self, update: Params, round: Round) -> None:
         (total,) = round.reduce([self._steps])

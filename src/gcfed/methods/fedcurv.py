@@ -40,6 +40,8 @@ class FedCurv(FederatedMethod):
         ValueError: an argument outside its range; at ``validate``, quantized uploads or a recurrent network.
     """
 
+    graphable = True
+
     def __init__(self, lam: float = 1e-4, *, fisher: str = "sample", chunk: int = 32) -> None:
         self.lam, self.chunk = (
             number("methods.fedcurv.lam", lam, 0),

@@ -20,6 +20,7 @@ from gcfed.federated.method import FederatedMethod, Setup
 from gcfed.federated.round import Round
 from gcfed.federated.stack import ClientStack, Params, per_client
 from gcfed.methods.requirements import exact_store, full_uploads, local_sgd, plain_server, uniform_mean
+from gcfed.utils.device import on_device
 from gcfed.utils.number import choice, number
 
 
@@ -37,6 +38,7 @@ class FedDC(FederatedMethod):
             momentum, an aggregator that is not the uniform mean, a server that is not plain, or quantized uploads.
     """
 
+    graphable = True
     corrects_drift = True
 
     def __init__(self, alpha: float = 0.01, *, correction: str = "update") -> None:
@@ -87,7 +89,7 @@ class FedDC(FederatedMethod):
     def on_upload(self, upload: Upload, round: Round) -> None:
         """Sends c_k⁺ − c_k."""
         like = upload.delta[self.names[0]]
-        scale = torch.as_tensor(-1 / (upload.num_steps * round.lr), dtype=like.dtype, device=like.device)
+        scale = on_device(-1 / (upload.num_steps * round.lr), like.device, like.dtype)
         kept = self.control if self.correction == "control" else self._own
         change = {}
         for name in self.names:

@@ -36,6 +36,7 @@ class FedDecorr(FederatedMethod):
         ValueError: β is negative, or an unknown scale; at ``validate``, a network without features.
     """
 
+    graphable = True
     needs_features = True
 
     def __init__(self, beta: float = 0.1, scale: str = "paper") -> None:

@@ -34,6 +34,7 @@ class FedDyn(FederatedMethod):
         ValueError: α is not positive; unknown ``divide_by``.
     """
 
+    graphable = True
     corrects_drift = True
 
     def __init__(self, alpha: float = 0.1, *, divide_by: str = "clients") -> None:

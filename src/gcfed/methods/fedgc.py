@@ -39,6 +39,7 @@ from gcfed.federated.round import Round
 from gcfed.federated.stack import Params, per_client
 from gcfed.methods.constraints import Part, add_weighted_, constrain_, multipliers, products
 from gcfed.methods.requirements import local_sgd, mean_aggregator
+from gcfed.utils.device import on_device
 from gcfed.utils.number import choice, flag, number
 
 log = logging.getLogger(__name__)
@@ -125,7 +126,7 @@ class FedGC(FederatedMethod):
     def on_receive(self, upload: Upload, round: Round) -> None:
         if self.sgc:
             place = {client: i for i, client in enumerate(round.cohort.tolist())}
-            rows = torch.tensor([place[client] for client in upload.clients.tolist()], device=upload.finite.device)
+            rows = on_device([place[client] for client in upload.clients.tolist()], upload.finite.device)
             sent = {name: upload.delta[name] for name in self.names}
             for t in sent.values():  # in place: these stay for the round, so that a copy would double them
                 t.masked_fill_(per_client(~upload.finite, t), 0.0)

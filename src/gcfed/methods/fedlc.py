@@ -33,6 +33,7 @@ class FedLC(FederatedMethod):
         ValueError: an argument outside its range.
     """
 
+    graphable = True
     needs_classes = True
 
     def __init__(self, tau: float = 0.1, exponent: float = 0.25, floor: float = 0.0) -> None:

@@ -31,6 +31,7 @@ class FedMLB(FederatedMethod):
         ValueError: an argument outside its range; at ``validate``, a network that has no two stages.
     """
 
+    graphable = True
     needs_classes = True
     needs_stages = True
 

@@ -27,6 +27,7 @@ class FedNTD(FederatedMethod):
         ValueError: an argument outside its range.
     """
 
+    graphable = True
     needs_classes = True
 
     def __init__(self, beta: float = 1.0, tau: float = 1.0, ce_weight: float = 1.0) -> None:

@@ -44,6 +44,7 @@ class FedReg(FederatedMethod):
         ValueError: an argument outside its range; at ``validate``, inputs without gradients (text).
     """
 
+    graphable = True
     order = Order.MOVES_WEIGHTS
     needs_classes = True
 

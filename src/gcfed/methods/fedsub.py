@@ -33,6 +33,7 @@ from gcfed.federated.round import Round
 from gcfed.federated.stack import ClientStack, Params, per_client
 from gcfed.methods.requirements import exact_store
 from gcfed.methods.subspace import SubspaceMethod
+from gcfed.utils.device import on_device
 from gcfed.utils.number import flag
 
 
@@ -71,7 +72,7 @@ class FedSub(SubspaceMethod):
         self._dual = self.store.read(stack.clients, self.coordinates)
         self._turn(stack.clients, round)
         like = self._dual[self.names[0]]
-        scale = torch.as_tensor(1 / (round.lr * stack.num_steps), dtype=like.dtype, device=like.device)
+        scale = on_device(1 / (round.lr * stack.num_steps), like.device, like.dtype)
         absent = self._absent if self.update_absent else {}
         duals = {name: dual + absent[name] if absent else dual for name, dual in self._dual.items()}
         self._correction = {name: dual * per_client(scale, dual) for name, dual in duals.items()}

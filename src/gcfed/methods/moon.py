@@ -33,6 +33,7 @@ class Moon(FederatedMethod):
         ValueError: an argument outside its range; at ``validate``, a network without features.
     """
 
+    graphable = True
     needs_features = True
 
     def __init__(self, mu: float = 1.0, temperature: float = 0.5) -> None:

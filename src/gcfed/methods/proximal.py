@@ -20,6 +20,8 @@ class Proximal(FederatedMethod):
         ValueError: μ is negative.
     """
 
+    graphable = True
+
     def __init__(self, mu: float = 0.1) -> None:
         self.mu = number("methods.proximal.mu", mu, 0)
 

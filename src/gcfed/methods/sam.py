@@ -30,6 +30,7 @@ class Sam(FederatedMethod):
         ValueError: ρ is negative; at ``validate``, another method moves the weights too.
     """
 
+    graphable = True
     order = Order.MOVES_WEIGHTS
     _name = "sam"
 

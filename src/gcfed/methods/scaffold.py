@@ -18,6 +18,7 @@ from gcfed.federated.round import Round
 from gcfed.federated.stack import ClientStack, Params, per_client
 from gcfed.methods.requirements import full_uploads, local_sgd
 from gcfed.optim.partial import probe_optimizer
+from gcfed.utils.device import on_device
 from gcfed.utils.number import flag
 
 
@@ -29,6 +30,7 @@ class Scaffold(FederatedMethod):
             client further than τ_k plain steps; without momentum the two are equal. False: the paper's rule as printed.
     """
 
+    graphable = True
     corrects_drift = True
 
     def __init__(self, *, momentum_correction: bool = True) -> None:
@@ -75,7 +77,7 @@ class Scaffold(FederatedMethod):
         if self.momentum_correction:
             steps = effective_steps(steps, self.momentum, nesterov=self.nesterov)
         like = upload.delta[self.names[0]]
-        scale = torch.as_tensor(-1 / (steps * round.lr), dtype=like.dtype, device=like.device)
+        scale = on_device(-1 / (steps * round.lr), like.device, like.dtype)
         change = {}
         for name, control in self.control.items():
             delta = upload.delta[name]

@@ -22,6 +22,7 @@ from gcfed.federated.round import Round
 from gcfed.federated.stack import ClientStack, Params, per_client
 from gcfed.methods.requirements import exact_store
 from gcfed.methods.subspace import SubspaceMethod
+from gcfed.utils.device import on_device
 
 
 class SSF(SubspaceMethod):
@@ -57,7 +58,7 @@ class SSF(SubspaceMethod):
     def on_upload(self, upload: Upload, round: Round) -> None:
         super().on_upload(upload, round)
         like = upload.delta[self.names[0]]
-        scale = torch.as_tensor(-1 / (upload.num_steps * round.lr), dtype=like.dtype, device=like.device)
+        scale = on_device(-1 / (upload.num_steps * round.lr), like.device, like.dtype)
         deltas = {name: upload.delta[name] for name in self.names}
         upload.send("ssf", {n: (dz * per_client(scale, dz)).sub_(self._projected[n]) for n, dz in deltas.items()})
 

@@ -86,6 +86,7 @@ class SubspaceMethod(FederatedMethod):
         ValueError: an argument outside its range; at ``validate``, whatever would leave the subspace.
     """
 
+    graphable = True
     order = Order.PROJECTS
     corrects_drift = True
     _key: str

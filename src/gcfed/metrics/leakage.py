@@ -120,7 +120,8 @@ class Leakage(Metric):
             loop = copy.copy(FederatedLoop.of(trainer))
             loop.solver = self.solver
             upload, _ = loop.train_clients(trainer, self.module, clients, replace(round, rehearsal=True))
-        batch = self.solver.plan(self.data, clients, round, device).batch(self.data, 0, 1)
+        plan = self.solver.plan(self.data, clients, round, device)
+        batch = plan.batch(self.data, 0, plan.kinds[0])
         delta = self.as_sent(upload, self.names)
         gradient = {name: t[0] / -round.lr for name, t in delta.items()}
         return Observed(int(clients[0]), batch.x[0], batch.y[0], gradient) if bool(upload.finite[0]) else None

@@ -20,7 +20,8 @@ Scalar = bool | int | float | str
 #: and drawn, how long a run goes on and how often it is tested, and which devices do the work (law 1: one code path).
 NEUTRAL = (
     "name", "tags", "labels", "paths", "hydra", "logger", "callbacks", "extras", "metrics", "targets", "rounds",
-    "eval_every", "ckpt_path", "optimized_metric", "trainer", "client_store", "client.stack", "data.eval_batch_size",
+    "eval_every", "ckpt_path", "optimized_metric", "trainer", "client_store", "client.stack", "client.graphs",
+    "data.eval_batch_size",
     "data.dataset.data_dir", "data.dataset.download", "participation.faults._target_",
 )  # fmt: skip
 #: Exceptions to these: tests on a part of the data, and states that are kept rounded.

@@ -1,0 +1,179 @@
+"""The first ten minutes on a GPU: ``python benchmarks/gpu.py`` prints a table and writes it and all figures.
+
+In this order, so that what is most needed is there if time runs out: the tests for a GPU; W1 in each layout and
+precision; how far the host runs ahead of graphs; the floor of a round; waits for the device by line; whether equal runs
+are equal; other workloads; memory. Further words are overrides; ``--out`` names the folder, ``--tests no`` leaves the
+tests out. Nothing of it has run on a GPU yet.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+
+import torch  # noqa: E402
+from omegaconf import open_dict  # noqa: E402
+
+from benchmarks.workloads import compose_workload  # noqa: E402
+from gcfed.federated import solver  # noqa: E402
+from gcfed.federated.recorder import Graph  # noqa: E402
+from gcfed.run import RunResult, train  # noqa: E402
+from gcfed.runs.metrics_csv import read_metrics  # noqa: E402
+
+ROUNDS = ("rounds=6", "eval_every=6", "callbacks.checkpoint.every=6")
+#: Name → overrides, streams and TF32.
+LAYOUTS: dict[str, tuple[tuple[str, ...], int, bool]] = {
+    "eager, one at a time": (("client.stack=1", "client.graphs=false"), 1, False),
+    "eager, a stack of five": (("client.stack=5", "client.graphs=false"), 1, False),
+    "graphs, one at a time": (("client.stack=1",), 1, False),
+    "graphs, a stack of five": (("client.stack=5",), 1, False),
+    "graphs, five streams": (("client.stack=1",), 5, False),
+    "graphs, five streams, TF32": (("client.stack=1",), 5, True),
+    "graphs, five streams, bf16": (("client.stack=1", "precision=bf16-mixed"), 5, False),
+}
+
+
+def run(folder: Path, workload: str, *overrides: str, trainer: str = "gpu") -> RunResult:
+    """One run of a workload, without pictures."""
+    cfg = compose_workload(workload, f"trainer={trainer}", "extras.figures=false", "logger=csv", *overrides)
+    with open_dict(cfg):
+        cfg.paths.output_dir, cfg.callbacks.progress = str(folder), None
+    return train(cfg)
+
+
+def seconds(folder: Path) -> dict[str, float]:
+    """Medians of a run's rounds after the first: of a round, of its training, of a local step in µs."""
+    rows = read_metrics(folder / "metrics.csv").iloc[1:]
+    step = (rows["time/train_s"] / rows["train/steps"]).median() * 1e6
+    return {"round_s": rows["time/round_s"].median(), "train_s": rows["time/train_s"].median(), "step_us": step}
+
+
+def layouts(out: Path, *overrides: str, trainer: str = "gpu") -> dict[str, Any]:
+    """W1 in each layout."""
+    found = {}
+    for i, (name, (more, streams, tf32)) in enumerate(LAYOUTS.items()):
+        solver.STREAMS = streams
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+        run(out / f"layout_{i}", "w1", *ROUNDS, *more, *overrides, trainer=trainer)
+        found[name] = seconds(out / f"layout_{i}")
+        print(name, {key: f"{value:.4g}" for key, value in found[name].items()}, flush=True)
+    solver.STREAMS = 8
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = False, True  # torch's defaults
+    return found
+
+
+def ahead(replays: int = 1000) -> dict[str, float]:
+    """Seconds in which the host enqueues so many graphs of a small step, and in which the device has done them."""
+    x = torch.randn(50, 512, device="cuda")
+    weights = [torch.randn(512, 512, device="cuda") for _ in range(20)]
+    with torch.cuda.stream(torch.cuda.Stream()):
+
+        def step() -> None:
+            y = x
+            for weight in weights:
+                y = y @ weight
+
+        step()
+        replay = Graph().record(step)
+        torch.cuda.synchronize()
+        started = time.perf_counter()
+        for _ in range(replays):
+            replay()
+        host = time.perf_counter() - started
+        torch.cuda.synchronize()
+    return {"replays": replays, "host_s": host, "device_s": time.perf_counter() - started}
+
+
+def profiled(out: Path, *overrides: str) -> dict[str, float]:
+    """A round of W1 under the profiler: ``trace.json``, and the share of its time in which the device is busy."""
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profiler:
+        run(out / "profiled", "w1", "rounds=2", "eval_every=2", *overrides)
+    profiler.export_chrome_trace(str(out / "trace.json"))
+    device = [e for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
+    spans = sorted((e.time_range.start, e.time_range.end) for e in device)
+    busy, reached = 0.0, 0.0
+    for start, end in spans:  # streams side by side count once
+        busy += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return {"busy": busy / (reached - spans[0][0]) if spans else 0.0}
+
+
+def waits(out: Path, *overrides: str) -> dict[str, int]:
+    """How often each line waits for the device in three rounds of W1, as CUDA's debug mode sees it."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            run(out / "waits", "w1", "rounds=3", "eval_every=3", *overrides)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    lines = Counter(f"{w.filename}:{w.lineno}" for w in caught if "synchron" in str(w.message))
+    return {place.removeprefix(f"{ROOT}/"): number for place, number in lines.most_common()}
+
+
+def equal(out: Path, *overrides: str, trainer: str = "gpu") -> bool:
+    """Whether two runs with the same settings have the same weights, bit for bit."""
+    one, two = (run(out / f"equal_{i}", "w1", "rounds=2", *overrides, trainer=trainer) for i in (1, 2))
+    pairs = zip(one.module.net.parameters(), two.module.net.parameters(), strict=True)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+def memory(out: Path, algorithm: str) -> float:
+    """The most memory of the device that W1 takes, in GB."""
+    torch.cuda.reset_peak_memory_stats()
+    run(out / f"memory_{algorithm}", "w1", f"algorithm={algorithm}", "gc=none", "rounds=2")
+    return torch.cuda.max_memory_allocated() / 1e9
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=ROOT / "logs" / "benchmarks" / "gpu")
+    parser.add_argument("--tests", choices=("yes", "no"), default="yes")
+    parser.add_argument("overrides", nargs="*")
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("There is no GPU on this machine; benchmarks/run.py is for CPUs.")
+    out, more = args.out, tuple(args.overrides)
+    out.mkdir(parents=True, exist_ok=True)
+    figures: dict[str, Any] = {"device": torch.cuda.get_device_name(), "torch": torch.__version__}
+    pytest = [sys.executable, "-m", "pytest", "-q", "-m", "cuda", "-n", "0"]
+    parts: dict[str, Any] = {
+        "tests": lambda: subprocess.run(pytest, cwd=ROOT, check=False).returncode,
+        "layouts": lambda: layouts(out, *more),
+        "host ahead of graphs": ahead,
+        "profiled": lambda: profiled(out, *more),
+        "floor": lambda: (run(out / "floor", "w1", *ROUNDS, "client.steps=1", *more), seconds(out / "floor"))[1],
+        "waits": lambda: waits(out, *more),
+        "equal runs": lambda: equal(out, *more),
+        **{
+            name: (lambda n=name, w=workload, o=o: (run(out / n, w, *ROUNDS, *o, *more), seconds(out / n))[1])
+            for name, workload, o in (
+                ("w2", "w2", ()), ("w4", "w4", ()), ("scaffold", "w1", ("algorithm=scaffold", "gc=none"))
+            )
+        },
+        "GB, SCAFFOLD": lambda: memory(out, "scaffold"),
+        "GB, SSF": lambda: memory(out, "ssf"),
+    }  # fmt: skip
+    for name, part in parts.items():
+        if name == "tests" and args.tests == "no":
+            continue
+        started = time.perf_counter()
+        try:
+            figures[name] = part()
+        except Exception as error:  # the others are worth their minutes all the same
+            figures[name] = f"{type(error).__name__}: {error}"
+        print(f"{name}: {figures[name]}  ({time.perf_counter() - started:.0f} s)", flush=True)
+        (out / "figures.json").write_text(json.dumps(figures, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""A recorded step is the step: on a CPU by a tape that plays a step's operations back, as a CUDA graph does."""
+
+from typing import ClassVar
+
+import pytest
+import torch
+from conftest import read_rows
+from lightning.pytorch import Callback
+from omegaconf import open_dict
+
+from gcfed.data.augment import ImageTransform
+from gcfed.federated import solver
+from gcfed.federated.batches import BatchPlan
+from gcfed.federated.method import FederatedMethod
+from gcfed.federated.recorder import Tape
+from gcfed.federated.solver import LocalSolver
+from gcfed.run import train
+from gcfed.utils.resolvers import ROOT
+
+ALGORITHMS = sorted(path.stem for path in (ROOT / "configs/algorithm").glob("*.yaml"))
+TINY = (
+    "model.hidden=[12,8]", "rounds=2", "participation.num_clients=7", "participation.per_round=5", "client.epochs=3",
+    "client.batch_size=8", "data.limit_train=100", "data.limit_test=20", "data.transform.crop_padding=1",
+    "eval_every=2", "callbacks.checkpoint.every=9", "precision=64-true",
+)  # fmt: skip
+
+
+class Counting(Tape):
+    """Counts what is played back."""
+
+    played = 0
+
+    def record(self, step):
+        replay = super().record(step)
+
+        def counted():
+            self.played += 1
+            replay()
+
+        return counted
+
+
+@pytest.fixture
+def tapes(monkeypatch):
+    """The tapes of runs that record; ``tapes.on()`` makes them do so."""
+
+    class Tapes(list):
+        def on(self):
+            monkeypatch.setattr(LocalSolver, "recorder", lambda *_: self.append(Counting()) or self[-1])
+
+    return Tapes()
+
+
+def weights(result):
+    return torch.cat([t.detach().flatten() for t in result.module.net.state_dict().values()])
+
+
+def twice(config, tmp_path, tapes, *overrides, model=None, method=None):
+    """Trains eagerly, then with every step recorded that can be; weights and rows of both."""
+    results = []
+    for name in ("eager", "recorded"):
+        kept = [o for o in TINY if model is None or not o.startswith("model.")]
+        cfg = config(*kept, *overrides, folder=tmp_path / name)
+        with open_dict(cfg):
+            if model is not None:
+                cfg.model = {"_target_": model}
+            if method is not None:
+                cfg.callbacks["method"] = {"_target_": method}
+        if name == "recorded":
+            tapes.on()
+        result = train(cfg)
+        rows = read_rows(tmp_path / name / "metrics.csv")
+        rows = [{key: value for key, value in row.items() if not key.startswith("time/")} for row in rows]
+        results.append((weights(result), rows))
+    return results
+
+
+def assert_same(tapes, eager, recorded):
+    assert sum(tape.played for tape in tapes) > 0
+    assert torch.equal(recorded[0], eager[0])
+    assert recorded[1] == eager[1]
+
+
+@pytest.mark.parametrize("stack", [1, 5])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm_can_be_recorded(config, tmp_path, tapes, algorithm, stack):
+    """Bit for bit over two rounds of clients that end one after the other, with crops and short batches."""
+    assert_same(tapes, *twice(config, tmp_path, tapes, f"algorithm={algorithm}", f"client.stack={stack}"))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("precision=bf16-mixed",), ("client=adam",), ("client.clip_norm=1",), ("client.lr_decay=0.5", "client.stack=5"),
+        ("client.last_batch=wrap", "client.steps=9"), ("data.transform.flip=true", "data.transform.rotation=5"),
+    ],
+)  # fmt: skip
+def test_every_setting_can_be_recorded(config, tmp_path, tapes, overrides):
+    assert_same(tapes, *twice(config, tmp_path, tapes, *overrides))
+
+
+class WithDropout(torch.nn.Sequential):
+    """And statistics of batches."""
+
+    def __init__(self):
+        layers = torch.nn.Linear(64, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 10)
+        super().__init__(torch.nn.Flatten(), *layers)
+
+
+def test_dropout_and_statistics_of_batches_can_be_recorded(config, tmp_path, tapes):
+    more = ("gc=none", "client.last_batch=wrap")
+    assert_same(tapes, *twice(config, tmp_path, tapes, *more, model=f"{__name__}.WithDropout"))
+
+
+# ------------------------------------------------------------------------------------- what must not be recorded
+class Counter(FederatedMethod):
+    """Counts its steps in Python, which a recording freezes."""
+
+    graphable = True
+    steps = 0
+
+    def on_after_backward(self, trainer, pl_module):
+        self.steps += 1
+        for grad in pl_module.clients.grads():
+            grad.mul_(self.steps)
+
+
+class Waiting(FederatedMethod):
+    """Brings a norm to the host."""
+
+    graphable = True
+
+    def on_after_backward(self, trainer, pl_module):
+        for grad in pl_module.clients.grads():
+            grad.div_(grad.norm().item())
+
+
+class FromHost(FederatedMethod):
+    """Brings a number to the device."""
+
+    graphable = True
+
+    def on_after_backward(self, trainer, pl_module):
+        for grad in pl_module.clients.grads():
+            grad.mul_(torch.tensor(0.5))
+
+
+class Silent(Counter):
+    """Does not say that it can be recorded."""
+
+    graphable = False
+
+
+class Listener(Callback):
+    """Hears of local steps, and is no method."""
+
+    def on_after_backward(self, trainer, pl_module): ...
+
+
+def test_a_counter_in_python_would_be_frozen(config, tmp_path, tapes):
+    eager, recorded = twice(config, tmp_path, tapes, method=f"{__name__}.Counter")
+    assert not torch.equal(recorded[0], eager[0])
+
+
+@pytest.mark.parametrize(
+    ("method", "message"), [("Waiting", "waits for the device: _local_scalar_dense"), ("FromHost", "from the host")]
+)
+def test_a_wait_or_a_number_of_the_host_is_named(config, tmp_path, tapes, method, message):
+    with pytest.raises(RuntimeError, match=message):
+        twice(config, tmp_path, tapes, method=f"{__name__}.{method}")
+
+
+@pytest.mark.parametrize("method", ["Silent", "Listener"])
+def test_who_does_not_say_that_it_can_be_recorded_is_not(config, tmp_path, tapes, method):
+    eager, recorded = twice(config, tmp_path, tapes, method=f"{__name__}.{method}")
+    assert torch.equal(recorded[0], eager[0])
+    assert not tapes
+
+
+def test_a_step_number_of_the_host_is_named(config, tmp_path, tapes, monkeypatch):
+    batch = BatchPlan.batch
+    monkeypatch.setattr(BatchPlan, "batch", lambda self, data, step, kind: batch(self, data, int(step), kind))
+    with pytest.raises(RuntimeError, match="waits for the device"):
+        twice(config, tmp_path, tapes)
+
+
+def test_the_first_step_of_a_kind_is_not_as_the_others(config, tmp_path, tapes, monkeypatch):
+    """Momentum starts with it, and what the data's transform keeps on the device."""
+
+    def at_once(step, recorder, device):
+        number, recordings = torch.zeros(1, dtype=torch.int64), {}
+
+        def play(_, kind):
+            if kind in recordings:
+                recordings[kind]()
+            else:
+                recordings[kind] = recorder.record(lambda: (step(number, kind), number.add_(1)))
+
+        return play
+
+    monkeypatch.setattr(solver, "recorded", at_once)
+    with monkeypatch.context() as patch:
+        patch.setattr(ImageTransform, "__call__", lambda self, x, draws, dtype, memory_format: x.to(dtype) / 16)
+        eager, recorded = twice(config, tmp_path, tapes)
+    assert not torch.equal(recorded[0], eager[0])
+    with pytest.raises(RuntimeError, match="from the host"):
+        twice(config, tmp_path / "whole", tapes)
+
+
+@pytest.mark.parametrize("stack", [1, 3])
+def test_gradients_lie_in_memory_as_their_parameters(config, tmp_path, stack):
+    """As fused optimizers on a GPU demand, also of convolutions in channels-last order."""
+    cfg = config(*TINY[1:], "model=cnn", "channels_last=true", "rounds=1", f"client.stack={stack}", folder=tmp_path)
+    with open_dict(cfg):
+        cfg.callbacks["strides"] = {"_target_": f"{__name__}.Strides"}
+    train(cfg)
+    assert Strides.seen
+    assert not Strides.odd
+
+
+class Strides(FederatedMethod):
+    """Which gradients lie otherwise than their parameters."""
+
+    seen: ClassVar[list[str]] = []
+    odd: ClassVar[list[str]] = []
+
+    def on_after_backward(self, trainer, pl_module):
+        for name, leaf in pl_module.clients.leaves.items():
+            pairs = zip(leaf.stride(), leaf.grad.stride(), leaf.shape, strict=True)
+            self.seen.append(name)
+            self.odd += [name] * any(a != b and n > 1 for a, b, n in pairs)
