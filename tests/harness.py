@@ -14,10 +14,10 @@ from gcfed.federated.aggregate import MeanAggregator, Upload, finite_clients
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.method import Setup
 from gcfed.federated.module import FederatedModule
+from gcfed.federated.processes.strategy import CohortStrategy
 from gcfed.federated.round import Round, no_reduce
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.store import ClientStores
-from gcfed.federated.strategy import CohortStrategy
 from gcfed.tasks import CLASSIFICATION
 
 CPU = torch.device("cpu")

@@ -26,8 +26,8 @@ from gcfed.federated.faults import Faults
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.method import FederatedMethod
 from gcfed.federated.module import FederatedModule
-from gcfed.federated.spread import spread, trains_on_cpu
-from gcfed.federated.strategy import can_fork
+from gcfed.federated.processes.spread import spread, trains_on_cpu
+from gcfed.federated.processes.strategy import can_fork
 from gcfed.methods.local_norm import LocalNorm
 from gcfed.models.own import build_net
 from gcfed.utils.instantiate import build_all, optional, require

@@ -13,9 +13,9 @@ from conftest import TWO
 from lightning.pytorch import Callback
 from omegaconf import OmegaConf, open_dict
 
-from gcfed.federated import launch
-from gcfed.federated import spread as layout
-from gcfed.federated.strategy import CohortStrategy
+from gcfed.federated.processes import launch
+from gcfed.federated.processes import spread as layout
+from gcfed.federated.processes.strategy import CohortStrategy
 from gcfed.run import train
 
 TINY = ("rounds=3", "data.limit_train=200", "data.limit_test=80", "precision=64-true", "client.epochs=1")

@@ -10,7 +10,7 @@ from harness import sgd, train_rounds
 from recording import NAN_CLIENT, Recorder
 from torch import nn
 
-from gcfed.federated.strategy import rank_and_world
+from gcfed.federated.processes.strategy import rank_and_world
 from gcfed.metrics import surface
 from gcfed.metrics.surface import Surface
 from gcfed.tasks import CLASSIFICATION, SquaredError

@@ -17,12 +17,12 @@ from gcfed.federated.aggregate import Aggregator, Upload, finite_clients
 from gcfed.federated.faults import Faults
 from gcfed.federated.method import FederatedMethod, Setup, upload_shapes, validate_methods
 from gcfed.federated.module import FederatedModule
+from gcfed.federated.processes.strategy import sum_over_processes
 from gcfed.federated.recorder import Recorder
 from gcfed.federated.round import Round, assign
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import ClientStack, broadcast_state, nbytes
 from gcfed.federated.store import ClientStores
-from gcfed.federated.strategy import sum_over_processes
 from gcfed.federated.streams import Streams
 from gcfed.utils.device import on_device
 from gcfed.utils.rng import torch_seed

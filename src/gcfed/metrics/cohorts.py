@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from gcfed.federated.processes.strategy import rank_and_world
 from gcfed.federated.round import Round
-from gcfed.federated.strategy import rank_and_world
 from gcfed.metrics.base import Metric
 from gcfed.utils.files import replacing
 

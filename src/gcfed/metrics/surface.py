@@ -35,9 +35,9 @@ from torch import Tensor
 from gcfed.federated.aggregate import finite_clients
 from gcfed.federated.forward import Swap
 from gcfed.federated.method import Setup
+from gcfed.federated.processes.strategy import rank_and_world
 from gcfed.federated.round import Round
 from gcfed.federated.stack import ClientStack, Params, broadcast_state
-from gcfed.federated.strategy import rank_and_world
 from gcfed.metrics.base import Metric, client_state, dot
 from gcfed.metrics.clients import AT_ONCE
 from gcfed.utils.files import replacing

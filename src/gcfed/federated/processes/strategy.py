@@ -12,7 +12,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-from gcfed.federated.launch import ForkLauncher
+from gcfed.federated.processes.launch import ForkLauncher
 
 
 class CohortStrategy(DDPStrategy):

@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.module import FederatedModule
-from gcfed.federated.strategy import CohortStrategy, can_fork
+from gcfed.federated.processes.strategy import CohortStrategy, can_fork
 from gcfed.utils.cpu import cores, present_memory
 from gcfed.utils.processes import one_of_several
 
