@@ -23,7 +23,7 @@ import torch  # noqa: E402
 from omegaconf import open_dict  # noqa: E402
 
 from benchmarks.workloads import compose_workload  # noqa: E402
-from gcfed.federated import solver  # noqa: E402
+from gcfed.federated import streams as lanes  # noqa: E402
 from gcfed.federated.recorder import Graph  # noqa: E402
 from gcfed.run import RunResult, train  # noqa: E402
 from gcfed.runs.metrics_csv import read_metrics  # noqa: E402
@@ -60,12 +60,12 @@ def layouts(out: Path, *overrides: str, trainer: str = "gpu") -> dict[str, Any]:
     """W1 in each layout."""
     found = {}
     for i, (name, (more, streams, tf32)) in enumerate(LAYOUTS.items()):
-        solver.STREAMS = streams
+        lanes.STREAMS = streams
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
         run(out / f"layout_{i}", "w1", *ROUNDS, *more, *overrides, trainer=trainer)
         found[name] = seconds(out / f"layout_{i}")
         print(name, {key: f"{value:.4g}" for key, value in found[name].items()}, flush=True)
-    solver.STREAMS = 8
+    lanes.STREAMS = 8
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = False, True  # torch's defaults
     return found
 

@@ -18,6 +18,7 @@ from gcfed.federated.method import FederatedMethod
 from gcfed.federated.round import Round, assign
 from gcfed.federated.solver import LocalSolver, clip_client_grads_
 from gcfed.federated.stack import ClientStack, broadcast_state, uses_batch_statistics
+from gcfed.federated.streams import layout
 from gcfed.methods.centralization import GradientCentralization
 from gcfed.methods.proximal import Proximal
 from gcfed.models.cnn import CNN
@@ -317,9 +318,9 @@ def test_a_gpu_takes_as_many_clients_at_once_as_fit(monkeypatch, net, gigabytes,
     shape = (3, 32, 32) if isinstance(net, CNN) else (1000,)
     data = SimpleNamespace(fetch=lambda index, augment: (torch.zeros(1, *shape), None))
     monkeypatch.setattr(torch, "zeros", partial(_on_cpu, torch.zeros))
-    assert solver().layout(net, torch.device("cuda", 0), 5, data) == expected
-    assert solver(stack=2).layout(net, torch.device("cuda", 0), 5, data)[0] == 2
-    assert solver().layout(net, CPU, 5, data) == (1, 1)
+    assert layout("auto", 4, 5, net, torch.device("cuda", 0), data) == expected
+    assert layout(2, 4, 5, net, torch.device("cuda", 0), data)[0] == 2
+    assert layout("auto", 4, 5, net, CPU, data) == (1, 1)
 
 
 def _on_cpu(make, *size, device=None, **keywords):

@@ -23,7 +23,7 @@ from gcfed.federated.round import Round, assign
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import ClientStack, broadcast_state, nbytes
 from gcfed.federated.store import ClientStores
-from gcfed.federated.streams import Streams
+from gcfed.federated.streams import Streams, layout
 from gcfed.utils.device import on_device
 from gcfed.utils.rng import torch_seed
 
@@ -196,7 +196,8 @@ class FederatedLoop(Callback):
     def layout(self, module: FederatedModule) -> tuple[int, Streams]:
         """K, the clients of a stack, and the streams that stacks train on; found once the network is on its device."""
         if self._layout is None:
-            k, streams = self.solver.layout(module.net, module.device, self.sampler.per_round, self.data)
+            client, device, cohort = self.solver, module.device, self.sampler.per_round
+            k, streams = layout(client.stack, client.batch_size, cohort, module.net, device, self.data)
             self._layout = k, Streams(module.device, streams)
         return self._layout
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from gcfed.federated.batches import Kind
 
 Step = Callable[[], object]
 Operation = tuple[Any, Sequence[Any], dict[str, Any], list[Tensor] | None]
@@ -104,3 +107,50 @@ class Tape(TorchDispatchMode):
 
 def _tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+class Losses:
+    """The clients' mean losses in each step and their numbers of labels, ``[T, K]``, 0 where a client is done."""
+
+    def __init__(self, k: int, steps: int) -> None:
+        self.shape = steps, k
+        self.tables: tuple[Tensor, ...] = ()
+
+    def write(self, number: int | Tensor, *values: Tensor) -> None:
+        """Losses and numbers of labels of the active clients, ``[n]`` each, in a step."""
+        self.tables = self.tables or tuple(value.new_zeros(self.shape) for value in values)
+        for table, value in zip(self.tables, values, strict=True):
+            rows = table[:, : len(value)]
+            if isinstance(number, int):
+                rows[number] = value
+            else:
+                rows.index_copy_(0, number, value.unsqueeze(0))
+
+    def means(self) -> Tensor:
+        """Each client's mean over all its labels, ``[K]``."""
+        means, counts = self.tables
+        return (means * counts).sum(0) / counts.sum(0)
+
+
+def recorded(
+    step: Callable[[int | Tensor, Kind], None], recorder: Recorder, device: torch.device
+) -> Callable[[int | Tensor, Kind], None]:
+    """The same step, whose kinds are recorded at their second time; its number is counted on the device."""
+    number = torch.zeros(1, dtype=torch.int64, device=device)
+    seen: set[Kind] = set()
+    recordings: dict[Kind, Callable[[], object]] = {}
+
+    def counted(kind: Kind) -> None:
+        step(number, kind)
+        number.add_(1)
+
+    def play(_: int | Tensor, kind: Kind) -> None:
+        if kind in recordings:
+            recordings[kind]()
+        elif kind in seen:
+            recordings[kind] = recorder.record(partial(counted, kind))
+        else:
+            counted(kind)
+            seen.add(kind)
+
+    return play

@@ -10,18 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 
 from gcfed.data.batch import Batch
 from gcfed.federated.batches import LAST_BATCH, BatchPlan, ClientData, Kind, has_single, number_of_steps, plan_batches
-from gcfed.federated.recorder import Graph, Recorder
+from gcfed.federated.recorder import Graph, Losses, Recorder, recorded
 from gcfed.federated.round import Order, Round
 from gcfed.federated.stack import (
     ClientStack,
     Output,
-    cannot_stack,
     client_norms,
-    has_dropout,
     is_recurrent,
     per_client,
     uses_batch_statistics,
@@ -30,7 +27,6 @@ from gcfed.optim.partial import fused, probe_optimizer, try_optimizer, unprofile
 from gcfed.utils.device import on_device
 from gcfed.utils.number import choice, flag, number, part
 
-STREAMS = 8  # at most: more side by side than a GPU has work for
 # They take norms or products over whole tensors, so a stacked tensor would mix its clients.
 _NOT_ELEMENTWISE = ("LBFGS", "Muon", "Adafactor", "SparseAdam")
 
@@ -100,24 +96,6 @@ class LocalSolver:
         self.stack = number("client.stack", stack, 1, whole=True, auto=True)
         self.graphs = flag("client.graphs", graphs)
         self._recorders: dict[int, Graph] = {}  # by stream
-
-    def layout(self, net: nn.Module, device: torch.device, cohort: int, data: ClientData) -> tuple[int, int]:
-        """K, the clients of a stack, and the number of streams on which stacks train side by side.
-
-        On a GPU, on which network and data lie by now, networks with convolutions train a client a stream, since
-        stacked ones are slow; networks that draw numbers (dropout, or what a network that is not ours may do) train
-        on one stream, since there is one generator.
-        """
-        if device.type != "cuda":
-            return (1 if self.stack == "auto" else min(int(self.stack), cohort)), 1
-        # A client takes its weights, gradients, momentum and a method's terms, and the activations of a batch twice.
-        sample = data.fetch(torch.zeros(1, dtype=torch.int64, device=device), None)[0]
-        client = 16 * sum(p.nbytes for p in net.parameters()) + 2 * self.batch_size * activation_bytes(net, sample)
-        fit = max(1, min(cohort, torch.cuda.mem_get_info(device)[0] // client))
-        alone = cannot_stack(net) or any(isinstance(m, nn.modules.conv._ConvNd) for m in net.modules())
-        k = (1 if alone else fit) if self.stack == "auto" else min(int(self.stack), cohort)
-        draws = has_dropout(net) or not type(net).__module__.startswith("gcfed.")
-        return k, 1 if draws else max(1, min(-(-cohort // k), fit // k, STREAMS))
 
     def validate(self, net: nn.Module, data: Any) -> None:
         """Refuses a network with batch normalisation whose clients' batches it cannot normalise.
@@ -252,72 +230,6 @@ class LocalSolver:
                 with autocast():
                     method.after_step(stack, batch)
         return task.detach()
-
-
-def activation_bytes(net: nn.Module, sample: Tensor) -> int:
-    """Bytes of what the layers of a network return for one sample, ``[1, *input]``."""
-    returned: list[int] = []
-
-    def count(layer: nn.Module, inputs: object, output: object) -> None:
-        returned.extend(t.nbytes for t in tree_leaves(output) if isinstance(t, Tensor))
-
-    hooks = [layer.register_forward_hook(count) for layer in net.modules() if not list(layer.children())]
-    training = net.training
-    try:
-        with torch.no_grad():
-            net.eval()(sample)
-    finally:
-        net.train(training)
-        for hook in hooks:
-            hook.remove()
-    return sum(returned)
-
-
-class Losses:
-    """The clients' mean losses in each step and their numbers of labels, ``[T, K]``, 0 where a client is done."""
-
-    def __init__(self, k: int, steps: int) -> None:
-        self.shape = steps, k
-        self.tables: tuple[Tensor, ...] = ()
-
-    def write(self, number: int | Tensor, *values: Tensor) -> None:
-        """Losses and numbers of labels of the active clients, ``[n]`` each, in a step."""
-        self.tables = self.tables or tuple(value.new_zeros(self.shape) for value in values)
-        for table, value in zip(self.tables, values, strict=True):
-            rows = table[:, : len(value)]
-            if isinstance(number, int):
-                rows[number] = value
-            else:
-                rows.index_copy_(0, number, value.unsqueeze(0))
-
-    def means(self) -> Tensor:
-        """Each client's mean over all its labels, ``[K]``."""
-        means, counts = self.tables
-        return (means * counts).sum(0) / counts.sum(0)
-
-
-def recorded(
-    step: Callable[[int | Tensor, Kind], None], recorder: Recorder, device: torch.device
-) -> Callable[[int | Tensor, Kind], None]:
-    """The same step, whose kinds are recorded at their second time; its number is counted on the device."""
-    number = torch.zeros(1, dtype=torch.int64, device=device)
-    seen: set[Kind] = set()
-    recordings: dict[Kind, Callable[[], object]] = {}
-
-    def counted(kind: Kind) -> None:
-        step(number, kind)
-        number.add_(1)
-
-    def play(_: int | Tensor, kind: Kind) -> None:
-        if kind in recordings:
-            recordings[kind]()
-        elif kind in seen:
-            recordings[kind] = recorder.record(partial(counted, kind))
-        else:
-            counted(kind)
-            seen.add(kind)
-
-    return play
 
 
 def local_objective(stack: ClientStack, batch: Batch, methods: Sequence[LocalHooks]) -> tuple[Tensor, Tensor]:
