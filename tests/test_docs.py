@@ -102,3 +102,10 @@ def test_every_algorithm_sends_the_bytes_that_the_table_of_methods_says(config, 
         model = 3 * sum(p.numel() * 4 for p in result.module.net.parameters())
         sent = [result.metrics[f"comm/{way}_bytes"] / model for way in ("down", "up")]
         assert sent == pytest.approx(expected, rel=0.02), algorithm  # the subspaces' vectors travel whole
+
+
+def test_the_tests_of_each_promise_are_there():
+    named = re.findall(r"`([\w/]+\.py)::(\w+)`", (ROOT / "docs/reliability.md").read_text())
+    assert len(named) > 20
+    for file, test in named:
+        assert f"def {test}(" in (ROOT / "tests" / file).read_text(), f"{file}::{test}"

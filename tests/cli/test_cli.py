@@ -1,38 +1,16 @@
 """The command line as a user types it: each test starts real processes."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 
+import kill
 import pytest
 import torch
 from conftest import read_rows, type_command
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from gcfed.utils.resolvers import ROOT
-
 FAST = ["participation.num_clients=8", "client.epochs=2", "data.limit_train=300", "data.limit_test=100"]
 pytestmark = pytest.mark.slow
-
-
-def command(script, *overrides):
-    return [sys.executable, str(ROOT / "src" / script), *overrides]
-
-
-def environment():
-    return {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
-
-
-def call(script, *overrides, ok=True):
-    done = subprocess.run(
-        command(script, *overrides), capture_output=True, text=True, env=environment(), timeout=240, check=False
-    )
-    assert (done.returncode == 0) is ok, done.stdout[-3000:] + done.stderr[-3000:]
-    return done
 
 
 def model(folder):
@@ -47,20 +25,12 @@ def the_run(logs):
 def test_a_run_is_killed_and_continues_in_its_folder(tmp_path):
     """kill -9 in the middle, then the same command with ckpt_path=last; equal to a run that nobody disturbed."""
     args = ["rounds=30", f"paths.log_dir={tmp_path / 'killed'}", *FAST]
-    with subprocess.Popen(
-        command("train.py", *args), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment()
-    ) as process:
-        for _ in range(1200):
-            time.sleep(0.1)
-            found = list((tmp_path / "killed").glob("*/*/metrics.csv"))
-            if found and len(read_rows(found[0])) >= 5:
-                break
-        process.send_signal(signal.SIGKILL)
-    killed_at = len(read_rows(found[0]))
-    assert 5 <= killed_at < 30
-    done = call("train.py", *args, "ckpt_path=last")
+    process = kill.start(*args)
+    kill.kill_after(process, tmp_path / "killed", 5)
+    kill.finish(process)
+    assert 5 <= kill.rounds(tmp_path / "killed") < 30
+    assert "resuming" in kill.finish(kill.start(*args, "ckpt_path=last"))
     folder = the_run(tmp_path / "killed")
-    assert "resuming" in done.stdout + done.stderr
     said = type_command(tmp_path, "train.py", "rounds=30", f"paths.log_dir={tmp_path / 'straight'}", *FAST)
     for part in ("test accuracy, last round", "to 50%", "seconds a round", "curves.png", "Round"):
         assert part in said
@@ -76,9 +46,8 @@ def test_a_run_is_killed_and_continues_in_its_folder(tmp_path):
     reader = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0}).Reload()
     assert [event.step for event in reader.Scalars("test/acc")] == list(range(1, 31))
 
-    metrics = json.loads(
-        call("eval.py", f"ckpt_path={folder / 'checkpoints/last.ckpt'}").stdout.strip().splitlines()[-1]
-    )
+    said = type_command(tmp_path, "eval.py", f"ckpt_path={folder / 'checkpoints/last.ckpt'}")
+    metrics = json.loads(said.strip().splitlines()[-1])
     assert metrics["round"] == 30
     assert metrics["test/acc"] == pytest.approx(read_rows(folder / "metrics.csv")[-1]["test/acc"])
 
