@@ -62,7 +62,7 @@ def test_a_regression_has_no_accuracy_to_draw(measured, tmp_path, unrendered):
 def test_a_failed_write_leaves_the_old_picture(tmp_path, monkeypatch):
     def half(figure, file):
         file.write_bytes(b"half")
-        raise OSError("disk full")
+        raise OSError(28, "disk full")
 
     path = tmp_path / "curves.png"
     path.write_bytes(b"old")

@@ -1,7 +1,7 @@
 """A paper's cell and the runs of its setting: what is looked up, what is said of it."""
 
 import pytest
-from sample_runs import add_run, curve
+from run_folders import accuracies, write_run
 
 from gcfed.report.compare import Settings, compare
 from gcfed.report.groups import grouped
@@ -38,100 +38,90 @@ cells:
 SAME = "data=digits model=mlp gc=none rounds=4"
 
 
-class Toy:
-    """Runs of one federation, and the toy's table beside them."""
+@pytest.fixture
+def add(tmp_path):
+    """Adds a run that ends with these accuracies."""
 
-    def __init__(self, folder):
-        self.folder, self.runs = folder, 0
+    def write(overrides=SAME, *values, **kw):
+        name = f"runs/{len(list(tmp_path.glob('runs/*')))}"
+        write_run(tmp_path / name, accuracies(*values or (0.1, 0.2, 0.3, 0.5)), overrides, **kw)
 
-    def add(self, overrides=SAME, accuracies=(0.1, 0.2, 0.3, 0.5), **kw):
-        rows = [row | {"test/acc": acc} for row, acc in zip(curve(0.5, len(accuracies)), accuracies, strict=True)]
-        self.runs += 1
-        add_run(self.folder / "runs" / str(self.runs), overrides, rows, **kw)
-
-    def table(self, text=TOY, **kw):
-        (self.folder / "toy_table1.yaml").write_text(text)
-        groups = grouped(find_runs([self.folder / "runs"]))
-        (table,) = compare(load(self.folder / "toy_table1.yaml"), groups, Settings(groups), **kw)
-        return table
-
-    def column(self, name="a (%)", **kw):
-        frame = self.table(**kw).frame
-        return dict(zip(frame[""] + frame.groupby("").cumcount().astype(str), frame[name], strict=True))
+    return write
 
 
 @pytest.fixture
 def toy(tmp_path):
-    return Toy(tmp_path)
+    """``toy(replacements)``: the table, with other text, beside the runs."""
+
+    def table(*changes, empty=False):
+        text = TOY
+        for old, new in changes:
+            assert old in text
+            text = text.replace(old, new)
+        (tmp_path / "toy_table1.yaml").write_text(text)
+        groups = grouped(find_runs([tmp_path / "runs"]))
+        (found,) = compare(load(tmp_path / "toy_table1.yaml"), groups, Settings(groups), empty=empty)
+        return found
+
+    return table
 
 
-def test_a_cell_shows_the_runs_of_its_setting_however_they_were_made(toy):
-    toy.add()
-    toy.add("experiment=digits_mlp_gcfed gc=none rounds=4 eval_every=2 trainer=cpu", (0.1, 0.2, 0.3, 0.7), seed=2)
-    toy.add(f"{SAME} client.optimizer.lr=0.1", (0.9, 0.9, 0.9, 0.9), seed=2)  # another setting: of no cell
-    toy.add(seed=2, accuracies=(0.1, 0.2, 0.3, 0.6))
-    table = toy.table()
+def test_a_cell_shows_the_runs_of_its_setting_however_they_were_made(add, toy):
+    add()
+    add("experiment=digits_mlp_gcfed gc=none rounds=4 eval_every=2 trainer=cpu", 0.1, 0.2, 0.3, 0.7, seed=2)
+    add(f"{SAME} client.optimizer.lr=0.1", 0.9, 0.9, 0.9, 0.9, seed=2)  # another setting: of no cell
+    add(SAME, 0.1, 0.2, 0.3, 0.6, seed=2)
+    table = toy()
     assert list(table.frame.columns) == ["", "a (%)"]  # rows and columns without runs are left out
     assert table.frame.to_numpy().tolist() == [
         ["FedAvg", "55.00 (7.07)"], ["paper", "50.00 (3.00)"], ["difference", "+5.00 (0.7 σ)"],  # √(7.07² + 3²) = 7.68
     ]  # fmt: skip
-    assert table.records["mean"].tolist() == [pytest.approx(55)]
-    assert "No difference in the settings listed here. Not stated: the batch size" in "".join(table.notes)
+    assert "No difference in the settings listed here. Not stated: the batch size" in table.notes[0] + table.notes[1]
 
 
-def test_what_a_cell_lacks_is_said_in_it(toy):
-    toy.add()
-    toy.add(seed=2, accuracies=(0.1, 0.2), ended=False)
-    toy.add(f"{SAME} gc=gcfed rounds=2", (0.5, 0.6))
-    table = toy.table(empty=True)
+def test_what_a_cell_lacks_is_said_in_it(add, toy):
+    add()
+    add(SAME, 0.1, 0.2, seed=2, ended=False)
+    add(f"{SAME} gc=gcfed rounds=2", 0.5, 0.6)
+    table = toy(empty=True)
     a, b = table.frame["a (%)"], table.frame["b (%)"]
     assert [a[0], a[3], a[6], a[8]] == ["50.00 [1 of 2]", "60.00 [1 of 2] (2 of 4 rounds)", "no run", "–"]
     assert b.tolist()[:2] == ["no run", "60.00"]
-    notes = "\n".join(table.notes)
-    assert "In no mean: FedAvg, a: 2 of 4 rounds at seed 2." in notes
-    assert "Ours differs in rounds 2 (paper 4) [GC-Fed]." in notes
-    assert "2 of 6 cells have runs, 1 with fewer seeds than the paper's, 1 with other rounds." in notes
-    assert "All of them: python src/train.py -m study=toy_table1" in notes
+    assert table.notes[1].startswith("Ours differs in rounds 2 (paper 4) [GC-Fed].")
+    assert table.notes[2:] == (
+        "In no mean: FedAvg, a: 2 of 4 rounds at seed 2.",
+        "2 of 6 cells have runs. All of them: python src/train.py -m study=toy_table1",
+    )
 
 
-def test_a_run_that_diverged_is_marked(toy):
-    add_run(toy.folder / "runs" / "x", SAME, [row | {"test/loss": float("nan")} for row in curve(0.4, 4)])
-    assert toy.column()["FedAvg0"].endswith("[1 of 2] †")
-    assert toy.column(text=TOY.replace("last:test/acc", "last:test/loss"))["FedAvg0"] == "diverged at seed 1"
+def test_a_run_that_diverged_is_marked(add, toy):
+    add(SAME, 0.1, 0.2, 0.3, float("nan"))
+    assert toy().frame["a (%)"][0] == "diverged at seed 1"
+    assert toy(("last:test/acc", "min:test/acc")).frame["a (%)"][0].endswith("[1 of 2] †")
 
 
-def test_the_best_is_of_full_runs_and_of_what_did_not_fail_in_the_paper(toy):
-    toy.add()
-    toy.add(f"{SAME} algorithm=fedprox", (0.1, 0.2, 0.3, 0.6))
-    toy.add(f"{SAME} gc=gcfed rounds=2", (0.5, 0.9))
-    assert {name for name, cell in toy.column().items() if isinstance(cell, Best)} == {"FedProx0", "paper1"}  # 58
-    frame = toy.table(text=TOY.replace("seeds: 2", "seeds: 2\nmethods_in: columns")).frame
+def test_the_best_is_of_full_runs_and_of_what_did_not_fail_in_the_paper(add, toy):
+    add()
+    add(f"{SAME} algorithm=fedprox", 0.1, 0.2, 0.3, 0.6)
+    add(f"{SAME} gc=gcfed rounds=2", 0.5, 0.9)
+    assert [c for c in toy().frame["a (%)"] if isinstance(c, Best)] == ["58.00 (1.00)", "60.00 [1 of 2]"]
+    frame = toy(("seeds: 2", "seeds: 2\nmethods_in: columns")).frame
     assert not any(isinstance(cell, Best) for cell in frame["a (%)"])
 
 
-def test_the_order_of_three_methods_is_compared(toy):
-    for method, acc in {"gc=none": 0.5, "gc=gcfed": 0.4, "algorithm=fedprox gc=none": 0.6}.items():
-        toy.add(f"data=digits model=mlp rounds=4 {method}", (0.1, 0.2, 0.3, acc))
-    note = toy.table(text=TOY.replace("{mean: 10, note: failed}", "10")).notes[-1]
-    assert "Spearman's ρ with the paper's: a: -1.00 of 3." in note
-
-
-def test_a_bound_has_no_difference_and_departures_say_why(toy):
-    toy.add()
-    text = TOY.replace("last:test/acc", "rounds:test/acc>=0.9").replace("unit: percent", "unit: rounds")
-    text = text.replace("lr: 0.01}", "lr: 0.1}\ndepartures: {client.optimizer.lr: It is faster.}")
-    table = toy.table(text=text)
+def test_a_bound_has_no_difference_and_departures_say_why(add, toy):
+    add()
+    departure = ("lr: 0.01}", "lr: 0.1}\ndepartures: {client.optimizer.lr: It is faster.}")
+    table = toy(("last:test/acc", "rounds:test/acc>=0.9"), ("unit: percent", "unit: rounds"), departure)
     assert table.frame["a"].tolist() == ["4+ [1 of 2]", "50 (3)"]
-    assert "Ours differs in client.optimizer.lr 0.01 (paper 0.1: It is faster)." in "".join(table.notes)
+    assert "Ours differs in client.optimizer.lr 0.01 (paper 0.1: It is faster)." in table.notes[1]
 
 
 def test_a_studys_scale_is_a_table_of_its_own(tmp_path):
     """``study=fedacg_table1a scale=small`` trains another model: those runs are of that table only."""
     small = "experiment=cifar10_resnet18_fedacg algorithm=fedavg model=cnn client.optimizer.lr=0.03 rounds=60"
-    small += " eval_every=2"
-    add_run(tmp_path / "a", small, curve(0.5, 60))
-    groups = grouped(find_runs([tmp_path]))
+    groups = grouped([write_run(tmp_path / "a", accuracies(*[0.5] * 60), f"{small} eval_every=2")])
     (table,) = compare(load("fedacg_table1a"), groups, Settings(groups))
     assert (table.name, table.title.endswith("scale=small")) == ("fedacg_table1a_small", True)
-    assert "study=fedacg_table1a scale=small" in "".join(table.notes)
-    assert "tags.model cnn (paper resnet18)" in "".join(table.notes)
+    assert "study=fedacg_table1a scale=small" in table.notes[-1]
+    assert "tags.model cnn (paper resnet18)" in table.notes[1]

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from sample_runs import add_run, curve
+from run_folders import curve, write_run
 
 from gcfed.report import build, figures
 from gcfed.report.build import Incomplete, report
@@ -17,10 +17,11 @@ EVIL = "<script>alert(1)</script>"
 
 def write_runs(root):
     for seed in (1, 2):
-        add_run(root / f"none_{seed}", "data=digits gc=none rounds=4", curve(0.4, 4, seed), seed=seed)
-    add_run(root / "gcfed", "data=digits gc=gcfed rounds=4", curve(0.6, 4))
-    add_run(root / "failed", "data=digits gc=none rounds=9", curve(0.4, 2), failure=f"OSError: {EVIL}\nTraceback")
-    add_run(root / "debug" / "run", "data=digits gc=none rounds=4", curve(0.1, 4), seed=9)
+        write_run(root / f"none_{seed}", curve(0.4, 4, seed), "data=digits gc=none rounds=4", seed=seed)
+    write_run(root / "gcfed", curve(0.6, 4), "data=digits gc=gcfed rounds=4")
+    failure = f"OSError: {EVIL}\nTraceback"
+    write_run(root / "failed", curve(0.4, 2), "data=digits gc=none rounds=9", failure=failure)
+    write_run(root / "debug" / "run", curve(0.1, 4), "data=digits gc=none rounds=4", seed=9)
 
 
 def config(folder, **changed):
@@ -34,7 +35,8 @@ def tables(folder):
 
 def test_as_a_user_types_it(tmp_path):
     write_runs(tmp_path / "logs" / "a")
-    add_run(tmp_path / "logs" / "b", "experiment=cifar10_cnn_gcfed partition.alpha=0.05", curve(0.5, 2), ended=False)
+    table5 = "experiment=cifar10_cnn_gcfed partition.alpha=0.05"
+    write_run(tmp_path / "logs" / "b", curve(0.5, 2), table5, ended=False)
     code = (
         "import atexit, runpy, sys; sys.argv[0] = 'src/report.py'\n"
         "atexit.register(lambda: print('with torch' if 'torch' in sys.modules else 'without torch'))\n"
@@ -67,18 +69,14 @@ def test_as_a_user_types_it(tmp_path):
         assert f'id="{link[1:]}"' in page if link.startswith("#") else (out / link).is_file(), link
 
 
-def test_a_second_report_replaces_the_first_and_nothing_else(tmp_path, unrendered):
+def test_a_second_report_leaves_other_files_alone(tmp_path, unrendered):
     write_runs(tmp_path / "logs")
     report(config(tmp_path, figures=True))
-    out = tmp_path / "out"
-    own = [out / "tables" / "notes.md", out / "mine.txt", tmp_path / "logs" / "gcfed" / "summary.json"]
-    for path in own[:2]:
-        path.write_text("a user's own")
-    (out / ".written").write_text((out / ".written").read_text() + "mine.txt\n../logs/gcfed/summary.json\n")
+    own = tmp_path / "out" / "tables" / "notes.md"
+    own.write_text("a user's own")
     report(config(tmp_path, measures="max:test/acc"))
-    assert list((out / "figures").iterdir()) == []
-    assert tables(out) == {"best", "federation_1", "targets", "runs", "notes"}
-    assert all(path.is_file() for path in own)
+    assert own.is_file()
+    assert "<img" not in (tmp_path / "out" / "index.html").read_text()
 
 
 @pytest.mark.parametrize(
@@ -107,30 +105,29 @@ def test_what_is_lacking_is_named_and_the_rest_is_there(tmp_path, monkeypatch):
     write_runs(tmp_path / "logs")
     monkeypatch.setattr(figures, "curves", fails)
     monkeypatch.setattr(figures, "bars", fails)
-    with pytest.raises(Incomplete, match=r"no finished run has the measures max:test/nothing.*KeyError: 'test/acc'"):
+    lacks = "no finished run has the measures max:test/nothing"
+    with pytest.raises(Incomplete, match=rf"{lacks}.*KeyError: 'test/acc'"):
         report(config(tmp_path, figures=True, measures=["max:test/nothing", "max:test/acc"]))
-    out = tmp_path / "out"
-    assert tables(out) == {"best", "federation_1", "targets", "runs"}
-    for name in ("index.html", "report.md"):
-        assert "no finished run has the measures max:test/nothing" in (out / name).read_text()
+    assert tables(tmp_path / "out") == {"best", "federation_1", "targets", "runs"}
+    assert all(lacks in (tmp_path / "out" / name).read_text() for name in ("index.html", "report.md"))
 
 
 def test_the_papers_that_were_asked_for_while_nothing_has_ended(tmp_path):
-    rows = curve(0.5, 2)
-    add_run(tmp_path / "logs" / "a", "experiment=cifar10_cnn_gcfed partition.alpha=0.05", rows, ended=False)
-    for papers, names in ((None, {"gcfed_table5"}), ("gcfed_table5", {"gcfed_table5"}), (["gcfed_table2"], set())):
-        report(config(tmp_path, papers=papers))
-        assert tables(tmp_path / "out") == {"runs"} | names
-    assert "after round 2 of 800" in (tmp_path / "out" / "report.md").read_text()
-    report(config(tmp_path, papers=["gcfed_table2"], empty=True))
-    assert "gcfed_table2" in tables(tmp_path / "out")
+    table5 = "experiment=cifar10_cnn_gcfed partition.alpha=0.05"
+    write_run(tmp_path / "logs" / "a", curve(0.5, 2), table5, ended=False)
+    for i, (papers, names) in enumerate(((None, {"gcfed_table5"}), ("gcfed_table5", {"gcfed_table5"}), ([], set()))):
+        out = tmp_path / f"out{i}"
+        report(config(tmp_path, papers=papers, out=out))
+        assert tables(out) == {"runs"} | names
+    assert "after round 2 of 800" in (out / "report.md").read_text()
+    report(config(tmp_path, papers=["gcfed_table2"], empty=True, out=out))
+    assert "gcfed_table2" in tables(out)
 
 
 def test_a_search_is_a_table(tmp_path):
-    write_runs(tmp_path / "logs")
-    (tmp_path / "logs" / "search" / "mine").mkdir(parents=True)
     trials = "number,state,value,seconds,folder,gc.lam\n0,COMPLETE,0.5,2.0,0,0.1\n1,FAIL,,,,0.2\n"
-    (tmp_path / "logs" / "search" / "mine" / "trials.csv").write_text(trials)
-    (table,) = build._searches([tmp_path / "logs"])
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "trials.csv").write_text(trials)
+    (table,) = build._searches([tmp_path])
     assert table.name == "trials_mine"
     assert table.frame.to_numpy().tolist() == [["0", "COMPLETE", "0.5", "2", "0.1"], ["1", "FAIL", "–", "–", "0.2"]]

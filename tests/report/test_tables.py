@@ -29,8 +29,7 @@ def test_every_form_escapes_and_marks(tmp_path):
 
 @pytest.mark.parametrize(
     ("numbers", "higher", "bold"),
-    [([1, 3, 2], True, [1]), ([1, 3, 1], False, [0, 2]), ([1, 3], None, []), ([None, 3], True, []), ([2, 2], True, []),
-     ([None, 3, 2], True, [1])],
+    [([None, 3, 2], True, [1]), ([1, 3, 1], False, [0, 2]), ([1, 3], None, []), ([None, 3], True, [])],
 )  # fmt: skip
 def test_the_best_is_bold(numbers, higher, bold):
     cells = mark_best(list("abc")[: len(numbers)], numbers, higher)
@@ -41,14 +40,11 @@ def test_the_best_is_bold(numbers, higher, bold):
     ("measure", "title", "unit", "higher"),
     [
         ("max:test/acc", "best accuracy", "percent", True),
-        ("max:test/acc_ema", "max:test/acc_ema", "percent", True),
         ("rounds:test/acc>=0.8", "rounds to 80 %", "rounds", False),
         ("rounds:test/loss<=0.5", "rounds to 0.5 of test/loss", "rounds", False),
         ("bytes_to_target/0.8", "bytes to 80 %", "MB", False),
-        ("client_seconds_to_target/0.8", "client seconds to 80 %", "seconds", False),
         ("time/round_s", "a round, median", "seconds", None),
         ("acc_diff/std", "acc_diff/std", "percent", None),
-        ("mean:gap/l2", "mean:gap/l2", "none", None),
     ],
 )
 def test_any_measure_has_a_title_and_a_unit(measure, title, unit, higher):
@@ -81,10 +77,8 @@ def test_the_best_of_each_federation_comes_first():
 
 def test_targets_that_any_run_reached_are_one_table():
     summary = {"bytes_to_target": {"0.5": 3e6, "0.9": None}}
-    runs = [
-        run_of(values=(0.2, 0.6), targets=[0.5, 0.9], summary=summary),
-        run_of(**GCFED, targets=[0.5], values=(0.2,)),
-    ]
+    reached = run_of(values=(0.2, 0.6), targets=[0.5, 0.9], summary=summary)
+    runs = [reached, run_of(**GCFED, targets=[0.5], values=(0.2,))]
     columns = {"method": ["fedavg"], "rounds to 50 %": ["2"], "bytes to 50 % (MB)": ["3"]}
     assert targets(grouped(runs)).frame.to_dict("list") == columns
     assert targets(grouped(runs[1:])) is None

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import yaml
-from folders import accuracies, write_run
+from run_folders import accuracies, write_run
 
 from gcfed.loggers.round_csv import RoundCSVLogger
 from gcfed.runs.folder import find_runs, read_config, read_run

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from folders import accuracies, write_run
+from run_folders import accuracies, write_run
 
 from gcfed.runs.measures import average, smooth, value
 from gcfed.runs.metrics_csv import read_metrics

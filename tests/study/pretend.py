@@ -1,21 +1,16 @@
 """Studies and searches with a launcher that only pretends to train."""
 
-import json
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
-import yaml
-from hydra import compose, initialize_config_dir
+from conftest import composer
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
+from run_folders import write_run
 
-from gcfed.runs.identity import counts
 from gcfed.study.sweep import sweep
-from gcfed.utils.compose import Composer
-from gcfed.utils.resolvers import ROOT
 
-GROUPS = [path.name for path in (ROOT / "configs").iterdir() if path.is_dir()]
 TABLE = {
     "overrides": ["rounds=4"],
     "rows": [{"label": "FedAvg", "overrides": ["gc=none"]}, {"label": "GC-Fed", "overrides": ["gc=gcfed"]}],
@@ -25,26 +20,21 @@ TABLE = {
 
 @cache
 def composed(*overrides):
-    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        return compose("train", [*overrides])
+    return composer.load([*overrides])
 
 
-COMPOSE = Composer(lambda overrides: composed(*overrides), GROUPS)
-LOADER = SimpleNamespace(list_groups=lambda parent: GROUPS, load_sweep_config=lambda _, overrides: composed(*overrides))
+LOADER = SimpleNamespace(
+    list_groups=lambda parent: composer.groups, load_sweep_config=lambda _, overrides: composed(*overrides)
+)
 CONTEXT = SimpleNamespace(config_loader=LOADER)
 
 
 def finish(folder, overrides, rounds, **summary):
-    """What a run leaves behind when it has ended after so many rounds, as far as a sweep looks at it."""
-    cfg = COMPOSE([*overrides, f"rounds={rounds}"])
-    config = {key: cfg[key] for key in cfg if counts(key) or key in ("rounds", "eval_every")}
-    config = OmegaConf.to_container(OmegaConf.create(config, parent=cfg), resolve=True)
-    (folder / "checkpoints").mkdir(exist_ok=True, parents=True)
-    (folder / "checkpoints" / "last.ckpt").touch()
-    config["metrics"] = {name: {} for name in cfg.metrics or ()}
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
-    (folder / "metrics.csv").write_text("".join(["round,test/acc\n", *(f"{r + 1},0.5\n" for r in range(rounds))]))
-    (folder / "summary.json").write_text(json.dumps({"rounds": rounds, **summary}))
+    """What a run leaves behind when it has ended after so many rounds."""
+    summary = {"rounds": rounds, **summary}
+    run = write_run(folder, [{"test/acc": 0.5}] * rounds, f"{' '.join(overrides)} rounds={rounds}", summary=summary)
+    (run.folder / "checkpoints").mkdir(exist_ok=True)
+    (run.folder / "checkpoints" / "last.ckpt").touch()
 
 
 def outcome(error=None):
@@ -53,29 +43,37 @@ def outcome(error=None):
     return done
 
 
-class Launcher:
-    """Writes what a run would, unless its overrides have one of ``broken``; ``before`` the first it does something."""
+class BasicLauncher:
+    """Goes by the name of Hydra's own. Writes what a run would, with what ``of(values, number)`` says in its summary.
 
-    def __init__(self, broken=(), before=lambda: None):
-        self.broken, self.before, self.calls = broken, before, []
+    ``of`` takes the job's overrides, key → text, and its number; an error that it raises is the run's failure.
+    """
+
+    def __init__(self, of=lambda values, number: {}):
+        self.of, self.calls = of, []
+
+    @property
+    def jobs(self):
+        return [job for call in self.calls for job in call]
 
     def launch(self, job_overrides, initial_job_idx):
-        if not self.calls:
-            self.before()
         self.calls.append(job_overrides)
-        return [self._job(job) for job in job_overrides]
+        return [self._job(job, i) for i, job in enumerate(job_overrides, start=initial_job_idx)]
 
-    def _job(self, job):
-        if set(self.broken) & set(job):
-            return outcome(ValueError("gc.lam=2 is\noutside"))
+    def _job(self, job, number):
         values = {key: value.strip("'") for key, value in (override.split("=", 1) for override in job)}
+        try:
+            summary = self.of(values, number)
+        except ValueError as error:
+            return outcome(error)
         own = [override for override in job if not override.startswith(("hydra.", "ckpt_path"))]
-        finish(Path(values["hydra.sweep.dir"]) / values["hydra.sweep.subdir"], own, int(values["rounds"]))
+        folder = Path(values["hydra.sweep.dir"]) / values["hydra.sweep.subdir"]
+        finish(folder, own, int(values.get("rounds", 1)), **summary)
         return outcome()
 
 
-class BasicLauncher(Launcher):
-    """Goes by the name of Hydra's own."""
+class Launcher(BasicLauncher):
+    """Takes all jobs at once."""
 
 
 class Studies:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import os
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -22,7 +21,6 @@ from gcfed.runs.folder import STATES, find_runs, folders
 from gcfed.runs.measures import FORMS, parse
 
 TRIALS = "trials.csv"
-WRITTEN = ".written"  # what the last report wrote beside the page, a path a line
 
 
 class Incomplete(RuntimeError):
@@ -46,9 +44,7 @@ def report(cfg: Mapping[str, Any]) -> Path:
     for measure in measures:
         parse(measure)  # before a thousand runs are read
     chosen = [papers.load(name) for name in (papers.names() if cfg["papers"] is None else _listed(cfg["papers"]))]
-    found, base = find_runs(roots), os.path.commonpath([root.resolve() for root in roots] or [Path()])
-    # As people find them, without the path of this machine.
-    places = {run: os.path.relpath(run.folder, Path(base).parent) for run in found}
+    places = {run: os.path.relpath(run.folder) for run in find_runs(roots)}
     runs = [run for run, place in places.items() if "debug" not in Path(place).parts]
     if not runs:
         raise ValueError(
@@ -67,8 +63,6 @@ def report(cfg: Mapping[str, Any]) -> Path:
     tables = [*([first] if first else []), *federations.values(), *others, every]
     lost = [m for m in measures if not any(m in set(table.records["measure"]) for table in federations.values())]
     lacks = [f"no finished run has the measures {', '.join(lost)}. {FORMS}"] if lost else []
-
-    _remove_last(out)
     for table in tables:
         table.write(out / "tables")
     pictures = []
@@ -86,11 +80,9 @@ def report(cfg: Mapping[str, Any]) -> Path:
     page = Environment(loader=PackageLoader("gcfed.report", "."), autoescape=True, undefined=StrictUndefined)
     parts = {"first": first, "federations": federations, "others": others, "runs": every, "pictures": pictures}
     words = {"title": title, "counts": counts, "lacks": lacks, "created": datetime.now(), "embed": _embedded}
-    files = [path for folder in ("tables", "figures") for path in sorted((out / folder).glob("*"))]
     texts = {
         out / "report.md": "\n".join([*head, *(table.markdown() for table in tables)]),
         out / "index.html": page.get_template("page.html").render(**parts, **words),
-        out / WRITTEN: "".join(f"{path.relative_to(out)}\n" for path in files),
     }
     write_texts(texts)
     print(f"{counts}. {len(tables)} tables and {len(pictures)} figures, all on {out / 'index.html'}")
@@ -114,13 +106,6 @@ def _searches(roots: Sequence[Path]) -> list[Table]:
         note = "The best trial stands in the search's optimization_results.yaml."
         tables.append(Table(f"trials_{folder.name}", f"Search {folder.name}", frame, trials, (note,)))
     return tables
-
-
-def _remove_last(out: Path) -> None:
-    """Removes the files that the last report wrote here; others stay."""
-    for line in (out / WRITTEN).read_text().splitlines() if (out / WRITTEN).is_file() else ():
-        if re.fullmatch(r"(tables|figures)/[^/]+\.\w+", line):
-            (out / line).unlink(missing_ok=True)
 
 
 def _embedded(path: Path) -> str:

@@ -26,8 +26,8 @@ class Settings:
     """Setting and rounds that a cell's overrides ask for, composed only where one of the groups can be its runs."""
 
     def __init__(self, groups: Sequence[Group]) -> None:
-        self._composer = train_composer()
-        self._composed: dict[tuple[str, ...], tuple[str, int]] = {}
+        composer = train_composer()
+        self._asked = cache(lambda overrides: (setting(cfg := composer(overrides)), cfg.rounds))
         self._kinds = {tuple(group.runs[0].get(f"tags.{kind}") for kind in _KINDS) for group in groups}
 
     def __call__(self, overrides: tuple[str, ...] | None, scale: tuple[str, ...] = ()) -> tuple[str, int]:
@@ -40,10 +40,7 @@ class Settings:
         asked = [chosen.get(kind) for kind in _KINDS]
         if not any(all(a in (None, b) for a, b in zip(asked, kinds, strict=True)) for kinds in self._kinds):
             return "", 0
-        if overrides not in self._composed:
-            cfg = self._composer(overrides)
-            self._composed[overrides] = setting(cfg), cfg.rounds
-        return self._composed[overrides]
+        return self._asked(overrides)
 
 
 @cache
@@ -113,7 +110,7 @@ def _cell(paper: PaperTable, row: Axis, column: Axis, rounds: int, group: Group 
         "paper_mean": printed.mean, "paper_std": printed.std, "paper_note": printed.note,
         "difference": difference, "differs_in": "; ".join(differs),
         "group": group, "is_full": is_full, "runnable": runnable, "wanted": runnable and printed != Cell(),
-        "differences": differs, "kind": (unit, paper.of("higher_is_better", row, column)),
+        "differences": differs, "higher": paper.of("higher_is_better", row, column),
         "ours_text": text, "ours_rank": unit.rank(s) if is_full else None,
         "paper_text": _printed(printed, unit), "paper_rank": None if printed.note else printed.mean,
         "difference_text": _difference(difference, math.hypot(s.std or 0.0, printed.std or 0.0), unit),
@@ -141,9 +138,7 @@ def _table(paper: PaperTable, cells: pd.DataFrame, scale: str, *, empty: bool) -
     if not empty:
         runs = cells[cells["group"].notna()]
         cells = cells[cells["row"].isin(runs["row"]) & cells["column"].isin(runs["column"])].copy()
-    for _, part in cells.groupby(line):
-        kinds = set(part["kind"])
-        higher = kinds.pop()[1] if len(kinds) == 1 else None  # where all of the line measure the same
+    for (_, _, higher), part in cells.groupby([line, "unit", "higher"]):
         for who in ("ours", "paper"):
             cells.loc[part.index, f"{who}_text"] = mark_best(part[f"{who}_text"], part[f"{who}_rank"], higher)
     lines = []
@@ -158,12 +153,12 @@ def _table(paper: PaperTable, cells: pd.DataFrame, scale: str, *, empty: bool) -
         title=f"{paper.paper}, Table {paper.table}: {paper.title}{of_scale}",
         frame=pd.DataFrame(lines, columns=["", *header], dtype=object),
         records=cells[cells["runnable"].astype(bool)].loc[:, :"differs_in"],
-        notes=tuple(_notes(paper, cells[cells["group"].notna()], scale, wanted, line)),
+        notes=tuple(_notes(paper, cells[cells["group"].notna()], scale, wanted)),
     )
 
 
-def _notes(paper: PaperTable, cells: pd.DataFrame, scale: str, wanted: int, line: str) -> Iterator[str]:
-    """Source; in what our settings differ; what the cells lack, and the command that makes it; the order of methods."""
+def _notes(paper: PaperTable, cells: pd.DataFrame, scale: str, wanted: int) -> Iterator[str]:
+    """Source; in what our settings differ; what the cells lack, and the command that makes it."""
     yield f"Source: {paper.source}. {paper.note}".strip()
     rows = cells.explode("differences").groupby("differences", sort=False)["row"].unique()
     differs = [text + f" [{', '.join(where)}]" * (len(where) < cells["row"].nunique()) for text, where in rows.items()]
@@ -173,16 +168,5 @@ def _notes(paper: PaperTable, cells: pd.DataFrame, scale: str, wanted: int, line
     lost = [f"{c.row}, {c.column}: {text}" for c in cells.itertuples() if (text := states(c.group.runs))]
     if lost:
         yield f"In no mean: {'; '.join(lost)}."
-    lacks = {"fewer seeds than the paper's": sum(len(group.runs) < (paper.seeds or 1) for group in cells["group"])}
-    lacks |= {"other rounds": sum(~cells["is_full"].astype(bool))}
-    few = "".join(f", {count} with {what}" for what, count in lacks.items() if count)
     study = f"python src/train.py -m study={paper.name}{'' if scale == FULL else f' scale={scale}'}"
-    yield f"{len(cells)} of {wanted} cells have runs{few}. All of them: {study}"
-    full = cells[cells["is_full"].astype(bool) & (cells["paper_note"] == "") & cells["difference"].notna()]
-    orders = [
-        f"{label}: {part[['mean', 'paper_mean']].rank().corr().iloc[0, 1]:.2f} of {len(part)}"
-        for label, part in full.groupby(line, sort=False)
-        if len(part) > 2
-    ]
-    if orders:
-        yield f"Order of the methods, Spearman's ρ with the paper's: {'; '.join(orders)}."
+    yield f"{len(cells)} of {wanted} cells have runs. All of them: {study}"

@@ -87,11 +87,7 @@ class Run:
 
 
 def find_runs(roots: Iterable[str | Path]) -> list[Run]:
-    """Every run below the folders, sorted by path.
-
-    Raises:
-        FileNotFoundError: a root is not there.
-    """
+    """Every run below the :func:`folders`, sorted by path."""
     found = {folder.resolve() for folder, files in folders(roots) if is_run(files)}
     return [read_run(folder) for folder in sorted(found)]
 
@@ -139,12 +135,9 @@ def read_config(folder: Path) -> Any:
     """A run's ``config.yaml``. Each block of its top level is read once: most are alike in all runs of a sweep."""
     text = (folder / CONFIG).read_text()
     try:
-        blocks = [_block(block) for block in re.split(r"\n(?=[^\s#-])", text)]
-    except yaml.YAMLError:
-        blocks = [None]
-    if all(isinstance(block, dict) for block in blocks):
-        return {key: value for block in blocks for key, value in block.items()}
-    return yaml.load(text, Loader) or {}  # not as a run writes it
+        return {key: value for block in re.split(r"\n(?=[^\s#-])", text) for key, value in _block(block).items()}
+    except (yaml.YAMLError, AttributeError):  # not as a run writes it
+        return yaml.load(text, Loader) or {}
 
 
 @lru_cache(maxsize=4096)

@@ -22,9 +22,9 @@ _PATTERNS = [
     re.compile(r"(?P<column>[^:@]+)(?P<how>)(?P<number>)"),
 ]
 FORMS = (
-    "There are keys of summary.json (test/acc_smooth10), columns of metrics.csv reduced over the rounds "
-    "(max:test/acc; min:, mean:, sum:, last: too) or over the last 10 of them (mean:test/acc[10]), at a round "
-    "(test/acc@500), and the first round at a target (rounds:test/acc>=0.8, rounds:test/loss<=0.5)."
+    "There are keys of summary.json (test/acc_smooth10, bytes_to_target/0.8), columns of metrics.csv reduced over the "
+    "rounds (max:test/acc; min:, mean:, sum:, last: too) or over the last 10 of them (mean:test/acc[10]), the last "
+    "test up to a round (test/acc@500), and the first round at a target (rounds:test/acc>=0.8, rounds:test/loss<=0.5)."
 )
 
 
@@ -85,14 +85,8 @@ def parse(measure: str) -> Measure:
 def value(run: Run, measure: str) -> float | None:
     """The measure in the run's own unit (accuracies 0 to 1); None where it was not measured, reached or is not finite.
 
-    - ``test/acc_smooth10``, ``acc_diff/std``, ``bytes_to_target/0.8``: a figure of ``summary.json``
-    - ``mean:test/acc[10]``: over the tests of the run's last 10 rounds; ``max:``, ``min:``, ``sum:``, ``last:`` too,
-      and without ``[…]`` over all rounds
-    - ``test/acc_ema@500``: the last test up to round 500, of a run that got there
-    - ``rounds:test/acc_ema>=0.81``, ``rounds:test/loss<=0.5``: the first round that reached it
-
     Raises:
-        ValueError: the string is none of these.
+        ValueError: the string is none of :data:`FORMS`.
     """
     how, name, number = parse(measure)
     if not how:

@@ -22,10 +22,9 @@ def estimate(left: Sequence[tuple[DictConfig, int]]) -> list[str]:
     for cfg, rounds in left:
         try:
             seconds, stored = cost(cfg, steps)
+            hours, disk = hours + rounds * seconds / 3600, disk + stored
         except Exception as error:
             unknown.append(f"not counted: {cfg.tags.data}, {cfg.tags.model}: {' '.join(str(error).split())[:150]}")
-        else:
-            hours, disk = hours + rounds * seconds / 3600, disk + stored
     about = f"about {hours:,.1f} h on one core, without what methods add to a step, and {size(disk)} of disk"
     return [about, *dict.fromkeys(unknown)]
 

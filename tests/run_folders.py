@@ -1,0 +1,65 @@
+"""Run folders as runs leave them, without a run: a config, rows made by a formula, and how the run ended."""
+
+import json
+import math
+
+import yaml
+from conftest import composer
+from omegaconf import OmegaConf
+
+from gcfed.runs.folder import read_run
+from gcfed.runs.metrics_csv import read_metrics
+from gcfed.runs.summary import summary_of
+
+ROW = {"train/loss": 1.0, "train/clients": 5, "train/nonfinite_clients": 0, "comm/down_bytes": 5000,
+       "comm/up_bytes": 5000, "time/train_s": 1.0, "time/round_s": 2.0}  # fmt: skip
+
+
+def write_run(folder, rows, overrides=None, *, ended=True, failure=None, summary=None, **config):
+    """Writes the folder and returns the run as it is read.
+
+    ``rows`` go over :data:`ROW`; a cell that is None is empty. The config is the composed one of ``overrides`` (words),
+    if there are any, with the keys of ``config``. A run that has ended has a summary; ``failure``: its failure.txt.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [{"round": i} | ROW | row for i, row in enumerate(rows, start=1)]
+    known = {"seed": 1, "rounds": max(len(rows), 1), "targets": [0.5, 0.9]}
+    if overrides is not None:
+        words = [*overrides.split(), f"seed={config.get('seed', 1)}", "paths.output_dir=run"]
+        known = OmegaConf.to_container(composer(words), resolve=True)
+    config = known | config
+    (folder / "config.yaml").write_text(yaml.dump(config, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper)))
+    (folder / "partition.npz").touch()
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [",".join("" if row.get(name) is None else str(row[name]) for name in names) for row in rows]
+    (folder / "metrics.csv").write_text("\n".join([",".join(names), *lines, ""]) if rows else "")
+    if failure is not None:
+        (folder / "failure.txt").write_text(failure)
+    elif ended and rows:
+        summary = summary or summary_of(read_metrics(folder / "metrics.csv"), config["targets"])
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in summary.items()}
+        (folder / "summary.json").write_text(json.dumps(finite))
+    return read_run(folder)
+
+
+def accuracies(*values, **columns):
+    """Rows of tests; None where a round was not tested."""
+    rows = [{} if acc is None else {"test/acc": acc, "test/loss": 2.5 - 2 * acc} for acc in values]
+    return [row | {name: column[i] for name, column in columns.items()} for i, row in enumerate(rows)]
+
+
+def curve(level, rounds, seed=1, every=1, **columns):
+    """A run that climbs to ``level``, with waves of its own for each seed; further columns scale with the accuracy."""
+    rows, average = [], math.nan
+    for t in range(1, rounds + 1):
+        row = {"round": t, "train/loss": 2.3 / (1 + 0.1 * t), "comm/down_bytes": 500_000,
+               "comm/up_bytes": 400_000 + 1000 * seed,
+               "time/train_s": 0.5 + 0.001 * (t % 7), "time/round_s": 0.75 + 0.002 * (t % 5)}  # fmt: skip
+        wave = 0.02 * math.sin(t * (0.7 + 0.1 * seed)) * math.exp(-t / rounds)
+        acc = level * (1 - math.exp(-t / (0.15 * rounds))) + wave
+        average = acc if average != average else 0.9 * average + 0.1 * acc
+        if t % every == 0 or t == rounds:
+            row |= {"test/acc": acc, "test/loss": 2.3 * (1 - 0.9 * acc), "test/acc_ema": average}
+            row |= {name: scale * (1 + acc) for name, scale in columns.items()}
+        rows.append(row)
+    return rows
