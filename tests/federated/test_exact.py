@@ -40,7 +40,7 @@ def test_every_order_and_split_has_the_bits_of_the_exact_sum(monkeypatch, shape)
         assert torch.equal(mean, exact.float())
 
 
-@pytest.mark.parametrize("order", itertools.list(permutations(range(3))))
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_what_cancels_leaves_the_rest(order):
     """Where float64 loses it, added to the first of the two."""
     terms, exact, plain = (
