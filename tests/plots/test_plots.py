@@ -5,12 +5,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gcfed.plots import style
+from gcfed.plots import partition, style
 from gcfed.plots.curves import plot_curves
 from gcfed.plots.leakage import plot_recovered
-from gcfed.plots.partition import plot_partition
+from gcfed.plots.partition import draw_partition, plot_partition
 from gcfed.plots.surface import plot_surface
 from gcfed.runs.measures import smooth
+from gcfed.utils.instantiate import build
 
 
 # --------------------------------------------------------------------------------------------------------- curves.png
@@ -103,6 +104,16 @@ def test_partition_of_any_shape(shape, value, tmp_path, unrendered):
     assert max(figure.get_size_inches()) < 15
     legend = figure.axes[1].get_legend()
     assert [text.get_text() for text in legend.get_texts()] == ["5"] if value else legend is None
+
+
+def test_its_title_says_what_is_parted_and_how(config, tmp_path, monkeypatch):
+    titles = []
+    monkeypatch.setattr(partition, "plot_partition", lambda counts, path, title, **kwargs: titles.append(title))
+    for overrides in ((), ("partition=iid", "participation.num_clients=7")):
+        data = build(config(*overrides).data)
+        data.setup()
+        draw_partition(tmp_path, data)
+    assert titles == ["digits: 20 clients, Dirichlet, α = 0.1", "digits: 7 clients, IID"]
 
 
 # -------------------------------------------------------------------------------------------- surface_round_<t>.png

@@ -21,7 +21,9 @@ def draw_partition(folder: Path, data: FederatedDataModule) -> Path | None:
     """Draws ``partition.png`` into a run's folder and returns its path; None where there are no classes to draw."""
     if (held := label_counts(data)) is None:
         return None
-    title = f"{data.dataset.name}, {data.partitioner}"
+    # What a partitioner has first is what it is about.
+    settings = [f"{key} = {value}".replace("alpha", "α") for key, value in vars(data.partitioner).items()][:1]
+    title = ", ".join([f"{data.dataset.name}: {held.of:,} clients", type(data.partitioner).__name__, *settings])
     plot_partition(held.counts, folder / "partition.png", title, clients=held.clients, of=held.of)
     return folder / "partition.png"
 
@@ -72,7 +74,7 @@ def plot_partition(
             "sizes", num=None if few else 4, fmt="{x:,.0f}", func=lambda s: s / area, color=BLUE
         )
         bubbles.legend(*examples, title="samples", loc="upper left", bbox_to_anchor=(1, 1), labelspacing=1)
-    place = np.arange(0, len(drawn), -(-len(drawn) // 20))
+    place = np.arange(0, len(drawn), next(step for step in (1, 2, 5, 10, 20, 50, 100) if len(drawn) <= 20 * step))
     bubbles.set_xticks(place, [str(i) for i in ids[place]])
     bubbles.yaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
     subset = "" if len(drawn) == of else f" ({len(drawn)} of {of:,}, evenly spaced)"
