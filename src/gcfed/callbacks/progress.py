@@ -1,38 +1,64 @@
-"""One bar over all rounds."""
+"""How far a run has come."""
 
+import io
+import sys
+import time
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import TQDMProgressBar
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
 from gcfed.federated.loop import FederatedLoop
+from gcfed.utils.number import number
+
+BAR = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
+LINE = "{desc} {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 
 
-class RoundProgressBar(TQDMProgressBar):
-    """Rounds done, time left, and the last loss and accuracy; no bar for the tests in between."""
+class RoundProgressBar(Callback):
+    """Rounds done, time left, last loss and accuracy: a bar on a terminal, elsewhere a line every few seconds.
 
-    BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
+    Args:
+        seconds: between two such lines.
+    """
 
-    def init_train_tqdm(self) -> Tqdm:
-        bar = super().init_train_tqdm()
-        bar.set_description("Round", refresh=False)
-        bar.unit = "round"
-        return bar
-
-    def init_validation_tqdm(self) -> Tqdm:
-        return Tqdm(disable=True)
+    def __init__(self, seconds: float = 5) -> None:
+        self.seconds = number("callbacks.progress.seconds", seconds, 0)
+        self._bar: Tqdm | None = None
+        self._said = 0.0
 
     def on_train_start(self, trainer: Trainer, *_: Any) -> None:
-        super().on_train_start(trainer, *_)
-        self.train_progress_bar.initial = trainer.global_step  # so that the time left is right after a resume
+        if trainer.is_global_zero:
+            terminal = sys.stdout.isatty()
+            self._said = time.monotonic()
+            self._bar = Tqdm(
+                total=int(trainer.max_steps), initial=trainer.global_step, desc="Round", unit="round", smoothing=0,
+                dynamic_ncols=True, file=sys.stdout if terminal else io.StringIO(),
+                bar_format=BAR if terminal else LINE,
+            )  # fmt: skip
 
-    def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
-        self.train_progress_bar.reset(int(trainer.max_steps))
-        self.train_progress_bar.initial = trainer.global_step
-        self.train_progress_bar.n = trainer.global_step
-        self.train_progress_bar.set_description("Round")
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if not FederatedLoop.of(trainer).tested(trainer.global_step):
+            self._show(trainer)
 
-    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+    def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
+        self._show(trainer)
+
+    def on_train_end(self, *_: Any) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def on_exception(self, *_: Any) -> None:
+        self.on_train_end()
+
+    def _show(self, trainer: Trainer) -> None:
+        if self._bar is None:
+            return
         row = FederatedLoop.of(trainer).last_row
-        return {name.split("/")[1]: f"{row[name]:.3f}" for name in ("train/loss", "test/acc") if name in row}
+        figures = {name.split("/")[1]: f"{row[name]:.3f}" for name in ("train/loss", "test/acc") if name in row}
+        self._bar.set_postfix(figures, refresh=False)
+        self._bar.update(trainer.global_step - self._bar.n)
+        over = trainer.global_step >= trainer.max_steps
+        if not sys.stdout.isatty() and (over or time.monotonic() >= self._said + self.seconds):
+            self._said = time.monotonic()
+            print(self._bar, flush=True)
