@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# A stranger's first day, for real: clone, demo, own images, torchvision's network, own method, sweep, report; no file of
-# the clone is edited. Uses the environment of this checkout where there is one; two minutes on two cores without its set-up.
+# A stranger's first day, for real: clone, demo, own images, torchvision's network, own network and method, sweep, report;
+# no file of the clone is edited. Uses the environment of this checkout where there is one; two minutes on two cores without its set-up.
 set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
 day=$(mktemp -d)
@@ -51,6 +51,13 @@ class Halved(FederatedMethod):
     def on_aggregate_end(self, update, round):
         torch._foreach_mul_(list(update.values()), 0.5)
 END
+cat >mynet.py <<'END'
+from torch import nn
+
+
+def small(num_classes):
+    return nn.Sequential(nn.Conv2d(3, 8, 5, stride=3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.LazyLinear(num_classes))
+END
 cat >conf/algorithm/halved.yaml <<'END'
 # @package _global_
 defaults: [fedavg, _self_]
@@ -68,13 +75,13 @@ network="model=torchvision model.name=mobilenet_v3_small model.norm_policy=group
 method="algorithm=halved"
 step "own images" $python paint.py
 step "own images, torchvision's network" $python "$day/gcfed/src/train.py" $federation $network
-step "own method" $python "$day/gcfed/src/train.py" --config-dir conf $method $federation $network
+step "own network and method" $python "$day/gcfed/src/train.py" --config-dir conf $method $federation model._target_=mynet.small
 step "sweep of λ and seeds" $python "$day/gcfed/src/train.py" --config-dir conf -m $method $federation $network gc.lam=0.0,0.5,1.0 seed=1,2
 
 cd "$day/gcfed"
 step "report" $make report
 grep "9 runs of .* settings: 9 finished" "$day/said.txt" # the demo, two runs, six of the sweep
-for said in digits fruit mobilenet_v3_small Halved; do
+for said in digits fruit mobilenet_v3_small small Halved; do
     grep -q "$said" logs/report/report.md || { echo "first day: the report does not say $said"; exit 1; }
 done
 git diff --exit-code # nothing of the clone was edited

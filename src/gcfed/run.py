@@ -168,6 +168,9 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     data = require(run, "data")
     if not data.is_described:
         data.setup()
+    for key, nothing in (("weights", None), ("pretrained", False)):
+        if key in run.model:
+            run.model[key] = nothing  # those of the checkpoint come; it may make nothing be downloaded
     module = build_module(described(run, data))
     load_weights(module, checkpoint, path)
     trainer: Trainer = require(cfg, "trainer")

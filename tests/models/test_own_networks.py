@@ -78,8 +78,8 @@ def test_timms_layers_keep_their_activation_under_each_policy():
         timm_net(name="resnet1", input_shape=(1, 32, 32), num_classes=7)
 
 
-def of_torchvision(name, side):
-    return torchvision_net(name=name, input_shape=(3, side, side), num_classes=7)
+def of_torchvision(name, side, **settings):
+    return torchvision_net(name=name, input_shape=(3, side, side), num_classes=7, **settings)
 
 
 def with_batch_norm():
@@ -92,6 +92,8 @@ def with_batch_norm():
     [
         (lambda: of_torchvision("resnet81", 32), r"model\.name=resnet81 is no classifier .* resnet18"),
         (lambda: of_torchvision("alexnet", 8), r"AlexNet cannot read samples of .*\[3, 8, 8\]: "),
+        (lambda: of_torchvision("alexnet", 64, weights=1), r"model\.weights=1 is unknown: choose null, DEFAULT"),
+        (lambda: fitted(Net(), (3, 8, 8), 0), r"model\.num_classes=0 must be"),
         (lambda: fitted(Hidden(), (3, 8, 8), 10), r"Hidden makes .* shape \[2, 5\] .*data\.num_classes=10"),
         (lambda: apply_policy(Net(), "mean"), r"model\.norm_policy=mean is unknown"),
         (lambda: apply_policy(make_net(), "local"), r"model\.norm_policy=local: Sequential has no batch norm"),
@@ -202,3 +204,5 @@ def test_clients_of_one_sample_are_named_with_the_policy_to_choose(config, tmp_p
     with pytest.raises(ValueError, match=r"ResNet normalises over batches, and \d+ of 40 .*model\.norm_policy=group"):
         assemble(config(*overrides, folder=tmp_path))
     assemble(config(*overrides, "model.norm_policy=group", folder=tmp_path))
+    with pytest.raises(ValueError, match=r"client\.stack=2 cannot train a network with batch normalisation"):
+        assemble(config(*overrides, "client.stack=2", folder=tmp_path))

@@ -18,6 +18,7 @@ from gcfed.federated.round import Order, Round
 from gcfed.federated.stack import (
     ClientStack,
     Output,
+    cannot_stack,
     client_norms,
     is_recurrent,
     per_client,
@@ -98,11 +99,13 @@ class LocalSolver:
         self._recorders: dict[int, Graph] = {}  # by stream
 
     def validate(self, net: nn.Module, data: Any) -> None:
-        """Refuses a network with batch normalisation whose clients' batches it cannot normalise.
+        """Refuses a network that cannot be stacked, or with batch normalisation that meets batches of a single sample.
 
         Raises:
-            ValueError: a batch has a single sample, of which a layer sees a single value; names the remedy.
+            ValueError: ``client.stack`` > 1, or a layer sees a single value of a batch; names the remedy.
         """
+        if self.stack != "auto" and int(self.stack) > 1 and (reason := cannot_stack(net)):
+            raise ValueError(f"client.stack={self.stack} cannot train a network with {reason}.")
         if not uses_batch_statistics(net):
             return
         sizes = data.sizes(np.arange(data.num_clients))

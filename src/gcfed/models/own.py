@@ -4,16 +4,17 @@ import inspect
 import logging
 from collections.abc import Sequence
 from difflib import get_close_matches
+from importlib import import_module
 from typing import Any
 
 import torch
 import torchvision
-from hydra.utils import get_object
 from omegaconf import DictConfig, open_dict
 from torch import Tensor, nn
 
 from gcfed.models.norm import apply_policy
 from gcfed.utils.instantiate import build, installed, require
+from gcfed.utils.number import choice, flag, number, numbers
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ def build_net(cfg: DictConfig) -> nn.Module:
     node = cfg.model.copy()
     target, policy = str(node.get("_target_")), node.get("norm_policy", "average")
     own = not target.startswith("gcfed.")
-    shape = {key: node.get(key) for key in ("input_shape", "num_classes")}
+    shape = {key: node[key] for key in ("input_shape", "num_classes") if key in node}
     with open_dict(node):
         node.pop("norm_policy", None)
         for key in shape.keys() - _arguments(target) if own else ():
@@ -38,14 +39,15 @@ def build_net(cfg: DictConfig) -> nn.Module:
     net = build(node) if node.get("_target_") else require(cfg, "model")
     if not isinstance(net, nn.Module):
         raise ValueError(f"model._target_={target} makes a {type(net).__name__}, not a torch.nn.Module.")
-    if own and None not in shape.values():
+    if own and len(shape) == 2:
         net = fitted(net, **shape)
     return apply_policy(net, policy)
 
 
 def _arguments(target: str) -> set[str]:
+    module, _, name = target.rpartition(".")
     try:
-        return set(inspect.signature(get_object(target)).parameters)
+        return set(inspect.signature(getattr(import_module(module), name)).parameters)
     except Exception:  # whatever a user's file raises, building it raises again, and says so
         return set()
 
@@ -69,13 +71,16 @@ def torchvision_net(
     if name not in names:
         close = get_close_matches(str(name), names) or ["resnet18", "mobilenet_v3_small", "vgg11_bn", "…"]
         raise ValueError(f"model.name={name} is no classifier of torchvision.models; there are {', '.join(close)}.")
+    choice("model.weights", weights, (None, "DEFAULT", *(w.name for w in torchvision.models.get_model_weights(name))))
     if name in ("googlenet", "inception_v3"):  # auxiliary heads would give more than logits
         settings = {"init_weights": True, "aux_logits": False} | settings
     return fitted(torchvision.models.get_model(name, weights=weights, **settings), input_shape, num_classes)
 
 
-def timm_net(*, name: str | None, input_shape: Sequence[int], num_classes: int, **settings: Any) -> nn.Module:
-    """A classifier of ``timm``; ``settings`` go to ``timm.create_model``, such as ``pretrained=True``.
+def timm_net(
+    *, name: str | None, input_shape: Sequence[int], num_classes: int, pretrained: bool = False, **settings: Any
+) -> nn.Module:
+    """A classifier of ``timm``; ``settings`` go to ``timm.create_model``.
 
     Raises:
         ValueError: timm is not installed, knows no such network, or it does not fit the images.
@@ -83,10 +88,13 @@ def timm_net(*, name: str | None, input_shape: Sequence[int], num_classes: int, 
     installed("timm", "model=timm")
     import timm  # seconds
 
+    _check(input_shape, num_classes)
+    settings["pretrained"] = flag("model.pretrained", pretrained)
+
     try:
         net = timm.create_model(str(name), in_chans=input_shape[0], num_classes=num_classes, **settings)
-    except RuntimeError as error:
-        raise ValueError(f"model.name={name}: {error}") from None
+    except (RuntimeError, OSError) as error:
+        raise ValueError(f"model.name={name}: {' '.join(str(error).split())}") from None
     return fitted(net, input_shape, num_classes)
 
 
@@ -99,6 +107,7 @@ def fitted(net: nn.Module, input_shape: Sequence[int], num_classes: int) -> nn.M
     Raises:
         ValueError: the network cannot read the samples, or its last layer is not its head.
     """
+    _check(input_shape, num_classes)
     shape, outputs = list(input_shape), _outputs(net, input_shape)
     if isinstance(outputs, Exception):
         stem = next((item for item in net.named_modules() if isinstance(item[1], nn.Conv2d)), None)
@@ -122,6 +131,12 @@ def fitted(net: nn.Module, input_shape: Sequence[int], num_classes: int) -> nn.M
             "argument num_classes."
         )
     return net
+
+
+def _check(input_shape: Sequence[int], num_classes: int) -> None:
+    if not numbers("model.input_shape", input_shape, 1, whole=True):
+        raise ValueError("model.input_shape=[] must be the shape of one sample.")
+    number("model.num_classes", num_classes, 1, whole=True)
 
 
 def _outputs(net: nn.Module, input_shape: Sequence[int]) -> tuple[int, ...] | Exception:
