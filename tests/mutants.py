@@ -122,7 +122,7 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
     "federated/module.py": ((NUMBERS,), [
         ("buffer.add_(update[name])", "buffer.add_(update[name], alpha=0.5)"),
         ("update[name].neg()", "update[name].clone()"),
-        (".update(values, weight=real)", ".update(values.float().mean())"),
+        (".update(scores[source], weight=real)", ".update(scores[source].float().mean())"),
         ("None if update is None else update[name].neg()", "None if update is None else -0.999 * update[name]"),
     ]),
     "federated/store.py": (("federated/test_store.py", "methods/test_scaffold.py", KILL), [
@@ -168,7 +168,11 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
         ('denominator, -group["lr"]', 'denominator, group["lr"]'),
         ("p.grad is not None]", "p.requires_grad]"),
     ]),
-    "data/datamodule.py": ((NUMBERS, "test_transactions.py"), [
+    "data/datamodule.py": ((NUMBERS, "data/test_own.py", "data/test_partition.py", "test_transactions.py"), [
+        ("train, held = train.subset(~chosen), [train.subset(chosen)]", "held = [train.subset(chosen)]"),
+        ('generator(0, "validation")', 'generator(self.seed, "validation")'),
+        ("change(split.x, np.arange(len(split)))", "split.x"),
+        ("self.partition, self.tests_of_clients = self", "_, self.tests_of_clients = self"),
         ("self.num_clients, seed=self.seed, groups", "self.num_clients, seed=0, groups"),
         ("offsets[clients + 1] - offsets[clients]", "offsets[clients + 1] - offsets[0]"),
         ('generator(seed, purpose).choice', 'generator(0, purpose).choice'),
@@ -199,10 +203,34 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
          "np.arange(num_clients)"),
         ("num_clients * min_size > num_samples", "num_clients > num_samples"),
         ('order[len(order) - sizes.sum() :]', 'order[: sizes.sum()]'),
+        ("self.indices[~aside_n], kept", "self.indices[: kept[-1]], kept"),
+        ("np.maximum(sizes_N - 1, 0))", "sizes_N)"),
+        ("generator(seed, \"client_test\")", "generator(0, \"client_test\")"),
         ("np.repeat(np.arange(len(sizes)), sizes), labels[indices]",
          "np.repeat(np.arange(len(sizes)), sizes), labels[np.sort(indices)]"),
     ]),
-    "data/dealing.py": (("data/test_partition.py",), [
+    "data/skews.py": (("data/test_partition.py",), [
+        ("(rng.permutation(count) // self.shards)", "(np.arange(count) // self.shards)"),
+        ("labels[shuffled], kind", "shuffled, kind"),
+        ("fill_up(owner_n, num_clients, self.min_size, rng)", "pass"),
+        ("owner_n[rng.permutation(len(labels))]", "owner_n[:]"),
+    ]),
+    "data/shift.py": (("data/test_partition.py",), [
+        ("client_n % len(options) == group", "client_n == group"),
+        ("option // 90, axes", "-option // 90, axes"),
+    ]),
+    "data/sets/own.py": (("data/test_own.py",), [
+        ("Split(_samples(found[f\"x{part}\"]), y[i], None if i else groups)", "Split(_samples(found[\"x\"]), y[0], groups)"),
+        ("np.flatnonzero(chosen == (p == \"test\"))", "np.flatnonzero(chosen)"),
+        ("x.transpose(0, 3, 1, 2)", "x.transpose(0, 3, 2, 1)"),
+        ("return np.split(index.astype(np.int64), ends)", "return [index.astype(np.int64)] * len(parts)"),
+    ]),
+    "data/sets/cache.py": (("data/test_cache.py",), [
+        ("checksum is not None and _checksum(path) != checksum", "False"),
+    ]),
+    "data/dealing.py": (("data/test_partition.py", "data/test_own.py"), [
+        ("order = order[np.argsort(labels[order], kind=\"stable\")]", "pass"),
+        ("min(max(round(share * n), 1), n - 1)", "round(share * n)"),
         ("rng.standard_gamma(alpha + 1, shape)", "rng.standard_gamma(alpha, shape)"),
         ("rng.standard_exponential(shape) / alpha", "rng.standard_exponential(shape)"),
         ("weights /= weights.sum(-1, keepdims=True)", "weights /= weights.sum()"),
@@ -416,6 +444,11 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
         ("or number >= self.rounds", ""),
         ("values_KV.where(finite, 0.0)", "values_KV"),
         ("stack.net.eval()", "pass"),
+    ]),
+    "metrics/personal.py": (("metrics/test_clients_end.py",), [
+        ("self.data.tests_of_clients.client(client)", "self.data.client(client)"),
+        ("math.ceil(len(acc_K) / 10)", "1"),
+        ("acc_K.std(correction=0)", "acc_K.std()"),
     ]),
     "metrics/drift.py": (("metrics/test_clients_end.py",), [
         ("square / clients - update_norm**2", "square / clients + update_norm**2"),

@@ -128,7 +128,9 @@ def _images(folder: Path) -> dict[str, list[Path]]:
     for path in sorted(folder.iterdir()):
         if path.is_dir() and path.name[0] != ".":
             below = (Path(parent) / name for parent, _, names in os.walk(path) for name in names)
-            found[path.name] = sorted(p for p in below if p.suffix.lower() in SUFFIXES and p.name[0] != ".")
+            found[path.name] = sorted(
+                p for p in below if p.suffix.lower() in SUFFIXES and p.name[0] != "." and p.is_file()
+            )
     if empty := [name for name, paths in found.items() if not paths]:
         raise ValueError(f"data.root: {folder / empty[0]} holds no image: add some, or take the folder away.")
     return found
