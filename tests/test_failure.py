@@ -17,7 +17,7 @@ from gcfed.run import one_sentence, train
 from gcfed.runs.checkpoint import load_checkpoint
 from gcfed.runs.failure import failure_recorded, headline
 from gcfed.runs.folder import CHECKPOINT, FAILURE
-from gcfed.utils.files import in_words
+from gcfed.utils.files import in_words, replacing
 
 FAST = ("rounds=3", "participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=40")
 ERRORS = {"key": KeyError("a key"), "ctrl_c": KeyboardInterrupt(), "text": ValueError("two\n  lines")}
@@ -113,6 +113,8 @@ def test_a_full_disk_ends_in_one_sentence_and_loses_nothing(config, tmp_path, mo
 def test_what_the_system_says_is_put_into_words(tmp_path):
     assert in_words(ValueError("gc.lam=2\n is wrong")) == "gc.lam=2 is wrong"
     assert in_words(FileNotFoundError("data/x is missing")) == "data/x is missing"
+    with pytest.raises(FileNotFoundError, match="^data/x is missing$"), replacing(tmp_path / "y"):
+        raise FileNotFoundError("data/x is missing")
     denied = PermissionError(errno.EACCES, "Permission denied", "/data/x")
     assert in_words(denied, tmp_path) == "/data/x: Permission denied."
     assert in_words(denied).startswith("/data/x cannot be written: Permission denied; ")

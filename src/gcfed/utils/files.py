@@ -27,7 +27,7 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     except (OSError, RuntimeError) as error:
         cause = error.__context__ if isinstance(error, RuntimeError) else error
-        if isinstance(cause, OSError):
+        if isinstance(cause, OSError) and cause.errno is not None:  # none: words of ours
             cause.filename = cause.filename or str(path)
             raise cause from None
         raise
