@@ -17,7 +17,7 @@ from gcfed.run import one_sentence, train
 from gcfed.runs.checkpoint import load_checkpoint
 from gcfed.runs.failure import failure_recorded, headline
 from gcfed.runs.folder import CHECKPOINT, FAILURE
-from gcfed.utils.files import in_words
+from gcfed.utils.files import in_words, replacing
 
 FAST = ("rounds=3", "participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=40")
 ERRORS = {"key": KeyError("a key"), "ctrl_c": KeyboardInterrupt(), "text": ValueError("two\n  lines")}
@@ -102,8 +102,8 @@ def test_a_full_disk_ends_in_one_sentence_and_loses_nothing(config, tmp_path, mo
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     said = in_words(raised.value, tmp_path / "run")
     assert re.fullmatch(
-        rf"{tmp_path}/run/{file} cannot be written: File too large; .+ are free in {tmp_path}/run/\w.*\. "
-        "Make room there; then ckpt_path=last goes on after the last checkpoint.",
+        rf"{tmp_path}/run/{file} cannot be written: File too large; .+ are free there\. "
+        "Make room; then ckpt_path=last goes on after the last checkpoint.",
         said,
     )
     assert load_checkpoint(tmp_path / "run" / CHECKPOINT)["global_step"] == 1
@@ -113,11 +113,13 @@ def test_a_full_disk_ends_in_one_sentence_and_loses_nothing(config, tmp_path, mo
 def test_what_the_system_says_is_put_into_words(tmp_path):
     assert in_words(ValueError("gc.lam=2\n is wrong")) == "gc.lam=2 is wrong"
     assert in_words(FileNotFoundError("data/x is missing")) == "data/x is missing"
+    with pytest.raises(FileNotFoundError, match="^data/x is missing$"), replacing(tmp_path / "y"):
+        raise FileNotFoundError("data/x is missing")
     denied = PermissionError(errno.EACCES, "Permission denied", "/data/x")
     assert in_words(denied, tmp_path) == "/data/x: Permission denied."
     assert in_words(denied).startswith("/data/x cannot be written: Permission denied; ")
     full = OSError(errno.ENOSPC, "No space left on device", "/data/x")
-    assert in_words(full, tmp_path).endswith(" are free in /. Make room there.")
+    assert in_words(full, tmp_path).endswith(" are free there. Make room.")
 
 
 def test_input_that_is_refused_leaves_nothing(config, tmp_path):

@@ -5,6 +5,7 @@ add get some of them.
 """
 
 import logging
+import re
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache
@@ -20,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from gcfed import assemble as assembly
 from gcfed.assemble import assemble, build_trainer
 from gcfed.utils import instantiate
+from gcfed.utils.command import check_groups
 from gcfed.utils.resolvers import ROOT
 
 VALUES = (nan, inf, -1, 0, 1e300, "x", True, None, [], {})
@@ -172,6 +174,9 @@ def test_every_group_refuses_an_unknown_option_and_runs_without_or_says_why_not(
         for group in chosen:
             with pytest.raises(HydraException, match=rf"Could not find '{group}/nonsense'"):
                 compose("train", [*SMALL, f"{group}=nonsense"])
+            for word in (f"{group}=null", f"{group}=3", f"{group}=[a,null]"):
+                with pytest.raises(SystemExit, match=rf"^{re.escape(word)} names no option of {group}: choose \w"):
+                    check_groups([word])
             cfg = compose("train", [f"~{group}"])
             with open_dict(cfg):
                 OmegaConf.update(cfg, "paths.output_dir", str(tmp_path))

@@ -184,7 +184,7 @@ def test_the_run_folder(config, tmp_path):
     written = ("metrics.csv", "config.yaml", "summary.json", "curves.png", "partition.png")
     for name in (*written, "partition.npz", "label_counts.npz"):
         assert (folder / name).stat().st_size > 100, name
-    assert list((folder / "tensorboard").glob("events.out.tfevents.*"))
+    assert list(folder.glob("events.out.tfevents.*"))
     rows = read_rows(folder / "metrics.csv")
     bytes_ = 5 * 4 * sum(p.numel() for p in result.module.parameters())
     assert all(row["comm/up_bytes"] == row["comm/down_bytes"] == bytes_ for row in rows)

@@ -32,7 +32,7 @@ LAST = {"test/acc_best", "test/loss_best", "test/rounds_to_0.01", "test/rounds_t
 
 
 def events(folder):
-    reader = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0, "images": 0})
+    reader = EventAccumulator(str(folder), size_guidance={"scalars": 0, "images": 0})
     return reader.Reload()
 
 
@@ -81,7 +81,7 @@ def test_a_run_that_is_continued_is_one_run(config, tmp_path):
         assert (image.width, image.height) == struct.unpack(">II", content[16:24])
 
     ((name, (status, table, metrics)),) = sessions(tmp_path).items()
-    assert (name, status) == ("run/tensorboard", "STATUS_SUCCESS")
+    assert (name, status) == ("run", "STATUS_SUCCESS")
     assert table == hyperparameters(cfg)
     assert table["rounds"] == 5
     best = max(row["test/acc"] for row in rows)
@@ -96,7 +96,7 @@ def test_a_run_that_is_continued_is_one_run(config, tmp_path):
     for name in (*rows[0], *LAST):
         assert [e.step for e in again.Scalars(name)] == [step for step, _ in scalars[name]]
     assert [len(again.Images(name)) for name in ("partition", "curves")] == [1, 1]
-    assert sessions(tmp_path) == {"run/tensorboard": (status, table, metrics)}
+    assert sessions(tmp_path) == {"run": (status, table, metrics)}
 
 
 class FailLate(FederatedMethod):
@@ -118,23 +118,23 @@ def test_runs_of_all_ends_lie_side_by_side(config, tmp_path):
     for rounds in (3, 2):
         run(config, tmp_path / "proximal", "algorithm=fedprox", f"rounds={rounds}")
     found = sessions(tmp_path)
-    assert {name.split("/")[0]: status for name, (status, _, _) in found.items()} == {
+    assert {name: status for name, (status, _, _) in found.items()} == {
         "diverged": "STATUS_FAILURE", "failed": "STATUS_FAILURE", "proximal": "STATUS_SUCCESS",
     }  # fmt: skip
-    _, table, metrics = found["diverged/tensorboard"]
+    _, table, metrics = found["diverged"]
     assert metrics["test/loss"][0] != metrics["test/loss"][0]
     assert table["server.lr"] == 1e9
     assert not any(name.startswith("gc.") for name in table)
-    _, table, metrics = found["failed/tensorboard"]
+    _, table, metrics = found["failed"]
     assert metrics["test/acc"][1] == 2
     assert not LAST & metrics.keys()
-    _, table, metrics = found["proximal/tensorboard"]
+    _, table, metrics = found["proximal"]
     assert (table["algorithm"], table["methods.proximal.mu"]) == ("fedprox", 0.1)
     reader = events(tmp_path / "proximal")
     assert [e.step for e in reader.Scalars("test/acc")] == [1, 2]
     assert reader.Tags()["images"] == []  # extras.figures is false
     assert not (tmp_path / "proximal/partition.png").exists()
-    assert not list(tmp_path.glob("*/tensorboard/*.yaml"))
+    assert not list(tmp_path.glob("*/hparams.yaml"))
 
 
 def test_a_killed_run_has_its_rounds_and_hyperparameters(tmp_path):
@@ -144,7 +144,7 @@ def test_a_killed_run_has_its_rounds_and_hyperparameters(tmp_path):
     for step in (1, 2, 3):
         killed.log_metrics({"test/acc": step / 10}, step)
     assert sessions(tmp_path) == {
-        "run/tensorboard": (
+        "run": (
             "STATUS_UNKNOWN",
             {"seed": 1, "gc.local": True, "data": "digits", "partition.alpha": 0.1},
             {"test/acc": (pytest.approx(0.3), 3)},

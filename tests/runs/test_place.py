@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from gcfed.runs.place import run_dir, sweep_dir
@@ -24,6 +25,14 @@ def test_the_newest_run_of_the_same_identity_with_a_checkpoint_goes_on(tmp_path,
     assert where("last", seed=3, rounds=3) == tmp_path / "now"
     assert where(str(tmp_path / "2/checkpoints/last.ckpt"), seed=9) == tmp_path / "2"
     assert f"{tmp_path / '4'} is passed over" in caplog.text
+
+
+def test_a_run_is_named_by_what_was_changed_in_letters_that_ckpt_path_takes(tmp_path):
+    changed = "data.root=/home/me/flowers,gc.lam=0.5,'methods=[a]',targets=[0.5,0.9]"
+    folder = run_dir(str(tmp_path), None, "now", changed, _root_={})
+    assert Path(folder).name == "now_data.root-home-me-flowers_gc.lam-0.5_-methods-a-_targets-0.5_0.9"
+    assert OverridesParser.create().parse_override(f"ckpt_path={folder}").value() == folder
+    assert len(Path(run_dir(str(tmp_path), None, "now", "seed=1," * 99, _root_={})).name) == 104
 
 
 def test_the_newest_sweep_with_the_same_overrides_goes_on(tmp_path, monkeypatch):

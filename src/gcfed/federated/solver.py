@@ -54,7 +54,7 @@ class LocalSolver:
         optimizer: partial of a ``torch.optim`` class; a client starts every round with a fresh one.
         epochs: passes over the client's data; ignored where ``steps`` is given.
         steps: number of mini-batches, the same for all clients, over as many reshuffled passes as they take.
-        batch_size: samples of a mini-batch.
+        batch_size: samples of a mini-batch; all of a client's where it has fewer.
         last_batch: the end of a pass: ``keep`` the shorter batch, ``drop`` it (a client with fewer samples than a
             batch keeps its only one), or ``wrap``: whole batches by repeating the first samples (the authors' code).
         lr_decay: factor on the learning rate a round, ``lr · lr_decay^t``; it follows the round, not the client.

@@ -21,7 +21,7 @@ FRAME = ".frame"
 
 
 class RoundTensorBoardLogger(TensorBoardLogger):
-    """Lightning's, in ``<save_dir>/tensorboard``: a row of metrics at its round, pictures, and the hparams tab.
+    """Lightning's, in ``save_dir`` itself, whose name is the run's: a row of metrics at its round, pictures, and the hparams tab.
 
     What is true of the run as a whole (hyperparameters before its first round; how it ended, its last figures after
     the last) lies in event files of its own, the frame, which the next start replaces: of two such entries TensorBoard
@@ -35,7 +35,7 @@ class RoundTensorBoardLogger(TensorBoardLogger):
     def __init__(self, save_dir: str, resume_round: int = 0) -> None:
         number("logger.tensorboard.resume_round", resume_round, 0, whole=True)
         # A purge from the first round on, too: TensorBoard heeds only the second of a run.
-        super().__init__(save_dir, name="", version="tensorboard", default_hp_metric=False, purge_step=resume_round + 1)
+        super().__init__(save_dir, name="", version="", default_hp_metric=False, purge_step=resume_round + 1)
         self._old = f"events.out.tfevents.*{FRAME if resume_round else ''}"
         self._table: dict[str, Any] = {}
         self._finished = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -18,12 +19,15 @@ from gcfed.utils.processes import job
 log = logging.getLogger(__name__)
 
 
-def run_dir(base: str, ckpt_path: Any, now: str, *, _root_: Any) -> str:
-    """Where a run writes: a folder ``now`` under ``base``, or that of the run which ``ckpt_path`` continues.
+def run_dir(base: str, ckpt_path: Any, now: str, changed: str = "", *, _root_: Any) -> str:
+    """Where a run writes: ``<base>/<now>_<changed>``, or in the folder of the run which ``ckpt_path`` continues.
+
+    ``changed`` are the overrides, of which the name takes what Hydra reads in a ``ckpt_path``: TensorBoard shows it.
 
     ``ckpt_path=last`` is the newest run under ``base`` with a checkpoint and the identity of this config.
     """
-    new = Path(base) / (job() or now)
+    overrides = re.sub(r"[^\w.+-]+", "-", changed.replace(",", "_"))[:100].strip("-_")
+    new = Path(base) / (job() or "_".join(filter(None, (now, overrides))))
     if not isinstance(ckpt_path, str):  # null, or what the run refuses
         return str(new)
     if ckpt_path != "last":

@@ -27,7 +27,7 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.replace(path)
     except (OSError, RuntimeError) as error:
         cause = error.__context__ if isinstance(error, RuntimeError) else error
-        if isinstance(cause, OSError):
+        if isinstance(cause, OSError) and cause.errno is not None:  # none: words of ours
             cause.filename = cause.filename or str(path)
             raise cause from None
         raise
@@ -56,7 +56,7 @@ def in_words(error: BaseException, folder: Path | None = None) -> str:
     if not (full or ours):
         return f"{path}: {error.strerror}."
     there = next(parent for parent in (path, *path.absolute().parents) if parent.is_dir())
-    said = f"{path} cannot be written: {error.strerror}; {size(shutil.disk_usage(there).free)} are free in {there}."
+    said = f"{path} cannot be written: {error.strerror}; {size(shutil.disk_usage(there).free)} are free there."
     if full:
-        return f"{said} Make room there{'; then ckpt_path=last goes on after the last checkpoint' * ours}."
+        return f"{said} Make room{'; then ckpt_path=last goes on after the last checkpoint' * ours}."
     return f"{said} Take a folder that you may write to: paths.log_dir=<folder> (a report: out=<folder>)."
