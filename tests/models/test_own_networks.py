@@ -26,7 +26,7 @@ class Net(nn.Module):
 
     def __init__(self, width=4):
         super().__init__()
-        self.conv = nn.Conv2d(3, width, 3, stride=2)
+        self.conv = nn.Conv2d(3, width, 3, stride=2, bias=False)
         self.norm = nn.BatchNorm2d(width)
         self.head = nn.Linear(width * 9, 8)
 
@@ -49,6 +49,7 @@ def test_head_and_first_convolution_are_fitted_and_the_rest_stays(caplog):
     assert caplog.messages == ["model: conv.in_channels is 1, was 3", "model: head.out_features is 3, was 8"]
     assert (net.conv.stride, net.norm) == ((2, 2), before["norm"])
     assert net.conv.weight.shape == (4, 1, 3, 3) != inner.shape
+    assert net.conv.bias is None
 
     caplog.clear()
     net = Net()
@@ -114,8 +115,8 @@ def test_fixed_is_evaluation_for_ever_and_group_needs_no_statistics():
     torch.testing.assert_close(fixed(x), expected)
     assert "norm.weight" not in dict(fixed.named_parameters())
 
-    group = apply_policy(Net(width=24), "group")
-    assert (group.norm.num_groups, group.norm.num_channels) == (8, 24)
+    group = apply_policy(Net(width=96), "group")
+    assert (group.norm.num_groups, group.norm.num_channels) == (32, 96)
     torch.testing.assert_close(group(x)[:1], group(x[:1]))
 
 
@@ -144,6 +145,7 @@ def test_local_statistics_are_each_clients_own_and_the_server_has_their_mean():
         on_round=lambda round, row: models.append({n: t.clone() for n, t in net.state_dict().items()}),
     )  # fmt: skip
     for k in (0, 1):
+        assert all(torch.equal(t, with_batch_norm().state_dict()[name]) for name, t in watch.begin[0][k].items())
         for name, t in watch.begin[1][k].items():
             own = name.startswith("1.")
             assert torch.equal(t, watch.end[0][k][name] if own else models[0][name]), name
