@@ -39,18 +39,10 @@ def test_the_tables_of_the_four_papers_are_there(tables):
             assert parse(table.of("measure", row, column))
 
 
-@pytest.mark.parametrize(
-    ("name", "row", "column", "cell"),
-    [
-        ("gcfed_table5", "GC-Fed", "CIFAR-10, 5/100, α 0.05", Cell(66.47, 2.49)),
-        ("gcfed_table5", "Global GC", "CIFAR-10, 5/100, α 0.05", Cell(10.0, note="failed")),
-        ("fedacg_table1a", "FedDecorr", "TinyImageNet, rounds to 35 %", Cell(1000, note="+")),
-        ("fedacg_table5", "i.i.d.", "β 1", Cell(85.92)),
-        ("ssf_table4", "ν 2.0, high", "FedSub", Cell(note="diverged")),
-    ],
-)
-def test_what_is_printed(name, row, column, cell):
-    assert load(name).cells[row, column] == cell
+def test_what_is_printed():
+    assert load("gcfed_table5").cells["GC-Fed", "CIFAR-10, 5/100, α 0.05"] == Cell(66.47, 2.49)
+    assert load("fedacg_table1a").cells["FedDecorr", "TinyImageNet, rounds to 35 %"] == Cell(1000, note="+")
+    assert load("ssf_table4").cells["ν 2.0, high", "FedSub"] == Cell(note="diverged")
 
 
 def test_what_a_row_says_wins_and_overrides_come_in_order():
@@ -108,22 +100,19 @@ GOOD = {
 
 def test_a_tables_cells_and_overrides():
     table = table_of(GOOD)
-    expected = [Cell(1.0), Cell(2.5, 0.5), Cell(3.0, note="failed"), Cell(1000.0, note="+")]
-    assert list(table.cells.values()) == expected
+    assert [*table.cells.values()] == [Cell(1), Cell(2.5, 0.5), Cell(3, note="failed"), Cell(1000, note="+")]
     assert [table.command_overrides(table.rows[0], column) for column in table.columns] == [(), ("seed=2",)]
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"units": "x"}, "units"),
         ({"columns": [{"label": "a", "mach": {}}]}, "mach"),
         ({"columns": [{"label": "b"}] * 2}, r"each label must be there once: rows \['r', 's'\], columns \['b', 'b'\]"),
         ({"columns": [{"label": 0.1}]}, "each label must be a text: 0.1"),
         ({"columns": [{"label": "a"}, {"label": "c"}]}, "row r: by_column names no column: b"),
         ({"cells": {"r": [1], "s": []}}, "row r: give one entry for each of the 2 columns"),
         ({"cells": {"r": [1, [2.5]], "s": [1, 2]}}, r"row r, column b: \[2.5\] is no number"),
-        ({"cells": {"r": [1, 2]}}, r"cells of \['r'\]"),
     ],
 )
 def test_errors_name_the_place(wrong, message):

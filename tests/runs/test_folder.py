@@ -8,7 +8,7 @@ import yaml
 from run_folders import accuracies, write_run
 
 from gcfed.loggers.round_csv import RoundCSVLogger
-from gcfed.runs.folder import find_runs, read_config, read_run
+from gcfed.runs.folder import find_runs, read_config
 from gcfed.runs.metrics_csv import read_metrics
 
 
@@ -22,10 +22,7 @@ def test_an_empty_cell_was_not_measured_and_nan_was_not_finite(tmp_path):
         np.testing.assert_array_equal(table[name], wanted)
 
 
-@pytest.mark.parametrize(
-    ("text", "rounds"),
-    [("", []), ("round,a", []), ("round,a\n", []), ("round,a\n1,2\n2,3", [1]), ("round,a\n1,2\n2", [1])],
-)
+@pytest.mark.parametrize(("text", "rounds"), [("", []), ("round,a", []), ("round,a\n1,2\n2,3", [1])])
 def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path, text, rounds):
     (tmp_path / "metrics.csv").write_text(text)
     assert list(read_metrics(tmp_path / "metrics.csv").index) == rounds
@@ -46,14 +43,11 @@ def test_a_resumed_run_keeps_the_rows_up_to_its_checkpoint_as_they_were(tmp_path
 @pytest.mark.parametrize(
     "text",
     [
-        "a:\n  b: 1\nc: 2\n",
         "# python src/train.py\ntargets:\n- 0.5\n- 0.6\n# a comment\nrounds: 3\n\nname: x",
         "---\na: 1\n...\n",
         "{a: 1,\nb: {c: 2\n}}\n",
         "a: &x {c: 1}\nb: *x\n",
-        'a: "two\n  lines"\nb: |\n  one\n\n  two\n',
-        'a: "at\ncolumn 0: x"\nb: 1\n',
-        "a: 1\na: 2\n",
+        'a: "at\ncolumn 0: x"\nb: |\n  one\n\n  two\n',
         "",
     ],
 )
@@ -66,13 +60,9 @@ def test_a_config_is_as_yaml_reads_it(tmp_path, text):
     ("name", "text", "reason"),
     [
         ("config.yaml", "a: [", "ParserError"),
-        ("config.yaml", "", "'rounds'"),
         ("config.yaml", "- 1", "TypeError"),
-        ("config.yaml", "rounds: many\nseed: 1", "ValueError"),
         ("summary.json", "{", "JSONDecodeError"),
-        ("summary.json", '{"rounds": null}', "TypeError"),
         ("metrics.csv", "a,b\n1,2\n", "column 'round'"),
-        ("metrics.csv", "round,a\n1,x\n", "no table of numbers"),
     ],
 )
 def test_files_that_cannot_be_read_make_a_failed_run(tmp_path, name, text, reason):
@@ -90,7 +80,6 @@ def test_files_that_cannot_be_read_make_a_failed_run(tmp_path, name, text, reaso
     [
         ([0.5, 0.6], {}, "finished", ""),
         ([0.5, 0.6], {"rounds": 5}, "unfinished", "after round 2 of 5"),
-        ([0.5, 0.6], {"ended": False}, "unfinished", "after round 2 of 2"),
         ([], {"rounds": 5}, "unfinished", "after round 0 of 5"),
         ([], {"rounds": 5, "failure": ""}, "failed", "after round 0 of 5: an error without a message"),
         ([0.5], {"rounds": 5, "failure": "ValueError: x\ntrace"}, "failed", "after round 1 of 5: ValueError: x"),
@@ -101,21 +90,13 @@ def test_how_a_run_ended(tmp_path, rows, more, state, note):
     assert (run.state, run.note, run.rounds) == (state, note, len(rows))
 
 
-def test_a_failure_beside_a_summary_is_of_an_earlier_start(tmp_path):
-    write_run(tmp_path / "a", accuracies(0.5, 0.6))
-    (tmp_path / "a" / "failure.txt").write_text("RuntimeError: the picture could not be drawn\n")
-    assert read_run(tmp_path / "a").state == "finished"
-
-
 @pytest.mark.parametrize(
     ("rows", "note"),
     [
-        ([{"test/acc": 0.5, "test/loss": 1.0}, {"test/acc": 0.1, "test/loss": "nan"}], "loss of round 2 is not finite"),
-        ([{"test/acc": 0.5, "test/loss": 1.0}, {"test/acc": 0.1, "test/loss": "-inf"}], "loss of round 2"),
-        ([{"test/acc": 0.1, "test/loss": "inf"}, {"test/acc": 0.5, "test/loss": 1.0}], ""),
+        ([{"test/loss": 1.0}, {"test/loss": "-inf"}], "loss of round 2 is not finite"),
+        ([{"test/loss": "inf"}, {"test/loss": 1.0}], ""),
         ([{"test/loss": 1.0}, {"test/loss": "nan"}, {}], "loss of round 2"),
         ([{}, {"train/nonfinite_clients": 2}, {"train/nonfinite_clients": 5}], "no client of round 3 sent finite"),
-        ([{"train/nonfinite_clients": 5}] * 2, "no client of round 2"),
         ([{"train/nonfinite_clients": 5}, {"train/nonfinite_clients": 4}], ""),
     ],
 )

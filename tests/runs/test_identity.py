@@ -73,9 +73,7 @@ def test_differences_name_the_keys():
 
 
 def test_hyperparameters_are_scalars_under_the_keys_of_the_command_line():
-    table = hyperparameters(composed("algorithm=fedprox", "gc.lam=0.5", "model.hidden=[64,32]"))
-    wanted = {"data": "digits", "algorithm": "fedprox", "gc": "gcfed", "gc.lam": 0.5, "methods.proximal.mu": 0.1,
-              "client.optimizer": "SGD", "client.optimizer.lr": 0.01, "partition": "Dirichlet", "rounds": 100,
-              "seed": 1}  # fmt: skip
+    table = hyperparameters(composed("algorithm=fedprox", "gc.lam=0.5"))
+    wanted = {"data": "digits", "algorithm": "fedprox", "gc.lam": 0.5, "client.optimizer": "SGD", "rounds": 100}
     assert wanted.items() <= table.items()
     assert all(isinstance(value, bool | int | float | str) for value in table.values())

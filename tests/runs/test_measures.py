@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import accumulate
 
 import numpy as np
 import pandas as pd
@@ -17,11 +18,8 @@ def test_moving_means_are_their_definitions():
     values = np.random.default_rng(0).random(25)
     curve = pd.Series(values, index=range(2, 52, 2))
     np.testing.assert_allclose(smooth(curve), [values[max(0, i - 9) : i + 1].mean() for i in range(25)], rtol=1e-13)
-    e, wanted = values[0], []
-    for a in values:
-        e = 0.9 * e + 0.1 * a
-        wanted.append(e)
-    np.testing.assert_allclose(average(curve), wanted, rtol=1e-13)
+    wanted = accumulate(values, lambda e, a: 0.9 * e + 0.1 * a)
+    np.testing.assert_allclose(average(curve), [*wanted], rtol=1e-13)
 
 
 @pytest.fixture
@@ -33,14 +31,11 @@ def run(tmp_path):
 @pytest.mark.parametrize(
     ("measure", "wanted"),
     [
-        ("test/acc_best", 0.75), ("acc_diff/min", -0.25), ("rounds_to_target/0.5", 3), ("rounds_to_target/0.9", None),
-        ("rounds_to_target/0.81", None), ("mean:test/acc[2]", 0.5), ("mean:test/acc[1]", 0.75),
-        ("mean:test/acc[3]", 0.5), ("mean:test/acc[4]", 0.5), ("max:test/acc[3]", 0.75), ("mean:test/acc", 0.4),
+        ("acc_diff/min", -0.25), ("rounds_to_target/0.5", 3), ("rounds_to_target/0.9", None), ("nothing", None),
+        ("mean:test/acc[2]", 0.5), ("mean:test/acc[1]", 0.75), ("mean:test/acc[4]", 0.5), ("mean:test/acc", 0.4),
         ("min:test/acc", 0.1), ("last:test/acc", 0.75), ("sum:comm/up_bytes", 30000), ("last:gap/l2", None),
-        ("max:gap/l2[2]", None), ("min:gap/l2", 1), ("last:cka/fc1", None), ("nothing", None), ("test/acc@3", 0.5),
-        ("test/acc@4", 0.5), ("test/acc@6", 0.75), ("test/acc@7", None), ("gap/l2@6", None),
-        ("rounds:test/acc>=0.5", 3), ("rounds:test/acc>=0.51", 6), ("rounds:test/acc>=0.76", None),
-        ("rounds:test/acc>=5e-1", 3), ("rounds:test/loss<=1.5", 3), ("rounds:test/loss<=0.9", None),
+        ("max:gap/l2[2]", None), ("last:cka/fc1", None), ("test/acc@4", 0.5), ("test/acc@7", None), ("gap/l2@6", None),
+        ("rounds:test/acc>=5e-1", 3), ("rounds:test/acc>=0.76", None), ("rounds:test/loss<=1.5", 3),
         ("rounds:gap/l2>=6", None),
     ],
 )  # fmt: skip
@@ -55,10 +50,8 @@ def test_what_is_no_measure_is_named(run, measure):
     assert measure in str(error.value)
 
 
-@pytest.mark.parametrize("broken", ["nan", "inf"])
-def test_nothing_is_read_from_before_a_run_diverged(tmp_path, broken):
-    loss = [2.0, 1.0, broken, broken]
-    run = write_run(tmp_path / "a", accuracies(0.1, 0.5, 0.2, 0.1, **{"test/loss": loss}))
+def test_nothing_is_read_from_before_a_run_diverged(tmp_path):
+    run = write_run(tmp_path / "a", accuracies(0.1, 0.5, 0.2, 0.1, **{"test/loss": [2.0, 1.0, "inf", "nan"]}))
     assert run.state == "diverged"
     for measure in ("last:test/loss", "mean:test/loss", "max:test/loss", "test/loss@3", "test/loss"):
         assert value(run, measure) is None, measure
@@ -104,10 +97,8 @@ def test_the_curve_in_a_few_numbers(table):
     assert changes == pytest.approx([0.05, 0.15, -0.1])
 
 
-def test_a_run_that_was_tested_once_or_never(table):
-    once, never = summary_of(table.iloc[:2], [0.5]), summary_of(table.iloc[:1].drop(columns="test/acc"), [0.5])
-    assert (once["test/acc"], once["best_round"]) == (0.4, 2)
-    assert math.isnan(once["acc_diff/std"])
+def test_a_run_that_was_never_tested(table):
+    never = summary_of(table.iloc[:1].drop(columns="test/acc"), [0.5])
     assert math.isnan(never["test/acc_best"])
     assert (never["best_round"], never["rounds_to_target"]) == (None, {"0.5": None})
 

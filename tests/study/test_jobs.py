@@ -60,9 +60,8 @@ def test_further_overrides_go_to_all_jobs_and_name_their_folder_where_they_chang
 
 
 def test_a_long_name_of_a_folder_is_cut_and_still_its_own():
-    long = [folders(f"a.b=[{','.join(map(str, range(k)))}]")[0] for k in (200, 201)]
-    assert long[0] != long[1]
-    assert max(map(len, long)) < 200
+    one, other = (folders(f"a.b=[{','.join(map(str, range(k)))}]")[0] for k in (200, 201))
+    assert (one == other, len(one) < 200) == (False, True)
 
 
 def test_cells_with_the_same_overrides_are_one_job_named_by_the_first():
@@ -77,14 +76,11 @@ def test_cells_with_the_same_overrides_are_one_job_named_by_the_first():
         ({"rows": ["FedAvgg"]}, (), r"study\.rows.*'FedAvgg'.*FedAvg \(fedavg\); GC-Fed \(gc-fed\)"),
         ({"rows": "FedAvg"}, (), r"study\.rows=FedAvg must be a list"),
         ({"seeds": [-1]}, (), r"study\.seeds=\[-1\] must be"),
-        ({"tables": 1}, (), r"tables is unknown"),
         ({"scale": "tiny"}, (), r"scale=tiny is unknown: try has full, small"),
         ({"scale": "small", "scales": {"small": {"row": []}}}, (), r"row is unknown"),
         ({"table": None}, (), r"study\.table is not set"),
         ({"table": {"rows": TABLE["rows"]}}, (), r"study\.table needs rows and columns"),
-        ({"table": {**TABLE, "rows": TABLE["rows"][:1] * 2}}, (), "each label must be there once"),
         ({"table": {**TABLE, "columns": [{"label": "B"}, {"label": "B+"}]}}, (), r"B and B\+ have the same .* name"),
-        ({"table": "gcfed_table55"}, (), "gcfed_table5"),
         ({}, ("study.overrides=['client.epochs=2']",), r"study\.overrides=.*by themselves"),
         ({}, ("seed=3",), r"study\.seeds=\[1,2,3\]"),
         ({}, ("ckpt_path=a/b.ckpt",), "ckpt_path"),
@@ -113,19 +109,12 @@ def test_every_study_that_is_shipped_can_be_read(path):
 
 def test_what_is_shared_is_what_hydra_composes():
     loaded = []
-
-    def load(overrides):
-        loaded.append(overrides)
-        return composed(*overrides)
-
-    compose = Composer(load, composer.groups)
-    for gc in ("none", "gcfed"):
-        for alpha in (0.1, 1):
-            job = [f"gc={gc}", f"partition.alpha={alpha}", "experiment=cifar10_cnn_gcfed", "rounds=7", "rounds=8"]
-            assert OmegaConf.to_container(compose(job)) == OmegaConf.to_container(composed(*job))
-    assert loaded == [["gc=none", "experiment=cifar10_cnn_gcfed"], ["gc=gcfed", "experiment=cifar10_cnn_gcfed"]]
-    compose(job).rounds = 1  # the caller's own
-    assert compose(job).rounds == 8
+    compose = Composer(lambda overrides: loaded.append(overrides) or composed(*overrides), composer.groups)
+    for value in (1, 2, 3):
+        job = ["gc=none", f"partition.alpha={value}", "experiment=cifar10_cnn_gcfed", "rounds=7", "rounds=8"]
+        assert OmegaConf.to_container(compose(job)) == OmegaConf.to_container(composed(*job))
+        compose(job).rounds = 1  # the caller's own
+    assert loaded == [["gc=none", "experiment=cifar10_cnn_gcfed"]]
     added = ["gc=none", "+client.new=3", "rounds=7", "~targets"]
     assert OmegaConf.to_container(compose(added)) == OmegaConf.to_container(composed(*added))
     with pytest.raises(ValueError, match="client"):

@@ -52,9 +52,6 @@ def test_what_is_finished_is_skipped_and_what_has_begun_goes_on(study, capsys):
     more = Launcher()
     study(more, "rounds=6")
     assert [job[-1].startswith("ckpt_path=") for job in more.calls[0]] == [True, True]  # all at once
-    study(again, "rounds=6")
-    assert len(again.calls) == 1
-    assert "all 2 jobs are finished" in capsys.readouterr().out
 
 
 def test_the_same_run_of_another_study_counts_and_a_longer_one_does_not(study, capsys):
@@ -62,9 +59,8 @@ def test_the_same_run_of_another_study_counts_and_a_longer_one_does_not(study, c
     study(BasicLauncher(), "rounds=6", name="longer", rows=["GC-Fed"])
     launcher = BasicLauncher()
     study(launcher, name="second")
-    assert ["gc=gcfed" in job for call in launcher.calls for job in call] == [True]
+    assert ["gc=gcfed" in job for job in launcher.jobs] == [True]
     said = capsys.readouterr().out
-    assert "1 finished, 0 to continue, 1 to start" in said
     assert f"roots=[{study.root / 'first' / 'full'},{study.root / 'second' / 'full'}]" in said
 
 
@@ -91,10 +87,8 @@ def test_a_folder_with_another_run_is_named_and_left_alone(study, capsys, then, 
 
 
 def test_a_mistake_is_named_before_any_job(study):
-    launcher = BasicLauncher()
     with pytest.raises(ValueError, match=r"FedAvg, α 0\.1, seed 1: .*nothing"):
-        study(launcher, "client.nothing=1")
-    assert not launcher.calls
+        study(None, "client.nothing=1")
 
 
 def test_cells_that_an_override_makes_equal_are_one_run(study):
@@ -121,7 +115,6 @@ def test_two_processes_never_run_the_same_job(study, capsys, caplog):
     assert f"skipped: FedAvg, α 0.1, seed 1; {at_it}" in said
     assert "skipped: GC-Fed, α 0.1, seed 1; it is finished by now" in said
     assert f"FedAvg, α 0.1, seed 1: {at_it}" in caplog.text
-    assert "all 2 jobs are finished" in said
 
 
 def test_a_failed_job_lets_go_of_its_model():
@@ -155,13 +148,10 @@ def test_a_failed_job_lets_go_of_its_model():
 
 
 def test_a_dry_run_names_jobs_hours_and_disk(study, capsys):
-    launcher = BasicLauncher()
-    study(launcher, dry_run=True, seeds=[2], rows=["GC-Fed"])
+    study(None, dry_run=True, seeds=[2], rows=["GC-Fed"])
     said = capsys.readouterr().out
     assert "to start      GC-Fed, α 0.1, seed 2  (gc-fed_alpha-0.1_s2)" in said
-    hours = re.search(r"about (\S+) h on one core, without what methods add to a step, and 1\.34 MB of disk", said)
-    assert 0 <= float(hours[1]) < 1
-    assert not launcher.calls
+    assert re.search(r"about 0\.\d h on one core, without what methods add to a step, and 1\.34 MB of disk", said)
     assert not (study.root / "try").exists()
 
 
@@ -170,8 +160,7 @@ def test_hours_are_steps_times_seconds_and_disk_what_is_kept(monkeypatch, tmp_pa
     timed = cost.step
     monkeypatch.setattr(cost, "step", lambda *args: 36.0 if timed(*args) > 0 else 0.0)
     overrides = "client.epochs=2 client.batch_size=10 data.limit_train=1000 data.limit_test=300 rounds=3 eval_every=2"
-    cfg = composed("algorithm=scaffold", "gc=none", "partition=iid", *overrides.split())
-    cfg = cfg.copy()
+    cfg = composed("algorithm=scaffold", "gc=none", "partition=iid", *overrides.split()).copy()
     with open_dict(cfg):
         cfg.hydra = {"folder": "???", "file": "${hydra.folder}"}  # as in a sweep, where it is known in a run only
     (line,) = cost.estimate([(cfg, 3), (OmegaConf.merge(cfg, {"seed": 2}), 1)])
@@ -183,14 +172,10 @@ def test_hours_are_steps_times_seconds_and_disk_what_is_kept(monkeypatch, tmp_pa
     assert "not counted: cifar100, mlp: data set cifar100: " in cost.estimate([(absent, 3)])[1]
 
 
-@pytest.mark.parametrize(
-    ("group", "mode", "refused"),
-    [("study=gcfed_table5", "MULTIRUN", True), ("hparams_search=digits_optuna", "RUN", True),
-     ("hparams_search=digits_optuna", "MULTIRUN", False)],
-)  # fmt: skip
-def test_a_study_or_a_search_that_was_composed_as_a_run_names_the_flag(group, mode, refused, monkeypatch):
+@pytest.mark.parametrize("overrides", ["study=ssf_table2 hydra.mode=MULTIRUN", "hparams_search=digits_optuna"])
+def test_a_study_or_a_search_that_was_composed_as_a_run_names_the_flag(overrides, monkeypatch):
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        cfg = compose("train", [group, f"hydra.mode={mode}"], return_hydra_config=True)
+        cfg = compose("train", overrides.split(), return_hydra_config=True)
     monkeypatch.setattr(HydraConfig.instance(), "cfg", cfg)
-    with pytest.raises(ValueError, match=r"src/train\.py -m ") if refused else nullcontext():
+    with pytest.raises(ValueError, match=r"src/train\.py -m "):
         refuse_sweeps()

@@ -17,7 +17,6 @@ MARKS = {
     "broadcast": ("s", BLUE, 7, "broadcast model"),
     "global": ("*", VERMILION, 13, "new global model"),
 }
-LINES = 14
 
 
 @styled
@@ -33,7 +32,7 @@ def plot_surface(surface: Mapping[str, ndarray], path: str | Path) -> Figure:
     loss_GG = np.ma.masked_invalid(surface["loss"])
     low, high = loss_GG.min(), loss_GG.max()
     if low < high:
-        levels = np.geomspace(max(low, 1e-6 * high), high, LINES + 2)[1:-1]  # in equal ratios
+        levels = np.geomspace(max(low, 1e-6 * high), high, 16)[1:-1]  # in equal ratios
         lines = axes.contour(surface["x"], surface["y"], loss_GG, levels=levels, cmap="cividis", linewidths=1.2)
         axes.clabel(lines, levels[::2], fmt="%.3g", fontsize=7)
     else:

@@ -79,7 +79,8 @@ def report(cfg: Mapping[str, Any]) -> Path:
     head = [f"# {title}\n", f"{counts}.\n", *(f"- Not in this report: {lack}\n" for lack in lacks)]
     page = Environment(loader=PackageLoader("gcfed.report", "."), autoescape=True, undefined=StrictUndefined)
     parts = {"first": first, "federations": federations, "others": others, "runs": every, "pictures": pictures}
-    words = {"title": title, "counts": counts, "lacks": lacks, "created": datetime.now(), "embed": _embedded}
+    words = {"title": title, "counts": counts, "lacks": lacks, "created": datetime.now()}
+    words["embed"] = lambda path: f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
     texts = {
         out / "report.md": "\n".join([*head, *(table.markdown() for table in tables)]),
         out / "index.html": page.get_template("page.html").render(**parts, **words),
@@ -106,7 +107,3 @@ def _searches(roots: Sequence[Path]) -> list[Table]:
         note = "The best trial stands in the search's optimization_results.yaml."
         tables.append(Table(f"trials_{folder.name}", f"Search {folder.name}", frame, trials, (note,)))
     return tables
-
-
-def _embedded(path: Path) -> str:
-    return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"

@@ -91,10 +91,10 @@ def _cell(paper: PaperTable, row: Axis, column: Axis, rounds: int, group: Group 
     """What programs read of a cell, up to ``differs_in``; then what people read, and what the best and notes are of."""
     unit, measure = UNITS[paper.of("unit", row, column)], paper.of("measure", row, column)
     printed = paper.cells[row.label, column.label]
-    runnable = measure is not None and paper.command_overrides(row, column) is not None
+    wanted = measure is not None and paper.command_overrides(row, column) is not None and printed != Cell()
     s = sample(group, measure, unit.factor) if group and measure else Sample({})
     is_full = group is not None and group.planned == rounds
-    text = mean_text(s, unit, paper.seeds or 1) if group and measure else "no run" if runnable else "–"
+    text = mean_text(s, unit, paper.seeds or 1) if group and measure else "no run" if wanted else "–"
     text += f" ({group.planned} of {rounds} rounds)" if group and s.mean is not None and not is_full else ""
     difference = None
     if s.mean is not None and not s.bound and printed.mean is not None and printed.note != "+":
@@ -109,7 +109,7 @@ def _cell(paper: PaperTable, row: Axis, column: Axis, rounds: int, group: Group 
         **s.record, "rounds": group.planned if group else None, "rounds_asked": rounds or None,
         "paper_mean": printed.mean, "paper_std": printed.std, "paper_note": printed.note,
         "difference": difference, "differs_in": "; ".join(differs),
-        "group": group, "is_full": is_full, "runnable": runnable, "wanted": runnable and printed != Cell(),
+        "group": group, "is_full": is_full, "wanted": wanted,
         "differences": differs, "higher": paper.of("higher_is_better", row, column),
         "ours_text": text, "ours_rank": unit.rank(s) if is_full else None,
         "paper_text": _printed(printed, unit), "paper_rank": None if printed.note else printed.mean,
@@ -152,7 +152,7 @@ def _table(paper: PaperTable, cells: pd.DataFrame, scale: str, *, empty: bool) -
         name=paper.name if scale == FULL else f"{paper.name}_{scale}",
         title=f"{paper.paper}, Table {paper.table}: {paper.title}{of_scale}",
         frame=pd.DataFrame(lines, columns=["", *header], dtype=object),
-        records=cells[cells["runnable"].astype(bool)].loc[:, :"differs_in"],
+        records=cells[cells["wanted"].astype(bool)].loc[:, :"differs_in"],
         notes=tuple(_notes(paper, cells[cells["group"].notna()], scale, wanted)),
     )
 

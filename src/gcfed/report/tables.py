@@ -202,8 +202,9 @@ def measured(groups: Sequence[Group], measures: Sequence[str], name: str, title:
     """A row a group, a column a measure; None where no run has any. Each federation's best is in bold."""
     places = by_federation(groups)
     firsts = [place if i == 0 else "" for place, members in places.items() for i in range(len(members))]
-    columns = {"federation": firsts, "method": [group.method for group in groups]}
-    records = []
+    columns = {"federation": firsts} if len(places) > 1 else {}
+    columns["method"] = [group.method for group in groups]
+    records: list[dict[str, Any]] = []
     for measure in measures:
         title_of_measure, unit, higher = describe(measure)
         samples = {group: sample(group, measure, unit.factor) for group in groups}
@@ -213,7 +214,7 @@ def measured(groups: Sequence[Group], measures: Sequence[str], name: str, title:
         for members in places.values():
             most = max(len(samples[group].values) for group in members)
             # Why a run has no number stands in the first measure's column only.
-            texts = [mean_text(samples[g], unit, most) if g.has_ended or len(columns) == 2 else "–" for g in members]
+            texts = [mean_text(samples[g], unit, most) if g.has_ended or not records else "–" for g in members]
             cells += mark_best(texts, [unit.rank(samples[group]) for group in members], higher)
         columns[unit.heading(title_of_measure)] = cells
         for group, s in samples.items():
@@ -223,7 +224,6 @@ def measured(groups: Sequence[Group], measures: Sequence[str], name: str, title:
         return None
     frame, notes = pd.DataFrame(columns, dtype=object), [NOTE]
     if len(places) == 1:
-        frame = frame.drop(columns="federation")
         values = {key: {str(group.values.get(key, "")) for group in groups} for key in SYMBOLS}
         common = [described(key, *texts) for key, texts in values.items() if len(texts) == 1 and any(texts)]
         notes[0] += f" All: {', '.join(common)}." * bool(common)

@@ -22,29 +22,21 @@ if TYPE_CHECKING:
 CONFIG, SUMMARY, METRICS, FAILURE = "config.yaml", "summary.json", "metrics.csv", "failure.txt"
 CHECKPOINT = Path("checkpoints") / "last.ckpt"
 PREVIOUS = CHECKPOINT.with_name("previous.ckpt")
+# Diverged: it came to its end, see divergence(). Failed: an error ended it. Unfinished: it was stopped or is running.
 FINISHED, DIVERGED, FAILED, UNFINISHED = STATES = ("finished", "diverged", "failed", "unfinished")
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster, where PyYAML was built with it
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One run folder.
-
-    Attributes:
-        config: of ``config.yaml``, {} where it cannot be read; shared in parts with other runs: not to be written to.
-        summary: of ``summary.json``; {} where the run has not come to its end.
-        metrics: of ``metrics.csv``, a row a round, NaN where nothing was measured.
-        state: "finished"; "diverged": it came to its end, but its loss is not finite or no client of its last round
-            sent finite numbers; "failed": an error ended it; "unfinished": it was stopped, or is still running.
-        note: the rest in one sentence; "" for a finished run.
-    """
+    """One run folder."""
 
     folder: Path
-    config: Mapping[str, Any]
-    summary: Mapping[str, Any]
-    metrics: pd.DataFrame
-    state: str
-    note: str
+    config: Mapping[str, Any]  # {} where it cannot be read; shared in parts with other runs: not to be written to
+    summary: Mapping[str, Any]  # {} where the run has not come to its end
+    metrics: pd.DataFrame  # by round, NaN where nothing was measured
+    state: str  # of STATES
+    note: str  # the rest in one sentence; "" for a finished run
 
     @cached_property
     def identity(self) -> str:

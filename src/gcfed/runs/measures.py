@@ -52,17 +52,11 @@ def until(values: pd.Series, round_number: int | None) -> float | None:
 
 # --------------------------------------------------------------------------------------------------------- by name
 class Measure(NamedTuple):
-    """A measure's parts.
+    """A measure's parts."""
 
-    Attributes:
-        how: max, min, mean, sum, last; ">=" or "<=": the first round at a target; "@": at a round; "": a figure of the
-            summary, ``column`` being its key.
-        number: the window in rounds, infinite for all of them; the target; the round.
-    """
-
-    how: str
-    column: str
-    number: float
+    how: str  # max, min, mean, sum, last; ">=" or "<=": the first round at a target; "@": at a round; "": a figure
+    column: str  # or a key of the summary
+    number: float  # the window in rounds, infinite for all of them; the target; the round
 
     @property
     def is_target(self) -> bool:

@@ -20,8 +20,7 @@ def one_by_one(launcher: Launcher) -> bool:
 def launch(launcher: Launcher, jobs: Sequence[tuple[Sequence[str], Path]], first: int) -> list[str]:
     """Runs jobs, each by its overrides in its folder, from the checkpoint there if there is one.
 
-    Returns:
-        ``ValueError: …`` of each job that failed, else "". ``first`` is the number of the first job.
+    Returns ``ValueError: …`` of each job that failed, else ""; ``first`` is the number of the first job.
 
     Raises:
         ValueError: the launcher itself failed, and not in this process.

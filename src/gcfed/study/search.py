@@ -114,11 +114,7 @@ def kind_of(*ends: Any) -> Any:
 
 
 def tell(study: optuna.Study, trial: Trial, folder: Path, metric: str, reason: str) -> None:
-    """Takes a trial's value from its folder; ``reason`` is the launcher's word on why it failed, or "".
-
-    Raises:
-        ValueError: runs do not have such a metric.
-    """
+    """Takes a trial's value from its folder; ``reason`` is the launcher's word on why it failed, or ""."""
     found, state, reason = None, TrialState.FAIL, reason or "its folder holds no finished run"
     if (folder / CONFIG).is_file() and (run := read_run(folder)).has_ended:
         column, found = parse(metric).column, value(run, metric)

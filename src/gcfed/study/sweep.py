@@ -26,11 +26,7 @@ FINISHED, BEGUN, NEW, OTHER = "finished", "to continue", "to start", "not to be 
 
 @dataclass
 class Work:
-    """A job with its config, what identifies its run, the folder of that and the state there.
-
-    Attributes:
-        why: the state is OTHER, a run that the job neither counts as its own nor continues.
-    """
+    """A job with its config, what identifies its run, the folder of that and the state there."""
 
     job: Job
     cfg: DictConfig
@@ -38,7 +34,7 @@ class Work:
     folder: Path
     state: str = NEW
     rounds: int = 0
-    why: str = ""
+    why: str = ""  # the state is OTHER: a run that is not the job's
 
     def look(self) -> None:
         """Reads the folder anew."""
@@ -53,8 +49,8 @@ class Work:
         elif not self.why and begun and 0 < run.rounds <= asked:
             self.state = BEGUN
         else:
-            end = "" if begun else ", and there is no checkpoint"
-            self.state, self.why = OTHER, self.why or f"{run.rounds} rounds are done there, {asked} are asked for{end}"
+            rounds = f"{run.rounds} rounds are done there, {asked} are asked for"
+            self.state, self.why = OTHER, self.why or rounds + ", and there is no checkpoint" * (not begun)
 
     def lack(self, run: Run) -> str:
         """Why a run is not the job's: another identity, or fewer measurements than it asks for; "" if it is."""
@@ -108,11 +104,7 @@ def sweep(config: DictConfig, context: Any, launcher: Any, arguments: list[str])
 
 
 def look_up(jobs: Sequence[Job], root: Path, shelf: Path, compose: Callable[[Sequence[str]], Any]) -> list[Work]:
-    """Each different run once, with its folder's state; a finished one of another study below ``shelf`` counts.
-
-    Raises:
-        ValueError: overrides that do not compose.
-    """
+    """Each different run once, with its folder's state; a finished one of another study below ``shelf`` counts."""
     runs = [run for run in find_runs([shelf]) if run.has_ended] if shelf.is_dir() else []
     works: dict[Any, Work] = {}
     for job in jobs:
