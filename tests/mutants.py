@@ -220,7 +220,8 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
         ("option // 90, axes", "-option // 90, axes"),
     ]),
     "data/sets/own.py": (("data/test_own.py",), [
-        ("Split(_samples(found[f\"x{part}\"]), y[i], None if i else groups)", "Split(_samples(found[\"x\"]), y[0], groups)"),
+        ("Split(_samples(found[f\"x{part}\"]), y[i], None if i else groups)",
+         "Split(_samples(found[\"x\"]), y[0], groups)"),
         ("np.flatnonzero(chosen == (p == \"test\"))", "np.flatnonzero(chosen)"),
         ("x.transpose(0, 3, 1, 2)", "x.transpose(0, 3, 2, 1)"),
         ("return np.split(index.astype(np.int64), ends)", "return [index.astype(np.int64)] * len(parts)"),

@@ -113,7 +113,7 @@ def test_a_full_disk_ends_in_one_sentence_and_loses_nothing(config, tmp_path, mo
 def test_what_the_system_says_is_put_into_words(tmp_path):
     assert in_words(ValueError("gc.lam=2\n is wrong")) == "gc.lam=2 is wrong"
     assert in_words(FileNotFoundError("data/x is missing")) == "data/x is missing"
-    with pytest.raises(FileNotFoundError, match="^data/x is missing$"), replacing(tmp_path / "y"):
+    with pytest.raises(FileNotFoundError, match=r"^data/x is missing$"), replacing(tmp_path / "y"):
         raise FileNotFoundError("data/x is missing")
     denied = PermissionError(errno.EACCES, "Permission denied", "/data/x")
     assert in_words(denied, tmp_path) == "/data/x: Permission denied."

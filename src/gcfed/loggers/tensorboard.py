@@ -21,7 +21,7 @@ FRAME = ".frame"
 
 
 class RoundTensorBoardLogger(TensorBoardLogger):
-    """Lightning's, in ``save_dir`` itself, whose name is the run's: a row of metrics at its round, pictures, and the hparams tab.
+    """Lightning's, in ``save_dir`` itself: a row of metrics at its round, pictures, and the hparams tab.
 
     What is true of the run as a whole (hyperparameters before its first round; how it ended, its last figures after
     the last) lies in event files of its own, the frame, which the next start replaces: of two such entries TensorBoard
