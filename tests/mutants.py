@@ -168,7 +168,7 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
         ('denominator, -group["lr"]', 'denominator, group["lr"]'),
         ("p.grad is not None]", "p.requires_grad]"),
     ]),
-    "data/datamodule.py": ((NUMBERS, "data/test_own.py", "data/test_partition.py", "test_transactions.py"), [
+    "data/datamodule.py": ((NUMBERS, "data/test_own_data.py", "data/test_partition.py", "test_transactions.py"), [
         ("train, held = train.subset(~chosen), [train.subset(chosen)]", "held = [train.subset(chosen)]"),
         ('generator(0, "validation")', 'generator(self.seed, "validation")'),
         ("change(split.x, np.arange(len(split)))", "split.x"),
@@ -219,7 +219,7 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
         ("client_n % len(options) == group", "client_n == group"),
         ("option // 90, axes", "-option // 90, axes"),
     ]),
-    "data/sets/own.py": (("data/test_own.py",), [
+    "data/sets/own.py": (("data/test_own_data.py",), [
         ("Split(_samples(found[f\"x{part}\"]), y[i], None if i else groups)",
          "Split(_samples(found[\"x\"]), y[0], groups)"),
         ("np.flatnonzero(chosen == (p == \"test\"))", "np.flatnonzero(chosen)"),
@@ -229,7 +229,7 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
     "data/sets/cache.py": (("data/test_cache.py",), [
         ("checksum is not None and _checksum(path) != checksum", "False"),
     ]),
-    "data/dealing.py": (("data/test_partition.py", "data/test_own.py"), [
+    "data/dealing.py": (("data/test_partition.py", "data/test_own_data.py"), [
         ("order = order[np.argsort(labels[order], kind=\"stable\")]", "pass"),
         ("min(max(round(share * n), 1), n - 1)", "round(share * n)"),
         ("rng.standard_gamma(alpha + 1, shape)", "rng.standard_gamma(alpha, shape)"),
