@@ -122,4 +122,5 @@ def print_summary(summary: Mapping[str, Any], folder: Path) -> None:
         table.add_row(f"[bold]{label}[/bold]", text)
     console = Console(soft_wrap=True)
     console.print(table)
-    console.print(f"{', '.join(sorted(p.name for p in folder.iterdir() if p.name[0] != '.'))} are in\n  {folder}")
+    files = sorted(p.name for p in folder.iterdir() if not p.name.startswith((".", "events.out.")))
+    console.print(f"{', '.join(files)} are in\n  {folder}")
