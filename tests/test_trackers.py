@@ -2,6 +2,7 @@
 
 import json
 import struct
+from importlib.machinery import ModuleSpec
 
 import pytest
 from conftest import TWO, read_rows
@@ -74,8 +75,9 @@ def test_trackers_have_a_row_a_round_and_a_resumed_run_goes_on_in_theirs(config,
     check_mlflow(tmp_path, address, accuracies)
 
 
-def test_a_missing_package_is_named_with_its_command(config, tmp_path, monkeypatch):
-    monkeypatch.setattr(instantiate, "find_spec", lambda name: None)
+@pytest.mark.parametrize("found", [None, ModuleSpec("wandb", None)], ids=["nothing", "a folder"])
+def test_a_missing_package_is_named_with_its_command(config, tmp_path, monkeypatch, found):
+    monkeypatch.setattr(instantiate, "find_spec", lambda name: found)
     with pytest.raises(ValueError, match=r"logger=wandb needs a package: .* -e '\.\[wandb\]'"):
         train(config(*FAST, "logger=wandb", folder=tmp_path))
 

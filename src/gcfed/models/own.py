@@ -90,7 +90,6 @@ def timm_net(
 
     _check(input_shape, num_classes)
     settings["pretrained"] = flag("model.pretrained", pretrained)
-
     try:
         net = timm.create_model(str(name), in_chans=input_shape[0], num_classes=num_classes, **settings)
     except (RuntimeError, OSError) as error:
@@ -157,10 +156,10 @@ def _outputs(net: nn.Module, input_shape: Sequence[int]) -> tuple[int, ...] | Ex
 
 def _replace(net: nn.Module, name: str, **sizes: int) -> None:
     old: Any = net.get_submodule(name)
-    keys = ("in_features", "out_features") if isinstance(old, nn.Linear) else (
+    kind: Any = nn.Linear if isinstance(old, nn.Linear) else nn.Conv2d
+    keys = ("in_features", "out_features") if kind is nn.Linear else (
         "in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode",
     )  # fmt: skip
-    new = type(old)(**{key: getattr(old, key) for key in keys} | sizes, bias=old.bias is not None)
-    net.set_submodule(name, new)
+    net.set_submodule(name, kind(**{key: getattr(old, key) for key in keys} | sizes, bias=old.bias is not None))
     ((key, value),) = sizes.items()
     log.info("model: %s.%s is %d, was %d", name, key, value, getattr(old, key))

@@ -90,7 +90,8 @@ def installed(package: str, key: str) -> None:
     Raises:
         ValueError: names the setting and the command that installs the package, an extra of the same name.
     """
-    if find_spec(package) is None:
+    found = find_spec(package)
+    if found is None or found.origin is None:  # a folder of that name, as W&B makes one, is no package
         raise ValueError(f"{key} needs a package: .venv/bin/uv pip install -e '.[{package}]'")
 
 
