@@ -91,6 +91,8 @@ def one_sentence() -> Iterator[None]:
         # What Hydra made before the run was refused; its folder is the present one for src/eval.py.
         if folder != Path.cwd() and [path.name for path in folder.iterdir()] == ["train.log"]:
             shutil.rmtree(folder)
+            with suppress(OSError):  # logs/<name>/ too, unless other runs are in it
+                folder.parent.rmdir()
         raise SystemExit(1) from None
 
 

@@ -108,3 +108,4 @@ def test_an_error_is_one_clear_sentence(tmp_path, word, sentence):
     said = type_command(tmp_path, "train.py", f"paths.log_dir={tmp_path / 'logs'}", word, code=1)
     assert sentence in said
     assert "Traceback" not in said
+    assert list(tmp_path.glob("logs/*")) == []

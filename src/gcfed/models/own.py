@@ -5,6 +5,7 @@ import logging
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,6 +49,10 @@ def _arguments(target: str) -> set[str]:
     module, _, name = target.rpartition(".")
     try:
         return set(inspect.signature(getattr(import_module(module), name)).parameters)
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"model._target_={target}: there is no module {error.name} in {Path.cwd()} or installed."
+        ) from None
     except Exception:  # whatever a user's file raises, building it raises again, and says so
         return set()
 
