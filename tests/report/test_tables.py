@@ -2,7 +2,7 @@
 
 import pandas as pd
 import pytest
-from test_groups import GCFED, PLACE, run_of
+from run_folders import GCFED, PLACE, run_of
 
 from gcfed.report.groups import grouped
 from gcfed.report.tables import UNITS, Best, Minor, Table, all_runs, best, describe, mark_best, measured, targets
