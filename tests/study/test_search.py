@@ -46,7 +46,7 @@ def test_trials_are_jobs_and_leave_a_table(tmp_path, capsys):
     assert launcher.jobs[1][-2:] == [f"hydra.sweep.dir='{tmp_path}'", "hydra.sweep.subdir='trial_0001'"]
     rows = trials(tmp_path)
     assert [*rows[0]] == ["number", "state", "value", "seconds", "folder", "client.epochs", "gc.lam"]
-    assert [(row["number"], row["state"]) for row in rows] == [(str(i), "complete") for i in range(4)]
+    assert [row["state"] for row in rows] == ["complete"] * 4
     assert [float(row["value"]) for row in rows] == [float(row["gc.lam"]) for row in rows]
     row = max(rows, key=lambda row: float(row["value"]))
     assert {f"gc.lam={row['gc.lam']}", f"client.epochs={row['client.epochs']}"} < {*launcher.jobs[int(row["number"])]}
@@ -133,7 +133,6 @@ def test_where_a_launcher_that_is_not_hydras_own_fails_no_trial_has_failed(tmp_p
     ("settings", "message"),
     [
         ({"n_trials": 0}, "n_trials and n_jobs above 0"),
-        ({"params": {}}, "hydra.sweeper.params"),
         ({"params": {"gc.lam": "interval(1.0, 0.0)"}}, r"gc.lam=interval\(1.0, 0.0\) cannot be searched"),
         ({"metric": None}, "optimized_metric"),
         ({"metric": "foo:test/acc"}, "foo:test/acc.* is not understood"),
