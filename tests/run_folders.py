@@ -1,13 +1,15 @@
-"""Run folders as runs leave them, without a run: a config, rows made by a formula, and how the run ended."""
+"""Run folders as runs leave them, and runs in memory, without a run: a config, rows by a formula, how it ended."""
 
 import json
 import math
+from pathlib import Path
 
+import pandas as pd
 import yaml
 from conftest import composer
 from omegaconf import OmegaConf
 
-from gcfed.runs.folder import read_run
+from gcfed.runs.folder import Run, read_run
 from gcfed.runs.metrics_csv import read_metrics
 from gcfed.runs.summary import summary_of
 
@@ -63,3 +65,26 @@ def curve(level, rounds, seed=1, every=1, **columns):
             row |= {name: scale * (1 + acc) for name, scale in columns.items()}
         rows.append(row)
     return rows
+
+
+CONFIG = {
+    "seed": 1, "rounds": 30, "eval_every": 1, "partition._target_": "gcfed.data.partition.Dirichlet",
+    "tags.data": "digits", "tags.model": "mlp", "tags.algorithm": "fedavg", "tags.gc": "none", "client.epochs": 5,
+    "participation.num_clients": 20, "participation.per_round": 5, "partition.alpha": 0.1,
+    "client.optimizer._target_": "torch.optim.SGD", "client.optimizer.lr": 0.01, "client.optimizer.momentum": 0.9,
+}  # fmt: skip
+GCFED = {"tags.gc": "gcfed", "gc._target_": "gcfed.methods.centralization.GradientCentralization"}
+PLACE = "digits, mlp, 5 of 20 clients, Dirichlet 0.1"
+
+
+def run_of(state="finished", summary=None, values=(0.5,), folder="/nowhere", **config):
+    """A run in memory with dotted keys over :data:`CONFIG`, tested after each of its rounds."""
+    tree = {}
+    for key, value in (CONFIG | config).items():
+        node = tree
+        *parents, leaf = key.split(".")
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[leaf] = value
+    table = pd.DataFrame({"test/acc": values}, index=pd.RangeIndex(1, len(values) + 1, name="round"))
+    return Run(Path(folder), tree, summary or {}, table, state, "")

@@ -14,7 +14,6 @@ from gcfed.runs.measures import smooth
 from gcfed.utils.instantiate import build
 
 
-# --------------------------------------------------------------------------------------------------------- curves.png
 def test_curves_hold_the_data_also_of_a_csv_file(tmp_path):
     t, path = pd.RangeIndex(1, 31, name="round"), tmp_path / "new" / "curves.png"
     table = pd.DataFrame({"train/loss": 2 / t, "test/loss": 3 / t, "test/acc": t / (t + 20) + 0.01 * (t % 2)}, index=t)
@@ -62,7 +61,6 @@ def test_a_failed_write_leaves_the_old_picture(tmp_path, monkeypatch):
     assert (path.read_bytes(), list(tmp_path.iterdir())) == (b"old", [path])
 
 
-# ------------------------------------------------------------------------------------------------------ partition.png
 def test_partition_holds_the_data(tmp_path, unrendered):
     counts_NC = np.random.default_rng(0).integers(-20, 30, size=(12, 7)).clip(0)
     bars, bubbles = plot_partition(counts_NC, tmp_path / "partition.png", title="α = 0.1").axes
@@ -105,7 +103,6 @@ def test_its_title_says_what_is_parted_and_how(config, tmp_path, monkeypatch):
     assert titles == ["digits: 20 clients, Dirichlet, α = 0.1", "digits: 7 clients, IID"]
 
 
-# -------------------------------------------------------------------------------------------- surface_round_<t>.png
 NAMES = ["client 4", "client 7", "client 9", "mean", "broadcast", "global"]
 
 
@@ -149,7 +146,6 @@ def test_losses_that_are_equal_or_not_finite(tmp_path, losses, lines, unrendered
     assert "squared error / 2" in axes.get_title()
 
 
-# -------------------------------------------------------------------------------------------- leakage_round_<t>.png
 def test_originals_lie_above_what_was_recovered(tmp_path, unrendered):
     original, recovered = np.random.default_rng(0).random((2, 4, 3, 8, 8))
     figure = plot_recovered(original, recovered, [*"abcd"], [*"efgh"], tmp_path / "leakage.png")

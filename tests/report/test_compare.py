@@ -10,10 +10,6 @@ from gcfed.report.tables import Best
 from gcfed.runs.folder import find_runs
 
 TOY = """
-paper: Toy
-table: "1"
-title: Accuracy
-source: Toy (2024), Table 1
 unit: percent
 higher_is_better: true
 seeds: 2

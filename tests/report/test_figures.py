@@ -5,8 +5,7 @@ import warnings
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
-from run_folders import accuracies, write_run
-from test_groups import GCFED, PLACE, run_of
+from run_folders import GCFED, PLACE, accuracies, run_of, write_run
 
 from gcfed.data.label_counts import LabelCounts
 from gcfed.report import figures

@@ -98,12 +98,6 @@ GOOD = {
 }  # fmt: skip
 
 
-def test_a_tables_cells_and_overrides():
-    table = table_of(GOOD)
-    assert [*table.cells.values()] == [Cell(1), Cell(2.5, 0.5), Cell(3, note="failed"), Cell(1000, note="+")]
-    assert [table.command_overrides(table.rows[0], column) for column in table.columns] == [(), ("seed=2",)]
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -124,5 +118,3 @@ def test_errors_name_the_file(tmp_path):
     (tmp_path / "mine.yaml").write_text("rows: 3")
     with pytest.raises(ValueError, match=r"mine\.yaml is no table of a paper"):
         load(tmp_path / "mine.yaml")
-    with pytest.raises(FileNotFoundError, match=r"gcfed_table3.*fedacg_table1a, .*ssf_table5"):
-        load("gcfed_table3")

@@ -52,7 +52,6 @@ def test_the_newest_sweep_with_the_same_overrides_goes_on(tmp_path, monkeypatch)
     [
         ({"TORCHELASTIC_RUN_ID": "abc", "WORLD_SIZE": "2"}, "job_abc"),
         ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1", "SLURM_NTASKS": "4", "SLURM_PROCID": "3"}, "job_7-1"),
-        ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1", "SLURM_PROCID": "0"}, "now"),
         ({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "4"}, "now"),  # in the script of a job, outside of srun
         ({"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2"}, None),
     ],

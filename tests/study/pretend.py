@@ -6,16 +6,7 @@ from types import SimpleNamespace
 
 from conftest import composer
 from hydra.core.utils import JobReturn, JobStatus
-from omegaconf import OmegaConf
 from run_folders import write_run
-
-from gcfed.study.sweep import sweep
-
-TABLE = {
-    "overrides": ["rounds=4"],
-    "rows": [{"label": "FedAvg", "overrides": ["gc=none"]}, {"label": "GC-Fed", "overrides": ["gc=gcfed"]}],
-    "columns": [{"label": "α 0.1", "overrides": ["partition.alpha=0.1"]}],
-}
 
 
 @cache
@@ -74,15 +65,3 @@ class BasicLauncher:
 
 class Launcher(BasicLauncher):
     """Takes all jobs at once."""
-
-
-class Studies:
-    """``studies(launcher, *arguments, name=…, **node)`` runs a study below a folder."""
-
-    def __init__(self, folder):
-        self.root = folder / "study"
-
-    def __call__(self, launcher, *arguments, name="try", **node):
-        place = {"runtime": {"choices": {"study": name}}, "sweep": {"dir": str(self.root / name / "full")}}
-        config = {"study": {"table": TABLE, **node}, "scale": "full", "hydra": place}
-        sweep(OmegaConf.create(config | {"paths": {"log_dir": str(self.root.parent)}}), CONTEXT, launcher, [*arguments])

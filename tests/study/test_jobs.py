@@ -77,7 +77,6 @@ def test_cells_with_the_same_overrides_are_one_job_named_by_the_first():
         ({"rows": "FedAvg"}, (), r"study\.rows=FedAvg must be a list"),
         ({"seeds": [-1]}, (), r"study\.seeds=\[-1\] must be"),
         ({"scale": "tiny"}, (), r"scale=tiny is unknown: try has full, small"),
-        ({"scale": "small", "scales": {"small": {"row": []}}}, (), r"row is unknown"),
         ({"table": None}, (), r"study\.table is not set"),
         ({"table": {"rows": TABLE["rows"]}}, (), r"study\.table needs rows and columns"),
         ({"table": {**TABLE, "columns": [{"label": "B"}, {"label": "B+"}]}}, (), r"B and B\+ have the same .* name"),

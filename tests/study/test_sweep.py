@@ -12,19 +12,35 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
-from pretend import BasicLauncher, Launcher, Studies, composed, finish, outcome
+from pretend import CONTEXT, BasicLauncher, Launcher, composed, finish, outcome
 
 from gcfed.assemble import refuse_sweeps
 from gcfed.study import cost
 from gcfed.study.launch import launch
+from gcfed.study.sweep import sweep
 from gcfed.utils.resolvers import ROOT
 
 FEDAVG, GCFED = "fedavg_alpha-0.1_s1", "gc-fed_alpha-0.1_s1"
 
 
+TABLE = {
+    "overrides": ["rounds=4"],
+    "rows": [{"label": "FedAvg", "overrides": ["gc=none"]}, {"label": "GC-Fed", "overrides": ["gc=gcfed"]}],
+    "columns": [{"label": "α 0.1", "overrides": ["partition.alpha=0.1"]}],
+}
+
+
 @pytest.fixture
 def study(tmp_path):
-    return Studies(tmp_path)
+    """``study(launcher, *arguments, name=…, **node)`` runs a study below ``study.root``."""
+
+    def run(launcher, *arguments, name="try", **node):
+        place = {"runtime": {"choices": {"study": name}}, "sweep": {"dir": str(run.root / name / "full")}}
+        config = {"study": {"table": TABLE, **node}, "scale": "full", "hydra": place}
+        sweep(OmegaConf.create(config | {"paths": {"log_dir": str(tmp_path)}}), CONTEXT, launcher, [*arguments])
+
+    run.root = tmp_path / "study"
+    return run
 
 
 def test_what_is_finished_is_skipped_and_what_has_begun_goes_on(study, capsys):
@@ -121,11 +137,8 @@ def test_a_failed_job_lets_go_of_its_model():
     """Of those in the frames of its causes, too, and without a collection of garbage."""
     alive = []
 
-    class Model:
-        """Stands for what fills the GPU."""
-
     def train(error, cause=None):
-        model = Model()
+        model = set()  # stands for what fills the GPU
         alive.append(weakref.ref(model))
         try:
             if cause is not None:

@@ -140,8 +140,7 @@ def curves(groups: Sequence[Group], column: str, colors: dict[str, Any], axes: A
     axes.set(xlabel="communication round", ylabel=LABELS.get(column, column))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     _legend(axes)
-    caption = FAMILIES.get(column.partition("/")[0], column)
-    caption += ". Lines: mean over seeds; bands: one standard deviation."
+    caption = FAMILIES.get(column.partition("/")[0], column) + ". Lines: mean over seeds; bands: standard deviation."
     caption += " Each point is the mean of the last 10 tests." * (column == "test/acc")
     return caption + " Dotted: runs that diverged, failed or are not finished." * (len(lost) > 0)
 

@@ -28,7 +28,6 @@ FORMS = (
 )
 
 
-# ----------------------------------------------------------------------------------------------------------- curves
 def smooth(curve: pd.Series) -> pd.Series:
     """Each test's mean with the nine before it, as far as there are so many: GC-Fed's tables."""
     return curve.rolling(WINDOW, min_periods=1).mean()
@@ -50,7 +49,6 @@ def until(values: pd.Series, round_number: int | None) -> float | None:
     return None if round_number is None else values.loc[:round_number].sum().item()
 
 
-# --------------------------------------------------------------------------------------------------------- by name
 class Measure(NamedTuple):
     """A measure's parts."""
 

@@ -2,7 +2,9 @@
 
 import logging
 import time
+import timeit
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -57,8 +59,5 @@ def step(cfg: DictConfig, parts: Parts, client: np.ndarray) -> float:
     round = Round(0, cfg.seed, client, data.num_clients, broadcast_state(module.net), loop.solver.lr(0))
     loop.methods, loop.solver.steps = [], 5
     torch.set_num_threads(1)
-    times = [time.process_time()]
-    for _ in range(3):
-        loop.train_clients(module.trainer, module, client, round)
-        times.append(time.process_time())
-    return float(np.diff(times).min()) / loop.solver.steps
+    train = partial(loop.train_clients, module.trainer, module, client, round)
+    return min(timeit.repeat(train, timer=time.process_time, number=1, repeat=3)) / loop.solver.steps
