@@ -115,7 +115,7 @@ def test_vectors_are_a_data_set():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Split(np.zeros((3, 4)), np.zeros(3, np.int64)), r"targets must be floats \[3, C\], not int64"),
+        (lambda: Split(np.zeros((3, 4)), np.zeros(3)), r"targets must be floats \[3, C\], not float64 \[3\]"),
         (lambda: Split(np.zeros((3, 4)), np.zeros((2, 1))), r"floats \[3, C\], not float64 \[2, 1\]"),
         (lambda: Split(np.zeros((3, 4), np.float16), np.zeros((3, 1))), r"or floats \[n, d\], not float16"),
         (lambda: Split(np.zeros((3, 4)), np.zeros((3, 1)), np.zeros(2, np.int64)), r"groups must be int64 \[3\]"),
