@@ -83,7 +83,11 @@ def draw(groups: Sequence[Group], folder: Path, formats: Sequence[str], failed: 
                 path.unlink(missing_ok=True)
         else:
             pictures.append(Picture(files[0], plot.title, caption, plot.federation))
-    return [*pictures, *_partitions(groups, folder, suffixes)]
+    try:
+        pictures += _partitions(groups, folder, suffixes)
+    except Exception as error:
+        failed["Partition"] = f"{type(error).__name__}: {error}"
+    return pictures
 
 
 def _plots(groups: Sequence[Group]) -> Iterator[Plot]:
