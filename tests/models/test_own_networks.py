@@ -5,6 +5,7 @@ import pytest
 import torch
 from conftest import random_federation, read_rows
 from harness import make_net, sgd, train_rounds
+from omegaconf import OmegaConf
 from torch import nn
 from torchvision.ops import FrozenBatchNorm2d
 
@@ -15,7 +16,7 @@ from gcfed.federated.method import FederatedMethod
 from gcfed.methods.local_norm import LocalNorm
 from gcfed.methods.scaffold import Scaffold
 from gcfed.models.norm import apply_policy, batch_norms
-from gcfed.models.own import fitted, timm_net, torchvision_net
+from gcfed.models.own import build_net, fitted, timm_net, torchvision_net
 from gcfed.run import train
 
 SMALL = ("rounds=2", "client.epochs=1", "data.limit_train=120", "data.limit_test=40")
@@ -96,6 +97,7 @@ def with_batch_norm():
         (lambda: of_torchvision("alexnet", 64, weights=1), r"model\.weights=1 is unknown: choose null, DEFAULT"),
         (lambda: fitted(Net(), (3, 8, 8), 0), r"model\.num_classes=0 must be"),
         (lambda: fitted(Hidden(), (3, 8, 8), 10), r"Hidden makes .* shape \[2, 5\] .*data\.num_classes=10"),
+        (lambda: build_net(OmegaConf.create({"model": {"_target_": "nonet.Net"}})), r"no module nonet in .* or"),
         (lambda: apply_policy(Net(), "mean"), r"model\.norm_policy=mean is unknown"),
         (lambda: apply_policy(make_net(), "local"), r"model\.norm_policy=local: Sequential has no batch norm"),
         (lambda: apply_policy(with_batch_norm(), "fixed"), r"BatchNorm2d alone, and 1 is a BatchNorm1d"),
