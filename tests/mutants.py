@@ -122,7 +122,7 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
     "federated/module.py": ((NUMBERS,), [
         ("buffer.add_(update[name])", "buffer.add_(update[name], alpha=0.5)"),
         ("update[name].neg()", "update[name].clone()"),
-        (".update(scores[source], weight=real)", ".update(scores[source].float().mean())"),
+        (".update(scores[source], real)", ".update(scores[source].float().mean())"),
         ("None if update is None else update[name].neg()", "None if update is None else -0.999 * update[name]"),
     ]),
     "federated/store.py": (("federated/test_store.py", "methods/test_scaffold.py", KILL), [

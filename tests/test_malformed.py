@@ -186,7 +186,7 @@ def test_every_group_refuses_an_unknown_option_and_runs_without_or_says_why_not(
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("server.tau", 1e30), ("data.transform.flip", 3), ("partition.min_size", 1.5), ("rond", 3), ("gc.boundary", 3),
+    [("data.dataset.data_dir", 3), ("server.tau", 1e30), ("data.transform.flip", 3), ("partition.min_size", 1.5), ("rond", 3), ("gc.boundary", 3),
      ("trainer.accelerator", "gpu"), ("trainer.limit_val_batches", 0), ("model.hidden", [0]),
      ("name", "../../escape")],
 )  # fmt: skip

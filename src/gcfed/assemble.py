@@ -136,7 +136,9 @@ def check(cfg: DictConfig) -> None:
     for key in ("data", "model", "algorithm", "gc"):
         if key in cfg.tags and key not in choices:  # Hydra's way to say that there are several
             raise ValueError(f"{key}=[…] names several options: a run takes one; -m without brackets makes a run each.")
-    for key, value in [("name", cfg.get("name")), *((f"paths.{name}", path) for name, path in cfg.paths.items())]:
+    folders = {f"paths.{name}": path for name, path in cfg.paths.items()}
+    folders["data.dataset.data_dir"] = OmegaConf.select(cfg, "data.dataset.data_dir", default="")
+    for key, value in {"name": cfg.get("name"), **folders}.items():
         if not isinstance(value, str) or (key == "name" and not re.fullmatch(r"(?!\.)[^/\\]+", value)):
             raise ValueError(f"{key}={value} must be {'a plain name' if key == 'name' else 'a folder'}.")
     for key in ("precision", "trainer.precision"):

@@ -10,6 +10,7 @@ from test_datasets import png_of
 
 from gcfed.data.augment import AutoTransform, ImageTransform, TextTransform, VectorTransform
 from gcfed.data.dealing import held_out
+from gcfed.data.partition import ByGroup
 from gcfed.data.sets.own import arrays, from_arrays, image_folder
 from gcfed.run import evaluate, train
 from gcfed.utils.instantiate import build
@@ -107,6 +108,22 @@ def test_a_file_that_is_no_npz_is_named(tmp_path):
             arrays(str(tmp_path / name))
     with pytest.raises(FileNotFoundError, match=r"data\.path=nowhere is no file"):
         arrays("nowhere")
+
+
+@pytest.mark.parametrize(
+    ("load", "key"),
+    [
+        (lambda: arrays(1.5), "data.path=1.5"),
+        (lambda: from_arrays({"x": IMAGES, "y": CLASSES}, "x.npz", float("nan")), "data.test=nan"),
+        (lambda: image_folder(True, "."), "data.root=True"),
+        (lambda: image_folder(".", ".", size=0), "data.size=0"),
+        (lambda: image_folder(".", ".", test=1), "data.test=1"),
+        (lambda: ByGroup(3), "partition.by=3"),
+    ],
+)
+def test_settings_that_make_no_sense_are_named(load, key):
+    with pytest.raises(ValueError, match=rf"^{key} must be"):
+        load()
 
 
 # -------------------------------------------------------------------------------------------------------- images

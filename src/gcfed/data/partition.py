@@ -15,7 +15,7 @@ import numpy as np
 
 from gcfed.data.dealing import deal, fill_up, log_gamma, softmax
 from gcfed.utils.files import replacing
-from gcfed.utils.number import number
+from gcfed.utils.number import number, word
 from gcfed.utils.rng import generator
 
 log = logging.getLogger(__name__)
@@ -295,6 +295,9 @@ class ByGroup:
     """
 
     by: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        word("partition.by", self.by)
 
     def __call__(
         self, labels: np.ndarray, num_clients: int | None, *, seed: int = 0, groups: np.ndarray | None = None

@@ -26,7 +26,7 @@ class CharLSTM(nn.Module):
         vocabulary: number of tokens that it can read; None: C + 1.
 
     Raises:
-        ValueError: ``input_shape`` is that of an image, or ``vocabulary`` no number.
+        ValueError: ``input_shape`` is that of an image, or a width is no number.
     """
 
     def __init__(
@@ -46,6 +46,8 @@ class CharLSTM(nn.Module):
                 f"{list(input_shape)}: take model=mlp or model=cnn for images."
             )
         self.last_only = last_only
+        for key, value in (("embedding", embedding), ("hidden", hidden)):
+            number(f"model.{key}", value, 1, whole=True)
         number("model.vocabulary", vocabulary, 1, whole=True, none=True)
         self.embedding = nn.Embedding(vocabulary or num_classes + 1, embedding)
         self.lstm1 = nn.LSTM(embedding, hidden, batch_first=True)

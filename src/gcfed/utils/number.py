@@ -75,6 +75,17 @@ def flag(key: str, value: Any) -> bool:
     return value
 
 
+def word(key: str, value: T) -> T:
+    """``value``, if it is text, or None.
+
+    Raises:
+        ValueError: it is not; names the key.
+    """
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{key}={value} must be text, or null.")
+    return value
+
+
 def part(key: str, value: T) -> T:
     """``value``, if it can be called, as what the config builds or names with ``_target_`` can.
 

@@ -13,7 +13,7 @@ from gcfed.data.base import FederatedDataset
 from gcfed.data.sets.cache import Allocate, cached
 from gcfed.data.sets.own import TESTS, from_arrays, written
 from gcfed.data.sets.text import ALPHABET, LENGTH, PAD, encode, sequences
-from gcfed.utils.number import number
+from gcfed.utils.number import number, word
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -51,7 +51,9 @@ def huggingface(
     """
     number("data.size", size, 1, 10_000, whole=True, none=True)
     number("data.length", length, 1, 10_000, whole=True)
-    if not name:
+    for key, value in (("data.subset", subset), ("data.input", input), ("data.label", label), ("partition.by", groups)):
+        word(key, value)
+    if not word("data.name", name) or name is None:
         raise ValueError("data.name=null must be a data set of the hub, ylecun/mnist, or a folder of save_to_disk.")
     files = [path for path in sorted(Path(name).rglob("*")) if path.is_file()]
 

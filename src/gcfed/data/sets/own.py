@@ -17,7 +17,7 @@ from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.dealing import held_out
 from gcfed.data.sets.cache import Allocate, cached
 from gcfed.data.sets.files import read_image
-from gcfed.utils.number import number
+from gcfed.utils.number import number, word
 from gcfed.utils.number import part as built
 from gcfed.utils.rng import generator
 
@@ -47,12 +47,8 @@ def own_data(
         test: share of the samples that become the test split where there is none; the same for all seeds.
         root, path, name, subset, input, label, size, length: of ``dataset``, to which the config has passed them on.
         settings: of :class:`FederatedDataModule`.
-
-    Raises:
-        ValueError: ``test`` is no share.
     """
     built("data.dataset", dataset)
-    number("data.test", test, 0, 1, above=True, below=True)
     return FederatedDataModule(dataset=partial(_load, dataset, test), **settings)
 
 
@@ -84,6 +80,8 @@ def image_folder(root: str | None, data_dir: str, size: int | None = None, test:
         ValueError: a class without an image, a file that is none, images of several sizes.
     """
     number("data.size", size, 1, 10_000, whole=True, none=True)
+    number("data.test", test, 0, 1, above=True, below=True)
+    word("data.root", root)
     folder = Path(root or "").resolve()
     if not root or not folder.is_dir():
         raise FileNotFoundError(f"data.root={root} is no folder: give the one with a folder of images for each class.")
@@ -168,7 +166,7 @@ def arrays(path: str | None, test: float = 0.2) -> FederatedDataset:
         FileNotFoundError: no such file.
         ValueError: it is no ``.npz`` of plain arrays, or they do not fit together.
     """
-    if not path or not Path(path).is_file():
+    if not word("data.path", path) or path is None or not Path(path).is_file():
         raise FileNotFoundError(f"data.path={path} is no file: numpy.savez('x.npz', x=…, y=…) writes one.")
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -193,6 +191,7 @@ def from_arrays(content: Any, name: str, test: float) -> FederatedDataset:
     Raises:
         ValueError: an array is missing, or they do not fit together; names the file.
     """
+    number("data.test", test, 0, 1, above=True, below=True)
     if not isinstance(content, Mapping):
         raise ValueError(f"{name} gives a {type(content).__name__}: make it a dict of arrays x and y.")
     found = {key: np.asarray(value) for key, value in content.items()}
