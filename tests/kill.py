@@ -106,7 +106,7 @@ def sequence(words: list[str], logs: Path, rng: random.Random, seconds: float) -
         last = ["ckpt_path=last"] if any(logs.glob("*/*/checkpoints/last.ckpt")) else []
         process = start(*words, f"paths.log_dir={logs}", *last)
         if len(kills) < planned:
-            row = 0 if rng.random() < 0.1 else rng.randint(rounds(logs), ROUNDS - 1) + 1
+            row = 0 if rng.random() < 0.1 else rng.randint(min(rounds(logs), ROUNDS - 1), ROUNDS - 1) + 1
             delay = rng.random() * (1.5 * seconds if row else STARTUP)
             kill_after(process, logs, row, delay, child=rng.random() < 0.3)
         printed = finish(process)
