@@ -13,6 +13,7 @@ from gcfed.assemble import assemble
 from gcfed.configure import shorthand
 from gcfed.federated.batches import has_single, plan_batches
 from gcfed.federated.method import FederatedMethod
+from gcfed.federated.stack import is_graphable
 from gcfed.methods.local_norm import LocalNorm
 from gcfed.methods.scaffold import Scaffold
 from gcfed.models.norm import apply_policy, batch_norms
@@ -156,6 +157,15 @@ def test_local_statistics_are_each_clients_own_and_the_server_has_their_mean():
         for name in ("1.running_mean", "1.weight", "0.weight"):
             mean = (watch.end[round][0][name] + watch.end[round][1][name]) / 2
             torch.testing.assert_close(models[round][name], mean, rtol=0, atol=1e-12)
+
+
+def test_on_a_gpu_a_users_module_is_recorded_if_it_says_that_it_can_be():
+    net = nn.Sequential(nn.Flatten(), Net())
+    assert not is_graphable(net)
+    assert sgd().recorder(net, torch.device("cuda")) is None
+    net[1].graphable = True
+    assert is_graphable(net)
+    assert is_graphable(of_torchvision("squeezenet1_1", 32))
 
 
 def test_local_statistics_refuse_what_corrects_drift():

@@ -20,6 +20,7 @@ from gcfed.federated.stack import (
     Output,
     cannot_stack,
     client_norms,
+    is_graphable,
     is_recurrent,
     per_client,
     uses_batch_statistics,
@@ -127,7 +128,7 @@ class LocalSolver:
 
     def recorder(self, net: nn.Module, device: torch.device) -> Recorder | None:
         """What records this network's steps on the present stream; None where each is launched from Python."""
-        if not self.graphs or device.type != "cuda" or is_recurrent(net):
+        if not self.graphs or device.type != "cuda" or is_recurrent(net) or not is_graphable(net):
             return None
         stream = torch.cuda.current_stream(device)
         if stream == torch.cuda.default_stream(device):

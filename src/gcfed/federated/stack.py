@@ -183,6 +183,12 @@ def is_recurrent(net: nn.Module) -> bool:
     return any(isinstance(m, nn.RNNBase) for m in net.modules())
 
 
+def is_graphable(net: nn.Module) -> bool:
+    """Whether a forward pass does the same every time; a user's module must say so: ``graphable = True``."""
+    known = ("gcfed", "torch", "torchvision", "timm")
+    return all(type(m).__module__.split(".")[0] in known or getattr(m, "graphable", False) for m in net.modules())
+
+
 def cannot_stack(net: nn.Module) -> str:
     """Why several clients of this network cannot train in one stack; empty where they can."""
     if uses_batch_statistics(net):
