@@ -186,9 +186,9 @@ def test_every_group_refuses_an_unknown_option_and_runs_without_or_says_why_not(
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("data.dataset.data_dir", 3), ("server.tau", 1e30), ("data.transform.flip", 3), ("partition.min_size", 1.5), ("rond", 3), ("gc.boundary", 3),
-     ("trainer.accelerator", "gpu"), ("trainer.limit_val_batches", 0), ("model.hidden", [0]),
-     ("name", "../../escape")],
+    [("data.dataset.data_dir", 3), ("server.tau", 1e30), ("data.transform.flip", 3), ("partition.min_size", 1.5),
+     ("rond", 3), ("gc.boundary", 3), ("trainer.accelerator", "gpu"), ("trainer.limit_val_batches", 0),
+     ("model.hidden", [0]), ("name", "../../escape")],
 )  # fmt: skip
 def test_what_a_walk_over_the_leaves_does_not_try(tmp_path, monkeypatch, key, value):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
