@@ -55,11 +55,10 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
          "        after_backward()\n"),
         (".clamp(max=1.0)", ""),
         ("client_norms(grads) + 1e-6", "client_norms(grads) + 1e-2"),
-        ("(means * counts).sum(0) / counts.sum(0)", "means.sum(0) / (counts > 0).sum(0)"),
         ("logits = method.calibrate(stack, logits)", "method.calibrate(stack, logits)"),
         ("objective = objective * method.task_weight", "pass"),
         ("stack.drop_grads()", "pass"),
-        ("stack.shrink(n, optimizer)", "pass"),
+        ("stack.shrink(kind.active, optimizer)", "pass"),
     ]),
     "federated/stack.py": ((NUMBERS, ENGINE, "methods/test_fedntd.py", "methods/test_sam.py"), [
         ("state = optimizer.state.pop(leaf, {})", "state = {}"),
@@ -105,6 +104,20 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
         ("self._sums, self._weight = {}, None", "self._weight = None"),
         ("nbytes(tensors) // len(self.clients)", "nbytes(tensors)"),
         (".isfinite().all(0)", ".isfinite().any(0)"),
+    ]),
+    "federated/recorder.py": ((NUMBERS, ENGINE, "federated/test_recorder.py"), [
+        ("(means * counts).sum(0) / counts.sum(0)", "means.sum(0) / (counts > 0).sum(0)"),
+        ("rows.index_copy_(0, number, value.unsqueeze(0))", "rows[0] = value"),
+        ("number.add_(1)", "pass"),
+        ("elif kind in seen:", "elif True:"),
+        ("if func._schema.is_mutable:", "if False:"),
+        ("result.copy_(new)", "pass"),
+        ('if name == "lift_fresh":', "if False:"),
+    ]),
+    "federated/streams.py": ((ENGINE,), [
+        ("fit // k, STREAMS", "STREAMS"),
+        ("(1 if alone else fit)", "fit"),
+        ("1 if draws else", "0 if draws else"),
     ]),
     "federated/exact.py": (("federated/test_exact.py",), [
         ("23 - 54", "23 - 40"),
@@ -299,7 +312,7 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
         ("1 - self.alpha)", "self.alpha)"),
         ("-1 / (round.lr * steps)", "-1 / steps"),
         ("float(total) / round.num_finite", "float(total)"),
-        ("(upload.finite * torch", "(torch"),
+        ("(upload.finite * on_device", "(on_device"),
     ]),
     "methods/feddc.py": (("methods/test_feddc.py",), [
         ("torch._foreach_mul_(pull, self.alpha)", "pass"),
