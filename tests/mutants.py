@@ -107,7 +107,7 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
     ]),
     "federated/recorder.py": ((NUMBERS, ENGINE, "federated/test_recorder.py"), [
         ("(means * counts).sum(0) / counts.sum(0)", "means.sum(0) / (counts > 0).sum(0)"),
-        ("rows.index_copy_(0, number, value.unsqueeze(0))", "rows[0] = value"),
+        (".index_copy_(0, number, value.unsqueeze(0))", "[0] = value"),
         ("number.add_(1)", "pass"),
         ("elif kind in seen:", "elif True:"),
         ("if func._schema.is_mutable:", "if False:"),
