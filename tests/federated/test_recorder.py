@@ -1,10 +1,13 @@
 """A recorded step is the step: on a CPU by a tape that plays a step's operations back, as a CUDA graph does."""
 
+from itertools import count
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 import torch
 from conftest import read_rows
+from harness import sgd
 from lightning.pytorch import Callback
 from omegaconf import open_dict
 
@@ -205,6 +208,20 @@ def test_the_first_step_of_a_kind_is_not_as_the_others(config, tmp_path, tapes, 
     assert not torch.equal(recorded[0], eager[0])
     with pytest.raises(RuntimeError, match="from the host"):
         twice(config, tmp_path / "whole", tapes)
+
+
+def test_a_stream_of_a_gpu_has_one_recorder_and_the_default_one_has_none(monkeypatch):
+    gpu, net, made = torch.device("cuda"), torch.nn.Linear(2, 2), count()
+    monkeypatch.setattr(solver, "Graph", lambda: next(made))
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device: SimpleNamespace(cuda_stream=0))
+    streams = iter((7, 8, 7, 0))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=next(streams)))
+    client = sgd()
+    assert [client.recorder(net, gpu) for _ in range(4)] == [0, 1, 0, None]
+    assert next(made) == 2
+    assert client.recorder(net, torch.device("cpu")) is None
+    assert client.recorder(torch.nn.LSTM(2, 2), gpu) is None
+    assert sgd(graphs=False).recorder(net, gpu) is None
 
 
 @pytest.mark.parametrize("stack", [1, 3])

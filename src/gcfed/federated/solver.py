@@ -133,7 +133,9 @@ class LocalSolver:
         stream = torch.cuda.current_stream(device)
         if stream == torch.cuda.default_stream(device):
             return None
-        return self._recorders.setdefault(stream.cuda_stream, Graph())
+        if stream.cuda_stream not in self._recorders:
+            self._recorders[stream.cuda_stream] = Graph()
+        return self._recorders[stream.cuda_stream]
 
     def lr(self, round_index: int) -> float:
         """η_l, the learning rate of a round: it follows the round, not the client."""
