@@ -11,7 +11,7 @@ from harness import Cohorts, make_net, make_upload, sgd, train_rounds
 from gcfed.aggregators.coordinates import Median, TrimmedMean
 from gcfed.aggregators.geometric_median import GeometricMedian
 from gcfed.aggregators.krum import Bulyan, Krum, MultiKrum
-from gcfed.aggregators.norm_clip import NormClip
+from gcfed.aggregators.norm_clip import MedianClip, NormClip
 from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.round import Round
@@ -57,6 +57,11 @@ def norm_clip(x, f):
     return np.mean([row * min(1, 2.0 / np.linalg.norm(row)) for row in x], 0)
 
 
+def median_clip(x, f):
+    norms = np.linalg.norm(x, axis=1)
+    return np.mean([row * min(1, 1.5 * np.median(norms) / norm) for row, norm in zip(x, norms, strict=True)], 0)
+
+
 RULES = {
     "median": (Median, lambda x, f: np.median(x, 0)),
     "trimmed_mean": (lambda: TrimmedMean(0.2), trimmed_mean),
@@ -65,6 +70,7 @@ RULES = {
     "bulyan": (lambda: Bulyan(0.1), bulyan),
     "geometric_median": (GeometricMedian, geometric_median),
     "norm_clip": (lambda: NormClip(2.0), norm_clip),
+    "median_clip": (lambda: MedianClip(1.5), median_clip),
 }
 
 

@@ -5,6 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from conftest import random_federation
+from harness import make_net, sgd, train_rounds
 from torch import nn
 
 from gcfed.federated.stack import ClientStack, broadcast_state
@@ -144,6 +146,35 @@ def test_global_gc_projects_the_pseudo_gradient_of_every_layer(tensors):
             assert torch.equal(p.grad, before[name])
 
 
+def test_global_gc_may_begin_at_a_module():
+    model = net()
+    gc = GradientCentralization(local=False, server_boundary="fc1")
+    gc.bind(model)
+    for p in model.parameters():
+        p.grad = torch.randn_like(p)
+    before = {n: p.grad.clone() for n, p in model.named_parameters()}
+    gc.on_before_optimizer_step(None, SimpleNamespace(net=model), None)
+    for name, p in model.named_parameters():
+        expected = by_hand(before[name]) if name in ("fc1.weight", "fc2.weight") else before[name]
+        torch.testing.assert_close(p.grad, expected, rtol=0, atol=1e-12)
+
+
+def test_local_gc_may_end_after_some_rounds():
+    """Two rounds with Local GC, then three without: as a run that is continued by Global GC alone."""
+    data, full = random_federation(), {"solver": sgd(), "cohort_of": 4}
+    found = train_rounds(make_net(), data, rounds=5, methods=[GradientCentralization(lam=1, local_rounds=2)], **full)
+    switched = GradientCentralization(lam=1)
+
+    def on_round(round, row):
+        if round.index == 1:
+            switched._local_ndim = {}
+
+    expected = train_rounds(make_net(), data, rounds=5, methods=[switched], on_round=on_round, **full)
+    always = train_rounds(make_net(), data, rounds=5, methods=[GradientCentralization(lam=1)], **full)
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, always)
+
+
 def test_resnet18_has_the_papers_62_tensors():
     from gcfed.models.resnet import resnet18_gn
 
@@ -163,6 +194,7 @@ def test_resnet18_has_the_papers_62_tensors():
         ({"lam": -0.1}, r"gc\.lam=-0\.1"),
         ({}, r"gc\.lam and gc\.boundary are null"),
         ({"mean": "rows"}, r"gc\.mean.*out_kernel"),
+        ({"lam": 1, "local_rounds": 0}, r"gc\.local_rounds=0"),
         ({"tensors": "most"}, r"gc\.tensors=most is unknown: choose weights or all"),
     ],
 )

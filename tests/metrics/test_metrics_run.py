@@ -6,11 +6,14 @@ import time
 import numpy as np
 import pytest
 import torch
-from conftest import TWO, read_rows
+from conftest import TWO, random_federation, read_rows
+from harness import make_net, sgd, train_rounds
 from omegaconf import open_dict
+from recording import Recorder
 
 from gcfed.data.sampling import UniformSampler
 from gcfed.federated.loop import FederatedLoop
+from gcfed.metrics.updates import Updates
 from gcfed.run import train
 
 N = 6
@@ -134,6 +137,31 @@ def test_what_was_trained_is_counted_and_by_whom_is_written(config, tmp_path):
         sizes = result.loop.data.sizes(cohort)
         assert row["train/samples"] == 2 * sizes.sum()
         assert row["train/steps"] == 2 * np.ceil(sizes / 8).sum()
+
+
+def test_each_clients_updates_are_written_layer_by_layer(config, tmp_path):
+    """From plain copies of the models, on one process and on two."""
+    recorder = Recorder()
+    updates = Updates(str(tmp_path))
+    train_rounds(make_net(), random_federation(), sgd(), rounds=2, methods=[updates, recorder], k=2)
+    lines = (tmp_path / "updates.csv").read_text().splitlines()
+    assert lines.pop(0) == "round,client,tensor,norm,removed"
+    for t, (start, locals_) in enumerate(recorder.rounds, start=1):
+        for client in sorted(locals_):
+            for name in ("0.weight", "2.weight"):
+                delta = locals_[client][name] - start[name]
+                removed = np.broadcast_to(delta.mean(1, keepdims=True), delta.shape)
+                number, who, tensor, *numbers = lines.pop(0).split(",")
+                assert (int(number), int(who), tensor) == (t, client, name)
+                expected = [np.linalg.norm(delta), np.linalg.norm(removed)]
+                np.testing.assert_allclose([float(x) for x in numbers], expected, rtol=1e-5)
+    assert not lines
+    written = {}
+    for name, more in (("one", ()), ("two", TWO)):
+        run(config, tmp_path / name, "metrics=updates", "rounds=2", *more)
+        table = (tmp_path / name / "updates.csv").read_text().splitlines()[1:]
+        written[name] = np.array([[float(x) for x in line.split(",")[3:]] for line in table])
+    np.testing.assert_allclose(written["two"], written["one"], rtol=1e-4)
 
 
 @pytest.mark.parametrize("chosen", [["drift"], ["cka", "clients"]])

@@ -9,7 +9,7 @@ from run_folders import GCFED, PLACE, accuracies, run_of, write_run
 
 from gcfed.data.label_counts import LabelCounts
 from gcfed.report import figures
-from gcfed.report.figures import POINTS, bars, curves, draw, layer_map
+from gcfed.report.figures import POINTS, agreement, bars, curves, draw, layer_map
 from gcfed.report.groups import grouped
 from gcfed.runs.folder import find_runs
 from gcfed.runs.measures import smooth
@@ -87,6 +87,37 @@ def test_layers_are_a_map(axes):
     run.metrics["cka/fc"] = [0.2, 0.4]
     layer_map(grouped([run]), ["cka/conv1", "cka/fc"], axes)
     np.testing.assert_allclose(axes.collections[0].get_array().ravel(), [0.9, 0.3])
+
+
+def test_agreement_is_a_map_of_layers_and_rounds(axes):
+    runs = [with_column("gc/rho/fc1", [0.2 * seed, 0.4], seed=seed) for seed in (1, 2)]
+    for run in runs:
+        run.metrics["gc/rho/fc2"] = [1.0, np.nan]
+    assert {"rho_1_1"} <= set(plots_of(*runs))
+    agreement(grouped(runs)[0], ["gc/rho/fc1", "gc/rho/fc2"], axes)
+    np.testing.assert_allclose(axes.collections[0].get_array().filled(-1), [[0.3, 0.4], [1, -1]])
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["fc1", "fc2"]
+
+
+def test_methods_that_send_unequal_bytes_are_also_compared_by_bytes(axes):
+    few, many = (run_of(values=(0.2, 0.4), **more) for more in ({}, GCFED))
+    for run, sent in ((few, 1e9), (many, 3e9)):
+        run.metrics["comm/up_bytes"] = sent
+        run.metrics["comm/down_bytes"] = 1e9
+    plots_of(few, many)["bytes_1"].draw(axes)
+    assert [list(line.get_xdata()) for line in axes.lines[:2]] == [[2, 4], [4, 8]]
+    many.metrics["comm/up_bytes"] = 1e9
+    assert "bytes_1" not in plots_of(few, many)
+
+
+def test_the_longest_updates_are_a_map_of_clients_and_layers(axes, tmp_path):
+    run = run_of(folder=tmp_path)
+    lines = ["1,7,conv,10,5", "1,7,fc,1,0", "1,9,conv,100,100", "1,9,fc,inf,nan"]
+    (tmp_path / "updates.csv").write_text("\n".join(["round,client,tensor,norm,removed", *lines]))
+    plots_of(run)["updates_1_1"].draw(axes)
+    np.testing.assert_allclose(axes.collections[0].get_array().filled(-1), [[2, -1], [1, 0]])
+    assert [text.get_text() for text in axes.get_yticklabels()] == ["round 1, client 9", "round 1, client 7"]
+    assert [text.get_text() for text in axes.texts] == ["100%", "25%", "0%"]
 
 
 def test_families_and_partitions(tmp_path):

@@ -1,13 +1,16 @@
 """The mean of updates of bounded norm (Sun et al. 2019, "Can you really backdoor federated learning?", Section 5).
 
-It streams: memory as for the mean.
+With a fixed bound it streams: memory as for the mean. A bound in units of the cohort's median norm (ours) needs the
+whole cohort.
 """
 
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from gcfed.aggregators.cohort import CohortRule
 from gcfed.federated.aggregate import MeanAggregator, Upload
 from gcfed.federated.round import Round
 from gcfed.federated.stack import Params, client_norms, per_client
@@ -45,6 +48,23 @@ class NormClip:
         return {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
+
+
+class MedianClip(CohortRule):
+    """``Δ = Σ_k Δ_k min(1, c · median_j ‖Δ_j‖ / ‖Δ_k‖) / K``.
+
+    Args:
+        factor: c.
+    """
+
+    def __init__(self, factor: float = 1.0) -> None:
+        super().__init__()
+        self.factor = number("aggregator.factor", factor, 0, above=True)
+
+    def rule(self, updates_nD: Tensor) -> Tensor:
+        norms = torch.linalg.vector_norm(updates_nD, dim=1, dtype=torch.float64).clamp(min=1e-30)
+        scale = (self.factor * norms.quantile(0.5) / norms).clamp(max=1.0)
+        return (scale.to(updates_nD.dtype) @ updates_nD) / len(updates_nD)
 
 
 def clip_scale(delta: Params, max_norm: float | torch.Tensor) -> torch.Tensor:

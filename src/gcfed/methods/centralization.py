@@ -6,11 +6,13 @@
 """
 
 import logging
+from collections.abc import Sequence
 from math import floor
 
 from torch import Tensor, nn
 
 from gcfed.federated.method import FederatedMethod, Setup
+from gcfed.federated.round import Round
 from gcfed.utils.number import choice, flag, number
 
 log = logging.getLogger(__name__)
@@ -46,6 +48,8 @@ class GradientCentralization(FederatedMethod):
     Args:
         local: centralize the clients' gradients of the tensors before the borderline.
         server: centralize the aggregated update (Global GC).
+        local_rounds: Local GC in the first so many rounds only; None: in all.
+        server_boundary: name of the first module that gets Global GC; None: all of them, as in the paper.
         lam: λ ∈ [0, 1]; the first ⌊λL⌋ of the L parameter tensors get Local GC. Wins over ``boundary``.
         boundary: name of the first module that gets no Local GC (``fc2``, ``classifier``, …); ``auto``: the last
             one with parameters; None: Local GC in every layer, which only ``server=False`` allows.
@@ -69,8 +73,12 @@ class GradientCentralization(FederatedMethod):
         boundary: str | None = None,
         mean: str = "out",
         tensors: str = "weights",
+        local_rounds: int | None = None,
+        server_boundary: str | None = None,
     ) -> None:
         self.local, self.server = flag("gc.local", local), flag("gc.server", server)
+        self.local_rounds = number("gc.local_rounds", local_rounds, 1, whole=True, none=True)
+        self.server_boundary = server_boundary
         self.lam, self.boundary = number("gc.lam", lam, 0, 1, none=True), boundary
         self.mean, self.tensors = choice("gc.mean", mean, MEAN_AXES), choice("gc.tensors", tensors, ("weights", "all"))
         if local and server and lam is None and boundary is None:
@@ -80,6 +88,7 @@ class GradientCentralization(FederatedMethod):
             )
         self._local_ndim: dict[str, int] = {}
         self._server_ndim: dict[str, int] = {}
+        self._local_now = True
 
     def validate(self, setup: Setup) -> None:
         self.bind(setup.module.net)
@@ -99,29 +108,27 @@ class GradientCentralization(FederatedMethod):
             if self.local:
                 log.info("gc.boundary=%s, the last module with parameters: no Local GC from here on", last)
         elif self.boundary is not None:
-            n_local = next((i for i, n in enumerate(names) if n.startswith(f"{self.boundary}.")), -1)
-            if n_local < 0:
-                modules = dict.fromkeys(prefix for n in names for prefix in _prefixes(n))
-                raise ValueError(
-                    f"gc.boundary={self.boundary!r} names no module of {type(net).__name__} with parameters. "
-                    f"There are: {', '.join(modules)}. Set gc.boundary to one of them, or gc.lam."
-                )
+            n_local = _first(names, "boundary", self.boundary, net)
         else:
             n_local = len(names)
         least = 2 if self.tensors == "weights" else 1
         ndim = {name: p.dim() for name, p in net.named_parameters() if p.dim() >= least}
         self._local_ndim = {n: ndim[n] for n in names[:n_local] if n in ndim} if self.local else {}
-        self._server_ndim = ndim if self.server else {}
+        first = 0 if self.server_boundary is None else _first(names, "server_boundary", self.server_boundary, net)
+        self._server_ndim = {n: ndim[n] for n in names[first:] if n in ndim} if self.server else {}
 
     @property
     def local_names(self) -> list[str]:
         """Parameters that get Local GC, in order."""
         return list(self._local_ndim)
 
+    def on_broadcast(self, round: Round) -> None:
+        self._local_now = self.local_rounds is None or round.index < self.local_rounds
+
     def on_after_backward(self, trainer, pl_module) -> None:  # type: ignore[no-untyped-def]
         """Local GC (line 14), on the gradients ``[n, *shape]`` of the active clients."""
         leaves = pl_module.clients.leaves
-        for name, ndim in self._local_ndim.items():
+        for name, ndim in self._local_ndim.items() if self._local_now else ():
             if (grad := leaves[name].grad) is not None:
                 centralize_(grad, ndim, self.mean)
 
@@ -130,6 +137,22 @@ class GradientCentralization(FederatedMethod):
         for name, param in pl_module.net.named_parameters():
             if name in self._server_ndim and param.grad is not None:
                 centralize_(param.grad, self._server_ndim[name], self.mean)
+
+
+def _first(names: Sequence[str], key: str, module: str, net: nn.Module) -> int:
+    """Place of the first parameter of a module.
+
+    Raises:
+        ValueError: the network has no such module with parameters; lists those that exist.
+    """
+    for i, name in enumerate(names):
+        if name.startswith(f"{module}."):
+            return i
+    modules = dict.fromkeys(prefix for n in names for prefix in _prefixes(n))
+    raise ValueError(
+        f"gc.{key}={module!r} names no module of {type(net).__name__} with parameters. "
+        f"There are: {', '.join(modules)}. Set gc.{key} to one of them{', or gc.lam' * (key == 'boundary')}."
+    )
 
 
 def _prefixes(name: str) -> list[str]:

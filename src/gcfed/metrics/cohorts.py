@@ -1,5 +1,6 @@
 """Who took part: ``cohorts.csv``, a line for each client of each round."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,6 @@ from gcfed.federated.processes.strategy import rank_and_world
 from gcfed.federated.round import Round
 from gcfed.metrics.base import Metric
 from gcfed.utils.files import replacing
-
-HEAD = "round,client\n"
 
 
 class Cohorts(Metric):
@@ -21,20 +20,27 @@ class Cohorts(Metric):
     """
 
     name = "cohorts"
+    head = "round,client\n"
 
     def __init__(self, folder: str, every: int = 1) -> None:
         super().__init__(every)
-        self.path = Path(folder) / "cohorts.csv"
+        self.path = Path(folder) / f"{self.name}.csv"
         self._started = False
 
+    def lines(self, round: Round) -> Iterator[str]:
+        """A round's lines; called on every process."""
+        yield from (f"{round.index + 1},{client}\n" for client in round.cohort.tolist())
+
     def on_round_end(self, row: dict[str, Any], round: Round) -> None:
-        if not self.due(round) or rank_and_world()[0] != 0:
+        if not self.due(round):
             return
-        number = round.index + 1
+        lines = list(self.lines(round))
+        if rank_and_world()[0] != 0:
+            return
         if not self._started:
-            self._start(number)
+            self._start(round.index + 1)
         with self.path.open("a") as file:
-            file.writelines(f"{number},{client}\n" for client in round.cohort.tolist())
+            file.writelines(lines)
 
     def _start(self, first: int) -> None:
         """Keeps whole lines of rounds before ``first``."""
@@ -42,4 +48,4 @@ class Cohorts(Metric):
         lines = self.path.read_text().splitlines(keepends=True)[1:] if self.path.exists() and first > 1 else []
         kept = [line for line in lines if line.endswith("\n") and int(line.split(",")[0]) < first]
         with replacing(self.path) as temporary:
-            temporary.write_text(HEAD + "".join(kept))
+            temporary.write_text(self.head + "".join(kept))

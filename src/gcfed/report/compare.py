@@ -150,7 +150,7 @@ def _table(paper: PaperTable, cells: pd.DataFrame, scale: str, *, empty: bool) -
     of_scale = "" if scale == FULL else f", scale={scale}"
     return Table(
         name=paper.name if scale == FULL else f"{paper.name}_{scale}",
-        title=f"{paper.paper}, Table {paper.table}: {paper.title}{of_scale}",
+        title=f"{paper.paper}, {paper.place}: {paper.title}{of_scale}",
         frame=pd.DataFrame(lines, columns=["", *header], dtype=object),
         records=cells[cells["wanted"].astype(bool)].loc[:, :"differs_in"],
         notes=tuple(_notes(paper, cells[cells["group"].notna()], scale, wanted)),

@@ -28,7 +28,8 @@ from gcfed.runs.measures import smooth
 
 matplotlib.use("agg")  # seaborn imports pyplot, which would look for a display
 
-FEDERATIONS, METHODS, POINTS = 6, 12, 40  # that are drawn: federations, methods of each, points of a curve
+FEDERATIONS, METHODS, POINTS, MAPS = 6, 12, 40, 4  # that are drawn: federations, methods of each, points, maps
+UPDATES = "updates.csv"
 LABELS = {"test/acc": "test accuracy (%)", "test/loss": "test loss", "test/relative_error": "relative error"}
 #: What a family of columns is, and the figure of a paper that shows it.
 FAMILIES = {
@@ -102,6 +103,16 @@ def _plots(groups: Sequence[Group]) -> Iterator[Plot]:
         if "test/acc" in columns and (measure := _target(members)):
             plot = partial(bars, members, measure, colors)
             yield Plot(f"target_{i}", describe(measure)[0], place, plot, 1.2 + 0.3 * len(members))
+        if "test/acc" in columns and len({f"{_bytes(group.runs[0]).iloc[-1]:.2g}" for group in members}) > 1:
+            plot = partial(curves, members, "test/acc", colors, by_bytes=True)
+            yield Plot(f"bytes_{i}", "Test accuracy by bytes", place, plot)
+        agreed = [name for name in columns if name.startswith("gc/rho/")]
+        for j, group in enumerate([g for g in members if agreed and agreed[0] in g.runs[0].metrics][:MAPS], start=1):
+            plot = partial(agreement, group, agreed)
+            yield Plot(f"rho_{i}_{j}", f"Do clients agree? {group.method}", place, plot, 1.6 + 0.25 * len(agreed))
+        for j, group in enumerate([g for g in members if (g.runs[0].folder / UPDATES).is_file()][:MAPS], start=1):
+            plot = partial(longest_updates, group)
+            yield Plot(f"updates_{i}_{j}", f"The longest updates, {group.method}", place, plot, 4.2)
         if layers := [name for name in columns if name.startswith("cka/")]:
             plot = partial(layer_map, members, layers)
             yield Plot(f"cka_{i}", "Similarity by layer", place, plot, 1.6 + 0.4 * len(members))
@@ -117,14 +128,19 @@ def _best(groups: Sequence[Group]) -> list[Group]:
 
 
 # ------------------------------------------------------------------------------------------------------- the figures
-def curves(groups: Sequence[Group], column: str, colors: dict[str, Any], axes: Axes) -> str:
-    """A column over the rounds: mean and deviation over each method's seeds; what has not finished is dotted."""
+def curves(
+    groups: Sequence[Group], column: str, colors: dict[str, Any], axes: Axes, *, by_bytes: bool = False
+) -> str:
+    """A column over the rounds, or over the bytes sent: mean and deviation over each method's seeds; what has not
+    finished is dotted."""
     parts = []
     for group in groups:
         for run in group.runs:
             curve = run.curve(column).replace(np.inf, np.nan).dropna()
             curve = 100 * smooth(curve) if column == "test/acc" else curve
             curve = curve.iloc[np.unique(np.linspace(0, len(curve) - 1, min(len(curve), POINTS)).astype(int))]
+            if by_bytes:
+                curve.index = _bytes(run).reindex(curve.index)
             about = {"method": group.method, "run": str(run.folder), "lost": run.state != FINISHED}
             parts.append(pd.DataFrame({"round": curve.index, "y": curve.to_numpy(), **about}))
     table = pd.concat(parts)
@@ -141,11 +157,12 @@ def curves(groups: Sequence[Group], column: str, colors: dict[str, Any], axes: A
         axes.set_yscale("log")
     elif len(lost) and len(whole):  # what diverged grows before it ends
         axes.set_ylim(y.min() - 0.05 * np.ptp(y) - 1e-9, y.max() + 0.05 * np.ptp(y) + 1e-9)
-    axes.set(xlabel="communication round", ylabel=LABELS.get(column, column))
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    axes.set(xlabel="GB up and down" if by_bytes else "communication round", ylabel=LABELS.get(column, column))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=not by_bytes))
     _legend(axes)
     caption = FAMILIES.get(column.partition("/")[0], column) + ". Lines: mean over seeds; bands: standard deviation."
     caption += " Each point is the mean of the last 10 tests." * (column == "test/acc")
+    caption += " All clients' traffic together (FedGC, Figure 6)." * by_bytes
     return caption + " Dotted: runs that diverged, failed or are not finished." * (len(lost) > 0)
 
 
@@ -182,6 +199,39 @@ def layer_map(groups: Sequence[Group], layers: Sequence[str], axes: Axes) -> str
     table = pd.DataFrame(rows, dtype=float).T.dropna(how="all")
     sns.heatmap(table, vmax=1.0, annot=len(layers) <= 8, fmt=".2f", cmap="cividis", ax=axes)
     return "Linear CKA of the clients' models and the model they started from, by layer (GC-Fed, Figure 7)."
+
+
+def agreement(group: Group, layers: Sequence[str], axes: Axes) -> str:
+    """ρ of each layer over the rounds, mean over the seeds and over as many rounds as a cell has."""
+    table = pd.concat([run.metrics.reindex(columns=layers) for run in group.runs]).groupby(level=0).mean()
+    table = table.dropna(how="all").rename(columns=lambda name: name.removeprefix("gc/rho/"))
+    cells = [part for part in np.array_split(np.arange(len(table)), POINTS) if len(part)]
+    means = pd.DataFrame({table.index[part[-1]]: table.iloc[part].mean() for part in cells})
+    sns.heatmap(means, vmin=0, vmax=1, cmap="cividis", ax=axes)
+    axes.set(xlabel="communication round", ylabel="")
+    return "Whether clients agree in what gradient centralization takes out (ρ): 1 they do, 1/m it is noise. Mean of seeds."
+
+
+def longest_updates(group: Group, axes: Axes) -> str:
+    """The clients with the longest updates of a run, layer by layer; in a cell the share that P takes out."""
+    run = group.runs[0]
+    table = pd.read_csv(run.folder / UPDATES).replace(np.inf, np.nan)
+    table["who"] = "round " + table["round"].astype(str) + ", client " + table["client"].astype(str)
+    norms = table.pivot(index="who", columns="tensor", values="norm").reindex(columns=table["tensor"].unique())
+    longest = norms.max(axis=1).nlargest(12).index
+    norms, shares = norms.loc[longest], table.assign(share=(table["removed"] / table["norm"]) ** 2)
+    shares = shares.pivot(index="who", columns="tensor", values="share").loc[longest, norms.columns]
+    sns.heatmap(np.log10(norms), annot=shares, fmt=".0%", cmap="cividis", ax=axes)
+    axes.set(xlabel="", ylabel="")
+    return (
+        f"Seed {run.seed}. Colour: log10 of the length of a client's update; number: the share of its square that "
+        "gradient centralization takes out."
+    )
+
+
+def _bytes(run: Any) -> pd.Series:
+    """GB that all clients have sent and received, by round."""
+    return run.metrics.filter(regex="^comm/.*_bytes$").sum(axis=1).cumsum() / 1e9
 
 
 def _legend(axes: Axes) -> None:

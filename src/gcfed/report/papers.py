@@ -52,7 +52,7 @@ class PaperTable:
     rows: tuple[Axis, ...]
     cells: dict[tuple[str, str], Cell]  # by the labels of row and column
     paper: str = ""
-    table: str = ""
+    table: str = ""  # its number, or the place of the text that has the numbers
     title: str = ""
     source: str = ""
     unit: str = "none"  # percent (our 0…1 times 100), 1e-3 (ours times 1000), rounds, seconds
@@ -65,6 +65,11 @@ class PaperTable:
     departures: dict[str, str] = field(default_factory=dict)  # key of a setting → why our runs do not keep it
     overrides: Sequence[str] = ()
     note: str = ""
+
+    @property
+    def place(self) -> str:
+        """Where the paper has it: ``Table 5``, ``Section 4.2.4``."""
+        return f"Table {self.table}" if self.table.isalnum() else self.table
 
     def settings(self, row: Axis, column: Axis) -> dict[str, Any]:
         """Dotted keys and the values that the paper used in this cell."""
