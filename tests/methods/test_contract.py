@@ -82,12 +82,12 @@ MEASURED = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_killed_run_continues_bit_for_bit_and_no_metric_changes_it(config, tmp_path, algorithm):
+@pytest.mark.parametrize(("algorithm", "gc"), [*((name, "gcfed") for name in ALGORITHMS), ("fedavg", "auto")])
+def test_a_killed_run_continues_bit_for_bit_and_no_metric_changes_it(config, tmp_path, algorithm, gc):
     """Every client takes part several times, so that state from before the kill is used after it."""
     more = ("rounds=5", "callbacks.checkpoint.every=2", "participation.num_clients=4", "client.epochs=1")
-    straight = train(tiny(config, tmp_path / "straight", algorithm, *more))
-    cfg = tiny(config, tmp_path / "killed", algorithm, *more, *MEASURED)
+    straight = train(tiny(config, tmp_path / "straight", algorithm, *more, gc=gc))
+    cfg = tiny(config, tmp_path / "killed", algorithm, *more, *MEASURED, gc=gc)
     with open_dict(cfg):
         cfg.callbacks["kill"] = {"_target_": f"{__name__}.KillInRound", "round_number": 4}
     with pytest.raises(Killed):

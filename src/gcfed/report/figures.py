@@ -128,9 +128,7 @@ def _best(groups: Sequence[Group]) -> list[Group]:
 
 
 # ------------------------------------------------------------------------------------------------------- the figures
-def curves(
-    groups: Sequence[Group], column: str, colors: dict[str, Any], axes: Axes, *, by_bytes: bool = False
-) -> str:
+def curves(groups: Sequence[Group], column: str, colors: dict[str, Any], axes: Axes, *, by_bytes: bool = False) -> str:
     """A column over the rounds, or over the bytes sent: mean and deviation over each method's seeds; what has not
     finished is dotted."""
     parts = []
@@ -209,7 +207,7 @@ def agreement(group: Group, layers: Sequence[str], axes: Axes) -> str:
     means = pd.DataFrame({table.index[part[-1]]: table.iloc[part].mean() for part in cells})
     sns.heatmap(means, vmin=0, vmax=1, cmap="cividis", ax=axes)
     axes.set(xlabel="communication round", ylabel="")
-    return "Whether clients agree in what gradient centralization takes out (ρ): 1 they do, 1/m it is noise. Mean of seeds."
+    return "Whether clients agree in what gradient centralization takes out (ρ): 1 they do, 1/m noise. Mean of seeds."
 
 
 def longest_updates(group: Group, axes: Axes) -> str:
