@@ -23,7 +23,9 @@ CONTEXT = SimpleNamespace(config_loader=LOADER)
 def finish(folder, overrides, rounds, **summary):
     """What a run leaves behind when it has ended after so many rounds."""
     summary = {"rounds": rounds, **summary}
-    run = write_run(folder, [{"test/acc": 0.5}] * rounds, f"{' '.join(overrides)} rounds={rounds}", summary=summary)
+    words, seed = f"{' '.join(overrides)} rounds={rounds}", [o for o in overrides if o.startswith("seed=")]
+    more = {"seed": int(seed[-1].removeprefix("seed="))} if seed else {}
+    run = write_run(folder, [{"test/acc": 0.5}] * rounds, words, summary=summary, **more)
     (run.folder / "checkpoints").mkdir(exist_ok=True)
     (run.folder / "checkpoints" / "last.ckpt").touch()
 

@@ -27,6 +27,7 @@ class Job(NamedTuple):
     title: str
     overrides: list[str]
     folder: str
+    cell: str = ""  # the part of the folder's name that its seeds share
 
 
 def read_jobs(
@@ -42,8 +43,10 @@ def read_jobs(
     if scale not in scales:
         raise ValueError(f"scale={scale} is unknown: {name} has {', '.join(scales)}.")
     part = scales[scale] or {}
-    if odd := {*node} - {*PARTS, "table", "scales", "dry_run"} | {*part} - {*PARTS}:
-        raise ValueError(f"study {name}: {min(odd)} is unknown; there are {', '.join(PARTS)}, table, scales, dry_run.")
+    if odd := {*node} - {*PARTS, "search", "table", "scales", "dry_run"} | {*part} - {*PARTS}:
+        raise ValueError(
+            f"study {name}: {min(odd)} is unknown; there are {', '.join(PARTS)}, search, table, scales, dry_run."
+        )
     cells, number = read_table(node.get("table"))
     rows, columns, seeds = (node.get(key) or part.get(key) for key in PARTS[:3])
     rows, columns = choose("rows", rows, [row for row, _ in cells]), choose("columns", columns, [c for _, c in cells])
@@ -60,9 +63,9 @@ def read_jobs(
     for seed in seeds:
         for cell, own in chosen.items():
             if not isinstance(own, str):
-                folder = f"{'_'.join(map(slug, firsts[frozenset(own)]))}_s{seed}{suffix}"
-                job = Job(f"{', '.join(cell)}, seed {seed}", [*own, *common, f"seed={seed}", *extra], folder)
-                jobs.setdefault(folder, job)
+                short = "_".join(map(slug, firsts[frozenset(own)]))
+                folder, overrides = f"{short}_s{seed}{suffix}", [*own, *common, f"seed={seed}", *extra]
+                jobs.setdefault(folder, Job(f"{', '.join(cell)}, seed {seed}", overrides, folder, f"{short}{suffix}"))
     return list(jobs.values()), Counter(own for own in chosen.values() if isinstance(own, str))
 
 

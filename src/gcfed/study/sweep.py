@@ -16,6 +16,7 @@ from gcfed.runs.folder import CHECKPOINT, SUMMARY, Run, find_runs, read_run
 from gcfed.runs.identity import differences, digest, leaves
 from gcfed.study.jobs import Job, read_jobs
 from gcfed.study.launch import launch, one_by_one
+from gcfed.study.tuned import check_search, tune
 from gcfed.utils.compose import Composer
 from gcfed.utils.lock import locked
 from gcfed.utils.words import say
@@ -78,6 +79,13 @@ def sweep(config: DictConfig, context: Any, launcher: Any, arguments: list[str])
     node: Any = OmegaConf.to_container(config.study)
     jobs, gaps = read_jobs(name, config.scale, node, arguments)
     root = Path(config.hydra.sweep.dir).absolute()
+    if settings := node.get("search"):
+        check_search(settings)
+        if node.get("dry_run"):
+            cells = len({job.cell for job in jobs})
+            say(f"first {cells} searches of {settings['n_trials']} trials each; below, the runs of what they will find")
+        else:
+            jobs = tune(jobs, settings, root, config, context, launcher)
     works = look_up(jobs, root, Path(config.paths.log_dir) / "study", compose)
     title, number = f"study {name}, scale {config.scale}", Counter(work.state for work in works)
     say(f"{title}: {len(works)} jobs in {root}", f"  {', '.join(f'{number[s]} {s}' for s in (FINISHED, BEGUN, NEW))}")

@@ -1,0 +1,61 @@
+"""A study whose cells are tuned before they are compared: a search each, all with the same number of trials."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+
+from gcfed.study.jobs import Job
+from gcfed.utils.resolvers import CONFIGS
+from gcfed.utils.words import say
+
+SEARCHES = "searches"  # the folder of a study's searches
+SETTINGS = {"metric", "n_trials", "params", "knobs", "overrides"}
+
+
+def check_search(settings: Mapping[str, Any]) -> None:
+    """Refuses a ``study.search`` that is not as it must be.
+
+    Raises:
+        ValueError: a key is missing or unknown.
+    """
+    if odd := {*settings} ^ SETTINGS:
+        raise ValueError(f"study.search: {min(odd)} is missing or unknown; it has {', '.join(sorted(SETTINGS))}.")
+
+
+def tune(
+    jobs: Sequence[Job], settings: Mapping[str, Any], root: Path, config: Any, context: Any, launcher: Any
+) -> list[Job]:
+    """Gives the jobs of each cell the best that a search of its own found; one that was stopped goes on.
+
+    Args:
+        jobs: those of the study.
+        settings: ``study.search``: the ``metric`` and ``n_trials`` of each search; its ``params``, in the words of
+            ``configs/hydra/sweeper/optuna.yaml``; ``knobs``, override → further params of the cells that have it; and
+            ``overrides`` of the trials: a validation split, and a seed that no job has.
+        root: folder of the study; its searches lie in ``searches/<row>_<column>``.
+    """
+    from gcfed.study.search import search  # Optuna, an extra
+
+    sweeper = yaml.safe_load((CONFIGS / "hydra" / "sweeper" / "optuna.yaml").read_text(encoding="utf-8"))
+    fixed = {key: value for key, value in sweeper.items() if not key.startswith("_")}
+    found: dict[str, list[str]] = {}
+    for job in jobs:
+        if job.cell in found:
+            continue
+        say(f"search for {job.title.rpartition(', seed')[0]}")
+        folder = root / SEARCHES / job.cell
+        own = {"hydra": {"sweep": {"dir": str(folder)}}, "optimized_metric": settings["metric"]}
+        params = dict(settings["params"])
+        for override, more in settings["knobs"].items():
+            params |= more if override in job.overrides else {}
+        common = [override for override in job.overrides if not override.startswith("seed=")]
+        search(
+            OmegaConf.merge(config, own), context, launcher, [*common, *settings["overrides"]],
+            **fixed | {"n_trials": settings["n_trials"], "params": params},
+        )  # fmt: skip
+        best = yaml.safe_load((folder / "optimization_results.yaml").read_text(encoding="utf-8"))["best_params"]
+        found[job.cell] = [f"{key}={value}" for key, value in best.items()]
+    return [job._replace(overrides=[*job.overrides, *found[job.cell]]) for job in jobs]

@@ -1,0 +1,71 @@
+"""A study that tunes each cell first: equal budgets, knobs of their own, and the best goes to every seed."""
+
+import pandas as pd
+import pytest
+from omegaconf import OmegaConf
+from pretend import CONTEXT, BasicLauncher
+
+from gcfed.study.sweep import sweep
+
+pytest.importorskip("optuna")
+
+METRIC = "test/acc_smooth10"
+ROWS = [
+    {"label": "FedAvg", "overrides": ["algorithm=fedavg", "gc=none"]},
+    {"label": "FedProx", "overrides": ["algorithm=fedprox", "gc=none"]},
+]
+SEARCH = {
+    "metric": METRIC, "n_trials": 4, "overrides": ["data.validation=0.1", "seed=9"],
+    "params": {"client.optimizer.lr": "interval(0.0, 1.0)"},
+    "knobs": {"algorithm=fedprox": {"methods.proximal.mu": "interval(0.0, 1.0)"}},
+}  # fmt: skip
+
+
+def go(folder, launcher, **node):
+    study = {
+        "table": {"rows": ROWS, "columns": [{"label": "digits", "overrides": []}]},
+        "seeds": [1, 2],
+        "search": SEARCH,
+    }
+    config = {
+        "study": study | node, "scale": "full", "paths": {"log_dir": str(folder)},
+        "hydra": {"runtime": {"choices": {"study": "mine"}}, "sweep": {"dir": str(folder / "study")}},
+    }  # fmt: skip
+    sweep(OmegaConf.create(config), CONTEXT, launcher, ["rounds=2"])
+
+
+def result(values, number):
+    return {METRIC: 1 - float(values["client.optimizer.lr"])}
+
+
+def test_each_cell_has_as_many_trials_and_its_runs_have_the_best(tmp_path):
+    launcher = BasicLauncher(result)
+    go(tmp_path, launcher)
+    jobs = [dict(override.split("=", 1) for override in job) for job in launcher.jobs]
+    trials, runs = jobs[:8], jobs[8:]
+    assert [job["algorithm"] for job in trials] == ["fedavg"] * 4 + ["fedprox"] * 4
+    assert {(job["seed"], job["data.validation"]) for job in trials} == {("9", "0.1")}
+    assert [(job["algorithm"], job["seed"]) for job in runs] == [(a, s) for s in "12" for a in ("fedavg", "fedprox")]
+    for algorithm, knob in (("fedavg", False), ("fedprox", True)):
+        best = min(
+            (job for job in trials if job["algorithm"] == algorithm), key=lambda job: float(job["client.optimizer.lr"])
+        )
+        for job in (job for job in jobs if job["algorithm"] == algorithm):
+            assert ("methods.proximal.mu" in job) == knob
+        for job in (job for job in runs if job["algorithm"] == algorithm):
+            assert "data.validation" not in job
+            keys = ["client.optimizer.lr", *["methods.proximal.mu"] * knob]
+            assert [float(job[key]) for key in keys] == [float(best[key]) for key in keys]
+        table = pd.read_csv(tmp_path / "study" / "searches" / f"{algorithm}_digits" / "trials.csv")
+        assert (table["state"] == "complete").sum() == 4
+    go(tmp_path, launcher)
+    assert len(launcher.jobs) == len(jobs)  # nothing is done twice
+
+
+def test_a_dry_run_and_a_mistake_start_nothing(tmp_path, capsys):
+    launcher = BasicLauncher(result)
+    go(tmp_path, launcher, dry_run=True)
+    assert "first 2 searches of 4 trials each" in capsys.readouterr().out
+    with pytest.raises(ValueError, match=r"study\.search: budget is missing or unknown"):
+        go(tmp_path, launcher, search=SEARCH | {"budget": 3})
+    assert not launcher.jobs
