@@ -11,17 +11,18 @@ from gcfed.federated.round import Round
 from gcfed.methods.auto_centralization import SENT, SQUARES, AutoCentralization
 from gcfed.methods.centralization import GradientCentralization
 
-ROUNDS, COHORT, MEMORY = 6, 3, 0.6
+ROUNDS, COHORT, MEMORY, THRESHOLD = 6, 3, 0.6, 0.3
 WEIGHTS = ("fc1.weight", "fc2.weight", "fc3.weight")
 
 
-def plain(data, rule, threshold, first):
+def plain(data, threshold, first):
     """The final weights, and q and where Local GC was on, in each round; ``first`` has Local GC in the first one."""
     w0 = [p.detach().clone() for p in Net().parameters()]
     names = [name for name, _ in Net().named_parameters()]
-    local, signal, power = {name: name in first for name in WEIGHTS}, {}, {}
+    above, signal, power = {name: name not in first for name in WEIGHTS}, {}, {}
     seen = []
     for t in range(ROUNDS):
+        local = {name: not any(above[before] for before in WEIGHTS[: i + 1]) for i, name in enumerate(WEIGHTS)}
         ids = np.sort(np.random.default_rng(t).choice(len(data.clients), COHORT, replace=False)).tolist()
         deltas, removed = [], {name: [] for name in WEIGHTS}
         for k in ids:
@@ -57,24 +58,20 @@ def plain(data, rule, threshold, first):
             signal[name] = past * signal.get(name, 0) + (1 - past) * common
             power[name] = past * power.get(name, 0) + (1 - past) * squares
             q = row[f"gc/signal/{name}"] = min(1, max(0, signal[name]) / power[name])
-            if rule == "agree":
-                local[name] = q > (threshold / 2 if local[name] else threshold)
-            else:
-                local[name] = q <= (threshold if local[name] else threshold / 2)
+            above[name] = q > (threshold / 2 if above[name] else threshold)
         seen.append(row)
     return torch.cat([p.flatten() for p in w0]), seen
 
 
-@pytest.mark.parametrize("rule", ["agree", "disagree"])
 @pytest.mark.parametrize(("k", "world"), [(1, 1), (3, 1), (2, 2)])
-def test_it_is_its_rule_however_the_cohort_is_spread(rule, k, world):
+def test_it_is_its_rule_however_the_cohort_is_spread(k, world):
     data, rows = federation(), []
-    method = AutoCentralization(rule=rule, threshold=0.3, memory=MEMORY, boundary="fc3")
+    method = AutoCentralization(threshold=THRESHOLD, memory=MEMORY, boundary="fc3")
     found = train_rounds(
         Net(), data, sgd(), rounds=ROUNDS, methods=[method], k=k, world=world, cohort_of=COHORT,
         on_round=lambda _, row: rows.append({key: value for key, value in row.items() if key.startswith("gc/")}),
     )  # fmt: skip
-    expected, wanted = plain(data, rule, 0.3, WEIGHTS[:2])
+    expected, wanted = plain(data, THRESHOLD, WEIGHTS[:2])
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     assert rows == [pytest.approx(row, abs=1e-9) for row in wanted]
     switches = {key: {row[key] for row in wanted} for key in wanted[0] if key.startswith("gc/local/")}
@@ -113,7 +110,6 @@ def test_a_client_alone_and_wrong_settings_are_refused():
     with pytest.raises(ValueError, match=r"participation\.per_round"):
         AutoCentralization().validate(make_setup(Net(), cohort_of=1))
     for settings, key in (
-        ({"rule": "most"}, "gc.rule"),
         ({"threshold": 2}, "gc.threshold"),
         ({"memory": 1}, "gc.memory"),
     ):
