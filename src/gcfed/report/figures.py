@@ -16,7 +16,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from gcfed.data.label_counts import LabelCounts
 from gcfed.plots.partition import plot_partition
@@ -30,6 +30,10 @@ matplotlib.use("agg")  # seaborn imports pyplot, which would look for a display
 
 FEDERATIONS, METHODS, POINTS, MAPS = 6, 12, 40, 4  # that are drawn: federations, methods of each, points, maps
 UPDATES = "updates.csv"
+AGREEMENT = {
+    "gc/rho": "Whether clients agree in what gradient centralization takes out (ρ): 1 they do, 1/m it is noise.",
+    "gc/signal": "The share of what Local GC takes out that the clients have in common (q of gc=auto).",
+}
 LABELS = {"test/acc": "test accuracy (%)", "test/loss": "test loss", "test/relative_error": "relative error"}
 #: What a family of columns is, and the figure of a paper that shows it.
 FAMILIES = {
@@ -106,10 +110,12 @@ def _plots(groups: Sequence[Group]) -> Iterator[Plot]:
         if "test/acc" in columns and len({f"{_bytes(group.runs[0]).iloc[-1]:.2g}" for group in members}) > 1:
             plot = partial(curves, members, "test/acc", colors, by_bytes=True)
             yield Plot(f"bytes_{i}", "Test accuracy by bytes", place, plot)
-        agreed = [name for name in columns if name.startswith("gc/rho/")]
-        for j, group in enumerate([g for g in members if agreed and agreed[0] in g.runs[0].metrics][:MAPS], start=1):
-            plot = partial(agreement, group, agreed)
-            yield Plot(f"rho_{i}_{j}", f"Do clients agree? {group.method}", place, plot, 1.6 + 0.25 * len(agreed))
+        for prefix in AGREEMENT:
+            layers = [name for name in columns if name.startswith(f"{prefix}/")]
+            for j, group in enumerate([g for g in members if {*layers} & {*g.runs[0].metrics}][:MAPS], start=1):
+                plot = partial(agreement, group, layers)
+                name = f"{prefix.rpartition('/')[2]}_{i}_{j}"
+                yield Plot(name, f"Do clients agree? {group.method}", place, plot, 1.6 + 0.25 * len(layers))
         for j, group in enumerate([g for g in members if (g.runs[0].folder / UPDATES).is_file()][:MAPS], start=1):
             plot = partial(longest_updates, group)
             yield Plot(f"updates_{i}_{j}", f"The longest updates, {group.method}", place, plot, 4.2)
@@ -167,11 +173,14 @@ def curves(groups: Sequence[Group], column: str, colors: dict[str, Any], axes: A
 def against(points: pd.DataFrame, key: str, measure: str, colors: dict[str, Any], axes: Axes) -> str:
     """The result against a number that varies alone, a line a method; ``points`` has x, y, method."""
     title, unit, _ = describe(measure)
-    palette = {m: colors.get(m, PALETTE[i % 7]) for i, m in enumerate(points["method"].unique())}
+    methods = list(points["method"].unique())
+    free = [color for color in PALETTE if color not in [colors.get(m) for m in methods]]
+    palette = {m: colors.get(m) or free[i % len(free)] for i, m in enumerate(methods)}
     look = {"hue": "method", "palette": palette, "errorbar": "sd", "err_style": "bars", "marker": "o"}
     sns.lineplot(points, x="x", y="y", ax=axes, **look)
     if points["x"].min() > 0 and points["x"].max() >= 20 * points["x"].min():
         axes.set_xscale("log")
+        axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set(xlabel=symbol(key), ylabel=unit.heading(title))
     _legend(axes)
     return f"The result against {symbol(key)}, all else equal. Points: mean over seeds; bars: one standard deviation."
@@ -200,14 +209,15 @@ def layer_map(groups: Sequence[Group], layers: Sequence[str], axes: Axes) -> str
 
 
 def agreement(group: Group, layers: Sequence[str], axes: Axes) -> str:
-    """ρ of each layer over the rounds, mean over the seeds and over as many rounds as a cell has."""
+    """Each layer's agreement over the rounds, mean over the seeds and over as many rounds as a cell has."""
+    prefix = layers[0].rpartition("/")[0]
     table = pd.concat([run.metrics.reindex(columns=layers) for run in group.runs]).groupby(level=0).mean()
-    table = table.dropna(how="all").rename(columns=lambda name: name.removeprefix("gc/rho/"))
+    table = table.dropna(how="all").rename(columns=lambda name: name.removeprefix(f"{prefix}/"))
     cells = [part for part in np.array_split(np.arange(len(table)), POINTS) if len(part)]
     means = pd.DataFrame({table.index[part[-1]]: table.iloc[part].mean() for part in cells})
     sns.heatmap(means, vmin=0, vmax=1, cmap="cividis", ax=axes)
     axes.set(xlabel="communication round", ylabel="")
-    return "Whether clients agree in what gradient centralization takes out (ρ): 1 they do, 1/m noise. Mean of seeds."
+    return f"{AGREEMENT[prefix]} Mean over seeds."
 
 
 def longest_updates(group: Group, axes: Axes) -> str:
