@@ -107,7 +107,7 @@ def _plots(groups: Sequence[Group]) -> Iterator[Plot]:
         if "test/acc" in columns and (measure := _target(members)):
             plot = partial(bars, members, measure, colors)
             yield Plot(f"target_{i}", describe(measure)[0], place, plot, 1.2 + 0.3 * len(members))
-        if "test/acc" in columns and len({f"{_bytes(group.runs[0]).iloc[-1]:.2g}" for group in members}) > 1:
+        if "test/acc" in columns and len({*map(_sent, members)}) > 1:
             plot = partial(curves, members, "test/acc", colors, by_bytes=True)
             yield Plot(f"bytes_{i}", "Test accuracy by bytes", place, plot)
         for prefix in AGREEMENT:
@@ -174,7 +174,7 @@ def against(points: pd.DataFrame, key: str, measure: str, colors: dict[str, Any]
     """The result against a number that varies alone, a line a method; ``points`` has x, y, method."""
     title, unit, _ = describe(measure)
     methods = list(points["method"].unique())
-    free = [color for color in PALETTE if color not in [colors.get(m) for m in methods]]
+    free = [color for color in PALETTE if color not in [colors.get(m) for m in methods]] or PALETTE
     palette = {m: colors.get(m) or free[i % len(free)] for i, m in enumerate(methods)}
     look = {"hue": "method", "palette": palette, "errorbar": "sd", "err_style": "bars", "marker": "o"}
     sns.lineplot(points, x="x", y="y", ax=axes, **look)
@@ -237,6 +237,11 @@ def longest_updates(group: Group, axes: Axes) -> str:
     )
 
 
+def _sent(group: Group) -> str:
+    """What a round of the method sends, roughly; the same text for methods that send the same."""
+    return f"{group.runs[0].metrics.filter(regex='^comm/.*_bytes$').sum(axis=1).mean():.2g}"
+
+
 def _bytes(run: Any) -> pd.Series:
     """GB that all clients have sent and received, by round."""
     return run.metrics.filter(regex="^comm/.*_bytes$").sum(axis=1).cumsum() / 1e9
@@ -252,7 +257,7 @@ def _legend(axes: Axes) -> None:
 # --------------------------------------------------------------------------------------------------- what they are of
 def _target(groups: Sequence[Group]) -> str:
     """The highest target that half of several methods reached; in bytes where they differ in what they send."""
-    sent = {f"{g.runs[0].metrics.filter(regex='^comm/.*_bytes$').sum(axis=1).mean():.2g}" for g in groups}
+    sent = {*map(_sent, groups)}
     for target in sorted({float(t) for g in groups for t in g.runs[0].get("targets") or ()}, reverse=True):
         samples = [sample(group, f"rounds:test/acc>={target:g}") for group in groups]
         if len(groups) > 1 and 2 * sum(bool(s.values) and not s.bound for s in samples) >= len(groups):
