@@ -2,8 +2,8 @@
 
 In this order, so that what is most needed is there if time runs out: the tests for a GPU; W1 in each layout and
 precision; how far the host runs ahead of graphs; the floor of a round; waits for the device by line; whether equal runs
-are equal; other workloads; memory. Further words are overrides; ``--out`` names the folder, ``--tests no`` leaves the
-tests out. Nothing of it has run on a GPU yet.
+are equal; other workloads; two of other simulators, in minutes; memory. Further words are overrides; ``--out`` names
+the folder, ``--tests no`` leaves the tests out. Nothing of it has run on a GPU yet.
 """
 
 import argparse
@@ -29,14 +29,14 @@ from gcfed.run import RunResult, train  # noqa: E402
 from gcfed.runs.metrics_csv import read_metrics  # noqa: E402
 
 ROUNDS = ("rounds=6", "eval_every=6", "callbacks.checkpoint.every=6")
-#: Name → overrides, streams and TF32.
+#: Name → overrides, streams, and whether convolutions may use TF32.
 LAYOUTS: dict[str, tuple[tuple[str, ...], int, bool]] = {
     "eager, one at a time": (("client.stack=1", "client.graphs=false"), 1, False),
     "eager, a stack of five": (("client.stack=5", "client.graphs=false"), 1, False),
     "graphs, one at a time": (("client.stack=1",), 1, False),
     "graphs, a stack of five": (("client.stack=5",), 1, False),
     "graphs, five streams": (("client.stack=1",), 5, False),
-    "graphs, five streams, TF32": (("client.stack=1",), 5, True),
+    "graphs, five streams, TF32": (("client.stack=1", "precision_matmul=high"), 5, True),
     "graphs, five streams, bf16": (("client.stack=1", "precision=bf16-mixed"), 5, False),
 }
 
@@ -47,6 +47,13 @@ def run(folder: Path, workload: str, *overrides: str, trainer: str = "gpu") -> R
     with open_dict(cfg):
         cfg.paths.output_dir, cfg.callbacks.progress = str(folder), None
     return train(cfg)
+
+
+def minutes(folder: Path, workload: str, rounds: int, eval_every: int, *overrides: str, trainer: str = "gpu") -> float:
+    """Minutes that so many rounds take with their tests, by two tests' time after the first."""
+    run(folder, workload, f"rounds={3 * eval_every}", f"eval_every={eval_every}", *overrides, trainer=trainer)
+    rows = read_metrics(folder / "metrics.csv").iloc[eval_every:]
+    return rows["time/round_s"].mean() * rounds / 60
 
 
 def seconds(folder: Path) -> dict[str, float]:
@@ -61,12 +68,12 @@ def layouts(out: Path, *overrides: str, trainer: str = "gpu") -> dict[str, Any]:
     found = {}
     for i, (name, (more, streams, tf32)) in enumerate(LAYOUTS.items()):
         lanes.STREAMS = streams
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+        torch.backends.cudnn.allow_tf32 = tf32
         run(out / f"layout_{i}", "w1", *ROUNDS, *more, *overrides, trainer=trainer)
         found[name] = seconds(out / f"layout_{i}")
         print(name, {key: f"{value:.4g}" for key, value in found[name].items()}, flush=True)
     lanes.STREAMS = 8
-    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = False, True  # torch's defaults
+    torch.backends.cudnn.allow_tf32 = True  # torch's default
     return found
 
 
@@ -160,6 +167,8 @@ def main() -> None:
                 ("w2", "w2", ()), ("w4", "w4", ()), ("scaffold", "w1", ("algorithm=scaffold", "gc=none"))
             )
         },
+        "minutes, w6": lambda: minutes(out / "w6", "w6", 1500, 10, "callbacks.checkpoint.every=1500", *more),
+        "minutes, w7": lambda: minutes(out / "w7", "w7", 1500, 50, "callbacks.checkpoint.every=1500", *more),
         "GB, SCAFFOLD": lambda: memory(out, "scaffold"),
         "GB, SSF": lambda: memory(out, "ssf"),
     }  # fmt: skip

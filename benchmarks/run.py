@@ -1,6 +1,6 @@
 """Benchmarks: ``python benchmarks/run.py w1`` prints a table and writes it and all figures to logs/benchmarks.
 
-Workloads: w1 … w5 and digits (see workloads.py). On a CPU each is laid out as one process with all threads, and as one
+Workloads: w1 … w7 and digits (see workloads.py). On a CPU each is laid out as one process with all threads, and as one
 process a core; ``--layout 2x1`` takes one of them, processes × threads. Further words are overrides of the config:
 ``python benchmarks/run.py w1 precision=bf16-mixed`` or ``python benchmarks/run.py w1 --layout gpu client.stack=5``.
 """

@@ -29,6 +29,13 @@ class Workload:
     populations: tuple[int, ...] = ()
 
 
+# Of two other simulators, from their repositories: apple/pfl-research, benchmarks/image_classification/configs/
+# baseline.yaml, and microsoft/msrflute, README.md. Both train plain SGD for one epoch without augmentation.
+PEER = (
+    "model=own", "model._target_=benchmarks.peers.CNN", "gc.boundary=fc2", "partition=iid", "client.epochs=1",
+    "client.optimizer.lr=0.1", "client.optimizer.momentum=0", "client.optimizer.weight_decay=0",
+)  # fmt: skip
+
 WORKLOADS = {
     "w1": Workload("CIFAR-10 shapes, CNN, 5/100", ("experiment=cifar10_cnn_gcfed",), 50_000, 10_000),
     "w2": Workload(
@@ -46,6 +53,34 @@ WORKLOADS = {
         num_test=2_000,
         pairs=15,
         populations=(100, 1_000, 10_000, 100_000, 1_000_000),
+    ),
+    "w6": Workload(
+        "pfl-research's CIFAR-10: 50 of 1,000 clients of 50 samples",
+        (
+            "data=cifar10",
+            *PEER,
+            "participation.num_clients=1000",
+            "participation.per_round=50",
+            "client.batch_size=10",
+            "data.transform.crop_padding=0",
+            "data.transform.flip=false",
+        ),
+        50_000,
+        10_000,
+    ),
+    "w7": Workload(
+        "FLUTE's federated EMNIST: 10 of 3,400 clients of 197 samples",
+        (
+            "data=synthetic",
+            "data.input_shape=[1,28,28]",
+            "data.num_classes=62",
+            *PEER,
+            "participation.num_clients=3400",
+            "participation.per_round=10",
+            "client.batch_size=20",
+        ),
+        671_585,
+        77_483,
     ),
     "digits": Workload("the default run: 8×8 digits, MLP, 5/20", (), pairs=20),
 }

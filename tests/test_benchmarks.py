@@ -9,7 +9,8 @@ import sys
 import pytest
 import torch
 
-from benchmarks import gpu, kernels, plain
+from benchmarks import gpu, kernels, peers, plain, workloads
+from gcfed.models.own import build_net
 from gcfed.utils.resolvers import ROOT
 
 PARTS = {"forward", "backward", "step", "hooks", "batch", "broadcast", "aggregate", "evaluate", "checkpoint", "loop"}
@@ -82,3 +83,19 @@ def test_a_run_is_measured_by_its_steps(tmp_path):
     found = gpu.seconds(tmp_path)
     assert found["round_s"] >= found["train_s"] > 0
     assert found["step_us"] == pytest.approx(found["train_s"] / 5 * 1e6)
+    assert gpu.minutes(tmp_path / "peer", "digits", 60, 2, *small[:-1], trainer="cpu") > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "cohort", "samples", "parameters"), [("w6", 50, 2500, 1_626_442), ("w7", 10, 1975, 1_206_590)]
+)
+def test_the_workloads_of_other_simulators_are_theirs(name, cohort, samples, parameters):
+    """The network by its parameters (FLUTE says 1,199,882 for ten digits), a round by its clients and samples."""
+    assert sum(p.numel() for p in peers.CNN((1, 28, 28), 10).parameters()) == 1_199_882
+    cfg = workloads.compose_workload(name)
+    assert sum(p.numel() for p in build_net(cfg).parameters()) == parameters
+    assert cfg.participation.per_round == cohort
+    clients, images = cfg.participation.num_clients, cfg.data.dataset.num_train
+    assert cohort * images // clients == samples
+    batches = -(-images // clients // cfg.client.batch_size)
+    assert (cfg.client.epochs, batches) == (1, 5 if name == "w6" else 10)

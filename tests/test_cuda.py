@@ -50,6 +50,18 @@ def test_a_recurrent_network_trains_on_a_gpu_as_on_the_cpu():
         torch.testing.assert_close(ends[1][name], delta, rtol=0, atol=1e-9)
 
 
+def test_states_of_clients_stay_on_the_gpu(config, tmp_path):
+    args = (*SMALL, "algorithm=scaffold", "precision=64-true")
+    cpu = train(config(*args, "trainer=cpu", folder=tmp_path / "cpu"))
+    train(config(*args, "trainer=gpu", "rounds=2", folder=tmp_path / "gpu"))
+    gpu = train(config(*args, "trainer=gpu", "ckpt_path=last", folder=tmp_path / "gpu"))
+    held = gpu.loop.stores.open("scaffold")._held
+    assert held
+    assert all(vector.is_cuda for vector in held.values())
+    for a, b in zip(gpu.module.net.parameters(), cpu.module.net.parameters(), strict=True):
+        torch.testing.assert_close(a.cpu(), b.cpu(), rtol=0, atol=1e-9)
+
+
 def test_local_training_does_not_wait_for_the_device(config, tmp_path, monkeypatch):
     plain = LocalSolver.train
 

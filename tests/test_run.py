@@ -353,6 +353,7 @@ def test_a_round_without_a_finite_client_leaves_everything_as_it_was(config, tmp
         (["callbacks.checkpoint.every=1.5"], r"callbacks\.checkpoint\.every=1\.5"),
         (["model=cnn", "model.input_shape=[1,2,2]"], r"(?i)cnn|input_shape"),
         (["precision=16-mixed"], r"precision=16-mixed.*bf16-mixed"),
+        (["precision_matmul=tf32"], r"precision_matmul=tf32.*high"),
         (["rounds=0"], r"rounds=0"),
         (["client.optimizer._target_=torch.optim.LBFGS"], r"client\.optimizer=LBFGS"),
         (["ckpt_path=nowhere.ckpt"], r"ckpt_path=nowhere\.ckpt: there is no such file"),

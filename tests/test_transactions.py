@@ -1,6 +1,8 @@
 """What must not be lost: checkpoints under a kill, a run that a wrong command names, data that moved."""
 
 import math
+import os
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -18,20 +20,39 @@ FAST = ("rounds=3", "participation.num_clients=8", "client.epochs=1", "data.limi
 
 
 def test_a_kill_while_writing_leaves_the_old_checkpoint(tmp_path, monkeypatch):
-    path, io = tmp_path / "last.ckpt", AtomicCheckpointIO()
+    path, io, needed = tmp_path / "last.ckpt", AtomicCheckpointIO(), tmp_path / "needed"
+    needed.touch()
     io.save_checkpoint({"round": 1}, path)
-    plain_save = torch.save
+    io.wait()
 
-    def half(checkpoint, file):
-        plain_save(checkpoint, file)
-        file.truncate(100)
+    def half(file):
+        os.ftruncate(file, 100)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(torch, "save", half)
+    monkeypatch.setattr(os, "fsync", half)
+    io.save_checkpoint({"round": 2}, path)
+    io.then_delete([needed])
     with pytest.raises(KeyboardInterrupt):
-        io.save_checkpoint({"round": 2}, path)
+        io.save_checkpoint({"round": 3}, path)
     assert torch.load(path, weights_only=True) == {"round": 1}
-    assert [p.name for p in tmp_path.iterdir()] == ["last.ckpt"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["last.ckpt", "needed"]
+
+
+def test_the_next_round_does_not_wait_for_the_disk(tmp_path, monkeypatch):
+    """It trains from the weights that are being written, and no file goes before the checkpoint is there."""
+    path, io, old = tmp_path / "last.ckpt", AtomicCheckpointIO(), tmp_path / "old"
+    weights, disk = torch.ones(3), threading.Event()
+    old.touch()
+    monkeypatch.setattr(os, "fsync", lambda _: disk.wait(60))
+    io.save_checkpoint({"weights": weights}, path)
+    io.then_delete([old])
+    weights.zero_()
+    assert old.exists()
+    assert not path.exists()
+    disk.set()
+    io.teardown()
+    assert torch.load(path, weights_only=True)["weights"].tolist() == [1, 1, 1]
+    assert not old.exists()
 
 
 def test_runs_write_their_checkpoints_that_way(config, tmp_path):
@@ -108,11 +129,19 @@ def test_evaluation_looks_for_the_data_where_it_is_told(config, tmp_path):
 
 @pytest.mark.parametrize(
     ("device", "shape", "expected"),
-    [("cpu", [3, 32, 32], 250), ("cpu", [3, 64, 64], 62), ("cpu", [1, 8, 8], 2000), ("cuda", [3, 64, 64], 2000)],
+    [
+        ("cpu", [3, 32, 32], 250),
+        ("cpu", [3, 64, 64], 62),
+        ("cpu", [1, 8, 8], 2000),
+        ("cuda", [3, 64, 64], 500),
+        ("cuda", [1, 28, 28], 7836),
+        ("cuda", [1, 8, 8], 10_000),
+    ],
 )
 def test_how_many_test_samples_are_taken_at_once(config, device, shape, expected):
-    data = build(config("data=synthetic", "data.limit_test=2000", f"data.input_shape={shape}").data)
+    data = build(config("data=synthetic", "data.dataset.num_test=10000").data)
     data.setup()
+    data.input_shape = shape
     strategy = SimpleNamespace(root_device=torch.device(device))
     data.trainer = SimpleNamespace(world_size=1, global_rank=0, strategy=strategy)
     assert tuple(next(iter(data.val_dataloader()[0]))) == (0, expected)

@@ -31,7 +31,7 @@ from gcfed.federated.processes.strategy import can_fork
 from gcfed.methods.local_norm import LocalNorm
 from gcfed.models.own import build_net
 from gcfed.utils.instantiate import build_all, optional, require
-from gcfed.utils.number import flag, number, numbers
+from gcfed.utils.number import choice, flag, number, numbers
 from gcfed.utils.rng import torch_seed
 from gcfed.utils.words import size
 
@@ -40,9 +40,9 @@ log = logging.getLogger(__name__)
 PRECISIONS = ("32-true", "bf16-mixed", "64-true")
 GROUPS = ("paths", "extras", "trainer", "client", "server", "participation", "client_store", "data", "model", "tags")
 KEYS = (  # of the top level, beside these groups
-    "name", "labels", "seed", "rounds", "eval_every", "task", "precision", "channels_last", "ckpt_path", "targets",
-    "optimized_metric", "logger", "callbacks", "partition", "aggregator", "quantization", "metrics", "methods", "gc",
-    "attack",
+    "name", "labels", "seed", "rounds", "eval_every", "task", "precision", "precision_matmul", "channels_last",
+    "ckpt_path", "targets", "optimized_metric", "logger", "callbacks", "partition", "aggregator", "quantization",
+    "metrics", "methods", "gc", "attack",
 )  # fmt: skip
 FOLLOWED = {"precision": "trainer.precision", "rounds": "trainer.max_steps", "eval_every": "trainer.val_check_interval"}
 ROUNDS = {  # of the trainer, whose batch is a round
@@ -148,6 +148,7 @@ def check(cfg: DictConfig) -> None:
                 f"{key}={precision} is not supported: choose {', '.join(PRECISIONS)}. 16-mixed scales the loss, so "
                 "gradient hooks (GC, SCAFFOLD, clipping) would see scaled gradients."
             )
+    choice("precision_matmul", cfg.get("precision_matmul"), (None, "highest", "high", "medium"))
     for key, least in (("rounds", 1), ("eval_every", 1), ("seed", 0)):
         number(key, cfg.get(key), least, whole=True)
     for key, of_trainer in FOLLOWED.items():

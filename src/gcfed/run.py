@@ -107,6 +107,7 @@ def train(cfg: DictConfig) -> RunResult:
     check(cfg)
     keep_freed_memory()
     torch.set_num_threads(min(torch.get_num_threads(), cores()))
+    torch.set_float32_matmul_precision(cfg.get("precision_matmul") or "highest")
     folder = Path(cfg.paths.output_dir)
     if not leads():
         return _train(cfg, folder)

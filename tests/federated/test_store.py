@@ -30,6 +30,11 @@ def ids(*clients):
     return np.array(clients)
 
 
+def prune(stores):
+    for path in stores.rotate():
+        path.unlink(missing_ok=True)
+
+
 def files(folder):
     return sorted(p.name for p in (folder / "c").glob("*"))
 
@@ -64,7 +69,7 @@ def test_a_kill_before_the_prune_leaves_nothing_behind(tmp_path):
     store = stores.open("c")
     store.write(ids(1), values(1.0), at(0))
     stores.state_dict()
-    stores.prune()
+    prune(stores)
     store.write(ids(1), values(2.0), at(1))
     state = stores.state_dict()  # the checkpoint is on disk, and the process dies before it prunes
     for left in (".1-2.bin.77.bin", "1-2.bin", "9-0.bin"):
@@ -83,7 +88,7 @@ def test_the_files_of_the_last_two_checkpoints_are_kept(tmp_path):
             stores, store = resumed(tmp_path, states[-1])
         store.write(ids(1, 2)[: 2 - t % 2], values(float(t), 10.0 + t), at(t))
         states.append(stores.state_dict())
-        stores.prune()
+        prune(stores)
         for i in range(max(0, t - 1), t + 1):
             folder = tmp_path / f"{t}{i}"
             shutil.copytree(tmp_path / "c", folder / "c")
@@ -118,7 +123,7 @@ def test_a_checkpoint_writes_only_what_changed_and_keeps_what_it_needs(tmp_path)
     store = stores.open("c")
     store.write(ids(1, 2), values(1.0, 2.0), at(0))
     first = stores.state_dict()
-    stores.prune()
+    prune(stores)
     assert files(tmp_path) == ["1-0.bin", "2-0.bin"]
     untouched = (tmp_path / "c" / "1-0.bin").stat().st_mtime_ns
 
@@ -131,7 +136,7 @@ def test_a_checkpoint_writes_only_what_changed_and_keeps_what_it_needs(tmp_path)
 
     for _ in range(2):
         stores.state_dict()
-        stores.prune()
+        prune(stores)
     assert files(tmp_path) == ["1-0.bin", "2-2.bin"]
     assert (tmp_path / "c" / "1-0.bin").stat().st_mtime_ns == untouched
     with pytest.raises(ValueError, match=r"2-0\.bin is not there.*resume there"):
@@ -187,3 +192,34 @@ def test_bad_settings_name_their_key():
         alone.state_dict()
     with pytest.raises(ValueError, match=r"client_store\.folder"):
         alone.start(2)
+
+
+def test_states_stay_on_a_gpu_that_one_process_has_for_itself(tmp_path, monkeypatch):
+    """No file before a checkpoint, one a version after it; a resumed run reads the same numbers."""
+    monkeypatch.setattr("gcfed.federated.store._fits", lambda device: True)
+    stores, states = ClientStores(folder=tmp_path), []
+    store = stores.open("c")
+    stores.start(1)
+    for t, there in enumerate(([], ["1-0.bin", "2-0.bin"], ["1-0.bin", "1-1.bin", "2-0.bin"])):
+        store.write(ids(1, 2)[: 2 - t % 2], values(float(t), 10.0 + t), at(t))
+        store.read(ids(1), LIKE)["bias"].fill_(-1)  # a copy
+        assert store.read(ids(1, 2), LIKE)["bias"][:, 0].tolist() == [t, 10 + t - t % 2]
+        assert files(tmp_path) == there
+        states.append(stores.state_dict())
+        prune(stores)
+    assert files(tmp_path) == ["1-1.bin", "1-2.bin", "2-0.bin", "2-2.bin"]
+    for i in (1, 2):
+        shutil.copytree(tmp_path / "c", tmp_path / str(i) / "c")
+        _, again = resumed(tmp_path / str(i), states[i])
+        assert again.read(ids(1, 2), LIKE)["bias"][:, 0].tolist() == [i, 10 + i - i % 2]
+        again.write(ids(1), values(7.0), at(3))
+        assert again.read(ids(1), LIKE)["bias"][0, 0] == 7
+
+
+def test_states_that_another_process_may_read_are_files(tmp_path, monkeypatch):
+    monkeypatch.setattr("gcfed.federated.store._fits", lambda device: True)
+    stores = ClientStores(folder=tmp_path)
+    store = stores.open("c")
+    stores.start(2)
+    store.write(ids(1), values(1.0), at(0))
+    assert files(tmp_path) == ["1-0.bin"]

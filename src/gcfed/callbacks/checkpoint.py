@@ -1,6 +1,9 @@
-"""A round is a transaction: the last finished round is on disk, whole."""
+"""A round is a transaction: the state after it goes to the disk whole, or not at all."""
 
+import io
 import os
+from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,22 +23,53 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes beside the old checkpoint and renames: a kill at any moment leaves the one or the other, whole.
 
     The old one is kept as ``previous.ckpt``, if this run has read or written it and the file system has hard links.
+    A thread waits for the disk while the next round trains; what goes there is made before, from what holds now. The
+    next checkpoint, and the end of the run, wait for the thread and raise what it met.
+
     Lightning's own writer goes through the system's temporary folder, which may lie on another file system: its last
     move is then a copy over the old file.
     """
 
     newest: Path | None = None  # checkpoint of this run that is known to be whole
+    _writing: Future | None = None
 
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
         self.newest = Path(path).resolve()
         return super().load_checkpoint(path, *args, **kwargs)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
-        path = Path(path).resolve()
+        content = io.BytesIO()
+        torch.save(checkpoint, content)
+        self.wait()
+        thread = ThreadPoolExecutor(1)
+        self._writing = thread.submit(self._write, content, Path(path).resolve())
+        thread.shutdown(wait=False)
+
+    def then_delete(self, paths: Iterable[Path]) -> None:
+        """Deletes these files once the checkpoint that does not need them is on the disk."""
+        if self._writing is not None:
+            self._writing.add_done_callback(
+                lambda written: written.exception() or [path.unlink(missing_ok=True) for path in paths]
+            )
+
+    def wait(self) -> None:
+        """Until the checkpoint that was saved last is on the disk.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def teardown(self) -> None:
+        self.wait()
+
+    def _write(self, content: io.BytesIO, path: Path) -> None:
         previous = path.with_name(PREVIOUS.name)
         with replacing(path) as temporary:
             with temporary.open("wb") as file:
-                torch.save(checkpoint, file)
+                file.write(content.getbuffer())
                 file.flush()
                 os.fsync(file.fileno())
             if self.newest != previous:
@@ -75,4 +109,7 @@ class RoundCheckpoint(Checkpoint):
         done = trainer.global_step
         if done % self.every == 0 or done >= trainer.max_steps or trainer.should_stop:
             trainer.save_checkpoint(self.dirpath / CHECKPOINT.name, weights_only=False)
-            FederatedLoop.of(trainer).stores.prune()
+            obsolete = FederatedLoop.of(trainer).stores.rotate()
+            writer = trainer.strategy.checkpoint_io
+            if isinstance(writer, AtomicCheckpointIO):
+                writer.then_delete(obsolete)

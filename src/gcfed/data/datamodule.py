@@ -36,8 +36,8 @@ class FederatedDataModule(LightningDataModule):
         rounds: R, the length of the training loader.
         seed: of the partition and of the subsets.
         num_classes, input_shape: what the model is built for, checked against the data; None: as the data have them.
-        eval_batch_size: test samples at once; ``auto``: 2,000 on a GPU; on a CPU as many as 250 colour images of 32×32
-            have numbers, whose activations stay in the cache, and at most 2,000.
+        eval_batch_size: test samples at once; ``auto``: as many as 250 colour images of 32×32 have numbers, whose
+            activations stay in a CPU's cache, and at most 2,000; on a GPU as many as 2,000 have, and at most 10,000.
         limit_train, limit_test: keep only so many samples, drawn by the seed; for quick looks.
         client_test: share of each client's samples that it does not train on, but is tested on; None: none.
         validation: share of the training samples that is held out before they are dealt to the clients, the same for
@@ -197,8 +197,8 @@ class FederatedDataModule(LightningDataModule):
         assert self.trainer is not None
         size = self.eval_batch_size
         if size == "auto":
-            fits = max(1, 250 * 3 * 32 * 32 // math.prod(self.input_shape))
-            size = min(fits, 2000) if self.trainer.strategy.root_device.type == "cpu" else 2000
+            images, most = (250, 2_000) if self.trainer.strategy.root_device.type == "cpu" else (2_000, 10_000)
+            size = max(1, min(images * 3 * 32 * 32 // math.prod(self.input_shape), most))
         world, loaders = self.trainer.world_size, list[DataLoader]()
         for n, key in zip((len(y) for _, y in self._tests), ("limit_test", "validation"), strict=False):
             if n < world:

@@ -1,9 +1,10 @@
 """Per-client state that survives rounds (control variates, previous models), in files.
 
 A client's state is one vector, and each version of it a file ``<client>-<round>.bin``, mapped when it is read. The
-system keeps the files in memory as far as they fit, and the processes of a run share them. A checkpoint holds only an
-index (client → round and checksum of its version), for which it waits until the files are on the disk; a run that
-resumes takes each client's version of that checkpoint's round. The files of the last two checkpoints are kept.
+system keeps the files in memory as far as they fit, and the processes of a run share them. On a GPU that a run has for
+itself, states stay there while they fit, and become files when a checkpoint is due. A checkpoint holds only an index
+(client → round and checksum of its version), for which it waits until the files are on the disk; a run that resumes
+takes each client's version of that checkpoint's round. The files of the last two checkpoints are kept.
 """
 
 import os
@@ -38,6 +39,8 @@ class ClientStore:
 
     def __init__(self, folder: Path, *, dtype: torch.dtype | None = None) -> None:
         self.folder, self.dtype = folder, dtype
+        self.shared = False  # with other processes, which read files
+        self._held: dict[int, Tensor] = {}  # the present versions that lie on a GPU, ``[P]``
         self._version: dict[int, int] = {}
         self._checkpointed: dict[int, int] = {}
         self._checksum: dict[int, int] = {}  # of the checkpointed versions
@@ -85,10 +88,18 @@ class ClientStore:
             return
         dtype = self.dtype or next(iter(values.values())).dtype
         for row, client in enumerate(clients.tolist()):
-            vector = torch.cat([v[row].detach().reshape(-1) for v in values.values()]).to("cpu", dtype)
-            with replacing(self._path(client, round.index)) as temporary:
-                temporary.write_bytes(vector.view(torch.uint8).numpy().data)
+            vector = torch.cat([v[row].detach().reshape(-1) for v in values.values()]).to(dtype)
+            if client in self._held:
+                self._held[client].copy_(vector)  # in place: memory of another stream, never given back
+            elif not self.shared and _fits(vector.device):
+                self._held[client] = vector
+            else:
+                self._save(client, round.index, vector)
         self.mark_written(clients, round)
+
+    def _save(self, client: int, version: int, vector: Tensor) -> None:
+        with replacing(self._path(client, version)) as temporary:
+            temporary.write_bytes(vector.cpu().view(torch.uint8).numpy().data)
 
     def mark_written(self, clients: np.ndarray, round: Round) -> None:
         """Notes that these clients have a version of this round, also those that another process wrote."""
@@ -107,6 +118,8 @@ class ClientStore:
         """The index, once the files that changed since the last checkpoint are on the disk."""
         for client, version in self._version.items():
             if self._checkpointed.get(client) != version:
+                if client in self._held:
+                    self._save(client, version, self._held[client])
                 with self._path(client, version).open("rb") as file:
                     os.fsync(file.fileno())
                     self._checksum[client] = zlib.crc32(file.read())
@@ -147,18 +160,18 @@ class ClientStore:
             if path not in needed and _VERSION.fullmatch(path.name):
                 path.unlink()
 
-    def prune(self) -> None:
-        """Deletes the versions that the last two checkpoints, one of them just written, no longer refer to."""
-        for path in self._previous:
-            path.unlink(missing_ok=True)
-        self._previous, self._replaced, self._checkpointed = self._replaced, [], dict(self._version)
+    def rotate(self) -> list[Path]:
+        """Begins a new checkpoint; the files that neither the one just made nor the one before refers to."""
+        obsolete, self._previous, self._replaced = self._previous, self._replaced, []
+        self._checkpointed = dict(self._version)
+        return obsolete
 
     def _path(self, client: int, version: int) -> Path:
         return self.folder / f"{client}-{version}.bin"
 
     def _vector(self, client: int, size: int, like: Mapping[str, Tensor]) -> Tensor | None:
-        if (version := self._version.get(client)) is None:
-            return None
+        if (version := self._version.get(client)) is None or client in self._held:
+            return self._held.get(client)
         dtype = self.dtype or next(iter(like.values())).dtype
         return torch.from_file(str(self._path(client, version)), size=size, dtype=dtype)  # a memory map
 
@@ -201,6 +214,7 @@ class ClientStores:
         if world_size > 1:
             self.require_folder()
         for name, store in self._stores.items():
+            store.shared = world_size > 1
             if self._loaded is not None and name in self._loaded:
                 store.load_state_dict(self._loaded[name])
             if first:
@@ -223,9 +237,8 @@ class ClientStores:
             there = [c for c in round.cohort.tolist() if store._path(c, round.index).is_file()]
             store.mark_written(np.array(there, dtype=np.int64), round)
 
-    def prune(self) -> None:
-        for store in self._stores.values():
-            store.prune()
+    def rotate(self) -> list[Path]:
+        return [path for store in self._stores.values() for path in store.rotate()]
 
     def bytes_of(self, num_clients: int, model_bytes: int) -> int:
         """What the states of all clients would take; 0 where no method keeps any."""
@@ -237,3 +250,11 @@ class ClientStores:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._loaded = state_dict
+
+
+def _fits(device: torch.device) -> bool:
+    """Whether states may lie on this device: on a GPU of whose memory a quarter is free."""
+    if device.type != "cuda":
+        return False
+    free, total = torch.cuda.mem_get_info(device)
+    return 4 * free > total

@@ -18,18 +18,16 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yields a temporary path in the same folder that takes the place of ``path`` once the block has succeeded.
 
     Raises:
-        OSError: the system's, with the path; ``torch.save`` would hide it behind a RuntimeError of its own.
+        OSError: the system's, with the path.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}{path.suffix}")
     try:
         yield temporary
         temporary.replace(path)
-    except (OSError, RuntimeError) as error:
-        cause = error.__context__ if isinstance(error, RuntimeError) else error
-        if isinstance(cause, OSError) and cause.errno is not None:  # none: words of ours
-            cause.filename = cause.filename or str(path)
-            raise cause from None
+    except OSError as error:
+        if error.errno is not None:  # none: words of ours
+            error.filename = error.filename or str(path)
         raise
     finally:
         temporary.unlink(missing_ok=True)
