@@ -47,10 +47,14 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def then_delete(self, paths: Iterable[Path]) -> None:
         """Deletes these files once the checkpoint that does not need them is on the disk."""
+
+        def delete(written: Future) -> None:
+            if written.exception() is None:
+                for path in paths:
+                    path.unlink(missing_ok=True)
+
         if self._writing is not None:
-            self._writing.add_done_callback(
-                lambda written: written.exception() or [path.unlink(missing_ok=True) for path in paths]
-            )
+            self._writing.add_done_callback(delete)
 
     def wait(self) -> None:
         """Until the checkpoint that was saved last is on the disk.
