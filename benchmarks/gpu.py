@@ -158,7 +158,10 @@ def main() -> None:
         "layouts": lambda: layouts(out, *more),
         "host ahead of graphs": ahead,
         "profiled": lambda: profiled(out, *more),
-        "floor": lambda: (run(out / "floor", "w1", *ROUNDS, "client.steps=1", *more), seconds(out / "floor"))[1],
+        **{
+            name: (lambda n=name, o=o: (run(out / n, "w1", *o, "client.steps=1", *more), seconds(out / n))[1])
+            for name, o in (("floor", ROUNDS), ("floor, tested and saved each round", ("rounds=6",)))
+        },
         "waits": lambda: waits(out, *more),
         "equal runs": lambda: equal(out, *more),
         **{
