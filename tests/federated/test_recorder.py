@@ -96,7 +96,7 @@ def test_every_algorithm_can_be_recorded(config, tmp_path, tapes, algorithm, sta
     [
         ("precision=bf16-mixed",), ("client=adam",), ("client.clip_norm=1",), ("client.lr_decay=0.5", "client.stack=5"),
         ("client.last_batch=wrap", "client.steps=9"), ("data.transform.flip=true", "data.transform.rotation=5"),
-        ("gc=auto",),
+        ("gc=warmup",),
     ],
 )  # fmt: skip
 def test_every_setting_can_be_recorded(config, tmp_path, tapes, overrides):

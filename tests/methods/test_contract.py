@@ -82,7 +82,7 @@ MEASURED = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("algorithm", "gc"), [*((name, "gcfed") for name in ALGORITHMS), ("fedavg", "auto")])
+@pytest.mark.parametrize(("algorithm", "gc"), [*((name, "gcfed") for name in ALGORITHMS), ("fedavg", "warmup")])
 def test_a_killed_run_continues_bit_for_bit_and_no_metric_changes_it(config, tmp_path, algorithm, gc):
     """Every client takes part several times, so that state from before the kill is used after it."""
     more = ("rounds=5", "callbacks.checkpoint.every=2", "participation.num_clients=4", "client.epochs=1")

@@ -30,10 +30,7 @@ matplotlib.use("agg")  # seaborn imports pyplot, which would look for a display
 
 FEDERATIONS, METHODS, POINTS, MAPS = 6, 12, 40, 4  # that are drawn: federations, methods of each, points, maps
 UPDATES = "updates.csv"
-AGREEMENT = {
-    "gc/rho": "Whether clients agree in what gradient centralization takes out (ρ): 1 they do, 1/m it is noise.",
-    "gc/signal": "The share of what Local GC takes out that the clients have in common (q of gc=auto).",
-}
+AGREEMENT = "gc/rho/"
 LABELS = {"test/acc": "test accuracy (%)", "test/loss": "test loss", "test/relative_error": "relative error"}
 #: What a family of columns is, and the figure of a paper that shows it.
 FAMILIES = {
@@ -110,12 +107,10 @@ def _plots(groups: Sequence[Group]) -> Iterator[Plot]:
         if "test/acc" in columns and len({*map(_sent, members)}) > 1:
             plot = partial(curves, members, "test/acc", colors, by_bytes=True)
             yield Plot(f"bytes_{i}", "Test accuracy by bytes", place, plot)
-        for prefix in AGREEMENT:
-            layers = [name for name in columns if name.startswith(f"{prefix}/")]
-            for j, group in enumerate([g for g in members if {*layers} & {*g.runs[0].metrics}][:MAPS], start=1):
-                plot = partial(agreement, group, layers)
-                name = f"{prefix.rpartition('/')[2]}_{i}_{j}"
-                yield Plot(name, f"Do clients agree? {group.method}", place, plot, 1.6 + 0.25 * len(layers))
+        layers = [name for name in columns if name.startswith(AGREEMENT)]
+        for j, group in enumerate([g for g in members if {*layers} & {*g.runs[0].metrics}][:MAPS], start=1):
+            plot = partial(agreement, group, layers)
+            yield Plot(f"rho_{i}_{j}", f"Do clients agree? {group.method}", place, plot, 1.6 + 0.25 * len(layers))
         for j, group in enumerate([g for g in members if (g.runs[0].folder / UPDATES).is_file()][:MAPS], start=1):
             plot = partial(longest_updates, group)
             yield Plot(f"updates_{i}_{j}", f"The longest updates, {group.method}", place, plot, 4.2)
@@ -210,14 +205,13 @@ def layer_map(groups: Sequence[Group], layers: Sequence[str], axes: Axes) -> str
 
 def agreement(group: Group, layers: Sequence[str], axes: Axes) -> str:
     """Each layer's agreement over the rounds, mean over the seeds and over as many rounds as a cell has."""
-    prefix = layers[0].rpartition("/")[0]
     table = pd.concat([run.metrics.reindex(columns=layers) for run in group.runs]).groupby(level=0).mean()
-    table = table.dropna(how="all").rename(columns=lambda name: name.removeprefix(f"{prefix}/"))
+    table = table.dropna(how="all").rename(columns=lambda name: name.removeprefix(AGREEMENT))
     cells = [part for part in np.array_split(np.arange(len(table)), POINTS) if len(part)]
     means = pd.DataFrame({table.index[part[-1]]: table.iloc[part].mean() for part in cells})
     sns.heatmap(means, vmin=0, vmax=1, cmap="cividis", ax=axes)
     axes.set(xlabel="communication round", ylabel="")
-    return f"{AGREEMENT[prefix]} Mean over seeds."
+    return "What gradient centralization takes out (ρ): 1 if the clients agree, 1/m if it is noise. Mean over seeds."
 
 
 def longest_updates(group: Group, axes: Axes) -> str:
