@@ -16,7 +16,7 @@ from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.method import FederatedMethod
 from gcfed.federated.stack import ClientStack
 
-HOOKS = [name for name in vars(FederatedMethod) if name.startswith(("on_", "before_", "after_"))]
+HOOKS = [name for name in dir(FederatedMethod) if name.startswith(("on_", "before_", "after_"))]
 
 
 class Stopwatch:
@@ -66,14 +66,9 @@ class Stopwatch:
             for hook in HOOKS:
                 if getattr(type(method), hook) is not getattr(FederatedMethod, hook):
                     self.wrap(method, hook, "hooks")
-        optimizer = loop.solver.optimizer
-
-        def watched(params: Any) -> Any:
-            made = optimizer(params)
-            made.step = self.wrapped(made.step, "step")
-            return made
-
-        loop.solver.optimizer = self.wrapped(watched, "step")
+        self.wrap(loop.solver, "optimizer", "step")
+        step_of = solver_module.unprofiled_step
+        solver_module.unprofiled_step = lambda optimizer: self.wrapped(step_of(optimizer), "step")
         for owner, name in ((ClientStack, "delta"), (loop_module, "finite_clients"), (loop.aggregator, "add")):
             self.wrap(owner, name, "aggregate")
         self.wrap(loop.aggregator, "reduce", "aggregate")
