@@ -75,6 +75,15 @@ def test_a_cell_shows_the_runs_of_its_setting_however_they_were_made(add, toy):
     assert "No difference in the settings listed here. Not stated: the batch size" in table.notes[0] + table.notes[1]
 
 
+def test_runs_in_another_precision_are_of_the_cell_and_it_says_so(add, toy):
+    add(f"{SAME} precision=bf16-mixed")
+    add(f"{SAME} gc=gcfed precision=bf16-mixed", 0.1, 0.2, 0.3, 0.8)
+    add(f"{SAME} gc=gcfed", 0.1, 0.2, 0.3, 0.6)  # the cell's own precision wins
+    table = toy()
+    assert table.frame["a (%)"].tolist()[::3] == ["50.00 [1 of 2]", "60.00 [1 of 2]"]
+    assert table.notes[1].startswith("Ours differs in precision bf16-mixed [FedAvg].")
+
+
 def test_what_a_cell_lacks_is_said_in_it(add, toy):
     add()
     add(SAME, 0.1, 0.2, seed=2, ended=False)

@@ -23,23 +23,37 @@ _KINDS = ("data", "model", "algorithm", "gc")
 
 
 class Settings:
-    """Setting and rounds that a cell's overrides ask for, composed only where one of the groups can be its runs."""
+    """Settings and rounds that a cell's overrides ask for, composed only where one of the groups can be its runs."""
 
     def __init__(self, groups: Sequence[Group]) -> None:
         composer = train_composer()
-        self._asked = cache(lambda overrides: (setting(cfg := composer(overrides)), cfg.rounds))
+        self._precisions = sorted({group.runs[0].get("precision") or "" for group in groups} - {""})
         self._kinds = {tuple(group.runs[0].get(f"tags.{kind}") for kind in _KINDS) for group in groups}
 
-    def __call__(self, overrides: tuple[str, ...] | None, scale: tuple[str, ...] = ()) -> tuple[str, int]:
-        """("", 0) where it cannot be run, or no group has this data, model, algorithm and gc."""
+        @cache
+        def asked(overrides: tuple[str, ...]) -> tuple[list[str], int]:
+            cfg = composer(overrides)
+            found = [setting(cfg)]
+            for precision in self._precisions:
+                cfg.precision = precision
+                found.append(setting(cfg))
+            return list(dict.fromkeys(found)), cfg.rounds
+
+        self._asked = asked
+
+    def __call__(self, overrides: tuple[str, ...] | None, scale: tuple[str, ...] = ()) -> tuple[list[str], int]:
+        """The cell's own setting first, then the same in the precisions of other runs.
+
+        ([], 0) where it cannot be run, or no group has this data, model, algorithm and gc.
+        """
         if overrides is None:
-            return "", 0
+            return [], 0
         overrides = (*overrides, *scale)
         chosen = dict(override.partition("=")[::2] for override in overrides)
         chosen = _choices(chosen.get("experiment", "")) | chosen
         asked = [chosen.get(kind) for kind in _KINDS]
         if not any(all(a in (None, b) for a, b in zip(asked, kinds, strict=True)) for kinds in self._kinds):
-            return "", 0
+            return [], 0
         return self._asked(overrides)
 
 
@@ -68,16 +82,18 @@ def compare(paper: PaperTable, groups: Sequence[Group], settings: Settings, *, e
     by_setting: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
         by_setting[group.setting].append(group)
-    full, tables = {settings(overrides)[0] for overrides in places.values()}, []
+    full, tables = {asked for overrides in places.values() for asked in settings(overrides)[0]}, []
     for scale, further in _scales(paper.name).items():
         lines = []
         for place, overrides in places.items():
             asked, rounds = settings(overrides, further)
-            known = by_setting[asked]
-            if scale != FULL and asked in full:  # the paper's own setting with other rounds is of its full table
+            known = [group for name in asked for group in by_setting[name]]
+            if scale != FULL and full.intersection(
+                asked
+            ):  # the paper's own setting with other rounds is of its full table
                 known = [group for group in known if group.planned == rounds]
             best = max(known, key=lambda g: (g.has_ended, min(g.planned, rounds), len(g.runs)), default=None)
-            lines.append({"table": paper.name, "scale": scale, **_cell(paper, *place, rounds, best)})
+            lines.append({"table": paper.name, "scale": scale, **_cell(paper, *place, asked, rounds, best)})
         cells = pd.DataFrame(lines, dtype=object)
         if scale != FULL:  # no run is of two scales
             for group in set(cells["group"].dropna()):
@@ -87,7 +103,9 @@ def compare(paper: PaperTable, groups: Sequence[Group], settings: Settings, *, e
     return tables
 
 
-def _cell(paper: PaperTable, row: Axis, column: Axis, rounds: int, group: Group | None) -> dict[str, Any]:
+def _cell(
+    paper: PaperTable, row: Axis, column: Axis, asked: Sequence[str], rounds: int, group: Group | None
+) -> dict[str, Any]:
     """What programs read of a cell, up to ``differs_in``; then what people read, and what the best and notes are of."""
     unit, measure = UNITS[paper.of("unit", row, column)], paper.of("measure", row, column)
     printed = paper.cells[row.label, column.label]
@@ -100,6 +118,8 @@ def _cell(paper: PaperTable, row: Axis, column: Axis, rounds: int, group: Group 
     if s.mean is not None and not s.bound and printed.mean is not None and printed.note != "+":
         difference = s.mean - printed.mean
     differs = []
+    if group and group.setting != asked[0]:
+        differs.append(f"precision {group.runs[0].get('precision')}")
     for key, theirs in paper.settings(row, column).items() if group else ():
         if (ours := group.runs[0].get(key)) != theirs:  # type: ignore[union-attr]
             why = f": {paper.departures[key].rstrip('.')}" if key in paper.departures else ""
