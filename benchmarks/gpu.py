@@ -7,6 +7,7 @@ the folder, ``--tests no`` leaves the tests out. Nothing of it has run on a GPU 
 """
 
 import argparse
+import gc
 import json
 import subprocess
 import sys
@@ -136,6 +137,7 @@ def equal(out: Path, *overrides: str, trainer: str = "gpu") -> bool:
 
 def memory(out: Path, algorithm: str) -> float:
     """The most memory of the device that W1 takes, in GB."""
+    gc.collect()
     torch.cuda.reset_peak_memory_stats()
     run(out / f"memory_{algorithm}", "w1", f"algorithm={algorithm}", "gc=none", "rounds=2")
     return torch.cuda.max_memory_allocated() / 1e9
@@ -160,7 +162,7 @@ def main() -> None:
         "profiled": lambda: profiled(out, *more),
         **{
             name: (lambda n=name, o=o: (run(out / n, "w1", *o, "client.steps=1", *more), seconds(out / n))[1])
-            for name, o in (("floor", ROUNDS), ("floor, tested and saved each round", ("rounds=6",)))
+            for name, o in (("floor", ROUNDS), ("floor, tested each round", ("rounds=6",)))
         },
         "waits": lambda: waits(out, *more),
         "equal runs": lambda: equal(out, *more),

@@ -274,7 +274,7 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
         ("floor(self.lam * len(names) + 1e-9)", "round(self.lam * len(names))"),
         ("alpha=total.numel() / grad.numel()", "alpha=1 / grad.shape[-1]"),
         ("else:\n            n_local = len(names)", "else:\n            n_local = len(names) - 1"),
-        ('n.startswith(f"{self.boundary}.")', "n.startswith(self.boundary)"),
+        ('name.startswith(f"{module}.")', "name.startswith(module)"),
         ("if self.local else {}", ""),
         ('least = 2 if self.tensors == "weights" else 1', "least = 2"),
     ]),

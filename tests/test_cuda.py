@@ -10,6 +10,7 @@ from conftest import ArrayData
 from gcfed.federated.round import Round
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import ClientStack, broadcast_state
+from gcfed.federated.store import ClientStore
 from gcfed.models.lstm import CharLSTM
 from gcfed.run import train
 
@@ -50,14 +51,16 @@ def test_a_recurrent_network_trains_on_a_gpu_as_on_the_cpu():
         torch.testing.assert_close(ends[1][name], delta, rtol=0, atol=1e-9)
 
 
-def test_states_of_clients_stay_on_the_gpu(config, tmp_path):
+def test_states_of_clients_stay_on_the_gpu_while_a_run_goes_on(config, tmp_path, monkeypatch):
     args = (*SMALL, "algorithm=scaffold", "precision=64-true")
     cpu = train(config(*args, "trainer=cpu", folder=tmp_path / "cpu"))
     train(config(*args, "trainer=gpu", "rounds=2", folder=tmp_path / "gpu"))
+    held, release = [], ClientStore.release
+    monkeypatch.setattr(ClientStore, "release", lambda store: (held.extend(store._held.values()), release(store)))
     gpu = train(config(*args, "trainer=gpu", "ckpt_path=last", folder=tmp_path / "gpu"))
-    held = gpu.loop.stores.open("scaffold")._held
     assert held
-    assert all(vector.is_cuda for vector in held.values())
+    assert all(vector.is_cuda for vector in held)
+    assert not gpu.loop.stores.open("scaffold")._held
     for a, b in zip(gpu.module.net.parameters(), cpu.module.net.parameters(), strict=True):
         torch.testing.assert_close(a.cpu(), b.cpu(), rtol=0, atol=1e-9)
 

@@ -148,7 +148,7 @@ def check(cfg: DictConfig) -> None:
                 f"{key}={precision} is not supported: choose {', '.join(PRECISIONS)}. 16-mixed scales the loss, so "
                 "gradient hooks (GC, SCAFFOLD, clipping) would see scaled gradients."
             )
-    choice("precision_matmul", cfg.get("precision_matmul"), (None, "highest", "high", "medium"))
+    choice("precision_matmul", cfg.get("precision_matmul"), (None, "high", "medium"))
     for key, least in (("rounds", 1), ("eval_every", 1), ("seed", 0)):
         number(key, cfg.get(key), least, whole=True)
     for key, of_trainer in FOLLOWED.items():

@@ -146,7 +146,10 @@ def _train(cfg: DictConfig, folder: Path) -> RunResult:
             log.info(describe(parts, trainer))
         for logger in trainer.loggers:
             logger.log_hyperparams(hyperparameters(cfg))
-        trainer.fit(parts.module, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True)
+        try:
+            trainer.fit(parts.module, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True)
+        finally:  # nothing is being written once the folder is another's, even where Lightning's own end fails
+            trainer.strategy.checkpoint_io.teardown()
 
         if trainer.is_global_zero:
             finish(cfg, parts, folder, trainer)
@@ -174,6 +177,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     for key, nothing in (("weights", None), ("pretrained", False)):
         if key in run.model:
             run.model[key] = nothing  # those of the checkpoint come; it may make nothing be downloaded
+    torch.set_float32_matmul_precision(run.get("precision_matmul") or "highest")
     module = build_module(described(run, data))
     load_weights(module, checkpoint, path)
     trainer: Trainer = require(cfg, "trainer")

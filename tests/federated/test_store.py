@@ -214,6 +214,8 @@ def test_states_stay_on_a_gpu_that_one_process_has_for_itself(tmp_path, monkeypa
         assert again.read(ids(1, 2), LIKE)["bias"][:, 0].tolist() == [i, 10 + i - i % 2]
         again.write(ids(1), values(7.0), at(3))
         assert again.read(ids(1), LIKE)["bias"][0, 0] == 7
+        again.release()
+        assert again.read(ids(1), LIKE)["bias"][0, 0] == i  # what was not saved went with the memory
 
 
 def test_states_that_another_process_may_read_are_files(tmp_path, monkeypatch):

@@ -1,15 +1,20 @@
 """What a checkpoint is refused for: damage, another run, other data, lost rows, foreign code."""
 
+import os
 import re
+import shutil
+import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from conftest import read_rows
-from omegaconf import OmegaConf
+from omegaconf import OmegaConf, open_dict
 
 from gcfed.data.base import FederatedDataset, Split
+from gcfed.federated.method import FederatedMethod
 from gcfed.run import evaluate, train
 from gcfed.runs.checkpoint import class_checksum, load_checkpoint
 from gcfed.utils.instantiate import check_targets
@@ -110,6 +115,44 @@ def test_what_a_kill_after_the_last_checkpoint_left_undone_is_done(run, finished
     assert (finished / "global_model.safetensors").is_file()
     assert (finished / "summary.json").is_file()
     assert not temporary.exists()
+
+
+class CopyIn(FederatedMethod):
+    """Copies the run's folder when the fourth round begins, as a kill at that moment would leave it."""
+
+    disk = threading.Event()
+
+    def __init__(self, folder, copy):
+        self.folder, self.copy = folder, copy
+
+    def on_broadcast(self, round):
+        if round.index == 3:
+            shutil.copytree(self.folder, self.copy)
+            self.disk.set()
+
+
+def test_a_kill_while_a_checkpoint_is_written_loses_one_round(config, tmp_path, monkeypatch):
+    """The third checkpoint waits for its disk when the fourth round begins; the second is whole, with its states."""
+    run, killed, fsync = tmp_path / "run", tmp_path / "killed", os.fsync
+
+    def slow(file):
+        name = Path(f"/proc/self/fd/{file}").readlink().name
+        if name.startswith(".last.ckpt") and (run / "checkpoints/previous.ckpt").exists():
+            assert CopyIn.disk.wait(60)
+        fsync(file)
+
+    scaffold = (*FAST, "rounds=5", "algorithm=scaffold", "participation.per_round=4")
+    straight = train(config(*scaffold, folder=tmp_path / "straight"))
+    cfg = config(*scaffold, folder=run)
+    with open_dict(cfg):
+        cfg.callbacks.copy = {"_target_": f"{__name__}.CopyIn", "folder": str(run), "copy": str(killed)}
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", slow)
+        train(cfg)
+    assert load_checkpoint(killed / "checkpoints/last.ckpt")["global_step"] == 2
+    resumed = train(config(*scaffold, "ckpt_path=last", folder=killed))
+    for a, b in zip(resumed.module.net.parameters(), straight.module.net.parameters(), strict=True):
+        assert torch.equal(a, b)
 
 
 def test_a_folder_is_one_runs_at_a_time(run, finished):

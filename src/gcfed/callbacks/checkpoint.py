@@ -1,9 +1,10 @@
 """A round is a transaction: the state after it goes to the disk whole, or not at all."""
 
 import io
+import logging
 import os
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,59 +16,67 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from gcfed.federated.loop import FederatedLoop
 from gcfed.runs.folder import CHECKPOINT, PREVIOUS
-from gcfed.utils.files import replacing
+from gcfed.utils.files import in_words, replacing
 from gcfed.utils.number import number
+
+log = logging.getLogger(__name__)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes beside the old checkpoint and renames: a kill at any moment leaves the one or the other, whole.
 
     The old one is kept as ``previous.ckpt``, if this run has read or written it and the file system has hard links.
-    A thread waits for the disk while the next round trains; what goes there is made before, from what holds now. The
-    next checkpoint, and the end of the run, wait for the thread and raise what it met.
+    What goes to the disk is put together at once; a thread takes it there while the next round trains. ``wait`` returns
+    when it is there; the next checkpoint, and the end of a run, wait too.
 
     Lightning's own writer goes through the system's temporary folder, which may lie on another file system: its last
     move is then a copy over the old file.
     """
 
     newest: Path | None = None  # checkpoint of this run that is known to be whole
-    _writing: Future | None = None
+
+    def __init__(self) -> None:
+        self._thread: ThreadPoolExecutor | None = None
+        self._tasks: list[Future] = []
 
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
         self.newest = Path(path).resolve()
         return super().load_checkpoint(path, *args, **kwargs)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        self.wait()
         content = io.BytesIO()
         torch.save(checkpoint, content)
-        self.wait()
-        thread = ThreadPoolExecutor(1)
-        self._writing = thread.submit(self._write, content, Path(path).resolve())
-        thread.shutdown(wait=False)
+        self._thread = self._thread or ThreadPoolExecutor(1)
+        self._tasks = [self._thread.submit(self._write, content, Path(path).resolve())]
 
     def then_delete(self, paths: Iterable[Path]) -> None:
         """Deletes these files once the checkpoint that does not need them is on the disk."""
+        if self._thread is None or not self._tasks:
+            delete(paths)
+        else:
+            self._tasks.append(self._thread.submit(_delete_after, self._tasks[0], paths))
 
-        def delete(written: Future) -> None:
-            if written.exception() is None:
-                for path in paths:
-                    path.unlink(missing_ok=True)
-
-        if self._writing is not None:
-            self._writing.add_done_callback(delete)
-
-    def wait(self) -> None:
-        """Until the checkpoint that was saved last is on the disk.
+    def wait(self, timeout: float | None = None) -> None:
+        """Until what was saved is on the disk; at most so many seconds.
 
         Raises:
             OSError: it cannot be written.
         """
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
+        for task in wait(self._tasks, timeout).done:  # a signal may interrupt it: only what is done is forgotten
+            self._tasks.remove(task)
+            task.result()
 
     def teardown(self) -> None:
-        self.wait()
+        """Waits, also where an error has ended the run: it is not to be hidden by another."""
+        while self._tasks:
+            try:
+                self.wait()
+            except OSError as error:
+                log.error("%s", in_words(error))
+        if self._thread is not None:
+            self._thread.shutdown()
+            self._thread = None
 
     def _write(self, content: io.BytesIO, path: Path) -> None:
         previous = path.with_name(PREVIOUS.name)
@@ -84,6 +93,16 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self.newest = path
 
 
+def delete(paths: Iterable[Path]) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def _delete_after(written: Future, paths: Iterable[Path]) -> None:
+    if written.exception() is None:
+        delete(paths)
+
+
 class RoundCheckpoint(Checkpoint):
     """Writes ``last.ckpt`` when a round is finished, its test included; the one before becomes ``previous.ckpt``.
 
@@ -96,8 +115,12 @@ class RoundCheckpoint(Checkpoint):
         self.dirpath, self.every = Path(dirpath), number("callbacks.checkpoint.every", every, 1, whole=True)
         self._tested = False
 
-    def on_train_batch_start(self, *_: Any) -> None:
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         self._tested = False
+        self._wait(trainer, 0)  # a disk that has become full ends the run here, not rounds later
+
+    def on_train_end(self, trainer: Trainer, *_: Any) -> None:
+        self._wait(trainer)
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         loop = FederatedLoop.of(trainer)
@@ -114,6 +137,10 @@ class RoundCheckpoint(Checkpoint):
         if done % self.every == 0 or done >= trainer.max_steps or trainer.should_stop:
             trainer.save_checkpoint(self.dirpath / CHECKPOINT.name, weights_only=False)
             obsolete = FederatedLoop.of(trainer).stores.rotate()
-            writer = trainer.strategy.checkpoint_io
-            if isinstance(writer, AtomicCheckpointIO):
-                writer.then_delete(obsolete)
+            if trainer.is_global_zero:
+                writer = trainer.strategy.checkpoint_io
+                (writer.then_delete if isinstance(writer, AtomicCheckpointIO) else delete)(obsolete)
+
+    def _wait(self, trainer: Trainer, timeout: float | None = None) -> None:
+        if isinstance(writer := trainer.strategy.checkpoint_io, AtomicCheckpointIO):
+            writer.wait(timeout)

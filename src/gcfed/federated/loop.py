@@ -102,6 +102,9 @@ class FederatedLoop(Callback):
         )
         self.data = data
 
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self.stores.release()
+
     def state_dict(self) -> dict[str, Any]:
         return {"aggregator": self.aggregator.state_dict(), "stores": self.stores.state_dict()}
 

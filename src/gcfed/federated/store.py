@@ -90,7 +90,7 @@ class ClientStore:
         for row, client in enumerate(clients.tolist()):
             vector = torch.cat([v[row].detach().reshape(-1) for v in values.values()]).to(dtype)
             if client in self._held:
-                self._held[client].copy_(vector)  # in place: memory of another stream, never given back
+                self._held[client].copy_(vector)  # given back, its stream could reuse memory that another still reads
             elif not self.shared and _fits(vector.device):
                 self._held[client] = vector
             else:
@@ -137,6 +137,7 @@ class ClientStore:
         self._version = dict(zip(clients, rounds, strict=True))
         self._checkpointed, self._checksum = dict(self._version), dict(zip(clients, checksums, strict=True))
         self._previous = [self.folder / name for name in state_dict["previous"]]
+        self._held.clear()
 
     def check(self) -> None:
         """Reads every client's file once.
@@ -165,6 +166,12 @@ class ClientStore:
         obsolete, self._previous, self._replaced = self._previous, self._replaced, []
         self._checkpointed = dict(self._version)
         return obsolete
+
+    def release(self) -> None:
+        """Gives back the memory of a GPU: only what the last checkpoint has is left."""
+        if self._held:
+            self._version = dict(self._checkpointed)
+            self._held.clear()
 
     def _path(self, client: int, version: int) -> Path:
         return self.folder / f"{client}-{version}.bin"
@@ -236,6 +243,10 @@ class ClientStores:
         for store in self._stores.values():
             there = [c for c in round.cohort.tolist() if store._path(c, round.index).is_file()]
             store.mark_written(np.array(there, dtype=np.int64), round)
+
+    def release(self) -> None:
+        for store in self._stores.values():
+            store.release()
 
     def rotate(self) -> list[Path]:
         return [path for store in self._stores.values() for path in store.rotate()]

@@ -211,7 +211,7 @@ def agreement(group: Group, layers: Sequence[str], axes: Axes) -> str:
     means = pd.DataFrame({table.index[part[-1]]: table.iloc[part].mean() for part in cells})
     sns.heatmap(means, vmin=0, vmax=1, cmap="cividis", ax=axes)
     axes.set(xlabel="communication round", ylabel="")
-    return "What gradient centralization takes out (ρ): 1 if the clients agree, 1/m if it is noise. Mean over seeds."
+    return "Whether clients agree in what P takes out of an update (ρ): 1 they do, 1/m it is noise. Mean over seeds."
 
 
 def longest_updates(group: Group, axes: Axes) -> str:
