@@ -224,7 +224,7 @@ LEARNS_WITH = {
 
 @pytest.mark.parametrize(
     ("algorithm", "gc"),
-    [*((a, "none") for a in ALGORITHMS), *(("fedavg", gc) for gc in ("gcfed", "local", "global", "auto"))],
+    [*((a, "none") for a in ALGORITHMS), *(("fedavg", gc) for gc in ("gcfed", "local", "global", "warmup"))],
 )
 def test_every_algorithm_learns_the_digits(config, tmp_path, algorithm, gc):
     more = ("rounds=10", "partition.alpha=1", "model.hidden=[64,32]", *LEARNS_WITH.get(algorithm, ()))

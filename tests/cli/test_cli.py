@@ -93,7 +93,7 @@ def test_a_sweep_makes_a_run_for_each_combination(tmp_path):
         ("gcc=local", "Could not override 'gcc'"),
         (
             "gc=[local,null]",
-            "gc=[local,null] names no option of gc: choose auto, gcfed, global, local, none, or ~gc for none.",
+            "gc=[local,null] names no option of gc: choose gcfed, global, local, none, warmup, or ~gc for none.",
         ),
         ("name=${nope}", "Interpolation key 'nope' not found"),
         ("hydra.run.dir={tmp_path}/file/run", "/file/run cannot be written: Not a directory; "),
