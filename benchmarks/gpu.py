@@ -51,7 +51,7 @@ def run(folder: Path, workload: str, *overrides: str, trainer: str = "gpu") -> R
 
 
 def minutes(folder: Path, workload: str, rounds: int, eval_every: int, *overrides: str, trainer: str = "gpu") -> float:
-    """Minutes that so many rounds take with their tests, by two tests' time after the first."""
+    """Minutes that so many rounds take with their tests, by those between the first test and the third."""
     run(folder, workload, f"rounds={3 * eval_every}", f"eval_every={eval_every}", *overrides, trainer=trainer)
     rows = read_metrics(folder / "metrics.csv").iloc[eval_every:]
     return rows["time/round_s"].mean() * rounds / 60

@@ -88,9 +88,7 @@ def compare(paper: PaperTable, groups: Sequence[Group], settings: Settings, *, e
         for place, overrides in places.items():
             asked, rounds = settings(overrides, further)
             known = [group for name in asked for group in by_setting[name]]
-            if scale != FULL and full.intersection(
-                asked
-            ):  # the paper's own setting with other rounds is of its full table
+            if scale != FULL and full.intersection(asked):  # the full table has the paper's setting with other rounds
                 known = [group for group in known if group.planned == rounds]
             best = max(known, key=lambda g: (g.has_ended, min(g.planned, rounds), len(g.runs)), default=None)
             lines.append({"table": paper.name, "scale": scale, **_cell(paper, *place, asked, rounds, best)})
