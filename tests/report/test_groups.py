@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from run_folders import GCFED, PLACE, run_of
 
-from gcfed.report.groups import Sample, grouped, sample
+from gcfed.report.groups import Sample, grouped, paired, sample
 
 
 def methods(*runs):
@@ -90,3 +90,15 @@ def test_a_target_that_was_not_reached_is_a_bound():
     s = sample(group, "rounds:test/acc>=0.7")
     assert (dict(s.values), s.mean, s.std, s.bound) == ({1: 2.0, 2: 4.0}, 3.0, None, True)
     assert not sample(grouped(runs[:1])[0], "rounds:test/acc>=0.7").bound
+
+
+def test_the_permutation_test_by_hand():
+    """Of the 16 sums ±1 ±2 ±3 ±4 two are 0, all others at least as far from 0 as 1 + 2 + 3 - 4 = 2."""
+    first, second = Sample({1: 11.0, 2: 12.0, 3: 13.0, 4: 6.0, 9: 0.0}), Sample(dict.fromkeys((4, 3, 2, 1, 8), 10.0))
+    assert paired(first, second) == paired(second, first)._replace(difference=0.5) == (0.5, 14 / 16, 4)
+    equal = paired(second, second)
+    assert (equal.difference, equal.p) == (0, 1)
+    ten = paired(Sample({seed: 1.0 + seed for seed in range(10)}), Sample(dict.fromkeys(range(10), 0.0)))
+    assert ten.p == 2 / 2**10  # all of one sign
+    assert paired(Sample({1: 1.0}), Sample({1: 2.0})) is None
+    assert paired(first, replace(second, bound=True)) is None

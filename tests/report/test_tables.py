@@ -71,7 +71,16 @@ def test_the_best_of_each_federation_comes_first():
     table = best(grouped([run_of(values=(0.5,)), run_of(**GCFED, values=(0.7,)), run_of(rounds=9, values=(0.3,))]))
     assert table.frame["best"].tolist() == ["gcfed: 70.00 %", "fedavg: 30.00 %"]
     assert table.frame["next"].tolist() == ["fedavg: 50.00 %", "–"]
+    assert table.frame["seed by seed"].tolist() == ["–", "–"]  # one seed is no pair
     assert best(grouped([run_of("failed")])) is None
+
+
+def test_the_best_is_compared_seed_by_seed():
+    runs = [run_of(**GCFED, seed=seed, values=(value,)) for seed, value in enumerate((0.6, 0.5, 0.9, 0.7))]
+    runs += [run_of(seed=seed, values=(value,)) for seed, value in enumerate((0.5, 0.4, 0.5))]
+    table = best(grouped(runs))
+    assert table.frame["seed by seed"].tolist() == ["+20, p = 0.25 (3)"]
+    assert table.records["pairs"].tolist()[1:] == [3]
 
 
 def test_targets_that_any_run_reached_are_one_table():

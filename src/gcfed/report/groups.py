@@ -6,8 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from gcfed.runs.folder import DIVERGED, Run
@@ -180,3 +181,25 @@ def sample(group: Group, measure: str, factor: float = 1.0) -> Sample:
         diverged=tuple(run.seed for run in group.runs if run.state == DIVERGED),
         others=tuple(run for run in group.runs if run.seed not in values),
     )
+
+
+class Paired(NamedTuple):
+    """How far a sample is above another one, seed by seed."""
+
+    difference: float  # mean over the common seeds, in the unit of the samples
+    p: float  # two-sided: of all choices of the differences' signs, the share whose mean is as far from 0
+    pairs: int
+
+    def __str__(self) -> str:
+        return f"{self.difference:+.3g}, p = {self.p:.2g} ({self.pairs})"
+
+
+def paired(first: Sample, second: Sample) -> Paired | None:
+    """The exact permutation test over common seeds; None for fewer than two of them, more than 16, or a bound."""
+    seeds = sorted(first.values.keys() & second.values.keys())
+    if not 2 <= (n := len(seeds)) <= 16 or first.bound or second.bound:
+        return None
+    differences = np.array([first.values[seed] - second.values[seed] for seed in seeds])
+    signs = 1 - 2 * (np.arange(2**n)[:, None] >> np.arange(n) & 1)  # all +1 first
+    means = np.abs(signs @ differences) / n
+    return Paired(float(differences.mean()), float((means >= means[0] * (1 - 1e-9)).mean()), n)
