@@ -114,10 +114,12 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
         ("result.copy_(new)", "pass"),
         ('if name == "lift_fresh":', "if False:"),
     ]),
-    "federated/streams.py": ((ENGINE,), [
+    "federated/streams.py": ((ENGINE, "federated/test_streams.py"), [
         ("fit // k, STREAMS", "STREAMS"),
         ("(1 if alone else fit)", "fit"),
         ("1 if draws else", "0 if draws else"),
+        ("        self._own.wait_stream(trained)", "        pass"),
+        ("        trained.wait_stream(self._own)", "        pass"),
     ]),
     "federated/exact.py": (("federated/test_exact.py",), [
         ("23 - 54", "23 - 40"),

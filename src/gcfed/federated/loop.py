@@ -106,10 +106,9 @@ class FederatedLoop(Callback):
         self.stores.release()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"aggregator": self.aggregator.state_dict(), "stores": self.stores.state_dict()}
+        return {"stores": self.stores.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.aggregator.load_state_dict(state_dict["aggregator"])
         self.stores.load_state_dict(state_dict["stores"])
 
     # ------------------------------------------------------------------------------------------------ one round
@@ -146,7 +145,7 @@ class FederatedLoop(Callback):
             for clients in stacks:
                 with streams.stack():
                     trained = self.train_clients(trainer, pl_module, clients, round)
-                    with streams.sums():
+                    with streams.in_turn():
                         stats += self._receive(*trained, extra, round)
                     del trained  # nothing holds the uploads while the next stack trains
         update = self.aggregator.reduce(round, shapes["delta"])
@@ -229,15 +228,16 @@ class FederatedLoop(Callback):
         hook, recorder = pl_module.after_backward(), self._recorder(trainer, pl_module)
         loss_K = self.solver.train(stack, plan, data, round, methods, hook, autocast, recorder)
         pl_module.clients = None
-        for method in methods:
-            method.on_clients_end(stack, round)
-        delta = stack.delta()
-        upload = Upload(clients, num_samples, plan.steps, delta, finite_clients(delta), nbytes(round.start))
-        for method in methods:
-            method.on_upload(upload, round)
-        if any(type(method).on_upload is not FederatedMethod.on_upload for method in methods):
-            for tensors in (upload.delta, *upload.extra.values()):
-                upload.finite = upload.finite & finite_clients(tensors)
+        with self.layout(pl_module)[1].in_turn():
+            for method in methods:
+                method.on_clients_end(stack, round)
+            delta = stack.delta()
+            upload = Upload(clients, num_samples, plan.steps, delta, finite_clients(delta), nbytes(round.start))
+            for method in methods:
+                method.on_upload(upload, round)
+            if any(type(method).on_upload is not FederatedMethod.on_upload for method in methods):
+                for tensors in (upload.delta, *upload.extra.values()):
+                    upload.finite = upload.finite & finite_clients(tensors)
         return upload, loss_K
 
     def _recorder(self, trainer: Trainer, pl_module: FederatedModule) -> Recorder | None:

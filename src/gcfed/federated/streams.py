@@ -18,9 +18,10 @@ STREAMS = 8  # at most: more side by side than a GPU has work for
 class Streams:
     """Where the stacks of a round train: in turn on the streams of a GPU, or on a CPU where everything runs.
 
-    What a stack computes stays on its stream, its upload's part in the sums too: those wait for the stack before, so
-    that they are made in the host's order and equal runs have equal numbers. The memory of a stream is used again by
-    that stream alone; at the end of a round the present stream waits for all of them, before anything is freed.
+    A stack trains on a stream of its own. What follows, methods' hooks and the sums of uploads, is on the stream of the
+    round: there one stack comes after the other in the host's order, so that equal runs have equal numbers and what
+    a method keeps of all clients is written by one of them at a time. The memory of a stream is used again by
+    that stream alone, which waits for that; at the end of a round the round's stream waits for all of them.
 
     Args:
         device: a GPU, or a CPU, which has no streams.
@@ -29,7 +30,7 @@ class Streams:
 
     def __init__(self, device: torch.device, number: int) -> None:
         self._streams = [torch.cuda.Stream(device) for _ in range(number)] if device.type == "cuda" else []
-        self._last: torch.cuda.Event | None = None
+        self._own: torch.cuda.Stream | None = None  # of the round
         self._turn = 0
 
     @contextmanager
@@ -38,31 +39,34 @@ class Streams:
         if not self._streams:
             yield
             return
-        present = torch.cuda.current_stream()
+        self._own, self._turn = torch.cuda.current_stream(), 0
         for stream in self._streams:
-            stream.wait_stream(present)
-        self._last, self._turn = None, 0
+            stream.wait_stream(self._own)
         try:
             yield
         finally:
             for stream in self._streams:
-                present.wait_stream(stream)
+                self._own.wait_stream(stream)
+            self._own = None
 
     def stack(self) -> AbstractContextManager:
-        """Around the training of one stack: the next stream."""
+        """Around a stack: the next stream."""
         if not self._streams:
             return nullcontext()
         self._turn += 1
         return torch.cuda.stream(self._streams[self._turn % len(self._streams)])
 
     @contextmanager
-    def sums(self) -> Iterator[None]:
-        """Within :meth:`stack`, around what adds to the round's sums."""
-        if self._streams and self._last is not None:
-            torch.cuda.current_stream().wait_event(self._last)
-        yield
-        if self._streams:
-            self._last = torch.cuda.current_stream().record_event()
+    def in_turn(self) -> Iterator[None]:
+        """Within :meth:`stack`, around what follows local training; does nothing outside of a round."""
+        if self._own is None:
+            yield
+            return
+        trained = torch.cuda.current_stream()
+        self._own.wait_stream(trained)
+        with torch.cuda.stream(self._own):
+            yield
+        trained.wait_stream(self._own)
 
 
 def layout(

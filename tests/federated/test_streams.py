@@ -1,0 +1,82 @@
+"""Stacks side by side on the streams of a GPU: what happens before what, on streams that only keep count."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from gcfed.federated import loop, streams
+from gcfed.federated.solver import LocalSolver
+from gcfed.metrics.drift import Drift
+from gcfed.run import train
+
+
+class Stream:
+    """Knows what is done before the next thing on it: all that came earlier, and what it waited for."""
+
+    def __init__(self, device=None):
+        self.done = []
+
+    def wait_stream(self, other):
+        self.done += [what for what in other.done if what not in self.done]
+
+
+@pytest.fixture
+def before(monkeypatch):
+    """What was done before each thing; ``before.do(name)`` does one on the present stream."""
+
+    class Before(dict):
+        stream = Stream()
+
+        def do(self, what):
+            self[what] = tuple(self.stream.done)
+            self.stream.done.append(what)
+
+    before = Before()
+
+    @contextmanager
+    def on(stream):
+        outer, before.stream = before.stream, stream
+        yield
+        before.stream = outer
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: before.stream)
+    return before
+
+
+def test_stacks_train_side_by_side_and_are_taken_in_one_after_the_other(config, before, monkeypatch):
+    lanes = streams.Streams(torch.device("cuda"), 2)
+    monkeypatch.setattr(loop.FederatedLoop, "layout", lambda self, module: (1, lanes))
+
+    def counted(owner, name, what):
+        plain, calls = getattr(owner, name), iter(range(1, 9))
+
+        def method(*args, **kwargs):
+            before.do(f"{what} {next(calls)}")
+            return plain(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, method)
+
+    counted(LocalSolver, "train", "train")
+    counted(Drift, "on_clients_end", "measure")
+    counted(loop.FederatedLoop, "_receive", "receive")
+    train(config("rounds=1", "participation.per_round=4", "metrics=drift", "metrics.drift.every=1"))
+    before.do("aggregate")
+    assert before["train 1"] == before["train 2"] == ()
+    assert set(before["train 3"]) == {
+        "train 1",
+        "measure 1",
+        "receive 1",
+    }  # the first stream's second stack: its memory is free
+    for i in (2, 3, 4):
+        assert {f"train {i}", f"measure {i - 1}", f"receive {i - 1}"} <= set(before[f"measure {i}"])
+        assert f"measure {i}" in before[f"receive {i}"]
+    assert {f"{what} {i}" for what in ("train", "measure", "receive") for i in (1, 2, 3, 4)} <= set(before["aggregate"])
+
+
+def test_a_rehearsal_outside_of_a_round_stays_on_the_present_stream(before):
+    with streams.Streams(torch.device("cuda"), 2).in_turn():
+        before.do("rehearsal")
+    assert before.stream.done == ["rehearsal"]
