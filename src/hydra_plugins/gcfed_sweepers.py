@@ -27,7 +27,7 @@ class StudySweeper(Sweeper):
         """Ends with one sentence where the user has to change something, but for HYDRA_FULL_ERROR=1."""
         try:
             self.work(arguments)
-        except (ValueError, FileNotFoundError) as error:
+        except (ValueError, FileNotFoundError, ImportError) as error:
             if os.environ.get("HYDRA_FULL_ERROR") == "1":
                 raise
             log.error("%s (HYDRA_FULL_ERROR=1 shows where)", error)
@@ -46,9 +46,7 @@ class OptunaSweeper(StudySweeper):
         self.settings = settings
 
     def work(self, arguments: list[str]) -> None:
-        try:
-            from gcfed.study.search import search
-        except ImportError as error:
-            remedy = "needs Optuna, which is an extra: .venv/bin/uv pip install -e '.[optuna]'"
-            raise ValueError(f"hparams_search {remedy} ({error})") from None
-        search(*self.start, arguments, **self.settings)
+        from gcfed.study.search import search
+
+        if not search(*self.start, arguments, **self.settings):
+            raise SystemExit(1)

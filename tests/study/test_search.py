@@ -1,6 +1,7 @@
 """Searches with Optuna: the space, the bookkeeping, and that a stopped one goes on as if it had not been."""
 
 import sys
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -16,6 +17,7 @@ pytest.importorskip("optuna")
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from gcfed.study.search import read_space, search
+from gcfed.study.tuned import tune
 
 METRIC = "test/acc_smooth10"
 SETTINGS = {
@@ -32,7 +34,7 @@ def result(values, number):
 def go(folder, launcher, *arguments, metric=METRIC, **settings):
     config = OmegaConf.create({"optimized_metric": metric, "hydra": {"sweep": {"dir": str(folder)}}})
     known = SETTINGS | settings
-    search(config, CONTEXT, launcher, [*arguments], **known | {"sampler": OmegaConf.create(known["sampler"])})
+    return search(config, CONTEXT, launcher, [*arguments], **known | {"sampler": OmegaConf.create(known["sampler"])})
 
 
 def trials(folder):
@@ -41,7 +43,7 @@ def trials(folder):
 
 def test_trials_are_jobs_and_leave_a_table(tmp_path, capsys):
     launcher = BasicLauncher(result)
-    go(tmp_path, launcher, "rounds=2")
+    assert go(tmp_path, launcher, "rounds=2")
     assert launcher.jobs[1][0] == "rounds=2"
     assert launcher.jobs[1][-2:] == [f"hydra.sweep.dir='{tmp_path}'", "hydra.sweep.subdir='trial_0001'"]
     rows = trials(tmp_path)
@@ -79,16 +81,12 @@ def test_a_search_that_was_stopped_draws_what_it_would_have_drawn(tmp_path):
 
 
 def test_failures_and_values_that_are_not_finite_count_and_keep_their_reason(tmp_path, caplog):
-    """The exit code says that something failed."""
-
     def of(values, number):
         if number == 0:
             raise ValueError("gc.lam=2 is\noutside")
         return {METRIC: None} if number == 1 else result(values, number)
 
-    with pytest.raises(SystemExit) as stop:
-        go(tmp_path, BasicLauncher(of), n_jobs=2, n_trials=3)
-    assert stop.value.code == 1
+    assert not go(tmp_path, BasicLauncher(of), n_jobs=2, n_trials=3)
     reasons = ["ValueError: gc.lam=2 is outside", f"{METRIC} was not reached, or is not finite", ""]
     states = ["fail", "pruned", "complete"]
     assert [(row["state"], row["reason"]) for row in trials(tmp_path)] == [*zip(states, reasons, strict=True)]
@@ -102,8 +100,7 @@ def test_a_metric_that_runs_do_not_have_ends_it_after_the_first_one(tmp_path):
     assert len(launcher.jobs) == 1
     go(tmp_path, launcher, metric="test/acc_best")  # the trial goes on, under the right name
     assert len(launcher.jobs) == 5
-    with pytest.raises(SystemExit):  # not reached, but no typo: pruned
-        go(tmp_path / "target", launcher, metric="rounds_to_target/0.9", n_trials=1)
+    assert not go(tmp_path / "target", launcher, metric="rounds_to_target/0.9", n_trials=1)  # no typo: pruned
 
 
 def test_one_folder_holds_one_search_of_one_process(tmp_path):
@@ -148,7 +145,9 @@ def test_without_optuna_one_sentence_names_the_extra(monkeypatch, caplog):
     monkeypatch.delitem(sys.modules, "gcfed.study.search")
     with pytest.raises(SystemExit):
         OptunaSweeper().sweep([])
-    assert "hparams_search needs Optuna, which is an extra: .venv/bin/uv pip install -e '.[optuna]'" in caplog.text
+    assert "A search needs Optuna, which is an extra: .venv/bin/uv pip install -e '.[optuna]'" in caplog.text
+    with pytest.raises(ImportError, match="A search needs Optuna"):
+        tune([], {}, Path(), None, None, None)
 
 
 @pytest.mark.parametrize(

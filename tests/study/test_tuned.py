@@ -62,6 +62,20 @@ def test_each_cell_has_as_many_trials_and_its_runs_have_the_best(tmp_path):
     assert len(launcher.jobs) == len(jobs)  # nothing is done twice
 
 
+def test_a_trial_that_fails_is_one_of_the_budget_and_a_cell_without_any_value_is_named(tmp_path):
+    def fails_once(values, number):
+        if number == 1 and "data.validation" in values:
+            raise ValueError("too large a rate")
+        return result(values, number)
+
+    launcher = BasicLauncher(fails_once)
+    go(tmp_path, launcher, search=SEARCH | {"n_jobs": 2})
+    assert [len(call) for call in launcher.calls[:4]] == [2, 2, 2, 2]  # four trials a cell, two at once
+    assert len(launcher.jobs) == 8 + 4
+    with pytest.raises(ValueError, match=r"No trial of .*searches.fedavg_digits has a value"):
+        go(tmp_path / "none", BasicLauncher(lambda *_: {METRIC: None}))
+
+
 def test_a_dry_run_and_a_mistake_start_nothing(tmp_path, capsys):
     launcher = BasicLauncher(result)
     go(tmp_path, launcher, dry_run=True)

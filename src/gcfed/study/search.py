@@ -7,13 +7,10 @@ from typing import Any
 
 import hydra
 import numpy as np
-import optuna
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, RangeSweep
 from hydra.errors import HydraException
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.trial import FrozenTrial, Trial, TrialState
 
 from gcfed.runs.folder import CONFIG, read_run
 from gcfed.runs.identity import differences, leaves
@@ -23,16 +20,27 @@ from gcfed.utils.files import replacing
 from gcfed.utils.lock import locked
 from gcfed.utils.words import say
 
+try:
+    import optuna
+    from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+    from optuna.trial import FrozenTrial, Trial, TrialState
+except ImportError as error:
+    remedy = "A search needs Optuna, which is an extra: .venv/bin/uv pip install -e '.[optuna]'"
+    raise ImportError(f"{remedy} ({error})") from error
+
 log = logging.getLogger(__name__)
 
 
-def search(config: Any, context: Any, launcher: Any, arguments: list[str], **settings: Any) -> None:
+def search(config: Any, context: Any, launcher: Any, arguments: list[str], **settings: Any) -> bool:
     """Runs trials until ``n_trials`` have ended; the same command continues a search that was stopped.
 
     A trial that fails, or has no finite value ("pruned"), counts and keeps its reason, as in Optuna's own loop.
 
     Args:
         settings: those of ``configs/hydra/sweeper/optuna.yaml``.
+
+    Returns:
+        Whether a trial has a value, and none failed.
 
     Raises:
         ValueError: settings that cannot work, the folder holds another search, or a metric that runs do not have.
@@ -75,8 +83,7 @@ def search(config: Any, context: Any, launcher: Any, arguments: list[str], **set
                 write(study, root)
         failures = len(study.get_trials(states=(TrialState.FAIL,)))
         say(f"search in {root}: {ended} trials, {failures} failed{best(study) or '; none has a value'}")
-        if failures or not best(study):
-            raise SystemExit(1)
+        return bool(best(study)) and not failures
 
 
 def read_space(params: Mapping[str, Any], arguments: list[str]) -> tuple[dict[str, BaseDistribution], list[str]]:

@@ -21,7 +21,7 @@ def check_search(settings: Mapping[str, Any]) -> None:
     Raises:
         ValueError: a key is missing or unknown.
     """
-    if odd := {*settings} ^ SETTINGS:
+    if odd := ({*settings} - {"n_jobs"}) ^ SETTINGS:
         raise ValueError(f"study.search: {min(odd)} is missing or unknown; it has {', '.join(sorted(SETTINGS))}.")
 
 
@@ -32,12 +32,15 @@ def tune(
 
     Args:
         jobs: those of the study.
-        settings: ``study.search``: the ``metric`` and ``n_trials`` of each search; its ``params``, in the words of
-            ``configs/hydra/sweeper/optuna.yaml``; ``knobs``, override → further params of the cells that have it; and
-            ``overrides`` of the trials: a validation split, and a seed that no job has.
+        settings: ``study.search``: the ``metric`` and ``n_trials`` of each search, ``n_jobs`` of them at once (1);
+            its ``params``, in the words of ``configs/hydra/sweeper/optuna.yaml``; ``knobs``, override → further params
+            of the cells that have it; and ``overrides`` of the trials: a validation split, and a seed that no job has.
         root: folder of the study; its searches lie in ``searches/<row>_<column>``.
+
+    Raises:
+        ValueError: no trial of a search has a value.
     """
-    from gcfed.study.search import search  # Optuna, an extra
+    from gcfed.study.search import search  # Optuna, an extra; a trial that fails is one of the budget
 
     sweeper = yaml.safe_load((CONFIGS / "hydra" / "sweeper" / "optuna.yaml").read_text(encoding="utf-8"))
     fixed = {key: value for key, value in sweeper.items() if not key.startswith("_")}
@@ -54,8 +57,10 @@ def tune(
         common = [override for override in job.overrides if not override.startswith("seed=")]
         search(
             OmegaConf.merge(config, own), context, launcher, [*common, *settings["overrides"]],
-            **fixed | {"n_trials": settings["n_trials"], "params": params},
+            **fixed | {"n_trials": settings["n_trials"], "n_jobs": settings.get("n_jobs", 1), "params": params},
         )  # fmt: skip
-        best = yaml.safe_load((folder / "optimization_results.yaml").read_text(encoding="utf-8"))["best_params"]
+        if not (results := folder / "optimization_results.yaml").is_file():
+            raise ValueError(f"No trial of {folder} has a value; its trials.csv says why. study.rows leaves it out.")
+        best = yaml.safe_load(results.read_text(encoding="utf-8"))["best_params"]
         found[job.cell] = [f"{key}={value}" for key, value in best.items()]
     return [job._replace(overrides=[*job.overrides, *found[job.cell]]) for job in jobs]
