@@ -120,6 +120,7 @@ def test_what_the_system_says_is_put_into_words(tmp_path):
     assert in_words(FileNotFoundError("data/x is missing")) == "data/x is missing"
     with pytest.raises(FileNotFoundError, match=r"^data/x is missing$"), replacing(tmp_path / "y"):
         raise FileNotFoundError("data/x is missing")
+    assert in_words(OSError(errno.ENOMEM, "Cannot allocate memory"), tmp_path) == "[Errno 12] Cannot allocate memory"
     denied = PermissionError(errno.EACCES, "Permission denied", "/data/x")
     assert in_words(denied, tmp_path) == "/data/x: Permission denied."
     assert in_words(denied).startswith("/data/x cannot be written: Permission denied; ")

@@ -38,6 +38,15 @@ def test_a_kill_while_writing_leaves_the_old_checkpoint(tmp_path, monkeypatch):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["last.ckpt", "needed"]
 
 
+def test_the_rows_of_a_checkpoints_rounds_are_on_the_disk_before_it(tmp_path, monkeypatch):
+    path, io, synced = tmp_path / "checkpoints" / "last.ckpt", AtomicCheckpointIO(), []
+    (tmp_path / "metrics.csv").write_text("round\n1\n")
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append((os.fstat(file).st_ino, path.exists())))
+    io.save_checkpoint({"round": 1}, path)
+    io.teardown()
+    assert synced == [(path.stat().st_ino, False), ((tmp_path / "metrics.csv").stat().st_ino, False)]
+
+
 def test_the_next_round_does_not_wait_for_the_disk(tmp_path, monkeypatch):
     """It trains from the weights that are being written, and no file goes before the checkpoint is there."""
     path, io, old = tmp_path / "last.ckpt", AtomicCheckpointIO(), tmp_path / "old"

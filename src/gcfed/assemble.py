@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import ProgressBar
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -32,6 +31,7 @@ from gcfed.methods.local_norm import LocalNorm
 from gcfed.models.own import build_net
 from gcfed.utils.instantiate import build_all, optional, require
 from gcfed.utils.number import choice, flag, number, numbers
+from gcfed.utils.processes import in_sweep
 from gcfed.utils.rng import torch_seed
 from gcfed.utils.words import size
 
@@ -170,10 +170,9 @@ def check(cfg: DictConfig) -> None:
     flag("channels_last", cfg.get("channels_last"))
     flag("extras.figures", cfg.extras.get("figures"))
     flag("trainer.enable_model_summary", cfg.trainer.get("enable_model_summary", False))
-    sweep = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
     forks = can_fork() and trains_on_cpu(cfg.trainer.accelerator)
     alone = cfg.trainer.get("strategy") is None or "LOCAL_RANK" in os.environ or forks
-    if sweep and not alone:
+    if in_sweep() and not alone:
         raise ValueError("-m with trainer=ddp would start a sweep in every process: give each job a command.")
 
 
@@ -185,7 +184,7 @@ def refuse_sweeps() -> None:
     study, search = (hydra.runtime.choices.get(group) for group in ("study", "hparams_search"))
     if study is not None:  # the jobs of a study are composed without it
         raise ValueError(f"study={study} is a sweep of its own: python src/train.py -m study=<one of configs/study> …")
-    if search is not None and hydra.mode != RunMode.MULTIRUN:
+    if search is not None and not in_sweep():
         raise ValueError(f"hparams_search={search} is a sweep: python src/train.py -m hparams_search={search} …")
 
 

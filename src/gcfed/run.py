@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import DictConfig, OmegaConf
@@ -47,7 +46,7 @@ from gcfed.utils.files import in_words, remove_temporaries, replacing
 from gcfed.utils.instantiate import check_targets, require
 from gcfed.utils.lock import locked
 from gcfed.utils.pictures import show
-from gcfed.utils.processes import leads, one_of_several
+from gcfed.utils.processes import in_sweep, leads, one_of_several
 from gcfed.utils.signals import Stopped, stoppable
 
 log = logging.getLogger(__name__)
@@ -84,7 +83,7 @@ def one_sentence() -> Iterator[None]:
         log.error("%s. The same command with ckpt_path=last goes on after the last finished round.", headline(stop))
         raise SystemExit(stop.exit_code if isinstance(stop, Stopped) else stop.code) from None
     except (ValueError, OSError) as error:
-        if HydraConfig.get().mode == RunMode.MULTIRUN or os.environ.get("HYDRA_FULL_ERROR") == "1":
+        if in_sweep() or os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
         folder = Path(HydraConfig.get().runtime.output_dir)
         log.error("%s (HYDRA_FULL_ERROR=1 shows where)", in_words(error, folder))

@@ -42,6 +42,18 @@ class Listening(Callback):
 
 
 @linux
+def test_a_process_that_cannot_be_forked_is_the_error_and_leaves_nothing_behind(config, monkeypatch):
+    def start(self):
+        raise BlockingIOError("Resource temporarily unavailable")
+
+    before = {key: os.environ.get(key) for key in launch._VARIABLES}
+    monkeypatch.setattr(multiprocessing.get_context("fork").Process, "start", start)
+    with pytest.raises(BlockingIOError, match="temporarily unavailable"):
+        train(config(*TINY, *TWO))
+    assert {key: os.environ.get(key) for key in launch._VARIABLES} == before
+
+
+@linux
 def test_forked_processes_have_the_numbers_of_one_and_leave_nothing_behind(config, tmp_path):
     """Twice after a run in this very process, whose backward passes a fork must not mind: the jobs of a sweep."""
     before = {key: os.environ.get(key) for key in launch._VARIABLES}

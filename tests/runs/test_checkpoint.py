@@ -16,7 +16,7 @@ from omegaconf import OmegaConf, open_dict
 from gcfed.data.base import FederatedDataset, Split
 from gcfed.federated.method import FederatedMethod
 from gcfed.run import evaluate, train
-from gcfed.runs.checkpoint import class_checksum, load_checkpoint
+from gcfed.runs.checkpoint import class_checksum, load_checkpoint, resume_from
 from gcfed.utils.instantiate import check_targets
 from gcfed.utils.lock import locked
 from gcfed.utils.resolvers import ROOT
@@ -44,6 +44,14 @@ def test_every_flipped_bit_is_seen(run, finished, tmp_path):
     (tmp_path / "bad.ckpt").write_bytes(content)
     with pytest.raises(ValueError, match=r"bad\.ckpt is damaged.*checksum of .* is wrong"):
         load_checkpoint(tmp_path / "bad.ckpt")
+
+
+def test_a_job_of_a_sweep_that_has_not_begun_starts_and_a_run_does_not(tmp_path, monkeypatch):
+    folder = tmp_path / "multirun_of_mine"
+    with pytest.raises(FileNotFoundError, match="ckpt_path=last: no earlier run"):
+        resume_from("last", folder)
+    monkeypatch.setattr("gcfed.runs.checkpoint.in_sweep", lambda: True)
+    assert resume_from("last", tmp_path / "anything") is None
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(config, tmp_path, caplog):

@@ -3,7 +3,6 @@
 import copy
 from collections.abc import Callable
 from math import ceil
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,8 +43,7 @@ class CohortRule:
         if self._table is None or self._finite is None:
             self._table = updates.new_zeros(len(round.cohort), updates.shape[1])
             self._finite = updates.new_zeros(len(round.cohort))
-        place = {client: i for i, client in enumerate(round.cohort.tolist())}
-        rows = on_device([place[client] for client in upload.clients.tolist()], updates.device)
+        rows = on_device(round.places(upload.clients), updates.device)
         self._table[rows], self._finite[rows] = updates, upload.finite.to(updates.dtype)
 
     def reduce(self, round: Round, like: Params | None = None) -> Params:
@@ -62,12 +60,6 @@ class CohortRule:
         update = self.rule(table) if len(table) else table.new_zeros(table.shape[1])
         parts = dict(zip(sizes, update.split(list(sizes.values())), strict=True))
         return {name: torch.empty_like(t).copy_(parts[name].view(t.shape)) for name, t in like.items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing survives a round."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
 
 class BoundedRule(CohortRule):

@@ -5,7 +5,6 @@ whole cohort.
 """
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,12 +41,6 @@ class NormClip:
     def reduce(self, round: Round, like: Params | None = None) -> Params:
         """The mean of the clipped updates, as :class:`MeanAggregator`'s."""
         return self._mean.reduce(round, like)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing survives a round."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
 
 class MedianClip(CohortRule):

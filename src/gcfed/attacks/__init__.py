@@ -1,1 +1,1 @@
-"""What a curious server could learn from uploads; for measurements of privacy."""
+"""Hostile clients, and what a curious server could learn from uploads."""

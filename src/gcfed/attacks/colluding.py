@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gcfed.attacks.byzantine import Attack, messages
 from gcfed.federated.aggregate import Upload
+from gcfed.federated.method import Setup
 from gcfed.federated.round import Round
 from gcfed.utils.number import number
 
@@ -22,15 +23,25 @@ class Collusion(Attack):
         """A tensor of the n honest clients, ``[n, *shape]`` → what each hostile one sends, ``[*shape]``."""
         raise NotImplementedError
 
+    def validate(self, setup: Setup) -> None:
+        """Raises ValueError for stacks that are smaller than a cohort."""
+        super().validate(setup)
+        stack, cohort = setup.solver.stack, setup.sampler.per_round
+        if stack != "auto" and int(stack) < cohort:
+            raise self._refusal(cohort)
+
+    def _refusal(self, cohort: int) -> ValueError:
+        name = type(self).__name__
+        return ValueError(
+            f"attack._target_={name} must see the whole cohort: client.stack={cohort} or more, and trainer.devices=1."
+        )
+
     def on_upload(self, upload: Upload, round: Round) -> None:
         """Raises ValueError where the cohort is spread over stacks or processes."""
         if round.rehearsal:
             return
         if len(upload.clients) < len(round.cohort):
-            raise ValueError(
-                f"attack._target_={type(self).__name__} must see the whole cohort: set client.stack to "
-                f"{len(round.cohort)} or more, and trainer.devices=1."
-            )
+            raise self._refusal(len(round.cohort))
         hostile = np.isin(upload.clients, self.hostile(round))
         honest = torch.from_numpy(~hostile).to(upload.finite.device) & upload.finite
         rows = torch.from_numpy(np.flatnonzero(hostile)).to(upload.finite.device)

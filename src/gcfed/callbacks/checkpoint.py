@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
 from gcfed.federated.loop import FederatedLoop
-from gcfed.runs.folder import CHECKPOINT, PREVIOUS
+from gcfed.runs.folder import CHECKPOINT, METRICS, PREVIOUS
 from gcfed.utils.files import in_words, replacing
 from gcfed.utils.number import number
 
@@ -85,6 +85,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 file.write(content.getbuffer())
                 file.flush()
                 os.fsync(file.fileno())
+            with suppress(FileNotFoundError), (path.parent.parent / METRICS).open("rb") as rows:
+                os.fsync(rows.fileno())  # a run whose file lacks a round that its checkpoint knows cannot go on
             if self.newest != previous:
                 previous.unlink(missing_ok=True)
             if self.newest == path:

@@ -5,7 +5,7 @@ from typing import Any
 
 from gcfed.federated.method import FederatedMethod
 from gcfed.federated.round import Round
-from gcfed.utils.number import number
+from gcfed.runs.measures import DECAY, WINDOW
 
 
 class SmoothedAccuracy(FederatedMethod):
@@ -13,24 +13,19 @@ class SmoothedAccuracy(FederatedMethod):
 
     They cost nothing and are on by default, beside the progress bar and the checkpoints; ``~callbacks.smoothing`` turns
     them off. The summary of a run reads the accuracies themselves and does not need them.
-
-    Args:
-        window: number of tests in the moving mean.
-        decay: of the exponential moving average; the first test starts it.
     """
 
-    def __init__(self, window: int = 10, decay: float = 0.9) -> None:
-        self.decay = number("callbacks.smoothing.decay", decay, 0, 1, below=True)
-        self.last: deque[float] = deque(maxlen=number("callbacks.smoothing.window", window, 1, whole=True))
-        self.ema: float | None = None
+    def __init__(self) -> None:
+        self.last: deque[float] = deque(maxlen=WINDOW)
+        self.ema: float | None = None  # the first test starts it
 
     def on_round_end(self, row: dict[str, Any], round: Round) -> None:
         if "test/acc" not in row:
             return
         acc = row["test/acc"]
         self.last.append(acc)
-        self.ema = acc if self.ema is None else self.decay * self.ema + (1 - self.decay) * acc
-        row[f"test/acc_smooth{self.last.maxlen}"] = sum(self.last) / len(self.last)
+        self.ema = acc if self.ema is None else DECAY * self.ema + (1 - DECAY) * acc
+        row[f"test/acc_smooth{WINDOW}"] = sum(self.last) / len(self.last)
         row["test/acc_ema"] = self.ema
 
     def state_dict(self) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -50,6 +50,7 @@ class Upload:
 
 class Aggregator(Protocol):
     """Turns the uploads of one round into one update; ``add`` streams, ``reduce`` ends the round on every process.
+    What lasts longer than a round is a method's (``server_state``).
 
     ``beside`` makes one for what clients send beside Δ; ``validate`` refuses a cohort that is too small.
     """
@@ -61,10 +62,6 @@ class Aggregator(Protocol):
     def add(self, upload: Upload, round: Round) -> None: ...
 
     def reduce(self, round: Round, like: Params) -> Params: ...
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
 
 class MeanAggregator:
@@ -121,12 +118,6 @@ class MeanAggregator:
         self._sums, self._weight = {}, None
         total = torch.where(total > 0, total, 1.0)
         return {name: s.over(total) for name, s in sums.items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Nothing survives a round."""
-        return {}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None: ...
 
 
 def finite_clients(delta: Params) -> Tensor:

@@ -79,6 +79,11 @@ class Round:
         """Number of clients that the server sends to."""
         return len(self.cohort) + self.lost
 
+    def places(self, clients: np.ndarray) -> list[int]:
+        """Where these clients, ``[K]``, stand in the cohort."""
+        place = {client: i for i, client in enumerate(self.cohort.tolist())}
+        return [place[client] for client in clients.tolist()]
+
     def send(self, tensors: Mapping[str, Tensor]) -> None:
         """Counts the bytes of what the server sends to every client beside the model."""
         self.down_bytes += self.receivers * nbytes(tensors)

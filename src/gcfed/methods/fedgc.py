@@ -125,8 +125,7 @@ class FedGC(FederatedMethod):
 
     def on_receive(self, upload: Upload, round: Round) -> None:
         if self.sgc:
-            place = {client: i for i, client in enumerate(round.cohort.tolist())}
-            rows = on_device([place[client] for client in upload.clients.tolist()], upload.finite.device)
+            rows = on_device(round.places(upload.clients), upload.finite.device)
             sent = {name: upload.delta[name] for name in self.names}
             for t in sent.values():  # in place: these stay for the round, so that a copy would double them
                 t.masked_fill_(per_client(~upload.finite, t), 0.0)

@@ -46,8 +46,7 @@ class Personal(Clients):
 
     def on_clients_end(self, stack: ClientStack, round: Round) -> None:
         if self.due(round):
-            row = {client: i for i, client in enumerate(round.cohort.tolist())}
-            self._values_KV[[row[client] for client in stack.clients.tolist()]] = self.measured(stack, round)
+            self._values_KV[round.places(stack.clients)] = self.measured(stack, round)
 
     def on_round_end(self, row: dict[str, Any], round: Round) -> None:
         if not self.due(round):

@@ -32,8 +32,7 @@ class Updates(Cohorts):
     def on_clients_end(self, stack: ClientStack, round: Round) -> None:
         if not self.due(round):
             return
-        place = {client: i for i, client in enumerate(round.cohort.tolist())}
-        rows = on_device([place[client] for client in stack.clients.tolist()], self._table.device)
+        rows = on_device(round.places(stack.clients), self._table.device)
         for i, (name, start) in enumerate(self._start_model.items()):
             delta = (stack.full[name] - start).double().flatten(2)  # [K, out, in]
             norm, removed = delta.square().sum((1, 2)), delta.mean(2).square().sum(1) * delta.shape[2]

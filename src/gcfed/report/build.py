@@ -45,7 +45,7 @@ def report(cfg: Mapping[str, Any]) -> Path:
         parse(measure)  # before a thousand runs are read
     chosen = [papers.load(name) for name in (papers.names() if cfg["papers"] is None else _listed(cfg["papers"]))]
     places = {run: os.path.relpath(run.folder) for run in find_runs(roots)}
-    runs = [run for run, place in places.items() if "debug" not in Path(place).parts]
+    runs = [run for run in places if not any(_is_debug(run.folder, root.resolve()) for root in roots)]
     if not runs:
         raise ValueError(
             f"There is no run below {', '.join(map(str, roots)) or 'roots=[]'}: a run's folder holds config.yaml and "
@@ -90,6 +90,10 @@ def report(cfg: Mapping[str, Any]) -> Path:
     if lacks:
         raise Incomplete(f"The report lacks: {'; '.join(lacks)}")
     return out / "index.html"
+
+
+def _is_debug(folder: Path, root: Path) -> bool:
+    return folder.is_relative_to(root) and "debug" in folder.relative_to(root).parts
 
 
 def _listed(value: Any) -> list[str]:

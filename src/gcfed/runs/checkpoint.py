@@ -19,6 +19,7 @@ from gcfed.federated.module import FederatedModule
 from gcfed.runs.folder import CHECKPOINT, PREVIOUS
 from gcfed.runs.identity import differences, identity, leaves
 from gcfed.runs.metrics_csv import read_metrics
+from gcfed.utils.processes import in_sweep
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +77,7 @@ def resume_from(ckpt_path: str | None, folder: Path) -> Path | None:
         return None if ckpt_path is None else existing(ckpt_path)
     if (folder / CHECKPOINT).is_file():
         return folder / CHECKPOINT
-    if "multirun" in str(folder):
+    if in_sweep():
         log.warning("ckpt_path=last: this job of the sweep has not begun before; it starts in %s", folder)
         return None
     raise FileNotFoundError(

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 Scalar = bool | int | float | str
 
 #: Keys, with all below them, that change nothing of what a round computes: names, folders, what is logged, measured
-#: and drawn, how long a run goes on and how often it is tested, and which devices do the work (law 1: one code path).
+#: and drawn, how long a run goes on and how often it is tested, and which devices do the work (one code path for all).
 NEUTRAL = (
     "name", "tags", "labels", "paths", "hydra", "logger", "callbacks", "extras", "metrics", "targets", "rounds",
     "eval_every", "ckpt_path", "optimized_metric", "trainer", "client_store", "client.stack", "client.graphs",
@@ -31,11 +31,11 @@ COUNTED = (
 )  # fmt: skip
 #: Values that other sections repeat under the same name, as ``data.seed: ${seed}``.
 REPEATED = ("seed", "rounds")
-_NEUTRAL = re.compile(rf"({'|'.join(map(re.escape, NEUTRAL))})(\.|$)")
+_NEUTRAL = re.compile(rf"({'|'.join(map(re.escape, NEUTRAL))})([./]|$)")
 
 
 def counts(key: str) -> bool:
-    """Whether a dotted key changes what a round computes."""
+    """Whether a dotted key, or a group such as ``hydra/launcher``, changes what a round computes."""
     return key in COUNTED or not _NEUTRAL.match(key)
 
 

@@ -40,7 +40,7 @@ def run_dir(base: str, ckpt_path: Any, now: str, changed: str = "", *, _root_: A
             if identity(read_config(folder)) == wanted:
                 return str(folder)
         except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
-            log.warning("%s is passed over, its config.yaml cannot be read: %s", folder, " ".join(str(error).split()))
+            log.warning("%s is passed over, its config.yaml cannot be read: %s", folder, _line(error))
     return str(new)
 
 
@@ -48,12 +48,20 @@ def sweep_dir(base: str, ckpt_path: str | None) -> str:
     """A new folder for a sweep; with ``ckpt_path=last`` that of the newest one with the same overrides, to continue."""
     if ckpt_path == "last":
         # Hydra has no config for a sweep as a whole: its jobs share what stands on the command line.
-        mine = _counted(word for word in sys.argv[1:] if "=" in word and not word.startswith("--"))
+        words = (word for word in sys.argv[1:] if not word.startswith("-"))
+        mine = _counted(word for word in words if "=" in word or word.startswith("~"))
         for sweep in sorted(Path(base).glob("multirun_*/"), reverse=True):
-            saved = sweep / "multirun.yaml"  # Hydra's own
-            if saved.is_file() and _counted(yaml.load(saved.read_text(), Loader)["hydra"]["overrides"]["task"]) == mine:
-                return str(sweep)
+            try:
+                saved = yaml.load((sweep / "multirun.yaml").read_text(), Loader)  # Hydra's own
+                if _counted(saved["hydra"]["overrides"]["task"]) == mine:
+                    return str(sweep)
+            except (OSError, TypeError, KeyError, yaml.YAMLError) as error:
+                log.warning("%s is passed over, its multirun.yaml cannot be read: %s", sweep, _line(error))
     return str(Path(base) / datetime.now().strftime("multirun_%Y-%m-%d_%H-%M-%S"))
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _counted(overrides: Any) -> list[str]:

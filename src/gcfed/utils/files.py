@@ -47,7 +47,7 @@ def in_words(error: BaseException, folder: Path | None = None) -> str:
         error: any.
         folder: of the run; None: there is none yet, and nothing but that can be the matter.
     """
-    if not isinstance(error, OSError) or error.errno is None:
+    if not isinstance(error, OSError) or (error.filename is None and error.errno not in FULL):
         return " ".join(str(error).split())
     path, full = Path(error.filename or folder or "."), error.errno in FULL
     ours = folder is None or path.is_relative_to(folder)

@@ -1,6 +1,14 @@
-"""Runs of which ``torchrun`` or ``srun`` starts every process."""
+"""How a run was started: in a sweep, or by ``torchrun`` or ``srun``, which start every process of it."""
 
 import os
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+
+
+def in_sweep() -> bool:
+    """Whether this is a job of a sweep; no run that Python starts is one."""
+    return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
 
 
 def one_of_several() -> bool:

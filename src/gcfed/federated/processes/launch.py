@@ -67,8 +67,9 @@ class ForkLauncher(_Launcher):
         try:
             for rank in range(1, self.num_processes):
                 work = (rank, share, os.getpid(), lambda: function(*args, **kwargs))
-                self.children.append(context.Process(target=_child, args=work))
-                self.children[-1].start()
+                child = context.Process(target=_child, args=work)
+                child.start()
+                self.children.append(child)  # after it: one that could not be forked cannot be waited for
             torch.set_num_threads(share)
             result = function(*args, **kwargs)
             if failed := self._wait():
