@@ -18,7 +18,7 @@ report: .venv/.installed  ## tables, figures and a page of all runs below logs/
 docs: .venv/.installed  ## README and docs/ as a site, in site/; a broken link is an error
 	$(INSTALL) --editable '.[docs]'
 	rm -rf .site && mkdir .site
-	git ls-files -z -- '*.md' LICENSE CITATION.cff Dockerfile Makefile configs docs notebooks src | xargs -0 cp --parents -t .site
+	git ls-files -z -- '*.md' LICENSE CITATION.cff Dockerfile Makefile configs docs notebooks src | xargs -0 tar -c | tar -x -C .site
 	$(BIN)/zensical build --clean --strict
 
 lint: .venv/.installed

@@ -42,7 +42,6 @@ def write_runs(folder: Path, runs: int, rounds: int) -> None:
         run = folder / f"{i:04}"
         run.mkdir()
         (run / "config.yaml").write_text(yaml.dump(mine, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper)))
-        (run / "overrides.yaml").write_text(f"- seed={mine['seed']}\n")
         (run / "metrics.csv").write_text("\n".join([COLUMNS, *lines, ""]))
         if i % 50:
             (run / "summary.json").write_text(json.dumps({"rounds": rounds, "time/round_s": 1.0}))

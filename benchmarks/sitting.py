@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import resource
+import sys
 import time
 from pathlib import Path
 from statistics import median
@@ -115,7 +116,7 @@ class Sitting(Callback):
         dtype = torch.bfloat16 if half else next(net.parameters()).dtype
         trainer.strategy.barrier()
         rate = float(_over_processes(trainer, torch.tensor([gemm_rate(device, dtype)], dtype=torch.float64), "sum"))
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9
         peak = float(_over_processes(trainer, torch.tensor([peak]), "sum"))  # pages that they share counted in each
         if not trainer.is_global_zero:
             return

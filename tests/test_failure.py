@@ -59,6 +59,7 @@ def test_an_error_is_written_down_and_a_resumed_run_removes_it(config, tmp_path)
 
 def test_a_run_that_is_started_anew_removes_it_and_the_old_summary(config, tmp_path):
     (tmp_path / "summary.json").write_text("{}")
+    (tmp_path / "metrics.csv").write_text("round,test/acc\n1,0.9\n2,0.9\n3,0.9\n")
     with pytest.raises(KeyError):
         run(config, tmp_path, "key", "extras.figures=true", "eval_every=3")
     assert (tmp_path / "partition.png").exists()  # since the first round, though nothing was tested
@@ -67,6 +68,8 @@ def test_a_run_that_is_started_anew_removes_it_and_the_old_summary(config, tmp_p
     assert not (tmp_path / "summary.json").exists()
     run(config, tmp_path, "none")
     assert not (tmp_path / FAILURE).exists()
+    run(config, tmp_path, "none", "logger=none")
+    assert not {"metrics.csv", "summary.json"} & {path.name for path in tmp_path.iterdir()}
 
 
 def test_a_user_who_stops_a_run_is_named(config, tmp_path):

@@ -88,7 +88,7 @@ def one_sentence() -> Iterator[None]:
         folder = Path(HydraConfig.get().runtime.output_dir)
         log.error("%s (HYDRA_FULL_ERROR=1 shows where)", in_words(error, folder))
         # What Hydra made before the run was refused; its folder is the present one for src/eval.py.
-        if folder != Path.cwd() and [path.name for path in folder.iterdir()] == ["train.log"]:
+        if folder != Path.cwd() and folder.is_dir() and [path.name for path in folder.iterdir()] == ["train.log"]:
             shutil.rmtree(folder)
             with suppress(OSError):  # logs/<name>/ too, unless other runs are in it
                 folder.parent.rmdir()
@@ -141,7 +141,8 @@ def _train(cfg: DictConfig, folder: Path) -> RunResult:
         if trainer.is_global_zero:
             write_inputs(cfg, parts.data, folder)
             if checkpoint is None:
-                (folder / SUMMARY).unlink(missing_ok=True)  # of a run that was here before
+                for name in (SUMMARY, METRICS):  # of a run that was here before
+                    (folder / name).unlink(missing_ok=True)
             log.info(describe(parts, trainer))
         for logger in trainer.loggers:
             logger.log_hyperparams(hyperparameters(cfg))
@@ -213,10 +214,10 @@ def finish(cfg: DictConfig, parts: Parts, folder: Path, trainer: Trainer) -> Non
         "data": fingerprint(parts.data),
         "classes": class_checksum(parts.data),
     }
-    summary = write_summary(folder, cfg.targets, processes=trainer.world_size, about=about)
-    if not summary:
-        return
     metrics = read_metrics(folder / METRICS)
+    if metrics.empty or metrics.index[-1] != trainer.global_step:
+        return  # no logger has written its rows
+    summary = write_summary(folder, cfg.targets, processes=trainer.world_size, about=about)
     if cfg.extras.figures:
         from gcfed.plots.curves import plot_curves  # matplotlib
         from gcfed.plots.partition import draw_partition

@@ -84,6 +84,12 @@ def test_runs_in_another_precision_are_of_the_cell_and_it_says_so(add, toy):
     assert table.notes[1].startswith("Ours differs in precision bf16-mixed [FedAvg].")
 
 
+def test_a_run_of_the_papers_rounds_wins_over_a_longer_one(add, toy):
+    add(f"{SAME} rounds=5", 0.1, 0.1, 0.1, 0.1, 0.9)
+    add()
+    assert toy().frame["a (%)"].tolist()[0] == "50.00 [1 of 2]"
+
+
 def test_what_a_cell_lacks_is_said_in_it(add, toy):
     add()
     add(SAME, 0.1, 0.2, seed=2, ended=False)

@@ -67,6 +67,13 @@ def test_a_sweep_is_drawn_over_its_number_with_one_line_a_method(axes):
     assert plot.federation == f"{PLACE}, 30 rounds"
 
 
+def test_two_numbers_that_change_together_are_no_sweep():
+    runs = [run_of(**{"client.optimizer.lr": lr, "client.epochs": epochs}) for lr, epochs in ((0.1, 1), (0.01, 5))]
+    assert not [name for name in plots_of(*runs) if name.startswith("client")]
+    same = [run_of(**{"client.optimizer.lr": lr, "other.lr": lr}) for lr in (0.1, 0.01)]  # one number, twice
+    assert "client.optimizer.lr_1" in plots_of(*same)
+
+
 def test_a_sweep_over_a_federations_number_names_what_the_federations_share(axes):
     plot = plots_of(*(run_of(**{"partition.alpha": alpha}) for alpha in (0.1, 1.0, 10.0)))["partition.alpha_1"]
     assert plot.federation == "digits, mlp, 5 of 20 clients, 30 rounds"
@@ -108,6 +115,16 @@ def test_methods_that_send_unequal_bytes_are_also_compared_by_bytes(axes):
     assert [list(line.get_xdata()) for line in axes.lines[:2]] == [[2, 4], [4, 8]]
     many.metrics["comm/up_bytes"] = 1e9
     assert "bytes_1" not in plots_of(few, many)
+    lost = run_of("failed", values=(), seed=0)  # before its first round
+    assert "bytes_1" not in plots_of(lost, few, many)
+
+
+def test_a_point_by_bytes_is_a_round_of_all_seeds(axes):
+    runs = [run_of(values=(0.2, 0.4), seed=seed) for seed in (1, 2)]
+    for run, sent in zip(runs, (1e9, 2e9), strict=True):
+        run.metrics["comm/up_bytes"] = sent
+    curves(grouped(runs), "test/acc", COLORS, axes, by_bytes=True)
+    assert list(axes.lines[0].get_xdata()) == [1.5, 3.0]
 
 
 def test_the_longest_updates_are_a_map_of_clients_and_layers(axes, tmp_path):

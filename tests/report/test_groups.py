@@ -37,8 +37,8 @@ def test_runs_over_other_data_are_no_repetitions():
 
 
 def test_of_a_seed_run_twice_the_last_to_end_counts():
-    old = run_of(summary={"ended": "2026-05-01T10:00:00+00:00"}, folder="/b", values=(0.1,))
-    new = run_of(summary={"ended": "2026-05-02T10:00:00+00:00"}, folder="/a", values=(0.2,))
+    old = run_of(summary={"ended": "2026-05-02T08:00:00+09:00"}, folder="/b", values=(0.1,))
+    new = run_of(summary={"ended": "2026-05-02T00:00:00+00:00"}, folder="/a", values=(0.2,))
     stopped = run_of("unfinished", folder="/c", values=(0.3,))
     (group,) = grouped([new, stopped, old])
     assert (group.runs, set(group.repeated)) == ((new,), {old, stopped})
@@ -90,6 +90,12 @@ def test_a_target_that_was_not_reached_is_a_bound():
     s = sample(group, "rounds:test/acc>=0.7")
     assert (dict(s.values), s.mean, s.std, s.bound) == ({1: 2.0, 2: 4.0}, 3.0, None, True)
     assert not sample(grouped(runs[:1])[0], "rounds:test/acc>=0.7").bound
+    sent = {"comm/down_bytes": 6, "comm/up_bytes": 4}
+    runs = [run_of(seed=s, summary={"bytes_to_target": {"0.7": b}, **sent}) for s, b in ((1, 5), (2, None))]
+    s = sample(grouped(runs)[0], "bytes_to_target/0.7")
+    assert (dict(s.values), s.mean, s.bound) == ({1: 5.0, 2: 10.0}, 7.5, True)
+    runs = [run_of(seed=s, summary={"client_seconds_to_target": {"0.7": t}}) for s, t in ((1, 5), (2, None))]
+    assert sample(grouped(runs)[0], "client_seconds_to_target/0.7").bound  # what it took in all is not known
 
 
 def test_the_permutation_test_by_hand():

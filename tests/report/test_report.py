@@ -119,6 +119,13 @@ def test_a_search_is_a_table(tmp_path):
     trials = "number,state,value,seconds,folder,gc.lam\n0,COMPLETE,0.5,2.0,0,0.1\n1,FAIL,,,,0.2\n"
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "trials.csv").write_text(trials)
-    (table,) = build._searches([tmp_path])
-    assert table.name == "trials_mine"
+    lacks = []
+    (table,) = build._searches([tmp_path], lacks)
+    assert (table.name, lacks) == ("trials_mine", [])
     assert table.frame.to_numpy().tolist() == [["0", "COMPLETE", "0.5", "2", "0.1"], ["1", "FAIL", "–", "–", "0.2"]]
+    for place, text in (("small/mine", trials), ("empty", "")):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "trials.csv").write_text(text)
+    names = [table.name for table in build._searches([tmp_path], lacks)]
+    assert len(set(names)) == 2  # of one name, in two folders
+    assert "empty/trials.csv cannot be read: No columns" in lacks[0]

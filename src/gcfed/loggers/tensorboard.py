@@ -24,8 +24,8 @@ class RoundTensorBoardLogger(TensorBoardLogger):
     """Lightning's, in ``save_dir`` itself: a row of metrics at its round, pictures, and the hparams tab.
 
     What is true of the run as a whole (hyperparameters before its first round; how it ended, its last figures after
-    the last) lies in event files of its own, the frame, which the next start replaces: of two such entries TensorBoard
-    keeps the first. It reads files by name and leaves each for good, so names follow the clock.
+    the last) lies in event files of its own, ``.frame``, which the next start replaces: of two such entries TensorBoard
+    keeps the first. It reads files in the order of their names and never returns to one, so names begin with the time.
 
     Args:
         save_dir: the run's folder.

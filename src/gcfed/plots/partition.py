@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,7 +75,8 @@ def plot_partition(
             "sizes", num=None if few else 4, fmt="{x:,.0f}", func=lambda s: s / area, color=BLUE
         )
         bubbles.legend(*examples, title="samples", loc="upper left", bbox_to_anchor=(1, 1), labelspacing=1)
-    place = np.arange(0, len(drawn), next(step for step in (1, 2, 5, 10, 20, 50, 100) if len(drawn) <= 20 * step))
+    steps = (step * 10**e for e in count() for step in (1, 2, 5))
+    place = np.arange(0, len(drawn), next(step for step in steps if len(drawn) <= 20 * step))
     bubbles.set_xticks(place, [str(i) for i in ids[place]])
     bubbles.yaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
     subset = "" if len(drawn) == of else f" ({len(drawn)} of {of:,}, evenly spaced)"

@@ -59,10 +59,11 @@ def report(cfg: Mapping[str, Any]) -> Path:
             federations[place] = table
     settings = Settings(groups)
     others = [table for paper in chosen for table in compare(paper, groups, settings, empty=cfg["empty"])]
-    others += [table for table in (targets(groups), *_searches(roots)) if table]
+    lacks: list[str] = []
+    others += [table for table in (targets(groups), *_searches(roots, lacks)) if table]
     tables = [*([first] if first else []), *federations.values(), *others, every]
     lost = [m for m in measures if not any(m in set(table.records["measure"]) for table in federations.values())]
-    lacks = [f"no finished run has the measures {', '.join(lost)}. {FORMS}"] if lost else []
+    lacks += [f"no finished run has the measures {', '.join(lost)}. {FORMS}"] if lost else []
     for table in tables:
         table.write(out / "tables")
     pictures = []
@@ -101,13 +102,19 @@ def _listed(value: Any) -> list[str]:
     return [value] if isinstance(value, str) else list(dict.fromkeys(map(str, value or ())))
 
 
-def _searches(roots: Sequence[Path]) -> list[Table]:
-    """The trials of each hyperparameter search."""
+def _searches(roots: Sequence[Path], lacks: list[str]) -> list[Table]:
+    """The trials of each hyperparameter search; ``lacks`` takes those that cannot be read."""
     tables = []
-    for folder in sorted({folder.resolve() for folder, files in folders(roots) if TRIALS in files}):
-        trials = pd.read_csv(folder / TRIALS)
+    found = sorted({folder.resolve() for folder, files in folders(roots) if TRIALS in files})
+    for i, folder in enumerate(found, start=1):
+        try:
+            trials = pd.read_csv(folder / TRIALS)
+        except (ValueError, OSError) as error:
+            lacks.append(f"{os.path.relpath(folder / TRIALS)} cannot be read: {error}")
+            continue
+        name = f"trials_{folder.name}" + f"_{i}" * (sum(other.name == folder.name for other in found) > 1)
         frame = trials.drop(columns="folder", errors="ignore").astype(object).fillna("–")
         frame = frame.map(lambda cell: f"{cell:.5g}" if isinstance(cell, float) else str(cell))
         note = "The best trial stands in the search's optimization_results.yaml."
-        tables.append(Table(f"trials_{folder.name}", f"Search {folder.name}", frame, trials, (note,)))
+        tables.append(Table(name, f"Search {os.path.relpath(folder)}", frame, trials, (note,)))
     return tables

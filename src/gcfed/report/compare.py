@@ -90,7 +90,8 @@ def compare(paper: PaperTable, groups: Sequence[Group], settings: Settings, *, e
             known = [group for name in asked for group in by_setting[name]]
             if scale != FULL and full.intersection(asked):  # the full table has the paper's setting with other rounds
                 known = [group for group in known if group.planned == rounds]
-            best = max(known, key=lambda g: (g.has_ended, min(g.planned, rounds), len(g.runs)), default=None)
+            ranks = [(g.has_ended, g.planned == rounds, min(g.planned, rounds), len(g.runs)) for g in known]
+            best = known[ranks.index(max(ranks))] if known else None
             lines.append({"table": paper.name, "scale": scale, **_cell(paper, *place, asked, rounds, best)})
         cells = pd.DataFrame(lines, dtype=object)
         if scale != FULL:  # no run is of two scales

@@ -21,7 +21,7 @@ from matplotlib.ticker import MaxNLocator, NullFormatter
 from gcfed.data.label_counts import LabelCounts
 from gcfed.plots.partition import plot_partition
 from gcfed.plots.style import PALETTE, save, styled
-from gcfed.report.groups import Group, sample, symbol, variants
+from gcfed.report.groups import Group, differing, sample, symbol, variants
 from gcfed.report.tables import by_federation, describe, main_measure
 from gcfed.runs.folder import FINISHED
 from gcfed.runs.measures import smooth
@@ -40,6 +40,7 @@ FAMILIES = {
     "angle": "Angles of the clients' updates to the server's last step and to the round's update (FedGC, eq. 1 and 8)",
     "forgetting": "Loss before and after local training on the data of the cohort (FedGC, Figure 7)",
     "clients": "Clients on their own data, before and after local training",
+    "personal": "Global and local models on test samples of each client's classes",
     "leakage": "What deep leakage from gradients recovers of a client's images (FedGC, Appendix A.5)",
     "fedgc": "How often the constraints of FedGC bind",
 }
@@ -108,7 +109,8 @@ def _plots(groups: Sequence[Group]) -> Iterator[Plot]:
             plot = partial(curves, members, "test/acc", colors, by_bytes=True)
             yield Plot(f"bytes_{i}", "Test accuracy by bytes", place, plot)
         layers = [name for name in columns if name.startswith(AGREEMENT)]
-        for j, group in enumerate([g for g in members if {*layers} & {*g.runs[0].metrics}][:MAPS], start=1):
+        agreed = [g for g in members if any({*layers} & {*run.metrics} for run in g.runs)]
+        for j, group in enumerate(agreed[:MAPS], start=1):
             plot = partial(agreement, group, layers)
             yield Plot(f"rho_{i}_{j}", f"Do clients agree? {group.method}", place, plot, 1.6 + 0.25 * len(layers))
         for j, group in enumerate([g for g in members if (g.runs[0].folder / UPDATES).is_file()][:MAPS], start=1):
@@ -138,11 +140,13 @@ def curves(groups: Sequence[Group], column: str, colors: dict[str, Any], axes: A
             curve = run.curve(column).replace(np.inf, np.nan).dropna()
             curve = 100 * smooth(curve) if column == "test/acc" else curve
             curve = curve.iloc[np.unique(np.linspace(0, len(curve) - 1, min(len(curve), POINTS)).astype(int))]
-            if by_bytes:
-                curve.index = _bytes(run).reindex(curve.index)
             about = {"method": group.method, "run": str(run.folder), "lost": run.state != FINISHED}
+            about["sent"] = _bytes(run).reindex(curve.index).to_numpy()
             parts.append(pd.DataFrame({"round": curve.index, "y": curve.to_numpy(), **about}))
-    table = pd.concat(parts)
+    table = pd.concat(parts, ignore_index=True)
+    if by_bytes:  # seeds may send different numbers of bytes: a point is a round, at their mean
+        alone = table["run"].where(table["lost"], "")
+        table["round"] = table.groupby(["method", "round", alone])["sent"].transform("mean")
     whole, lost = table[~table["lost"]], table[table["lost"]]
     dashes = {m: ("", (4, 1.5), (1, 1), (6, 1.5, 1, 1.5))[i // 7 % 4] for i, m in enumerate(colors)}
     methods = list(table["method"].unique())
@@ -233,7 +237,8 @@ def longest_updates(group: Group, axes: Axes) -> str:
 
 def _sent(group: Group) -> str:
     """What a round of the method sends, roughly; the same text for methods that send the same."""
-    return f"{group.runs[0].metrics.filter(regex='^comm/.*_bytes$').sum(axis=1).mean():.2g}"
+    run = next((run for run in group.runs if len(run.metrics)), group.runs[0])
+    return f"{run.metrics.filter(regex='^comm/.*_bytes$').sum(axis=1).mean():.2g}"
 
 
 def _bytes(run: Any) -> pd.Series:
@@ -263,9 +268,11 @@ def _sweeps(groups: Sequence[Group], colors: dict[str, Any]) -> Iterator[Plot]:
     """A figure for each number in which groups differ that are equal in all else."""
     ended = [group for group in groups if group.has_ended]
     frame = variants([group.values for group in ended]) if ended else pd.DataFrame()
+    every = differing([group.values for group in ended]) if ended else frame
     for key in frame.columns.difference(["rounds", "eval_every"]):
         x = pd.to_numeric(frame[key], errors="coerce").dropna()
-        rest = frame.assign(**{key: ""}).apply(tuple, axis=1)
+        same = [name for name in every if every[name].equals(every[key])]  # the same number under another name
+        rest = every.assign(**dict.fromkeys(same, "")).apply(tuple, axis=1)
         parts: dict[tuple[str, str], list[pd.DataFrame]] = defaultdict(list)
         for indices in x.groupby(rest).groups.values():
             members = [ended[i] for i in indices]
@@ -289,7 +296,10 @@ def _common(names: Sequence[str]) -> str:
 
 def _partitions(groups: Sequence[Group], folder: Path, suffixes: Sequence[str]) -> Iterator[Picture]:
     """How the data lie on the clients, each partition once (GC-Fed, Figure 5)."""
-    held = {counts.counts.tobytes(): (g, counts) for g in groups if (counts := LabelCounts.load(g.runs[0].folder))}
+    held: dict[bytes, tuple[Group, LabelCounts]] = {}
+    for group in groups:
+        if counts := LabelCounts.load(group.runs[0].folder):
+            held.setdefault(counts.counts.tobytes(), (group, counts))
     for i, (group, counts) in enumerate(list(held.values())[:FEDERATIONS], start=1):
         for suffix in reversed(suffixes):
             path = folder / f"partition_{i}.{suffix}"

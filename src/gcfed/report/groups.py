@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
@@ -13,7 +15,7 @@ import pandas as pd
 
 from gcfed.runs.folder import DIVERGED, Run
 from gcfed.runs.identity import leaves
-from gcfed.runs.measures import parse, value
+from gcfed.runs.measures import parse, total, value
 
 SYMBOLS = {"gc.lam": "λ", "client.optimizer.lr": "η", "client.epochs": "epochs", "client.steps": "steps",
            "client.batch_size": "batch", "methods.proximal.mu": "μ", "methods.ssf.ratio": "r/d",
@@ -66,13 +68,19 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
 
 
 def _group(runs: Sequence[Run], classes: str) -> Group:
-    ordered = sorted(runs, key=lambda run: (run.has_ended, str(run.summary.get("ended", "")), run.folder))
+    ordered = sorted(runs, key=lambda run: (run.has_ended, _ended(run), run.folder))
     last = {run.seed: run for run in ordered}
     values = leaves(runs[0].config) | {"rounds": runs[0].planned, "eval_every": runs[0].get("eval_every")}
     values |= {"data.classes": classes} if classes else {}
     values.pop("seed", None)
     repeated = tuple(run for run in ordered if run is not last[run.seed])
     return Group(tuple(last[seed] for seed in sorted(last)), repeated, values, _method(runs[0]), _federation(runs[0]))
+
+
+def _ended(run: Run) -> float:
+    """When, in seconds; runs of two places have two time zones."""
+    text = run.summary.get("ended")
+    return datetime.fromisoformat(text).timestamp() if isinstance(text, str) else -math.inf
 
 
 def _name(run: Run, kind: str) -> str:
@@ -114,14 +122,19 @@ def _distinct(groups: Sequence[Group], name: str) -> list[Group]:
 
 
 def variants(settings: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Texts of the keys in which the settings differ, a row each; of keys that always change together one only.
+    """Of the keys that :func:`differing` has and that always change together one only.
 
     Classes come first, then what has a symbol: Adam with another η and β is Adam.
     """
-    frame = pd.DataFrame([{key: _text(value) for key, value in values.items()} for values in settings]).fillna("")
-    frame = frame[sorted(frame.columns[frame.nunique() > 1], key=_precedence)]
+    frame = differing(settings)
     codes = pd.DataFrame({key: pd.factorize(frame[key])[0] for key in frame}, index=frame.index)
     return frame.loc[:, ~codes.T.duplicated().to_numpy()]
+
+
+def differing(settings: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Texts of the keys in which the settings differ, a row each."""
+    frame = pd.DataFrame([{key: _text(value) for key, value in values.items()} for values in settings]).fillna("")
+    return frame[sorted(frame.columns[frame.nunique() > 1], key=_precedence)]
 
 
 def _precedence(key: str) -> tuple[bool, bool, bool, int]:
@@ -164,13 +177,19 @@ class Sample:
 
 
 def sample(group: Group, measure: str, factor: float = 1.0) -> Sample:
-    """The measure over a group's seeds, times a factor; a target that a run did not reach has the run's rounds."""
-    target = parse(measure).column if parse(measure).is_target else ""
+    """The measure over a group's seeds, times a factor.
+
+    A target that a run did not reach has what the run took in all, its rounds or bytes.
+    """
+    parts = parse(measure)
+    target, cost = parts.column if parts.is_target else "", parts.column.rpartition("/")
     values, bound = {}, False
     for run in group.runs:
         number = value(run, measure) if run.has_ended else None
         if run.has_ended and number is None and len(run.curve(target)):
             number, bound = float(run.rounds), True
+        elif run.has_ended and number is None and cost[2] in (run.summary.get(cost[0]) or ()):
+            number, bound = total(run, cost[0]), True
         if number is not None:
             values[run.seed] = factor * number
     return Sample(

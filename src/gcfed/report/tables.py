@@ -28,7 +28,8 @@ class Unit(NamedTuple):
 
     def text(self, number: float) -> str:
         """The number, already in this unit, as tables show it."""
-        return f"{number:{self.digits}}".removesuffix(".0")
+        digits = ".0f" if "g" in self.digits and 1000 <= abs(number) < 1e9 else self.digits
+        return f"{number:{digits}}".removesuffix(".0")
 
     def rank(self, s: Sample) -> float | None:
         """The mean as it is shown, by which the best is marked; None where there is none, or a bound."""
@@ -59,7 +60,8 @@ MEASURES = {
 }
 #: What the column of a measure holds → (unit, whether more is better); the first that fits.
 _COLUMNS: dict[str, tuple[str, bool | None]] = {
-    "acc_diff/": ("percent", None), "comm/": ("MB", None), "time/": ("seconds", None), "bytes": ("MB", False),
+    "acc_diff/": ("percent", None), "_std": ("percent", None), "personal/": ("percent", True),
+    "comm/": ("MB", None), "time/": ("seconds", None), "bytes": ("MB", False),
     "acc": ("percent", True), "loss": ("none", False), "error": ("none", False), "seconds": ("seconds", False),
     "": ("none", None),
 }  # fmt: skip
@@ -71,7 +73,7 @@ _RUN = {
 NOTE = (
     "Mean (sample standard deviation) over seeds, the best in bold. [n of m]: of n seeds, where there should be m; †: "
     "a run diverged, and is in the mean unless its value is not finite; +: a run that did not reach the target counts "
-    "with all its rounds, so that the mean is a lower bound."
+    "with all its rounds or bytes, so that the mean is a lower bound."
 )
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "[": "{[}"}  # no \\[length]
 _LATEX |= {character: rf"\{character}" for character in "&%$#_{}"}

@@ -44,6 +44,14 @@ def first_round(curve: pd.Series, target: float, *, at_most: bool = False) -> in
     return int(reached[0]) if len(reached) else None
 
 
+def total(run: Run, cost: str) -> float | None:
+    """What a run took in all of ``rounds_to_target``, ``bytes_to_target``, …; None where that is not known."""
+    if cost.startswith("rounds"):
+        return float(run.rounds)
+    sent = [float(run.summary.get(f"comm/{way}_bytes", math.nan)) for way in ("down", "up")]
+    return _finite(sum(sent)) if cost.startswith("bytes") else None
+
+
 def until(values: pd.Series, round_number: int | None) -> float | None:
     """The sum of a column up to a round, that included; None for no round."""
     return None if round_number is None else values.loc[:round_number].sum().item()

@@ -45,7 +45,7 @@ def in_words(error: BaseException, folder: Path | None = None) -> str:
 
     Args:
         error: any.
-        folder: of the run; None: there is none yet, and nothing but that can be the matter.
+        folder: of the run; None: it has none yet, so an error about a file means that it cannot be made.
     """
     if not isinstance(error, OSError) or (error.filename is None and error.errno not in FULL):
         return " ".join(str(error).split())
