@@ -47,7 +47,7 @@ def make_setup(
     methods = sorted(methods, key=lambda m: m.order)
     return Setup(
         Cohorts(cohort_of), solver or sgd(), aggregator or MeanAggregator(), stores or ClientStores(), data,
-        FederatedModule(net, server, task=task), methods, rounds,
+        FederatedModule(net, server, task=task), methods, rounds, cohort_of,
     )  # fmt: skip
 
 

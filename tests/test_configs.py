@@ -206,7 +206,9 @@ def test_the_server_optimizer_of_an_algorithm_can_be_replaced(config):
 
 @pytest.mark.parametrize(("hidden", "last"), [("64", "fc2"), ("[]", "fc1"), ("[64,32,16]", "fc4")])
 def test_the_borderline_follows_the_hidden_widths(config, hidden, last):
-    assert config("data=mnist", "model=fedgc_cnn", f"model.hidden={hidden}").gc.boundary == last
+    for model in ("fedgc_cnn", "cnn", "femnist_cnn"):
+        assert config("data=mnist", f"model={model}", f"++model.hidden={hidden}").gc.boundary == last
+    assert config("data=mnist", "model=cnn").gc.boundary == "fc2"
 
 
 @pytest.mark.parametrize("experiment", ["cifar10_resnet9_fedgc", "cifar100_resnet9_fedgc"])

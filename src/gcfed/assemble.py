@@ -85,6 +85,11 @@ def assemble(cfg: DictConfig) -> Parts:
     sampler = cfg.participation.get("sampler")
     shared = OmegaConf.is_dict(sampler) and "per_round" in sampler
     drawn = cohort_size(sampler.per_round, data.num_clients) + (faults.extra or 0) if shared else 0
+    if faults.extra and drawn > data.num_clients:
+        raise ValueError(
+            f"participation.per_round and participation.faults.extra={faults.extra} make {drawn} clients a round, of "
+            f"participation.num_clients={data.num_clients}."
+        )
     size = {"per_round": drawn} if shared else {}
     loop = FederatedLoop(
         sampler=require(cfg.participation, "sampler", **size),

@@ -77,9 +77,9 @@ def test_colluding_clients_need_the_whole_cohort_in_one_stack():
     with pytest.raises(ValueError, match=r"client\.stack=10 or more, and trainer\.devices=1"):
         attacked(ALIE(), clients=[1, 2, 3])
     for stack in ("auto", 5, 1000):  # auto is what the device holds
-        ALIE().validate(SimpleNamespace(solver=SimpleNamespace(stack=stack), sampler=SimpleNamespace(per_round=5)))
+        ALIE().validate(SimpleNamespace(solver=SimpleNamespace(stack=stack), cohort=5))
     with pytest.raises(ValueError, match=r"client\.stack=5 or more"):
-        ALIE().validate(SimpleNamespace(solver=SimpleNamespace(stack=4), sampler=SimpleNamespace(per_round=5)))
+        ALIE().validate(SimpleNamespace(solver=SimpleNamespace(stack=4), cohort=5))
 
 
 def test_an_attack_sees_what_is_ready_to_be_sent_and_all_stacks_agree():

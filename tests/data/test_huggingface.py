@@ -20,7 +20,7 @@ TEXTS = [("to be or not" * (1 + i % 3))[: 8 + i] for i in range(N)]
 
 def png(size=(5, 4), mode="RGB", level=0) -> bytes:
     buffer = io.BytesIO()
-    Image.new(mode, size, level if mode == "L" else (level, 0, 9)).save(buffer, "PNG")
+    Image.new(mode, size, (level, 0, 9) if mode == "RGB" else level).save(buffer, "PNG")
     return buffer.getvalue()
 
 
@@ -62,6 +62,17 @@ def test_grey_images_in_one_split(tmp_path):
     dataset = huggingface(saved(tmp_path, {"": pictures(mode="L")}), str(tmp_path / "data"))
     assert (dataset.train.x.shape, dataset.test.x.shape) == ((16, 1, 4, 5), (4, 1, 4, 5))
     assert np.bincount(dataset.test.y).tolist() == [2, 2]
+
+
+def test_images_of_one_set_have_the_same_channels(tmp_path):
+    grey, colours = pictures(4, mode="L"), pictures()
+    name = saved(tmp_path / "a", {"train": colours, "test": grey})
+    assert huggingface(name, str(tmp_path / "data")).test.x.shape == (4, 3, 4, 5)
+    mixed = {**colours[0], "image": [grey[0]["image"][0], *colours[0]["image"][1:]]}
+    with pytest.raises(ValueError, match=r"row 1 .*it has colours, or is transparent, and the first one is grey"):
+        huggingface(saved(tmp_path / "b", {"train": (mixed, colours[1])}), str(tmp_path / "data"))
+    with pytest.raises(ValueError, match=r"row 0 .*mode I;16 has more than 8 bits a channel"):
+        huggingface(saved(tmp_path / "c", {"train": pictures(mode="I;16")}), str(tmp_path / "data"))
 
 
 def test_a_test_split_without_labels_is_passed_over(tmp_path):

@@ -152,6 +152,10 @@ def test_a_folder_with_a_test_split(tmp_path):
     assert small.train.x.shape == (5, 3, 4, 4)
     write_images(tmp_path / "flowers/train", {"rose": 4, "tulip": 2})
     assert len(image_folder(str(tmp_path / "flowers"), str(tmp_path)).train) == 6
+    (tmp_path / "flowers/train/tulip").rename(tmp_path / "flowers/train/aster")  # as large and as old as before
+    (tmp_path / "flowers/val/tulip").rename(tmp_path / "flowers/val/aster")
+    renamed = image_folder(str(tmp_path / "flowers"), str(tmp_path))
+    assert (renamed.class_names, renamed.train.y.tolist()) == (("aster", "rose"), [0, 0, 1, 1, 1, 1])
 
 
 def test_a_folder_without_a_test_split_gives_a_part_of_each_class(tmp_path):
@@ -190,10 +194,19 @@ def test_the_transform_that_samples_ask_for():
     np.testing.assert_allclose(auto.mean, IMAGES.mean((0, 2, 3)) / 255)
     np.testing.assert_allclose(auto.std, IMAGES.std((0, 2, 3)) / 255)
     assert auto.flip
-    assert AutoTransform([0.5], [0.1])(IMAGES).mean == (0.5,)
+    assert AutoTransform([0.5], [0.1])(IMAGES).mean == (0.5,) * 3
+    given = AutoTransform(mean=[0.5, 0.4, 0.3])(IMAGES)
+    assert (given.mean, given.std) == ((0.5, 0.4, 0.3), auto.std)
+    assert AutoTransform(std=[0.1])(IMAGES).std == (0.1,) * 3
+    with pytest.raises(ValueError, match=r"data\.transform\.mean has 2 values, the images 3 channels"):
+        AutoTransform(mean=[0.5, 0.4])(IMAGES)
     assert AutoTransform()(np.zeros((2, 1, 3, 3), np.uint8)).std == (0.01,)  # an empty channel
     assert type(AutoTransform()(IMAGES[:, 0, 0])) is TextTransform
     assert type(AutoTransform()(IMAGES[:, 0, 0] / 1.0)) is VectorTransform
+    for transform in (TextTransform, VectorTransform):
+        transform(crop_padding=0, flip=False)  # debug=overfit
+        with pytest.raises(ValueError, match="crop_padding and flip are of images"):
+            transform(flip=True)
     with pytest.raises(ValueError, match=r"data\.transform\.rotation=200"):
         AutoTransform(rotation=200)
 

@@ -6,6 +6,7 @@ import torch
 from conftest import random_federation
 from harness import make_net, sgd, train_rounds, weights
 
+from gcfed.assemble import assemble
 from gcfed.federated.faults import Faults
 
 SIZES = (7, 12, 5, 9, 1, 20, 8)  # two epochs in batches of four: 4, 6, 4, 6, 2, 10 and 4 steps
@@ -34,6 +35,14 @@ def test_stacks_and_two_processes_agree(faults):
             same = ("cohort", "train/steps", "train/samples", "train/stragglers", "train/dropped_clients")
             assert [a[key] for key in same] == [b[key] for key in same]
     assert sum(row["train/dropped_clients"] + row["train/stragglers"] for row in rows) > 0
+
+
+def test_more_clients_than_there_are_cannot_be_drawn(config):
+    words = ("participation.per_round=18", "participation.faults.extra=7")
+    with pytest.raises(
+        ValueError, match=r"faults\.extra=7 make 25 clients a round, of .*num_clients=20"
+    ):
+        assemble(config(*words))
 
 
 def test_a_deadline_is_that_many_steps():

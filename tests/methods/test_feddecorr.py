@@ -63,6 +63,11 @@ def test_padding_constant_features_and_single_samples(scale):
     assert x.grad[:2].any()
 
 
+@pytest.mark.parametrize("scale", ["paper", "authors"])
+def test_a_lone_feature_is_correlated_with_nothing(scale):
+    assert term(torch.randn(2, 6, 1, dtype=torch.float64), beta=1.0, scale=scale).abs().max() < 1e-9
+
+
 def test_the_scales_differ_by_about_a_batch():
     x = torch.randn(1, 50, 64, dtype=torch.float64)
     ratio = term(x, beta=1.0, scale="authors") / term(x, beta=1.0, scale="paper")

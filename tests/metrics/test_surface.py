@@ -10,6 +10,7 @@ from harness import sgd, train_rounds
 from recording import NAN_CLIENT, Recorder
 from torch import nn
 
+from gcfed.data.partition import Partition
 from gcfed.federated.processes.strategy import rank_and_world
 from gcfed.metrics import surface
 from gcfed.metrics.surface import Surface
@@ -202,6 +203,16 @@ def test_the_samples_are_drawn_once_by_the_seed(tmp_path):
     assert drawn[0] == drawn[1]
     assert drawn[0] != drawn[2]
     assert [n for n, _ in drawn[0]] == [10]
+
+
+def test_training_samples_are_those_that_clients_hold(tmp_path):
+    looking = metric(tmp_path, samples=None, split="train")
+    looking.data = WithTest(random_federation())
+    looking.data.partition = Partition(np.array([5, 0, 3]), np.array([0, 1, 3]))
+    ((x, y),) = looking._samples(1, torch.device("cpu"))
+    expected = looking.data.fetch(torch.tensor([0, 3, 5]), None)
+    assert torch.equal(x, expected[0])
+    assert torch.equal(y, expected[1])
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from gcfed.federated.method import FederatedMethod
 from gcfed.federated.stack import is_graphable
 from gcfed.methods.local_norm import LocalNorm
 from gcfed.methods.scaffold import Scaffold
+from gcfed.models.cnn import CNN
 from gcfed.models.norm import apply_policy, batch_norms
 from gcfed.models.own import build_net, fitted, timm_net, torchvision_net
 from gcfed.run import train
@@ -85,6 +86,11 @@ def of_torchvision(name, side, **settings):
     return torchvision_net(name=name, input_shape=(3, side, side), num_classes=7, **settings)
 
 
+class Scalar(nn.Module):
+    def forward(self, x):
+        return x.sum()
+
+
 def with_batch_norm():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 4)).double()
@@ -98,6 +104,7 @@ def with_batch_norm():
         (lambda: of_torchvision("alexnet", 64, weights=1), r"model\.weights=1 is unknown: choose null, DEFAULT"),
         (lambda: fitted(Net(), (3, 8, 8), 0), r"model\.num_classes=0 must be"),
         (lambda: fitted(Hidden(), (3, 8, 8), 10), r"Hidden makes .* shape \[2, 5\] .*data\.num_classes=10"),
+        (lambda: fitted(Scalar(), (3, 8, 8), 10), r"Scalar makes an output of the shape \[\]"),
         (lambda: build_net(OmegaConf.create({"model": {"_target_": "nonet.Net"}})), r"no module nonet in .* or"),
         (lambda: apply_policy(Net(), "mean"), r"model\.norm_policy=mean is unknown"),
         (lambda: apply_policy(make_net(), "local"), r"model\.norm_policy=local: Sequential has no batch norm"),
@@ -107,6 +114,11 @@ def with_batch_norm():
 def test_what_does_not_fit_is_refused_in_one_sentence(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_what_only_texts_have_is_for_networks_that_name_it():
+    node = {"input_shape": [1, 8, 8], "num_classes": 10, "last_only": True}
+    assert isinstance(build_net(OmegaConf.create({"model": {"_target_": "gcfed.models.cnn.CNN", **node}})), CNN)
 
 
 def test_fixed_is_evaluation_for_ever_and_group_needs_no_statistics():

@@ -26,9 +26,8 @@ class Collusion(Attack):
     def validate(self, setup: Setup) -> None:
         """Raises ValueError for stacks that are smaller than a cohort."""
         super().validate(setup)
-        stack, cohort = setup.solver.stack, setup.sampler.per_round
-        if stack != "auto" and int(stack) < cohort:
-            raise self._refusal(cohort)
+        if setup.solver.stack != "auto" and int(setup.solver.stack) < setup.cohort:
+            raise self._refusal(setup.cohort)
 
     def _refusal(self, cohort: int) -> ValueError:
         name = type(self).__name__

@@ -135,7 +135,14 @@ def rotated(x_BCHW: Tensor, degrees_B: Tensor) -> Tensor:
 
 
 class TextTransform:
-    """uint8 tokens → int64, as an embedding takes them; no augmentation, whatever the type of the network."""
+    """uint8 tokens → int64, as an embedding takes them, whatever the type of the network.
+
+    ``debug=overfit`` turns augmentation off for all data; there is none to turn on.
+    """
+
+    def __init__(self, *, crop_padding: int = 0, flip: bool = False) -> None:
+        if crop_padding or flip:
+            raise ValueError("data.transform: crop_padding and flip are of images; texts and vectors have neither.")
 
     def check(self, input_shape: tuple[int, ...]) -> None:
         """Raises ValueError for anything but one length."""
@@ -168,7 +175,8 @@ class AutoTransform:
     def __init__(
         self, mean: Sequence[float] | None = None, std: Sequence[float] | None = None, **augmentation: Any
     ) -> None:
-        ImageTransform(mean or [0.0], std or [1.0], **augmentation)  # which refuses what it cannot work with
+        known = len(mean or std or [0.0])
+        ImageTransform(mean or [0.0] * known, std or [1.0] * known, **augmentation)  # refuses what cannot work
         self.mean, self.std, self.augmentation = mean, std, augmentation
 
     def __call__(self, x: np.ndarray) -> ImageTransform | TextTransform:
@@ -179,7 +187,12 @@ class AutoTransform:
         levels = np.arange(256) / 255
         mean = shares @ levels
         std = np.sqrt(np.maximum(shares @ levels**2 - mean**2, 1e-4))  # an empty channel is left as it is
-        return ImageTransform(self.mean or mean.tolist(), self.std or std.tolist(), **self.augmentation)
+        given = [list(known) * (x.shape[1] if len(known) == 1 else 1) if known else measured.tolist()
+                 for known, measured in ((self.mean, mean), (self.std, std))]  # fmt: skip
+        for key, values in zip(("mean", "std"), given, strict=True):
+            if len(values) != x.shape[1]:
+                raise ValueError(f"data.transform.{key} has {len(values)} values, the images {x.shape[1]} channels.")
+        return ImageTransform(*given, **self.augmentation)
 
 
 class VectorTransform(TextTransform):

@@ -95,10 +95,13 @@ class FederatedLoop(Callback):
         """
         self.methods = [callback for callback in callbacks if isinstance(callback, FederatedMethod)]
         self.sampler.validate(data.num_clients)
-        self.aggregator.validate(self.sampler.per_round - (self.faults.extra or 0))
+        cohort = self.sampler.per_round - (self.faults.extra or 0)
+        self.aggregator.validate(cohort)
         self.solver.validate(module.net, data)
         validate_methods(
-            Setup(self.sampler, self.solver, self.aggregator, self.stores, data, module, self.methods, self.rounds)
+            Setup(
+                self.sampler, self.solver, self.aggregator, self.stores, data, module, self.methods, self.rounds, cohort
+            )
         )
         self.data = data
 

@@ -34,6 +34,7 @@ class Setup:
         module: the global model and its server optimizer.
         methods: all methods of the run, in the order in which their hooks are called.
         rounds: R, the number of communication rounds.
+        cohort: clients that train in a round, at most; the sampler also draws ``participation.faults.extra``.
     """
 
     sampler: ClientSampler
@@ -44,6 +45,7 @@ class Setup:
     module: FederatedModule
     methods: Sequence[FederatedMethod]
     rounds: int
+    cohort: int
 
 
 class FederatedMethod(Callback):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from gcfed.federated.aggregate import Upload
-from gcfed.federated.method import FederatedMethod
+from gcfed.federated.method import FederatedMethod, Setup
 from gcfed.federated.round import Order, Round
 from gcfed.federated.stack import Params, client_norms, per_client
 from gcfed.utils.number import number
@@ -34,6 +34,7 @@ class ClipUpdate(FederatedMethod):
         self.max_norm = number("methods.clip_update.max_norm", max_norm, 0, above=True)
         self.quantile = number("methods.clip_update.quantile", quantile, 0, 1, none=True)
         self.lr = number("methods.clip_update.lr", lr, 0, above=True)
+        self._statistics: set[str] = set()  # of batch norm: no steps, and often larger than those
 
     def on_broadcast(self, round: Round) -> None:
         device = next(iter(round.start.values())).device
@@ -43,10 +44,15 @@ class ClipUpdate(FederatedMethod):
         self._whole = scalar  # clients of this process with ‖Δ_k‖ ≤ C
         self._share: torch.Tensor | None = None
 
+    def validate(self, setup: Setup) -> None:
+        super().validate(setup)
+        self._statistics = {name for name, _ in setup.module.net.named_buffers()}
+
     def on_upload(self, upload: Upload, round: Round) -> None:
-        norms = client_norms(list(upload.delta.values()))
+        steps = [t for name, t in upload.delta.items() if name not in self._statistics]
+        norms = client_norms(steps)
         scale = (self._bound / norms.double()).clamp(max=1.0)
-        for t in upload.delta.values():
+        for t in steps:
             t.mul_(per_client(scale, t).to(t.dtype))
         if not round.rehearsal:
             self._whole = self._whole + ((norms <= self._bound) & upload.finite).sum()

@@ -57,5 +57,6 @@ class FedDecorr(FederatedMethod):
         diagonal = z.square().sum(1).square().sum(1)
         squares = (z @ z.mT).square().sum((1, 2)) - diagonal
         d = z.shape[-1]
-        scale = d**2 * freedom**2 if self.scale == "paper" else d * (d - 1) * count
+        # A lone feature has nothing to be decorrelated from: 0, not 0/0.
+        scale = d**2 * freedom**2 if self.scale == "paper" else d * max(d - 1, 1) * count
         return self.beta * squares / scale

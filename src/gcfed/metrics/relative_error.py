@@ -36,11 +36,12 @@ class RelativeError(Metric):
                 f"metrics=relative_error needs a known optimum, and data={setup.data.dataset.name} has none: take "
                 "data=matrix_regression."
             )
-        if setup.data.limit_train is not None:
-            raise ValueError(
-                f"data.limit_train={setup.data.limit_train} moves the optimum, so metrics=relative_error would measure "
-                "the distance to another: take data.limit_train=null, and fewer data.dataset.samples."
-            )
+        for key in ("limit_train", "validation", "client_test"):
+            if part := getattr(setup.data, key):
+                raise ValueError(
+                    f"data.{key}={part} moves the optimum, so metrics=relative_error would measure the distance to "
+                    f"another: leave data.{key} out, and take fewer data.dataset.samples."
+                )
         self.params = dict(setup.module.net.named_parameters())
         if {n: (*p.shape,) for n, p in self.params.items()} != {n: v.shape for n, v in optimum.items()}:
             raise ValueError(

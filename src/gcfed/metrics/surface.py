@@ -91,10 +91,10 @@ class Surface(Metric):
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
-        if setup.sampler.per_round < THREE:
+        if setup.cohort < THREE:
             raise ValueError(
                 f"metrics=surface lays a plane through three clients' models, and "
-                f"participation.per_round={setup.sampler.per_round}: take 3 or more, or leave surface out of metrics."
+                f"participation.per_round={setup.cohort}: take 3 or more, or leave surface out of metrics."
             )
         self.module, self.data = setup.module, setup.data
 
@@ -213,10 +213,9 @@ class Surface(Metric):
 
     def _samples(self, seed: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
         """The samples of every measurement, in parts."""
-        total = self.data.num_test if self.split == "test" else len(self.data.labels)
-        chosen = np.arange(total)
-        if self.samples is not None and self.samples < total:
-            chosen = np.sort(generator(seed, "surface").choice(total, self.samples, replace=False))
+        chosen = np.arange(self.data.num_test) if self.split == "test" else np.sort(self.data.partition.indices)
+        if self.samples is not None and self.samples < len(chosen):
+            chosen = np.sort(generator(seed, "surface").choice(chosen, self.samples, replace=False))
         for part in np.split(chosen, range(AT_ONCE, len(chosen), AT_ONCE)):
             if self.split == "train":
                 yield self.data.fetch(torch.as_tensor(part, device=device), None)

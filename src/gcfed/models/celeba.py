@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gcfed.models.mlp import Stage, init_kaiming
+from gcfed.utils.number import number
 
 
 class CelebACNN(nn.Module):
@@ -25,7 +26,7 @@ class CelebACNN(nn.Module):
 
     def __init__(self, *, input_shape: Sequence[int], num_classes: int, groups: int = 8) -> None:
         super().__init__()
-        if groups < 1 or 32 % groups:
+        if 32 % number("model.groups", groups, 1, whole=True):
             raise ValueError(f"model.groups={groups} does not divide 32 channels; use 1, 2, 4, 8, 16 or 32")
         channels, height, width = input_shape
         for i in range(1, 5):

@@ -35,8 +35,10 @@ def build_net(cfg: DictConfig) -> nn.Module:
     shape = {key: node[key] for key in ("input_shape", "num_classes") if key in node}
     with open_dict(node):
         node.pop("norm_policy", None)
-        for key in shape.keys() - _arguments(target) if own else ():
-            node.pop(key, None)
+        # Of texts, whose networks need not name it; one that cannot read them is refused by name later.
+        optional = {"last_only"} & {*node} | ({*shape} if own else set())
+        for key in optional - _arguments(target) if own or optional else ():
+            node.pop(key)
     net = build(node) if node.get("_target_") else require(cfg, "model")
     if not isinstance(net, nn.Module):
         raise ValueError(f"model._target_={target} makes a {type(net).__name__}, not a torch.nn.Module.")
@@ -118,7 +120,7 @@ def fitted(net: nn.Module, input_shape: Sequence[int], num_classes: int) -> nn.M
         if stem is not None and len(shape) == 3 and stem[1].in_channels != shape[0] and stem[1].groups == 1:
             _replace(net, stem[0], in_channels=shape[0])
             outputs = _outputs(net, input_shape)
-    if not isinstance(outputs, Exception) and outputs[-1] != num_classes:
+    if not isinstance(outputs, Exception) and outputs[-1:] != (num_classes,):
         heads = [item for item in net.named_modules() if isinstance(item[1], nn.Linear | nn.Conv2d)]
         if heads and isinstance(heads[-1][1], nn.Linear):
             _replace(net, heads[-1][0], out_features=num_classes)
@@ -128,7 +130,7 @@ def fitted(net: nn.Module, input_shape: Sequence[int], num_classes: int) -> nn.M
     what = f"model: {type(net).__name__}"
     if isinstance(outputs, Exception):
         raise ValueError(f"{what} cannot read samples of data.input_shape={shape}: {' '.join(str(outputs).split())}")
-    if outputs[0] != 2 or outputs[-1] != num_classes:
+    if len(outputs) < 2 or outputs[0] != 2 or outputs[-1] != num_classes:
         raise ValueError(
             f"{what} makes an output of the shape {[*outputs]} of 2 samples, not one that ends in data.num_classes="
             f"{num_classes}, and its last linear or convolutional layer is not its head: give its constructor an "

@@ -11,12 +11,14 @@ from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, ResNet
 
 from gcfed.models.mlp import Stage
+from gcfed.utils.number import number
 
 
 class ResNet18(ResNet):
     """Torchvision's ResNet18 for small images: GroupNorm, a 3×3 stride-1 stem and no max-pooling after it."""
 
     def __init__(self, *, in_channels: int, num_classes: int, groups: int) -> None:
+        number("model.groups", groups, 1, whole=True)
         super().__init__(BasicBlock, [2, 2, 2, 2], num_classes=num_classes, norm_layer=partial(nn.GroupNorm, groups))
         self.conv1 = nn.Conv2d(in_channels, 64, kernel_size=3, padding=1, bias=False)
         nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")

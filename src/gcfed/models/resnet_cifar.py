@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gcfed.models.mlp import Stage, init_kaiming
+from gcfed.utils.number import number
 
 Norm = Callable[[int], nn.Module]
 
@@ -63,11 +64,11 @@ class ResNetCIFAR(nn.Module):
         groups: int = 8,
     ) -> None:
         super().__init__()
-        if depth < 8 or depth % 6 != 2:
+        if number("model.depth", depth, 8, whole=True) % 6 != 2:
             raise ValueError(f"model.depth={depth} is not 6n + 2; use 20, 32, 44, 56 or 110")
         if norm not in ("group", "batch"):
             raise ValueError(f"model.norm={norm} must be group or batch")
-        if groups < 1 or 16 % groups:
+        if 16 % number("model.groups", groups, 1, whole=True):
             raise ValueError(
                 f"model.groups={groups} does not divide the 16 channels of the first stage; use 1, 2, 4, 8 or 16"
             )

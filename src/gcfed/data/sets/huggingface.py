@@ -63,7 +63,8 @@ def huggingface(
         content = _arrays(train, *columns, size, length)
         labelled = [rows for rows in tests if columns[1] is None or -1 not in rows.unique(columns[1])]
         for rows in labelled[:1]:
-            more = _arrays(rows, columns[0], columns[1], None, size, length)
+            grey = content["x"].shape[1] == 1 if content["x"].ndim == 4 else None
+            more = _arrays(rows, columns[0], columns[1], None, size, length, grey)
             content |= {f"{key}_test": array for key, array in more.items()}
         dataset = from_arrays(content, f"data.name={name}", test)
         for part, split in (("train", dataset.train), ("test", dataset.test)):
@@ -121,14 +122,15 @@ def _columns(
 
 
 def _arrays(
-    rows: Dataset, input: str, label: str | None, groups: str | None, size: int | None, length: int
-) -> dict[str, np.ndarray]:
-    """The columns as :func:`from_arrays` takes them."""
+    rows: Dataset, input: str, label: str | None, groups: str | None, size: int | None, length: int,
+    grey: bool | None = None,
+) -> dict[str, np.ndarray]:  # fmt: skip
+    """The columns as :func:`from_arrays` takes them; ``grey``: images have one channel, None as the first one has."""
     content = {key: np.array(rows[name]) for key, name in (("y", label), ("groups", groups)) if name}
     if type(rows.features[input]).__name__ == "Image":
         if label is None:
             raise ValueError(f"data.label=null: name the column of the classes, one of {', '.join(rows.features)}.")
-        return {"x": _images(rows, input, size), **content}
+        return {"x": _images(rows, input, size, grey), **content}
     texts = list(rows[input])
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(f"data.input={input} has a row that is no text: take it out.")
@@ -144,17 +146,20 @@ def _arrays(
     return {"x": x, **content}
 
 
-def _images(rows: Dataset, input: str, size: int | None) -> np.ndarray:
+def _images(rows: Dataset, input: str, size: int | None, grey: bool | None) -> np.ndarray:
     from PIL.Image import Resampling
     from tqdm import tqdm
 
-    images, mode, x = rows.select_columns([input]), "RGB", np.zeros(0, np.uint8)
+    images, x = rows.select_columns([input]), np.zeros(0, np.uint8)
     for i in tqdm(range(len(rows)), desc=f"images of {input}", unit="image", disable=None):
         try:
             image = images[i][input]
-            if i == 0 and image.mode in ("1", "L"):
-                mode = "L"
-            image = image.convert(mode)
+            grey = image.mode in ("1", "L") if grey is None else grey
+            if grey and image.mode not in ("1", "L"):
+                raise ValueError("it has colours, or is transparent, and the first one is grey: convert one of them")
+            if image.mode[0] in "IF":
+                raise ValueError(f"Pillow's mode {image.mode} has more than 8 bits a channel: convert it to 8")
+            image = image.convert("L" if grey else "RGB")
         except Exception as error:  # whatever Pillow raises over a broken image
             raise ValueError(f"data.input={input} of row {i} is no readable image ({error}): take it out.") from error
         if size:

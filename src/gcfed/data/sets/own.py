@@ -115,9 +115,9 @@ def image_folder(root: str | None, data_dir: str, size: int | None = None, test:
 
 
 def written(files: Sequence[Path]) -> str:
-    """What a cache was made of: it is made anew where this has changed."""
-    about = [path.stat() for path in files]
-    return f"{len(about)} files of {sum(s.st_size for s in about)} bytes, {max(s.st_mtime_ns for s in about)}"
+    """What a cache was made of: it is made anew where a file was changed, moved, added or taken away."""
+    about = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return f"{len(about)} files, {hashlib.sha256(repr(about).encode()).hexdigest()}"
 
 
 def _images(folder: Path) -> dict[str, list[Path]]:
