@@ -375,14 +375,14 @@ def test_a_share_of_each_client_is_set_aside(share, aside):
     np.testing.assert_array_equal(test.indices, whole.parted(share, seed=1)[1].indices)
 
 
-def test_save_and_load(tmp_path, monkeypatch):
+def test_what_is_saved_is_whole(tmp_path, monkeypatch):
     partition = Dirichlet(0.1)(LABELS, 20, seed=1)
     path = tmp_path / "partition.npz"
     partition.save(path)
     partition.save(path)  # over the old one
-    loaded = Partition.load(path)
-    np.testing.assert_array_equal(loaded.indices, partition.indices)
-    np.testing.assert_array_equal(loaded.offsets, partition.offsets)
+    with np.load(path) as loaded:
+        np.testing.assert_array_equal(loaded["indices"], partition.indices)
+        np.testing.assert_array_equal(loaded["offsets"], partition.offsets)
 
     def killed(file, **arrays):
         file.write(b"half")
@@ -391,23 +391,8 @@ def test_save_and_load(tmp_path, monkeypatch):
     monkeypatch.setattr(np, "savez", killed)
     with pytest.raises(KeyboardInterrupt):
         IID()(LABELS, 2, seed=1).save(path)
-    assert Partition.load(path).num_clients == 20
+    assert len(np.load(path)["offsets"]) == 21
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_broken_file_is_no_partition(tmp_path):
-    path = tmp_path / "partition.npz"
-    with pytest.raises(FileNotFoundError):
-        Partition.load(path)
-    IID()(LABELS, 20, seed=1).save(path)
-    whole = path.read_bytes()
-    for broken in (whole[: len(whole) // 2], whole[:-1], b"", b"no archive at all"):
-        path.write_bytes(broken)
-        with pytest.raises(ValueError, match=r"partition\.npz is not a readable partition"):
-            Partition.load(path)
-    np.savez(path, indices=np.arange(3), offsets=np.array([0, 2]))
-    with pytest.raises(ValueError, match="offsets do not fit"):
-        Partition.load(path)
 
 
 def test_who_gets_which_sample_is_drawn():

@@ -70,8 +70,8 @@ class BoundedRule(CohortRule):
             finite clients for f, it is the largest number for which they suffice.
     """
 
-    several, more = 2, 1
-    """The rule needs a cohort of ``several`` · f + ``more`` clients."""
+    per_hostile, spare = 2, 1
+    """The rule needs a cohort of ``per_hostile`` · f + ``spare`` clients."""
 
     def __init__(self, hostile: float = 0.2) -> None:
         super().__init__()
@@ -83,16 +83,16 @@ class BoundedRule(CohortRule):
 
     def f(self, n: int) -> int:
         """f for n clients, as far as they suffice."""
-        return max(0, min(self.most(n), (n - self.more) // self.several))
+        return max(0, min(self.most(n), (n - self.spare) // self.per_hostile))
 
     def validate(self, cohort: int) -> None:
         """Raises ValueError where a full cohort could not stand f hostile clients."""
         f = self.most(cohort)
-        if f and cohort < self.several * f + self.more:
+        if f and cohort < self.per_hostile * f + self.spare:
             raise ValueError(
                 f"aggregator.hostile={self.hostile} is {f} of participation.per_round={cohort} clients, and "
-                f"{type(self).__name__} needs {self.several}·{f} + {self.more} to stand them: raise the one or lower "
-                "the other."
+                f"{type(self).__name__} needs {self.per_hostile}·{f} + {self.spare} to stand them: raise the one or "
+                "lower the other."
             )
 
 

@@ -24,7 +24,7 @@ def scores(squares_nn: Tensor, f: int) -> Tensor:
 class Krum(BoundedRule):
     """The update with the lowest score."""
 
-    several, more = 2, 3
+    per_hostile, spare = 2, 3
 
     def rule(self, updates_nD: Tensor) -> Tensor:
         return updates_nD[scores(squared_distances(updates_nD), self.f(len(updates_nD))).argmin()]
@@ -42,7 +42,7 @@ class MultiKrum(Krum):
 class Bulyan(BoundedRule):
     """Krum chooses n − 2f updates, one after the other; of each coordinate the n − 4f nearest to their median count."""
 
-    several, more = 4, 3
+    per_hostile, spare = 4, 3
 
     def rule(self, updates_nD: Tensor) -> Tensor:
         n, f = len(updates_nD), self.f(len(updates_nD))

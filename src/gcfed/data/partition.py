@@ -6,7 +6,6 @@ Every partitioner names one owner per sample, so that no sample can be dealt twi
 """
 
 import logging
-import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -95,22 +94,6 @@ class Partition:
         path = Path(path)
         with replacing(path) as temporary, temporary.open("wb") as file:
             np.savez(file, indices=self.indices, offsets=self.offsets)
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Partition":
-        """Read what :meth:`save` wrote. Raises FileNotFoundError, or ValueError for a file that is no partition."""
-        try:
-            with np.load(path) as file:
-                indices, offsets = file["indices"], file["offsets"]
-        except FileNotFoundError:
-            raise
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            raise ValueError(
-                f"{path} is not a readable partition ({error}): delete it to have it drawn again"
-            ) from error
-        if len(offsets) < 2 or offsets[0] != 0 or (np.diff(offsets) < 0).any() or offsets[-1] != len(indices):
-            raise ValueError(f"{path} is not a partition (its offsets do not fit): delete it to have it drawn again")
-        return cls(indices, offsets)
 
 
 class Partitioner(Protocol):
