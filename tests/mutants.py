@@ -429,10 +429,10 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
         ('if policy != "average" and not layers', 'if policy == "group" and not layers'),
     ]),
     "models/own.py": (("models/test_own_networks.py",), [
-        ("for key in shape.keys() - _arguments(target) if own else ():", "for key in ():"),
+        ("for key in optional - _arguments(target) if own or optional else ():", "for key in ():"),
         ("bias=old.bias is not None", "bias=True"),
-        ("and outputs[-1] != num_classes:\n", "and True:\n"),
-        ("if outputs[0] != 2 or outputs[-1] != num_classes:", "if outputs[0] != 2:"),
+        ("and outputs[-1:] != (num_classes,):\n", "and True:\n"),
+        ("if len(outputs) < 2 or outputs[0] != 2 or outputs[-1] != num_classes:", "if outputs[0] != 2:"),
         ("net.train(training)", "pass"),
         ("if own and len(shape) == 2:", "if False:"),
     ]),
