@@ -16,13 +16,14 @@ from gcfed.data.base import FederatedDataset, Split
 from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.batches import BatchPlan
 from gcfed.federated.loop import FederatedLoop
+from gcfed.federated.module import ScoreMean
 from gcfed.methods.fedlc import FedLC
 from gcfed.methods.fedmlb import FedMLB
 from gcfed.methods.fedntd import FedNTD
 from gcfed.methods.fedsol import FedSol
 from gcfed.methods.proximal import Proximal
 from gcfed.metrics.clients import Clients
-from gcfed.tasks import Classification, SquaredError
+from gcfed.tasks import CLASSIFICATION, Classification, SquaredError
 
 
 def test_cross_entropy_of_padded_sequences():
@@ -146,3 +147,14 @@ def test_fedavg_of_one_step_is_gradient_descent():
     best = np.linalg.lstsq(x, y, rcond=None)[0].T
     np.testing.assert_allclose(ours.view(3, 6).numpy(), best, atol=1e-6)
     assert torch.equal(weights(net), ours)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_a_tests_loss_is_in_the_type_of_the_network_or_in_float32(dtype):
+    outputs, y = torch.randn(7, 4, dtype=dtype), torch.arange(7) % 4
+    mean, wanted = ScoreMean(), torch.promote_types(dtype, torch.float32)
+    for part in (slice(0, 5), slice(5, 7)):
+        mean.update(CLASSIFICATION.scores(outputs[part], y[part])["test/loss"], torch.ones(len(y[part]), dtype=bool))
+    got, loss = mean.compute(), nn.functional.cross_entropy(outputs.to(wanted), y)
+    assert got.dtype == wanted
+    torch.testing.assert_close(got, loss, rtol=1e-6 if wanted == torch.float32 else 1e-13, atol=0)

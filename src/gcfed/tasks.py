@@ -57,7 +57,7 @@ class Classification:
 
     def scores(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
         right = (outputs.argmax(-1) == y).float()
-        return {"test/acc": right, "test/loss": self.losses(outputs.float(), y)}
+        return {"test/acc": right, "test/loss": self.losses(_at_least_float32(outputs), y)}
 
     def real(self, y: Tensor) -> Tensor:
         return y >= 0
@@ -81,10 +81,14 @@ class SquaredError:
         return batch.mean(self.losses(outputs, batch.y))
 
     def scores(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
-        return {"test/loss": self.losses(outputs.float(), y)}
+        return {"test/loss": self.losses(_at_least_float32(outputs), y)}
 
     def real(self, y: Tensor) -> Tensor:
         return torch.ones(y.shape[:-1], dtype=torch.bool, device=y.device)
+
+
+def _at_least_float32(outputs: Tensor) -> Tensor:
+    return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
 
 
 CLASSIFICATION = Classification()

@@ -27,8 +27,8 @@ class ScoreMean(Metric):
 
     def update(self, values: Tensor, weight: Tensor) -> None:
         """Scores and their weights, of one shape."""
-        self.total += (values.float() * weight.float()).sum()
-        self.weight += weight.float().sum()
+        self.total = self.total + (values * weight.to(values.dtype)).sum()  # in the type of the scores: float64 stays
+        self.weight = self.weight + weight.to(values.dtype).sum()
 
     def compute(self) -> Tensor:
         return self.total / self.weight
