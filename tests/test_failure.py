@@ -165,9 +165,10 @@ def test_headlines_are_one_line():
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_a_run_with_a_sentence_and_its_number(tmp_path, caplog, signum):
+def test_a_signal_ends_a_run_with_a_sentence_and_its_number(tmp_path, caplog, signum, request):
     """As the command line runs it; ``except Exception`` must not hold it up."""
-    handler = signal.getsignal(signum)
+    outer = signal.signal(signum, handler := signal.default_int_handler)  # a shell's & may have it ignored
+    request.addfinalizer(lambda: signal.signal(signum, outer))
 
     def work():
         with suppress(Exception), failure_recorded(tmp_path):
