@@ -18,8 +18,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
+from benchmarks.tape import Operation, Tape  # noqa: E402
 from gcfed.configure import configure  # noqa: E402
-from gcfed.federated.recorder import Operation, Tape  # noqa: E402
 from gcfed.federated.solver import LocalSolver  # noqa: E402
 from gcfed.run import train  # noqa: E402
 

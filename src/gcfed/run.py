@@ -40,7 +40,7 @@ from gcfed.runs.failure import failure_recorded, headline
 from gcfed.runs.folder import CHECKPOINT, CONFIG, METRICS, SUMMARY, divergence
 from gcfed.runs.identity import hyperparameters, identity, setting
 from gcfed.runs.metrics_csv import read_metrics
-from gcfed.runs.summary import last_figures, print_summary, write_summary
+from gcfed.runs.summary import last_figures, print_summary, summary_of, write_summary
 from gcfed.utils.cpu import cores, keep_freed_memory
 from gcfed.utils.files import in_words, remove_temporaries, replacing
 from gcfed.utils.instantiate import check_targets, require
@@ -217,7 +217,8 @@ def finish(cfg: DictConfig, parts: Parts, folder: Path, trainer: Trainer) -> Non
     metrics = read_metrics(folder / METRICS)
     if metrics.empty or metrics.index[-1] != trainer.global_step:
         return  # no logger has written its rows
-    summary = write_summary(folder, cfg.targets, processes=trainer.world_size, about=about)
+    summary = summary_of(metrics, cfg.targets, trainer.world_size)
+    write_summary(folder, summary, about)
     if cfg.extras.figures:
         from gcfed.plots.curves import plot_curves  # matplotlib
         from gcfed.plots.partition import draw_partition

@@ -11,11 +11,11 @@ from harness import sgd
 from lightning.pytorch import Callback
 from omegaconf import open_dict
 
+from benchmarks.tape import Tape
 from gcfed.data.augment import ImageTransform
 from gcfed.federated import solver
 from gcfed.federated.batches import BatchPlan
 from gcfed.federated.method import FederatedMethod
-from gcfed.federated.recorder import Tape
 from gcfed.federated.solver import LocalSolver
 from gcfed.run import train
 from gcfed.utils.resolvers import ROOT

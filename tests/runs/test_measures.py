@@ -100,13 +100,12 @@ def test_a_run_that_was_never_tested(table):
     assert (never["best_round"], never["rounds_to_target"]) == (None, {"0.5": None})
 
 
-def test_the_file_and_the_table_on_the_terminal(tmp_path, capsys):
-    write_run(tmp_path, ROWS)
-    found = write_summary(tmp_path, [0.5, 0.9], about={"identity": "abc"})
+def test_the_file_and_the_table_on_the_terminal(table, tmp_path, capsys):
+    found = summary_of(table, [0.5, 0.9])
+    write_summary(tmp_path, found, {"identity": "abc"})
     print_summary(found, tmp_path)
     printed = capsys.readouterr().out
     for text in ("60.00% in round 4", "4 rounds, 560 B, 15 s of clients", "seconds a client's round"):
         assert text in printed
     written = json.loads((tmp_path / "summary.json").read_text())
     assert (written["identity"], written["bytes_to_target"]) == ("abc", {"0.5": 560, "0.9": None})
-    assert write_summary(tmp_path / "elsewhere", [0.5]) == {}

@@ -20,7 +20,8 @@ class NormClip:
     """``Δ = Σ_k Δ_k min(1, b / ‖Δ_k‖) / K``; what clients send beside Δ has the same bound.
 
     Args:
-        max_norm: b. Unlike ``methods.clip_update``, which honest clients apply, it holds for hostile ones too.
+        max_norm: b. Unlike ``methods.clip_update``, which honest clients apply, it holds for hostile ones too, and for
+            all that they send, batch norm's running statistics included.
     """
 
     def __init__(self, max_norm: float = 1.0) -> None:

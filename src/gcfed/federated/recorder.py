@@ -8,22 +8,17 @@ nothing may wait for the device.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from gcfed.federated.batches import Kind
 
 Step = Callable[[], object]
-Operation = tuple[Any, Sequence[Any], dict[str, Any], list[Tensor] | None]
-#: Operations that bring a number to the host.
-WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "unique_dim", "_unique2", "equal", "is_nonzero")
 
 
 class Recorder(Protocol):
@@ -57,57 +52,6 @@ class Graph:
         graph.replay()  # while it was captured, nothing ran
         self._last = graph
         return graph.replay
-
-
-class Tape(TorchDispatchMode):
-    """Records operations on a CPU, with the semantics of a CUDA graph: by it the tests prove that a step can be one.
-
-    Attributes:
-        operations: of the last recording: operation, arguments, and the tensors that its results go to, None where it
-            writes to its arguments.
-
-    Raises:
-        RuntimeError: a step waits for the device, or takes a number from the host; names the operation.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operations: list[Operation] = []
-
-    def record(self, step: Step) -> Step:
-        operations: list[Operation] = []
-        self.operations = operations
-        with self:
-            step()
-
-        @torch.no_grad()
-        def replay() -> None:
-            for operation, args, kwargs, results in operations:
-                again = operation(*args, **kwargs)
-                for result, new in zip(results or (), _tensors(again), strict=False):
-                    result.copy_(new)
-
-        return replay
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name, kwargs = func._schema.name.removeprefix("aten::"), kwargs or {}
-        if name in WAITS or (name.startswith("index") and any(t.dtype == torch.bool for t in _tensors(args[1:2]))):
-            raise RuntimeError(f"a recorded step waits for the device: {name}")
-        if name == "lift_fresh":
-            raise RuntimeError("a recorded step takes a number from the host: torch.tensor")
-        out = func(*args, **kwargs)
-        results = _tensors(out)
-        if func._schema.is_mutable:
-            self.operations.append((func, args, kwargs, None))
-        elif not name.startswith(("empty", "new_empty")):
-            known = {t.untyped_storage()._cdata for t in _tensors((args, kwargs))}
-            if not any(t.untyped_storage()._cdata in known for t in results):  # a view stays one
-                self.operations.append((func, args, kwargs, results))
-        return out
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 class Losses:

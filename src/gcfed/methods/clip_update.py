@@ -3,6 +3,8 @@
 C fixed is the clipping of DP-FedAvg (McMahan et al., ICLR 2018, Algorithm 1, flat clipping). Adaptive (Andrew et al.,
 NeurIPS 2021, Section 2.1, without noise): a client says, in one bit, whether ‖Δ_k‖ ≤ C; with b̄ the share of those,
 C ← C · exp(−η_C (b̄ − γ)), so that C comes to rest at the γ-quantile of the norms. State: log C, on the server.
+
+Batch norm's running statistics are sent as they are and do not count in the norm: they are no steps, and often larger.
 """
 
 from typing import Any
@@ -34,7 +36,7 @@ class ClipUpdate(FederatedMethod):
         self.max_norm = number("methods.clip_update.max_norm", max_norm, 0, above=True)
         self.quantile = number("methods.clip_update.quantile", quantile, 0, 1, none=True)
         self.lr = number("methods.clip_update.lr", lr, 0, above=True)
-        self._statistics: set[str] = set()  # of batch norm: no steps, and often larger than those
+        self._statistics: set[str] = set()
 
     def on_broadcast(self, round: Round) -> None:
         device = next(iter(round.start.values())).device

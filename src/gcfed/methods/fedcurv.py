@@ -20,20 +20,18 @@ from gcfed.federated.method import FederatedMethod, Setup
 from gcfed.federated.round import Round
 from gcfed.federated.stack import ClientStack, Params, is_recurrent, per_client
 from gcfed.methods.requirements import full_uploads
-from gcfed.utils.number import choice, number
+from gcfed.utils.number import number
 
 
 class FedCurv(FederatedMethod):
     """Adds 2λ (A w − B) to each client's gradients.
 
-    F_k is the empirical one, with the true labels, of the network in evaluation mode on the client's samples without
-    augmentation; a sequence is one sample, whose loss is the mean over its labels.
+    F_k is the empirical one, as in FedReg's code: the mean of the samples' squared gradients, with the true labels, of
+    the network in evaluation mode, without augmentation. A sequence is one sample, of its labels' mean loss.
 
     Args:
         lam: λ ≥ 0, of a sum over the cohort. FedReg's code, for its FedCurv: 1e-4 (MNIST, 10 clients a round), 1e-5
             (CIFAR-10, 100), 1e-3 (CIFAR-100, 100).
-        fisher: ``sample``, the mean of the samples' squared gradients (FedReg's code); ``batch``, the mean of the
-            squared gradients of mini-batches, which is cheap and about a batch's size smaller (other public ones).
         chunk: samples whose gradients are taken at once; changes memory and speed alone.
 
     Raises:
@@ -42,12 +40,9 @@ class FedCurv(FederatedMethod):
 
     graphable = True
 
-    def __init__(self, lam: float = 1e-4, *, fisher: str = "sample", chunk: int = 32) -> None:
-        self.lam, self.chunk = (
-            number("methods.fedcurv.lam", lam, 0),
-            number("methods.fedcurv.chunk", chunk, 1, whole=True),
-        )
-        self.fisher = choice("methods.fedcurv.fisher", fisher, ("sample", "batch"))
+    def __init__(self, lam: float = 1e-4, *, chunk: int = 32) -> None:
+        self.lam = number("methods.fedcurv.lam", lam, 0)
+        self.chunk = number("methods.fedcurv.chunk", chunk, 1, whole=True)
         self._sums: dict[str, Params] = {}
         self._others: dict[str, Params] = {}
         self._own: dict[str, Params] = {}
@@ -59,7 +54,7 @@ class FedCurv(FederatedMethod):
                 "methods.fedcurv takes gradients in evaluation mode, sample by sample, and recurrent layers have none "
                 "there (cuDNN, torch.func.vmap): take another model, or algorithm=fedprox."
             )
-        self.data, self.batch_size = setup.data, setup.solver.batch_size
+        self.data = setup.data
         self.names = [name for name, p in setup.module.net.named_parameters() if p.requires_grad]
         self.stores = {part: setup.stores.open(f"fedcurv_{part}") for part in ("fisher", "center")}  # F, Fŵ
 
@@ -102,7 +97,7 @@ class FedCurv(FederatedMethod):
 
     def _fisher(self, stack: ClientStack, row: int, samples: np.ndarray) -> Params:
         """The diagonal of one client's Fisher information, name → ``[*shape]``."""
-        task, size = stack.task, self.chunk if self.fisher == "sample" else self.batch_size
+        task = stack.task
         state = {name: t[row] for name, t in stack.full.items()}
         params = {name: state.pop(name) for name in self.names}
 
@@ -111,16 +106,14 @@ class FedCurv(FederatedMethod):
             return losses.sum() / task.real(y).sum().clamp(min=1)
 
         def squares(x: Tensor, y: Tensor) -> Params:
-            if self.fisher == "batch":
-                return {name: g.square() for name, g in grad(loss)(params, x, y).items()}
             each = vmap(grad(loss), in_dims=(None, 0, 0))(params, x.unsqueeze(1), y.unsqueeze(1))
             return {name: g.square().sum(0) for name, g in each.items()}
 
-        parts = torch.from_numpy(samples).to(next(iter(params.values())).device).split(size)
+        parts = torch.from_numpy(samples).to(next(iter(params.values())).device).split(self.chunk)
         total = {name: torch.zeros_like(t) for name, t in params.items()}
         for part in parts:
             torch._foreach_add_(list(total.values()), list(squares(*self.data.fetch(part, None)).values()))
-        torch._foreach_div_(list(total.values()), len(samples) if self.fisher == "sample" else len(parts))
+        torch._foreach_div_(list(total.values()), len(samples))
         return total
 
     def on_upload(self, upload: Upload, round: Round) -> None:

@@ -26,9 +26,9 @@ class FedDyn(FederatedMethod):
 
     Args:
         alpha: α > 0. At 0 it would still not be FedAvg, since h/α does not depend on α.
-        divide_by: what the sum in h is divided by: ``clients``, N; ``authors``, |S|², as in GC-Fed's published code
+        divide_by: what the sum in h is divided by: ``clients``, N; or ``authors``, |S|², as in GC-Fed's published code
             (h ← h − α/|S| · mean Δ), so h moves N/|S|² times as far: 4 times for 5 of 100 clients, as far for 10 of
-            100; or ``cohort``, |S|, the plain mean.
+            100.
 
     Raises:
         ValueError: α is not positive; unknown ``divide_by``.
@@ -39,7 +39,7 @@ class FedDyn(FederatedMethod):
 
     def __init__(self, alpha: float = 0.1, *, divide_by: str = "clients") -> None:
         self.alpha = number("methods.feddyn.alpha", alpha, 0, above=True)
-        self.divide_by = choice("methods.feddyn.divide_by", divide_by, ("clients", "authors", "cohort"))
+        self.divide_by = choice("methods.feddyn.divide_by", divide_by, ("clients", "authors"))
         self._own: Params = {}
         self._anchor: Params = {}
 
@@ -79,6 +79,6 @@ class FedDyn(FederatedMethod):
         mean = [update[name] for name in self.names]
         total = list(self.server_state("u", {name: update[name] for name in self.names}).values())
         n = round.num_finite
-        share = {"clients": n / round.num_clients, "authors": 1 / n, "cohort": 1.0}[self.divide_by]
+        share = n / round.num_clients if self.divide_by == "clients" else 1 / n
         torch._foreach_add_(total, mean, alpha=share)
         torch._foreach_add_(mean, total)

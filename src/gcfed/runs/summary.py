@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from gcfed.runs.folder import METRICS, SUMMARY
+from gcfed.runs.folder import SUMMARY
 from gcfed.runs.measures import average, first_round, smooth, until
-from gcfed.runs.metrics_csv import column, read_metrics
+from gcfed.runs.metrics_csv import column
 from gcfed.utils.files import replacing
 from gcfed.utils.words import size
 
@@ -24,29 +24,19 @@ if TYPE_CHECKING:
 ERRORS = ("test/loss", "test/relative_error")  # what a test measures beside the accuracy: the less, the better
 
 
-def write_summary(
-    folder: Path, targets: Sequence[float], *, processes: int = 1, about: Mapping[str, str] | None = None
-) -> dict[str, Any]:
-    """Reads the run's ``metrics.csv`` back and writes ``summary.json``; returns it, or {} for a run without a round.
-
-    Args:
-        processes: among which the clients were shared out.
-        about: what else the file says of the run: its identity.
-    """
-    metrics = read_metrics(folder / METRICS)
-    if metrics.empty:
-        return {}
-    found = summary_of(metrics, targets, processes)
+def write_summary(folder: Path, figures: Mapping[str, Any], about: Mapping[str, str]) -> None:
+    """Writes ``summary.json``: a run's figures, what identifies it and its data (``about``), and when it ended."""
     # JSON has neither NaN nor infinity, the loss of a model that diverged.
-    plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in found.items()}
-    plain |= {**(about or {}), "ended": datetime.now().astimezone().isoformat(timespec="seconds")}
+    plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in figures.items()}
+    plain |= {**about, "ended": datetime.now().astimezone().isoformat(timespec="seconds")}
     with replacing(folder / SUMMARY) as temporary:
         temporary.write_text(json.dumps(plain, indent=2, allow_nan=False) + "\n")
-    return found
 
 
 def summary_of(metrics: pd.DataFrame, targets: Sequence[float], processes: int = 1) -> dict[str, Any]:
     """The figures of a run: accuracies in 0…1, bytes in all, seconds a round and a client (medians).
+
+    The clients were shared out among ``processes``.
 
     A target that was not reached has None; ``_ema`` reads the moving average (FedACG's tables), the other the tests
     themselves. ``acc_diff/*`` are statistics of the change from one test to the next (GC-Fed's Table 2).
