@@ -7,11 +7,13 @@ import resource
 import signal
 import sys
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import open_dict
 
+from gcfed.assemble import assemble
 from gcfed.callbacks.checkpoint import AtomicCheckpointIO
 from gcfed.federated.method import FederatedMethod
 from gcfed.run import one_sentence, train
@@ -182,3 +184,18 @@ def test_a_signal_ends_a_run_with_a_sentence_and_its_number(tmp_path, caplog, si
     assert "ckpt_path=last" in caplog.text
     assert said in (tmp_path / FAILURE).read_text()
     assert signal.getsignal(signum) == handler
+
+
+def test_the_traceback_can_be_asked_for(monkeypatch):
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(ValueError, match="a setting"), one_sentence():
+        raise ValueError("a setting")
+
+
+@pytest.mark.parametrize(("dtype", "needed"), [("null", "13.4 MB"), ("bfloat16", "6.69 MB")])
+def test_a_disk_too_small_for_all_states_is_seen_before_the_first_round(config, monkeypatch, caplog, dtype, needed):
+    """20 clients of 167,178 numbers."""
+    monkeypatch.setattr("gcfed.assemble.shutil.disk_usage", lambda _: SimpleNamespace(free=1))
+    assemble(config("algorithm=scaffold", f"client_store.dtype={dtype}"))
+    assert f"the states of all 20 clients will take {needed}, and " in caplog.text
+    assert "set client_store.folder" in caplog.text

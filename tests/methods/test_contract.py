@@ -15,6 +15,8 @@ from gcfed.federated.store import ClientStores
 from gcfed.methods.fedvarp import FedVARP
 from gcfed.methods.scaffold import Scaffold
 from gcfed.run import train
+from gcfed.runs.checkpoint import load_checkpoint
+from gcfed.runs.folder import CHECKPOINT
 from gcfed.utils.resolvers import ROOT
 
 ALGORITHMS = sorted(path.stem for path in (ROOT / "configs/algorithm").glob("*.yaml"))
@@ -96,6 +98,8 @@ def test_a_killed_run_continues_bit_for_bit_and_no_metric_changes_it(config, tmp
     cfg.ckpt_path = "last"
     resumed = train(cfg)
     assert torch.equal(weights(resumed), weights(straight))
+    # every second round writes one, and the last
+    assert load_checkpoint(tmp_path / "straight" / CHECKPOINT)["global_step"] == 5
     a, b = rows(tmp_path / "straight"), rows(tmp_path / "killed")
     assert repr(a) == repr(b)
     kept = [sorted(p.name for p in (tmp_path / run).glob("clients/*/*")) for run in ("straight", "killed")]

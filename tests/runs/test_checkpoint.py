@@ -17,6 +17,7 @@ from gcfed.data.base import FederatedDataset, Split
 from gcfed.federated.method import FederatedMethod
 from gcfed.run import evaluate, train
 from gcfed.runs.checkpoint import class_checksum, load_checkpoint, resume_from
+from gcfed.runs.folder import CHECKPOINT
 from gcfed.utils.instantiate import check_targets
 from gcfed.utils.lock import locked
 from gcfed.utils.resolvers import ROOT
@@ -185,6 +186,34 @@ def test_what_our_own_configs_name_may_be_called(tmp_path):
             names[path.stem] = OmegaConf.to_container(OmegaConf.load(path))
     check_targets(names, tmp_path)
     check_targets({"_target_": "torchvision.models.resnet18"}, tmp_path)
+
+
+def foreign():
+    return torch.nn.Linear(3, 4)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "message"),
+    [
+        ({}, {"override": {"model": {"hidden": [8]}}}, "holds another model"),
+        ({"_target_": f"{__name__}.foreign"}, {}, r"foreign.*trust_config=true"),
+        ({"_target_": f"{__name__}.foreign"}, {"trust_config": True}, "holds another model"),  # so it was called
+    ],
+)
+def test_eval_builds_what_the_checkpoint_names_if_it_may(run, finished, tmp_path, model, settings, message):
+    run()
+    checkpoint = load_checkpoint(finished / CHECKPOINT)
+    checkpoint["gcfed"]["config"]["model"] = model or checkpoint["gcfed"]["config"]["model"]
+    torch.save(checkpoint, tmp_path / "copy.ckpt")
+    with pytest.raises(ValueError, match=message):
+        evaluate(OmegaConf.create({"ckpt_path": str(tmp_path / "copy.ckpt"), "paths": {}, "override": {}, **settings}))
+
+
+def test_a_second_job_of_a_name_overwrites_no_run(run, finished, config, monkeypatch):
+    run()
+    monkeypatch.setattr("gcfed.run.one_of_several", lambda: True)
+    with pytest.raises(ValueError, match=r"a run of a job of this name: continue it with ckpt_path=last"):
+        train(config(*FAST, folder=finished))
 
 
 def test_what_is_tested_must_be_named():

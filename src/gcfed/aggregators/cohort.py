@@ -99,3 +99,9 @@ class BoundedRule(CohortRule):
 def by_coordinates(rule: Callable[[Tensor], Tensor], updates_nD: Tensor) -> Tensor:
     """A rule ``[n, d] → [d]`` on a million coordinates at a time, since sorting takes several times their memory."""
     return torch.cat([rule(part) for part in updates_nD.split(COLUMNS, 1)])
+
+
+def median(ordered_n: Tensor) -> Tensor:
+    """Of sorted values, ``[n, …]`` → ``[…]``; of an even number the mean of the middle two."""
+    n = len(ordered_n)
+    return (ordered_n[(n - 1) // 2] + ordered_n[n // 2]) / 2

@@ -5,20 +5,14 @@ Memory: that of one cohort on every process.
 
 from torch import Tensor
 
-from gcfed.aggregators.cohort import BoundedRule, CohortRule, by_coordinates
+from gcfed.aggregators.cohort import BoundedRule, CohortRule, by_coordinates, median
 
 
 class Median(CohortRule):
     """The median of each coordinate; of an even number, the mean of the middle two."""
 
     def rule(self, updates_nD: Tensor) -> Tensor:
-        n = len(updates_nD)
-
-        def median(part: Tensor) -> Tensor:
-            ordered = part.sort(0).values
-            return (ordered[(n - 1) // 2] + ordered[n // 2]) / 2
-
-        return by_coordinates(median, updates_nD)
+        return by_coordinates(lambda part: median(part.sort(0).values), updates_nD)
 
 
 class TrimmedMean(BoundedRule):

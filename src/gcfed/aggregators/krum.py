@@ -8,7 +8,7 @@ every process.
 import torch
 from torch import Tensor
 
-from gcfed.aggregators.cohort import BoundedRule, by_coordinates
+from gcfed.aggregators.cohort import BoundedRule, by_coordinates, median
 
 
 def squared_distances(updates_nD: Tensor) -> Tensor:
@@ -53,8 +53,7 @@ class Bulyan(BoundedRule):
 
         def middle(part: Tensor) -> Tensor:
             ordered = part.sort(0).values
-            median = (ordered[(len(part) - 1) // 2] + ordered[len(part) // 2]) / 2
-            nearest = (ordered - median).abs().argsort(dim=0, stable=True)[: n - 4 * f]
+            nearest = (ordered - median(ordered)).abs().argsort(dim=0, stable=True)[: n - 4 * f]
             return ordered.gather(0, nearest).mean(0)
 
         return by_coordinates(middle, chosen)

@@ -36,7 +36,8 @@ class NormClip:
 
     def add(self, upload: Upload, round: Round) -> None:
         """Takes in the updates of K clients; one with a number that is not finite counts for nothing."""
-        scale = clip_scale(upload.delta, self.max_norm)
+        norms = client_norms(list(upload.delta.values())).clamp(min=1e-30)
+        scale = (self.max_norm / norms).clamp(max=1.0)  # 0 for a norm that overflows
         self._mean.add(replace(upload, delta={n: t * per_client(scale, t) for n, t in upload.delta.items()}), round)
 
     def reduce(self, round: Round, like: Params | None = None) -> Params:
@@ -59,8 +60,3 @@ class MedianClip(CohortRule):
         norms = torch.linalg.vector_norm(updates_nD, dim=1, dtype=torch.float64).clamp(min=1e-30)
         scale = (self.factor * norms.quantile(0.5) / norms).clamp(max=1.0)
         return (scale.to(updates_nD.dtype) @ updates_nD) / len(updates_nD)
-
-
-def clip_scale(delta: Params, max_norm: float | torch.Tensor) -> torch.Tensor:
-    """``min(1, b / ‖Δ_k‖)``, ``[K]``; 0 for a norm that overflows."""
-    return (max_norm / client_norms(list(delta.values())).clamp(min=1e-30)).clamp(max=1.0)

@@ -26,7 +26,7 @@ from gcfed.utils.number import choice
 
 # What a store writes: <client>-<round>.bin, and the temporary name of one that was killed while it wrote.
 _VERSION = re.compile(r"\d+-\d+\.bin|\.\d+-\d+\.bin\.\d+\.bin")
-DTYPES = {None: None, "bfloat16": torch.bfloat16, "float32": torch.float32}
+DTYPES = {None: None, "bfloat16": torch.bfloat16}
 
 
 class ClientStore:
@@ -49,10 +49,6 @@ class ClientStore:
 
     def __contains__(self, client: int) -> bool:
         return int(client) in self._version
-
-    def __len__(self) -> int:
-        """Number of clients that have a state."""
-        return len(self._version)
 
     def version(self, client: int) -> int | None:
         """Index of the round in which this client's state was last written; None where it has none."""
@@ -187,7 +183,7 @@ class ClientStores:
     """Makes the stores of a run's methods and carries them through checkpoints.
 
     Args:
-        dtype: of what is stored: null (that of the model), ``bfloat16`` (half the size) or ``float32``.
+        dtype: of what is stored: null (that of the model) or ``bfloat16`` (half the size of float32).
         folder: where files go; None: a temporary one, without checkpoints.
 
     Raises:
