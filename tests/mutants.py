@@ -354,7 +354,7 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
         ("** -self.exponent", "** self.exponent"),
         ("logits_KBC - margins", "logits_KBC + margins"),
         ("self.tau * counts.double()", "counts.double()"),
-        ("stack.clients), self.floor)", "stack.clients), 1.0)"),
+        ("self._data.class_counts(stack.clients)", "self._data.class_counts(stack.clients).clip(1)"),
     ]),
     "methods/fedmlb.py": (("methods/test_fedmlb.py",), [
         ("self.ce * stack", "stack"),
@@ -417,7 +417,7 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
     "methods/local_norm.py": (("models/test_own_networks.py",), [
         ("stack.full[name].copy_(own)", "pass"),
         ("default=start", "default=None"),
-        ("if method.corrects_drift", "if method.needs_stages"),
+        ("method.corrects_drift or method.anchors", "method.corrects_drift"),
         ("if n.rpartition(\".\")[0] in layers and t.is_floating_point()", "if t.is_floating_point()"),
     ]),
     "models/norm.py": (("models/test_own_networks.py",), [

@@ -195,9 +195,9 @@ CASES = {
         {"local": ("fc1.weight",), "server": ("fc1.weight", "fc2.weight"), "server_lr": 0.7, "beta": 0.5},
     ),
     "scaffold": (["algorithm=scaffold", "gc=none"], {"method": "scaffold"}),
-    "scaffold, gcfed, by samples, stack": (
-        ["algorithm=scaffold", "gc=gcfed", "aggregator.weighting=samples", "client.stack=2"],
-        {"method": "scaffold", "local": ("fc1.weight",), "server": ("fc1.weight", "fc2.weight"), "by_samples": True},
+    "scaffold, gcfed, stack": (
+        ["algorithm=scaffold", "gc=gcfed", "client.stack=2"],
+        {"method": "scaffold", "local": ("fc1.weight",), "server": ("fc1.weight", "fc2.weight")},
     ),
     "feddyn, gcfed, stack": (
         ["algorithm=feddyn", "gc=gcfed", f"client.clip_norm={CLIP}", "methods.feddyn.alpha=0.3", "client.stack=3"],
@@ -215,8 +215,7 @@ CASES = {
     },
     "dropout": ([*CONV, "gc=gcfed"], {"local": WEIGHTS[:3], "server": WEIGHTS}),
     "scaffold, one left out": (
-        ["algorithm=scaffold", "gc=none", "aggregator.weighting=samples", "client.stack=2"],
-        {"method": "scaffold", "by_samples": True, "broken": 2},
+        ["algorithm=scaffold", "gc=none", "client.stack=2"], {"method": "scaffold", "broken": 2},
     ),
     "feddyn, one left out": (
         ["algorithm=feddyn", "gc=none", f"client.clip_norm={CLIP}", "methods.feddyn.alpha=0.3"],

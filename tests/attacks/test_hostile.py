@@ -68,6 +68,10 @@ def test_colluding_clients_send_what_they_make_of_the_honest():
     torch.testing.assert_close(upload.delta["w"][hostile], expected)
     torch.testing.assert_close(upload.extra["more"]["v"][hostile], expected * 3)
     assert torch.equal(upload.delta["w"][~hostile], delta[~hostile])
+    delta, upload, hostile = attacked(ALIE(0.3, z=None))
+    honest = delta[~hostile].numpy()
+    expected = torch.from_numpy(honest.mean(0) - z_max(10, 3) * honest.std(0)).expand(3, 4, 2)
+    torch.testing.assert_close(upload.delta["w"][hostile], expected)
     delta, upload, hostile = attacked(IPM(0.3, epsilon=0.5))
     torch.testing.assert_close(upload.delta["w"][hostile], (-0.5 * delta[~hostile].mean(0)).expand(3, 4, 2))
     assert z_max(50, 12) == pytest.approx(NormalDist().inv_cdf(24 / 38))  # the paper's setting: s = 14
@@ -130,7 +134,7 @@ def test_colluding_clients_run_from_the_command_line(config, attack, algorithm):
         (("algorithm=fedgc", "aggregator=median", "methods.fedgc.sgc=false"), None),
         (("algorithm=fedgc", "aggregator=mean"), None),
         (("algorithm=scaffold", "aggregator=geometric_median"), None),
-        (("algorithm=fedcurv", "aggregator=multi_krum"), None),
+        (("algorithm=fedcurv", "aggregator=multi_krum"), "FedCurv needs aggregator=mean, not MultiKrum"),
         (("algorithm=fedavg", "aggregator.weighting=samples"), None),
     ],
 )

@@ -63,6 +63,13 @@ def test_padding_constant_features_and_single_samples(scale):
     assert x.grad[:2].any()
 
 
+def test_mixed_precision_does_not_round_the_correlations():
+    x = torch.randn(2, 30, 64)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = term(x, beta=1.0, scale="paper")
+    assert torch.equal(mixed, term(x, beta=1.0, scale="paper"))
+
+
 @pytest.mark.parametrize("scale", ["paper", "authors"])
 def test_a_lone_feature_is_correlated_with_nothing(scale):
     assert term(torch.randn(2, 6, 1, dtype=torch.float64), beta=1.0, scale=scale).abs().max() < 1e-9

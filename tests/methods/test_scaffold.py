@@ -8,12 +8,14 @@ import torch
 from harness import make_net, make_setup, sgd, train_rounds, weights
 from plain_reference import batches, broken, cohort, flat, local_sgd, optimum, skewed_federation, softmax_regression
 
+from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.method import validate_methods
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import broadcast_state, nbytes
 from gcfed.federated.store import ClientStores
 from gcfed.methods.quantization import Quantization
 from gcfed.methods.scaffold import Scaffold, effective_steps
+from gcfed.methods.ssf import SSF
 
 
 def plain_steps(steps, momentum, **kwargs):
@@ -131,3 +133,10 @@ def test_it_sends_twice_the_bytes(federation):
 def test_what_cannot_work_is_refused(optimizer, others, message):
     with pytest.raises(ValueError, match=message):
         validate_methods(make_setup(make_net(), solver=LocalSolver(optimizer), methods=[Scaffold(), *others]))
+
+
+@pytest.mark.parametrize("cls", [Scaffold, SSF])
+def test_weights_by_samples_are_refused(cls):
+    """Variates cancel in their plain mean alone: weighted, it would come to the optimum of the uniform objective."""
+    with pytest.raises(ValueError, match=r"aggregator\.weighting=uniform"):
+        cls().validate(make_setup(make_net(), solver=sgd(), aggregator=MeanAggregator("samples")))

@@ -1,10 +1,12 @@
 """Networks of others: fitted to the data, their batch normalisation under each policy."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from conftest import random_federation, read_rows
-from harness import make_net, sgd, train_rounds
+from harness import make_net, make_setup, sgd, train_rounds
 from omegaconf import OmegaConf
 from torch import nn
 from torchvision.ops import FrozenBatchNorm2d
@@ -14,7 +16,11 @@ from gcfed.configure import shorthand
 from gcfed.federated.batches import has_single, plan_batches
 from gcfed.federated.method import FederatedMethod
 from gcfed.federated.stack import is_graphable
+from gcfed.methods.fedcurv import FedCurv
+from gcfed.methods.fedreg import FedReg
+from gcfed.methods.fedsol import FedSol
 from gcfed.methods.local_norm import LocalNorm
+from gcfed.methods.proximal import Proximal
 from gcfed.methods.scaffold import Scaffold
 from gcfed.models.cnn import CNN
 from gcfed.models.norm import apply_policy, batch_norms
@@ -180,11 +186,17 @@ def test_on_a_gpu_a_users_module_is_recorded_if_it_says_that_it_can_be():
     assert is_graphable(of_torchvision("squeezenet1_1", 32))
 
 
-def test_local_statistics_refuse_what_corrects_drift():
-    with pytest.raises(ValueError, match=r"model\.norm_policy=local does not go with Scaffold"):
-        train_rounds(
-            with_batch_norm(), random_federation(sizes=(8, 8, 8)), sgd(), rounds=1, methods=[LocalNorm(), Scaffold()]
-        )
+@pytest.mark.parametrize("method", [Scaffold, Proximal, FedCurv, FedReg, FedSol])
+def test_local_statistics_refuse_what_compares_clients_with_the_broadcast_model(method):
+    run = partial(train_rounds, with_batch_norm(), random_federation(sizes=(8, 8, 8)), sgd(), rounds=1)
+    with pytest.raises(ValueError, match=rf"model\.norm_policy=local does not go with {method.__name__}"):
+        run(methods=[LocalNorm(), method()])
+
+
+def test_local_statistics_need_a_plain_server():
+    setup = make_setup(with_batch_norm(), server=partial(torch.optim.SGD, lr=1.0, momentum=0.9))
+    with pytest.raises(ValueError, match=r"model\.norm_policy=local needs server=sgd"):
+        LocalNorm().validate(setup)
 
 
 @pytest.mark.parametrize("last_batch", ["keep", "drop", "wrap"])

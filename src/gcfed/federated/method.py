@@ -88,6 +88,8 @@ class FederatedMethod(Callback):
     """What it does to a step or an upload, and so when its hooks are called."""
     corrects_drift = False
     """Whether it reads the clients' drift off their updates to correct it; two such would each correct the other."""
+    anchors = False
+    """Whether it compares a client's weights with the broadcast ones, from which the client must then start."""
     graphable = False
     """Whether its hooks of a local step do nothing but to tensors on the device, so that a step can be recorded
     (:mod:`gcfed.federated.recorder`); without it the run's steps are not."""

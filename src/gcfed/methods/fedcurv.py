@@ -19,7 +19,7 @@ from gcfed.federated.aggregate import Upload
 from gcfed.federated.method import FederatedMethod, Setup
 from gcfed.federated.round import Round
 from gcfed.federated.stack import ClientStack, Params, is_recurrent, per_client
-from gcfed.methods.requirements import full_uploads
+from gcfed.methods.requirements import full_uploads, mean_aggregator
 from gcfed.utils.number import number
 
 
@@ -39,6 +39,7 @@ class FedCurv(FederatedMethod):
     """
 
     graphable = True
+    anchors = True
 
     def __init__(self, lam: float = 1e-4, *, chunk: int = 32) -> None:
         self.lam = number("methods.fedcurv.lam", lam, 0)
@@ -48,6 +49,7 @@ class FedCurv(FederatedMethod):
         self._own: dict[str, Params] = {}
 
     def validate(self, setup: Setup) -> None:
+        mean_aggregator(setup, "FedCurv", "a client takes its own part out of the sum over all")
         full_uploads(setup, "FedCurv", "its Fisher information would still travel in full")
         if is_recurrent(setup.module.net):
             raise ValueError(

@@ -55,7 +55,8 @@ class FedDecorr(FederatedMethod):
         freedom = (count - 1).clamp(min=1)
         z = x * (x.square().sum(1, keepdim=True) / freedom.view(-1, 1, 1) + EPS).rsqrt()
         diagonal = z.square().sum(1).square().sum(1)
-        squares = (z @ z.mT).square().sum((1, 2)) - diagonal
+        with torch.autocast(z.device.type, enabled=False):  # it would round the products whose difference counts
+            squares = (z @ z.mT).square().sum((1, 2)) - diagonal
         d = z.shape[-1]
         # A lone feature has nothing to be decorrelated from: 0, not 0/0.
         scale = d**2 * freedom**2 if self.scale == "paper" else d * max(d - 1, 1) * count

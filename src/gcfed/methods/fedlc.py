@@ -6,12 +6,11 @@ those of the model.
 Two readings. The paper prints the sum in the softmax over c ≠ y, which is unbounded below; the public implementations
 (FedDecorr, FedACG, GC-Fed) take the ordinary softmax over all classes, and so does this one. A class that the client
 lacks has an infinite margin by the formula and in those implementations: it leaves the softmax, and its logit gets no
-gradient from the task. ``floor`` = 1 gives it the margin of a class with a single sample instead.
+gradient from the task.
 """
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,7 +26,6 @@ class FedLC(FederatedMethod):
     Args:
         tau: τ ≥ 0; 0 is FedAvg. GC-Fed: 0.1.
         exponent: > 0, how fast the margin falls with n_{k,c}, the client's number of samples of class c.
-        floor: ≥ 0, the least n_{k,c} that counts; 0 takes the classes that a client lacks out of its softmax.
 
     Raises:
         ValueError: an argument outside its range.
@@ -36,8 +34,8 @@ class FedLC(FederatedMethod):
     graphable = True
     needs_classes = True
 
-    def __init__(self, tau: float = 0.1, exponent: float = 0.25, floor: float = 0.0) -> None:
-        self.tau, self.floor = number("methods.fedlc.tau", tau, 0), number("methods.fedlc.floor", floor, 0)
+    def __init__(self, tau: float = 0.1, exponent: float = 0.25) -> None:
+        self.tau = number("methods.fedlc.tau", tau, 0)
         self.exponent = number("methods.fedlc.exponent", exponent, 0, above=True)
         self._data: Any = None
         self._margins: Tensor | None = None
@@ -46,7 +44,7 @@ class FedLC(FederatedMethod):
         self._data = setup.data
 
     def on_clients_start(self, stack: ClientStack, round: Round) -> None:
-        counts = torch.from_numpy(np.maximum(self._data.class_counts(stack.clients), self.floor))
+        counts = torch.from_numpy(self._data.class_counts(stack.clients))
         like = next(iter(stack.start.values()))
         self._margins = (self.tau * counts.double() ** -self.exponent).to(like.device, like.dtype) if self.tau else None
 

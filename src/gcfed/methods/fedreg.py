@@ -45,6 +45,7 @@ class FedReg(FederatedMethod):
     """
 
     graphable = True
+    anchors = True
     order = Order.MOVES_WEIGHTS
     needs_classes = True
 

@@ -33,6 +33,7 @@ class FedSol(Sam):
     """
 
     needs_classes = True
+    anchors = True
     _name = "fedsol"
 
     def __init__(self, rho: float = 1.0, *, temperature: float = 3.0, adaptive: bool = True) -> None:

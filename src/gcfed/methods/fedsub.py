@@ -46,10 +46,8 @@ class FedSub(SubspaceMethod):
 
     _key, _title = "methods.fedsub", "FedSub"
 
-    def __init__(
-        self, *, ratio: float | None = None, r: int | None = None, refresh: int = 1, update_absent: bool = False
-    ) -> None:
-        super().__init__(ratio=ratio, r=r, refresh=refresh)
+    def __init__(self, *, ratio: float = 0.2, refresh: int = 1, update_absent: bool = False) -> None:
+        super().__init__(ratio=ratio, refresh=refresh)
         self.update_absent = flag("methods.fedsub.update_absent", update_absent)
         self._dual: Params = {}
 

@@ -6,7 +6,8 @@
 y_k is the last update of client k and y the mean of all of them, so who happens to take part matters less and less.
 Clients do nothing new. Server state: y and the table of all y_k, where only clients that took part need memory. Bytes:
 those of the model. The paper divides Δ_k by η_l τ and multiplies v by it again, which is the same where all
-clients take equally many steps at a constant rate; here y_k is the update itself.
+clients take equally many steps at a constant rate; here y_k is the update itself. With
+``client_store.dtype=bfloat16`` the server takes Δ_k as it keeps it, rounded, so that y stays the mean of the table.
 """
 
 import torch

@@ -12,6 +12,7 @@ from gcfed.federated.aggregate import finite_clients
 from gcfed.federated.method import FederatedMethod, Setup
 from gcfed.federated.round import Round
 from gcfed.federated.stack import ClientStack
+from gcfed.methods.requirements import plain_server
 from gcfed.models.norm import batch_norms
 
 
@@ -19,16 +20,19 @@ class LocalNorm(FederatedMethod):
     """Keeps the tensors of batch normalisation on each client.
 
     Raises:
-        ValueError: at ``validate``, beside a method that reads the clients' drift off their updates, since these start
-            elsewhere than at the broadcast model.
+        ValueError: at ``validate``, beside a method that compares clients with the broadcast model, since they start
+            elsewhere, or under a server optimizer that would take the mean of their tensors for a gradient.
     """
 
     def validate(self, setup: Setup) -> None:
-        if others := [type(method).__name__ for method in setup.methods if method.corrects_drift]:
+        if others := [type(method).__name__ for method in setup.methods if method.corrects_drift or method.anchors]:
             raise ValueError(
-                f"model.norm_policy=local does not go with {others[0]}, which takes a client's update for the way that "
-                "it went from the broadcast model: choose average, fixed or group."
+                f"model.norm_policy=local does not go with {others[0]}, which compares a client with the broadcast "
+                "model, where it does not start: choose average, fixed or group."
             )
+        plain_server(
+            setup, "model.norm_policy=local", "the global model has the mean of the clients' batch norms", any_lr=True
+        )
         tensors = setup.module.net.state_dict(keep_vars=True)
         layers = batch_norms(setup.module.net)
         self.names = [n for n, t in tensors.items() if n.rpartition(".")[0] in layers and t.is_floating_point()]

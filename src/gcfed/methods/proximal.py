@@ -21,6 +21,7 @@ class Proximal(FederatedMethod):
     """
 
     graphable = True
+    anchors = True
 
     def __init__(self, mu: float = 0.1) -> None:
         self.mu = number("methods.proximal.mu", mu, 0)

@@ -42,6 +42,15 @@ def uniform_mean(setup: Setup, method: str, reason: str) -> None:
         ValueError: it is not.
     """
     mean_aggregator(setup, method, reason)
+    uniform_weights(setup, method, reason)
+
+
+def uniform_weights(setup: Setup, method: str, reason: str) -> None:
+    """The aggregator must not weight clients by their numbers of samples.
+
+    Raises:
+        ValueError: it does.
+    """
     if getattr(setup.aggregator, "weighting", "uniform") != "uniform":
         raise ValueError(f"{method} needs aggregator.weighting=uniform: {reason}.")
 

@@ -16,7 +16,7 @@ from gcfed.federated.aggregate import Upload
 from gcfed.federated.method import FederatedMethod, Setup
 from gcfed.federated.round import Round
 from gcfed.federated.stack import ClientStack, Params, per_client
-from gcfed.methods.requirements import full_uploads, local_sgd
+from gcfed.methods.requirements import full_uploads, local_sgd, uniform_weights
 from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.device import on_device
 from gcfed.utils.number import flag
@@ -41,6 +41,9 @@ class Scaffold(FederatedMethod):
     def validate(self, setup: Setup) -> None:
         local_sgd(setup, "SCAFFOLD", "it reads a client's mean gradient off w₀ − w_k", momentum=True)
         full_uploads(setup, "SCAFFOLD", "its control variates would still travel in full")
+        uniform_weights(
+            setup, "SCAFFOLD", "c is the plain mean of the clients' variates, which cancel in a plain mean alone"
+        )
         settings = probe_optimizer(setup.solver.optimizer).defaults
         if settings["momentum"] and settings["dampening"]:
             raise ValueError(

@@ -20,7 +20,7 @@ from gcfed.federated.aggregate import Upload
 from gcfed.federated.method import Setup
 from gcfed.federated.round import Round
 from gcfed.federated.stack import ClientStack, Params, per_client
-from gcfed.methods.requirements import exact_store
+from gcfed.methods.requirements import exact_store, uniform_weights
 from gcfed.methods.subspace import SubspaceMethod
 from gcfed.utils.device import on_device
 
@@ -32,6 +32,9 @@ class SSF(SubspaceMethod):
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
+        uniform_weights(
+            setup, self._title, "c is the plain mean of the clients' variates, which cancel in a plain mean alone"
+        )
         self.store = setup.stores.open("ssf")
         exact_store(self.store, self._title)
         named = dict(setup.module.net.named_parameters())

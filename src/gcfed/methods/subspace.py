@@ -79,7 +79,6 @@ class SubspaceMethod(FederatedMethod):
 
     Args:
         ratio: r/d ∈ (0, 1], of each tensor; r is rounded, and at least 1.
-        r: the same r in every tensor, or all of d where that is less. One of the two is null.
         refresh: T_p, rounds from one draw of the projectors to the next.
 
     Raises:
@@ -92,11 +91,8 @@ class SubspaceMethod(FederatedMethod):
     _key: str
     _title: str
 
-    def __init__(self, *, ratio: float | None = None, r: int | None = None, refresh: int = 1) -> None:
-        if (ratio is None) == (r is None):
-            raise ValueError(f"{self._key}.ratio={ratio} and {self._key}.r={r}: set one of them and the other to null.")
-        self.ratio = number(f"{self._key}.ratio", ratio, 0, 1, above=True, none=True)
-        self.r = number(f"{self._key}.r", r, 1, whole=True, none=True)
+    def __init__(self, *, ratio: float = 0.2, refresh: int = 1) -> None:
+        self.ratio = number(f"{self._key}.ratio", ratio, 0, 1, above=True)
         self.refresh = number(f"{self._key}.refresh", refresh, 1, whole=True)
         self._epoch: tuple[Any, ...] | None = None
         self._correction: Params = {}
@@ -126,7 +122,7 @@ class SubspaceMethod(FederatedMethod):
         if start.dim() < 2:
             return Projector(start.shape, None)
         d = prod(start.shape[1:]) if is_wide(start.shape) else start.shape[0]
-        r = min(self.r, d) if self.r is not None else max(1, int(d * self.ratio + 0.5))  # type: ignore[operator]
+        r = max(1, int(d * self.ratio + 0.5))
         return Projector(start.shape, random_basis(round.seed, epoch, name, d, r, start))
 
     def on_broadcast(self, round: Round) -> None:
