@@ -242,14 +242,6 @@ def test_it_can_overfit(config, tmp_path):
     assert [r["round"] for r in rows if "test/acc" in r] == [10, 20, 30, 40, 50, 60]
 
 
-def test_the_population_may_change(config, tmp_path):
-    result = run(
-        config, tmp_path, "run", *FAST[:1], "participation=dynamic", "participation.num_clients=20",
-        "participation.per_round=3", "participation.sampler.live=6", "participation.sampler.every=1",
-    )  # fmt: skip
-    assert result.metrics["train/clients"] == 3
-
-
 class Poison(FederatedMethod):
     """Makes some clients' updates infinite."""
 
@@ -366,14 +358,6 @@ def test_bad_input_is_refused_before_the_first_round(config, tmp_path, overrides
     assert not (tmp_path / "run" / "metrics.csv").exists()
 
 
-def test_missing_data_say_what_where_and_how(config, tmp_path):
-    cfg = config("data=cifar10", "model=cnn", "data.dataset.download=false", f"paths.data_dir={tmp_path / 'none'}")
-    with pytest.raises(FileNotFoundError) as error:
-        train(cfg)
-    for part in ("cifar10", str(tmp_path / "none"), "data.dataset.download"):
-        assert part in str(error.value).replace("CIFAR-10", "cifar10")
-
-
 def test_a_checkpoint_of_another_model_or_run_is_refused(config, tmp_path):
     run(config, tmp_path, "run", *FAST)
     checkpoint = tmp_path / "run/checkpoints/last.ckpt"
@@ -388,12 +372,3 @@ def test_a_checkpoint_of_another_model_or_run_is_refused(config, tmp_path):
         train(config(*FAST, f"ckpt_path={broken}", folder=tmp_path / "other"))
     assert checkpoint.read_bytes() == before
     assert len(read_rows(tmp_path / "run/metrics.csv")) == 4
-
-
-def test_a_run_without_data_to_spare_has_no_empty_client(config, tmp_path):
-    """200 samples over 150 clients at α = 0.01: the partition repairs itself instead of leaving a client empty."""
-    result = run(
-        config, tmp_path, "run", "rounds=1", "data.limit_train=200", "participation.num_clients=150",
-        "partition.alpha=0.01",
-    )  # fmt: skip
-    assert result.trainer.datamodule.partition.sizes.min() >= 1
