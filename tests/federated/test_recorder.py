@@ -28,16 +28,18 @@ TINY = (
 )  # fmt: skip
 
 
-class Counting(Tape):
-    """Counts what is played back."""
+class Listing(Tape):
+    """Keeps the kinds of the steps that are played back."""
 
-    played = 0
+    def __init__(self):
+        super().__init__()
+        self.played = []
 
     def record(self, step):
-        replay = super().record(step)
+        replay, (kind,) = super().record(step), getattr(step, "args", [None])
 
         def counted():
-            self.played += 1
+            self.played.append(kind)
             replay()
 
         return counted
@@ -49,7 +51,7 @@ def tapes(monkeypatch):
 
     class Tapes(list):
         def on(self):
-            monkeypatch.setattr(LocalSolver, "recorder", lambda *_: self.append(Counting()) or self[-1])
+            monkeypatch.setattr(LocalSolver, "recorder", lambda *_: self.append(Listing()) or self[-1])
 
     return Tapes()
 
@@ -79,16 +81,20 @@ def twice(config, tmp_path, tapes, *overrides, model=None, method=None):
 
 
 def assert_same(tapes, eager, recorded):
-    assert sum(tape.played for tape in tapes) > 0
+    assert any(tape.played for tape in tapes)
     assert torch.equal(recorded[0], eager[0])
     assert recorded[1] == eager[1]
 
 
-@pytest.mark.parametrize("stack", [1, 5])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_algorithm_can_be_recorded(config, tmp_path, tapes, algorithm, stack):
-    """Bit for bit over two rounds of clients that end one after the other, with crops and short batches."""
-    assert_same(tapes, *twice(config, tmp_path, tapes, f"algorithm={algorithm}", f"client.stack={stack}"))
+def test_every_algorithm_can_be_recorded(config, tmp_path, tapes, algorithm):
+    """Bit for bit over two rounds of clients that end one after the other, with crops and short batches.
+
+    Of this seed the longest one trains its last steps alone, without ``vmap``.
+    """
+    more = ("client.stack=5", "client.steps=null", "seed=97")
+    assert_same(tapes, *twice(config, tmp_path, tapes, f"algorithm={algorithm}", *more))
+    assert {kind.active for tape in tapes for kind in tape.played} == {1, 5}
 
 
 @pytest.mark.parametrize(
