@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import read_rows
+from harness import final_weights
 from lightning.pytorch import Callback
 from omegaconf import OmegaConf, open_dict
 from safetensors.torch import load_file
@@ -21,10 +22,6 @@ FAST = (*FEW, "model.hidden=[32,16]")
 CNN = (*FEW, "precision=64-true", "model=cnn", "rounds=2")
 
 
-def weights(result):
-    return torch.cat([p.detach().flatten() for p in result.module.net.parameters()])
-
-
 def run(config, tmp_path, name, *overrides):
     return train(config(*overrides, folder=tmp_path / name))
 
@@ -32,7 +29,7 @@ def run(config, tmp_path, name, *overrides):
 # ------------------------------------------------------------------------------------------------ one code path
 def test_the_layout_in_memory_changes_no_number(config, tmp_path):
     on, off = (run(config, tmp_path, str(flag), *CNN, f"channels_last={flag}") for flag in (True, False))
-    torch.testing.assert_close(weights(on), weights(off), rtol=0, atol=1e-9)
+    torch.testing.assert_close(final_weights(on), final_weights(off), rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +43,7 @@ def test_the_layout_in_memory_changes_no_number(config, tmp_path):
 def test_settings_of_gc_that_mean_the_same_are_the_same_bit_for_bit(config, tmp_path, one, other):
     a = run(config, tmp_path, "a", *FAST, *one)
     b = run(config, tmp_path, "b", *FAST, other)
-    assert torch.equal(weights(a), weights(b))
+    assert torch.equal(final_weights(a), final_weights(b))
 
 
 # ----------------------------------------------------------------------------------------- transactions, resume
@@ -96,7 +93,7 @@ def test_a_killed_run_continues_bit_for_bit(config, tmp_path, monkeypatch, algor
     assert [row["round"] for row in rows] == [1, 2, 3, 4]
     resumed = train(interrupted(f"{__name__}.AfterKill", ckpt_path="last"))
 
-    assert torch.equal(weights(resumed), weights(straight))
+    assert torch.equal(final_weights(resumed), final_weights(straight))
     a, b = (read_rows(tmp_path / name / "metrics.csv") for name in ("straight", "killed"))
     assert [row["round"] for row in b] == list(range(1, 8))
     assert [{k: r.get(k) for k in RESUMED} for r in a] == [{k: r.get(k) for k in RESUMED} for r in b]
@@ -111,10 +108,10 @@ def test_a_finished_run_can_be_extended(config, tmp_path):
     straight = run(config, tmp_path, "straight", *FAST, "rounds=5")
     run(config, tmp_path, "extended", *FAST, "rounds=3")
     extended = run(config, tmp_path, "extended", *FAST, "rounds=5", "ckpt_path=last")
-    assert torch.equal(weights(extended), weights(straight))
+    assert torch.equal(final_weights(extended), final_weights(straight))
     assert [r["round"] for r in read_rows(tmp_path / "extended" / "metrics.csv")] == [1, 2, 3, 4, 5]
     again = run(config, tmp_path, "extended", *FAST, "rounds=5", "ckpt_path=last")  # nothing left to do
-    assert torch.equal(weights(again), weights(straight))
+    assert torch.equal(final_weights(again), final_weights(straight))
 
 
 def test_checkpoints_are_plain_and_the_model_is_exported(config, tmp_path):
@@ -244,7 +241,7 @@ def test_a_client_that_is_not_finite_is_left_out(config, tmp_path, caplog, stack
         cfg.callbacks.poison = {"_target_": f"{__name__}.{where}", "clients": [2, 5]}
     with caplog.at_level(logging.WARNING):
         result = train(cfg)
-    assert weights(result).isfinite().all()
+    assert final_weights(result).isfinite().all()
     assert [r["train/nonfinite_clients"] for r in read_rows(tmp_path / "run/metrics.csv")] == [2, 2]
     assert all(np.isfinite(r["train/loss"]) for r in read_rows(tmp_path / "run/metrics.csv"))
     assert "round 1: 2 of 8 clients sent numbers that are not finite" in caplog.text
@@ -257,7 +254,7 @@ def test_a_round_without_a_finite_client_leaves_everything_as_it_was(config, tmp
     start = run(config, tmp_path, "start", *FAST, "client.optimizer.lr=0")
     with caplog.at_level(logging.WARNING):
         result = train(cfg)
-    assert torch.equal(weights(result), weights(start))
+    assert torch.equal(final_weights(result), final_weights(start))
     assert result.trainer.global_step == 4
     assert "the model stays as it was" in caplog.text
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 import torch
 from conftest import read_rows
-from harness import sgd
+from harness import ALGORITHMS, final_weights, sgd
 from lightning.pytorch import Callback
 from omegaconf import open_dict
 
@@ -18,9 +18,7 @@ from gcfed.federated.batches import BatchPlan
 from gcfed.federated.method import FederatedMethod
 from gcfed.federated.solver import LocalSolver
 from gcfed.run import train
-from gcfed.utils.resolvers import ROOT
 
-ALGORITHMS = sorted(path.stem for path in (ROOT / "configs/algorithm").glob("*.yaml"))
 TINY = (
     "model.hidden=[12,8]", "rounds=2", "participation.num_clients=7", "participation.per_round=5", "client.epochs=3",
     "client.batch_size=8", "data.limit_train=100", "data.limit_test=20", "data.transform.crop_padding=1",
@@ -56,10 +54,6 @@ def tapes(monkeypatch):
     return Tapes()
 
 
-def weights(result):
-    return torch.cat([t.detach().flatten() for t in result.module.net.state_dict().values()])
-
-
 def twice(config, tmp_path, tapes, *overrides, model=None, method=None):
     """Trains eagerly, then with every step recorded that can be; weights and rows of both."""
     results = []
@@ -76,7 +70,7 @@ def twice(config, tmp_path, tapes, *overrides, model=None, method=None):
         result = train(cfg)
         rows = read_rows(tmp_path / name / "metrics.csv")
         rows = [{key: value for key, value in row.items() if not key.startswith("time/")} for row in rows]
-        results.append((weights(result), rows))
+        results.append((final_weights(result), rows))
     return results
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import TWO, read_rows
-from harness import make_net, sgd, train_rounds
+from harness import ALGORITHMS, final_weights, make_net, sgd, train_rounds
 from omegaconf import open_dict
 
 from gcfed.federated.method import FederatedMethod
@@ -15,9 +15,7 @@ from gcfed.federated.store import ClientStores
 from gcfed.methods.fedvarp import FedVARP
 from gcfed.methods.scaffold import Scaffold
 from gcfed.run import train
-from gcfed.utils.resolvers import ROOT
 
-ALGORITHMS = sorted(path.stem for path in (ROOT / "configs/algorithm").glob("*.yaml"))
 TINY = (
     "model.hidden=[12,8]", "rounds=3", "participation.num_clients=7", "participation.per_round=3", "client.epochs=2",
     "client.batch_size=8", "data.limit_train=150", "data.limit_test=40", "eval_every=3", "callbacks.checkpoint.every=9",
@@ -30,17 +28,13 @@ def tiny(config, folder, algorithm, *overrides, gc="gcfed"):
     return config(f"algorithm={algorithm}", f"gc={gc}", *TINY, *overrides, folder=folder)
 
 
-def weights(result):
-    return torch.cat([p.detach().flatten() for p in result.module.net.parameters()])
-
-
 def rows(folder):
     return [{key: row.get(key) for key in KEYS} for row in read_rows(folder / "metrics.csv")]
 
 
 def assert_equal(folder, results, one, other):
     """Two of the runs, up to the order of sums."""
-    torch.testing.assert_close(weights(results[other]), weights(results[one]), rtol=0, atol=1e-9, msg=other)
+    torch.testing.assert_close(final_weights(results[other]), final_weights(results[one]), rtol=0, atol=1e-9, msg=other)
     for a, b in zip(rows(folder / other), rows(folder / one), strict=True):
         assert a == pytest.approx(b, abs=1e-6, nan_ok=True), other
 
@@ -96,7 +90,7 @@ def test_a_killed_run_continues_bit_for_bit_and_no_metric_changes_it(config, tmp
     cfg.callbacks.kill.round_number = 99
     cfg.ckpt_path = "last"
     resumed = train(cfg)
-    assert torch.equal(weights(resumed), weights(straight))
+    assert torch.equal(final_weights(resumed), final_weights(straight))
     a, b = rows(tmp_path / "straight"), rows(tmp_path / "killed")
     assert repr(a) == repr(b)
     kept = [sorted(p.name for p in (tmp_path / run).glob("clients/*/*")) for run in ("straight", "killed")]
