@@ -19,7 +19,9 @@ from gcfed.federated.round import Round, no_reduce
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.store import ClientStores
 from gcfed.tasks import CLASSIFICATION
+from gcfed.utils.resolvers import ROOT
 
+ALGORITHMS = sorted(path.stem for path in (ROOT / "configs/algorithm").glob("*.yaml"))
 CPU = torch.device("cpu")
 PLAIN_SERVER = partial(torch.optim.SGD, lr=1.0)
 
@@ -37,6 +39,11 @@ def sgd(lr=0.1, momentum=0.0, weight_decay=0.0, **kwargs):
 
 def weights(net):
     return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+
+def final_weights(result):
+    """Of the global model that a run ends with, and its buffers."""
+    return torch.cat([t.detach().flatten() for t in result.module.net.state_dict().values()])
 
 
 def make_setup(

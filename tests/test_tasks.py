@@ -1,6 +1,5 @@
 """Classes and vectors as labels: losses, what a test reports, and the engine on targets to regress on."""
 
-from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -8,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ArrayData
-from harness import make_net, sgd, train_rounds, weights
+from harness import make_net, sgd, train_rounds
 from torch import nn
 
 from gcfed.data.augment import VectorTransform
@@ -134,19 +133,6 @@ def test_vectors_reach_the_network_in_its_type():
         transform.check((1, 4))
     assert transform(torch.ones(2, 4), None, torch.float64).dtype == torch.float64
     assert transform.draw(np.random.default_rng(0), (2,)) is None
-
-
-def test_fedavg_of_one_step_is_gradient_descent():
-    """One full batch a client and all clients: FedAvg is gradient descent on the mean of their losses."""
-    data = vectors((20, 20))
-    solver = sgd(lr=0.4, epochs=1, batch_size=20)
-    net = linear()
-    run = partial(train_rounds, data=data, solver=solver, rounds=150, cohort_of=2, task=SquaredError())
-    ours = run(net)
-    x, y = data.x.numpy(), data.y.numpy()
-    best = np.linalg.lstsq(x, y, rcond=None)[0].T
-    np.testing.assert_allclose(ours.view(3, 6).numpy(), best, atol=1e-6)
-    assert torch.equal(weights(net), ours)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])

@@ -64,11 +64,6 @@ def test_the_next_round_does_not_wait_for_the_disk(tmp_path, monkeypatch):
     assert not old.exists()
 
 
-def test_runs_write_their_checkpoints_that_way(config, tmp_path):
-    result = train(config(*FAST, folder=tmp_path))
-    assert isinstance(result.trainer.strategy.checkpoint_io, AtomicCheckpointIO)
-
-
 class Watch(FederatedMethod):
     """Looks at what hooks see, and can break every client."""
 

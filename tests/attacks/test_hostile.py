@@ -117,10 +117,8 @@ def test_flipped_labels_are_those_of_hostile_clients(config):
     assert result.metrics["train/hostile_clients"] == np.isin(result.loop.round.cohort, hostile).sum()
 
 
-@pytest.mark.parametrize("attack", ["alie", "ipm"])
-@pytest.mark.parametrize("algorithm", ["scaffold", "fedpaq"])
-def test_colluding_clients_run_from_the_command_line(config, attack, algorithm):
-    result = train(config(f"attack={attack}", f"algorithm={algorithm}", *TINY))
+def test_colluding_clients_run_from_the_command_line(config):
+    result = train(config("attack=alie", "algorithm=scaffold", *TINY))
     assert result.metrics["train/nonfinite_clients"] == 0
 
 
@@ -132,10 +130,8 @@ def test_colluding_clients_run_from_the_command_line(config, attack, algorithm):
         (("algorithm=fedgc", "aggregator=norm_clip"), r"methods\.fedgc\.sgc=true needs aggregator=mean"),
         (("aggregator=bulyan", "aggregator.hostile=0.2"), "Bulyan needs 4·1 [+] 3"),
         (("algorithm=fedgc", "aggregator=median", "methods.fedgc.sgc=false"), None),
-        (("algorithm=fedgc", "aggregator=mean"), None),
         (("algorithm=scaffold", "aggregator=geometric_median"), None),
         (("algorithm=fedcurv", "aggregator=multi_krum"), "FedCurv needs aggregator=mean, not MultiKrum"),
-        (("algorithm=fedavg", "aggregator.weighting=samples"), None),
     ],
 )
 def test_rules_go_with_algorithms_or_are_refused_by_name(config, overrides, message):

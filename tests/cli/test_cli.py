@@ -23,15 +23,19 @@ def the_run(logs):
 
 
 def test_a_run_is_killed_and_continues_in_its_folder(tmp_path):
-    """kill -9 in the middle, then the same command with ckpt_path=last; equal to a run that nobody disturbed."""
-    args = ["rounds=30", f"paths.log_dir={tmp_path / 'killed'}", *FAST]
-    process = kill.start(*args)
+    """kill -9 in the middle, then the same command with ckpt_path=last; equal to a run that nobody disturbed.
+
+    That one has a single process, the other two, with a thread each.
+    """
+    args = ["rounds=30", "trainer.accelerator=cpu", *FAST]
+    two = [*args, "trainer=ddp", "trainer.devices=2", f"paths.log_dir={tmp_path / 'killed'}"]
+    process = kill.start(*two)
     kill.kill_after(process, tmp_path / "killed", 5)
     kill.finish(process)
     assert 5 <= kill.rounds(tmp_path / "killed") < 30
-    assert "resuming" in kill.finish(kill.start(*args, "ckpt_path=last"))
+    assert "resuming" in kill.finish(kill.start(*two, "ckpt_path=last"))
     folder = the_run(tmp_path / "killed")
-    said = type_command(tmp_path, "train.py", "rounds=30", f"paths.log_dir={tmp_path / 'straight'}", *FAST)
+    said = type_command(tmp_path, "train.py", *args, "trainer.devices=1", f"paths.log_dir={tmp_path / 'straight'}")
     for part in ("test accuracy, last round", "to 50%", "seconds a round", "curves.png", "Round"):
         assert part in said
     other = the_run(tmp_path / "straight")
@@ -50,27 +54,6 @@ def test_a_run_is_killed_and_continues_in_its_folder(tmp_path):
     metrics = json.loads(said.strip().splitlines()[-1])
     assert metrics["round"] == 30
     assert metrics["test/acc"] == pytest.approx(read_rows(folder / "metrics.csv")[-1]["test/acc"])
-
-
-@pytest.mark.parametrize("algorithm", ["fedavgm"])
-def test_two_processes_are_one_run(tmp_path, algorithm):
-    """In float64: weights, losses and metrics; with a client that is alone on its process, and augmentation."""
-    args = [
-        "rounds=4", "precision=64-true", "model=cnn", "data.transform.crop_padding=1", "trainer.accelerator=cpu",
-        f"algorithm={algorithm}", "participation.per_round=3", "eval_every=2", *FAST,
-    ]  # fmt: skip
-    type_command(tmp_path, "train.py", *args, f"paths.log_dir={tmp_path / 'one'}", "trainer.devices=1")
-    type_command(tmp_path, "train.py", *args, f"paths.log_dir={tmp_path / 'two'}", "trainer=ddp", "trainer.devices=2")
-    assert len(list((tmp_path / "two").glob("*/*"))) == 1  # both processes write to one folder
-    one, two = the_run(tmp_path / "one"), the_run(tmp_path / "two")
-    assert any(t.dtype == torch.float64 for t in model(one).values())
-    for name, tensor in model(one).items():
-        torch.testing.assert_close(model(two)[name], tensor, rtol=0, atol=1e-9)
-    a, b = read_rows(one / "metrics.csv"), read_rows(two / "metrics.csv")
-    assert len(a) == len(b) == 4
-    for row, other in zip(a, b, strict=True):
-        for key in ("train/loss", "test/acc", "test/loss", "comm/up_bytes"):
-            assert row.get(key) == (pytest.approx(other[key], abs=1e-6) if key in other else None)
 
 
 def test_a_sweep_makes_a_run_for_each_combination(tmp_path):

@@ -1,4 +1,4 @@
-"""Rotation, crop and flip against PIL and NumPy, an image at a time."""
+"""Rotation, crop, flip and normalisation against PIL and NumPy, an image at a time."""
 
 import numpy as np
 import pytest
@@ -9,15 +9,18 @@ from gcfed.data.augment import ImageTransform
 
 
 def test_rotation_crop_and_flip_are_torchvisions_in_this_order():
-    transform = ImageTransform([0.0], [1.0], crop_padding=4, flip=True, rotation=10)
+    mean, std = [0.1, 0.5, 0.9], [0.2, 0.5, 1.0]
+    transform = ImageTransform(mean, std, crop_padding=4, flip=True, rotation=10)
     images = np.random.default_rng(0).integers(0, 256, (60, 3, 32, 28), dtype=np.uint8)
     draws = transform.draw(np.random.default_rng(1), (60,))
     draws[0, 3] = 10_000  # no rotation
-    got = (transform(torch.from_numpy(images), torch.from_numpy(draws), torch.float64) * 255).round().numpy()
+    got = transform(torch.from_numpy(images), torch.from_numpy(draws), torch.float64).numpy()
+    mean, std = (np.array(values)[:, None, None] for values in (mean, std))
     for image, (row, column, flip, angle), ours in zip(images, draws, got, strict=True):
         turned = np.asarray(Image.fromarray(image.transpose(1, 2, 0)).rotate(angle / 1000 - 10)).transpose(2, 0, 1)
         window = np.pad(turned, ((0, 0), (4, 4), (4, 4)))[:, row : row + 32, column : column + 28]
-        np.testing.assert_array_equal(ours, window[:, :, ::-1] if flip else window)
+        expected = ((window[:, :, ::-1] if flip else window) / 255 - mean) / std
+        np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-12)
     angles = transform.draw(np.random.default_rng(2), (20_000,))[:, 3] / 1000 - 10
     assert -10 <= angles.min() < -9.99 < 9.99 < angles.max() <= 10
     np.testing.assert_allclose(np.quantile(angles, [0.1, 0.5, 0.9]), [-8, 0, 8], atol=0.25)

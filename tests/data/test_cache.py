@@ -1,8 +1,5 @@
 import json
 import shutil
-import subprocess
-import sys
-import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -146,29 +143,6 @@ def test_a_build_within_a_build(tmp_path):
     never = Build()
     check(cached(tmp_path, "toy", never))
     assert never.calls == 0
-
-
-def test_three_processes_at_once(tmp_path):
-    script = """
-import sys, time, numpy as np
-from gcfed.data.sets.cache import cached
-def build(allocate):
-    for part in ("train", "test"):
-        x = allocate(f"{part}_x", (2000, 3, 32, 32), np.uint8)
-        x[:] = (np.arange(2000) % 251).astype(np.uint8)[:, None, None, None]
-        allocate(f"{part}_y", (2000,), np.int64)[:] = np.arange(2000) % 10
-        time.sleep(0.05)
-    return {"num_classes": 10}
-while time.time() < float(sys.argv[2]): pass
-for _ in range(3):
-    d = cached(sys.argv[1], "toy", build)
-    assert (d.train.x[:, 2, 31, 31] == np.arange(2000) % 251).all() and (d.test.y == np.arange(2000) % 10).all()
-"""
-    command = [sys.executable, "-c", script, str(tmp_path), str(time.time() + 1.5)]
-    workers = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
-    for worker in workers:
-        _, errors = worker.communicate(timeout=60)
-        assert worker.returncode == 0, errors
     assert not [name for name in names(tmp_path / "cache" / "toy") if name.startswith(".")]
 
 

@@ -245,7 +245,8 @@ def test_cifar_with_missing_files(cifar, tmp_path):
     first = cls.train_list[0][0]
     (tmp_path / cls.base_folder / first).unlink()
     with pytest.raises(
-        FileNotFoundError, match=f"{name}: {cls.base_folder}/{first} is missing .*data.dataset.download=true"
+        FileNotFoundError,
+        match=f"{name}: {cls.base_folder}/{first} is missing .*{tmp_path}.*data.dataset.download=true",
     ):
         torchvision_set(name, str(tmp_path), download=False)
 

@@ -218,17 +218,6 @@ def test_a_run_on_the_small_play(config, play, tmp_path):
     assert (tmp_path / "run" / "partition.png").exists()
 
 
-def test_resume_on_the_small_play(config, play, tmp_path):
-    """Stopped after round 1 and resumed, a run ends where a straight one ends."""
-    overrides = ["data=tiny_shakespeare", "model=lstm", f"paths.data_dir={play}", "participation.num_clients=3"]
-    overrides += ["participation.per_round=2", *SMALL]
-    straight = train(config(*overrides, "rounds=3", folder=tmp_path / "straight"))
-    train(config(*overrides, "rounds=1", folder=tmp_path / "stopped"))
-    last = tmp_path / "stopped" / "checkpoints" / "last.ckpt"
-    resumed = train(config(*overrides, "rounds=3", f"ckpt_path={last}", folder=tmp_path / "stopped"))
-    assert torch.equal(weights(resumed.module.net), weights(straight.module.net))
-
-
 # the experiments
 
 

@@ -82,8 +82,15 @@ def test_a_round_equals_an_independent_loop(federation, method):
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop])
-@pytest.mark.parametrize("last_batch", ["keep", "drop", "wrap"])
+@pytest.mark.parametrize(
+    ("optimizer", "last_batch"),
+    [
+        (torch.optim.SGD, "keep"),
+        (torch.optim.Adam, "drop"),
+        (torch.optim.RMSprop, "wrap"),
+        (torch.optim.AdamW, "keep"),
+    ],
+)
 def test_stacks_of_1_2_and_all_clients_and_two_processes_agree(federation, optimizer, last_batch):
     results = []
     for k, world, order in [(1, 1, 1), (2, 1, 1), (5, 1, 1), (1, 2, 1), (3, 2, 1), (1, 1, -1)]:

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import TWO
+from harness import final_weights
 from lightning.pytorch import Callback
 from omegaconf import OmegaConf, open_dict
 
@@ -21,10 +22,6 @@ from gcfed.run import train
 
 TINY = ("rounds=3", "data.limit_train=200", "data.limit_test=80", "precision=64-true", "client.epochs=1")
 linux = pytest.mark.skipif(sys.platform != "linux", reason="forks under Linux only")
-
-
-def weights(result):
-    return torch.cat([p.detach().flatten() for p in result.module.net.parameters()])
 
 
 class Listening(Callback):
@@ -64,7 +61,7 @@ def test_forked_processes_have_the_numbers_of_one_and_leave_nothing_behind(confi
             cfg.callbacks.listening = {"_target_": "test_launch.Listening", "folder": str(tmp_path)}
         together = train(cfg)
         assert together.trainer.world_size == 2
-        torch.testing.assert_close(weights(together), weights(alone), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(final_weights(together), final_weights(alone), rtol=1e-9, atol=1e-12)
         assert together.metrics["test/acc"] == alone.metrics["test/acc"]
         assert together.loop.last_row["comm/up_bytes"] == alone.loop.last_row["comm/up_bytes"]
         assert {key: os.environ.get(key) for key in launch._VARIABLES} == before

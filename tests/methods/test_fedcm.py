@@ -12,7 +12,6 @@ from plain_reference import broken, flat, loss_at
 from torch import nn
 
 from gcfed.federated.aggregate import MeanAggregator
-from gcfed.federated.method import FederatedMethod
 from gcfed.federated.round import Round
 from gcfed.federated.solver import LocalSolver
 from gcfed.methods.fedcm import FedCM
@@ -73,20 +72,6 @@ def test_weight_decay_acts_one_over_alpha_times_as_strongly(federation):
     losses = [F.cross_entropy(net(federation.x[i]), federation.y[i]) for i in federation.clients]
     (sum(losses) / 5 + decay / alpha / 2 * sum(p.square().sum() for p in net.parameters())).backward()
     assert max(p.grad.abs().max() for p in net.parameters()) < 1e-8
-
-
-def test_the_direction_goes_down_beside_the_model(federation):
-    sent = []
-
-    class Up(FederatedMethod):
-        def on_receive(self, upload, round):
-            sent.append(upload.bytes_per_client)
-
-    net, rounds = make_net(), []
-    train_rounds(net, federation, sgd(), rounds=2, methods=[FedCM(), Up()], on_round=lambda r, _: rounds.append(r))
-    size = 8 * weights(net).numel()
-    assert [r.down_bytes for r in rounds] == [3 * 2 * size] * 2
-    assert sent == [size] * 6
 
 
 def test_a_frozen_parameter_has_no_direction(federation):

@@ -12,7 +12,7 @@ from plain_clients import federation as sequence_federation
 from plain_reference import batches, broken, cohort, flat, local_sgd, loss_at
 from torch import nn
 
-from gcfed.federated.stack import ClientStack, broadcast_state, nbytes
+from gcfed.federated.stack import ClientStack, broadcast_state
 from gcfed.federated.store import ClientStores
 from gcfed.methods.fedcurv import FedCurv
 from gcfed.methods.quantization import Quantization
@@ -48,11 +48,9 @@ def reference(net, data, solver, *, rounds, cohort_of=3, silent=(), lr=0.1):
     return w
 
 
-@pytest.mark.parametrize(("k", "world"), [(1, 1), (3, 1), (1, 2)])
-def test_it_is_the_plain_loop(federation, tmp_path, k, world):
-    method = FedCurv(LAM, chunk=5)
-    stores = ClientStores(folder=tmp_path)
-    ours = train_rounds(make_net(), federation, sgd(), rounds=6, methods=[method], k=k, world=world, stores=stores)
+@pytest.mark.parametrize("k", [1, 3])
+def test_it_is_the_plain_loop(federation, k):
+    ours = train_rounds(make_net(), federation, sgd(), rounds=6, methods=[FedCurv(LAM, chunk=5)], k=k)
     theirs = reference(make_net(), federation, sgd(), rounds=6)
     fedavg = train_rounds(make_net(), federation, sgd(), rounds=6)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
@@ -114,20 +112,6 @@ def test_fisher_information_with_frozen_layers_dropout_and_padding(sequences):
             assert fisher.keys() == expected.keys()
             for name, t in expected.items():
                 torch.testing.assert_close(fisher[name][row], t, rtol=0, atol=1e-14)
-
-
-def test_its_bytes_are_three_models_each_way(federation):
-    uploads, rounds, net = [], [], make_net()
-
-    class Spy(FedCurv):
-        def on_receive(self, upload, round):
-            uploads.append(upload.bytes_per_client)
-            super().on_receive(upload, round)
-
-    train_rounds(net, federation, sgd(), rounds=2, methods=[Spy()], k=2, on_round=lambda r, _: rounds.append(r))
-    size = nbytes(broadcast_state(net))
-    assert uploads == [3 * size] * 4
-    assert [r.down_bytes for r in rounds] == [3 * 3 * size] * 2
 
 
 def test_the_sums_are_those_of_the_clients_states(federation):

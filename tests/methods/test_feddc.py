@@ -82,14 +82,13 @@ def optimum(data, decay):
     return w
 
 
-@pytest.mark.parametrize("cohort_of", [4, 2])
-def test_it_reaches_the_global_optimum_where_fedavg_is_biased(cohort_of):
+def test_it_reaches_the_global_optimum_where_fedavg_is_biased():
     data, decay = heterogeneous(), 0.5
     best, solver = optimum(data, decay), sgd(0.2, weight_decay=decay, steps=5, batch_size=12)
 
     def distance(*methods):
         net = nn.Linear(6, 4, bias=False).double()
-        found = train_rounds(net, data, solver, rounds=100, methods=methods, cohort_of=cohort_of, k=cohort_of)
+        found = train_rounds(net, data, solver, rounds=100, methods=methods, cohort_of=2, k=2)
         return (found - best).norm()
 
     assert distance() > 0.1
@@ -141,20 +140,6 @@ def test_in_the_first_round_it_is_fedavg_with_the_mean_drift_added(federation):
     plain = train_rounds(make_net(), federation, solver, rounds=1)
     found = train_rounds(make_net(), federation, solver, rounds=1, methods=[FedDC()])
     torch.testing.assert_close(found - start, 1.6 * (plain - start), rtol=0, atol=1e-12)
-
-
-def test_two_messages_travel_both_ways(federation):
-    sent = []
-
-    class Up(FederatedMethod):
-        def on_receive(self, upload, round):
-            sent.append(upload.bytes_per_client)
-
-    net, rounds = make_net(), []
-    train_rounds(net, federation, sgd(), rounds=2, methods=[FedDC(), Up()], on_round=lambda r, _: rounds.append(r))
-    size = 8 * weights(net).numel()
-    assert [r.down_bytes for r in rounds] == [3 * 2 * size] * 2
-    assert sent == [2 * size] * 6
 
 
 def test_bad_arguments_are_refused():

@@ -81,12 +81,6 @@ def test_the_scales_differ_by_about_a_batch():
     torch.testing.assert_close(ratio.item(), 49**2 / 50 * 64 / 63)
 
 
-def test_strength_zero_is_fedavg_bit_for_bit():
-    plain = train_rounds(Net(), federation(), SOLVER, rounds=2)
-    got = train_rounds(Net(), federation(), SOLVER, rounds=2, methods=[FedDecorr(beta=0.0)])
-    assert torch.equal(got, plain)
-
-
 def test_bad_arguments_and_networks_are_named():
     with pytest.raises(ValueError, match=r"methods\.feddecorr\.beta=-1"):
         FedDecorr(-1)

@@ -9,7 +9,6 @@ from harness import PLAIN_SERVER, make_net, make_setup, sgd, train_rounds, weigh
 from plain_reference import batches, broken, cohort, flat, local_sgd, optimum, skewed_federation, softmax_regression
 
 from gcfed.federated.aggregate import MeanAggregator
-from gcfed.federated.stack import broadcast_state, nbytes
 from gcfed.federated.store import ClientStores
 from gcfed.methods.feddyn import FedDyn
 
@@ -58,11 +57,10 @@ def test_the_servers_state_is_the_mean_of_the_clients(federation):
         torch.testing.assert_close(own[name].mean(0), mean, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("cohort_of", "rounds"), [(2, 120), (4, 60)])
-def test_it_reaches_the_optimum_that_fedavg_misses(cohort_of, rounds):
+def test_it_reaches_the_optimum_that_fedavg_misses():
     data, solver = skewed_federation(), sgd(lr=0.2, weight_decay=0.5, epochs=4, batch_size=9)
     best = optimum(softmax_regression(), data, 0.5)
-    run = partial(train_rounds, data=data, solver=solver, rounds=rounds, k=4, cohort_of=cohort_of)
+    run = partial(train_rounds, data=data, solver=solver, rounds=120, k=2, cohort_of=2)
     fedavg = run(softmax_regression())
     ours = run(softmax_regression(), methods=[FedDyn(1.0)])
     assert (fedavg - best).norm() > 0.05
@@ -75,20 +73,6 @@ def test_in_the_first_step_a_client_takes_a_plain_one(federation):
     fedavg = train_rounds(make_net(), federation, solver, rounds=1)
     ours = train_rounds(make_net(), federation, solver, rounds=1, methods=[FedDyn()])
     torch.testing.assert_close(ours - start, (fedavg - start) * (1 + 3 / 5), rtol=0, atol=1e-14)
-
-
-def test_it_sends_the_bytes_of_fedavg(federation):
-    uploads, rounds, net = [], [], make_net()
-
-    class Spy(FedDyn):
-        def on_receive(self, upload, round):
-            uploads.append(upload.bytes_per_client)
-            super().on_receive(upload, round)
-
-    train_rounds(net, federation, sgd(), rounds=1, methods=[Spy()], k=2, on_round=lambda r, _: rounds.append(r))
-    size = nbytes(broadcast_state(net))
-    assert uploads == [size] * 2
-    assert rounds[0].down_bytes == 3 * size
 
 
 @pytest.mark.parametrize(

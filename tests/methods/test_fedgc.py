@@ -227,7 +227,7 @@ def assert_kkt(G, mean, margin, z, lam, atol=1e-8):
     np.testing.assert_allclose(lam * slack, 0, rtol=0, atol=atol * max(1, lam.max()))
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(5))
 def test_sgc_satisfies_its_kkt_conditions_and_is_the_nearest(seed):
     rng = np.random.default_rng(seed)
     G = rng.normal(size=(4, 6)) * rng.exponential(size=(4, 1))

@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from conftest import random_federation
 from harness import make_net, make_setup, sgd, train_rounds, weights
-from plain_clients import Bytes
 from plain_reference import batches, cohort, loss_at
 from torch import nn
 from torch.func import functional_call
@@ -190,10 +189,6 @@ def test_climbing_leaves_the_samples_alone(federation):
     assert torch.equal(x, kept)
     assert not moved.requires_grad
     assert (moved - x).abs().max() <= 0.2 + 1e-12
-
-
-def test_it_sends_the_bytes_of_fedavg(federation):
-    train_rounds(make_net(), federation, sgd(), rounds=2, methods=[make(), Bytes()], k=2)
 
 
 def test_networks_with_dropout_regularize_without_it(federation):

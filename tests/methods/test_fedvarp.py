@@ -10,7 +10,6 @@ from plain_reference import batches, broken, cohort, flat, local_sgd, optimum, s
 
 from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.method import FederatedMethod
-from gcfed.federated.stack import broadcast_state, nbytes
 from gcfed.federated.store import ClientStores
 from gcfed.methods.fedvarp import FedVARP
 
@@ -91,20 +90,6 @@ def test_partial_participation_costs_no_accuracy():
     ours = run(softmax_regression(), methods=[FedVARP()])
     assert (fedavg - best).norm() > 0.05
     assert (ours - best).norm() < 1e-9
-
-
-def test_it_sends_the_bytes_of_fedavg(federation):
-    uploads, rounds, net = [], [], make_net()
-
-    class Spy(FedVARP):
-        def on_receive(self, upload, round):
-            uploads.append(upload.bytes_per_client)
-            super().on_receive(upload, round)
-
-    train_rounds(net, federation, sgd(), rounds=1, methods=[Spy()], k=2, on_round=lambda r, _: rounds.append(r))
-    size = nbytes(broadcast_state(net))
-    assert uploads == [size] * 2
-    assert rounds[0].down_bytes == 3 * size
 
 
 def test_a_weighted_mean_is_refused():

@@ -117,7 +117,7 @@ def test_training_with_it(federation):
     assert not torch.equal(trained, weights(make_net()))
 
 
-@pytest.mark.parametrize("bits", range(2, 33))
+@pytest.mark.parametrize("bits", [2, 8, 32])
 def test_a_sign_and_a_level_fit_into_their_bits(bits):
     """−s … s are 2s + 1 numbers, of which no more fit."""
     s = Quantization(bits).levels

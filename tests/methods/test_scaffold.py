@@ -91,11 +91,10 @@ def test_a_client_that_is_not_finite_keeps_its_variate(federation):
         torch.testing.assert_close(own[name].mean(0), c, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("cohort_of", "momentum", "lr"), [(2, 0.0, 0.2), (4, 0.5, 0.1)])
-def test_it_reaches_the_optimum_that_fedavg_misses(cohort_of, momentum, lr):
-    data, solver = skewed_federation(), sgd(lr=lr, momentum=momentum, weight_decay=0.5, epochs=4, batch_size=9)
+def test_it_reaches_the_optimum_that_fedavg_misses():
+    data, solver = skewed_federation(), sgd(lr=0.2, weight_decay=0.5, epochs=4, batch_size=9)
     best = optimum(softmax_regression(), data, 0.5)
-    run = partial(train_rounds, data=data, solver=solver, rounds=80, k=4, cohort_of=cohort_of)
+    run = partial(train_rounds, data=data, solver=solver, rounds=80, k=2, cohort_of=2)
     fedavg = run(softmax_regression())
     ours = run(softmax_regression(), methods=[Scaffold()])
     assert (fedavg - best).norm() > 0.05

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ArrayData, random_federation
-from harness import make_net, make_round, sgd, train_rounds
+from harness import make_net, make_round
 from recording import EXACT, NAN_CLIENT, measured
 from torch import nn
 
@@ -90,12 +90,8 @@ def test_sequences_count_their_labels():
     assert row["forgetting/before"] == pytest.approx(loss, **EXACT)
 
 
-def test_it_changes_no_bit_and_measures_no_rehearsal():
-    alone = train_rounds(with_dropout(), random_federation(), sgd(), rounds=3, k=2)
-    before, metric = torch.get_rng_state(), Forgetting(1, 4)
-    assert torch.equal(alone, measured(metric, with_dropout(), random_federation(), k=2)[2])
-    torch.set_rng_state(before)
-    row, rehearsal = {}, replace(make_round({}), rehearsal=True)
+def test_a_rehearsal_is_not_measured():
+    metric, row, rehearsal = Forgetting(1, 4), {}, replace(make_round({}), rehearsal=True)
     metric.on_broadcast(rehearsal)
     metric.on_clients_end(None, rehearsal)
     metric.on_round_end(row, rehearsal)

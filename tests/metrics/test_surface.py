@@ -11,7 +11,6 @@ from recording import NAN_CLIENT, Recorder
 from torch import nn
 
 from gcfed.data.partition import Partition
-from gcfed.federated.processes.strategy import rank_and_world
 from gcfed.metrics import surface
 from gcfed.metrics.surface import Surface
 from gcfed.tasks import CLASSIFICATION, SquaredError
@@ -187,10 +186,6 @@ def test_several_processes_find_what_one_finds(tmp_path, world, cohort_of):
             np.testing.assert_allclose(one[key], many[key], rtol=0, atol=1e-12, err_msg=key)
         else:
             np.testing.assert_array_equal(one[key], many[key], err_msg=key)
-
-
-def test_one_process_is_the_first_of_one():
-    assert rank_and_world() == (0, 1)
 
 
 # ---------------------------------------------------------------------------------------------------- settings

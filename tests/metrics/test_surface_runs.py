@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import TWO, read_rows
+from harness import final_weights
 from omegaconf import open_dict
 from recording import EXACT
 from torch import nn
@@ -34,10 +35,6 @@ def run(config, folder, *overrides, model=None):
     return train(cfg), read_rows(folder / "metrics.csv")
 
 
-def weights(result):
-    return np.concatenate([p.detach().numpy().ravel() for p in result.module.net.state_dict().values()])
-
-
 @pytest.mark.parametrize(
     ("model", "settings"),
     [
@@ -55,7 +52,7 @@ def test_no_run_notices_it_and_it_finds_what_the_run_finds(config, tmp_path, mod
         f"metrics.surface.figures={model is None}",
     )
     observed, rows = run(config, tmp_path / "with", *settings, *more, model=model)
-    np.testing.assert_array_equal(weights(observed), weights(without))
+    assert torch.equal(final_weights(observed), final_weights(without))
     for row, other in zip(rows, plain, strict=True):
         assert {k: v for k, v in row.items() if "time" not in k} == {k: v for k, v in other.items() if "time" not in k}
     for number in (2, 3):  # every second round and the last

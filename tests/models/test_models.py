@@ -181,15 +181,3 @@ def test_stack_of_three_under_vmap_equals_three_modules(name):
         for key, p in net.named_parameters():
             error = (params[key].grad[k] - p.grad).norm() / p.grad.norm()
             assert error < 1e-9, (key, error)
-
-
-def test_dropout_under_vmap_differs_by_client():
-    net = narrow_vgg(0).train()
-    params = {name: p.detach().expand(2, *p.shape).clone() for name, p in net.named_parameters()}
-    x_BCHW = torch.randn(2, 3, 32, 32)
-    run = vmap(lambda p: functional_call(net, p, (x_BCHW,)), randomness="different")
-    logits_KBC = run(params)
-    assert not torch.equal(logits_KBC[0], logits_KBC[1])
-    net.eval()
-    logits_KBC = run(params)
-    torch.testing.assert_close(logits_KBC[0], logits_KBC[1])
