@@ -129,6 +129,8 @@ def test_what_the_system_says_is_put_into_words(tmp_path):
     denied = PermissionError(errno.EACCES, "Permission denied", "/data/x")
     assert in_words(denied, tmp_path) == "/data/x: Permission denied."
     assert in_words(denied).startswith("/data/x cannot be written: Permission denied; ")
+    long = OSError(errno.ENAMETOOLONG, "File name too long", "/tmp/" + "x" * 300)
+    assert "x cannot be written: File name too long; " in in_words(long)
     full = OSError(errno.ENOSPC, "No space left on device", "/data/x")
     assert in_words(full, tmp_path).endswith(" are free there. Make room.")
 

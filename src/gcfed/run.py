@@ -132,6 +132,8 @@ def _train(cfg: DictConfig, folder: Path) -> RunResult:
     record, resume_round = RunRecord(cfg, parts.data), 0
     if checkpoint is not None:
         checkpoint, resume_round = check_checkpoint(checkpoint, record, parts.module)
+        if resume_round > cfg.rounds:
+            raise ValueError(f"rounds={cfg.rounds}: {folder} has {resume_round} already. Ask for as many or more.")
         if "csv" in (cfg.get("logger") or {}):
             check_rows(folder / METRICS, resume_round)
         log.info("resuming %s after round %d", folder, resume_round)

@@ -90,6 +90,15 @@ def test_a_run_of_the_papers_rounds_wins_over_a_longer_one(add, toy):
     assert toy().frame["a (%)"].tolist()[0] == "50.00 [1 of 2]"
 
 
+def test_the_group_with_more_results_wins_over_one_with_more_beginnings(add, toy):
+    add(f"{SAME} eval_every=2", None, 0.1, None, 0.4)
+    for seed in (2, 3, 4):
+        add(f"{SAME} eval_every=2", None, 0.1, seed=seed, ended=False)
+    add()
+    add(seed=2)
+    assert toy().frame["a (%)"].tolist()[0].startswith("50.00")
+
+
 def test_what_a_cell_lacks_is_said_in_it(add, toy):
     add()
     add(SAME, 0.1, 0.2, seed=2, ended=False)

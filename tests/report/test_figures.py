@@ -149,6 +149,16 @@ def test_families_and_partitions(tmp_path):
     assert len(list((tmp_path / "out").glob("*.pdf"))) == 4
 
 
+def test_long_names_and_a_run_under_way_cost_no_figure(tmp_path):
+    names = [f"{'a name of a method, ' * 5}{i}" for i in range(12)]
+    runs = [run_of(values=(0.2, 0.8), targets=[0.5], **{"labels.algorithm": n, "a.key": n}) for n in names]
+    begun = with_column("cka/conv1", [0.8, 1.0], state="unfinished")
+    failed = {}
+    pictures = draw(grouped([*runs, begun]), tmp_path, [], failed)
+    assert failed == {}
+    assert {"test_acc_1", "target_1"} <= {picture.file.stem for picture in pictures}
+
+
 def test_a_warning_costs_its_figure_only(tmp_path, monkeypatch, unrendered):
     monkeypatch.setattr(figures, "bars", lambda *args: warnings.warn("unreadable", UserWarning, stacklevel=1))
     runs = [run_of(values=(0.2, 0.8), targets=[0.5]), run_of(**GCFED, values=(0.6,), targets=[0.5])]

@@ -42,6 +42,8 @@ def test_of_a_seed_run_twice_the_last_to_end_counts():
     stopped = run_of("unfinished", folder="/c", values=(0.3,))
     (group,) = grouped([new, stopped, old])
     assert (group.runs, set(group.repeated)) == ((new,), {old, stopped})
+    measured = run_of(summary={"ended": "2026-05-01T00:00:00+00:00"}, **{"metrics.cka": {"every": 1}})
+    assert grouped([new, measured])[0].runs == (measured,)  # the same run, and more is known of it
 
 
 def test_names_say_what_differs_and_nothing_else():

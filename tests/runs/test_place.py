@@ -6,7 +6,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from gcfed.runs.place import run_dir, sweep_dir
+from gcfed.runs.place import job_dir, run_dir, sweep_dir
 
 
 def test_the_newest_run_of_the_same_identity_with_a_checkpoint_goes_on(tmp_path, caplog):
@@ -33,6 +33,12 @@ def test_a_run_is_named_by_what_was_changed_in_letters_that_ckpt_path_takes(tmp_
     assert Path(folder).name == "now_data.root-home-me-flowers_gc.lam-0.5_-methods-a-_targets-0.5_0.9"
     assert OverridesParser.create().parse_override(f"ckpt_path={folder}").value() == folder
     assert len(Path(run_dir(str(tmp_path), None, "now", "seed=1," * 99, _root_={})).name) == 104
+
+
+def test_a_job_of_a_sweep_is_named_by_its_overrides_as_long_as_file_systems_take_them():
+    assert job_dir("gc.lam=0.5,seed=1") == "gc.lam=0.5,seed=1"
+    one, other = (job_dir("some.key=1," * 30 + f"seed={seed}") for seed in (1, 2))
+    assert (one == other, len(one) < 200) == (False, True)
 
 
 def test_the_newest_sweep_with_the_same_overrides_goes_on(tmp_path, monkeypatch):

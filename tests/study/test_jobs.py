@@ -68,6 +68,9 @@ def test_cells_with_the_same_overrides_are_one_job_named_by_the_first():
     columns = [{"label": f"{rounds}R", "overrides": ["x=1"]} for rounds in (500, 1000)]
     table = {"rows": [{"label": "r", "overrides": []}], "columns": columns}
     assert folders(table=table) == folders(table=table, columns=["1000R"]) == ["r_500r_s1"]
+    ends = [{"label": str(i), "overrides": [f"x={i}"]} for i in (1, 2)]  # the row's word is the last: not the same
+    turned = {"columns": ends, "rows": [{"label": f"r{i}", "overrides": [f"x={i}"]} for i in (1, 2)]}
+    assert folders(table=turned) == ["r1_1_s1", "r2_1_s1"]
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,9 @@ def test_one_folder_holds_one_search_of_one_process(tmp_path):
     ):
         with pytest.raises(ValueError, match=f"holds another search: {message}"):
             go(tmp_path, BasicLauncher(), *arguments)
+    (tmp_path / "search.db").rename(tmp_path / "search.old")
+    with pytest.raises(ValueError, match=r"does not know of .*trial_0000: move the folder away"):
+        go(tmp_path, BasicLauncher(), "rounds=2", "gc.lam=interval(0.5, 1.0)")
     with locked(tmp_path / ".lock"), pytest.raises(ValueError, match=r"process \d+ on .* is at the search in"):
         go(tmp_path, BasicLauncher(), "rounds=2")
 

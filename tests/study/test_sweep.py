@@ -86,6 +86,8 @@ def test_the_same_run_of_another_study_counts_and_a_longer_one_does_not(study, c
         ((), ("rounds=2",), "4 rounds are done there, 2 are asked for, and there is no checkpoint"),
         ((), ("eval_every=2",), "eval_every is 1 there, 2 here"),
         ((), ("metrics=drift",), "it has no metrics=drift"),
+        (("metrics=gap",), ("metrics=gap", "metrics.gap.every=2"), "metrics.gap.every is 10 there, 2 here"),
+        (("metrics=cohorts",), ("metrics=cohorts",), None),  # whose folder is the run's own
         (("client.epochs=2",), (), "client.epochs is 2 there, 5 here"),
         (("metrics=[drift,gap]",), ("metrics=gap",), None),  # more than is asked for
         (("eval_every=7",), ("eval_every=4",), None),  # of four rounds the last alone

@@ -90,7 +90,8 @@ def compare(paper: PaperTable, groups: Sequence[Group], settings: Settings, *, e
             known = [group for name in asked for group in by_setting[name]]
             if scale != FULL and full.intersection(asked):  # the full table has the paper's setting with other rounds
                 known = [group for group in known if group.planned == rounds]
-            ranks = [(g.has_ended, g.planned == rounds, min(g.planned, rounds), len(g.runs)) for g in known]
+            ended = [sum(run.has_ended for run in group.runs) for group in known]
+            ranks = [(n > 0, g.planned == rounds, min(g.planned, rounds), n) for g, n in zip(known, ended, strict=True)]
             best = known[ranks.index(max(ranks))] if known else None
             lines.append({"table": paper.name, "scale": scale, **_cell(paper, *place, asked, rounds, best)})
         cells = pd.DataFrame(lines, dtype=object)
@@ -188,4 +189,4 @@ def _notes(paper: PaperTable, cells: pd.DataFrame, scale: str, wanted: int) -> I
     if lost:
         yield f"In no mean: {'; '.join(lost)}."
     study = f"python src/train.py -m study={paper.name}{'' if scale == FULL else f' scale={scale}'}"
-    yield f"{len(cells)} of {wanted} cells have runs. All of them: {study}"
+    yield f"{sum(cells['wanted'])} of {wanted} cells have runs. All of them: {study}"

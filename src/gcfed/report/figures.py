@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from textwrap import fill
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -97,17 +98,18 @@ def _plots(groups: Sequence[Group]) -> Iterator[Plot]:
     colors = {m: PALETTE[i % 7] for i, m in enumerate(dict.fromkeys(group.method for group in groups))}
     for i, (place, members) in enumerate(list(by_federation(groups).items())[:FEDERATIONS], start=1):
         members = _best([group for group in members if any(len(run.metrics) for run in group.runs)])
+        lines = sum(len(group.method) // 32 for group in members)  # more than one each, of long names
         columns = dict.fromkeys(name for group in members for run in group.runs for name in run.metrics)
         for column in columns:
             if column in LABELS or column.partition("/")[0] in FAMILIES.keys() - {"test"}:
                 name, title = re.sub(r"\W+", "_", column), LABELS.get(column, column)
-                yield Plot(f"{name}_{i}", title, place, partial(curves, members, column, colors))
+                yield Plot(f"{name}_{i}", title, place, partial(curves, members, column, colors), 3.4 + 0.12 * lines)
         if "test/acc" in columns and (measure := _target(members)):
             plot = partial(bars, members, measure, colors)
-            yield Plot(f"target_{i}", describe(measure)[0], place, plot, 1.2 + 0.3 * len(members))
+            yield Plot(f"target_{i}", describe(measure)[0], place, plot, 1.2 + 0.3 * len(members) + 0.12 * lines)
         if "test/acc" in columns and len({*map(_sent, members)}) > 1:
             plot = partial(curves, members, "test/acc", colors, by_bytes=True)
-            yield Plot(f"bytes_{i}", "Test accuracy by bytes", place, plot)
+            yield Plot(f"bytes_{i}", "Test accuracy by bytes", place, plot, 3.4 + 0.12 * lines)
         layers = [name for name in columns if name.startswith(AGREEMENT)]
         agreed = [g for g in members if any({*layers} & {*run.metrics} for run in g.runs)]
         for j, group in enumerate(agreed[:MAPS], start=1):
@@ -116,7 +118,8 @@ def _plots(groups: Sequence[Group]) -> Iterator[Plot]:
         for j, group in enumerate([g for g in members if (g.runs[0].folder / UPDATES).is_file()][:MAPS], start=1):
             plot = partial(longest_updates, group)
             yield Plot(f"updates_{i}_{j}", f"The longest updates, {group.method}", place, plot, 4.2)
-        if layers := [name for name in columns if name.startswith("cka/")]:
+        layers = [name for name in columns if name.startswith("cka/")]
+        if any(sample(group, f"mean:{layer}").values for group in members for layer in layers):
             plot = partial(layer_map, members, layers)
             yield Plot(f"cka_{i}", "Similarity by layer", place, plot, 1.6 + 0.4 * len(members))
     yield from _sweeps(groups, colors)
@@ -195,6 +198,7 @@ def bars(groups: Sequence[Group], measure: str, colors: dict[str, Any], axes: Ax
     for i, numbers in enumerate(values.values()):
         axes.text(0, i, " not reached by every seed" * bool(np.isnan(numbers[0])), va="center")
     axes.set(xlabel=unit.heading(title), ylabel="")
+    axes.set_yticks(range(len(values)), [fill(method, 32) for method in values])
     axes.grid(visible=False, axis="y")
     return "The first test at the target. Bars: mean over seeds, with one standard deviation."
 
@@ -248,9 +252,11 @@ def _bytes(run: Any) -> pd.Series:
 
 def _legend(axes: Axes) -> None:
     """Below the figure, so that long names take nothing from it."""
-    if labels := axes.get_legend_handles_labels()[1]:
+    handles, labels = axes.get_legend_handles_labels()
+    if labels:
         columns = min(len(labels), max(1, 54 // max(map(len, labels))), 3)
-        axes.legend(title=None, ncols=columns, loc="upper center", bbox_to_anchor=(0.5, -0.2))
+        labels = [fill(label, 54) for label in labels]
+        axes.legend(handles, labels, ncols=columns, loc="upper center", bbox_to_anchor=(0.5, -0.2))
 
 
 # --------------------------------------------------------------------------------------------------- what they are of

@@ -29,7 +29,7 @@ class Group:
     """Runs of one setting and as many rounds on the same data, tested equally often: repetitions."""
 
     runs: tuple[Run, ...]  # one a seed, ascending
-    repeated: tuple[Run, ...]  # further runs of these seeds; the run that came to its end last counts
+    repeated: tuple[Run, ...]  # further runs of these seeds; the run that measured the most counts, of those the last
     values: Mapping[str, Any]  # what the setting is: dotted key → value, with ``rounds`` and ``eval_every``
     method: str  # algorithm, gradient centralization, what else differs from the federation's runs of the same name
     federation: str  # data, model, participation, partition and rounds, and what else tells two of them apart
@@ -68,7 +68,7 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
 
 
 def _group(runs: Sequence[Run], classes: str) -> Group:
-    ordered = sorted(runs, key=lambda run: (run.has_ended, _ended(run), run.folder))
+    ordered = sorted(runs, key=lambda run: (run.has_ended, len(run.get("metrics") or ()), _ended(run), run.folder))
     last = {run.seed: run for run in ordered}
     values = leaves(runs[0].config) | {"rounds": runs[0].planned, "eval_every": runs[0].get("eval_every")}
     values |= {"data.classes": classes} if classes else {}

@@ -95,7 +95,12 @@ def folders(roots: Iterable[str | Path]) -> Iterator[tuple[Path, list[str]]]:
             raise FileNotFoundError(
                 f"roots={root}: there is no such folder. Runs lie in logs/, or where hydra.run.dir put them."
             )
-        for name, below, files in os.walk(root):
+        seen = set()
+        for name, below, files in os.walk(root, followlinks=True):
+            if (real := os.path.realpath(name)) in seen:  # a link may lead back
+                below.clear()
+                continue
+            seen.add(real)
             # No run holds another; its checkpoints and events are many.
             below[:] = [] if is_run(files) else [b for b in below if not b.startswith(".")]
             yield Path(name), files

@@ -13,7 +13,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from gcfed.runs.folder import CHECKPOINT, Loader, read_config
-from gcfed.runs.identity import counts, identity
+from gcfed.runs.identity import counts, digest, identity
 from gcfed.utils.processes import job
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,12 @@ def sweep_dir(base: str, ckpt_path: str | None) -> str:
                     return str(sweep)
             except (OSError, TypeError, KeyError, yaml.YAMLError) as error:
                 log.warning("%s is passed over, its multirun.yaml cannot be read: %s", sweep, _line(error))
-    return str(Path(base) / datetime.now().strftime("multirun_%Y-%m-%d_%H-%M-%S"))
+    return str(Path(base) / datetime.now().strftime("multirun_%Y-%m-%d_%H-%M-%S-%f"))
+
+
+def job_dir(overrides: str) -> str:
+    """The name of a sweep's job: its overrides, cut where file systems would refuse them."""
+    return overrides if len(overrides.encode()) <= 200 else f"{overrides[:100]}-{digest({'': overrides})}"
 
 
 def _line(error: Exception) -> str:
@@ -69,4 +74,5 @@ def _counted(overrides: Any) -> list[str]:
 
 
 OmegaConf.register_new_resolver("run_dir", run_dir, replace=True)
+OmegaConf.register_new_resolver("job_dir", job_dir, replace=True)
 OmegaConf.register_new_resolver("sweep_dir", sweep_dir, replace=True, use_cache=True)

@@ -58,12 +58,12 @@ def read_jobs(
     text = re.sub(r"[^\w.,=~\[\]-]+", "-", "".join(f",{o.lstrip('+')}" for o in sorted(extra) if counts(key_of(o))))
     suffix = text if len(text) <= 120 else f"{text[:107]}-{digest({'': text})}"  # file systems end a name at 255 bytes
     chosen = {cell: own for cell, own in cells.items() if cell[0] in rows and cell[1] in columns}
-    firsts = {frozenset(own): cell for cell, own in reversed(cells.items())}  # cells of equal overrides are one run
+    firsts = {effect(own): cell for cell, own in reversed(cells.items())}  # cells of equal overrides are one run
     jobs: dict[str, Job] = {}
     for seed in seeds:
         for cell, own in chosen.items():
             if not isinstance(own, str):
-                short = "_".join(map(slug, firsts[frozenset(own)]))
+                short = "_".join(map(slug, firsts[effect(own)]))
                 folder, overrides = f"{short}_s{seed}{suffix}", [*own, *common, f"seed={seed}", *extra]
                 jobs.setdefault(folder, Job(f"{', '.join(cell)}, seed {seed}", overrides, folder, f"{short}{suffix}"))
     return list(jobs.values()), Counter(own for own in chosen.values() if isinstance(own, str))
@@ -102,6 +102,11 @@ def slug(label: str) -> str:
 
 def key_of(override: str) -> str:
     return override.lstrip("+~").split("=", 1)[0]
+
+
+def effect(overrides: Iterable[str]) -> frozenset[str]:
+    """The last word on each key."""
+    return frozenset({key_of(override): override for override in overrides}.values())
 
 
 def choose(key: str, words: Any, labels: Sequence[str]) -> set[str]:

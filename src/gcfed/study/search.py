@@ -62,12 +62,19 @@ def search(config: Any, context: Any, launcher: Any, arguments: list[str], **set
             raise ValueError(f"{holder} is at the search in {root}: one process does a search, n_jobs trials at once.")
         name = root.name if settings["storage"] else "search"
         study = optuna.create_study(storage=storage, study_name=name, direction=fixed["direction"], load_if_exists=True)
-        if odd := differences(study.user_attrs.get("fixed", fixed), fixed):
+        known = study.user_attrs.get("fixed", fixed)
+        if not any(trial.state.is_finished() for trial in study.trials):
+            known |= {"metric": metric}  # one that runs do not have ended the search; another may take its place
+        if odd := differences(known, fixed):
             raise ValueError(f"{root} holds another search: {odd}. Take another folder, hydra.sweep.dir=<folder>.")
+        study.set_user_attr("fixed", fixed)
         while (ended := sum(trial.state.is_finished() for trial in study.trials)) < n_trials:
             # First what a stopped search left behind.
             trials = [Trial(study, t._trial_id) for t in study.trials if not t.state.is_finished()][:n_jobs]
             while len(trials) < min(n_jobs, n_trials - ended):
+                folder = root / f"trial_{len(study.trials):04d}"
+                if folder.exists():  # what it holds is of other draws
+                    raise ValueError(f"{storage} does not know of {folder}: move the folder away, or take another one.")
                 # What is drawn depends on the seed and the trials so far, not on a restart.
                 draw = np.random.SeedSequence([settings["seed"], len(study.trials)]).generate_state(1)
                 study.sampler = hydra.utils.instantiate(settings["sampler"], seed=int(draw[0]))
@@ -79,7 +86,6 @@ def search(config: Any, context: Any, launcher: Any, arguments: list[str], **set
                 jobs.append(([*common, *drawn], root / name_of(trial)))
             for trial, reason in zip(trials, launch(launcher, jobs, trials[0].number), strict=True):
                 tell(study, trial, root / name_of(trial), metric, reason)
-                study.set_user_attr("fixed", fixed)
                 write(study, root)
         failures = len(study.get_trials(states=(TrialState.FAIL,)))
         say(f"search in {root}: {ended} trials, {failures} failed{best(study) or '; none has a value'}")

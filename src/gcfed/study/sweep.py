@@ -60,8 +60,15 @@ class Work:
         there, here = (min(int(n), self.cfg.rounds) for n in (run.get("eval_every", 1), self.cfg.eval_every))
         if there != here:  # the last round is always tested
             return f"eval_every is {there} there, {here} here"
-        absent = set(self.cfg.metrics or ()) - set(run.get("metrics") or ())
-        return f"it has no metrics={min(absent)}" if absent else ""
+        has = run.get("metrics") or {}
+        metrics: Any = OmegaConf.to_container(self.cfg.metrics or OmegaConf.create())
+        for name, asked in metrics.items():
+            if name not in has:
+                return f"it has no metrics={name}"
+            for key, value in asked.items():
+                if "${" not in str(value) and has[name].get(key) != value:  # else it follows other keys
+                    return f"metrics.{name}.{key} is {has[name].get(key)} there, {value} here"
+        return ""
 
 
 def sweep(config: DictConfig, context: Any, launcher: Any, arguments: list[str]) -> None:

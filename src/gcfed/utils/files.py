@@ -53,8 +53,15 @@ def in_words(error: BaseException, folder: Path | None = None) -> str:
     ours = folder is None or path.is_relative_to(folder)
     if not (full or ours):
         return f"{path}: {error.strerror}."
-    there = next(parent for parent in (path, *path.absolute().parents) if parent.is_dir())
+    there = next(parent for parent in (path, *path.absolute().parents) if _is_folder(parent))
     said = f"{path} cannot be written: {error.strerror}; {size(shutil.disk_usage(there).free)} are free there."
     if full:
         return f"{said} Make room{'; then ckpt_path=last goes on after the last checkpoint' * ours}."
     return f"{said} Take a folder that you may write to: paths.log_dir=<folder> (a report: out=<folder>)."
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # too long a name, or below a folder that may not be entered (Python 3.11)
+        return False
