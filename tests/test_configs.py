@@ -238,6 +238,11 @@ def test_the_opponents_of_fedgc_have_the_constants_of_fedregs_code_for_one_class
     assert cell(config, "fedgc_table1", "FedReg", "CIFAR10-10").client.optimizer.lr == 0.05
 
 
+def test_overfitting_turns_all_augmentation_off(config):
+    transform = config("experiment=cifar10_resnet18_fedacg", "debug=overfit").data.transform
+    assert (transform.crop_padding, transform.flip, transform.rotation) == (0, False, 0)
+
+
 def test_fedacg_decays_faster_than_its_opponents_but_on_cifar10(config):
     for column, decay in (("CIFAR-10, 500R", 0.998), ("CIFAR-100, 500R", 0.995), ("TinyImageNet, 500R", 0.995)):
         assert cell(config, "fedacg_table1a", "FedACG", column).client.lr_decay == decay

@@ -191,7 +191,7 @@ def test_every_group_refuses_an_unknown_option_and_runs_without_or_says_why_not(
      ("model.hidden", [0]), ("name", "../../escape")],
 )  # fmt: skip
 def test_what_a_walk_over_the_leaves_does_not_try(tmp_path, monkeypatch, key, value):
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
         cfg = compose("train", [*SMALL, "algorithm=fedadam", f"paths.output_dir={tmp_path}"])
     said = attack(cfg, key, value, set())

@@ -9,6 +9,7 @@ import torch
 from conftest import read_rows
 from harness import final_weights
 from lightning.pytorch import Callback
+from lightning.pytorch.accelerators import CPUAccelerator
 from omegaconf import OmegaConf, open_dict
 from safetensors.torch import load_file
 
@@ -179,6 +180,13 @@ def test_the_digits_are_learnt(config, tmp_path, overrides):
     assert rows[-1]["train/loss"] < 0.7 * rows[0]["train/loss"]
     assert max(r["test/acc"] for r in rows) > 0.6
     assert result.metrics["train/nonfinite_clients"] == 0
+
+
+def test_a_mac_trains_on_its_cpu(config, tmp_path, monkeypatch):
+    """Its GPU, which Lightning's auto would take, has no float64."""
+    monkeypatch.setattr("lightning.fabric.accelerators.mps.MPSAccelerator.is_available", lambda: True)
+    result = run(config, tmp_path, "run", *FAST, "rounds=1", "trainer=auto")
+    assert isinstance(result.trainer.accelerator, CPUAccelerator)
 
 
 def test_it_can_overfit(config, tmp_path):

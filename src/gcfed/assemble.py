@@ -114,7 +114,9 @@ def build_trainer(cfg: DictConfig, parts: Parts, callbacks: Sequence[Callback], 
     Raises:
         ValueError: a setting that cannot work; names the key.
     """
-    layout = spread(cfg.trainer, parts.loop, parts.module, parts.data.num_test)
+    layout = spread(cfg.trainer, parts.loop, parts.module, parts.data.smallest_test)
+    if trains_on_cpu(cfg.trainer.accelerator):
+        layout["accelerator"] = "cpu"  # which Lightning's auto is not on a Mac
     if "enable_progress_bar" not in cfg.trainer:  # without ours, Lightning would draw its own
         layout["enable_progress_bar"] = any(isinstance(callback, ProgressBar) for callback in callbacks)
     loggers = build_all(cfg, "logger", resume_round=resume_round)
@@ -166,9 +168,9 @@ def check(cfg: DictConfig) -> None:
     devices = cfg.trainer.get("devices", "auto")
     if not isinstance(devices, str) and not (OmegaConf.is_list(devices) and devices):
         number("trainer.devices", devices, 1, whole=True, auto=True)
-    if cfg.trainer.get("accelerator") in ("gpu", "cuda") and not torch.accelerator.is_available():
+    if cfg.trainer.get("accelerator") in ("gpu", "cuda") and not torch.cuda.is_available():
         raise ValueError(
-            f"trainer.accelerator={cfg.trainer.accelerator}: torch sees no GPU here. Take trainer=auto, or trainer=cpu."
+            f"trainer.accelerator={cfg.trainer.accelerator}: torch sees no GPU (CUDA) here. Take trainer=auto, or cpu."
         )
     number("trainer.limit_val_batches", cfg.trainer.get("limit_val_batches"), 0, above=True, none=True)
     numbers("targets", cfg.get("targets"), 0)

@@ -204,11 +204,24 @@ def test_the_transform_that_samples_ask_for():
     assert type(AutoTransform()(IMAGES[:, 0, 0])) is TextTransform
     assert type(AutoTransform()(IMAGES[:, 0, 0] / 1.0)) is VectorTransform
     for transform in (TextTransform, VectorTransform):
-        transform(crop_padding=0, flip=False)  # debug=overfit
-        with pytest.raises(ValueError, match="crop_padding and flip are of images"):
+        transform(crop_padding=0, flip=False, rotation=0)  # debug=overfit
+        with pytest.raises(ValueError, match="crops, flips and rotations are of images"):
             transform(flip=True)
     with pytest.raises(ValueError, match=r"data\.transform\.rotation=200"):
         AutoTransform(rotation=200)
+
+
+def test_images_are_normalised_as_the_clients_see_them(config, tmp_path):
+    """partition=colour moves the channels, whose means differ."""
+    bright = np.broadcast_to(np.array([200, 100, 30], np.uint8)[:, None, None], (60, 3, 8, 8))
+    np.savez(tmp_path / "x.npz", x=bright, y=np.arange(60) % 2)
+    clients = ("participation.num_clients=3", "participation.per_round=3")
+    data = build(config("data=arrays", f"data.path={tmp_path}/x.npz", "partition=colour", *clients).data)
+    data.setup()
+    data.to_device(torch.device("cpu"), torch.float32, torch.contiguous_format)
+    seen = data.fetch(torch.from_numpy(data.partition.indices), None)[0]
+    torch.testing.assert_close(seen.mean((0, 2, 3)), torch.zeros(3), rtol=0, atol=1e-4)
+    torch.testing.assert_close(seen.std((0, 2, 3), correction=0), torch.ones(3), rtol=0, atol=1e-3)
 
 
 def test_a_run_on_arrays_goes_on_and_is_tested_again(config, tmp_path):
@@ -253,6 +266,7 @@ def test_validation_is_held_out_before_the_clients_get_theirs(config):
         data.setup()
         data.to_device(torch.device("cpu"), torch.float32, torch.contiguous_format)
     assert (len(whole.labels), len(part.labels), part.num_test) == (1437, 1293, 360)
+    assert (whole.smallest_test, part.smallest_test) == (360, 144)
     train, held = ({x.numpy().tobytes() for x in tensors[0]} for tensors in (part._train, part._tests[1]))
     assert not train & held
     assert len(held) == 144

@@ -125,6 +125,29 @@ def test_a_finished_client_stays_exactly_where_it_is(federation):
         assert not torch.equal(tensor[0], snapshots[3][name][0])
 
 
+class Masked(nn.Module):
+    """Has a buffer that is infinite, as a causal mask."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(6, 4)
+        self.register_buffer("mask", torch.tensor([0.0, 0.0, 0.0, -torch.inf]))
+        self.double()
+
+    def forward(self, x):
+        return self.fc(x) + self.mask.clamp(min=-5)
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_a_constant_that_is_infinite_does_not_travel(federation, k):
+    net, rounds = Masked(), []
+    before = weights(net)
+    train_rounds(net, federation, sgd(), rounds=2, k=k, on_round=lambda r, _: rounds.append(r))
+    assert [r.num_finite for r in rounds] == [3, 3]
+    assert not torch.equal(weights(net), before)
+    assert net.mask[-1] == -torch.inf
+
+
 def test_weighting_by_samples_is_the_weighted_mean(federation):
     delta = {"w": torch.randn(3, 2, dtype=torch.float64)}
     sizes = np.array([1, 2, 5])

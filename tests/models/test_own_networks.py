@@ -15,12 +15,13 @@ from gcfed.assemble import assemble
 from gcfed.configure import shorthand
 from gcfed.federated.batches import has_single, plan_batches
 from gcfed.federated.method import FederatedMethod
-from gcfed.federated.stack import is_graphable
+from gcfed.federated.stack import cannot_stack, is_graphable
 from gcfed.methods.fedcurv import FedCurv
 from gcfed.methods.fedreg import FedReg
 from gcfed.methods.fedsol import FedSol
 from gcfed.methods.local_norm import LocalNorm
 from gcfed.methods.proximal import Proximal
+from gcfed.methods.requirements import has_part
 from gcfed.methods.scaffold import Scaffold
 from gcfed.models.cnn import CNN
 from gcfed.models.norm import apply_policy, batch_norms
@@ -136,6 +137,8 @@ def test_fixed_is_evaluation_for_ever_and_group_needs_no_statistics():
     torch.testing.assert_close(fixed(x), expected)
     assert "norm.weight" not in dict(fixed.named_parameters())
 
+    vectors = apply_policy(nn.Sequential(nn.Linear(4, 32), nn.BatchNorm1d(32)), "group")
+    assert vectors(torch.randn(2, 4)).std(1).min() > 0.5  # in groups of one all of it would be 0
     group = apply_policy(Net(width=96), "group")
     assert (group.norm.num_groups, group.norm.num_channels) == (32, 96)
     torch.testing.assert_close(group(x)[:1], group(x[:1]))
@@ -191,6 +194,22 @@ def test_local_statistics_refuse_what_compares_clients_with_the_broadcast_model(
     run = partial(train_rounds, with_batch_norm(), random_federation(sizes=(8, 8, 8)), sgd(), rounds=1)
     with pytest.raises(ValueError, match=rf"model\.norm_policy=local does not go with {method.__name__}"):
         run(methods=[LocalNorm(), method()])
+
+
+def test_running_statistics_of_another_kind_are_not_stacked():
+    assert not cannot_stack(nn.InstanceNorm2d(3))
+    assert "running statistics" in cannot_stack(nn.InstanceNorm2d(3, track_running_stats=True))
+
+
+def test_parts_of_others_networks_are_not_taken_for_ours():
+    theirs = of_torchvision("squeezenet1_1", 32)
+    assert isinstance(theirs.features, nn.Module)
+    assert not has_part(theirs, "features")
+    mine = nn.Sequential()
+    mine.features, mine.stages = nn.Flatten(), nn.Sequential()
+    assert [has_part(mine, part) for part in ("features", "stages", "head")] == [True, False, False]
+    own = CNN(input_shape=(3, 32, 32), num_classes=7)
+    assert all(has_part(own, part) for part in ("features", "stages", "head"))
 
 
 def test_local_statistics_need_a_plain_server():

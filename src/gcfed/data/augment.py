@@ -140,9 +140,9 @@ class TextTransform:
     ``debug=overfit`` turns augmentation off for all data; there is none to turn on.
     """
 
-    def __init__(self, *, crop_padding: int = 0, flip: bool = False) -> None:
-        if crop_padding or flip:
-            raise ValueError("data.transform: crop_padding and flip are of images; texts and vectors have neither.")
+    def __init__(self, *, crop_padding: int = 0, flip: bool = False, rotation: float = 0) -> None:
+        if crop_padding or flip or rotation:
+            raise ValueError("data.transform: crops, flips and rotations are of images; texts and vectors have none.")
 
     def check(self, input_shape: tuple[int, ...]) -> None:
         """Raises ValueError for anything but one length."""

@@ -110,8 +110,6 @@ class FederatedDataModule(LightningDataModule):
         test = _subset(self.dataset.test, self.limit_test, self.seed, "limit_test")
         self.num_classes = self.num_classes or self.dataset.num_classes
         self.input_shape = self.input_shape or train.x.shape[1:]
-        if isinstance(self.transform, AutoTransform):
-            self.transform = self.transform(train.x)
         for name, split in (("training", train), ("test", test)):
             if split.x.shape[1:] != self.input_shape:
                 raise ValueError(
@@ -131,6 +129,8 @@ class FederatedDataModule(LightningDataModule):
             change = self.partitioner.shifted
             train = replace(train, x=change(train.x, self.partition.owners(len(train))))
             tests = [replace(split, x=change(split.x, np.arange(len(split)))) for split in tests]
+        if isinstance(self.transform, AutoTransform):
+            self.transform = self.transform(train.x)
         if self.client_test:
             self.partition, self.tests_of_clients = self.partition.parted(self.client_test, self.seed)
         self.num_clients = self.partition.num_clients
@@ -181,6 +181,11 @@ class FederatedDataModule(LightningDataModule):
     def num_test(self) -> int:
         """Number of test samples."""
         return len(self._tests[0][1])
+
+    @property
+    def smallest_test(self) -> int:
+        """Number of samples of the smaller one of test and validation split."""
+        return min(len(y) for _, y in self._tests)
 
     def fetch_test(self, bounds: tuple[int, int], of: int = 0) -> tuple[Tensor, Tensor]:
         """Inputs and labels of a slice of the test split, or, ``of=1``, of the validation split."""

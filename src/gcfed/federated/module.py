@@ -60,6 +60,9 @@ class FederatedModule(LightningModule):
         has_convolutions = any(isinstance(m, nn.Conv2d) for m in net.modules())
         self.memory_format = torch.channels_last if channels_last and has_convolutions else torch.contiguous_format
         self.net = net.to(memory_format=self.memory_format)
+        # Such as a mask of −∞, of which no difference can be sent: it stays as it is.
+        constants = frozenset(name for name, buffer in self.net.named_buffers() if not buffer.isfinite().all())
+        object.__setattr__(self.net, "constants", constants)
         self.server = try_optimizer(part("server", server), "server")
         self.clients: ClientStack | None = None
         self.refused = False  # whether the last step was taken back
@@ -135,7 +138,8 @@ class FederatedModule(LightningModule):
         optimizer.step()  # calls on_before_optimizer_step, where Global GC edits the pseudo-gradient
         for param in self.net.parameters():
             param.grad = None
-        held = [*self.net.parameters(), *self.net.buffers(), *(v for own in state.values() for v in own.values())]
+        buffers = (buffer for name, buffer in self.net.named_buffers() if name in self._before)
+        held = [*self.net.parameters(), *buffers, *(v for own in state.values() for v in own.values())]
         self.refused = bool(self._before) and not _all_finite(held)
         if self.refused:
             with torch.no_grad():

@@ -196,6 +196,8 @@ def cannot_stack(net: nn.Module) -> str:
             "batch normalisation: its statistics would mix with the padding of shorter batches. Set client.stack=1, "
             "or use GroupNorm"
         )
+    if any(isinstance(m, nn.modules.instancenorm._InstanceNorm) and m.track_running_stats for m in net.modules()):
+        return "running statistics, which would mix with the padding of shorter batches. Set client.stack=1"
     if is_recurrent(net):
         return "recurrent layers: torch.func.vmap cannot batch them. Set client.stack=1"
     return ""
@@ -204,7 +206,9 @@ def cannot_stack(net: nn.Module) -> str:
 def broadcast_state(net: nn.Module) -> Params:
     """What travels: a copy of the parameters and the floating-point buffers of a network, by name."""
     state = {name: p.detach().clone() for name, p in net.named_parameters()}
-    return state | {name: b.clone() for name, b in net.named_buffers() if b.is_floating_point()}
+    constants = getattr(net, "constants", ())
+    buffers = {name: b for name, b in net.named_buffers() if b.is_floating_point() and name not in constants}
+    return state | {name: b.clone() for name, b in buffers.items()}
 
 
 def per_client(values_K: Tensor, like_K: Tensor) -> Tensor:

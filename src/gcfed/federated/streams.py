@@ -74,9 +74,9 @@ def layout(
 ) -> tuple[int, int]:
     """K, the clients of a stack (``client.stack``), and the number of streams on which stacks train side by side.
 
-    On a GPU, on which network and data lie by now, networks with convolutions train a client a stream, since
-    stacked ones are slow; networks that draw numbers (dropout, or what a network that is not ours may do) train
-    on one stream, since there is one generator.
+    On a GPU, on which network and data lie by now, networks with convolutions, which are slow in a stack, and those
+    with dropout train one client at a time. Networks that draw numbers (dropout, or what a network that is not ours
+    may do) train on one stream, since there is one generator.
     """
     if device.type != "cuda":
         return (1 if stack == "auto" else min(int(stack), cohort)), 1
@@ -84,7 +84,8 @@ def layout(
     sample = data.fetch(torch.zeros(1, dtype=torch.int64, device=device), None)[0]
     client = 16 * sum(p.nbytes for p in net.parameters()) + 2 * batch_size * activation_bytes(net, sample)
     fit = max(1, min(cohort, torch.cuda.mem_get_info(device)[0] // client))
-    alone = cannot_stack(net) or any(isinstance(m, nn.modules.conv._ConvNd) for m in net.modules())
+    # A stack's dropout depends on who is in it, and so would the run on the memory that is free.
+    alone = cannot_stack(net) or has_dropout(net) or any(isinstance(m, nn.modules.conv._ConvNd) for m in net.modules())
     k = (1 if alone else fit) if stack == "auto" else min(int(stack), cohort)
     draws = has_dropout(net) or not type(net).__module__.startswith("gcfed.")
     return k, 1 if draws else max(1, min(-(-cohort // k), fit // k, STREAMS))

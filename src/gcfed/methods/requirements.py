@@ -1,5 +1,6 @@
 """What a method asks of the rest of the algorithm, refused by name where it is not so; for ``validate``."""
 
+from torch import nn
 from torch.optim import SGD
 
 from gcfed.federated.aggregate import MeanAggregator
@@ -94,8 +95,14 @@ def network_parts(setup: Setup, method: str, *parts: str) -> None:
     Raises:
         ValueError: it lacks one.
     """
-    if missing := [f"{part}()" for part in parts if not hasattr(setup.module.net, part)]:
+    if missing := [f"{part}()" for part in parts if not has_part(setup.module.net, part)]:
         raise ValueError(
             f"{method} works on parts of the network, but model={type(setup.module.net).__name__} has no "
             f"{' and no '.join(missing)}: give it these methods, or take one of src/gcfed/models."
         )
+
+
+def has_part(net: nn.Module, part: str) -> bool:
+    """Whether a network has such a part; torchvision's and timm's mean others by these names."""
+    found, theirs = getattr(net, part, None), type(net).__module__.startswith(("torchvision.", "timm."))
+    return callable(found) and not theirs and not (part == "stages" and isinstance(found, nn.Module))

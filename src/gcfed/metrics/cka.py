@@ -14,6 +14,7 @@ from gcfed.federated.forward import Swap, Tap
 from gcfed.federated.method import Setup
 from gcfed.federated.round import Round
 from gcfed.federated.stack import ClientStack, Params
+from gcfed.methods.requirements import has_part
 from gcfed.metrics.base import ClientMetric, client_state
 from gcfed.utils.number import number
 from gcfed.utils.rng import generator
@@ -54,7 +55,7 @@ class CKA(ClientMetric):
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
         net: Any = setup.module.net
-        if not hasattr(net, "stages"):
+        if not has_part(net, "stages"):
             raise ValueError(
                 f"metrics=cka needs a network with stages(), which {type(net).__name__} has not: choose another model, "
                 "or leave cka out of metrics."

@@ -57,12 +57,10 @@ class Gap(Metric):
         loop = FederatedLoop.of(trainer)
         self._rehearsal = replace(round, rehearsal=True)
         others = np.setdiff1d(np.arange(round.num_clients), round.cohort)
-        at_once = len(round.cohort)  # as many as the device is known to hold
         self.module.net.train()
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            for part in np.split(others, range(at_once, len(others), at_once)):
-                for clients in loop.stacks(trainer, part):
-                    loop.train_clients(trainer, self.module, clients, self._rehearsal)
+            for clients in loop.stacks(trainer, others):
+                loop.train_clients(trainer, self.module, clients, self._rehearsal)
         self._rehearsal = None
         if device.type == "cuda":
             torch.cuda.synchronize(device)

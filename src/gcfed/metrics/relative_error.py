@@ -42,6 +42,12 @@ class RelativeError(Metric):
                     f"data.{key}={part} moves the optimum, so metrics=relative_error would measure the distance to "
                     f"another: leave data.{key} out, and take fewer data.dataset.samples."
                 )
+        weighting, sizes = getattr(setup.aggregator, "weighting", "uniform"), setup.data.partition.sizes
+        if weighting == "uniform" and sizes.min() < sizes.max():
+            raise ValueError(
+                f"metrics=relative_error: the optimum is that of all samples, and clients with {sizes.min()} to "
+                f"{sizes.max()} of them count alike: take partition=natural, or aggregator=weighted_mean."
+            )
         self.params = dict(setup.module.net.named_parameters())
         if {n: (*p.shape,) for n, p in self.params.items()} != {n: v.shape for n, v in optimum.items()}:
             raise ValueError(

@@ -45,7 +45,8 @@ def _replaced(name: str, layer: nn.Module, policy: str) -> nn.Module:
     state = layer.state_dict()
     new: nn.Module
     if policy == "group":
-        new = nn.GroupNorm(gcd(32, channels), channels, eps=layer.eps, affine=layer.affine)  # type: ignore[arg-type]
+        groups = 1 if isinstance(layer, nn.BatchNorm1d) else gcd(32, channels)  # of vectors: a group of one is constant
+        new = nn.GroupNorm(groups, channels, eps=layer.eps, affine=layer.affine)  # type: ignore[arg-type]
     elif isinstance(layer, nn.BatchNorm2d) and layer.affine and layer.track_running_stats:
         new = FrozenBatchNorm2d(channels, eps=layer.eps)
     else:

@@ -15,8 +15,8 @@ from gcfed.utils.processes import one_of_several
 
 
 def trains_on_cpu(accelerator: str) -> bool:
-    """Whether this ``trainer.accelerator`` means the CPU here."""
-    return accelerator == "cpu" or (accelerator == "auto" and not torch.accelerator.is_available())
+    """Whether this ``trainer.accelerator`` means the CPU here, as on a Mac: its GPU has no float64, for sums."""
+    return accelerator == "cpu" or (accelerator == "auto" and not torch.cuda.is_available())
 
 
 def spread(trainer: DictConfig, loop: FederatedLoop, module: FederatedModule, num_test: int) -> dict[str, Any]:
