@@ -1,6 +1,7 @@
 # docker build -t gcfed .                                             torch with CUDA's libraries, which runs on a CPU too
 # docker build -t gcfed --build-arg TORCH=cpu --build-arg TORCH_INDEX=<address> .      without them, from an index that has it
-# docker run --rm -v "$PWD/logs:/gcfed/logs" gcfed gc=none rounds=20  (--gpus all)
+# mkdir -p data && docker run --rm --user "$(id -u):$(id -g)" -e HOME=/tmp -v "$PWD/logs:/gcfed/logs" -v "$PWD/data:/gcfed/data" \
+#     gcfed gc=none rounds=20                                        (--gpus all)
 FROM python:3.12-slim
 ARG TORCH=locked
 ARG TORCH_INDEX

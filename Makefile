@@ -1,8 +1,16 @@
 # make demo | make test | make report | make docs | make lint | make lock     (PYTHON=python3.12 chooses the interpreter)
-# make demo TORCH=cpu TORCH_INDEX=<address>: torch without CUDA's libraries, where that index has it (else as locked)
+# make demo TORCH=cpu TORCH_INDEX=<address>: torch without CUDA's libraries, from an index that has it
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode
+
+# What is there stays as it is: another interpreter needs another .venv.
+ifneq ($(and $(wildcard $(BIN)/python),$(filter-out file,$(origin PYTHON)),$(filter-out clean,$(or $(MAKECMDGOALS),demo))),)
+version = $(shell $(1) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+ifneq ($(call version,$(PYTHON)),$(call version,$(BIN)/python))
+$(error .venv has Python $(call version,$(BIN)/python), and PYTHON=$(PYTHON) is $(call version,$(PYTHON)): make clean, then again)
+endif
+endif
 
 .PHONY: demo test report docs lint lock clean
 
@@ -35,7 +43,7 @@ lint: .venv/.installed
 ifeq ($(TORCH),cpu)
 	@sed -E -e '/^(nvidia|cuda|triton)/d' -e 's/^(torch|torchvision)==([^ ]+)/\1==\2+cpu/' requirements.lock > .venv/cpu.txt
 	@$(INSTALL) $(if $(TORCH_INDEX),--index-strategy unsafe-best-match --extra-index-url $(TORCH_INDEX)) -r .venv/cpu.txt || \
-		{ echo "No index has these wheels of torch: installing it as locked, with CUDA's libraries"; $(INSTALL) -r requirements.lock; }
+		{ echo "torch for CPUs could not be installed: set TORCH_INDEX to an index that has it, or leave TORCH=cpu out (6.5 GB)"; exit 1; }
 else
 	$(INSTALL) -r requirements.lock
 endif

@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 import torch  # noqa: E402
+from lightning.pytorch import Callback, Trainer  # noqa: E402
 from omegaconf import open_dict  # noqa: E402
 
 from benchmarks.workloads import compose_workload  # noqa: E402
@@ -66,15 +67,17 @@ def seconds(folder: Path) -> dict[str, float]:
 
 def layouts(out: Path, *overrides: str, trainer: str = "gpu") -> dict[str, Any]:
     """W1 in each layout."""
-    found = {}
+    found: dict[str, Any] = {}
+    before = lanes.STREAMS, torch.backends.cudnn.allow_tf32
     for i, (name, (more, streams, tf32)) in enumerate(LAYOUTS.items()):
-        lanes.STREAMS = streams
-        torch.backends.cudnn.allow_tf32 = tf32
-        run(out / f"layout_{i}", "w1", *ROUNDS, *more, *overrides, trainer=trainer)
-        found[name] = seconds(out / f"layout_{i}")
-        print(name, {key: f"{value:.4g}" for key, value in found[name].items()}, flush=True)
-    lanes.STREAMS = 8
-    torch.backends.cudnn.allow_tf32 = True  # torch's default
+        lanes.STREAMS, torch.backends.cudnn.allow_tf32 = streams, tf32
+        try:
+            run(out / f"layout_{i}", "w1", *ROUNDS, *more, *overrides, trainer=trainer)
+            found[name] = seconds(out / f"layout_{i}")
+        except Exception as error:  # such as too little memory for a stack
+            found[name] = f"{type(error).__name__}: {error}"
+        print(f"{name}: {found[name]}", flush=True)
+    lanes.STREAMS, torch.backends.cudnn.allow_tf32 = before
     return found
 
 
@@ -100,11 +103,23 @@ def ahead(replays: int = 1000) -> dict[str, float]:
     return {"replays": replays, "host_s": host, "device_s": time.perf_counter() - started}
 
 
-def profiled(out: Path, *overrides: str) -> dict[str, float]:
+class Profiled(Callback):
+    """Profiles the third round alone: its graphs are recorded, and its test has not begun when it ends."""
+
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.global_step == 2:
+            activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+            self.profiler = torch.profiler.profile(activities=activities)
+            self.profiler.start()
+        elif trainer.global_step == 3:
+            self.profiler.stop()
+
+
+def profiled(out: Path, *overrides: str, workload: str = "w1", trainer: str = "gpu") -> dict[str, float]:
     """A round of W1 under the profiler: ``trace.json``, and the share of its time in which the device is busy."""
-    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profiler:
-        run(out / "profiled", "w1", "rounds=2", "eval_every=2", *overrides)
+    callback = ("rounds=3", "eval_every=3", "+callbacks.profiled._target_=benchmarks.gpu.Profiled")
+    result = run(out / "profiled", workload, *callback, *overrides, trainer=trainer)
+    (profiler,) = (c.profiler for c in result.trainer.callbacks if type(c).__name__ == "Profiled")  # type: ignore[attr-defined]
     profiler.export_chrome_trace(str(out / "trace.json"))
     device = [e for e in profiler.events() if e.device_type == torch.autograd.DeviceType.CUDA]
     spans = sorted((e.time_range.start, e.time_range.end) for e in device)
@@ -116,7 +131,7 @@ def profiled(out: Path, *overrides: str) -> dict[str, float]:
 
 
 def waits(out: Path, *overrides: str) -> dict[str, int]:
-    """How often each line waits for the device in three rounds of W1, as CUDA's debug mode sees it."""
+    """How often each line waits for the device in a run of three rounds of W1, its beginning and end included."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")

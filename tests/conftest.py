@@ -104,6 +104,19 @@ def config(tmp_path):
     return make
 
 
+def pytest_configure(config):
+    """The suite is of the CPU, also where there is a GPU; its own tests are ``pytest -m cuda -n 0``."""
+    if config.option.markexpr != "cuda":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
+@pytest.fixture(autouse=True)
+def _no_second_pytest(monkeypatch):
+    """Where a run cannot fork, Lightning starts the present command again for each process, which is pytest."""
+    launcher = "lightning.pytorch.strategies.launchers.subprocess_script._SubprocessScriptLauncher"
+    monkeypatch.setattr(f"{launcher}.launch", lambda *_, **__: pytest.skip("runs fork under Linux only"))
+
+
 #: Settings of a run over two processes, forked from that of the test.
 TWO = ("trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2")
 

@@ -73,10 +73,10 @@ python=$day/gcfed/.venv/bin/python
 federation="data=image_folder data.root=fruit participation.num_clients=5 participation.per_round=3 rounds=3 client.epochs=1"
 network="model=torchvision model.name=mobilenet_v3_small model.norm_policy=group"
 method="algorithm=halved"
-step "own images" $python paint.py
-step "own images, torchvision's network" $python "$day/gcfed/src/train.py" $federation $network
-step "own network and method" $python "$day/gcfed/src/train.py" --config-dir conf $method $federation model._target_=mynet.small
-step "sweep of λ and seeds" $python "$day/gcfed/src/train.py" --config-dir conf -m $method $federation $network gc.lam=0.0,0.5,1.0 seed=1,2
+step "own images" "$python" paint.py
+step "own images, torchvision's network" "$python" "$day/gcfed/src/train.py" $federation $network
+step "own network and method" "$python" "$day/gcfed/src/train.py" --config-dir conf $method $federation model._target_=mynet.small
+step "sweep of λ and seeds" "$python" "$day/gcfed/src/train.py" --config-dir conf -m $method $federation $network gc.lam=0.0,0.5,1.0 seed=1,2
 
 cd "$day/gcfed"
 step "report" $make report

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -56,14 +57,18 @@ def start(*words: str) -> subprocess.Popen:
 
 
 def finish(process: subprocess.Popen) -> str:
-    """Waits until all of its processes are gone; what they printed."""
-    printed, _ = process.communicate(timeout=600)
+    """Waits until all of its processes are gone; what they printed. They do not outlive an error or Ctrl-C here."""
     try:
-        while True:
+        printed, _ = process.communicate(timeout=600)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    end = time.monotonic() + 30  # a zombie whose parent does not ask for it is there for ever
+    with suppress(ProcessLookupError):
+        while time.monotonic() < end:
             os.killpg(process.pid, 0)
             time.sleep(0.01)
-    except ProcessLookupError:
-        return printed
+    return printed
 
 
 def rounds(logs: Path) -> int:

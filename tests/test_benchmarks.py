@@ -86,6 +86,8 @@ def test_a_run_is_measured_by_its_steps(tmp_path):
     found = gpu.seconds(tmp_path)
     assert found["round_s"] >= found["train_s"] > 0
     assert found["step_us"] == pytest.approx(found["train_s"] / 5 * 1e6)
+    assert gpu.profiled(tmp_path, *small[:-1], workload="digits", trainer="cpu") == {"busy": 0.0}
+    assert "aten::" in (tmp_path / "trace.json").read_text()
     minutes = gpu.minutes(tmp_path / "peer", "digits", 30, 2, *small[:-1], trainer="cpu")
     assert minutes == pytest.approx(read_metrics(tmp_path / "peer" / "metrics.csv")["time/round_s"][2:].mean() / 2)
 

@@ -11,8 +11,14 @@ from gcfed.utils.resolvers import CONFIGS
 
 
 def shorthand(overrides: Iterable[str]) -> list[str]:
-    """``model._target_=mynet.Net`` alone chooses ``model=own``, whose keys are not those of the default network."""
+    """``model._target_=mynet.Net`` alone chooses ``model=own``, whose keys are not those of the default network.
+
+    The path of a checkpoint needs no quotes for Hydra, though the folders of a sweep's jobs have ``=`` in their names.
+    """
     overrides = list(overrides)
+    for i, (key, _, path) in enumerate(override.partition("=") for override in overrides):
+        if key == "ckpt_path" and Path(path).is_file():
+            overrides[i] = f"{key}='{path}'"
     own = [o for o in overrides if o.startswith("model._target_=") and not o.startswith("model._target_=gcfed.")]
     if own and not any(o.startswith("model=") for o in overrides):
         overrides.insert(overrides.index(own[0]), "model=own")

@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -17,11 +16,11 @@ from omegaconf import OmegaConf, open_dict
 
 from gcfed.federated.processes import launch
 from gcfed.federated.processes import spread as layout
-from gcfed.federated.processes.strategy import CohortStrategy
+from gcfed.federated.processes.strategy import CohortStrategy, can_fork
 from gcfed.run import train
 
 TINY = ("rounds=3", "data.limit_train=200", "data.limit_test=80", "precision=64-true", "client.epochs=1")
-linux = pytest.mark.skipif(sys.platform != "linux", reason="forks under Linux only")
+linux = pytest.mark.skipif(not can_fork(), reason="forks under Linux only, and where torch sees no GPU")
 
 
 class Listening(Callback):

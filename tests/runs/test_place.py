@@ -6,6 +6,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
+from gcfed.configure import shorthand
 from gcfed.runs.place import job_dir, run_dir, sweep_dir
 
 
@@ -39,6 +40,15 @@ def test_a_job_of_a_sweep_is_named_by_its_overrides_as_long_as_file_systems_take
     assert job_dir("gc.lam=0.5,seed=1") == "gc.lam=0.5,seed=1"
     one, other = (job_dir("some.key=1," * 30 + f"seed={seed}") for seed in (1, 2))
     assert (one == other, len(one) < 200) == (False, True)
+
+
+def test_the_checkpoint_of_a_sweeps_job_needs_no_quotes(tmp_path):
+    path = tmp_path / "gc=local,seed=2" / "last.ckpt"
+    path.parent.mkdir()
+    path.touch()
+    (word,) = shorthand([f"ckpt_path={path}"])
+    assert OverridesParser.create().parse_override(word).value() == str(path)
+    assert shorthand(["ckpt_path=last", "seed=2"]) == ["ckpt_path=last", "seed=2"]
 
 
 def test_the_newest_sweep_with_the_same_overrides_goes_on(tmp_path, monkeypatch):
