@@ -5,9 +5,9 @@ BIN := .venv/bin
 INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode
 
 # What is there stays as it is: another interpreter needs another .venv.
-ifneq ($(and $(wildcard $(BIN)/python),$(filter-out file,$(origin PYTHON)),$(filter-out clean,$(or $(MAKECMDGOALS),demo))),)
-version = $(shell $(1) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
-ifneq ($(call version,$(PYTHON)),$(call version,$(BIN)/python))
+ifneq ($(and $(wildcard $(BIN)/python),$(filter-out file,$(origin PYTHON)),$(if $(filter clean,$(MAKECMDGOALS)),,x)),)
+version = $(shell $(1) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
+ifneq ($(filter-out $(call version,$(BIN)/python),$(call version,$(PYTHON))),)
 $(error .venv has Python $(call version,$(BIN)/python), and PYTHON=$(PYTHON) is $(call version,$(PYTHON)): make clean, then again)
 endif
 endif

@@ -24,6 +24,7 @@ from gcfed.assemble import Parts, assemble, build_module, build_trainer, check, 
 from gcfed.data.label_counts import label_counts
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.module import FederatedModule
+from gcfed.federated.processes.spread import trains_on_cpu
 from gcfed.metrics.relative_error import relative_error
 from gcfed.runs.checkpoint import (
     RunRecord,
@@ -133,7 +134,7 @@ def _train(cfg: DictConfig, folder: Path) -> RunResult:
     if checkpoint is not None:
         checkpoint, resume_round = check_checkpoint(checkpoint, record, parts.module)
         if resume_round > cfg.rounds:
-            raise ValueError(f"rounds={cfg.rounds}: {folder} has {resume_round} already. Ask for as many or more.")
+            raise ValueError(f"rounds={cfg.rounds}: {checkpoint} has {resume_round} already. Ask for as many or more.")
         if "csv" in (cfg.get("logger") or {}):
             check_rows(folder / METRICS, resume_round)
         log.info("resuming %s after round %d", folder, resume_round)
@@ -182,7 +183,8 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     torch.set_float32_matmul_precision(run.get("precision_matmul") or "highest")
     module = build_module(described(run, data))
     load_weights(module, checkpoint, path)
-    trainer: Trainer = require(cfg, "trainer")
+    cpu = {"accelerator": "cpu"} if trains_on_cpu(cfg.trainer.accelerator) else {}  # Lightning's auto is not, on a Mac
+    trainer: Trainer = require(cfg, "trainer", **cpu)
     trainer.validate(module, datamodule=data, verbose=False)
     metrics = {key: float(trainer.callback_metrics[key]) for key in module.tested()}
     params = dict(module.net.cpu().named_parameters())

@@ -90,6 +90,7 @@ def test_the_same_run_of_another_study_counts_and_a_longer_one_does_not(study, c
         (("metrics=cohorts",), ("metrics=cohorts",), None),  # whose folder is the run's own
         (("client.epochs=2",), (), "client.epochs is 2 there, 5 here"),
         (("metrics=[drift,gap]",), ("metrics=gap",), None),  # more than is asked for
+        (("metrics=drift",), ("metrics=[drift,gap]", "metrics.gap=null"), None),
         (("eval_every=7",), ("eval_every=4",), None),  # of four rounds the last alone
         (("client.epochs=5",), ("extras.figures=false", "trainer.devices=1", "targets=[0.3]"), None),
     ],

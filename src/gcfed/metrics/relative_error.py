@@ -46,7 +46,7 @@ class RelativeError(Metric):
         if weighting == "uniform" and sizes.min() < sizes.max():
             raise ValueError(
                 f"metrics=relative_error: the optimum is that of all samples, and clients with {sizes.min()} to "
-                f"{sizes.max()} of them count alike: take partition=natural, or aggregator=weighted_mean."
+                f"{sizes.max()} of them count alike: take partition=natural (or, for FedAvg, aggregator=weighted_mean)."
             )
         self.params = dict(setup.module.net.named_parameters())
         if {n: (*p.shape,) for n, p in self.params.items()} != {n: v.shape for n, v in optimum.items()}:

@@ -61,8 +61,9 @@ def sweep_dir(base: str, ckpt_path: str | None) -> str:
 
 
 def job_dir(overrides: str) -> str:
-    """The name of a sweep's job: its overrides, cut where file systems would refuse them."""
-    return overrides if len(overrides.encode()) <= 200 else f"{overrides[:100]}-{digest({'': overrides})}"
+    """The name of a sweep's job: its overrides, cut where they are longer than the 255 bytes of file systems."""
+    name = overrides.encode()
+    return overrides if len(name) <= 255 else f"{name[:200].decode(errors='ignore')}-{digest({'': overrides})}"
 
 
 def _line(error: Exception) -> str:

@@ -60,12 +60,12 @@ class Work:
         there, here = (min(int(n), self.cfg.rounds) for n in (run.get("eval_every", 1), self.cfg.eval_every))
         if there != here:  # the last round is always tested
             return f"eval_every is {there} there, {here} here"
-        has = run.get("metrics") or {}
+        has = {name: settings for name, settings in (run.get("metrics") or {}).items() if settings}
         metrics: Any = OmegaConf.to_container(self.cfg.metrics or OmegaConf.create())
         for name, asked in metrics.items():
-            if name not in has:
+            if asked and name not in has:
                 return f"it has no metrics={name}"
-            for key, value in asked.items():
+            for key, value in (asked or {}).items():
                 if "${" not in str(value) and has[name].get(key) != value:  # else it follows other keys
                     return f"metrics.{name}.{key} is {has[name].get(key)} there, {value} here"
         return ""
