@@ -111,7 +111,7 @@ def test_a_finished_run_can_be_extended(config, tmp_path):
     extended = run(config, tmp_path, "extended", *FAST, "rounds=5", "ckpt_path=last")
     assert torch.equal(final_weights(extended), final_weights(straight))
     assert [r["round"] for r in read_rows(tmp_path / "extended" / "metrics.csv")] == [1, 2, 3, 4, 5]
-    with pytest.raises(ValueError, match=r"rounds=4: .*extended has 5 already"):
+    with pytest.raises(ValueError, match=r"rounds=4: .*extended/checkpoints/last\.ckpt has 5 already"):
         run(config, tmp_path, "extended", *FAST, "rounds=4", "ckpt_path=last")
     again = run(config, tmp_path, "extended", *FAST, "rounds=5", "ckpt_path=last")  # nothing left to do
     assert torch.equal(final_weights(again), final_weights(straight))
