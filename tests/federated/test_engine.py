@@ -340,6 +340,7 @@ def test_bad_solver_settings_name_their_key(kwargs, key):
         (MLP(input_shape=(1000,), num_classes=1000, hidden=[]), 0.001, (1, 1)),
         (CNN(input_shape=(3, 32, 32), num_classes=10), 80, (1, 5)),
         (CNN(input_shape=(3, 32, 32), num_classes=10), 0.5, (1, 3)),
+        (nn.Sequential(nn.Linear(1000, 1000), nn.Dropout()), 80, (1, 1)),  # its draws depend on who is in a stack
         (nn.Sequential(nn.BatchNorm1d(1000)), 80, (1, 1)),  # not ours: it may draw numbers
     ],
 )

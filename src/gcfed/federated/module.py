@@ -61,8 +61,8 @@ class FederatedModule(LightningModule):
         self.memory_format = torch.channels_last if channels_last and has_convolutions else torch.contiguous_format
         self.net = net.to(memory_format=self.memory_format)
         # Such as a mask of −∞, of which no difference can be sent: it stays as it is.
-        constants = frozenset(name for name, buffer in self.net.named_buffers() if not buffer.isfinite().all())
-        object.__setattr__(self.net, "constants", constants)
+        infinite = frozenset(name for name, buffer in self.net.named_buffers() if not buffer.isfinite().all())
+        object.__setattr__(self.net, "_gcfed_constants", infinite)
         self.server = try_optimizer(part("server", server), "server")
         self.clients: ClientStack | None = None
         self.refused = False  # whether the last step was taken back

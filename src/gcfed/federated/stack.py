@@ -204,9 +204,12 @@ def cannot_stack(net: nn.Module) -> str:
 
 
 def broadcast_state(net: nn.Module) -> Params:
-    """What travels: a copy of the parameters and the floating-point buffers of a network, by name."""
+    """What travels: a copy of the parameters and the floating-point buffers of a network, by name.
+
+    Not the buffers that were infinite at first, which :class:`~gcfed.federated.module.FederatedModule` notes.
+    """
     state = {name: p.detach().clone() for name, p in net.named_parameters()}
-    constants = getattr(net, "constants", ())
+    constants = getattr(net, "_gcfed_constants", ())
     buffers = {name: b for name, b in net.named_buffers() if b.is_floating_point() and name not in constants}
     return state | {name: b.clone() for name, b in buffers.items()}
 

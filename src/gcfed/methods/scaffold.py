@@ -41,9 +41,7 @@ class Scaffold(FederatedMethod):
     def validate(self, setup: Setup) -> None:
         local_sgd(setup, "SCAFFOLD", "it reads a client's mean gradient off w₀ − w_k", momentum=True)
         full_uploads(setup, "SCAFFOLD", "its control variates would still travel in full")
-        uniform_weights(
-            setup, "SCAFFOLD", "c is the plain mean of the clients' variates, which cancel in a plain mean alone"
-        )
+        uniform_weights(setup, "SCAFFOLD", "c is the plain mean of the clients' variates")
         settings = probe_optimizer(setup.solver.optimizer).defaults
         if settings["momentum"] and settings["dampening"]:
             raise ValueError(

@@ -32,9 +32,7 @@ class SSF(SubspaceMethod):
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
-        uniform_weights(
-            setup, self._title, "c is the plain mean of the clients' variates, which cancel in a plain mean alone"
-        )
+        uniform_weights(setup, self._title, "c is the plain mean of the clients' variates")
         self.store = setup.stores.open("ssf")
         exact_store(self.store, self._title)
         named = dict(setup.module.net.named_parameters())
