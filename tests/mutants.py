@@ -19,11 +19,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 NUMBERS, ENGINE, RUN = "test_train_numbers.py", "federated/test_engine.py", "test_run.py"
-FINITE = (
-    f"{RUN}::test_a_client_that_is_not_finite_is_left_out[1-PoisonBefore]",
-    f"{RUN}::test_a_round_without_a_finite_client_leaves_everything_as_it_was",
-)
-KILL = "methods/test_contract.py::test_a_killed_run_continues_bit_for_bit_and_no_metric_changes_it"
+FINITE = f"{RUN}::test_a_round_without_a_finite_client_leaves_everything_as_it_was"
+KILL = "methods/test_contract.py::test_a_killed_run_continues_bit_for_bit_and_no_metric_changes_it[scaffold-gcfed]"
 TIMEOUT = 300  # seconds; a test that no longer ends has noticed
 
 # file → the tests that should notice, and the mutants: what is replaced, and what by
@@ -98,7 +95,7 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
         (".flatten(1).sum(1) / self.count", ".flatten(1).mean(1)"),
         ("values_KB.flatten(1).mean(1)", "values_KB.flatten(1).sum(1)"),
     ]),
-    "federated/aggregate.py": ((NUMBERS, ENGINE, FINITE[1]), [
+    "federated/aggregate.py": ((NUMBERS, ENGINE, FINITE), [
         ('if self.weighting == "samples":', 'if self.weighting != "samples":'),
         ("upload.finite.to(torch.float32)", "torch.ones_like(upload.finite, dtype=torch.float32)"),
         ("torch.where(total > 0, total, 1.0)", "total"),
@@ -193,7 +190,7 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
         ("min(int(size), n // world)", "int(size)"),
         ("min(start + step, n)) for", "start + step) for"),
     ]),
-    "data/augment.py": ((NUMBERS, "data/test_datasets.py", "data/test_text.py"), [
+    "data/augment.py": ((NUMBERS, "data/test_augment.py", "data/test_text.py"), [
         ("1 / (255 * std)", "1 / (256 * std)"),
         ("-mean / std)", "-mean)"),
         ("2 * self.crop_padding + 1, 2 * self.crop_padding + 1, 1", "2 * self.crop_padding, 2 * self.crop_padding, 1"),

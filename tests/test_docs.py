@@ -80,30 +80,6 @@ def test_bringing_your_own_takes_what_the_page_says(config, tmp_path, monkeypatc
     assert train(config(*small, *overrides, "participation.num_clients=4")).metrics["round"] == 1
 
 
-def bytes_in_the_table():
-    """algorithm → (down, up) in models, as ``docs/methods.md`` says."""
-    table = {}
-    for line in (ROOT / "docs/methods.md").read_text().splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) == 6 and re.match("`(?!gc=|algorithm=)", cells[0]):
-            down, up = (float({"¼": 0.25}.get(c, c)) for c in cells[4:])
-            table |= dict.fromkeys(re.findall(r"`(\w+)`", cells[0]), (down, up))
-    return table
-
-
-def test_every_algorithm_sends_the_bytes_that_the_table_of_methods_says(config, tmp_path):
-    table = bytes_in_the_table()
-    assert len(table) > 20  # a method is done without a row
-    for algorithm, expected in table.items():
-        result = train(config(
-            f"algorithm={algorithm}", "rounds=2", "participation.per_round=3", "client.steps=1", "data.limit_train=60",
-            "data.limit_test=20", folder=tmp_path / algorithm,
-        ))  # fmt: skip
-        model = 3 * sum(p.numel() * 4 for p in result.module.net.parameters())
-        sent = [result.metrics[f"comm/{way}_bytes"] / model for way in ("down", "up")]
-        assert sent == pytest.approx(expected, rel=0.02), algorithm  # the subspaces' vectors travel whole
-
-
 def test_the_tests_of_each_promise_are_there():
     named = re.findall(r"`([\w/]+\.py)::(\w+)`", (ROOT / "docs/reliability.md").read_text())
     assert len(named) > 20

@@ -31,8 +31,8 @@ def terminal():
 
     def read():
         with suppress(OSError):  # how Linux says that nobody writes any more
-            while True:
-                shown.append(os.read(ours, 1000).decode(errors="replace"))
+            while data := os.read(ours, 1000):  # nothing at the end, on a Mac
+                shown.append(data.decode(errors="replace"))
 
     thread = threading.Thread(target=read)
     thread.start()

@@ -19,6 +19,7 @@ from gcfed.federated.module import ScoreMean
 from gcfed.methods.fedlc import FedLC
 from gcfed.methods.fedmlb import FedMLB
 from gcfed.methods.fedntd import FedNTD
+from gcfed.methods.fedreg import FedReg
 from gcfed.methods.fedsol import FedSol
 from gcfed.methods.proximal import Proximal
 from gcfed.metrics.clients import Clients
@@ -88,7 +89,7 @@ def test_padded_targets_count_for_nothing():
     torch.testing.assert_close(batch.mean(losses), torch.stack(expected))
 
 
-@pytest.mark.parametrize("method", [FedNTD, FedLC, FedMLB, FedSol, Clients])
+@pytest.mark.parametrize("method", [FedNTD, FedLC, FedMLB, FedReg, FedSol, Clients])
 def test_what_needs_classes_says_so(method):
     loop = FederatedLoop(
         sampler=SimpleNamespace(validate=lambda n: None, per_round=2), solver=sgd(), aggregator=MeanAggregator(),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import random_federation
-from harness import make_net, make_round, make_upload, sgd, train_rounds
+from harness import final_weights, make_net, make_round, make_upload, sgd, train_rounds
 
 from gcfed.attacks.byzantine import Gaussian, LabelFlip, Scale
 from gcfed.attacks.colluding import ALIE, IPM, z_max
@@ -118,8 +118,13 @@ def test_flipped_labels_are_those_of_hostile_clients(config):
 
 
 def test_colluding_clients_run_from_the_command_line(config):
-    result = train(config("attack=alie", "algorithm=scaffold", *TINY))
+    result, honest = (
+        train(config(f"attack={attack}", "algorithm=scaffold", *more, *TINY))
+        for attack, *more in (("alie", "attack.clients=0.45"), ("none",))
+    )
     assert result.metrics["train/nonfinite_clients"] == 0
+    assert result.metrics["train/hostile_clients"] > 0
+    assert not torch.equal(final_weights(result), final_weights(honest))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from gcfed.data.dealing import deal, fill_up, log_gamma, softmax
 from gcfed.data.partition import IID, ByGroup, ClassesPerClient, Dirichlet, DirichletBalanced, Partition
 from gcfed.data.shift import Colour, Rotation
 from gcfed.data.skews import DirichletSizes, Shards
-from gcfed.plots.partition import draw_partition
 from gcfed.utils.instantiate import build
 
 LABELS = np.random.default_rng(0).permutation(np.arange(6000) % 10)
@@ -335,14 +334,6 @@ def test_a_shift_is_seen_by_clients_in_their_tests_and_in_the_test_split(config)
     for a, b in zip(plain._tests, turned._tests, strict=True):
         for group in range(4):
             np.testing.assert_array_equal(b[0][group::4], np.rot90(a[0][group::4], group, (2, 3)))
-
-
-@pytest.mark.parametrize("overrides", [["shards"], ["sizes"], ["rotation"], ["colour", "data.input_shape=[3,8,8]"]])
-def test_the_picture_of_each(config, tmp_path, unrendered, overrides):
-    partition, *more = overrides
-    data = build(config("data=synthetic", "data.limit_train=400", f"partition={partition}", *more).data)
-    data.setup()
-    assert draw_partition(tmp_path, data).is_file()
 
 
 # the partition itself

@@ -117,10 +117,13 @@ def test_a_fork_of_a_process_with_openmp_threads_computes_with_threads_of_its_ow
         same = torch.allclose(a @ a, expected, rtol=1e-3, atol=1e-2)
         (tmp_path / os.environ["LOCAL_RANK"]).write_text(f"{same} with {torch.get_num_threads()} threads")
 
-    signal.signal(signal.SIGALRM, lambda *_: pytest.fail("the fork hangs"))
+    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("the fork hangs"))
     signal.alarm(60)
-    launch.ForkLauncher(2).launch(work)
-    signal.alarm(0)
+    try:
+        launch.ForkLauncher(2).launch(work)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
     assert [path.read_text() for path in sorted(tmp_path.iterdir())] == ["True with 2 threads"] * 2
 
 
@@ -136,8 +139,10 @@ def test_who_kills_the_first_process_kills_all(tmp_path):
         time.sleep(60)
 
     if (first := os.fork()) == 0:
-        launch.ForkLauncher(2).launch(work)
-        os._exit(0)
+        try:
+            launch.ForkLauncher(2).launch(work)
+        finally:
+            os._exit(1)  # no second pytest
     os.waitpid(first, 0)
     second = int((tmp_path / "pid").read_text())
     for _ in range(500):

@@ -175,18 +175,6 @@ def test_local_gc_may_end_after_some_rounds():
     assert not torch.equal(found, always)
 
 
-def test_resnet18_has_the_papers_62_tensors():
-    from gcfed.models.resnet import resnet18_gn
-
-    model = resnet18_gn(num_classes=10)
-    gc = GradientCentralization(lam=0.85, tensors="all")
-    gc.bind(model)
-    assert len(gc.local_names) == 52  # ⌊0.85 · 62⌋
-    gc = GradientCentralization(boundary="fc", tensors="all")
-    gc.bind(model)
-    assert len(gc.local_names) == 60
-
-
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [

@@ -352,7 +352,7 @@ def test_several_processes_find_the_same_update():
     def on(parts, rank, reduce):
         found[rank] = run(parts, Round(0, 1, clients, 20, {}, lr=0.1, reduce=reduce))
 
-    share, found, barrier, posted = [[part(4, 0), part(3)], [part(2, 1)], []], {}, threading.Barrier(3), {}
+    share, found, barrier, posted = [[part(4, 0), part(3)], [part(2, 1)], []], {}, threading.Barrier(3, timeout=60), {}
 
     def reduce(rank, tensors):
         posted[rank] = [t.clone() for t in tensors]
@@ -361,7 +361,7 @@ def test_several_processes_find_the_same_update():
         barrier.wait()
         return total
 
-    threads = [threading.Thread(target=on, args=(share[r], r, partial(reduce, r))) for r in range(3)]
+    threads = [threading.Thread(target=on, args=(share[r], r, partial(reduce, r)), daemon=True) for r in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -191,13 +191,27 @@ def test_climbing_leaves_the_samples_alone(federation):
     assert (moved - x).abs().max() <= 0.2 + 1e-12
 
 
-def test_networks_with_dropout_regularize_without_it(federation):
-    """So a stack of three clients, whose dropout differs, still knows one w₀; and frozen layers stay."""
+def test_networks_with_dropout_make_pseudo_data_without_it(federation):
+    """So a stack of clients, whose dropout differs, knows one w₀."""
+    net = nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.3), nn.Linear(5, 4)).double()
+    clients = np.array([1, 0])
+    stack = ClientStack(net, broadcast_state(net), clients, federation.sizes(clients), np.array([9, 9]))
+    round = Round(2, 5, clients, 5, stack.start, lr=0.1)
+    x_s, p_s, *_ = PseudoPass(stack, federation, sgd(), round, (ETA_S, ETA_P), STEPS).next(2)
+    assert net.training
+    net.eval()
+    for row, k in enumerate(clients):
+        x, labels = own_pass(federation, k, 2)[0]
+        n = len(x)
+        torch.testing.assert_close(x_s[row, :n], climbed(net, weights(net), x, labels, ETA_S), rtol=0, atol=1e-14)
+        torch.testing.assert_close(p_s[row, :n], net(x_s[row, :n]).softmax(-1), rtol=0, atol=1e-14)
+
+
+def test_frozen_layers_stay(federation):
     net = nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.3), nn.Linear(5, 4)).double()
     net[0].weight.requires_grad_(False)
     frozen, rest = net[0].weight.clone(), net[2].weight.clone()
     train_rounds(net, federation, sgd(), rounds=2, methods=[make(private=True)], k=3)
-    assert net.training
     assert torch.equal(net[0].weight, frozen)
     assert not torch.equal(net[2].weight, rest)
 

@@ -1,12 +1,11 @@
 """The angles of uploads against NumPy, in the loop."""
 
-import copy
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from conftest import random_federation
+from conftest import random_federation, read_rows
 from harness import make_net, make_round, sgd, train_rounds
 from recording import of_metric
 
@@ -14,6 +13,7 @@ from gcfed.federated.method import FederatedMethod
 from gcfed.federated.round import Order
 from gcfed.methods.ssf import SSF
 from gcfed.metrics.angle import Angle
+from gcfed.run import train
 
 EXACT = {"rel": 1e-9, "abs": 1e-9}
 NAN_CLIENT = 3
@@ -138,43 +138,13 @@ def test_coordinates_count_as_the_updates_that_they_stand_for(ratio):
             assert rows[t]["angle/server"] == pytest.approx(to_server.mean(), **EXACT)
 
 
-def test_the_last_broadcast_survives_a_checkpoint():
-    straight, *_ = measured(Angle(), rounds=3)
-    metric, states = Angle(), []
-
-    class Saves(FederatedMethod):
-        def on_broadcast(self, round):
-            states.append(copy.deepcopy(metric.state_dict()))
-
-    measured(metric, rounds=3, methods=[Saves()])
-    resumed, row = Angle(), {}
-
-    class Resumes(FederatedMethod):
-        """Rounds 1 and 2 with one object, round 3 with another that has loaded its state."""
-
-        def validate(self, setup):
-            resumed.validate(setup)
-
-        def on_broadcast(self, round):
-            if round.index == 2:
-                resumed.load_state_dict(states[2])
-                resumed.on_broadcast(round)
-
-        def on_clients_end(self, stack, round):
-            if round.index == 2:
-                resumed.on_clients_end(stack, round)
-
-        def on_upload(self, upload, round):
-            if round.index == 2:
-                resumed.on_upload(upload, round)
-
-        def on_aggregate_end(self, update, round):
-            if round.index == 2:
-                resumed.on_aggregate_end(update, round)
-                resumed.on_round_end(row, round)
-
-    train_rounds(make_net(), random_federation(), sgd(), rounds=3, methods=[Resumes()])
-    assert row == straight[-1]
+def test_the_last_broadcast_survives_a_checkpoint(config, tmp_path):
+    settings = ("metrics=angle", "client.epochs=1", "data.limit_train=100", "data.limit_test=20")
+    train(config(*settings, "rounds=3", folder=tmp_path / "straight"))
+    for rounds, *more in ((2,), (3, "ckpt_path=last")):
+        train(config(*settings, f"rounds={rounds}", *more, folder=tmp_path / "resumed"))
+    straight, resumed = (read_rows(tmp_path / name / "metrics.csv")[-1] for name in ("straight", "resumed"))
+    assert straight["angle/server"] == resumed["angle/server"]
 
 
 def test_a_rehearsal_is_not_measured():

@@ -4,7 +4,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 import torch
-from conftest import TWO, read_rows
+from conftest import read_rows
 from harness import final_weights
 from omegaconf import open_dict
 from recording import EXACT
@@ -76,16 +76,6 @@ def test_the_papers_figure_is_of_the_training_loss(config, tmp_path):
     assert found["point_loss"][5] == pytest.approx(loss, **EXACT)
     assert str(found["split"]) == "train"
     assert not list(tmp_path.glob("surface*.png"))  # extras.figures is false in these tests
-
-
-def test_two_processes_draw_the_same(config, tmp_path):
-    run(config, tmp_path / "one", *SURFACE, "gc=none")
-    run(config, tmp_path / "two", *SURFACE, *TWO, "gc=none")
-    for number in (2, 3):
-        one, two = (np.load(tmp_path / name / f"surface_round_{number}.npz") for name in ("one", "two"))
-        assert one["names"].tolist() == two["names"].tolist()
-        for key in ("x", "y", "loss", "acc", "points", "point_loss", "distance"):
-            np.testing.assert_allclose(one[key], two[key], rtol=1e-9, atol=1e-9, err_msg=key)
 
 
 def test_a_cohort_of_two_is_refused_before_the_first_round(config, tmp_path):

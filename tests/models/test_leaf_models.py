@@ -99,8 +99,8 @@ def test_head_of_features_and_all_stages_are_forward(net, x_B):
     ("build_wrong", "key"),
     [
         (lambda: CharLSTM(input_shape=(1, 8, 8), num_classes=2), "input_shape"),
-        (lambda: faces(groups=5), "groups"),
-        (lambda: faces(groups=0), "groups"),
+        (lambda: faces(groups=5), r"model\.groups=5"),
+        (lambda: faces(groups=0), r"model\.groups=0"),
     ],
 )
 def test_impossible_arguments_are_named(build_wrong, key):

@@ -147,7 +147,8 @@ def test_cnn_equals_relu_before_pooling_in_values_and_gradients():
     [
         (lambda: CNN(input_shape=(3, 3, 32), num_classes=2), "input_shape"),
         (lambda: vgg11(input_shape=(1, 28, 28), num_classes=2), "input_shape"),
-        (lambda: resnet18_gn(num_classes=2, groups=48), "groups"),
+        (lambda: resnet18_gn(num_classes=2, groups=48), r"model\.groups=48"),
+        (lambda: resnet18_gn(num_classes=2, groups="x"), r"model\.groups=x must be"),
     ],
 )
 def test_impossible_arguments_are_named(build_wrong, key):

@@ -93,14 +93,21 @@ def test_partition_of_any_shape(shape, value, tmp_path, unrendered):
     assert [text.get_text() for text in legend.get_texts()] == ["5"] if value else legend is None
 
 
-def test_its_title_says_what_is_parted_and_how(config, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("overrides", "title"),
+    [
+        ((), "digits: 20 clients, Dirichlet, α = 0.1"),
+        (("partition=iid", "participation.num_clients=7"), "digits: 7 clients, IID"),
+        (("partition=rotation",), "digits: 20 clients, Rotation of IID"),
+    ],
+)
+def test_its_title_says_what_is_parted_and_how(config, tmp_path, monkeypatch, overrides, title):
     titles = []
     monkeypatch.setattr(partition, "plot_partition", lambda counts, path, title, **kwargs: titles.append(title))
-    for overrides in ((), ("partition=iid", "participation.num_clients=7")):
-        data = build(config(*overrides).data)
-        data.setup()
-        draw_partition(tmp_path, data)
-    assert titles == ["digits: 20 clients, Dirichlet, α = 0.1", "digits: 7 clients, IID"]
+    data = build(config(*overrides).data)
+    data.setup()
+    draw_partition(tmp_path, data)
+    assert titles == [title]
 
 
 NAMES = ["client 4", "client 7", "client 9", "mean", "broadcast", "global"]

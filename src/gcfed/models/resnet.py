@@ -18,7 +18,6 @@ class ResNet18(ResNet):
     """Torchvision's ResNet18 for small images: GroupNorm, a 3×3 stride-1 stem and no max-pooling after it."""
 
     def __init__(self, *, in_channels: int, num_classes: int, groups: int) -> None:
-        number("model.groups", groups, 1, whole=True)
         super().__init__(BasicBlock, [2, 2, 2, 2], num_classes=num_classes, norm_layer=partial(nn.GroupNorm, groups))
         self.conv1 = nn.Conv2d(in_channels, 64, kernel_size=3, padding=1, bias=False)
         nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
@@ -60,7 +59,7 @@ def resnet18_gn(*, num_classes: int, input_shape: Sequence[int] = (3, 32, 32), g
     Raises:
         ValueError: ``groups`` does not divide 64.
     """
-    if groups < 1 or 64 % groups:
+    if 64 % number("model.groups", groups, 1, whole=True):
         raise ValueError(
             f"model.groups={groups} does not divide the 64 channels of the first stage; use 1, 2, 4, …, 32 or 64"
         )

@@ -12,6 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
 from gcfed.data.label_counts import evenly, label_counts
+from gcfed.data.shift import Shift
 from gcfed.plots.style import BLUE, GREY, save, styled
 
 if TYPE_CHECKING:
@@ -22,9 +23,13 @@ def draw_partition(folder: Path, data: FederatedDataModule) -> Path | None:
     """Draws ``partition.png`` into a run's folder and returns its path; None where there are no classes to draw."""
     if (held := label_counts(data)) is None:
         return None
+    kind, deals = type(data.partitioner).__name__, data.partitioner
+    if isinstance(deals, Shift):
+        deals = deals.of
+        kind += f" of {type(deals).__name__}"
     # What a partitioner has first is what it is about.
-    settings = [f"{key} = {value}".replace("alpha", "α") for key, value in vars(data.partitioner).items()][:1]
-    title = ", ".join([f"{data.dataset.name}: {held.of:,} clients", type(data.partitioner).__name__, *settings])
+    first = [f"{key} = {value}".replace("alpha", "α") for key, value in [*vars(deals).items()][:1] if value is not None]
+    title = ", ".join([f"{data.dataset.name}: {held.of:,} clients", kind, *first])
     plot_partition(held.counts, folder / "partition.png", title, clients=held.clients, of=held.of)
     return folder / "partition.png"
 
