@@ -41,7 +41,7 @@ FAMILIES = {
     "angle": "Angles of the clients' updates to the server's last step and to the round's update (FedGC, eq. 1 and 8)",
     "forgetting": "Loss before and after local training on the data of the cohort (FedGC, Figure 7)",
     "clients": "Clients on their own data, before and after local training",
-    "personal": "Global and local models on test samples of each client's classes",
+    "personal": "Global and local models on the clients' own test splits",
     "leakage": "What deep leakage from gradients recovers of a client's images (FedGC, Appendix A.5)",
     "fedgc": "How often the constraints of FedGC bind",
 }
