@@ -13,6 +13,7 @@ from recording import Recorder
 
 from gcfed.data.sampling import UniformSampler
 from gcfed.federated.loop import FederatedLoop
+from gcfed.metrics.clients import Clients
 from gcfed.metrics.updates import Updates
 from gcfed.run import train
 
@@ -104,20 +105,27 @@ def test_with_all_clients_there_is_no_gap(config, tmp_path):
     assert rows[-1]["gap/cosine"] == pytest.approx(1)
 
 
-def test_rehearsals_are_no_training_time(config, tmp_path, monkeypatch):
-    train_clients, seconds = FederatedLoop.train_clients, 0
+def test_rehearsals_and_measurements_are_no_training_time(config, tmp_path, monkeypatch):
+    train_clients, measure, seconds = FederatedLoop.train_clients, Clients.measure, 0
 
     def slow(self, trainer, module, clients, round):
         nonlocal seconds
         seconds += 100 if round.rehearsal else 1
         return train_clients(self, trainer, module, clients, round)
 
+    def slowly_measure(self, stack, client, round):
+        nonlocal seconds
+        seconds += 1000
+        return measure(self, stack, client, round)
+
     monkeypatch.setattr(FederatedLoop, "train_clients", slow)
+    monkeypatch.setattr(Clients, "measure", slowly_measure)
     monkeypatch.setattr("gcfed.federated.loop.time", SimpleNamespace(perf_counter=lambda: seconds))
-    monkeypatch.setattr("gcfed.metrics.gap.perf_counter", lambda: seconds)
-    _, rows = run(config, tmp_path, "metrics=gap", "rounds=1", "client.stack=1")  # three clients rehearse
+    for module in ("gap", "base"):
+        monkeypatch.setattr(f"gcfed.metrics.{module}.perf_counter", lambda: seconds)
+    _, rows = run(config, tmp_path, "metrics=[gap,clients]", "rounds=1", "client.stack=1")  # three clients rehearse
     assert rows[0]["time/train_s"] == 3
-    assert rows[0]["time/round_s"] == 303
+    assert rows[0]["time/round_s"] == 3303
 
 
 def test_what_was_trained_is_counted_and_by_whom_is_written(config, tmp_path):

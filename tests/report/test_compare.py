@@ -142,6 +142,15 @@ def test_a_studys_scale_is_a_table_of_its_own(tmp_path):
     small = "experiment=cifar10_resnet18_fedacg algorithm=fedavg model=cnn client.optimizer.lr=0.03 rounds=60"
     groups = grouped([write_run(tmp_path / "a", accuracies(*[0.5] * 60), f"{small} eval_every=2")])
     (table,) = compare(load("fedacg_table1a"), groups, Settings(groups))
-    assert (table.name, table.title.endswith("scale=small")) == ("fedacg_table1a_small", True)
+    assert (table.name, "(scale=small: model=cnn" in table.title) == ("fedacg_table1a_small", True)
     assert "study=fedacg_table1a scale=small" in table.notes[-1]
     assert "tags.model cnn (paper resnet18)" in table.notes[1]
+
+
+def test_a_scale_has_its_own_rows_and_columns(tmp_path):
+    """Of Table 6 the small scale has ResNet18's rows, with the CNN; the rows of VGG11 would be the same runs."""
+    small = "experiment=cifar100_resnet18_gcfed algorithm=fedavg gc=none model=cnn rounds=60 eval_every=5"
+    groups = grouped([write_run(tmp_path / "a", accuracies(*[0.5] * 60), small)])
+    (table,) = compare(load("gcfed_table6"), groups, Settings(groups))
+    assert table.records["row"].unique().tolist() == ["ResNet18 FedAvg"]
+    assert "1 of 10 cells have runs" in table.notes[-1]

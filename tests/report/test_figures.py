@@ -81,6 +81,17 @@ def test_a_sweep_over_a_federations_number_names_what_the_federations_share(axes
     assert axes.get_xscale() == "log"
 
 
+def test_sweeps_with_other_settings_are_lines_of_their_own(axes):
+    rates = {(alpha, lr): (alpha + lr) / 2 for alpha in (0.1, 1.0) for lr in (0.01, 0.1)}
+    runs = [run_of(**{"partition.alpha": a, "client.optimizer.lr": lr}, values=(v,)) for (a, lr), v in rates.items()]
+    # what most runs of a federation have is not in their names: η 0.01 at α 0.1, η 0.1 at α 1
+    for alpha, lr in ((0.1, 0.01), (1.0, 0.1)):
+        runs.append(run_of(**{"partition.alpha": alpha, "client.optimizer.lr": lr, "client.epochs": int(9 * alpha)}))
+    plots_of(*runs)["partition.alpha_1"].draw(axes)
+    lines = {tuple(np.round(line.get_ydata().astype(float), 6)) for line in axes.lines if len(line.get_ydata())}
+    assert {(5.5, 50.5), (10, 55)} <= lines
+
+
 def test_bars_to_a_target(axes):
     groups = grouped([run_of(values=(0.2, 0.8)), run_of(**GCFED, values=(0.2,))])
     bars(groups, "rounds:test/acc>=0.8", COLORS, axes)

@@ -87,7 +87,7 @@ def test_targets_that_any_run_reached_are_one_table():
     summary = {"bytes_to_target": {"0.5": 3e6}}
     reached = run_of(values=(0.2, 0.6), targets=[0.5, 0.9], summary=summary)
     runs = [reached, run_of(**GCFED, targets=[0.5], values=(0.2,))]
-    columns = {"method": ["fedavg"], "rounds to 50 %": ["2"], "bytes to 50 % (MB)": ["3"]}
+    columns = {"method": ["fedavg", "gcfed"], "rounds to 50 %": ["2", "1+"], "bytes to 50 % (MB)": ["3", "–"]}
     assert targets(grouped(runs)).frame.to_dict("list") == columns
     assert targets(grouped(runs[1:])) is None
 

@@ -38,7 +38,7 @@ def result(values, number):
     return {METRIC: 1 - float(values["client.optimizer.lr"])}
 
 
-def test_each_cell_has_as_many_trials_and_its_runs_have_the_best(tmp_path):
+def test_each_cell_has_as_many_trials_and_its_runs_have_the_best(tmp_path, capsys):
     launcher = BasicLauncher(result)
     go(tmp_path, launcher)
     jobs = [dict(override.split("=", 1) for override in job) for job in launcher.jobs]
@@ -60,6 +60,9 @@ def test_each_cell_has_as_many_trials_and_its_runs_have_the_best(tmp_path):
         assert (table["state"] == "complete").sum() == 4
     go(tmp_path, launcher)
     assert len(launcher.jobs) == len(jobs)  # nothing is done twice
+    capsys.readouterr()
+    go(tmp_path, launcher, dry_run=True)
+    assert "4 finished, 0 " in capsys.readouterr().out
 
 
 def test_a_trial_that_fails_is_one_of_the_budget_and_a_cell_without_any_value_is_named(tmp_path):
@@ -79,7 +82,7 @@ def test_a_trial_that_fails_is_one_of_the_budget_and_a_cell_without_any_value_is
 def test_a_dry_run_and_a_mistake_start_nothing(tmp_path, capsys):
     launcher = BasicLauncher(result)
     go(tmp_path, launcher, dry_run=True)
-    assert "first 2 searches of 4 trials each" in capsys.readouterr().out
+    assert "2 searches of 4 trials each" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"study\.search: budget is missing or unknown"):
         go(tmp_path, launcher, search=SEARCH | {"budget": 3})
     assert not launcher.jobs

@@ -1,6 +1,7 @@
 """What the measurements share: the rounds in which they look, and means over the cohort."""
 
 from collections.abc import Sequence
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -54,7 +55,8 @@ class ClientMetric(Metric):
     """Numbers that each client has of its own when its local training is over; columns are their means.
 
     The clients are looked at one after the other, in evaluation mode, so that the numbers do not depend on who else is
-    in the stack. A number that is not finite is left out of its mean, and a mean of nothing out of the row.
+    in the stack. A number that is not finite is left out of its mean, and a mean of nothing out of the row. What it
+    takes is no time of training.
     """
 
     columns: tuple[str, ...]
@@ -68,6 +70,7 @@ class ClientMetric(Metric):
         if self.due(round):
             device = next(iter(round.start.values())).device
             self._sums = torch.zeros(2, len(self.columns), dtype=torch.float64, device=device)  # values, their number
+            self._seconds = 0.0
 
     def on_clients_end(self, stack: ClientStack, round: Round) -> None:
         if self.due(round):
@@ -77,20 +80,30 @@ class ClientMetric(Metric):
 
     def measured(self, stack: ClientStack, round: Round) -> Tensor:
         """The numbers of all clients of the stack, ``[K, V]``."""
-        training = stack.net.training
+        training, device = stack.net.training, next(iter(stack.full.values())).device
+        started = _now(device)
         stack.net.eval()
         try:
             with torch.no_grad():
                 return torch.stack([self.measure(stack, i, round) for i in range(len(stack))])
         finally:
             stack.net.train(training)
+            self._seconds += _now(device) - started
 
     def on_round_end(self, row: dict[str, Any], round: Round) -> None:
         if self.due(round):
+            row["time/train_s"] -= self._seconds
             (sums,) = round.reduce([self._sums])
             row |= {
                 name: total / count for name, total, count in zip(self.columns, *sums.tolist(), strict=True) if count
             }
+
+
+def _now(device: torch.device) -> float:
+    """Seconds, once the device has done what it was asked for."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return perf_counter()
 
 
 def client_state(stack: ClientStack, client: int) -> Params:

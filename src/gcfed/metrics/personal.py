@@ -43,6 +43,7 @@ class Personal(Clients):
         if self.due(round):
             device = next(iter(round.start.values())).device
             self._values_KV = torch.zeros(len(round.cohort), len(self.columns), dtype=torch.float64, device=device)
+            self._seconds = 0.0
 
     def on_clients_end(self, stack: ClientStack, round: Round) -> None:
         if self.due(round):
@@ -51,6 +52,7 @@ class Personal(Clients):
     def on_round_end(self, row: dict[str, Any], round: Round) -> None:
         if not self.due(round):
             return
+        row["time/train_s"] -= self._seconds
         (values_KV,) = round.reduce([self._values_KV])  # each client is one process's, and zero in all others
         values_KV = values_KV[values_KV.isfinite().all(1)]
         for model, column in (("global", "clients/acc_before"), ("local", "clients/acc_after")):

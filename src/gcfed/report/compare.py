@@ -12,7 +12,7 @@ import pandas as pd
 import yaml
 
 from gcfed.report.groups import Group, Sample, sample
-from gcfed.report.papers import Axis, Cell, PaperTable
+from gcfed.report.papers import Axis, Cell, PaperTable, choose
 from gcfed.report.tables import UNITS, Minor, Table, Unit, mark_best, mean_text, states
 from gcfed.runs.folder import Loader
 from gcfed.runs.identity import setting
@@ -26,20 +26,11 @@ class Settings:
     """Settings and rounds that a cell's overrides ask for, composed only where one of the groups can be its runs."""
 
     def __init__(self, groups: Sequence[Group]) -> None:
-        composer = train_composer()
+        self._composer = train_composer()
         self._precisions = sorted({group.runs[0].get("precision") or "" for group in groups} - {""})
         self._kinds = {tuple(group.runs[0].get(f"tags.{kind}") for kind in _KINDS) for group in groups}
 
-        @cache
-        def asked(overrides: tuple[str, ...]) -> tuple[list[str], int]:
-            cfg = composer(overrides)
-            found = [setting(cfg)]
-            for precision in self._precisions:
-                cfg.precision = precision
-                found.append(setting(cfg))
-            return list(dict.fromkeys(found)), cfg.rounds
-
-        self._asked = asked
+        self._known: dict[tuple[str, ...], tuple[list[str], int]] = {}
 
     def __call__(self, overrides: tuple[str, ...] | None, scale: tuple[str, ...] = ()) -> tuple[list[str], int]:
         """The cell's own setting first, then the same in the precisions of other runs.
@@ -51,10 +42,20 @@ class Settings:
         overrides = (*overrides, *scale)
         chosen = dict(override.partition("=")[::2] for override in overrides)
         chosen = _choices(chosen.get("experiment", "")) | chosen
-        asked = [chosen.get(kind) for kind in _KINDS]
+        asked = [chosen.get(f"tags.{kind}", chosen.get(kind)) for kind in _KINDS]
         if not any(all(a in (None, b) for a, b in zip(asked, kinds, strict=True)) for kinds in self._kinds):
             return [], 0
-        return self._asked(overrides)
+        if overrides not in self._known:
+            self._known[overrides] = self._compose(overrides)
+        return self._known[overrides]
+
+    def _compose(self, overrides: tuple[str, ...]) -> tuple[list[str], int]:
+        cfg = self._composer(overrides)
+        found = [setting(cfg)]
+        for precision in self._precisions:
+            cfg.precision = precision
+            found.append(setting(cfg))
+        return list(dict.fromkeys(found)), cfg.rounds
 
 
 @cache
@@ -64,11 +65,10 @@ def _choices(experiment: str) -> dict[str, str]:
     return {k.rpartition("/")[2]: v for entry in defaults if isinstance(entry, dict) for k, v in entry.items()}
 
 
-def _scales(name: str) -> dict[str, tuple[str, ...]]:
-    """Each scale's overrides, of the study that makes a table's runs, where it has any; the full one last."""
+def _scales(name: str) -> dict[str, dict[str, Any]]:
+    """The scales that have overrides, of the study that makes a table's runs; the full one last."""
     scales = _read(f"study/{name}").get("study", {}).get("scales") or {}
-    changed = {label: tuple(map(str, scale.get("overrides") or ())) for label, scale in scales.items()}
-    return {label: overrides for label, overrides in changed.items() if overrides} | {FULL: ()}
+    return {label: part for label, part in scales.items() if part.get("overrides")} | {FULL: {}}
 
 
 def _read(name: str) -> dict[str, Any]:
@@ -83,9 +83,15 @@ def compare(paper: PaperTable, groups: Sequence[Group], settings: Settings, *, e
     for group in groups:
         by_setting[group.setting].append(group)
     full, tables = {asked for overrides in places.values() for asked in settings(overrides)[0]}, []
-    for scale, further in _scales(paper.name).items():
+    for scale, part in _scales(paper.name).items():
+        further = tuple(map(str, part.get("overrides") or ()))
+        rows, columns = (
+            choose(key, part.get(key), [axis.label for axis in getattr(paper, key)]) for key in ("rows", "columns")
+        )
         lines = []
         for place, overrides in places.items():
+            if place[0].label not in rows or place[1].label not in columns:
+                continue
             asked, rounds = settings(overrides, further)
             known = [group for name in asked for group in by_setting[name]]
             if scale != FULL and full.intersection(asked):  # the full table has the paper's setting with other rounds
@@ -99,7 +105,7 @@ def compare(paper: PaperTable, groups: Sequence[Group], settings: Settings, *, e
             for group in set(cells["group"].dropna()):
                 by_setting[group.setting].remove(group)
         if empty or cells["group"].notna().any():
-            tables.append(_table(paper, cells, scale, empty=empty))
+            tables.append(_table(paper, cells, scale, further, empty=empty))
     return tables
 
 
@@ -109,7 +115,7 @@ def _cell(
     """What programs read of a cell, up to ``differs_in``; then what people read, and what the best and notes are of."""
     unit, measure = UNITS[paper.of("unit", row, column)], paper.of("measure", row, column)
     printed = paper.cells[row.label, column.label]
-    wanted = measure is not None and paper.command_overrides(row, column) is not None and printed != Cell()
+    wanted = measure is not None and paper.command_overrides(row, column) is not None and printed.is_result
     s = sample(group, measure, unit.factor) if group and measure else Sample({})
     is_full = group is not None and group.planned == rounds
     text = mean_text(s, unit, paper.seeds or 1) if group and measure else "no run" if wanted else "–"
@@ -152,7 +158,7 @@ def _difference(number: float | None, scatter: float, unit: Unit) -> str:
     return f"{'−' if number < 0 else '+'}{unit.text(abs(number))}{deviations}"
 
 
-def _table(paper: PaperTable, cells: pd.DataFrame, scale: str, *, empty: bool) -> Table:
+def _table(paper: PaperTable, cells: pd.DataFrame, scale: str, further: Sequence[str], *, empty: bool) -> Table:
     """Three lines a row: ours, the paper's and, where both have a number, the difference."""
     wanted, line = sum(cells["wanted"]), "row" if paper.methods_in == "columns" else "column"
     if not empty:
@@ -167,7 +173,7 @@ def _table(paper: PaperTable, cells: pd.DataFrame, scale: str, *, empty: bool) -
         lines += [[Minor("difference"), *part["difference_text"]]] if any(part["difference_text"]) else []
     units = cells.groupby("column", sort=False)["unit"].agg(lambda labels: set(labels) - {"", "rounds"})
     header = [f"{column} ({labels.pop()})" if len(labels) == 1 else column for column, labels in units.items()]
-    of_scale = "" if scale == FULL else f", scale={scale}"
+    of_scale = "" if scale == FULL else f" (scale={scale}: {' '.join(further)})"
     return Table(
         name=paper.name if scale == FULL else f"{paper.name}_{scale}",
         title=f"{paper.paper}, {paper.place}: {paper.title}{of_scale}",

@@ -23,7 +23,7 @@ from gcfed.data.label_counts import LabelCounts
 from gcfed.plots.partition import plot_partition
 from gcfed.plots.style import PALETTE, save, styled
 from gcfed.report.groups import Group, differing, sample, symbol, variants
-from gcfed.report.tables import by_federation, describe, main_measure
+from gcfed.report.tables import by_federation, describe, main_measure, states
 from gcfed.runs.folder import FINISHED
 from gcfed.runs.measures import smooth
 
@@ -151,7 +151,7 @@ def curves(groups: Sequence[Group], column: str, colors: dict[str, Any], axes: A
         alone = table["run"].where(table["lost"], "")
         table["round"] = table.groupby(["method", "round", alone])["sent"].transform("mean")
     whole, lost = table[~table["lost"]], table[table["lost"]]
-    dashes = {m: ("", (4, 1.5), (1, 1), (6, 1.5, 1, 1.5))[i // 7 % 4] for i, m in enumerate(colors)}
+    dashes = {m: ("", (4, 1.5), (8, 2), (6, 1.5, 1, 1.5))[i // 7 % 4] for i, m in enumerate(colors)}
     methods = list(table["method"].unique())
     look = {"x": "round", "y": "y", "hue": "method", "hue_order": methods, "palette": colors, "ax": axes}
     if len(whole):
@@ -192,11 +192,13 @@ def bars(groups: Sequence[Group], measure: str, colors: dict[str, Any], axes: Ax
     """Cost until the target, a bar a method; none where a seed did not reach it."""
     title, unit, _ = describe(measure)
     samples = {group.method: sample(group, measure, unit.factor) for group in groups}
+    of = list(samples.values())
     values = {m: [np.nan] if s.bound or not s.values else list(s.values.values()) for m, s in samples.items()}
     table = pd.Series(values).explode().astype(float).rename_axis("method").reset_index(name="x")
     sns.barplot(table, x="x", y="method", hue="method", palette=colors, errorbar="sd", legend=False, ax=axes)
     for i, numbers in enumerate(values.values()):
-        axes.text(0, i, " not reached by every seed" * bool(np.isnan(numbers[0])), va="center")
+        why = "not reached by every seed" if of[i].bound else states(groups[i].runs) or "not measured"
+        axes.text(0, i, f" {why}" * bool(np.isnan(numbers[0])), va="center")
     axes.set(xlabel=unit.heading(title), ylabel="")
     axes.set_yticks(range(len(values)), [fill(method, 32) for method in values])
     axes.grid(visible=False, axis="y")
@@ -282,7 +284,10 @@ def _sweeps(groups: Sequence[Group], colors: dict[str, Any]) -> Iterator[Plot]:
         parts: dict[tuple[str, str], list[pd.DataFrame]] = defaultdict(list)
         for indices in x.groupby(rest).groups.values():
             members = [ended[i] for i in indices]
-            place, method = (_common([getattr(g, name) for g in members]) for name in ("federation", "method"))
+            places, methods = ([getattr(g, name).split(", ") for g in members] for name in ("federation", "method"))
+            place = ", ".join(part for part in places[0] if all(part in other for other in places))
+            known = dict.fromkeys(part for method in methods for part in method)  # a name lacks what most have
+            method = ", ".join(part for part in known if not part.startswith(f"{symbol(key)} "))
             # Against the clients a round: also how far their update is from that of all (GC-Fed, Figure 1b).
             gaps = [name for name in members[0].runs[0].metrics if name.startswith("gap/") and "per_round" in key]
             for measure in (main_measure(members), *(f"mean:{gap}" for gap in gaps)) if len(members) > 1 else ():

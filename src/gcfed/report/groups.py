@@ -20,8 +20,18 @@ from gcfed.runs.measures import parse, total, value
 SYMBOLS = {"gc.lam": "λ", "client.optimizer.lr": "η", "client.epochs": "epochs", "client.steps": "steps",
            "client.batch_size": "batch", "methods.proximal.mu": "μ", "methods.ssf.ratio": "r/d",
            "methods.fedsub.ratio": "r/d"}  # fmt: skip
-#: Keys that say where and on what is trained; all others are the method's.
-_FEDERATION = ("data.", "model.", "participation.", "partition.", "task.", "trainer.", "rounds", "eval_every")
+#: Keys that say where, on what and against whom is trained; all others are the method's.
+_FEDERATION = (
+    "attack.",
+    "data.",
+    "model.",
+    "participation.",
+    "partition.",
+    "task.",
+    "trainer.",
+    "rounds",
+    "eval_every",
+)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,8 +7,11 @@ a column's over the table's.
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import filter as matching
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,11 @@ class Cell:
     mean: float | None = None
     std: float | None = None
     note: str = ""  # failed, diverged, N/A; + where a target was not reached in ``mean`` rounds
+
+    @property
+    def is_result(self) -> bool:
+        """Whether the paper's run had a result, which "diverged" is, too."""
+        return self.mean is not None or self.note[:3] not in ("", "N/A")
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +63,7 @@ class PaperTable:
     table: str = ""  # its number, or the place of the text that has the numbers
     title: str = ""
     source: str = ""
-    unit: str = "none"  # percent (our 0…1 times 100), 1e-3 (ours times 1000), rounds, seconds
+    unit: str = "none"  # percent (our 0…1 times 100), points (of percent), 1e-3 (ours times 1000), rounds, seconds
     higher_is_better: bool | None = None  # None: neither
     methods_in: str = "rows"  # or columns: numbers are compared along the other one
     seeds: int | None = None  # that the paper averaged; None: it does not say
@@ -132,6 +140,31 @@ def table_of(raw: Mapping[str, Any]) -> PaperTable:
         for label, entry in zip(across, entries[row.label], strict=True):
             cells[row.label, label] = _cell(entry, f"row {row.label}, column {label}")
     return PaperTable(**{**raw, "rows": rows, "columns": columns, "cells": cells})
+
+
+def slug(label: str) -> str:
+    """A label as a part of a folder's name: ``CIFAR-10, 5/100, α 0.05`` → ``cifar-10-5-100-alpha-0.05``."""
+    text = re.sub("[α-ω]", lambda m: f" {unicodedata.name(m[0]).split()[-1]} ", label).lower()
+    text = re.sub(r"(?<!\d)\.|\.(?!\d)", "", text.replace("lamda", "lambda"))  # a dot is for numbers
+    return re.sub(r"[^a-z0-9.]+", "-", text).strip("-")
+
+
+def choose(key: str, words: Any, labels: Sequence[str]) -> set[str]:
+    """The labels that are asked for by themselves or by short name, where ``*`` stands for anything; None: all."""
+    names: dict[str, str] = {}
+    for label in labels:
+        if (other := names.setdefault(slug(label), label)) != label:
+            raise ValueError(f"study.table: {other} and {label} have the same short name, {slug(label)}: rename one.")
+    if not isinstance(words or [], list):
+        raise ValueError(f"study.{key}={words} must be a list, such as study.{key}=[{words}].")
+    chosen = set()
+    for word in map(str, words or ["*"]):
+        found = matching(names, word.lower() if "*" in word else slug(word))
+        if not found:
+            known = "; ".join(f"{label} ({name})" for name, label in names.items())
+            raise ValueError(f"study.{key}: there is no {word!r}. There are, with their short names: {known}.")
+        chosen |= {names[name] for name in found}
+    return chosen
 
 
 def _extra(row: Axis, column: Axis) -> Axis:

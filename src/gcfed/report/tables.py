@@ -41,6 +41,7 @@ class Unit(NamedTuple):
 
 UNITS = {
     "percent": Unit("%", 100.0, ".2f"),
+    "points": Unit("%", 100.0, ".3g"),
     "rounds": Unit("rounds", 1.0, ".1f"),
     "seconds": Unit("s", 1.0, ".3g"),
     "MB": Unit("MB", 1e-6, ".4g"),
@@ -232,7 +233,9 @@ def measured(groups: Sequence[Group], measures: Sequence[str], name: str, title:
     if lost := [f"{group.label}: {text}" for group in groups if (text := states(group.runs))]:
         notes.append(f"In no mean: {'; '.join(lost)}.")
     if again := [f"{group.method}, seed {run.seed}: {run.folder.name}" for group in groups for run in group.repeated]:
-        notes.append(f"Further runs of one seed, of which the last one to end counts: {'; '.join(again)}.")
+        notes.append(
+            f"Further runs of a seed; the one that measured the most counts, of equals the last: {'; '.join(again)}."
+        )
     return Table(name, title, frame, pd.DataFrame(records), tuple(notes))
 
 
@@ -243,7 +246,10 @@ def targets(groups: Sequence[Group]) -> Table | None:
     reached = [t for t in asked if any(value(run, f"rounds:test/acc>={t:g}") is not None for run in runs)]
     measures = [f"rounds:test/acc>={t:g}" for t in reached] + [f"bytes_to_target/{t:g}" for t in reached]
     known = [g for g in groups if any(value(r, measure) is not None for r in g.runs for measure in measures[:1])]
-    return measured(known, measures, "targets", "Rounds and bytes to a target accuracy")
+    places = {group.federation for group in known}  # with those of its methods that reached none
+    return measured(
+        [g for g in groups if g.federation in places], measures, "targets", "Rounds and bytes to a target accuracy"
+    )
 
 
 def best(groups: Sequence[Group]) -> Table | None:

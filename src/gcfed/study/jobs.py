@@ -1,15 +1,13 @@
 """From a study's YAML to its jobs: rows × columns × seeds, each with its overrides and a folder of its own."""
 
 import re
-import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import filter as matching
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from gcfed.report.papers import load, table_of
+from gcfed.report.papers import choose, load, slug, table_of
 from gcfed.runs.identity import counts, digest
 
 PARTS = ("rows", "columns", "seeds", "overrides")
@@ -88,16 +86,9 @@ def read_table(table: str | Mapping[str, Any] | None) -> tuple[Cells, int]:
         cells[cell] = paper.command_overrides(row, column)
         if cells[cell] is None:
             cells[cell] = (only and only.note) or row.note or column.note or "it cannot be run here"
-        elif paper.paper and printed.mean is None and printed.note[:3] in ("", "N/A"):  # "diverged" is a result
+        elif paper.paper and not printed.is_result:
             cells[cell] = "the paper has no number"
     return cells, paper.seeds or 1
-
-
-def slug(label: str) -> str:
-    """A label as a part of a folder's name: ``CIFAR-10, 5/100, α 0.05`` → ``cifar-10-5-100-alpha-0.05``."""
-    text = re.sub("[α-ω]", lambda m: f" {unicodedata.name(m[0]).split()[-1]} ", label).lower()
-    text = re.sub(r"(?<!\d)\.|\.(?!\d)", "", text.replace("lamda", "lambda"))  # a dot is for numbers
-    return re.sub(r"[^a-z0-9.]+", "-", text).strip("-")
 
 
 def key_of(override: str) -> str:
@@ -107,24 +98,6 @@ def key_of(override: str) -> str:
 def effect(overrides: Iterable[str]) -> frozenset[str]:
     """The last word on each key."""
     return frozenset({key_of(override): override for override in overrides}.values())
-
-
-def choose(key: str, words: Any, labels: Sequence[str]) -> set[str]:
-    """The labels that are asked for by themselves or by short name, where ``*`` stands for anything; None: all."""
-    names: dict[str, str] = {}
-    for label in labels:
-        if (other := names.setdefault(slug(label), label)) != label:
-            raise ValueError(f"study.table: {other} and {label} have the same short name, {slug(label)}: rename one.")
-    if not isinstance(words or [], list):
-        raise ValueError(f"study.{key}={words} must be a list, such as study.{key}=[{words}].")
-    chosen = set()
-    for word in map(str, words or ["*"]):
-        found = matching(names, word.lower() if "*" in word else slug(word))
-        if not found:
-            known = "; ".join(f"{label} ({name})" for name, label in names.items())
-            raise ValueError(f"study.{key}: there is no {word!r}. There are, with their short names: {known}.")
-        chosen |= {names[name] for name in found}
-    return chosen
 
 
 def check(arguments: Iterable[str]) -> list[str]:

@@ -90,9 +90,8 @@ def sweep(config: DictConfig, context: Any, launcher: Any, arguments: list[str])
         check_search(settings)
         if node.get("dry_run"):
             cells = len({job.cell for job in jobs})
-            say(f"first {cells} searches of {settings['n_trials']} trials each; below, the runs of what they will find")
-        else:
-            jobs = tune(jobs, settings, root, config, context, launcher)
+            say(f"{cells} searches of {settings['n_trials']} trials each, unless they have ended; below, the runs")
+        jobs = tune(jobs, settings, root, config, context, launcher, dry_run=bool(node.get("dry_run")))
     works = look_up(jobs, root, Path(config.paths.log_dir) / "study", compose)
     title, number = f"study {name}, scale {config.scale}", Counter(work.state for work in works)
     say(f"{title}: {len(works)} jobs in {root}", f"  {', '.join(f'{number[s]} {s}' for s in (FINISHED, BEGUN, NEW))}")

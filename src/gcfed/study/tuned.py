@@ -26,7 +26,14 @@ def check_search(settings: Mapping[str, Any]) -> None:
 
 
 def tune(
-    jobs: Sequence[Job], settings: Mapping[str, Any], root: Path, config: Any, context: Any, launcher: Any
+    jobs: Sequence[Job],
+    settings: Mapping[str, Any],
+    root: Path,
+    config: Any,
+    context: Any,
+    launcher: Any,
+    *,
+    dry_run: bool = False,
 ) -> list[Job]:
     """Gives the jobs of each cell the best that a search of its own found; one that was stopped goes on.
 
@@ -36,6 +43,7 @@ def tune(
             its ``params``, in the words of ``configs/hydra/sweeper/optuna.yaml``; ``knobs``, override → further params
             of the cells that have it; and ``overrides`` of the trials: a validation split, and a seed that no job has.
         root: folder of the study; its searches lie in ``searches/<row>_<column>``.
+        dry_run: search for nothing; take what was found.
 
     Raises:
         ValueError: no trial of a search has a value.
@@ -48,18 +56,22 @@ def tune(
     for job in jobs:
         if job.cell in found:
             continue
-        say(f"search for {job.title.rpartition(', seed')[0]}")
         folder = root / SEARCHES / job.cell
         own = {"hydra": {"sweep": {"dir": str(folder)}}, "optimized_metric": settings["metric"]}
         params = dict(settings["params"])
         for override, more in settings["knobs"].items():
             params |= more if override in job.overrides else {}
         common = [override for override in job.overrides if not override.startswith("seed=")]
-        search(
-            OmegaConf.merge(config, own), context, launcher, [*common, *settings["overrides"]],
-            **fixed | {"n_trials": settings["n_trials"], "n_jobs": settings.get("n_jobs", 1), "params": params},
-        )  # fmt: skip
+        if not dry_run:
+            say(f"search for {job.title.rpartition(', seed')[0]}")
+            search(
+                OmegaConf.merge(config, own), context, launcher, [*common, *settings["overrides"]],
+                **fixed | {"n_trials": settings["n_trials"], "n_jobs": settings.get("n_jobs", 1), "params": params},
+            )  # fmt: skip
         if not (results := folder / "optimization_results.yaml").is_file():
+            if dry_run:
+                found[job.cell] = []  # to be searched for
+                continue
             raise ValueError(f"No trial of {folder} has a value; its trials.csv says why. study.rows leaves it out.")
         best = yaml.safe_load(results.read_text(encoding="utf-8"))["best_params"]
         found[job.cell] = [f"{key}={value}" for key, value in best.items()]
