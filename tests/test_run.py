@@ -13,6 +13,7 @@ from lightning.pytorch.accelerators import CPUAccelerator
 from omegaconf import OmegaConf, open_dict
 from safetensors.torch import load_file
 
+from gcfed.assemble import assemble
 from gcfed.federated.method import FederatedMethod
 from gcfed.federated.module import FederatedModule
 from gcfed.run import evaluate, train
@@ -110,6 +111,28 @@ def test_a_finished_run_can_be_extended(config, tmp_path):
         run(config, tmp_path, "extended", *FAST, "rounds=4", "ckpt_path=last")
     again = run(config, tmp_path, "extended", *FAST, "rounds=5", "ckpt_path=last")  # nothing left to do
     assert torch.equal(final_weights(again), final_weights(straight))
+
+
+def test_a_run_does_not_end_with_a_round_that_was_not_tested(config, tmp_path):
+    cfg = config(*FAST, "rounds=7", "eval_every=3", "callbacks.checkpoint.every=2", folder=tmp_path)
+    with open_dict(cfg):
+        cfg.callbacks.kill = {"_target_": f"{__name__}.KillAt", "round_number": 6}
+    with pytest.raises(Killed):
+        train(cfg)  # after the checkpoint of round 4
+    cfg.callbacks.kill.round_number, cfg.ckpt_path = 99, "last"
+    cfg.rounds = 4
+    with pytest.raises(ValueError, match=r"rounds=4: the checkpoint has them, the last without a test. Ask for more"):
+        train(cfg)
+    cfg.rounds = 5
+    train(cfg)
+    assert [row["round"] for row in read_rows(tmp_path / "metrics.csv")] == [1, 2, 3, 4, 5]
+
+
+def test_runs_that_share_a_folder_for_states_do_not_share_states(config, tmp_path):
+    settings = ("algorithm=scaffold", f"client_store.folder={tmp_path}/states", *FAST)
+    one, other = (assemble(config(*settings, folder=tmp_path / name)).loop.stores.folder for name in ("a", "b"))
+    assert one.parent == other.parent == tmp_path / "states"
+    assert one != other
 
 
 def test_checkpoints_are_plain_and_the_model_is_exported(config, tmp_path):
@@ -273,6 +296,9 @@ def test_a_round_without_a_finite_client_leaves_everything_as_it_was(config, tmp
         (["data.transform.crop_padding=1.5"], r"data\.transform\.crop_padding=1\.5"),
         (["callbacks.checkpoint.every=1.5"], r"callbacks\.checkpoint\.every=1\.5"),
         (["model=cnn", "model.input_shape=[1,2,2]"], r"(?i)cnn|input_shape"),
+        (["+round=5"], r"^round=5 is read by nothing: did you mean rounds\?"),
+        (["+participation.dropout=0.5"], r"^participation\.dropout=0\.5 is read by nothing"),
+        (["model=lstm"], r"model=lstm reads texts"),
         (["precision=16-mixed"], r"precision=16-mixed.*bf16-mixed"),
         (["precision_matmul=tf32"], r"precision_matmul=tf32.*high"),
         (["ckpt_path=nowhere.ckpt"], r"ckpt_path=nowhere\.ckpt: there is no such file"),

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import ArrayData
+from conftest import ArrayData, random_federation
 from harness import make_net, sgd, train_rounds
 from torch import nn
 
@@ -96,7 +96,7 @@ def test_what_needs_classes_says_so(method):
         rounds=1, seed=1,
     )  # fmt: skip
     module = SimpleNamespace(net=make_net(), task=SquaredError())
-    data = SimpleNamespace(num_clients=3)
+    data = random_federation()
     loop.bind([Proximal()], data, module)
     with pytest.raises(ValueError, match=f"{method.__name__} works on the logits of classes, and task=SquaredError"):
         loop.bind([method()], data, module)

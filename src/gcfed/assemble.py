@@ -27,8 +27,10 @@ from gcfed.federated.method import FederatedMethod
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.processes.spread import spread, trains_on_cpu
 from gcfed.federated.processes.strategy import can_fork
+from gcfed.federated.store import ClientStores
 from gcfed.methods.local_norm import LocalNorm
 from gcfed.models.own import build_net
+from gcfed.runs.identity import digest
 from gcfed.utils.instantiate import build_all, optional, require
 from gcfed.utils.number import choice, flag, number, numbers
 from gcfed.utils.processes import in_sweep
@@ -44,6 +46,9 @@ KEYS = (  # of the top level, beside these groups
     "ckpt_path", "targets", "optimized_metric", "logger", "callbacks", "partition", "aggregator", "quantization",
     "metrics", "methods", "gc", "attack",
 )  # fmt: skip
+READ = {  # what a run may have at the top level, and in groups that are not built as a whole
+    "": (*GROUPS, *KEYS), "participation": ("num_clients", "per_round", "sampler", "faults"), "extras": ("figures",),
+}  # fmt: skip
 FOLLOWED = {"precision": "trainer.precision", "rounds": "trainer.max_steps", "eval_every": "trainer.val_check_interval"}
 ROUNDS = {  # of the trainer, whose batch is a round
     "max_epochs": -1, "check_val_every_n_epoch": None, "num_sanity_val_steps": 0, "log_every_n_steps": 1,
@@ -77,9 +82,12 @@ def assemble(cfg: DictConfig) -> Parts:
     is_text = isinstance(data.transform, TextTransform) and not isinstance(data.transform, VectorTransform)
     if is_text and not hasattr(module.net, "last_only"):
         raise ValueError(f"data={cfg.tags.data} is text, which model={cfg.tags.model} cannot read: take model=lstm.")
+    if not is_text and hasattr(module.net, "last_only"):
+        raise ValueError(f"model={cfg.tags.model} reads texts, which data={cfg.tags.data} is not: take model=mlp.")
     data.setup()
     if module.task.has_classes != (data.labels.dtype.kind == "i"):
-        raise ValueError(f"task._target_={cfg.task._target_} does not go with the labels of data={cfg.tags.data}.")
+        task = "gcfed.tasks.SquaredError for numbers, gcfed.tasks.Classification for classes, which are integers"
+        raise ValueError(f"task._target_={cfg.task._target_} is not for labels of {data.labels.dtype}: {task}.")
     methods = build_methods(cfg)
     faults = optional(cfg.participation, "faults") or Faults()
     sampler = cfg.participation.get("sampler")
@@ -98,7 +106,7 @@ def assemble(cfg: DictConfig) -> Parts:
         rounds=cfg.rounds,
         seed=cfg.seed,
         eval_every=cfg.eval_every,
-        stores=require(cfg, "client_store"),
+        stores=client_stores(cfg),
         faults=faults,
     )
     callbacks: list[Callback] = [loop, *methods, *build_all(cfg, "metrics"), *build_all(cfg, "callbacks")]
@@ -126,12 +134,6 @@ def build_trainer(cfg: DictConfig, parts: Parts, callbacks: Sequence[Callback], 
 def check(cfg: DictConfig) -> None:
     """Refuses what cannot work before anything is built."""
     refuse_sweeps()
-    if unknown := [str(key) for key in cfg if key not in (*GROUPS, *KEYS)]:
-        written = OmegaConf.to_yaml(cfg)
-        for key in unknown:
-            if f"${{{key}" not in written:  # a setting of the user's own, which others follow
-                near = get_close_matches(key, (*GROUPS, *KEYS), n=1)
-                raise ValueError(f"{key}={cfg[key]} is read by nothing{f': did you mean {near[0]}?' if near else '.'}")
     try:
         OmegaConf.to_container(cfg, resolve=True)
     except OmegaConfBaseException as error:
@@ -139,6 +141,16 @@ def check(cfg: DictConfig) -> None:
     for key in GROUPS:
         if not OmegaConf.is_dict(cfg.get(key)):
             raise ValueError(f"{key}={cfg.get(key)} must be a group of settings, as in configs/.")
+    written = OmegaConf.to_yaml(cfg)
+    for group, known in READ.items():
+        node = cfg[group] if group else cfg
+        for key in (str(key) for key in node if key not in known):
+            path = f"{group}.{key}".lstrip(".")
+            followed = rf"\$\{{{re.escape(path)}[.}}\[]"  # a setting of the user's own, which others follow
+            if not re.search(followed, written):
+                near = get_close_matches(key, known, n=1)
+                hint = f": did you mean {f'{group}.{near[0]}'.lstrip('.')}?" if near else "."
+                raise ValueError(f"{path}={node[key]} is read by nothing{hint}")
     choices = HydraConfig.get().runtime.choices if HydraConfig.initialized() else cfg.tags
     for key in ("data", "model", "algorithm", "gc"):
         if key in cfg.tags and key not in choices:  # Hydra's way to say that there are several
@@ -208,11 +220,11 @@ def build_methods(cfg: DictConfig) -> list[FederatedMethod]:
 
 def described(cfg: DictConfig, data: FederatedDataModule) -> DictConfig:
     """A config whose model is built for these data, also where it leaves their shape and classes open."""
-    if cfg.data.num_classes == data.num_classes and cfg.data.input_shape == list(data.input_shape):
-        return cfg
     cfg = cfg.copy()
     with open_dict(cfg):
-        if cfg.data.num_classes is None and "vocabulary" in cfg.model:  # a reader of texts, of whatever tokens
+        # The user's own texts, of whatever tokens; other sets say where their labels are.
+        if "vocabulary" in cfg.model and "last_only" not in cfg.model:
+            data.setup()
             cfg.model.vocabulary = cfg.model.vocabulary or 256
             cfg.model.last_only = data.labels.ndim == 1
         cfg.data.num_classes, cfg.data.input_shape = data.num_classes, list(data.input_shape)
@@ -226,6 +238,15 @@ def build_module(cfg: DictConfig) -> FederatedModule:
     if cfg.precision == "64-true":  # Lightning converts it too, but only after a checkpoint was loaded into it
         net = net.double()
     return FederatedModule(net, require(cfg, "server"), task=require(cfg, "task"), channels_last=cfg.channels_last)
+
+
+def client_stores(cfg: DictConfig) -> ClientStores:
+    """Those of the config; a folder that is not in the run's own has a part for each run."""
+    stores: ClientStores = require(cfg, "client_store")
+    run = Path(cfg.paths.output_dir).absolute()
+    if stores.folder is not None and not stores.folder.absolute().is_relative_to(run):
+        stores.folder /= digest({"": str(run)})
+    return stores
 
 
 def warn_of_disk(loop: FederatedLoop, module: FederatedModule, num_clients: int) -> None:

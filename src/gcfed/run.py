@@ -115,7 +115,8 @@ def train(cfg: DictConfig) -> RunResult:
         with locked(folder / ".lock") as holder:
             if holder:
                 raise ValueError(f"{folder} is in use by {holder}: wait until it has ended, or take another folder.")
-            remove_temporaries(folder)
+            for place in (folder, (folder / CHECKPOINT).parent):
+                remove_temporaries(place)
             return _train(cfg, folder)
     except (ValueError, OSError):
         with suppress(OSError):
@@ -136,7 +137,7 @@ def _train(cfg: DictConfig, folder: Path) -> RunResult:
         if resume_round > cfg.rounds:
             raise ValueError(f"rounds={cfg.rounds}: {checkpoint} has {resume_round} already. Ask for as many or more.")
         if "csv" in (cfg.get("logger") or {}):
-            check_rows(folder / METRICS, resume_round)
+            check_rows(folder / METRICS, resume_round, cfg.rounds)
         log.info("resuming %s after round %d", folder, resume_round)
     trainer = build_trainer(cfg, parts, [*parts.callbacks, record], resume_round)
 

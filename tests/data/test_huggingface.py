@@ -136,15 +136,15 @@ def test_what_cannot_be_read_is_named(tmp_path, monkeypatch):
         huggingface("somebody/something", str(tmp_path))
 
 
-@pytest.mark.parametrize("label", [True, False])
-def test_the_lstm_reads_texts_of_any_tokens(tmp_path, config, label):
+@pytest.mark.parametrize(("label", "more"), [(True, ()), (True, ("data.num_classes=2",)), (False, ())])
+def test_the_lstm_reads_texts_of_any_tokens(tmp_path, config, label, more):
     columns, features = {"text": TEXTS}, {"text": STRING}
     if label:
         columns, features = columns | {"kind": CLASSES}, features | {"kind": CLASS}
     name = saved(tmp_path, {"": (columns, features)})
     small = ("rounds=1", "participation.num_clients=5", "partition=iid", "model.hidden=4", "client.epochs=1")
     mine = ("data=huggingface", f"data.name={name}", "data.length=10", "model=lstm", f"paths.data_dir={tmp_path}")
-    result = train(config(*mine, *small))
+    result = train(config(*mine, *small, *more))
     net = result.module.net
     assert (net.last_only, net.embedding.num_embeddings) == (label, 256)
     assert net.fc.out_features == result.trainer.datamodule.num_classes == (2 if label else 80)

@@ -32,6 +32,9 @@ def solver(**kwargs):
 def test_a_batch_larger_than_all_clients_is_as_large_as_they_are(federation):
     one, other = (train_rounds(make_net(), federation, sgd(batch_size=b), rounds=2, k=2) for b in (12, 10**9))
     assert torch.equal(one, other)
+    largest = sgd(batch_size=10**9)
+    largest.validate(make_net(), federation)
+    assert largest.batch_size == 12
 
 
 @pytest.mark.parametrize(

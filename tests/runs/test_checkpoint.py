@@ -119,10 +119,13 @@ def test_what_a_kill_after_the_last_checkpoint_left_undone_is_done(run, finished
     (finished / "summary.json").unlink()
     temporary = finished / "checkpoints" / ".last.ckpt.123.ckpt"
     temporary.touch()
+    mine = finished / ".python-3.11"
+    mine.touch()
     run()
     assert (finished / "global_model.safetensors").is_file()
     assert (finished / "summary.json").is_file()
     assert not temporary.exists()
+    assert mine.exists()
 
 
 class CopyIn(FederatedMethod):

@@ -36,11 +36,14 @@ def test_a_run_is_named_by_what_was_changed_in_letters_that_ckpt_path_takes(tmp_
     assert len(Path(run_dir(str(tmp_path), None, "now", "seed=1," * 99, _root_={})).name) == 104
 
 
-def test_a_job_of_a_sweep_is_named_by_its_overrides_as_long_as_file_systems_take_them():
+def test_a_job_of_a_sweep_is_one_folder_named_by_its_overrides():
     assert job_dir("gc.lam=0.5,seed=1") == "gc.lam=0.5,seed=1"
     one, other = (job_dir("some.key=1," * 30 + f"seed={seed}") for seed in (1, 2))
     assert (one == other, len(one) < 256) == (False, True)
     assert len(job_dir("data.root=" + "日" * 100).encode()) < 256
+    one, other = (job_dir(f"algorithm={name},data.root=../../flowers") for name in ("fedavg", "scaffold"))
+    assert one != other
+    assert not {"/"} & {*one, *other}
 
 
 def test_the_checkpoint_of_a_sweeps_job_needs_no_quotes(tmp_path):

@@ -85,6 +85,8 @@ class FederatedDataset:
                 if split.y.shape[1] != self.num_classes:
                     raise ValueError(f"data set {self.name!r}: {part} targets have {split.y.shape[1]} components")
                 continue
+            if not len(split.classes):
+                raise ValueError(f"data set {self.name!r}: all labels of the {part} split are padding ({IGNORE})")
             low, high = int(split.classes.min()), int(split.classes.max())
             if low < 0 or high >= self.num_classes:
                 raise ValueError(f"data set {self.name!r}: {part} labels {low} … {high} for {self.num_classes} classes")

@@ -308,16 +308,16 @@ def check_one_label(labels: np.ndarray) -> None:
     """Refuses labels of which a sample has several."""
     if labels.ndim > 1:
         raise ValueError(
-            "this partition spreads samples by their label, and these have several, at every position of a sequence or "
-            "to regress on: choose partition=natural, sizes or iid"
+            "this partition spreads samples by their class, and these have several, at every position of a sequence, "
+            "or numbers to regress on (classes are integers): choose partition=natural, sizes or iid"
         )
 
 
-def check_clients(num_samples: int, num_clients: int, min_size: int = 1) -> None:
+def check_clients(num_samples: int, num_clients: int, min_size: int = 1, key: str = "partition.min_size") -> None:
     """Refuses more clients than there are samples for."""
     number("participation.num_clients", num_clients, 1, whole=True)
     if num_clients * min_size > num_samples:
         raise ValueError(
             f"participation.num_clients={num_clients} with at least {min_size} samples each needs more than the "
-            f"{num_samples} training samples: lower it" + (" or partition.min_size" if min_size > 1 else "")
+            f"{num_samples} training samples: lower it" + (f" or {key}" if min_size > 1 else "")
         )

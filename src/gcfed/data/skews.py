@@ -27,7 +27,7 @@ class Shards:
         self, labels: np.ndarray, num_clients: int, *, seed: int, groups: np.ndarray | None = None
     ) -> Partition:
         check_one_label(labels)
-        check_clients(len(labels), num_clients, self.shards)
+        check_clients(len(labels), num_clients, self.shards, "partition.shards")
         rng, count = generator(seed, "partition"), num_clients * self.shards
         shuffled = rng.permutation(len(labels))
         by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]

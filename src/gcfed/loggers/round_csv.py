@@ -35,14 +35,14 @@ class RoundCSVLogger(Logger):
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
-        """The resolved config lies beside the file."""
+        """Begins the file; the resolved config lies beside it."""
+        self._start()
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         if "round" not in metrics:
             return
-        if not self._started:
-            self._start()
+        self._start()
         if new := [name for name in metrics if name not in self.columns]:
             rows = read_metrics(self.path, text=True).to_dict("records") if self.columns else []
             self._write([*self.columns, *new], rows)
@@ -50,6 +50,8 @@ class RoundCSVLogger(Logger):
             csv.DictWriter(file, self.columns).writerow(metrics)
 
     def _start(self) -> None:
+        if self._started:
+            return
         self._started = True
         if self._resume_round == 0:
             self.path.unlink(missing_ok=True)

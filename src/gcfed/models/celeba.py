@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gcfed.models.mlp import Stage, init_kaiming
+from gcfed.models.mlp import Stage, image_shape, init_kaiming
 from gcfed.utils.number import number
 
 
@@ -28,7 +28,7 @@ class CelebACNN(nn.Module):
         super().__init__()
         if 32 % number("model.groups", groups, 1, whole=True):
             raise ValueError(f"model.groups={groups} does not divide 32 channels; use 1, 2, 4, 8, 16 or 32")
-        channels, height, width = input_shape
+        channels, height, width = image_shape(input_shape, 1, "it takes images")
         for i in range(1, 5):
             self.add_module(f"conv{i}", nn.Conv2d(channels, 32, kernel_size=3, padding=1))
             self.add_module(f"norm{i}", nn.GroupNorm(groups, 32))

@@ -10,7 +10,7 @@ from functools import partial
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, ResNet
 
-from gcfed.models.mlp import Stage
+from gcfed.models.mlp import Stage, image_shape
 from gcfed.utils.number import number
 
 
@@ -63,4 +63,5 @@ def resnet18_gn(*, num_classes: int, input_shape: Sequence[int] = (3, 32, 32), g
         raise ValueError(
             f"model.groups={groups} does not divide the 64 channels of the first stage; use 1, 2, 4, …, 32 or 64"
         )
-    return ResNet18(in_channels=input_shape[0], num_classes=num_classes, groups=groups)
+    channels, _, _ = image_shape(input_shape, 1, "ResNet18 takes images")
+    return ResNet18(in_channels=channels, num_classes=num_classes, groups=groups)

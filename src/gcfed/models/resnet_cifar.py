@@ -11,7 +11,7 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gcfed.models.mlp import Stage, init_kaiming
+from gcfed.models.mlp import Stage, image_shape, init_kaiming
 from gcfed.utils.number import number
 
 Norm = Callable[[int], nn.Module]
@@ -74,7 +74,8 @@ class ResNetCIFAR(nn.Module):
             )
         make_norm: Norm = nn.BatchNorm2d if norm == "batch" else partial(nn.GroupNorm, groups)
         n = (depth - 2) // 6
-        self.conv1 = nn.Conv2d(input_shape[0], 16, kernel_size=3, padding=1, bias=False)
+        channels, _, _ = image_shape(input_shape, 1, "it takes images")
+        self.conv1 = nn.Conv2d(channels, 16, kernel_size=3, padding=1, bias=False)
         self.norm1 = make_norm(16)
         self.layer1, self.layer2, self.layer3 = (
             nn.Sequential(*[BasicBlock(width if i else before, width, make_norm) for i in range(n)])

@@ -18,7 +18,7 @@ from gcfed.data.datamodule import FederatedDataModule
 from gcfed.federated.module import FederatedModule
 from gcfed.runs.folder import CHECKPOINT, PREVIOUS
 from gcfed.runs.identity import differences, identity, leaves
-from gcfed.runs.metrics_csv import read_metrics
+from gcfed.runs.metrics_csv import column, read_metrics
 from gcfed.utils.processes import in_sweep
 
 log = logging.getLogger(__name__)
@@ -146,18 +146,20 @@ def check_checkpoint(path: Path, record: RunRecord, module: FederatedModule) -> 
     return path, int(checkpoint["global_step"])
 
 
-def check_rows(path: Path, rounds: int) -> None:
-    """Refuses to continue a run whose ``metrics.csv`` lacks a finished round.
+def check_rows(path: Path, rounds: int, last: int) -> None:
+    """Refuses to continue a run whose ``metrics.csv`` lacks a finished round, or the test of the ``last``.
 
     Raises:
         ValueError: names the file and the first round that is missing.
     """
-    known = set(read_metrics(path).index)
-    if missing := [t for t in range(1, rounds + 1) if t not in known]:
+    rows = read_metrics(path)
+    if missing := [t for t in range(1, rounds + 1) if t not in rows.index]:
         raise ValueError(
             f"{path} lacks round {missing[0]}, but the checkpoint has finished {rounds}: put the file back, start anew "
             "without ckpt_path, or continue without the file by ~logger.csv."
         )
+    if rounds == last and last not in column(rows, "test/loss").index:
+        raise ValueError(f"rounds={last}: the checkpoint has them, the last without a test. Ask for more.")
 
 
 def load_weights(module: FederatedModule, checkpoint: Mapping[str, Any], path: Path, *, dry: bool = False) -> None:

@@ -61,9 +61,11 @@ def sweep_dir(base: str, ckpt_path: str | None) -> str:
 
 
 def job_dir(overrides: str) -> str:
-    """The name of a sweep's job: its overrides, cut where they are longer than the 255 bytes of file systems."""
-    name = overrides.encode()
-    return overrides if len(name) <= 255 else f"{name[:200].decode(errors='ignore')}-{digest({'': overrides})}"
+    """The name of a sweep's job: its overrides, as one folder of at most the 255 bytes that file systems take."""
+    name = re.sub(r"[/\\]", "-", overrides)
+    if name == overrides and len(name.encode()) <= 255:
+        return name
+    return f"{name.encode()[:200].decode(errors='ignore')}-{digest({'': overrides})}"
 
 
 def _line(error: Exception) -> str:

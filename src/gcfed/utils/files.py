@@ -34,19 +34,23 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Deletes what :func:`replacing` left below a folder when its process was killed; for one who holds its lock."""
-    for path in folder.rglob(".*"):
-        if re.fullmatch(r"\..+\.\d+(\.\w+)?", path.name) and path.is_file():
+    """Deletes what :func:`replacing` left in a folder when its process was killed; for one who holds its lock."""
+    for path in folder.glob(".*"):
+        if re.fullmatch(r"\..*(\.\w+)\.\d+\1", path.name) and path.is_file():
             path.unlink(missing_ok=True)
 
 
 def in_words(error: BaseException, folder: Path | None = None) -> str:
-    """What a user should read of an error: of one of the system's about a file what it means, and what to do.
+    """What a user should read of an error, with its notes: of one of the system's about a file what to do.
 
     Args:
         error: any.
         folder: of the run; None: it has none yet, so an error about a file means that it cannot be made.
     """
+    return " ".join([_in_words(error, folder), *getattr(error, "__notes__", ())])
+
+
+def _in_words(error: BaseException, folder: Path | None) -> str:
     if not isinstance(error, OSError) or (error.filename is None and error.errno not in FULL):
         return " ".join(str(error).split())
     path, full = Path(error.filename or folder or "."), error.errno in FULL
