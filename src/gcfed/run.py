@@ -32,7 +32,6 @@ from gcfed.runs.checkpoint import (
     check_rows,
     class_checksum,
     existing,
-    fingerprint,
     load_checkpoint,
     load_weights,
     resume_from,
@@ -156,7 +155,7 @@ def _train(cfg: DictConfig, folder: Path) -> RunResult:
             trainer.strategy.checkpoint_io.teardown()
 
         if trainer.is_global_zero:
-            finish(cfg, parts, folder, trainer)
+            finish(cfg, parts, folder, trainer, record.content["data"])
     metrics = {k: float(v) for k, v in {**trainer.callback_metrics, **parts.loop.last_row}.items()}
     return RunResult(folder, metrics, parts.module, trainer, parts.loop)
 
@@ -205,7 +204,7 @@ def write_inputs(cfg: DictConfig, data: Any, folder: Path) -> None:
         held.save(folder)
 
 
-def finish(cfg: DictConfig, parts: Parts, folder: Path, trainer: Trainer) -> None:
+def finish(cfg: DictConfig, parts: Parts, folder: Path, trainer: Trainer, data: str) -> None:
     """What a run that has come to its end leaves: the global model, the summary, pictures, last figures for loggers.
 
     A run that was killed between its last checkpoint and here finds its way here again by ``ckpt_path=last``.
@@ -216,7 +215,7 @@ def finish(cfg: DictConfig, parts: Parts, folder: Path, trainer: Trainer) -> Non
     about = {
         "identity": identity(cfg),
         "setting": setting(cfg),
-        "data": fingerprint(parts.data),
+        "data": data,  # as it was before the run: an attack may have changed labels
         "classes": class_checksum(parts.data),
     }
     metrics = read_metrics(folder / METRICS)

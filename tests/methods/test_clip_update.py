@@ -1,11 +1,9 @@
 """Clipped updates: each client's norm is bounded, and the adaptive bound comes to rest at its quantile."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
-from harness import make_net, make_round, make_upload, sgd, train_rounds, weights
+from harness import make_net, make_round, make_setup, make_upload, sgd, train_rounds, weights
 
 from gcfed.methods.clip_update import ClipUpdate
 
@@ -42,7 +40,7 @@ def test_running_statistics_are_no_part_of_an_update():
     upload.delta["norm.running_mean"] = torch.full((2, 5), 100.0).double()
     net = torch.nn.Module()
     net.norm = torch.nn.BatchNorm1d(5)
-    method.validate(SimpleNamespace(module=SimpleNamespace(net=net)))
+    method.validate(make_setup(net))
     method.on_upload(upload, begin(method))
     torch.testing.assert_close(norms_of(upload), torch.tensor([0.5, 2.0]).double())
     assert (upload.delta["norm.running_mean"] == 100).all()

@@ -119,6 +119,12 @@ def test_a_killed_run_continues_bit_for_bit_and_no_metric_changes_it(config, tmp
     assert kept[0] or algorithm != "scaffold"
 
 
+class StepsByItself(FederatedMethod):
+    """Lacks the order of methods whose hook is called."""
+
+    def after_step(self, stack, batch): ...
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -127,6 +133,22 @@ def test_a_killed_run_continues_bit_for_bit_and_no_metric_changes_it(config, tmp
         (
             ("algorithm=scaffold", "+methods.varp._target_=gcfed.methods.fedvarp.FedVARP"),
             "Scaffold and FedVARP each correct",
+        ),
+        (
+            ("algorithm=scaffold", "+methods.fedreg._target_=gcfed.methods.fedreg.FedReg"),
+            "SCAFFOLD does not go with FedReg, which moves the weights too",
+        ),
+        (
+            (
+                "algorithm=feddyn",
+                "+methods.ahead._target_=gcfed.methods.lookahead.LookAhead",
+                "+methods.ahead.update=delta",
+            ),
+            "FedDyn does not go with LookAhead, whose clients start elsewhere",
+        ),
+        (
+            (f"+methods.mine._target_={__name__}.StepsByItself",),
+            r"StepsByItself\.after_step is called only with order = Order\.MOVES_WEIGHTS",
         ),
     ],
 )

@@ -174,7 +174,7 @@ def validate(cls, *, others=(), **parts):
         ({"server": partial(torch.optim.Adam, lr=1.0)}, "server=sgd"),
         ({"aggregator": Median()}, "aggregator=mean, not Median"),
         ({"others": [Scaffold()]}, "each correct the clients' drift"),
-        ({"others": [FedReg()]}, "FedReg moves the clients' weights"),
+        ({"others": [FedReg()]}, "does not go with FedReg, which moves the weights too"),
         ({"stores": ClientStores(dtype="bfloat16")}, r"client_store\.dtype=null"),
     ],
 )

@@ -57,11 +57,11 @@ class FederatedMethod(Callback):
     ``on_broadcast``              before the model goes down: replace entries of ``round.start``, ``round.send`` more
     ``on_clients_start``          the stack of K clients is made
     ``before_step``               before the forward pass of a local step; may move the weights, and moves them back in
-                                  ``on_after_backward``
+                                  ``on_after_backward``; only with ``order = Order.MOVES_WEIGHTS``
     ``calibrate``                 changes the logits that enter the task's loss
     ``local_loss``                adds a term to each client's loss, ``[n]``
     ``on_after_backward``         Lightning's: ``pl_module.clients`` has the gradients of a local step, ``[n, *shape]``
-    ``after_step``                the clients' optimizer has stepped; may move the weights
+    ``after_step``                the clients' optimizer has stepped; may move the weights; only with that order
     ``on_clients_end``            local training is over: ``stack.full`` has each client's w_k, ``[K, *shape]``
     ``on_upload``                 the clients' side of K uploads: edit ``upload.delta``, ``upload.send`` more
     ``on_receive``                the server's side of them, before they are aggregated
@@ -86,6 +86,8 @@ class FederatedMethod(Callback):
     """Whether labels must be classes and outputs their logits."""
     order = Order.CORRECTS
     """What it does to a step or an upload, and so when its hooks are called."""
+    moves_start = False
+    """Whether clients start elsewhere than at the server's model."""
     corrects_drift = False
     """Whether it reads the clients' drift off their updates to correct it; two such would each correct the other."""
     anchors = False
@@ -185,6 +187,9 @@ def validate_methods(setup: Setup) -> None:
                 f"{type(method).__name__} works on the logits of classes, and "
                 f"task={type(setup.module.task).__name__} has none: leave it out, or take a data set of classes."
             )
+        own = [n for n in ("before_step", "after_step") if getattr(type(method), n) is not getattr(FederatedMethod, n)]
+        if own and method.order is not Order.MOVES_WEIGHTS:
+            raise ValueError(f"{type(method).__name__}.{own[0]} is called only with order = Order.MOVES_WEIGHTS.")
         method.validate(setup)
 
 

@@ -15,6 +15,7 @@ from gcfed.federated.aggregate import Upload
 from gcfed.federated.method import FederatedMethod, Setup
 from gcfed.federated.round import Order, Round
 from gcfed.federated.stack import Params, client_norms, per_client
+from gcfed.methods.local_norm import LocalNorm
 from gcfed.utils.number import number
 
 
@@ -49,6 +50,7 @@ class ClipUpdate(FederatedMethod):
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
         self._statistics = {name for name, _ in setup.module.net.named_buffers()}
+        self._statistics |= {name for method in setup.methods if isinstance(method, LocalNorm) for name in method.names}
 
     def on_upload(self, upload: Upload, round: Round) -> None:
         steps = [t for name, t in upload.delta.items() if name not in self._statistics]

@@ -39,7 +39,7 @@ class FedDecorr(FederatedMethod):
     graphable = True
     needs_features = True
 
-    def __init__(self, beta: float = 0.1, scale: str = "paper") -> None:
+    def __init__(self, beta: float = 0.001, scale: str = "authors") -> None:
         self.beta = number("methods.feddecorr.beta", beta, 0)
         self.scale = choice("methods.feddecorr.scale", scale, ("paper", "authors"))
 

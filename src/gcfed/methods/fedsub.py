@@ -46,7 +46,7 @@ class FedSub(SubspaceMethod):
 
     _key, _title = "methods.fedsub", "FedSub"
 
-    def __init__(self, *, ratio: float = 0.2, refresh: int = 1, update_absent: bool = False) -> None:
+    def __init__(self, *, ratio: float = 0.2, refresh: int = 5, update_absent: bool = False) -> None:
         super().__init__(ratio=ratio, refresh=refresh)
         self.update_absent = flag("methods.fedsub.update_absent", update_absent)
         self._dual: Params = {}

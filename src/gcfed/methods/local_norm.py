@@ -30,9 +30,7 @@ class LocalNorm(FederatedMethod):
                 f"model.norm_policy=local does not go with {others[0]}, which compares a client with the broadcast "
                 "model, where it does not start: choose average, fixed or group."
             )
-        plain_server(
-            setup, "model.norm_policy=local", "the global model has the mean of the clients' batch norms", any_lr=True
-        )
+        plain_server(setup, "model.norm_policy=local", "the global model has the mean of the clients' batch norms")
         tensors = setup.module.net.state_dict(keep_vars=True)
         layers = batch_norms(setup.module.net)
         self.names = [n for n, t in tensors.items() if n.rpartition(".")[0] in layers and t.is_floating_point()]

@@ -32,6 +32,8 @@ class LookAhead(FederatedMethod):
             learning rate 1 and this momentum (0 for ``delta``), or a second look-ahead.
     """
 
+    moves_start = True
+
     def __init__(self, momentum: float = 0.85, update: str = "momentum") -> None:
         self.momentum = number("methods.lookahead.momentum", momentum, 0, 1, below=True)
         self.update = choice("methods.lookahead.update", update, ("momentum", "delta"))

@@ -4,7 +4,7 @@ from torch import nn
 from torch.optim import SGD
 
 from gcfed.federated.aggregate import MeanAggregator
-from gcfed.federated.method import Setup
+from gcfed.federated.method import FederatedMethod, Setup
 from gcfed.federated.round import Order
 from gcfed.federated.store import ClientStore
 from gcfed.optim.partial import probe_optimizer
@@ -14,8 +14,10 @@ def plain_server(setup: Setup, method: str, reason: str, *, any_lr: bool = False
     """The server optimizer must be SGD without momentum and with lr 1, w ← w + Δ, or with ``any_lr``, w ← w + lr Δ.
 
     Raises:
-        ValueError: it is not.
+        ValueError: it is not, or clients start elsewhere than at w.
     """
+    if elsewhere := [type(m).__name__ for m in setup.methods if m.moves_start]:
+        raise ValueError(f"{method} does not go with {elsewhere[0]}, whose clients start elsewhere: {reason}.")
     optimizer = probe_optimizer(setup.module.server)
     settings = optimizer.defaults
     wrong_lr = settings["lr"] != 1 and not any_lr
@@ -24,11 +26,15 @@ def plain_server(setup: Setup, method: str, reason: str, *, any_lr: bool = False
 
 
 def local_sgd(setup: Setup, method: str, reason: str, *, momentum: bool) -> None:
-    """The clients' optimizer must be SGD; with ``momentum=False``, without momentum.
+    """The clients' optimizer must be SGD, with ``momentum=False`` without momentum, and alone in moving the weights.
 
     Raises:
         ValueError: it is not.
     """
+    for other in setup.methods:
+        if type(other).after_step is not FederatedMethod.after_step:
+            name = type(other).__name__
+            raise ValueError(f"{method} does not go with {name}, which moves the weights too: {reason}.")
     optimizer = probe_optimizer(setup.solver.optimizer)
     if not isinstance(optimizer, SGD):
         raise ValueError(f"{method} needs client=sgd, not {type(optimizer).__name__}: {reason}.")

@@ -101,12 +101,6 @@ class SubspaceMethod(FederatedMethod):
         local_sgd(setup, self._title, "a local step is plain SGD on the coordinates", momentum=False)
         plain_server(setup, self._title, "what lies outside the subspace must stay as it is", any_lr=True)
         mean_aggregator(setup, self._title, "what is uploaded are coordinates")
-        for other in setup.methods:
-            if type(other).after_step is not FederatedMethod.after_step:
-                raise ValueError(
-                    f"{type(other).__name__} moves the clients' weights after each step, out of the subspace that "
-                    f"{self._title} keeps them in: drop one of the two."
-                )
         self.weight_decay = probe_optimizer(setup.solver.optimizer).defaults["weight_decay"]
         if self.weight_decay and setup.solver.clip_norm is not None:
             raise ValueError(
