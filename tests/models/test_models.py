@@ -9,8 +9,9 @@ from torchvision import models as tv
 
 from gcfed.federated.forward import Tap
 from gcfed.models.cnn import CNN
-from gcfed.models.mlp import MLP, init_kaiming
+from gcfed.models.mlp import MLP
 from gcfed.models.resnet import resnet18_gn
+from gcfed.models.stages import init_kaiming
 from gcfed.models.vgg import vgg11
 
 BUILD = {"mlp": MLP, "cnn": CNN, "resnet18_gn": resnet18_gn, "vgg11": vgg11}

@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gcfed.models.mlp import Stage, image_shape, init_kaiming
+from gcfed.models.stages import Stage, Staged, image_shape, init_kaiming
 from gcfed.utils.number import number
 
 
-class CelebACNN(nn.Module):
+class CelebACNN(Staged, nn.Module):
     """``conv1`` … ``conv4`` (3×3), each with GroupNorm ``norm1`` … ``norm4``, 2×2 max-pooling and ReLU, then ``fc``.
 
     LEAF normalises by the batch, in tests too; groups of channels take its place, as in FedACG's ResNet18, so that a
@@ -36,12 +36,6 @@ class CelebACNN(nn.Module):
         self.fc = nn.Linear(32 * height * width, num_classes)
         self.apply(init_kaiming)
 
-    def features(self, x_BCHW: Tensor) -> Tensor:
-        """The flattened output of the convolutions, h_BF."""
-        for i in range(1, 5):
-            x_BCHW = self._block(i)(x_BCHW)
-        return x_BCHW
-
     def _block(self, i: int) -> Callable[[Tensor], Tensor]:
         conv, norm = self.get_submodule(f"conv{i}"), self.get_submodule(f"norm{i}")
 
@@ -51,13 +45,6 @@ class CelebACNN(nn.Module):
 
         return run
 
-    def head(self, h_BF: Tensor) -> Tensor:
-        """Features h_BF to logits_BC."""
-        return self.fc(h_BF)
-
     def stages(self) -> dict[str, Stage]:
         """One stage a convolution, with its norm, pooling and ReLU, and one for ``fc``."""
         return {f"conv{i}": self._block(i) for i in range(1, 5)} | {"fc": self.fc}
-
-    def forward(self, x_BCHW: Tensor) -> Tensor:
-        return self.head(self.features(x_BCHW))

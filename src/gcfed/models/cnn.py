@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gcfed.models.mlp import Stage, image_shape, init_kaiming
+from gcfed.models.stages import Stage, Staged, image_shape, init_kaiming
 from gcfed.utils.number import choice, number, numbers
 
 
-class CNN(nn.Module):
+class CNN(Staged, nn.Module):
     """``conv1`` (32 channels) and ``conv2`` (64), each with ReLU and 2×2 max-pooling, then ``fc1``, ``fc2``, ….
 
     Args:
@@ -71,6 +71,3 @@ class CNN(nn.Module):
         linear = {name: self._hidden(name) for name in self._names[:-1]}
         last = {self._names[-1]: self.get_submodule(self._names[-1])}
         return {"conv1": self._block1, "conv2": self._block2} | linear | last
-
-    def forward(self, x_BCHW: Tensor) -> Tensor:
-        return self.head(self.features(x_BCHW))

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from gcfed.models.mlp import Stage
+from gcfed.models.stages import Stage, Staged
 
 
-class Linear(nn.Module):
+class Linear(Staged, nn.Module):
     """One layer, ``fc``, whose weight ``[num_classes, D]`` starts at zero.
 
     Args:
@@ -25,13 +25,6 @@ class Linear(nn.Module):
         """The samples themselves, h_BF."""
         return x_B.flatten(1)
 
-    def head(self, h_BF: Tensor) -> Tensor:
-        """Features h_BF to outputs_BC."""
-        return self.fc(h_BF)
-
     def stages(self) -> dict[str, Stage]:
         """The only one."""
-        return {"fc": self.forward}
-
-    def forward(self, x_B: Tensor) -> Tensor:
-        return self.head(self.features(x_B))
+        return {"fc": lambda x_B: self.fc(x_B.flatten(1))}

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from gcfed.models.mlp import Stage
+from gcfed.models.stages import Stage, Staged
 from gcfed.utils.number import number
 
 
-class CharLSTM(nn.Module):
+class CharLSTM(Staged, nn.Module):
     """``embedding``, ``lstm1``, ``lstm2`` and ``fc``; predicts the next character after each, or after the last.
 
     Tokens 0 … C − 1 are the characters, C is padding: it has an embedding of its own and is never predicted.
@@ -54,10 +54,6 @@ class CharLSTM(nn.Module):
         self.lstm2 = nn.LSTM(hidden, hidden, batch_first=True)
         self.fc = nn.Linear(hidden, num_classes)
 
-    def features(self, x_BT: Tensor) -> Tensor:
-        """The outputs of the second layer, h_BTH, or only the last one, h_BH."""
-        return self._layer2(self._layer1(self.embedding(x_BT)))
-
     def _layer1(self, h_BTE: Tensor) -> Tensor:
         return self.lstm1(h_BTE)[0]
 
@@ -65,13 +61,6 @@ class CharLSTM(nn.Module):
         h_BTH = self.lstm2(h_BTH)[0]
         return h_BTH[:, -1] if self.last_only else h_BTH
 
-    def head(self, h_BTH: Tensor) -> Tensor:
-        """Features to logits_BTC, or h_BH to logits_BC."""
-        return self.fc(h_BTH)
-
     def stages(self) -> dict[str, Stage]:
         """One stage a layer."""
         return {"embedding": self.embedding, "lstm1": self._layer1, "lstm2": self._layer2, "fc": self.fc}
-
-    def forward(self, x_BT: Tensor) -> Tensor:
-        return self.head(self.features(x_BT))

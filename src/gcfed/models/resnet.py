@@ -10,11 +10,11 @@ from functools import partial
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, ResNet
 
-from gcfed.models.mlp import Stage, image_shape
+from gcfed.models.stages import Stage, Staged, image_shape
 from gcfed.utils.number import number
 
 
-class ResNet18(ResNet):
+class ResNet18(Staged, ResNet):
     """Torchvision's ResNet18 for small images: GroupNorm, a 3×3 stride-1 stem and no max-pooling after it."""
 
     def __init__(self, *, in_channels: int, num_classes: int, groups: int) -> None:
@@ -22,10 +22,6 @@ class ResNet18(ResNet):
         self.conv1 = nn.Conv2d(in_channels, 64, kernel_size=3, padding=1, bias=False)
         nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
         self.maxpool = nn.Identity()
-
-    def features(self, x_BCHW: Tensor) -> Tensor:
-        """The pooled vector h_BF, F = 512."""
-        return self._last(self.layer3(self.layer2(self.layer1(self._stem(x_BCHW)))))
 
     def _stem(self, x_BCHW: Tensor) -> Tensor:
         return self.maxpool(self.relu(self.bn1(self.conv1(x_BCHW))))
@@ -39,13 +35,6 @@ class ResNet18(ResNet):
             "conv1": self._stem, "layer1": self.layer1, "layer2": self.layer2, "layer3": self.layer3,
             "layer4": self._last, "fc": self.fc,
         }  # fmt: skip
-
-    def head(self, h_BF: Tensor) -> Tensor:
-        """Features h_BF to logits_BC."""
-        return self.fc(h_BF)
-
-    def forward(self, x_BCHW: Tensor) -> Tensor:
-        return self.head(self.features(x_BCHW))
 
 
 def resnet18_gn(*, num_classes: int, input_shape: Sequence[int] = (3, 32, 32), groups: int = 32) -> ResNet18:

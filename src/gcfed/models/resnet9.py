@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gcfed.models.mlp import Stage, image_shape
+from gcfed.models.stages import Stage, Staged, image_shape
 
 
 def scalar(value: float) -> nn.Parameter:
@@ -64,7 +64,7 @@ class FixupLinear(nn.Linear):
         return super().forward(h_BF + self.bias_in)
 
 
-class ResNet9(nn.Module):
+class ResNet9(Staged, nn.Module):
     """``conv1``; ``layer1``, ``layer2`` and ``layer3``, which halve the sides; ``fc`` after global max-pooling.
 
     At first every branch and all logits are zero, since the last convolution of a branch and ``fc`` are; so the first
@@ -101,23 +101,12 @@ class ResNet9(nn.Module):
         nn.init.zeros_(self.fc.weight)
         nn.init.zeros_(self.fc.bias)
 
-    def features(self, x_BCHW: Tensor) -> Tensor:
-        """The pooled vector h_BF, F = 512."""
-        return self._last(self.layer2(self.layer1(self.conv1(x_BCHW))))
-
     def _last(self, h_BCHW: Tensor) -> Tensor:
         h_BCHW = self.layer3(h_BCHW)
         return F.max_pool2d(h_BCHW, h_BCHW.shape[-2:]).flatten(1)
-
-    def head(self, h_BF: Tensor) -> Tensor:
-        """Features h_BF to logits_BC."""
-        return self.fc(h_BF)
 
     def stages(self) -> dict[str, Stage]:
         """One stage a child; the pooling of everything that is left goes with ``layer3``."""
         return {
             "conv1": self.conv1, "layer1": self.layer1, "layer2": self.layer2, "layer3": self._last, "fc": self.fc,
         }  # fmt: skip
-
-    def forward(self, x_BCHW: Tensor) -> Tensor:
-        return self.head(self.features(x_BCHW))

@@ -11,7 +11,7 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gcfed.models.mlp import Stage, image_shape, init_kaiming
+from gcfed.models.stages import Stage, Staged, image_shape, init_kaiming
 from gcfed.utils.number import number
 
 Norm = Callable[[int], nn.Module]
@@ -37,7 +37,7 @@ class BasicBlock(nn.Module):
         return (branch_BCHW + h_BCHW).relu()
 
 
-class ResNetCIFAR(nn.Module):
+class ResNetCIFAR(Staged, nn.Module):
     """``conv1`` with ``norm1``, then ``layer1``, ``layer2`` and ``layer3`` of 16, 32 and 64 channels, then ``fc``.
 
     Kaiming-normal weights (fan-in), and in each block a last norm of scale 0 (Goyal et al. 2017): He et al. warm up
@@ -84,25 +84,14 @@ class ResNetCIFAR(nn.Module):
         self.fc = nn.Linear(64, num_classes)
         self.apply(init_kaiming)
 
-    def features(self, x_BCHW: Tensor) -> Tensor:
-        """The pooled vector h_BF, F = 64."""
-        return self._last(self.layer2(self.layer1(self._stem(x_BCHW))))
-
     def _stem(self, x_BCHW: Tensor) -> Tensor:
         return self.norm1(self.conv1(x_BCHW)).relu()
 
     def _last(self, h_BCHW: Tensor) -> Tensor:
         return self.layer3(h_BCHW).mean((2, 3))
 
-    def head(self, h_BF: Tensor) -> Tensor:
-        """Features h_BF to logits_BC."""
-        return self.fc(h_BF)
-
     def stages(self) -> dict[str, Stage]:
         """One stage a width, the pooling with the last, between the first convolution and ``fc``."""
         return {
             "conv1": self._stem, "layer1": self.layer1, "layer2": self.layer2, "layer3": self._last, "fc": self.fc,
         }  # fmt: skip
-
-    def forward(self, x_BCHW: Tensor) -> Tensor:
-        return self.head(self.features(x_BCHW))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torchvision.models.vgg import VGG, cfgs, make_layers
 
-from gcfed.models.mlp import Stage, image_shape
+from gcfed.models.stages import Stage, image_shape
 
 
 class VGG11(VGG):

@@ -1,4 +1,4 @@
-"""The loaders that ``configs/data/*.yaml`` name: ``loader(data_dir=…, download=…, …) -> FederatedDataset``."""
+"""The loaders that ``configs/data/*.yaml`` name: ``loader(…) -> FederatedDataset``."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,10 +30,10 @@ __all__ = [
 DIGITS_TEST = 360  # of 1,797
 
 
-def digits(data_dir: str = "", download: bool = True) -> FederatedDataset:
+def digits() -> FederatedDataset:
     """The UCI handwritten digits that come with scikit-learn, [n, 1, 8, 8]: 1,437 to train on and 360 to test.
 
-    The split is stratified and the same in every run. The set is part of this package: both arguments are unused.
+    The split is stratified and the same in every run. The set is part of this package.
     """
     with np.load(Path(__file__).with_name("digits.npz")) as file:
         x, y = file["x"], file["y"].astype(np.int64)
@@ -44,8 +44,6 @@ def digits(data_dir: str = "", download: bool = True) -> FederatedDataset:
 
 
 def synthetic(
-    data_dir: str = "",
-    download: bool = True,
     *,
     num_classes: int = 10,
     shape: Sequence[int] = (1, 8, 8),
@@ -60,7 +58,7 @@ def synthetic(
 
     ``shape`` is (C, H, W); ``noise`` and ``shift`` are standard deviations in grey levels (0 … 255). ``num_groups``
     domains each add a 4×4 pattern of their own to all their images, and become the groups of both splits. Classes and
-    groups are balanced. ``data_dir`` and ``download`` are unused.
+    groups are balanced.
 
     Raises ValueError for sizes below one or a negative ``noise`` or ``shift``.
     """

@@ -31,11 +31,11 @@ Samples = tuple[np.ndarray, np.ndarray]
 """x [n, …] and y int64 [n] of one user."""
 
 
-def femnist(data_dir: str, download: bool = True) -> FederatedDataset:
+def femnist(data_dir: str) -> FederatedDataset:
     """Handwritten characters of 28×28 by writer, [n, 1, 28, 28], 62 classes; ink is 0 and paper 255, as in LEAF.
 
-    Raises FileNotFoundError, with how to get them, where LEAF's files are not there: they are made, not downloaded, so
-    ``download`` is unused. ValueError for a file in another format.
+    Raises FileNotFoundError, with how to get them, where LEAF's files are not there: they are made, not downloaded.
+    ValueError for a file in another format.
     """
 
     def read(x: list[list[float]], y: list[int]) -> Samples:
@@ -49,7 +49,7 @@ def femnist(data_dir: str, download: bool = True) -> FederatedDataset:
     return _leaf("femnist", data_dir, read, tuple(CHARACTERS))
 
 
-def celeba(data_dir: str, download: bool = True) -> FederatedDataset:
+def celeba(data_dir: str) -> FederatedDataset:
     """Faces by celebrity, smiling or not, [n, 3, 84, 84]: resized as LEAF does, without keeping the ratio of the sides.
 
     The images lie where LEAF wants them, in ``celeba/data/raw/img_align_celeba/``. Raises what :func:`femnist` does,
@@ -64,7 +64,7 @@ def celeba(data_dir: str, download: bool = True) -> FederatedDataset:
     return _leaf("celeba", data_dir, read, ("not smiling", "smiling"))
 
 
-def shakespeare(data_dir: str, download: bool = True) -> FederatedDataset:
+def shakespeare(data_dir: str) -> FederatedDataset:
     """80 characters, [n, 80], and the one that follows, [n], by role; see :data:`gcfed.data.sets.text.ALPHABET`.
 
     A sample is left out whose label is not in LEAF's alphabet. Raises what :func:`femnist` does.

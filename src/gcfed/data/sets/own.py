@@ -23,6 +23,7 @@ from gcfed.utils.rng import generator
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 TESTS = ("test", "val", "valid", "validation")
+OF_LOADERS = ("root", "path", "name", "subset", "input", "label", "size", "length")  # ``data.*`` that they read
 KEYS = ("x", "y", "x_test", "y_test", "groups")
 
 
@@ -30,14 +31,6 @@ def own_data(
     *,
     dataset: Callable[[], FederatedDataset | Mapping[str, Any]],
     test: float = 0.2,
-    root: str | None = None,
-    path: str | None = None,
-    name: str | None = None,
-    subset: str | None = None,
-    input: str | None = None,
-    label: str | None = None,
-    size: int | None = None,
-    length: int | None = None,
     **settings: Any,
 ) -> FederatedDataModule:
     """The data module of a user's own data.
@@ -45,10 +38,10 @@ def own_data(
     Args:
         dataset: a function without arguments; returns a :class:`FederatedDataset`, or arrays as in :func:`from_arrays`.
         test: share of the samples that become the test split where there is none; the same for all seeds.
-        root, path, name, subset, input, label, size, length: of ``dataset``, to which the config has passed them on.
-        settings: of :class:`FederatedDataModule`.
+        settings: of :class:`FederatedDataModule`; and those of ``dataset``, to which the config has passed them on.
     """
     built("data.dataset", dataset)
+    settings = {key: value for key, value in settings.items() if key not in OF_LOADERS}
     return FederatedDataModule(dataset=partial(_load, dataset, test), **settings)
 
 
