@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, stack_module_state, vmap
 
 from gcfed.models.cnn import CNN
 from gcfed.models.resnet9 import FixupBlock, ResNet9
@@ -158,43 +157,6 @@ def test_every_block_starts_as_an_identity():
     h_BCHW = torch.randn(2, 16, 8, 8)
     assert torch.equal(net.layer1[0](h_BCHW), h_BCHW.relu())
     assert net.layer1[0].conv2.weight.std().item() == pytest.approx(math.sqrt(2 / 144), rel=0.1)
-
-
-# ----------------------------------------------------------------------------------------------------------------- all
-NETS = {
-    "cnn": lambda seed=0: cnn(seed, input_shape=(3, 8, 8)),
-    "resnet9": lambda seed=0: resnet9(seed, (3, 8, 8)),
-    "resnet14": lambda seed=0: deep(seed, depth=14),
-}
-SHAPES = {"cnn": (3, 8, 8), "resnet9": (3, 8, 8), "resnet14": (3, 9, 10)}
-
-
-@pytest.mark.parametrize("name", NETS)
-def test_head_of_features_and_all_stages_are_forward(name):
-    net, x_BCHW = trained(NETS[name]().double()), torch.randn(2, *SHAPES[name], dtype=torch.float64)
-    h = x_BCHW
-    for stage in net.stages().values():
-        h = stage(h)
-    assert net(x_BCHW).shape == (2, 10)
-    assert net.features(x_BCHW).dim() == 2
-    assert torch.equal(net(x_BCHW), net.head(net.features(x_BCHW)))
-    assert torch.equal(net(x_BCHW), h)
-    torch.testing.assert_close(net(x_BCHW)[:1], net(x_BCHW[:1]))  # of its own image alone
-
-
-@pytest.mark.parametrize("name", NETS)
-def test_stack_of_two_under_vmap_equals_two_modules(name):
-    nets = [trained(NETS[name](seed).double()) for seed in range(2)]
-    x_KBCHW = torch.randn(2, 2, *SHAPES[name], dtype=torch.float64)
-    params, buffers = stack_module_state(nets)
-    logits_KBC = vmap(lambda p, b, x: functional_call(nets[0], (p, b), (x,)))(params, buffers, x_KBCHW)
-    logits_KBC.square().sum().backward()
-    for k, net in enumerate(nets):
-        logits_BC = net(x_KBCHW[k])
-        torch.testing.assert_close(logits_KBC[k], logits_BC, rtol=1e-9, atol=1e-9)
-        logits_BC.square().sum().backward()
-        for key, p in net.named_parameters():
-            torch.testing.assert_close(params[key].grad[k], p.grad, rtol=1e-8, atol=1e-8)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, stack_module_state, vmap
 
 from gcfed.models.celeba import CelebACNN
 from gcfed.models.cnn import CNN
@@ -67,32 +66,6 @@ def test_faces_equal_relu_before_pooling_and_norm_within_an_image():
     assert h.shape == (2, 32, 6, 6)
     assert torch.equal(net(x_BCHW), net.fc(h.flatten(1)))
     torch.testing.assert_close(net(x_BCHW)[:1], net(x_BCHW[:1]))
-
-
-def test_faces_stack():
-    nets = [faces(input_shape=(3, 20, 17)).double() for _ in range(2)]
-    x_KBCHW = torch.randn(2, 3, 3, 20, 17, dtype=torch.float64)
-    params, buffers = stack_module_state(nets)
-    logits_KBC = vmap(lambda p, b, x: functional_call(nets[0], (p, b), (x,)))(params, buffers, x_KBCHW)
-    for k, net in enumerate(nets):
-        torch.testing.assert_close(logits_KBC[k], net(x_KBCHW[k]), rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("net", "x_B"),
-    [
-        (lstm(hidden=8), torch.randint(81, (2, 5))),
-        (lstm(hidden=8, last_only=True), torch.randint(81, (2, 5))),
-        (faces(), torch.randn(2, 3, 84, 84)),
-        (CNN(input_shape=(1, 28, 28), num_classes=62, hidden=2048), torch.randn(2, 1, 28, 28)),
-    ],
-)
-def test_head_of_features_and_all_stages_are_forward(net, x_B):
-    h = x_B
-    for stage in net.stages().values():
-        h = stage(h)
-    assert torch.equal(net(x_B), net.head(net.features(x_B)))
-    assert torch.equal(net(x_B), h)
 
 
 @pytest.mark.parametrize(

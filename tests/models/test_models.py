@@ -1,10 +1,8 @@
 import math
-from functools import partial
 
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call, stack_module_state, vmap
 from torchvision import models as tv
 
 from gcfed.federated.forward import Tap
@@ -16,7 +14,6 @@ from gcfed.models.vgg import vgg11
 
 BUILD = {"mlp": MLP, "cnn": CNN, "resnet18_gn": resnet18_gn, "vgg11": vgg11}
 SHAPE = {"mlp": (1, 28, 28), "cnn": (3, 32, 32), "resnet18_gn": (3, 32, 32), "vgg11": (3, 64, 64)}
-ALL = [pytest.param(name, marks=pytest.mark.slow) if name == "vgg11" else name for name in BUILD]
 
 
 def build(name: str, seed: int = 0, num_classes: int = 10) -> nn.Module:
@@ -26,17 +23,6 @@ def build(name: str, seed: int = 0, num_classes: int = 10) -> nn.Module:
 
 def count(net: nn.Module) -> int:
     return sum(p.numel() for p in net.parameters())
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_head_of_features_is_forward(name):
-    net = build(name).eval()
-    x_BCHW = torch.randn(2, *SHAPE[name])
-    logits_BC = net(x_BCHW)
-    assert logits_BC.shape == (2, 10)
-    of_features_BC, features_BF = Tap(net, features=True, stages=False)(x_BCHW)
-    assert torch.equal(logits_BC, of_features_BC)
-    assert torch.equal(logits_BC, net.head(features_BF))
 
 
 @pytest.mark.parametrize(("name", "size"), [("mlp", 256), ("cnn", 64 * 8 * 8), ("resnet18_gn", 512), ("vgg11", 4096)])
@@ -165,21 +151,3 @@ def narrow_vgg(seed: int) -> nn.Module:
     net.classifier[0], net.classifier[3], net.classifier[6] = nn.Linear(25088, 16), nn.Linear(16, 16), nn.Linear(16, 10)
     net.features.to_empty(device="cpu").apply(init_kaiming)
     return net
-
-
-@pytest.mark.parametrize("name", BUILD)
-def test_stack_of_three_under_vmap_equals_three_modules(name):
-    dtype = torch.float64
-    make = narrow_vgg if name == "vgg11" else partial(build, name)
-    nets = [make(seed).to(dtype).eval() for seed in range(3)]
-    x_KBCHW = torch.randn(3, 2, *SHAPE[name], dtype=dtype)
-    params, buffers = stack_module_state(nets)
-    logits_KBC = vmap(lambda p, b, x: functional_call(nets[0], (p, b), (x,)))(params, buffers, x_KBCHW)
-    logits_KBC.square().sum().backward()
-    for k, net in enumerate(nets):
-        logits_BC = net(x_KBCHW[k])
-        torch.testing.assert_close(logits_KBC[k], logits_BC, rtol=1e-9, atol=1e-9)
-        logits_BC.square().sum().backward()
-        for key, p in net.named_parameters():
-            error = (params[key].grad[k] - p.grad).norm() / p.grad.norm()
-            assert error < 1e-9, (key, error)

@@ -1,25 +1,54 @@
-"""Stages compose to the network, and a teacher is the plain network: its parameters fixed, its input not."""
+"""What every network of ours owes: stages that compose to it, features, stacks; and a teacher is the plain network."""
 
 import copy
 
 import numpy as np
 import pytest
 import torch
-from test_models import SHAPE, build, narrow_vgg
+from test_models import narrow_vgg
+from torch.func import functional_call, stack_module_state, vmap
 
 from gcfed.federated.forward import Tap
 from gcfed.federated.stack import ClientStack, broadcast_state
+from gcfed.models.celeba import CelebACNN
+from gcfed.models.cnn import CNN
+from gcfed.models.linear import Linear
+from gcfed.models.lstm import CharLSTM
+from gcfed.models.mlp import MLP
+from gcfed.models.resnet import resnet18_gn
+from gcfed.models.resnet9 import ResNet9
+from gcfed.models.resnet_cifar import ResNetCIFAR
 
-NAMES = list(SHAPE)
-SMALL = {"resnet18_gn": (3, 8, 8), "vgg11": (3, 32, 32)}
+MAKE = {  # the network of an input's shape, and that shape
+    "mlp": (MLP, (1, 9, 9)),
+    "cnn": (CNN, (3, 8, 9)),
+    "cnn of two hidden layers": (lambda **kw: CNN(hidden=[30, 20], **kw), (3, 8, 8)),
+    "resnet18_gn": (resnet18_gn, (3, 8, 8)),
+    "vgg11": (None, (3, 32, 32)),
+    "resnet9": (ResNet9, (3, 8, 8)),
+    "resnet14": (lambda **kw: ResNetCIFAR(depth=14, **kw), (3, 9, 10)),
+    "celeba_cnn": (CelebACNN, (3, 20, 17)),
+    "linear": (Linear, (7,)),
+    "lstm": (lambda **kw: CharLSTM(hidden=8, **kw), (6,)),
+    "lstm of the last": (lambda **kw: CharLSTM(hidden=8, last_only=True, **kw), (6,)),
+}
+DEEP = ["mlp", "cnn", "resnet18_gn", "vgg11"]
 
 
 def network(name, seed=0):
-    return (narrow_vgg(seed) if name == "vgg11" else build(name, seed)).double()
+    make, shape = MAKE[name]
+    torch.manual_seed(seed)
+    net = narrow_vgg(seed) if name == "vgg11" else make(input_shape=shape, num_classes=10)
+    with torch.no_grad():
+        for p in net.parameters():  # none is 0, as some are at first
+            p.add_(0.1 * torch.randn_like(p))
+    return net.double()
 
 
 def images(name, *batch):
-    shape, g = SMALL.get(name, SHAPE[name]), torch.Generator().manual_seed(1)
+    shape, g = MAKE[name][1], torch.Generator().manual_seed(1)
+    if name.startswith("lstm"):
+        return torch.randint(11, (*batch, *shape), generator=g)
     return torch.randn(*batch, *shape, generator=g, dtype=torch.float64)
 
 
@@ -30,20 +59,40 @@ def compose(net, h, first=0):
     return outputs
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_stages_one_after_the_other_are_forward(name):
+@pytest.mark.parametrize("name", MAKE)
+def test_its_stages_and_its_head_after_its_features_are_the_network(name):
     net, x = network(name).eval(), images(name, 2)
     outputs = compose(net, x)
-    assert len(outputs) >= 3
+    assert len(outputs) == (1 if name == "linear" else max(3, len(outputs)))
     assert torch.equal(outputs[-1], net(x))
+    torch.testing.assert_close(net(x)[:1], net(x[:1]))  # of a sample alone
     names = [n for n, _ in net.named_parameters()]
     used = torch.autograd.grad(outputs[-1].square().sum(), list(net.parameters()), allow_unused=True)
     assert not [n for n, g in zip(names, used, strict=True) if g is None]  # no parameter lies between two stages
+    logits, features = Tap(net, features=True, stages=False)(x)
+    assert torch.equal(logits, net(x))
+    if name != "lstm":  # whose features lie flat in a tap, all positions of a text
+        assert torch.equal(logits, net.head(features))
+
+
+@pytest.mark.parametrize("name", [name for name in MAKE if not name.startswith("lstm")])
+def test_a_stack_of_three_under_vmap_is_three_networks(name):
+    nets, x_KB = [network(name, seed).eval() for seed in range(3)], images(name, 3, 2)
+    params, buffers = stack_module_state(nets)
+    logits_KBC = vmap(lambda p, b, x: functional_call(nets[0], (p, b), (x,)))(params, buffers, x_KB)
+    logits_KBC.square().sum().backward()
+    for k, net in enumerate(nets):
+        logits_BC = net(x_KB[k])
+        torch.testing.assert_close(logits_KBC[k], logits_BC, rtol=1e-9, atol=1e-9)
+        logits_BC.square().sum().backward()
+        for key, p in net.named_parameters():
+            error = (params[key].grad[k] - p.grad).norm() / p.grad.norm()
+            assert error < 1e-9, (key, error)
 
 
 @pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", DEEP)
 def test_a_teacher_is_the_plain_network(name, k, shared):
     """From the first stage (with its features), the second and the last; only the stack trains with dropout."""
     net = network(name).train()
