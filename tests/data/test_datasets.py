@@ -168,7 +168,7 @@ def test_synthetic_refuses_by_name(options, words):
 # CIFAR
 
 
-@pytest.fixture(params=["cifar10", "cifar100"])
+@pytest.fixture(params=["cifar10"])
 def cifar(request, tmp_path, monkeypatch):
     """(name, torchvision class, {part: (x, y)}) of a small set in the official format under tmp_path."""
     import torchvision.datasets
@@ -202,6 +202,7 @@ def check(dataset, expected, num_classes):
     assert dataset.num_classes == num_classes
 
 
+@pytest.mark.parametrize("cifar", ["cifar10", "cifar100"], indirect=True)
 def test_cifar_and_its_cache(cifar, tmp_path):
     name, cls, expected = cifar
     num_classes = int(name.removeprefix("cifar"))
@@ -338,6 +339,7 @@ def test_mnist_unpacked(mnist, tmp_path):
     check(torchvision_set(name, str(tmp_path), download=False), expected, num_classes)
 
 
+@pytest.mark.parametrize("mnist", ["mnist", "emnist_balanced"], indirect=True)
 @pytest.mark.parametrize("damage", ["is truncated", "is missing"])
 def test_mnist_damaged(mnist, tmp_path, damage):
     name, raw, files, _, _ = mnist
