@@ -107,11 +107,9 @@ class LocalSolver:
         """
         if self.stack != "auto" and int(self.stack) > 1 and (reason := cannot_stack(net)):
             raise ValueError(f"client.stack={self.stack} cannot train a network with {reason}.")
-        sizes = data.sizes(np.arange(data.num_clients))
-        if self.last_batch != "wrap":  # a plan is dense: it would be as large as batches that no client can fill
-            self.batch_size = min(self.batch_size, int(sizes.max()))
         if not uses_batch_statistics(net):
             return
+        sizes = data.sizes(np.arange(data.num_clients))
         single = has_single(sizes, batch_size=self.batch_size, steps=self.steps, last_batch=self.last_batch)
         if not len(alone := np.flatnonzero(single)):
             return
