@@ -36,7 +36,8 @@ def run(tmp_path):
         ("min:test/acc", 0.1), ("last:test/acc", 0.75), ("sum:comm/up_bytes", 30000), ("last:gap/l2", None),
         ("max:gap/l2[2]", None), ("last:cka/fc1", None), ("test/acc@4", 0.5), ("test/acc@7", None), ("gap/l2@6", None),
         ("rounds:test/acc>=5e-1", 3), ("rounds:test/acc>=0.76", None), ("rounds:test/loss<=1.5", 3),
-        ("rounds:gap/l2>=6", None),
+        ("rounds:gap/l2>=6", None), ("rounds:test/acc[2]>=0.5", 3), ("rounds:test/acc[3]>=0.35", 5),
+        ("rounds:test/acc[4]>=0.6", None), ("rounds:test/acc[9]<=0.1", 1),
     ],
 )  # fmt: skip
 def test_measure(run, measure, wanted):

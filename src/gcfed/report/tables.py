@@ -181,7 +181,8 @@ def describe(measure: str) -> tuple[str, Unit, bool | None]:
     parts = parse(measure)
     if parts.is_target:
         goal = f"{100 * parts.number:g} %" if "acc" in parts.column else f"{parts.number:g}"
-        return f"rounds to {goal}{f' of {parts.column}' * (parts.column != 'test/acc')}", UNITS["rounds"], False
+        of = f" of {parts.column}" * (parts.column != "test/acc") + f", mean of {parts.window}" * (parts.window > 1)
+        return f"rounds to {goal}{of}", UNITS["rounds"], False
     title = MEASURES.get(measure, measure)
     if match := re.fullmatch(r"(\w+)_to_target/([\d.]+)", measure):
         title = f"{match[1].replace('_', ' ')} to {100 * float(match[2]):g} %"

@@ -17,14 +17,17 @@ if TYPE_CHECKING:
 WINDOW, DECAY = 10, 0.9  # tests in GC-Fed's moving mean, and FedACG's exponential average
 _PATTERNS = [
     re.compile(r"(?P<how>max|min|mean|sum|last):(?P<column>[^\[\]]+)(?:\[(?P<number>\d+)\])?"),
-    re.compile(r"rounds:(?P<column>.+?)(?P<how>>=|<=)(?P<number>-?\d*\.?\d+(?:e[+-]?\d+)?)"),
+    re.compile(
+        r"rounds:(?P<column>[^\[\]]+?)(?:\[(?P<window>\d+)\])?(?P<how>>=|<=)(?P<number>-?\d*\.?\d+(?:e[+-]?\d+)?)"
+    ),
     re.compile(r"(?P<column>[^:@]+)(?P<how>@)(?P<number>\d+)"),
     re.compile(r"(?P<column>[^:@]+)(?P<how>)(?P<number>)"),
 ]
 FORMS = (
     "There are keys of summary.json (test/acc_smooth10, bytes_to_target/0.8), columns of metrics.csv reduced over the "
     "rounds (max:test/acc; min:, mean:, sum:, last: too) or over the last 10 of them (mean:test/acc[10]), the last "
-    "test up to a round (test/acc@500), and the first round at a target (rounds:test/acc>=0.8, rounds:test/loss<=0.5)."
+    "test up to a round (test/acc@500), and the first round at a target (rounds:test/acc>=0.8, rounds:test/loss<=0.5; "
+    "rounds:test/acc[10]>=0.8 of means of ten rounds)."
 )
 
 
@@ -63,6 +66,7 @@ class Measure(NamedTuple):
     how: str  # max, min, mean, sum, last; ">=" or "<=": the first round at a target; "@": at a round; "": a figure
     column: str  # or a key of the summary
     number: float  # the window in rounds, infinite for all of them; the target; the round
+    window: int = 1  # of a target: rounds whose tests are averaged
 
     @property
     def is_target(self) -> bool:
@@ -78,7 +82,9 @@ def parse(measure: str) -> Measure:
     """
     for pattern in _PATTERNS:
         if match := pattern.fullmatch(measure):
-            return Measure(match["how"], match["column"], float(match["number"] or math.inf))
+            parts = match.groupdict()
+            number = float(parts["number"] or math.inf)
+            return Measure(parts["how"], parts["column"], number, int(parts.get("window") or 1))
     raise ValueError(f"measure={measure!r} is not understood. {FORMS}")
 
 
@@ -88,11 +94,14 @@ def value(run: Run, measure: str) -> float | None:
     Raises:
         ValueError: the string is none of :data:`FORMS`.
     """
-    how, name, number = parse(measure)
+    how, name, number, window = parse(measure)
     if not how:
         return _of_summary(run, name)
     curve = run.curve(name)
     if how in (">=", "<="):
+        if window > 1 and len(curve):  # rounds without a test count for nothing
+            means = curve.reindex(range(1, curve.index[-1] + 1)).rolling(window, min_periods=1).mean()
+            curve = means[curve.index]
         return first_round(curve, number, at_most=how == "<=")
     if how == "@":
         curve = curve[curve.index <= number] if run.rounds >= number else curve[:0]
