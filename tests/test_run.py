@@ -133,6 +133,14 @@ def test_runs_that_share_a_folder_for_states_do_not_share_states(config, tmp_pat
     one, other = (assemble(config(*settings, folder=tmp_path / name)).loop.stores.folder for name in ("a", "b"))
     assert one.parent == other.parent == tmp_path / "states"
     assert one != other
+    train(config(*settings, "rounds=2", folder=tmp_path / "a"))
+    (tmp_path / "link").symlink_to(tmp_path / "a")
+    longer = train(config(*settings, "rounds=4", "ckpt_path=last", folder=tmp_path / "link"))
+    once = train(config(*settings, "rounds=4", folder=tmp_path / "b"))
+    assert torch.equal(final_weights(longer), final_weights(once))
+    (tmp_path / "a").rename(tmp_path / "c")
+    with pytest.raises(ValueError, match=r"not there.*client_store\.folder"):
+        train(config(*settings, "rounds=6", "ckpt_path=last", folder=tmp_path / "c"))
 
 
 def test_checkpoints_are_plain_and_the_model_is_exported(config, tmp_path):
@@ -298,7 +306,8 @@ def test_a_round_without_a_finite_client_leaves_everything_as_it_was(config, tmp
         (["model=cnn", "model.input_shape=[1,2,2]"], r"(?i)cnn|input_shape"),
         (["+round=5"], r"^round=5 is read by nothing: did you mean rounds\?"),
         (["+participation.dropout=0.5"], r"^participation\.dropout=0\.5 is read by nothing"),
-        (["model=lstm"], r"model=lstm reads texts"),
+        (["data=matrix_regression", "model=lstm"], r"model=lstm reads texts"),
+        (["+data.dataset.download=false"], r"data\.dataset .*unexpected keyword argument 'download'"),
         (["precision=16-mixed"], r"precision=16-mixed.*bf16-mixed"),
         (["precision_matmul=tf32"], r"precision_matmul=tf32.*high"),
         (["ckpt_path=nowhere.ckpt"], r"ckpt_path=nowhere\.ckpt: there is no such file"),

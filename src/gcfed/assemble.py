@@ -146,7 +146,8 @@ def check(cfg: DictConfig) -> None:
         node = cfg[group] if group else cfg
         for key in (str(key) for key in node if key not in known):
             path = f"{group}.{key}".lstrip(".")
-            followed = rf"\$\{{{re.escape(path)}[.}}\[]"  # a setting of the user's own, which others follow
+            # A setting of the user's own, which others follow; from beside it by its last part.
+            followed = rf"\$\{{\s*(?:{re.escape(path)}|\.+{re.escape(key)})\s*[.}}\[]"
             if not re.search(followed, written):
                 near = get_close_matches(key, known, n=1)
                 hint = f": did you mean {f'{group}.{near[0]}'.lstrip('.')}?" if near else "."
@@ -243,9 +244,9 @@ def build_module(cfg: DictConfig) -> FederatedModule:
 def client_stores(cfg: DictConfig) -> ClientStores:
     """Those of the config; a folder that is not in the run's own has a part for each run."""
     stores: ClientStores = require(cfg, "client_store")
-    run = Path(cfg.paths.output_dir).absolute()
-    if stores.folder is not None and not stores.folder.absolute().is_relative_to(run):
-        stores.folder /= digest({"": str(run)})
+    run = Path(cfg.paths.output_dir).resolve()
+    if stores.folder is not None and not stores.folder.resolve().is_relative_to(run):
+        stores.folder /= f"{run.name[:100]}-{digest({'': str(run)})}"
     return stores
 
 

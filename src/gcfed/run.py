@@ -39,7 +39,7 @@ from gcfed.runs.checkpoint import (
 from gcfed.runs.failure import failure_recorded, headline
 from gcfed.runs.folder import CHECKPOINT, CONFIG, METRICS, SUMMARY, divergence
 from gcfed.runs.identity import hyperparameters, identity, setting
-from gcfed.runs.metrics_csv import read_metrics
+from gcfed.runs.metrics_csv import column, read_metrics
 from gcfed.runs.summary import last_figures, print_summary, summary_of, write_summary
 from gcfed.utils.cpu import cores, keep_freed_memory
 from gcfed.utils.files import in_words, remove_temporaries, replacing
@@ -219,7 +219,7 @@ def finish(cfg: DictConfig, parts: Parts, folder: Path, trainer: Trainer, data: 
         "classes": class_checksum(parts.data),
     }
     metrics = read_metrics(folder / METRICS)
-    if metrics.empty or metrics.index[-1] != trainer.global_step:
+    if trainer.global_step not in column(metrics, "test/loss").index:
         return  # no logger has written its rows
     summary = summary_of(metrics, cfg.targets, trainer.world_size)
     write_summary(folder, summary, about)

@@ -139,7 +139,7 @@ def test_a_checkpoint_writes_only_what_changed_and_keeps_what_it_needs(tmp_path)
         prune(stores)
     assert files(tmp_path) == ["1-0.bin", "2-2.bin"]
     assert (tmp_path / "c" / "1-0.bin").stat().st_mtime_ns == untouched
-    with pytest.raises(ValueError, match=r"2-0\.bin is not there.*resume there"):
+    with pytest.raises(ValueError, match=r"2-0\.bin is not there"):
         resumed(tmp_path, first)
 
 

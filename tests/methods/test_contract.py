@@ -44,7 +44,7 @@ def assert_equal(folder, results, one, other):
 
 
 def bytes_in_the_table(byte):
-    """algorithm → (down, up) in models, as ``docs/methods.md`` says; ¼ is a byte a weight, which float32 has four of."""
+    """algorithm → (down, up) in models, as ``docs/methods.md`` says, where ¼ is a byte a weight (of float32)."""
     table = {}
     for line in (ROOT / "docs/methods.md").read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]

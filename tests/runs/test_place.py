@@ -41,9 +41,9 @@ def test_a_job_of_a_sweep_is_one_folder_named_by_its_overrides():
     one, other = (job_dir("some.key=1," * 30 + f"seed={seed}") for seed in (1, 2))
     assert (one == other, len(one) < 256) == (False, True)
     assert len(job_dir("data.root=" + "日" * 100).encode()) < 256
-    one, other = (job_dir(f"algorithm={name},data.root=../../flowers") for name in ("fedavg", "scaffold"))
+    one, other = job_dir("data.root=a/b"), job_dir("data.root=a-b")
     assert one != other
-    assert not {"/"} & {*one, *other}
+    assert "/" not in one
 
 
 def test_the_checkpoint_of_a_sweeps_job_needs_no_quotes(tmp_path):

@@ -6,6 +6,8 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -69,6 +71,11 @@ class FederatedDataModule(LightningDataModule):
                 raise ValueError("data.input_shape=[] must be the shape of one sample.")
             if not isinstance(transform, AutoTransform):
                 transform.check(tuple(input_shape))
+        if isinstance(dataset, partial):
+            try:
+                signature(dataset.func).bind(*dataset.args, **dataset.keywords)
+            except TypeError as error:
+                raise ValueError(f"data.dataset ({dataset.func.__name__}): {error}") from None
         self.load, self.partitioner = dataset, partitioner
         self.transform: Any = transform  # a Transform from setup on
         self.rounds = number("data.rounds", rounds, 1, whole=True)

@@ -21,11 +21,6 @@ LAST_BATCH = ("keep", "drop", "wrap")
 class ClientData(Protocol):
     """The clients' samples; ``FederatedDataModule`` is one, a test may bring its own."""
 
-    num_clients: int
-
-    def sizes(self, clients: np.ndarray) -> np.ndarray:
-        """Number of samples of clients, ``[K] → [K]``."""
-
     def client(self, client: int) -> np.ndarray:
         """Indices of a client's samples, ``[n_k]``."""
 
@@ -131,11 +126,6 @@ def _client_steps(
     return slots.reshape(-1, batch_size)[:total], np.tile(counts, rounds)[:total]
 
 
-def width(data: ClientData, batch_size: int, last_batch: str) -> int:
-    """Samples of the widest batch: a plan is dense, and would be as large as batches that no client can fill."""
-    return batch_size if last_batch == "wrap" else min(batch_size, int(data.sizes(np.arange(data.num_clients)).max()))
-
-
 def plan_batches(
     data: ClientData,
     clients: np.ndarray,
@@ -149,7 +139,8 @@ def plan_batches(
     to_device: Callable[[np.ndarray], Tensor],
 ) -> BatchPlan:
     """The plan of K clients; what a client draws depends on (seed, round, client) alone."""
-    batch_size = width(data, batch_size, last_batch)
+    # The plan is dense: no batch needs more room than a million samples, or the largest client where it has more.
+    batch_size = min(batch_size, max(1_000_000, *(len(data.client(client)) for client in clients.tolist())))
     plans, draws = [], []
     for client in clients.tolist():
         shuffle = generator(seed, "shuffle", round_index, client)

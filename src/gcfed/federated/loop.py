@@ -14,7 +14,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from gcfed.data.sampling import ClientSampler
 from gcfed.federated.aggregate import Aggregator, Upload, finite_clients
-from gcfed.federated.batches import width
 from gcfed.federated.faults import Faults
 from gcfed.federated.method import FederatedMethod, Setup, upload_shapes, validate_methods
 from gcfed.federated.module import FederatedModule
@@ -203,8 +202,8 @@ class FederatedLoop(Callback):
         """K, the clients of a stack, and the streams that stacks train on; found once the network is on its device."""
         if self._layout is None:
             client, device, cohort = self.solver, module.device, self.sampler.per_round
-            batch = width(self.data, client.batch_size, client.last_batch)
-            k, streams = layout(client.stack, batch, cohort, module.net, device, self.data)
+            largest = int(self.data.sizes(np.arange(self.data.num_clients)).max())  # of the clients: no batch is larger
+            k, streams = layout(client.stack, min(client.batch_size, largest), cohort, module.net, device, self.data)
             self._layout = k, Streams(module.device, streams)
         return self._layout
 

@@ -146,8 +146,8 @@ class ClientStore:
             if not path.is_file() or zlib.crc32(path.read_bytes()) != self._checksum[client]:
                 raise ValueError(
                     f"{path} is {'damaged' if path.is_file() else 'not there'}: the checkpoint refers to this client's "
-                    "state. States lie beside the checkpoints in a run's folder: resume there from last.ckpt or "
-                    "previous.ckpt, or start anew without ckpt_path."
+                    "state. Put it back (states lie in the run's own folder or, with client_store.folder, in one named "
+                    "by where the run lies), resume from previous.ckpt, or start anew without ckpt_path."
                 )
 
     def clear(self) -> None:

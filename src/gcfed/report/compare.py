@@ -86,7 +86,9 @@ def compare(paper: PaperTable, groups: Sequence[Group], settings: Settings, *, e
     for scale, part in _scales(paper.name).items():
         further = tuple(map(str, part.get("overrides") or ()))
         rows, columns = (
-            choose(key, part.get(key), [axis.label for axis in getattr(paper, key)]) for key in ("rows", "columns")
+            choose(key, words, labels) if (words := part.get(key)) else set(labels)
+            for key in ("rows", "columns")
+            for labels in [[axis.label for axis in getattr(paper, key)]]
         )
         lines = []
         for place, overrides in places.items():
@@ -178,7 +180,7 @@ def _table(paper: PaperTable, cells: pd.DataFrame, scale: str, further: Sequence
         name=paper.name if scale == FULL else f"{paper.name}_{scale}",
         title=f"{paper.paper}, {paper.place}: {paper.title}{of_scale}",
         frame=pd.DataFrame(lines, columns=["", *header], dtype=object),
-        records=cells[cells["wanted"].astype(bool)].loc[:, :"differs_in"],
+        records=cells[cells["wanted"].astype(bool) | cells["group"].notna()].loc[:, :"differs_in"],
         notes=tuple(_notes(paper, cells[cells["group"].notna()], scale, wanted)),
     )
 

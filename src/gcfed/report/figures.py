@@ -299,12 +299,6 @@ def _sweeps(groups: Sequence[Group], colors: dict[str, Any]) -> Iterator[Plot]:
             yield Plot(f"{key}_{i}", f"{describe(measure)[0]} against {symbol(key)}", place, plot)
 
 
-def _common(names: Sequence[str]) -> str:
-    """The parts that all of the names have."""
-    first, *others = [name.split(", ") for name in names]
-    return ", ".join(part for part in first if all(part in other for other in others))
-
-
 def _partitions(groups: Sequence[Group], folder: Path, suffixes: Sequence[str]) -> Iterator[Picture]:
     """How the data lie on the clients, each partition once (GC-Fed, Figure 5)."""
     held: dict[bytes, tuple[Group, LabelCounts]] = {}
