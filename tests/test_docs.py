@@ -9,11 +9,15 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 from PIL import Image
 
 import gcfed.methods
+from gcfed.assemble import check
 from gcfed.configure import shorthand
 from gcfed.run import train
+from gcfed.study.jobs import read_jobs
 from gcfed.utils.resolvers import ROOT
 
 
@@ -78,6 +82,33 @@ def test_bringing_your_own_takes_what_the_page_says(config, tmp_path, monkeypatc
     )
     overrides = shorthand(shlex.split(command, comments=True))
     assert train(config(*small, *overrides, "participation.num_clients=4")).metrics["round"] == 1
+
+
+def printed():
+    """Page and overrides of each command that a page prints, but those of ``bring-your-own.md``, which run above."""
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        for line in re.findall(r"python src/train\.py ([^`…<\n]+)", page.read_text().replace("\\\n", " ")):
+            words = [word for word in shlex.split(line, comments=True) if word != "-m"]
+            # Not those that only print, the example of an error, and the method that add-a-method.md adds.
+            if (
+                page.name not in ("bring-your-own.md", "add-a-method.md")
+                and words
+                and not {"--cfg", "--help", "gc=gcfd"} & {*words}
+            ):
+                yield pytest.param(words, id=f"{page.name}: {' '.join(words)}")
+
+
+@pytest.mark.parametrize("words", [*printed()])
+def test_each_command_of_the_pages_is_accepted(config, words):
+    """A sweep by the first of its values, a study by its first job."""
+    known = OverridesParser.create().parse_overrides(shorthand(words))
+    first = [next(o.sweep_string_iterator()) if o.is_sweep_override() else o.get_value_element_as_str() for o in known]
+    words = [f"{o.input_line.partition('=')[0]}={value}" for o, value in zip(known, first, strict=True)]
+    cfg = config(*(word for word in words if not word.startswith("ckpt_path=")))
+    if study := next((word.partition("=")[2] for word in words if word.startswith("study=")), None):
+        own = [word for word in words if not re.match(r"(study|scale)[.=]", word)]
+        cfg = config(*read_jobs(study, cfg.scale, OmegaConf.to_container(cfg.study), own)[0][0].overrides)
+    check(cfg)
 
 
 def test_the_tests_of_each_promise_are_there():
