@@ -220,7 +220,7 @@ def finish(cfg: DictConfig, parts: Parts, folder: Path, trainer: Trainer, data: 
     }
     metrics = read_metrics(folder / METRICS)
     if trainer.global_step not in column(metrics, "test/loss").index:
-        return  # no logger has written its rows
+        return  # no logger has written its rows, or the last has no test
     summary = summary_of(metrics, cfg.targets, trainer.world_size)
     write_summary(folder, summary, about)
     if cfg.extras.figures:

@@ -81,14 +81,14 @@ class ClientMetric(Metric):
     def measured(self, stack: ClientStack, round: Round) -> Tensor:
         """The numbers of all clients of the stack, ``[K, V]``."""
         training, device = stack.net.training, next(iter(stack.full.values())).device
-        started = _now(device)
+        started = now(device)
         stack.net.eval()
         try:
             with torch.no_grad():
                 return torch.stack([self.measure(stack, i, round) for i in range(len(stack))])
         finally:
             stack.net.train(training)
-            self._seconds += _now(device) - started
+            self._seconds += now(device) - started
 
     def on_round_end(self, row: dict[str, Any], round: Round) -> None:
         if self.due(round):
@@ -99,7 +99,7 @@ class ClientMetric(Metric):
             }
 
 
-def _now(device: torch.device) -> float:
+def now(device: torch.device) -> float:
     """Seconds, once the device has done what it was asked for."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -16,7 +16,6 @@ table). A measured round costs N/|S| rounds of training: it enters ``time/round_
 """
 
 from dataclasses import replace
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,7 @@ from gcfed.federated.aggregate import MeanAggregator, Upload, finite_clients
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.method import Setup, upload_shapes
 from gcfed.federated.round import Round
-from gcfed.metrics.base import Metric, dot
+from gcfed.metrics.base import Metric, dot, now
 
 
 class Gap(Metric):
@@ -52,8 +51,8 @@ class Gap(Metric):
         """Metrics come after the methods, so what goes down is final, and what methods keep is still this round's."""
         if not self.due(round):
             return
-        started = perf_counter()
         trainer, device = self.module.trainer, self.module.device
+        started = now(device)
         loop = FederatedLoop.of(trainer)
         self._rehearsal = replace(round, rehearsal=True)
         others = np.setdiff1d(np.arange(round.num_clients), round.cohort)
@@ -62,10 +61,9 @@ class Gap(Metric):
             for clients in loop.stacks(trainer, others):
                 loop.train_clients(trainer, self.module, clients, self._rehearsal)
         self._rehearsal = None
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        now(device)  # waits for the device
         trainer.strategy.barrier()  # or the wait for a slower process would count as training
-        self._seconds = perf_counter() - started
+        self._seconds = now(device) - started
 
     def on_upload(self, upload: Upload, round: Round) -> None:
         rehearsed = round is self._rehearsal

@@ -23,7 +23,6 @@ import copy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -34,7 +33,7 @@ from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.method import Setup
 from gcfed.federated.round import Round
 from gcfed.federated.stack import Params
-from gcfed.metrics.base import Metric
+from gcfed.metrics.base import Metric, now
 from gcfed.utils.number import choice, number
 from gcfed.utils.pictures import show
 from gcfed.utils.rng import generator, torch_seed
@@ -107,9 +106,9 @@ class Leakage(Metric):
         """Metrics come after the methods, so what goes down is final, and what methods keep is still this round's."""
         if not self.due(round):
             return
-        started = perf_counter()
+        started = now(self.module.device)
         self._observed = self._observe(round) if self.module.trainer.is_global_zero else None
-        self._seconds = perf_counter() - started
+        self._seconds = now(self.module.device) - started
 
     def _observe(self, round: Round) -> Observed | None:
         """One client's upload after one step; None where it is not finite."""

@@ -85,14 +85,11 @@ def compare(paper: PaperTable, groups: Sequence[Group], settings: Settings, *, e
     full, tables = {asked for overrides in places.values() for asked in settings(overrides)[0]}, []
     for scale, part in _scales(paper.name).items():
         further = tuple(map(str, part.get("overrides") or ()))
-        rows, columns = (
-            choose(key, words, labels) if (words := part.get(key)) else set(labels)
-            for key in ("rows", "columns")
-            for labels in [[axis.label for axis in getattr(paper, key)]]
-        )
+        chosen = {"rows": {axis.label for axis in paper.rows}, "columns": {axis.label for axis in paper.columns}}
+        chosen |= {key: choose(key, part[key], sorted(labels)) for key, labels in chosen.items() if part.get(key)}
         lines = []
         for place, overrides in places.items():
-            if place[0].label not in rows or place[1].label not in columns:
+            if place[0].label not in chosen["rows"] or place[1].label not in chosen["columns"]:
                 continue
             asked, rounds = settings(overrides, further)
             known = [group for name in asked for group in by_setting[name]]
