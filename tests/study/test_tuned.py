@@ -6,8 +6,10 @@ from omegaconf import OmegaConf
 from pretend import CONTEXT, BasicLauncher
 
 from gcfed.study.sweep import sweep
+from gcfed.utils.resolvers import CONFIGS
 
 pytest.importorskip("optuna")
+from gcfed.study.search import read_space
 
 METRIC = "test/acc_smooth10"
 ROWS = [
@@ -85,4 +87,18 @@ def test_a_dry_run_and_a_mistake_start_nothing(tmp_path, capsys):
     assert "2 searches of 4 trials each" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"study\.search: budget is missing or unknown"):
         go(tmp_path, launcher, search=SEARCH | {"budget": 3})
+    knobs = {"algorithm=fedprox": {"methods.proximal.mu: interval(0.0": None, "1.0)": None}}  # YAML without quotes
+    with pytest.raises(ValueError, match=r"methods\.proximal\.mu: interval\(0\.0.* cannot be searched"):
+        go(tmp_path, launcher, search=SEARCH | {"knobs": knobs})
     assert not launcher.jobs
+
+
+def test_the_spaces_of_the_repositorys_own_studies_can_be_searched():
+    studies = {path.stem: OmegaConf.load(path).get("study", {}) for path in (CONFIGS / "study").glob("*.yaml")}
+    searches = {name: study.search for name, study in studies.items() if study.get("search")}
+    assert "tuned_cifar10" in searches
+    for search in searches.values():
+        for params in (search.params, *search.knobs.values()):
+            space, rest = read_space(params, [])
+            assert [*space] == [*params]
+            assert not rest

@@ -46,27 +46,32 @@ def tune(
         dry_run: search for nothing; take what was found.
 
     Raises:
-        ValueError: no trial of a search has a value.
+        ValueError: words that cannot be searched, before any search; or no trial of a search has a value.
     """
-    from gcfed.study.search import search  # Optuna, an extra; a trial that fails is one of the budget
+    from gcfed.study.search import read_space, search  # Optuna, an extra; a trial that fails is one of the budget
 
     sweeper = yaml.safe_load((CONFIGS / "hydra" / "sweeper" / "optuna.yaml").read_text(encoding="utf-8"))
     fixed = {key: value for key, value in sweeper.items() if not key.startswith("_")}
+    budget = {"n_trials": settings["n_trials"], "n_jobs": settings.get("n_jobs", 1)}
+    cells = {job.cell: job for job in reversed(jobs)}
+    params = {cell: dict(settings["params"]) for cell in cells}
+    for override, more in settings["knobs"].items():
+        for cell in (cell for cell, job in cells.items() if override in job.overrides):
+            params[cell] |= more
+    for words in params.values():
+        read_space(words, [])
     found: dict[str, list[str]] = {}
     for job in jobs:
         if job.cell in found:
             continue
         folder = root / SEARCHES / job.cell
         own = {"hydra": {"sweep": {"dir": str(folder)}}, "optimized_metric": settings["metric"]}
-        params = dict(settings["params"])
-        for override, more in settings["knobs"].items():
-            params |= more if override in job.overrides else {}
         common = [override for override in job.overrides if not override.startswith("seed=")]
         if not dry_run:
             say(f"search for {job.title.rpartition(', seed')[0]}")
             search(
                 OmegaConf.merge(config, own), context, launcher, [*common, *settings["overrides"]],
-                **fixed | {"n_trials": settings["n_trials"], "n_jobs": settings.get("n_jobs", 1), "params": params},
+                **fixed | budget | {"params": params[job.cell]},
             )  # fmt: skip
         if not (results := folder / "optimization_results.yaml").is_file():
             if dry_run:
