@@ -53,7 +53,7 @@ def tune(
     sweeper = yaml.safe_load((CONFIGS / "hydra" / "sweeper" / "optuna.yaml").read_text(encoding="utf-8"))
     fixed = {key: value for key, value in sweeper.items() if not key.startswith("_")}
     budget = {"n_trials": settings["n_trials"], "n_jobs": settings.get("n_jobs", 1)}
-    cells = {job.cell: job for job in reversed(jobs)}
+    cells = {job.cell: job for job in jobs}  # of any seed, which a search has of its own
     params = {cell: dict(settings["params"]) for cell in cells}
     for override, more in settings["knobs"].items():
         for cell in (cell for cell, job in cells.items() if override in job.overrides):
@@ -61,23 +61,21 @@ def tune(
     for words in params.values():
         read_space(words, [])
     found: dict[str, list[str]] = {}
-    for job in jobs:
-        if job.cell in found:
-            continue
-        folder = root / SEARCHES / job.cell
+    for cell, job in cells.items():
+        folder = root / SEARCHES / cell
         own = {"hydra": {"sweep": {"dir": str(folder)}}, "optimized_metric": settings["metric"]}
         common = [override for override in job.overrides if not override.startswith("seed=")]
         if not dry_run:
             say(f"search for {job.title.rpartition(', seed')[0]}")
             search(
                 OmegaConf.merge(config, own), context, launcher, [*common, *settings["overrides"]],
-                **fixed | budget | {"params": params[job.cell]},
+                **fixed | budget | {"params": params[cell]},
             )  # fmt: skip
         if not (results := folder / "optimization_results.yaml").is_file():
             if dry_run:
-                found[job.cell] = []  # to be searched for
+                found[cell] = []  # to be searched for
                 continue
             raise ValueError(f"No trial of {folder} has a value; its trials.csv says why. study.rows leaves it out.")
         best = yaml.safe_load(results.read_text(encoding="utf-8"))["best_params"]
-        found[job.cell] = [f"{key}={value}" for key, value in best.items()]
+        found[cell] = [f"{key}={value}" for key, value in best.items()]
     return [job._replace(overrides=[*job.overrides, *found[job.cell]]) for job in jobs]
