@@ -3,14 +3,17 @@
 import warnings
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 from run_folders import GCFED, PLACE, accuracies, run_of, write_run
 
 from gcfed.data.label_counts import LabelCounts
-from gcfed.report import figures
-from gcfed.report.figures import POINTS, agreement, bars, curves, draw, layer_map
+from gcfed.report import drawing, figures
+from gcfed.report.drawing import POINTS, agreement, bars, curves, layer_map
+from gcfed.report.figures import draw
 from gcfed.report.groups import grouped
+from gcfed.report.searches import Search
 from gcfed.runs.folder import find_runs
 from gcfed.runs.measures import smooth
 
@@ -61,7 +64,7 @@ def test_a_sweep_is_drawn_over_its_number_with_one_line_a_method(axes):
             for lam in (0.0, 0.5) for seed in (1, 2)]  # fmt: skip
     other = run_of(**GCFED, **{"gc.lam": 0.7, "client.epochs": 1})  # differs in two numbers: no sweep
     plot = plots_of(*runs, other, run_of())["gc.lam_1"]
-    plot.draw(axes)
+    plot.panels[""](axes)
     np.testing.assert_allclose(axes.lines[0].get_xydata(), [(0, 15), (0.5, 65)])
     assert (axes.get_xlabel(), plot.title) == ("λ", "accuracy, last 10 rounds against λ")
     assert plot.federation == f"{PLACE}, 30 rounds"
@@ -77,7 +80,7 @@ def test_two_numbers_that_change_together_are_no_sweep():
 def test_a_sweep_over_a_federations_number_names_what_the_federations_share(axes):
     plot = plots_of(*(run_of(**{"partition.alpha": alpha}) for alpha in (0.1, 1.0, 10.0)))["partition.alpha_1"]
     assert plot.federation == "digits, mlp, 5 of 20 clients, 30 rounds"
-    plot.draw(axes)
+    plot.panels[""](axes)
     assert axes.get_xscale() == "log"
 
 
@@ -87,7 +90,7 @@ def test_sweeps_with_other_settings_are_lines_of_their_own(axes):
     # what most runs of a federation have is not in their names: η 0.01 at α 0.1, η 0.1 at α 1
     for alpha, lr in ((0.1, 0.01), (1.0, 0.1)):
         runs.append(run_of(**{"partition.alpha": alpha, "client.optimizer.lr": lr, "client.epochs": int(9 * alpha)}))
-    plots_of(*runs)["partition.alpha_1"].draw(axes)
+    plots_of(*runs)["partition.alpha_1"].panels[""](axes)
     lines = {tuple(np.round(line.get_ydata().astype(float), 6)) for line in axes.lines if len(line.get_ydata())}
     assert {(5.5, 50.5), (10, 55)} <= lines
 
@@ -122,7 +125,7 @@ def test_methods_that_send_unequal_bytes_are_also_compared_by_bytes(axes):
     for run, sent in ((few, 1e9), (many, 3e9)):
         run.metrics["comm/up_bytes"] = sent
         run.metrics["comm/down_bytes"] = 1e9
-    plots_of(few, many)["bytes_1"].draw(axes)
+    plots_of(few, many)["bytes_1"].panels[""](axes)
     assert [list(line.get_xdata()) for line in axes.lines[:2]] == [[2, 4], [4, 8]]
     many.metrics["comm/up_bytes"] = 1e9
     assert "bytes_1" not in plots_of(few, many)
@@ -142,10 +145,52 @@ def test_the_longest_updates_are_a_map_of_clients_and_layers(axes, tmp_path):
     run = run_of(folder=tmp_path)
     lines = ["1,7,conv,10,5", "1,7,fc,1,0", "1,9,conv,100,100", "1,9,fc,inf,nan"]
     (tmp_path / "updates.csv").write_text("\n".join(["round,client,tensor,norm,removed", *lines]))
-    plots_of(run)["updates_1_1"].draw(axes)
+    plots_of(run)["updates_1_1"].panels[""](axes)
     np.testing.assert_allclose(axes.collections[0].get_array().filled(-1), [[2, -1], [1, 0]])
     assert [text.get_text() for text in axes.get_yticklabels()] == ["round 1, client 9", "round 1, client 7"]
     assert [text.get_text() for text in axes.texts] == ["100%", "25%", "0%"]
+
+
+def kinds_of_gc(folder="/nowhere"):
+    """Two algorithms with each of four kinds of GC."""
+    gcs = {"none": 0.1, "Local GC": 0.2, "Global GC": 0.3, "GC-Fed": 0.4}
+    return [
+        run_of(values=(value + more,), folder=f"{folder}/{algorithm}-{gc}/trial_0000",
+               **{"labels.algorithm": algorithm, "labels.gc": gc, "a.key": algorithm + gc})
+        for algorithm, more in (("FedAvg", 0.0), ("FedSAM", 0.5)) for gc, value in gcs.items()
+    ]  # fmt: skip
+
+
+def test_more_methods_than_colours_are_a_panel_an_algorithm(axes):
+    runs = kinds_of_gc()
+    assert [*plots_of(*runs[:7])["test_acc_1"].panels] == [""]
+    panels = plots_of(*runs)["test_acc_1"].panels
+    assert [*panels] == ["FedAvg", "FedSAM"]
+    panels["FedSAM"](axes)
+    names = [text.get_text() for text in axes.get_legend().get_texts()]
+    heights = [line.get_ydata()[0] for line in axes.lines if len(line.get_ydata())]
+    assert dict(zip(names, heights, strict=True)) == pytest.approx(
+        {"no GC": 60, "Local GC": 70, "Global GC": 80, "GC-Fed": 90}
+    )
+    other = run_of(**{"labels.algorithm": "FedAvg", "labels.gc": "none", "b.key": 1})  # FedAvg without GC, twice
+    assert [*plots_of(*runs, other)["test_acc_1"].panels] == [""]
+
+
+def test_searches_are_curves_of_the_best_value_so_far(axes, tmp_path):
+    trials = pd.DataFrame({"number": [0, 1, 2, 3], "value": [0.2, 0.1, np.nan, 0.3]})
+    runs = kinds_of_gc(tmp_path)
+    for search, best in (
+        (Search(trials, "mean:val/acc[10]", higher=True), [20, 20, 20, 30]),
+        (Search(trials, "last:val/loss", higher=False), [0.2, 0.1, 0.1, 0.1]),
+    ):
+        (plot,) = figures._of_searches(grouped(runs), {run.folder.parent: search for run in runs})
+        assert [*plot.panels] == ["FedAvg", "FedSAM"]
+        plot.panels["FedAvg"](axes)
+        np.testing.assert_allclose(axes.lines[-1].get_xydata().T, [[1, 2, 3, 4], best])
+    figure, _ = figures._drawn(plot)
+    assert [axes.get_title() for axes in figure.axes] == ["FedAvg", "FedSAM"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["no GC", "Local GC", "Global GC", "GC-Fed"]
+    assert not [*figures._of_searches(grouped(runs), {})]
 
 
 def test_families_and_partitions(tmp_path):
@@ -153,7 +198,7 @@ def test_families_and_partitions(tmp_path):
     write_run(run, accuracies(0.5, 0.6, **{"drift/client_norm": [1, 1]}), "data=digits gc=none rounds=2")
     LabelCounts(np.arange(3), np.eye(3, dtype=int), 3).save(run)
     failed = {}
-    pictures = draw(grouped(find_runs([tmp_path / "logs"])), tmp_path / "out", ["pdf"], failed)
+    pictures = draw(grouped(find_runs([tmp_path / "logs"])), {}, tmp_path / "out", ["pdf"], failed)
     assert failed == {}
     names = {"test_acc_1", "test_loss_1", "drift_client_norm_1", "partition_1"}
     assert {picture.file.stem for picture in pictures} == names
@@ -165,15 +210,15 @@ def test_long_names_and_a_run_under_way_cost_no_figure(tmp_path):
     runs = [run_of(values=(0.2, 0.8), targets=[0.5], **{"labels.algorithm": n, "a.key": n}) for n in names]
     begun = with_column("cka/conv1", [0.8, 1.0], state="unfinished")
     failed = {}
-    pictures = draw(grouped([*runs, begun]), tmp_path, [], failed)
+    pictures = draw(grouped([*runs, begun]), {}, tmp_path, [], failed)
     assert failed == {}
     assert {"test_acc_1", "target_1"} <= {picture.file.stem for picture in pictures}
 
 
 def test_a_warning_costs_its_figure_only(tmp_path, monkeypatch, unrendered):
-    monkeypatch.setattr(figures, "bars", lambda *args: warnings.warn("unreadable", UserWarning, stacklevel=1))
+    monkeypatch.setattr(drawing, "bars", lambda *args: warnings.warn("unreadable", UserWarning, stacklevel=1))
     runs = [run_of(values=(0.2, 0.8), targets=[0.5]), run_of(**GCFED, values=(0.6,), targets=[0.5])]
     failed = {}
-    pictures = draw(grouped(runs), tmp_path, [], failed)
+    pictures = draw(grouped(runs), {}, tmp_path, [], failed)
     assert failed == {f"rounds to 50 %, {PLACE}, 30 rounds": "UserWarning: unreadable"}
     assert [picture.file for picture in pictures] == list(tmp_path.iterdir()) == [tmp_path / "test_acc_1.png"]

@@ -8,7 +8,7 @@ import sys
 import pytest
 from run_folders import curve, write_run
 
-from gcfed.report import build, figures
+from gcfed.report import drawing
 from gcfed.report.build import Incomplete, report
 from gcfed.utils.resolvers import ROOT
 
@@ -92,8 +92,8 @@ def test_what_is_lacking_is_named_and_the_rest_is_there(tmp_path, monkeypatch):
         raise KeyError("test/acc")
 
     write_runs(tmp_path / "logs")
-    monkeypatch.setattr(figures, "curves", fails)
-    monkeypatch.setattr(figures, "bars", fails)
+    monkeypatch.setattr(drawing, "curves", fails)
+    monkeypatch.setattr(drawing, "bars", fails)
     lacks = "no finished run has the measures max:test/nothing"
     with pytest.raises(Incomplete, match=rf"{lacks}.*KeyError: 'test/acc'"):
         report(config(tmp_path, figures=True, measures=["max:test/nothing", "max:test/acc"]))
@@ -113,19 +113,3 @@ def test_the_papers_that_were_asked_for_while_nothing_has_ended(tmp_path):
         report(config(tmp_path, **changed))
         assert tables(out) == {"runs"} | names
     assert "after round 2 of 800" in (out / "report.md").read_text()
-
-
-def test_a_search_is_a_table(tmp_path):
-    trials = "number,state,value,seconds,folder,gc.lam\n0,COMPLETE,0.5,2.0,0,0.1\n1,FAIL,,,,0.2\n"
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "trials.csv").write_text(trials)
-    lacks = []
-    (table,) = build._searches([tmp_path], lacks)
-    assert (table.name, lacks) == ("trials_mine", [])
-    assert table.frame.to_numpy().tolist() == [["0", "COMPLETE", "0.5", "2", "0.1"], ["1", "FAIL", "–", "–", "0.2"]]
-    for place, text in (("small/mine", trials), ("empty", "")):
-        (tmp_path / place).mkdir(parents=True)
-        (tmp_path / place / "trials.csv").write_text(text)
-    names = [table.name for table in build._searches([tmp_path], lacks)]
-    assert len(set(names)) == 2  # of one name, in two folders
-    assert "empty/trials.csv cannot be read: No columns" in lacks[0]

@@ -5,22 +5,20 @@ from __future__ import annotations
 import base64
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gcfed.report import papers
 from gcfed.report.compare import Settings, compare
 from gcfed.report.groups import grouped
+from gcfed.report.searches import read_searches, trials_table
 from gcfed.report.tables import MEASURES, Table, all_runs, best, by_federation, measured, targets, write_texts
-from gcfed.runs.folder import STATES, find_runs, folders
+from gcfed.runs.folder import STATES, find_runs
 from gcfed.runs.measures import FORMS, parse
-
-TRIALS = "trials.csv"
 
 
 class Incomplete(RuntimeError):
@@ -60,7 +58,8 @@ def report(cfg: Mapping[str, Any]) -> Path:
     settings = Settings(groups)
     others = [table for paper in chosen for table in compare(paper, groups, settings, empty=cfg["empty"])]
     lacks: list[str] = []
-    others += [table for table in (targets(groups), *_searches(roots, lacks)) if table]
+    searches = read_searches(roots, lacks)
+    others += [table for table in (targets(groups), trials_table(searches)) if table]
     tables = [*([first] if first else []), *federations.values(), *others, every]
     lost = [m for m in measures if not any(m in set(table.records["measure"]) for table in federations.values())]
     lacks += [f"no finished run has the measures {', '.join(lost)}. {FORMS}"] if lost else []
@@ -71,7 +70,7 @@ def report(cfg: Mapping[str, Any]) -> Path:
         from gcfed.report.figures import draw  # matplotlib and seaborn
 
         failed: dict[str, str] = {}
-        pictures = draw(groups, out / "figures", _listed(cfg["formats"]), failed)
+        pictures = draw(groups, searches, out / "figures", _listed(cfg["formats"]), failed)
         lacks += [f"figure {title!r}: {error}" for title, error in failed.items()]
     states = Counter(run.state for run in runs)
     counts = f"{len(runs)} runs of {len(groups)} settings: "
@@ -100,21 +99,3 @@ def _is_debug(folder: Path, root: Path) -> bool:
 def _listed(value: Any) -> list[str]:
     """``roots=logs`` is as good as ``roots=[logs]``, null as []."""
     return [value] if isinstance(value, str) else list(dict.fromkeys(map(str, value or ())))
-
-
-def _searches(roots: Sequence[Path], lacks: list[str]) -> list[Table]:
-    """The trials of each hyperparameter search; ``lacks`` takes those that cannot be read."""
-    tables = []
-    found = sorted({folder.resolve() for folder, files in folders(roots) if TRIALS in files})
-    for i, folder in enumerate(found, start=1):
-        try:
-            trials = pd.read_csv(folder / TRIALS)
-        except (ValueError, OSError) as error:
-            lacks.append(f"{os.path.relpath(folder / TRIALS)} cannot be read: {error}")
-            continue
-        name = f"trials_{folder.name}" + f"_{i}" * (sum(other.name == folder.name for other in found) > 1)
-        frame = trials.drop(columns="folder", errors="ignore").astype(object).fillna("–")
-        frame = frame.map(lambda cell: f"{cell:.5g}" if isinstance(cell, float) else str(cell))
-        note = "The best trial stands in the search's optimization_results.yaml."
-        tables.append(Table(name, f"Search {os.path.relpath(folder)}", frame, trials, (note,)))
-    return tables

@@ -93,13 +93,14 @@ def _ended(run: Run) -> float:
     return datetime.fromisoformat(text).timestamp() if isinstance(text, str) else -math.inf
 
 
-def _name(run: Run, kind: str) -> str:
+def label_of(run: Run, kind: str) -> str:
+    """What people call the run's ``algorithm``, ``gc``, ``data`` or ``model``."""
     return str(run.get(f"labels.{kind}", run.get(f"tags.{kind}", "?")))
 
 
 def _method(run: Run) -> str:
     """FedAvg, GC-Fed (which is FedAvg with gc=gcfed), FedProx + Local GC."""
-    names = [_name(run, "algorithm"), _name(run, "gc")]
+    names = [label_of(run, "algorithm"), label_of(run, "gc")]
     if run.get("gc._target_") is None:
         return names[0]
     return names[1] if run.get("tags.algorithm") == "fedavg" else " + ".join(names)
@@ -111,7 +112,7 @@ def _federation(run: Run) -> str:
     parameter = run.get("partition.alpha", run.get("partition.classes", ""))
     clients = f"{run.get('participation.per_round')} of {run.get('participation.num_clients') or 'all'} clients"
     where = f"{partition} {parameter}".strip()
-    return ", ".join([_name(run, "data"), _name(run, "model"), clients, where, f"{run.planned} rounds"])
+    return ", ".join([label_of(run, "data"), label_of(run, "model"), clients, where, f"{run.planned} rounds"])
 
 
 def _distinct(groups: Sequence[Group], name: str) -> list[Group]:

@@ -154,6 +154,7 @@ def write(study: optuna.Study, root: Path) -> None:
     if best(study):
         top = study.best_trial
         found = {"best_params": top.params, "best_value": top.value, "best_trial": top.number, "folder": name_of(top)}
+        found |= {key: study.user_attrs["fixed"][key] for key in ("metric", "direction")}
         with replacing(root / "optimization_results.yaml") as temporary:
             temporary.write_text(yaml.safe_dump({"name": "optuna"} | found, sort_keys=False))
 
