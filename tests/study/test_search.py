@@ -54,6 +54,7 @@ def test_trials_are_jobs_and_leave_a_table(tmp_path, capsys):
     assert {f"gc.lam={row['gc.lam']}", f"client.epochs={row['client.epochs']}"} < {*launcher.jobs[int(row["number"])]}
     best = yaml.safe_load((tmp_path / "optimization_results.yaml").read_text())
     assert (best["best_trial"], best["folder"]) == (int(row["number"]), row["folder"])
+    assert (best["metric"], best["direction"]) == (METRIC, "maximize")
     assert best["best_params"] == {"client.epochs": row["client.epochs"], "gc.lam": float(row["gc.lam"])}
     assert "trial 4 of 4: trial_0003 (" in capsys.readouterr().out
 
