@@ -505,7 +505,7 @@ MUTANTS: dict[str, tuple[tuple[str, ...], list[tuple[str, str]]]] = {
         ("for t in optimum.values()]).norm()", "for t in params.values()]).norm()"),
     ]),
     "runs/measures.py": (("runs/test_measures.py",), [
-        ("min_periods=1", "min_periods=WINDOW"),
+        ("rolling(WINDOW, min_periods=1)", "rolling(WINDOW, min_periods=WINDOW)"),
         ("1 - DECAY", "DECAY"),
         ("curve >= target", "curve > target"),
         ("values.loc[:round_number]", "values.loc[: round_number - 1]"),

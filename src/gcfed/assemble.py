@@ -150,7 +150,7 @@ def check(cfg: DictConfig) -> None:
             followed = rf"\$\{{\s*(?:{re.escape(path)}|\.+{re.escape(key)})\s*[.}}\[]"
             if not re.search(followed, written):
                 near = get_close_matches(key, known, n=1)
-                hint = f": did you mean {f'{group}.{near[0]}'.lstrip('.')}?" if near else "."
+                hint = f": did you mean {f'{group}.{near[0]}'.lstrip('.')}?" if near else f"; ~{path} leaves it out."
                 raise ValueError(f"{path}={node[key]} is read by nothing{hint}")
     choices = HydraConfig.get().runtime.choices if HydraConfig.initialized() else cfg.tags
     for key in ("data", "model", "algorithm", "gc"):

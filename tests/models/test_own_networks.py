@@ -109,6 +109,7 @@ def with_batch_norm():
         (lambda: of_torchvision("resnet81", 32), r"model\.name=resnet81 is no classifier .* resnet18"),
         (lambda: of_torchvision("alexnet", 8), r"AlexNet cannot read samples of .*\[3, 8, 8\]: "),
         (lambda: of_torchvision("alexnet", 64, weights=1), r"model\.weights=1 is unknown: choose null, DEFAULT"),
+        (lambda: of_torchvision("googlenet", 64, weights="DEFAULT"), r"weights=DEFAULT: googlenet has them with"),
         (lambda: fitted(Net(), (3, 8, 8), 0), r"model\.num_classes=0 must be"),
         (lambda: fitted(Hidden(), (3, 8, 8), 10), r"Hidden makes .* shape \[2, 5\] .*data\.num_classes=10"),
         (lambda: fitted(Scalar(), (3, 8, 8), 10), r"Scalar makes an output of the shape \[\]"),

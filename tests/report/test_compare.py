@@ -139,8 +139,8 @@ def test_a_bound_has_no_difference_and_departures_say_why(add, toy):
 
 def test_a_studys_scale_is_a_table_of_its_own(tmp_path):
     """``study=fedacg_table1a scale=small`` trains another model: those runs are of that table only."""
-    small = "experiment=cifar10_resnet18_fedacg algorithm=fedavg model=cnn ~model.groups client.optimizer.lr=0.03 rounds=60"
-    groups = grouped([write_run(tmp_path / "a", accuracies(*[0.5] * 60), f"{small} eval_every=2")])
+    small = "experiment=cifar10_resnet18_fedacg algorithm=fedavg model=cnn ~model.groups client.optimizer.lr=0.03"
+    groups = grouped([write_run(tmp_path / "a", accuracies(*[0.5] * 60), f"{small} rounds=60 eval_every=2")])
     (table,) = compare(load("fedacg_table1a"), groups, Settings(groups))
     assert (table.name, "(scale=small: model=cnn" in table.title) == ("fedacg_table1a_small", True)
     assert "study=fedacg_table1a scale=small" in table.notes[-1]

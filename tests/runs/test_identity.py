@@ -56,6 +56,8 @@ def test_runs_that_differ_by_seed_are_repetitions(base):
 
 def test_an_ingredient_that_is_absent_has_no_settings(base):
     assert identity(composed("gc=none", "gc.boundary=fc1")) == identity(composed("gc=none"))
+    assert identity(composed("~gc")) == identity(composed("gc=none"))  # of which model=mlp has left the boundary
+    assert identity(composed("+methods.fedgc.layerwise=tensor")) == identity(composed())
 
 
 @pytest.mark.parametrize("experiment", ["digits_mlp_gcfed", "matrix_regression_ssf", "cifar10_resnet18_fedacg"])

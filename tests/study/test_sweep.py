@@ -116,6 +116,12 @@ def test_cells_that_an_override_makes_equal_are_one_run(study):
     assert [job[0][-3] for job in launcher.calls] == ["gc=local"]
 
 
+def test_cells_that_measure_otherwise_are_two_runs(study, capsys):
+    columns = [{"label": f"every {n}", "overrides": ["metrics=gap", f"metrics.gap.every={n}"]} for n in (1, 2)]
+    study(BasicLauncher(), dry_run=True, table={**TABLE, "columns": columns}, rows=["FedAvg"])
+    assert "2 jobs in" in capsys.readouterr().out
+
+
 def test_two_processes_never_run_the_same_job(study, capsys, caplog):
     second = BasicLauncher()
 

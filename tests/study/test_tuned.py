@@ -90,7 +90,23 @@ def test_a_dry_run_and_a_mistake_start_nothing(tmp_path, capsys):
     knobs = {"algorithm=fedprox": {"methods.proximal.mu: interval(0.0": None, "1.0)": None}}  # YAML without quotes
     with pytest.raises(ValueError, match=r"methods\.proximal\.mu: interval\(0\.0.* cannot be searched"):
         go(tmp_path, launcher, search=SEARCH | {"knobs": knobs})
+    losses = SEARCH | {"metric": "mean:val/loss[10]"}
+    with pytest.raises(ValueError, match=r"better where it is smaller: .* \+study\.search\.direction=minimize"):
+        go(tmp_path, launcher, search=losses)
     assert not launcher.jobs
+
+
+def test_a_loss_is_minimized_and_a_knob_of_no_job_is_named(tmp_path, capsys):
+    launcher = BasicLauncher(lambda values, number: {METRIC: 0.5, "val/loss": float(values["client.optimizer.lr"])})
+    knobs = {"algorithm=fedprox ": {"methods.proximal.mu": "interval(0.0, 1.0)"}}
+    go(tmp_path, launcher, search=SEARCH | {"metric": "val/loss", "direction": "minimize", "knobs": knobs})
+    rates = [float(value) for job in launcher.jobs for key, _, value in [job_of.partition("=") for job_of in job]
+             if key == "client.optimizer.lr"]  # fmt: skip
+    assert {*rates[8:]} == {min(rates[:4]), min(rates[4:8])}
+    assert (
+        "no job has algorithm=fedprox : study.search.knobs has methods.proximal.mu for nothing"
+        in capsys.readouterr().out
+    )
 
 
 def test_the_spaces_of_the_repositorys_own_studies_can_be_searched():

@@ -80,6 +80,10 @@ def torchvision_net(
         raise ValueError(f"model.name={name} is no classifier of torchvision.models; there are {', '.join(close)}.")
     choice("model.weights", weights, (None, "DEFAULT", *(w.name for w in torchvision.models.get_model_weights(name))))
     if name in ("googlenet", "inception_v3"):  # auxiliary heads would give more than logits
+        if weights:
+            raise ValueError(
+                f"model.weights={weights}: {name} has them with auxiliary heads only; take another network."
+            )
         settings = {"init_weights": True, "aux_logits": False} | settings
     return fitted(torchvision.models.get_model(name, weights=weights, **settings), input_shape, num_classes)
 

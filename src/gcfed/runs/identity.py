@@ -31,6 +31,7 @@ COUNTED = (
 )  # fmt: skip
 #: Values that other sections repeat under the same name, as ``data.seed: ${seed}``.
 REPEATED = ("seed", "rounds")
+_INGREDIENT = re.compile(r"(gc|attack|quantization|methods\.[^.]+)\.")
 _NEUTRAL = re.compile(rf"({'|'.join(map(re.escape, NEUTRAL))})([./]|$)")
 
 
@@ -42,7 +43,8 @@ def counts(key: str) -> bool:
 def leaves(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
     """All that counts of a composed config, or of a run's ``config.yaml``: dotted key → plain value, by key.
 
-    ``1.0`` is 1. What is null has no entry, nor has anything of a section whose ``_target_`` is null.
+    ``1.0`` is 1. What is null has no entry, nor has anything of a section whose ``_target_`` is null,
+    or of an ingredient that has none, after ``~gc``.
     """
     if isinstance(cfg, DictConfig):  # what does not count may be unknown yet, and is not resolved
         sections = {str(key): cfg[key] for key in cfg if counts(str(key))}
@@ -61,7 +63,8 @@ def leaves(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flat(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if tree.get("_target_", "") is None:  # an ingredient that is absent, of which defaults may be left
+    absent = None if _INGREDIENT.fullmatch(prefix) else ""
+    if tree.get("_target_", absent) is None:  # an ingredient that is absent, of which defaults may be left
         return
     for key, value in tree.items():
         if isinstance(value, Mapping):

@@ -12,6 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, RangeSweep
 from hydra.errors import HydraException
 
+from gcfed.report import tables
 from gcfed.runs.folder import CONFIG, read_run
 from gcfed.runs.identity import differences, leaves
 from gcfed.runs.measures import parse, value
@@ -50,6 +51,11 @@ def search(config: Any, context: Any, launcher: Any, arguments: list[str], **set
     if min(n_trials, n_jobs) < 1 or not space or metric is None:
         raise ValueError("A search needs optimized_metric, hydra.sweeper.params, and n_trials and n_jobs above 0.")
     parse(metric)
+    if settings["direction"] == "maximize" and tables.describe(metric)[2] is False:
+        raise ValueError(
+            f"{metric} is better where it is smaller: set hydra.sweeper.direction=minimize "
+            "(of a tuned study +study.search.direction=minimize)."
+        )
     cfg = context.config_loader.load_sweep_config(config, common)
     fixed = {key: v for key, v in leaves(cfg).items() if not any(f"{key}.".startswith(f"{name}.") for name in space)}
     fixed |= {"rounds": cfg.rounds, "eval_every": cfg.eval_every, "metric": metric, "direction": settings["direction"]}

@@ -128,7 +128,8 @@ def look_up(jobs: Sequence[Job], root: Path, shelf: Path, compose: Callable[[Seq
         except (ValueError, OmegaConfBaseException) as error:
             raise ValueError(f"{job.title}: {' '.join(str(error).split())}") from None
         key = digest(work.leaves), cfg.rounds
-        if works.setdefault((*key, cfg.eval_every, *(cfg.metrics or ())), work) is not work:
+        metrics = OmegaConf.to_yaml(cfg.metrics or {})
+        if works.setdefault((*key, cfg.eval_every, metrics), work) is not work:
             continue  # the same run as another cell's
         work.look()
         twins = [run for run in runs if (run.identity, run.rounds) == key and not work.lack(run)]

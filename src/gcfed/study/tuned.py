@@ -12,7 +12,7 @@ from gcfed.utils.resolvers import CONFIGS
 from gcfed.utils.words import say
 
 SEARCHES = "searches"  # the folder of a study's searches
-SETTINGS = {"metric", "n_trials", "params", "knobs", "overrides"}
+SETTINGS, OPTIONAL = {"metric", "n_trials", "params", "knobs", "overrides"}, {"n_jobs", "direction"}
 
 
 def check_search(settings: Mapping[str, Any]) -> None:
@@ -21,8 +21,9 @@ def check_search(settings: Mapping[str, Any]) -> None:
     Raises:
         ValueError: a key is missing or unknown.
     """
-    if odd := ({*settings} - {"n_jobs"}) ^ SETTINGS:
-        raise ValueError(f"study.search: {min(odd)} is missing or unknown; it has {', '.join(sorted(SETTINGS))}.")
+    if odd := ({*settings} - OPTIONAL) ^ SETTINGS:
+        known = ", ".join(sorted(SETTINGS | OPTIONAL))
+        raise ValueError(f"study.search: {min(odd)} is missing or unknown; it has {known}.")
 
 
 def tune(
@@ -39,9 +40,10 @@ def tune(
 
     Args:
         jobs: those of the study.
-        settings: ``study.search``: the ``metric`` and ``n_trials`` of each search, ``n_jobs`` of them at once (1);
-            its ``params``, in the words of ``configs/hydra/sweeper/optuna.yaml``; ``knobs``, override → further params
-            of the cells that have it; and ``overrides`` of the trials: a validation split, and a seed that no job has.
+        settings: ``study.search``: the ``metric``, its ``direction`` (maximize) and ``n_trials`` of each search,
+            ``n_jobs`` of them at once (1); its ``params``, in the words of ``configs/hydra/sweeper/optuna.yaml``;
+            ``knobs``, override → further params of the cells that have it; and ``overrides`` of the trials: a
+            validation split, and a seed that no job has.
         root: folder of the study; its searches lie in ``searches/<row>_<column>``.
         dry_run: search for nothing; take what was found.
 
@@ -52,12 +54,15 @@ def tune(
 
     sweeper = yaml.safe_load((CONFIGS / "hydra" / "sweeper" / "optuna.yaml").read_text(encoding="utf-8"))
     fixed = {key: value for key, value in sweeper.items() if not key.startswith("_")}
-    budget = {"n_trials": settings["n_trials"], "n_jobs": settings.get("n_jobs", 1)}
+    budget = {key: settings[key] for key in ("n_trials", *OPTIONAL) if key in settings}
     cells = {job.cell: job for job in jobs}  # of any seed, which a search has of its own
     params = {cell: dict(settings["params"]) for cell in cells}
     for override, more in settings["knobs"].items():
-        for cell in (cell for cell, job in cells.items() if override in job.overrides):
+        having = [cell for cell, job in cells.items() if override in job.overrides]
+        for cell in having:
             params[cell] |= more
+        if not having:
+            say(f"no job has {override}: study.search.knobs has {', '.join(more)} for nothing")
     for words in params.values():
         read_space(words, [])
     found: dict[str, list[str]] = {}
