@@ -52,7 +52,7 @@ def test_any_measure_has_a_title_and_a_unit(measure, title, unit, higher):
 
 def test_a_federation_is_a_table_of_methods_by_measures():
     runs = [run_of(seed=s, values=(0.1, 0.4 + s / 10)) for s in (1, 2)]
-    moon = {"tags.algorithm": "moon", "methods.moon.mu": 1}
+    moon = {"tags.algorithm": "moon", "methods.moon._target_": "gcfed.methods.moon.MOON"}
     runs += [run_of(**GCFED, values=(0.2, 0.9)), run_of("failed", values=(0.2,), **moon)]
     table = measured(grouped(runs), ["last:test/acc", "max:test/acc", "max:test/nothing"], "f", "F")
     assert table.frame.to_dict("list") == {
