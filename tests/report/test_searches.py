@@ -28,7 +28,7 @@ def test_trials_stand_one_below_the_other(tmp_path):
         ["1", "complete", "0.7", "1", "–", "0.3"],
         ["2", "fail", "–", "–", "–", "0.2"],
     ]
-    assert [isinstance(cell, Best) for cell in table.frame["value"]] == [True, False, False, False, True, False]
+    assert [isinstance(cell, Best) for cell in table.frame["value"]] == [True, False, False, False, False, False]
     assert len(table.records["search"].unique()) == 2
     assert trials_table({}) is None
 

@@ -15,7 +15,8 @@ TRIALS, RESULTS = "trials.csv", "optimization_results.yaml"
 
 
 class Search(NamedTuple):
-    """``trials`` has a row a trial, ``metric`` is what they are compared by; "" where no trial has a value."""
+    """``trials`` has a row a trial, ``metric`` is what they are compared by; "" where no trial has a value, or an
+    older version wrote the results without it."""
 
     trials: pd.DataFrame
     metric: str
@@ -37,7 +38,7 @@ def read_searches(roots: Sequence[Path], lacks: list[str]) -> dict[Path, Search]
 
 
 def trials_table(searches: Mapping[Path, Search]) -> Table | None:
-    """The trials of all searches, one below the other, each search's best value in bold."""
+    """The trials of all searches, one below the other, the best value of each whose direction is known in bold."""
     records, frames = [], []
     for folder, (trials, metric, higher) in searches.items():
         if trials.empty:
@@ -47,7 +48,7 @@ def trials_table(searches: Mapping[Path, Search]) -> Table | None:
         frame = trials.drop(columns="folder", errors="ignore").astype(object).fillna("–")
         frame = frame.map(lambda cell: f"{cell:.5g}" if isinstance(cell, float) else str(cell))
         columns = {"search": [name] + [""] * (len(frame) - 1)} | frame.to_dict("list")
-        columns["value"] = mark_best(frame["value"], trials["value"], higher)
+        columns["value"] = mark_best(frame["value"], trials["value"], higher if metric else None)
         frames.append(pd.DataFrame(columns, dtype=object))
     if not frames:
         return None
