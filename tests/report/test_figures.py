@@ -1,6 +1,7 @@
 """What the report draws holds the numbers that it is of."""
 
 import warnings
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -57,6 +58,18 @@ def test_what_has_not_finished_is_dotted_and_does_not_set_the_scale(axes):
     assert (axes.lines[-1].get_linestyle(), axes.lines[-1].get_color()) == (":", COLORS["gcfed"])
     assert axes.get_ylim()[1] < 3
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["fedavg", "gcfed"]
+
+
+def test_panels_share_the_scale_of_all_that_finished():
+    """What diverged in one panel must not cut off the curves of another."""
+    high, low = with_column("test/loss", [9.0, 8.0]), with_column("test/loss", [2.0, 1.0])
+    lost = with_column("test/loss", [1.0, 1e9], "diverged", **GCFED)
+    panels = {"high": [high], "low": [low, lost]}
+    drawn = {name: partial(curves, grouped(runs), "test/loss", COLORS) for name, runs in panels.items()}
+    figure, _ = figures._drawn(figures.Plot("loss", "loss", "", drawn))
+    bottom, top = figure.axes[-1].get_ylim()
+    assert 0 < bottom < 1
+    assert 9 < top < 10
 
 
 def test_a_sweep_is_drawn_over_its_number_with_one_line_a_method(axes):

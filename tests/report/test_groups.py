@@ -61,6 +61,12 @@ def test_one_odd_run_does_not_lengthen_the_others_names():
     assert names == ["fedavg, epochs 5", "fedavg, epochs 1", "fedavg, epochs 2", "fedavg, Adam, epochs 5"]
 
 
+def test_numbers_of_a_search_have_the_digits_that_tell_them_apart():
+    rates = (0.1, 0.013725923743207623, 0.013741120005912)
+    runs = [run_of(**{"client.optimizer.lr": rate}) for rate in rates]
+    assert methods(*runs) == ["fedavg, η 0.1", "fedavg, η 0.01373", "fedavg, η 0.01374"]
+
+
 @pytest.mark.parametrize(
     "difference",
     [

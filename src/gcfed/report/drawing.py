@@ -61,12 +61,14 @@ def curves(groups: Sequence[Group], column: str, colors: dict[str, Any], axes: A
     if len(whole):
         sns.lineplot(whole, errorbar="sd", style="method", dashes=dashes, **look)
     if len(lost):
+        height = axes.dataLim.intervaly.copy()
         sns.lineplot(lost, units="run", estimator=None, linestyle=":", linewidth=1.3, legend=not len(whole), **look)
+        if len(whole):  # what diverged grows before it ends: it does not set the scale
+            axes.dataLim.intervaly = height
+            axes.autoscale_view()
     y = (whole if len(whole) else lost)["y"]
     if column == "test/relative_error" or (column != "test/acc" and y.min() > 0 and y.max() > 1000 * y.min()):
         axes.set_yscale("log")
-    elif len(lost) and len(whole):  # what diverged grows before it ends
-        axes.set_ylim(y.min() - 0.05 * np.ptp(y) - 1e-9, y.max() + 0.05 * np.ptp(y) + 1e-9)
     axes.set(xlabel="GB up and down" if by_bytes else "communication round", ylabel=LABELS.get(column, column))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=not by_bytes))
     _legend(axes)

@@ -126,8 +126,8 @@ def _distinct(groups: Sequence[Group], name: str) -> list[Group]:
         ])  # fmt: skip
         for key in frame:
             shares = frame[key].value_counts(normalize=True)
-            for i, text in zip(members, frame[key], strict=True):
-                names[i] += [described(key, text)] if shares[text] <= 0.5 else []
+            for i, text, short in zip(members, frame[key], _short(frame[key]), strict=True):
+                names[i] += [described(key, short)] if shares[text] <= 0.5 else []
     longer = [{name: ", ".join(parts)} for parts in names]
     return [replace(group, **changed) for group, changed in zip(groups, longer, strict=True)]  # type: ignore[arg-type]
 
@@ -162,6 +162,15 @@ def described(key: str, text: str) -> str:
 
 def symbol(key: str) -> str:
     return SYMBOLS.get(key, key.removeprefix("methods.").removeprefix("client.optimizer."))
+
+
+def _short(texts: pd.Series) -> pd.Series:
+    """Long numbers, as a search draws them, with three digits, or as many as tell them apart."""
+    for digits in range(3, 17):
+        short = texts.str.replace(r"^\d*\.\d{6,}$", lambda number: f"{float(number[0]):.{digits}g}", regex=True)  # noqa: B023
+        if short.nunique() == texts.nunique():
+            return short
+    return texts
 
 
 def _text(value: Any) -> str:
