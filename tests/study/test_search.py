@@ -21,7 +21,7 @@ from gcfed.study.tuned import tune
 
 METRIC = "test/acc_smooth10"
 SETTINGS = {
-    "direction": "maximize", "n_trials": 4, "n_jobs": 1, "seed": 3, "storage": None,
+    "direction": "maximize", "n_trials": 4, "n_jobs": 1, "seed": 3, "seeds": None, "storage": None,
     "params": {"gc.lam": "interval(0.0, 1.0)", "client.epochs": "choice(1, 2)"},
     "sampler": {"_target_": "optuna.samplers.TPESampler", "n_startup_trials": 2},
 }  # fmt: skip
@@ -94,6 +94,28 @@ def test_failures_and_values_that_are_not_finite_count_and_keep_their_reason(tmp
     assert "trial_0000 fail: ValueError: gc.lam=2 is outside" in caplog.text
 
 
+def test_a_trial_has_a_run_a_seed_and_their_mean_is_its_value(tmp_path):
+    def of(values, number):  # at one seed a trial has 0; the second fails at one, and is not finite at one
+        trial, seed = divmod(number, 3)
+        if (trial, seed) == (1, 2):
+            raise ValueError("killed")
+        return {METRIC: None if (trial, seed) == (1, 0) else 0.0 if seed == trial else float(values["gc.lam"])}
+
+    launcher = BasicLauncher(of)
+    assert not go(tmp_path, launcher, "seed=9", seeds=[4, 5, 6], n_trials=3, n_jobs=3)
+    assert len(launcher.calls) == 1
+    assert [[o for o in job if o.startswith(("seed=", "hydra.sweep.subdir"))] for job in launcher.jobs] == [
+        [f"seed={seed}", f"hydra.sweep.subdir='seed_{seed}'"] for seed in (4, 5, 6)
+    ] * 3
+    rows = trials(tmp_path)
+    assert [row["state"] for row in rows] == ["complete", "fail", "complete"]
+    assert rows[1]["reason"] == "seed_6: ValueError: killed"
+    for row in (rows[0], rows[2]):
+        assert float(row["value"]) == pytest.approx(2 / 3 * float(row["gc.lam"]), rel=1e-12)
+    with pytest.raises(ValueError, match=r"holds another search: seed is \[4, 5, 6\] there, 9 here"):
+        go(tmp_path, launcher, "seed=9", n_trials=4)
+
+
 def test_a_metric_that_runs_do_not_have_ends_it_after_the_first_one(tmp_path):
     launcher = BasicLauncher(lambda *_: {"test/acc_best": 0.5, "rounds_to_target": {"0.9": None}})
     with pytest.raises(ValueError, match=r"test/acc_bst is not among .*: .*test/acc_best.*last:test/acc"):
@@ -134,6 +156,7 @@ def test_where_a_launcher_that_is_not_hydras_own_fails_no_trial_has_failed(tmp_p
     ("settings", "message"),
     [
         ({"n_trials": 0}, "n_trials and n_jobs above 0"),
+        ({"seeds": 3}, r"list: seeds=\[3\]"),
         ({"params": {"gc.lam": "interval(1.0, 0.0)"}}, r"gc.lam=interval\(1.0, 0.0\) cannot be searched"),
         ({"metric": None}, "optimized_metric"),
         ({"metric": "foo:test/acc"}, "foo:test/acc.* is not understood"),

@@ -35,7 +35,8 @@ log = logging.getLogger(__name__)
 def search(config: Any, context: Any, launcher: Any, arguments: list[str], **settings: Any) -> bool:
     """Runs trials until ``n_trials`` have ended; the same command continues a search that was stopped.
 
-    A trial that fails, or has no finite value ("pruned"), counts and keeps its reason, as in Optuna's own loop.
+    A trial's value is the mean over its runs, one a seed. One with a run that fails, or that has no finite value
+    ("pruned"), counts and keeps its reason, as in Optuna's own loop.
 
     Args:
         settings: those of ``configs/hydra/sweeper/optuna.yaml``.
@@ -47,6 +48,9 @@ def search(config: Any, context: Any, launcher: Any, arguments: list[str], **set
         ValueError: settings that cannot work, the folder holds another search, or a metric that runs do not have.
     """
     metric, n_trials, n_jobs = config.optimized_metric, settings["n_trials"], settings["n_jobs"]
+    seeds = settings["seeds"] or []
+    if isinstance(seeds, int):
+        raise ValueError(f"The seeds of a search are a list: seeds=[{seeds}].")
     space, common = read_space(settings["params"] or {}, [a for a in arguments if a != "ckpt_path=last"])
     if min(n_trials, n_jobs) < 1 or not space or metric is None:
         raise ValueError("A search needs optimized_metric, hydra.sweeper.params, and n_trials and n_jobs above 0.")
@@ -60,6 +64,8 @@ def search(config: Any, context: Any, launcher: Any, arguments: list[str], **set
     fixed = {key: v for key, v in leaves(cfg).items() if not any(f"{key}.".startswith(f"{name}.") for name in space)}
     fixed |= {"rounds": cfg.rounds, "eval_every": cfg.eval_every, "metric": metric, "direction": settings["direction"]}
     fixed |= {f"params.{key}": repr(distribution) for key, distribution in space.items()}
+    if seeds:
+        fixed["seed"], common = [*seeds], [override for override in common if not override.startswith("seed=")]
     root = Path(config.hydra.sweep.dir).absolute()
     storage = settings["storage"] or f"sqlite:///{root}/search.db"
     optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -85,13 +91,17 @@ def search(config: Any, context: Any, launcher: Any, arguments: list[str], **set
                 draw = np.random.SeedSequence([settings["seed"], len(study.trials)]).generate_state(1)
                 study.sampler = hydra.utils.instantiate(settings["sampler"], seed=int(draw[0]))
                 trials.append(study.ask(space))
-            jobs = []
+            jobs: dict[Path, list[str]] = {}
             for trial in trials:
                 say(f"trial {trial.number + 1} of {n_trials}: {describe(trial)}{best(study)}")
-                drawn = [f"{key}={number}" for key, number in trial.params.items()]
-                jobs.append(([*common, *drawn], root / name_of(trial)))
-            for trial, reason in zip(trials, launch(launcher, jobs, trials[0].number), strict=True):
-                tell(study, trial, root / name_of(trial), metric, reason)
+                overrides = [*common, *(f"{key}={number}" for key, number in trial.params.items())]
+                folder = root / name_of(trial)
+                jobs |= {folder / f"seed_{seed}": [*overrides, f"seed={seed}"] for seed in seeds} or {folder: overrides}
+            order = [(overrides, folder) for folder, overrides in jobs.items()]
+            reasons = dict(zip(jobs, launch(launcher, order, trials[0].number * (len(seeds) or 1)), strict=True))
+            for trial in trials:
+                folder = root / name_of(trial)
+                tell(study, trial, {run: reasons[run] for run in reasons if folder in (run, run.parent)}, metric)
                 write(study, root)
         failures = len(study.get_trials(states=(TrialState.FAIL,)))
         say(f"search in {root}: {ended} trials, {failures} failed{best(study) or '; none has a value'}")
@@ -132,20 +142,29 @@ def kind_of(*ends: Any) -> Any:
     return IntDistribution if all(isinstance(end, int) for end in ends) else FloatDistribution
 
 
-def tell(study: optuna.Study, trial: Trial, folder: Path, metric: str, reason: str) -> None:
-    """Takes a trial's value from its folder; ``reason`` is the launcher's word on why it failed, or ""."""
-    found, state, reason = None, TrialState.FAIL, reason or "its folder holds no finished run"
-    if (folder / CONFIG).is_file() and (run := read_run(folder)).has_ended:
-        column, found = parse(metric).column, value(run, metric)
-        if found is None and not {column, column.rpartition("/")[0]} & {*run.summary, *run.metrics}:
-            known = ", ".join([*run.summary, *(f"last:{column}" for column in run.metrics)])
-            raise ValueError(f"optimized_metric={metric} is not among what runs measure: {known}.")
-        state = TrialState.PRUNED if found is None else TrialState.COMPLETE
-        reason = f"{metric} was not reached, or is not finite"
-    if found is None:
-        trial.set_user_attr("reason", reason)
-        log.error("%s %s: %s", name_of(trial), state.name.lower(), reason)
-    study.tell(trial, found, state)
+def tell(study: optuna.Study, trial: Trial, runs: Mapping[Path, str], metric: str) -> None:
+    """Takes a trial's value, the mean over its runs; ``runs``: folder → the launcher's word on why it failed, or ""."""
+    read = {folder.name: read_value(folder, metric, reason) for folder, reason in runs.items()}
+    for state in (TrialState.FAIL, TrialState.PRUNED):
+        if lacks := [f"{name}: {why}" if len(read) > 1 else why for name, (s, _, why) in read.items() if s == state]:
+            trial.set_user_attr("reason", "; ".join(lacks))
+            log.error("%s %s: %s", name_of(trial), state.name.lower(), "; ".join(lacks))
+            study.tell(trial, state=state)
+            return
+    study.tell(trial, float(np.mean([number for _, number, _ in read.values()])))
+
+
+def read_value(folder: Path, metric: str, reason: str) -> tuple[TrialState, float, str]:
+    """What became of a run, its value, and why it has none."""
+    if not ((folder / CONFIG).is_file() and (run := read_run(folder)).has_ended):
+        return TrialState.FAIL, np.nan, reason or "its folder holds no finished run"
+    column, found = parse(metric).column, value(run, metric)
+    if found is not None:
+        return TrialState.COMPLETE, found, ""
+    if not {column, column.rpartition("/")[0]} & {*run.summary, *run.metrics}:
+        known = ", ".join([*run.summary, *(f"last:{column}" for column in run.metrics)])
+        raise ValueError(f"optimized_metric={metric} is not among what runs measure: {known}.")
+    return TrialState.PRUNED, np.nan, f"{metric} was not reached, or is not finite"
 
 
 def write(study: optuna.Study, root: Path) -> None:

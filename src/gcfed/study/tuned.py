@@ -12,7 +12,7 @@ from gcfed.utils.resolvers import CONFIGS
 from gcfed.utils.words import say
 
 SEARCHES = "searches"  # the folder of a study's searches
-SETTINGS, OPTIONAL = {"metric", "n_trials", "params", "knobs", "overrides"}, {"n_jobs", "direction"}
+SETTINGS, OPTIONAL = {"metric", "n_trials", "params", "knobs", "overrides"}, {"n_jobs", "direction", "seeds"}
 
 
 def check_search(settings: Mapping[str, Any]) -> None:
@@ -41,9 +41,9 @@ def tune(
     Args:
         jobs: those of the study.
         settings: ``study.search``: the ``metric``, its ``direction`` (maximize) and ``n_trials`` of each search,
-            ``n_jobs`` of them at once (1); its ``params``, in the words of ``configs/hydra/sweeper/optuna.yaml``;
-            ``knobs``, override → further params of the cells that have it; and ``overrides`` of the trials: a
-            validation split, and a seed that no job has.
+            ``n_jobs`` of them at once (1), the ``seeds`` of a trial's runs (the one of ``overrides``); its
+            ``params``, in the words of ``configs/hydra/sweeper/optuna.yaml``; ``knobs``, override → further params
+            of the cells that have it; and ``overrides`` of the trials: a validation split, and a seed that no job has.
         root: folder of the study; its searches lie in ``searches/<row>_<column>``.
         dry_run: search for nothing; take what was found.
 
