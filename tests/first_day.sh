@@ -42,10 +42,10 @@ END
 cat >halved.py <<'END'
 import torch
 
-from gcfed.federated.method import FederatedMethod
+from gcfed.federated.method import ServerPart
 
 
-class Halved(FederatedMethod):
+class Halved(ServerPart):
     """The server goes half of the way."""
 
     def on_aggregate_end(self, update, round):

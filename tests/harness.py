@@ -10,13 +10,17 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from torch import nn
 
-from gcfed.federated.aggregate import MeanAggregator, Upload, finite_clients
+from gcfed.federated.aggregate import MeanAggregator
+from gcfed.federated.client import ClientProgram
+from gcfed.federated.faults import Faults
 from gcfed.federated.loop import FederatedLoop
-from gcfed.federated.method import Setup
+from gcfed.federated.messages import Download, Upload, finite_clients
+from gcfed.federated.method import ClientPart, Order, ServerPart, Setup, parts_of
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.processes.strategy import CohortStrategy
 from gcfed.federated.round import Round, no_reduce
 from gcfed.federated.solver import LocalSolver
+from gcfed.federated.stacks import Stacks
 from gcfed.federated.store import ClientStores
 from gcfed.tasks import CLASSIFICATION
 from gcfed.utils.resolvers import ROOT
@@ -51,11 +55,41 @@ def make_setup(
     rounds=1, cohort_of=3,
 ):  # fmt: skip
     """The parts of a run as ``validate`` meets them, its methods in the order of their hooks."""
-    methods = sorted(methods, key=lambda m: m.order)
+    parts, solver, stores = parts_of(methods), solver or sgd(), stores or ClientStores()
+    module = FederatedModule(net, server, task=task)
+    clients = ClientProgram(module, data, solver, [part for part in parts if isinstance(part, ClientPart)])
     return Setup(
-        Cohorts(cohort_of), solver or sgd(), aggregator or MeanAggregator(), stores or ClientStores(), data,
-        FederatedModule(net, server, task=task), methods, rounds, cohort_of,
+        Cohorts(cohort_of), solver, aggregator or MeanAggregator(), stores, data, module, parts, rounds, cohort_of,
+        Stacks(clients, stores, cohort_of, Faults()),
     )  # fmt: skip
+
+
+class Spy(ClientPart, ServerPart):
+    """Looks at both sides of a round, as no method may."""
+
+
+class Sizes(Spy):
+    """Notes the bytes of each download and of each stack's clients."""
+
+    order = Order.MEASURES
+
+    def __init__(self):
+        self.down, self.up = [], []
+
+    def on_broadcast(self, download, round):
+        self.down.append(download)  # other parts may still fill it
+
+    def on_receive(self, upload, round):
+        self.up.append(upload.bytes_per_client)
+        self.down[-1] = getattr(self.down[-1], "nbytes", self.down[-1])
+
+
+def server_of(method):
+    return next(part for part in method.parts if isinstance(part, ServerPart))
+
+
+def client_of(method):
+    return next(part for part in method.parts if isinstance(part, ClientPart))
 
 
 class Cohorts:
@@ -113,20 +147,23 @@ def train_rounds(
         seed=seed, stores=stores, faults=faults,
     )  # fmt: skip
     loop.tested = lambda round_number: False
-    methods = sorted(methods, key=lambda m: m.order)
     together = {"strategy": CohortStrategy(cluster_environment=LightningEnvironment())} if world > 1 else {}
     trainer = Trainer(
         max_steps=rounds, max_epochs=-1, accelerator="cpu", devices=world, limit_val_batches=0, logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        callbacks=[loop, *methods, AtRoundEnd(on_round)], **together,
+        callbacks=[loop, *parts_of(methods), AtRoundEnd(on_round)], **together,
     )  # fmt: skip
     trainer.fit(FederatedModule(net, server, task=task), datamodule=data)
     return weights(net)
 
 
 def make_upload(delta, sizes, finite=None):
-    return Upload(np.arange(len(sizes)), sizes, sizes, delta, finite_clients(delta) if finite is None else finite, 0)
+    return Upload(np.arange(len(sizes)), sizes, sizes, delta, finite_clients(delta) if finite is None else finite)
 
 
 def make_round(start, reduce=no_reduce, lr=0.1):
     return Round(0, 1, np.array([1, 4]), 5, start, lr=lr, reduce=reduce)
+
+
+def make_download(start, index=0, lr=0.1, cohort=(1, 4)):
+    return Download(index, 1, lr, dict(start), np.array(cohort))

@@ -9,7 +9,7 @@ from gcfed.assemble import build_methods, build_module
 from gcfed.data.partition import DirichletBalanced
 from gcfed.data.sampling import DynamicPopulation, cohort_size
 from gcfed.federated.loop import FederatedLoop
-from gcfed.federated.round import Order
+from gcfed.federated.method import Order
 from gcfed.methods.centralization import GradientCentralization
 from gcfed.methods.quantization import Quantization
 from gcfed.optim.partial import probe_optimizer
@@ -169,7 +169,7 @@ def test_experiments_have_the_setting_of_fedacg(config, name, classes, batch_siz
     note = (ROOT / "configs" / "experiment" / f"{name}.yaml").read_text()
     assert f"participation.per_round=10 client.batch_size={large_batch_size}" in note
     loop = instantiate(config(f"experiment={name}", "algorithm=fedavg", "partition=iid", "quantization=fedpaq"))[1]
-    assert [type(m) for m in loop.methods] == [Quantization]
+    assert [type(part) for part in loop.stacks.program.parts] == [Quantization]
     assert probe_optimizer(loop.solver.optimizer).defaults["momentum"] == 0.0
     dynamic = ("participation=dynamic", "participation.num_clients=500", "participation.per_round=10")
     assert instantiate(config(f"experiment={name}", *dynamic))[1].sampler == DynamicPopulation(10, 250, 100, 0.5)

@@ -10,12 +10,12 @@ from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
+from harness import Spy
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import open_dict
 
 from gcfed.assemble import assemble
 from gcfed.callbacks.checkpoint import AtomicCheckpointIO
-from gcfed.federated.method import FederatedMethod
 from gcfed.run import one_sentence, train
 from gcfed.runs.checkpoint import load_checkpoint
 from gcfed.runs.failure import failure_recorded, headline
@@ -26,7 +26,7 @@ FAST = ("rounds=3", "participation.num_clients=8", "client.epochs=1", "data.limi
 ERRORS = {"key": KeyError("a key"), "ctrl_c": KeyboardInterrupt(), "text": ValueError("two\n  lines")}
 
 
-class FailIn(FederatedMethod):
+class FailIn(Spy):
     """Raises in the second round, if it is to."""
 
     def __init__(self, error):
@@ -85,13 +85,13 @@ def test_a_user_who_stops_a_run_is_named(config, tmp_path):
     assert (tmp_path / FAILURE).read_text().splitlines()[0] == "KeyboardInterrupt: stopped by the user"
 
 
-class FullFrom(FederatedMethod):
+class FullFrom(Spy):
     """From the second round on no file may grow beyond 100 kB, which is how the system says that there is no room."""
 
     def __init__(self, error):
         self.index = 1 if error else 99
 
-    def on_broadcast(self, round):
+    def on_broadcast(self, download, round):
         if round.index == self.index:
             resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
 

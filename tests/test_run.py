@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import read_rows
-from harness import final_weights
+from harness import Spy, final_weights
 from lightning.pytorch import Callback
 from lightning.pytorch.accelerators import CPUAccelerator
 from omegaconf import OmegaConf, open_dict
 from safetensors.torch import load_file
 
 from gcfed.assemble import assemble
-from gcfed.federated.method import FederatedMethod
 from gcfed.federated.module import FederatedModule
 from gcfed.run import evaluate, train
 from gcfed.runs.checkpoint import class_checksum, fingerprint
@@ -53,7 +52,7 @@ class Killed(BaseException):
     """Stands for a kill: nothing catches it."""
 
 
-class KillAt(FederatedMethod):
+class KillAt(Spy):
     """Kills at the end of a round, whose row the loggers have not got yet."""
 
     def __init__(self, round_number):
@@ -64,7 +63,7 @@ class KillAt(FederatedMethod):
             raise Killed
 
 
-class AfterKill(FederatedMethod):
+class AfterKill(Spy):
     """Does nothing, so that both runs have the same config."""
 
     def __init__(self, round_number): ...
@@ -220,13 +219,13 @@ def test_it_can_overfit(config, tmp_path):
     assert [r["round"] for r in rows if "test/acc" in r] == [10, 20, 30, 40, 50, 60]
 
 
-class Poison(FederatedMethod):
+class Poison(Spy):
     """Breaks some clients' weights."""
 
     def __init__(self, clients):
         self.clients = clients
 
-    def on_clients_start(self, stack, round):
+    def on_clients_start(self, stack, download):
         for row, client in enumerate(stack.clients.tolist()):
             if self.clients == "all" or client in self.clients:
                 stack.full["fc1.weight"][row].fill_(float("nan"))
@@ -239,7 +238,7 @@ class Listener(Callback):
 
     def on_after_backward(self, trainer, pl_module):
         assert trainer.lightning_module is pl_module
-        assert all(grad.shape[0] == pl_module.clients.active for grad in pl_module.clients.grads())
+        assert all(grad.shape[0] == self.stack.active for grad in self.stack.grads())
         self.heard += 1
 
 

@@ -4,6 +4,7 @@ import struct
 
 import pytest
 from conftest import read_rows
+from harness import Spy
 from omegaconf import open_dict
 from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -14,7 +15,6 @@ from tensorboard.plugins.hparams import api_pb2
 from tensorboard.plugins.hparams.backend_context import Context
 from tensorboard.plugins.hparams.list_session_groups import Handler
 
-from gcfed.federated.method import FederatedMethod
 from gcfed.loggers.tensorboard import RoundTensorBoardLogger
 from gcfed.run import train
 from gcfed.runs.identity import hyperparameters
@@ -99,7 +99,7 @@ def test_a_run_that_is_continued_is_one_run(config, tmp_path):
     assert sessions(tmp_path) == {"run": (status, table, metrics)}
 
 
-class FailLate(FederatedMethod):
+class FailLate(Spy):
     """In the third round."""
 
     def on_aggregate_end(self, update, round):

@@ -12,11 +12,11 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
+from harness import Spy
 from lightning.pytorch import Callback
 from omegaconf import open_dict
 from torch import nn
 
-from gcfed.federated.method import FederatedMethod
 from gcfed.run import train
 
 SEED, ROUNDS, N, COHORT, BATCH, LR, DECAY, WEIGHT_DECAY, MOMENTUM, CLIP = 4, 3, 5, 3, 8, 0.2, 0.5, 0.05, 0.6, 0.4
@@ -51,13 +51,13 @@ class FirstWeights(Callback):
         self.net = copy.deepcopy(pl_module.net)
 
 
-class Breaks(FederatedMethod):
+class Breaks(Spy):
     """One client sends a number that is not finite."""
 
     def __init__(self, client):
         self.client = client
 
-    def on_upload(self, upload, round):
+    def on_upload(self, upload, download):
         next(iter(upload.delta.values()))[upload.clients == self.client] = float("inf")
 
 

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from harness import Spy
 from omegaconf import OmegaConf, open_dict
 
 from gcfed.assemble import build_module
 from gcfed.callbacks.checkpoint import AtomicCheckpointIO
-from gcfed.federated.method import FederatedMethod
 from gcfed.run import evaluate, train
 from gcfed.utils.instantiate import build
 from gcfed.utils.resolvers import ROOT
@@ -64,25 +64,25 @@ def test_the_next_round_does_not_wait_for_the_disk(tmp_path, monkeypatch):
     assert not old.exists()
 
 
-class Watch(FederatedMethod):
+class Watch(Spy):
     """Looks at what hooks see, and can break every client."""
 
     def __init__(self, poison):
         self.poison, self.aggregated, self.same, self.moved = poison, 0, [], []
 
-    def on_clients_start(self, stack, round):
-        self.before = {name: t.clone() for name, t in round.start.items()}
+    def on_clients_start(self, stack, download):
+        self.before = {name: t.clone() for name, t in download.model.items()}
         if self.poison:
             stack.full["fc1.weight"].fill_(float("nan"))
 
-    def on_clients_end(self, stack, round):
+    def on_clients_end(self, stack, download):
         self.w_k = {name: t.clone() for name, t in stack.full.items()}
         self.steps = stack.num_steps
 
-    def on_upload(self, upload, round):
+    def on_upload(self, upload, download):
         assert (upload.num_steps == self.steps).all()
         for name, delta in upload.delta.items():
-            torch.testing.assert_close(delta, self.w_k[name] - round.start[name], equal_nan=True)
+            torch.testing.assert_close(delta, self.w_k[name] - download.model[name], equal_nan=True)
 
     def on_aggregate_end(self, update, round):
         self.aggregated += 1

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -23,7 +24,7 @@ from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.sampling import cohort_size
 from gcfed.federated.faults import Faults
 from gcfed.federated.loop import FederatedLoop
-from gcfed.federated.method import FederatedMethod
+from gcfed.federated.method import Part, parts_of
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.processes.spread import spread, trains_on_cpu
 from gcfed.federated.processes.strategy import can_fork
@@ -44,7 +45,7 @@ GROUPS = ("paths", "extras", "trainer", "client", "server", "participation", "cl
 KEYS = (  # of the top level, beside these groups
     "name", "labels", "seed", "rounds", "eval_every", "task", "precision", "precision_matmul", "channels_last",
     "ckpt_path", "targets", "optimized_metric", "logger", "callbacks", "partition", "aggregator", "quantization",
-    "metrics", "methods", "gc", "attack",
+    "metrics", "methods", "gc", "attack", "federation",
 )  # fmt: skip
 READ = {  # what a run may have at the top level, and in groups that are not built as a whole
     "": (*GROUPS, *KEYS), "participation": ("num_clients", "per_round", "sampler", "faults"), "extras": ("figures",),
@@ -63,7 +64,7 @@ class Parts:
     module: FederatedModule
     data: FederatedDataModule
     loop: FederatedLoop
-    methods: list[FederatedMethod]
+    methods: list[Part]
     callbacks: list[Callback]
 
 
@@ -99,6 +100,7 @@ def assemble(cfg: DictConfig) -> Parts:
             f"participation.num_clients={data.num_clients}."
         )
     size = {"per_round": drawn} if shared else {}
+    federation = optional(cfg, "federation")
     loop = FederatedLoop(
         sampler=require(cfg.participation, "sampler", **size),
         solver=require(cfg, "client"),
@@ -108,8 +110,9 @@ def assemble(cfg: DictConfig) -> Parts:
         eval_every=cfg.eval_every,
         stores=client_stores(cfg),
         faults=faults,
+        federation=federation and partial(federation, cfg=cfg),
     )
-    callbacks: list[Callback] = [loop, *methods, *build_all(cfg, "metrics"), *build_all(cfg, "callbacks")]
+    callbacks: list[Callback] = [loop, *methods, *parts_of(build_all(cfg, "metrics")), *build_all(cfg, "callbacks")]
     loop.bind(callbacks, data, module)
     loop.stores.require_folder()
     warn_of_disk(loop, module, data.num_clients)
@@ -208,7 +211,7 @@ def refuse_sweeps() -> None:
         raise ValueError(f"hparams_search={search} is a sweep: python src/train.py -m hparams_search={search} …")
 
 
-def build_methods(cfg: DictConfig) -> list[FederatedMethod]:
+def build_methods(cfg: DictConfig) -> list[Part]:
     """The ingredients of the algorithm, in the order in which their hooks run.
 
     GC comes after all that correct gradients: P·(corrected gradient).
@@ -216,7 +219,7 @@ def build_methods(cfg: DictConfig) -> list[FederatedMethod]:
     parts = [optional(cfg, key) for key in ("gc", "attack", "quantization")]
     own = [LocalNorm()] if cfg.model.get("norm_policy") == "local" else []
     methods = [*own, *build_all(cfg, "methods"), *parts]
-    return sorted((m for m in methods if m is not None), key=lambda m: m.order)
+    return parts_of(m for m in methods if m is not None)
 
 
 def described(cfg: DictConfig, data: FederatedDataModule) -> DictConfig:
@@ -271,7 +274,7 @@ def describe(parts: Parts, trainer: Trainer) -> str:
     device, processes = trainer.strategy.root_device, trainer.world_size
     k = {"auto": 1 if device.type == "cpu" else "as many as fit"}.get(str(loop.solver.stack), loop.solver.stack)
     where = f"{k} at once on {device}" + (f" in each of {processes} processes" if processes > 1 else "")
-    names = ", ".join(type(m).__name__ for m in parts.methods) or "none"
+    names = ", ".join(dict.fromkeys(part.title for part in parts.methods)) or "none"
     assert data.partition is not None
     sizes = data.partition.sizes
     return (

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 import torch
 from conftest import random_federation
-from harness import final_weights, make_net, make_round, make_upload, sgd, train_rounds
+from harness import Spy, final_weights, make_download, make_net, make_upload, sgd, train_rounds
 
-from gcfed.attacks.byzantine import Gaussian, LabelFlip, Scale
+from gcfed.attacks.byzantine import Gaussian, Scale, hostile
 from gcfed.attacks.colluding import ALIE, IPM, z_max
-from gcfed.federated.method import FederatedMethod
-from gcfed.federated.round import Order
+from gcfed.federated.method import Order
 from gcfed.run import train
 
 N = 10
@@ -26,10 +25,10 @@ def attacked(attack, clients=range(N), seed=1):
     upload = make_upload({"w": delta.clone()}, np.ones(len(clients)))
     upload.send("more", {"v": delta.clone() * 3})
     upload.clients = clients
-    round = make_round({"w": torch.zeros(4, 2).double()})
-    round.seed, round.cohort, round.num_clients = seed, np.arange(N), N
-    attack.on_upload(upload, round)
-    return delta, upload, np.isin(clients, attack.hostile(round))
+    download = make_download({"w": torch.zeros(4, 2).double()}, cohort=range(N))
+    download.seed, attack.num_clients = seed, N
+    attack.on_upload(upload, download)
+    return delta, upload, np.isin(clients, hostile(attack.clients, N, seed))
 
 
 @pytest.mark.parametrize("factor", [-4.0, 1e10])
@@ -51,14 +50,14 @@ def test_noise_has_its_size_and_is_each_clients_own():
 
 
 def test_who_is_hostile_is_drawn_once_a_run():
-    round = make_round({})
-    round.num_clients = 50
-    first = Scale(0.2).hostile(round)
-    round.index, round.cohort = 9, np.array([3])
-    assert np.array_equal(Gaussian(0.2).hostile(round), first)
+    first = hostile(0.2, 50, seed=1)
     assert len(set(first)) == 10
-    round.seed = 2
-    assert not np.array_equal(Scale(0.2).hostile(round), first)
+    assert not np.array_equal(hostile(0.2, 50, seed=2), first)
+    for attack in (Scale(0.2), Gaussian(0.2)):
+        attack.num_clients = 50
+        for t in (0, 9):
+            download = make_download({}, t, cohort=[3])
+            assert np.array_equal(np.arange(50)[attack.is_hostile(np.arange(50), download)], first)
 
 
 def test_colluding_clients_send_what_they_make_of_the_honest():
@@ -80,19 +79,20 @@ def test_colluding_clients_send_what_they_make_of_the_honest():
 def test_colluding_clients_need_the_whole_cohort_in_one_stack():
     with pytest.raises(ValueError, match=r"client\.stack=10 or more, and trainer\.devices=1"):
         attacked(ALIE(), clients=[1, 2, 3])
+    data = SimpleNamespace(num_clients=9)
     for stack in ("auto", 5, 1000):  # auto is what the device holds
-        ALIE().validate(SimpleNamespace(solver=SimpleNamespace(stack=stack), cohort=5))
+        ALIE().validate(SimpleNamespace(solver=SimpleNamespace(stack=stack), cohort=5, data=data))
     with pytest.raises(ValueError, match=r"client\.stack=5 or more"):
-        ALIE().validate(SimpleNamespace(solver=SimpleNamespace(stack=4), cohort=5))
+        ALIE().validate(SimpleNamespace(solver=SimpleNamespace(stack=4), cohort=5, data=data))
 
 
 def test_an_attack_sees_what_is_ready_to_be_sent_and_all_stacks_agree():
     data = random_federation(sizes=(7, 12, 5, 9, 1, 6))
 
-    class Doubled(FederatedMethod):
+    class Doubled(Spy):
         order = Order.CORRECTS
 
-        def on_upload(self, upload, round):
+        def on_upload(self, upload, download):
             upload.delta = {name: 2 * t for name, t in upload.delta.items()}
 
     runs = [
@@ -109,12 +109,11 @@ TINY = ("rounds=2", "model.hidden=[12,8]", "client.epochs=1", "data.limit_train=
 def test_flipped_labels_are_those_of_hostile_clients(config):
     result = train(config("attack=label_flip", "attack.clients=0.3", *TINY))
     honest = train(config(*TINY))
-    (attack,) = [method for method in result.loop.methods if isinstance(method, LabelFlip)]
-    hostile = attack.hostile(result.loop.round)
+    flipped = hostile(0.3, 20, result.loop.seed)
     for client in range(20):
         here, there = (run.loop.data.labels[run.loop.data.client(client)] for run in (result, honest))
-        assert np.array_equal(here, 9 - there if client in hostile else there)
-    assert result.metrics["train/hostile_clients"] == np.isin(result.loop.round.cohort, hostile).sum()
+        assert np.array_equal(here, 9 - there if client in flipped else there)
+    assert result.metrics["train/hostile_clients"] == np.isin(result.loop.round.cohort, flipped).sum()
 
 
 def test_colluding_clients_run_from_the_command_line(config):

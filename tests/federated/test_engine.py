@@ -8,16 +8,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import random_federation
-from harness import CPU, make_net, make_round, make_upload, sgd, train_rounds, weights
+from harness import CPU, Spy, make_download, make_net, make_round, make_upload, sgd, train_rounds, weights
 from torch import nn
 
-from gcfed.federated.aggregate import MeanAggregator, finite_clients
+from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.batches import plan_batches
 from gcfed.federated.loop import FederatedLoop
-from gcfed.federated.method import FederatedMethod
-from gcfed.federated.round import Round, assign
+from gcfed.federated.messages import finite_clients
+from gcfed.federated.round import Tally, Totals, no_reduce
 from gcfed.federated.solver import LocalSolver, clip_client_grads_
 from gcfed.federated.stack import ClientStack, broadcast_state, uses_batch_statistics
+from gcfed.federated.stacks import assign
 from gcfed.federated.streams import layout
 from gcfed.methods.centralization import GradientCentralization
 from gcfed.methods.proximal import Proximal
@@ -57,17 +58,17 @@ def test_stacks_of_1_2_and_all_clients_and_two_processes_agree(federation, optim
 def test_a_finished_client_stays_exactly_where_it_is(federation):
     """The short client of a stack ends with the bits that it has alone, though its neighbours go on."""
     s, net = solver(epochs=3), make_net()
-    round = Round(0, 1, np.array([1, 4]), 5, broadcast_state(net), lr=0.1)
+    download = make_download(broadcast_state(net))
 
     def run(clients):
-        plan = s.plan(federation, clients, round, CPU)
-        stack = ClientStack(net, round.start, clients, federation.sizes(clients), plan.steps)
+        plan = s.plan(federation, clients, download, CPU)
+        stack = ClientStack(net, download.model, clients, federation.sizes(clients), plan.steps)
         snapshots = []
 
         def after_backward():
             snapshots.append({n: t.clone() for n, t in stack.full.items()})
 
-        s.train(stack, plan, federation, round, [], after_backward)
+        s.train(stack, plan, federation, 0.1, [], after_backward)
         return stack, snapshots
 
     stack, snapshots = run(np.array([1, 4]))  # 9 steps beside 3
@@ -169,15 +170,15 @@ def test_learning_rate_decays_with_the_round_not_with_the_client(federation):
     steps = []
     for t in (0, 3):
         net = make_net()
-        round = Round(t, 1, np.array([0]), 5, broadcast_state(net), lr=s.lr(t))
-        stack = ClientStack(net, round.start, np.array([0]), np.array([7]), np.array([1]))
-        plan = s.plan(federation, np.array([0]), round, CPU)
+        download = make_download(broadcast_state(net), t, s.lr(t))
+        stack = ClientStack(net, download.model, np.array([0]), np.array([7]), np.array([1]))
+        plan = s.plan(federation, np.array([0]), download, CPU)
         kept = {}
 
         def after_backward(stack=stack, kept=kept):
             kept.update({n: g.clone() for n, g in stack.named_grads()})
 
-        s.train(stack, plan, federation, round, [], after_backward)
+        s.train(stack, plan, federation, download.lr, [], after_backward)
         steps.append(stack.delta()["0.weight"] / kept["0.weight"])
     torch.testing.assert_close(steps[0], torch.full_like(steps[0], -0.1))
     torch.testing.assert_close(steps[1], torch.full_like(steps[1], -0.1 / 8))
@@ -334,11 +335,13 @@ def test_a_term_written_on_the_leaves_counts_however_many_clients_train(federati
 
 def test_what_a_round_counts():
     """A loss that is no number is left out of the mean, whatever the client sends; bytes are those of all."""
-    upload = make_upload({"w": torch.ones(3, 2)}, np.ones(3))
-    upload.bytes_per_client, upload.finite = 8, torch.tensor([True, True, False])
-    loop = FederatedLoop(sampler=None, solver=solver(), aggregator=MeanAggregator(), rounds=1, seed=1)
-    stats = loop._receive(upload, torch.tensor([float("nan"), 2.0, 5.0]), {}, make_round({"w": torch.zeros(2)}))
-    assert stats.tolist() == [2.0, 1, 2, 24]  # Σ loss, its clients, finite clients, bytes
+    upload = make_upload({"w": torch.ones(3, 2)}, np.array([3, 1, 2]))
+    upload.finite, upload.loss = torch.tensor([True, True, False]), torch.tensor([float("nan"), 2.0, 5.0])
+    upload.num_seen = np.array([30, 10, 20])
+    tally = Tally(CPU)
+    tally.add(upload)
+    totals = tally.totals(torch.tensor([True]), no_reduce)
+    assert totals == Totals(loss=2, losses=1, finite=2, up_bytes=24, samples=60, steps=6, overflown=1)
 
 
 def test_the_last_round_is_always_tested():
@@ -351,9 +354,9 @@ def test_the_last_round_is_always_tested():
 def test_the_servers_momentum_rests_in_a_round_without_a_finite_client(federation):
     net, after = make_net(), []
 
-    class Breaks(FederatedMethod):
-        def on_upload(self, upload, round):
-            upload.delta["0.bias"] *= float("inf") if round.index == 1 else 1
+    class Breaks(Spy):
+        def on_upload(self, upload, download):
+            upload.delta["0.bias"] *= float("inf") if download.round == 1 else 1
 
     train_rounds(
         net, federation, solver(), rounds=3, methods=[Breaks()], server=partial(torch.optim.SGD, lr=1.0, momentum=0.9),

@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 import torch
 from conftest import read_rows
-from harness import ALGORITHMS, final_weights, sgd
+from harness import ALGORITHMS, Spy, final_weights, sgd
 from lightning.pytorch import Callback
 from omegaconf import open_dict
 
@@ -15,7 +15,6 @@ from benchmarks.tape import Tape
 from gcfed.data.augment import ImageTransform
 from gcfed.federated import solver
 from gcfed.federated.batches import BatchPlan
-from gcfed.federated.method import FederatedMethod
 from gcfed.federated.solver import LocalSolver
 from gcfed.run import train
 
@@ -117,7 +116,7 @@ def test_dropout_and_statistics_of_batches_can_be_recorded(config, tmp_path, tap
 
 
 # ------------------------------------------------------------------------------------- what must not be recorded
-class Counter(FederatedMethod):
+class Counter(Spy):
     """Counts its steps in Python, which a recording freezes."""
 
     graphable = True
@@ -125,27 +124,27 @@ class Counter(FederatedMethod):
 
     def on_after_backward(self, trainer, pl_module):
         self.steps += 1
-        for grad in pl_module.clients.grads():
+        for grad in self.stack.grads():
             grad.mul_(self.steps)
 
 
-class Waiting(FederatedMethod):
+class Waiting(Spy):
     """Brings a norm to the host."""
 
     graphable = True
 
     def on_after_backward(self, trainer, pl_module):
-        for grad in pl_module.clients.grads():
+        for grad in self.stack.grads():
             grad.div_(grad.norm().item())
 
 
-class FromHost(FederatedMethod):
+class FromHost(Spy):
     """Brings a number to the device."""
 
     graphable = True
 
     def on_after_backward(self, trainer, pl_module):
-        for grad in pl_module.clients.grads():
+        for grad in self.stack.grads():
             grad.mul_(torch.tensor(0.5))
 
 
@@ -236,14 +235,14 @@ def test_gradients_lie_in_memory_as_their_parameters(config, tmp_path, stack):
     assert not Strides.odd
 
 
-class Strides(FederatedMethod):
+class Strides(Spy):
     """Which gradients lie otherwise than their parameters."""
 
     seen: ClassVar[list[str]] = []
     odd: ClassVar[list[str]] = []
 
     def on_after_backward(self, trainer, pl_module):
-        for name, leaf in pl_module.clients.leaves.items():
+        for name, leaf in self.stack.leaves.items():
             pairs = zip(leaf.stride(), leaf.grad.stride(), leaf.shape, strict=True)
             self.seen.append(name)
             self.odd += [name] * any(a != b and n > 1 for a, b, n in pairs)

@@ -5,21 +5,20 @@ from functools import partial
 
 import pytest
 import torch
-from harness import make_net, sgd, train_rounds, weights
+from harness import Spy, make_net, sgd, train_rounds, weights
 
-from gcfed.federated.method import FederatedMethod
 from gcfed.federated.module import FederatedModule
 from gcfed.optim.fedopt import FedAdam
 
 
-class Breaks(FederatedMethod):
+class Breaks(Spy):
     """Breaks the second round: every client's upload is finite."""
 
     def __init__(self, where):
         self.where, self.aggregated = where, []
 
-    def on_upload(self, upload, round):
-        if (self.where, round.index) == ("sum", 1):
+    def on_upload(self, upload, download):
+        if (self.where, download.round) == ("sum", 1):
             upload.delta["0.bias"][:, 0] = 1.5e308  # of which two overflow
 
     def on_aggregate_end(self, update, round):

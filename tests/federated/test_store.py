@@ -5,7 +5,6 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from harness import make_round
 
 from gcfed.federated.store import ClientStores
 
@@ -18,12 +17,6 @@ LIKE = {
 def values(*numbers):
     return {n: torch.stack([torch.full_like(t, x) + torch.arange(t.numel()).view(t.shape) for x in numbers])
             for n, t in LIKE.items()}  # fmt: skip
-
-
-def at(index, rehearsal=False):
-    round = make_round(LIKE)
-    round.index, round.rehearsal = index, rehearsal
-    return round
 
 
 def ids(*clients):
@@ -40,8 +33,9 @@ def files(folder):
 
 
 def test_what_was_written_is_read_in_the_models_layout(tmp_path):
-    store = ClientStores(folder=tmp_path).open("c")
-    store.write(ids(7, 3), values(1.0, 2.0), at(0))
+    stores = ClientStores(folder=tmp_path)
+    store = stores.open("c")
+    store.write(ids(7, 3), values(1.0, 2.0), 0)
     read = store.read(ids(3, 5, 7), LIKE)
     for name in LIKE:
         assert torch.equal(read[name][0], values(2.0)[name][0])
@@ -51,7 +45,8 @@ def test_what_was_written_is_read_in_the_models_layout(tmp_path):
     default = store.read(ids(5), LIKE, default={n: t + 9 for n, t in LIKE.items()})
     assert all(t.eq(9).all() for t in default.values())
     assert [client in store for client in (3, 5, 7)] == [True, False, True]
-    store.write(ids(3), values(50.0), at(1, rehearsal=True))
+    with stores.forgetting():
+        store.write(ids(3), values(50.0), 1)
     assert torch.equal(store.read(ids(3), LIKE)["bias"], values(2.0)["bias"])
 
 
@@ -67,10 +62,10 @@ def resumed(folder, state):
 def test_a_kill_before_the_prune_leaves_nothing_behind(tmp_path):
     stores = ClientStores(folder=tmp_path)
     store = stores.open("c")
-    store.write(ids(1), values(1.0), at(0))
+    store.write(ids(1), values(1.0), 0)
     stores.state_dict()
     prune(stores)
-    store.write(ids(1), values(2.0), at(1))
+    store.write(ids(1), values(2.0), 1)
     state = stores.state_dict()  # the checkpoint is on disk, and the process dies before it prunes
     for left in (".1-2.bin.77.bin", "1-2.bin", "9-0.bin"):
         (tmp_path / "c" / left).write_bytes(b"half")
@@ -86,7 +81,7 @@ def test_the_files_of_the_last_two_checkpoints_are_kept(tmp_path):
     for t in range(4):
         if t == 2:
             stores, store = resumed(tmp_path, states[-1])
-        store.write(ids(1, 2)[: 2 - t % 2], values(float(t), 10.0 + t), at(t))
+        store.write(ids(1, 2)[: 2 - t % 2], values(float(t), 10.0 + t), t)
         states.append(stores.state_dict())
         prune(stores)
         for i in range(max(0, t - 1), t + 1):
@@ -109,7 +104,7 @@ DAMAGES = {
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_refused(tmp_path, damage):
     stores = ClientStores(folder=tmp_path)
-    stores.open("c").write(ids(1, 2), values(1.0, 2.0), at(0))
+    stores.open("c").write(ids(1, 2), values(1.0, 2.0), 0)
     state = stores.state_dict()
     paths = [tmp_path / "c" / f"{client}-0.bin" for client in (1, 2)]
     for path, content in zip(paths, DAMAGES[damage](*(path.read_bytes() for path in paths)), strict=True):
@@ -121,14 +116,14 @@ def test_a_damaged_file_is_refused(tmp_path, damage):
 def test_a_checkpoint_writes_only_what_changed_and_keeps_what_it_needs(tmp_path):
     stores = ClientStores(folder=tmp_path)
     store = stores.open("c")
-    store.write(ids(1, 2), values(1.0, 2.0), at(0))
+    store.write(ids(1, 2), values(1.0, 2.0), 0)
     first = stores.state_dict()
     prune(stores)
     assert files(tmp_path) == ["1-0.bin", "2-0.bin"]
     untouched = (tmp_path / "c" / "1-0.bin").stat().st_mtime_ns
 
-    store.write(ids(2), values(3.0), at(1))
-    store.write(ids(2), values(4.0), at(2))  # a version that no checkpoint refers to is gone at once
+    store.write(ids(2), values(3.0), 1)
+    store.write(ids(2), values(4.0), 2)  # a version that no checkpoint refers to is gone at once
     assert "2-0.bin" in files(tmp_path)  # a kill now: the last checkpoint is whole
     shutil.copytree(tmp_path / "c", tmp_path / "copy" / "c")
     _, again = resumed(tmp_path / "copy", first)
@@ -145,7 +140,7 @@ def test_a_checkpoint_writes_only_what_changed_and_keeps_what_it_needs(tmp_path)
 
 def test_a_new_run_in_the_same_folder_starts_from_nothing(tmp_path):
     old = ClientStores(folder=tmp_path)
-    old.open("c").write(ids(1), values(1.0), at(0))
+    old.open("c").write(ids(1), values(1.0), 0)
     for theirs in (tmp_path / "thesis.txt", tmp_path / "c" / "notes.txt"):
         theirs.write_text("not ours to delete")
     new = ClientStores(folder=tmp_path)
@@ -164,11 +159,9 @@ def test_two_processes_read_what_the_other_wrote(tmp_path):
     for s in (a, b):
         s.start(2)
     for t, writer in enumerate((0, 1, 0)):  # client 4 moves from one to the other
-        round = at(t)
-        round.cohort = ids(4)
-        stores[writer].write(ids(4), values(float(t)), round)
+        stores[writer].write(ids(4), values(float(t)), t)
         for s in (a, b):
-            s.finish_round(round)
+            s.finish_round(ids(4), t)
         for s in stores:
             assert torch.equal(s.read(ids(4), LIKE)["bias"], values(float(t))["bias"])
     assert files(tmp_path) == ["4-2.bin"]
@@ -176,7 +169,7 @@ def test_two_processes_read_what_the_other_wrote(tmp_path):
 
 def test_bfloat16_halves_the_size_and_rounds(tmp_path):
     store = ClientStores(dtype="bfloat16", folder=tmp_path).open("c")
-    store.write(ids(0), {n: t / 3 for n, t in values(1.0).items()}, at(0))
+    store.write(ids(0), {n: t / 3 for n, t in values(1.0).items()}, 0)
     read = store.read(ids(0), LIKE)["bias"]
     assert read.dtype == torch.float64
     assert torch.equal(read, (values(1.0)["bias"] / 3).bfloat16().double())
@@ -187,7 +180,7 @@ def test_bad_settings_name_their_key():
     with pytest.raises(ValueError, match=r"client_store\.dtype=int8"):
         ClientStores("int8")
     alone = ClientStores()
-    alone.open("c").write(ids(0), values(1.0), at(0))
+    alone.open("c").write(ids(0), values(1.0), 0)
     with pytest.raises(ValueError, match=r"client_store\.folder"):
         alone.state_dict()
     with pytest.raises(ValueError, match=r"client_store\.folder"):
@@ -201,7 +194,7 @@ def test_states_stay_on_a_gpu_that_one_process_has_for_itself(tmp_path, monkeypa
     store = stores.open("c")
     stores.start(1)
     for t, there in enumerate(([], ["1-0.bin", "2-0.bin"], ["1-0.bin", "1-1.bin", "2-0.bin"])):
-        store.write(ids(1, 2)[: 2 - t % 2], values(float(t), 10.0 + t), at(t))
+        store.write(ids(1, 2)[: 2 - t % 2], values(float(t), 10.0 + t), t)
         store.read(ids(1), LIKE)["bias"].fill_(-1)  # a copy
         assert store.read(ids(1, 2), LIKE)["bias"][:, 0].tolist() == [t, 10 + t - t % 2]
         assert files(tmp_path) == there
@@ -212,7 +205,7 @@ def test_states_stay_on_a_gpu_that_one_process_has_for_itself(tmp_path, monkeypa
         shutil.copytree(tmp_path / "c", tmp_path / str(i) / "c")
         _, again = resumed(tmp_path / str(i), states[i])
         assert again.read(ids(1, 2), LIKE)["bias"][:, 0].tolist() == [i, 10 + i - i % 2]
-        again.write(ids(1), values(7.0), at(3))
+        again.write(ids(1), values(7.0), 3)
         assert again.read(ids(1), LIKE)["bias"][0, 0] == 7
         again.release()
         assert again.read(ids(1), LIKE)["bias"][0, 0] == i  # what was not saved went with the memory
@@ -223,5 +216,5 @@ def test_states_that_another_process_may_read_are_files(tmp_path, monkeypatch):
     stores = ClientStores(folder=tmp_path)
     store = stores.open("c")
     stores.start(2)
-    store.write(ids(1), values(1.0), at(0))
+    store.write(ids(1), values(1.0), 0)
     assert files(tmp_path) == ["1-0.bin"]

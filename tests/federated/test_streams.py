@@ -5,7 +5,8 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from gcfed.federated import loop, streams
+from gcfed.federated import stacks, streams
+from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.solver import LocalSolver
 from gcfed.metrics.drift import Drift
 from gcfed.run import train
@@ -48,7 +49,7 @@ def before(monkeypatch):
 
 def test_stacks_train_side_by_side_and_are_taken_in_one_after_the_other(config, before, monkeypatch):
     lanes = streams.Streams(torch.device("cuda"), 2)
-    monkeypatch.setattr(loop.FederatedLoop, "layout", lambda self, module: (1, lanes))
+    monkeypatch.setattr(stacks.Stacks, "layout", stacks.Layout(1, lanes))
 
     def counted(owner, name, what):
         plain, calls = getattr(owner, name), iter(range(1, 9))
@@ -61,7 +62,7 @@ def test_stacks_train_side_by_side_and_are_taken_in_one_after_the_other(config, 
 
     counted(LocalSolver, "train", "train")
     counted(Drift, "on_clients_end", "measure")
-    counted(loop.FederatedLoop, "_receive", "receive")
+    counted(MeanAggregator, "add", "receive")
     train(config("rounds=1", "participation.per_round=4", "metrics=drift", "metrics.drift.every=1"))
     before.do("aggregate")
     assert before["train 1"] == before["train 2"] == ()

@@ -6,12 +6,11 @@ Nothing of the engine but its batch order. The loss is written by each test, as 
 import numpy as np
 import torch
 from conftest import ArrayData
-from harness import sgd
+from harness import Spy, sgd
 from torch import nn
 
 from gcfed.federated.batches import plan_batches
-from gcfed.federated.method import FederatedMethod
-from gcfed.federated.stack import nbytes
+from gcfed.federated.messages import nbytes
 
 LR = 0.3
 SOLVER = sgd(lr=LR)  # two epochs in batches of four
@@ -93,10 +92,13 @@ def federation(sequences=False, sizes=(7, 12, 5, 9, 1), seed=3) -> ArrayData:
     return data
 
 
-class Bytes(FederatedMethod):
+class Bytes(Spy):
     """Asserts that a round moves the model down and up, and nothing else."""
 
+    def on_broadcast(self, download, round):
+        self.download = download
+
     def on_receive(self, upload, round):
+        assert self.download.nbytes == nbytes(round.start)
         assert upload.bytes_per_client == nbytes(round.start)
-        assert round.down_bytes == len(round.cohort) * nbytes(round.start)
         assert not upload.extra

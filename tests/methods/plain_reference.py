@@ -10,7 +10,7 @@ from harness import CPU, weights
 from torch import nn
 from torch.func import functional_call
 
-from gcfed.federated.round import Round
+from gcfed.federated.messages import Download
 
 
 def loss_at(net, w, x, y):
@@ -29,7 +29,7 @@ def cohort(data, t, size):
 
 def batches(data, solver, client, t, seed=5):
     """The mini-batches of a client in round t."""
-    plan = solver.plan(data, np.array([client]), Round(t, seed, np.array([client]), 1, {}, lr=0.0), CPU)
+    plan = solver.plan(data, np.array([client]), Download(t, seed, 0.0, {}, np.array([client])), CPU)
     for i, count in enumerate(plan.counts[0]):
         yield data.fetch(plan.index[0, i, :count], None)
 

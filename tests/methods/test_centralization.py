@@ -9,6 +9,7 @@ from conftest import random_federation
 from harness import make_net, sgd, train_rounds
 from torch import nn
 
+from gcfed.federated.method import ClientPart
 from gcfed.federated.stack import ClientStack, broadcast_state
 from gcfed.methods.centralization import MEAN_AXES, GradientCentralization, centralize_
 from gcfed.models.cnn import CNN
@@ -95,27 +96,28 @@ NAMES = [f"{layer}.{kind}" for layer in ("conv1", "conv2", "fc1", "fc2") for kin
     ],
 )
 def test_the_borderline(kwargs, expected):
-    gc = GradientCentralization(**kwargs)
-    gc.bind(net())
-    assert gc.local_names == expected
+    clients = [part for part in GradientCentralization(**kwargs).parts if isinstance(part, ClientPart)]
+    for part in clients:
+        part.bind(net())
+    assert [name for part in clients for name in part.names] == expected
 
 
 def test_the_share_of_tensors_is_that_in_decimals():
-    gc = GradientCentralization(lam=0.29, tensors="all")
+    gc = GradientCentralization(lam=0.29, tensors="all").local
     gc.bind(nn.Sequential(*(nn.Linear(1, 1) for _ in range(50))))
-    assert len(gc.local_names) == 29  # 0.29 · 100 is 28.999… in floating point
+    assert len(gc.names) == 29  # 0.29 · 100 is 28.999… in floating point
 
 
 @pytest.mark.parametrize("k", [1, 3])
 def test_local_gc_touches_only_the_tensors_before_the_borderline(k):
     model = net()
-    gc = GradientCentralization(boundary="fc1")
+    gc = GradientCentralization(boundary="fc1").local
     gc.bind(model)
-    stack = ClientStack(model, broadcast_state(model), np.arange(k), np.ones(k), np.ones(k))
+    gc.stack = stack = ClientStack(model, broadcast_state(model), np.arange(k), np.ones(k), np.ones(k))
     x = torch.randn(k, 5, 1, 8, 8, dtype=torch.float64)
     stack.backward(stack(x).logits_KBC.square().sum((1, 2)))
     before = {n: g.clone() for n, g in stack.named_grads()}
-    gc.on_after_backward(None, SimpleNamespace(clients=stack, net=model))
+    gc.on_after_backward(None, None)
     for name, grad in stack.named_grads():
         if name in ("conv1.weight", "conv2.weight"):
             torch.testing.assert_close(grad, torch.stack([by_hand(g) for g in before[name]]), rtol=1e-10, atol=1e-10)
@@ -126,7 +128,7 @@ def test_local_gc_touches_only_the_tensors_before_the_borderline(k):
 @pytest.mark.parametrize("tensors", ["weights", "all"])
 def test_global_gc_projects_the_pseudo_gradient_of_every_layer(tensors):
     model = net()
-    gc = GradientCentralization(boundary="fc2", tensors=tensors)
+    gc = GradientCentralization(boundary="fc2", tensors=tensors).server
     gc.bind(model)
     for p in model.parameters():
         p.grad = torch.randn_like(p)
@@ -148,7 +150,7 @@ def test_global_gc_projects_the_pseudo_gradient_of_every_layer(tensors):
 
 def test_global_gc_may_begin_at_a_module():
     model = net()
-    gc = GradientCentralization(local=False, server_boundary="fc1")
+    gc = GradientCentralization(local=False, server_boundary="fc1").server
     gc.bind(model)
     for p in model.parameters():
         p.grad = torch.randn_like(p)
@@ -167,7 +169,7 @@ def test_local_gc_may_end_after_some_rounds():
 
     def on_round(round, row):
         if round.index == 1:
-            switched._local_ndim = {}
+            switched.local.rounds = 0
 
     expected = train_rounds(make_net(), data, rounds=5, methods=[switched], on_round=on_round, **full)
     always = train_rounds(make_net(), data, rounds=5, methods=[GradientCentralization(lam=1)], **full)
@@ -193,8 +195,8 @@ def test_bad_settings_name_their_key(kwargs, message):
 
 def test_an_unknown_boundary_lists_the_names_that_exist():
     with pytest.raises(ValueError, match=r"gc\.boundary='fc9'.*conv1, conv2, fc1, fc2"):
-        GradientCentralization(boundary="fc9").bind(net())
+        GradientCentralization(boundary="fc9").local.bind(net())
     with pytest.raises(ValueError, match=r"gc\.boundary='fc'"):  # a prefix of a name is no name
-        GradientCentralization(boundary="fc").bind(net())
+        GradientCentralization(boundary="fc").local.bind(net())
     with pytest.raises(ValueError, match=r"There are: 0, 1"):
-        GradientCentralization(boundary="head").bind(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+        GradientCentralization(boundary="head").local.bind(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from harness import make_net, make_round, make_setup, make_upload, sgd, train_rounds, weights
+from harness import Sizes, make_download, make_net, make_round, make_setup, make_upload, sgd, train_rounds, weights
 
 from gcfed.methods.clip_update import ClipUpdate
 
@@ -20,47 +20,58 @@ def norms_of(upload):
     return (upload.delta["w"].square().sum((1, 2)) + upload.delta["b"].square()).sqrt()
 
 
-def begin(method):
-    round = make_round({"w": torch.zeros(3, 2).double(), "b": torch.zeros(()).double()})
-    method.on_broadcast(round)
-    return round
+MODEL = {"w": torch.zeros(3, 2).double(), "b": torch.zeros(()).double()}
+
+
+def clipped(method, upload, net=None):
+    """A round of one upload, which is clipped in place; its row."""
+    client, server = method.parts
+    if net is not None:
+        client.validate(make_setup(net))
+    client._statistics = getattr(client, "_statistics", set())
+    round, download, row = make_round(MODEL), make_download(MODEL), {}
+    server.on_broadcast(download, round)
+    client.on_upload(upload, download)
+    server.on_receive(upload, round)
+    round.num_finite = int(upload.finite.sum())
+    server.on_aggregate_end({}, round)
+    server.on_round_end(row, round)
+    return row
 
 
 def test_only_longer_updates_are_cut_and_keep_their_direction():
     upload, before = upload_of([0.5, 2.0, 8.0]), upload_of([0.5, 2.0, 8.0])
-    method = ClipUpdate(2.0)
-    method.on_upload(upload, begin(method))
+    clipped(ClipUpdate(2.0), upload)
     torch.testing.assert_close(norms_of(upload), torch.tensor([0.5, 2.0, 2.0]).double())
     torch.testing.assert_close(upload.delta["w"][2] * 4, before.delta["w"][2])
     assert torch.equal(upload.delta["w"][0], before.delta["w"][0])
 
 
 def test_running_statistics_are_no_part_of_an_update():
-    upload, method = upload_of([0.5, 8.0]), ClipUpdate(2.0)
+    upload = upload_of([0.5, 8.0])
     upload.delta["norm.running_mean"] = torch.full((2, 5), 100.0).double()
     net = torch.nn.Module()
     net.norm = torch.nn.BatchNorm1d(5)
-    method.validate(make_setup(net))
-    method.on_upload(upload, begin(method))
+    clipped(ClipUpdate(2.0), upload, net)
     torch.testing.assert_close(norms_of(upload), torch.tensor([0.5, 2.0]).double())
     assert (upload.delta["norm.running_mean"] == 100).all()
 
 
 def test_the_adaptive_bound_takes_the_papers_step_and_rests_at_the_quantile():
-    method = ClipUpdate(1.0, quantile=0.5, lr=0.2)
-    norms = np.linspace(1, 9, 9).tolist()
-    bounds = []
-    for _ in range(200):
-        round = begin(method)
-        round.num_finite = 9
-        method.on_upload(upload_of(norms), round)
-        method.on_aggregate_end({}, round)
-        row = {}
-        method.on_round_end(row, round)
-        bounds.append(row["clip_update/max_norm"])
+    method, norms = ClipUpdate(1.0, quantile=0.5, lr=0.2), np.linspace(1, 9, 9).tolist()
+    rows = [clipped(method, upload_of(norms)) for _ in range(200)]
+    bounds = [row["clip_update/max_norm"] for row in rows]
     assert bounds[1] == pytest.approx(np.exp(-0.2 * (1 / 9 - 0.5)))  # one of nine was short enough
     assert 4 < np.mean(bounds[-20:]) < 6
-    assert 0.3 < row["clip_update/clipped"] < 0.7
+    assert 0.3 < rows[-1]["clip_update/clipped"] < 0.7
+
+
+def test_the_bound_and_a_bit_travel(federation):
+    sizes = Sizes()
+    train_rounds(make_net(), federation, sgd(), rounds=1, methods=[ClipUpdate(), sizes])
+    model = weights(make_net()).numel() * 8
+    assert sizes.down == [model + 8]
+    assert set(sizes.up) == {model + 1}
 
 
 @pytest.mark.parametrize("quantile", [None, 0.3])
@@ -79,15 +90,10 @@ def test_stacks_and_two_processes_agree(federation, quantile):
 
 
 def test_the_bound_is_checkpointed():
-    method = ClipUpdate(quantile=0.5)
-    round = begin(method)
-    round.num_finite = 1
-    method.on_upload(upload_of([0.5]), round)
-    method.on_aggregate_end({}, round)
-    again = ClipUpdate(quantile=0.5)
-    again.load_state_dict(method.state_dict())
-    begin(again)
-    assert float(again._bound) == pytest.approx(np.exp(-0.2 * 0.5))
+    method, again = ClipUpdate(quantile=0.5), ClipUpdate(quantile=0.5)
+    clipped(method, upload_of([0.5]))
+    again.parts[1].load_state_dict(method.parts[1].state_dict())
+    assert clipped(again, upload_of([0.5]))["clip_update/max_norm"] == pytest.approx(np.exp(-0.2 * 0.5))
 
 
 @pytest.mark.parametrize(("key", "value"), [("max_norm", 0), ("quantile", 2), ("lr", float("nan"))])

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 from conftest import TWO, read_rows
-from harness import ALGORITHMS, final_weights, make_net, sgd, train_rounds
+from harness import ALGORITHMS, Spy, final_weights, make_net, sgd, train_rounds
 from omegaconf import open_dict
 
-from gcfed.federated.method import FederatedMethod
 from gcfed.federated.store import ClientStores
 from gcfed.methods.fedvarp import FedVARP
 from gcfed.methods.scaffold import Scaffold
@@ -78,7 +77,7 @@ class Killed(BaseException):
     """Stands for a kill: nothing catches it."""
 
 
-class KillInRound(FederatedMethod):
+class KillInRound(Spy):
     """Kills the process in the middle of a round: one stack has written its clients' state, two have not."""
 
     def __init__(self, round_number):
@@ -120,7 +119,7 @@ def test_a_killed_run_continues_bit_for_bit_and_no_metric_changes_it(config, tmp
     assert kept[0] or algorithm != "scaffold"
 
 
-class StepsByItself(FederatedMethod):
+class StepsByItself(Spy):
     """Lacks the order of methods whose hook is called."""
 
     def after_step(self, stack, batch): ...
@@ -164,19 +163,19 @@ def test_states_in_bfloat16_keep_the_servers_mean(federation, algorithm):
     """The server adds up what is kept, rounded: so its mean is that of the clients' states, however many rounds."""
     method, stores = {"scaffold": Scaffold, "fedvarp": FedVARP}[algorithm](), ClientStores(dtype="bfloat16")
     train_rounds(make_net(), federation, sgd(), rounds=20, methods=[method], stores=stores)
-    server = method.server_state({"scaffold": "c", "fedvarp": "y"}[algorithm], {})
+    server = method.parts[-1].server_state({"scaffold": "c", "fedvarp": "y"}[algorithm], {})
     states = stores.open(algorithm).read(np.arange(5), server)
     for name, mean in server.items():
         torch.testing.assert_close(states[name].mean(0), mean, rtol=0, atol=1e-12)
 
 
-class WatchUploads(FederatedMethod):
+class WatchUploads(Spy):
     """Counts the tensors of earlier uploads that are alive when a stack starts."""
 
     alive: ClassVar[list[int]] = []
     received: ClassVar[list] = []
 
-    def on_clients_start(self, stack, round):
+    def on_clients_start(self, stack, download):
         self.alive.append(sum(tensor() is not None for tensor in self.received))
 
     def on_receive(self, upload, round):

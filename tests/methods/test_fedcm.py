@@ -7,12 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import random_federation
-from harness import CPU, make_net, sgd, train_rounds, weights
+from harness import CPU, Sizes, make_net, server_of, sgd, train_rounds, weights
 from plain_reference import broken, flat, loss_at
 from torch import nn
 
 from gcfed.federated.aggregate import MeanAggregator
-from gcfed.federated.round import Round
+from gcfed.federated.messages import Download
 from gcfed.federated.solver import LocalSolver
 from gcfed.methods.fedcm import FedCM
 
@@ -23,7 +23,7 @@ def reference(net, data, solver, rounds, *, alpha, weight_decay=0.0, cohort_of=3
     names, direction = [n for n, _ in net.named_parameters()], torch.zeros_like(w)
     for t in range(rounds):
         cohort = np.sort(np.random.default_rng(t).choice(len(data.clients), cohort_of, replace=False))
-        plan = solver.plan(data, cohort, Round(t, seed, cohort, len(data.clients), {}, lr=0.0), CPU)
+        plan = solver.plan(data, cohort, Download(t, seed, 0.0, {}, cohort), CPU)
         ends, steps = [], []
         for i in range(cohort_of):
             w_k = w.clone()
@@ -77,10 +77,10 @@ def test_weight_decay_acts_one_over_alpha_times_as_strongly(federation):
 def test_a_frozen_parameter_has_no_direction(federation):
     net = make_net()
     net[0].weight.requires_grad_(False)
-    before, rounds = net[0].weight.clone(), []
-    train_rounds(net, federation, sgd(), rounds=2, methods=[FedCM()], k=3, on_round=lambda r, _: rounds.append(r))
+    before, sizes = net[0].weight.clone(), Sizes()
+    train_rounds(net, federation, sgd(), rounds=2, methods=[FedCM(), sizes], k=3)
     assert torch.equal(net[0].weight, before)
-    assert rounds[0].down_bytes == 3 * 8 * (2 * weights(net).numel() - before.numel())
+    assert sizes.down[0] == 8 * 2 * (weights(net).numel() - before.numel())  # nor does it travel
 
 
 @pytest.mark.parametrize("alpha", [0.0, 1.5])
@@ -109,4 +109,4 @@ def test_delta_is_the_mean_of_the_finite_clients_steps():
     start = weights(net)
     (grad,) = torch.autograd.grad(loss_at(make_net(), start.requires_grad_(), data.x[:4], data.y[:4]), start)
     train_rounds(net, data, sgd(epochs=1), rounds=1, cohort_of=2, methods=[method])
-    torch.testing.assert_close(flat(method.server_state("delta", {})), 0.25 * grad, rtol=0, atol=1e-12)
+    torch.testing.assert_close(flat(server_of(method).server_state("delta", {})), 0.25 * grad, rtol=0, atol=1e-12)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import random_federation
-from harness import make_net, make_setup, sgd, train_rounds, weights
+from harness import client_of, make_net, make_setup, server_of, sgd, train_rounds, weights
 from plain_clients import Net
 from plain_clients import federation as sequence_federation
 from plain_reference import batches, broken, cohort, flat, local_sgd, loss_at
@@ -91,7 +91,7 @@ def test_fisher_information_with_frozen_layers_dropout_and_padding(sequences):
     net.fc2 = nn.Sequential(net.fc2, nn.Dropout(0.5))
     found = []
     for chunk in (1, 4):
-        method = FedCurv(chunk=chunk)
+        method = client_of(FedCurv(chunk=chunk))
         method.validate(make_setup(net, data=data))
         clients = np.array([1, 0])
         stack = ClientStack(net, broadcast_state(net), clients, data.sizes(clients), np.ones(2))
@@ -119,7 +119,7 @@ def test_the_sums_are_those_of_the_clients_states(federation):
     train_rounds(make_net(), federation, sgd(), rounds=4, methods=[method], stores=stores, k=2,
                on_round=lambda r, _: members.append(r.cohort))  # fmt: skip
     for part in ("fisher", "center"):
-        sums = method.server_state(part, {})
+        sums = server_of(method).server_state(part, {})
         own = stores.open(f"fedcurv_{part}").read(members[-1], sums)
         torch.testing.assert_close(flat({n: t.sum(0) for n, t in own.items()}), flat(sums), rtol=0, atol=1e-12)
         assert flat(sums).abs().sum() > 0
@@ -139,6 +139,6 @@ def test_bad_arguments_are_refused(kwargs, message):
 
 def test_what_cannot_work_is_refused():
     with pytest.raises(ValueError, match=r"methods\.fedcurv .* recurrent layers"):
-        FedCurv().validate(make_setup(nn.Sequential(nn.LSTM(6, 4))))
+        client_of(FedCurv()).validate(make_setup(nn.Sequential(nn.LSTM(6, 4))))
     with pytest.raises(ValueError, match="quantization=none"):
-        FedCurv().validate(make_setup(make_net(), methods=[Quantization(8)]))
+        client_of(FedCurv()).validate(make_setup(make_net(), methods=[Quantization(8)]))

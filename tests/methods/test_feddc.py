@@ -7,13 +7,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import random_federation
-from harness import CPU, make_net, sgd, train_rounds, weights
+from harness import CPU, Spy, make_net, server_of, sgd, train_rounds, weights
 from torch import nn
 from torch.func import functional_call
 
 from gcfed.federated.aggregate import MeanAggregator
-from gcfed.federated.method import FederatedMethod
-from gcfed.federated.round import Order, Round
+from gcfed.federated.messages import Download
+from gcfed.federated.method import Order
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.store import ClientStores
 from gcfed.methods.feddc import FedDC
@@ -27,7 +27,7 @@ def reference(net, data, solver, rounds, *, alpha, correction, cohort_of=3, seed
     names, (h, c) = [name for name, _ in net.named_parameters()], torch.zeros(2, n, len(w), dtype=w.dtype)
     for t in range(rounds):
         cohort = np.sort(np.random.default_rng(t).choice(n, cohort_of, replace=False))
-        plan = solver.plan(data, cohort, Round(t, seed, cohort, n, {}, lr=0.0), CPU)
+        plan = solver.plan(data, cohort, Download(t, seed, 0.0, {}, cohort), CPU)
         mean_c, ends = c.mean(0), []
         for i, k in enumerate(cohort):
             theta, tau = w.clone(), 0
@@ -99,7 +99,8 @@ def test_it_reaches_the_global_optimum_where_fedavg_is_biased():
 def states(method, stores, net):
     like = {name: p.detach() for name, p in net.named_parameters()}
     read = {kind: stores.open(f"feddc_{kind}").read(np.arange(5), like) for kind in ("drift", "control")}
-    return read["drift"], read["control"], method.server_state("h", like), method.server_state("c", like)
+    server = server_of(method)
+    return read["drift"], read["control"], server.server_state("h", like), server.server_state("c", like)
 
 
 @pytest.mark.parametrize("correction", CORRECTIONS)
@@ -149,7 +150,7 @@ def test_bad_arguments_are_refused():
         FedDC(correction="scaffold")
 
 
-class Quantizer(FederatedMethod):
+class Quantizer(Spy):
     order = Order.QUANTIZES
 
 

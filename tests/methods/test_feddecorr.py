@@ -7,7 +7,7 @@ from harness import make_net, make_setup, train_rounds
 from plain_clients import ROUNDS, SOLVER, Bytes, Net, federation, layers, plain_rounds
 
 from gcfed.data.batch import Batch
-from gcfed.federated.stack import Output
+from gcfed.federated.forward import Output
 from gcfed.methods.feddecorr import FedDecorr
 
 

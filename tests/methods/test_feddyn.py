@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from harness import PLAIN_SERVER, make_net, make_setup, sgd, train_rounds, weights
+from harness import PLAIN_SERVER, make_net, make_setup, server_of, sgd, train_rounds, weights
 from plain_reference import batches, broken, cohort, flat, local_sgd, optimum, skewed_federation, softmax_regression
 
 from gcfed.federated.aggregate import MeanAggregator
@@ -42,14 +42,14 @@ def test_it_is_the_plain_loop(federation, k, divide_by):
         make_net(), federation, solver, rounds=6, alpha=0.3, divide_by=divide_by, momentum=0.5, weight_decay=0.01
     )
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
-    torch.testing.assert_close(-0.3 * flat(method.server_state("u", {})), h, rtol=0, atol=1e-10)
+    torch.testing.assert_close(-0.3 * flat(server_of(method).server_state("u", {})), h, rtol=0, atol=1e-10)
 
 
 def test_the_servers_state_is_the_mean_of_the_clients(federation):
     """Also where a client's numbers are not finite: it keeps its state."""
     net, method, stores = make_net(), FedDyn(), ClientStores()
     train_rounds(net, broken(federation, 1), sgd(), rounds=5, methods=[method], stores=stores, k=2, cohort_of=4)
-    u = method.server_state("u", {})
+    u = server_of(method).server_state("u", {})
     own = stores.open("feddyn").read(np.arange(5), u)
     for name, mean in u.items():
         assert own[name][1].abs().sum() == 0
@@ -98,4 +98,4 @@ def test_bad_arguments_are_refused(kwargs, message):
 )
 def test_what_cannot_work_is_refused(server, weighting, message):
     with pytest.raises(ValueError, match=message):
-        FedDyn().validate(make_setup(make_net(), aggregator=MeanAggregator(weighting), server=server))
+        server_of(FedDyn()).validate(make_setup(make_net(), aggregator=MeanAggregator(weighting), server=server))

@@ -10,12 +10,22 @@ import pytest
 import quadprog
 import torch
 from conftest import ArrayData, random_federation
-from harness import make_net, make_round, make_setup, make_upload, sgd, train_rounds, weights
+from harness import (
+    Sizes,
+    make_download,
+    make_net,
+    make_round,
+    make_setup,
+    make_upload,
+    server_of,
+    sgd,
+    train_rounds,
+    weights,
+)
 from plain_reference import batches, broken, cohort, local_sgd
 from torch import nn
 
 from gcfed.federated.aggregate import MeanAggregator
-from gcfed.federated.method import FederatedMethod
 from gcfed.federated.round import Round
 from gcfed.federated.solver import LocalSolver
 from gcfed.methods import constraints
@@ -285,7 +295,7 @@ def test_opposite_gradients_are_reconcilable_without_a_margin():
 # ------------------------------------------------------------------------------------------------- SGC in the method
 def server_side(deltas, *, finite=None, method=None, buffers=None):
     """One round of a method's server side alone, of clients 1 and 4 with 1 and 3 samples; lr is 0.1."""
-    method = method or FedGC(cgc=False)
+    method = server_of(method or FedGC(cgc=False))
     net = nn.Linear(3, 1, bias=False).double()
     method.validate(make_setup(net))
     start = {"weight": torch.zeros(1, 3).double()} | (buffers or {})
@@ -293,7 +303,7 @@ def server_side(deltas, *, finite=None, method=None, buffers=None):
     delta |= {name: torch.ones(2, *t.shape).double() for name, t in (buffers or {}).items()}
     upload = make_upload(delta, np.array([1, 3]), finite)
     upload.clients, round = np.array([4, 1]), make_round(start)  # not in the cohort's order
-    method.on_broadcast(round)
+    method.on_broadcast(make_download(start), round)
     aggregator = samples()
     method.on_receive(upload, round)
     aggregator.add(upload, round)
@@ -385,20 +395,11 @@ def test_several_processes_find_the_same_update():
     [(3, True, [1, 2, 2]), (5, True, [1, 1, 1]), (3, False, [1, 1, 1])],
 )
 def test_the_servers_gradient_goes_down_where_not_all_clients_know_it(federation, cohort_of, cgc, factors):
-    sent, rounds = [], []
-
-    class Up(FederatedMethod):
-        def on_receive(self, upload, round):
-            sent.append(upload.bytes_per_client)
-
-    net = make_net()
-    methods = [FedGC(cgc=cgc), Up()]
-    train_rounds(
-        net, federation, sgd(), rounds=3, methods=methods, cohort_of=cohort_of, on_round=lambda r, _: rounds.append(r)
-    )
+    net, sizes = make_net(), Sizes()
+    train_rounds(net, federation, sgd(), rounds=3, methods=[FedGC(cgc=cgc), sizes], cohort_of=cohort_of)
     size = 8 * weights(net).numel()
-    assert [r.down_bytes for r in rounds] == [cohort_of * factor * size for factor in factors]
-    assert set(sent) == {size}
+    assert sizes.down == [factor * size for factor in factors]
+    assert set(sizes.up) == {size}
 
 
 def test_the_row_says_how_much_was_projected(config, tmp_path):

@@ -11,8 +11,8 @@ from torch import nn
 from torch.func import functional_call
 
 from gcfed.federated.batches import plan_batches
-from gcfed.federated.method import validate_methods
-from gcfed.federated.round import Round
+from gcfed.federated.messages import Download
+from gcfed.federated.method import validate_parts
 from gcfed.federated.stack import ClientStack, broadcast_state
 from gcfed.methods.fedreg import FedReg
 from gcfed.methods.pseudo import PseudoPass, climb
@@ -158,8 +158,8 @@ def test_pseudo_data_of_unequal_clients(federation):
     net, clients = make_net(), np.array([1, 0, 4])
     start = broadcast_state(net)
     stack = ClientStack(net, start, clients, federation.sizes(clients), np.array([9, 9, 9]))
-    round = Round(2, 5, clients, 5, start, lr=0.1)
-    made = PseudoPass(stack, federation, sgd(), round, (ETA_S, ETA_P), STEPS)
+    download = Download(2, 5, 0.1, start, clients)
+    made = PseudoPass(stack, federation, sgd(), download, (ETA_S, ETA_P), STEPS)
     passes = [own_pass(federation, k, 2) for k in clients]
     for turn in range(5):
         x_s, p_s, x_p, y, weight = made.next(3)
@@ -176,8 +176,8 @@ def test_pseudo_data_of_unequal_clients(federation):
 
 def test_a_pass_is_made_as_far_as_steps_reach(federation):
     stack = ClientStack(make_net(), broadcast_state(make_net()), np.array([1]), np.array([12]), np.array([2]))
-    round = Round(0, 5, np.array([1]), 5, stack.start, lr=0.1)
-    made = PseudoPass(stack, federation, sgd(), round, (1.0, 1.0), 1)
+    download = Download(0, 5, 0.1, stack.start, np.array([1]))
+    made = PseudoPass(stack, federation, sgd(), download, (1.0, 1.0), 1)
     assert made._made[0].shape == (1, 2, 4, 6)  # of three batches
 
 
@@ -196,8 +196,8 @@ def test_networks_with_dropout_make_pseudo_data_without_it(federation):
     net = nn.Sequential(nn.Linear(6, 5), nn.Dropout(0.3), nn.Linear(5, 4)).double()
     clients = np.array([1, 0])
     stack = ClientStack(net, broadcast_state(net), clients, federation.sizes(clients), np.array([9, 9]))
-    round = Round(2, 5, clients, 5, stack.start, lr=0.1)
-    x_s, p_s, *_ = PseudoPass(stack, federation, sgd(), round, (ETA_S, ETA_P), STEPS).next(2)
+    download = Download(2, 5, 0.1, stack.start, clients)
+    x_s, p_s, *_ = PseudoPass(stack, federation, sgd(), download, (ETA_S, ETA_P), STEPS).next(2)
     assert net.training
     net.eval()
     for row, k in enumerate(clients):
@@ -239,4 +239,4 @@ def test_what_cannot_work_is_refused():
     with pytest.raises(ValueError, match=r"methods\.fedreg .* words have none"):
         FedReg().validate(make_setup(words))
     with pytest.raises(ValueError, match="FedReg and Sam both move the weights"):
-        validate_methods(make_setup(make_net(), methods=[FedReg(), Sam()]))
+        validate_parts(make_setup(make_net(), methods=[FedReg(), Sam()]))

@@ -5,11 +5,10 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from harness import make_net, make_setup, sgd, train_rounds, weights
+from harness import Spy, make_net, make_setup, sgd, train_rounds, weights
 from plain_reference import batches, broken, cohort, flat, local_sgd, optimum, skewed_federation, softmax_regression
 
 from gcfed.federated.aggregate import MeanAggregator
-from gcfed.federated.method import FederatedMethod
 from gcfed.federated.store import ClientStores
 from gcfed.methods.fedvarp import FedVARP
 
@@ -57,9 +56,9 @@ def test_a_client_that_is_not_finite_keeps_its_entry(federation):
 def test_a_client_that_diverges_later_keeps_its_row_of_the_table(federation):
     method, stores, tables = FedVARP(), ClientStores(), []
 
-    class Breaks(FederatedMethod):
-        def on_upload(self, upload, round):
-            if round.index == 2:
+    class Breaks(Spy):
+        def on_upload(self, upload, download):
+            if download.round == 2:
                 upload.delta["0.bias"][upload.clients == 1] = float("nan")
 
     def keep(round, row):

@@ -4,11 +4,11 @@ from functools import partial
 
 import pytest
 import torch
-from harness import make_net, make_round, make_setup, sgd, train_rounds, weights
+from harness import Sizes, make_download, make_net, make_round, make_setup, sgd, train_rounds, weights
 from plain_reference import batches, cohort, local_sgd
 from torch.optim import SGD, Adam
 
-from gcfed.federated.method import validate_methods
+from gcfed.federated.method import validate_parts
 from gcfed.federated.stack import broadcast_state
 from gcfed.methods.lookahead import LookAhead
 from gcfed.methods.proximal import Proximal
@@ -35,14 +35,13 @@ def test_it_is_algorithm_1(federation, k, update):
         m = lam * m + delta
         theta = theta + (m if update == "momentum" else delta)
 
-    seen = []
+    sizes = Sizes()
     trained = train_rounds(
-        net, federation, solver, rounds=5, methods=[LookAhead(lam, update), Proximal(beta)],
+        net, federation, solver, rounds=5, methods=[LookAhead(lam, update), Proximal(beta), sizes],
         server=server(lam if update == "momentum" else 0.0), k=k,
-        on_round=lambda round, update: seen.append(round.down_bytes),
     )  # fmt: skip
     torch.testing.assert_close(trained, theta, rtol=0, atol=1e-10)
-    assert seen == [3 * 8 * trained.numel()] * 5  # one message: the model
+    assert sizes.down == [8 * trained.numel()] * 5  # one message: the model
 
 
 def test_without_momentum_it_is_fedprox(federation):
@@ -61,8 +60,9 @@ def test_a_round_without_a_finite_client_leaves_the_momentum_where_it_was(federa
     def broadcast():
         round = make_round(broadcast_state(net))
         round.server = optimizer
-        method.on_broadcast(round)
-        return torch.cat([t.flatten() for t in round.start.values()])
+        download = make_download(round.start)
+        method.on_broadcast(download, round)
+        return torch.cat([t.flatten() for t in download.model.values()])
 
     before = broadcast()
     assert not torch.equal(before, weights(net))
@@ -94,4 +94,4 @@ def test_other_mistakes_are_refused_by_name():
     with pytest.raises(ValueError, match=r"methods\.lookahead\.update=delta needs server\.momentum=0, not 0\.85"):
         LookAhead(update="delta").validate(make_setup(make_net(), server=server(0.85)))
     with pytest.raises(ValueError, match="two LookAheads"):
-        validate_methods(make_setup(make_net(), methods=[LookAhead(), LookAhead()], server=server(0.85)))
+        validate_parts(make_setup(make_net(), methods=[LookAhead(), LookAhead()], server=server(0.85)))

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from harness import make_net, make_round, make_setup, make_upload, sgd, train_rounds, weights
+from harness import make_download, make_net, make_setup, make_upload, sgd, train_rounds, weights
 from torch import nn
 
 from gcfed.methods.quantization import Quantization, quantize_
@@ -83,21 +83,21 @@ def quantization(bits):
 
 @pytest.mark.parametrize("bits", [2, 5, 8])
 def test_draws_and_bytes_are_a_clients_own(bits):
-    round, sent = make_round({}), {}
+    download, sent = make_download({}), {}
     for k in (1, 3):
         parts = uploads(k)
         for i, upload in enumerate(parts):
             upload.clients = np.arange(3)[i * k : (i + 1) * k] + 10
-            upload.bytes_per_client = 15 * 8 + 7 * 4 + 1000  # another method sends 1000 bytes more
-            quantization(bits).on_upload(upload, round)
+            upload.send("more", {"t": torch.zeros(k, 125).double()})  # another method sends 1000 bytes more
+            quantization(bits).on_upload(upload, download)
             assert upload.bytes_per_client == math.ceil(15 * bits / 8) + 4 + math.ceil(7 * bits / 8) + 4 + 1000
         sent[k] = {n: torch.cat([u.delta[n] for u in parts]) for n in ("w", "b")}
     for name in ("w", "b"):
         assert torch.equal(sent[1][name], sent[3][name])
     other = uploads(3)[0]
     other.clients = np.arange(3) + 10
-    round.index += 1
-    quantization(bits).on_upload(other, round)
+    download.round += 1
+    quantization(bits).on_upload(other, download)
     assert not torch.equal(other.delta["w"], sent[3]["w"])
 
 
@@ -138,7 +138,6 @@ def test_running_statistics_travel_in_full():
     delta = {"weight": torch.randn(2, 3), "bias": torch.randn(2, 3), "running_var": torch.randn(2, 3)}
     before = delta["running_var"].clone()
     upload = make_upload(delta, np.ones(2))
-    upload.bytes_per_client = 9 * 4
-    method.on_upload(upload, make_round({}))
+    method.on_upload(upload, make_download({}))
     assert torch.equal(upload.delta["running_var"], before)
     assert upload.bytes_per_client == 3 * 4 + 2 * (2 + 4)

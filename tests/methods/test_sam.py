@@ -1,12 +1,11 @@
 """FedSAM: equals its two-line rule; the weights come back bit for bit; ρ = 0 is FedAvg."""
 
 import copy
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from harness import CPU, make_net, make_round, sgd, train_rounds, weights
+from harness import CPU, make_download, make_net, sgd, train_rounds, weights
 from plain_reference import batches, cohort, loss_at
 from torch import nn
 from torch.func import grad
@@ -63,7 +62,7 @@ def test_weights_and_running_statistics_come_back(federation, method):
     for leaf in stack.leaves.values():
         if leaf.requires_grad:
             leaf.data += 0.1 * torch.randn_like(leaf)
-    plan = sgd().plan(federation, np.arange(1), make_round(start), CPU)
+    plan = sgd().plan(federation, np.arange(1), make_download(start), CPU)
     batch = plan.batch(federation, 0, plan.kinds[0])
     before = {name: t.clone() for name, t in stack.full.items()}
     method.before_step(stack, batch, lambda: local_objective(stack, batch, [method])[1])
@@ -74,7 +73,8 @@ def test_weights_and_running_statistics_come_back(federation, method):
     assert not torch.equal(once, before["1.running_mean"])
     stack.backward(local_objective(stack, batch, [method])[1])
     assert not torch.equal(stack.full["1.running_mean"], once)
-    method.on_after_backward(None, SimpleNamespace(clients=stack))
+    method.stack = stack
+    method.on_after_backward(None, None)
     assert torch.equal(stack.full["1.running_mean"], once)
     for name, leaf in stack.leaves.items():
         assert torch.equal(leaf, before[name])

@@ -5,13 +5,14 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from harness import make_net, make_setup, sgd, train_rounds, weights
+from harness import Sizes, make_net, make_setup, server_of, sgd, train_rounds, weights
 from plain_reference import batches, broken, cohort, flat, local_sgd, optimum, skewed_federation, softmax_regression
 
 from gcfed.federated.aggregate import MeanAggregator
-from gcfed.federated.method import validate_methods
+from gcfed.federated.messages import nbytes
+from gcfed.federated.method import validate_parts
 from gcfed.federated.solver import LocalSolver
-from gcfed.federated.stack import broadcast_state, nbytes
+from gcfed.federated.stack import broadcast_state
 from gcfed.federated.store import ClientStores
 from gcfed.methods.quantization import Quantization
 from gcfed.methods.scaffold import Scaffold, effective_steps
@@ -59,7 +60,7 @@ def test_it_is_the_plain_loop(federation, k, momentum, corrected):
         make_net(), federation, solver, rounds=6, momentum=momentum, corrected=corrected, weight_decay=0.01
     )
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
-    torch.testing.assert_close(flat(method.control), c, rtol=0, atol=1e-10)
+    torch.testing.assert_close(flat(server_of(method).control), c, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -76,8 +77,8 @@ def test_the_servers_variate_is_the_mean_of_the_clients(federation, cohort_of):
     train_rounds(
         net, federation, sgd(momentum=0.5), rounds=5, methods=[method], stores=stores, k=2, cohort_of=cohort_of
     )
-    own = stores.open("scaffold").read(np.arange(5), method.control)
-    for name, c in method.control.items():
+    own = stores.open("scaffold").read(np.arange(5), server_of(method).control)
+    for name, c in server_of(method).control.items():
         torch.testing.assert_close(own[name].mean(0), c, rtol=0, atol=1e-12)
         assert c.abs().sum() > 0
 
@@ -85,8 +86,8 @@ def test_the_servers_variate_is_the_mean_of_the_clients(federation, cohort_of):
 def test_a_client_that_is_not_finite_keeps_its_variate(federation):
     method, stores = Scaffold(), ClientStores()
     train_rounds(make_net(), broken(federation, 1), sgd(), rounds=4, methods=[method], stores=stores, k=2, cohort_of=4)
-    own = stores.open("scaffold").read(np.arange(5), method.control)
-    for name, c in method.control.items():
+    own = stores.open("scaffold").read(np.arange(5), server_of(method).control)
+    for name, c in server_of(method).control.items():
         assert own[name][1].abs().sum() == 0
         torch.testing.assert_close(own[name].mean(0), c, rtol=0, atol=1e-12)
 
@@ -108,17 +109,11 @@ def test_the_first_round_is_fedavg_bit_for_bit(federation):
 
 
 def test_it_sends_twice_the_bytes(federation):
-    uploads, rounds, net = [], [], make_net()
-
-    class Spy(Scaffold):
-        def on_receive(self, upload, round):
-            uploads.append(upload.bytes_per_client)
-            super().on_receive(upload, round)
-
-    train_rounds(net, federation, sgd(), rounds=1, methods=[Spy()], k=2, on_round=lambda r, _: rounds.append(r))
+    net, sizes = make_net(), Sizes()
+    train_rounds(net, federation, sgd(), rounds=1, methods=[Scaffold(), sizes], k=2)
     size = nbytes(broadcast_state(net))
-    assert uploads == [2 * size] * 2
-    assert rounds[0].down_bytes == 3 * 2 * size
+    assert sizes.up == [2 * size] * 2
+    assert sizes.down == [2 * size]
 
 
 @pytest.mark.parametrize(
@@ -131,11 +126,11 @@ def test_it_sends_twice_the_bytes(federation):
 )
 def test_what_cannot_work_is_refused(optimizer, others, message):
     with pytest.raises(ValueError, match=message):
-        validate_methods(make_setup(make_net(), solver=LocalSolver(optimizer), methods=[Scaffold(), *others]))
+        validate_parts(make_setup(make_net(), solver=LocalSolver(optimizer), methods=[Scaffold(), *others]))
 
 
 @pytest.mark.parametrize("cls", [Scaffold, SSF])
 def test_weights_by_samples_are_refused(cls):
     """Variates cancel in their plain mean alone: weighted, it would come to the optimum of the uniform objective."""
     with pytest.raises(ValueError, match=r"aggregator\.weighting=uniform"):
-        cls().validate(make_setup(make_net(), solver=sgd(), aggregator=MeanAggregator("samples")))
+        server_of(cls()).validate(make_setup(make_net(), solver=sgd(), aggregator=MeanAggregator("samples")))

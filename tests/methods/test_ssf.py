@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import sgd, train_rounds, weights
+from harness import Sizes, Spy, client_of, server_of, sgd, train_rounds, weights
 from plain_reference import batches, broken, cohort, flat, optimum, skewed_federation, softmax_regression
 from torch import nn
 from torch.func import functional_call
 
-from gcfed.federated.method import upload_shapes
-from gcfed.federated.stack import nbytes
+from gcfed.federated.messages import nbytes
+from gcfed.federated.method import Order, upload_shapes
 from gcfed.federated.store import ClientStores
 from gcfed.methods.quantization import Quantization
 from gcfed.methods.scaffold import Scaffold
@@ -112,7 +112,7 @@ def test_it_is_the_papers_iteration(federation, k, ratio, refresh, weight_decay,
         gamma=gamma,
     )  # fmt: skip
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
-    torch.testing.assert_close(flat(method.control), c, rtol=0, atol=1e-10)
+    torch.testing.assert_close(flat(server_of(method).control), c, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("k", [1, 3])
@@ -121,7 +121,7 @@ def test_with_all_of_the_space_it_is_scaffold(federation, k):
     a = train_rounds(wide_and_tall(), federation, solver, rounds=8, methods=[ours], k=k)
     b = train_rounds(wide_and_tall(), federation, solver, rounds=8, methods=[theirs], k=k)
     torch.testing.assert_close(a, b, rtol=0, atol=1e-9)
-    torch.testing.assert_close(flat(ours.control), flat(theirs.control), rtol=0, atol=1e-9)
+    torch.testing.assert_close(flat(server_of(ours).control), flat(server_of(theirs).control), rtol=0, atol=1e-9)
 
 
 def test_the_first_step_of_one_client_is_projected_sgd(federation):
@@ -132,7 +132,7 @@ def test_the_first_step_of_one_client_is_projected_sgd(federation):
     at = {n: v.clone().requires_grad_() for n, v in before.items()}
     F.cross_entropy(functional_call(net, at, (x,)), y).backward()
     for name, p in net.named_parameters():
-        projector = method.space[name]
+        projector = server_of(method).space[name]
         expected = before[name] - 0.1 * projector.lift(projector.project(at[name].grad))
         torch.testing.assert_close(p.detach(), expected, rtol=0, atol=1e-14)
 
@@ -143,8 +143,8 @@ def test_the_servers_variate_is_the_mean_of_the_clients(federation, cohort_of):
     train_rounds(
         wide_and_tall(), federation, sgd(), rounds=5, methods=[method], stores=stores, k=2, cohort_of=cohort_of
     )
-    own = stores.open("ssf").read(np.arange(5), method.control)
-    for name, c in method.control.items():
+    own = stores.open("ssf").read(np.arange(5), server_of(method).control)
+    for name, c in server_of(method).control.items():
         torch.testing.assert_close(own[name].mean(0), c, rtol=0, atol=1e-12)
         assert c.abs().sum() > 0
 
@@ -154,8 +154,8 @@ def test_a_client_that_is_not_finite_keeps_its_variate(federation):
     train_rounds(
         wide_and_tall(), broken(federation, 1), sgd(), rounds=4, methods=[method], stores=stores, k=2, cohort_of=4
     )
-    own = stores.open("ssf").read(np.arange(5), method.control)
-    for name, c in method.control.items():
+    own = stores.open("ssf").read(np.arange(5), server_of(method).control)
+    for name, c in server_of(method).control.items():
         assert own[name][1].abs().sum() == 0
         torch.testing.assert_close(own[name].mean(0), c, rtol=0, atol=1e-12)
 
@@ -173,25 +173,16 @@ def test_the_projectors_are_drawn_anew_every_refresh_rounds(federation):
     method, seen = SSF(ratio=0.4, refresh=3), []
     train_rounds(
         wide_and_tall(), federation, sgd(), rounds=7, methods=[method],
-        on_round=lambda *_: seen.append(method.space["0.weight"].basis),
+        on_round=lambda *_: seen.append(server_of(method).space["0.weight"].basis),
     )  # fmt: skip
     assert [torch.equal(a, b) for a, b in itertools.pairwise(seen)] == [True, True, False, True, True, False]
 
 
 def sent(method, *others, data, k=2):
     """Bytes up of each stack's clients and down of the round."""
-    uploads, rounds = [], []
-
-    class Spy(type(method)):
-        def on_receive(self, upload, round):
-            uploads.append(upload.bytes_per_client)
-            super().on_receive(upload, round)
-
-    method.__class__ = Spy
-    train_rounds(
-        wide_and_tall(), data, sgd(), rounds=1, methods=[method, *others], k=k, on_round=lambda r, _: rounds.append(r)
-    )
-    return uploads, rounds[0].down_bytes
+    sizes = Sizes()
+    train_rounds(wide_and_tall(), data, sgd(), rounds=1, methods=[method, *others, sizes], k=k)
+    return sizes.up, sizes.down[0]
 
 
 # [8, 6] with d = 8 and r = 2, [4, 8] with d = 8 and r = 2, biases of 8 and 4; 8 bytes a number
@@ -201,7 +192,7 @@ COORDINATES = 8 * (2 * 6 + 4 * 2 + 8 + 4)
 def test_the_bytes_are_those_of_the_coordinates(federation):
     uploads, down = sent(SSF(ratio=0.25), data=federation)
     assert uploads == [2 * COORDINATES] * 2
-    assert down == 3 * 3 * COORDINATES
+    assert down == 2 * COORDINATES
 
 
 def test_quantization_counts_on_the_coordinates(federation):
@@ -214,11 +205,11 @@ def test_the_gap_of_the_coordinates_is_that_of_the_updates(federation):
     lengths = []
 
     class Lengths(Gap):
-        def on_broadcast(self, round):
+        def on_broadcast(self, download, round):
             pass  # no rehearsal of the others: only the cohort
 
         def on_aggregate_end(self, update, round):
-            like = upload_shapes(self.methods, round)["delta"]
+            like = upload_shapes(self.server_parts, round)["delta"]
             partial = self.partial.reduce(round, {name: like[name] for name in self.names})
             lengths.append(torch.cat([t.flatten() for t in partial.values()]).norm())
             torch.testing.assert_close(lengths[-1], flat(update).norm(), rtol=0, atol=1e-12)
@@ -233,19 +224,18 @@ def test_the_gap_of_the_coordinates_is_that_of_the_updates(federation):
 
 def test_on_the_device_its_state_is_smaller_than_scaffolds(federation):
     """What a stack holds between its hooks: projections, while the variates stay on the CPU."""
-    method = SSF(ratio=0.25)
-    sizes = []
+    method, sizes = SSF(ratio=0.25), []
 
-    class Watch(SSF):
-        def on_clients_start(self, stack, round):
-            super().on_clients_start(stack, round)
-            sizes.append(nbytes(self._correction))
+    class Watch(Spy):
+        order = Order.PROJECTS
 
-    method.__class__ = Watch
-    train_rounds(wide_and_tall(), federation, sgd(), rounds=2, methods=[method], k=3)
+        def on_clients_start(self, stack, download):
+            sizes.append(nbytes(client_of(method)._correction))
+
+    train_rounds(wide_and_tall(), federation, sgd(), rounds=2, methods=[method, Watch()], k=3)
     assert sizes == [3 * COORDINATES] * 2
-    assert {t.device.type for t in method.control.values()} == {"cpu"}
-    assert weights(wide_and_tall()).numel() == flat(method.control).numel()
+    assert {t.device.type for t in server_of(method).control.values()} == {"cpu"}
+    assert weights(wide_and_tall()).numel() == flat(server_of(method).control).numel()
 
 
 @pytest.mark.cuda

@@ -4,11 +4,11 @@ from functools import partial
 
 import pytest
 import torch
-from harness import make_net, make_round, make_setup, sgd, train_rounds
+from harness import make_net, make_round, make_setup, server_of, sgd, train_rounds
 from torch import nn
 
 from gcfed.aggregators.coordinates import Median
-from gcfed.federated.method import validate_methods
+from gcfed.federated.method import parts_of, validate_parts
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import broadcast_state
 from gcfed.federated.store import ClientStores
@@ -93,14 +93,14 @@ def test_so_do_lone_scalars(federation, cls):
 
 @pytest.mark.parametrize(("ratio", "r"), [(0.2, 2), (0.01, 1), (1.0, 9)])
 def test_r_of_a_tensor(ratio, r):
-    round = make_round({"w": torch.zeros(4, 9)})
-    assert SSF(ratio=ratio).projector("w", 0, round).basis.shape == (9, r)
+    spaces = server_of(SSF(ratio=ratio)).spaces
+    assert spaces.projector(1, 0, "w", torch.zeros(4, 9)).basis.shape == (9, r)
 
 
 def test_the_backfill_leaves_the_residual_bit_equal():
     """With numbers that floating point adds and multiplies without rounding."""
     hadamard = torch.tensor([[1.0, 1], [1, -1], [1, 1], [1, -1]]) / 2
-    method, net = SSF(ratio=0.5), nn.Linear(4, 3, bias=False)
+    method, net = server_of(SSF(ratio=0.5)), nn.Linear(4, 3, bias=False)
     with torch.no_grad():
         net.weight.copy_(torch.arange(12.0).view(3, 4) / 8 - 1)
     before, round = net.weight.detach().clone(), make_round(broadcast_state(net))
@@ -124,7 +124,7 @@ def test_a_round_leaves_what_is_outside_the_subspace(federation, cls, others):
     net, method, starts = make_net(), cls(ratio=0.4), []
 
     def outside(name, tensor):
-        projector = method.space[name]
+        projector = server_of(method).space[name]
         return tensor - projector.lift(projector.project(tensor))
 
     def check(round, update):
@@ -140,8 +140,8 @@ def test_a_round_leaves_what_is_outside_the_subspace(federation, cls, others):
 def test_the_order_of_the_hooks():
     method, gc, quantization = SSF(ratio=0.5), GradientCentralization(server=False), Quantization()
     sam, proximal = Sam(), Proximal()
-    methods = sorted([quantization, method, proximal, gc, sam], key=lambda m: m.order)
-    assert methods == [sam, proximal, gc, method, quantization]
+    parts = parts_of([quantization, method, proximal, gc, sam])
+    assert parts == [sam, proximal, gc.local, *method.parts, quantization]
 
 
 @pytest.mark.parametrize("cls", METHODS)
@@ -154,13 +154,13 @@ def test_the_order_of_the_hooks():
     ],
 )
 def test_bad_arguments_are_refused_by_name(cls, settings, message):
-    with pytest.raises(ValueError, match=f"{cls._key}.*{message}"):
+    with pytest.raises(ValueError, match=f"methods.{cls.__name__.lower()}.*{message}"):
         cls(**settings)
 
 
 def validate(cls, *, others=(), **parts):
     parts = {"server": partial(torch.optim.SGD, lr=0.5)} | parts
-    validate_methods(make_setup(make_net(), methods=[cls(ratio=0.5), *others], **parts))
+    validate_parts(make_setup(make_net(), methods=[cls(ratio=0.5), *others], **parts))
 
 
 @pytest.mark.parametrize("cls", METHODS)

@@ -2,26 +2,26 @@
 
 from harness import sgd, train_rounds
 
-from gcfed.federated.method import FederatedMethod
+from gcfed.federated.method import ClientPart
 
 EXACT = {"rel": 1e-9, "abs": 1e-12}
 NAN_CLIENT = 3
 
 
-class Recorder(FederatedMethod):
+class Recorder(ClientPart):
     """Keeps, for each round, every client's own weights and the broadcast, as NumPy arrays by name."""
 
     def __init__(self, poisoned=False):
         self.rounds, self.poisoned = [], poisoned
 
-    def on_broadcast(self, round):
-        self.rounds.append(({name: t.numpy().copy() for name, t in round.start.items()}, {}))
+    def on_download(self, download):
+        self.rounds.append(({name: t.numpy().copy() for name, t in download.model.items()}, {}))
 
-    def on_clients_start(self, stack, round):
+    def on_clients_start(self, stack, download):
         if self.poisoned and NAN_CLIENT in stack.clients:
             stack.full["0.weight"][stack.clients.tolist().index(NAN_CLIENT)] = float("nan")
 
-    def on_clients_end(self, stack, round):
+    def on_clients_end(self, stack, download):
         for row, client in enumerate(stack.clients.tolist()):
             self.rounds[-1][1][client] = {name: t[row].numpy().copy() for name, t in stack.full.items()}
 

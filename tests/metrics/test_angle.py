@@ -1,16 +1,13 @@
 """The angles of uploads against NumPy, in the loop."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 from conftest import random_federation, read_rows
-from harness import make_net, make_round, sgd, train_rounds
+from harness import Spy, make_net, sgd, train_rounds
 from recording import of_metric
 
-from gcfed.federated.method import FederatedMethod
-from gcfed.federated.round import Order
+from gcfed.federated.method import Order
 from gcfed.methods.ssf import SSF
 from gcfed.metrics.angle import Angle
 from gcfed.run import train
@@ -19,13 +16,13 @@ EXACT = {"rel": 1e-9, "abs": 1e-9}
 NAN_CLIENT = 3
 
 
-class Edits(FederatedMethod):
+class Edits(Spy):
     """A method that changes the uploads, the update and what the server then does with it; and one client diverges."""
 
     def __init__(self, poisoned=False):
         self.poisoned = poisoned
 
-    def on_upload(self, upload, round):
+    def on_upload(self, upload, download):
         for row, client in enumerate(upload.clients.tolist()):
             upload.delta["0.weight"][row] *= 1 - client  # some reversed, one without it
             if self.poisoned and client == NAN_CLIENT:
@@ -38,17 +35,17 @@ class Edits(FederatedMethod):
         pl_module.net[0].bias.grad += 0.01
 
 
-class Recorder(FederatedMethod):
+class Recorder(Spy):
     """Broadcasts, uploads and updates of each round, flat."""
 
     def __init__(self, names):
         self.names, self.starts, self.sent, self.updates = names, [], [], []
 
-    def on_broadcast(self, round):
+    def on_broadcast(self, download, round):
         self.starts.append(np.concatenate([round.start[n].numpy().ravel() for n in self.names]))
         self.sent.append([])
 
-    def on_upload(self, upload, round):
+    def on_upload(self, upload, download):
         delta = [upload.delta[n].numpy().reshape(len(upload.clients), -1) for n in self.names]
         self.sent[-1] += list(np.concatenate(delta, 1).copy())
 
@@ -111,16 +108,16 @@ def test_clients_that_stay_where_they_are_have_no_angle():
 def test_coordinates_count_as_the_updates_that_they_stand_for(ratio):
     """Of a subspace of another size, and of all space rotated, where shapes do not tell."""
 
-    class FullUpdates(FederatedMethod):
+    class FullUpdates(Spy):
         order = Order.PROJECTS  # behind SSF, which lifts the aggregated update
 
         def __init__(self):
             self.rounds = []
 
-        def on_broadcast(self, round):
+        def on_broadcast(self, download, round):
             self.rounds.append((round.start, []))
 
-        def on_clients_end(self, stack, round):
+        def on_clients_end(self, stack, download):
             start, updates = self.rounds[-1]
             updates += list(torch.cat([(stack.full[n] - t).flatten(1) for n, t in start.items()], 1).numpy())
 
@@ -145,11 +142,3 @@ def test_the_last_broadcast_survives_a_checkpoint(config, tmp_path):
         train(config(*settings, f"rounds={rounds}", *more, folder=tmp_path / "resumed"))
     straight, resumed = (read_rows(tmp_path / name / "metrics.csv")[-1] for name in ("straight", "resumed"))
     assert straight["angle/server"] == resumed["angle/server"]
-
-
-def test_a_rehearsal_is_not_measured():
-    metric, row, rehearsal = Angle(), {}, replace(make_round({}), rehearsal=True)
-    metric.on_clients_end(None, rehearsal)
-    metric.on_upload(None, rehearsal)
-    metric.on_round_end(row, rehearsal)
-    assert row == {}

@@ -1,14 +1,13 @@
 """Drift, CKA and the clients' own accuracy against NumPy, in the plain loop."""
 
 import copy
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from conftest import ArrayData, random_federation
-from harness import make_net, make_round, sgd, train_rounds
+from harness import make_net, sgd, train_rounds
 from recording import EXACT, NAN_CLIENT, measured
 from torch import nn
 
@@ -240,16 +239,6 @@ def test_personal_changes_no_bit():
     alone, drawn = train_rounds(copy.deepcopy(net), data, sgd(), rounds=3, k=2), torch.get_rng_state()
     assert torch.equal(alone, measured(Personal(every=1), net, data, k=2)[2])
     assert torch.equal(drawn, torch.get_rng_state())
-
-
-@pytest.mark.parametrize("metric", [Drift(), CKA(), Clients(), Personal()])
-def test_a_rehearsal_is_not_measured(metric):
-    metric.rounds, row = 1, {}
-    rehearsal = replace(make_round({}), rehearsal=True)
-    metric.on_broadcast(rehearsal)
-    metric.on_clients_end(None, rehearsal)
-    metric.on_round_end(row, rehearsal)
-    assert row == {}
 
 
 def test_the_parts_of_three_processes_add_up():

@@ -1,12 +1,10 @@
 """Forgetting against NumPy, in the plain loop: every local model on the data of every client of the cohort."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 from conftest import ArrayData, random_federation
-from harness import make_net, make_round
+from harness import make_net
 from recording import EXACT, NAN_CLIENT, measured
 from torch import nn
 
@@ -88,14 +86,6 @@ def test_sequences_count_their_labels():
     logits = x @ torch.tensor(start["weight"]).T + torch.tensor(start["bias"])
     loss = nn.functional.cross_entropy(logits.flatten(0, 1), y.flatten()).item()
     assert row["forgetting/before"] == pytest.approx(loss, **EXACT)
-
-
-def test_a_rehearsal_is_not_measured():
-    metric, row, rehearsal = Forgetting(1, 4), {}, replace(make_round({}), rehearsal=True)
-    metric.on_broadcast(rehearsal)
-    metric.on_clients_end(None, rehearsal)
-    metric.on_round_end(row, rehearsal)
-    assert row == {}
 
 
 def test_bad_settings_are_named():

@@ -12,7 +12,7 @@ from omegaconf import open_dict
 from recording import Recorder
 
 from gcfed.data.sampling import UniformSampler
-from gcfed.federated.loop import FederatedLoop
+from gcfed.federated.client import ClientProgram
 from gcfed.metrics.clients import Clients
 from gcfed.metrics.updates import Updates
 from gcfed.run import train
@@ -106,19 +106,19 @@ def test_with_all_clients_there_is_no_gap(config, tmp_path):
 
 
 def test_rehearsals_and_measurements_are_no_training_time(config, tmp_path, monkeypatch):
-    train_clients, measure, seconds = FederatedLoop.train_clients, Clients.measure, 0
+    train_clients, measure, seconds = ClientProgram.train, Clients.measure, 0
 
-    def slow(self, trainer, module, clients, round):
+    def slow(self, *args, sends=True, **kwargs):
         nonlocal seconds
-        seconds += 100 if round.rehearsal else 1
-        return train_clients(self, trainer, module, clients, round)
+        seconds += 1 if sends else 100
+        return train_clients(self, *args, sends=sends, **kwargs)
 
     def slowly_measure(self, stack, client, round):
         nonlocal seconds
         seconds += 1000
         return measure(self, stack, client, round)
 
-    monkeypatch.setattr(FederatedLoop, "train_clients", slow)
+    monkeypatch.setattr(ClientProgram, "train", slow)
     monkeypatch.setattr(Clients, "measure", slowly_measure)
     monkeypatch.setattr("gcfed.federated.loop.time", SimpleNamespace(perf_counter=lambda: seconds))
     monkeypatch.setattr("gcfed.metrics.base.perf_counter", lambda: seconds)

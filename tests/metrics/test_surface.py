@@ -1,7 +1,5 @@
 """The loss on the plane through three local models, against NumPy."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,6 @@ from recording import NAN_CLIENT, Recorder
 from torch import nn
 
 from gcfed.data.partition import Partition
-from gcfed.metrics import surface
 from gcfed.metrics.surface import Surface
 from gcfed.tasks import CLASSIFICATION, SquaredError
 
@@ -163,16 +160,6 @@ def test_it_changes_no_bit(tmp_path):
     alone, drawn = train_rounds(linear(), data, sgd(), rounds=2, k=2, cohort_of=4), torch.get_rng_state()
     assert torch.equal(alone, measured(tmp_path, k=2)[2])
     assert torch.equal(drawn, torch.get_rng_state())
-
-
-def test_a_rehearsal_is_not_measured(tmp_path):
-    looking = metric(tmp_path)
-    looking.rounds = 1
-    rehearsal = replace(surface.Round(1, 1, np.arange(3), 3, {}, 0.1), rehearsal=True)
-    looking.on_broadcast(rehearsal)
-    looking.on_clients_end(None, rehearsal)
-    looking.on_round_end({}, rehearsal)
-    assert not list(tmp_path.iterdir())
 
 
 # ---------------------------------------------------------------------------------------------- several processes

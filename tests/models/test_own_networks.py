@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import random_federation, read_rows
-from harness import make_net, make_setup, sgd, train_rounds
+from harness import Spy, make_net, make_setup, sgd, train_rounds
 from omegaconf import OmegaConf
 from torch import nn
 from torchvision.ops import FrozenBatchNorm2d
@@ -14,7 +14,6 @@ from torchvision.ops import FrozenBatchNorm2d
 from gcfed.assemble import assemble
 from gcfed.configure import shorthand
 from gcfed.federated.batches import has_single, plan_batches
-from gcfed.federated.method import FederatedMethod
 from gcfed.federated.stack import cannot_stack, is_graphable
 from gcfed.methods.fedcurv import FedCurv
 from gcfed.methods.fedreg import FedReg
@@ -145,16 +144,16 @@ def test_fixed_is_evaluation_for_ever_and_group_needs_no_statistics():
     torch.testing.assert_close(group(x)[:1], group(x[:1]))
 
 
-class Starts(FederatedMethod):
+class Starts(Spy):
     """Notes with which statistics a client begins and ends."""
 
     def __init__(self):
         self.begin, self.end = [{}], [{}]
 
-    def on_clients_start(self, stack, round):
+    def on_clients_start(self, stack, download):
         self.begin[-1] |= {k: {n: t[i].clone() for n, t in stack.full.items()} for i, k in enumerate(stack.clients)}
 
-    def on_clients_end(self, stack, round):
+    def on_clients_end(self, stack, download):
         self.end[-1] |= {k: {n: t[i].clone() for n, t in stack.full.items()} for i, k in enumerate(stack.clients)}
 
     def on_aggregate_end(self, update, round):
@@ -242,7 +241,7 @@ def test_a_run_has_its_networks_name_and_borderline(config, tmp_path, caplog):
     assert cfg.name == "digits_Net_fedavg_gcfed"
     assert result.module.net.conv.out_channels == 5
     assert caplog.text.count("gc.boundary=head, the last module with parameters") == 1
-    assert result.loop.methods[0].local_names == ["conv.weight"]
+    assert result.loop.stacks.program.parts[0].names == ["conv.weight"]
 
 
 def test_local_statistics_survive_a_kill(config, tmp_path):

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from conftest import read_rows
+from harness import Spy
 from omegaconf import OmegaConf, open_dict
 
 from gcfed.data.base import FederatedDataset, Split
-from gcfed.federated.method import FederatedMethod
 from gcfed.run import evaluate, train
 from gcfed.runs.checkpoint import class_checksum, load_checkpoint, resume_from
 from gcfed.runs.folder import CHECKPOINT
@@ -128,7 +128,7 @@ def test_what_a_kill_after_the_last_checkpoint_left_undone_is_done(run, finished
     assert mine.exists()
 
 
-class CopyIn(FederatedMethod):
+class CopyIn(Spy):
     """Copies the run's folder when the fourth round begins, as a kill at that moment would leave it."""
 
     disk = threading.Event()
@@ -136,7 +136,7 @@ class CopyIn(FederatedMethod):
     def __init__(self, folder, copy):
         self.folder, self.copy = folder, copy
 
-    def on_broadcast(self, round):
+    def on_broadcast(self, download, round):
         if round.index == 3:
             shutil.copytree(self.folder, self.copy)
             self.disk.set()

@@ -7,9 +7,9 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from gcfed.federated.aggregate import Upload
+from gcfed.federated.forward import Params
+from gcfed.federated.messages import Upload
 from gcfed.federated.round import Round
-from gcfed.federated.stack import Params
 from gcfed.utils.device import on_device
 from gcfed.utils.number import number
 

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from gcfed.aggregators.cohort import CohortRule
-from gcfed.federated.aggregate import MeanAggregator, Upload
+from gcfed.federated.aggregate import MeanAggregator
+from gcfed.federated.messages import Upload
 from gcfed.federated.round import Round
 from gcfed.federated.stack import Params, client_norms, per_client
 from gcfed.utils.number import number

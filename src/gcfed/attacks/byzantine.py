@@ -7,19 +7,20 @@ the coordinates in which they travel; hostile clients quantize, too, where all d
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gcfed.federated.aggregate import Upload
-from gcfed.federated.method import FederatedMethod, Setup
-from gcfed.federated.round import Order, Round
+from gcfed.federated.messages import Download, Upload
+from gcfed.federated.method import ClientPart, Order, Part, ServerPart, Setup
+from gcfed.federated.round import Round
 from gcfed.utils.number import number
 from gcfed.utils.rng import generator, torch_seed
 
 
-class Attack(FederatedMethod):
+class Attack(ClientPart):
     """Lets some clients send something else; ``train/hostile_clients`` counts them in each round's cohort.
 
     Args:
@@ -31,25 +32,45 @@ class Attack(FederatedMethod):
     def __init__(self, clients: float = 0.2) -> None:
         self.clients = number("attack.clients", clients, 0, 1)
 
-    def hostile(self, round: Round) -> np.ndarray:
-        """Ids of the run's hostile clients, ascending."""
-        count = int(self.clients * round.num_clients + 0.5)
-        return np.sort(generator(round.seed, "hostile").choice(round.num_clients, count, replace=False))
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return self, HostileCount(self.clients)
 
-    def craft(self, sent: list[Tensor], client: int, round: Round) -> None:
+    def validate(self, setup: Setup) -> None:
+        self.num_clients = setup.data.num_clients
+
+    def craft(self, sent: list[Tensor], client: int, download: Download) -> None:
         """Edits one client's tensors in place."""
 
-    def on_upload(self, upload: Upload, round: Round) -> None:
-        for row in np.flatnonzero(np.isin(upload.clients, self.hostile(round))).tolist():
-            self.craft([t[row] for t in messages(upload)], int(upload.clients[row]), round)
+    def is_hostile(self, clients: np.ndarray, download: Download) -> np.ndarray:
+        """Which of these clients, ``[K]``, are hostile."""
+        return np.isin(clients, hostile(self.clients, self.num_clients, download.seed))
 
-    def on_round_end(self, row: dict, round: Round) -> None:
-        row["train/hostile_clients"] = int(np.isin(round.cohort, self.hostile(round)).sum())
+    def on_upload(self, upload: Upload, download: Download) -> None:
+        for row in np.flatnonzero(self.is_hostile(upload.clients, download)).tolist():
+            self.craft([t[row] for t in messages(upload)], int(upload.clients[row]), download)
+
+
+class HostileCount(ServerPart):
+    """Counts the hostile clients of a cohort, which no server could."""
+
+    def __init__(self, clients: float) -> None:
+        self.clients = clients
+
+    def on_round_end(self, row: dict[str, Any], round: Round) -> None:
+        those = hostile(self.clients, round.num_clients, round.seed)
+        row["train/hostile_clients"] = int(np.isin(round.cohort, those).sum())
+
+
+def hostile(share: float, num_clients: int, seed: int) -> np.ndarray:
+    """Ids of a run's hostile clients, ascending."""
+    count = int(share * num_clients + 0.5)
+    return np.sort(generator(seed, "hostile").choice(num_clients, count, replace=False))
 
 
 def messages(upload: Upload) -> Sequence[Tensor]:
-    """All tensors ``[K, *shape]`` that clients send: Δ and what goes beside it."""
-    return [t for tensors in (upload.delta, *upload.extra.values()) for t in tensors.values()]
+    """All numbers ``[K, *shape]`` that clients send: Δ and what goes beside it, but no bits."""
+    return [t for ts in (upload.delta, *upload.extra.values()) for t in ts.values() if t.is_floating_point()]
 
 
 class Scale(Attack):
@@ -63,7 +84,7 @@ class Scale(Attack):
         super().__init__(clients)
         self.factor = number("attack.factor", factor, -1e30, 1e30)
 
-    def craft(self, sent: list[Tensor], client: int, round: Round) -> None:
+    def craft(self, sent: list[Tensor], client: int, download: Download) -> None:
         torch._foreach_mul_(sent, self.factor)
 
 
@@ -78,9 +99,9 @@ class Gaussian(Attack):
         super().__init__(clients)
         self.factor = number("attack.factor", factor, 0)
 
-    def craft(self, sent: list[Tensor], client: int, round: Round) -> None:
+    def craft(self, sent: list[Tensor], client: int, download: Download) -> None:
         random = torch.Generator(sent[0].device)
-        random.manual_seed(torch_seed(round.seed, "attack", round.index, client))
+        random.manual_seed(torch_seed(download.seed, "attack", download.round, client))
         for t in sent:
             size = t.square().mean().sqrt() * self.factor
             t.copy_(torch.randn(t.shape, generator=random, device=t.device, dtype=t.dtype) * size)
@@ -93,12 +114,14 @@ class LabelFlip(Attack):
     _flipped = False
 
     def validate(self, setup: Setup) -> None:
+        super().validate(setup)
         self.data = setup.data
 
-    def on_broadcast(self, round: Round) -> None:
+    def on_download(self, download: Download) -> None:
         if not self._flipped:
             last = self.data.num_classes - 1
-            self.data.relabel(self.hostile(round), lambda y: np.where(y >= 0, last - y, y))
+            those = hostile(self.clients, self.num_clients, download.seed)
+            self.data.relabel(those, lambda y: np.where(y >= 0, last - y, y))
             self._flipped = True
 
-    def on_upload(self, upload: Upload, round: Round) -> None: ...
+    def on_upload(self, upload: Upload, download: Download) -> None: ...

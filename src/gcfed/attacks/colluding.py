@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from gcfed.attacks.byzantine import Attack, messages
-from gcfed.federated.aggregate import Upload
+from gcfed.federated.messages import Download, Upload
 from gcfed.federated.method import Setup
-from gcfed.federated.round import Round
 from gcfed.utils.number import number
 
 
 class Collusion(Attack):
     """Hostile clients send what :meth:`together` makes of the honest ones' messages, tensor by tensor."""
+
+    sees_cohort = True
 
     def together(self, honest_nX: Tensor, hostile: int) -> Tensor:
         """A tensor of the n honest clients, ``[n, *shape]`` → what each hostile one sends, ``[*shape]``."""
@@ -35,13 +36,11 @@ class Collusion(Attack):
             f"attack._target_={name} must see the whole cohort: client.stack={cohort} or more, and trainer.devices=1."
         )
 
-    def on_upload(self, upload: Upload, round: Round) -> None:
+    def on_upload(self, upload: Upload, download: Download) -> None:
         """Raises ValueError where the cohort is spread over stacks or processes."""
-        if round.rehearsal:
-            return
-        if len(upload.clients) < len(round.cohort):
-            raise self._refusal(len(round.cohort))
-        hostile = np.isin(upload.clients, self.hostile(round))
+        if len(upload.clients) < len(download.cohort):
+            raise self._refusal(len(download.cohort))
+        hostile = self.is_hostile(upload.clients, download)
         honest = torch.from_numpy(~hostile).to(upload.finite.device) & upload.finite
         rows = torch.from_numpy(np.flatnonzero(hostile)).to(upload.finite.device)
         if len(rows) and bool(honest.any()):

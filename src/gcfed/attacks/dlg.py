@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from gcfed.federated.stack import Params
+from gcfed.federated.forward import Params
 
 OPTIMIZERS = ("lbfgs", "adam")
 

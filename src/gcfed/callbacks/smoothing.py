@@ -3,12 +3,12 @@
 from collections import deque
 from typing import Any
 
-from gcfed.federated.method import FederatedMethod
+from gcfed.federated.method import ServerPart
 from gcfed.federated.round import Round
 from gcfed.runs.measures import DECAY, WINDOW
 
 
-class SmoothedAccuracy(FederatedMethod):
+class SmoothedAccuracy(ServerPart):
     """Adds ``test/acc_smooth10`` (GC-Fed's tables) and ``test/acc_ema`` (FedACG's) to the rounds that are tested.
 
     They cost nothing and are on by default, beside the progress bar and the checkpoints; ``~callbacks.smoothing`` turns

@@ -1,51 +1,16 @@
 """Streaming aggregation of client updates: memory does not grow with the cohort."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from gcfed.federated.exact import ExactSum, reduce_sums
+from gcfed.federated.forward import Params
+from gcfed.federated.messages import Upload
 from gcfed.federated.round import Round
-from gcfed.federated.stack import Params, nbytes
 from gcfed.utils.device import on_device
 from gcfed.utils.number import choice, flag
-
-
-@dataclass
-class Upload:
-    """What K clients send up; hooks ``on_upload`` may rewrite ``delta`` (quantize, project, …) and
-    ``bytes_per_client``, and :meth:`send` more.
-
-    Attributes:
-        clients: ids, ``[K]``.
-        num_samples: size of their data sets, ``[K]``.
-        delta: updates ``w_k − w`` relative to the broadcast w, name → ``[K, *shape]``.
-        num_steps: number of their local steps, ``[K]``.
-        finite: which clients sent finite numbers only, bool ``[K]`` on the device.
-        bytes_per_client: what each of them really sends.
-        extra: what they send beside Δ, by name; see :meth:`send`.
-    """
-
-    clients: np.ndarray
-    num_samples: np.ndarray
-    num_steps: np.ndarray
-    delta: Params
-    finite: Tensor
-    bytes_per_client: int
-    extra: dict[str, Params] = field(default_factory=dict)
-
-    def send(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        """Sends more than Δ: ``tensors``, name → ``[K, *shape]``, whose mean becomes ``round.received[name]``, or
-        what the run's aggregator makes of them.
-
-        The method's ``uploads`` must list ``name``. A client whose numbers are not all finite counts for nothing.
-        """
-        self.extra[name] = dict(tensors)
-        self.bytes_per_client += nbytes(tensors) // len(self.clients)
 
 
 class Aggregator(Protocol):
@@ -118,12 +83,3 @@ class MeanAggregator:
         self._sums, self._weight = {}, None
         total = torch.where(total > 0, total, 1.0)
         return {name: s.over(total) for name, s in sums.items()}
-
-
-def finite_clients(delta: Params) -> Tensor:
-    """bool ``[K]``, on the device and without a synchronisation.
-
-    A sum is finite where its terms are; one that overflows has terms that no model survives.
-    """
-    sums = [t.sum(dim=tuple(range(1, t.dim()))) if t.dim() > 1 else t for t in delta.values()]
-    return torch.stack([s.to(torch.float64) for s in sums]).isfinite().all(0)

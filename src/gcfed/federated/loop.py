@@ -4,36 +4,35 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from gcfed.data.sampling import ClientSampler
-from gcfed.federated.aggregate import Aggregator, Upload, finite_clients
+from gcfed.federated.aggregate import Aggregator
+from gcfed.federated.client import ClientProgram
 from gcfed.federated.faults import Faults
-from gcfed.federated.method import FederatedMethod, Setup, upload_shapes, validate_methods
+from gcfed.federated.forward import Params
+from gcfed.federated.messages import Download, finite_clients, nbytes
+from gcfed.federated.method import ClientPart, Order, Part, ServerPart, Setup, upload_shapes, validate_parts
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.processes.strategy import sum_over_processes
-from gcfed.federated.recorder import Recorder
-from gcfed.federated.round import Round, assign
+from gcfed.federated.round import Round, Tally, Totals
 from gcfed.federated.solver import LocalSolver
-from gcfed.federated.stack import ClientStack, broadcast_state, nbytes
+from gcfed.federated.stacks import Stacks
 from gcfed.federated.store import ClientStores
-from gcfed.federated.streams import Streams, layout
-from gcfed.utils.device import on_device
-from gcfed.utils.rng import torch_seed
+from gcfed.federated.transport import Shapes, Transport
 
 log = logging.getLogger(__name__)
 
 
 class FederatedLoop(Callback):
-    """Drives a round before each training step of Lightning; knows no algorithm by name.
+    """The server's program: drives a round before each training step of Lightning; knows no algorithm by name.
 
-    The methods are the trainer's callbacks that are :class:`FederatedMethod`, in their order there.
+    The parts of methods are the trainer's callbacks that are :class:`Part`, in their order there.
 
     Args:
         sampler: draws the cohort of a round.
@@ -42,8 +41,10 @@ class FederatedLoop(Callback):
         rounds: R, the number of communication rounds.
         seed: the run's seed; every draw derives from it.
         eval_every: rounds between two tests of the global model; the last round is always tested.
-        stores: where methods keep their clients' state; by default in a temporary folder, without checkpoints.
+        stores: where states by client lie; by default in a temporary folder, without checkpoints.
         faults: which clients drop out or do less than was asked of them; by default none.
+        federation: makes the transport of another federation than a simulation in memory, of that one and of what tells
+            what a client sends.
     """
 
     def __init__(
@@ -57,17 +58,18 @@ class FederatedLoop(Callback):
         eval_every: int = 1,
         stores: ClientStores | None = None,
         faults: Faults | None = None,
+        federation: Callable[[Stacks, Shapes], Transport] | None = None,
     ) -> None:
         self.sampler, self.solver, self.aggregator = sampler, solver, aggregator
         self.rounds, self.seed, self.eval_every = rounds, seed, eval_every
         self.stores, self.faults = stores or ClientStores(), faults or Faults()
-        self.methods: list[FederatedMethod] = []
+        self.federation = federation
+        self.server_parts: list[ServerPart] = []
         self.data: Any = None
         self.row: dict[str, Any] = {}
         self.last_row: dict[str, Any] = {}
         self.round: Round | None = None
         self._started = 0.0
-        self._layout: tuple[int, Streams] | None = None
 
     @staticmethod
     def of(trainer: Trainer) -> FederatedLoop:
@@ -78,7 +80,7 @@ class FederatedLoop(Callback):
         assert isinstance(pl_module, FederatedModule)
         if self.data is not trainer.datamodule:  # type: ignore[attr-defined]
             self.bind(trainer.callbacks, trainer.datamodule, pl_module)  # type: ignore[attr-defined]
-        self._layout = None
+        self.stacks.__dict__.pop("layout", None)  # the device is known only now
         self.stores.start(trainer.world_size, first=trainer.is_global_zero)
         trainer.strategy.barrier()
 
@@ -86,23 +88,30 @@ class FederatedLoop(Callback):
         """Brings the parts of a run together, once, and lets each refuse what it cannot work with.
 
         Args:
-            callbacks: those of the trainer, in its order; its methods are among them.
+            callbacks: those of the trainer, in its order; the parts of its methods are among them.
             data: the clients' samples.
             module: the global model.
 
         Raises:
             ValueError: a combination that cannot work; names the config key and the reason.
         """
-        self.methods = [callback for callback in callbacks if isinstance(callback, FederatedMethod)]
+        parts = [callback for callback in callbacks if isinstance(callback, Part)]
+        self.server_parts = [part for part in parts if isinstance(part, ServerPart)]
+        client = ClientProgram(module, data, self.solver, [part for part in parts if isinstance(part, ClientPart)])
+        self.stacks = Stacks(client, self.stores, self.sampler.per_round, self.faults)
+        self.transport: Transport = self.stacks
+        if self.federation is not None:
+            self.transport = self.federation(self.stacks, self._shapes)
         self.sampler.validate(data.num_clients)
         cohort = self.sampler.per_round - (self.faults.extra or 0)
         self.aggregator.validate(cohort)
         self.solver.validate(module.net, data)
-        validate_methods(
+        validate_parts(
             Setup(
-                self.sampler, self.solver, self.aggregator, self.stores, data, module, self.methods, self.rounds, cohort
+                self.sampler, self.solver, self.aggregator, self.stores, data, module, parts, self.rounds, cohort,
+                self.transport,
             )
-        )
+        )  # fmt: skip
         self.data = data
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -119,156 +128,92 @@ class FederatedLoop(Callback):
         """Lets the cohort train and leaves the pseudo-gradient −Δ in the global network."""
         assert isinstance(pl_module, FederatedModule)
         self._started = time.perf_counter()
-        net, device, data, before = pl_module.net, pl_module.device, self.data, broadcast_state(pl_module.net)
-        drawn = self.sampler(trainer.global_step, data.num_clients, self.seed)
-        came = self.faults.survivors(drawn, self._steps(drawn, trainer.global_step), trainer.global_step, self.seed)
-        round = self.round = Round(
-            index=trainer.global_step,
-            seed=self.seed,
-            cohort=came,
-            lost=len(drawn) - len(came),
-            num_clients=data.num_clients,
-            start=dict(before),
-            reduce=sum_over_processes,
-            lr=self.solver.lr(trainer.global_step),
-            server=trainer.optimizers[0],
-        )
-        cohort = len(round.cohort)
-        round.down_bytes = round.receivers * nbytes(round.start)
-        for method in self.methods:
-            method.on_broadcast(round)
+        before = pl_module.broadcast_state()
+        round = self.round = self._draw(trainer, before)
+        download = self._send(round)
+        update, totals = self._take(download, round, pl_module.device)
+        usable = round.num_finite > 0 and not totals.overflown
+        if usable:
+            for part in self.server_parts:
+                part.on_aggregate_end(update, round)
+        pl_module.set_update(update if usable else None, before)
+        self._answer(download, round)
+        if round.num_finite < len(round.cohort) and trainer.is_global_zero:
+            _warn_not_finite(round)
+        self.row = self._count(download, round, totals)
 
-        stats = torch.zeros(4, dtype=torch.float64, device=device)  # Σ loss, its clients, finite clients, bytes up
-        shapes = upload_shapes(self.methods, round)
+    def _draw(self, trainer: Trainer, model: Params) -> Round:
+        """The cohort of a round, less who will not come back."""
+        t, num_clients = trainer.global_step, self.data.num_clients
+        drawn = self.sampler(t, num_clients, self.seed)
+        cohort = self.transport.arrivals(drawn, t, self.seed)
+        return Round(
+            t, self.seed, cohort, num_clients, dict(model), self.solver.lr(t), reduce=sum_over_processes,
+            server=trainer.optimizers[0], lost=len(drawn) - len(cohort),
+        )  # fmt: skip
+
+    def _send(self, round: Round) -> Download:
+        """What goes to every client."""
+        download = Download(round.index, round.seed, round.lr, round.start, round.cohort)
+        for part in self.server_parts:
+            part.on_broadcast(download, round)
+        return download
+
+    def _shapes(self) -> dict[str, Params]:
+        """What a client sends in this round."""
+        assert self.round is not None
+        return upload_shapes(self.server_parts, self.round)
+
+    def _take(self, download: Download, round: Round, device: torch.device) -> tuple[Params, Totals]:
+        """Takes in the uploads as they come and reduces them to one update."""
+        tally, shapes = Tally(device), self._shapes()
         extra = {name: self.aggregator.beside() for name in shapes if name != "delta"}
-        net.train()
-        stacks = self.stacks(trainer, round.cohort)
-        _, streams = self.layout(pl_module)
-        with streams.round():
-            for clients in stacks:
-                with streams.stack():
-                    trained = self.train_clients(trainer, pl_module, clients, round)
-                    with streams.in_turn():
-                        stats += self._receive(*trained, extra, round)
-                    del trained  # nothing holds the uploads while the next stack trains
+        looks_first = sorted(self.server_parts, key=lambda part: part.order is not Order.MEASURES)
+        for upload in self.transport.fit(download, round.cohort):
+            for part in looks_first:
+                part.on_receive(upload, round)
+            for name, aggregator in extra.items():
+                aggregator.add(replace(upload, delta=upload.extra[name]), round)
+            self.aggregator.add(upload, round)
+            tally.add(upload)
+            del upload  # nothing holds it while the next stack trains
         update = self.aggregator.reduce(round, shapes["delta"])
         round.received = {name: part.reduce(round, shapes[name]) for name, part in extra.items()}
-
         results = [{name: t.unsqueeze(0) for name, t in part.items()} for part in (update, *round.received.values())]
-        overflown = ~torch.cat([finite_clients(part) for part in results]).all(0, keepdim=True)
-        (stats,) = round.reduce(
-            [torch.cat([stats, overflown, on_device([round.samples, round.steps], device, stats.dtype)])]
-        )
-        # The round's one wait for the device:
-        loss, counted, num_finite, up_bytes, refused, samples, steps = stats.tolist()
-        self.stores.finish_round(round)  # after it: only now has every process sent, so written, what it has
-        round.num_finite = int(num_finite)
-        usable = round.num_finite > 0 and not refused
-        if usable:
-            for method in self.methods:
-                method.on_aggregate_end(update, round)
-        pl_module.set_update(update if usable else None, before)
-        if round.num_finite < cohort and trainer.is_global_zero:
-            _warn_not_finite(round)
-        self.row = {
+        totals = tally.totals(~torch.cat([finite_clients(part) for part in results]).all(0, keepdim=True), round.reduce)
+        self.stores.finish_round(round.cohort, round.index)  # only now has every process sent, so written, what it has
+        round.num_finite = int(totals.finite)
+        return update, totals
+
+    def _answer(self, download: Download, round: Round) -> None:
+        """Tells the cohort what it must know of the round, if anything."""
+        if round.reply:
+            self.transport.reply(round.reply, download)
+            # No process may read a state in the next round before its last process has written it.
+            (told,) = round.reduce([torch.ones(1, device=next(iter(round.start.values())).device)])
+            told.item()
+
+    def _count(self, download: Download, round: Round, totals: Totals) -> dict[str, Any]:
+        """The round's row of metrics, as far as it is known."""
+        cohort = len(round.cohort)
+        down_bytes = (cohort + round.lost) * download.nbytes + cohort * sum(map(nbytes, round.reply.values()))
+        row = {
             "round": round.index + 1,
-            "train/loss": loss / counted if counted else float("nan"),
+            "train/loss": totals.loss / totals.losses if totals.losses else float("nan"),
             "train/clients": cohort,
             "train/nonfinite_clients": cohort - round.num_finite,
-            "train/refused_steps": int(refused > 0),
-            "train/samples": int(samples),
-            "train/steps": int(steps),
-            "comm/down_bytes": round.down_bytes,
-            "comm/up_bytes": int(up_bytes),
+            "train/refused_steps": int(totals.overflown > 0),
+            "train/samples": int(totals.samples),
+            "train/steps": int(totals.steps),
+            "comm/down_bytes": down_bytes,
+            "comm/up_bytes": int(totals.up_bytes),
             "time/train_s": time.perf_counter() - self._started,
         }
         if self.faults != Faults():
-            planned, done = self.solver.num_steps(data.sizes(came)), self._steps(came, round.index)
-            self.row |= {"train/dropped_clients": round.lost, "train/stragglers": int((done < planned).sum())}
-
-    def _steps(self, clients: np.ndarray, round_index: int) -> np.ndarray:
-        """Local steps that these clients do in a round, ``[K]``."""
-        return self.faults.steps(self.solver.num_steps(self.data.sizes(clients)), clients, round_index, self.seed)
-
-    def stacks(self, trainer: Trainer, cohort: np.ndarray) -> list[np.ndarray]:
-        """This process's share of a cohort, as the ids of one stack after the other."""
-        module = trainer.lightning_module
-        assert isinstance(module, FederatedModule)
-        mine = assign(cohort, self._steps(cohort, trainer.global_step), trainer.global_rank, trainer.world_size)
-        k, _ = self.layout(module)
-        return np.split(mine, range(k, len(mine), k)) if len(mine) else []
-
-    def layout(self, module: FederatedModule) -> tuple[int, Streams]:
-        """K, the clients of a stack, and the streams that stacks train on; found once the network is on its device."""
-        if self._layout is None:
-            client, device, cohort = self.solver, module.device, self.sampler.per_round
-            largest = int(self.data.sizes(np.arange(self.data.num_clients)).max())  # of the clients: no batch is larger
-            k, streams = layout(client.stack, min(client.batch_size, largest), cohort, module.net, device, self.data)
-            self._layout = k, Streams(module.device, streams)
-        return self._layout
-
-    def train_clients(
-        self, trainer: Trainer, pl_module: FederatedModule, clients: np.ndarray, round: Round
-    ) -> tuple[Upload, torch.Tensor]:
-        """K clients of the cohort, side by side: broadcast, local training, upload; and their losses, ``[K]``."""
-        data, methods, num_samples = self.data, self.methods, self.data.sizes(clients)
-        plan = self.solver.plan(data, clients, round, pl_module.device)
-        steps = self.faults.steps(plan.steps, clients, round.index, round.seed)
-        if (steps < plan.steps).any():
-            plan = plan.cut(steps)
-        round.samples += int(plan.counts.sum())
-        round.steps += int(plan.steps.sum())
-        _seed_dropout(pl_module.device, torch_seed(round.seed, "dropout", round.index, int(clients[0])))
-        stack = ClientStack(
-            pl_module.net, round.start, clients, num_samples, plan.steps,
-            tap_features=any(method.needs_features for method in methods),
-            tap_stages=any(method.needs_stages for method in methods),
-            task=pl_module.task,
-        )  # fmt: skip
-        pl_module.clients = stack
-        for method in methods:
-            method.on_clients_start(stack, round)
-        autocast = trainer.precision_plugin.forward_context
-        hook, recorder = pl_module.after_backward(), self._recorder(trainer, pl_module)
-        loss_K = self.solver.train(stack, plan, data, round, methods, hook, autocast, recorder)
-        pl_module.clients = None
-        with self.layout(pl_module)[1].in_turn():
-            for method in methods:
-                method.on_clients_end(stack, round)
-            delta = stack.delta()
-            upload = Upload(clients, num_samples, plan.steps, delta, finite_clients(delta), nbytes(round.start))
-            for method in methods:
-                method.on_upload(upload, round)
-            if any(type(method).on_upload is not FederatedMethod.on_upload for method in methods):
-                for tensors in (upload.delta, *upload.extra.values()):
-                    upload.finite = upload.finite & finite_clients(tensors)
-        return upload, loss_K
-
-    def _recorder(self, trainer: Trainer, pl_module: FederatedModule) -> Recorder | None:
-        """What records local steps, if all that takes part in them allows it."""
-        others = [c for c in trainer.callbacks if not isinstance(c, FederatedMethod)]  # type: ignore[attr-defined]
-        if any(type(other).on_after_backward is not Callback.on_after_backward for other in others):
-            return None
-        if not all(method.graphable for method in self.methods if method.in_steps):
-            return None
-        return self.solver.recorder(pl_module.net, pl_module.device)
-
-    def _receive(
-        self, upload: Upload, loss_K: torch.Tensor, extra: dict[str, Aggregator], round: Round
-    ) -> torch.Tensor:
-        """The server takes in K uploads; what a round counts of them, as in ``stats``.
-
-        A function of its own, so that nothing holds the uploads while the next stack trains.
-        """
-        for method in self.methods:
-            method.on_receive(upload, round)
-        for name, tensors in upload.extra.items():
-            extra[name].add(replace(upload, delta=tensors), round)
-        self.aggregator.add(upload, round)
-        finite = upload.finite & loss_K.isfinite()
-        counts = [loss_K.where(finite, 0.0).double().sum(), finite.sum(), upload.finite.sum()]
-        sent = torch.full_like(loss_K[0], len(loss_K) * upload.bytes_per_client, dtype=torch.float64)
-        return torch.stack([*(count.double() for count in counts), sent])
+            planned = self.solver.num_steps(self.data.sizes(round.cohort))
+            done = self.transport.steps(round.cohort, round.index, round.seed)
+            row |= {"train/dropped_clients": round.lost, "train/stragglers": int((done < planned).sum())}
+        return row
 
     # ------------------------------------------------------------------------------------- the end of a round
     def tested(self, round_number: int) -> bool:
@@ -297,8 +242,8 @@ class FederatedLoop(Callback):
     def _finish_round(self, trainer: Trainer) -> None:
         """Logs the round's row, once and whole."""
         assert self.round is not None
-        for method in self.methods:
-            method.on_round_end(self.row, self.round)
+        for part in self.server_parts:
+            part.on_round_end(self.row, self.round)
         self.row["time/round_s"] = time.perf_counter() - self._started
         row, self.row = self.row, {}
         for logger in trainer.loggers:
@@ -316,10 +261,3 @@ def _warn_not_finite(round: Round) -> None:
         cohort,
         "they are left out" if round.num_finite else "the model stays as it was",
     )
-
-
-def _seed_dropout(device: torch.device, seed: int) -> None:
-    # torch.manual_seed would queue a call, with its traceback, for every backend that this machine lacks.
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)

@@ -1,10 +1,11 @@
-"""The one interface of a federated method: a Lightning callback with a few federated hooks."""
+"""The interface of a federated method: a client part, a server part, or both, each a Lightning callback."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 import torch
@@ -13,28 +14,48 @@ from torch import Tensor
 
 from gcfed.data.batch import Batch
 from gcfed.data.sampling import ClientSampler
-from gcfed.federated.aggregate import Aggregator, Upload
+from gcfed.federated.aggregate import Aggregator
+from gcfed.federated.forward import Output, Params
+from gcfed.federated.messages import Download, Upload
 from gcfed.federated.module import FederatedModule
-from gcfed.federated.round import Order, Round
+from gcfed.federated.round import Round
 from gcfed.federated.solver import LocalSolver
-from gcfed.federated.stack import ClientStack, Output, Params
+from gcfed.federated.stack import ClientStack
 from gcfed.federated.store import ClientStores
+from gcfed.federated.transport import Transport
+
+
+class Order(IntEnum):
+    """What a part does to a client's step or upload: the order in which the parts of a run are called.
+
+    What moves the weights comes first, so that the others see them where they were; then terms and corrections of the
+    gradient, and GC after them; what projects on a subspace after all of them, since a gradient edited later would
+    leave it; attacks on what is ready to be sent; quantization after what it rounds; measurements last.
+    """
+
+    MOVES_WEIGHTS = 0
+    CORRECTS = 1
+    PROJECTS = 2
+    ATTACKS = 3
+    QUANTIZES = 4
+    MEASURES = 5
 
 
 @dataclass(frozen=True)
 class Setup:
-    """The parts of a run, as its methods meet them before the first round.
+    """The parts of a run, as they meet before the first round.
 
     Attributes:
         sampler: draws the cohort of a round.
         solver: local training.
         aggregator: reduces the uploads to one update.
-        stores: where a method opens a store for its clients' state.
+        stores: where a part opens a store: a client part its clients' states, a server part a table by client.
         data: the clients' samples.
         module: the global model and its server optimizer.
-        methods: all methods of the run, in the order in which their hooks are called.
+        parts: of all methods of the run, in the order in which their hooks are called.
         rounds: R, the number of communication rounds.
         cohort: clients that train in a round, at most; the sampler also draws ``participation.faults.extra``.
+        transport: how messages travel; by it a server part may ask what clients would send.
     """
 
     sampler: ClientSampler
@@ -43,85 +64,98 @@ class Setup:
     stores: ClientStores
     data: Any
     module: FederatedModule
-    methods: Sequence[FederatedMethod]
+    parts: Sequence[Part]
     rounds: int
     cohort: int
+    transport: Transport
+
+    @functools.cached_property
+    def names(self) -> list[str]:
+        """The parameters that are trained, in order."""
+        return [name for name, p in self.module.net.named_parameters() if p.requires_grad]
 
 
-class FederatedMethod(Callback):
-    """One orthogonal ingredient of an algorithm, client side and server side in one object.
+class Part(Callback):
+    """One side of a method: what :class:`ClientPart` and :class:`ServerPart` share."""
 
-    Every hook does nothing by default. In the order of a round:
-
-    ============================  ====================================================================================
-    ``on_broadcast``              before the model goes down: replace entries of ``round.start``, ``round.send`` more
-    ``on_clients_start``          the stack of K clients is made
-    ``before_step``               before the forward pass of a local step; may move the weights, and moves them back in
-                                  ``on_after_backward``; only with ``order = Order.MOVES_WEIGHTS``
-    ``calibrate``                 changes the logits that enter the task's loss
-    ``local_loss``                adds a term to each client's loss, ``[n]``
-    ``on_after_backward``         Lightning's: ``pl_module.clients`` has the gradients of a local step, ``[n, *shape]``
-    ``after_step``                the clients' optimizer has stepped; may move the weights; only with that order
-    ``on_clients_end``            local training is over: ``stack.full`` has each client's w_k, ``[K, *shape]``
-    ``on_upload``                 the clients' side of K uploads: edit ``upload.delta``, ``upload.send`` more
-    ``on_receive``                the server's side of them, before they are aggregated
-    ``on_aggregate_end``          the aggregated update Δ, name → ``[*shape]``; not in a round without a finite client
-    ``on_before_optimizer_step``  Lightning's: ``pl_module.net`` has the pseudo-gradient ``.grad = −Δ``
-    ``on_round_end``              may add entries to the row of metrics
-    ============================  ====================================================================================
-
-    Hooks between ``on_clients_start`` and ``on_receive`` run for each stack, on the process that trains it; the others
-    once a round on every process. In a stack, clients that have finished are no longer there: n ≤ K; client i of the
-    stack is always row i.
-
-    State that survives rounds: the server's in :meth:`server_state`, a client's in a store opened in ``validate``. Both
-    are checkpointed. Tensors meet the hooks on the device, in the type and memory format of the model.
-    """
-
-    needs_features = False
-    """Whether ``local_loss`` reads ``out.features_KBF``."""
-    needs_stages = False
-    """Whether ``local_loss`` reads ``out.stages``."""
-    needs_classes = False
-    """Whether labels must be classes and outputs their logits."""
     order = Order.CORRECTS
     """What it does to a step or an upload, and so when its hooks are called."""
+    needs_classes = False
+    """Whether labels must be classes and outputs their logits."""
     moves_start = False
     """Whether clients start elsewhere than at the server's model."""
     corrects_drift = False
     """Whether it reads the clients' drift off their updates to correct it; two such would each correct the other."""
     anchors = False
     """Whether it compares a client's weights with the broadcast ones, from which the client must then start."""
+    method = ""
+    """The name of the method that it is a part of; its class's, where it is one by itself."""
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return (self,)
+
+    @property
+    def title(self) -> str:
+        return self.method or type(self).__name__
+
+    def validate(self, setup: Setup) -> None:
+        """Called once, before the first round; raises ValueError, naming the config key, for what cannot work."""
+
+
+class ClientPart(Part):
+    """What clients do. It sees downloads, its clients' data and what they stored; nothing of the server's.
+
+    Every hook does nothing by default. In the order of a round, from the second on for each stack of K clients:
+
+    ============================  ====================================================================================
+    ``on_download``               once a round, before any stack: what the server sent has come
+    ``on_clients_start``          the stack is made; from here on it is ``self.stack``
+    ``before_step``               before the forward pass of a local step; may move the weights, and moves them back in
+                                  ``on_after_backward``; only with ``order = Order.MOVES_WEIGHTS``
+    ``calibrate``                 changes the logits that enter the task's loss
+    ``local_loss``                adds a term to each client's loss, ``[n]``
+    ``on_after_backward``         Lightning's: ``self.stack`` has the gradients of a local step, ``[n, *shape]``
+    ``after_step``                the clients' optimizer has stepped; may move the weights; only with that order
+    ``on_clients_end``            local training is over: ``stack.full`` has each client's w_k, ``[K, *shape]``
+    ``on_upload``                 before K uploads leave: edit ``upload.delta``, ``upload.send`` more
+    ``on_sent``                   they have left: what clients keep goes to their stores, ``upload.finite`` tells who
+                                  sent finite numbers
+    ``on_reply``                  what the server told the cohort when the round was over
+    ============================  ====================================================================================
+
+    In a stack, clients that have finished are no longer there: n ≤ K; client i of the stack is always row i. State that
+    survives rounds lies in a store opened in ``validate``, which is checkpointed. Tensors meet the hooks on the device,
+    in the type and memory format of the model.
+    """
+
+    needs_features = False
+    """Whether ``local_loss`` reads ``out.features_KBF``."""
+    needs_stages = False
+    """Whether ``local_loss`` reads ``out.stages``."""
     graphable = False
     """Whether its hooks of a local step do nothing but to tensors on the device, so that a step can be recorded
     (:mod:`gcfed.federated.recorder`); without it the run's steps are not."""
     task_weight = 1.0
     """Factor on the task's own loss in the clients' objective, for methods that balance it against their term."""
+    sees_cohort = False
+    """Whether it looks at all clients of the cohort at once, as hostile ones do that know each other."""
+    stack: ClientStack
+    """The clients that train at present."""
+
+    @property
+    def moves_weights(self) -> bool:
+        return self.order is Order.MOVES_WEIGHTS
 
     @property
     def in_steps(self) -> bool:
         """Whether it takes part in local steps."""
         hooks = ("before_step", "calibrate", "local_loss", "on_after_backward", "after_step")
-        return any(getattr(type(self), hook) is not getattr(FederatedMethod, hook) for hook in hooks)
+        return any(getattr(type(self), hook) is not getattr(ClientPart, hook) for hook in hooks)
 
-    def validate(self, setup: Setup) -> None:
-        """Called once, before the first round; raises ValueError, naming the config key, for what cannot work."""
+    def on_download(self, download: Download) -> None: ...
 
-    def uploads(self, round: Round) -> dict[str, Params]:
-        """What clients send beside Δ: the names given to ``Upload.send`` → tensors shaped like those of one client.
-
-        Under ``"delta"``: entries of Δ that ``on_upload`` puts in other coordinates than the model's, which
-        ``on_aggregate_end`` turns back.
-        """
-        return {}
-
-    def decode(self, name: str, sent: Tensor) -> Tensor:
-        """An entry of Δ as it travels, ``[…, *sent]`` → as the update that it stands for, ``[…, *shape]``."""
-        return sent
-
-    def on_broadcast(self, round: Round) -> None: ...
-
-    def on_clients_start(self, stack: ClientStack, round: Round) -> None: ...
+    def on_clients_start(self, stack: ClientStack, download: Download) -> None: ...
 
     def before_step(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> None:
         """``objective()`` evaluates the clients' whole objective, ``[n]``, at the present weights."""
@@ -133,9 +167,45 @@ class FederatedMethod(Callback):
 
     def after_step(self, stack: ClientStack, batch: Batch) -> None: ...
 
-    def on_clients_end(self, stack: ClientStack, round: Round) -> None: ...
+    def on_clients_end(self, stack: ClientStack, download: Download) -> None: ...
 
-    def on_upload(self, upload: Upload, round: Round) -> None: ...
+    def on_upload(self, upload: Upload, download: Download) -> None: ...
+
+    def on_sent(self, upload: Upload, download: Download) -> None: ...
+
+    def on_reply(self, reply: Mapping[str, Params], download: Download) -> None: ...
+
+
+class ServerPart(Part):
+    """What the server does. It sees uploads and its own state; nothing of a client's.
+
+    Every hook does nothing by default. In the order of a round:
+
+    ============================  ====================================================================================
+    ``on_broadcast``              before the model goes down: replace entries of ``download.model``, fill
+                                  ``download.extra``
+    ``on_receive``                K uploads have come, in whatever order; before they are aggregated
+    ``on_aggregate_end``          the aggregated update Δ, name → ``[*shape]``; not in a round without a finite client
+    ``on_before_optimizer_step``  Lightning's: ``pl_module.net`` has the pseudo-gradient ``.grad = −Δ``
+    ``on_round_end``              may add entries to the row of metrics
+    ============================  ====================================================================================
+
+    ``on_receive`` is called on the process that trained these clients; the others once a round on every process.
+    """
+
+    def uploads(self, round: Round) -> dict[str, Params]:
+        """What clients send beside Δ: the names given to ``Upload.send`` → tensors shaped like those of one client.
+
+        Under ``"delta"``: entries of Δ that clients put in other coordinates than the model's, which
+        ``on_aggregate_end`` turns back.
+        """
+        return {}
+
+    def decode(self, name: str, sent: Tensor) -> Tensor:
+        """An entry of Δ as it travels, ``[…, *sent]`` → as the update that it stands for, ``[…, *shape]``."""
+        return sent
+
+    def on_broadcast(self, download: Download, round: Round) -> None: ...
 
     def on_receive(self, upload: Upload, round: Round) -> None: ...
 
@@ -169,34 +239,49 @@ class FederatedMethod(Callback):
         self._server.update({name: dict(tensors) for name, tensors in state_dict["server"].items()})
 
 
-def validate_methods(setup: Setup) -> None:
-    """Lets each method of a run refuse what it cannot work with.
+class Method:
+    """A method of several parts, which share its hyperparameters and messages, and nothing else."""
+
+    def __init__(self, *parts: Part) -> None:
+        self.parts = parts
+        for part in parts:
+            part.method = type(self).__name__
+
+
+def parts_of(methods: Iterable[Method | Part]) -> list[Part]:
+    """The parts of these methods, in the order in which their hooks are called."""
+    return sorted((part for method in methods for part in method.parts), key=lambda part: part.order)
+
+
+def validate_parts(setup: Setup) -> None:
+    """Lets each part of a run refuse what it cannot work with.
 
     Raises:
         ValueError: a combination that cannot work; names the config key and the reason.
     """
-    corrections = [type(method).__name__ for method in setup.methods if method.corrects_drift]
+    corrections = list(dict.fromkeys(part.title for part in setup.parts if part.corrects_drift))
     if len(corrections) > 1:
         raise ValueError(
             f"methods: {' and '.join(corrections)} each correct the clients' drift, and would correct each other: "
             "keep one."
         )
-    for method in setup.methods:
-        if method.needs_classes and not setup.module.task.has_classes:
+    for part in setup.parts:
+        if part.needs_classes and not setup.module.task.has_classes:
             raise ValueError(
-                f"{type(method).__name__} works on the logits of classes, and "
+                f"{part.title} works on the logits of classes, and "
                 f"task={type(setup.module.task).__name__} has none: leave it out, or take a data set of classes."
             )
-        own = [n for n in ("before_step", "after_step") if getattr(type(method), n) is not getattr(FederatedMethod, n)]
-        if own and method.order is not Order.MOVES_WEIGHTS:
-            raise ValueError(f"{type(method).__name__}.{own[0]} is called only with order = Order.MOVES_WEIGHTS.")
-        method.validate(setup)
+        own = [n for n in ("before_step", "after_step") if getattr(type(part), n, None) is not getattr(ClientPart, n)]
+        if isinstance(part, ClientPart) and own and not part.moves_weights:
+            raise ValueError(f"{part.title}.{own[0]} is called only with order = Order.MOVES_WEIGHTS.")
+        part.validate(setup)
 
 
-def upload_shapes(methods: Sequence[FederatedMethod], round: Round) -> dict[str, Params]:
+def upload_shapes(parts: Sequence[Part], round: Round) -> dict[str, Params]:
     """What a client sends in this round: ``"delta"`` and the names of ``Upload.send`` → tensors shaped like its own."""
     shapes: dict[str, Params] = {"delta": dict(round.start)}
-    for method in methods:
-        for name, like in method.uploads(round).items():
-            shapes[name] = shapes.get(name, {}) | like
+    for part in parts:
+        if isinstance(part, ServerPart):
+            for name, like in part.uploads(round).items():
+                shapes[name] = shapes.get(name, {}) | like
     return shapes

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from gcfed.federated.stack import ClientStack, Params
+from gcfed.federated.stack import ClientStack, Params, broadcast_state, travelling
 from gcfed.optim.partial import try_optimizer
 from gcfed.tasks import CLASSIFICATION, Task
 from gcfed.utils.number import part
@@ -60,9 +60,7 @@ class FederatedModule(LightningModule):
         has_convolutions = any(isinstance(m, nn.Conv2d) for m in net.modules())
         self.memory_format = torch.channels_last if channels_last and has_convolutions else torch.contiguous_format
         self.net = net.to(memory_format=self.memory_format)
-        # Such as a mask of −∞, of which no difference can be sent: it stays as it is.
-        infinite = frozenset(name for name, buffer in self.net.named_buffers() if not buffer.isfinite().all())
-        object.__setattr__(self.net, "_gcfed_constants", infinite)
+        self.travels = travelling(self.net)  # as it is made: later, statistics may have become infinite
         self.server = try_optimizer(part("server", server), "server")
         self.clients: ClientStack | None = None
         self.refused = False  # whether the last step was taken back
@@ -76,6 +74,10 @@ class FederatedModule(LightningModule):
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x)
 
+    def broadcast_state(self) -> Params:
+        """A copy of what of the global model travels, name → ``[*shape]``."""
+        return broadcast_state(self.net, self.travels)
+
     def set_update(self, update: Params | None, before: Params | None = None) -> None:
         """Puts the aggregated update Δ where the server optimizer looks for it: ``.grad = −Δ``, buffers moved by Δ.
 
@@ -86,7 +88,7 @@ class FederatedModule(LightningModule):
         """
         self._before = (before or {}) if update is not None else {}
         for name, param in self.net.named_parameters():
-            param.grad = None if update is None else update[name].neg()
+            param.grad = update[name].neg() if update is not None and name in update else None
         for name, buffer in self.net.named_buffers():
             if update is not None and name in update:
                 buffer.add_(update[name])

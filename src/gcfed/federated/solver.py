@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 from gcfed.data.batch import Batch
 from gcfed.federated.batches import LAST_BATCH, BatchPlan, ClientData, Kind, has_single, number_of_steps, plan_batches
+from gcfed.federated.messages import Download
 from gcfed.federated.recorder import Graph, Losses, Recorder, recorded
-from gcfed.federated.round import Order, Round
 from gcfed.federated.stack import (
     ClientStack,
     Output,
@@ -34,10 +34,12 @@ _NOT_ELEMENTWISE = ("LBFGS", "Muon", "Adafactor", "SparseAdam")
 
 
 class LocalHooks(Protocol):
-    """What local training calls of a method; :class:`~gcfed.federated.method.FederatedMethod` says when."""
+    """What local training calls of a client part; :class:`~gcfed.federated.method.ClientPart` says when."""
 
-    order: Order
     task_weight: float
+
+    @property
+    def moves_weights(self) -> bool: ...
 
     def before_step(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> None: ...
 
@@ -157,13 +159,13 @@ class LocalSolver:
             dtype=np.int64,
         )
 
-    def plan(self, data: ClientData, clients: np.ndarray, round: Round, device: torch.device) -> BatchPlan:
+    def plan(self, data: ClientData, clients: np.ndarray, download: Download, device: torch.device) -> BatchPlan:
         """Draws all mini-batches of these clients for this round."""
         return plan_batches(
             data,
             clients,
-            seed=round.seed,
-            round_index=round.index,
+            seed=download.seed,
+            round_index=download.round,
             batch_size=self.batch_size,
             epochs=self.epochs,
             steps=self.steps,
@@ -176,13 +178,13 @@ class LocalSolver:
         stack: ClientStack,
         plan: BatchPlan,
         data: ClientData,
-        round: Round,
-        methods: Sequence[LocalHooks],
+        lr: float,
+        parts: Sequence[LocalHooks],
         after_backward: Callable[[], object],
         autocast: Callable[[], AbstractContextManager] = nullcontext,
         recorder: Recorder | None = None,
     ) -> Tensor:
-        """Trains the stack through its plan; ``after_backward`` calls that hook of the methods.
+        """Trains the stack through its plan; ``after_backward`` calls that hook of the parts, ``lr`` is η_l.
 
         With a recorder, the second step of each kind is recorded and the later ones are played back; the first one is
         not as the others (an optimizer makes its state).
@@ -192,7 +194,7 @@ class LocalSolver:
         """
         optimizer = self.optimizer(list(stack.leaves.values()))
         for group in optimizer.param_groups:
-            group["lr"] = round.lr
+            group["lr"] = lr
             if recorder is not None and "capturable" in group:
                 group["capturable"] = plan.index.is_cuda
         update = unprofiled_step(optimizer)
@@ -200,7 +202,7 @@ class LocalSolver:
 
         def plain(number: int | Tensor, kind: Kind) -> None:
             batch = plan.batch(data, number, kind)
-            losses.write(number, self.step(stack, batch, update, methods, after_backward, autocast), batch.count)
+            losses.write(number, self.step(stack, batch, update, parts, after_backward, autocast), batch.count)
 
         step = plain if recorder is None else recorded(plain, recorder, plan.index.device)
         for t, kind in enumerate(plan.kinds):
@@ -214,39 +216,39 @@ class LocalSolver:
         stack: ClientStack,
         batch: Batch,
         update: Callable[[], object],
-        methods: Sequence[LocalHooks],
+        parts: Sequence[LocalHooks],
         after_backward: Callable[[], object],
         autocast: Callable[[], AbstractContextManager],
     ) -> Tensor:
         """One local step of the active clients; ``update`` is the optimizer's. Returns their task losses, ``[n]``."""
         stack.drop_grads()
-        for method in methods:
-            if method.order is Order.MOVES_WEIGHTS:
+        for method in parts:
+            if method.moves_weights:
                 with autocast():  # a context of its own: autocast caches the weights that it has cast
-                    method.before_step(stack, batch, lambda: local_objective(stack, batch, methods)[1])
+                    method.before_step(stack, batch, lambda: local_objective(stack, batch, parts)[1])
         with autocast():
-            task, objective = local_objective(stack, batch, methods)
+            task, objective = local_objective(stack, batch, parts)
         stack.backward(objective)
         after_backward()
         if self.clip_norm is not None:
             clip_client_grads_(stack.grads(), self.clip_norm)
         update()
-        for method in methods:
-            if method.order is Order.MOVES_WEIGHTS:
+        for method in parts:
+            if method.moves_weights:
                 with autocast():
                     method.after_step(stack, batch)
         return task.detach()
 
 
-def local_objective(stack: ClientStack, batch: Batch, methods: Sequence[LocalHooks]) -> tuple[Tensor, Tensor]:
+def local_objective(stack: ClientStack, batch: Batch, parts: Sequence[LocalHooks]) -> tuple[Tensor, Tensor]:
     """Each active client's task loss and its objective (with the terms of the methods), both ``[n]``."""
     out = stack(batch.x)
     logits = out.logits_KBC
-    for method in methods:
+    for method in parts:
         logits = method.calibrate(stack, logits)
     task = stack.task.mean_losses(logits, batch)
     objective, terms = task, []
-    for method in methods:
+    for method in parts:
         if method.task_weight != 1:
             objective = objective * method.task_weight
         if (term := method.local_loss(stack, batch, out)) is not None:

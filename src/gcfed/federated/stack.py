@@ -30,8 +30,8 @@ class ClientStack:
     forward passes and are uploaded and averaged like parameters; integer buffers (counters) keep the global value.
 
     Args:
-        net: the global network; its modules are called, its tensors never touched.
-        start: what the server broadcast, name → ``[*shape]``; parameters and floating-point buffers.
+        net: the global network; its modules are called, its tensors never touched. What is frozen is read there.
+        start: what the server broadcast, name → ``[*shape]``, of the tensors that travel (:func:`travelling`).
         clients: ids of the clients, ``[K]``, sorted by their number of steps, descending.
         num_samples: size of each client's data set, ``[K]``.
         num_steps: number of each client's local steps, ``[K]``.
@@ -61,23 +61,22 @@ class ClientStack:
             raise ValueError(f"client.stack > 1 cannot train a network with {reason}.")
         self.clients, self.num_samples, self.num_steps = clients, num_samples, num_steps
         self.start, self.task = dict(start), task
+        self.notes: dict[str, Params] = {}
         self.net, self._tap, self._swap = net, Tap(net, tap_features, tap_stages), Swap(net)
         foreign = not type(net).__module__.startswith("gcfed.")  # what its modules do in training, it alone knows
         self._has_modes = has_dropout(net) or foreign or uses_batch_statistics(net)
         self._single = SqueezedSingle if is_recurrent(net) else Single
         self.full: Params = {name: broadcast_like(t, k).copy_(t) for name, t in start.items()}
-        self._trained = {name: p.requires_grad for name, p in net.named_parameters()}
+        self._trained = [name for name, p in net.named_parameters() if p.requires_grad]
         self._buffers = {n: t for n, t in self.full.items() if n not in self._trained}
         # Copies of the counters too: a call would otherwise count up the global network's.
         self._buffers |= {n: broadcast_like(b, k).copy_(b) for n, b in net.named_buffers() if n not in start}
         self._activate(k)
 
     def _activate(self, n: int) -> None:
-        """The first n clients train from here on; parameters that the network froze stay frozen."""
+        """The first n clients train from here on."""
         self.active = n
-        self.leaves: Params = {
-            name: self.full[name][:n].detach().requires_grad_(trained) for name, trained in self._trained.items()
-        }
+        self.leaves: Params = {name: self.full[name][:n].detach().requires_grad_() for name in self._trained}
         buffers = {name: buffer[:n] for name, buffer in self._buffers.items()}
         self._graph = (self._single if n == 1 else Stacked)(self._swap, self.leaves, buffers)
 
@@ -203,15 +202,21 @@ def cannot_stack(net: nn.Module) -> str:
     return ""
 
 
-def broadcast_state(net: nn.Module) -> Params:
-    """What travels: a copy of the parameters and the floating-point buffers of a network, by name.
+def travelling(net: nn.Module) -> tuple[str, ...]:
+    """Names of what of a model travels: parameters that are trained, and floating-point buffers that are finite.
 
-    Not the buffers that were infinite at first, which :class:`~gcfed.federated.module.FederatedModule` notes.
+    What is frozen is the same everywhere, and so is a constant such as a mask of −∞, of which no difference can be
+    sent.
     """
-    state = {name: p.detach().clone() for name, p in net.named_parameters()}
-    constants = getattr(net, "_gcfed_constants", ())
-    buffers = {name: b for name, b in net.named_buffers() if b.is_floating_point() and name not in constants}
-    return state | {name: b.clone() for name, b in buffers.items()}
+    params = [name for name, p in net.named_parameters() if p.requires_grad]
+    buffers = [name for name, b in net.named_buffers() if b.is_floating_point() and bool(b.isfinite().all())]
+    return (*params, *buffers)
+
+
+def broadcast_state(net: nn.Module, names: Sequence[str] | None = None) -> Params:
+    """A copy of these tensors of a network, by default of all that travel, name → ``[*shape]``."""
+    tensors = dict(net.named_parameters()) | dict(net.named_buffers())
+    return {name: tensors[name].detach().clone() for name in names or travelling(net)}
 
 
 def per_client(values_K: Tensor, like_K: Tensor) -> Tensor:
@@ -223,8 +228,3 @@ def client_norms(tensors_K: Sequence[Tensor]) -> Tensor:
     """Each client's Euclidean norm over all its tensors together, ``[n, *shape]`` each → ``[n]``."""
     squares = [t.square().sum(dim=tuple(range(1, t.dim()))) if t.dim() > 1 else t.square() for t in tensors_K]
     return torch.stack(squares).sum(0).sqrt()
-
-
-def nbytes(tensors: Mapping[str, Tensor]) -> int:
-    """Size of a set of tensors in bytes."""
-    return sum(t.numel() * t.element_size() for t in tensors.values())

@@ -11,7 +11,8 @@ import os
 import re
 import tempfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcfed.federated.round import Round
-from gcfed.federated.stack import Params, broadcast_like
+from gcfed.federated.stack import Params, broadcast_like, per_client
 from gcfed.utils.files import replacing
 from gcfed.utils.number import choice
 
@@ -40,6 +40,7 @@ class ClientStore:
     def __init__(self, folder: Path, *, dtype: torch.dtype | None = None) -> None:
         self.folder, self.dtype = folder, dtype
         self.shared = False  # with other processes, which read files
+        self.forgets = False  # nothing that is written stays
         self._held: dict[int, Tensor] = {}  # the present versions that lie on a GPU, ``[P]``
         self._version: dict[int, int] = {}
         self._checkpointed: dict[int, int] = {}
@@ -78,9 +79,9 @@ class ClientStore:
         """What a later :meth:`read` will return of these values: a server that adds up changes must add up these."""
         return values if self.dtype is None else {n: v.to(self.dtype).to(v.dtype) for n, v in values.items()}
 
-    def write(self, clients: np.ndarray, values: Mapping[str, Tensor], round: Round) -> None:
-        """Replaces the states of these clients, name → ``[K, *shape]``; a rehearsed round leaves them alone."""
-        if round.rehearsal:
+    def write(self, clients: np.ndarray, values: Mapping[str, Tensor], round: int) -> None:
+        """Replaces the states of these clients, name → ``[K, *shape]``, in the round of this index."""
+        if self.forgets:
             return
         dtype = self.dtype or next(iter(values.values())).dtype
         for row, client in enumerate(clients.tolist()):
@@ -90,24 +91,34 @@ class ClientStore:
             elif not self.shared and _fits(vector.device):
                 self._held[client] = vector
             else:
-                self._save(client, round.index, vector)
+                self._save(client, round, vector)
         self.mark_written(clients, round)
+
+    def move(
+        self, clients: np.ndarray, held: Mapping[str, Tensor], change: Mapping[str, Tensor], counts: Tensor, round: int
+    ) -> None:
+        """Adds a change to states that were read, in place, and writes them; a client that does not count, bool
+        ``[K]``, keeps what it had.
+        """
+        for name, own in held.items():
+            own.add_(torch.where(per_client(counts, own), change[name], 0.0))
+        self.write(clients, held, round)
 
     def _save(self, client: int, version: int, vector: Tensor) -> None:
         with replacing(self._path(client, version)) as temporary:
             temporary.write_bytes(vector.cpu().view(torch.uint8).numpy().data)
 
-    def mark_written(self, clients: np.ndarray, round: Round) -> None:
+    def mark_written(self, clients: np.ndarray, round: int) -> None:
         """Notes that these clients have a version of this round, also those that another process wrote."""
         for client in clients.tolist():
             before = self._version.get(client)
-            if before is not None and before != round.index:
+            if before is not None and before != round:
                 path = self._path(client, before)
                 if self._checkpointed.get(client) == before:
                     self._replaced.append(path)
                 else:
                     path.unlink(missing_ok=True)
-            self._version[client] = round.index
+            self._version[client] = round
 
     # ----------------------------------------------------------------------------------------------- checkpoints
     def state_dict(self) -> dict[str, Any]:
@@ -234,11 +245,22 @@ class ClientStores:
         if self._stores and self.folder is None:
             raise ValueError("client_store.folder=null: checkpoints refer to clients' states there; name a folder.")
 
-    def finish_round(self, round: Round) -> None:
+    def finish_round(self, cohort: np.ndarray, round: int) -> None:
         """Every process notes what the others have written for this round's cohort."""
         for store in self._stores.values():
-            there = [c for c in round.cohort.tolist() if store._path(c, round.index).is_file()]
+            there = [client for client in cohort.tolist() if store._path(client, round).is_file()]
             store.mark_written(np.array(there, dtype=np.int64), round)
+
+    @contextmanager
+    def forgetting(self) -> Iterator[None]:
+        """Whatever clients do in here, they keep what they had."""
+        try:
+            for store in self._stores.values():
+                store.forgets = True
+            yield
+        finally:
+            for store in self._stores.values():
+                store.forgets = False
 
     def release(self) -> None:
         for store in self._stores.values():

@@ -9,10 +9,12 @@ import logging
 from collections.abc import Sequence
 from math import floor
 
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from gcfed.federated.method import FederatedMethod, Setup
-from gcfed.federated.round import Round
+from gcfed.federated.messages import Download
+from gcfed.federated.method import ClientPart, Method, ServerPart, Setup
 from gcfed.utils.number import choice, flag, number
 
 log = logging.getLogger(__name__)
@@ -42,7 +44,7 @@ def centralize_(grad: Tensor, ndim: int, mean: str = "out") -> None:
     grad.sub_(total, alpha=total.numel() / grad.numel())  # two kernels; a mean would divide in one of its own
 
 
-class GradientCentralization(FederatedMethod):
+class GradientCentralization(Method):
     """Local GC up to a borderline, Global GC over the aggregated update, or both: GC-Fed.
 
     Args:
@@ -62,8 +64,6 @@ class GradientCentralization(FederatedMethod):
             ``validate``, an unknown boundary.
     """
 
-    graphable = True
-
     def __init__(
         self,
         *,
@@ -76,19 +76,33 @@ class GradientCentralization(FederatedMethod):
         local_rounds: int | None = None,
         server_boundary: str | None = None,
     ) -> None:
-        self.local, self.server = flag("gc.local", local), flag("gc.server", server)
-        self.local_rounds = number("gc.local_rounds", local_rounds, 1, whole=True, none=True)
-        self.server_boundary = server_boundary
-        self.lam, self.boundary = number("gc.lam", lam, 0, 1, none=True), boundary
-        self.mean, self.tensors = choice("gc.mean", mean, MEAN_AXES), choice("gc.tensors", tensors, ("weights", "all"))
+        local, server = flag("gc.local", local), flag("gc.server", server)
+        lam, mean = number("gc.lam", lam, 0, 1, none=True), choice("gc.mean", mean, MEAN_AXES)
+        rounds = number("gc.local_rounds", local_rounds, 1, whole=True, none=True)
+        least = {"weights": 2, "all": 1}[choice("gc.tensors", tensors, ("weights", "all"))]
         if local and server and lam is None and boundary is None:
             raise ValueError(
                 "gc.local and gc.server need a borderline, and gc.lam and gc.boundary are null. Set "
                 "gc.boundary to a module of the model or gc.lam in [0, 1], or take gc=local or gc=global."
             )
-        self._local_ndim: dict[str, int] = {}
-        self._server_ndim: dict[str, int] = {}
-        self._local_now = True
+        self.local = LocalGC(lam, boundary, rounds, mean, least)
+        self.server = GlobalGC(server_boundary, mean, least)
+        super().__init__(*[self.local] * local, *[self.server] * server)
+
+
+class LocalGC(ClientPart):
+    """What clients do (line 14): project their gradients in the tensors before the borderline; see above.
+
+    Args:
+        least: axes of the tensors that are projected, at least.
+    """
+
+    graphable = True
+
+    def __init__(self, lam: float | None, boundary: str | None, rounds: int | None, mean: str, least: int) -> None:
+        self.lam, self.boundary, self.rounds, self.mean, self.least = lam, boundary, rounds, mean, least
+        self._ndim: dict[str, int] = {}
+        self._now = True
 
     def validate(self, setup: Setup) -> None:
         self.bind(setup.module.net)
@@ -101,42 +115,57 @@ class GradientCentralization(FederatedMethod):
         """
         names = [name for name, _ in net.named_parameters()]
         if self.lam is not None:
-            n_local = floor(self.lam * len(names) + 1e-9)  # 0.29 · 100 is 28.999… in floating point
+            before = floor(self.lam * len(names) + 1e-9)  # 0.29 · 100 is 28.999… in floating point
         elif self.boundary == "auto":
             last = names[-1].rpartition(".")[0]
-            n_local = next(i for i, n in enumerate(names) if n.rpartition(".")[0] == last)
-            if self.local:
-                log.info("gc.boundary=%s, the last module with parameters: no Local GC from here on", last)
+            before = next(i for i, n in enumerate(names) if n.rpartition(".")[0] == last)
+            log.info("gc.boundary=%s, the last module with parameters: no Local GC from here on", last)
         elif self.boundary is not None:
-            n_local = _first(names, "boundary", self.boundary, net)
+            before = _first(names, "boundary", self.boundary, net)
         else:
-            n_local = len(names)
-        least = 2 if self.tensors == "weights" else 1
-        ndim = {name: p.dim() for name, p in net.named_parameters() if p.dim() >= least}
-        self._local_ndim = {n: ndim[n] for n in names[:n_local] if n in ndim} if self.local else {}
-        first = 0 if self.server_boundary is None else _first(names, "server_boundary", self.server_boundary, net)
-        self._server_ndim = {n: ndim[n] for n in names[first:] if n in ndim} if self.server else {}
+            before = len(names)
+        self._ndim = _axes(net, names[:before], self.least)
 
     @property
-    def local_names(self) -> list[str]:
+    def names(self) -> list[str]:
         """Parameters that get Local GC, in order."""
-        return list(self._local_ndim)
+        return list(self._ndim)
 
-    def on_broadcast(self, round: Round) -> None:
-        self._local_now = self.local_rounds is None or round.index < self.local_rounds
+    def on_download(self, download: Download) -> None:
+        self._now = self.rounds is None or download.round < self.rounds
 
-    def on_after_backward(self, trainer, pl_module) -> None:  # type: ignore[no-untyped-def]
-        """Local GC (line 14), on the gradients ``[n, *shape]`` of the active clients."""
-        leaves = pl_module.clients.leaves
-        for name, ndim in self._local_ndim.items() if self._local_now else ():
-            if (grad := leaves[name].grad) is not None:
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        for name, ndim in self._ndim.items() if self._now else ():
+            if (grad := self.stack.leaves[name].grad) is not None:  # [n, *shape]
                 centralize_(grad, ndim, self.mean)
 
-    def on_before_optimizer_step(self, trainer, pl_module, optimizer) -> None:  # type: ignore[no-untyped-def]
-        """Global GC (line 20), on the pseudo-gradient ``−Δ`` of the global network."""
-        for name, param in pl_module.net.named_parameters():
-            if name in self._server_ndim and param.grad is not None:
-                centralize_(param.grad, self._server_ndim[name], self.mean)
+
+class GlobalGC(ServerPart):
+    """What the server does (line 20): project the pseudo-gradient −Δ of the global network, from a module on."""
+
+    def __init__(self, boundary: str | None, mean: str, least: int) -> None:
+        self.boundary, self.mean, self.least = boundary, mean, least
+        self._ndim: dict[str, int] = {}
+
+    def validate(self, setup: Setup) -> None:
+        self.bind(setup.module.net)
+
+    def bind(self, net: nn.Module) -> None:
+        """As :meth:`LocalGC.bind`."""
+        names = [name for name, _ in net.named_parameters()]
+        first = 0 if self.boundary is None else _first(names, "server_boundary", self.boundary, net)
+        self._ndim = _axes(net, names[first:], self.least)
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        for name, param in pl_module.net.named_parameters():  # type: ignore[union-attr]
+            if name in self._ndim and param.grad is not None:
+                centralize_(param.grad, self._ndim[name], self.mean)
+
+
+def _axes(net: nn.Module, names: Sequence[str], least: int) -> dict[str, int]:
+    """Those of the parameters that have so many axes and are trained, with their number of axes."""
+    params = dict(net.named_parameters())
+    return {name: params[name].dim() for name in names if params[name].dim() >= least and params[name].requires_grad}
 
 
 def _first(names: Sequence[str], key: str, module: str, net: nn.Module) -> int:

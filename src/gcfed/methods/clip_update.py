@@ -11,15 +11,16 @@ from typing import Any
 
 import torch
 
-from gcfed.federated.aggregate import Upload
-from gcfed.federated.method import FederatedMethod, Setup
-from gcfed.federated.round import Order, Round
-from gcfed.federated.stack import Params, client_norms, per_client
+from gcfed.federated.forward import Params
+from gcfed.federated.messages import Download, Upload
+from gcfed.federated.method import ClientPart, Method, Order, ServerPart, Setup
+from gcfed.federated.round import Round
+from gcfed.federated.stack import client_norms, per_client
 from gcfed.methods.local_norm import LocalNorm
 from gcfed.utils.number import number
 
 
-class ClipUpdate(FederatedMethod):
+class ClipUpdate(Method):
     """Clips each client's update; adds its bound and the share of clipped clients to the row of metrics.
 
     Args:
@@ -31,35 +32,52 @@ class ClipUpdate(FederatedMethod):
         ValueError: a setting out of its range.
     """
 
+    def __init__(self, max_norm: float = 1.0, *, quantile: float | None = None, lr: float = 0.2) -> None:
+        bound = Bound(
+            number("methods.clip_update.max_norm", max_norm, 0, above=True),
+            number("methods.clip_update.quantile", quantile, 0, 1, none=True),
+            number("methods.clip_update.lr", lr, 0, above=True),
+        )
+        super().__init__(Clip(), bound)
+
+
+class Clip(ClientPart):
+    """What clients do: shorten their updates to C, and say in one bit whether they had to."""
+
     order = Order.PROJECTS  # a shorter update lies in the same subspace
 
-    def __init__(self, max_norm: float = 1.0, *, quantile: float | None = None, lr: float = 0.2) -> None:
-        self.max_norm = number("methods.clip_update.max_norm", max_norm, 0, above=True)
-        self.quantile = number("methods.clip_update.quantile", quantile, 0, 1, none=True)
-        self.lr = number("methods.clip_update.lr", lr, 0, above=True)
-        self._statistics: set[str] = set()
+    def validate(self, setup: Setup) -> None:
+        self._statistics = {name for name, _ in setup.module.net.named_buffers()}
+        self._statistics |= {name for part in setup.parts if isinstance(part, LocalNorm) for name in part.names}
 
-    def on_broadcast(self, round: Round) -> None:
+    def on_upload(self, upload: Upload, download: Download) -> None:
+        bound = download.extra["clip_update"]["bound"]
+        steps = [t for name, t in upload.delta.items() if name not in self._statistics]
+        norms = client_norms(steps)
+        scale = (bound / norms.double()).clamp(max=1.0)
+        for t in steps:
+            t.mul_(per_client(scale, t).to(t.dtype))
+        upload.send("clip_update", {"whole": norms <= bound})
+
+
+class Bound(ServerPart):
+    """What the server does: send C, and let it follow the quantile."""
+
+    def __init__(self, max_norm: float, quantile: float | None, lr: float) -> None:
+        self.max_norm, self.quantile, self.lr = max_norm, quantile, lr
+
+    def on_broadcast(self, download: Download, round: Round) -> None:
         device = next(iter(round.start.values())).device
         scalar = torch.zeros((), dtype=torch.float64, device=device)
         self._log = self.server_state("clip_update", {"log": scalar})["log"]  # log (C / max_norm)
         self._bound = self.max_norm * self._log.exp()
         self._whole = scalar  # clients of this process with ‖Δ_k‖ ≤ C
         self._share: torch.Tensor | None = None
+        download.extra["clip_update"] = {"bound": self._bound}
 
-    def validate(self, setup: Setup) -> None:
-        super().validate(setup)
-        self._statistics = {name for name, _ in setup.module.net.named_buffers()}
-        self._statistics |= {name for method in setup.methods if isinstance(method, LocalNorm) for name in method.names}
-
-    def on_upload(self, upload: Upload, round: Round) -> None:
-        steps = [t for name, t in upload.delta.items() if name not in self._statistics]
-        norms = client_norms(steps)
-        scale = (self._bound / norms.double()).clamp(max=1.0)
-        for t in steps:
-            t.mul_(per_client(scale, t).to(t.dtype))
-        if not round.rehearsal:
-            self._whole = self._whole + ((norms <= self._bound) & upload.finite).sum()
+    def on_receive(self, upload: Upload, round: Round) -> None:
+        bits = upload.extra["clip_update"]["whole"]
+        self._whole = self._whole + (bits & upload.finite).sum()
 
     def on_aggregate_end(self, update: Params, round: Round) -> None:
         (whole,) = round.reduce([self._whole])

@@ -15,17 +15,18 @@ Two readings:
 """
 
 import torch
+from lightning.pytorch import LightningModule, Trainer
 
-from gcfed.federated.aggregate import Upload
-from gcfed.federated.method import FederatedMethod, Setup
+from gcfed.federated.forward import Params
+from gcfed.federated.messages import Download, Upload
+from gcfed.federated.method import ClientPart, Method, ServerPart, Setup
 from gcfed.federated.round import Round
-from gcfed.federated.stack import Params
 from gcfed.methods.requirements import local_sgd, uniform_mean
 from gcfed.utils.device import on_device
 from gcfed.utils.number import number
 
 
-class FedCM(FederatedMethod):
+class FedCM(Method):
     """Mixes the last round's direction Δ into each local gradient, ``g ← α g + (1 − α) Δ``.
 
     Args:
@@ -36,26 +37,42 @@ class FedCM(FederatedMethod):
             that is not the uniform mean.
     """
 
+    def __init__(self, alpha: float = 0.1) -> None:
+        super().__init__(ClientMomentum(number("methods.fedcm.alpha", alpha, 0, 1, above=True)), MeanStep())
+
+
+class ClientMomentum(ClientPart):
+    """What clients do: mix Δ into their gradients."""
+
     graphable = True
     corrects_drift = True
 
-    def __init__(self, alpha: float = 0.1) -> None:
-        self.alpha = number("methods.fedcm.alpha", alpha, 0, 1, above=True)
+    def __init__(self, alpha: float) -> None:
+        self.alpha = alpha
 
     def validate(self, setup: Setup) -> None:
         local_sgd(setup, "FedCM", "its Δ is the momentum, and is the mean of plain SGD's steps", momentum=False)
-        uniform_mean(setup, "FedCM", "with other weights Δ would be no mean of local steps, and could grow on its own")
-        self.names = [name for name, p in setup.module.net.named_parameters() if p.requires_grad]
 
-    def on_broadcast(self, round: Round) -> None:
-        self.direction = self.server_state("delta", {name: round.start[name] for name in self.names})
-        round.send(self.direction)
-        self._steps = torch.zeros((), device=next(iter(round.start.values())).device)
+    def on_download(self, download: Download) -> None:
+        self._direction = download.extra["fedcm"]
 
-    def on_after_backward(self, trainer, pl_module) -> None:  # type: ignore[no-untyped-def]
-        names, grads = zip(*pl_module.clients.named_grads(), strict=True)
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        names, grads = zip(*self.stack.named_grads(), strict=True)
         with torch.no_grad():
-            torch._foreach_lerp_(list(grads), [self.direction[name] for name in names], 1 - self.alpha)
+            torch._foreach_lerp_(list(grads), [self._direction[name] for name in names], 1 - self.alpha)
+
+
+class MeanStep(ServerPart):
+    """What the server does: send Δ, and take it from the mean update."""
+
+    def validate(self, setup: Setup) -> None:
+        uniform_mean(setup, "FedCM", "with other weights Δ would be no mean of local steps, and could grow on its own")
+        self.names = setup.names
+
+    def on_broadcast(self, download: Download, round: Round) -> None:
+        self.direction = self.server_state("delta", {name: round.start[name] for name in self.names})
+        download.extra["fedcm"] = self.direction
+        self._steps = torch.zeros((), device=next(iter(round.start.values())).device)
 
     def on_receive(self, upload: Upload, round: Round) -> None:
         self._steps += (upload.finite * on_device(upload.num_steps, upload.finite.device)).sum()

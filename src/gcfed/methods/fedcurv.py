@@ -6,24 +6,29 @@
 
 So the penalty's gradient is 2λ (A w − B), A and B being the sums over the others; ``train/loss`` reports the task's
 loss alone. Server state: both sums, over the last cohort with a finite upload. Client state: F_k and F_k ŵ_k. Bytes:
-3 |w| down and 3 |w| up, as the paper sends them; the 2.5 |w| in the tables of FedReg and FedGC fit a server that works
-F_k ŵ_k out from F_k and Δ_k, (3 + 2)/2. Memory: two models more a client while it trains; for F_k, ``chunk`` models.
+3 |w| (and 8 for the round of the sums) down and 3 |w| up, as the paper sends them; the 2.5 |w| in the tables of FedReg
+and FedGC fit a server that works F_k ŵ_k out from F_k and Δ_k, (3 + 2)/2. Memory: two models more a client while it
+trains; for F_k, ``chunk`` models.
 """
 
 import numpy as np
 import torch
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from gcfed.federated.aggregate import Upload
-from gcfed.federated.method import FederatedMethod, Setup
+from gcfed.federated.forward import Params
+from gcfed.federated.messages import Download, Upload
+from gcfed.federated.method import ClientPart, Method, ServerPart, Setup
 from gcfed.federated.round import Round
-from gcfed.federated.stack import ClientStack, Params, is_recurrent, per_client
+from gcfed.federated.stack import ClientStack, is_recurrent, per_client
 from gcfed.methods.requirements import full_uploads, mean_aggregator
 from gcfed.utils.number import number
 
+PARTS = ("fisher", "center")  # F_k and F_k ŵ_k
 
-class FedCurv(FederatedMethod):
+
+class FedCurv(Method):
     """Adds 2λ (A w − B) to each client's gradients.
 
     F_k is the empirical one, as in FedReg's code: the mean of the samples' squared gradients, with the true labels, of
@@ -38,49 +43,44 @@ class FedCurv(FederatedMethod):
         ValueError: an argument outside its range; at ``validate``, quantized uploads or a recurrent network.
     """
 
+    def __init__(self, lam: float = 1e-4, *, chunk: int = 32) -> None:
+        lam, chunk = number("methods.fedcurv.lam", lam, 0), number("methods.fedcurv.chunk", chunk, 1, whole=True)
+        super().__init__(CurvaturePenalty(lam, chunk), CurvatureSums())
+
+
+class CurvaturePenalty(ClientPart):
+    """What clients do: take their own part out of both sums, pull by the rest, and send and keep F_k and F_k ŵ_k."""
+
     graphable = True
     anchors = True
 
-    def __init__(self, lam: float = 1e-4, *, chunk: int = 32) -> None:
-        self.lam = number("methods.fedcurv.lam", lam, 0)
-        self.chunk = number("methods.fedcurv.chunk", chunk, 1, whole=True)
-        self._sums: dict[str, Params] = {}
+    def __init__(self, lam: float, chunk: int) -> None:
+        self.lam, self.chunk = lam, chunk
         self._others: dict[str, Params] = {}
         self._own: dict[str, Params] = {}
 
     def validate(self, setup: Setup) -> None:
-        mean_aggregator(setup, "FedCurv", "a client takes its own part out of the sum over all")
         full_uploads(setup, "FedCurv", "its Fisher information would still travel in full")
         if is_recurrent(setup.module.net):
             raise ValueError(
                 "methods.fedcurv takes gradients in evaluation mode, sample by sample, and recurrent layers have none "
                 "there (cuDNN, torch.func.vmap): take another model, or algorithm=fedprox."
             )
-        self.data = setup.data
-        self.names = [name for name, p in setup.module.net.named_parameters() if p.requires_grad]
-        self.stores = {part: setup.stores.open(f"fedcurv_{part}") for part in ("fisher", "center")}  # F, Fŵ
+        self.data, self.names = setup.data, setup.names
+        self.stores = {part: setup.stores.open(f"fedcurv_{part}") for part in PARTS}
 
-    def on_broadcast(self, round: Round) -> None:
-        like = {name: round.start[name] for name in self.names}
-        self._sums = {part: self.server_state(part, like) for part in self.stores}
-        self._last = self.server_state("round", {"index": torch.zeros((), dtype=torch.int64)})["index"]
-        for sums in self._sums.values():
-            round.send(sums)
-
-    def uploads(self, round: Round) -> dict[str, Params]:
-        return {f"fedcurv_{part}": sums for part, sums in self._sums.items()}
-
-    def on_clients_start(self, stack: ClientStack, round: Round) -> None:
-        last = int(self._last)  # lies on the host
+    def on_clients_start(self, stack: ClientStack, download: Download) -> None:
+        last = int(download.extra["fedcurv_round"]["index"])  # lies on the host
         included = torch.tensor([self.stores["fisher"].version(client) == last for client in stack.clients])
-        for part, sums in self._sums.items():
+        for part in PARTS:
+            sums = download.extra[f"fedcurv_{part}"]
             own = self.stores[part].read(stack.clients, sums)  # zeros where the client has none
             for name, t in own.items():
                 torch.sub(sums[name], t.mul_(per_client(included.to(t.device), t)), out=t)
             self._others[part] = own
 
-    def on_after_backward(self, trainer, pl_module) -> None:  # type: ignore[no-untyped-def]
-        stack = pl_module.clients
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        stack = self.stack
         n = stack.active
         names, grads = zip(*stack.named_grads(), strict=True)
         curvature, center = ([part[name][:n] for name in names] for part in self._others.values())
@@ -89,7 +89,7 @@ class FedCurv(FederatedMethod):
             torch._foreach_sub_(pull, center)
             torch._foreach_add_(list(grads), pull, alpha=2 * self.lam)
 
-    def on_clients_end(self, stack: ClientStack, round: Round) -> None:
+    def on_clients_end(self, stack: ClientStack, download: Download) -> None:
         self._others = {}
         stack.net.eval()
         each = [self._fisher(stack, row, self.data.client(k)) for row, k in enumerate(stack.clients.tolist())]
@@ -118,20 +118,37 @@ class FedCurv(FederatedMethod):
         torch._foreach_div_(list(total.values()), len(samples))
         return total
 
-    def on_upload(self, upload: Upload, round: Round) -> None:
+    def on_upload(self, upload: Upload, download: Download) -> None:
         for part, own in self._own.items():  # as it is kept, so that it can be taken out of the sum exactly
             upload.send(f"fedcurv_{part}", self.stores[part].rounded(own))
         self._own = {}
 
-    def on_receive(self, upload: Upload, round: Round) -> None:
+    def on_sent(self, upload: Upload, download: Download) -> None:
         """A client whose upload does not count keeps its old part, which may be the one in the server's sums."""
         finite = upload.finite.cpu()  # the store copies to the host all the same
         for part, store in self.stores.items():
             sent = {name: t[finite.to(t.device)] for name, t in upload.extra[f"fedcurv_{part}"].items()}
-            store.write(upload.clients[finite.numpy()], sent, round)
+            store.write(upload.clients[finite.numpy()], sent, download.round)
+
+
+class CurvatureSums(ServerPart):
+    """What the server does: send both sums, and of which round they are, and renew them."""
+
+    def validate(self, setup: Setup) -> None:
+        mean_aggregator(setup, "FedCurv", "a client takes its own part out of the sum over all")
+        self.names = setup.names
+
+    def on_broadcast(self, download: Download, round: Round) -> None:
+        like = {name: round.start[name] for name in self.names}
+        self._sums = {f"fedcurv_{part}": self.server_state(part, like) for part in PARTS}
+        self._last = self.server_state("round", {"index": torch.zeros((), dtype=torch.int64)})
+        download.extra |= self._sums | {"fedcurv_round": self._last}
+
+    def uploads(self, round: Round) -> dict[str, Params]:
+        return self._sums
 
     def on_aggregate_end(self, update: Params, round: Round) -> None:
         for part, sums in self._sums.items():
-            for name, mean in round.received[f"fedcurv_{part}"].items():
+            for name, mean in round.received[part].items():
                 torch.mul(mean, round.num_finite, out=sums[name])
-        self._last.fill_(round.index)
+        self._last["index"].fill_(round.index)

@@ -14,17 +14,19 @@ model and c, up the update and the change of c_k, so twice those of the model bo
 """
 
 import torch
+from lightning.pytorch import LightningModule, Trainer
 
-from gcfed.federated.aggregate import Upload
-from gcfed.federated.method import FederatedMethod, Setup
+from gcfed.federated.forward import Params
+from gcfed.federated.messages import Download, Upload
+from gcfed.federated.method import ClientPart, Method, ServerPart, Setup
 from gcfed.federated.round import Round
-from gcfed.federated.stack import ClientStack, Params, per_client
+from gcfed.federated.stack import ClientStack, per_client
 from gcfed.methods.requirements import exact_store, full_uploads, local_sgd, plain_server, uniform_mean
 from gcfed.utils.device import on_device
 from gcfed.utils.number import choice, number
 
 
-class FedDC(FederatedMethod):
+class FedDC(Method):
     """Pulls each client towards w − h_k, corrects its gradient by c − c_k, and adds the mean drift to the model.
 
     Args:
@@ -38,12 +40,20 @@ class FedDC(FederatedMethod):
             momentum, an aggregator that is not the uniform mean, a server that is not plain, or quantized uploads.
     """
 
+    def __init__(self, alpha: float = 0.01, *, correction: str = "update") -> None:
+        choice("methods.feddc.correction", correction, ("update", "control"))
+        drift = LocalDrift(number("methods.feddc.alpha", alpha, 0), takes_out=correction == "control")
+        super().__init__(drift, MeanDrift())
+
+
+class LocalDrift(ClientPart):
+    """What clients do: pull towards w − h_k, correct by c − c_k, and keep h_k and c_k."""
+
     graphable = True
     corrects_drift = True
 
-    def __init__(self, alpha: float = 0.01, *, correction: str = "update") -> None:
-        self.alpha = number("methods.feddc.alpha", alpha, 0)
-        self.correction = choice("methods.feddc.correction", correction, ("update", "control"))
+    def __init__(self, alpha: float, takes_out: bool) -> None:
+        self.alpha, self.takes_out = alpha, takes_out
         self._drift: Params = {}
         self._own: Params = {}
         self._pull: Params = {}
@@ -52,59 +62,64 @@ class FedDC(FederatedMethod):
         local_sgd(
             setup, "FedDC", "it reads a client's mean gradient off w − θ_k and counts plain steps", momentum=False
         )
-        uniform_mean(setup, "FedDC", "the server follows the mean drift through the plain mean of the updates")
-        plain_server(setup, "FedDC", "it sets the model itself, to the mean of the clients' plus the mean drift")
         full_uploads(setup, "FedDC", "its gradient corrections would still travel in full")
-        self.names = [name for name, p in setup.module.net.named_parameters() if p.requires_grad]
         self.drifts, self.controls = setup.stores.open("feddc_drift"), setup.stores.open("feddc_control")
         exact_store(self.drifts, "FedDC")
 
-    def on_broadcast(self, round: Round) -> None:
-        self.control = self.server_state("c", {name: round.start[name] for name in self.names})
-        round.send(self.control)
-
-    def uploads(self, round: Round) -> dict[str, Params]:
-        return {"feddc": self.control}
-
-    def on_clients_start(self, stack: ClientStack, round: Round) -> None:
+    def on_clients_start(self, stack: ClientStack, download: Download) -> None:
         """The constant part α (h_k − w) + c − c_k of each client's extra gradient, ``[K, *shape]``."""
-        self._drift = self.drifts.read(stack.clients, self.control)
-        self._own = self.controls.read(stack.clients, self.control)
-        pull = torch._foreach_sub(list(self._drift.values()), [stack.start[name] for name in self.names])
+        control = download.extra["feddc"]
+        self._drift = self.drifts.read(stack.clients, control)
+        self._own = self.controls.read(stack.clients, control)
+        pull = torch._foreach_sub(list(self._drift.values()), [download.model[name] for name in control])
         torch._foreach_mul_(pull, self.alpha)
-        torch._foreach_add_(pull, list(self.control.values()))
+        torch._foreach_add_(pull, list(control.values()))
         torch._foreach_sub_(pull, list(self._own.values()))
-        self._pull = dict(zip(self.names, pull, strict=True))
+        self._pull = dict(zip(control, pull, strict=True))
 
-    def on_after_backward(self, trainer, pl_module) -> None:  # type: ignore[no-untyped-def]
-        stack = pl_module.clients
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        stack = self.stack
         names, grads = zip(*stack.named_grads(), strict=True)
         with torch.no_grad():
             torch._foreach_add_(list(grads), [self._pull[name][: stack.active] for name in names])
             torch._foreach_add_(list(grads), [stack.leaves[name] for name in names], alpha=self.alpha)
 
-    def on_clients_end(self, stack: ClientStack, round: Round) -> None:
+    def on_clients_end(self, stack: ClientStack, download: Download) -> None:
         self._pull = {}
 
-    def on_upload(self, upload: Upload, round: Round) -> None:
+    def on_upload(self, upload: Upload, download: Download) -> None:
         """Sends c_k⁺ − c_k."""
-        like = upload.delta[self.names[0]]
-        scale = on_device(-1 / (upload.num_steps * round.lr), like.device, like.dtype)
-        kept = self.control if self.correction == "control" else self._own
+        control = download.extra["feddc"]
+        like = next(iter(control.values()))
+        scale = on_device(-1 / (upload.num_steps * download.lr), like.device, like.dtype)
+        kept = control if self.takes_out else self._own
         change = {}
-        for name in self.names:
+        for name, t in kept.items():
             delta = upload.delta[name]
-            change[name] = (delta * per_client(scale, delta)).sub_(kept[name])
+            change[name] = (delta * per_client(scale, delta)).sub_(t)
         upload.send("feddc", change)
 
-    def on_receive(self, upload: Upload, round: Round) -> None:
+    def on_sent(self, upload: Upload, download: Download) -> None:
         """Moves h_k and c_k of the clients whose upload counts, so that the server's means stay those of all."""
-        for state, moves in ((self._drift, upload.delta), (self._own, upload.extra["feddc"])):
-            for name, held in state.items():
-                held.add_(torch.where(per_client(upload.finite, held), moves[name], 0.0))
-        self.drifts.write(upload.clients, self._drift, round)
-        self.controls.write(upload.clients, self._own, round)
+        self.drifts.move(upload.clients, self._drift, upload.delta, upload.finite, download.round)
+        self.controls.move(upload.clients, self._own, upload.extra["feddc"], upload.finite, download.round)
         self._drift, self._own = {}, {}
+
+
+class MeanDrift(ServerPart):
+    """What the server does: send c, and add the mean drift to the mean update."""
+
+    def validate(self, setup: Setup) -> None:
+        uniform_mean(setup, "FedDC", "the server follows the mean drift through the plain mean of the updates")
+        plain_server(setup, "FedDC", "it sets the model itself, to the mean of the clients' plus the mean drift")
+        self.names = setup.names
+
+    def on_broadcast(self, download: Download, round: Round) -> None:
+        self.control = self.server_state("c", {name: round.start[name] for name in self.names})
+        download.extra["feddc"] = self.control
+
+    def uploads(self, round: Round) -> dict[str, Params]:
+        return {"feddc": self.control}
 
     def on_aggregate_end(self, update: Params, round: Round) -> None:
         mean, share = [update[name] for name in self.names], round.num_finite / round.num_clients

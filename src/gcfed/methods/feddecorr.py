@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gcfed.data.batch import Batch
-from gcfed.federated.method import FederatedMethod, Setup
+from gcfed.federated.method import ClientPart, Setup
 from gcfed.federated.stack import ClientStack, Output
 from gcfed.methods.requirements import network_parts
 from gcfed.utils.number import choice, number
@@ -21,7 +21,7 @@ EPS = 1e-8
 """Added to each feature's variance, as the authors do: a constant feature is uncorrelated with all others."""
 
 
-class FedDecorr(FederatedMethod):
+class FedDecorr(ClientPart):
     """Adds β times the mean squared correlation between the network's features over each client's batch.
 
     Features are what enters the head: see :class:`gcfed.federated.forward.Tap`.

@@ -12,16 +12,18 @@ task's loss alone. One α for all clients, as in the paper; its authors' code di
 """
 
 import torch
+from lightning.pytorch import LightningModule, Trainer
 
-from gcfed.federated.aggregate import Upload
-from gcfed.federated.method import FederatedMethod, Setup
+from gcfed.federated.forward import Params
+from gcfed.federated.messages import Download, Upload
+from gcfed.federated.method import ClientPart, Method, ServerPart, Setup
 from gcfed.federated.round import Round
-from gcfed.federated.stack import ClientStack, Params, per_client
+from gcfed.federated.stack import ClientStack
 from gcfed.methods.requirements import exact_store, plain_server, uniform_mean
 from gcfed.utils.number import choice, number
 
 
-class FedDyn(FederatedMethod):
+class FedDyn(Method):
     """Adds −h_k + α (w − w₀) to each client's gradients, and −h/α to the aggregated update.
 
     Args:
@@ -34,51 +36,66 @@ class FedDyn(FederatedMethod):
         ValueError: α is not positive; unknown ``divide_by``.
     """
 
+    def __init__(self, alpha: float = 0.1, *, divide_by: str = "clients") -> None:
+        choice("methods.feddyn.divide_by", divide_by, ("clients", "authors"))
+        pull = DynamicPull(number("methods.feddyn.alpha", alpha, 0, above=True))
+        super().__init__(pull, UpdateSum(by_clients=divide_by == "clients"))
+
+
+class DynamicPull(ClientPart):
+    """What clients do: pull towards w₀ − u_k, and add their update to u_k."""
+
     graphable = True
     corrects_drift = True
 
-    def __init__(self, alpha: float = 0.1, *, divide_by: str = "clients") -> None:
-        self.alpha = number("methods.feddyn.alpha", alpha, 0, above=True)
-        self.divide_by = choice("methods.feddyn.divide_by", divide_by, ("clients", "authors"))
+    def __init__(self, alpha: float) -> None:
+        self.alpha = alpha
         self._own: Params = {}
         self._anchor: Params = {}
 
     def validate(self, setup: Setup) -> None:
-        plain_server(setup, "FedDyn", "it sets the model itself, to the mean of the clients' minus h/α")
-        uniform_mean(setup, "FedDyn", "h is the plain mean of the clients' states")
-        self.names = [name for name, p in setup.module.net.named_parameters() if p.requires_grad]
+        self.names = setup.names
         self.store = setup.stores.open("feddyn")
         exact_store(self.store, "FedDyn")
 
-    def on_clients_start(self, stack: ClientStack, round: Round) -> None:
-        start = {name: stack.start[name] for name in self.names}
+    def on_clients_start(self, stack: ClientStack, download: Download) -> None:
+        start = {name: download.model[name] for name in self.names}
         self._own = self.store.read(stack.clients, start)
         anchor = torch._foreach_neg(list(self._own.values()))
         torch._foreach_add_(anchor, list(start.values()))
         self._anchor = dict(zip(self.names, anchor, strict=True))
 
-    def on_after_backward(self, trainer, pl_module) -> None:  # type: ignore[no-untyped-def]
-        stack = pl_module.clients
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        stack = self.stack
         names, grads = zip(*stack.named_grads(), strict=True)
         with torch.no_grad():
             anchors = [self._anchor[name][: stack.active] for name in names]
             pull = torch._foreach_sub([stack.leaves[name] for name in names], anchors)
             torch._foreach_add_(list(grads), pull, alpha=self.alpha)
 
-    def on_clients_end(self, stack: ClientStack, round: Round) -> None:
+    def on_clients_end(self, stack: ClientStack, download: Download) -> None:
         self._anchor = {}
 
-    def on_receive(self, upload: Upload, round: Round) -> None:
+    def on_sent(self, upload: Upload, download: Download) -> None:
         """Each client adds the Δ_k that the server got from it, so that u stays the mean of the u_k."""
-        for name, own in self._own.items():
-            own.add_(torch.where(per_client(upload.finite, own), upload.delta[name], 0.0))
-        self.store.write(upload.clients, self._own, round)
+        self.store.move(upload.clients, self._own, upload.delta, upload.finite, download.round)
         self._own = {}
+
+
+class UpdateSum(ServerPart):
+    """What the server does: add u, the mean of all u_k, to the mean update."""
+
+    def __init__(self, by_clients: bool) -> None:
+        self.by_clients = by_clients
+
+    def validate(self, setup: Setup) -> None:
+        plain_server(setup, "FedDyn", "it sets the model itself, to the mean of the clients' minus h/α")
+        uniform_mean(setup, "FedDyn", "h is the plain mean of the clients' states")
+        self.names = setup.names
 
     def on_aggregate_end(self, update: Params, round: Round) -> None:
         mean = [update[name] for name in self.names]
         total = list(self.server_state("u", {name: update[name] for name in self.names}).values())
         n = round.num_finite
-        share = n / round.num_clients if self.divide_by == "clients" else 1 / n
-        torch._foreach_add_(total, mean, alpha=share)
+        torch._foreach_add_(total, mean, alpha=n / round.num_clients if self.by_clients else 1 / n)
         torch._foreach_add_(mean, total)

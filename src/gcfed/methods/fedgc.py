@@ -20,8 +20,9 @@ all tensors as one vector, as in eq. 5, which the paper gave up to save memory. 
 code of GEM, whose program this is, so that the margin lengthens no u by more than C/(2√1e-3) = 0.016. On such a network
 each of them delays the divergence, and none prevents it for sure (docs/results.md).
 
-State: the last broadcast, on the server. Bytes up: those of the model. Down: those of the model and, from the second
-round on, as many for g' where not all clients take part; else they know it from the round before. Memory: SGC holds
+State: the last broadcast, on the server, and on the clients where all of them take part. Bytes up: those of the model.
+Down: those of the model and, from the second round on, as many for g' where not all clients take part; else they know
+it from the round before. Memory: SGC holds
 the updates of the whole cohort, each on the process that trained the client; others see a million columns at a time.
 """
 
@@ -33,10 +34,11 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
 
-from gcfed.federated.aggregate import Upload
-from gcfed.federated.method import FederatedMethod, Setup
+from gcfed.federated.forward import Params
+from gcfed.federated.messages import Download, Upload
+from gcfed.federated.method import ClientPart, Method, ServerPart, Setup
 from gcfed.federated.round import Round
-from gcfed.federated.stack import Params, per_client
+from gcfed.federated.stack import per_client
 from gcfed.methods.constraints import Part, add_weighted_, constrain_, multipliers, products
 from gcfed.methods.requirements import local_sgd, mean_aggregator
 from gcfed.utils.device import on_device
@@ -52,7 +54,7 @@ def layer_of(net: nn.Module, name: str) -> str:
     return next(place for place in around if next(net.get_submodule(place).parameters(recurse=False), None) is not None)
 
 
-class FedGC(FederatedMethod):
+class FedGC(Method):
     """Projects the clients' updates (CGC) and their mean (SGC) and adds to the row of metrics:
 
     ====================  =========================================================================
@@ -72,58 +74,95 @@ class FedGC(FederatedMethod):
             corrects drift.
     """
 
-    corrects_drift = True
-
     def __init__(
         self, margin: float = 1e-3, *, ridge: float = 0.0, layerwise: str = "tensor", cgc: bool = True, sgc: bool = True
     ) -> None:
-        self.margin, self.ridge = number("methods.fedgc.margin", margin, 0), number("methods.fedgc.ridge", ridge, 0)
-        self.layerwise = choice("methods.fedgc.layerwise", layerwise, ("tensor", "layer", "model"))
-        self.cgc, self.sgc = flag("methods.fedgc.cgc", cgc), flag("methods.fedgc.sgc", sgc)
-        self._warned = False
+        margin, ridge = number("methods.fedgc.margin", margin, 0), number("methods.fedgc.ridge", ridge, 0)
+        choice("methods.fedgc.layerwise", layerwise, ("tensor", "layer", "model"))
+        cgc, sgc = flag("methods.fedgc.cgc", cgc), flag("methods.fedgc.sgc", sgc)
+        super().__init__(ClientConstraint(margin, ridge, layerwise, cgc), ServerConstraint(margin, cgc, sgc))
+
+
+class ClientConstraint(ClientPart):
+    """What clients do: CGC, along g' as the server sent it or as they read it off two broadcasts."""
+
+    corrects_drift = True
+
+    def __init__(self, margin: float, ridge: float, layerwise: str, cgc: bool) -> None:
+        self.margin, self.ridge, self.layerwise, self.cgc = margin, ridge, layerwise, cgc
+        self._last: Params = {}  # the last broadcast
+        self._before: Params = {}  # and the one before it
+        self._round = -1
 
     def validate(self, setup: Setup) -> None:
         local_sgd(setup, "FedGC", "it reads a pseudo-gradient off w_k − w", momentum=True)
-        if self.sgc:
-            mean_aggregator(setup, "FedGC with methods.fedgc.sgc=true", "every client's update constrains it once more")
-        self.lr = setup.solver.lr
-        self.names = [name for name, p in setup.module.net.named_parameters() if p.requires_grad]
+        self.lr, self.names = setup.solver.lr, setup.names
         layers: dict[str, list[str]] = {}
         for name in self.names:
             key = {"tensor": name, "layer": layer_of(setup.module.net, name), "model": ""}[self.layerwise]
             layers.setdefault(key, []).append(name)
         self.layers = list(layers.values())
 
-    def on_broadcast(self, round: Round) -> None:
+    def on_download(self, download: Download) -> None:
+        if download.round != self._round:
+            self._before, self._last = self._last, {name: download.model[name] for name in self.names}
+            self._round = download.round
+
+    def _moves(self, download: Download) -> Params:
+        """η'g', name → ``[*shape]``; zeros in the first round."""
+        if "fedgc" in download.extra:
+            return download.extra["fedgc"]
+        before = self._before or self._last
+        return dict(zip(self.names, torch._foreach_sub(list(self._last.values()), list(before.values())), strict=True))
+
+    def on_upload(self, upload: Upload, download: Download) -> None:
+        if not self.cgc:
+            return
+        last_lr, moves = self.lr(download.round - 1), self._moves(download)
+        margin, ridge = self.margin * download.lr * last_lr, self.ridge * last_lr**2
+        v_LK = torch.stack([
+            constrain_([upload.delta[name] for name in layer], [moves[name] for name in layer], margin, ridge)
+            for layer in self.layers
+        ])  # fmt: skip
+        upload.notes["fedgc"] = {"projected": torch.stack([(v_LK > 0).sum(), v_LK.isfinite().sum()])}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"last": dict(self._last), "round": self._round}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._last, self._round = dict(state_dict["last"]), state_dict["round"]
+
+
+class ServerConstraint(ServerPart):
+    """What the server does: send g' where clients cannot know it, and SGC."""
+
+    def __init__(self, margin: float, cgc: bool, sgc: bool) -> None:
+        self.margin, self.cgc, self.sgc = margin, cgc, sgc
+        self._warned = False
+
+    def validate(self, setup: Setup) -> None:
+        if self.sgc:
+            mean_aggregator(setup, "FedGC with methods.fedgc.sgc=true", "every client's update constrains it once more")
+        self.names = setup.names
+
+    def on_broadcast(self, download: Download, round: Round) -> None:
         self._parts: list[Part] = []
         self._active = self._failed = 0
         if not self.cgc:
             return
-        start = {name: round.start[name] for name in self.names}
+        start = {name: download.model[name] for name in self.names}
         known = "previous" in self._server
         previous = list(self.server_state("previous", start).values())
-        moves = torch._foreach_sub(list(start.values()), previous)
-        if not known:
-            torch._foreach_zero_(moves)
-        elif len(round.cohort) < round.num_clients:
-            round.send(start)  # as much as a g'
+        if known and len(round.cohort) < round.num_clients:
+            moves = torch._foreach_sub(list(start.values()), previous)
+            download.extra["fedgc"] = dict(zip(self.names, moves, strict=True))
         torch._foreach_copy_(previous, list(start.values()))
-        self._moves = dict(zip(self.names, moves, strict=True))
-        self._counts = torch.zeros(2, dtype=torch.float64, device=moves[0].device)  # projected, uploaded
-
-    def on_upload(self, upload: Upload, round: Round) -> None:
-        if not self.cgc:
-            return
-        last_lr = self.lr(round.index - 1)
-        margin, ridge = self.margin * round.lr * last_lr, self.ridge * last_lr**2
-        v_LK = torch.stack([
-            constrain_([upload.delta[name] for name in layer], [self._moves[name] for name in layer], margin, ridge)
-            for layer in self.layers
-        ])  # fmt: skip
-        if not round.rehearsal:
-            self._counts += torch.stack([(v_LK > 0).sum(), v_LK.isfinite().sum()])
+        device = previous[0].device
+        self._counts = torch.zeros(2, dtype=torch.float64, device=device)  # projected, uploaded
 
     def on_receive(self, upload: Upload, round: Round) -> None:
+        if self.cgc:
+            self._counts += upload.notes["fedgc"]["projected"]
         if self.sgc:
             rows = on_device(round.places(upload.clients), upload.finite.device)
             sent = {name: upload.delta[name] for name in self.names}

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gcfed.federated.method import FederatedMethod, Setup
-from gcfed.federated.round import Round
+from gcfed.federated.messages import Download
+from gcfed.federated.method import ClientPart, Setup
 from gcfed.federated.stack import ClientStack
 from gcfed.utils.number import number
 
 
-class FedLC(FederatedMethod):
+class FedLC(ClientPart):
     """The task's loss is the cross-entropy of ``logits_c − τ n_{k,c}^(−exponent)``; ``train/loss`` is that loss.
 
     Args:
@@ -43,7 +43,7 @@ class FedLC(FederatedMethod):
     def validate(self, setup: Setup) -> None:
         self._data = setup.data
 
-    def on_clients_start(self, stack: ClientStack, round: Round) -> None:
+    def on_clients_start(self, stack: ClientStack, download: Download) -> None:
         counts = torch.from_numpy(self._data.class_counts(stack.clients))
         like = next(iter(stack.start.values()))
         self._margins = (self.tau * counts.double() ** -self.exponent).to(like.device, like.dtype) if self.tau else None

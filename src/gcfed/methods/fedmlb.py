@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gcfed.data.batch import Batch
-from gcfed.federated.method import FederatedMethod, Setup
+from gcfed.federated.method import ClientPart, Setup
 from gcfed.federated.stack import ClientStack, Output
 from gcfed.methods.requirements import network_parts
 from gcfed.utils.number import number
 
 
-class FedMLB(FederatedMethod):
+class FedMLB(ClientPart):
     """Adds, as means over the hybrid paths, λ₁ times their cross-entropy and λ₂ KL(hybrid path ‖ client's own network).
 
     As in the authors' code the divergence has no factor τ² and moves both sides: the client's network and, through its

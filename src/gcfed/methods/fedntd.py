@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gcfed.data.batch import Batch
-from gcfed.federated.method import FederatedMethod
+from gcfed.federated.method import ClientPart
 from gcfed.federated.stack import ClientStack, Output
 from gcfed.utils.number import number
 
 
-class FedNTD(FederatedMethod):
+class FedNTD(ClientPart):
     """Adds β τ² KL(teacher ‖ client) over the C − 1 classes other than the label; the teacher is the broadcast model.
 
     FedNTD's own code leaves τ² out, GC-Fed's has it; at τ = 1 they agree.

@@ -17,17 +17,18 @@ import math
 from collections.abc import Callable
 
 import torch
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
 from gcfed.data.batch import Batch
-from gcfed.federated.method import FederatedMethod, Setup
-from gcfed.federated.round import Order, Round
+from gcfed.federated.messages import Download
+from gcfed.federated.method import ClientPart, Order, Setup
 from gcfed.federated.stack import ClientStack, Params, client_norms, per_client
 from gcfed.methods.pseudo import PseudoPass, climb
 from gcfed.utils.number import flag, number
 
 
-class FedReg(FederatedMethod):
+class FedReg(ClientPart):
     """Moves each client back, after each local step, to where pseudo and perturbed data are not forgotten.
 
     Args: the authors' values are named; the defaults are those of their CIFAR-10 (ResNet-9, η 0.1, batch 5, 30 epochs).
@@ -77,9 +78,9 @@ class FedReg(FederatedMethod):
             raise ValueError("methods.fedreg moves inputs along their gradients, and words have none: take image data.")
         self.data, self.solver = setup.data, setup.solver
 
-    def on_clients_start(self, stack: ClientStack, round: Round) -> None:
+    def on_clients_start(self, stack: ClientStack, download: Download) -> None:
         if self.pseudo or self.perturbed:
-            self._pass = PseudoPass(stack, self.data, self.solver, round, (self.eta_s, self.eta_p), self.iterations)
+            self._pass = PseudoPass(stack, self.data, self.solver, download, (self.eta_s, self.eta_p), self.iterations)
 
     def before_step(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> None:
         if self.gamma < 1:
@@ -92,8 +93,8 @@ class FedReg(FederatedMethod):
             loss = batch.mean(-stack.reference(x, params=params).logits_KBC.log_softmax(-1).mean(-1))
             self._mask = dict(zip(params, _grads(loss, params), strict=True))
 
-    def on_after_backward(self, trainer, pl_module) -> None:  # type: ignore[no-untyped-def]
-        stack = pl_module.clients
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        stack = self.stack
         with torch.no_grad():
             if self._unmoved:  # back, bit for bit, before any other method sees them
                 torch._foreach_copy_([stack.leaves[name] for name in self._unmoved], list(self._unmoved.values()))
@@ -123,7 +124,7 @@ class FedReg(FederatedMethod):
                 torch._foreach_sub_(drift, back)
                 torch._foreach_sub_(list(weights.values()), back)
 
-    def on_clients_end(self, stack: ClientStack, round: Round) -> None:
+    def on_clients_end(self, stack: ClientStack, download: Download) -> None:
         self._pass = None
 
 

@@ -15,102 +15,128 @@ There all clients take part in every round and turn λ_k at every change of P. H
 turns it once, from the P in which it is written to the present one: turned through each P in between, almost nothing
 would be left of it. ``update_absent`` applies the authors' rules to it instead, with b_k = 0: λ_k ← λ_k − b̄ in every
 round, turned at every change of P. What all clients lose then is one vector a on the server, a ← a − b̄, and
-λ_k = a + (what k's own b_k add up to), so the bytes stay the same. With new projectors every 5 rounds it diverges at
+λ_k = a + (what k's own b_k add up to). With new projectors every 5 rounds it diverges at
 r/d = 0.5 on SSF's matrix regression, as FedSub does in SSF's paper: the b̄ in every dual are a momentum, which only the
 turns wear off.
 
-State: λ_k, r-sized, in the clients' store; a, r-sized, on the server. Bytes: z₀ down and b_k up, r/d of the model each;
-b̄ a client reads off the model's next state.
+State: λ_k, r-sized, on the clients; a, r-sized, on the server. Bytes: z₀ down and b_k up, r/d of the model each, and as
+many down for b̄, which the server tells the cohort at the end of the round (with ``update_absent`` for a, beside z₀).
 """
+
+from collections.abc import Mapping
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gcfed.federated.aggregate import Upload
-from gcfed.federated.method import Setup
+from gcfed.federated.forward import Params
+from gcfed.federated.messages import Download, Upload
+from gcfed.federated.method import Method, Setup
 from gcfed.federated.round import Round
-from gcfed.federated.stack import ClientStack, Params, per_client
+from gcfed.federated.stack import ClientStack, per_client
 from gcfed.methods.requirements import exact_store
-from gcfed.methods.subspace import SubspaceMethod
+from gcfed.methods.subspace import SubspaceClient, Subspaces, SubspaceServer
 from gcfed.utils.device import on_device
 from gcfed.utils.number import flag
 
 
-class FedSub(SubspaceMethod):
+class FedSub(Method):
     """Adds each client's dual variable to its projected gradients, and to the dual what its drift was.
 
-    Args:
+    Args: as :class:`~gcfed.methods.subspace.Subspaces`, and
         update_absent: clients that sit a round out take the authors' rules too, with b_k = 0; false: they keep λ_k.
     """
 
-    _key, _title = "methods.fedsub", "FedSub"
-
     def __init__(self, *, ratio: float = 0.2, refresh: int = 5, update_absent: bool = False) -> None:
-        super().__init__(ratio=ratio, refresh=refresh)
-        self.update_absent = flag("methods.fedsub.update_absent", update_absent)
+        spaces = Subspaces(ratio, refresh, "methods.fedsub", "FedSub")
+        absent = flag("methods.fedsub.update_absent", update_absent)
+        super().__init__(Duals(spaces, absent), MeanDual(spaces, absent))
+
+
+class Duals(SubspaceClient):
+    """What clients do: turn λ_k into the present subspace, step along it, and add b_k − b̄ to it."""
+
+    def __init__(self, spaces: Subspaces, update_absent: bool) -> None:
+        super().__init__(spaces)
+        self.update_absent = update_absent
         self._dual: Params = {}
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
         self.store = setup.stores.open("fedsub")
-        exact_store(self.store, self._title)
+        exact_store(self.store, "FedSub")
 
-    def on_broadcast(self, round: Round) -> None:
-        super().on_broadcast(round)
-        self._trained: list[tuple[np.ndarray, Tensor]] = []  # clients that this process trained, and which are finite
-        if self.update_absent:
-            self._absent = self.server_state("absent", self.coordinates)
-            before, now = (round.index - 1) // self.refresh, round.index // self.refresh
-            if before not in (-1, now):
-                for name, dual in self._absent.items():
-                    dual.copy_(self.space[name].project(self.projector(name, before, round).lift(dual)))
+    def on_download(self, download: Download) -> None:
+        super().on_download(download)
+        self._sent: list[tuple[np.ndarray, Tensor]] = []  # clients, and which of them are finite
 
-    def on_clients_start(self, stack: ClientStack, round: Round) -> None:
-        self._dual = self.store.read(stack.clients, self.coordinates)
-        self._turn(stack.clients, round)
-        like = self._dual[self.names[0]]
-        scale = on_device(1 / (round.lr * stack.num_steps), like.device, like.dtype)
-        absent = self._absent if self.update_absent else {}
+    def on_clients_start(self, stack: ClientStack, download: Download) -> None:
+        like = {name: self.space[name].project(download.model[name]) for name in self.names}
+        self._dual = self.store.read(stack.clients, like)
+        self._turn(stack.clients, download)
+        first = self._dual[self.names[0]]
+        scale = on_device(1 / (download.lr * stack.num_steps), first.device, first.dtype)
+        absent = download.extra.get("fedsub", {})
         duals = {name: dual + absent[name] if absent else dual for name, dual in self._dual.items()}
         self._correction = {name: dual * per_client(scale, dual) for name, dual in duals.items()}
 
-    def _turn(self, clients: np.ndarray, round: Round) -> None:
+    def _turn(self, clients: np.ndarray, download: Download) -> None:
         """λ_k ← P_newᵀ P_old λ_k; an old P is drawn again, one tensor at a time."""
         versions = [self.store.version(client) for client in clients.tolist()]
-        epochs = np.array([-1 if version is None else version // self.refresh for version in versions])
-        now = round.index // self.refresh
+        epochs = np.array([-1 if version is None else self.spaces.epoch(version) for version in versions])
+        now, projector = self.spaces.epoch(download.round), self.spaces.projector
         for epoch in set(epochs.tolist()) - {-1, now}:
             rows = torch.from_numpy(np.flatnonzero(epochs == epoch))
             between = range(epoch + 1, now) if self.update_absent else ()
             for name, dual in self._dual.items():
-                old = self.projector(name, epoch, round)
+                like = download.model[name]
+                old = projector(download.seed, epoch, name, like)
                 for middle in between:
-                    new = self.projector(name, middle, round)
+                    new = projector(download.seed, middle, name, like)
                     dual[rows], old = new.project(old.lift(dual[rows])), new
                 dual[rows] = self.space[name].project(old.lift(dual[rows]))
 
-    def on_receive(self, upload: Upload, round: Round) -> None:
+    def on_sent(self, upload: Upload, download: Download) -> None:
         """λ_k + b_k, until b̄ is known; a client whose numbers are not finite keeps its λ_k."""
-        for name, dual in self._dual.items():
-            dual.add_(torch.where(per_client(upload.finite, dual), upload.delta[name], 0.0))
-        self.store.write(upload.clients, self._dual, round)
-        self._trained.append((upload.clients, upload.finite))
+        self.store.move(upload.clients, self._dual, upload.delta, upload.finite, download.round)
+        self._sent.append((upload.clients, upload.finite))
         self._dual = {}
+
+    def on_reply(self, reply: Mapping[str, Params], download: Download) -> None:
+        if "fedsub" not in reply:
+            return
+        mean = reply["fedsub"]
+        for clients, finite in self._sent:
+            duals = self.store.read(clients, mean)
+            for name, dual in duals.items():
+                dual.sub_(mean[name] * per_client(finite.to(dual.dtype), dual))
+            self.store.write(clients, duals, download.round)
+        self._sent = []
+
+
+class MeanDual(SubspaceServer):
+    """What the server does: tell the cohort b̄, or keep for all clients what they lose by it."""
+
+    def __init__(self, spaces: Subspaces, update_absent: bool) -> None:
+        super().__init__(spaces)
+        self.update_absent = update_absent
+
+    def on_broadcast(self, download: Download, round: Round) -> None:
+        super().on_broadcast(download, round)
+        if self.update_absent:
+            self._absent = self.server_state("absent", self.coordinates)
+            before, now = (self.spaces.epoch(t) for t in (round.index - 1, round.index))
+            if before not in (-1, now):
+                for name, dual in self._absent.items():
+                    old = self.spaces.projector(round.seed, before, name, download.model[name])
+                    dual.copy_(self.space[name].project(old.lift(dual)))
+            download.extra["fedsub"] = self._absent
 
     def on_aggregate_end(self, update: Params, round: Round) -> None:
         mean = {name: update[name] for name in self.names}
         if self.update_absent:
             for name, dual in self._absent.items():
                 dual.sub_(mean[name])
-            super().on_aggregate_end(update, round)
-            return
-        for clients, finite in self._trained:
-            duals = self.store.read(clients, mean)
-            for name, dual in duals.items():
-                dual.sub_(mean[name] * per_client(finite.to(dual.dtype), dual))
-            self.store.write(clients, duals, round)
+        else:
+            round.reply["fedsub"] = mean
         super().on_aggregate_end(update, round)
-        # No process may read a dual in the next round before its last process has written it.
-        (written,) = round.reduce([torch.ones(1, device=mean[self.names[0]].device)])
-        written.item()

@@ -12,21 +12,22 @@ clients take equally many steps at a constant rate; here y_k is the update itsel
 
 import torch
 
-from gcfed.federated.aggregate import Upload
-from gcfed.federated.method import FederatedMethod, Setup
+from gcfed.federated.forward import Params
+from gcfed.federated.messages import Upload
+from gcfed.federated.method import ServerPart, Setup
 from gcfed.federated.round import Round
-from gcfed.federated.stack import Params, per_client
+from gcfed.federated.stack import per_client
 from gcfed.methods.requirements import uniform_mean
 
 
-class FedVARP(FederatedMethod):
+class FedVARP(ServerPart):
     """Lets the last update of every client stand for it in the rounds that it misses."""
 
     corrects_drift = True
 
     def validate(self, setup: Setup) -> None:
         uniform_mean(setup, "FedVARP", "y is the plain mean of the table")
-        self.names = [name for name, p in setup.module.net.named_parameters() if p.requires_grad]
+        self.names = setup.names
         self.store = setup.stores.open("fedvarp")
 
     def on_receive(self, upload: Upload, round: Round) -> None:
@@ -36,7 +37,7 @@ class FedVARP(FederatedMethod):
         new = self.store.rounded(finite)
         for name, old in table.items():
             upload.delta[name] = new[name] - old
-        self.store.write(upload.clients, new, round)
+        self.store.write(upload.clients, new, round.index)
 
     def on_aggregate_end(self, update: Params, round: Round) -> None:
         news = [update[name] for name in self.names]  # mean (Δ_k − y_k)

@@ -8,15 +8,14 @@ is tested here, needs some: it has the mean of the last cohort's.
 import numpy as np
 import torch
 
-from gcfed.federated.aggregate import finite_clients
-from gcfed.federated.method import FederatedMethod, Setup
-from gcfed.federated.round import Round
+from gcfed.federated.messages import Download, finite_clients
+from gcfed.federated.method import ClientPart, Setup
 from gcfed.federated.stack import ClientStack
 from gcfed.methods.requirements import plain_server
 from gcfed.models.norm import batch_norms
 
 
-class LocalNorm(FederatedMethod):
+class LocalNorm(ClientPart):
     """Keeps the tensors of batch normalisation on each client.
 
     Raises:
@@ -25,7 +24,7 @@ class LocalNorm(FederatedMethod):
     """
 
     def validate(self, setup: Setup) -> None:
-        if others := [type(method).__name__ for method in setup.methods if method.corrects_drift or method.anchors]:
+        if others := [part.title for part in setup.parts if part.corrects_drift or part.anchors]:
             raise ValueError(
                 f"model.norm_policy=local does not go with {others[0]}, which compares a client with the broadcast "
                 "model, where it does not start: choose average, fixed or group."
@@ -36,12 +35,12 @@ class LocalNorm(FederatedMethod):
         self.names = [n for n, t in tensors.items() if n.rpartition(".")[0] in layers and t.is_floating_point()]
         self.store = setup.stores.open("batch_norm")
 
-    def on_clients_start(self, stack: ClientStack, round: Round) -> None:
+    def on_clients_start(self, stack: ClientStack, download: Download) -> None:
         start = {name: stack.start[name] for name in self.names}
         for name, own in self.store.read(stack.clients, start, default=start).items():
             stack.full[name].copy_(own)
 
-    def on_clients_end(self, stack: ClientStack, round: Round) -> None:
+    def on_clients_end(self, stack: ClientStack, download: Download) -> None:
         finite = finite_clients(stack.full).cpu().numpy()  # one that has diverged keeps what it had
         rows = torch.from_numpy(np.flatnonzero(finite))
-        self.store.write(stack.clients[finite], {name: stack.full[name][rows] for name in self.names}, round)
+        self.store.write(stack.clients[finite], {name: stack.full[name][rows] for name in self.names}, download.round)

@@ -11,16 +11,18 @@ kept here, with θ of the last round, and takes in what the server made of Δ (G
 """
 
 import torch
+from torch import nn
 from torch.optim import SGD
 
 from gcfed.federated.forward import Params
-from gcfed.federated.method import FederatedMethod, Setup
+from gcfed.federated.messages import Download
+from gcfed.federated.method import ServerPart, Setup
 from gcfed.federated.round import Round
 from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.number import choice, number
 
 
-class LookAhead(FederatedMethod):
+class LookAhead(ServerPart):
     """Broadcasts θ + λm, with m the momentum of the server optimizer; m is 0 in the first round.
 
     Args:
@@ -37,10 +39,10 @@ class LookAhead(FederatedMethod):
     def __init__(self, momentum: float = 0.85, update: str = "momentum") -> None:
         self.momentum = number("methods.lookahead.momentum", momentum, 0, 1, below=True)
         self.update = choice("methods.lookahead.update", update, ("momentum", "delta"))
-        self._names: list[str] = []
+        self._params: dict[str, nn.Parameter] = {}
 
     def validate(self, setup: Setup) -> None:
-        if sum(isinstance(m, LookAhead) for m in setup.methods) > 1:
+        if sum(isinstance(part, LookAhead) for part in setup.parts) > 1:
             raise ValueError("methods: two LookAheads would look ahead twice. Keep one of them.")
         server = probe_optimizer(setup.module.server)
         if not isinstance(server, SGD):
@@ -58,27 +60,24 @@ class LookAhead(FederatedMethod):
                     f"methods.lookahead.{setting}={getattr(self, setting)} needs server.{key}={value}, not {present}: "
                     f"the server's step must be θ ← θ + {step}."
                 )
-        self._names = [name for name, _ in setup.module.net.named_parameters()]
+        self._params = {name: p for name, p in setup.module.net.named_parameters() if p.requires_grad}
 
-    def on_broadcast(self, round: Round) -> None:
+    def on_broadcast(self, download: Download, round: Round) -> None:
         minus_m = self._own_momentum(round) if self.update == "delta" else self._of_server(round)
         if minus_m:
-            ahead = torch._foreach_sub([round.start[n] for n in minus_m], list(minus_m.values()), alpha=self.momentum)
-            round.start |= dict(zip(minus_m, ahead, strict=True))
+            theta = [download.model[name] for name in minus_m]
+            ahead = torch._foreach_sub(theta, list(minus_m.values()), alpha=self.momentum)
+            download.model |= dict(zip(minus_m, ahead, strict=True))
 
     def _of_server(self, round: Round) -> Params:
         """−m, the momentum buffer of the server's SGD; empty before its first step."""
         assert round.server is not None
-        params = round.server.param_groups[0]["params"]
-        return {
-            name: round.server.state[p]["momentum_buffer"]
-            for name, p in zip(self._names, params, strict=True)
-            if "momentum_buffer" in round.server.state.get(p, {})
-        }
+        state = {name: round.server.state.get(p, {}) for name, p in self._params.items()}
+        return {name: own["momentum_buffer"] for name, own in state.items() if "momentum_buffer" in own}
 
     def _own_momentum(self, round: Round) -> Params:
         """−m, with m ← λm + (θ − θ of the last round)."""
-        theta = {name: round.start[name] for name in self._names}
+        theta = {name: round.start[name] for name in self._params}
         known = "previous" in self._server
         previous, minus_m = self.server_state("previous", theta), self.server_state("minus_m", theta)
         if known:

@@ -11,15 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gcfed.data.batch import Batch
-from gcfed.federated.aggregate import finite_clients
-from gcfed.federated.method import FederatedMethod, Setup
-from gcfed.federated.round import Round
+from gcfed.federated.messages import Download, finite_clients
+from gcfed.federated.method import ClientPart, Setup
 from gcfed.federated.stack import ClientStack, Output, Params
 from gcfed.methods.requirements import network_parts
 from gcfed.utils.number import number
 
 
-class Moon(FederatedMethod):
+class Moon(ClientPart):
     """Adds μ · −log(e^(s_glob/T) / (e^(s_glob/T) + e^(s_prev/T))), with s the cosine of z to the z of another model.
 
     The other models are the broadcast one and the client's own of the last round in which it took part. A client's
@@ -46,7 +45,7 @@ class Moon(FederatedMethod):
         network_parts(setup, "methods.moon", "features", "head")
         self.store = setup.stores.open("moon")
 
-    def on_clients_start(self, stack: ClientStack, round: Round) -> None:
+    def on_clients_start(self, stack: ClientStack, download: Download) -> None:
         known = np.array([client in self.store for client in stack.clients])
         self._known = None
         if known.any():
@@ -66,14 +65,14 @@ class Moon(FederatedMethod):
         mean = terms.mean(1) if batch.rows is None else (terms * batch.rows).sum(1) / batch.rows.sum(1)
         return self.mu * self._known[:n] * mean
 
-    def on_clients_end(self, stack: ClientStack, round: Round) -> None:
+    def on_clients_end(self, stack: ClientStack, download: Download) -> None:
         self._previous = {}
         finite = finite_clients(stack.full).cpu().numpy()  # the store copies to the host all the same
         if finite.all():
-            self.store.write(stack.clients, stack.full, round)
+            self.store.write(stack.clients, stack.full, download.round)
         else:  # a model that has diverged is no reference: its client keeps the one before
             kept = {name: t[torch.from_numpy(finite)] for name, t in stack.full.items()}
-            self.store.write(stack.clients[finite], kept, round)
+            self.store.write(stack.clients[finite], kept, download.round)
 
 
 def _similarity(a: Output, b: Output) -> Tensor:

@@ -5,12 +5,13 @@ no graph is built for it; ``train/loss`` reports the task's loss alone.
 """
 
 import torch
+from lightning.pytorch import LightningModule, Trainer
 
-from gcfed.federated.method import FederatedMethod
+from gcfed.federated.method import ClientPart
 from gcfed.utils.number import number
 
 
-class Proximal(FederatedMethod):
+class Proximal(ClientPart):
     """Adds μ (w − w₀) to each client's gradients, where w₀ is what the server broadcast.
 
     Args:
@@ -26,8 +27,8 @@ class Proximal(FederatedMethod):
     def __init__(self, mu: float = 0.1) -> None:
         self.mu = number("methods.proximal.mu", mu, 0)
 
-    def on_after_backward(self, trainer, pl_module) -> None:  # type: ignore[no-untyped-def]
-        stack = pl_module.clients
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        stack = self.stack
         names, grads = zip(*stack.named_grads(), strict=True)
         with torch.no_grad():
             drift = torch._foreach_sub([stack.leaves[n] for n in names], [stack.start[n] for n in names])

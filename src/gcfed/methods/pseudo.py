@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from gcfed.federated.batches import ClientData, plan_batches
-from gcfed.federated.round import Round
+from gcfed.federated.messages import Download
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import ClientStack, per_client
 from gcfed.utils.rng import torch_seed
@@ -35,13 +35,13 @@ class PseudoPass:
         stack: ClientStack,
         data: ClientData,
         solver: LocalSolver,
-        round: Round,
+        download: Download,
         etas: tuple[float, float],
         iterations: int,
     ) -> None:
         device = next(iter(stack.full.values())).device
         plan = plan_batches(
-            data, stack.clients, seed=torch_seed(round.seed, "pseudo"), round_index=round.index,
+            data, stack.clients, seed=torch_seed(download.seed, "pseudo"), round_index=download.round,
             batch_size=solver.batch_size, epochs=1, steps=None, last_batch=solver.last_batch,
             to_device=lambda array: torch.from_numpy(array).to(device),
         )  # fmt: skip

@@ -10,14 +10,13 @@ its norm.
 import torch
 from torch import Tensor
 
-from gcfed.federated.aggregate import Upload
-from gcfed.federated.method import FederatedMethod, Setup
-from gcfed.federated.round import Order, Round
+from gcfed.federated.messages import Download, Levels, Upload
+from gcfed.federated.method import ClientPart, Order, Setup
 from gcfed.utils.number import number
 from gcfed.utils.rng import torch_seed
 
 
-class Quantization(FederatedMethod):
+class Quantization(ClientPart):
     """Quantizes each client's update Δ; what other methods send beside it goes as it is.
 
     Args:
@@ -34,25 +33,24 @@ class Quantization(FederatedMethod):
 
     def validate(self, setup: Setup) -> None:
         # Not the running statistics, of which a variance could come out negative.
-        self.names = [name for name, _ in setup.module.net.named_parameters()]
+        self.names = setup.names
 
     @property
     def levels(self) -> int:
         """s, the number of levels above 0."""
         return 2 ** (self.bits - 1) - 1
 
-    def on_upload(self, upload: Upload, round: Round) -> None:
-        tensors = [upload.delta[name] for name in self.names]
+    def on_upload(self, upload: Upload, download: Download) -> None:
+        tensors, norms = [upload.delta[name] for name in self.names], []
         for row, client in enumerate(upload.clients.tolist()):
             random = torch.Generator(tensors[0].device)
-            random.manual_seed(torch_seed(round.seed, "quantization", round.index, client))
-            quantize_([t[row] for t in tensors], self.levels, random)
-        upload.bytes_per_client -= sum(t[0].nbytes for t in tensors)
-        upload.bytes_per_client += sum(-(-t[0].numel() * self.bits // 8) + 4 for t in tensors)
+            random.manual_seed(torch_seed(download.seed, "quantization", download.round, client))
+            norms.append(quantize_([t[row] for t in tensors], self.levels, random))
+        upload.levels |= {n: Levels(self.bits, own) for n, own in zip(self.names, torch.stack(norms, 1), strict=True)}
 
 
-def quantize_(tensors: list[Tensor], levels: int, random: torch.Generator) -> None:
-    """Rounds each tensor of one client, in place and at random, to a multiple of its norm / ``levels``.
+def quantize_(tensors: list[Tensor], levels: int, random: torch.Generator) -> Tensor:
+    """Rounds each tensor of one client, in place and at random, to a multiple of its norm / ``levels``; the norms.
 
     A tensor with a number that is not finite becomes NaN.
     """
@@ -71,3 +69,4 @@ def quantize_(tensors: list[Tensor], levels: int, random: torch.Generator) -> No
     torch._foreach_sign_(tensors)
     torch._foreach_mul_(tensors, level)
     torch._foreach_mul_(tensors, list(norms / levels))
+    return norms

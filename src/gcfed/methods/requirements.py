@@ -4,8 +4,7 @@ from torch import nn
 from torch.optim import SGD
 
 from gcfed.federated.aggregate import MeanAggregator
-from gcfed.federated.method import FederatedMethod, Setup
-from gcfed.federated.round import Order
+from gcfed.federated.method import ClientPart, Order, Setup
 from gcfed.federated.store import ClientStore
 from gcfed.optim.partial import probe_optimizer
 
@@ -16,7 +15,7 @@ def plain_server(setup: Setup, method: str, reason: str, *, any_lr: bool = False
     Raises:
         ValueError: it is not, or clients start elsewhere than at w.
     """
-    if elsewhere := [type(m).__name__ for m in setup.methods if m.moves_start]:
+    if elsewhere := [part.title for part in setup.parts if part.moves_start]:
         raise ValueError(f"{method} does not go with {elsewhere[0]}, whose clients start elsewhere: {reason}.")
     optimizer = probe_optimizer(setup.module.server)
     settings = optimizer.defaults
@@ -31,10 +30,9 @@ def local_sgd(setup: Setup, method: str, reason: str, *, momentum: bool) -> None
     Raises:
         ValueError: it is not.
     """
-    for other in setup.methods:
-        if type(other).after_step is not FederatedMethod.after_step:
-            name = type(other).__name__
-            raise ValueError(f"{method} does not go with {name}, which moves the weights too: {reason}.")
+    for other in setup.parts:
+        if isinstance(other, ClientPart) and type(other).after_step is not ClientPart.after_step:
+            raise ValueError(f"{method} does not go with {other.title}, which moves the weights too: {reason}.")
     optimizer = probe_optimizer(setup.solver.optimizer)
     if not isinstance(optimizer, SGD):
         raise ValueError(f"{method} needs client=sgd, not {type(optimizer).__name__}: {reason}.")
@@ -78,7 +76,7 @@ def full_uploads(setup: Setup, method: str, reason: str) -> None:
     Raises:
         ValueError: they are.
     """
-    if any(m.order is Order.QUANTIZES for m in setup.methods):
+    if any(part.order is Order.QUANTIZES for part in setup.parts):
         raise ValueError(f"{method} needs quantization=none: {reason}.")
 
 

@@ -8,16 +8,16 @@ those of the model.
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from gcfed.data.batch import Batch
-from gcfed.federated.method import FederatedMethod, Setup
-from gcfed.federated.round import Order
+from gcfed.federated.method import ClientPart, Order, Setup
 from gcfed.federated.stack import ClientStack, Params, client_norms, per_client
 from gcfed.utils.number import number
 
 
-class Sam(FederatedMethod):
+class Sam(ClientPart):
     """Takes each client's gradient at w + ρ g/‖g‖, where g is that of its objective and the norm that of all tensors.
 
     The objective is the task's loss with the losses that other methods add; what they add to the gradient instead
@@ -39,7 +39,7 @@ class Sam(FederatedMethod):
         self._unmoved: Params = {}
 
     def validate(self, setup: Setup) -> None:
-        movers = [type(m).__name__ for m in setup.methods if m.order is Order.MOVES_WEIGHTS]
+        movers = [part.title for part in setup.parts if part.order is Order.MOVES_WEIGHTS]
         if len(movers) > 1:
             raise ValueError(
                 f"methods: {' and '.join(movers)} both move the weights of a local step. Keep one of them."
@@ -58,9 +58,9 @@ class Sam(FederatedMethod):
         """How far to move the weights ``leaves``, ``[n, *shape]`` each."""
         return along(list(stack.gradients(objective()).values()), self.rho)
 
-    def on_after_backward(self, trainer, pl_module) -> None:  # type: ignore[no-untyped-def]
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Puts the weights back, bit for bit, before any other method sees them."""
-        stack = pl_module.clients
+        stack = self.stack
         with torch.no_grad():
             moved = [stack.full[name][: stack.active] for name in self._unmoved]
             torch._foreach_copy_(moved, list(self._unmoved.values()))

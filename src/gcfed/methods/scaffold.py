@@ -9,20 +9,24 @@ c_k⁺ − c_k up, twice those of FedAvg. The server's learning rate is the pape
 gradient that c_k estimates, since torch's SGD adds it.
 """
 
+from __future__ import annotations
+
 import numpy as np
 import torch
+from lightning.pytorch import LightningModule, Trainer
 
-from gcfed.federated.aggregate import Upload
-from gcfed.federated.method import FederatedMethod, Setup
+from gcfed.federated.forward import Params
+from gcfed.federated.messages import Download, Upload
+from gcfed.federated.method import ClientPart, Method, ServerPart, Setup
 from gcfed.federated.round import Round
-from gcfed.federated.stack import ClientStack, Params, per_client
+from gcfed.federated.stack import ClientStack, per_client
 from gcfed.methods.requirements import full_uploads, local_sgd, uniform_weights
 from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.device import on_device
 from gcfed.utils.number import flag
 
 
-class Scaffold(FederatedMethod):
+class Scaffold(Method):
     """Adds c − c_k to each client's gradients and keeps both variates up to date.
 
     Args:
@@ -30,18 +34,25 @@ class Scaffold(FederatedMethod):
             client further than τ_k plain steps; without momentum the two are equal. False: the paper's rule as printed.
     """
 
+    def __init__(self, *, momentum_correction: bool = True) -> None:
+        correct = flag("methods.scaffold.momentum_correction", momentum_correction)
+        super().__init__(ControlVariates(correct), MeanVariate())
+
+
+class ControlVariates(ClientPart):
+    """What clients do: correct their gradients by c − c_k, send c_k⁺ − c_k and keep c_k⁺."""
+
     graphable = True
     corrects_drift = True
 
-    def __init__(self, *, momentum_correction: bool = True) -> None:
-        self.momentum_correction = flag("methods.scaffold.momentum_correction", momentum_correction)
+    def __init__(self, momentum_correction: bool) -> None:
+        self.momentum_correction = momentum_correction
         self._own: Params = {}
         self._correction: Params = {}
 
     def validate(self, setup: Setup) -> None:
         local_sgd(setup, "SCAFFOLD", "it reads a client's mean gradient off w₀ − w_k", momentum=True)
         full_uploads(setup, "SCAFFOLD", "its control variates would still travel in full")
-        uniform_weights(setup, "SCAFFOLD", "c is the plain mean of the clients' variates")
         settings = probe_optimizer(setup.solver.optimizer).defaults
         if settings["momentum"] and settings["dampening"]:
             raise ValueError(
@@ -49,51 +60,56 @@ class Scaffold(FederatedMethod):
                 "momentum without dampening only: set it to 0."
             )
         self.momentum, self.nesterov = settings["momentum"], settings["nesterov"]
-        self.names = [name for name, p in setup.module.net.named_parameters() if p.requires_grad]
         self.store = setup.stores.open("scaffold")
 
-    def on_broadcast(self, round: Round) -> None:
-        self.control = self.server_state("c", {name: round.start[name] for name in self.names})
-        round.send(self.control)
-
-    def uploads(self, round: Round) -> dict[str, Params]:
-        return {"scaffold": self.control}
-
-    def on_clients_start(self, stack: ClientStack, round: Round) -> None:
-        self._own = self.store.read(stack.clients, self.control)
+    def on_clients_start(self, stack: ClientStack, download: Download) -> None:
+        control = download.extra["scaffold"]
+        self._own = self.store.read(stack.clients, control)
         correction = torch._foreach_neg(list(self._own.values()))
-        torch._foreach_add_(correction, list(self.control.values()))
-        self._correction = dict(zip(self.names, correction, strict=True))
+        torch._foreach_add_(correction, list(control.values()))
+        self._correction = dict(zip(control, correction, strict=True))
 
-    def on_after_backward(self, trainer, pl_module) -> None:  # type: ignore[no-untyped-def]
-        stack = pl_module.clients
-        names, grads = zip(*stack.named_grads(), strict=True)
-        torch._foreach_add_(list(grads), [self._correction[name][: stack.active] for name in names])
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        names, grads = zip(*self.stack.named_grads(), strict=True)
+        torch._foreach_add_(list(grads), [self._correction[name][: self.stack.active] for name in names])
 
-    def on_clients_end(self, stack: ClientStack, round: Round) -> None:
+    def on_clients_end(self, stack: ClientStack, download: Download) -> None:
         self._correction = {}
 
-    def on_upload(self, upload: Upload, round: Round) -> None:
-        steps = upload.num_steps
+    def on_upload(self, upload: Upload, download: Download) -> None:
+        steps, control = upload.num_steps, download.extra["scaffold"]
         if self.momentum_correction:
             steps = effective_steps(steps, self.momentum, nesterov=self.nesterov)
-        like = upload.delta[self.names[0]]
-        scale = on_device(-1 / (steps * round.lr), like.device, like.dtype)
+        like = next(iter(control.values()))
+        scale = on_device(-1 / (steps * download.lr), like.device, like.dtype)
         change = {}
-        for name, control in self.control.items():
+        for name, c in control.items():
             delta = upload.delta[name]
-            change[name] = (delta * per_client(scale, delta)).sub_(control)
+            change[name] = (delta * per_client(scale, delta)).sub_(c)
         if self.store.dtype is not None:  # sent is the change of what is kept, so that c stays the mean of that
             new = self.store.rounded({name: self._own[name] + moved for name, moved in change.items()})
             change = {name: t.sub_(self._own[name]) for name, t in new.items()}
         upload.send("scaffold", change)
 
-    def on_receive(self, upload: Upload, round: Round) -> None:
-        """Stores c_k⁺ where the upload counts, and the old c_k where it does not, so that c stays their mean."""
-        for name, own in self._own.items():
-            own.add_(torch.where(per_client(upload.finite, own), upload.extra["scaffold"][name], 0.0))
-        self.store.write(upload.clients, self._own, round)
+    def on_sent(self, upload: Upload, download: Download) -> None:
+        """A client whose upload does not count keeps the old c_k, so that c stays their mean."""
+        self.store.move(upload.clients, self._own, upload.extra["scaffold"], upload.finite, download.round)
         self._own = {}
+
+
+class MeanVariate(ServerPart):
+    """What the server does: send c, and follow the mean of the clients' variates."""
+
+    def validate(self, setup: Setup) -> None:
+        uniform_weights(setup, "SCAFFOLD", "c is the plain mean of the clients' variates")
+        self.names = setup.names
+
+    def on_broadcast(self, download: Download, round: Round) -> None:
+        self.control = self.server_state("c", {name: round.start[name] for name in self.names})
+        download.extra["scaffold"] = self.control
+
+    def uploads(self, round: Round) -> dict[str, Params]:
+        return {"scaffold": self.control}
 
     def on_aggregate_end(self, update: Params, round: Round) -> None:
         change = [round.received["scaffold"][name] for name in self.names]

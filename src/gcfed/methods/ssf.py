@@ -8,67 +8,85 @@
 What c_k and c know outside the subspace is kept for the rounds in which it comes back; c is the mean of all c_k at any
 time. r = d is SCAFFOLD, option II. ḡ_k is read off z_τ − z₀ = −ητ (ḡ_k − Pᵀc_k + Pᵀc).
 
-State: c_k in full, in the clients' store, and c in full, on the server; both stay on the CPU. On the device there are
-their projections, and of full variates one tensor at a time. Bytes: down z₀, Pᵀc and Pᵀc_k (the server keeps both
-variates), up the two above; each is r/d of the model, but for tensors of one axis, which go whole. Quantization takes
-the first of the two.
+State: c_k in full, on the clients, and c in full, on the server; both stay on the CPU. On the device there are their
+projections, and of full variates one tensor at a time. Bytes: down z₀ and Pᵀc, up the two above; each is r/d of the
+model, but for tensors of one axis, which go whole. Quantization takes the first of the two.
 """
 
 import torch
 
-from gcfed.federated.aggregate import Upload
-from gcfed.federated.method import Setup
+from gcfed.federated.forward import Params
+from gcfed.federated.messages import Download, Upload
+from gcfed.federated.method import Method, Setup
 from gcfed.federated.round import Round
-from gcfed.federated.stack import ClientStack, Params, per_client
+from gcfed.federated.stack import ClientStack, per_client
 from gcfed.methods.requirements import exact_store, uniform_weights
-from gcfed.methods.subspace import SubspaceMethod
+from gcfed.methods.subspace import SubspaceClient, Subspaces, SubspaceServer
 from gcfed.utils.device import on_device
 
 
-class SSF(SubspaceMethod):
-    """Adds Pᵀ(c − c_k) to each client's projected gradients and refreshes both variates inside the subspace."""
+class SSF(Method):
+    """Adds Pᵀ(c − c_k) to each client's projected gradients and refreshes both variates inside the subspace.
 
-    _key, _title = "methods.ssf", "SSF"
+    Args: as :class:`~gcfed.methods.subspace.Subspaces`.
+    """
+
+    def __init__(self, *, ratio: float = 0.2, refresh: int = 1) -> None:
+        spaces = Subspaces(ratio, refresh, "methods.ssf", "SSF")
+        super().__init__(ProjectedVariates(spaces), ProjectedMean(spaces))
+
+
+def _on_cpu(setup: Setup) -> Params:
+    """Tensors like the parameters that are trained, on the CPU."""
+    named = dict(setup.module.net.named_parameters())
+    return {name: torch.empty(named[name].shape, dtype=named[name].dtype) for name in setup.names}
+
+
+class ProjectedVariates(SubspaceClient):
+    """What clients do: correct by Pᵀ(c − c_k), send ḡ_k − Pᵀc_k and backfill c_k."""
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
-        uniform_weights(setup, self._title, "c is the plain mean of the clients' variates")
         self.store = setup.stores.open("ssf")
-        exact_store(self.store, self._title)
-        named = dict(setup.module.net.named_parameters())
-        self._on_cpu = {name: torch.empty(named[name].shape, dtype=named[name].dtype) for name in self.names}
+        exact_store(self.store, "SSF")
+        self._on_cpu = _on_cpu(setup)
 
-    def on_broadcast(self, round: Round) -> None:
-        super().on_broadcast(round)
-        self.control = self.server_state("c", self._on_cpu)
-        self._projected = self._project(self.control, round)
-        for _ in ("c", "c_k"):
-            round.send(self._projected)
+    def on_clients_start(self, stack: ClientStack, download: Download) -> None:
+        control, own = download.extra["ssf"], self.store.read(stack.clients, self._on_cpu)
+        self._correction = {n: c - self.space[n].project(own[n].to(c.device)) for n, c in control.items()}
 
-    def _project(self, full: Params, round: Round) -> Params:
-        """Takes tensors on the CPU to their coordinates on the device, one after the other."""
-        return {n: self.space[n].project(full[n].to(round.start[n].device)) for n in self.names}
-
-    def uploads(self, round: Round) -> dict[str, Params]:
-        return super().uploads(round) | {"ssf": self._projected}
-
-    def on_clients_start(self, stack: ClientStack, round: Round) -> None:
-        own = self._project(self.store.read(stack.clients, self._on_cpu), round)
-        self._correction = {name: self._projected[name] - z for name, z in own.items()}
-
-    def on_upload(self, upload: Upload, round: Round) -> None:
-        super().on_upload(upload, round)
-        like = upload.delta[self.names[0]]
-        scale = on_device(-1 / (upload.num_steps * round.lr), like.device, like.dtype)
+    def on_upload(self, upload: Upload, download: Download) -> None:
+        super().on_upload(upload, download)
+        control, like = download.extra["ssf"], upload.delta[self.names[0]]
+        scale = on_device(-1 / (upload.num_steps * download.lr), like.device, like.dtype)
         deltas = {name: upload.delta[name] for name in self.names}
-        upload.send("ssf", {n: (dz * per_client(scale, dz)).sub_(self._projected[n]) for n, dz in deltas.items()})
+        upload.send("ssf", {n: (dz * per_client(scale, dz)).sub_(control[n]) for n, dz in deltas.items()})
 
-    def on_receive(self, upload: Upload, round: Round) -> None:
-        """Backfills c_k where the upload counts; elsewhere it stays as it was, so that c stays the mean."""
+    def on_sent(self, upload: Upload, download: Download) -> None:
+        """Where the upload does not count, c_k stays as it was, so that c stays the mean."""
         own = self.store.read(upload.clients, self._on_cpu)
         for name, change in upload.extra["ssf"].items():
             own[name] += self.space[name].lift(change.where(per_client(upload.finite, change), 0.0)).cpu()
-        self.store.write(upload.clients, own, round)
+        self.store.write(upload.clients, own, download.round)
+
+
+class ProjectedMean(SubspaceServer):
+    """What the server does: send Pᵀc, and backfill c."""
+
+    def validate(self, setup: Setup) -> None:
+        super().validate(setup)
+        uniform_weights(setup, "SSF", "c is the plain mean of the clients' variates")
+        self._on_cpu = _on_cpu(setup)
+
+    def on_broadcast(self, download: Download, round: Round) -> None:
+        super().on_broadcast(download, round)
+        self.control = self.server_state("c", self._on_cpu)
+        device = next(iter(download.model.values())).device
+        self._projected = {name: self.space[name].project(c.to(device)) for name, c in self.control.items()}
+        download.extra["ssf"] = self._projected
+
+    def uploads(self, round: Round) -> dict[str, Params]:
+        return super().uploads(round) | {"ssf": self._projected}
 
     def on_aggregate_end(self, update: Params, round: Round) -> None:
         super().on_aggregate_end(update, round)

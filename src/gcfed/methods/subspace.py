@@ -19,15 +19,16 @@ each missed round; as in the papers, the bytes counted here are those of the rou
 
 from collections.abc import Sequence
 from math import prod
-from typing import Any
 
 import torch
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from gcfed.federated.aggregate import Upload
-from gcfed.federated.method import FederatedMethod, Setup
-from gcfed.federated.round import Order, Round
-from gcfed.federated.stack import ClientStack, Params, nbytes
+from gcfed.federated.forward import Params
+from gcfed.federated.messages import Download, Upload
+from gcfed.federated.method import ClientPart, Order, ServerPart, Setup
+from gcfed.federated.round import Round
+from gcfed.federated.stack import ClientStack
 from gcfed.methods.requirements import local_sgd, mean_aggregator, plain_server
 from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.number import number
@@ -74,69 +75,76 @@ def random_basis(seed: int, epoch: int, name: str, d: int, r: int, like: Tensor)
     return q * upper.diagonal().sign()  # QR leaves the signs open
 
 
-class SubspaceMethod(FederatedMethod):
-    """Lets clients train in the subspace of an epoch; a subclass sets ``_correction`` for each stack.
+class Subspaces:
+    """The projectors of a run, which the server and its clients draw alike.
 
     Args:
         ratio: r/d ∈ (0, 1], of each tensor; r is rounded, and at least 1.
         refresh: T_p, rounds from one draw of the projectors to the next.
+        key, title: of the method, for errors.
 
     Raises:
-        ValueError: an argument outside its range; at ``validate``, whatever would leave the subspace.
+        ValueError: an argument outside its range.
+    """
+
+    def __init__(self, ratio: float, refresh: int, key: str, title: str) -> None:
+        self.ratio = number(f"{key}.ratio", ratio, 0, 1, above=True)
+        self.refresh = number(f"{key}.refresh", refresh, 1, whole=True)
+        self.key, self.title = key, title
+        self._drawn: tuple[int, int] | None = None
+        self._space: dict[str, Projector] = {}
+
+    def epoch(self, round: int) -> int:
+        return round // self.refresh
+
+    def projector(self, seed: int, epoch: int, name: str, like: Tensor) -> Projector:
+        """That of one tensor in any epoch, past ones too."""
+        if like.dim() < 2:
+            return Projector(like.shape, None)
+        d = prod(like.shape[1:]) if is_wide(like.shape) else like.shape[0]
+        r = max(1, int(d * self.ratio + 0.5))
+        return Projector(like.shape, random_basis(seed, epoch, name, d, r, like))
+
+    def space(self, seed: int, round: int, model: Params, names: Sequence[str]) -> dict[str, Projector]:
+        """Those of a round; drawn once an epoch, by whoever asks first."""
+        if (wanted := (self.epoch(round), seed)) != self._drawn:
+            self._drawn, self._space = wanted, {}  # the old ones go before the new ones come
+            self._space = {name: self.projector(seed, wanted[0], name, model[name]) for name in names}
+        return self._space
+
+
+class SubspaceClient(ClientPart):
+    """What clients do: train and upload in the subspace of an epoch; a subclass sets ``_correction`` for each stack.
+
+    Raises:
+        ValueError: at ``validate``, whatever would leave the subspace.
     """
 
     graphable = True
     order = Order.PROJECTS
     corrects_drift = True
-    _key: str
-    _title: str
 
-    def __init__(self, *, ratio: float = 0.2, refresh: int = 1) -> None:
-        self.ratio = number(f"{self._key}.ratio", ratio, 0, 1, above=True)
-        self.refresh = number(f"{self._key}.refresh", refresh, 1, whole=True)
-        self._epoch: tuple[Any, ...] | None = None
+    def __init__(self, spaces: Subspaces) -> None:
+        self.spaces = spaces
         self._correction: Params = {}
 
     def validate(self, setup: Setup) -> None:
-        local_sgd(setup, self._title, "a local step is plain SGD on the coordinates", momentum=False)
-        plain_server(setup, self._title, "what lies outside the subspace must stay as it is", any_lr=True)
-        mean_aggregator(setup, self._title, "what is uploaded are coordinates")
+        title = self.spaces.title
+        local_sgd(setup, title, "a local step is plain SGD on the coordinates", momentum=False)
         self.weight_decay = probe_optimizer(setup.solver.optimizer).defaults["weight_decay"]
         if self.weight_decay and setup.solver.clip_norm is not None:
             raise ValueError(
-                f"client.clip_norm={setup.solver.clip_norm} would lead {self._title} out of its subspace, since weight "
+                f"client.clip_norm={setup.solver.clip_norm} would lead {title} out of its subspace, since weight "
                 "decay comes after it: set client.optimizer.weight_decay=0, or client.clip_norm=null."
             )
-        self.names = [name for name, p in setup.module.net.named_parameters() if p.requires_grad]
-        self._epoch = None
+        self.names = setup.names
 
-    def projector(self, name: str, epoch: int, round: Round) -> Projector:
-        """That of one tensor in any epoch, past ones too."""
-        start = round.start[name]
-        if start.dim() < 2:
-            return Projector(start.shape, None)
-        d = prod(start.shape[1:]) if is_wide(start.shape) else start.shape[0]
-        r = max(1, int(d * self.ratio + 0.5))
-        return Projector(start.shape, random_basis(round.seed, epoch, name, d, r, start))
-
-    def on_broadcast(self, round: Round) -> None:
-        epoch = (round.index // self.refresh, round.seed)
-        if epoch != self._epoch:
-            self._epoch, self.space = epoch, {}  # the old ones go before the new ones come
-            self.space = {name: self.projector(name, epoch[0], round) for name in self.names}
-        start = {name: round.start[name] for name in self.names}
-        self.coordinates = {name: self.space[name].project(t) for name, t in start.items()}
-        round.down_bytes += round.receivers * (nbytes(self.coordinates) - nbytes(start))
-
-    def uploads(self, round: Round) -> dict[str, Params]:
-        return {"delta": self.coordinates}
-
-    def decode(self, name: str, sent: Tensor) -> Tensor:
-        return self.space[name].lift(sent) if name in self.space else sent
+    def on_download(self, download: Download) -> None:
+        self.space = self.spaces.space(download.seed, download.round, download.model, self.names)
 
     @torch.no_grad()
-    def on_after_backward(self, trainer, pl_module) -> None:  # type: ignore[no-untyped-def]
-        stack = pl_module.clients
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        stack = self.stack
         for name, grad in stack.named_grads():
             if self.weight_decay:  # SGD adds it after the hooks: in comes its projection, out what SGD will add
                 grad.add_(stack.leaves[name], alpha=self.weight_decay)
@@ -145,13 +153,45 @@ class SubspaceMethod(FederatedMethod):
             if self.weight_decay:
                 grad.sub_(stack.leaves[name], alpha=self.weight_decay)
 
-    def on_clients_end(self, stack: ClientStack, round: Round) -> None:
+    def on_clients_end(self, stack: ClientStack, download: Download) -> None:
         self._correction = {}
 
-    def on_upload(self, upload: Upload, round: Round) -> None:
+    def on_upload(self, upload: Upload, download: Download) -> None:
         for name in self.names:  # one at a time, so that a stack's updates are never there twice
             upload.delta[name] = self.space[name].project(upload.delta[name])
-        upload.bytes_per_client += nbytes(self.coordinates) - nbytes({name: round.start[name] for name in self.names})
+
+
+class SubspaceServer(ServerPart):
+    """What the server does: send coordinates, and lift their mean.
+
+    The download has the model whole, for what lies outside the subspace; counted are the coordinates.
+
+    Raises:
+        ValueError: at ``validate``, whatever would leave the subspace.
+    """
+
+    order = Order.PROJECTS
+    corrects_drift = True
+
+    def __init__(self, spaces: Subspaces) -> None:
+        self.spaces = spaces
+
+    def validate(self, setup: Setup) -> None:
+        title = self.spaces.title
+        plain_server(setup, title, "what lies outside the subspace must stay as it is", any_lr=True)
+        mean_aggregator(setup, title, "what is uploaded are coordinates")
+        self.names = setup.names
+
+    def on_broadcast(self, download: Download, round: Round) -> None:
+        self.space = self.spaces.space(round.seed, round.index, download.model, self.names)
+        self.coordinates = {name: self.space[name].project(download.model[name]) for name in self.names}
+        download.packed |= {name: z.nbytes for name, z in self.coordinates.items()}
+
+    def uploads(self, round: Round) -> dict[str, Params]:
+        return {"delta": self.coordinates}
+
+    def decode(self, name: str, sent: Tensor) -> Tensor:
+        return self.space[name].lift(sent) if name in self.space else sent
 
     def on_aggregate_end(self, update: Params, round: Round) -> None:
         for name in self.names:

@@ -19,13 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gcfed.federated.aggregate import Upload
+from gcfed.federated.forward import Params
+from gcfed.federated.messages import Download, Upload
 from gcfed.federated.round import Round
-from gcfed.federated.stack import Params, per_client
-from gcfed.metrics.base import Metric, dot
+from gcfed.federated.stack import per_client
+from gcfed.metrics.base import ServerMetric, dot
 
 
-class Angle(Metric):
+class Angle(ServerMetric):
     """Adds ``angle/*`` to the rows of metrics.
 
     Args:
@@ -34,11 +35,11 @@ class Angle(Metric):
 
     name = "angle"
 
-    def on_broadcast(self, round: Round) -> None:
-        start = {name: round.start[name] for name in self.names}
+    def on_broadcast(self, download: Download, round: Round) -> None:
+        start = {name: download.model[name] for name in self.names}
         known = "broadcast" in self._server  # in the first round, and where a run resumes with this metric, it is not
         last = self.server_state("broadcast", start)
-        if self.due(round):
+        if self.due_in(round):
             self._step = {name: t - last[name] if known else torch.zeros_like(t) for name, t in start.items()}
             self._step_norm = dot(self._step, self._step).sqrt()
             self._direction = {name: torch.zeros_like(t) for name, t in start.items()}  # Σ Δ_k / ‖Δ_k‖
@@ -48,8 +49,8 @@ class Angle(Metric):
         torch._foreach_copy_(list(last.values()), list(start.values()))
 
     @torch.no_grad()
-    def on_upload(self, upload: Upload, round: Round) -> None:
-        if not self.due(round):
+    def on_receive(self, upload: Upload, round: Round) -> None:
+        if not self.due_in(round):
             return
         delta = self.as_sent(upload, self.names)
         norm_K = _dots(delta, delta).sqrt()
@@ -64,7 +65,7 @@ class Angle(Metric):
 
     def on_aggregate_end(self, update: Params, round: Round) -> None:
         """Metrics come after the methods: this update is the one that they leave for the server's optimizer."""
-        if not self.due(round):
+        if not self.due_in(round):
             return
         *parts, sums = round.reduce([*self._direction.values(), self._sums])
         total, count, above, clients = sums[0], sums[2], sums[1], sums[3]
@@ -74,7 +75,7 @@ class Angle(Metric):
         self._values = {"server": total / count, "above_90": above / count, "update": degrees(cosine)}
 
     def on_round_end(self, row: dict[str, Any], round: Round) -> None:
-        if self.due(round) and self._values:
+        if self.due_in(round) and self._values:
             numbers = torch.stack(list(self._values.values())).tolist()
             known = zip(self._values, numbers, strict=True)
             row |= {f"angle/{name}": number for name, number in known if number == number}

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gcfed.federated.forward import Swap, Tap
+from gcfed.federated.forward import Params, Swap, Tap
+from gcfed.federated.messages import Download
 from gcfed.federated.method import Setup
-from gcfed.federated.round import Round
-from gcfed.federated.stack import ClientStack, Params
+from gcfed.federated.stack import ClientStack
 from gcfed.methods.requirements import has_part
 from gcfed.metrics.base import ClientMetric, client_state
 from gcfed.utils.number import number
@@ -63,25 +63,20 @@ class CKA(ClientMetric):
         self.data, self.network = setup.data, Tap(net, features=False, stages=True)
         self.columns = tuple(f"cka/{stage}" for stage in net.stages())
 
-    def on_broadcast(self, round: Round) -> None:
-        super().on_broadcast(round)
+    def on_download(self, download: Download) -> None:
         self._broadcast: list[Tensor] | None = None
 
-    def measure(self, stack: ClientStack, client: int, round: Round) -> Tensor:
+    def measure(self, stack: ClientStack, client: int, download: Download) -> Tensor:
         if self._broadcast is None:
-            self._broadcast = self.stages(stack.start, round)
-        pairs = zip(self._broadcast, self.stages(client_state(stack, client), round), strict=True)
+            self._broadcast = self.stages(stack.start, download.seed)
+        pairs = zip(self._broadcast, self.stages(client_state(stack, client), download.seed), strict=True)
         return torch.stack([linear_cka(theirs, own).double() for theirs, own in pairs])
 
-    def on_round_end(self, row: dict[str, Any], round: Round) -> None:
-        super().on_round_end(row, round)
-        self._broadcast = None
-
-    def stages(self, state: Params, round: Round) -> list[Tensor]:
+    def stages(self, state: Params, seed: int) -> list[Tensor]:
         """The outputs of all stages on the probe, each ``[samples, …]``."""
         if self._probe is None:
             total = self.data.num_test
-            chosen = generator(round.seed, "cka").choice(total, min(self.samples, total), replace=False)
+            chosen = generator(seed, "cka").choice(total, min(self.samples, total), replace=False)
             self._probe = torch.cat([self.data.fetch_test((i, i + 1))[0] for i in sorted(chosen.tolist())])
         with Swap(self.network.net).holding(state):
             _, *stages = self.network(self._probe)

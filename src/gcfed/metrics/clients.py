@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from gcfed.federated.messages import Download
 from gcfed.federated.method import Setup
-from gcfed.federated.round import Round
 from gcfed.federated.stack import ClientStack
 from gcfed.metrics.base import ClientMetric, client_state
 
@@ -43,7 +43,7 @@ class Clients(ClientMetric):
         """The indices of the samples on which a client is looked at."""
         return self.data.client(client)
 
-    def measure(self, stack: ClientStack, client: int, round: Round) -> Tensor:
+    def measure(self, stack: ClientStack, client: int, download: Download) -> Tensor:
         networks = (stack.start, client_state(stack, client))
         device = next(iter(stack.start.values())).device
         index = torch.as_tensor(self.samples(int(stack.clients[client])), device=device)

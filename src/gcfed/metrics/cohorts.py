@@ -6,11 +6,11 @@ from typing import Any
 
 from gcfed.federated.processes.strategy import rank_and_world
 from gcfed.federated.round import Round
-from gcfed.metrics.base import Metric
+from gcfed.metrics.base import ServerMetric
 from gcfed.utils.files import replacing
 
 
-class Cohorts(Metric):
+class Cohorts(ServerMetric):
     """Appends the ids of a round's cohort, ascending, to ``cohorts.csv``; a resumed run drops what comes after its
     checkpoint. Adds nothing to the rows of metrics.
 
@@ -32,7 +32,7 @@ class Cohorts(Metric):
         yield from (f"{round.index + 1},{client}\n" for client in round.cohort.tolist())
 
     def on_round_end(self, row: dict[str, Any], round: Round) -> None:
-        if not self.due(round):
+        if not self.due_in(round):
             return
         lines = list(self.lines(round))
         if rank_and_world()[0] != 0:

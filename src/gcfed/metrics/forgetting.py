@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+from gcfed.federated.forward import Params
+from gcfed.federated.messages import Download
 from gcfed.federated.method import Setup
-from gcfed.federated.round import Round
-from gcfed.federated.stack import ClientStack, Params
+from gcfed.federated.stack import ClientStack
 from gcfed.metrics.base import ClientMetric, client_state
 from gcfed.metrics.clients import AT_ONCE
 from gcfed.utils.number import number
@@ -51,36 +52,33 @@ class Forgetting(ClientMetric):
         super().validate(setup)
         self.data = setup.data
 
-    def on_broadcast(self, round: Round) -> None:
-        super().on_broadcast(round)
-        if self.due(round):
-            self._before: Tensor | None = None
+    def on_download(self, download: Download) -> None:
+        self._before: Tensor | None = None
 
-    def measure(self, stack: ClientStack, client: int, round: Round) -> Tensor:
+    def measure(self, stack: ClientStack, client: int, download: Download) -> Tensor:
         if self._before is None:
-            drawn = [self._draw(int(i), round) for i in round.cohort]
+            device = next(iter(stack.full.values())).device
+            drawn = [self._draw(int(i), download) for i in download.cohort]
             owner = np.repeat(np.arange(len(drawn)), [len(samples) for samples in drawn])
-            self._index, self._owner = (
-                torch.as_tensor(a, device=self._sums.device) for a in (np.concatenate(drawn), owner)
-            )
+            self._index, self._owner = (torch.as_tensor(a, device=device) for a in (np.concatenate(drawn), owner))
             sums = self._sums_of(stack, stack.start, len(drawn))
-            weight = self.data.sizes(round.cohort) / [len(samples) for samples in drawn]  # a draw stands for all
+            weight = self.data.sizes(download.cohort) / [len(samples) for samples in drawn]  # a draw stands for all
             loss, labels = (sums * torch.as_tensor(weight, device=sums.device)).sum(1)
             self._before = loss / labels
-        losses, labels = self._sums_of(stack, client_state(stack, client), len(round.cohort))
+        losses, labels = self._sums_of(stack, client_state(stack, client), len(download.cohort))
         losses = losses / labels
-        own = int(np.flatnonzero(round.cohort == stack.clients[client])[0])
+        own = int(np.flatnonzero(download.cohort == stack.clients[client])[0])
         others = torch.cat([losses[:own], losses[own + 1 :]])  # of a cohort of one: nobody, whose mean is NaN
         values = torch.stack([self._before, losses.mean(), losses[own], others.mean()])
         return torch.where(losses.isfinite().all(), values, torch.nan)
 
-    def _draw(self, client: int, round: Round) -> np.ndarray:
+    def _draw(self, client: int, download: Download) -> np.ndarray:
         """Indices of the samples that stand for a client's data."""
         own = self.data.client(client)
         if self.samples is None or len(own) <= self.samples:
             return own
         return np.sort(
-            generator(round.seed, "forgetting", round.index, client).choice(own, self.samples, replace=False)
+            generator(download.seed, "forgetting", download.round, client).choice(own, self.samples, replace=False)
         )
 
     def _sums_of(self, stack: ClientStack, state: Params, cohort: int) -> Tensor:

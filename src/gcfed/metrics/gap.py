@@ -21,14 +21,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from gcfed.federated.aggregate import MeanAggregator, Upload, finite_clients
-from gcfed.federated.loop import FederatedLoop
+from gcfed.federated.aggregate import MeanAggregator
+from gcfed.federated.messages import Download, Upload, finite_clients
 from gcfed.federated.method import Setup, upload_shapes
 from gcfed.federated.round import Round
-from gcfed.metrics.base import Metric, dot, now
+from gcfed.metrics.base import ServerMetric, dot, now
 
 
-class Gap(Metric):
+class Gap(ServerMetric):
     """Adds ``gap/*`` to the rows of metrics.
 
     Args:
@@ -39,46 +39,43 @@ class Gap(Metric):
 
     def __init__(self, every: int = 10) -> None:
         super().__init__(every)
-        self._rehearsal: Round | None = None
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
-        self.module = setup.module
+        self.module, self.transport = setup.module, setup.transport
         weighting = getattr(setup.aggregator, "weighting", "uniform")
         self.partial, self.full = MeanAggregator(weighting), MeanAggregator(weighting)
 
-    def on_broadcast(self, round: Round) -> None:
+    def on_broadcast(self, download: Download, round: Round) -> None:
         """Metrics come after the methods, so what goes down is final, and what methods keep is still this round's."""
-        if not self.due(round):
+        if not self.due_in(round):
             return
         trainer, device = self.module.trainer, self.module.device
         started = now(device)
-        loop = FederatedLoop.of(trainer)
-        self._rehearsal = replace(round, rehearsal=True)
         others = np.setdiff1d(np.arange(round.num_clients), round.cohort)
-        self.module.net.train()
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            for clients in loop.stacks(trainer, others):
-                loop.train_clients(trainer, self.module, clients, self._rehearsal)
-        self._rehearsal = None
+            for upload in self.transport.rehearse(download, others):
+                self.full.add(self._seen(upload), round)
+                del upload  # nothing holds it while the next stack trains
         now(device)  # waits for the device
         trainer.strategy.barrier()  # or the wait for a slower process would count as training
         self._seconds = now(device) - started
 
-    def on_upload(self, upload: Upload, round: Round) -> None:
-        rehearsed = round is self._rehearsal
-        if rehearsed or self.due(round):
-            delta = {name: upload.delta[name] for name in self.names}
-            seen = replace(upload, delta=delta, finite=upload.finite & finite_clients(delta))
+    def on_receive(self, upload: Upload, round: Round) -> None:
+        if self.due_in(round):
+            seen = self._seen(upload)
             self.full.add(seen, round)
-            if not rehearsed:
-                self.partial.add(seen, round)
+            self.partial.add(seen, round)
+
+    def _seen(self, upload: Upload) -> Upload:
+        delta = {name: upload.delta[name] for name in self.names}
+        return replace(upload, delta=delta, finite=upload.finite & finite_clients(delta))
 
     def on_round_end(self, row: dict[str, Any], round: Round) -> None:
-        if not self.due(round):
+        if not self.due_in(round):
             return
         row["time/train_s"] -= self._seconds
-        shapes = upload_shapes(self.methods, round)["delta"]
+        shapes = upload_shapes(self.server_parts, round)["delta"]
         like = {name: shapes[name] for name in self.names}
         partial, full = self.partial.reduce(round, like), self.full.reduce(round, like)
         if round.num_finite:

@@ -20,7 +20,7 @@ mode; with dropout or batch statistics, clients have other gradients in training
 """
 
 import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,11 +29,11 @@ import torch
 from torch import Tensor
 
 from gcfed.attacks.dlg import OPTIMIZERS, invert_gradient
-from gcfed.federated.loop import FederatedLoop
+from gcfed.federated.forward import Params
+from gcfed.federated.messages import Download
 from gcfed.federated.method import Setup
 from gcfed.federated.round import Round
-from gcfed.federated.stack import Params
-from gcfed.metrics.base import Metric, now
+from gcfed.metrics.base import ServerMetric, now
 from gcfed.utils.number import choice, number
 from gcfed.utils.pictures import show
 from gcfed.utils.rng import generator, torch_seed
@@ -51,7 +51,7 @@ class Observed:
     gradient: Params
 
 
-class Leakage(Metric):
+class Leakage(ServerMetric):
     """Adds ``leakage/*`` to the rows of metrics and saves a picture; for images only.
 
     Args:
@@ -98,35 +98,32 @@ class Leakage(Metric):
         if not hasattr(setup.data.transform, "std"):
             raise ValueError("metrics=leakage recovers images, and these data are none: leave it out of metrics.")
         self.module, self.data = setup.module, setup.data
-        self.names = [name for name, p in setup.module.net.named_parameters() if p.requires_grad]
+        self.transport = setup.transport
         self.solver = solver = copy.copy(setup.solver)
         solver.steps, solver.batch_size, solver.optimizer = 1, self.images, partial(torch.optim.SGD, lr=1.0)
 
-    def on_broadcast(self, round: Round) -> None:
+    def on_broadcast(self, download: Download, round: Round) -> None:
         """Metrics come after the methods, so what goes down is final, and what methods keep is still this round's."""
-        if not self.due(round):
+        if not self.due_in(round):
             return
         started = now(self.module.device)
-        self._observed = self._observe(round) if self.module.trainer.is_global_zero else None
+        self._observed = self._observe(download, round) if self.module.trainer.is_global_zero else None
         self._seconds = now(self.module.device) - started
 
-    def _observe(self, round: Round) -> Observed | None:
+    def _observe(self, download: Download, round: Round) -> Observed | None:
         """One client's upload after one step; None where it is not finite."""
-        trainer, device = self.module.trainer, self.module.device
+        device = self.module.device
         clients = generator(round.seed, "leakage", round.index).choice(round.cohort, 1)
-        self.module.net.train()
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            loop = copy.copy(FederatedLoop.of(trainer))
-            loop.solver = self.solver
-            upload, _ = loop.train_clients(trainer, self.module, clients, replace(round, rehearsal=True))
-        plan = self.solver.plan(self.data, clients, round, device)
+            (upload,) = self.transport.rehearse(download, clients, self.solver, here=True)
+        plan = self.solver.plan(self.data, clients, download, device)
         batch = plan.batch(self.data, 0, plan.kinds[0])
         delta = self.as_sent(upload, self.names)
         gradient = {name: t[0] / -round.lr for name, t in delta.items()}
         return Observed(int(clients[0]), batch.x[0], batch.y[0], gradient) if bool(upload.finite[0]) else None
 
     def on_round_end(self, row: dict[str, Any], round: Round) -> None:
-        if not self.due(round):
+        if not self.due_in(round):
             return
         row["time/train_s"] -= self._seconds
         sums = torch.zeros(5, dtype=torch.float64, device=self.module.device)

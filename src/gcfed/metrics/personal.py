@@ -7,14 +7,13 @@ figures of fairness (Li et al., "Fair Resource Allocation in Federated Learning"
 """
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from gcfed.federated.method import Setup
-from gcfed.federated.round import Round
-from gcfed.federated.stack import ClientStack
+from gcfed.federated.method import Part, Setup
+from gcfed.metrics.base import Means
 from gcfed.metrics.clients import Clients
 
 
@@ -39,22 +38,16 @@ class Personal(Clients):
     def samples(self, client: int) -> np.ndarray:
         return self.data.tests_of_clients.client(client)
 
-    def on_broadcast(self, round: Round) -> None:
-        if self.due(round):
-            device = next(iter(round.start.values())).device
-            self._values_KV = torch.zeros(len(round.cohort), len(self.columns), dtype=torch.float64, device=device)
-            self._seconds = 0.0
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return self, Fairness(self)
 
-    def on_clients_end(self, stack: ClientStack, round: Round) -> None:
-        if self.due(round):
-            self._values_KV[round.places(stack.clients)] = self.measured(stack, round)
 
-    def on_round_end(self, row: dict[str, Any], round: Round) -> None:
-        if not self.due(round):
-            return
-        row["time/train_s"] -= self._seconds
-        (values_KV,) = round.reduce([self._values_KV])  # each client is one process's, and zero in all others
-        values_KV = values_KV[values_KV.isfinite().all(1)]
+class Fairness(Means):
+    """Mean, spread and worst tenth over the clients of the cohort."""
+
+    def summary(self, values_KV: Tensor) -> dict[str, float]:
+        values_KV, row = values_KV[values_KV.isfinite().all(1)], dict[str, float]()
         for model, column in (("global", "clients/acc_before"), ("local", "clients/acc_after")):
             acc_K = values_KV[:, self.columns.index(column)].sort().values
             if len(acc_K):
@@ -62,3 +55,4 @@ class Personal(Clients):
                 figures = torch.stack([acc_K.mean(), worst.mean(), acc_K.std(correction=0)]).tolist()
                 names = (f"personal/{model}_{name}" for name in ("acc", "worst10", "std"))
                 row |= zip(names, figures, strict=True)
+        return row

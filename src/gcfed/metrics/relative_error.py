@@ -8,10 +8,10 @@ from torch import Tensor
 
 from gcfed.federated.method import Setup
 from gcfed.federated.round import Round
-from gcfed.metrics.base import Metric
+from gcfed.metrics.base import ServerMetric
 
 
-class RelativeError(Metric):
+class RelativeError(ServerMetric):
     """Adds ``test/relative_error`` to the rows of metrics.
 
     Args:
@@ -58,7 +58,7 @@ class RelativeError(Metric):
 
     @torch.no_grad()
     def on_round_end(self, row: dict[str, Any], round: Round) -> None:
-        if self.due(round):
+        if self.due_in(round):
             self._optimum = {name: t.to(self.params[name].device) for name, t in self._optimum.items()}
             row["test/relative_error"] = relative_error(self.params, self._optimum)
 

@@ -32,13 +32,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcfed.federated.aggregate import finite_clients
-from gcfed.federated.forward import Swap
-from gcfed.federated.method import Setup
+from gcfed.federated.forward import Params, Swap
+from gcfed.federated.messages import Download, Upload, finite_clients
+from gcfed.federated.method import ClientPart, Part, Setup
 from gcfed.federated.processes.strategy import rank_and_world
 from gcfed.federated.round import Round
-from gcfed.federated.stack import ClientStack, Params, broadcast_state
-from gcfed.metrics.base import Metric, client_state, dot
+from gcfed.federated.stack import ClientStack
+from gcfed.metrics.base import Metric, ServerMetric, client_state, dot
 from gcfed.metrics.clients import AT_ONCE
 from gcfed.utils.files import replacing
 from gcfed.utils.number import choice, flag, number
@@ -50,7 +50,7 @@ SPLITS = ("test", "train")
 THREE = 3
 
 
-class Surface(Metric):
+class Surface(ServerMetric):
     """Saves ``surface_round_<t>.npz``, and a picture of it; adds nothing to the rows of metrics.
 
     A measured round costs grid² + 6 passes over the samples, dealt to the processes. Three local models are kept until
@@ -98,26 +98,22 @@ class Surface(Metric):
             )
         self.module, self.data = setup.module, setup.data
 
-    def on_broadcast(self, round: Round) -> None:
-        if self.due(round):
-            self._held: dict[int, Params] = {}  # client → its model: the first three of those that were seen here
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return LocalModels(self.every), self
 
-    @torch.no_grad()
-    def on_clients_end(self, stack: ClientStack, round: Round) -> None:
-        if not self.due(round):
-            return
-        finite = finite_clients(stack.full).tolist()
-        for row in np.argsort(stack.clients):
-            client = int(stack.clients[row])
-            if not finite[row] or (len(self._held) == THREE and client > max(self._held)):
-                continue
-            if len(self._held) == THREE:
-                del self._held[max(self._held)]
-            self._held[client] = {name: t.to("cpu", copy=True) for name, t in client_state(stack, row).items()}
+    def on_broadcast(self, download: Download, round: Round) -> None:
+        self._held: dict[int, Params] = {}  # client → its model: the first three of those that were seen here
+
+    def on_receive(self, upload: Upload, round: Round) -> None:
+        for name, model in upload.notes.items():
+            if name.startswith("surface "):
+                self._held[int(name.split()[1])] = model
+        self._held = dict(sorted(self._held.items())[:THREE])
 
     @torch.no_grad()
     def on_round_end(self, row: dict[str, Any], round: Round) -> None:
-        if not self.due(round):
+        if not self.due_in(round):
             return
         found = self._measure(round)
         self._held = {}
@@ -164,7 +160,7 @@ class Surface(Metric):
         training = net.training
         net.eval()
         try:
-            beside = [round.start, broadcast_state(net)]
+            beside = [round.start, self.module.broadcast_state()]
             for i, known in zip((0, 1, 2, 4, 5), [*models.values(), *beside], strict=True):
                 if i % world == rank:
                     score(i, known)
@@ -222,6 +218,21 @@ class Surface(Metric):
             else:
                 x, y = zip(*(self.data.fetch_test((i, i + 1)) for i in part.tolist()), strict=True)
                 yield torch.cat(x), torch.cat(y)
+
+
+class LocalModels(Metric, ClientPart):
+    """Sends the first three finite local models of a stack, on the CPU."""
+
+    name = "surface"
+
+    @torch.no_grad()
+    def on_clients_end(self, stack: ClientStack, download: Download) -> None:
+        if not self.due(download.round):
+            return
+        finite = finite_clients(stack.full).cpu().numpy()
+        for row in [row for row in np.argsort(stack.clients).tolist() if finite[row]][:THREE]:
+            model = {name: t.to("cpu", copy=True) for name, t in client_state(stack, row).items()}
+            stack.notes[f"surface {stack.clients[row]}"] = model
 
 
 class Plane:

@@ -22,6 +22,7 @@ from gcfed.runs.metrics_csv import column, read_metrics
 from gcfed.utils.processes import in_sweep
 
 log = logging.getLogger(__name__)
+FORMAT = 2  # of what methods keep: 1 had a method's state in one object
 
 
 class RunRecord(Callback):
@@ -32,6 +33,7 @@ class RunRecord(Callback):
 
     def __init__(self, cfg: DictConfig, data: FederatedDataModule) -> None:
         self.content: dict[str, Any] = {
+            "format": FORMAT,
             "identity": identity(cfg),
             "leaves": leaves(cfg),
             "data": fingerprint(data),
@@ -137,6 +139,11 @@ def check_checkpoint(path: Path, record: RunRecord, module: FederatedModule) -> 
         raise ValueError(
             f"ckpt_path={path} belongs to another run: {differences(there['leaves'], here['leaves'])}. "
             "Repeat that run's overrides, or start anew without ckpt_path."
+        )
+    if there.get("format") != FORMAT:
+        raise ValueError(
+            f"ckpt_path={path} is of an earlier version of this project, whose methods kept their state otherwise: "
+            "start anew without ckpt_path, or go on with that version. src/eval.py reads it."
         )
     if there["data"] != here["data"]:
         raise ValueError(

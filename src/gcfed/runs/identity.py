@@ -21,7 +21,7 @@ Scalar = bool | int | float | str
 NEUTRAL = (
     "name", "tags", "labels", "paths", "hydra", "logger", "callbacks", "extras", "metrics", "targets", "rounds",
     "eval_every", "ckpt_path", "optimized_metric", "trainer", "client_store", "client.stack", "client.graphs",
-    "data.eval_batch_size",
+    "data.eval_batch_size", "federation",
     "data.dataset.data_dir", "data.dataset.download", "participation.faults._target_",
 )  # fmt: skip
 #: Exceptions to these: tests on a part of the data, and states that are kept rounded.

@@ -12,8 +12,8 @@ from lightning.pytorch import Trainer
 from omegaconf import DictConfig, open_dict
 
 from gcfed.assemble import Parts, assemble
-from gcfed.federated.round import Round
-from gcfed.federated.stack import broadcast_state, nbytes
+from gcfed.federated.client import ClientProgram
+from gcfed.federated.messages import Download, nbytes
 from gcfed.utils.words import size
 
 
@@ -45,7 +45,7 @@ def cost(cfg: DictConfig, steps: dict[str, float]) -> tuple[float, int]:
     number += data.num_test / batch / 3 / cfg.eval_every  # a test has no backward pass: a third of a step
     if (kind := repr((cfg.tags.data, cfg.model, batch))) not in steps:
         steps[kind] = step(cfg, parts, np.array([sizes.argmax()]))
-    model = nbytes(broadcast_state(parts.module.net))
+    model = nbytes(parts.module.broadcast_state())
     states = loop.stores.bytes_of(min(data.num_clients, cfg.rounds * per_round), model)
     return number * steps[kind], 2 * model + states  # the checkpoint and the final model
 
@@ -56,8 +56,9 @@ def step(cfg: DictConfig, parts: Parts, client: np.ndarray) -> float:
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # tips and device lists
     module.trainer = Trainer(accelerator="cpu", precision=cfg.precision, logger=False, enable_checkpointing=False)
     data.to_device(torch.device("cpu"), next(module.parameters()).dtype, module.memory_format)
-    round = Round(0, cfg.seed, client, data.num_clients, broadcast_state(module.net), loop.solver.lr(0))
-    loop.methods, loop.solver.steps = [], 5
+    download = Download(0, cfg.seed, loop.solver.lr(0), module.broadcast_state(), client)
+    loop.solver.steps = 5
     torch.set_num_threads(1)
-    train = partial(loop.train_clients, module.trainer, module, client, round)
+    module.net.train()
+    train = partial(ClientProgram(module, data, loop.solver, ()).train, download, client)
     return min(timeit.repeat(train, timer=time.process_time, number=1, repeat=3)) / loop.solver.steps

@@ -1,0 +1,122 @@
+"""The client's program: what K clients do with a download, from the broadcast to their uploads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback
+
+from gcfed.federated.forward import Params
+from gcfed.federated.messages import Download, Upload, finite_clients
+from gcfed.federated.method import ClientPart, Part
+from gcfed.federated.module import FederatedModule
+from gcfed.federated.recorder import Recorder
+from gcfed.federated.solver import LocalSolver
+from gcfed.federated.stack import ClientStack
+from gcfed.utils.rng import torch_seed
+
+Cut = Callable[[np.ndarray, np.ndarray, Download], np.ndarray]
+"""Local steps planned, ``[K]``, clients, ``[K]``, and the download → the steps that these clients do, ``[K]``."""
+
+
+class ClientProgram:
+    """Trains clients from a download, their data and their stores alone.
+
+    Args:
+        module: of which the network's modules are called, and Lightning's hooks; its weights are never read.
+        data: the clients' samples.
+        solver: local training.
+        parts: the client parts of the run, in their order.
+    """
+
+    def __init__(self, module: FederatedModule, data: Any, solver: LocalSolver, parts: Sequence[ClientPart]) -> None:
+        self.module, self.data, self.solver, self.parts = module, data, solver, list(parts)
+
+    def receive(self, download: Download) -> None:
+        """What the server sent has come."""
+        for part in self.parts:
+            part.on_download(download)
+
+    def train(
+        self,
+        download: Download,
+        clients: np.ndarray,
+        cut: Cut = lambda steps, clients, download: steps,
+        in_turn: Callable[[], AbstractContextManager[None]] = nullcontext,
+        sends: bool = True,
+    ) -> Upload:
+        """K clients side by side: broadcast, local training, upload.
+
+        Args:
+            clients: ids, ``[K]``.
+            cut: how many of their steps they do.
+            in_turn: around what must not run beside another stack.
+            sends: whether the uploads leave, so that clients note what they have sent.
+        """
+        module, data, parts, device = self.module, self.data, self.parts, self.module.device
+        plan = self.solver.plan(data, clients, download, device)
+        steps = cut(plan.steps, clients, download)
+        if (steps < plan.steps).any():
+            plan = plan.cut(steps)
+        _seed_dropout(device, torch_seed(download.seed, "dropout", download.round, int(clients[0])))
+        stack = ClientStack(
+            module.net, download.model, clients, data.sizes(clients), plan.steps,
+            tap_features=any(part.needs_features for part in parts),
+            tap_stages=any(part.needs_stages for part in parts),
+            task=module.task,
+        )  # fmt: skip
+        module.clients = stack
+        for part in parts:
+            part.stack = stack
+            part.on_clients_start(stack, download)
+        autocast = module.trainer.precision_plugin.forward_context
+        hook = module.after_backward()
+        loss_K = self.solver.train(stack, plan, data, download.lr, parts, hook, autocast, self._recorder())
+        module.clients = None
+        with in_turn():
+            return self._pack(stack, download, loss_K, plan.counts.sum(1), sends)
+
+    def _pack(
+        self, stack: ClientStack, download: Download, loss_K: torch.Tensor, num_seen: np.ndarray, sends: bool
+    ) -> Upload:
+        """The uploads of a stack, whose memory they take over."""
+        for part in self.parts:
+            part.on_clients_end(stack, download)
+        delta = stack.delta()
+        upload = Upload(
+            stack.clients, stack.num_samples, stack.num_steps, delta, finite_clients(delta), download.round,
+            loss_K, num_seen, notes=stack.notes,
+        )  # fmt: skip
+        for part in self.parts:
+            part.on_upload(upload, download)
+        if any(type(part).on_upload is not ClientPart.on_upload for part in self.parts):
+            for tensors in (upload.delta, *upload.extra.values()):
+                upload.finite = upload.finite & finite_clients(tensors)
+        for part in self.parts if sends else ():
+            part.on_sent(upload, download)
+        return upload
+
+    def reply(self, reply: Mapping[str, Params], download: Download) -> None:
+        """What the server tells the clients of this round when it is over."""
+        for part in self.parts:
+            part.on_reply(reply, download)
+
+    def _recorder(self) -> Recorder | None:
+        """What records local steps, if all that takes part in them allows it."""
+        others = [c for c in self.module.trainer.callbacks if not isinstance(c, Part)]  # type: ignore[attr-defined]
+        if any(type(other).on_after_backward is not Callback.on_after_backward for other in others):
+            return None
+        if not all(part.graphable for part in self.parts if part.in_steps):
+            return None
+        return self.solver.recorder(self.module.net, self.module.device)
+
+
+def _seed_dropout(device: torch.device, seed: int) -> None:
+    # torch.manual_seed would queue a call, with its traceback, for every backend that this machine lacks.
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)

@@ -1,0 +1,141 @@
+"""What passes between the server and its clients: nothing else has travelled.
+
+A message's size is that of the tensors in it, counted here and nowhere else; ids, numbers of samples and steps, and the
+round's number go beside them and are not counted. What clients are looked at by (``notes``) belongs to the simulation
+and is not counted either.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gcfed.federated.forward import Params
+
+
+def nbytes(tensors: Mapping[str, Tensor]) -> int:
+    """Size of a set of tensors in bytes."""
+    return sum(t.numel() * t.element_size() for t in tensors.values())
+
+
+@dataclass
+class Download:
+    """What the server sends to every client of a round.
+
+    Attributes:
+        round: index of the round, the version of the model; the first is 0.
+        seed: the run's seed; every draw derives from it.
+        lr: η_l, the clients' learning rate in this round.
+        model: where clients start, name → ``[*shape]``; ``on_broadcast`` may replace tensors, never edit them.
+        cohort: ids of the clients that it goes to and that come back, ``[K]``, sorted.
+        extra: what goes down beside the model, by name: name → ``[*shape]``.
+        packed: bytes of an entry of the model that travels in fewer than its tensor has.
+    """
+
+    round: int
+    seed: int
+    lr: float
+    model: Params
+    cohort: np.ndarray
+    extra: dict[str, Params] = field(default_factory=dict)
+    packed: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the message, to one client."""
+        whole = nbytes({name: t for name, t in self.model.items() if name not in self.packed})
+        return whole + sum(self.packed.values()) + sum(map(nbytes, self.extra.values()))
+
+
+@dataclass(frozen=True)
+class Levels:
+    """How a tensor of K clients travels whose entries are whole multiples of a norm: ``bits`` each, and the norm.
+
+    Attributes:
+        bits: of an entry: its sign and a level 0 … s, s = 2^(bits−1) − 1.
+        norms: of which an entry is so many s-ths, float32 ``[K]``.
+    """
+
+    bits: int
+    norms: Tensor
+
+    def nbytes(self, entries: int) -> int:
+        """Of so many entries of one client."""
+        return -(-entries * self.bits // 8) + 4
+
+    @property
+    def unit(self) -> Tensor:
+        return self.norms / (2 ** (self.bits - 1) - 1)
+
+    def encode(self, values_K: Tensor) -> Tensor:
+        """Entries ``[K, *shape]`` as bits, uint8 ``[K, ⌈d·bits/8⌉]``."""
+        flat = values_K.reshape(len(values_K), -1).double()
+        level = (flat / self.unit.to(flat).unsqueeze(1)).nan_to_num(0.0).round().to(torch.int64)
+        shifted = (level + 2 ** (self.bits - 1) - 1).cpu().numpy()
+        ones = (shifted[..., None] >> np.arange(self.bits)) & 1
+        return torch.from_numpy(np.packbits(ones.astype(np.uint8).reshape(len(flat), -1), axis=1))
+
+    def decode(self, sent: Tensor, like: Tensor) -> Tensor:
+        """The inverse, in the shape and type of one client's tensor."""
+        ones = np.unpackbits(sent.numpy(), axis=1, count=like.numel() * self.bits).reshape(len(sent), -1, self.bits)
+        level = (ones.astype(np.int64) << np.arange(self.bits)).sum(-1) - (2 ** (self.bits - 1) - 1)
+        values = torch.from_numpy(level).to(like.dtype) * self.unit.to(like.dtype).unsqueeze(1)
+        return torch.stack([torch.empty_like(like).copy_(row.view(like.shape)) for row in values])
+
+
+@dataclass
+class Upload:
+    """What K clients send up.
+
+    Attributes:
+        clients: ids, ``[K]``.
+        num_samples: size of their data sets, ``[K]``.
+        num_steps: number of their local steps, ``[K]``.
+        delta: updates ``w_k − w`` relative to what was broadcast, name → ``[K, *shape]``; hooks may rewrite them.
+        finite: which clients sent finite numbers only, bool ``[K]`` on the device.
+        round: of the download that it answers.
+        loss: mean task loss of each client's local training, ``[K]`` on the device.
+        num_seen: samples that they trained on, counted in every epoch, ``[K]``.
+        extra: what they send beside Δ, by name; see :meth:`send`.
+        levels: entries of Δ that travel in a few bits.
+        notes: what measurements look at, by their name; not counted.
+    """
+
+    clients: np.ndarray
+    num_samples: np.ndarray
+    num_steps: np.ndarray
+    delta: Params
+    finite: Tensor
+    round: int = 0
+    loss: Tensor | None = None
+    num_seen: np.ndarray | None = None
+    extra: dict[str, Params] = field(default_factory=dict)
+    levels: dict[str, Levels] = field(default_factory=dict)
+    notes: dict[str, Params] = field(default_factory=dict)
+
+    def send(self, name: str, tensors: Mapping[str, Tensor]) -> None:
+        """Sends more than Δ: ``tensors``, name → ``[K, *shape]``, which the server's part meets in ``on_receive``.
+
+        Where that lists ``name`` in ``uploads``, their mean becomes ``round.received[name]``, or what the run's
+        aggregator makes of them. A client whose numbers are not all finite counts for nothing.
+        """
+        self.extra[name] = dict(tensors)
+
+    @property
+    def bytes_per_client(self) -> int:
+        """Of one client's message."""
+        whole = {name: t[0] for name, t in self.delta.items() if name not in self.levels}
+        beside = ({name: t[0] for name, t in tensors.items()} for tensors in self.extra.values())
+        bits = sum(own.nbytes(self.delta[name][0].numel()) for name, own in self.levels.items())
+        return nbytes(whole) + bits + sum(map(nbytes, beside))
+
+
+def finite_clients(delta: Params) -> Tensor:
+    """bool ``[K]``, on the device and without a synchronisation.
+
+    A sum is finite where its terms are; one that overflows has terms that no model survives.
+    """
+    sums = [t.sum(dim=tuple(range(1, t.dim()))) if t.dim() > 1 else t for t in delta.values()]
+    return torch.stack([s.to(torch.float64) for s in sums]).isfinite().all(0)

@@ -1,0 +1,42 @@
+"""The seam between the server's program and the clients': an object that takes a download and yields uploads.
+
+The server's program cannot tell one transport from another. It also asks it who will come back at all.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
+
+import numpy as np
+
+from gcfed.federated.forward import Params
+from gcfed.federated.messages import Download, Upload
+from gcfed.federated.solver import LocalSolver
+
+Shapes = Callable[[], Mapping[str, Params]]
+"""Tells what a client sends in the present round: ``"delta"`` and the names beside it → tensors like its own."""
+
+
+class Transport(Protocol):
+    """How messages travel between the server's program and the clients'."""
+
+    def arrivals(self, drawn: np.ndarray, round: int, seed: int) -> np.ndarray:
+        """Those of the clients drawn for a round whose uploads will come, ``[K]``, in their order."""
+
+    def steps(self, clients: np.ndarray, round: int, seed: int) -> np.ndarray:
+        """Local steps that these clients do in a round, ``[K]``."""
+
+    def fit(self, download: Download, clients: np.ndarray) -> Iterator[Upload]:
+        """Local training of these clients: their uploads, K at a time, those that this process trains."""
+
+    def rehearse(
+        self, download: Download, clients: np.ndarray, solver: LocalSolver | None = None, here: bool = False
+    ) -> Iterator[Upload]:
+        """What these clients would send, each for itself; they keep nothing of it, and nothing is measured.
+
+        Args:
+            solver: in place of that of the run.
+            here: all of them on this process, which asks alone.
+        """
+
+    def reply(self, reply: Mapping[str, Params], download: Download) -> None:
+        """Tells the clients of a round something when it is over."""

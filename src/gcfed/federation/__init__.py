@@ -1,0 +1,1 @@
+"""The same rounds over other transports than one simulation's memory."""
