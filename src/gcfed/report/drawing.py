@@ -41,13 +41,13 @@ FAMILIES = {
 def curves(groups: Sequence[Group], column: str, colors: dict[str, Any], axes: Axes, *, by_bytes: bool = False) -> str:
     """A column over the rounds, or over the bytes sent: mean and deviation over each method's seeds; what has not
     finished is dotted."""
-    parts = []
+    parts: list[pd.DataFrame] = []
     for group in groups:
         for run in group.runs:
             curve = run.curve(column).replace(np.inf, np.nan).dropna()
             curve = 100 * smooth(curve) if column == "test/acc" else curve
             curve = curve.iloc[np.unique(np.linspace(0, len(curve) - 1, min(len(curve), POINTS)).astype(int))]
-            about = {"method": group.method, "run": str(run.folder), "lost": run.state != FINISHED}
+            about = {"method": group.method, "run": len(parts), "lost": run.state != FINISHED}
             about["sent"] = _bytes(run).reindex(curve.index).to_numpy()
             parts.append(pd.DataFrame({"round": curve.index, "y": curve.to_numpy(), **about}))
     table = pd.concat(parts, ignore_index=True)

@@ -16,6 +16,7 @@ import pandas as pd
 from gcfed.runs.folder import DIVERGED, Run
 from gcfed.runs.identity import leaves
 from gcfed.runs.measures import parse, total, value
+from gcfed.runs.reading import LABEL
 
 SYMBOLS = {"gc.lam": "λ", "client.optimizer.lr": "η", "client.epochs": "epochs", "client.steps": "steps",
            "client.batch_size": "batch", "methods.proximal.mu": "μ", "methods.ssf.ratio": "r/d",
@@ -67,7 +68,7 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
     readable = [run for run in runs if run.config]
     data: dict[str, set[str]] = defaultdict(set)  # checksums of a setting's data: its files may have changed
     for run in readable:
-        data[run.setting] |= {run.summary["classes"]} if "classes" in run.summary else set()
+        data[run.setting] |= {run.summary.get("classes") or ""} - {""}
     for run in readable:
         classes = run.summary.get("classes") or min(data[run.setting], default="")
         members[run.setting, run.planned, run.get("eval_every"), classes].append(run)
@@ -90,7 +91,7 @@ def _group(runs: Sequence[Run], classes: str) -> Group:
 def _ended(run: Run) -> float:
     """When, in seconds; runs of two places have two time zones."""
     text = run.summary.get("ended")
-    return datetime.fromisoformat(text).timestamp() if isinstance(text, str) else -math.inf
+    return datetime.fromisoformat(text).timestamp() if text else -math.inf
 
 
 def label_of(run: Run, kind: str) -> str:
@@ -155,6 +156,7 @@ def _precedence(key: str) -> tuple[bool, bool, bool, int]:
 
 def described(key: str, text: str) -> str:
     """``η 0.1``, ``Adam``, ``momentum 0``; ``no λ`` for what is not set."""
+    text = text if len(text) <= LABEL else f"{text[:LABEL]}…"
     if key.endswith("_target_"):
         return text or f"no {key.rpartition('.')[0]}"
     return f"{symbol(key)} {text}" if text else f"no {symbol(key)}"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gcfed.runs.folder import Run
+from gcfed.runs.reading import FINITE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -121,4 +122,4 @@ def _of_summary(run: Run, name: str) -> float | None:
 
 
 def _finite(number: float) -> float | None:
-    return float(number) if math.isfinite(number) else None
+    return float(number) if abs(number) < FINITE else None
