@@ -59,7 +59,11 @@ def curves(groups: Sequence[Group], column: str, colors: dict[str, Any], axes: A
     methods = list(table["method"].unique())
     look = {"x": "round", "y": "y", "hue": "method", "hue_order": methods, "palette": colors, "ax": axes}
     if len(whole):
-        sns.lineplot(whole, errorbar="sd", style="method", dashes=dashes, **look)
+        points = whole.groupby(["method", "round"], sort=False)["y"].agg(["mean", "std"]).reset_index()
+        sns.lineplot(points.rename(columns={"mean": "y"}), estimator=None, style="method", dashes=dashes, **look)
+        for method, part in points.dropna().sort_values("round").groupby("method", sort=False):
+            ends = part["mean"] - part["std"], part["mean"] + part["std"]
+            axes.fill_between(part["round"], *ends, color=colors[method], alpha=0.2, linewidth=0)
     if len(lost):
         height = axes.dataLim.intervaly.copy()
         sns.lineplot(lost, units="run", estimator=None, linestyle=":", linewidth=1.3, legend=not len(whole), **look)

@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 
 from gcfed.runs.folder import DIVERGED, Run
-from gcfed.runs.identity import leaves
 from gcfed.runs.measures import parse, total, value
 from gcfed.runs.reading import LABEL
 
@@ -81,7 +80,7 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
 def _group(runs: Sequence[Run], classes: str) -> Group:
     ordered = sorted(runs, key=lambda run: (run.has_ended, len(run.get("metrics") or ()), _ended(run), run.folder))
     last = {run.seed: run for run in ordered}
-    values = leaves(runs[0].config) | {"rounds": runs[0].planned, "eval_every": runs[0].get("eval_every")}
+    values = runs[0].leaves | {"rounds": runs[0].planned, "eval_every": runs[0].get("eval_every")}
     values |= {"data.classes": classes} if classes else {}
     values.pop("seed", None)
     repeated = tuple(run for run in ordered if run is not last[run.seed])
@@ -120,7 +119,7 @@ def _distinct(groups: Sequence[Group], name: str) -> list[Group]:
     """Adds to equal federations, or to equal methods of one, the values that differ, but not those that most have."""
     equal = pd.Series([group.federation if name == "federation" else group.label for group in groups], dtype=object)
     names = [[getattr(group, name)] for group in groups]
-    for members in equal.groupby(equal).groups.values():
+    for members in (members for members in equal.groupby(equal).groups.values() if len(members) > 1):
         frame = variants([
             {k: v for k, v in groups[i].values.items() if k.startswith(_FEDERATION) == (name == "federation")}
             for i in members
@@ -145,7 +144,10 @@ def variants(settings: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Texts of the keys in which the settings differ, a row each."""
-    frame = pd.DataFrame([{key: _text(value) for key, value in values.items()} for values in settings]).fillna("")
+    first = settings[0]
+    keys = {key for values in settings for key in first.keys() | values.keys() if first.get(key) != values.get(key)}
+    rows = [{key: _text(values[key]) if key in values else "" for key in keys} for values in settings]
+    frame = pd.DataFrame(rows, dtype=object)
     return frame[sorted(frame.columns[frame.nunique() > 1], key=_precedence)]
 
 

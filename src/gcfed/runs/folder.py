@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gcfed.runs.identity import identity, setting
+from gcfed.runs.identity import digest, leaves
 from gcfed.runs.metrics_csv import column, read_metrics
 from gcfed.runs.reading import check_config, naming, read_summary, read_text, read_yaml
 
@@ -39,12 +39,16 @@ class Run:
     unread: str = ""  # why its files cannot be read
 
     @cached_property
+    def leaves(self) -> dict[str, Any]:
+        return leaves(self.config)
+
+    @cached_property
     def identity(self) -> str:
-        return identity(self.config)
+        return digest(self.leaves)
 
     @cached_property
     def setting(self) -> str:
-        return setting(self.config)
+        return digest({key: value for key, value in self.leaves.items() if key != "seed"})
 
     @property
     def seed(self) -> int:
@@ -73,9 +77,17 @@ class Run:
             node = node[part]
         return node
 
+    @cached_property
+    def known(self) -> dict[str, Any]:
+        """What has been read off it: curves by column, and values by measure."""
+        return {}
+
     def curve(self, name: str) -> pd.Series:
         """A column of the metrics where it was measured, by round; empty where it never was. Infinities stay."""
-        return column(self.metrics, name)
+        key = f"[{name}]"  # no measure
+        if key not in self.known:
+            self.known[key] = column(self.metrics, name)
+        return self.known[key]
 
 
 def find_runs(roots: Iterable[str | Path]) -> list[Run]:

@@ -121,7 +121,7 @@ def read_yaml(path: Path, check: Callable[[dict[Any, Any]], object] = bool) -> d
             found = {key: value for block in blocks for key, value in parse_yaml(block).items()}
         except (yaml.YAMLError, AttributeError):  # not as a run writes it
             found = mapping("it", parse_yaml(text))
-        check(plain(found))
+        check(found)
         return found
 
 

@@ -55,7 +55,7 @@ class Work:
 
     def lack(self, run: Run) -> str:
         """Why a run is not the job's: another identity, or fewer measurements than it asks for; "" if it is."""
-        if odd := differences(leaves(run.config), self.leaves) if run.config else run.note:
+        if odd := differences(run.leaves, self.leaves) if run.config else run.note:
             return odd
         there, here = (min(int(n), self.cfg.rounds) for n in (run.get("eval_every", 1), self.cfg.eval_every))
         if there != here:  # the last round is always tested
