@@ -62,7 +62,7 @@ def draw(
     """Writes every figure that groups and searches have something for. ``failed`` takes the errors by the figures'
     titles."""
     folder.mkdir(parents=True, exist_ok=True)
-    groups = [replace(group, method=_literal(group.method)) for group in groups]
+    groups = [replace(group, methods=tuple(map(_literal, group.methods))) for group in groups]
     suffixes = list(dict.fromkeys(["png", *formats]))
     pictures = []
     for plot in (*_plots(groups), *_of_searches(groups, searches)):
@@ -152,7 +152,9 @@ def _of_searches(groups: Sequence[Group], searches: Mapping[Path, Search]) -> It
     for i, (place, members) in enumerate(by_federation(groups).items(), start=1):
         every = {run.folder.parent: (group, run) for group in members for run in group.runs}
         held = {folder: first for folder, first in every.items() if folder in searches and searches[folder].metric}
-        firsts = [replace(group, runs=(run,), method=_literal(folder.name)) for folder, (group, run) in held.items()]
+        firsts = [
+            replace(group, runs=(run,), methods=(_literal(folder.name),)) for folder, (group, run) in held.items()
+        ]
         parts = _panels(firsts)
         shades = _colors(chain(*parts.values()))
         panels = {which: partial(drawing.best_so_far, part, searches, shades) for which, part in parts.items()}
@@ -169,7 +171,7 @@ def _panels(groups: Sequence[Group]) -> dict[str, list[Group]]:
     parts: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
         algorithm, gc = (_literal(label_of(group.runs[0], kind)) for kind in ("algorithm", "gc"))
-        parts[algorithm].append(replace(group, method="no GC" if gc == "none" else gc))
+        parts[algorithm].append(replace(group, methods=("no GC" if gc == "none" else gc,)))
     alike = all(len({group.method for group in part}) == len(part) for part in parts.values())
     return parts if alike and len(groups) >= max(8, 2 * len(parts)) else {"": _best(groups)}
 
@@ -205,9 +207,8 @@ def _sweeps(groups: Sequence[Group], colors: dict[str, Any]) -> Iterator[Plot]:
         parts: dict[tuple[str, str], list[pd.DataFrame]] = defaultdict(list)
         for indices in x.groupby(rest).groups.values():
             members = [ended[i] for i in indices]
-            places, methods = ([getattr(g, name).split(", ") for g in members] for name in ("federation", "method"))
-            place = ", ".join(part for part in places[0] if all(part in other for other in places))
-            known = dict.fromkeys(part for method in methods for part in method)  # a name lacks what most have
+            place = ", ".join(part for part in members[0].places if all(part in group.places for group in members))
+            known = dict.fromkeys(part for group in members for part in group.methods)  # a name lacks what most have
             method = ", ".join(part for part in known if not part.startswith(f"{symbol(key)} "))
             # Against the clients a round: also how far their update is from that of all (GC-Fed, Figure 1b).
             gaps = [name for name in members[0].runs[0].metrics if name.startswith("gap/") and "per_round" in key]

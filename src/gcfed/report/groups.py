@@ -41,8 +41,16 @@ class Group:
     runs: tuple[Run, ...]  # one a seed, ascending
     repeated: tuple[Run, ...]  # further runs of these seeds; the run that measured the most counts, of those the last
     values: Mapping[str, Any]  # what the setting is: dotted key → value, with ``rounds`` and ``eval_every``
-    method: str  # algorithm, gradient centralization, what else differs from the federation's runs of the same name
-    federation: str  # data, model, participation, partition and rounds, and what else tells two of them apart
+    methods: tuple[str, ...]  # algorithm and GC, then what else differs from the federation's runs of the same name
+    places: tuple[str, ...]  # data, model, participation, partition and rounds, and what else tells two of them apart
+
+    @property
+    def method(self) -> str:
+        return ", ".join(self.methods)
+
+    @property
+    def federation(self) -> str:
+        return ", ".join(self.places)
 
     @property
     def setting(self) -> str:
@@ -72,7 +80,7 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
         classes = run.summary.get("classes") or min(data[run.setting], default="")
         members[run.setting, run.planned, run.get("eval_every"), classes].append(run)
     groups = [_group(runs, key[-1] if len(data[key[0]]) > 1 else "") for key, runs in members.items()]
-    groups = _distinct(_distinct(groups, "federation"), "method")
+    groups = _distinct(_distinct(groups, "places"), "methods")
     order = list(dict.fromkeys(group.federation for group in groups))
     return sorted(groups, key=lambda group: order.index(group.federation))
 
@@ -98,38 +106,37 @@ def label_of(run: Run, kind: str) -> str:
     return str(run.get(f"labels.{kind}", run.get(f"tags.{kind}", "?")))
 
 
-def _method(run: Run) -> str:
+def _method(run: Run) -> tuple[str]:
     """FedAvg, GC-Fed (which is FedAvg with gc=gcfed), FedProx + Local GC."""
     names = [label_of(run, "algorithm"), label_of(run, "gc")]
     if run.get("gc._target_") is None:
-        return names[0]
-    return names[1] if run.get("tags.algorithm") == "fedavg" else " + ".join(names)
+        return (names[0],)
+    return (names[1] if run.get("tags.algorithm") == "fedavg" else " + ".join(names),)
 
 
-def _federation(run: Run) -> str:
+def _federation(run: Run) -> tuple[str, ...]:
     """CIFAR-10, CNN, 5 of 100 clients, Dirichlet 0.1, 800 rounds."""
     partition = str(run.get("partition._target_", "")).rpartition(".")[2]
     parameter = run.get("partition.alpha", run.get("partition.classes", ""))
     clients = f"{run.get('participation.per_round')} of {run.get('participation.num_clients') or 'all'} clients"
     where = f"{partition} {parameter}".strip()
-    return ", ".join([label_of(run, "data"), label_of(run, "model"), clients, where, f"{run.planned} rounds"])
+    return label_of(run, "data"), label_of(run, "model"), clients, where, f"{run.planned} rounds"
 
 
 def _distinct(groups: Sequence[Group], name: str) -> list[Group]:
     """Adds to equal federations, or to equal methods of one, the values that differ, but not those that most have."""
-    equal = pd.Series([group.federation if name == "federation" else group.label for group in groups], dtype=object)
-    names = [[getattr(group, name)] for group in groups]
+    equal = pd.Series([group.federation if name == "places" else group.label for group in groups], dtype=object)
+    names = [getattr(group, name) for group in groups]
     for members in (members for members in equal.groupby(equal).groups.values() if len(members) > 1):
         frame = variants([
-            {k: v for k, v in groups[i].values.items() if k.startswith(_FEDERATION) == (name == "federation")}
+            {k: v for k, v in groups[i].values.items() if k.startswith(_FEDERATION) == (name == "places")}
             for i in members
         ])  # fmt: skip
         for key in frame:
             shares = frame[key].value_counts(normalize=True)
             for i, text, short in zip(members, frame[key], _short(frame[key]), strict=True):
-                names[i] += [described(key, short)] if shares[text] <= 0.5 else []
-    longer = [{name: ", ".join(parts)} for parts in names]
-    return [replace(group, **changed) for group, changed in zip(groups, longer, strict=True)]  # type: ignore[arg-type]
+                names[i] += (described(key, short),) if shares[text] <= 0.5 else ()
+    return [replace(group, **{name: parts}) for group, parts in zip(groups, names, strict=True)]
 
 
 def variants(settings: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

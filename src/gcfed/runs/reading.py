@@ -18,7 +18,7 @@ import yaml
 from gcfed.utils.number import number, numbers, word
 from gcfed.utils.words import size
 
-LARGEST, DEPTH, NODES, LABEL = 2**20, 24, 20_000, 100  # bytes of a text, levels, values, letters of a name
+LARGEST, DEPTH, NODES, LABEL = 2**20, 24, 20_000, 100  # letters of a file, levels, settings, letters of a name
 FINITE = 1e200  # of numbers beyond, no mean or deviation is one
 ROUNDS = 10_000_000
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster, where PyYAML was built with it
@@ -66,31 +66,19 @@ def parse_yaml(text: str) -> Any:
     return plain(yaml.load(text, Loader))
 
 
-def plain(tree: Any) -> Any:
-    """The tree, if all in it are lists, mappings by one kind of key and single values, and not many.
+def plain(node: Any) -> Any:
+    """The tree, if its whole numbers have at most 64 bits and each mapping has one kind of keys.
 
     Raises:
-        ValueError: says what it has.
+        ValueError: they have not.
     """
-    level, count = [tree], 0
-    for depth in range(DEPTH + 2):
-        count += len(level)
-        if not level or depth > DEPTH or count > NODES:
-            break
-        below: list[Any] = []
-        for node in level:
-            if isinstance(node, dict):
-                if len({type(key) for key in node}) > 1:
-                    raise ValueError(f"its keys are of several kinds: {', '.join(map(repr, [*node][:5]))}")
-                below += node.values()
-            elif isinstance(node, list):
-                below += node
-            elif isinstance(node, int) and abs(node) >= 2**63:
-                raise ValueError("it has a whole number of more than 64 bits")
-        level = below
-    if level:
-        raise ValueError(f"it is more than {DEPTH} levels deep, or has more than {NODES:,} values")
-    return tree
+    if isinstance(node, dict) and len({*map(type, node)}) > 1:
+        raise ValueError(f"its keys are of several kinds: {', '.join(map(repr, [*node][:5]))}")
+    if isinstance(node, int) and abs(node) >= 2**63:
+        raise ValueError("it has a whole number of more than 64 bits")
+    for item in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        plain(item)
+    return node
 
 
 def mapping(key: str, value: Any) -> dict[Any, Any]:
@@ -115,7 +103,8 @@ def read_yaml(path: Path, check: Callable[[dict[Any, Any]], object] = bool) -> d
         ValueError: it cannot be read, is no mapping, or not as it must be; names the file.
     """
     with naming(path):
-        text = read_text(path)
+        if (text := read_text(path)).count(":") > NODES:
+            raise ValueError(f"it has more than {NODES:,} settings")
         try:
             blocks = re.split(r"\n(?=[^\s#-])", text)
             found = {key: value for block in blocks for key, value in parse_yaml(block).items()}
