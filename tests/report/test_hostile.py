@@ -132,7 +132,8 @@ class Hostile:
         self.run = {name: (self.folder / "base" / name).read_text() for name in names}
         self.search = {"trials.csv": TRIALS.format(0.5), "optimization_results.yaml": "metric: max:test/acc\n"}
         self.config, self.summary = yaml.safe_load(self.run["config.yaml"]), json.loads(self.run["summary.json"])
-        self.summary |= {"classes": "abc", "ended": "2026-05-02T08:00:00+09:00"}
+        about = dict.fromkeys(("identity", "setting", "data", "classes", "another"), "abc")
+        self.summary |= about | {"ended": "2026-05-02T08:00:00+09:00"}
 
     def add(self, file, content, wrong=True):
         """A folder with this content, or a link to a path, in place of a file; wrong None: nothing is expected."""

@@ -144,11 +144,11 @@ def read_summary(path: Path) -> dict[str, Any]:
     with naming(path):
         found = mapping("it", plain(json.loads(read_text(path))))
         number("rounds", found.get("rounds", 0), 0, ROUNDS, whole=True)
-        for key, value in found.items():
-            if key in ("identity", "data", "classes", "ended"):
-                short(key, value)
-            elif "_to_target" in key:
+        for key, value in found.items():  # figures, and texts that say what the run is
+            if "_to_target" in key:
                 numbers(key, [*mapping(key, value).values()], -FINITE, FINITE, none=True)
+            elif key in ("classes", "ended") or (isinstance(value, str) and "/" not in key):
+                short(key, value)
             else:
                 number(key, value, -FINITE, FINITE, none=True)
         if (ended := found.get("ended")) is not None:
