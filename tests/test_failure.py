@@ -133,6 +133,7 @@ def test_what_the_system_says_is_put_into_words(tmp_path):
     assert "x cannot be written: File name too long; " in in_words(long)
     full = OSError(errno.ENOSPC, "No space left on device", "/data/x")
     assert in_words(full, tmp_path).endswith(" are free there. Make room.")
+    assert in_words(full).endswith(" are free there. Make room.")  # a report has no checkpoint
 
 
 def test_input_that_is_refused_leaves_nothing(config, tmp_path):

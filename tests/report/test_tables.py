@@ -5,7 +5,19 @@ import pytest
 from run_folders import GCFED, PLACE, run_of
 
 from gcfed.report.groups import grouped
-from gcfed.report.tables import UNITS, Best, Minor, Table, all_runs, best, describe, mark_best, measured, targets
+from gcfed.report.tables import (
+    UNITS,
+    Best,
+    Minor,
+    Table,
+    all_runs,
+    best,
+    describe,
+    mark_best,
+    marked,
+    measured,
+    targets,
+)
 
 FRAME = pd.DataFrame([["a_b", Best("1.5 %")], [Minor("paper"), "λ | <x>"]], columns=["", "η (%)"], dtype=object)
 TABLE = Table("t_1", "A & B", FRAME, pd.DataFrame({"x": [1.0, None]}), ("100 % of `it`.",))
@@ -25,6 +37,10 @@ def test_every_form_escapes_and_marks(tmp_path):
     assert text[".csv"] == 'x\n1.0\n""\n'
     for part in ("<td><strong>1.5 %</strong></td>", "<td><small>paper</small></td>", "<td>λ | &lt;x&gt;</td>"):
         assert part in TABLE.html()
+
+
+def test_a_cell_is_a_line_without_links():
+    assert marked("a\n[b](javascript:c)", "md") == r"a [b]\(javascript:c)"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gcfed.data.datamodule import FederatedDataModule
 
 LABEL_COUNTS = "label_counts.npz"
+LARGEST = 2**26  # bytes that are unpacked
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,10 +37,13 @@ class LabelCounts:
         """Read it back; None where a run's folder has none, or none that can be read."""
         try:
             with np.load(folder / LABEL_COUNTS) as file:
+                if sum(part.file_size for part in file.zip.infolist()) > LARGEST:
+                    return None
                 found = cls(file["clients"], file["counts"], int(file["of"]))
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        except (OSError, ValueError, TypeError, KeyError, EOFError, AttributeError, zipfile.BadZipFile):
             return None
-        return found if found.counts.ndim == 2 and len(found.counts) == len(found.clients) > 0 else None
+        fits = found.counts.ndim == 2 and len(found.counts) == len(found.clients) > 0 and found.counts.size > 0
+        return found if fits and found.counts.dtype.kind in "iu" and found.counts.min() >= 0 else None
 
 
 def label_counts(data: FederatedDataModule) -> LabelCounts | None:

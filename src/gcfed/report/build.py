@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import os
 from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime
@@ -16,8 +15,8 @@ from gcfed.report import papers
 from gcfed.report.compare import Settings, compare
 from gcfed.report.groups import grouped
 from gcfed.report.searches import read_searches, trials_table
-from gcfed.report.tables import MEASURES, Table, all_runs, best, by_federation, measured, targets, write_texts
-from gcfed.runs.folder import STATES, find_runs
+from gcfed.report.tables import MEASURES, Table, all_runs, best, by_federation, marked, measured, targets, write_texts
+from gcfed.runs.folder import STATES, find_runs, shown
 from gcfed.runs.measures import FORMS, parse
 
 
@@ -42,7 +41,7 @@ def report(cfg: Mapping[str, Any]) -> Path:
     for measure in measures:
         parse(measure)  # before a thousand runs are read
     chosen = [papers.load(name) for name in (papers.names() if cfg["papers"] is None else _listed(cfg["papers"]))]
-    places = {run: os.path.relpath(run.folder) for run in find_runs(roots)}
+    places = {run: shown(run.folder) for run in find_runs(roots)}
     runs = [run for run in places if not any(_is_debug(run.folder, root.resolve()) for root in roots)]
     if not runs:
         raise ValueError(
@@ -57,7 +56,7 @@ def report(cfg: Mapping[str, Any]) -> Path:
             federations[place] = table
     settings = Settings(groups)
     others = [table for paper in chosen for table in compare(paper, groups, settings, empty=cfg["empty"])]
-    lacks: list[str] = []
+    lacks = [f"the run in {places[run]} cannot be read: {run.unread}" for run in runs if run.unread]
     searches = read_searches(roots, lacks)
     others += [table for table in (targets(groups), trials_table(searches)) if table]
     tables = [*([first] if first else []), *federations.values(), *others, every]
@@ -76,7 +75,7 @@ def report(cfg: Mapping[str, Any]) -> Path:
     counts = f"{len(runs)} runs of {len(groups)} settings: "
     counts += ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
     title = f"Runs in {', '.join(root.resolve().name for root in roots)}"
-    head = [f"# {title}\n", f"{counts}.\n", *(f"- Not in this report: {lack}\n" for lack in lacks)]
+    head = [f"# {title}\n", f"{counts}.\n", *(f"- Not in this report: {marked(lack, 'md')}\n" for lack in lacks)]
     page = Environment(loader=PackageLoader("gcfed.report", "."), autoescape=True, undefined=StrictUndefined)
     parts = {"first": first, "federations": federations, "others": others, "runs": every, "pictures": pictures}
     words = {"title": title, "counts": counts, "lacks": lacks, "created": datetime.now()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -14,11 +15,13 @@ import yaml
 from gcfed.report.groups import Group, Sample, sample
 from gcfed.report.papers import Axis, Cell, PaperTable, choose
 from gcfed.report.tables import UNITS, Minor, Table, Unit, mark_best, mean_text, states
-from gcfed.runs.folder import Loader
-from gcfed.runs.identity import setting
+from gcfed.runs.identity import counts, setting
+from gcfed.runs.reading import Loader
 from gcfed.utils.compose import CONFIGS, train_composer
 
 FULL = "full"
+_HELD = ("client.", "data.", "model.", "participation.", "partition.")  # sections that every run has
+_NUMBER = re.compile(r"-?\d+(\.\d*)?(e[+-]?\d+)?")
 _KINDS = ("data", "model", "algorithm", "gc")
 
 
@@ -27,35 +30,45 @@ class Settings:
 
     def __init__(self, groups: Sequence[Group]) -> None:
         self._composer = train_composer()
-        self._precisions = sorted({group.runs[0].get("precision") or "" for group in groups} - {""})
-        self._kinds = {tuple(group.runs[0].get(f"tags.{kind}") for kind in _KINDS) for group in groups}
-
+        self._runs = [group.runs[0] for group in groups]
+        self._precisions = sorted({run.get("precision") or "" for run in self._runs} - {""})
+        self._kinds = {tuple(run.get(f"tags.{kind}") for kind in _KINDS) for run in self._runs}
+        self._values: dict[str, set[Any]] = {}
         self._known: dict[tuple[str, ...], tuple[list[str], int]] = {}
 
     def __call__(self, overrides: tuple[str, ...] | None, scale: tuple[str, ...] = ()) -> tuple[list[str], int]:
         """The cell's own setting first, then the same in the precisions of other runs.
 
-        ([], 0) where it cannot be run, or no group has this data, model, algorithm and gc.
+        ([], 0) where it cannot be run, or no group has this data, model, algorithm and gc, and such numbers.
         """
         if overrides is None:
             return [], 0
         overrides = (*overrides, *scale)
+        if overrides not in self._known:
+            self._known[overrides] = self._compose(overrides) if self._can_be(overrides) else ([], 0)
+        return self._known[overrides]
+
+    def _can_be(self, overrides: tuple[str, ...]) -> bool:
         chosen = dict(override.partition("=")[::2] for override in overrides)
         chosen = _choices(chosen.get("experiment", "")) | chosen
         asked = [chosen.get(f"tags.{kind}", chosen.get(kind)) for kind in _KINDS]
         if not any(all(a in (None, b) for a, b in zip(asked, kinds, strict=True)) for kinds in self._kinds):
-            return [], 0
-        if overrides not in self._known:
-            self._known[overrides] = self._compose(overrides)
-        return self._known[overrides]
+            return False
+        numbers = {
+            key: float(text) for key, text in chosen.items() if key.startswith(_HELD) and _NUMBER.fullmatch(text)
+        }
+        for key in numbers.keys() - self._values.keys():
+            self._values[key] = {run.get(key) for run in self._runs if isinstance(run.get(key), int | float)}
+        return all(number in self._values[key] for key, number in numbers.items() if counts(key))
 
     def _compose(self, overrides: tuple[str, ...]) -> tuple[list[str], int]:
         cfg = self._composer(overrides)
-        found = [setting(cfg)]
+        found, own = [setting(cfg)], cfg.precision
         for precision in self._precisions:
-            cfg.precision = precision
-            found.append(setting(cfg))
-        return list(dict.fromkeys(found)), cfg.rounds
+            if precision != own:
+                cfg.precision = precision
+                found.append(setting(cfg))
+        return found, cfg.rounds
 
 
 @cache

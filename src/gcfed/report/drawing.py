@@ -41,13 +41,13 @@ FAMILIES = {
 def curves(groups: Sequence[Group], column: str, colors: dict[str, Any], axes: Axes, *, by_bytes: bool = False) -> str:
     """A column over the rounds, or over the bytes sent: mean and deviation over each method's seeds; what has not
     finished is dotted."""
-    parts = []
+    parts: list[pd.DataFrame] = []
     for group in groups:
         for run in group.runs:
             curve = run.curve(column).replace(np.inf, np.nan).dropna()
             curve = 100 * smooth(curve) if column == "test/acc" else curve
             curve = curve.iloc[np.unique(np.linspace(0, len(curve) - 1, min(len(curve), POINTS)).astype(int))]
-            about = {"method": group.method, "run": str(run.folder), "lost": run.state != FINISHED}
+            about = {"method": group.method, "run": len(parts), "lost": run.state != FINISHED}
             about["sent"] = _bytes(run).reindex(curve.index).to_numpy()
             parts.append(pd.DataFrame({"round": curve.index, "y": curve.to_numpy(), **about}))
     table = pd.concat(parts, ignore_index=True)
@@ -59,7 +59,11 @@ def curves(groups: Sequence[Group], column: str, colors: dict[str, Any], axes: A
     methods = list(table["method"].unique())
     look = {"x": "round", "y": "y", "hue": "method", "hue_order": methods, "palette": colors, "ax": axes}
     if len(whole):
-        sns.lineplot(whole, errorbar="sd", style="method", dashes=dashes, **look)
+        points = whole.groupby(["method", "round"], sort=False)["y"].agg(["mean", "std"]).reset_index()
+        sns.lineplot(points.rename(columns={"mean": "y"}), estimator=None, style="method", dashes=dashes, **look)
+        for method, part in points.dropna().sort_values("round").groupby("method", sort=False):
+            ends = part["mean"] - part["std"], part["mean"] + part["std"]
+            axes.fill_between(part["round"], *ends, color=colors[method], alpha=0.2, linewidth=0)
     if len(lost):
         height = axes.dataLim.intervaly.copy()
         sns.lineplot(lost, units="run", estimator=None, linestyle=":", linewidth=1.3, legend=not len(whole), **look)

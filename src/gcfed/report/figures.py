@@ -62,6 +62,7 @@ def draw(
     """Writes every figure that groups and searches have something for. ``failed`` takes the errors by the figures'
     titles."""
     folder.mkdir(parents=True, exist_ok=True)
+    groups = [replace(group, methods=tuple(map(_literal, group.methods))) for group in groups]
     suffixes = list(dict.fromkeys(["png", *formats]))
     pictures = []
     for plot in (*_plots(groups), *_of_searches(groups, searches)):
@@ -83,6 +84,11 @@ def draw(
     except Exception as error:
         failed["Partition"] = f"{type(error).__name__}: {error}"
     return pictures
+
+
+def _literal(text: str) -> str:
+    """Without formulas, in which matplotlib would find errors."""
+    return text.replace("$", r"\$")
 
 
 def _drawn(plot: Plot) -> tuple[Figure, str]:
@@ -146,7 +152,9 @@ def _of_searches(groups: Sequence[Group], searches: Mapping[Path, Search]) -> It
     for i, (place, members) in enumerate(by_federation(groups).items(), start=1):
         every = {run.folder.parent: (group, run) for group in members for run in group.runs}
         held = {folder: first for folder, first in every.items() if folder in searches and searches[folder].metric}
-        firsts = [replace(group, runs=(run,), method=folder.name) for folder, (group, run) in held.items()]
+        firsts = [
+            replace(group, runs=(run,), methods=(_literal(folder.name),)) for folder, (group, run) in held.items()
+        ]
         parts = _panels(firsts)
         shades = _colors(chain(*parts.values()))
         panels = {which: partial(drawing.best_so_far, part, searches, shades) for which, part in parts.items()}
@@ -162,8 +170,8 @@ def _panels(groups: Sequence[Group]) -> dict[str, list[Group]]:
     """The methods in one panel, or, where there are more than colours, the kinds of GC in a panel an algorithm."""
     parts: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
-        gc = label_of(group.runs[0], "gc")
-        parts[label_of(group.runs[0], "algorithm")].append(replace(group, method="no GC" if gc == "none" else gc))
+        algorithm, gc = (_literal(label_of(group.runs[0], kind)) for kind in ("algorithm", "gc"))
+        parts[algorithm].append(replace(group, methods=("no GC" if gc == "none" else gc,)))
     alike = all(len({group.method for group in part}) == len(part) for part in parts.values())
     return parts if alike and len(groups) >= max(8, 2 * len(parts)) else {"": _best(groups)}
 
@@ -199,9 +207,8 @@ def _sweeps(groups: Sequence[Group], colors: dict[str, Any]) -> Iterator[Plot]:
         parts: dict[tuple[str, str], list[pd.DataFrame]] = defaultdict(list)
         for indices in x.groupby(rest).groups.values():
             members = [ended[i] for i in indices]
-            places, methods = ([getattr(g, name).split(", ") for g in members] for name in ("federation", "method"))
-            place = ", ".join(part for part in places[0] if all(part in other for other in places))
-            known = dict.fromkeys(part for method in methods for part in method)  # a name lacks what most have
+            place = ", ".join(part for part in members[0].places if all(part in group.places for group in members))
+            known = dict.fromkeys(part for group in members for part in group.methods)  # a name lacks what most have
             method = ", ".join(part for part in known if not part.startswith(f"{symbol(key)} "))
             # Against the clients a round: also how far their update is from that of all (GC-Fed, Figure 1b).
             gaps = [name for name in members[0].runs[0].metrics if name.startswith("gap/") and "per_round" in key]

@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 
 from gcfed.runs.folder import DIVERGED, Run
-from gcfed.runs.identity import leaves
 from gcfed.runs.measures import parse, total, value
+from gcfed.runs.reading import LABEL
 
 SYMBOLS = {"gc.lam": "λ", "client.optimizer.lr": "η", "client.epochs": "epochs", "client.steps": "steps",
            "client.batch_size": "batch", "methods.proximal.mu": "μ", "methods.ssf.ratio": "r/d",
@@ -41,8 +41,16 @@ class Group:
     runs: tuple[Run, ...]  # one a seed, ascending
     repeated: tuple[Run, ...]  # further runs of these seeds; the run that measured the most counts, of those the last
     values: Mapping[str, Any]  # what the setting is: dotted key → value, with ``rounds`` and ``eval_every``
-    method: str  # algorithm, gradient centralization, what else differs from the federation's runs of the same name
-    federation: str  # data, model, participation, partition and rounds, and what else tells two of them apart
+    methods: tuple[str, ...]  # algorithm and GC, then what else differs from the federation's runs of the same name
+    places: tuple[str, ...]  # data, model, participation, partition and rounds, and what else tells two of them apart
+
+    @property
+    def method(self) -> str:
+        return ", ".join(self.methods)
+
+    @property
+    def federation(self) -> str:
+        return ", ".join(self.places)
 
     @property
     def setting(self) -> str:
@@ -67,12 +75,12 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
     readable = [run for run in runs if run.config]
     data: dict[str, set[str]] = defaultdict(set)  # checksums of a setting's data: its files may have changed
     for run in readable:
-        data[run.setting] |= {run.summary["classes"]} if "classes" in run.summary else set()
+        data[run.setting] |= {run.summary.get("classes") or ""} - {""}
     for run in readable:
         classes = run.summary.get("classes") or min(data[run.setting], default="")
         members[run.setting, run.planned, run.get("eval_every"), classes].append(run)
     groups = [_group(runs, key[-1] if len(data[key[0]]) > 1 else "") for key, runs in members.items()]
-    groups = _distinct(_distinct(groups, "federation"), "method")
+    groups = _distinct(_distinct(groups, "places"), "methods")
     order = list(dict.fromkeys(group.federation for group in groups))
     return sorted(groups, key=lambda group: order.index(group.federation))
 
@@ -80,7 +88,7 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
 def _group(runs: Sequence[Run], classes: str) -> Group:
     ordered = sorted(runs, key=lambda run: (run.has_ended, len(run.get("metrics") or ()), _ended(run), run.folder))
     last = {run.seed: run for run in ordered}
-    values = leaves(runs[0].config) | {"rounds": runs[0].planned, "eval_every": runs[0].get("eval_every")}
+    values = runs[0].leaves | {"rounds": runs[0].planned, "eval_every": runs[0].get("eval_every")}
     values |= {"data.classes": classes} if classes else {}
     values.pop("seed", None)
     repeated = tuple(run for run in ordered if run is not last[run.seed])
@@ -90,7 +98,7 @@ def _group(runs: Sequence[Run], classes: str) -> Group:
 def _ended(run: Run) -> float:
     """When, in seconds; runs of two places have two time zones."""
     text = run.summary.get("ended")
-    return datetime.fromisoformat(text).timestamp() if isinstance(text, str) else -math.inf
+    return datetime.fromisoformat(text).timestamp() if text else -math.inf
 
 
 def label_of(run: Run, kind: str) -> str:
@@ -98,38 +106,37 @@ def label_of(run: Run, kind: str) -> str:
     return str(run.get(f"labels.{kind}", run.get(f"tags.{kind}", "?")))
 
 
-def _method(run: Run) -> str:
+def _method(run: Run) -> tuple[str]:
     """FedAvg, GC-Fed (which is FedAvg with gc=gcfed), FedProx + Local GC."""
     names = [label_of(run, "algorithm"), label_of(run, "gc")]
     if run.get("gc._target_") is None:
-        return names[0]
-    return names[1] if run.get("tags.algorithm") == "fedavg" else " + ".join(names)
+        return (names[0],)
+    return (names[1] if run.get("tags.algorithm") == "fedavg" else " + ".join(names),)
 
 
-def _federation(run: Run) -> str:
+def _federation(run: Run) -> tuple[str, ...]:
     """CIFAR-10, CNN, 5 of 100 clients, Dirichlet 0.1, 800 rounds."""
     partition = str(run.get("partition._target_", "")).rpartition(".")[2]
     parameter = run.get("partition.alpha", run.get("partition.classes", ""))
     clients = f"{run.get('participation.per_round')} of {run.get('participation.num_clients') or 'all'} clients"
     where = f"{partition} {parameter}".strip()
-    return ", ".join([label_of(run, "data"), label_of(run, "model"), clients, where, f"{run.planned} rounds"])
+    return label_of(run, "data"), label_of(run, "model"), clients, where, f"{run.planned} rounds"
 
 
 def _distinct(groups: Sequence[Group], name: str) -> list[Group]:
     """Adds to equal federations, or to equal methods of one, the values that differ, but not those that most have."""
-    equal = pd.Series([group.federation if name == "federation" else group.label for group in groups], dtype=object)
-    names = [[getattr(group, name)] for group in groups]
-    for members in equal.groupby(equal).groups.values():
+    equal = pd.Series([group.federation if name == "places" else group.label for group in groups], dtype=object)
+    names = [getattr(group, name) for group in groups]
+    for members in (members for members in equal.groupby(equal).groups.values() if len(members) > 1):
         frame = variants([
-            {k: v for k, v in groups[i].values.items() if k.startswith(_FEDERATION) == (name == "federation")}
+            {k: v for k, v in groups[i].values.items() if k.startswith(_FEDERATION) == (name == "places")}
             for i in members
         ])  # fmt: skip
         for key in frame:
             shares = frame[key].value_counts(normalize=True)
             for i, text, short in zip(members, frame[key], _short(frame[key]), strict=True):
-                names[i] += [described(key, short)] if shares[text] <= 0.5 else []
-    longer = [{name: ", ".join(parts)} for parts in names]
-    return [replace(group, **changed) for group, changed in zip(groups, longer, strict=True)]  # type: ignore[arg-type]
+                names[i] += (described(key, short),) if shares[text] <= 0.5 else ()
+    return [replace(group, **{name: parts}) for group, parts in zip(groups, names, strict=True)]
 
 
 def variants(settings: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
@@ -144,7 +151,10 @@ def variants(settings: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Texts of the keys in which the settings differ, a row each."""
-    frame = pd.DataFrame([{key: _text(value) for key, value in values.items()} for values in settings]).fillna("")
+    first = settings[0]
+    keys = {key for values in settings for key in first.keys() | values.keys() if first.get(key) != values.get(key)}
+    rows = [{key: _text(values[key]) if key in values else "" for key in keys} for values in settings]
+    frame = pd.DataFrame(rows, dtype=object)
     return frame[sorted(frame.columns[frame.nunique() > 1], key=_precedence)]
 
 
@@ -155,6 +165,7 @@ def _precedence(key: str) -> tuple[bool, bool, bool, int]:
 
 def described(key: str, text: str) -> str:
     """``η 0.1``, ``Adam``, ``momentum 0``; ``no λ`` for what is not set."""
+    text = text if len(text) <= LABEL else f"{text[:LABEL]}…"
     if key.endswith("_target_"):
         return text or f"no {key.rpartition('.')[0]}"
     return f"{symbol(key)} {text}" if text else f"no {symbol(key)}"

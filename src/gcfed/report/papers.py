@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from gcfed.runs.folder import Loader
+from gcfed.runs.reading import Loader
 from gcfed.utils.resolvers import CONFIGS
 
 FOLDER = CONFIGS / "paper"

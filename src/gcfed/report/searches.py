@@ -1,15 +1,18 @@
 """Hyperparameter searches: their trials, as a table and for a figure."""
 
-import os
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
-import yaml
 
 from gcfed.report.tables import Table, mark_best
-from gcfed.runs.folder import folders
+from gcfed.runs.folder import folders, shown
+from gcfed.runs.measures import parse
+from gcfed.runs.metrics_csv import SIZE
+from gcfed.runs.reading import FINITE, LABEL, NODES, ROUNDS, naming, read_text, read_yaml, short
+from gcfed.utils.number import choice
 
 TRIALS, RESULTS = "trials.csv", "optimization_results.yaml"
 
@@ -28,13 +31,36 @@ def read_searches(roots: Sequence[Path], lacks: list[str]) -> dict[Path, Search]
     searches = {}
     for folder in sorted({folder.resolve() for folder, files in folders(roots) if TRIALS in files}):
         try:
-            trials = pd.read_csv(folder / TRIALS)
-            found = yaml.safe_load((folder / RESULTS).read_text()) if (folder / RESULTS).is_file() else {}
-        except (ValueError, OSError, yaml.YAMLError) as error:
-            lacks.append(f"the search in {os.path.relpath(folder)} cannot be read: {error}")
-            continue
-        searches[folder] = Search(trials, found.get("metric", ""), found.get("direction") != "minimize")
+            searches[folder] = read_search(folder)
+        except ValueError as error:
+            lacks.append(f"the search in {shown(folder)} cannot be read: {error}")
     return searches
+
+
+def read_search(folder: Path) -> Search:
+    """One folder.
+
+    Raises:
+        ValueError: its trials are no table with number and value, or its results no metric; names the file.
+    """
+    with naming(folder / TRIALS):
+        trials = pd.read_csv(io.StringIO(read_text(folder / TRIALS, SIZE)))
+        if lack := {"number", "value"} - {*trials}:
+            raise ValueError(f"it has no column {min(lack)}")
+        trials[["number", "value"]] = trials[["number", "value"]].astype(float)
+        odd = ~(trials["number"].between(0, ROUNDS) & (trials["value"].isna() | (trials["value"].abs() < FINITE)))
+        if odd.any() or len(trials) > NODES or len(trials.columns) > LABEL:
+            raise ValueError("its numbers are not finite, or it is too large")
+    found = read_yaml(folder / RESULTS, check_results) if (folder / RESULTS).exists() else {}
+    return Search(trials.astype({"number": int}), found.get("metric", ""), found.get("direction") != "minimize")
+
+
+def check_results(results: Mapping[str, Any]) -> None:
+    """Refuses ``optimization_results.yaml`` with what is no metric."""
+    if "metric" in results:
+        short("metric", results["metric"])
+        parse(results["metric"] or "")
+        choice("direction", results.get("direction"), ("maximize", "minimize", None))
 
 
 def trials_table(searches: Mapping[Path, Search]) -> Table | None:
@@ -43,7 +69,7 @@ def trials_table(searches: Mapping[Path, Search]) -> Table | None:
     for folder, (trials, metric, higher) in searches.items():
         if trials.empty:
             continue
-        name = os.path.relpath(folder)
+        name = shown(folder)
         records.append(trials.assign(search=name, metric=metric))
         frame = trials.drop(columns="folder", errors="ignore").astype(object).fillna("–")
         frame = frame.map(lambda cell: f"{cell:.5g}" if isinstance(cell, float) else str(cell))

@@ -89,7 +89,11 @@ _FLOAT = r"""%% For LuaLaTeX or XeLaTeX, with booktabs, graphicx and a font that
 """
 #: A cell's text in md, tex or html: how it is escaped, set in bold, and shown as the first of a minor line.
 _MARKUP = {
-    "md": (lambda text: re.sub(r"([\\`*|])", r"\\\1", text).replace("<", "&lt;"), "**{}**", "*{}*"),
+    "md": (
+        lambda text: re.sub(r"([\\`*|]|(?<=])\()", r"\\\1", " ".join(text.split())).replace("<", "&lt;"),
+        "**{}**",
+        "*{}*",
+    ),
     "tex": (lambda text: text.translate(str.maketrans(_LATEX)), r"\textbf{{{}}}", r"\quad {}"),
     "html": (html.escape, "<strong>{}</strong>", "<small>{}</small>"),
 }
@@ -107,7 +111,7 @@ def write_texts(texts: Mapping[Path, str]) -> None:
     """Each file whole or not at all."""
     for path, text in texts.items():
         with replacing(path) as temporary:
-            temporary.write_text(text, encoding="utf-8", newline="")
+            temporary.write_text(text, encoding="utf-8", errors="backslashreplace", newline="")  # a folder's odd name
 
 
 def marked(text: str, kind: str) -> str:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
-from gcfed.runs.identity import identity, setting
+from gcfed.runs.identity import digest, leaves
 from gcfed.runs.metrics_csv import column, read_metrics
+from gcfed.runs.reading import check_config, naming, read_summary, read_text, read_yaml
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -24,7 +22,8 @@ CHECKPOINT = Path("checkpoints") / "last.ckpt"
 PREVIOUS = CHECKPOINT.with_name("previous.ckpt")
 # Diverged: it came to its end, see divergence(). Failed: an error ended it. Unfinished: it was stopped or is running.
 FINISHED, DIVERGED, FAILED, UNFINISHED = STATES = ("finished", "diverged", "failed", "unfinished")
-Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster, where PyYAML was built with it
+_SYSTEM = re.compile(r"/(proc|sys|dev)(/(?!shm/)|$)")
+_COLUMN = re.compile(r"[^\[\]\x00-\x1f]{1,200}")  # of which measures can be asked for
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,23 +36,28 @@ class Run:
     metrics: pd.DataFrame  # by round, NaN where nothing was measured
     state: str  # of STATES
     note: str  # the rest in one sentence; "" for a finished run
+    unread: str = ""  # why its files cannot be read
+
+    @cached_property
+    def leaves(self) -> dict[str, Any]:
+        return leaves(self.config)
 
     @cached_property
     def identity(self) -> str:
-        return identity(self.config)
+        return digest(self.leaves)
 
     @cached_property
     def setting(self) -> str:
-        return setting(self.config)
+        return digest({key: value for key, value in self.leaves.items() if key != "seed"})
 
     @property
     def seed(self) -> int:
-        return int(self.config.get("seed", 0))
+        return self.config.get("seed", 0)
 
     @property
     def planned(self) -> int:
         """The rounds that it was to train."""
-        return int(self.config.get("rounds", 0))
+        return self.config.get("rounds", 0)
 
     @property
     def rounds(self) -> int:
@@ -73,9 +77,17 @@ class Run:
             node = node[part]
         return node
 
+    @cached_property
+    def known(self) -> dict[str, Any]:
+        """What has been read off it: curves by column, and values by measure."""
+        return {}
+
     def curve(self, name: str) -> pd.Series:
         """A column of the metrics where it was measured, by round; empty where it never was. Infinities stay."""
-        return column(self.metrics, name)
+        key = f"[{name}]"  # no measure
+        if key not in self.known:
+            self.known[key] = column(self.metrics, name)
+        return self.known[key]
 
 
 def find_runs(roots: Iterable[str | Path]) -> list[Run]:
@@ -95,15 +107,22 @@ def folders(roots: Iterable[str | Path]) -> Iterator[tuple[Path, list[str]]]:
             raise FileNotFoundError(
                 f"roots={root}: there is no such folder. Runs lie in logs/, or where hydra.run.dir put them."
             )
-        seen = set()
+        seen, base = set[str](), os.path.realpath(root)
         for name, below, files in os.walk(root, followlinks=True):
-            if (real := os.path.realpath(name)) in seen:  # a link may lead back
+            real = os.path.realpath(name)
+            # A link may lead back, above the root, or to where the system shows its processes and devices.
+            if real in seen or (seen and base.startswith(f"{real}/".replace("//", "/"))) or _SYSTEM.match(real):
                 below.clear()
                 continue
             seen.add(real)
             # No run holds another; its checkpoints and events are many.
             below[:] = [] if is_run(files) else [b for b in below if not b.startswith(".")]
             yield Path(name), files
+
+
+def shown(folder: Path) -> str:
+    """Its path from here, of which a table can have any letter."""
+    return os.path.relpath(folder).encode(errors="backslashreplace").decode()
 
 
 def is_run(files: Collection[str]) -> bool:
@@ -115,31 +134,14 @@ def read_run(folder: Path) -> Run:
     """Reads one folder. A file that cannot be read makes the run a failed one, with the reason, never an error."""
     config: Mapping[str, Any] = {}
     try:
-        settings = read_config(folder)
-        planned, _ = int(settings["rounds"]), int(settings["seed"])
-        config = settings
-        path = folder / SUMMARY
-        summary = dict(json.loads(path.read_text())) if path.is_file() else {}
-        metrics = read_metrics(folder / METRICS)
-        state, note = ending(folder, planned, summary, metrics)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
-        reason = f"its files cannot be read: {type(error).__name__}: {' '.join(str(error).split())}"
-        return Run(folder, config, {}, read_metrics(None), FAILED, reason)
+        config = read_yaml(folder / CONFIG, check_config)
+        summary, metrics = read_summary(folder / SUMMARY), read_metrics(folder / METRICS)
+        if odd := [name for name in metrics if not _COLUMN.fullmatch(name)]:
+            raise ValueError(f"{METRICS}: {odd[0][:200]!r} is no name of a column")
+        state, note = ending(folder, config["rounds"], summary, metrics)
+    except ValueError as error:
+        return Run(folder, config, {}, read_metrics(None), FAILED, f"its files cannot be read: {error}", str(error))
     return Run(folder, config, summary, metrics, state, note)
-
-
-def read_config(folder: Path) -> Any:
-    """A run's ``config.yaml``. Each block of its top level is read once: most are alike in all runs of a sweep."""
-    text = (folder / CONFIG).read_text()
-    try:
-        return {key: value for block in re.split(r"\n(?=[^\s#-])", text) for key, value in _block(block).items()}
-    except (yaml.YAMLError, AttributeError):  # not as a run writes it
-        return yaml.load(text, Loader) or {}
-
-
-@lru_cache(maxsize=4096)
-def _block(text: str) -> Any:
-    return yaml.load(text, Loader)
 
 
 def ending(folder: Path, planned: int, summary: Mapping[str, Any], metrics: pd.DataFrame) -> tuple[str, str]:
@@ -147,13 +149,14 @@ def ending(folder: Path, planned: int, summary: Mapping[str, Any], metrics: pd.D
     broken = divergence(metrics)
     if summary and metrics.empty:
         return FAILED, f"it came to its end, but its {METRICS} is missing"
-    if summary and int(summary.get("rounds", 0)) >= planned:
+    if summary and summary.get("rounds", 0) >= planned:
         return (DIVERGED, broken) if broken else (FINISHED, "")
     where = f"after round {metrics.index[-1] if len(metrics) else 0} of {planned}"
     failure = folder / FAILURE
     if failure.is_file():
-        lines = failure.read_text(errors="replace").splitlines() or ["an error without a message"]
-        return FAILED, f"{where}: {lines[0]}"
+        with naming(failure):
+            lines = read_text(failure, errors="replace").splitlines() or ["an error without a message"]
+        return FAILED, f"{where}: {lines[0][:1000]}"
     return UNFINISHED, f"{where}; {broken}" if broken else where
 
 

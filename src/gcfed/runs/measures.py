@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from gcfed.runs.folder import Run
+from gcfed.runs.reading import FINITE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,7 +44,8 @@ def average(curve: pd.Series) -> pd.Series:
 
 def first_round(curve: pd.Series, target: float, *, at_most: bool = False) -> int | None:
     """The first round whose value is at least the target, or with ``at_most`` at most; None if no round has one."""
-    reached = curve.index[np.isfinite(curve) & ((curve <= target) if at_most else (curve >= target))]
+    values = curve.to_numpy()
+    reached = curve.index[np.isfinite(values) & ((values <= target) if at_most else (values >= target))]
     return int(reached[0]) if len(reached) else None
 
 
@@ -94,7 +96,12 @@ def value(run: Run, measure: str) -> float | None:
     Raises:
         ValueError: the string is none of :data:`FORMS`.
     """
-    how, name, number, window = parse(measure)
+    if measure not in run.known:
+        run.known[measure] = _value(run, *parse(measure))
+    return run.known[measure]
+
+
+def _value(run: Run, how: str, name: str, number: float, window: int) -> float | None:
     if not how:
         return _of_summary(run, name)
     curve = run.curve(name)
@@ -103,13 +110,14 @@ def value(run: Run, measure: str) -> float | None:
             means = curve.reindex(range(1, curve.index[-1] + 1)).rolling(window, min_periods=1).mean()
             curve = means[curve.index]
         return first_round(curve, number, at_most=how == "<=")
+    rounds, values = curve.index.to_numpy(), curve.to_numpy()
     if how == "@":
-        curve = curve[curve.index <= number] if run.rounds >= number else curve[:0]
+        values = values[rounds <= number] if run.rounds >= number else values[:0]
     else:
-        curve = curve[curve.index > run.rounds - number]
-    if curve.empty:
+        values = values[rounds > run.rounds - number]
+    if not len(values):
         return None
-    return _finite(curve.iloc[-1] if how in ("@", "last") else getattr(np, how)(curve.to_numpy()))
+    return _finite(values[-1] if how in ("@", "last") else getattr(np, how)(values))
 
 
 def _of_summary(run: Run, name: str) -> float | None:
@@ -121,4 +129,4 @@ def _of_summary(run: Run, name: str) -> float | None:
 
 
 def _finite(number: float) -> float | None:
-    return float(number) if math.isfinite(number) else None
+    return float(number) if abs(number) < FINITE else None

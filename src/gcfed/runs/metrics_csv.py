@@ -6,8 +6,13 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gcfed.runs.reading import ROUNDS, naming, read_text
+from gcfed.utils.number import number
+
 if TYPE_CHECKING:
     import pandas as pd  # a run imports it at its end only
+
+SIZE, COLUMNS = 2**28, 10_000
 
 
 def read_metrics(path: Path | None, *, text: bool = False) -> pd.DataFrame:
@@ -24,18 +29,27 @@ def read_metrics(path: Path | None, *, text: bool = False) -> pd.DataFrame:
     """
     import pandas as pd
 
-    whole = path.read_text() if path is not None and path.is_file() else ""
+    whole = ""
+    if path is not None and path.exists():
+        with naming(path):
+            whole = read_text(path, SIZE)
     whole = whole[: whole.rfind("\n") + 1]
-    if whole.count("\n") < 2:
+    if path is None or whole.count("\n") < 2:
         return pd.DataFrame(index=pd.Index([], name="round", dtype="int64"))
-    try:
-        if text:
-            return pd.read_csv(io.StringIO(whole), dtype=str, keep_default_na=False).set_index("round", drop=False)
-        header, body = whole.split("\n", 1)
-        table = pd.read_csv(io.StringIO(f"{header}\n{body.replace('nan', 'inf')}"), index_col="round", dtype=float)
-        table.index = table.index.astype("int64")
-    except (ValueError, KeyError) as error:
-        raise ValueError(f"{path} is no table of numbers with a column 'round': {error}") from None
+    header, body = whole.split("\n", 1)
+    with naming(path):
+        try:
+            if header.count(",") > COLUMNS:
+                raise ValueError(f"it has more than {COLUMNS:,} columns")
+            if text:
+                return pd.read_csv(io.StringIO(whole), dtype=str, keep_default_na=False).set_index("round", drop=False)
+            table = pd.read_csv(io.StringIO(f"{header}\n{body.replace('nan', 'inf')}"), index_col="round", dtype=float)
+            found, table.index = table.index, table.index.astype("int64")
+            if not ((table.index == found).all() and table.index.is_monotonic_increasing and table.index.is_unique):
+                raise ValueError("its rounds are no whole numbers that increase")
+            number("round", found[-1], 0, ROUNDS)
+        except (ValueError, KeyError) as error:
+            raise ValueError(f"it is no table of numbers with a column 'round': {error}") from None
     return table
 
 

@@ -9,11 +9,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import OmegaConf
 
-from gcfed.runs.folder import CHECKPOINT, Loader, read_config
+from gcfed.runs.folder import CHECKPOINT, CONFIG
 from gcfed.runs.identity import counts, digest, identity
+from gcfed.runs.reading import read_yaml
 from gcfed.utils.processes import job
 
 log = logging.getLogger(__name__)
@@ -37,10 +37,10 @@ def run_dir(base: str, ckpt_path: Any, now: str, changed: str = "", *, _root_: A
     found = sorted(Path(base).glob(f"*/{CHECKPOINT}"), key=lambda path: path.stat().st_mtime, reverse=True)
     for folder in (path.parent.parent for path in found):
         try:
-            if identity(read_config(folder)) == wanted:
+            if identity(read_yaml(folder / CONFIG)) == wanted:
                 return str(folder)
-        except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
-            log.warning("%s is passed over, its config.yaml cannot be read: %s", folder, _line(error))
+        except ValueError as error:
+            log.warning("%s is passed over: %s", folder, error)
     return str(new)
 
 
@@ -52,11 +52,11 @@ def sweep_dir(base: str, ckpt_path: str | None) -> str:
         mine = _counted(word for word in words if "=" in word or word.startswith("~"))
         for sweep in sorted(Path(base).glob("multirun_*/"), reverse=True):
             try:
-                saved = yaml.load((sweep / "multirun.yaml").read_text(), Loader)  # Hydra's own
+                saved = read_yaml(sweep / "multirun.yaml")  # Hydra's own
                 if _counted(saved["hydra"]["overrides"]["task"]) == mine:
                     return str(sweep)
-            except (OSError, TypeError, KeyError, yaml.YAMLError) as error:
-                log.warning("%s is passed over, its multirun.yaml cannot be read: %s", sweep, _line(error))
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                log.warning("%s is passed over, its multirun.yaml cannot be read: %s", sweep, error)
     return str(Path(base) / datetime.now().strftime("multirun_%Y-%m-%d_%H-%M-%S-%f"))
 
 
@@ -66,10 +66,6 @@ def job_dir(overrides: str) -> str:
     if name == overrides and len(name.encode()) <= 255:
         return name
     return f"{name.encode()[:200].decode(errors='ignore')}-{digest({'': overrides})}"
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def _counted(overrides: Any) -> list[str]:

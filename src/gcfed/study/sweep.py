@@ -55,9 +55,9 @@ class Work:
 
     def lack(self, run: Run) -> str:
         """Why a run is not the job's: another identity, or fewer measurements than it asks for; "" if it is."""
-        if odd := differences(leaves(run.config), self.leaves) if run.config else run.note:
+        if odd := differences(run.leaves, self.leaves) if run.config else run.note:
             return odd
-        there, here = (min(int(n), self.cfg.rounds) for n in (run.get("eval_every", 1), self.cfg.eval_every))
+        there, here = (min(n, self.cfg.rounds) for n in (run.get("eval_every") or 1, self.cfg.eval_every))
         if there != here:  # the last round is always tested
             return f"eval_every is {there} there, {here} here"
         has = {name: settings for name, settings in (run.get("metrics") or {}).items() if settings}

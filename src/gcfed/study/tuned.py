@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
+from gcfed.runs.reading import mapping, read_yaml
 from gcfed.study.jobs import Job
 from gcfed.utils.resolvers import CONFIGS
 from gcfed.utils.words import say
@@ -81,6 +82,6 @@ def tune(
                 found[cell] = []  # to be searched for
                 continue
             raise ValueError(f"No trial of {folder} has a value; its trials.csv says why. study.rows leaves it out.")
-        best = yaml.safe_load(results.read_text(encoding="utf-8"))["best_params"]
+        best = mapping(f"{results}: best_params", read_yaml(results).get("best_params"))
         found[cell] = [f"{key}={value}" for key, value in best.items()]
     return [job._replace(overrides=[*job.overrides, *found[job.cell]]) for job in jobs]

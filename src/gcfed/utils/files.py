@@ -60,7 +60,8 @@ def _in_words(error: BaseException, folder: Path | None) -> str:
     there = next(parent for parent in (path, *path.absolute().parents) if _is_folder(parent))
     said = f"{path} cannot be written: {error.strerror}; {size(shutil.disk_usage(there).free)} are free there."
     if full:
-        return f"{said} Make room{'; then ckpt_path=last goes on after the last checkpoint' * ours}."
+        goes_on = folder is not None and ours  # a report, and a run that has not begun, have no checkpoint
+        return f"{said} Make room{'; then ckpt_path=last goes on after the last checkpoint' * goes_on}."
     return f"{said} Take a folder that you may write to: paths.log_dir=<folder> (a report: out=<folder>)."
 
 

@@ -1,0 +1,156 @@
+"""What lies in the folders of runs and searches, read against bounds and types: it may be damaged, or made to harm."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gcfed.utils.number import number, numbers, word
+from gcfed.utils.words import size
+
+LARGEST, DEPTH, NODES, LABEL = 2**20, 24, 20_000, 100  # letters of a file, levels, settings, letters of a name
+FINITE = 1e200  # of numbers beyond, no mean or deviation is one
+ROUNDS = 10_000_000
+Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster, where PyYAML was built with it
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """What is wrong with a file, in one line with its name.
+
+    Raises:
+        ValueError: in place of whatever the system or a parser raises.
+    """
+    try:
+        yield
+    except (OSError, ValueError, OverflowError, RecursionError, yaml.YAMLError) as error:
+        said = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+        raise ValueError(f"{path.name}: {kind}{' '.join(said.split())[:300]}") from None
+
+
+def read_text(path: Path, most: int = LARGEST, errors: str = "strict") -> str:
+    """A file's text.
+
+    Raises:
+        ValueError: it is no regular file, larger than ``most`` letters, or not in UTF-8.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe that nobody writes to would wait for ever
+    with os.fdopen(descriptor, encoding="utf-8", errors=errors) as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("it is no regular file")
+        text = file.read(most + 1)
+    if len(text) > most:
+        raise ValueError(f"it is larger than {size(most)}")
+    return text
+
+
+@lru_cache(maxsize=4096)
+def parse_yaml(text: str) -> Any:
+    """Plain values. Aliases are refused, of which few make many; no run writes any."""
+    depth = 0
+    for event in yaml.parse(text, Loader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEPTH or isinstance(event, yaml.AliasEvent):
+            raise ValueError("it has an alias" if depth <= DEPTH else f"it is more than {DEPTH} levels deep")
+    return plain(yaml.load(text, Loader))
+
+
+def plain(node: Any) -> Any:
+    """The tree, if its whole numbers have at most 64 bits and each mapping has one kind of keys.
+
+    Raises:
+        ValueError: they have not.
+    """
+    if isinstance(node, dict) and len({*map(type, node)}) > 1:
+        raise ValueError(f"its keys are of several kinds: {', '.join(map(repr, [*node][:5]))}")
+    if isinstance(node, int) and abs(node) >= 2**63:
+        raise ValueError("it has a whole number of more than 64 bits")
+    for item in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        plain(item)
+    return node
+
+
+def mapping(key: str, value: Any) -> dict[Any, Any]:
+    """``value``, if it is a mapping; {} for None."""
+    if isinstance(value, dict | None):
+        return value or {}
+    raise ValueError(f"{key}={str(value)[:100]} must be a mapping")
+
+
+def short(key: str, value: Any) -> None:
+    """Refuses what cannot stand in a table's line or on a figure."""
+    if len(word(key, value) or "") > LABEL or not (value or "").isprintable():
+        raise ValueError(f"{key} must be a line of at most {LABEL} letters")
+
+
+def read_yaml(path: Path, check: Callable[[dict[Any, Any]], object] = bool) -> dict[Any, Any]:
+    """A mapping from a file, {} from an empty one; ``check`` raises if it is not as it must be.
+
+    Each block of the top level is read once: most are alike in all runs of a sweep.
+
+    Raises:
+        ValueError: it cannot be read, is no mapping, or not as it must be; names the file.
+    """
+    with naming(path):
+        if (text := read_text(path)).count(":") > NODES:
+            raise ValueError(f"it has more than {NODES:,} settings")
+        try:
+            blocks = re.split(r"\n(?=[^\s#-])", text)
+            found = {key: value for block in blocks for key, value in parse_yaml(block).items()}
+        except (yaml.YAMLError, AttributeError):  # not as a run writes it
+            found = mapping("it", parse_yaml(text))
+        check(found)
+        return found
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """Whether a report can compute with a run's ``config.yaml``, of which other keys may have any value.
+
+    Raises:
+        ValueError: it cannot; names the key.
+    """
+    number("seed", config.get("seed"), 0, whole=True)
+    number("rounds", config.get("rounds"), 0, ROUNDS, whole=True)
+    number("eval_every", config.get("eval_every"), 1, whole=True, none=True)
+    if len(numbers("targets", config.get("targets", []))) > LABEL:
+        raise ValueError(f"targets has more than {LABEL} numbers")
+    short("precision", config.get("precision"))
+    for kind in ("tags", "labels"):
+        for key, value in mapping(kind, config.get(kind)).items():
+            short(f"{kind}.{key}", value)
+    for key, value in mapping("metrics", config.get("metrics")).items():
+        mapping(f"metrics.{key}", value)
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """A run's ``summary.json``; {} where there is none, since the run has not come to its end.
+
+    Raises:
+        ValueError: a figure is no number, or there is more than figures; names file and key.
+    """
+    if not path.exists():
+        return {}
+    with naming(path):
+        found = mapping("it", plain(json.loads(read_text(path))))
+        number("rounds", found.get("rounds", 0), 0, ROUNDS, whole=True)
+        for key, value in found.items():  # figures, and texts that say what the run is
+            if "_to_target" in key:
+                numbers(key, [*mapping(key, value).values()], -FINITE, FINITE, none=True)
+            elif key in ("classes", "ended") or (isinstance(value, str) and "/" not in key):
+                short(key, value)
+            else:
+                number(key, value, -FINITE, FINITE, none=True)
+        if (ended := found.get("ended")) is not None:
+            datetime.fromisoformat(ended).timestamp()
+    return found
