@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from gcfed import assemble as assembly
 from gcfed.assemble import assemble, build_trainer
+from gcfed.study.jobs import read_jobs
 from gcfed.utils import instantiate
 from gcfed.utils.command import check_groups
 from gcfed.utils.resolvers import ROOT
@@ -84,7 +85,9 @@ def quick_builds(monkeypatch):
     def build(node, **kwargs):
         if any(not isinstance(value, int) for value in kwargs.values()) or not isinstance(node, DictConfig):
             return plain(node, **kwargs)
-        path, resolved = str(node._get_full_key(None)), PRESENT["resolved"]
+        path, resolved = str(node._get_full_key(None)), PRESENT.get("resolved")
+        if path.startswith("hydra."):
+            return plain(node, **kwargs)
         for name in path.split("."):
             resolved = resolved[name]
         key = path, repr(resolved), repr(kwargs)
@@ -183,6 +186,58 @@ def test_every_malformed_leaf_ends_in_one_sentence_with_its_key(composed):
                     wrong.append(f"{overrides} {key}={value}: {said}")
     assert tried > 1000
     assert not wrong, "\n".join(wrong)
+
+
+def refusals(call, plain, where):
+    """What is wrong of a check that gets each leaf of ``plain`` malformed: nothing may be accepted, or not named."""
+    for key, default in leaves(plain).items():
+        for value in VALUES:
+            tree = OmegaConf.create(plain)
+            OmegaConf.update(tree, key, value, merge=False)
+            try:
+                call(OmegaConf.to_container(tree))
+                if not meaningful(value, default):
+                    yield f"{where}.{key}={value} is accepted"
+            except (ValueError, FileNotFoundError) as error:
+                if not re.match(rf"{where}\.{key.split('.')[0]}\b", str(error)) or "\n" in str(error):
+                    yield f"{where}.{key}={value}: {error}"
+            except Exception as error:
+                yield f"{where}.{key}={value}: {type(error).__name__}: {error}"
+
+
+def test_every_malformed_setting_of_a_search_and_of_a_study_ends_in_one_sentence_with_its_key():
+    pytest.importorskip("optuna")
+    from gcfed.study.search import check_settings
+    from gcfed.study.tuned import check_search
+
+    sweeper = OmegaConf.to_container(OmegaConf.load(ROOT / "configs/hydra/sweeper/optuna.yaml"))
+    sweeper = {key: value for key, value in sweeper.items() if key[0] != "_"} | {"params": {"x": "interval(0.0, 1.0)"}}
+    del sweeper["sampler"]["n_startup_trials"]  # Optuna's own
+    tuned = OmegaConf.to_container(OmegaConf.load(ROOT / "configs/study/tuned_cifar10.yaml").study)
+    study = OmegaConf.to_container(OmegaConf.load(ROOT / "configs/study/base.yaml").study) | {"table": "gcfed_table5"}
+    search = tuned["search"] | {"n_jobs": 1, "direction": "maximize", "seeds": [1], "params": {"x": "interval(0, 1)"}}
+    search |= {"knobs": {"gc=gcfed": {"y": "choice(1, 2)"}}}
+    wrong = [
+        *refusals(lambda settings: check_settings("hydra.sweeper", **settings), sweeper, "hydra.sweeper"),
+        *refusals(lambda node: read_jobs("full", node), study, "study"),
+        *refusals(check_search, search, "study.search"),
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("n_trials", 1.5), ("n_jobs", 1.5), ("seed", [1]), ("seeds", [1, 1]), ("seeds", []), ("direction", None),
+     ("storage", 3), ("params", 3), ("params", {"gc.lam": "interval(nan, 1)"}), ("bogus", 1)],
+)  # fmt: skip
+def test_settings_of_a_search_that_are_of_the_right_kind_and_mean_nothing(setting, value):
+    pytest.importorskip("optuna")
+    from gcfed.study.search import check_settings
+
+    settings = OmegaConf.to_container(OmegaConf.load(ROOT / "configs/hydra/sweeper/optuna.yaml"))
+    settings = {key: value for key, value in settings.items() if key[0] != "_"}
+    with pytest.raises(ValueError, match=rf"^hydra\.sweeper\.{setting}|^gc\.lam=.*cannot be searched"):
+        check_settings("hydra.sweeper", **settings | {setting: value})
 
 
 def test_every_group_refuses_an_unknown_option_and_runs_without_or_says_why_not(tmp_path):

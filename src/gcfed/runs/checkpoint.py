@@ -22,6 +22,11 @@ from gcfed.runs.metrics_csv import column, read_metrics
 from gcfed.utils.processes import in_sweep
 
 log = logging.getLogger(__name__)
+SHAPE = {  # of a checkpoint: what a run reads of it, and of which kind that is
+    "state_dict": Mapping, "global_step": int, "callbacks": Mapping, "loops": Mapping, "optimizer_states": list,
+    "lr_schedulers": list, "gcfed": Mapping, "gcfed.identity": str, "gcfed.leaves": Mapping, "gcfed.data": str,
+    "gcfed.config": Mapping,
+}  # fmt: skip
 
 
 class RunRecord(Callback):
@@ -99,8 +104,14 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:
         raise ValueError(f"{path} is damaged, or no checkpoint of this project: {error}") from error
-    if "gcfed" not in checkpoint:
-        raise ValueError(f"{path} was not written by this project: it holds no description of its run.")
+    for key, kind in SHAPE.items():
+        node: Any = checkpoint
+        for name in key.split("."):
+            node = node.get(name) if isinstance(node, Mapping) else None
+        if not isinstance(node, kind):
+            raise ValueError(f"{path} was not written by this project: its {key} is {type(node).__name__}.")
+    if not all(isinstance(tensor, torch.Tensor) for tensor in checkpoint["state_dict"].values()):
+        raise ValueError(f"{path} was not written by this project: its state_dict holds more than tensors.")
     return checkpoint
 
 

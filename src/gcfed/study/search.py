@@ -197,8 +197,8 @@ def read_space(
     if not isinstance(params, Mapping):
         raise ValueError(f"{key}={params} must be a group of words such as gc.lam: interval(0.0, 1.0).")
     for name, words in params.items():
-        if not isinstance(words, str | int | float) or words != words:
-            raise ValueError(f"{key}.{name}={words} must be words such as interval(0.0, 1.0), or one value.")
+        if not isinstance(words, str) or not words:
+            raise ValueError(f"{key}.{name}={words} must be words such as interval(0.0, 1.0).")
     space: dict[str, BaseDistribution] = {}
     common: dict[str, str] = {}
     for text in [*(f"{key}={sweep}" for key, sweep in params.items()), *arguments]:
