@@ -16,11 +16,13 @@ from omegaconf import open_dict
 
 from gcfed.assemble import assemble
 from gcfed.callbacks.checkpoint import AtomicCheckpointIO
-from gcfed.run import one_sentence, train
+from gcfed.run import train
 from gcfed.runs.checkpoint import load_checkpoint
 from gcfed.runs.failure import failure_recorded, headline
 from gcfed.runs.folder import CHECKPOINT, FAILURE
+from gcfed.utils.command import one_sentence
 from gcfed.utils.files import in_words, replacing
+from gcfed.utils.signals import stoppable
 
 FAST = ("rounds=3", "participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=40")
 ERRORS = {"key": KeyError("a key"), "ctrl_c": KeyboardInterrupt(), "text": ValueError("two\n  lines")}
@@ -170,7 +172,7 @@ def test_headlines_are_one_line():
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_a_run_with_a_sentence_and_its_number(tmp_path, caplog, signum, request):
+def test_a_signal_ends_a_run_with_a_sentence_and_its_number(tmp_path, capsys, signum, request):
     """As the command line runs it; ``except Exception`` must not hold it up."""
     outer = signal.signal(signum, handler := signal.default_int_handler)  # a shell's & may have it ignored
     request.addfinalizer(lambda: signal.signal(signum, outer))
@@ -179,12 +181,11 @@ def test_a_signal_ends_a_run_with_a_sentence_and_its_number(tmp_path, caplog, si
         with suppress(Exception), failure_recorded(tmp_path):
             os.kill(os.getpid(), signum)
 
-    with pytest.raises(SystemExit) as ended, one_sentence():
+    with pytest.raises(SystemExit) as ended, one_sentence(), stoppable():
         work()
     assert ended.value.code == 128 + signum
     said = f"asked to end by {signum.name}"
-    assert said in caplog.text
-    assert "ckpt_path=last" in caplog.text
+    assert capsys.readouterr().err == f"Stopped: {said}.\n"
     assert said in (tmp_path / FAILURE).read_text()
     assert signal.getsignal(signum) == handler
 

@@ -1,12 +1,12 @@
 """Settings that make no sense: each ends in one sentence that names its key, before anything is trained.
 
 No list of cases: the composed config is walked, and every leaf gets every malformed value; the keys that other options
-add get some of them.
+add get some of them. So do those of a search and of a study, which are no part of a run's config.
 """
 
 import logging
 import re
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from functools import cache
 from math import inf, nan
@@ -17,25 +17,29 @@ import torch
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
 from gcfed import assemble as assembly
 from gcfed.assemble import assemble, build_trainer
+from gcfed.study.jobs import read_jobs
 from gcfed.utils import instantiate
 from gcfed.utils.command import check_groups
 from gcfed.utils.resolvers import ROOT
 
-VALUES = (nan, inf, -1, 0, 1e300, "x", True, None, [], {})
+VALUES = (nan, inf, -1, 0, 1e300, "x", "", True, None, [], {})
 SOME = (nan, -1, "x", None)
+PRESENT = {}  # the config of the present case, resolved
+MORE = {"dynamic": ("participation.num_clients=500",)}  # what an option needs
 SMALL = ("callbacks.progress=null", "extras.figures=false", "model.hidden=[8]", "trainer.devices=1")
 # Options that set keys of their own and are built from the digits alone.
 GROUPS = (
-    "aggregator", "algorithm", "attack", "client", "gc", "metrics", "participation", "partition", "quantization",
-    "server",
+    "aggregator", "algorithm", "attack", "client", "client_store", "gc", "logger", "metrics", "participation",
+    "partition", "quantization", "server",
 )  # fmt: skip
 # Names, what is read before or after the run is built, and what the run sets itself.
 ELSEWHERE = (
     "ckpt_path", "labels", "optimized_metric", "tags", "paths.data_dir", "paths.root_dir", "logger.csv.resume_round",
-    "logger.tensorboard.resume_round",
+    "logger.tensorboard.resume_round", "logger.wandb.resume_round", "logger.mlflow.resume_round",
 )  # fmt: skip
 
 
@@ -46,39 +50,49 @@ def leaves(tree, prefix=""):
     return {prefix[:-1]: tree}
 
 
-def options():
-    """The default, and one option of a group at a time."""
-    yield ()
-    for group in GROUPS:
-        for path in sorted((ROOT / "configs" / group).glob("*.yaml")):
-            if path.stem != "base":
-                yield (f"{group}={path.stem}", *(("participation.num_clients=500",) if path.stem == "dynamic" else ()))
-
-
 @pytest.fixture(scope="module")
 def composed(tmp_path_factory):
-    """overrides → the config, for those that a run is built from."""
-    folder, found = tmp_path_factory.mktemp("malformed"), {}
-    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        for overrides in options():
-            cfg = compose("train", [*SMALL, *overrides])
-            with open_dict(cfg):
-                cfg.paths.output_dir = str(folder)
-            found[overrides] = cfg
+    """overrides → the config, for those that a run is built from: options of all groups at once, where they agree."""
+    folder, found, alone = str(tmp_path_factory.mktemp("malformed")), {}, []
+    left = {group: sorted(p.stem for p in (ROOT / "configs" / group).glob("*.yaml") if p.stem != "base")
+            for group in GROUPS}  # fmt: skip
+
+    def said(together):
+        words = [word for group, name in together for word in (f"{group}={name}", *MORE.get(name, ()))]
+        cfg = compose("train", [*SMALL, *words, f"paths.output_dir={folder}"])
+        refused = attack(cfg, "seed", 1, set())
+        if refused is None:
+            found[" ".join(words)] = cfg
+        return refused
+
+    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"), quick_builds(pytest.MonkeyPatch()):
+        assert said([]) is None
+        while any(left.values()):
+            together = [(group, names.pop(0)) for group, names in left.items() if names]
+            while together and (why := said(together)):  # without what the sentence names, which is tried alone
+                alone.append(next((one for one in together if re.search(rf"\b{one[0]}[=.]", why)), together[0]))
+                together.remove(alone[-1])
+        for one in alone:
+            said([one])
     return found
 
 
-@pytest.fixture(autouse=True)
-def nothing_is_built_twice(monkeypatch):
+@contextmanager
+def quick_builds(monkeypatch):
     """Parts with the same settings are shared: no case trains them."""
     built, plain = {}, instantiate.build
 
     def build(node, **kwargs):
-        if kwargs or not isinstance(node, DictConfig):
+        if any(not isinstance(value, int) for value in kwargs.values()) or not isinstance(node, DictConfig):
             return plain(node, **kwargs)
-        key = (str(node._get_full_key(None)), OmegaConf.to_yaml(node, resolve=True))
+        path, resolved = str(node._get_full_key(None)), PRESENT.get("resolved")
+        if path.startswith("hydra."):
+            return plain(node, **kwargs)
+        for name in path.split("."):
+            resolved = resolved[name]
+        key = path, repr(resolved), repr(kwargs)
         if key not in built:
-            built[key] = plain(node)
+            built[key] = plain(node, **kwargs)
         return built[key]
 
     monkeypatch.setattr(instantiate, "build", build)
@@ -87,6 +101,13 @@ def nothing_is_built_twice(monkeypatch):
     logging.disable(logging.WARNING)
     yield
     logging.disable(logging.NOTSET)
+    monkeypatch.undo()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_built_twice(monkeypatch):
+    with quick_builds(monkeypatch):
+        yield
 
 
 @contextmanager
@@ -107,6 +128,8 @@ def attack(cfg, key, value, built):
     """What the run says against this value: a sentence, or None if it is built with it."""
     with changed(cfg, key, value):
         try:
+            with suppress(OmegaConfBaseException):  # the check says it
+                PRESENT["resolved"] = OmegaConf.to_container(cfg, resolve=True)
             parts = assemble(cfg)
             if (layout := f"{cfg.get('trainer')} {cfg.get('logger')}") not in built:
                 built.add(layout)
@@ -129,7 +152,7 @@ def names(sentence, key, plain):
 
 def meaningful(value, default):
     """Whether a value is of its setting's kind, as far as its default tells."""
-    if value in (nan, inf, 1e300) or isinstance(value, float):
+    if value in (nan, inf, 1e300, "") or isinstance(value, float):
         return False
     if value is None or default is None:
         return True
@@ -145,8 +168,6 @@ def test_every_malformed_leaf_ends_in_one_sentence_with_its_key(composed):
     assert {key for cfg in composed.values() for key in cfg} == {*assembly.GROUPS, *assembly.KEYS}
     seen, built, wrong, tried = set(), set(), [], 0
     for overrides, cfg in composed.items():
-        if attack(cfg, "seed", 1, set()) is not None:  # not for the digits
-            continue
         plain, resolved = (leaves(OmegaConf.to_container(cfg, resolve=resolve)) for resolve in (False, True))
         for key, default in plain.items():
             if key.startswith(ELSEWHERE) or (key, repr(default)) in seen:
@@ -157,14 +178,66 @@ def test_every_malformed_leaf_ends_in_one_sentence_with_its_key(composed):
                 try:
                     said = attack(cfg, key, value, built)
                 except Exception as error:
-                    wrong.append(f"{' '.join(overrides)} {key}={value}: {type(error).__name__}: {error}")
+                    wrong.append(f"{overrides} {key}={value}: {type(error).__name__}: {error}")
                     continue
                 if said is None and not meaningful(value, resolved.get(key, {})):
-                    wrong.append(f"{' '.join(overrides)} {key}={value} is accepted")
+                    wrong.append(f"{overrides} {key}={value} is accepted")
                 if said is not None and not (names(said, key, plain) and "\n" not in said):
-                    wrong.append(f"{' '.join(overrides)} {key}={value}: {said}")
+                    wrong.append(f"{overrides} {key}={value}: {said}")
     assert tried > 1000
     assert not wrong, "\n".join(wrong)
+
+
+def refusals(call, plain, where):
+    """What is wrong of a check that gets each leaf of ``plain`` malformed: nothing may be accepted, or not named."""
+    for key, default in leaves(plain).items():
+        for value in VALUES:
+            tree = OmegaConf.create(plain)
+            OmegaConf.update(tree, key, value, merge=False)
+            try:
+                call(OmegaConf.to_container(tree))
+                if not meaningful(value, default):
+                    yield f"{where}.{key}={value} is accepted"
+            except (ValueError, FileNotFoundError) as error:
+                if not re.match(rf"{where}\.{key.split('.')[0]}\b", str(error)) or "\n" in str(error):
+                    yield f"{where}.{key}={value}: {error}"
+            except Exception as error:
+                yield f"{where}.{key}={value}: {type(error).__name__}: {error}"
+
+
+def test_every_malformed_setting_of_a_search_and_of_a_study_ends_in_one_sentence_with_its_key():
+    pytest.importorskip("optuna")
+    from gcfed.study.search import check_settings
+    from gcfed.study.tuned import check_search
+
+    sweeper = OmegaConf.to_container(OmegaConf.load(ROOT / "configs/hydra/sweeper/optuna.yaml"))
+    sweeper = {key: value for key, value in sweeper.items() if key[0] != "_"} | {"params": {"x": "interval(0.0, 1.0)"}}
+    del sweeper["sampler"]["n_startup_trials"]  # Optuna's own
+    tuned = OmegaConf.to_container(OmegaConf.load(ROOT / "configs/study/tuned_cifar10.yaml").study)
+    study = OmegaConf.to_container(OmegaConf.load(ROOT / "configs/study/base.yaml").study) | {"table": "gcfed_table5"}
+    search = tuned["search"] | {"n_jobs": 1, "direction": "maximize", "seeds": [1], "params": {"x": "interval(0, 1)"}}
+    search |= {"knobs": {"gc=gcfed": {"y": "choice(1, 2)"}}}
+    wrong = [
+        *refusals(lambda settings: check_settings("hydra.sweeper", **settings), sweeper, "hydra.sweeper"),
+        *refusals(lambda node: read_jobs("full", node), study, "study"),
+        *refusals(check_search, search, "study.search"),
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("n_trials", 1.5), ("n_jobs", 1.5), ("seed", [1]), ("seeds", [1, 1]), ("seeds", []), ("direction", None),
+     ("storage", 3), ("params", 3), ("params", {"gc.lam": "interval(nan, 1)"}), ("bogus", 1)],
+)  # fmt: skip
+def test_settings_of_a_search_that_are_of_the_right_kind_and_mean_nothing(setting, value):
+    pytest.importorskip("optuna")
+    from gcfed.study.search import check_settings
+
+    settings = OmegaConf.to_container(OmegaConf.load(ROOT / "configs/hydra/sweeper/optuna.yaml"))
+    settings = {key: value for key, value in settings.items() if key[0] != "_"}
+    with pytest.raises(ValueError, match=rf"^hydra\.sweeper\.{setting}|^gc\.lam=.*cannot be searched"):
+        check_settings("hydra.sweeper", **settings | {setting: value})
 
 
 def test_every_group_refuses_an_unknown_option_and_runs_without_or_says_why_not(tmp_path):
@@ -188,7 +261,9 @@ def test_every_group_refuses_an_unknown_option_and_runs_without_or_says_why_not(
     ("key", "value"),
     [("data.dataset.data_dir", 3), ("server.tau", 1e30), ("data.transform.flip", 3), ("partition.min_size", 1.5),
      ("rond", 3), ("gc.boundary", 3), ("trainer.accelerator", "gpu"), ("trainer.limit_val_batches", 0),
-     ("model.hidden", [0]), ("name", "../../escape")],
+     ("model.hidden", [0]), ("name", "../../escape"), ("attack.clients", 0.2), ("quantization.bits", 4),
+     ("participation.faults.dropout", 1), ("client_store.folder", ""), ("targets", [2]), ("optimized_metric", 3),
+     ("methods.proximal", {"mu": 1}), ("callbacks.checkpoint.dirpath", "")],
 )  # fmt: skip
 def test_what_a_walk_over_the_leaves_does_not_try(tmp_path, monkeypatch, key, value):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -27,6 +27,7 @@ def test_nothing_else_is_a_number_from_0_to_1(value):
         (1.0, 2, 32, {"whole": True}, "k=1.0 must be a whole number from 2 to 32."),
         (0, 0, 1, {"above": True}, "k=0 must be a number above 0, at most 1."),
         (1, 0, 1, {"below": True, "none": True}, "k=1 must be a number of at least 0, below 1, or null."),
+        (1e-300, 0, 1e9, {"above": True}, "k=1e-300 must be a number of at least 1e-18."),  # which float32 squares to 0
         ("on", 1, 8, {"whole": True, "auto": True}, "k=on must be auto or a whole number from 1 to 8."),
     ],
 )

@@ -3,10 +3,13 @@
 import json
 import struct
 from importlib.machinery import ModuleSpec
+from threading import Event
 
 import pytest
 from conftest import TWO, read_rows
+from lightning.pytorch.loggers import MLFlowLogger
 
+from gcfed.loggers import trackers
 from gcfed.loggers.trackers import RoundMLflowLogger
 from gcfed.run import train
 from gcfed.utils import instantiate
@@ -73,6 +76,53 @@ def test_trackers_have_a_row_a_round_and_a_resumed_run_goes_on_in_theirs(config,
     assert len(accuracies) == 4
     check_wandb(tmp_path, accuracies)
     check_mlflow(tmp_path, address, accuracies)
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:9", "sqlite:////proc/mlflow.db"])
+def test_a_tracker_that_does_not_answer_ends_the_run_before_its_first_round(config, tmp_path, monkeypatch, address):
+    monkeypatch.setattr(trackers, "LIMIT", 0.5)
+    monkeypatch.setattr("mlflow.store.db.utils.MAX_RETRY_COUNT", 2)  # 10 hold MLflow's lock for two minutes
+    said = r"^logger\.mlflow: .+\. Make it answer, or leave it out by ~logger\.mlflow\.$"
+    with pytest.raises(ValueError, match=said):
+        train(config(*FAST[:-3], "logger=mlflow", f"logger.mlflow.tracking_uri={address}", folder=tmp_path))
+    assert not (tmp_path / "metrics.csv").exists()
+
+
+def test_a_run_goes_on_without_a_tracker_that_fails_later(config, tmp_path, monkeypatch, caplog):
+    """Its second row never arrives, and the third is not waited for."""
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setattr(trackers, "LIMIT", 3)
+    plain, told = MLFlowLogger.log_metrics, []
+
+    def log_metrics(self, metrics, step=None):
+        told.append(step)
+        if step == 2:
+            Event().wait()
+        plain(self, metrics, step)
+
+    monkeypatch.setattr(MLFlowLogger, "log_metrics", log_metrics)
+    address = f"logger.mlflow.tracking_uri=file:{tmp_path}/mlruns"
+    train(config(*FAST[:-3], "rounds=4", "logger=mlflow", address, folder=tmp_path / "run"))
+    assert told == [1, 2]
+    assert "logger.mlflow: no answer within 3 s. The run goes on without it; metrics.csv has all" in caplog.text
+    assert [row["round"] for row in read_rows(tmp_path / "run" / "metrics.csv")] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("+logger.wandb.bogus=1", "logger.wandb.bogus=1 is no argument of wandb.init"),
+        ("logger.wandb.project=a/b", "logger.wandb.project=a/b: .* cannot contain"),
+        ("logger.wandb.project=3", "logger.wandb.project=3: .* valid string"),
+        ("logger.mlflow.experiment_name=''", "logger.mlflow.experiment_name='' is empty"),
+        ("logger.mlflow.tracking_uri=nonsense://x", "logger.mlflow: .*nonsense"),
+        ("logger.mlflow.tracking_uri=3", "logger.mlflow.tracking_uri=3 must be text"),
+    ],
+)
+def test_their_settings_are_checked_before_there_is_a_folder(config, tmp_path, word, sentence):
+    with pytest.raises(ValueError, match=f"^{sentence}"):
+        train(config(*FAST, "logger=many", "logger.wandb.offline=true", word, folder=tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("found", [None, ModuleSpec("wandb", None)], ids=["nothing", "a folder"])

@@ -6,12 +6,14 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from hydra.core.hydra_config import HydraConfig
 from lightning.pytorch import Callback, Trainer, seed_everything
@@ -33,7 +35,7 @@ from gcfed.methods.local_norm import LocalNorm
 from gcfed.models.own import build_net
 from gcfed.runs.identity import digest
 from gcfed.utils.instantiate import build_all, optional, require
-from gcfed.utils.number import choice, flag, number, numbers
+from gcfed.utils.number import choice, flag, number, numbers, word
 from gcfed.utils.processes import in_sweep
 from gcfed.utils.rng import torch_seed
 from gcfed.utils.words import size
@@ -51,6 +53,7 @@ READ = {  # what a run may have at the top level, and in groups that are not bui
     "": (*GROUPS, *KEYS), "participation": ("num_clients", "per_round", "sampler", "faults"), "extras": ("figures",),
 }  # fmt: skip
 FOLLOWED = {"precision": "trainer.precision", "rounds": "trainer.max_steps", "eval_every": "trainer.val_check_interval"}
+PART = re.compile(r"gc|attack|quantization|participation\.faults|(methods|metrics|callbacks|logger)\.[^.]+")
 ROUNDS = {  # of the trainer, whose batch is a round
     "max_epochs": -1, "check_val_every_n_epoch": None, "num_sanity_val_steps": 0, "log_every_n_steps": 1,
     "use_distributed_sampler": False,
@@ -89,6 +92,7 @@ def assemble(cfg: DictConfig) -> Parts:
     if module.task.has_classes != (data.labels.dtype.kind == "i"):
         task = "gcfed.tasks.SquaredError for numbers, gcfed.tasks.Classification for classes, which are integers"
         raise ValueError(f"task._target_={cfg.task._target_} is not for labels of {data.labels.dtype}: {task}.")
+    check_samples(data, module.task.has_classes, is_text)
     methods = build_methods(cfg)
     faults = optional(cfg.participation, "faults") or Faults()
     sampler = cfg.participation.get("sampler")
@@ -119,6 +123,26 @@ def assemble(cfg: DictConfig) -> Parts:
     return Parts(module, data, loop, methods, callbacks)
 
 
+def check_samples(data: FederatedDataModule, has_classes: bool, is_text: bool) -> None:
+    """Refuses data from which nothing can be learned, and warns of classes that are tested and never trained.
+
+    Raises:
+        ValueError: one class, or texts of one character, which stands for all that are unknown.
+    """
+    x = data.dataset.train.x
+    if is_text and not any((x[i : i + 1000] != x.flat[0]).any() for i in range(0, len(x), 1000)):
+        raise ValueError(f"data={data.dataset.name}: all characters of its texts are the same, or unknown.")
+    if not has_classes:
+        return
+    trained, tested = (np.bincount(y[y >= 0], minlength=data.num_classes) for y in (data.labels, data.test_labels))
+    present = np.flatnonzero(trained)
+    if len(present) < 2:
+        raise ValueError(f"data={data.dataset.name}: all training samples are of class {present}: nothing is to learn.")
+    strange = np.flatnonzero((tested > 0) & (trained == 0))
+    if len(strange) and data.labels.ndim == 1:  # of characters some are too rare
+        log.warning("no training sample is of the classes %s, of which the test split has samples", strange.tolist())
+
+
 def build_trainer(cfg: DictConfig, parts: Parts, callbacks: Sequence[Callback], resume_round: int = 0) -> Trainer:
     """The trainer with its loggers, laid out over processes where the user leaves that open.
 
@@ -138,20 +162,19 @@ def check(cfg: DictConfig) -> None:
     """Refuses what cannot work before anything is built."""
     refuse_sweeps()
     try:
-        OmegaConf.to_container(cfg, resolve=True)
+        refuse_empty(OmegaConf.to_container(cfg, resolve=True))
     except OmegaConfBaseException as error:
         raise ValueError(" ".join(str(error).split())) from None
     for key in GROUPS:
         if not OmegaConf.is_dict(cfg.get(key)):
             raise ValueError(f"{key}={cfg.get(key)} must be a group of settings, as in configs/.")
-    written = OmegaConf.to_yaml(cfg)
     for group, known in READ.items():
         node = cfg[group] if group else cfg
         for key in (str(key) for key in node if key not in known):
             path = f"{group}.{key}".lstrip(".")
             # A setting of the user's own, which others follow; from beside it by its last part.
             followed = rf"\$\{{\s*(?:{re.escape(path)}|\.+{re.escape(key)})\s*[.}}\[]"
-            if not re.search(followed, written):
+            if not re.search(followed, OmegaConf.to_yaml(cfg)):
                 near = get_close_matches(key, known, n=1)
                 hint = f": did you mean {f'{group}.{near[0]}'.lstrip('.')}?" if near else f"; ~{path} leaves it out."
                 raise ValueError(f"{path}={node[key]} is read by nothing{hint}")
@@ -189,7 +212,9 @@ def check(cfg: DictConfig) -> None:
             f"trainer.accelerator={cfg.trainer.accelerator}: torch sees no GPU (CUDA) here. Take trainer=auto, or cpu."
         )
     number("trainer.limit_val_batches", cfg.trainer.get("limit_val_batches"), 0, above=True, none=True)
-    numbers("targets", cfg.get("targets"), 0)
+    numbers("targets", cfg.get("targets"), 0, 1)
+    word("optimized_metric", cfg.get("optimized_metric"))
+    word("client_store.folder", cfg.client_store.get("folder"))
     flag("channels_last", cfg.get("channels_last"))
     flag("extras.figures", cfg.extras.get("figures"))
     flag("trainer.enable_model_summary", cfg.trainer.get("enable_model_summary", False))
@@ -197,6 +222,24 @@ def check(cfg: DictConfig) -> None:
     alone = cfg.trainer.get("strategy") is None or "LOCAL_RANK" in os.environ or forks
     if in_sweep() and not alone:
         raise ValueError("-m with trainer=ddp would start a sweep in every process: give each job a command.")
+
+
+def refuse_empty(node: Any, key: str = "") -> None:
+    """Refuses empty texts, which are no names of anything, and settings of a part that is not there.
+
+    Raises:
+        ValueError: names the key.
+    """
+    if node == "":
+        raise ValueError(f"{key}='' is empty: give it a value, or null where it may have none.")
+    if not isinstance(node, Mapping):
+        return
+    if PART.fullmatch(key) and node.get("_target_") is None:
+        for name in node.keys() - {"_target_", "boundary", "layer_boundary"}:  # a model sets these two, gc or not
+            part = f"{key}.{name}={node[name]} is read by nothing, since {key}._target_ names no part"
+            raise ValueError(f"{part}: choose an option of {key.split('.')[0]}, or leave it out.")
+    for name, inner in node.items():
+        refuse_empty(inner, f"{key}.{name}".lstrip("."))
 
 
 def refuse_sweeps() -> None:
@@ -224,6 +267,11 @@ def build_methods(cfg: DictConfig) -> list[Part]:
 
 def described(cfg: DictConfig, data: FederatedDataModule) -> DictConfig:
     """A config whose model is built for these data, also where it leaves their shape and classes open."""
+    if "vocabulary" not in cfg.model and (cfg.data.num_classes, cfg.data.input_shape) == (
+        data.num_classes,
+        list(data.input_shape),
+    ):
+        return cfg
     cfg = cfg.copy()
     with open_dict(cfg):
         # The user's own texts, of whatever tokens; other sets say where their labels are.

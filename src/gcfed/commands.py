@@ -1,18 +1,19 @@
 """The commands ``gcfed-train``, ``gcfed-eval`` and ``gcfed-report``; ``src/train.py`` and its neighbours call them."""
 
+from __future__ import annotations
+
 import json
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import hydra
-from omegaconf import DictConfig, OmegaConf
+from gcfed.utils.command import one_sentence, run_command, say_stop
+from gcfed.utils.signals import Stopped, stoppable
 
-from gcfed.configure import shorthand
-from gcfed.utils.command import run_command
-from gcfed.utils.cpu import spin_briefly
-from gcfed.utils.resolvers import CONFIGS
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
 
 
 def train() -> None:
@@ -31,29 +32,49 @@ def report() -> None:
 
 
 def _run(name: str, task: Callable[[DictConfig], float | None]) -> None:
-    sys.path.append(str(Path.cwd()))  # where a user's own networks, data and methods lie
-    sys.argv[1:] = shorthand(sys.argv[1:])
-    run_command(hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=name)(task))
+    with stoppable(say_stop):
+        import hydra
+
+        from gcfed.configure import shorthand
+        from gcfed.utils.resolvers import CONFIGS
+
+        sys.path.append(str(Path.cwd()))  # where a user's own networks, data and methods lie
+        sys.argv[1:] = shorthand(sys.argv[1:])
+        run_command(hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=name)(task))
 
 
 def _train(cfg: DictConfig) -> float | None:
-    spin_briefly()
-    from gcfed.run import one_sentence, train  # torch and lightning: not needed for --help and --cfg
+    with stoppable(say_stop):  # torch and lightning: not needed for --help and --cfg
+        from gcfed.utils.cpu import spin_briefly
 
-    with one_sentence():
-        result = train(cfg)
+        spin_briefly()
+        from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+        from gcfed.run import train
+        from gcfed.utils.processes import in_sweep
+
+    with one_sentence(errors=not in_sweep()), stoppable():
+        try:
+            result = train(cfg)
+        except SIGTERMException as stop:  # Lightning's word for it, from a run of several processes
+            raise Stopped(int(str(stop.code)) - 128) from None
     return result.metrics.get(cfg.optimized_metric) if cfg.optimized_metric else None
 
 
 def _evaluate(cfg: DictConfig) -> None:
-    spin_briefly()
-    from gcfed.run import evaluate, one_sentence
+    with stoppable(say_stop):
+        from gcfed.utils.cpu import spin_briefly
 
-    with one_sentence():
+        spin_briefly()
+        from gcfed.run import evaluate
+
+    with one_sentence(), stoppable():
         print(json.dumps(evaluate(cfg)))
 
 
 def _report(cfg: DictConfig) -> None:
+    from omegaconf import OmegaConf
+
     from gcfed.report.build import Incomplete, report
 
     try:

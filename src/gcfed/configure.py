@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
+from hydra.core.override_parser.types import Quote, QuotedString
 from omegaconf import DictConfig, open_dict
 
 import gcfed.runs.place  # noqa: F401  (its resolvers name the folders of runs)
@@ -14,12 +15,13 @@ from gcfed.utils.resolvers import CONFIGS
 def shorthand(overrides: Iterable[str]) -> list[str]:
     """``model._target_=mynet.Net`` alone chooses ``model=own``, whose keys are not those of the default network.
 
-    The path of a checkpoint needs no quotes for Hydra, though the folders of a sweep's jobs have ``=`` in their names.
+    The path of a checkpoint needs no quotes for Hydra, whatever characters its folders' names have.
     """
     overrides = list(overrides)
     for i, (key, _, path) in enumerate(override.partition("=") for override in overrides):
-        if key == "ckpt_path" and os.path.isfile(path):  # noqa: PTH113  (says no where is_file() raises)
-            overrides[i] = f"{key}='{path}'"
+        quoted = path[:1] in ("'", '"', "[")
+        if key == "ckpt_path" and not quoted and (os.path.isfile(path) or "'" in path):  # noqa: PTH113  (is_file() may raise)
+            overrides[i] = f"{key}={QuotedString(path, Quote.single).with_quotes()}"
     own = [o for o in overrides if o.startswith("model._target_=") and not o.startswith("model._target_=gcfed.")]
     if own and not any(o.startswith("model=") for o in overrides):
         overrides.insert(overrides.index(own[0]), "model=own")

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 import shlex
-import shutil
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +13,6 @@ from typing import Any
 import torch
 from hydra.core.hydra_config import HydraConfig
 from lightning.pytorch import Trainer
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import save
 
@@ -36,18 +32,17 @@ from gcfed.runs.checkpoint import (
     load_weights,
     resume_from,
 )
-from gcfed.runs.failure import failure_recorded, headline
+from gcfed.runs.failure import failure_recorded
 from gcfed.runs.folder import CHECKPOINT, CONFIG, METRICS, SUMMARY, divergence
 from gcfed.runs.identity import hyperparameters, identity, setting
 from gcfed.runs.metrics_csv import column, read_metrics
 from gcfed.runs.summary import last_figures, print_summary, summary_of, write_summary
 from gcfed.utils.cpu import cores, keep_freed_memory
-from gcfed.utils.files import in_words, remove_temporaries, replacing
+from gcfed.utils.files import remove_temporaries, replacing
 from gcfed.utils.instantiate import check_targets, require
 from gcfed.utils.lock import locked
 from gcfed.utils.pictures import show
-from gcfed.utils.processes import in_sweep, leads, one_of_several
-from gcfed.utils.signals import Stopped, stoppable
+from gcfed.utils.processes import leads, one_of_several
 
 log = logging.getLogger(__name__)
 logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # tips and device lists; errors still come through
@@ -67,32 +62,6 @@ class RunResult:
     module: FederatedModule
     trainer: Trainer
     loop: FederatedLoop
-
-
-@contextmanager
-def one_sentence() -> Iterator[None]:
-    """Ends the process with the sentence of an error that names its key or file, without the frames that led to it.
-
-    Not in a sweep, whose other jobs go on, nor under HYDRA_FULL_ERROR=1. A signal ends a sweep too, with 128 and its
-    number as the exit code.
-    """
-    try:
-        with stoppable():
-            yield
-    except (Stopped, SIGTERMException) as stop:
-        log.error("%s. The same command with ckpt_path=last goes on after the last finished round.", headline(stop))
-        raise SystemExit(stop.exit_code if isinstance(stop, Stopped) else stop.code) from None
-    except (ValueError, OSError) as error:
-        if in_sweep() or os.environ.get("HYDRA_FULL_ERROR") == "1":
-            raise
-        folder = Path(HydraConfig.get().runtime.output_dir)
-        log.error("%s (HYDRA_FULL_ERROR=1 shows where)", in_words(error, folder))
-        # What Hydra made before the run was refused; its folder is the present one for src/eval.py.
-        if folder != Path.cwd() and folder.is_dir() and [path.name for path in folder.iterdir()] == ["train.log"]:
-            shutil.rmtree(folder)
-            with suppress(OSError):  # logs/<name>/ too, unless other runs are in it
-                folder.parent.rmdir()
-        raise SystemExit(1) from None
 
 
 def train(cfg: DictConfig) -> RunResult:

@@ -1,6 +1,13 @@
 """The command line as a user types it: each test starts real processes."""
 
 import json
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import kill
 import pytest
@@ -8,6 +15,8 @@ import torch
 from conftest import read_rows, type_command
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from gcfed.utils.resolvers import ROOT
 
 FAST = ["participation.num_clients=8", "client.epochs=2", "data.limit_train=300", "data.limit_test=100"]
 pytestmark = pytest.mark.slow
@@ -50,10 +59,27 @@ def test_a_run_is_killed_and_continues_in_its_folder(tmp_path):
     reader = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
     assert [event.step for event in reader.Scalars("test/acc")] == list(range(1, 31))
 
+    folder = folder.rename(tmp_path / 'it\'s, {a=b} "run"')  # Hydra's grammar has words for all of these
     said = type_command(tmp_path, "eval.py", f"ckpt_path={folder / 'checkpoints/last.ckpt'}")
     metrics = json.loads(said.strip().splitlines()[-1])
     assert metrics["round"] == 30
     assert metrics["test/acc"] == pytest.approx(read_rows(folder / "metrics.csv")[-1]["test/acc"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("delay", [0, 0.6, 1.5])
+def test_a_signal_in_the_first_seconds_ends_in_one_sentence_and_leaves_nothing(tmp_path, delay):
+    """While Python imports, Hydra composes and torch is imported, in which an exception may get lost."""
+    signum = random.choice([signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+    command = [sys.executable, str(ROOT / "src/train.py"), "rounds=3000", f"paths.log_dir={tmp_path / 'logs'}"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    while not int(re.search(r"SigCgt:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text())[1], 16) >> 14 & 1:
+        time.sleep(0.001)  # until SIGTERM is heard: Python itself has just begun
+    time.sleep(delay)
+    process.send_signal(signum)
+    said, _ = process.communicate(timeout=60)
+    assert (said, process.returncode) == (f"Stopped: asked to end by {signum.name}.\n", 128 + signum)
+    assert [*tmp_path.glob("logs/*")] == []
 
 
 def test_a_sweep_makes_a_run_for_each_combination(tmp_path):
@@ -79,6 +105,7 @@ def test_a_sweep_makes_a_run_for_each_combination(tmp_path):
             "gc=[local,null] names no option of gc: choose gcfed, global, local, none, warmup, or ~gc for none.",
         ),
         ("name=${nope}", "Interpolation key 'nope' not found"),
+        ("ckpt_path=it's.ckpt", "ckpt_path=it's.ckpt: there is no such file."),
         ("hydra.run.dir={tmp_path}/file/run", "/file/run cannot be written: Not a directory; "),
         ("hydra.run.dir={tmp_path}/run", "/run/train.log cannot be written: Is a directory; "),
     ],

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf, open_dict
 
 from gcfed.data.base import FederatedDataset, Split
 from gcfed.run import evaluate, train
-from gcfed.runs.checkpoint import class_checksum, load_checkpoint, resume_from
+from gcfed.runs.checkpoint import SHAPE, class_checksum, load_checkpoint, resume_from
 from gcfed.runs.folder import CHECKPOINT
 from gcfed.utils.instantiate import check_targets
 from gcfed.utils.lock import locked
@@ -221,3 +221,18 @@ def test_a_second_job_of_a_name_overwrites_no_run(run, finished, config, monkeyp
 def test_what_is_tested_must_be_named():
     with pytest.raises(ValueError, match="ckpt_path=None names no checkpoint"):
         evaluate(OmegaConf.create({"ckpt_path": None}))
+
+
+def test_a_checkpoint_of_another_shape_is_refused(config, tmp_path):
+    """Each part that a run reads, in the place of which something else stands, or nothing."""
+    train(config("rounds=1", "participation.num_clients=8", "data.limit_train=100", folder=tmp_path / "run"))
+    path = tmp_path / "run" / CHECKPOINT
+    whole = torch.load(path, weights_only=True)
+    for key in SHAPE:
+        for wrong in ("x" if SHAPE[key] is not str else 3, [1] if SHAPE[key] is not list else {}, None):
+            broken = {**whole, "gcfed": {**whole["gcfed"]}}
+            node, _, name = key.rpartition(".")
+            (broken[node] if node else broken)[name] = wrong
+            torch.save(broken, tmp_path / "broken.ckpt")
+            with pytest.raises(ValueError, match=rf"broken\.ckpt was not written by this project: its {key} is "):
+                load_checkpoint(tmp_path / "broken.ckpt")

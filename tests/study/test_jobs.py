@@ -25,7 +25,7 @@ SCALES = {"small": {"rows": ["FedAvg"], "seeds": [4, 5], "overrides": ["rounds=2
 
 
 def plan(*arguments, scale="full", **node):
-    return read_jobs("try", scale, {"table": TABLE, "scales": SCALES, **node}, arguments)[0]
+    return read_jobs(scale, {"table": TABLE, "scales": SCALES, **node}, arguments)[0]
 
 
 def folders(*arguments, **node):
@@ -81,8 +81,8 @@ def test_cells_with_the_same_overrides_are_one_job_named_by_the_first():
     [
         ({"rows": ["FedAvgg"]}, (), r"study\.rows.*'FedAvgg'.*FedAvg \(fedavg\); GC-Fed \(gc-fed\)"),
         ({"rows": "FedAvg"}, (), r"study\.rows=FedAvg must be a list"),
-        ({"seeds": [-1]}, (), r"study\.seeds=\[-1\] must be"),
-        ({"scale": "tiny"}, (), r"scale=tiny is unknown: try has full, small"),
+        ({"seeds": [-1]}, (), r"study\.seeds\[0\]=-1 must be"),
+        ({"scale": "tiny"}, (), r"scale=tiny is unknown: choose full or small"),
         ({"table": None}, (), r"study\.table is not set"),
         ({"table": {"rows": TABLE["rows"]}}, (), r"study\.table needs rows and columns"),
         ({"table": {**TABLE, "columns": [{"label": "B"}, {"label": "B+"}]}}, (), r"B and B\+ have the same .* name"),
@@ -104,7 +104,7 @@ STUDIES = sorted({p.stem for p in (ROOT / "configs" / "study").glob("*.yaml")} -
 def test_every_study_that_is_shipped_can_be_read(path):
     """Names of rows and columns are those of the table, at both scales, and no two jobs share a folder."""
     node = yaml.safe_load((ROOT / "configs" / "study" / f"{path}.yaml").read_text())["study"]
-    (full, gaps), (small, _) = (read_jobs(path, scale, node) for scale in ("full", "small"))
+    (full, gaps), (small, _) = (read_jobs(scale, node) for scale in ("full", "small"))
     assert all(gaps)  # cells without a run say why
     for jobs in (full, small):
         assert len({job.folder for job in jobs}) == len({tuple(sorted(job.overrides)) for job in jobs}) == len(jobs)
@@ -127,7 +127,7 @@ def test_every_study_that_is_shipped_can_be_built(path):
     """At both scales the first and the last job; ``model=cnn`` in place of a ResNet must leave no ``model.groups``."""
     node = yaml.safe_load((ROOT / "configs" / "study" / f"{path}.yaml").read_text())["study"]
     for scale in ("full", "small"):
-        jobs, _ = read_jobs(path, scale, node)
+        jobs, _ = read_jobs(scale, node)
         for job in (jobs[0], jobs[-1]):
             cfg = composed(*job.overrides)
             assert not [*refused(OmegaConf.to_container(cfg))], job.title

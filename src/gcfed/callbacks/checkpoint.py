@@ -108,6 +108,8 @@ def _delete_after(written: Future, paths: Iterable[Path]) -> None:
 class RoundCheckpoint(Checkpoint):
     """Writes ``last.ckpt`` when a round is finished, its test included; the one before becomes ``previous.ckpt``.
 
+    By :class:`AtomicCheckpointIO`, in place of Lightning's own writer.
+
     Args:
         dirpath: folder of the checkpoints.
         every: rounds between two checkpoints; the last round is always saved.
@@ -116,6 +118,10 @@ class RoundCheckpoint(Checkpoint):
     def __init__(self, dirpath: str, every: int = 1) -> None:
         self.dirpath, self.every = Path(dirpath), number("callbacks.checkpoint.every", every, 1, whole=True)
         self._tested = False
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # trainer.plugins may have another
+            trainer.strategy.checkpoint_io = AtomicCheckpointIO()
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         self._tested = False

@@ -90,6 +90,7 @@ class FederatedDataModule(LightningDataModule):
         self.limit_test = number("data.limit_test", limit_test, 1, whole=True, none=True)
         self.validation = number("data.validation", validation, 0, 1, above=True, below=True, none=True)
         self.client_test = number("data.client_test", client_test, 0, 1, above=True, below=True, none=True)
+        self._tests: list[tuple[Tensor, Tensor]] = []
         self.partition: Partition | None = None
         self.tests_of_clients: Partition | None = None
         self._device: torch.device | None = None
@@ -106,7 +107,7 @@ class FederatedDataModule(LightningDataModule):
             ValueError: samples or labels that do not fit the model, or a partition that cannot be made.
             FileNotFoundError: the data are not there and cannot be had.
         """
-        if self.partition is not None:
+        if self._tests:
             return
         self.dataset = self.load()
         train, held = self.dataset.train, []
@@ -188,6 +189,10 @@ class FederatedDataModule(LightningDataModule):
     def num_test(self) -> int:
         """Number of test samples."""
         return len(self._tests[0][1])
+
+    @property
+    def test_labels(self) -> np.ndarray:
+        return self._tests[0][1].numpy()
 
     @property
     def smallest_test(self) -> int:

@@ -33,7 +33,7 @@ class Faults:
     extra: int | None = None
 
     def __post_init__(self) -> None:
-        number("participation.faults.dropout", self.dropout, 0, 1, none=True)
+        number("participation.faults.dropout", self.dropout, 0, 1, below=True, none=True)
         number("participation.faults.stragglers", self.stragglers, 0, 1, none=True)
         number("participation.faults.deadline", self.deadline, 1, whole=True, none=True)
         number("participation.faults.extra", self.extra, 0, whole=True, none=True)

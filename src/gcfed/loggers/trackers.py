@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from inspect import signature
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
@@ -13,14 +17,60 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from gcfed.utils.files import replacing
 from gcfed.utils.instantiate import installed
-from gcfed.utils.number import number
+from gcfed.utils.number import flag, number, word
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
     from wandb import Run
 
 
-class RoundWandbLogger(WandbLogger):
+log = logging.getLogger(__name__)
+LIMIT = 30  # seconds that a tracker has to answer
+# What wandb.init and wandb.Settings call differently.
+NAMES = {"name": "run_name", "notes": "run_notes", "tags": "run_tags", "group": "run_group", "job_type": "run_job_type"}
+
+
+class _Remote:
+    """What may not answer. Before the first round that ends the run, since nothing is lost yet; later the run goes on
+    without its tracker, since ``metrics.csv`` has all."""
+
+    key = ""
+    _gone = False
+
+    def _require(self, work: Callable[[], Any]) -> None:
+        """Does it.
+
+        Raises:
+            ValueError: the tracker fails, or does not answer in time.
+        """
+        if reason := _within(LIMIT, work):
+            raise ValueError(f"{self.key}: {reason}. Make it answer, or leave it out by ~{self.key}.")
+
+    def _tell(self, work: Callable[[], Any]) -> None:
+        """Does it, until the tracker fails or does not answer."""
+        if not self._gone and (reason := _within(LIMIT, work)):
+            self._gone = True
+            log.warning("%s: %s. The run goes on without it; metrics.csv has all rounds.", self.key, reason)
+
+
+def _within(seconds: float, work: Callable[[], Any]) -> str:
+    """Why it could not be done in so much time; "" if it was. What does not end is left to itself."""
+    reasons = [f"no answer within {seconds:g} s"]
+
+    def call() -> None:
+        try:
+            work()
+            reasons.append("")
+        except Exception as error:  # whatever the tracker's library raises
+            reasons.append(f"{type(error).__name__}: {' '.join(str(error).split())}")
+
+    thread = Thread(target=call, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return reasons[-1]
+
+
+class RoundWandbLogger(_Remote, WandbLogger):
     """Lightning's; its run begins with the first row, in the process that writes, since W&B's threads do not fork.
 
     Args:
@@ -29,11 +79,14 @@ class RoundWandbLogger(WandbLogger):
         settings: those of Lightning's logger and of ``wandb.init``.
 
     Raises:
-        ValueError: W&B is not installed.
+        ValueError: W&B is not installed, does not know a setting or its value, or does not answer when the run begins.
     """
+
+    key = "logger.wandb"
 
     def __init__(self, save_dir: str, resume_round: int = 0, **settings: Any) -> None:
         installed("wandb", "logger=wandb")
+        _check_wandb(settings)
         self._id_file = Path(save_dir, "wandb.id")
         known = _known_id(self._id_file, number("logger.wandb.resume_round", resume_round, 0, whole=True))
         super().__init__(save_dir=save_dir, id=known, **settings)
@@ -42,16 +95,19 @@ class RoundWandbLogger(WandbLogger):
     @property
     @rank_zero_experiment
     def experiment(self) -> Run:
+        if self._experiment is None:
+            self._require(self._begin)
+        return self._experiment  # type: ignore[return-value]
+
+    def _begin(self) -> None:
         import wandb
 
-        if self._experiment is None:
-            wandb.finish()  # an earlier job of a sweep that was refused or failed
-            run = super().experiment
-            _write_id(self._id_file, run.id)
-            run.define_metric("round")
-            run.define_metric("*", step_metric="round")
-            run.config.update(self._table, allow_val_change=True)
-        return self._experiment  # type: ignore[return-value]
+        wandb.finish()  # an earlier job of a sweep that was refused or failed
+        run = super().experiment
+        _write_id(self._id_file, run.id)
+        run.define_metric("round")
+        run.define_metric("*", step_metric="round")
+        run.config.update(self._table, allow_val_change=True)
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace) -> None:
@@ -61,21 +117,23 @@ class RoundWandbLogger(WandbLogger):
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """One row a round; W&B drops a round that it has from before a kill."""
-        self.experiment.log(dict(metrics), step=step, commit=True)
+        self._tell(lambda: self.experiment.log(dict(metrics), step=step, commit=True))
 
     @rank_zero_only
     def log_image(self, key: str, images: Sequence[Any], step: int | None = None, **kwargs: Any) -> None:
         """Pictures go with the next row."""
         import wandb
 
-        self.experiment.log({key: [wandb.Image(image) for image in images], "round": step}, commit=False)
+        row = {key: [wandb.Image(image) for image in images], "round": step}
+        self._tell(lambda: self.experiment.log(row, commit=False))
 
     @rank_zero_only
     def log_summary(self, metrics: Mapping[str, float], step: int, *, success: bool) -> None:
         """The last figures of a run that has come to its end; ``success`` is false for one that diverged."""
-        self.experiment.summary.update(dict(metrics))
-        self.experiment.finish(exit_code=int(not success))
-        self._experiment = None
+        self._tell(lambda: self.experiment.summary.update(dict(metrics)))
+        if not self._gone:
+            self.experiment.finish(exit_code=int(not success))  # what is to be sent yet may take long
+            self._experiment = None
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
@@ -83,7 +141,24 @@ class RoundWandbLogger(WandbLogger):
             self._experiment.finish(exit_code=1)
 
 
-class RoundMLflowLogger(MLFlowLogger):
+def _check_wandb(settings: Mapping[str, Any]) -> None:
+    import wandb
+
+    flag("logger.wandb.offline", settings.get("offline", False))
+    known = {*signature(WandbLogger.__init__).parameters, *signature(wandb.init).parameters}
+    for name, value in settings.items():
+        if name not in known:
+            raise ValueError(f"logger.wandb.{name}={value} is no argument of wandb.init.")
+        field = NAMES.get(name, name)
+        try:
+            if value is not None and field in wandb.Settings.model_fields:
+                wandb.Settings(**{field: value})
+        except Exception as error:  # its own, or pydantic's
+            reason = error.errors()[0]["msg"] if hasattr(error, "errors") else error
+            raise ValueError(f"logger.wandb.{name}={value}: {reason}.") from None
+
+
+class RoundMLflowLogger(_Remote, MLFlowLogger):
     """Lightning's; its run begins with the first row, in the process that writes.
 
     Args:
@@ -92,14 +167,21 @@ class RoundMLflowLogger(MLFlowLogger):
         settings: those of Lightning's logger.
 
     Raises:
-        ValueError: MLflow is not installed.
+        ValueError: MLflow is not installed, a setting is no text, or its server or database does not answer.
     """
+
+    key = "logger.mlflow"
 
     def __init__(self, save_dir: str, resume_round: int = 0, **settings: Any) -> None:
         installed("mlflow", "logger=mlflow")
+        import mlflow.tracking  # noqa: F401  (takes seconds, for which no server is to blame)
+
+        for name in ("experiment_name", "run_name", "tracking_uri"):
+            if word(f"logger.mlflow.{name}", settings.get(name)) == "":
+                raise ValueError(f"logger.mlflow.{name}='' is empty: give it a name, or leave it out.")
         self._id_file = Path(save_dir, "mlflow.id")
         known = _known_id(self._id_file, number("logger.mlflow.resume_round", resume_round, 0, whole=True))
-        super().__init__(save_dir=None, run_id=known, **settings)
+        self._require(partial(super().__init__, save_dir=None, run_id=known, **settings))  # opens a database
         self._table: dict[str, Any] = {}
         self._logged = 0
 
@@ -107,14 +189,17 @@ class RoundMLflowLogger(MLFlowLogger):
     @rank_zero_experiment
     def experiment(self) -> MlflowClient:
         if not self._initialized:
-            resumed, client = self._run_id is not None, super().experiment
-            assert self._run_id is not None
-            if resumed:
-                self._logged = max((m.step for m in client.get_metric_history(self._run_id, "round")), default=0)
-            else:
-                _write_id(self._id_file, self._run_id)
-                super().log_hyperparams(self._table)
+            self._require(self._begin)
         return self._mlflow_client
+
+    def _begin(self) -> None:
+        resumed, client = self._run_id is not None, super().experiment
+        assert self._run_id is not None
+        if resumed:
+            self._logged = max((m.step for m in client.get_metric_history(self._run_id, "round")), default=0)
+        else:
+            _write_id(self._id_file, self._run_id)
+            super().log_hyperparams(self._table)
 
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace) -> None:
@@ -125,13 +210,13 @@ class RoundMLflowLogger(MLFlowLogger):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """One row a round, without those that MLflow has from before a kill."""
         if self.experiment and (step is None or step > self._logged):
-            super().log_metrics(metrics, step)
+            self._tell(partial(super().log_metrics, metrics, step))
 
     @rank_zero_only
     def log_summary(self, metrics: Mapping[str, float], step: int, *, success: bool) -> None:
         """The last figures of a run that has come to its end; ``success`` is false for one that diverged."""
-        super().log_metrics(metrics, step)
-        super().finalize("success" if success else "failed")
+        self._tell(partial(super().log_metrics, metrics, step))
+        self._tell(partial(super().finalize, "success" if success else "failed"))
 
 
 def _known_id(path: Path, resume_round: int) -> str | None:

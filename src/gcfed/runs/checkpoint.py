@@ -23,6 +23,11 @@ from gcfed.utils.processes import in_sweep
 
 log = logging.getLogger(__name__)
 FORMAT = 2  # of what methods keep: 1 had a method's state in one object
+SHAPE = {  # of a checkpoint: what a run reads of it, and of which kind that is
+    "state_dict": Mapping, "global_step": int, "callbacks": Mapping, "loops": Mapping, "optimizer_states": list,
+    "lr_schedulers": list, "gcfed": Mapping, "gcfed.identity": str, "gcfed.leaves": Mapping, "gcfed.data": str,
+    "gcfed.config": Mapping,
+}  # fmt: skip
 
 
 class RunRecord(Callback):
@@ -101,8 +106,14 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:
         raise ValueError(f"{path} is damaged, or no checkpoint of this project: {error}") from error
-    if "gcfed" not in checkpoint:
-        raise ValueError(f"{path} was not written by this project: it holds no description of its run.")
+    for key, kind in SHAPE.items():
+        node: Any = checkpoint
+        for name in key.split("."):
+            node = node.get(name) if isinstance(node, Mapping) else None
+        if not isinstance(node, kind):
+            raise ValueError(f"{path} was not written by this project: its {key} is {type(node).__name__}.")
+    if not all(isinstance(tensor, torch.Tensor) for tensor in checkpoint["state_dict"].values()):
+        raise ValueError(f"{path} was not written by this project: its state_dict holds more than tensors.")
     return checkpoint
 
 

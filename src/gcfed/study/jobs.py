@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from gcfed.report.papers import choose, load, slug, table_of
+from gcfed.report.papers import PaperTable, choose, load, slug, table_of
 from gcfed.runs.identity import counts, digest
+from gcfed.utils.number import choice, flag, numbers
 
 PARTS = ("rows", "columns", "seeds", "overrides")
 REFUSED = {
@@ -28,29 +29,21 @@ class Job(NamedTuple):
     cell: str = ""  # the part of the folder's name that its seeds share
 
 
-def read_jobs(
-    name: str, scale: str, node: Mapping[str, Any], arguments: Iterable[str] = ()
-) -> tuple[list[Job], Counter[str]]:
-    """The jobs of ``configs/study/<name>.yaml``, seed by seed; and why how many cells have none.
+def read_jobs(scale: str, node: Mapping[str, Any], arguments: Iterable[str] = ()) -> tuple[list[Job], Counter[str]]:
+    """The jobs of a study, seed by seed; and why how many cells have none.
 
     Raises:
         ValueError: an unknown key, scale, row or column, or an override that a study cannot take.
         FileNotFoundError: there is no such table.
     """
-    scales = {"full": {}} | (node.get("scales") or {})
-    if scale not in scales:
-        raise ValueError(f"scale={scale} is unknown: {name} has {', '.join(scales)}.")
-    part = scales[scale] or {}
-    if odd := {*node} - {*PARTS, "search", "table", "scales", "dry_run"} | {*part} - {*PARTS}:
-        raise ValueError(
-            f"study {name}: {min(odd)} is unknown; there are {', '.join(PARTS)}, search, table, scales, dry_run."
-        )
+    check_parts("study", node, "search", "table", "scales", "dry_run")
+    scales = {"full": None} | (node.get("scales") or {})
+    part = {} if scales[choice("scale", scale, scales)] is None else scales[scale]
+    check_parts(f"study.scales.{scale}", part)
     cells, number = read_table(node.get("table"))
     rows, columns, seeds = (node.get(key) or part.get(key) for key in PARTS[:3])
     rows, columns = choose("rows", rows, [row for row, _ in cells]), choose("columns", columns, [c for _, c in cells])
     seeds = seeds or list(range(1, number + 1))
-    if not isinstance(seeds, list) or not all(isinstance(seed, int) and seed >= 0 for seed in seeds):
-        raise ValueError(f"study.seeds={seeds} must be a list of whole numbers of at least 0, such as [1,2,3].")
     common = [*(node.get("overrides") or ()), *(part.get("overrides") or ())]
     extra = check(arguments)
     text = re.sub(r"[^\w.,=~\[\]-]+", "-", "".join(f",{o.lstrip('+')}" for o in sorted(extra) if counts(key_of(o))))
@@ -67,18 +60,55 @@ def read_jobs(
     return list(jobs.values()), Counter(own for own in chosen.values() if isinstance(own, str))
 
 
+def check_parts(key: str, node: Any, *more: str) -> None:
+    """Refuses a study, or a scale of it, whose parts are not of their kinds.
+
+    Raises:
+        ValueError: names the part below ``key``.
+    """
+    if not isinstance(node, Mapping):
+        raise ValueError(f"{key}={node} must be a group of settings.")
+    if odd := {*node} - {*PARTS, *more}:
+        raise ValueError(f"{key}.{min(map(str, odd))} is unknown; there are {', '.join((*PARTS, *more))}.")
+    for name, kind in (("rows", str | float | int), ("columns", str | float | int), ("overrides", str)):
+        words = node.get(name)
+        is_list = isinstance(words, list) and all(isinstance(word, kind) for word in words)
+        if words is not None and not (is_list and (words or name == "overrides")):
+            raise ValueError(f"{key}.{name}={words} must be a list such as {key}.{name}=[…], or null.")
+    check_seeds(f"{key}.seeds", node.get("seeds"))
+    for name in ("scales", "search"):
+        if not isinstance(node.get(name), Mapping | None):
+            raise ValueError(f"{key}.{name}={node[name]} must be a group of settings, or null.")
+    flag(f"{key}.dry_run", node.get("dry_run", False))
+
+
+def check_seeds(key: str, seeds: Any) -> None:
+    """Refuses seeds that are no list of different whole numbers; null passes.
+
+    Raises:
+        ValueError: names the key.
+    """
+    if seeds is not None and len({*numbers(key, seeds, 0, whole=True)}) != max(1, len(seeds)):
+        raise ValueError(f"{key}={seeds} must be a list of different whole numbers, such as [1,2,3], or null.")
+
+
 def read_table(table: str | Mapping[str, Any] | None) -> tuple[Cells, int]:
     """The cells and the number of seeds.
 
     Args:
         table: a name in ``configs/paper``, or a study's own rows and columns (label, overrides) and overrides.
     """
-    if not table:
+    if table is None or table == "":
         raise ValueError("study.table is not set: name a table of configs/paper, or write rows and columns.")
     try:
-        paper = load(table) if isinstance(table, str) else table_of({**table, "name": "study.table"})
+        return _read_table(load(table) if isinstance(table, str) else table_of({**table, "name": "study.table"}))
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"study.table={table}: {error}") from None
     except (TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"study.table needs rows and columns, lists of {{label, overrides}}: {error}") from None
+
+
+def _read_table(paper: PaperTable) -> tuple[Cells, int]:
     cells: Cells = {}
     for row, column in ((row, column) for row in paper.rows for column in paper.columns):
         cell = row.label, column.label

@@ -5,20 +5,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import hydra
 import numpy as np
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, RangeSweep
 from hydra.errors import HydraException
+from omegaconf import OmegaConf
 
 from gcfed.report import tables
 from gcfed.runs.folder import CONFIG, read_run
 from gcfed.runs.identity import differences, leaves
 from gcfed.runs.measures import parse, value
+from gcfed.study.jobs import check_seeds
 from gcfed.study.launch import launch
 from gcfed.utils.files import replacing
+from gcfed.utils.instantiate import require
 from gcfed.utils.lock import locked
+from gcfed.utils.number import choice, number, word
 from gcfed.utils.words import say
 
 try:
@@ -27,9 +30,10 @@ try:
     from optuna.trial import FrozenTrial, Trial, TrialState
 except ImportError as error:
     remedy = "A search needs Optuna, which is an extra: .venv/bin/uv pip install -e '.[optuna]'"
-    raise ImportError(f"{remedy} ({error})") from error
+    raise ValueError(f"{remedy} ({error})") from error
 
 log = logging.getLogger(__name__)
+optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 def search(config: Any, context: Any, launcher: Any, arguments: list[str], **settings: Any) -> bool:
@@ -47,14 +51,13 @@ def search(config: Any, context: Any, launcher: Any, arguments: list[str], **set
     Raises:
         ValueError: settings that cannot work, the folder holds another search, or a metric that runs do not have.
     """
+    check_settings("hydra.sweeper", **settings)
     metric, n_trials, n_jobs = config.optimized_metric, settings["n_trials"], settings["n_jobs"]
     seeds = settings["seeds"] or []
-    if isinstance(seeds, int):
-        raise ValueError(f"The seeds of a search are a list: seeds=[{seeds}].")
-    space, common = read_space(settings["params"] or {}, [a for a in arguments if a != "ckpt_path=last"])
-    if min(n_trials, n_jobs) < 1 or not space or metric is None:
-        raise ValueError("A search needs optimized_metric, hydra.sweeper.params, and n_trials and n_jobs above 0.")
-    parse(metric)
+    space, common = read_space(settings["params"], [a for a in arguments if a != "ckpt_path=last"])
+    check_metric("optimized_metric", metric)
+    if not space:
+        raise ValueError("A search needs hydra.sweeper.params, such as 'gc.lam=interval(0.0, 1.0)'.")
     if settings["direction"] == "maximize" and tables.describe(metric)[2] is False:
         raise ValueError(
             f"{metric} is better where it is smaller: set hydra.sweeper.direction=minimize "
@@ -68,12 +71,11 @@ def search(config: Any, context: Any, launcher: Any, arguments: list[str], **set
         fixed["seed"], common = [*seeds], [override for override in common if not override.startswith("seed=")]
     root = Path(config.hydra.sweep.dir).absolute()
     storage = settings["storage"] or f"sqlite:///{root}/search.db"
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
     with locked(root / ".lock") as holder:
         if holder:
             raise ValueError(f"{holder} is at the search in {root}: one process does a search, n_jobs trials at once.")
         name = root.name if settings["storage"] else "search"
-        study = optuna.create_study(storage=storage, study_name=name, direction=fixed["direction"], load_if_exists=True)
+        study = opened(storage, study_name=name, direction=fixed["direction"])
         known = study.user_attrs.get("fixed", fixed)
         if not any(trial.state.is_finished() for trial in study.trials):
             known |= {"metric": metric}  # one that runs do not have ended the search; another may take its place
@@ -89,7 +91,7 @@ def search(config: Any, context: Any, launcher: Any, arguments: list[str], **set
                     raise ValueError(f"{storage} does not know of {folder}: move the folder away, or take another one.")
                 # What is drawn depends on the seed and the trials so far, not on a restart.
                 draw = np.random.SeedSequence([settings["seed"], len(study.trials)]).generate_state(1)
-                study.sampler = hydra.utils.instantiate(settings["sampler"], seed=int(draw[0]))
+                study.sampler = sampler_of(settings["sampler"], int(draw[0]))
                 trials.append(study.ask(space))
             jobs: dict[Path, list[str]] = {}
             for trial in trials:
@@ -108,7 +110,83 @@ def search(config: Any, context: Any, launcher: Any, arguments: list[str], **set
         return bool(best(study)) and not failures
 
 
-def read_space(params: Mapping[str, Any], arguments: list[str]) -> tuple[dict[str, BaseDistribution], list[str]]:
+def check_settings(
+    where: str,
+    *,
+    direction: Any,
+    n_trials: Any,
+    n_jobs: Any,
+    seed: Any,
+    seeds: Any,
+    storage: Any,
+    sampler: Any,
+    params: Any,
+    **unknown: Any,
+) -> None:
+    """Refuses settings of a search that cannot work, before anything is made.
+
+    Raises:
+        ValueError: names the setting below ``where``.
+    """
+    for key in unknown:
+        raise ValueError(f"{where}.{key}={unknown[key]} is read by nothing; ~{where}.{key} leaves it out.")
+    choice(f"{where}.direction", direction, ("maximize", "minimize"))
+    number(f"{where}.n_trials", n_trials, 1, whole=True)
+    number(f"{where}.n_jobs", n_jobs, 1, whole=True)
+    number(f"{where}.seed", seed, 0, whole=True)
+    check_seeds(f"{where}.seeds", seeds)
+    if storage is not None and not (isinstance(storage, str) and storage):
+        raise ValueError(f"{where}.storage={storage} must be an address such as sqlite:///search.db, or null.")
+    space, made = read_space(params, [], f"{where}.params")[0], sampler_of(sampler, 0)
+    try:
+        optuna.create_study(sampler=made).ask(space)
+    except Exception as error:  # some samplers look at their settings only now
+        raise ValueError(f"{where}.sampler cannot draw from these params: {error}") from error
+
+
+def check_metric(key: str, metric: Any) -> None:
+    """Refuses what is no measure of a finished run.
+
+    Raises:
+        ValueError: names the key.
+    """
+    if metric is None or not word(key, metric):
+        raise ValueError(f"{key}={metric}: a search needs a measure of its runs, such as mean:val/acc[10].")
+    try:
+        parse(metric)
+    except ValueError as error:
+        raise ValueError(f"{key}={metric}: {error}") from None
+
+
+def sampler_of(node: Any, seed: int) -> optuna.samplers.BaseSampler:
+    """Optuna's sampler of ``hydra.sweeper.sampler``.
+
+    Raises:
+        ValueError: it makes none.
+    """
+    key = "hydra.sweeper.sampler"
+    made = require(OmegaConf.create({"hydra": {"sweeper": {"sampler": node}}}).hydra.sweeper, "sampler", seed=seed)
+    if not isinstance(made, optuna.samplers.BaseSampler):
+        raise ValueError(f"{key}._target_={node.get('_target_')} is none of optuna.samplers.")
+    return made
+
+
+def opened(storage: str, **settings: Any) -> optuna.Study:
+    """The search that lies there, or a new one.
+
+    Raises:
+        ValueError: it cannot be opened; names it.
+    """
+    try:
+        return optuna.create_study(storage=storage, load_if_exists=True, **settings)
+    except Exception as error:  # SQLAlchemy's, a driver's, Optuna's own
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"hydra.sweeper.storage={storage} cannot be opened: {reason}") from error
+
+
+def read_space(
+    params: Any, arguments: list[str], key: str = "hydra.sweeper.params"
+) -> tuple[dict[str, BaseDistribution], list[str]]:
     """The space of a search in Optuna's words, out of Hydra's, and the overrides that all trials share.
 
     The command line wins over ``params``: a key to which it gives one value is searched no more.
@@ -116,6 +194,11 @@ def read_space(params: Mapping[str, Any], arguments: list[str]) -> tuple[dict[st
     Raises:
         ValueError: words that are no override, or an interval that cannot be searched; names them.
     """
+    if not isinstance(params, Mapping):
+        raise ValueError(f"{key}={params} must be a group of words such as gc.lam: interval(0.0, 1.0).")
+    for name, words in params.items():
+        if not isinstance(words, str) or not words:
+            raise ValueError(f"{key}.{name}={words} must be words such as interval(0.0, 1.0).")
     space: dict[str, BaseDistribution] = {}
     common: dict[str, str] = {}
     for text in [*(f"{key}={sweep}" for key, sweep in params.items()), *arguments]:
@@ -125,15 +208,17 @@ def read_space(params: Mapping[str, Any], arguments: list[str]) -> tuple[dict[st
             space.pop(key, None)
             common.pop(key, None)
             if isinstance(sweep, IntervalSweep):
+                number("its start", sweep.start), number("its end", sweep.end)
                 space[key] = kind_of(sweep.start, sweep.end)(sweep.start, sweep.end, log="log" in sweep.tags)
             elif isinstance(sweep, RangeSweep):
+                number("its length", (sweep.stop - sweep.start) / sweep.step, 1e-9, 1e6)  # type: ignore[operator]
                 values = list(sweep.range())
                 space[key] = kind_of(*values)(values[0], values[-1], step=sweep.step)
             elif override.is_sweep_override():
                 space[key] = CategoricalDistribution(list(override.sweep_string_iterator()))
             else:
                 common[key] = text
-        except (HydraException, ValueError, IndexError) as error:
+        except (HydraException, ValueError, ArithmeticError) as error:
             raise ValueError(f"{text} cannot be searched: {str(error).splitlines()[0]}") from None
     return space, list(common.values())
 

@@ -16,7 +16,7 @@ from gcfed.runs.folder import CHECKPOINT, SUMMARY, Run, find_runs, read_run
 from gcfed.runs.identity import differences, digest, leaves
 from gcfed.study.jobs import Job, read_jobs
 from gcfed.study.launch import launch, one_by_one
-from gcfed.study.tuned import check_search, tune
+from gcfed.study.tuned import tune
 from gcfed.utils.compose import Composer
 from gcfed.utils.lock import locked
 from gcfed.utils.words import say
@@ -84,14 +84,10 @@ def sweep(config: DictConfig, context: Any, launcher: Any, arguments: list[str])
         raise ValueError("hydra/sweeper=study needs a study: python src/train.py -m study=<a file of configs/study>.")
     compose = Composer(lambda overrides: loader.load_sweep_config(config, overrides), set(loader.list_groups("")))
     node: Any = OmegaConf.to_container(config.study)
-    jobs, gaps = read_jobs(name, config.scale, node, arguments)
+    jobs, gaps = read_jobs(config.scale, node, arguments)
     root = Path(config.hydra.sweep.dir).absolute()
-    if settings := node.get("search"):
-        check_search(settings)
-        if node.get("dry_run"):
-            cells = len({job.cell for job in jobs})
-            say(f"{cells} searches of {settings['n_trials']} trials each, unless they have ended; below, the runs")
-        jobs = tune(jobs, settings, root, config, context, launcher, dry_run=bool(node.get("dry_run")))
+    if node.get("search") is not None:
+        jobs = tune(jobs, node["search"], root, config, context, launcher, dry_run=bool(node.get("dry_run")))
     works = look_up(jobs, root, Path(config.paths.log_dir) / "study", compose)
     title, number = f"study {name}, scale {config.scale}", Counter(work.state for work in works)
     say(f"{title}: {len(works)} jobs in {root}", f"  {', '.join(f'{number[s]} {s}' for s in (FINISHED, BEGUN, NEW))}")

@@ -8,7 +8,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from gcfed.runs.reading import mapping, read_yaml
-from gcfed.study.jobs import Job
+from gcfed.study.jobs import Job, check_parts
 from gcfed.utils.resolvers import CONFIGS
 from gcfed.utils.words import say
 
@@ -16,15 +16,28 @@ SEARCHES = "searches"  # the folder of a study's searches
 SETTINGS, OPTIONAL = {"metric", "n_trials", "params", "knobs", "overrides"}, {"n_jobs", "direction", "seeds"}
 
 
-def check_search(settings: Mapping[str, Any]) -> None:
-    """Refuses a ``study.search`` that is not as it must be.
+def check_search(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What each search gets of ``study.search``, beside its params; refuses settings that are not as they must be.
 
     Raises:
-        ValueError: a key is missing or unknown.
+        ValueError: names the key.
     """
+    from gcfed.study.search import check_metric, check_settings, read_space
+
     if odd := ({*settings} - OPTIONAL) ^ SETTINGS:
         known = ", ".join(sorted(SETTINGS | OPTIONAL))
         raise ValueError(f"study.search: {min(odd)} is missing or unknown; it has {known}.")
+    check_metric("study.search.metric", settings["metric"])
+    fixed = yaml.safe_load((CONFIGS / "hydra" / "sweeper" / "optuna.yaml").read_text(encoding="utf-8"))
+    fixed = {key: value for key, value in fixed.items() if not key.startswith("_")}
+    fixed |= {key: settings[key] for key in ("n_trials", *OPTIONAL) if key in settings}
+    check_settings("study.search", **fixed | {"params": settings["params"]})
+    check_parts("study.search", {"overrides": settings["overrides"]})
+    if not isinstance(knobs := settings["knobs"], Mapping):
+        raise ValueError(f"study.search.knobs={knobs} must be a group: override → further params.")
+    for override, more in knobs.items():
+        read_space(more, [], f"study.search.knobs.{override}")
+    return fixed
 
 
 def tune(
@@ -51,11 +64,9 @@ def tune(
     Raises:
         ValueError: words that cannot be searched, before any search; or no trial of a search has a value.
     """
-    from gcfed.study.search import read_space, search  # Optuna, an extra; a trial that fails is one of the budget
+    from gcfed.study.search import search  # Optuna, an extra; a trial that fails is one of the budget
 
-    sweeper = yaml.safe_load((CONFIGS / "hydra" / "sweeper" / "optuna.yaml").read_text(encoding="utf-8"))
-    fixed = {key: value for key, value in sweeper.items() if not key.startswith("_")}
-    budget = {key: settings[key] for key in ("n_trials", *OPTIONAL) if key in settings}
+    fixed = check_search(settings)
     cells = {job.cell: job for job in jobs}  # of any seed, which a search has of its own
     params = {cell: dict(settings["params"]) for cell in cells}
     for override, more in settings["knobs"].items():
@@ -64,8 +75,9 @@ def tune(
             params[cell] |= more
         if not having:
             say(f"no job has {override}: study.search.knobs has {', '.join(more)} for nothing")
-    for words in params.values():
-        read_space(words, [])
+    if dry_run:
+        n_trials = settings["n_trials"]
+        say(f"{len(cells)} searches of {n_trials} trials each, unless they have ended; below, the runs")
     found: dict[str, list[str]] = {}
     for cell, job in cells.items():
         folder = root / SEARCHES / cell
@@ -74,8 +86,8 @@ def tune(
         if not dry_run:
             say(f"search for {job.title.rpartition(', seed')[0]}")
             search(
-                OmegaConf.merge(config, own), context, launcher, [*common, *settings["overrides"]],
-                **fixed | budget | {"params": params[cell]},
+                OmegaConf.merge(config, own), context, launcher, [*common, *(settings["overrides"] or ())],
+                **fixed | {"params": params[cell]},
             )  # fmt: skip
         if not (results := folder / "optimization_results.yaml").is_file():
             if dry_run:

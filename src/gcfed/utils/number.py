@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 LARGEST = 1e9  # of a fraction without a bound of its own: its square is finite in float32
+SMALLEST = 1e-18  # of what must be above 0: its square is not 0 in float32
 
 
 def number(
@@ -25,7 +26,7 @@ def number(
     Args:
         key: the setting's dotted key.
         whole: without fractions.
-        above, below: not ``low``, not ``high`` itself.
+        above, below: not ``low``, not ``high`` itself; nor so close above 0 that float32 has 0 for it.
         none, auto: null, or the word ``auto``, is allowed too.
 
     Raises:
@@ -36,10 +37,11 @@ def number(
     if (none and value is None) or (auto and isinstance(value, str) and value == "auto"):
         return value
     x: Any = value
+    tiny = SMALLEST if above and low == 0 and not whole else low
     fits = isinstance(x, Integral if whole else Real) and not isinstance(x, bool)
-    if fits and (low < x if above else low <= x) and (x < high if below else x <= high):
+    if fits and (low < x if above else low <= x) and tiny <= x and (x < high if below else x <= high):
         return value
-    least = f"above {low:g}" if above else f"of at least {low:,g}"
+    least = f"of at least {tiny:g}" if fits and 0 < x < tiny else f"above {low:g}" if above else f"of at least {low:,g}"
     most = f"below {high:,g}" if below else f"at most {high:,.15g}"
     if high >= LARGEST and low > -LARGEST and not (fits and x > high):
         bounds = least  # the user need not read a bound that only keeps numbers finite

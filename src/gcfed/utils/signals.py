@@ -1,10 +1,11 @@
-"""Signals that ask a process to end."""
+"""Signals that ask a process to end. Imports nothing heavy: a command hears them from its first line on."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
@@ -20,10 +21,14 @@ class Stopped(BaseException):
 
 
 @contextmanager
-def stoppable() -> Iterator[None]:
+def stoppable(at_once: Callable[[Stopped], None] | None = None) -> Iterator[None]:
     """Within the block, SIGINT, SIGTERM and SIGHUP raise :class:`Stopped`, so that everything is left as it should be.
 
     A second signal is not waited for: it ends the process at once.
+
+    Args:
+        at_once: says so in place of the exception, and the process ends where it is: while modules are imported, which
+            may turn an exception into another or swallow it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -32,6 +37,9 @@ def stoppable() -> Iterator[None]:
     def stop(signum: int, frame: FrameType | None) -> None:
         for each in ENDING:
             signal.signal(each, signal.SIG_DFL)
+        if at_once is not None:
+            at_once(Stopped(signum))
+            os._exit(128 + signum)
         raise Stopped(signum)
 
     before = {signum: signal.signal(signum, stop) for signum in ENDING if signal.getsignal(signum) != signal.SIG_IGN}
