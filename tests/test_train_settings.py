@@ -1,4 +1,4 @@
-"""``train(cfg)`` in float64 against plain loops, as in ``test_train_numbers``: who takes part, attacks, several methods.
+"""``train(cfg)`` in float64 against plain loops: who takes part, attacks, several methods; see ``test_train_numbers``.
 
 Each case is the plain loop of FedAvg, of which it writes anew what its setting changes.
 """
@@ -12,16 +12,8 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import read_rows
-from harness import final_weights
-from omegaconf import open_dict
 from test_train_numbers import BATCH, CLIP, DECAY, LR, MOMENTUM, SETTING, WEIGHT_DECAY, draw, normalized, run, seeds
 from torch import nn
-
-from gcfed.federated.faults import Faults
-from gcfed.federated.method import FederatedMethod
-from gcfed.federated.round import Order
-from gcfed.run import train
 
 ROUNDS = 4
 
@@ -31,7 +23,7 @@ class Plain:
 
     overrides: tuple[str, ...] = ()
     model: dict | None = None
-    n, cohort, last, nesterov = 8, 4, "keep", False
+    n, cohort, extra, last, nesterov = 8, 4, 0, "keep", False
 
     def __init__(self, net, x, y, clients):
         self.net, self.x, self.y, self.clients = net, x, y.clone(), clients
@@ -41,11 +33,12 @@ class Plain:
     def begin(self): ...
 
     def drawn(self, t):
-        return np.sort(draw("cohort", t).choice(self.n, self.cohort, replace=False, shuffle=False)).tolist()
+        many = self.cohort + self.extra
+        return np.sort(draw("cohort", t).choice(self.n, many, replace=False, shuffle=False)).tolist()
 
     def came(self, t, drawn):
         """Whose uploads count, and after how many steps each stops."""
-        return {k: 10**6 for k in drawn}
+        return dict.fromkeys(drawn, 10**6)
 
     def batches(self, k, t):
         own = self.clients[k]
@@ -262,7 +255,7 @@ class Nesterov(Plain):
             p.grad += self.control[name] - self.own[k][name]
 
     def sent(self, t, deltas):
-        total = {name: 0.0 for name in self.names}
+        total = dict.fromkeys(self.names, 0.0)
         for k, delta in deltas.items():
             way = velocity = 0.0
             for _ in range(self.steps[k]):
@@ -406,38 +399,3 @@ def test_a_run_is_the_plain_loop(config, tmp_path, case):
             torch.testing.assert_close(value, plain.net.state_dict()[name], rtol=0, atol=1e-11, msg=name)
     written = pd.read_csv(tmp_path / "metrics.csv")[list(plain.rows[0])]
     np.testing.assert_allclose(written, pd.DataFrame(plain.rows), rtol=0, atol=1e-9)
-
-
-class Diverges(FederatedMethod):
-    """A client whose weights become infinite in the second round."""
-
-    order = Order.MEASURES
-
-    def on_clients_start(self, stack, round):
-        if round.index == 1:
-            next(iter(stack.full.values()))[stack.clients == 2] = torch.inf
-
-
-KEEPS = ("scaffold", "feddyn", "feddc", "fedvarp", "fedsub", "moon", "fedcurv", "fedcm", "fedgc", "fedacg")
-
-
-@pytest.mark.parametrize("algorithm", KEEPS)
-def test_who_diverges_is_as_one_who_drops_out(config, tmp_path, monkeypatch, algorithm):
-    """Nothing of it stays with the server or with the client, whose next round is as it would have been."""
-    cfg = [
-        config(
-            "precision=64-true", "rounds=4", "participation.num_clients=4", "participation.per_round=4",
-            "model.hidden=[7,6]", "client.epochs=1", "data.limit_train=60", "data.limit_test=20", "partition=iid",
-            f"algorithm={algorithm}", folder=tmp_path / name,
-        )
-        for name in ("diverged", "dropped")
-    ]  # fmt: skip
-    with open_dict(cfg[0]):
-        cfg[0].callbacks.diverges = {"_target_": f"{__name__}.Diverges"}
-    diverged = train(cfg[0])
-    monkeypatch.setattr(Faults, "survivors", lambda self, drawn, steps, t, seed: drawn[(t != 1) | (drawn != 2)])
-    dropped = train(cfg[1])
-    torch.testing.assert_close(final_weights(diverged), final_weights(dropped), rtol=0, atol=1e-12)
-    rows = [read_rows(tmp_path / name / "metrics.csv") for name in ("diverged", "dropped")]
-    assert [row["train/nonfinite_clients"] for row in rows[0]] == [0, 1, 0, 0]
-    assert [row["train/loss"] for row in rows[0]] == pytest.approx([row["train/loss"] for row in rows[1]], abs=1e-12)
