@@ -96,8 +96,3 @@ def test_a_rehearsal_is_not_measured():
     metric.on_clients_end(None, rehearsal)
     metric.on_round_end(row, rehearsal)
     assert row == {}
-
-
-def test_bad_settings_are_named():
-    with pytest.raises(ValueError, match=r"metrics\.forgetting\.samples=0"):
-        Forgetting(samples=0)
