@@ -1,4 +1,4 @@
-# make demo | make test | make report | make docs | make lint | make lock     (PYTHON=python3.12 chooses the interpreter)
+# make demo | make test | make mutants | make report | make docs | make lint | make lock     (PYTHON=python3.12 chooses the interpreter)
 # make demo TORCH=cpu TORCH_INDEX=<address>: torch without CUDA's libraries, from an index that has it
 PYTHON ?= python3
 BIN := .venv/bin
@@ -12,13 +12,19 @@ $(error .venv has Python $(call version,$(BIN)/python), and PYTHON=$(PYTHON) is 
 endif
 endif
 
-.PHONY: demo test report docs lint lock clean
+.PHONY: demo test mutants report docs lint lock clean
 
 demo: .venv/.installed  ## GC-Fed on scikit-learn's digits: 5 of 20 clients a round
 	$(BIN)/python src/train.py
 
 test: .venv/.installed  ## the whole test suite
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+
+SEED ?= 1
+N ?= 200
+mutants: .venv/.installed  ## a random sample of changes to the source: which of them does no test notice?
+	$(INSTALL) --editable '.[mutants]'
+	$(BIN)/python tests/mutants.py $(SEED) $(N)
 
 report: .venv/.installed  ## tables, figures and a page of all runs below logs/
 	$(BIN)/python src/report.py

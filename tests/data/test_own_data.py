@@ -249,7 +249,9 @@ def test_a_run_on_arrays_goes_on_and_is_tested_again(config, tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------------ held out
-@pytest.mark.parametrize(("n", "share", "count"), [(40, 0.2, 8), (7, 0.5, 4), (3, 0.01, 1), (3, 0.99, 2)])
+@pytest.mark.parametrize(
+    ("n", "share", "count"), [(600, 0.5, 300), (40, 0.2, 8), (7, 0.5, 4), (3, 0.01, 1), (3, 0.99, 2)]
+)
 def test_a_share_is_held_out_of_each_class(n, share, count):
     labels = np.arange(n) % 3
     chosen = held_out(labels, share, np.random.default_rng(1))

@@ -267,12 +267,6 @@ def test_frozen_parameters_stay_frozen(federation, k):
 @pytest.mark.parametrize(
     ("kwargs", "key"),
     [
-        ({"epochs": 0}, r"client\.epochs"),
-        ({"steps": -1}, r"client\.steps"),
-        ({"batch_size": 0}, r"client\.batch_size"),
-        ({"last_batch": "pad"}, r"client\.last_batch.*wrap"),
-        ({"lr_decay": 1.5}, r"client\.lr_decay"),
-        ({"clip_norm": 0}, r"client\.clip_norm"),
         ({"stack": "many"}, r"client\.stack"),
         ({"optimizer": torch.optim.LBFGS}, r"client\.optimizer=LBFGS"),
     ],

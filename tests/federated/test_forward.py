@@ -1,11 +1,13 @@
 """A network on other tensors than its own, against ``torch.func.functional_call``."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.func import functional_call
 
 from gcfed.federated.forward import Swap
+from gcfed.federated.stack import ClientStack, broadcast_state
 
 
 class Tied(nn.Module):
@@ -55,3 +57,22 @@ def test_a_call_within_a_call_comes_back_to_the_outer_tensors():
         with swap.holding({"weight": torch.full((1, 1), 5.0)}):
             assert net(torch.ones(1)) == 5
         assert net(torch.ones(1)) == 2
+
+
+def test_a_teacher_drops_nothing_whatever_kind_of_module_would():
+    """A module of the user's own may ask for its mode in ways that nobody can see."""
+
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(6, 4)
+
+        def forward(self, x):
+            return self.fc(nn.functional.dropout(x, 0.5, self.training))
+
+    for net in (Own(), nn.Sequential(nn.Dropout(0.5), nn.Linear(6, 4))):
+        stack = ClientStack(net.train(), broadcast_state(net), np.arange(1), np.ones(1), np.ones(1))
+        x = torch.randn(1, 9, 6)
+        taught = stack.reference(x).logits_KBC
+        assert net.training
+        assert torch.equal(taught[0], net.eval()(x[0]))

@@ -125,18 +125,6 @@ def test_the_sums_are_those_of_the_clients_states(federation):
         assert flat(sums).abs().sum() > 0
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"lam": -1.0}, r"methods\.fedcurv\.lam=-1\.0"),
-        ({"chunk": 0}, r"methods\.fedcurv\.chunk=0"),
-    ],
-)
-def test_bad_arguments_are_refused(kwargs, message):
-    with pytest.raises(ValueError, match=message):
-        FedCurv(**kwargs)
-
-
 def test_what_cannot_work_is_refused():
     with pytest.raises(ValueError, match=r"methods\.fedcurv .* recurrent layers"):
         client_of(FedCurv()).validate(make_setup(nn.Sequential(nn.LSTM(6, 4))))

@@ -143,13 +143,6 @@ def test_in_the_first_round_it_is_fedavg_with_the_mean_drift_added(federation):
     torch.testing.assert_close(found - start, 1.6 * (plain - start), rtol=0, atol=1e-12)
 
 
-def test_bad_arguments_are_refused():
-    with pytest.raises(ValueError, match=r"methods\.feddc\.alpha=-1"):
-        FedDC(-1)
-    with pytest.raises(ValueError, match=r"methods\.feddc\.correction=scaffold.*update or control"):
-        FedDC(correction="scaffold")
-
-
 class Quantizer(Spy):
     order = Order.QUANTIZES
 

@@ -76,19 +76,6 @@ def test_in_the_first_step_a_client_takes_a_plain_one(federation):
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"alpha": 0.0}, r"methods\.feddyn\.alpha=0\.0"),
-        ({"alpha": -1.0}, r"methods\.feddyn\.alpha=-1\.0"),
-        ({"divide_by": "rounds"}, r"methods\.feddyn\.divide_by=rounds"),
-    ],
-)
-def test_bad_arguments_are_refused(kwargs, message):
-    with pytest.raises(ValueError, match=message):
-        FedDyn(**kwargs)
-
-
-@pytest.mark.parametrize(
     ("server", "weighting", "message"),
     [
         (partial(torch.optim.SGD, lr=0.5), "uniform", "server=sgd"),

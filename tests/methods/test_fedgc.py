@@ -425,21 +425,6 @@ def test_a_frozen_parameter_is_left_alone(federation):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"margin": -0.1}, r"methods\.fedgc\.margin=-0\.1"),
-        ({"ridge": -1}, r"methods\.fedgc\.ridge=-1"),
-        ({"cgc": "no"}, r"methods\.fedgc\.cgc=no"),
-        ({"sgc": 1}, r"methods\.fedgc\.sgc=1"),
-        ({"layerwise": True}, r"methods\.fedgc\.layerwise=True is unknown: choose tensor, layer or model"),
-    ],
-)
-def test_arguments_outside_their_range_are_refused(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        FedGC(**arguments)
-
-
-@pytest.mark.parametrize(
     ("solver", "others", "message"),
     [
         (LocalSolver(partial(torch.optim.Adam, lr=0.1)), [], "client=sgd"),
@@ -449,3 +434,12 @@ def test_arguments_outside_their_range_are_refused(arguments, message):
 def test_what_it_cannot_work_with_is_refused(solver, others, message):
     with pytest.raises(ValueError, match=message):
         train_rounds(make_net(), random_federation(), solver, rounds=1, methods=[FedGC(), *others])
+
+
+def test_of_a_lone_client_the_share_that_was_projected_is_all_or_nothing():
+    shares = []
+    train_rounds(
+        make_net(), opposed_federation(), sgd(**FEDGC), rounds=8, methods=[FedGC(layerwise="model")], cohort_of=1,
+        on_round=lambda round, row: shares.append(row["fedgc/cgc_layers"]),
+    )  # fmt: skip
+    assert set(shares) == {0.0, 1.0}

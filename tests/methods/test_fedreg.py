@@ -216,24 +216,6 @@ def test_frozen_layers_stay(federation):
     assert not torch.equal(net[2].weight, rest)
 
 
-@pytest.mark.parametrize(
-    ("kwargs", "message"),
-    [
-        ({"gamma": 1.5}, r"methods\.fedreg\.gamma=1\.5"),
-        ({"beta": 0.0}, r"methods\.fedreg\.beta=0\.0"),
-        ({"eta_s": 0.0}, r"methods\.fedreg\.eta_s=0\.0"),
-        ({"eta_p": -1.0}, r"methods\.fedreg\.eta_p=-1\.0"),
-        ({"iterations": 0}, r"methods\.fedreg\.iterations=0"),
-        ({"iterations": 2.5}, r"methods\.fedreg\.iterations=2\.5"),
-        ({"pseudo": "no"}, r"methods\.fedreg\.pseudo=no"),
-        ({"private": 1}, r"methods\.fedreg\.private=1"),
-    ],
-)
-def test_bad_arguments_are_refused(kwargs, message):
-    with pytest.raises(ValueError, match=message):
-        FedReg(**kwargs)
-
-
 def test_what_cannot_work_is_refused():
     words = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 2))
     with pytest.raises(ValueError, match=r"methods\.fedreg .* words have none"):

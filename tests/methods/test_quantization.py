@@ -124,12 +124,6 @@ def test_a_sign_and_a_level_fit_into_their_bits(bits):
     assert 2 * s + 1 <= 2**bits < 2 * (s + 1) + 1
 
 
-@pytest.mark.parametrize("bits", [1, 33, 8.0, "8"])
-def test_bad_bits_are_refused_by_name(bits):
-    with pytest.raises(ValueError, match=rf"quantization\.bits={bits}"):
-        Quantization(bits)
-
-
 def test_running_statistics_travel_in_full():
     """A variance could come out negative."""
     method = Quantization(4)

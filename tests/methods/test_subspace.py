@@ -144,20 +144,6 @@ def test_the_order_of_the_hooks():
     assert parts == [sam, proximal, gc.local, *method.parts, quantization]
 
 
-@pytest.mark.parametrize("cls", METHODS)
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"ratio": 0.0}, r"ratio=0\.0 must be a number above 0, at most 1"),
-        ({"ratio": 1.5}, r"ratio=1\.5 must be a number above 0, at most 1"),
-        ({"ratio": 0.5, "refresh": 0}, r"\.refresh=0 must be"),
-    ],
-)
-def test_bad_arguments_are_refused_by_name(cls, settings, message):
-    with pytest.raises(ValueError, match=f"methods.{cls.__name__.lower()}.*{message}"):
-        cls(**settings)
-
-
 def validate(cls, *, others=(), **parts):
     parts = {"server": partial(torch.optim.SGD, lr=0.5)} | parts
     validate_parts(make_setup(make_net(), methods=[cls(ratio=0.5), *others], **parts))

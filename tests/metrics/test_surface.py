@@ -195,20 +195,3 @@ def test_training_samples_are_those_that_clients_hold(tmp_path):
     expected = looking.data.fetch(torch.tensor([0, 3, 5]), None)
     assert torch.equal(x, expected[0])
     assert torch.equal(y, expected[1])
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"every": 0}, r"metrics\.surface\.every=0"),
-        ({"grid": 1}, r"metrics\.surface\.grid=1 "),
-        ({"grid": 2.5}, r"metrics\.surface\.grid=2\.5"),
-        ({"samples": 0}, r"metrics\.surface\.samples=0"),
-        ({"margin": -1}, r"metrics\.surface\.margin=-1"),
-        ({"split": "valid"}, r"metrics\.surface\.split=valid is unknown: choose test or train"),
-        ({"figures": "no"}, r"metrics\.surface\.figures=no"),
-    ],
-)
-def test_bad_settings_are_named(tmp_path, setting, message):
-    with pytest.raises(ValueError, match=message):
-        metric(tmp_path, **setting)

@@ -187,6 +187,8 @@ def test_on_a_gpu_a_users_module_is_recorded_if_it_says_that_it_can_be():
     net[1].graphable = True
     assert is_graphable(net)
     assert is_graphable(of_torchvision("squeezenet1_1", 32))
+    for library in ("gcfed", "torch", "torchvision", "timm"):
+        assert is_graphable(type("Theirs", (nn.Module,), {"__module__": f"{library}.layers"})())
 
 
 @pytest.mark.parametrize("method", [Scaffold, Proximal, FedCurv, FedReg, FedSol])

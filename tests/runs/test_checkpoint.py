@@ -14,8 +14,9 @@ from harness import Spy
 from omegaconf import OmegaConf, open_dict
 
 from gcfed.data.base import FederatedDataset, Split
+from gcfed.data.partition import Partition
 from gcfed.run import evaluate, train
-from gcfed.runs.checkpoint import SHAPE, class_checksum, load_checkpoint, resume_from
+from gcfed.runs.checkpoint import SHAPE, class_checksum, fingerprint, load_checkpoint, resume_from
 from gcfed.runs.folder import CHECKPOINT
 from gcfed.utils.instantiate import check_targets
 from gcfed.utils.lock import locked
@@ -91,6 +92,16 @@ def test_a_run_whose_data_have_changed_does_not_go_on(run, monkeypatch):
     monkeypatch.setattr(datasets, "digits", changed)
     with pytest.raises(ValueError, match="the data files have changed since"):
         run("rounds=3")
+
+
+def test_the_checksum_of_data_is_of_labels_and_of_who_holds_which_sample():
+    def checksum(labels=(0, 1, 2), indices=(2, 0, 1), offsets=(0, 1, 3)):
+        partition = Partition(np.array(indices), np.array(offsets))
+        return fingerprint(SimpleNamespace(labels=np.array(labels), partition=partition))
+
+    others = [checksum(labels=(0, 1, 1)), checksum(indices=(0, 1, 2)), checksum(offsets=(0, 2, 3))]
+    assert len({checksum(), *others}) == 4
+    assert checksum() == checksum()
 
 
 def test_the_checksum_of_classes_tells_data_apart_but_not_seeds():

@@ -8,7 +8,7 @@ import yaml
 from run_folders import accuracies, write_run
 
 from gcfed.loggers.round_csv import RoundCSVLogger
-from gcfed.runs.folder import find_runs
+from gcfed.runs.folder import find_runs, is_run
 from gcfed.runs.metrics_csv import read_metrics
 from gcfed.runs.reading import read_yaml
 
@@ -110,3 +110,10 @@ def test_runs_are_found_once(tmp_path):
     assert [run.folder for run in find_runs(roots[:1])] == expected  # by the link alone
     with pytest.raises(FileNotFoundError, match=r"roots=.*nowhere: there is no such folder"):
         find_runs([tmp_path / "nowhere"])
+
+
+@pytest.mark.parametrize("file", ["partition.npz", "metrics.csv", "summary.json", "failure.txt"])
+def test_a_run_is_seen_from_its_first_file_on(file):
+    assert is_run(["config.yaml", file])
+    assert not is_run([file, "config.yml"])
+    assert not is_run(["config.yaml", "notes.txt"])

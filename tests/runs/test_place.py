@@ -62,7 +62,9 @@ def test_the_newest_sweep_with_the_same_overrides_goes_on(tmp_path, monkeypatch)
         OmegaConf.save(sweep, tmp_path / f"multirun_{stamp}" / "multirun.yaml")
     monkeypatch.setattr("sys.argv", ["train.py", "-m", "seed=1,2", "ckpt_path=last"])
     assert sweep_dir(str(tmp_path), "last") == str(tmp_path / "multirun_2026-01-01")  # the newest one swept λ
-    assert not Path(sweep_dir(str(tmp_path), None)).exists()
+    new = Path(sweep_dir(str(tmp_path), None))
+    assert not new.exists()
+    assert new.name.startswith("multirun_20")  # where a later start looks for it
     monkeypatch.setattr("sys.argv", ["train.py", "-m", "hydra/launcher=joblib", "seed=1,2", "ckpt_path=last"])
     assert sweep_dir(str(tmp_path), "last") == str(tmp_path / "multirun_2026-01-01")  # Hydra keeps the launcher apart
     for other in ("seed=1,2,3", "~gc"):

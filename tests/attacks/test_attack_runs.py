@@ -1,0 +1,114 @@
+"""Attacks: whole runs against plain loops, in which hostile clients' messages, or their labels, are replaced."""
+
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from plain import Plain, check
+from test_train_numbers import draw, seeds
+
+from gcfed.data.base import FederatedDataset, Split
+
+
+class Hostile(Plain):
+    """Their number is rounded."""
+
+    n, cohort, share = 10, 9, 0.26
+
+    def begin(self):
+        self.hostile = set(draw("hostile").choice(self.n, 3, replace=False).tolist())
+
+    def sent(self, t, deltas):
+        hostile = {k: deltas[k] for k in deltas if k in self.hostile}
+        honest = [deltas[k] for k in deltas if k not in self.hostile]
+        self.row["train/hostile_clients"] = len(hostile)
+        for k, delta in hostile.items():
+            self.craft(t, k, delta, honest, len(hostile))
+
+    def craft(self, t, k, delta, honest, many): ...
+
+
+class SignFlip(Hostile):
+    overrides = ("attack=sign_flip", "attack.clients=0.26", "attack.factor=-1.5", "participation.per_round=9")
+
+    def craft(self, t, k, delta, honest, many):
+        for name in delta:
+            delta[name] *= -1.5
+
+
+class Noise(Hostile):
+    overrides = ("attack=gaussian", "attack.clients=0.26", "attack.factor=0.7", "participation.per_round=9")
+
+    def craft(self, t, k, delta, honest, many):
+        g = torch.Generator().manual_seed(int(seeds("attack", t, k).generate_state(1, np.uint64)[0] >> 1))
+        for name, d in delta.items():
+            rms = d.square().sum().div(d.numel()).sqrt()
+            delta[name] = 0.7 * rms * torch.randn(d.shape, generator=g, dtype=torch.float64)
+
+
+class Enough(Hostile):
+    overrides = ("attack=alie", "attack.clients=0.26", "attack.z=null", "participation.per_round=9")
+
+    def craft(self, t, k, delta, honest, many):
+        n, s = len(honest) + many, (len(honest) + many) // 2 + 1 - many
+        z = NormalDist().inv_cdf((n - many - s) / (n - many))
+        assert z > 0
+        for name in delta:
+            values = torch.stack([h[name] for h in honest]).numpy()
+            delta[name] = torch.from_numpy(values.mean(0) - z * values.std(0))
+
+
+class Inner(Hostile):
+    overrides = ("attack=ipm", "attack.clients=0.26", "attack.epsilon=0.8", "participation.per_round=9")
+
+    def craft(self, t, k, delta, honest, many):
+        for name in delta:
+            delta[name] = -0.8 * sum(h[name] for h in honest) / len(honest)
+
+
+class Flipped(Hostile):
+    overrides = ("attack=label_flip", "attack.clients=0.26", "participation.per_round=9")
+
+    def begin(self):
+        super().begin()
+        for k in self.hostile:
+            self.y[self.clients[k]] = 9 - self.y[self.clients[k]]
+
+
+def words(data_dir, download):
+    """Sequences of five tokens of 12 speakers, the next one's label beside each; some are padded."""
+    rng = np.random.default_rng(2)
+    groups = np.repeat(np.arange(12), rng.integers(3, 9, 12))
+    x = rng.integers(0, 6, (len(groups), 5)).astype(np.uint8)
+    y = (x + 1 + (rng.random(x.shape) < 0.2)).astype(np.int64) % 6
+    y[rng.random(len(y)) < 0.3, 3:] = -100
+    split = Split(x, y, groups)
+    return FederatedDataset("words", 6, split, split)
+
+
+class Padded(Flipped):
+    """Sequences: padding stays padding, and counts for nothing."""
+
+    overrides = (
+        "attack=label_flip", "attack.clients=0.26", "data=tiny_shakespeare", f"data.dataset._target_={__name__}.words",
+        "model=lstm", "model.embedding=3", "model.hidden=4", "data.num_classes=6", "data.input_shape=[5]",
+        "data.limit_train=null", "participation.num_clients=10", "participation.per_round=9",
+    )  # fmt: skip
+    inputs, skewed = staticmethod(torch.Tensor.long), False
+
+    def begin(self):
+        Hostile.begin(self)
+        for k in self.hostile:
+            own = self.y[self.clients[k]]
+            self.y[self.clients[k]] = torch.where(own == -100, own, 5 - own)
+
+    def objective(self, w, x, y, k):
+        loss = F.cross_entropy(w(x).flatten(0, 1), y.flatten(), ignore_index=-100)
+        return loss, loss
+
+
+@pytest.mark.parametrize("case", [SignFlip, Noise, Enough, Inner, Flipped, Padded])
+def test_a_run_is_the_plain_loop(config, tmp_path, case):
+    check(case, config, tmp_path)

@@ -1,0 +1,100 @@
+"""Faults and a population that changes: whole runs against plain loops."""
+
+import numpy as np
+import pytest
+from plain import Plain, check
+from test_train_numbers import SEED, draw
+
+from gcfed.data.sampling import DynamicPopulation
+
+
+class Faulty(Plain):
+    """Of those drawn the first to finish count; who drops out never finishes."""
+
+    n, cohort, dropout, stragglers, deadline, extra = 10, 3, 0.4, 0.6, 5, 3
+    overrides = (
+        *(f"participation.faults.{key}={value}" for key, value in
+          {"dropout": dropout, "stragglers": stragglers, "deadline": deadline, "extra": extra}.items()),
+        "participation.per_round=3", "client.stack=2", "rounds=8",
+    )  # fmt: skip
+
+    def drawn(self, t):
+        return np.sort(
+            draw("cohort", t).choice(self.n, self.cohort + self.extra, replace=False, shuffle=False)
+        ).tolist()
+
+    def came(self, t, drawn):
+        done, times = {}, {}
+        for k in drawn:
+            planned = sum(1 for _ in self.batches(k, t))
+            done[k] = min(planned, self.deadline or planned)
+            slow, part = draw("straggler", t, k).random(2)
+            if slow < self.stragglers:
+                done[k] = min(done[k], 1 + int(part * planned))
+            fate = draw("fault", t, k)
+            if fate.random() >= self.dropout:
+                times[k] = fate.exponential() * done[k]
+        self.planned = {k: sum(1 for _ in self.batches(k, t)) for k in drawn}
+        return {k: done[k] for k in sorted(sorted(times, key=times.get)[: self.cohort])}
+
+    def sent(self, t, deltas):
+        model = sum(p.numel() for p in self.net.parameters()) * 8
+        self.row |= {
+            "train/dropped_clients": self.cohort + self.extra - len(deltas), "comm/up_bytes": len(deltas) * model,
+            "train/stragglers": sum(self.steps[k] < self.planned[k] for k in deltas),
+            "comm/down_bytes": (self.cohort + self.extra) * model,
+        }  # fmt: skip
+
+
+class FaultyDrop(Faulty):
+    last, deadline, dropout, extra = "drop", None, 0.0, 2
+    overrides = (
+        "client.last_batch=drop", "participation.faults.stragglers=0.6", "participation.faults.extra=2",
+        "participation.per_round=3",
+    )  # fmt: skip
+
+
+class FaultyWrap(Faulty):
+    last, stragglers, extra, cohort, deadline = "wrap", 0.0, 0, 5, 2
+    overrides = (
+        "client.last_batch=wrap", "participation.faults.dropout=0.4", "participation.faults.deadline=2",
+        "participation.per_round=5",
+    )  # fmt: skip
+
+
+class Changing(Plain):
+    """Who gives its place gives it to one of those that waited, in the order of their ids."""
+
+    n, live, every, replace, cohort = 9, 6, 1, 0.7, 4
+    overrides = (
+        "participation=dynamic", "participation.per_round=4", "participation.sampler.live=6",
+        "participation.sampler.every=1", "participation.sampler.replace_probability=0.7", "rounds=8",
+    )  # fmt: skip
+
+    def drawn(self, t):
+        return population(self.n, self.live, self.every, self.replace, self.cohort, t)
+
+
+def population(n, live, every, replace, cohort, t):
+    ids = sorted(draw("population", 0).choice(n, live, replace=False, shuffle=False).tolist())
+    for stage in range(1, t // every + 1):
+        rng, waiting = draw("population", stage), [k for k in range(n) if k not in ids]
+        leaving = rng.permutation([i for i, u in enumerate(rng.random(live)) if u < replace])[: n - live].tolist()
+        ranks = rng.choice(n - live, len(leaving), replace=False).tolist() if leaving else []
+        gone = [ids[i] for i in leaving]
+        ids = sorted([k for k in ids if k not in gone] + [waiting[rank] for rank in ranks])
+    return [ids[i] for i in sorted(draw("cohort", t).choice(live, cohort, replace=False, shuffle=False).tolist())]
+
+
+@pytest.mark.parametrize("case", [Faulty, FaultyDrop, FaultyWrap, Changing])
+def test_a_run_is_the_plain_loop(config, tmp_path, case):
+    check(case, config, tmp_path)
+
+
+@pytest.mark.parametrize(("n", "live", "every", "replace"), [
+    (30, 10, 3, 0.5), (12, 10, 1, 0.9), (11, 10, 2, 1.0), (10, 10, 1, 0.5), (300, 10, 4, 0.1),
+])  # fmt: skip
+def test_a_population_is_the_plain_one(n, live, every, replace):
+    sampler = DynamicPopulation(4, live=live, every=every, replace_probability=replace)
+    for t in range(25):
+        assert sampler(t, n, SEED).tolist() == population(n, live, every, replace, 4, t)

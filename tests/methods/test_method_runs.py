@@ -1,0 +1,139 @@
+"""Several methods at once, and single ones in settings of which only a whole run sees all: against plain loops."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from plain import Plain, check
+from test_train_numbers import MOMENTUM
+from torch import nn
+
+
+class Nesterov(Plain):
+    """SCAFFOLD: c_k⁺ = c_k − c − Δ/(way · η), where one unit of gradient leads as far as ``way``."""
+
+    nesterov = True
+    overrides = ("algorithm=scaffold", "+client.optimizer.nesterov=true")
+
+    def begin(self):
+        zeros = {name: torch.zeros_like(p) for name, p in self.net.named_parameters()}
+        self.own, self.control = {k: copy.deepcopy(zeros) for k in range(self.n)}, zeros
+
+    def correct(self, w, k):
+        for name, p in w.named_parameters():
+            p.grad += self.control[name] - self.own[k][name]
+
+    def sent(self, t, deltas):
+        total = dict.fromkeys(self.names, 0.0)
+        for k, delta in deltas.items():
+            way = velocity = 0.0
+            for _ in range(self.steps[k]):
+                velocity = MOMENTUM * velocity + 1
+                way += 1 + MOMENTUM * velocity
+            for name in self.names:
+                change = -self.control[name] - delta[name] / (way * self.lr)
+                self.own[k][name] += change
+                total[name] += change
+        for name in self.names:
+            self.control[name] += total[name] / self.n
+
+
+class Several(Plain):
+    """SAM goes up the whole objective, calibrated and with what others add; a gradient's term stays where w was."""
+
+    rho, tau, mu, beta, temperature, weight = 0.3, 0.7, 0.4, 0.8, 2.0, 0.6
+    overrides = (
+        "algorithm=fedsam", f"methods.sam.rho={rho}", "+methods.fedlc._target_=gcfed.methods.fedlc.FedLC",
+        f"+methods.fedlc.tau={tau}", "+methods.prox._target_=gcfed.methods.proximal.Proximal", f"+methods.prox.mu={mu}",
+        "+methods.ntd._target_=gcfed.methods.fedntd.FedNTD", f"+methods.ntd.beta={beta}",
+        f"+methods.ntd.tau={temperature}", f"+methods.ntd.ce_weight={weight}", "client.stack=3",
+    )  # fmt: skip
+
+    def objective(self, w, x, y, k):
+        logits = w(x)
+        counts = torch.bincount(self.y[self.clients[k]], minlength=10).double()
+        loss = F.cross_entropy(logits - self.tau * counts**-0.25, y)
+        others = torch.ones_like(logits, dtype=torch.bool).scatter(1, y[:, None], False)
+        mine, theirs = (
+            (z[others].view(len(y), 9) / self.temperature).log_softmax(1) for z in (logits, self.net(x).detach())
+        )
+        kept = (theirs.exp() * (theirs - mine)).sum(1).mean()
+        return loss, self.weight * loss + self.beta * self.temperature**2 * kept
+
+    def backward(self, w, x, y, k):
+        here = [p.detach().clone() for p in w.parameters()]
+        grads = torch.autograd.grad(self.objective(w, x, y, k)[1], list(w.parameters()))
+        norm = sum(g.square().sum() for g in grads).sqrt()
+        with torch.no_grad():
+            for p, g in zip(w.parameters(), grads, strict=True):
+                p += self.rho * g / norm
+        loss = super().backward(w, x, y, k)
+        with torch.no_grad():
+            for p, old, start in zip(w.parameters(), here, self.net.parameters(), strict=True):
+                p.copy_(old)
+                p.grad += self.mu * (old - start)
+        return loss
+
+
+class Clipped(Plain):
+    """The bound follows the 0.2-quantile of the cohort's norms; running statistics do not count, nor do rehearsals."""
+
+    last, model, quantile, lr_c, first = "wrap", {"norm": True}, 0.2, 0.9, 0.3
+    overrides = (
+        "client.last_batch=wrap", "+methods.clip._target_=gcfed.methods.clip_update.ClipUpdate",
+        f"+methods.clip.max_norm={first}", f"+methods.clip.quantile={quantile}", f"+methods.clip.lr={lr_c}",
+        "metrics=gap", "metrics.gap.every=1", "gc.boundary=fc",
+    )  # fmt: skip
+
+    def begin(self):
+        self.bound = self.first
+
+    def sent(self, t, deltas):
+        whole = 0
+        for delta in deltas.values():
+            norm = sum(delta[name].square().sum() for name in self.names).sqrt()
+            whole += float(norm <= self.bound)
+            for name in self.names:
+                delta[name] *= min(1.0, self.bound / norm)
+        share = whole / len(deltas)
+        self.row |= {"clip_update/max_norm": self.bound, "clip_update/clipped": 1 - share}
+        self.bound *= np.exp(-self.lr_c * (share - self.quantile))
+
+
+class Deep(nn.Module):
+    """Batch norms at two depths, and layers whose names begin as theirs do."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 3, 3, stride=2), nn.BatchNorm2d(3))
+        self.body1, self.nor, self.norm, self.normal = (
+            nn.Conv2d(3, 2, 2), nn.Linear(8, 4), nn.BatchNorm1d(4), nn.Linear(4, 10)
+        )  # fmt: skip
+
+    def forward(self, x):
+        return self.normal(self.norm(self.nor(self.body1(self.body(x).tanh()).flatten(1))).tanh())
+
+
+class Own(Plain):
+    """FedBN: each client goes on with its own batch norms; the global ones are the mean of the last cohort's."""
+
+    last, model = "wrap", {"_target_": f"{__name__}.Deep", "norm_policy": "local"}
+    overrides = ("client.last_batch=wrap", "gc.boundary=normal")
+
+    def begin(self):
+        self.kept = {}
+
+    def start(self, w, k):
+        w.load_state_dict(self.kept.get(k, {}), strict=False)
+
+    def sent(self, t, deltas):
+        for k, delta in deltas.items():
+            state = self.net.state_dict()
+            self.kept[k] = {name: state[name] + d for name, d in delta.items() if name.startswith(("body.1.", "norm."))}
+
+
+@pytest.mark.parametrize("case", [Nesterov, Several, Clipped, Own])
+def test_a_run_is_the_plain_loop(config, tmp_path, case):
+    check(case, config, tmp_path)

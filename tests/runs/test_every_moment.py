@@ -1,0 +1,63 @@
+"""A kill between any two calls of a run that change files: ``last.ckpt`` is whole then, with its clients' states."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from omegaconf import open_dict
+
+from gcfed.federated.store import ClientStore
+from gcfed.run import train
+from gcfed.runs.checkpoint import load_checkpoint
+from gcfed.runs.folder import CHECKPOINT, PREVIOUS
+
+SETTING = (
+    "algorithm=scaffold", "rounds=5", "participation.num_clients=6", "participation.per_round=3", "client.epochs=1",
+    "data.limit_train=60", "data.limit_test=20", "model.hidden=[5]",
+)  # fmt: skip
+
+
+def is_whole(run, name):
+    """Raises ValueError for a damaged checkpoint, or one of whose clients' states one is damaged or gone."""
+    (stores,) = (c["stores"] for c in load_checkpoint(run / name)["callbacks"].values() if "stores" in c)
+    store = ClientStore(run / "clients" / "scaffold")
+    store.load_state_dict(stores["scaffold"])
+    store.check()
+    return len(store._version)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_last_and_previous_are_whole_whenever_files_change(config, tmp_path, monkeypatch, every):
+    """``previous.ckpt`` too, until all of the checkpoint that follows is on the disk: there may be no room for it."""
+    run, seen = tmp_path / "run", {"fsync": 0, "unlink": 0, "replace": 0, "hardlink_to": 0}
+
+    def look_before(owner, name):
+        call = getattr(owner, name)
+
+        def looked(*args, **kwargs):
+            both = (run / PREVIOUS).exists()
+            if (run / CHECKPOINT).exists():
+                seen[name] += 1
+                assert is_whole(run, CHECKPOINT)
+            writes = threading.current_thread() is not threading.main_thread()  # the other one writes checkpoints
+            if name == "fsync" and writes and len(checkpoints) > 1:
+                assert is_whole(run, PREVIOUS)
+            result = call(*args, **kwargs)
+            if name == "replace" and Path(args[1]) == run / CHECKPOINT:
+                checkpoints.append(both)
+            return result
+
+        monkeypatch.setattr(owner, name, looked)
+
+    checkpoints = []
+    cfg = config(*SETTING, f"callbacks.checkpoint.every={every}", folder=run)
+    with open_dict(cfg):
+        del cfg.logger.csv
+    look_before(os, "fsync")
+    for name in ("unlink", "replace", "hardlink_to"):
+        look_before(Path, name)
+    train(cfg)
+    assert checkpoints == [False, *[True] * (4 if every == 1 else 2)]
+    assert min(seen.values()) > 1
+    assert is_whole(run, CHECKPOINT) >= is_whole(run, PREVIOUS)
