@@ -143,6 +143,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     if not cfg.get("trust_config"):
         built = {key: OmegaConf.to_container(run[key], resolve=True) for key in ("model", "server", "task", "data")}
         check_targets(built, path)
+        run.merge_with(built)  # what was checked is what is built, whatever it was before it was resolved
     data = require(run, "data")
     if not data.is_described:
         data.setup()

@@ -1,6 +1,8 @@
 """What a checkpoint is refused for: damage, another run, other data, lost rows, foreign code."""
 
+import importlib
 import os
+import pkgutil
 import re
 import shutil
 import threading
@@ -13,12 +15,13 @@ from conftest import read_rows
 from harness import Spy
 from omegaconf import OmegaConf, open_dict
 
+import gcfed
 from gcfed.data.base import FederatedDataset, Split
 from gcfed.data.partition import Partition
 from gcfed.run import evaluate, train
 from gcfed.runs.checkpoint import SHAPE, class_checksum, fingerprint, load_checkpoint, resume_from
 from gcfed.runs.folder import CHECKPOINT
-from gcfed.utils.instantiate import check_targets
+from gcfed.utils.instantiate import check_targets, listed_targets
 from gcfed.utils.lock import locked
 from gcfed.utils.resolvers import ROOT
 
@@ -184,21 +187,61 @@ def test_a_folder_is_one_runs_at_a_time(run, finished):
     assert not (finished / ".lock").exists()
 
 
-@pytest.mark.parametrize(
-    "target", ["torch.hub.load", "numpy.load", "gcfed.run.os.system", "gcfed.nowhere.f", "torch.nn.Module.apply.x"]
-)
-def test_a_checkpoint_calls_no_foreign_code(target, tmp_path):
-    with pytest.raises(ValueError, match=rf"model\.0\.net\._target_={re.escape(target)}.*trust_config=true"):
-        check_targets({"model": [{"net": {"_target_": target}}]}, tmp_path)
+def public_callables():
+    """Dotted names of all functions, classes and methods of the package, and of what its modules have imported."""
+    for info in pkgutil.walk_packages(gcfed.__path__, "gcfed."):
+        module = importlib.import_module(info.name)
+        for name, found in vars(module).items():
+            if callable(found):
+                yield f"{info.name}.{name}"
+                if isinstance(found, type) and found.__module__ == info.name:
+                    yield from (f"{info.name}.{name}.{own}" for own, value in vars(found).items() if callable(value))
+
+
+def test_of_all_that_can_be_called_a_checkpoint_calls_what_our_configs_name(tmp_path):
+    names = {target for target in public_callables() if not target.startswith("gcfed.federation.wire.__")}
+    foreign = ["torch.hub.load", "numpy.load", "torch.nn.Module.apply", "torch.nn.parallel.DataParallel", "os.system",
+               "torch.nn.utils.stateless.functional_call", "torchvision.models.get_model", "gcfed.nowhere.f",
+               "gcfed.run.os.system", "setuptools._distutils.spawn.spawn"]  # fmt: skip
+    passed = set()
+    for target in {*names, *foreign}:
+        if target in listed_targets():
+            check_targets({"_target_": target}, tmp_path)
+            passed.add(target)
+        else:
+            with pytest.raises(ValueError, match=rf"model\.0\.net\._target_={re.escape(target)}\. .*trust_config=true"):
+                check_targets({"model": [{"net": {"_target_": target, "_partial_": True}}]}, tmp_path)
+    assert len(names) > 1000
+    rooms = "gcfed.data.", "gcfed.models.", "gcfed.optim.", "gcfed.tasks."
+    assert all(target.startswith(rooms) for target in passed)
+
+
+def test_a_checkpoint_cannot_compose_a_config_that_calls_something(run, finished, tmp_path):
+    """As a checkpoint once did by two functions of ours, one of which composes and one of which builds."""
+    run()
+    marker = tmp_path / "called"
+    spawn = "+x._target_=pathlib.Path.touch", f"+x._args_=[{marker}]"
+    evil = {
+        "_target_": "gcfed.utils.instantiate.require", "_convert_": "none", "key": "x",
+        "cfg": {"_target_": "gcfed.utils.compose.Composer.__call__", "overrides": [*spawn]},
+    }  # fmt: skip
+    for where in ("data", "model", "task", "server"):
+        checkpoint = load_checkpoint(finished / CHECKPOINT)
+        checkpoint["gcfed"]["config"][where]["evil"] = evil
+        torch.save(checkpoint, tmp_path / "copy.ckpt")
+        with pytest.raises(ValueError, match=rf"{where}\.evil\._target_=gcfed\.utils\.instantiate\.require"):
+            evaluate(OmegaConf.create({"ckpt_path": str(tmp_path / "copy.ckpt"), "paths": {}, "override": {}}))
+    assert not marker.exists()
 
 
 def test_what_our_own_configs_name_may_be_called(tmp_path):
     names = {}
     for path in ROOT.glob("configs/*/*.yaml"):
-        if path.parent.name in ("model", "data", "server"):
+        if path.parent.name in ("model", "data", "server", "partition"):
             names[path.stem] = OmegaConf.to_container(OmegaConf.load(path))
     check_targets(names, tmp_path)
-    check_targets({"_target_": "torchvision.models.resnet18"}, tmp_path)
+    for target in ("torchvision.models.resnet18", "torch.nn.Sequential", "torch.nn.Conv2d", "torch.optim.AdamW"):
+        check_targets({"_target_": target}, tmp_path)
 
 
 def foreign():

@@ -139,7 +139,13 @@ class ClientStore:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes up the versions of a checkpoint."""
+        """Takes up the versions of a checkpoint.
+
+        Raises:
+            ValueError: it names a file that no store writes, which would be deleted later.
+        """
+        if strange := [name for name in state_dict["previous"] if not _VERSION.fullmatch(str(name))]:
+            raise ValueError(f"the checkpoint names {strange[0]!r} as the state of a client, which no store writes.")
         clients, rounds, checksums = (state_dict[key].tolist() for key in ("clients", "rounds", "checksums"))
         self._version = dict(zip(clients, rounds, strict=True))
         self._checkpointed, self._checksum = dict(self._version), dict(zip(clients, checksums, strict=True))

@@ -2,16 +2,17 @@
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import hydra
+import torch
 from hydra.errors import InstantiationException
-from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
-TRUSTED = ("gcfed.", "torch.nn.", "torch.optim.", "torchvision.models.")
+from gcfed.utils.resolvers import CONFIGS
 
 
 def build(node: DictConfig | None, **kwargs: Any) -> Any:
@@ -96,21 +97,43 @@ def installed(package: str, key: str) -> None:
 
 
 def check_targets(config: Mapping[str, Any], path: Path) -> None:
-    """Refuses a checkpoint's config that names code other than this project's, torch's or torchvision's networks.
+    """Refuses a checkpoint's config that would call anything but what our own configs call to build the same parts.
 
-    Whoever sends a checkpoint chooses what its config calls. An attribute counts by where it is defined, so that
-    ``gcfed.run.os.system`` is not ours.
+    Whoever sends a checkpoint chooses what its config calls, and with which arguments: so nothing counts by the package
+    that it lies in. ``config`` must be resolved, and what is built afterwards be this.
 
     Raises:
         ValueError: names the key, the target and the flag that allows it.
     """
     for key, target in _targets(config):
-        defined = f"{getattr(_located(target), '__module__', None)}."
-        if not (target.startswith(TRUSTED) and defined.startswith(TRUSTED)):
+        if not (target in listed_targets() or _is_layer_or_optimizer(target)):
             raise ValueError(
-                f"{path}: its config would call {key}={target}. Only {', '.join(TRUSTED)[:-1]} are called from a "
-                "checkpoint; if you trust its author, say trust_config=true."
+                f"{path}: its config would call {key}={target}. From a checkpoint only the networks, tasks, server "
+                "optimizers and data sets are built that configs/ names, and torch's layers, optimizers and networks; "
+                "if you trust its author, say trust_config=true."
             )
+
+
+@cache
+def listed_targets() -> frozenset[str]:
+    """What our own configs name as data sets, networks, server optimizers and tasks: read off their files."""
+    groups = ("data", "model", "server", "partition")
+    files = [CONFIGS / "train.yaml", *(path for group in groups for path in (CONFIGS / group).glob("**/*.yaml"))]
+    trees = [OmegaConf.to_container(OmegaConf.load(path)) for path in files]
+    return frozenset(target for tree in trees for key, target in _targets(tree) if not key.startswith("hydra."))
+
+
+def _is_layer_or_optimizer(target: str) -> bool:
+    """Whether this is a layer of ``torch.nn``, an optimizer of ``torch.optim``, or a network of torchvision's."""
+    package, _, name = target.rpartition(".")
+    if package == "torchvision.models":
+        from torchvision.models import list_models  # seconds, which no other target costs
+
+        return name in list_models()
+    found = {"torch.nn": vars(torch.nn), "torch.optim": vars(torch.optim)}.get(package, {}).get(name)
+    kinds = (torch.nn.Module, torch.optim.Optimizer)
+    home = ("torch.nn.modules.", "torch.optim.")
+    return isinstance(found, type) and issubclass(found, kinds) and found.__module__.startswith(home)
 
 
 def _targets(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -119,10 +142,3 @@ def _targets(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
         if key == "_target_" and value is not None:
             yield f"{prefix}_target_", str(value)
         yield from _targets(value, f"{prefix}{key}.")
-
-
-def _located(target: str) -> Any:
-    try:
-        return get_object(target) if target.startswith(TRUSTED) else None
-    except (ImportError, ValueError, AttributeError):
-        return None
