@@ -23,7 +23,8 @@ from benchmarks.stopwatch import Stopwatch
 from benchmarks.workloads import WORKLOADS, compose_workload
 from gcfed.data.sampling import ClientSampler
 from gcfed.federated.loop import FederatedLoop
-from gcfed.methods.centralization import GradientCentralization
+from gcfed.federated.messages import Download
+from gcfed.methods.centralization import GlobalGC, LocalGC
 from gcfed.run import train
 
 WARM_UP = 2
@@ -62,13 +63,14 @@ class Sitting(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         loop = FederatedLoop.of(trainer)
         loop.sampler = InPairs(loop.sampler)  # type: ignore[assignment]
-        self.gc = next(m for m in loop.methods if isinstance(m, GradientCentralization))
-        self.layers = (self.gc._local_ndim, self.gc._server_ndim)
+        parts = [*loop.stacks.program.parts, *loop.server_parts]
+        self.gc = [(part, part._ndim) for part in parts if isinstance(part, LocalGC | GlobalGC)]
         self._switch(False)
         self.before_first = time.time() - self.started
 
     def _switch(self, on: bool) -> None:
-        self.gc._local_ndim, self.gc._server_ndim = self.layers if on else ({}, {})
+        for part, layers in self.gc:
+            part._ndim = layers if on else {}
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking:
@@ -99,8 +101,10 @@ class Sitting(Callback):
         module, device = trainer.lightning_module, trainer.strategy.root_device
         assert loop.round is not None
         with torch.inference_mode(False), torch.enable_grad():
-            stacks = loop.stacks(trainer, loop.round.cohort)
-            plans = [loop.solver.plan(loop.data, clients, loop.round, device) for clients in stacks]
+            round = loop.round
+            download = Download(round.index, round.seed, round.lr, round.start, round.cohort)
+            stacks = loop.stacks.share(download, round.cohort)
+            plans = [loop.solver.plan(loop.data, clients, download, device) for clients in stacks]
             trainer.strategy.barrier()
             autocast = trainer.precision_plugin.forward_context
             seconds = plain_seconds(module.net, loop.data, plans, loop.solver.optimizer, autocast)
@@ -129,7 +133,7 @@ class Sitting(Callback):
             "threads": torch.get_num_threads() if device.type == "cpu" else None,
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
             "precision": str(trainer.precision),
-            "stack": loop.layout(pl_module)[0],
+            "stack": loop.stacks.layout.k,
             "clients": loop.data.num_clients,
             "samples": median(r["samples"] for r in self.rounds),
             "mflop_per_sample": flops / 1e6,

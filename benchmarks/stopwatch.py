@@ -8,15 +8,19 @@ from typing import Any
 import torch
 from lightning.pytorch import Trainer
 
+import gcfed.federated.client as client_module
 import gcfed.federated.loop as loop_module
 import gcfed.federated.solver as solver_module
 from gcfed.callbacks.checkpoint import RoundCheckpoint
 from gcfed.federated.batches import BatchPlan
 from gcfed.federated.loop import FederatedLoop
-from gcfed.federated.method import FederatedMethod
+from gcfed.federated.method import ClientPart, Part, ServerPart
+from gcfed.federated.module import FederatedModule
 from gcfed.federated.stack import ClientStack
 
-HOOKS = [name for name in dir(FederatedMethod) if name.startswith(("on_", "before_", "after_"))]
+HOOKS = {
+    name for part in (ClientPart, ServerPart) for name in dir(part) if name.startswith(("on_", "before_", "after_"))
+}
 
 
 class Stopwatch:
@@ -56,20 +60,22 @@ class Stopwatch:
     def install(self, trainer: Trainer) -> None:
         """Wraps the parts of a run, for the rest of this process."""
         loop, module = FederatedLoop.of(trainer), trainer.lightning_module
-        for name in ("broadcast_state", "ClientStack"):
-            self.wrap(loop_module, name, "broadcast")
+        self.wrap(FederatedModule, "broadcast_state", "broadcast")
+        self.wrap(client_module, "ClientStack", "broadcast")
         self.wrap(loop.solver, "plan", "batch")
         self.wrap(BatchPlan, "batch", "batch")
         self.wrap(solver_module, "local_objective", "forward")
         self.wrap(ClientStack, "backward", "backward")
-        for method in loop.methods:
+        for part in [*loop.stacks.program.parts, *loop.server_parts]:
+            assert isinstance(part, Part)
             for hook in HOOKS:
-                if getattr(type(method), hook) is not getattr(FederatedMethod, hook):
-                    self.wrap(method, hook, "hooks")
+                plain = (getattr(side, hook, None) for side in (ClientPart, ServerPart))
+                if getattr(type(part), hook, None) not in (None, *plain):
+                    self.wrap(part, hook, "hooks")
         self.wrap(loop.solver, "optimizer", "step")
         step_of = solver_module.unprofiled_step
         solver_module.unprofiled_step = lambda optimizer: self.wrapped(step_of(optimizer), "step")
-        for owner, name in ((ClientStack, "delta"), (loop_module, "finite_clients"), (loop.aggregator, "add")):
+        for owner, name in ((ClientStack, "delta"), (client_module, "finite_clients"), (loop.aggregator, "add")):
             self.wrap(owner, name, "aggregate")
         self.wrap(loop.aggregator, "reduce", "aggregate")
         self.wrap(module, "training_step", "aggregate")
