@@ -10,7 +10,7 @@ from gcfed.data.partition import DirichletBalanced
 from gcfed.data.sampling import DynamicPopulation, cohort_size
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.method import Order
-from gcfed.methods.centralization import GradientCentralization
+from gcfed.methods.centralization import GlobalGC, LocalGC
 from gcfed.methods.quantization import Quantization
 from gcfed.optim.partial import probe_optimizer
 from gcfed.report import papers
@@ -86,10 +86,11 @@ def test_every_algorithm_goes_with_gc(config, algorithm):
     for gc in ("local", "global", "gcfed") if algorithm in ("fedavg", "scaffold") else ("gcfed",):
         cfg = config(f"algorithm={algorithm}", f"gc={gc}")
         methods = instantiate(cfg)[2]
-        (i,) = [i for i, m in enumerate(methods) if isinstance(m, GradientCentralization)]
-        assert [type(m) for m in methods[:i] + methods[i + 1 :]] == alone
-        assert all(m.order > Order.CORRECTS for m in methods[i + 1 :])
-        assert (methods[i].local, methods[i].server) == (gc in ("local", "gcfed"), gc in ("global", "gcfed"))
+        places = [i for i, part in enumerate(methods) if isinstance(part, LocalGC | GlobalGC)]
+        assert [type(part) for part in methods if not isinstance(part, LocalGC | GlobalGC)] == alone
+        assert all(part.order > Order.CORRECTS for part in methods[places[-1] + 1 :])
+        expected = [LocalGC] * (gc in ("local", "gcfed")) + [GlobalGC] * (gc in ("global", "gcfed"))
+        assert [type(methods[i]) for i in places] == expected
         assert cfg.name.endswith(f"_{algorithm}_{gc}")
 
 
@@ -116,13 +117,13 @@ def test_every_trainer_instantiates(config, option):
 )
 def test_experiments_have_the_papers_setting(config, name, model, classes, clients, alpha, rounds, boundary):
     cfg = config(f"experiment={name}")
-    module, loop, (gc,) = instantiate(cfg)
+    module, loop, (local, server) = instantiate(cfg)
     assert type(module.net).__name__ == model
     assert cfg.data.num_classes == classes
     assert (cfg.participation.num_clients, loop.sampler.per_round, cfg.partition.alpha) == (clients, 5, alpha)
     assert loop.rounds == rounds
-    assert isinstance(gc, GradientCentralization)
-    assert (gc.local, gc.server, gc.lam, gc.boundary) == (True, True, None, boundary)
+    assert (type(local), type(server)) == (LocalGC, GlobalGC)
+    assert (local.lam, local.boundary, server.boundary) == (None, boundary, None)
     solver = loop.solver
     assert (solver.epochs, solver.batch_size, solver.lr_decay) == (5, 50, 1.0)
     optimizer = probe_optimizer(solver.optimizer)

@@ -238,7 +238,7 @@ class Listener(Callback):
 
     def on_after_backward(self, trainer, pl_module):
         assert trainer.lightning_module is pl_module
-        assert all(grad.shape[0] == self.stack.active for grad in self.stack.grads())
+        assert all(grad.shape[0] == pl_module.clients.active for grad in pl_module.clients.grads())
         self.heard += 1
 
 

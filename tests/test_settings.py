@@ -46,7 +46,7 @@ def test_a_class_and_its_group_agree(group):
 # The class, its settings' prefix, and of each setting: its range ("(" and ")": without the end), "whole", "null"
 # ("sometimes": beside some others), "auto"; "flag"; or its choices.
 RANGES = """
-federated.faults.Faults participation.faults: dropout [0 1] null, stragglers [0 1] null, deadline [1 inf] whole null
+federated.faults.Faults participation.faults: stragglers [0 1] null, deadline [1 inf] whole null
 federated.faults.Faults participation.faults: extra [0 inf] whole null
 federated.solver.LocalSolver client: epochs [1 inf] whole, steps [1 inf] whole null, batch_size [1 inf] whole
 federated.solver.LocalSolver client: last_batch keep|drop|wrap, lr_decay (0 1], clip_norm (0 inf] null, graphs flag
@@ -126,6 +126,8 @@ def edges(kind):
         + [low + 0.5] * whole
     )
     within = (low + 1, high - 1) if whole else (nextafter(low, 1e300), nextafter(high, -1e300))
+    if interval.startswith("(0 "):  # "above 0": what is so small makes nothing of what it scales
+        within, refused = (1e-18, within[1]), [*refused, nextafter(1e-18, 0)]
     for end, closed, out, near in zip((low, high), "[]", beyond, within, strict=True):
         if end < 1e300:
             (taken if closed in interval else refused).append(end)

@@ -68,7 +68,7 @@ def test_the_engine_regresses_as_a_plain_loop_does(k):
         ends = []
         cohort = np.sort(np.random.default_rng(t).choice(4, 3, replace=False))
         for client in cohort:
-            round = SimpleNamespace(seed=5, index=t)
+            round = SimpleNamespace(seed=5, round=t)
             plan = solver.plan(data, np.array([client]), round, torch.device("cpu"))
             v = w.clone()
             for step in range(plan.index.shape[1]):

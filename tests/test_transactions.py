@@ -119,7 +119,9 @@ def test_evaluation_looks_for_the_data_where_it_is_told(config, tmp_path):
     (tmp_path / "here").mkdir()
     cfg = config(*overrides, "data.dataset.download=false")
     stored = OmegaConf.to_container(cfg, resolve=False)
-    module_cfg = {"gcfed": {"config": stored, "identity": {}}, "global_step": 3, "state_dict": {}}
+    about = {"config": stored, "identity": "", "leaves": {}, "data": ""}
+    rest = {"callbacks": {}, "loops": {}, "optimizer_states": [], "lr_schedulers": []}
+    module_cfg = {"gcfed": about, "global_step": 3, **rest}
     state = {f"net.{k}": v for k, v in build_module(cfg).net.state_dict().items()}
     torch.save(module_cfg | {"state_dict": state}, tmp_path / "last.ckpt")
     trainer = {"_target_": "lightning.pytorch.Trainer", "logger": False, "accelerator": "cpu"}

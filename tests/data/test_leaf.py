@@ -136,7 +136,7 @@ def test_shakespeare(tmp_path):
 
 def test_all_roles_of_shakespeare_are_clients_and_5_percent_take_part(tmp_path, config):
     """LEAF has 660 roles at this length; the experiment asked for 2,000 and could not start."""
-    roles = {f"role {k:03}": (["x" * 80], ["y"]) for k in range(660)}
+    roles = {f"role {k:03}": (["xy" * 40], ["xy"[k % 2]]) for k in range(660)}
     write(tmp_path, "shakespeare", {"train/all": roles, "test/all": {"role 000": roles["role 000"]}})
     small = ("rounds=1", "model.hidden=4", "client.epochs=1", f"paths.data_dir={tmp_path}")
     result = train(config("experiment=shakespeare_lstm_fedacg", *small))

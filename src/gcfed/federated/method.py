@@ -247,6 +247,11 @@ class Method:
         for part in parts:
             part.method = type(self).__name__
 
+    def validate(self, setup: Setup) -> None:
+        """As :meth:`Part.validate`, of all its parts."""
+        for part in self.parts:
+            part.validate(setup)
+
 
 def parts_of(methods: Iterable[Method | Part]) -> list[Part]:
     """The parts of these methods, in the order in which their hooks are called."""

@@ -35,6 +35,7 @@ class _Remote:
     without its tracker, since ``metrics.csv`` has all."""
 
     key = ""
+    _where = ""  # the setting that says where it is
     _gone = False
 
     def _require(self, work: Callable[[], Any]) -> None:
@@ -44,7 +45,7 @@ class _Remote:
             ValueError: the tracker fails, or does not answer in time.
         """
         if reason := _within(LIMIT, work):
-            raise ValueError(f"{self.key}: {reason}. Make it answer, or leave it out by ~{self.key}.")
+            raise ValueError(f"{self.key}{self._where}: {reason}. Make it answer, or leave it out by ~{self.key}.")
 
     def _tell(self, work: Callable[[], Any]) -> None:
         """Does it, until the tracker fails or does not answer."""
@@ -179,6 +180,7 @@ class RoundMLflowLogger(_Remote, MLFlowLogger):
         for name in ("experiment_name", "run_name", "tracking_uri"):
             if word(f"logger.mlflow.{name}", settings.get(name)) == "":
                 raise ValueError(f"logger.mlflow.{name}='' is empty: give it a name, or leave it out.")
+        self._where = f".tracking_uri={settings.get('tracking_uri')}"
         self._id_file = Path(save_dir, "mlflow.id")
         known = _known_id(self._id_file, number("logger.mlflow.resume_round", resume_round, 0, whole=True))
         self._require(partial(super().__init__, save_dir=None, run_id=known, **settings))  # opens a database

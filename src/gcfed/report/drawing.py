@@ -85,6 +85,7 @@ def curves(groups: Sequence[Group], column: str, colors: dict[str, Any], axes: A
 def against(points: pd.DataFrame, key: str, measure: str, colors: dict[str, Any], axes: Axes) -> str:
     """The result against a number that varies alone, a line a method; ``points`` has x, y, method."""
     title, unit, _ = describe(measure)
+    points = points.reset_index(drop=True)  # seaborn wants a name for each
     methods = list(points["method"].unique())
     free = [color for color in PALETTE if color not in [colors.get(m) for m in methods]] or PALETTE
     palette = {m: colors.get(m) or free[i % len(free)] for i, m in enumerate(methods)}

@@ -35,7 +35,7 @@ def cost(cfg: DictConfig, steps: dict[str, float]) -> tuple[float, int]:
     """Seconds of a round on one core, and the bytes that a run leaves."""
     with open_dict(cfg):
         cfg.pop("hydra", None)  # a sweep's own is not filled in yet
-        cfg.paths.output_dir, cfg.callbacks, cfg.metrics = "", {}, {}
+        cfg.paths.output_dir, cfg.callbacks, cfg.metrics = ".", {}, {}
         if "download" in cfg.data.dataset:
             cfg.data.dataset.download = False
     parts = assemble(cfg)
