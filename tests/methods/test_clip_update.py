@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from harness import make_net, make_round, make_setup, make_upload, sgd, train_rounds, weights
+from harness import make_net, make_round, make_upload, sgd, train_rounds, weights
 
 from gcfed.methods.clip_update import ClipUpdate
 
@@ -33,17 +33,6 @@ def test_only_longer_updates_are_cut_and_keep_their_direction():
     torch.testing.assert_close(norms_of(upload), torch.tensor([0.5, 2.0, 2.0]).double())
     torch.testing.assert_close(upload.delta["w"][2] * 4, before.delta["w"][2])
     assert torch.equal(upload.delta["w"][0], before.delta["w"][0])
-
-
-def test_running_statistics_are_no_part_of_an_update():
-    upload, method = upload_of([0.5, 8.0]), ClipUpdate(2.0)
-    upload.delta["norm.running_mean"] = torch.full((2, 5), 100.0).double()
-    net = torch.nn.Module()
-    net.norm = torch.nn.BatchNorm1d(5)
-    method.validate(make_setup(net))
-    method.on_upload(upload, begin(method))
-    torch.testing.assert_close(norms_of(upload), torch.tensor([0.5, 2.0]).double())
-    assert (upload.delta["norm.running_mean"] == 100).all()
 
 
 def test_the_adaptive_bound_takes_the_papers_step_and_rests_at_the_quantile():
