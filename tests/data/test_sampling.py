@@ -83,6 +83,9 @@ def test_live_set_does_not_depend_on_the_rounds_asked_before():
         (DynamicPopulation(5, live=4), 100, "participation.per_round=5 exceeds participation.sampler.live=4"),
         (DynamicPopulation(5, live=0), 100, "participation.sampler.live=0"),
         (DynamicPopulation(5, live=50, every=0), 100, "participation.sampler.every=0"),
+        (DynamicPopulation(5, live=50, every=1.5), 100, "participation.sampler.every=1.5"),
+        (DynamicPopulation(5, live=50.5), 100, "participation.sampler.live=50.5"),
+        (UniformSampler(2.5), 100, "participation.per_round=2.5"),
         (DynamicPopulation(5, live=50, replace_probability=1.5), 100, "participation.sampler.replace_probability=1.5"),
     ],
 )

@@ -160,3 +160,18 @@ def test_data_that_are_no_images_are_refused(tmp_path, transform):
     setup = make_setup(torch.nn.Identity(), data=SimpleNamespace(transform=transform))
     with pytest.raises(ValueError, match="metrics=leakage recovers images"):
         Leakage(str(tmp_path)).validate(setup)
+
+
+def test_each_round_is_attacked_from_other_starting_points(config, tmp_path, monkeypatch):
+    seeds, attack = [], Leakage.__init__
+
+    def listens(self, *args, **kwargs):
+        attack(self, *args, **kwargs)
+        invert = self.attack
+        self.attack = lambda *args, random: seeds.append(random.initial_seed()) or invert(*args, random=random)
+
+    monkeypatch.setattr(Leakage, "__init__", listens)
+    for _ in range(2):
+        run(config, tmp_path / str(len(seeds)), *LEAKAGE, "metrics.leakage.every=1", "rounds=2")
+    assert seeds[:2] == seeds[2:]
+    assert seeds[0] != seeds[1]
