@@ -101,7 +101,7 @@ def test_a_share_of_all_clients_is_at_least_one(per_round, size):
     assert cohort_size(per_round, 40) == size
 
 
-@pytest.mark.parametrize("per_round", [0, 1.5, -0.5, 1.0])
+@pytest.mark.parametrize("per_round", [0, 0.0, 1.5, -0.5, 1.0])
 def test_another_number_is_no_size_of_a_cohort(per_round):
     with pytest.raises(ValueError, match=f"participation.per_round={per_round} "):
         cohort_size(per_round, 40)
