@@ -138,7 +138,10 @@ def edges(kind):
     )
 
 
-@pytest.mark.parametrize("line", RANGES.strip().splitlines())
+LINES = RANGES.strip().splitlines()
+
+
+@pytest.mark.parametrize("line", LINES, ids=[line.split()[0] for line in LINES])
 def test_a_setting_is_taken_up_to_the_ends_of_its_range_and_named_beyond(line):
     (target, prefix), kinds = line.split(": ")[0].split(), line.split(": ")[1].split(", ")
     cls = get_object(f"gcfed.{target}")

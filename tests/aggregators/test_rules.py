@@ -170,3 +170,12 @@ def test_what_goes_beside_the_updates_has_the_same_rule():
     rule = MultiKrum(0.3)
     assert (type(rule.beside()), rule.beside().hostile) == (MultiKrum, 0.3)
     assert MeanAggregator("samples").beside().weighting == "uniform"
+
+
+@pytest.mark.parametrize("name", ["geometric_median", "krum", "multi_krum", "bulyan"])
+def test_distances_do_not_depend_on_where_the_updates_lie(name):
+    """Also of many clients, for which products of long vectors would be quicker and round short distances away."""
+    near = cohort(40)
+    far = {key: t + 1e6 for key, t in near.items()}
+    here, there = (aggregate(RULES[name][0](), delta, [list(range(40))]) for delta in (near, far))
+    torch.testing.assert_close(there - 1e6, here, rtol=0, atol=1e-7)

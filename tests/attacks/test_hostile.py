@@ -106,16 +106,6 @@ def test_an_attack_sees_what_is_ready_to_be_sent_and_all_stacks_agree():
 TINY = ("rounds=2", "model.hidden=[12,8]", "client.epochs=1", "data.limit_train=200", "data.limit_test=50")
 
 
-def test_flipped_labels_are_those_of_hostile_clients(config):
-    result = train(config("attack=label_flip", "attack.clients=0.3", *TINY))
-    honest = train(config(*TINY))
-    flipped = hostile(0.3, 20, result.loop.seed)
-    for client in range(20):
-        here, there = (run.loop.data.labels[run.loop.data.client(client)] for run in (result, honest))
-        assert np.array_equal(here, 9 - there if client in flipped else there)
-    assert result.metrics["train/hostile_clients"] == np.isin(result.loop.round.cohort, flipped).sum()
-
-
 def test_colluding_clients_run_from_the_command_line(config):
     result, honest = (
         train(config(f"attack={attack}", "algorithm=scaffold", *more, *TINY))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gcfed.data import sampling
-from gcfed.data.sampling import DynamicPopulation, UniformSampler
+from gcfed.data.sampling import DynamicPopulation, UniformSampler, cohort_size
 
 SAMPLERS = [UniformSampler(5), DynamicPopulation(5, live=20, every=10)]
 
@@ -83,6 +83,9 @@ def test_live_set_does_not_depend_on_the_rounds_asked_before():
         (DynamicPopulation(5, live=4), 100, "participation.per_round=5 exceeds participation.sampler.live=4"),
         (DynamicPopulation(5, live=0), 100, "participation.sampler.live=0"),
         (DynamicPopulation(5, live=50, every=0), 100, "participation.sampler.every=0"),
+        (DynamicPopulation(5, live=50, every=1.5), 100, "participation.sampler.every=1.5"),
+        (DynamicPopulation(5, live=50.5), 100, "participation.sampler.live=50.5"),
+        (UniformSampler(2.5), 100, "participation.per_round=2.5"),
         (DynamicPopulation(5, live=50, replace_probability=1.5), 100, "participation.sampler.replace_probability=1.5"),
     ],
 )
@@ -91,3 +94,14 @@ def test_impossible_settings_are_refused_by_name(sampler, num_clients, words):
         sampler.validate(num_clients)
     with pytest.raises(ValueError, match=words):
         sampler(0, num_clients, 1)
+
+
+@pytest.mark.parametrize(("per_round", "size"), [(1, 1), (7, 7), (0.05, 2), (0.001, 1), (0.99, 40), (0.5, 20)])
+def test_a_share_of_all_clients_is_at_least_one(per_round, size):
+    assert cohort_size(per_round, 40) == size
+
+
+@pytest.mark.parametrize("per_round", [0, 0.0, 1.5, -0.5, 1.0])
+def test_another_number_is_no_size_of_a_cohort(per_round):
+    with pytest.raises(ValueError, match=f"participation.per_round={per_round} "):
+        cohort_size(per_round, 40)

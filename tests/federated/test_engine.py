@@ -275,6 +275,8 @@ def test_bad_solver_settings_name_their_key(kwargs, key):
     optimizer = kwargs.pop("optimizer", torch.optim.SGD)
     with pytest.raises(ValueError, match=key):
         LocalSolver(partial(optimizer, lr=0.1), **kwargs)
+    with pytest.raises(ValueError, match=r"client\.optimizer=3 must be a group"):
+        LocalSolver(3)
 
 
 @pytest.mark.parametrize(

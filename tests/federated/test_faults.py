@@ -53,18 +53,6 @@ def test_a_deadline_is_that_many_steps():
     assert rows[0]["train/stragglers"] == 0
 
 
-def test_who_drops_out_is_left_out_of_the_mean_and_counted():
-    everyone = np.arange(7)
-    _, (row,) = run({"dropout": 0.5}, cohort_of=7, rounds=1)
-    came = Faults(dropout=0.5).survivors(everyone, PLANNED, 0, 5)
-    assert row["cohort"] == came.tolist()
-    assert 0 < len(came) < 7
-    assert (row["train/clients"], row["train/dropped_clients"]) == (len(came), 7 - len(came))
-    assert row["comm/down_bytes"] == 7 / len(came) * row["comm/up_bytes"]  # the others got the model, too
-    alone = [random_federation(sizes=SIZES).clients[k] for k in came]
-    assert row["train/samples"] == 2 * sum(map(len, alone))
-
-
 @pytest.mark.parametrize(("world", "rule"), [(1, None), (2, None), (1, Median())])
 def test_a_round_that_nobody_survives_leaves_the_model_as_it_is(world, rule):
     net, rows = run({"dropout": 0.999999999}, world=world, aggregator=rule)

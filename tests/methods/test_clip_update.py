@@ -47,16 +47,6 @@ def test_only_longer_updates_are_cut_and_keep_their_direction():
     assert torch.equal(upload.delta["w"][0], before.delta["w"][0])
 
 
-def test_running_statistics_are_no_part_of_an_update():
-    upload = upload_of([0.5, 8.0])
-    upload.delta["norm.running_mean"] = torch.full((2, 5), 100.0).double()
-    net = torch.nn.Module()
-    net.norm = torch.nn.BatchNorm1d(5)
-    clipped(ClipUpdate(2.0), upload, net)
-    torch.testing.assert_close(norms_of(upload), torch.tensor([0.5, 2.0]).double())
-    assert (upload.delta["norm.running_mean"] == 100).all()
-
-
 def test_the_adaptive_bound_takes_the_papers_step_and_rests_at_the_quantile():
     method, norms = ClipUpdate(1.0, quantile=0.5, lr=0.2), np.linspace(1, 9, 9).tolist()
     rows = [clipped(method, upload_of(norms)) for _ in range(200)]

@@ -2,16 +2,25 @@
 
 import pytest
 import torch
-from conftest import read_rows
-from harness import Spy, final_weights
-from omegaconf import open_dict
+from conftest import random_federation
+from harness import sgd, train_rounds
+from plain_clients import Net
 
 from gcfed.federated.faults import Faults
-from gcfed.federated.method import Order
-from gcfed.run import train
+from gcfed.federated.method import ClientPart, Order
+from gcfed.methods.fedcm import FedCM
+from gcfed.methods.fedcurv import FedCurv
+from gcfed.methods.feddc import FedDC
+from gcfed.methods.feddyn import FedDyn
+from gcfed.methods.fedgc import FedGC
+from gcfed.methods.fedsub import FedSub
+from gcfed.methods.fedvarp import FedVARP
+from gcfed.methods.moon import Moon
+from gcfed.methods.scaffold import Scaffold
+from gcfed.methods.ssf import SSF
 
 
-class Diverges(Spy):
+class Diverges(ClientPart):
     """A client whose weights become infinite in the second round."""
 
     order = Order.MEASURES
@@ -21,26 +30,23 @@ class Diverges(Spy):
             next(iter(stack.full.values()))[stack.clients == 2] = torch.inf
 
 
-KEEPS = ("scaffold", "feddyn", "feddc", "fedvarp", "fedsub", "moon", "fedcurv", "fedcm", "fedgc", "fedacg")
+class DropsOut(Faults):
+    """The same client drops out of that round."""
+
+    def survivors(self, drawn, steps, round, seed):
+        return drawn[(round != 1) | (drawn != 2)]
 
 
-@pytest.mark.parametrize("algorithm", KEEPS)
-def test_who_diverges_is_as_one_who_drops_out(config, tmp_path, monkeypatch, algorithm):
-    """Nothing of it stays with the server or with the client, whose next round is as it would have been."""
-    cfg = [
-        config(
-            "precision=64-true", "rounds=4", "participation.num_clients=4", "participation.per_round=4",
-            "model.hidden=[7,6]", "client.epochs=1", "data.limit_train=60", "data.limit_test=20", "partition=iid",
-            f"algorithm={algorithm}", folder=tmp_path / name,
-        )
-        for name in ("diverged", "dropped")
-    ]  # fmt: skip
-    with open_dict(cfg[0]):
-        cfg[0].callbacks.diverges = {"_target_": f"{__name__}.Diverges"}
-    diverged = train(cfg[0])
-    monkeypatch.setattr(Faults, "survivors", lambda self, drawn, steps, t, seed: drawn[(t != 1) | (drawn != 2)])
-    dropped = train(cfg[1])
-    torch.testing.assert_close(final_weights(diverged), final_weights(dropped), rtol=0, atol=1e-12)
-    rows = [read_rows(tmp_path / name / "metrics.csv") for name in ("diverged", "dropped")]
-    assert [row["train/nonfinite_clients"] for row in rows[0]] == [0, 1, 0, 0]
-    assert [row["train/loss"] for row in rows[0]] == pytest.approx([row["train/loss"] for row in rows[1]], abs=1e-12)
+@pytest.mark.parametrize("k", [1, 4])
+@pytest.mark.parametrize("cls", [FedCM, FedCurv, FedDC, FedDyn, FedGC, FedSub, FedVARP, Moon, Scaffold, SSF])
+def test_who_diverges_is_as_one_who_drops_out(cls, k):
+    """Its next round is as it would have been."""
+    runs, lost = [], []
+    for other, faults in (([Diverges()], None), ([], DropsOut())):
+        runs.append(train_rounds(
+            Net(), random_federation(sizes=(7, 12, 5, 9)), sgd(), rounds=4, cohort_of=4, k=k, methods=[cls(), *other],
+            faults=faults, on_round=lambda round, row: lost.append(row["train/nonfinite_clients"]),
+        ))  # fmt: skip
+    assert lost == [0, 1, 0, 0, 0, 0, 0, 0]
+    torch.testing.assert_close(*runs, rtol=0, atol=1e-12)
+    assert runs[0].isfinite().all()

@@ -5,10 +5,9 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from harness import PLAIN_SERVER, make_net, make_setup, server_of, sgd, train_rounds, weights
+from harness import make_net, server_of, sgd, train_rounds, weights
 from plain_reference import batches, broken, cohort, flat, local_sgd, optimum, skewed_federation, softmax_regression
 
-from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.store import ClientStores
 from gcfed.methods.feddyn import FedDyn
 
@@ -73,16 +72,3 @@ def test_in_the_first_step_a_client_takes_a_plain_one(federation):
     fedavg = train_rounds(make_net(), federation, solver, rounds=1)
     ours = train_rounds(make_net(), federation, solver, rounds=1, methods=[FedDyn()])
     torch.testing.assert_close(ours - start, (fedavg - start) * (1 + 3 / 5), rtol=0, atol=1e-14)
-
-
-@pytest.mark.parametrize(
-    ("server", "weighting", "message"),
-    [
-        (partial(torch.optim.SGD, lr=0.5), "uniform", "server=sgd"),
-        (partial(torch.optim.Adam, lr=1.0), "uniform", "server=sgd"),
-        (PLAIN_SERVER, "samples", r"aggregator\.weighting=uniform"),
-    ],
-)
-def test_what_cannot_work_is_refused(server, weighting, message):
-    with pytest.raises(ValueError, match=message):
-        server_of(FedDyn()).validate(make_setup(make_net(), aggregator=MeanAggregator(weighting), server=server))

@@ -12,6 +12,7 @@ from omegaconf import open_dict
 from torch import nn
 
 from gcfed.data.augment import TextTransform, VectorTransform
+from gcfed.federated.method import ClientPart
 from gcfed.methods.ssf import ProjectedMean
 from gcfed.metrics.leakage import Leakage, nearest
 from gcfed.run import train
@@ -143,10 +144,17 @@ def test_the_first_of_two_processes_attacks_and_draws(config, tmp_path):
     assert sorted(path.name for path in folder.glob("*.png")) == ["leakage_round_2.png", "leakage_round_3.png"]
 
 
+class Broken(ClientPart):
+    """Sends what is no number."""
+
+    def on_upload(self, upload, download):
+        for t in upload.delta.values():
+            t.fill_(float("inf"))
+
+
 def test_a_round_without_a_finite_upload_has_nothing_to_invert(config, tmp_path):
-    # Inputs of ∞ and, where a pixel is black, of NaN.
-    overflow = "data.transform.mean=[-1e30]", "data.transform.std=[1e-18]"
-    _, rows = run(config, tmp_path, *LEAKAGE, "rounds=2", *overflow, "precision=32-true", "gc=none")
+    broken = f"+methods.broken._target_={__name__}.Broken"
+    _, rows = run(config, tmp_path, *LEAKAGE, "rounds=2", broken, "gc=none")
     assert not COLUMNS & rows[1].keys()
     assert not list(tmp_path.glob("*.png"))
 
@@ -161,3 +169,18 @@ def test_data_that_are_no_images_are_refused(tmp_path, transform):
     setup = make_setup(torch.nn.Identity(), data=SimpleNamespace(transform=transform))
     with pytest.raises(ValueError, match="metrics=leakage recovers images"):
         Leakage(str(tmp_path)).validate(setup)
+
+
+def test_each_round_is_attacked_from_other_starting_points(config, tmp_path, monkeypatch):
+    seeds, attack = [], Leakage.__init__
+
+    def listens(self, *args, **kwargs):
+        attack(self, *args, **kwargs)
+        invert = self.attack
+        self.attack = lambda *args, random: seeds.append(random.initial_seed()) or invert(*args, random=random)
+
+    monkeypatch.setattr(Leakage, "__init__", listens)
+    for _ in range(2):
+        run(config, tmp_path / str(len(seeds)), *LEAKAGE, "metrics.leakage.every=1", "rounds=2")
+    assert seeds[:2] == seeds[2:]
+    assert seeds[0] != seeds[1]

@@ -14,6 +14,7 @@ from recording import Recorder
 from gcfed.data.sampling import UniformSampler
 from gcfed.federated.client import ClientProgram
 from gcfed.metrics.clients import Clients
+from gcfed.metrics.forgetting import Forgetting
 from gcfed.metrics.updates import Updates
 from gcfed.run import train
 
@@ -106,25 +107,30 @@ def test_with_all_clients_there_is_no_gap(config, tmp_path):
 
 
 def test_rehearsals_and_measurements_are_no_training_time(config, tmp_path, monkeypatch):
-    train_clients, measure, seconds = ClientProgram.train, Clients.measure, 0
+    train_clients, seconds = ClientProgram.train, 0
 
     def slow(self, *args, sends=True, **kwargs):
         nonlocal seconds
         seconds += 1 if sends else 100
         return train_clients(self, *args, sends=sends, **kwargs)
 
-    def slowly_measure(self, stack, client, round):
-        nonlocal seconds
-        seconds += 1000
-        return measure(self, stack, client, round)
+    def slowly(measure):
+        def measured(self, *args):
+            nonlocal seconds
+            seconds += 1000
+            return measure(self, *args)
+
+        return measured
 
     monkeypatch.setattr(ClientProgram, "train", slow)
-    monkeypatch.setattr(Clients, "measure", slowly_measure)
+    for metric in (Clients, Forgetting):  # Personal measures as Clients does
+        monkeypatch.setattr(metric, "measure", slowly(metric.measure))
     monkeypatch.setattr("gcfed.federated.loop.time", SimpleNamespace(perf_counter=lambda: seconds))
     monkeypatch.setattr("gcfed.metrics.base.perf_counter", lambda: seconds)
-    _, rows = run(config, tmp_path, "metrics=[gap,clients]", "rounds=1", "client.stack=1")  # three clients rehearse
+    more = ("metrics=[gap,clients,personal,forgetting]", "data.client_test=0.3", "metrics.forgetting.every=1")
+    _, rows = run(config, tmp_path, *more, "rounds=1", "client.stack=1")  # three clients rehearse
     assert rows[0]["time/train_s"] == 3
-    assert rows[0]["time/round_s"] == 3303
+    assert rows[0]["time/round_s"] == 9303
 
 
 def test_what_was_trained_is_counted_and_by_whom_is_written(config, tmp_path):

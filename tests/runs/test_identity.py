@@ -78,3 +78,7 @@ def test_hyperparameters_are_scalars_under_the_keys_of_the_command_line():
     wanted = {"data": "digits", "algorithm": "fedprox", "gc.lam": 0.5, "client.optimizer": "SGD", "rounds": 100}
     assert wanted.items() <= table.items()
     assert all(isinstance(value, bool | int | float | str) for value in table.values())
+
+
+def test_a_list_is_text_where_runs_are_compared():
+    assert hyperparameters(composed("server=fedadam"))["server.betas"] == "[0.9, 0.99]"
