@@ -7,6 +7,8 @@ ARG TORCH=locked
 ARG TORCH_INDEX
 RUN apt-get update && apt-get install -y --no-install-recommends make && rm -rf /var/lib/apt/lists/*
 WORKDIR /gcfed
-COPY . .
+RUN useradd --create-home gcfed && chown gcfed /gcfed
+USER gcfed
+COPY --chown=gcfed . .
 RUN make .venv/.installed TORCH="$TORCH" TORCH_INDEX="$TORCH_INDEX"
 ENTRYPOINT [".venv/bin/gcfed-train"]

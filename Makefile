@@ -45,7 +45,7 @@ lint: .venv/.installed
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
 		{ echo "This project needs Python 3.11, 3.12 or 3.13; $$($(PYTHON) --version) found. Try: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==0.13.9
 ifeq ($(TORCH),cpu)
 	@sed -E -e '/^(nvidia|cuda|triton)/d' -e 's/^(torch|torchvision)==([^ ]+)/\1==\2+cpu/' requirements.lock > .venv/cpu.txt
 	@$(INSTALL) $(if $(TORCH_INDEX),--index-strategy unsafe-best-match --extra-index-url $(TORCH_INDEX)) -r .venv/cpu.txt || \
