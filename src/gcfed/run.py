@@ -129,6 +129,11 @@ def _train(cfg: DictConfig, folder: Path) -> RunResult:
     return RunResult(folder, metrics, parts.module, trainer, parts.loop)
 
 
+def _parts_of(run: DictConfig) -> dict[str, Any]:
+    """What is built to test a model, with all that it refers to."""
+    return {key: OmegaConf.to_container(run[key], resolve=True) for key in ("model", "server", "task", "data")}
+
+
 def evaluate(cfg: DictConfig) -> dict[str, float]:
     """Tests the global model of a checkpoint on the test split of the run that wrote it.
 
@@ -141,9 +146,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     run = OmegaConf.merge(checkpoint["gcfed"]["config"], {"paths": cfg.paths}, cfg.override or {})
     assert isinstance(run, DictConfig)
     if not cfg.get("trust_config"):
-        built = {key: OmegaConf.to_container(run[key], resolve=True) for key in ("model", "server", "task", "data")}
-        check_targets(built, path)
-        run.merge_with(built)  # what was checked is what is built, whatever it was before it was resolved
+        check_targets(_parts_of(run), path)
     data = require(run, "data")
     if not data.is_described:
         data.setup()
@@ -151,7 +154,10 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
         if key in run.model:
             run.model[key] = nothing  # those of the checkpoint come; it may make nothing be downloaded
     torch.set_float32_matmul_precision(run.get("precision_matmul") or "highest")
-    module = build_module(described(run, data))
+    run = described(run, data)
+    if not cfg.get("trust_config"):  # once more: what the data have filled in, others may refer to
+        check_targets(_parts_of(run), path)
+    module = build_module(run)
     load_weights(module, checkpoint, path)
     cpu = {"accelerator": "cpu"} if trains_on_cpu(cfg.trainer.accelerator) else {}  # Lightning's auto is not, on a Mac
     trainer: Trainer = require(cfg, "trainer", **cpu)
