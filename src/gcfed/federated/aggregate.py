@@ -46,14 +46,17 @@ class MeanAggregator:
     def __init__(self, weighting: str = "uniform", exact: bool = True) -> None:
         self.weighting = choice("aggregator.weighting", weighting, ("uniform", "samples"))
         self.exact = flag("aggregator.exact", exact)
+        self._bins = 2 if self.exact else 1
         self._sums: dict[str, ExactSum] = {}
         self._weight: Tensor | None = None
 
     def validate(self, cohort: int) -> None: ...
 
     def beside(self) -> "MeanAggregator":
-        """The plain mean, whatever the weights of the updates."""
-        return MeanAggregator(exact=self.exact)
+        """The plain mean, whatever the weights of the updates, also of numbers that are much smaller."""
+        mean = MeanAggregator(exact=self.exact)
+        mean._bins = 3 if self.exact else 1
+        return mean
 
     def add(self, upload: Upload, round: Round) -> None:
         """Takes in the updates of K clients; one with a number that is not finite counts for nothing."""
@@ -68,7 +71,7 @@ class MeanAggregator:
         self._weight = weight.sum() if self._weight is None else self._weight + weight.sum()
         for name, value in values.items():
             if name not in self._sums:
-                self._sums[name] = ExactSum(value[0], exact=self.exact)
+                self._sums[name] = ExactSum(value[0], self._bins)
             self._sums[name].add(value, weight)
 
     def reduce(self, round: Round, like: Params | None = None) -> Params:
@@ -76,7 +79,7 @@ class MeanAggregator:
         finite. A process that trained no client of this cohort knows the shapes from ``like`` alone.
         """
         like = like or round.start
-        sums = {name: self._sums.get(name) or ExactSum(t, exact=self.exact) for name, t in like.items()}
+        sums = {name: self._sums.get(name) or ExactSum(t, self._bins) for name, t in like.items()}
         device = next(iter(like.values())).device
         weight = self._weight if self._weight is not None else torch.zeros((), dtype=torch.float64, device=device)
         (total,) = reduce_sums(list(sums.values()), round, weight)
