@@ -1,5 +1,7 @@
 """What hostile clients send, who they are, and what they do to the mean and to robust rules."""
 
+import itertools
+import re
 from statistics import NormalDist
 from types import SimpleNamespace
 
@@ -7,9 +9,11 @@ import numpy as np
 import pytest
 import torch
 from conftest import random_federation
-from harness import Spy, final_weights, make_download, make_net, make_upload, sgd, train_rounds
+from harness import Spy, final_weights, make_download, make_net, make_setup, make_upload, sgd, train_rounds
 
-from gcfed.attacks.byzantine import Gaussian, Scale, hostile
+from gcfed.aggregators.coordinates import Median, TrimmedMean
+from gcfed.aggregators.krum import Bulyan, Krum, MultiKrum
+from gcfed.attacks.byzantine import Gaussian, LabelFlip, Scale, chance_of_more, hostile
 from gcfed.attacks.colluding import ALIE, IPM, z_max
 from gcfed.federated.method import Order
 from gcfed.run import train
@@ -29,6 +33,41 @@ def attacked(attack, clients=range(N), seed=1):
     download.seed, attack.num_clients = seed, N
     attack.on_upload(upload, download)
     return delta, upload, np.isin(clients, hostile(attack.clients, N, seed))
+
+
+def test_the_chance_of_more_hostile_clients_is_that_of_all_cohorts():
+    for cohort, hostile, f in itertools.product((1, 4, 9), (0, 1, 3, 9), range(5)):
+        more = [sum(k < hostile for k in drawn) > f for drawn in itertools.combinations(range(9), cohort)]
+        assert chance_of_more(f, cohort, hostile, 9) == pytest.approx(np.mean(more))
+
+
+@pytest.mark.parametrize(
+    ("rule", "cohort", "clients", "chance", "enough"),
+    [
+        (Krum(0.2), 5, 0.2, "24.9", None), (TrimmedMean(0.2), 20, 0.2, "36.5", 8), (MultiKrum(0.3), 20, 0.2, "6.37", 8),
+        (TrimmedMean(0.0), 20, 0.02, "36.2", 2), (Bulyan(0.2), 20, 0.2, "36.5", None),
+        (Bulyan(0.1), 20, 0.05, "5.32", 3), (MultiKrum(0.36), 20, 0.2, None, None), (Krum(0.2), 20, 0.0, None, None),
+        (Median(), 5, 0.4, None, None),
+    ],
+)  # fmt: skip
+def test_more_hostile_clients_than_a_rule_stands_are_told_of(caplog, rule, cohort, clients, chance, enough):
+    data = random_federation(sizes=(1,) * (20 if cohort == 5 else 100))
+
+    def said(rule):
+        caplog.clear()
+        for attack in (Scale(clients), LabelFlip(clients), ALIE(clients)):
+            attack.validate(make_setup(make_net(), aggregator=rule, cohort_of=cohort, data=data))
+        assert len(set(caplog.messages)) == len(caplog.messages) // 3  # of each attack the same
+        return "".join(set(caplog.messages))
+
+    message = said(rule)
+    assert (f"in {chance} % of rounds" in message) if chance else not message
+    if enough:
+        better = type(rule)(float(re.search(r"aggregator.hostile=([0-9.]+)\.$", message)[1]))
+        better.validate(make_setup(make_net(), cohort_of=cohort))
+        assert (better.most(cohort), said(better)) == (enough, "")
+    else:
+        assert ("no f that such a cohort allows would do" in message) == (chance is not None)
 
 
 @pytest.mark.parametrize("factor", [-4.0, 1e10])
@@ -81,9 +120,9 @@ def test_colluding_clients_need_the_whole_cohort_in_one_stack():
         attacked(ALIE(), clients=[1, 2, 3])
     data = SimpleNamespace(num_clients=9)
     for stack in ("auto", 5, 1000):  # auto is what the device holds
-        ALIE().validate(SimpleNamespace(solver=SimpleNamespace(stack=stack), cohort=5, data=data))
+        ALIE().validate(SimpleNamespace(solver=SimpleNamespace(stack=stack), cohort=5, data=data, aggregator=None))
     with pytest.raises(ValueError, match=r"client\.stack=5 or more"):
-        ALIE().validate(SimpleNamespace(solver=SimpleNamespace(stack=4), cohort=5, data=data))
+        ALIE().validate(SimpleNamespace(solver=SimpleNamespace(stack=4), cohort=5, data=data, aggregator=None))
 
 
 def test_an_attack_sees_what_is_ready_to_be_sent_and_all_stacks_agree():

@@ -1,23 +1,29 @@
 """Hostile clients: who they are is drawn once a run, what they send replaces all that an honest client would.
 
 ``sign_flip`` and ``scale`` multiply their messages (sign flip: Li et al., RSA, AAAI 2019, Section 5, with factor −4),
-``gaussian`` sends noise (Blanchard et al., NeurIPS 2017, Section 5), ``label_flip`` trains on wrong labels, C − 1 − y
-in place of y (Fang et al., USENIX Security 2020, Section 5). An attack sees uploads as they are ready to be sent, in
+``gaussian`` sends noise (Blanchard et al., NeurIPS 2017, Section 6), ``label_flip`` trains on wrong labels, C − 1 − y
+in place of y (Fang et al., USENIX Security 2020, Section 4). An attack sees uploads as they are ready to be sent, in
 the coordinates in which they travel; hostile clients quantize, too, where all do.
 """
 
+import logging
 from collections.abc import Sequence
+from math import comb
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from gcfed.aggregators.cohort import BoundedRule
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.method import ClientPart, Order, Part, ServerPart, Setup
 from gcfed.federated.round import Round
 from gcfed.utils.number import number
 from gcfed.utils.rng import generator, torch_seed
+
+log = logging.getLogger(__name__)
+OFTEN = 0.01  # of the rounds: what a rule may fail to stand without a word
 
 
 class Attack(ClientPart):
@@ -37,7 +43,11 @@ class Attack(ClientPart):
         return self, HostileCount(self.clients)
 
     def validate(self, setup: Setup) -> None:
+        """Says so where cohorts will often have more hostile clients than the aggregator is to stand."""
         self.num_clients = setup.data.num_clients
+        if isinstance(setup.aggregator, BoundedRule):
+            n = self.num_clients
+            warn_of_many(setup.aggregator, setup.cohort, hostile_count(self.clients, n), n)
 
     def craft(self, sent: list[Tensor], client: int, download: Download) -> None:
         """Edits one client's tensors in place."""
@@ -64,8 +74,36 @@ class HostileCount(ServerPart):
 
 def hostile(share: float, num_clients: int, seed: int) -> np.ndarray:
     """Ids of a run's hostile clients, ascending."""
-    count = int(share * num_clients + 0.5)
+    count = hostile_count(share, num_clients)
     return np.sort(generator(seed, "hostile").choice(num_clients, count, replace=False))
+
+
+def hostile_count(share: float, num_clients: int) -> int:
+    """How many clients of a run are hostile."""
+    return int(share * num_clients + 0.5)
+
+
+def warn_of_many(rule: BoundedRule, cohort: int, hostile: int, num_clients: int) -> None:
+    """Compares the rule's f with the hostile clients that cohorts will have, and names the least f that would do."""
+    f, most = rule.most(cohort), (cohort - rule.spare) // rule.per_hostile
+    if (often := chance_of_more(f, cohort, hostile, num_clients)) <= OFTEN:
+        return
+    enough = [g for g in range(f + 1, most + 1) if chance_of_more(g, cohort, hostile, num_clients) <= OFTEN]
+    log.warning(
+        "aggregator.hostile=%s is f = %d of participation.per_round=%d clients, and with attack.clients (%d of %d) "
+        "more than f are hostile in %.3g %% of rounds: %s.",
+        *(rule.hostile, f, cohort, hostile, num_clients, 100 * often),
+        f"take f = {enough[0]}, aggregator.hostile={int(1e4 * enough[0] / cohort) / 1e4}"
+        if enough
+        else "no f that such a cohort allows would do, so raise participation.per_round or lower attack.clients",
+    )
+
+
+def chance_of_more(f: int, cohort: int, hostile: int, num_clients: int) -> float:
+    """The probability that more than f of a cohort are hostile, where so many of all clients are: hypergeometric."""
+    honest = num_clients - hostile
+    ways = sum(comb(hostile, i) * comb(honest, cohort - i) for i in range(f + 1, min(hostile, cohort) + 1))
+    return ways / comb(num_clients, cohort)
 
 
 def messages(upload: Upload) -> Sequence[Tensor]:
