@@ -36,9 +36,9 @@ def attacked(attack, clients=range(N), seed=1):
 
 
 def test_the_chance_of_more_hostile_clients_is_that_of_all_cohorts():
-    for cohort, hostile, f in itertools.product((1, 4, 9), (0, 1, 3, 9), range(5)):
-        more = [sum(k < hostile for k in drawn) > f for drawn in itertools.combinations(range(9), cohort)]
-        assert chance_of_more(f, cohort, hostile, 9) == pytest.approx(np.mean(more))
+    for cohort, bad, f in itertools.product((1, 4, 9), (0, 1, 3, 9), range(5)):
+        more = [sum(k < bad for k in drawn) > f for drawn in itertools.combinations(range(9), cohort)]
+        assert chance_of_more(f, cohort, bad, 9) == pytest.approx(np.mean(more))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_more_hostile_clients_than_a_rule_stands_are_told_of(caplog, rule, cohor
     assert (f"in {chance} % of rounds" in message) if chance else not message
     if enough:
         better = type(rule)(float(re.search(r"aggregator.hostile=([0-9.]+)\.$", message)[1]))
-        better.validate(make_setup(make_net(), cohort_of=cohort))
+        better.validate(cohort)
         assert (better.most(cohort), said(better)) == (enough, "")
     else:
         assert ("no f that such a cohort allows would do" in message) == (chance is not None)
