@@ -1,0 +1,45 @@
+"""Of a network of which one layer trains, only that layer is copied, sent, summed and counted."""
+
+import pytest
+import torch
+from conftest import ArrayData, random_federation
+from harness import Sizes, Spy, sgd, train_rounds, weights
+from torch import nn
+
+from gcfed.methods.quantization import Quantization
+from gcfed.methods.scaffold import Scaffold
+
+
+class Names(Spy):
+    """Which tensors the clients hold and send."""
+
+    def __init__(self):
+        self.held, self.sent = set(), set()
+
+    def on_clients_end(self, stack, download):
+        self.held |= {*stack.full, *stack.leaves, *download.model}
+
+    def on_receive(self, upload, round):
+        self.sent |= {*upload.delta, *upload.extra.get("scaffold", ())}
+
+
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize(
+    "make", [list, lambda: [Scaffold()], lambda: [Quantization(4)]], ids=["plain", "scaffold", "bits"]
+)
+def test_a_frozen_layer_is_as_one_that_the_data_went_through_before(k, make):
+    data = random_federation()
+    torch.manual_seed(0)
+    frozen, head = nn.Sequential(nn.Linear(6, 5), nn.Tanh()).double(), nn.Linear(5, 4).double()
+    features = ArrayData(frozen(data.x).detach(), data.y, data.clients)
+    alone = nn.Sequential(nn.Linear(5, 4)).double()
+    alone.load_state_dict({f"0.{name}": t.clone() for name, t in head.state_dict().items()})
+    expected = train_rounds(alone, features, sgd(momentum=0.5), rounds=3, k=k, methods=make())
+    net = nn.Sequential(*frozen.requires_grad_(False), head)
+    before, names, sizes = weights(frozen).clone(), Names(), Sizes()
+    train_rounds(net, data, sgd(momentum=0.5), rounds=3, k=k, methods=[*make(), names, sizes])
+    torch.testing.assert_close(weights(head), expected, rtol=0, atol=1e-12)
+    assert torch.equal(weights(frozen), before)
+    assert names.held == names.sent == {"2.weight", "2.bias"}
+    # SCAFFOLD sends its c, too; an upload's bits are another test's.
+    assert sizes.down == [24 * 8 * (1 + isinstance(next(iter(make()), None), Scaffold))] * 3
