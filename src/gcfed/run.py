@@ -39,7 +39,7 @@ from gcfed.runs.metrics_csv import column, read_metrics
 from gcfed.runs.summary import last_figures, print_summary, summary_of, write_summary
 from gcfed.utils.cpu import cores, keep_freed_memory
 from gcfed.utils.files import remove_temporaries, replacing
-from gcfed.utils.instantiate import check_targets, require
+from gcfed.utils.instantiate import replace_checked, require
 from gcfed.utils.lock import locked
 from gcfed.utils.pictures import show
 from gcfed.utils.processes import leads, one_of_several
@@ -129,11 +129,6 @@ def _train(cfg: DictConfig, folder: Path) -> RunResult:
     return RunResult(folder, metrics, parts.module, trainer, parts.loop)
 
 
-def _parts_of(run: DictConfig) -> dict[str, Any]:
-    """What is built to test a model, with all that it refers to."""
-    return {key: OmegaConf.to_container(run[key], resolve=True) for key in ("model", "server", "task", "data")}
-
-
 def evaluate(cfg: DictConfig) -> dict[str, float]:
     """Tests the global model of a checkpoint on the test split of the run that wrote it.
 
@@ -145,18 +140,19 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     checkpoint = load_checkpoint(path)
     run = OmegaConf.merge(checkpoint["gcfed"]["config"], {"paths": cfg.paths}, cfg.override or {})
     assert isinstance(run, DictConfig)
-    if not cfg.get("trust_config"):
-        check_targets(_parts_of(run), path)
+    foreign = not cfg.get("trust_config")
+    if foreign:
+        replace_checked(run, ("data",), path)
     data = require(run, "data")
     if not data.is_described:
         data.setup()
+    torch.set_float32_matmul_precision(run.get("precision_matmul") or "highest")
+    run = described(run, data)
+    if foreign:
+        replace_checked(run, ("model", "server", "task"), path)  # what the data have filled in, they may refer to
     for key, nothing in (("weights", None), ("pretrained", False)):
         if key in run.model:
             run.model[key] = nothing  # those of the checkpoint come; it may make nothing be downloaded
-    torch.set_float32_matmul_precision(run.get("precision_matmul") or "highest")
-    run = described(run, data)
-    if not cfg.get("trust_config"):  # once more: what the data have filled in, others may refer to
-        check_targets(_parts_of(run), path)
     module = build_module(run)
     load_weights(module, checkpoint, path)
     cpu = {"accelerator": "cpu"} if trains_on_cpu(cfg.trainer.accelerator) else {}  # Lightning's auto is not, on a Mac

@@ -234,12 +234,28 @@ def test_a_checkpoint_cannot_compose_a_config_that_calls_something(run, finished
     assert not marker.exists()
 
 
+@pytest.mark.parametrize("text", ["${payload}", r"\${payload}", r"\\\${payload}", r"a \${oc.create:'${payload}'}"])
+def test_a_checkpoint_cannot_hide_what_it_calls_from_the_check(run, finished, tmp_path, text):
+    """An escaped interpolation becomes a text when it is resolved, and would be one again in a config made of that."""
+    run()
+    marker = tmp_path / "called"
+    for where in ("data", "model", "task", "server"):
+        checkpoint = load_checkpoint(finished / CHECKPOINT)
+        path = {"_target_": "pathlib.Path", "_args_": [str(marker)]}
+        checkpoint["gcfed"]["config"]["payload"] = {"_target_": "pathlib.Path.touch", "_args_": [path]}
+        checkpoint["gcfed"]["config"][where]["evil"] = [{"deep": text}]
+        torch.save(checkpoint, tmp_path / "copy.ckpt")
+        with pytest.raises(ValueError, match=rf"would call {where}\.evil\.0\.deep.*trust_config=true"):
+            evaluate(OmegaConf.create({"ckpt_path": str(tmp_path / "copy.ckpt"), "paths": {}, "override": {}}))
+    assert not marker.exists()
+
+
 def test_what_our_own_configs_name_may_be_called(tmp_path):
-    names = {}
-    for path in ROOT.glob("configs/*/*.yaml"):
-        if path.parent.name in ("model", "data", "server", "partition"):
-            names[path.stem] = OmegaConf.to_container(OmegaConf.load(path))
-    check_targets(names, tmp_path)
+    files = [path for name in ("model", "data", "server", "partition") for path in ROOT.glob(f"configs/{name}/*.yaml")]
+    names = {name for path in files for name in re.findall(r"^ *_target_: ([\w.]+)", path.read_text(), re.MULTILINE)}
+    assert len(names) > 30
+    for target in names - {"null"}:
+        check_targets({"_target_": target}, tmp_path)
     for target in ("torchvision.models.resnet18", "torch.nn.Sequential", "torch.nn.Conv2d", "torch.optim.AdamW"):
         check_targets({"_target_": target}, tmp_path)
 

@@ -1,7 +1,7 @@
 """The one way from a config node to an object."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -96,11 +96,22 @@ def installed(package: str, key: str) -> None:
         raise ValueError(f"{key} needs a package: .venv/bin/uv pip install -e '.[{package}]'")
 
 
+def replace_checked(config: DictConfig, keys: Iterable[str], path: Path) -> None:
+    """Puts what these parts of a checkpoint's config resolve to in their place, once :func:`check_targets` passes it.
+
+    Raises:
+        ValueError: it does not.
+    """
+    resolved = {key: OmegaConf.to_container(config[key], resolve=True) for key in keys}
+    check_targets(resolved, path)
+    config.update(resolved)
+
+
 def check_targets(config: Mapping[str, Any], path: Path) -> None:
     """Refuses a checkpoint's config that would call anything but what our own configs call to build the same parts.
 
     Whoever sends a checkpoint chooses what its config calls, and with which arguments: so nothing counts by the package
-    that it lies in. ``config`` must be resolved, and what is built afterwards be this.
+    that it lies in. ``config`` must be resolved, and what is built afterwards be this: :func:`replace_checked`.
 
     Raises:
         ValueError: names the key, the target and the flag that allows it.
@@ -120,7 +131,8 @@ def listed_targets() -> frozenset[str]:
     groups = ("data", "model", "server", "partition")
     files = [CONFIGS / "train.yaml", *(path for group in groups for path in (CONFIGS / group).glob("**/*.yaml"))]
     trees = [OmegaConf.to_container(OmegaConf.load(path)) for path in files]
-    return frozenset(target for tree in trees for key, target in _targets(tree) if not key.startswith("hydra."))
+    found = (item for tree in trees for item in _targets(tree))
+    return frozenset(target for key, target in found if not (key.startswith("hydra.") or "${" in target))
 
 
 def _is_layer_or_optimizer(target: str) -> bool:
@@ -137,8 +149,11 @@ def _is_layer_or_optimizer(target: str) -> bool:
 
 
 def _targets(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """What a tree names to be called, and its texts that a config made of it would read as interpolations."""
     items = tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, list) else ()
     for key, value in items:
         if key == "_target_" and value is not None:
             yield f"{prefix}_target_", str(value)
+        elif isinstance(value, str) and "${" in value:
+            yield f"{prefix}{key}", value
         yield from _targets(value, f"{prefix}{key}.")
