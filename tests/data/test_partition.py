@@ -2,6 +2,7 @@ import logging
 
 import numpy as np
 import pytest
+import torch
 
 from gcfed.data.dealing import fill_up, log_gamma, softmax
 from gcfed.data.partition import IID, ByGroup, ClassesPerClient, Dirichlet, DirichletBalanced, Partition
@@ -194,11 +195,11 @@ def test_by_group():
         (lambda: Rotation(None), "partition.of=None"),
         (lambda: Rotation(IID(), [45]), r"partition.degrees=\[45\] must be multiples of 90"),
         (lambda: Rotation(IID(), []), r"partition.degrees=\[\] must be"),
-        (lambda: Rotation(IID()).shifted(PIXELS[:, :, :2], CLIENTS), "turns square images"),
-        (lambda: Rotation(IID()).shifted(PIXELS[:, 0, 0], CLIENTS), "turns square images"),
+        (lambda: Rotation(IID()).shifted(PIXELS[:, :, :2], *CLIENTS), "turns square images"),
+        (lambda: Rotation(IID()).shifted(PIXELS[:, 0, 0], *CLIENTS), "turns square images"),
         (lambda: Colour(IID(), "rgb"), "partition.orders=rgb must be a list"),
         (lambda: Colour(IID(), ["rgg"]), r"partition.orders\[0\]=rgg is unknown"),
-        (lambda: Colour(IID()).shifted(PIXELS[:, :1], CLIENTS), "partition=colour is for colour images"),
+        (lambda: Colour(IID()).shifted(PIXELS[:, :1], *CLIENTS), "partition=colour is for colour images"),
         (lambda: ByGroup()(LABELS, None), "no groups"),
         (lambda: ByGroup()(LABELS, 11, groups=LABELS), "participation.num_clients=11, .* 10 groups"),
     ],
@@ -227,42 +228,77 @@ def test_sizes_serve_sequences():
 
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 3, 4, 4), np.uint8)
-CLIENTS = np.array([0, 1, 2, 3, 4, -1])
+CLIENTS = (np.array([0, 1, 2, 3, 4, -1]), 5, np.random.default_rng(0))
 
 
-def test_images_of_a_group_are_turned():
-    turned = Rotation(IID(), degrees=[0, 90, 270]).shifted(PIXELS, CLIENTS)
-    for i, quarters in enumerate((0, 1, 3, 0, 1)):
-        np.testing.assert_array_equal(turned[i], np.rot90(PIXELS[i], quarters, (1, 2)))
-    assert (turned[1, 0, -1, 0], turned[2, 0, 0, -1]) == (PIXELS[1, 0, 0, 0], PIXELS[2, 0, 0, 0])
+def turned(q):
+    return lambda x: np.rot90(x, q, (-2, -1))
 
 
-def test_images_of_a_group_change_their_colours():
-    seen = Colour(IID()).shifted(PIXELS, CLIENTS)
-    for i, channels in enumerate(([0, 1, 2], [1, 2, 0], [2, 0, 1], [0, 1, 2])):
-        np.testing.assert_array_equal(seen[i], PIXELS[i, channels])
+def groups_of(seen, plain, changes):
+    """Which of the changes each image has had, [n]; of the first that fits."""
+    return np.array(
+        [next(g for g, f in enumerate(changes) if np.array_equal(a, f(b))) for a, b in zip(seen, plain, strict=True)]
+    )
+
+
+@pytest.mark.parametrize(
+    ("shift", "changes"),
+    [
+        (Rotation(IID(), degrees=[0, 90, 270]), [turned(0), turned(1), turned(3)]),
+        (Rotation(IID()), [turned(q) for q in range(4)]),
+        (Colour(IID()), [lambda x, c=c: x[..., c, :, :] for c in ([0, 1, 2], [1, 2, 0], [2, 0, 1])]),
+    ],
+)
+def test_groups_are_of_equal_size_and_see_what_they_are_to(shift, changes):
+    owner_n = np.random.default_rng(1).integers(0, 50, 2000)
+    pixels = np.random.default_rng(2).integers(0, 256, (2000, 3, 4, 4), np.uint8)
+    before = pixels.copy()
+    group_n = groups_of(shift.shifted(pixels, owner_n, 50, np.random.default_rng(3)), pixels, changes)
+    np.testing.assert_array_equal(pixels, before)
+    group_N = [set(group_n[owner_n == k]) for k in range(50)]
+    assert {len(groups) for groups in group_N} == {1}
+    sizes = np.bincount([min(groups) for groups in group_N], minlength=len(changes))
+    assert np.ptp(sizes) <= 1
 
 
 def test_a_shift_deals_the_samples_as_its_partition_does():
     for shift in (Rotation(Dirichlet(0.3)), Colour(Dirichlet(0.3))):
         np.testing.assert_array_equal(shift(LABELS, 9, seed=3).indices, Dirichlet(0.3)(LABELS, 9, seed=3).indices)
-    partition = Partition.from_owners(CLIENTS, 5)
-    np.testing.assert_array_equal(partition.owners(6), CLIENTS)
+    partition = Partition.from_owners(CLIENTS[0], 5)
+    np.testing.assert_array_equal(partition.owners(6), CLIENTS[0])
 
 
-def test_a_shift_is_seen_by_clients_in_their_tests_and_in_the_test_split(config):
-    overrides = ("partition=rotation", "data.client_test=0.2", "data.validation=0.1", "participation.num_clients=8")
-    plain, turned = (build(config(*overrides, *more).data) for more in (["partition.degrees=[0]"], []))
-    for data in (plain, turned):
-        data.setup()
-    assert not set(data.partition.indices) & set(data.tests_of_clients.indices)
-    for k in range(8):
-        for of in (data.partition, data.tests_of_clients):
-            own = of.client(k)
-            np.testing.assert_array_equal(turned._train[0][own], np.rot90(plain._train[0][own], k % 4, (2, 3)))
-    for a, b in zip(plain._tests, turned._tests, strict=True):
-        for group in range(4):
-            np.testing.assert_array_equal(b[0][group::4], np.rot90(a[0][group::4], group, (2, 3)))
+@pytest.mark.parametrize("held_by", [[], ["partition.of._target_=gcfed.data.partition.ClassesPerClient"]])
+def test_a_shift_is_seen_in_all_tests_and_knows_nothing_of_the_classes(config, held_by):
+    overrides = (
+        "data=synthetic", "partition=rotation", "data.client_test=0.2", "data.validation=0.1",
+        "participation.num_clients=320", "data.dataset.num_train=4000", "data.dataset.num_test=400",
+    )  # fmt: skip
+    runs = []
+    for more in (["partition.degrees=[0]"], [], ["seed=2"]):
+        runs.append(build(config(*overrides, *held_by, *more).data))
+        runs[-1].setup()
+    plain, once, again = runs
+    assert not set(once.partition.indices) & set(once.tests_of_clients.indices)
+    changes = [turned(q) for q in range(4)]
+    group_n = groups_of(once._train[0].numpy(), plain._train[0].numpy(), changes)
+    group_N = np.zeros(320, np.int64)
+    for k in range(320):
+        held = np.concatenate([of.client(k) for of in (once.partition, once.tests_of_clients)])
+        (group_N[k],) = set(group_n[held])
+        if held_by:
+            assert len(set(once.labels[held])) == 1
+    assert (np.bincount(group_N) == 80).all()
+    other = groups_of(again._train[0].numpy(), plain._train[0].numpy(), changes)
+    assert [other[again.partition.client(k)[0]] for k in range(320)] != group_N.tolist()
+    tests = []
+    for a, b, c in zip(plain._tests, once._tests, again._tests, strict=True):
+        assert torch.equal(b[0], c[0])
+        tests.append(groups_of(b[0].numpy(), a[0].numpy(), changes))
+        assert np.ptp(np.bincount(tests[-1], minlength=4)) <= 1
+    for labels, of in ((once.labels, group_n), (once._tests[0][1].numpy(), tests[0])):
+        assert len(set(zip(labels.tolist(), of.tolist(), strict=True))) == 4 * once.num_classes
 
 
 # the partition itself

@@ -135,8 +135,11 @@ class FederatedDataModule(LightningDataModule):
         tests = [test, *held]
         if isinstance(self.partitioner, Shift):
             change = self.partitioner.shifted
-            train = replace(train, x=change(train.x, self.partition.owners(len(train))))
-            tests = [replace(split, x=change(split.x, np.arange(len(split)))) for split in tests]
+            owner_n, owners = self.partition.owners(len(train)), self.partition.num_clients
+            train = replace(train, x=change(train.x, owner_n, owners, generator(self.seed, "shift")))
+            for i, split in enumerate(tests):  # alike for all seeds
+                own, rng = np.arange(len(split)), generator(0, "shift_test", i)
+                tests[i] = replace(split, x=change(split.x, own, len(split), rng))
         if isinstance(self.transform, AutoTransform):
             self.transform = self.transform(train.x)
         if self.client_test:

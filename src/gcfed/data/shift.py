@@ -12,9 +12,11 @@ from gcfed.utils.number import choice, numbers, part
 
 @dataclass(frozen=True)
 class Shift:
-    """The clients fall into G groups, client k into group k mod G, and all images of a group are changed alike.
+    """The clients fall into G groups, drawn at random, and all images of a group are changed alike.
 
-    The test split is changed likewise, image i as those of group i mod G, so that every group has an equal part of it.
+    Groups have equal sizes, up to one client, and know nothing of who holds which class: by k mod G in place of chance
+    each group would lack classes under a partition that deals them in turn, as ``classes`` does. The test split is
+    changed likewise, its images falling into the groups at random.
 
     of: the partition, which says who holds which sample.
     """
@@ -29,14 +31,15 @@ class Shift:
     ) -> Partition:
         return self.of(labels, num_clients, seed=seed, groups=groups)
 
-    def shifted(self, x_nCHW: np.ndarray, client_n: np.ndarray) -> np.ndarray:
-        """A copy of the images, uint8 [n, C, H, W], as clients [n] see them.
+    def shifted(self, x_nCHW: np.ndarray, owner_n: np.ndarray, owners: int, rng: np.random.Generator) -> np.ndarray:
+        """A copy of the images, uint8 [n, C, H, W], as their owners, [n], see them; ``rng`` draws the owners' groups.
 
         Raises ValueError for samples that cannot be changed so.
         """
         x_nCHW, options = np.array(x_nCHW), self.options(x_nCHW.shape[1:])
+        group_n = (rng.permutation(owners) % len(options))[owner_n]  # of nobody's any
         for group, option in enumerate(options):
-            of_group = client_n % len(options) == group
+            of_group = group_n == group
             x_nCHW[of_group] = self.change(x_nCHW[of_group], option)
         return x_nCHW
 
