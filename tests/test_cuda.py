@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import ArrayData
+from harness import make_download
 
-from gcfed.federated.round import Round
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import ClientStack, broadcast_state
 from gcfed.federated.store import ClientStore
@@ -26,7 +26,7 @@ def test_gpu_equals_cpu_in_float64(config, tmp_path, stack):
     args = (*SMALL, "precision=64-true", "data.transform.crop_padding=1", "data.transform.flip=true")
     gpu = train(config(*args, "trainer=gpu", f"client.stack={stack}", folder=tmp_path / "gpu"))
     cpu = train(config(*args, "trainer=cpu", folder=tmp_path / "cpu"))
-    assert gpu.loop.layout(gpu.module)[0] == (1 if stack == "auto" else stack)
+    assert gpu.loop.stacks.layout.k == (1 if stack == "auto" else stack)
     for a, b in zip(gpu.module.net.parameters(), cpu.module.net.parameters(), strict=True):
         torch.testing.assert_close(a.cpu(), b.cpu(), rtol=0, atol=1e-9)
 
@@ -41,10 +41,10 @@ def test_a_recurrent_network_trains_on_a_gpu_as_on_the_cpu():
         net.to(device)
         data = ArrayData(x.to(device), y.to(device), [np.arange(9)])
         solver = LocalSolver(partial(torch.optim.SGD, lr=0.5), epochs=2, batch_size=4)
-        round = Round(0, 1, np.array([0]), 1, broadcast_state(net), lr=0.5)
-        plan = solver.plan(data, round.cohort, round, device)
-        stack = ClientStack(net, round.start, round.cohort, np.array([9]), plan.steps)
-        solver.train(stack, plan, data, round, [], lambda: None)
+        download = make_download(broadcast_state(net), lr=0.5, cohort=[0])
+        plan = solver.plan(data, download.cohort, download, device)
+        stack = ClientStack(net, download.model, download.cohort, np.array([9]), plan.steps)
+        solver.train(stack, plan, data, download.lr, [], lambda: None)
         ends.append({name: t.cpu() for name, t in stack.delta().items()})
     for name, delta in ends[0].items():
         assert delta.abs().sum() > 0

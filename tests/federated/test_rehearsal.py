@@ -1,0 +1,85 @@
+"""``transport.rehearse``: what clients would send, of which nothing lasts."""
+
+import numpy as np
+import pytest
+import torch
+from harness import Spy, make_net, sgd, train_rounds
+
+from gcfed.federated.method import ClientPart, Order
+from gcfed.federated.store import ClientStores
+from gcfed.methods.scaffold import Scaffold
+
+
+class Rehearses(Spy):
+    """Before a round its cohort rehearses it, and then everybody; what the cohort sends is what it rehearsed."""
+
+    order = Order.MEASURES
+
+    def __init__(self):
+        self.rehearsed, self.compared, self.trained = {}, 0, []
+
+    def validate(self, setup):
+        self.transport, self.solver = setup.transport, sgd(steps=1)
+
+    def on_broadcast(self, download, round):
+        everybody = np.arange(round.num_clients)
+        for upload in self.transport.rehearse(download, round.cohort):
+            tensors = [*upload.delta.values(), *upload.extra["scaffold"].values()]
+            self.rehearsed[tuple(upload.clients)] = [t.clone() for t in tensors]
+        assert sorted(k for stack in self.rehearsed for k in stack) == round.cohort.tolist()
+        asked = [u.clients for u in self.transport.rehearse(download, everybody)]
+        assert sorted(np.concatenate(asked)) == everybody.tolist()
+        (at_once,) = self.transport.rehearse(download, everybody, self.solver, here=True)
+        assert at_once.num_steps.tolist() == [1] * len(everybody)
+
+    def on_clients_start(self, stack, download):
+        self.trained.append(len(stack))
+
+    def on_receive(self, upload, round):
+        expected = self.rehearsed.pop(tuple(upload.clients))
+        sent = [*upload.delta.values(), *upload.extra["scaffold"].values()]
+        assert all(torch.equal(a, b) for a, b in zip(sent, expected, strict=True))
+        self.compared += len(upload.clients)
+
+
+class Keeps(ClientPart):
+    """Writes its state as soon as training is over, before anything is sent."""
+
+    def validate(self, setup):
+        self.store = setup.stores.open("kept")
+
+    def on_clients_end(self, stack, download):
+        self.store.write(stack.clients, stack.full, download.round)
+
+
+class Conspires(ClientPart):
+    """Looks at the whole cohort, which does not rehearse."""
+
+    order, sees_cohort = Order.ATTACKS, True
+
+    def __init__(self):
+        self.trained = 0
+
+    def on_upload(self, upload, download):
+        self.trained += len(upload.clients)
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_clients_rehearse_what_they_send_and_neither_states_nor_rows_change(federation, tmp_path, k):
+    found = []
+    for name, methods in (("without", []), ("with", [Rehearses(), Conspires()])):
+        net, rows, stores = make_net(), [], ClientStores(folder=tmp_path / name)
+        end = train_rounds(
+            net, federation, sgd(), rounds=4, methods=[Scaffold(), Keeps(), *methods], stores=stores, k=k,
+            on_round=lambda round, row, rows=rows: rows.append({n: v for n, v in row.items() if "time/" not in n}),
+        )  # fmt: skip
+        everybody, like = np.arange(federation.num_clients), {n: p.detach() for n, p in net.named_parameters()}
+        both = [stores.open("scaffold"), stores.open("kept")]
+        states = [t for store in both for t in store.read(everybody, like).values()]
+        found.append((end, rows, states, [[store.version(client) for client in everybody] for store in both]))
+    (a, rows, states, versions), (b, others, kept, at) = found
+    assert torch.equal(a, b)
+    assert rows == others
+    assert versions == at
+    assert all(map(torch.equal, states, kept))
+    assert methods[0].compared == sum(methods[0].trained) == methods[1].trained == 4 * 3
