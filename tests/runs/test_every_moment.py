@@ -31,22 +31,24 @@ def is_whole(run, name):
 def test_last_and_previous_are_whole_whenever_files_change(config, tmp_path, monkeypatch, every):
     """``previous.ckpt`` too, until all of the checkpoint that follows is on the disk: there may be no room for it."""
     run, seen = tmp_path / "run", {"fsync": 0, "unlink": 0, "replace": 0, "hardlink_to": 0}
+    one_at_a_time = threading.RLock()  # or the other thread would replace what is being looked at
 
     def look_before(owner, name):
         call = getattr(owner, name)
 
         def looked(*args, **kwargs):
-            both = (run / PREVIOUS).exists()
-            if (run / CHECKPOINT).exists():
-                seen[name] += 1
-                assert is_whole(run, CHECKPOINT)
-            writes = threading.current_thread() is not threading.main_thread()  # the other one writes checkpoints
-            if name == "fsync" and writes and len(checkpoints) > 1:
-                assert is_whole(run, PREVIOUS)
-            result = call(*args, **kwargs)
-            if name == "replace" and Path(args[1]) == run / CHECKPOINT:
-                checkpoints.append(both)
-            return result
+            with one_at_a_time:
+                both = (run / PREVIOUS).exists()
+                if (run / CHECKPOINT).exists():
+                    seen[name] += 1
+                    assert is_whole(run, CHECKPOINT)
+                writes = threading.current_thread() is not threading.main_thread()  # the other one writes checkpoints
+                if name == "fsync" and writes and len(checkpoints) > 1:
+                    assert is_whole(run, PREVIOUS)
+                result = call(*args, **kwargs)
+                if name == "replace" and Path(args[1]) == run / CHECKPOINT:
+                    checkpoints.append(both)
+                return result
 
         monkeypatch.setattr(owner, name, looked)
 
