@@ -107,7 +107,7 @@ def test_each_command_of_the_pages_is_accepted(config, words):
     known = OverridesParser.create().parse_overrides(shorthand(words))
     first = [next(o.sweep_string_iterator()) if o.is_sweep_override() else o.get_value_element_as_str() for o in known]
     words = [f"{o.input_line.partition('=')[0]}={value}" for o, value in zip(known, first, strict=True)]
-    cfg = config(*(word for word in words if not word.startswith("ckpt_path=")))
+    cfg = config(*(word for word in words if not word.startswith(("ckpt_path=", "hydra.", "hydra/"))))
     if any(word.startswith("study=") for word in words):
         own = [word for word in words if not re.match(r"(study|scale)[.=]", word)]
         cfg = config(*read_jobs(cfg.scale, OmegaConf.to_container(cfg.study), own)[0][0].overrides)

@@ -21,6 +21,7 @@ from gcfed.data.label_counts import label_counts
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.processes.spread import trains_on_cpu
+from gcfed.federated.processes.strategy import partners
 from gcfed.metrics.relative_error import relative_error
 from gcfed.runs.checkpoint import (
     RunRecord,
@@ -119,7 +120,8 @@ def _train(cfg: DictConfig, folder: Path) -> RunResult:
         for logger in trainer.loggers:
             logger.log_hyperparams(hyperparameters(cfg))
         try:
-            trainer.fit(parts.module, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True)
+            with partners():
+                trainer.fit(parts.module, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True)
         finally:  # nothing is being written once the folder is another's, even where Lightning's own end fails
             trainer.strategy.checkpoint_io.teardown()
 

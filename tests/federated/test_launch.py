@@ -23,20 +23,6 @@ TINY = ("rounds=3", "data.limit_train=200", "data.limit_test=80", "precision=64-
 linux = pytest.mark.skipif(not can_fork(), reason="forks under Linux only, and where torch sees no GPU")
 
 
-class Listening(Callback):
-    """Writes down the addresses at which a process waits for connections, as Linux shows them."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = Path(folder)
-
-    def on_train_start(self, trainer, *_):
-        own = {str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
-        tables = (Path("/proc/net", name).read_text() for name in ("tcp", "tcp6"))
-        lines = [line.split() for table in tables for line in table.splitlines()[1:]]
-        found = [cells[1].split(":")[0] for cells in lines if cells[3] == "0A" and f"socket:[{cells[9]}]" in own]
-        (self.folder / f"listening_{trainer.global_rank}").write_text(" ".join(found))
-
-
 @linux
 def test_a_process_that_cannot_be_forked_is_the_error_and_leaves_nothing_behind(config, monkeypatch):
     def start(self):
@@ -57,7 +43,7 @@ def test_forked_processes_have_the_numbers_of_one_and_leave_nothing_behind(confi
     for job in range(2):
         cfg = config(*TINY, *TWO, folder=tmp_path / f"two{job}")
         with open_dict(cfg):
-            cfg.callbacks.listening = {"_target_": "test_launch.Listening", "folder": str(tmp_path)}
+            cfg.callbacks.listening = {"_target_": "harness.Listening", "folder": str(tmp_path)}
         together = train(cfg)
         assert together.trainer.world_size == 2
         torch.testing.assert_close(final_weights(together), final_weights(alone), rtol=1e-9, atol=1e-12)

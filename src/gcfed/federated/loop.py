@@ -81,6 +81,8 @@ class FederatedLoop(Callback):
         if self.data is not trainer.datamodule:  # type: ignore[attr-defined]
             self.bind(trainer.callbacks, trainer.datamodule, pl_module)  # type: ignore[attr-defined]
         self.stacks.__dict__.pop("layout", None)  # the device is known only now
+        if trainer.num_nodes > 1:
+            self.stores.require_common_disk(trainer.strategy)
         self.stores.start(trainer.world_size, first=trainer.is_global_zero)
         trainer.strategy.barrier()
 

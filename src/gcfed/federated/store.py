@@ -9,6 +9,7 @@ takes each client's version of that checkpoint's round. The files of the last tw
 
 import os
 import re
+import secrets
 import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch.strategies import Strategy
 from torch import Tensor
 
 from gcfed.federated.stack import Params, broadcast_like, per_client
@@ -250,6 +252,28 @@ class ClientStores:
         """
         if self._stores and self.folder is None:
             raise ValueError("client_store.folder=null: checkpoints refer to clients' states there; name a folder.")
+
+    def require_common_disk(self, strategy: Strategy) -> None:
+        """Refuses, before the first round, nodes of which one does not see what another writes for it.
+
+        Raises:
+            ValueError: a method keeps states, and their folder is not the same everywhere.
+        """
+        if not self._stores or self.folder is None:
+            return
+        mark = self.folder / strategy.broadcast(f".seen-{secrets.token_hex(8)}")
+        if strategy.is_global_zero:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            mark.touch()
+        strategy.barrier()
+        common = strategy.reduce_boolean_decision(mark.is_file())
+        if strategy.is_global_zero:
+            mark.unlink()
+        if not common:
+            raise ValueError(
+                f"client_store.folder={self.folder} is not the same folder on all nodes: a client that trains on "
+                "another node than before would not find its state. Name one on a disk that all of them see."
+            )
 
     def finish_round(self, cohort: np.ndarray, round: int) -> None:
         """Every process notes what the others have written for this round's cohort."""

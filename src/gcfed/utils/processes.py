@@ -20,6 +20,20 @@ def one_of_several() -> bool:
     return torchrun or ("SLURM_STEP_ID" in os.environ and int(os.environ.get("SLURM_NTASKS", 1)) > 1)
 
 
+def nodes() -> int:
+    """The nodes of this run: as ``torchrun`` or ``srun`` made its processes, else one."""
+    count = os.environ.get("GROUP_WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_NODES")
+    return int(count) if count and one_of_several() else 1
+
+
+def processes_of_node() -> int | None:
+    """How many processes ``torchrun`` or ``srun`` made on each node; None where neither did."""
+    if not one_of_several():
+        return None
+    count = os.environ.get("LOCAL_WORLD_SIZE")
+    return int(count) if count else int(os.environ["SLURM_NTASKS"]) // nodes()
+
+
 def job() -> str | None:
     """A folder for all processes of one run, which have no clock in common; None for a run of one command.
 

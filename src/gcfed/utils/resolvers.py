@@ -5,6 +5,7 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from gcfed.utils.cpu import cores
+from gcfed.utils.processes import nodes, processes_of_node
 
 _CLONE = Path(__file__).resolve().parents[3]
 _INSTALLED = Path(__file__).resolve().parents[1] / "configs"
@@ -16,7 +17,9 @@ ROOT = Path.cwd() if _INSTALLED.is_dir() else _CLONE
 
 
 def all_devices(accelerator: str) -> int:
-    """Processes of ``trainer=ddp``: one a GPU, or one a core where the CPU trains."""
+    """Processes a node of ``trainer=ddp``: those that a launcher made, else one a GPU, or one a core of a CPU."""
+    if (there := processes_of_node()) is not None:
+        return there
     import torch
 
     if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
@@ -51,4 +54,5 @@ OmegaConf.register_new_resolver("class_name", class_name, replace=True)
 OmegaConf.register_new_resolver("last_layer", last_layer, replace=True)
 OmegaConf.register_new_resolver("length", length, replace=True)
 OmegaConf.register_new_resolver("stem", stem, replace=True)
+OmegaConf.register_new_resolver("nodes", nodes, replace=True)
 OmegaConf.register_new_resolver("project_root", lambda: str(ROOT), replace=True)

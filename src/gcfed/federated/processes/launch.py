@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 import threading
 import traceback
 from collections.abc import Callable
@@ -125,7 +126,7 @@ def _child(rank: int, threads: int, parent: int, function: Callable[[], Any]) ->
     In a new thread: GNU OpenMP keeps books of its threads for each thread that asks for some, and a fork copies the
     books but not the threads. The main thread would wait for them forever; a new one begins with none.
     """
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # whoever kills rank 0 means the run
+    end_with_parent()  # whoever kills rank 0 means the run
     if os.getppid() != parent:  # it died before the line above
         raise SystemExit(1)
     signal.signal(_STOP, signal.SIG_DFL)
@@ -150,6 +151,12 @@ def _child(rank: int, threads: int, parent: int, function: Callable[[], Any]) ->
     thread.start()
     thread.join()
     raise SystemExit(not done)
+
+
+def end_with_parent() -> None:
+    """Has Linux kill this process as soon as the one that started it is gone."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _leave_group() -> None:

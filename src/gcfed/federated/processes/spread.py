@@ -41,7 +41,7 @@ def spread(trainer: DictConfig, loop: FederatedLoop, module: FederatedModule, nu
         return {}
     if several:
         raise ValueError(
-            "this process is one of several of a job: set trainer=ddp and trainer.devices=<those of a node>."
+            "this process is one of several of a job, and would train all of the run alone: set trainer=ddp."
         )
     if trainer.devices != "auto":
         one = trainer.devices in (1, "1") or (OmegaConf.is_list(trainer.devices) and len(trainer.devices) == 1)

@@ -1,8 +1,12 @@
 """Lightning strategy that spreads a round's cohort over processes and talks once a round."""
 
+import ipaddress
+import os
+import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +16,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-from gcfed.federated.processes.launch import ForkLauncher
+from gcfed.federated.processes.launch import ForkLauncher, end_with_parent
 
 
 class CohortStrategy(DDPStrategy):
@@ -40,9 +44,38 @@ class CohortStrategy(DDPStrategy):
             super()._configure_launcher()
 
     def setup_distributed(self) -> None:
-        if isinstance(self._launcher, ForkLauncher) and not dist.is_initialized():
-            self._launcher.join_group(self._timeout)
+        if not dist.is_initialized():
+            if isinstance(self._launcher, ForkLauncher):
+                self._launcher.join_group(self._timeout)
+            elif "TORCHELASTIC_RUN_ID" in os.environ:
+                end_with_parent()  # or what a killed agent leaves would go on alone
+            else:
+                self.set_world_ranks()
+                self._meet()
         super().setup_distributed()
+
+    def _meet(self) -> None:
+        """Joins the processes that SLURM, or Lightning, has started, by a port on the address that they were told.
+
+        torch's own way listens on all interfaces; it is left to it where that address is not one of this machine's, or
+        is that of the loopback though others are to come.
+        """
+        environment = self.cluster_environment
+        assert environment is not None
+        rank, address, port = environment.global_rank(), environment.main_address, environment.main_port
+        listening = None
+        if rank == 0:
+            with suppress(OSError):
+                found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+                if self.num_nodes == 1 or not ipaddress.ip_address(found[4][0]).is_loopback:
+                    listening = socket.create_server(found[4][:2], family=found[0])
+        world = environment.world_size()
+        store = dist.TCPStore(
+            address, port, world, rank == 0, self._timeout or timedelta(days=1),
+            wait_for_workers=False, master_listen_fd=listening.detach() if listening else None,
+        )  # fmt: skip
+        backend = self._get_process_group_backend()
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=self._timeout)
 
     def _setup_model(self, model: nn.Module) -> nn.Module:  # type: ignore[override]
         return model
@@ -60,6 +93,24 @@ def rank_and_world() -> tuple[int, int]:
     """This process's rank among those of the run, and their number."""
     together = dist.is_available() and dist.is_initialized()
     return (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+
+
+@contextmanager
+def partners() -> Iterator[None]:
+    """Says in words that another process of the run has ended, which torch tells by the name of its transport.
+
+    Raises:
+        ConnectionError: one cannot be reached any more.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+            raise
+        raise ConnectionError(
+            "another process of this run has ended, or cannot be reached any more; its own last lines may say why. "
+            "The same command with ckpt_path=last goes on after the last finished round."
+        ) from error
 
 
 def sum_over_processes(tensors: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -1,0 +1,192 @@
+"""Several nodes of one run: ``torchrun`` agents on loopback, of one machine's bits, and ended together."""
+
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing
+
+import kill
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import read_rows
+from harness import final_weights, listening
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from gcfed.federated.processes.strategy import CohortStrategy
+from gcfed.federated.store import ClientStores
+from gcfed.run import train
+from gcfed.utils.cpu import cores
+from gcfed.utils.resolvers import ROOT
+
+SMALL = (
+    "gc=gcfed", "participation.num_clients=8", "participation.per_round=4", "client.epochs=1", "data.limit_train=200",
+    "data.limit_test=60",
+)  # fmt: skip
+NODES = ("trainer=ddp", "trainer.accelerator=cpu")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="forks, and reads /proc")]
+
+
+def free_port():
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        return server.getsockname()[1]
+
+
+def on_two_nodes(work, monkeypatch):
+    """Calls a function in a worker of each of two agents, forked: as ``torchrun`` does it, without the imports."""
+    monkeypatch.undo()  # the ban on launchers other than ours: Lightning's finds these processes there
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # or Lightning takes all cores for each
+
+    def in_a_thread():  # a fork has OpenMP's books, but not its threads
+        failed = []
+
+        def attempt():
+            try:
+                work()
+            except BaseException as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=attempt)
+        thread.start()
+        thread.join()
+        if failed:
+            raise failed[0]
+
+    launch = LaunchConfig(
+        min_nodes=2, max_nodes=2, nproc_per_node=1, run_id="nodes", rdzv_backend="c10d", start_method="fork",
+        rdzv_endpoint=f"127.0.0.1:{free_port()}", monitor_interval=0.05,
+    )  # fmt: skip
+    agents = [multiprocessing.get_context("fork").Process(target=elastic_launch(launch, in_a_thread)) for _ in range(2)]
+    for agent in agents:
+        agent.start()
+    for agent in agents:
+        agent.join(100)
+    return [agent.exitcode for agent in agents]
+
+
+def test_two_nodes_have_the_bits_of_one_and_go_on_where_one_has_stopped(config, tmp_path, monkeypatch):
+    scaffold = (*SMALL, "algorithm=scaffold")
+    alone = train(config(*SMALL, "rounds=4", folder=tmp_path / "one"))
+    whole = train(config(*scaffold, "rounds=6", folder=tmp_path / "whole"))
+    train(config(*scaffold, "rounds=3", folder=tmp_path / "half"))
+    results = tmp_path / "results"
+    results.mkdir()
+
+    def work():
+        both = train(config(*SMALL, *NODES, "rounds=4", folder=tmp_path / "two"))
+        half = train(config(*scaffold, *NODES, "rounds=6", "ckpt_path=last", folder=tmp_path / "half"))
+        assert both.trainer.num_nodes == half.trainer.num_nodes == 2
+        torch.save([final_weights(run) for run in (both, half)], results / os.environ["RANK"])
+
+    assert on_two_nodes(work, monkeypatch) == [0, 0]
+    for rank in "01":
+        both, half = torch.load(results / rank)
+        assert torch.equal(both, final_weights(alone))
+        assert torch.equal(half, final_weights(whole))
+    assert [row["round"] for row in read_rows(tmp_path / "half" / "metrics.csv")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_nodes_without_a_common_disk_are_refused_where_clients_keep_states(config, tmp_path, monkeypatch):
+    said = tmp_path / "said"
+    said.mkdir()
+
+    def work():
+        rank = os.environ["RANK"]
+        cfg = config(*SMALL, *NODES, "algorithm=scaffold", "rounds=2", folder=tmp_path / "run")
+        cfg.client_store.folder = str(tmp_path / f"disk{rank}")
+        with pytest.raises(ValueError, match="not the same folder on all nodes") as error:
+            train(cfg)
+        (said / rank).write_text(str(error.value))
+
+    assert on_two_nodes(work, monkeypatch) == [0, 0]
+    for rank in "01":
+        assert f"client_store.folder={tmp_path}" in (said / rank).read_text()
+
+
+def test_a_node_that_is_killed_ends_the_other_and_the_run_goes_on_alone(config, tmp_path):
+    """And the processes wait for each other on the interface that was asked for, and on no other."""
+    port, logs = free_port(), tmp_path / "logs"
+    words = [*SMALL, "algorithm=scaffold"]
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1", "--rdzv-backend=c10d",
+        f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=one", str(ROOT / "src/train.py"), *words, *NODES, "rounds=900",
+        f"paths.log_dir={logs}", "+callbacks.listening._target_=harness.Listening",
+        f"+callbacks.listening.folder={tmp_path}",
+    ]  # fmt: skip
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    agents = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env) for _ in "01"
+    ]
+    try:
+        end = time.monotonic() + 100
+        while kill.rounds(logs) < 4 and agents[0].poll() is None and time.monotonic() < end:
+            time.sleep(0.02)
+        agents[0].kill()
+        printed, _ = agents[1].communicate(timeout=60)
+    finally:
+        for agent in agents:
+            agent.kill()
+    assert agents[1].returncode not in (0, None)
+    assert printed.count("another process of this run has ended") == 1
+    for rank in "01":
+        assert set((tmp_path / f"listening_{rank}").read_text().split()) <= {"0100007F"}
+
+    (folder,) = (path.parent for path in logs.glob("*/*/config.yaml"))
+    done = len(read_rows(folder / "metrics.csv"))
+    rounds = f"rounds={done + 2}"
+    alone = train(config(*words, rounds, folder=tmp_path / "alone"))
+    resumed = train(config(*words, rounds, "ckpt_path=last", folder=folder))
+    assert torch.equal(final_weights(resumed), final_weights(alone))
+
+
+def test_what_slurm_starts_meets_where_it_was_told(monkeypatch):
+    """On that address alone, where torch would listen on all; but not on one that other nodes cannot reach."""
+
+    def addresses(nodes):
+        queue = multiprocessing.get_context("fork").SimpleQueue()
+
+        def meet():
+            monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+            monkeypatch.setenv("MASTER_PORT", str(free_port()))
+            monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+            before = listening()
+            strategy = CohortStrategy(cluster_environment=LightningEnvironment(), process_group_backend="gloo")
+            strategy.num_nodes = nodes
+            strategy._meet()
+            assert dist.get_world_size() == 1
+            queue.put(sorted(listening() - before))
+
+        process = multiprocessing.get_context("fork").Process(target=meet)
+        process.start()
+        process.join(60)
+        return {place.split(":")[0] for place in queue.get()} if process.exitcode == 0 else None
+
+    assert addresses(nodes=1) == {"0100007F"}
+    assert addresses(nodes=2) & {"00000000", "00000000000000000000000000000000"}
+
+
+@pytest.mark.parametrize("stores", [ClientStores(), ClientStores(folder="anywhere")])
+def test_nothing_is_asked_of_disks_by_methods_that_keep_nothing(stores):
+    stores.require_common_disk(None)
+
+
+@pytest.mark.parametrize(
+    ("environment", "devices", "nodes"),
+    [
+        ({"TORCHELASTIC_RUN_ID": "a", "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "3", "GROUP_WORLD_SIZE": "2"}, 3, 2),
+        ({"SLURM_STEP_ID": "0", "SLURM_NTASKS": "8", "SLURM_STEP_NUM_NODES": "2", "SLURM_JOB_ID": "1"}, 4, 2),
+        ({"SLURM_NTASKS": "8", "SLURM_STEP_NUM_NODES": "2", "SLURM_JOB_ID": "1"}, None, 1),  # a script before its srun
+        ({}, None, 1),
+    ],
+)
+def test_ddp_takes_the_processes_and_nodes_that_a_launcher_made(config, monkeypatch, environment, devices, nodes):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    trainer = config("trainer=ddp").trainer
+    assert trainer.num_nodes == nodes
+    assert trainer.devices == (devices or cores())
