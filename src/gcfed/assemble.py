@@ -211,6 +211,7 @@ def check(cfg: DictConfig) -> None:
         raise ValueError(
             f"trainer.accelerator={cfg.trainer.accelerator}: torch sees no GPU (CUDA) here. Take trainer=auto, or cpu."
         )
+    number("trainer.num_nodes", cfg.trainer.get("num_nodes", 1), 1, whole=True)
     number("trainer.limit_val_batches", cfg.trainer.get("limit_val_batches"), 0, above=True, none=True)
     numbers("targets", cfg.get("targets"), 0, 1)
     word("optimized_metric", cfg.get("optimized_metric"))
