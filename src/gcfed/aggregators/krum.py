@@ -1,5 +1,5 @@
-"""Rules by distances: Krum and multi-Krum (Blanchard et al., NeurIPS 2017, Section 4), Bulyan (El Mhamdi et al., ICML
-2018, Section 4).
+"""Rules by distances: Krum (Blanchard et al., NeurIPS 2017, Section 4), multi-Krum (their Section 6, of experiments),
+Bulyan (El Mhamdi et al., ICML 2018, Section 4).
 
 An update's score is the sum of its squared distances to the n − f − 2 nearest others. Memory: that of one cohort on
 every process.

@@ -51,6 +51,9 @@ class Collusion(Attack):
 class ALIE(Collusion):
     """A little is enough: μ − zσ of the honest, coordinate by coordinate (Baruch et al., NeurIPS 2019, Algorithm 3).
 
+    Stronger than theirs: its authors' attackers do not see honest updates, and take μ and σ from what the hostile
+    clients themselves would have sent.
+
     Args:
         z: standard deviations; None: the paper's z_max, the largest with Φ(z) < (n − m − s)/(n − m), where m of n
             clients are hostile and s = ⌊n/2 + 1⌋ − m.

@@ -9,7 +9,9 @@ from gcfed.runs.measures import DECAY, WINDOW
 
 
 class SmoothedAccuracy(ServerPart):
-    """Adds ``test/acc_smooth10`` (GC-Fed's tables) and ``test/acc_ema`` (FedACG's) to the rounds that are tested.
+    """Adds ``test/acc_smooth10`` and ``test/acc_ema`` (FedACG's) to the rounds that are tested.
+
+    The former is the mean of the last ten tests: at ``eval_every=1`` of the last ten rounds, as in GC-Fed's tables.
 
     They cost nothing and are on by default, beside the progress bar and the checkpoints; ``~callbacks.smoothing`` turns
     them off. The summary of a run reads the accuracies themselves and does not need them.
