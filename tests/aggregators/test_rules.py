@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import random_federation
-from harness import Cohorts, make_net, make_upload, sgd, train_rounds
+from harness import PLAIN_SERVER, Cohorts, make_net, make_upload, sgd, train_rounds
+from torch import nn
 
 from gcfed.aggregators.coordinates import Median, TrimmedMean
 from gcfed.aggregators.geometric_median import GeometricMedian
@@ -14,7 +15,9 @@ from gcfed.aggregators.krum import Bulyan, Krum, MultiKrum
 from gcfed.aggregators.norm_clip import MedianClip, NormClip
 from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.loop import FederatedLoop
+from gcfed.federated.module import FederatedModule
 from gcfed.federated.round import Round
+from gcfed.methods.local_norm import LocalNorm
 
 
 def krum_scores(x, f):
@@ -76,7 +79,7 @@ RULES = {
 
 def aggregate(rule, delta, stacks):
     """The rule's update of a cohort of n, which arrives in stacks of these rows."""
-    n = len(delta["w"])
+    n = len(next(iter(delta.values())))
     start = {name: t[0] for name, t in delta.items()}
     round = Round(0, 1, np.arange(n) * 3, 3 * n, start, lr=0.1)
     for rows in stacks:
@@ -136,6 +139,27 @@ def test_one_hostile_client_moves_the_mean_and_none_of_the_rules(name, attack):
     assert aggregate(MeanAggregator(), delta, [list(range(10))]).norm() > 1e8
 
 
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("local", [False, True])
+def test_running_statistics_are_reduced_by_the_rule_on_their_own(name, local):
+    """Neither do they decide which steps count, nor can a hostile client send any."""
+    net, (make, definition) = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), RULES[name]
+    rule = make()
+    loop = FederatedLoop(sampler=Cohorts(10), solver=sgd(), aggregator=rule, rounds=1, seed=1)
+    data = random_federation(sizes=(4,) * 10, features=2)
+    loop.bind([LocalNorm()] * local, data, FederatedModule(net, PLAIN_SERVER))
+    g = torch.Generator().manual_seed(2)
+    sent = {n: t for n, t in net.state_dict().items() if t.is_floating_point()}
+    apart = {n for n in sent if "running" in n or (local and n.startswith("1."))}
+    delta = {n: torch.randn(10, *t.shape, generator=g).double() * (100 if n in apart else 1) for n, t in sent.items()}
+    update = aggregate(rule, delta, [[0, 1, 2], list(range(3, 10))])
+    result = dict(zip(sorted(delta), update.split([sent[n].numel() for n in sorted(delta)]), strict=True))
+    for part in (apart, set(delta) - apart):
+        rows = torch.cat([delta[n].flatten(1) for n in sorted(part)], 1).numpy()
+        expected = torch.from_numpy(definition(rows, ceil(0.1 * 10) if name == "bulyan" else 2))
+        torch.testing.assert_close(torch.cat([result[n] for n in sorted(part)]), expected, rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize(("name", "cohort_of", "others"), [
     ("krum", 7, [(2, 1), (7, 1), (2, 2)]), ("norm_clip", 7, [(2, 1), (2, 2)]), ("median", 1, [(1, 2)]),
 ])  # fmt: skip
@@ -162,8 +186,9 @@ def test_stacks_and_two_processes_agree_through_the_loop(name, cohort_of, others
 )
 def test_a_cohort_that_is_too_small_is_refused(rule, per_round, message):
     loop = FederatedLoop(sampler=Cohorts(per_round), solver=sgd(), aggregator=rule, rounds=1, seed=1)
+    module = FederatedModule(make_net(), PLAIN_SERVER)
     with pytest.raises(ValueError, match=rf"aggregator\.hostile=.*participation\.per_round={per_round}.*{message}"):
-        loop.bind([], random_federation(sizes=(3,) * 12), None)
+        loop.bind([], random_federation(sizes=(3,) * 12), module)
 
 
 def test_what_goes_beside_the_updates_has_the_same_rule():

@@ -64,7 +64,7 @@ def test_more_hostile_clients_than_a_rule_stands_are_told_of(caplog, rule, cohor
     assert (f"in {chance} % of rounds" in message) if chance else not message
     if enough:
         better = type(rule)(float(re.search(r"aggregator.hostile=([0-9.]+)\.$", message)[1]))
-        better.validate(cohort)
+        better.validate(make_setup(make_net(), aggregator=better, cohort_of=cohort, data=data))
         assert (better.most(cohort), said(better)) == (enough, "")
     else:
         assert ("no f that such a cohort allows would do" in message) == (chance is not None)

@@ -28,7 +28,7 @@ def clipped(method, upload, net=None):
     client, server = method.parts
     if net is not None:
         client.validate(make_setup(net))
-    client._statistics = getattr(client, "_statistics", set())
+    client._no_steps = getattr(client, "_no_steps", set())
     round, download, row = make_round(MODEL), make_download(MODEL), {}
     server.on_broadcast(download, round)
     client.on_upload(upload, download)

@@ -1,7 +1,7 @@
 """What the rules share that need all updates of a cohort at once."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import ceil
 
 import torch
@@ -9,7 +9,9 @@ from torch import Tensor
 
 from gcfed.federated.forward import Params
 from gcfed.federated.messages import Upload
+from gcfed.federated.method import Setup
 from gcfed.federated.round import Round
+from gcfed.methods.local_norm import no_steps
 from gcfed.utils.device import on_device
 from gcfed.utils.number import number
 
@@ -19,19 +21,25 @@ COLUMNS = 1 << 20  # coordinates that a rule sorts at a time
 class CohortRule:
     """Reduces the finite updates of a cohort by a rule on all of them; each client is one row.
 
+    What is no step (:func:`~gcfed.methods.local_norm.no_steps`) goes through the same rule on its own: beside a batch
+    norm's running statistics, distances and norms would hardly see the steps, and without the rule a hostile client
+    could send any.
+
     Memory: the updates of the whole cohort on every process, and while they are gathered as much again.
     """
 
     def __init__(self) -> None:
         self._table: Tensor | None = None
         self._finite: Tensor | None = None
+        self._apart: set[str] = set()
 
     def rule(self, updates_nD: Tensor) -> Tensor:
         """Finite updates in the order of the cohort, ``[n, D]`` with n ≥ 1 → one, ``[D]``."""
         raise NotImplementedError
 
-    def validate(self, cohort: int) -> None:
-        """Raises ValueError where a cohort of this size is too small for the rule."""
+    def validate(self, setup: Setup) -> None:
+        """Raises ValueError where the cohort is too small for the rule."""
+        self._apart = no_steps(setup)
 
     def beside(self) -> "CohortRule":
         """The same rule, for what clients send beside Δ."""
@@ -39,7 +47,8 @@ class CohortRule:
 
     def add(self, upload: Upload, round: Round) -> None:
         """Keeps the updates of K clients, in the rows of their places in the cohort."""
-        updates = torch.cat([upload.delta[name].reshape(len(upload.clients), -1) for name in sorted(upload.delta)], 1)
+        names = self._ordered(upload.delta)
+        updates = torch.cat([upload.delta[name].reshape(len(upload.clients), -1) for name in names], 1)
         if self._table is None or self._finite is None:
             self._table = updates.new_zeros(len(round.cohort), updates.shape[1])
             self._finite = updates.new_zeros(len(round.cohort))
@@ -49,7 +58,7 @@ class CohortRule:
     def reduce(self, round: Round, like: Params | None = None) -> Params:
         """The rule's update, name → ``[*shape]`` of ``like``, by default the model's; zeros without a finite client."""
         like = like or round.start
-        sizes = {name: like[name].numel() for name in sorted(like)}
+        sizes = {name: like[name].numel() for name in self._ordered(like)}
         table, finite = self._table, self._finite
         if table is None or finite is None:  # this process trained none of the cohort
             table = next(iter(like.values())).new_zeros(len(round.cohort), sum(sizes.values()))
@@ -57,9 +66,15 @@ class CohortRule:
         self._table = self._finite = None
         table, finite = round.reduce([table, finite])  # a row is zero on all processes but one
         table = table[finite > 0]
-        update = self.rule(table) if len(table) else table.new_zeros(table.shape[1])
+        apart = sum(size for name, size in sizes.items() if name in self._apart)
+        blocks = [block for block in table.split([table.shape[1] - apart, apart], 1) if block.shape[1]]
+        update = torch.cat([self.rule(block) if len(table) else block.new_zeros(block.shape[1]) for block in blocks])
         parts = dict(zip(sizes, update.split(list(sizes.values())), strict=True))
         return {name: torch.empty_like(t).copy_(parts[name].view(t.shape)) for name, t in like.items()}
+
+    def _ordered(self, names: Iterable[str]) -> list[str]:
+        """As columns have them: what is no step last."""
+        return sorted(names, key=lambda name: (name in self._apart, name))
 
 
 class BoundedRule(CohortRule):
@@ -85,9 +100,10 @@ class BoundedRule(CohortRule):
         """f for n clients, as far as they suffice."""
         return max(0, min(self.most(n), (n - self.spare) // self.per_hostile))
 
-    def validate(self, cohort: int) -> None:
+    def validate(self, setup: Setup) -> None:
         """Raises ValueError where a full cohort could not stand f hostile clients."""
-        f = self.most(cohort)
+        super().validate(setup)
+        f, cohort = self.most(setup.cohort), setup.cohort
         if f and cohort < self.per_hostile * f + self.spare:
             raise ValueError(
                 f"aggregator.hostile={self.hostile} is {f} of participation.per_round={cohort} clients, and "

@@ -12,8 +12,10 @@ from torch import Tensor
 from gcfed.aggregators.cohort import CohortRule
 from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.messages import Upload
+from gcfed.federated.method import Setup
 from gcfed.federated.round import Round
 from gcfed.federated.stack import Params, client_norms, per_client
+from gcfed.methods.local_norm import no_steps
 from gcfed.utils.number import number
 
 
@@ -22,14 +24,16 @@ class NormClip:
 
     Args:
         max_norm: b. Unlike ``methods.clip_update``, which honest clients apply, it holds for hostile ones too, and for
-            all that they send, batch norm's running statistics included.
+            all that they send: running statistics have the same bound on their own.
     """
 
     def __init__(self, max_norm: float = 1.0) -> None:
         self.max_norm = number("aggregator.max_norm", max_norm, 0, above=True)
         self._mean = MeanAggregator()
+        self._apart: set[str] = set()
 
-    def validate(self, cohort: int) -> None: ...
+    def validate(self, setup: Setup) -> None:
+        self._apart = no_steps(setup)
 
     def beside(self) -> "NormClip":
         """The same rule, for what clients send beside Δ."""
@@ -37,9 +41,14 @@ class NormClip:
 
     def add(self, upload: Upload, round: Round) -> None:
         """Takes in the updates of K clients; one with a number that is not finite counts for nothing."""
-        norms = client_norms(list(upload.delta.values())).clamp(min=1e-30)
-        scale = (self.max_norm / norms).clamp(max=1.0)  # 0 for a norm that overflows
-        self._mean.add(replace(upload, delta={n: t * per_client(scale, t) for n, t in upload.delta.items()}), round)
+        clipped = dict[str, Tensor]()
+        for apart in (False, True):
+            part = {name: t for name, t in upload.delta.items() if (name in self._apart) == apart}
+            if part:
+                norms = client_norms(list(part.values())).clamp(min=1e-30)
+                scale = (self.max_norm / norms).clamp(max=1.0)  # 0 for a norm that overflows
+                clipped |= {name: t * per_client(scale, t) for name, t in part.items()}
+        self._mean.add(replace(upload, delta=clipped), round)
 
     def reduce(self, round: Round, like: Params | None = None) -> Params:
         """The mean of the clipped updates, as :class:`MeanAggregator`'s."""

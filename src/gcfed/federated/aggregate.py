@@ -1,6 +1,6 @@
 """Streaming aggregation of client updates: memory does not grow with the cohort."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -17,10 +17,11 @@ class Aggregator(Protocol):
     """Turns the uploads of one round into one update; ``add`` streams, ``reduce`` ends the round on every process.
     What lasts longer than a round is a method's (``server_state``).
 
-    ``beside`` makes one for what clients send beside Δ; ``validate`` refuses a cohort that is too small.
+    ``beside`` makes one for what clients send beside Δ; ``validate`` meets the run's ``Setup`` before the first
+    round, and refuses a cohort that is too small.
     """
 
-    def validate(self, cohort: int) -> None: ...
+    def validate(self, setup: Any) -> None: ...
 
     def beside(self) -> "Aggregator": ...
 
@@ -50,7 +51,7 @@ class MeanAggregator:
         self._sums: dict[str, ExactSum] = {}
         self._weight: Tensor | None = None
 
-    def validate(self, cohort: int) -> None: ...
+    def validate(self, setup: Any) -> None: ...
 
     def beside(self) -> "MeanAggregator":
         """The plain mean, whatever the weights of the updates, also of numbers that are much smaller."""

@@ -106,14 +106,13 @@ class FederatedLoop(Callback):
             self.transport = self.federation(self.stacks, self._shapes)
         self.sampler.validate(data.num_clients)
         cohort = self.sampler.per_round - (self.faults.extra or 0)
-        self.aggregator.validate(cohort)
-        self.solver.validate(module.net, data)
-        validate_parts(
-            Setup(
-                self.sampler, self.solver, self.aggregator, self.stores, data, module, parts, self.rounds, cohort,
-                self.transport,
-            )
+        setup = Setup(
+            self.sampler, self.solver, self.aggregator, self.stores, data, module, parts, self.rounds, cohort,
+            self.transport,
         )  # fmt: skip
+        self.aggregator.validate(setup)
+        self.solver.validate(module.net, data)
+        validate_parts(setup)
         self.data = data
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from gcfed.federated.messages import Download
 from gcfed.federated.method import ClientPart, Method, ServerPart, Setup
+from gcfed.methods.local_norm import no_steps
 from gcfed.utils.number import choice, flag, number
 
 log = logging.getLogger(__name__)
@@ -149,6 +150,8 @@ class GlobalGC(ServerPart):
 
     def validate(self, setup: Setup) -> None:
         self.bind(setup.module.net)
+        for name in no_steps(setup):  # a mean of what clients keep
+            self._ndim.pop(name, None)
 
     def bind(self, net: nn.Module) -> None:
         """As :meth:`LocalGC.bind`."""

@@ -16,7 +16,7 @@ from gcfed.federated.messages import Download, Upload
 from gcfed.federated.method import ClientPart, Method, Order, ServerPart, Setup
 from gcfed.federated.round import Round
 from gcfed.federated.stack import client_norms, per_client
-from gcfed.methods.local_norm import LocalNorm
+from gcfed.methods.local_norm import no_steps
 from gcfed.utils.number import number
 
 
@@ -47,12 +47,11 @@ class Clip(ClientPart):
     order = Order.PROJECTS  # a shorter update lies in the same subspace
 
     def validate(self, setup: Setup) -> None:
-        self._statistics = {name for name, _ in setup.module.net.named_buffers()}
-        self._statistics |= {name for part in setup.parts if isinstance(part, LocalNorm) for name in part.names}
+        self._no_steps = no_steps(setup)
 
     def on_upload(self, upload: Upload, download: Download) -> None:
         bound = download.extra["clip_update"]["bound"]
-        steps = [t for name, t in upload.delta.items() if name not in self._statistics]
+        steps = [t for name, t in upload.delta.items() if name not in self._no_steps]
         norms = client_norms(steps)
         scale = (bound / norms.double()).clamp(max=1.0)
         for t in steps:

@@ -2,11 +2,12 @@
 
 A client trains with the statistics, scales and shifts that it had when it last took part, in the place of the broadcast
 ones. Client state: these tensors. Bytes: those of the model; the paper sends none of them, but the global model, which
-is tested here, needs some: it has the mean of the last cohort's.
+is tested here, needs some: it has what the aggregator makes of the last cohort's, their mean, and no Global GC.
 """
 
 import numpy as np
 import torch
+from torch import nn
 
 from gcfed.federated.messages import Download, finite_clients
 from gcfed.federated.method import ClientPart, Setup
@@ -30,9 +31,7 @@ class LocalNorm(ClientPart):
                 "model, where it does not start: choose average, fixed or group."
             )
         plain_server(setup, "model.norm_policy=local", "the global model has the mean of the clients' batch norms")
-        tensors = setup.module.net.state_dict(keep_vars=True)
-        layers = batch_norms(setup.module.net)
-        self.names = [n for n, t in tensors.items() if n.rpartition(".")[0] in layers and t.is_floating_point()]
+        self.names = _of_batch_norms(setup.module.net)
         self.store = setup.stores.open("batch_norm")
 
     def on_clients_start(self, stack: ClientStack, download: Download) -> None:
@@ -44,3 +43,14 @@ class LocalNorm(ClientPart):
         finite = finite_clients(stack.full).cpu().numpy()  # one that has diverged keeps what it had
         rows = torch.from_numpy(np.flatnonzero(finite))
         self.store.write(stack.clients[finite], {name: stack.full[name][rows] for name in self.names}, download.round)
+
+
+def no_steps(setup: Setup) -> set[str]:
+    """Entries of Δ that are no steps of an optimizer, and often larger: running statistics, and what clients keep."""
+    kept = any(isinstance(part, LocalNorm) for part in setup.parts)
+    return {n for n, _ in setup.module.net.named_buffers()} | set(_of_batch_norms(setup.module.net) if kept else ())
+
+
+def _of_batch_norms(net: nn.Module) -> list[str]:
+    layers, tensors = batch_norms(net), net.state_dict()
+    return [n for n, t in tensors.items() if n.rpartition(".")[0] in layers and t.is_floating_point()]
