@@ -1,4 +1,4 @@
-# make demo | make test | make mutants | make report | make docs | make lint | make lock     (PYTHON=python3.12 chooses the interpreter)
+# make help lists what there is; PYTHON=python3.12 chooses the interpreter.
 # make demo TORCH=cpu TORCH_INDEX=<address>: torch without CUDA's libraries, from an index that has it
 PYTHON ?= python3
 BIN := .venv/bin
@@ -12,7 +12,7 @@ $(error .venv has Python $(call version,$(BIN)/python), and PYTHON=$(PYTHON) is 
 endif
 endif
 
-.PHONY: demo test mutants report docs lint lock clean
+.PHONY: demo test mutants report docs lint lock clean help
 
 demo: .venv/.installed  ## GC-Fed on scikit-learn's digits: 5 of 20 clients a round
 	$(BIN)/python src/train.py
@@ -35,30 +35,38 @@ docs: .venv/.installed  ## README and docs/ as a site, in site/; a broken link i
 	git ls-files -z -- '*.md' LICENSE CITATION.cff Dockerfile Makefile configs docs notebooks src | xargs -0 tar -c | tar -x -C .site
 	$(BIN)/zensical build --clean --strict
 
-lint: .venv/.installed
+lint: .venv/.installed  ## formatting, common mistakes and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# The stamp makes this idempotent: it runs again only when the lock or the project's metadata change.
-.venv/.installed: requirements.lock pyproject.toml
+# The stamps make this idempotent: the packages come again only when the lock changes. Their hashes are checked; those of
+# the lock are of the wheels with CUDA.
+.venv/.locked: requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
 		{ echo "This project needs Python 3.11, 3.12 or 3.13; $$($(PYTHON) --version) found. Try: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==0.13.9
 ifeq ($(TORCH),cpu)
-	@sed -E -e '/^(nvidia|cuda|triton)/d' -e 's/^(torch|torchvision)==([^ ]+)/\1==\2+cpu/' requirements.lock > .venv/cpu.txt
-	@$(INSTALL) $(if $(TORCH_INDEX),--index-strategy unsafe-best-match --extra-index-url $(TORCH_INDEX)) -r .venv/cpu.txt || \
+	@$(INSTALL) --no-deps $(if $(TORCH_INDEX),--default-index $(TORCH_INDEX)) $$(sed -nE 's/^(torch|torchvision)==([^ ]+).*/\1==\2+cpu/p' $<) || \
 		{ echo "torch for CPUs could not be installed: set TORCH_INDEX to an index that has it, or leave TORCH=cpu out (6.5 GB)"; exit 1; }
+	awk '/^[^ ]/ { skip = /^(torch|torchvision|nvidia|cuda|triton)/ } !skip' $< > .venv/cpu.txt
+	$(INSTALL) -r .venv/cpu.txt
 else
-	$(INSTALL) -r requirements.lock
+	$(INSTALL) -r $<
 endif
+	@touch $@
+
+.venv/.installed: .venv/.locked pyproject.toml
 	$(INSTALL) --no-deps --editable .
 	@touch $@
 
-lock: .venv/.installed  ## renew requirements.lock: names and versions only
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url --extra dev \
+lock: .venv/.installed  ## renew requirements.lock: names, versions and hashes
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url --generate-hashes --extra dev \
 		--upgrade pyproject.toml --output-file requirements.lock
 
-clean:
+clean:  ## remove .venv, to begin again
 	rm -rf .venv
+
+help:  ## what there is to make
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16
