@@ -108,7 +108,7 @@ def test_weighting_by_samples_is_the_weighted_mean(federation):
     a.add(make_upload({"w": delta["w"].clone()}, sizes), round)
     expected = (delta["w"] * torch.tensor(sizes)[:, None]).sum(0) / 8
     torch.testing.assert_close(a.reduce(round)["w"], expected)
-    with pytest.raises(ValueError, match=r"aggregator\.weighting"):
+    with pytest.raises(ValueError, match="weighting=median must be uniform or samples"):
         MeanAggregator("median")
 
 
@@ -267,15 +267,15 @@ def test_frozen_parameters_stay_frozen(federation, k):
 @pytest.mark.parametrize(
     ("kwargs", "key"),
     [
-        ({"stack": "many"}, r"client\.stack"),
-        ({"optimizer": torch.optim.LBFGS}, r"client\.optimizer=LBFGS"),
+        ({"stack": "many"}, "stack=many"),
+        ({"optimizer": torch.optim.LBFGS}, "optimizer=LBFGS"),
     ],
 )
 def test_bad_solver_settings_name_their_key(kwargs, key):
     optimizer = kwargs.pop("optimizer", torch.optim.SGD)
     with pytest.raises(ValueError, match=key):
         LocalSolver(partial(optimizer, lr=0.1), **kwargs)
-    with pytest.raises(ValueError, match=r"client\.optimizer=3 must be a group"):
+    with pytest.raises(ValueError, match="optimizer=3 must be a group"):
         LocalSolver(3)
 
 

@@ -15,8 +15,6 @@ from gcfed.data.batch import Batch
 from gcfed.utils.device import on_device
 from gcfed.utils.rng import generator
 
-LAST_BATCH = ("keep", "drop", "wrap")
-
 
 class ClientData(Protocol):
     """The clients' samples; ``FederatedDataModule`` is one, a test may bring its own."""

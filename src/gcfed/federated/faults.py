@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gcfed.utils.number import number
+from gcfed.utils.checked import Count, Share, ShareBelow1, Whole, checked
 from gcfed.utils.rng import generator
 
 
+@checked
 @dataclass(frozen=True)
 class Faults:
     """What goes wrong between the server's broadcast and its clients' uploads; null: nothing of the kind.
@@ -22,21 +23,12 @@ class Faults:
         extra: clients drawn beyond ``participation.per_round``, of whom the first to finish are taken (Bonawitz et al.,
             MLSys 2019, Section 2.2). A client's time is its number of local steps times a speed, exponential with
             mean 1, drawn anew each round.
-
-    Raises:
-        ValueError: a setting out of its range.
     """
 
-    dropout: float | None = None
-    stragglers: float | None = None
-    deadline: int | None = None
-    extra: int | None = None
-
-    def __post_init__(self) -> None:
-        number("participation.faults.dropout", self.dropout, 0, 1, below=True, none=True)
-        number("participation.faults.stragglers", self.stragglers, 0, 1, none=True)
-        number("participation.faults.deadline", self.deadline, 1, whole=True, none=True)
-        number("participation.faults.extra", self.extra, 0, whole=True, none=True)
+    dropout: ShareBelow1 | None = None
+    stragglers: Share | None = None
+    deadline: Count | None = None
+    extra: Whole | None = None
 
     def steps(self, planned: np.ndarray, clients: np.ndarray, round: int, seed: int) -> np.ndarray:
         """Local steps that clients really do of those planned, ``[K] → [K]``."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.optim import Optimizer
 
 from gcfed.data.batch import Batch
-from gcfed.federated.batches import LAST_BATCH, BatchPlan, ClientData, Kind, has_single, number_of_steps, plan_batches
+from gcfed.federated.batches import BatchPlan, ClientData, Kind, has_single, number_of_steps, plan_batches
 from gcfed.federated.messages import Download
 from gcfed.federated.recorder import Graph, Losses, Recorder, recorded
 from gcfed.federated.stack import (
@@ -26,8 +26,8 @@ from gcfed.federated.stack import (
     uses_batch_statistics,
 )
 from gcfed.optim.partial import fused, probe_optimizer, try_optimizer, unprofiled_step
+from gcfed.utils.checked import Count, Positive, PositiveShare, SettingError, checked
 from gcfed.utils.device import on_device
-from gcfed.utils.number import choice, flag, number, part
 
 # They take norms or products over whole tensors, so a stacked tensor would mix its clients.
 _NOT_ELEMENTWISE = ("LBFGS", "Muon", "Adafactor", "SparseAdam")
@@ -50,6 +50,7 @@ class LocalHooks(Protocol):
     def after_step(self, stack: ClientStack, batch: Batch) -> None: ...
 
 
+@checked
 class LocalSolver:
     """Local SGD on every client of a stack: epochs or steps of any elementwise optimizer of ``torch.optim``.
 
@@ -74,31 +75,28 @@ class LocalSolver:
         self,
         optimizer: Callable[..., Optimizer],
         *,
-        epochs: int = 5,
-        steps: int | None = None,
-        batch_size: int = 50,
-        last_batch: str = "keep",
-        lr_decay: float = 1.0,
-        clip_norm: float | None = None,
-        stack: int | str = "auto",
+        epochs: Count | None = 5,
+        steps: Count | None = None,
+        batch_size: Count = 50,
+        last_batch: Literal["keep", "drop", "wrap"] = "keep",
+        lr_decay: PositiveShare = 1.0,
+        clip_norm: Positive | None = None,
+        stack: Count | Literal["auto"] = "auto",
         graphs: bool = True,
     ) -> None:
-        cls = part("client.optimizer", optimizer.func if isinstance(optimizer, partial) else optimizer)
+        cls = optimizer.func if isinstance(optimizer, partial) else optimizer
         if getattr(cls, "__name__", "") in _NOT_ELEMENTWISE:
-            raise ValueError(
-                f"client.optimizer={cls.__name__} is not elementwise, so it cannot train stacked clients. "
-                "Choose an elementwise one, such as torch.optim.SGD, Adam or AdamW."
+            raise SettingError(
+                "optimizer",
+                f"={cls.__name__} is not elementwise, so it cannot train stacked clients. "
+                "Choose an elementwise one, such as torch.optim.SGD, Adam or AdamW.",
             )
         self.optimizer = try_optimizer(fused(optimizer), "client.optimizer")
         self._lr = float(probe_optimizer(self.optimizer).defaults["lr"])
-        self.epochs = number("client.epochs", epochs, 1, whole=True, none=steps is not None)
-        self.steps = number("client.steps", steps, 1, whole=True, none=True)
-        self.batch_size = number("client.batch_size", batch_size, 1, whole=True)
-        self.last_batch = choice("client.last_batch", last_batch, LAST_BATCH)
-        self.lr_decay = number("client.lr_decay", lr_decay, 0, 1, above=True)
-        self.clip_norm = number("client.clip_norm", clip_norm, 0, above=True, none=True)
-        self.stack = number("client.stack", stack, 1, whole=True, auto=True)
-        self.graphs = flag("client.graphs", graphs)
+        if epochs is None and steps is None:
+            raise SettingError("epochs", "=None must be a whole number of at least 1, where client.steps is null.")
+        self.epochs, self.steps, self.batch_size, self.last_batch = epochs or 0, steps, batch_size, last_batch
+        self.lr_decay, self.clip_norm, self.stack, self.graphs = lr_decay, clip_norm, stack, graphs
         self._recorders: dict[int, Graph] = {}  # by stream
 
     def validate(self, net: nn.Module, data: Any) -> None:

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,12 +23,11 @@ from lightning.pytorch.strategies import Strategy
 from torch import Tensor
 
 from gcfed.federated.stack import Params, broadcast_like, per_client
+from gcfed.utils.checked import checked
 from gcfed.utils.files import replacing
-from gcfed.utils.number import choice
 
 # What a store writes: <client>-<round>.bin, and the temporary name of one that was killed while it wrote.
 _VERSION = re.compile(r"\d+-\d+\.bin|\.\d+-\d+\.bin\.\d+\.bin")
-DTYPES = {None: None, "bfloat16": torch.bfloat16}
 
 
 class ClientStore:
@@ -198,19 +197,17 @@ class ClientStore:
         return torch.from_file(str(self._path(client, version)), size=size, dtype=dtype)  # a memory map
 
 
+@checked
 class ClientStores:
     """Makes the stores of a run's methods and carries them through checkpoints.
 
     Args:
         dtype: of what is stored: null (that of the model) or ``bfloat16`` (half the size of float32).
         folder: where files go; None: a temporary one, without checkpoints.
-
-    Raises:
-        ValueError: unknown dtype.
     """
 
-    def __init__(self, dtype: str | None = None, folder: str | Path | None = None) -> None:
-        self.dtype = DTYPES[choice("client_store.dtype", dtype, DTYPES)]
+    def __init__(self, dtype: Literal["bfloat16"] | None = None, folder: str | Path | None = None) -> None:
+        self.dtype = None if dtype is None else torch.bfloat16
         self.folder = None if folder is None else Path(folder)
         self._temporary: tempfile.TemporaryDirectory | None = None
         self._stores: dict[str, ClientStore] = {}

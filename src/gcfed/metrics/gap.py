@@ -43,7 +43,7 @@ class Gap(ServerMetric):
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
         self.module, self.transport = setup.module, setup.transport
-        weighting = getattr(setup.aggregator, "weighting", "uniform")
+        weighting: Any = getattr(setup.aggregator, "weighting", "uniform")
         self.partial, self.full = MeanAggregator(weighting), MeanAggregator(weighting)
 
     def on_broadcast(self, download: Download, round: Round) -> None:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -10,34 +10,65 @@ from typing import Any
 import hydra
 import torch
 from hydra.errors import InstantiationException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, Node, OmegaConf
 
+from gcfed.utils.checked import SettingError
 from gcfed.utils.resolvers import CONFIGS
+
+_HYDRAS = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")  # its own keys; none becomes an argument
+
+
+class BuildError(ValueError):
+    """What a node of the config cannot be built of; names the key."""
 
 
 def build(node: DictConfig | None, **kwargs: Any) -> Any:
-    """``hydra.utils.instantiate``; None for an absent node or one without ``_target_``.
+    """``hydra.utils.instantiate``, a node at a time; None for an absent node or one without ``_target_``.
 
     Raises:
-        ValueError: one sentence with the keys: what the constructor raised, if it names them, else with all settings.
+        BuildError: one sentence with the key of the setting, or with all settings of the node.
         FileNotFoundError: what the constructor raised.
     """
     if not node or node.get("_target_") is None:
         return None
+    for key, kind, what in (("_target_", str, "the name of what is built"), ("_partial_", bool, "true or false")):
+        if key in node and not isinstance(node[key], kind):
+            raise BuildError(f"{node._get_full_key(key)}={node[key]} must be {what}.")
     try:
-        return hydra.utils.instantiate(node, _convert_="all", **kwargs)
+        target = hydra.utils.instantiate({"_target_": node["_target_"], "_partial_": True}).func
+        settings = {str(key): _built(node[key]) for key in node if key not in _HYDRAS} | kwargs
+        positional = _built(node.get("_args_") or [])
+        return (partial(partial, target) if node.get("_partial_") else target)(*positional, **settings)
     except Exception as error:
         cause = error.__cause__ if isinstance(error, InstantiationException) and error.__cause__ else error
-        if isinstance(cause, FileNotFoundError):
+        if isinstance(cause, FileNotFoundError | BuildError):
             raise cause from None
+        if isinstance(cause, SettingError):
+            raise BuildError(f"{_key(node, cause.name)}{cause.rest}") from None
         text = " ".join(str(cause).split())
         if isinstance(cause, ValueError) and re.match(r"[\w.]+(\[\d+\])?[=: ]", text) and "." in text.split("=")[0]:
             raise cause from None  # ours name their key
-        nested = re.search(r"full_key: ([\w.]+)$", str(error))  # Hydra's word for the node
-        key = nested[1] if nested else str(node._get_full_key(None))
-        inner = OmegaConf.select(node._get_root(), key)
-        settings = ", ".join(f"{k}={v}" for k, v in inner.items() if not (OmegaConf.is_dict(v) and v))
-        raise ValueError(f"{key} cannot be built of {settings}: {text.removesuffix(f' full_key: {key}')}") from cause
+        shown = ", ".join(f"{k!s}={v}" for k, v in node.items() if not (OmegaConf.is_dict(v) and v))
+        where: Any = node._get_full_key(None)
+        raise BuildError(f"{where} cannot be built of {shown}: {text}") from cause
+
+
+def _built(value: Any) -> Any:
+    """A setting of a node, in which the nodes that name a ``_target_`` are built."""
+    if OmegaConf.is_dict(value):
+        if "_target_" not in value:
+            return {key: _built(value[key]) for key in value}
+        if value["_target_"] is None:
+            raise BuildError(f"{value._get_full_key('_target_')}=null must be the name of what is built.")
+        return build(value)
+    return [_built(item) for item in value] if OmegaConf.is_list(value) else value
+
+
+def _key(node: DictConfig, name: str) -> str:
+    """The key that a user sets: of a setting that follows another one, the other's."""
+    raw = node._get_node(name)
+    followed = re.fullmatch(r"\$\{([a-z_][\w.]*)\}", str(raw)) if isinstance(raw, Node) else None
+    return followed[1] if followed else node._get_full_key(name)
 
 
 def optional(cfg: DictConfig, key: str, **kwargs: Any) -> Any:

@@ -1,0 +1,169 @@
+"""Settings are checked where they are declared: by the annotations of what they are given to, with pydantic.
+
+    @checked
+    class Proximal(ClientPart):
+        def __init__(self, mu: Weight = 0.1) -> None: ...
+
+    Proximal(-1)    # ValueError: mu=-1 must be a number of at least 0.
+
+Nothing is converted: no "3" for 3, no 1.0 for a whole number, no 1 for true. What the config builds is told by its
+dotted key, ``methods.proximal.mu=-1 …`` (:mod:`gcfed.utils.instantiate`).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+LARGEST = 1e9  # of a number without a bound of its own: its square is finite in float32
+SMALLEST = 1e-18  # of what must be above 0: its square is not 0 in float32
+
+Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
+Weight = Annotated[float, Field(ge=0, le=LARGEST)]
+Positive = Annotated[float, Field(ge=SMALLEST, le=LARGEST)]
+Share = Annotated[float, Field(ge=0, le=1)]
+PositiveShare = Annotated[float, Field(ge=SMALLEST, le=1)]
+ShareBelow1 = Annotated[float, Field(ge=0, lt=1)]
+Inside = Annotated[float, Field(gt=0, lt=1)]
+Whole = Annotated[int, Field(ge=0, lt=2**63)]
+Count = Annotated[int, Field(ge=1, lt=2**63)]
+
+_RULES = ConfigDict(strict=True, allow_inf_nan=False)
+_NAMES: dict[Any, str] = {bool: "true or false", str: "text", dict: "a group of settings", Any: "any value"}
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+class SettingError(ValueError):
+    """A setting that does not fit: ``name`` of the argument, and the ``rest`` of the sentence."""
+
+    def __init__(self, name: str, rest: str) -> None:
+        super().__init__(f"{name}{rest}")
+        self.name, self.rest = name, rest
+
+
+def checked(target: T) -> T:
+    """Checks the arguments of a function, or of a class's constructor, against their annotations, before each call.
+
+    Looked at are numbers, texts, switches, choices, lists and dicts of them, and what must be callable.
+
+    Raises:
+        SettingError: when called, for an argument that does not fit, is missing or is not known.
+    """
+    if isinstance(target, type):
+        target.__init__ = checked(target.__init__)  # type: ignore[misc]
+        return target
+    signature = inspect.signature(target)
+    rules = functools.cache(lambda: _rules(target))  # once it is called: schemas cost time
+
+    @functools.wraps(target)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            given = signature.bind(*args, **kwargs).arguments
+        except TypeError as error:
+            _refuse_call(signature, kwargs, error)
+        for name, (adapter, hint) in rules().items():
+            try:
+                if name in given:
+                    adapter.validate_python(given[name])
+            except ValidationError:
+                value = given[name]
+                raise SettingError(name, f"={value} must be {in_words(hint)}{_hidden(value)}.") from None
+        return target(*args, **kwargs)
+
+    return call  # type: ignore[return-value]
+
+
+def _rules(target: Callable[..., Any]) -> dict[str, tuple[TypeAdapter, Any]]:
+    """Argument → what checks it and its annotation, for those that are checked."""
+    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    kinds = {name: parameter.kind for name, parameter in inspect.signature(target).parameters.items()}
+    hints = get_type_hints(target, include_extras=True)
+    return {
+        name: (TypeAdapter(hint, config=_RULES), hint)
+        for name, hint in hints.items()
+        if name in kinds and kinds[name] not in variable and _is_plain(hint)
+    }
+
+
+def _is_plain(hint: Any) -> bool:
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Literal, Callable):
+        return True
+    if origin is Annotated:
+        return _is_plain(args[0])
+    return hint in (int, float, bool, str, NoneType, Any, dict) or (bool(args) and all(map(_is_plain, args)))
+
+
+def _refuse_call(signature: inspect.Signature, given: dict[str, Any], error: TypeError) -> NoReturn:
+    """Names the argument that is not known, or the one that is missing."""
+    names = [name for name in signature.parameters if name != "self"]
+    for name in given.keys() - set(names):
+        near = get_close_matches(name, names, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"choose of {', '.join(names) or 'none'}."
+        raise SettingError(name, f"={given[name]} is read by nothing: {hint}") from None
+    for name, parameter in signature.parameters.items():
+        if parameter.default is parameter.empty and name not in given and f"'{name}'" in str(error):
+            raise SettingError(name, " is missing.") from None
+    raise error
+
+
+def in_words(hint: Any) -> str:
+    """What an annotation allows: ``a whole number of at least 1, or null``."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _number_in_words(args[0], args[1].metadata)
+    if origin is Literal:
+        *some, last = map(_shown, args)
+        return f"{', '.join(some)} or {last}" if some else last
+    if origin in (Union, UnionType):
+        null = ", or null" * (NoneType in args)
+        return " or ".join(in_words(arg) for arg in args if arg is not NoneType) + null
+    if origin is Callable or hint is Callable:
+        return "a group of settings with a _target_"
+    if origin is not None and issubclass(origin, Sequence):
+        entries = [in_words(arg) for arg in args if arg is not ...]
+        if origin is tuple and ... not in args:
+            return f"a list of {len(args)}: {'; '.join(entries)}"
+        return f"a list, each entry {entries[0]}"
+    if hint in (int, float):
+        return _number_in_words(hint, [])
+    return _NAMES.get(origin or hint, getattr(hint, "__name__", str(hint)))
+
+
+def _shown(value: Any) -> str:
+    return {None: "null", True: "true", False: "false"}.get(value, str(value))
+
+
+def _hidden(value: Any) -> str:
+    """The bound that words leave out, where it is what a value does not keep."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return ""
+    if 0 < value < SMALLEST:
+        return f", and at least {SMALLEST:g}"
+    return f", and at most {LARGEST:g}" if LARGEST < value < float("inf") else ""
+
+
+def _number_in_words(kind: type, bounds: Sequence[Any]) -> str:
+    what = {int: "a whole number", float: "a number"}[kind]
+    found = {
+        sign: getattr(bound, sign) for bound in bounds for sign in ("ge", "gt", "le", "lt") if hasattr(bound, sign)
+    }
+    low, high = found.get("ge", found.get("gt")), found.get("le", found.get("lt"))
+    if high is not None and high >= LARGEST:
+        high = None  # nobody need read a bound that only keeps numbers finite
+    if low == SMALLEST:
+        low, found = 0, found | {"gt": 0}
+    if low is None or low <= -LARGEST:
+        return what if high is None else f"{what} of at most {high:,}"
+    above = f"above {low:,}" if "gt" in found else f"of at least {low:,}"
+    if high is None:
+        return f"{what} {above}"
+    if "gt" not in found and "le" in found:
+        return f"{what} from {low:,} to {high:,}"
+    return f"{what} {above}, {'at most' if 'le' in found else 'below'} {high:,}"
