@@ -86,8 +86,8 @@ def test_bringing_your_own_takes_what_the_page_says(config, tmp_path, monkeypatc
 
 def printed():
     """Page and overrides of each command that a page prints, but those of ``bring-your-own.md``, which run above."""
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
-        begins = r"(?:python src/train\.py|`…)" if page.name == "README.md" else r"python src/train\.py"
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        begins = r"(?:python src/train\.py|`…)" if page.name == "commands.md" else r"python src/train\.py"
         for line in re.findall(begins + r" ([^`…<\n]+)", page.read_text().replace("\\\n", " ")):
             words = [word for word in shlex.split(line, comments=True) if word != "-m"]
             if words and words[0].startswith("study."):  # what may follow the study of the line before
