@@ -1,0 +1,267 @@
+"""What ``make docs`` builds the site of, written into ``.site``: python docs/build.py && zensical build -f .site.toml
+
+The pages as they are; the notebooks with their saved outputs; and, made of YAMLs, constructors and docstrings so that
+nothing is said twice: a card for each algorithm, all keys with what they may be, and the Python API.
+"""
+
+import inspect
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, get_type_hints
+
+import griffe
+import nbformat
+from hydra.utils import get_object
+from nbconvert import MarkdownExporter
+
+import gcfed
+from gcfed.utils.checked import in_words
+
+ROOT = Path(__file__).parent.parent
+SITE, CONFIGS = ROOT / ".site", ROOT / "configs"
+HEAD = ["key", "default", "may be", "what it is"]
+API = {  # package → its modules that own parts build on; None: all
+    "federated": ["method", "messages", "round", "stack", "solver", "aggregate", "store", "transport"],
+    **dict.fromkeys(["methods", "aggregators", "attacks", "data", "models", "metrics", "optim"]),
+}
+
+
+class Roles(griffe.Extension):
+    """For mkdocstrings: a docstring's roles, ``:class:`~gcfed.a.B```, by their last name."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        if obj.docstring:
+            obj.docstring.value = plain(obj.docstring.value)
+
+
+class Key(NamedTuple):
+    """A setting of a YAML: dotted name, default as it is written, and its comment there."""
+
+    name: str
+    default: str
+    comment: str
+
+
+def write(page: str, *parts: str) -> None:
+    """A page of ``.site``; empty parts are left out."""
+    path = SITE / page
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n\n".join(filter(None, parts)) + "\n")
+
+
+def plain(text: str | None) -> str:
+    """A docstring in Markdown."""
+    return re.sub(r":\w+:`~?(?:[\w.]*\.)?(\w+)`", r"`\1`", text or "").replace("``", "`")
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows] if rows else []
+    return "\n".join("| " + " | ".join(re.sub(r"(?<!\\)\|", r"\\|", cell) for cell in row) + " |" for row in lines)
+
+
+def about(path: Path) -> str:
+    """The comment at the head of a YAML, its commands as blocks; of a paper's table, source and title."""
+    text = path.read_text()
+    if title := re.search(r"^title: (.*)\nsource: (.*)", text, re.MULTILINE):
+        return f"{title[2]}: {title[1]}"
+    head = re.match(r"(?:#.*\n)*", text)[0].replace("# @package _global_\n", "")  # type: ignore[index]
+    lines = [line.removeprefix("#") for line in head.splitlines()]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(f"\n {x}\n" if x.startswith("   ") else x.strip() for x in lines))
+
+
+@cache
+def keys(path: Path) -> list[Key]:
+    """The settings of a YAML under their dotted names, without those that name and label runs or set up Hydra."""
+    text, group = path.read_text(), path.parent.relative_to(CONFIGS).as_posix()
+    inside = group != "." and not text.startswith("# @package _global_")
+    nodes = [(-1, group.replace("/", "."))] if inside else []
+    found = []
+    for line in re.finditer(r"^( *)([\w/]+):(?: +([^#\s].*?))?(?: +# *(.*))?$", text, re.MULTILINE):
+        while nodes and nodes[-1][0] >= len(line[1]):
+            nodes.pop()
+        nodes.append((len(line[1]), line[2]))
+        name = ".".join(key for _, key in nodes)
+        if line[2] != "defaults" and not re.match(r"(tags|labels|hydra|defaults|override)\b", name):
+            found.append(Key(name, line[3] or "", line[4] or ""))
+    return found
+
+
+def nearest(name: str, path: Path) -> Iterator[Key]:
+    """The key of this name in a YAML, then in others of its group, then anywhere; ``base`` first."""
+    files = [file for file in sorted(CONFIGS.rglob("*.yaml")) if CONFIGS / "paper" not in file.parents]
+    for file in sorted(files, key=lambda file: (file != path, file.parent != path.parent, file.stem != "base")):
+        yield from (key for key in keys(file) if key.name == name)
+
+
+def target(name: str, path: Path) -> Any:
+    """What a key is given to; None where that is nothing of this project."""
+    targets = (key.default for key in nearest(f"{name.rpartition('.')[0]}._target_", path))
+    return next((get_object(name) for name in targets if name.startswith("gcfed.")), None)
+
+
+def arguments(built: Any) -> dict[str, str]:
+    """Argument → what the docstring says of it; ``as :class:`X``` takes in what X says."""
+    block = re.search(r"^Args:.*\n(?: {4}.*\n?|\n)*", inspect.getdoc(built) or "", re.MULTILINE)
+    found: dict[str, str] = {}
+    for other in re.findall(r"as :class:`~?([\w.]+)`", block[0]) if block else ():
+        found |= arguments(get_object(other if "." in other else f"{built.__module__}.{other}"))
+    for names, text in re.findall(r"^ {4}([\w, ]+): (.*(?:\n {5,}.*)*)", block[0], re.MULTILINE) if block else ():
+        found |= dict.fromkeys(names.split(", "), plain(" ".join(text.split())))
+    return found
+
+
+def settings(path: Path) -> list[list[str]]:
+    """The rows of a YAML's keys: what constructors allow and docstrings say of them, else the comment."""
+    rows = []
+    for key in keys(path):
+        if not key.default or re.search(r"_(target|partial)_$", key.name):
+            continue
+        built, argument = target(key.name, path), key.name.rpartition(".")[2]
+        hints = (
+            get_type_hints(getattr(built, "__init__", built), include_extras=True) if isinstance(built, type) else {}
+        )
+        hints = hints or (get_type_hints(built, include_extras=True) if built else {})
+        comment = next((other.comment for other in nearest(key.name, path) if other.comment), "")
+        allowed = in_words(hints[argument]) if argument in hints else ""
+        rows.append([f"`{key.name}`", f"`{key.default}`", allowed, arguments(built).get(argument) or comment])
+    return rows
+
+
+def config_pages() -> None:
+    index = []
+    for path in sorted(CONFIGS.glob("*.yaml")):
+        write(f"reference/config/{path.stem}.md", f"# {path.name}", about(path), table(HEAD, settings(path)))
+        index.append([f"[{path.name}]({path.stem}.md)", about(path).partition("\n")[0]])
+    for group in sorted({path.parent for path in CONFIGS.rglob("*.yaml")} - {CONFIGS, CONFIGS / "paper/setting"}):
+        name, page = group.relative_to(CONFIGS).as_posix(), group.relative_to(CONFIGS).as_posix().replace("/", "-")
+        parts, options = [f"# {name}"], sorted(group.glob("*.yaml"), key=lambda path: (path.stem != "base", path.stem))
+        for path in options:
+            parts += [f"## {path.stem}" if path.stem != "base" else "## All options", about(path)]
+            parts += [table(HEAD, settings(path))] if name != "paper" else []
+        write(f"reference/config/{page}.md", *parts)
+        index.append([f"[{name}]({page}.md)", ", ".join(f"`{path.stem}`" for path in options if path.stem != "base")])
+    intro = "Made of `configs/` and of what constructors check: `group=option` chooses, `key=value` sets a key."
+    write("reference/config/README.md", "# All keys", intro, table(["group", "options"], index))
+
+
+def method_cards() -> None:
+    """A page an algorithm and a kind of GC, made of its YAML, its docstrings and the table of methods.md."""
+    index = []
+    for path in sorted([*CONFIGS.glob("algorithm/*.yaml"), *CONFIGS.glob("gc/[!bn]*.yaml")]):
+        text, group = path.read_text(), path.parent.name
+        label = re.search(rf"labels:\n  {group}: (.*)", text)[1]  # type: ignore[index]
+        what, _, when = (" ".join(part.split()) for part in about(path).partition("When: "))
+        chosen = [
+            CONFIGS / f"{name}.yaml"
+            for name in re.sub(": ", "/", "\n".join(re.findall(r"override /(.*)", text))).split()
+        ]
+        files = [path, *chosen, *[CONFIGS / "gc/base.yaml"] * (group == "gc")]
+        targets = [key.default for file in files for key in keys(file) if key.name.endswith("_target_")]
+        built = [get_object(name) for name in targets if re.match(r"gcfed\.(methods|optim)", name)]
+        adds, *costs = row_of(f"gc={path.stem}" if group == "gc" else path.stem)
+        parts = [f"# {label}", what, f"**Use it when** {when}", "## Command"]
+        parts += [
+            f"    python src/train.py {group}={path.stem}{' gc=none' * (group == 'algorithm')}",
+            "## What it adds",
+            adds,
+        ]
+        parts += [plain(re.split(r"\n\n(?:Args|Raises|=+)", inspect.getdoc(one) or "")[0]) for one in built]
+        parts += ["## State and bytes", table(["state of a client", "state of the server", "down", "up"], [costs])]
+        parts += ["Bytes of a round in units of the model; – is none."]
+        rows = [row for file in files for row in settings(file)]
+        parts += ["## Hyperparameters", table(HEAD, rows)] if rows else []
+        for one in dict.fromkeys(built):
+            name = f"{one.__module__}.{one.__name__}"
+            parts += ["## How it works", plain(inspect.getdoc(inspect.getmodule(one)))]
+            parts += [f"In Python: [`{name}`](../python/{name.split('.')[1]}.md#{name})"]
+        write(f"reference/methods/{path.stem}.md", *parts)
+        index.append([f"[{label}]({path.stem}.md)", what, when])
+    write("reference/methods/README.md", "# A card a method", table(["method", "what it is", "when"], index))
+
+
+def row_of(name: str) -> list[str]:
+    """What a method adds, its states and its bytes: a row of methods.md, whose bytes a test holds against a run's."""
+    page = (ROOT / "docs/methods.md").read_text()
+    for first, *cells in re.findall(r"^\| (`\w.*?)" + r" \| (.*?)" * 5 + r" \|$", page, re.MULTILINE):
+        group = "gc=" if "gc=" in first else ""
+        if name in [group + one for one in re.findall(r"`(?:gc=)?(\w+)`", first)]:
+            return cells
+    raise ValueError(f"docs/methods.md has no row for {name}.")
+
+
+def python_pages() -> None:
+    public = [f"gcfed.{name}" for name in getattr(gcfed, "__all__", ())]
+    public = public or ["gcfed.configure.configure", "gcfed.run.train", "gcfed.run.evaluate"]
+    write("reference/python/README.md", "# From Python", *(f"::: {name}" for name in public))
+    for package, modules in API.items():
+        files = [path.with_suffix("") for path in sorted((ROOT / "src/gcfed" / package).rglob("*.py"))]
+        names = [".".join(file.relative_to(ROOT / "src").parts) for file in files if file.name != "__init__"]
+        names = [f"gcfed.{package}.{module}" for module in modules or ()] or names
+        write(f"reference/python/{package}.md", f"# gcfed.{package}", *(f"::: {name}" for name in names))
+
+
+def notebook_pages() -> None:
+    index = []
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        body, resources = MarkdownExporter().from_notebook_node(nbformat.read(path, as_version=4))
+        write(f"notebooks/{path.stem}.md", body.replace("](output_", f"]({path.stem}_output_"))
+        for name, picture in resources["outputs"].items():
+            (SITE / f"notebooks/{path.stem}_{name}").write_bytes(picture)
+        index.append(f"- [{re.search('^# (.*)', body, re.MULTILINE)[1]}]({path.stem}.md)")  # type: ignore[index]
+    write("notebooks/README.md", "# Notebooks", "With their saved outputs.", "\n".join(index))
+
+
+def copy_pages() -> None:
+    names = ["*.md", "LICENSE", "CITATION.cff", "Dockerfile", "docs/site.css", "docs/images"]
+    for name in filter(
+        None, subprocess.check_output(["git", "ls-files", "-z", "--", *names], cwd=ROOT, text=True).split("\0")
+    ):
+        (SITE / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, SITE / name)
+
+
+def lead_to_pages(page: Path) -> None:
+    """Links of a page to folders, YAMLs, modules and notebooks lead to the pages that are made of them."""
+    pages = {
+        r"configs": "reference/config/README.md",
+        r"configs/([\w/]+?)(?:\.yaml)?": r"reference/config/\1.md",
+        r"src/gcfed/(\w+)": r"reference/python/\1.md",
+        r"src/gcfed/(\w+)/(\w+)\.py": r"reference/python/\1.md#gcfed.\1.\2",
+        r"notebooks": "notebooks/README.md",
+        r"(notebooks/\w+)\.ipynb": r"\1.md",
+    }
+
+    def link_to(link: re.Match[str]) -> str:
+        place = os.path.relpath(os.path.normpath(page.parent / link[1]), SITE)
+        found = [match.expand(there) for pattern, there in pages.items() if (match := re.fullmatch(pattern, place))]
+        return f"]({os.path.relpath(SITE / found[0], page.parent)})" if found else link[0]
+
+    page.write_text(re.sub(r"\]\(([\w./-]+)\)", link_to, page.read_text()))
+
+
+def write_settings() -> None:
+    """zensical.toml with the pages that a pattern of its navigation stands for."""
+
+    def pages(pattern: re.Match[str]) -> str:
+        return ", ".join(
+            f'"{path.relative_to(SITE)}"' for path in sorted(SITE.glob(pattern[1])) if path.stem != "README"
+        )
+
+    (ROOT / ".site.toml").write_text(re.sub(r'"([\w/]+/\*\.md)"', pages, (ROOT / "zensical.toml").read_text()))
+
+
+if __name__ == "__main__":
+    shutil.rmtree(SITE, ignore_errors=True)
+    copy_pages()
+    notebook_pages()
+    config_pages()
+    method_cards()
+    python_pages()
+    for written in SITE.rglob("*.md"):
+        lead_to_pages(written)
+    write_settings()
