@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
@@ -91,17 +90,28 @@ def keys(path: Path) -> list[Key]:
     return found
 
 
-def nearest(name: str, path: Path) -> Iterator[Key]:
-    """The key of this name in a YAML, then in others of its group, then anywhere; ``base`` first."""
+@cache
+def nearest(path: Path) -> list[Key]:
+    """The settings of a YAML, then of others of its group, then of all; ``base`` first."""
     files = [file for file in sorted(CONFIGS.rglob("*.yaml")) if CONFIGS / "paper" not in file.parents]
-    for file in sorted(files, key=lambda file: (file != path, file.parent != path.parent, file.stem != "base")):
-        yield from (key for key in keys(file) if key.name == name)
+    files.sort(key=lambda file: (file != path, file.parent != path.parent, file.stem != "base"))
+    return [key for file in files for key in keys(file)]
 
 
-def target(name: str, path: Path) -> Any:
-    """What a key is given to; None where that is nothing of this project."""
-    targets = (key.default for key in nearest(f"{name.rpartition('.')[0]}._target_", path))
-    return next((get_object(name) for name in targets if name.startswith("gcfed.")), None)
+@cache
+def nodes(path: Path) -> dict[str, str]:
+    """Node → what it builds of this project."""
+    found = {key.name: key.default for key in reversed(nearest(path)) if key.default.startswith("gcfed.")}
+    return {name.removesuffix("._target_"): made for name, made in found.items() if name.endswith("._target_")}
+
+
+def given_to(name: str, path: Path) -> list[tuple[Any, str]]:
+    """What a key is given to, and as which argument: its node, and that of another group where one of its name follows it."""
+    group, last = name.partition(".")[0], name.rpartition(".")[2]
+    followers = [key.name for key in nearest(path) if key.default == f"${{{name}}}" and key.name.endswith(f".{last}")]
+    places = [name, *(other for other in followers if other.partition(".")[0] != group)]
+    built = [nodes(path).get(place.rpartition(".")[0]) for place in places]
+    return [(get_object(one), last) for one in built if one]
 
 
 def arguments(built: Any) -> dict[str, str]:
@@ -115,20 +125,22 @@ def arguments(built: Any) -> dict[str, str]:
     return found
 
 
+@cache
+def annotations(built: Any) -> dict[str, Any]:
+    return get_type_hints(built.__init__ if isinstance(built, type) else built, include_extras=True)
+
+
 def settings(path: Path) -> list[list[str]]:
     """The rows of a YAML's keys: what constructors allow and docstrings say of them, else the comment."""
     rows = []
     for key in keys(path):
-        if not key.default or re.search(r"_(target|partial)_$", key.name):
-            continue
-        built, argument = target(key.name, path), key.name.rpartition(".")[2]
-        hints = (
-            get_type_hints(getattr(built, "__init__", built), include_extras=True) if isinstance(built, type) else {}
-        )
-        hints = hints or (get_type_hints(built, include_extras=True) if built else {})
-        comment = next((other.comment for other in nearest(key.name, path) if other.comment), "")
-        allowed = in_words(hints[argument]) if argument in hints else ""
-        rows.append([f"`{key.name}`", f"`{key.default}`", allowed, arguments(built).get(argument) or comment])
+        if key.default and not re.search(r"_(target|partial)_$", key.name):
+            given = given_to(key.name, path)
+            allowed = [in_words(annotations(one)[name]) for one, name in given if name in annotations(one)]
+            said = [arguments(one).get(name, "") for one, name in given if key.name.endswith(f".{name}")]
+            comments = [other.comment for other in nearest(path) if other.name == key.name]
+            what = next(filter(None, [*said, *comments]), "")
+            rows.append([f"`{key.name}`", f"`{key.default}`", next(iter(allowed), ""), what])
     return rows
 
 
