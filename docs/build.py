@@ -106,7 +106,7 @@ def nodes(path: Path) -> dict[str, str]:
 
 
 def given_to(name: str, path: Path) -> list[tuple[Any, str]]:
-    """What a key is given to, and as which argument: its node, and that of another group where one of its name follows it."""
+    """What a key is given to, and as which argument: its node, or another group's that follows it by name."""
     group, last = name.partition(".")[0], name.rpartition(".")[2]
     followers = [key.name for key in nearest(path) if key.default == f"${{{name}}}" and key.name.endswith(f".{last}")]
     places = [name, *(other for other in followers if other.partition(".")[0] != group)]
