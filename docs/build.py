@@ -54,8 +54,17 @@ def write(page: str, *parts: str) -> None:
 
 
 def plain(text: str | None) -> str:
-    """A docstring in Markdown."""
-    return re.sub(r":\w+:`~?(?:[\w.]*\.)?(\w+)`", r"`\1`", text or "").replace("``", "`")
+    """A docstring in Markdown: its roles by their last name, its tables of two columns."""
+
+    def columns(found: re.Match[str]) -> str:
+        width = len(found[1])
+        rows = [[line[:width].strip(), line[width:].strip()] for line in found[2].splitlines()]
+        for i in reversed([i for i, row in enumerate(rows) if not row[0]]):
+            rows[i - 1][1] += f" {rows.pop(i)[1]}"
+        return table(["", ""], rows)
+
+    text = re.sub(r"^(=+ +)=+\n(.*?)\n=+ +=+$", columns, text or "", flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r":\w+:`~?(?:[\w.]*\.)?(\w+)`", r"`\1`", text).replace("``", "`")
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
@@ -92,10 +101,12 @@ def keys(path: Path) -> list[Key]:
 
 @cache
 def nearest(path: Path) -> list[Key]:
-    """The settings of a YAML, then of others of its group, then of all; ``base`` first."""
+    """The settings of a YAML, then those of the group that they are named after, of its own group, and of all."""
     files = [file for file in sorted(CONFIGS.rglob("*.yaml")) if CONFIGS / "paper" not in file.parents]
     files.sort(key=lambda file: (file != path, file.parent != path.parent, file.stem != "base"))
-    return [key for file in files for key in keys(file)]
+    found = [(file, key) for file in files for key in keys(file)]
+    found.sort(key=lambda pair: (pair[0] != path, pair[0].parent.name != pair[1].name.partition(".")[0]))
+    return [key for _, key in found]
 
 
 @cache
@@ -182,7 +193,7 @@ def method_cards() -> None:
             "## What it adds",
             adds,
         ]
-        parts += [plain(re.split(r"\n\n(?:Args|Raises|=+)", inspect.getdoc(one) or "")[0]) for one in built]
+        parts += [plain(re.split(r"\n\n(?:Args|Raises)", inspect.getdoc(one) or "")[0]) for one in built]
         parts += ["## State and bytes", table(["state of a client", "state of the server", "down", "up"], [costs])]
         parts += ["Bytes of a round in units of the model; – is none."]
         rows = [row for file in files for row in settings(file)]

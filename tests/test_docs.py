@@ -119,3 +119,26 @@ def test_the_tests_of_each_promise_are_there():
     assert len(named) > 20
     for file, test in named:
         assert f"def {test}(" in (ROOT / "tests" / file).read_text(), f"{file}::{test}"
+
+
+RESULTS = sorted((ROOT / "docs/results").glob("[!R]*.md"))
+
+
+@pytest.mark.parametrize("page", RESULTS, ids=lambda page: page.stem)
+def test_a_study_says_what_it_asked_found_and_does_not_show(page):
+    """In one order; its answer is short, and the page of claims leads to it."""
+    text = page.read_text()
+    parts = ["**Question.**", "**Answer.**", "**Plan.**", "\n| ", "## How it was made", "## What it does not show"]
+    if page.stem == "scaffold-vgg11":
+        parts.remove("\n| ")  # one run, and no table
+    places = [text.index(part) for part in parts]
+    assert places == sorted(places)
+    assert len(re.search(r"\*\*Answer\.\*\* (.*)", text)[1].split()) <= 25
+    assert f"({page.name}" in (ROOT / "docs/results/README.md").read_text()
+
+
+def test_each_claim_is_short_and_says_how_sure_it_is():
+    page = (ROOT / "docs/results/README.md").read_text()
+    claims = re.findall(r"^\| (.*) \| (.*) \| (.*) \| (\[.*) \|$", page, re.MULTILINE)
+    assert len(claims) > 15
+    assert all(len(answer.split()) <= 25 and sure for _, answer, sure, _ in claims)
