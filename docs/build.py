@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, get_type_hints
 import griffe
 import nbformat
 from hydra.utils import get_object
+from jinja2 import Template
 from nbconvert import MarkdownExporter
 
 import gcfed
@@ -174,37 +175,28 @@ def config_pages() -> None:
 
 def method_cards() -> None:
     """A page an algorithm and a kind of GC, made of its YAML, its docstrings and the table of methods.md."""
+    card = Template((ROOT / "docs/card.jinja").read_text(), trim_blocks=True)
     index = []
     for path in sorted([*CONFIGS.glob("algorithm/*.yaml"), *CONFIGS.glob("gc/[!bn]*.yaml")]):
-        text, group = path.read_text(), path.parent.name
+        text, name, group = path.read_text(), path.stem, path.parent.name
         label = re.search(rf"labels:\n  {group}: (.*)", text)[1]  # type: ignore[index]
         what, _, when = (" ".join(part.split()) for part in about(path).partition("When: "))
-        chosen = [
-            CONFIGS / f"{name}.yaml"
-            for name in re.sub(": ", "/", "\n".join(re.findall(r"override /(.*)", text))).split()
-        ]
+        chosen = [CONFIGS / f"{'/'.join(pair)}.yaml" for pair in re.findall(r"override /(\w+): (\w+)", text)]
         files = [path, *chosen, *[CONFIGS / "gc/base.yaml"] * (group == "gc")]
+        adds, *costs = row_of(f"gc={name}" if group == "gc" else name)
+        rows = table(HEAD, [row for file in files for row in settings(file)])
         targets = [key.default for file in files for key in keys(file) if key.name.endswith("_target_")]
-        built = [get_object(name) for name in targets if re.match(r"gcfed\.(methods|optim)", name)]
-        adds, *costs = row_of(f"gc={path.stem}" if group == "gc" else path.stem)
-        parts = [f"# {label}", what, f"**Use it when** {when}", "## Command"]
-        parts += [
-            f"    python src/train.py {group}={path.stem}{' gc=none' * (group == 'algorithm')}",
-            "## What it adds",
-            adds,
-        ]
-        parts += [plain(re.split(r"\n\n(?:Args|Raises)", inspect.getdoc(one) or "")[0]) for one in built]
-        parts += ["## State and bytes", table(["state of a client", "state of the server", "down", "up"], [costs])]
-        parts += ["Bytes of a round in units of the model; – is none."]
-        rows = [row for file in files for row in settings(file)]
-        parts += ["## Hyperparameters", table(HEAD, rows)] if rows else []
-        for one in dict.fromkeys(built):
-            name = f"{one.__module__}.{one.__name__}"
-            parts += ["## How it works", plain(inspect.getdoc(inspect.getmodule(one)))]
-            parts += [f"In Python: [`{name}`](../python/{name.split('.')[1]}.md#{name})"]
-        write(f"reference/methods/{path.stem}.md", *parts)
-        index.append([f"[{label}]({path.stem}.md)", what, when])
+        built = [paper(target) for target in targets if re.match(r"gcfed\.(methods|optim)", target)]
+        write(f"reference/methods/{name}.md", card.render(locals()))
+        index.append([f"[{label}]({name}.md)", what, when])
     write("reference/methods/README.md", "# A card a method", table(["method", "what it is", "when"], index))
+
+
+def paper(target: str) -> dict[str, str]:
+    """What the docstrings of a class and of its module say."""
+    built = get_object(target)
+    summary = re.split(r"\n\n(?:Args|Raises)", inspect.getdoc(built) or "")[0]
+    return {"name": target, "summary": plain(summary), "paper": plain(inspect.getdoc(inspect.getmodule(built)))}
 
 
 def row_of(name: str) -> list[str]:
@@ -268,14 +260,14 @@ def lead_to_pages(page: Path) -> None:
 
 
 def write_settings() -> None:
-    """zensical.toml with the pages that a pattern of its navigation stands for."""
+    """zensical.toml with the pages that a pattern of its navigation stands for, if there are any."""
 
     def pages(pattern: re.Match[str]) -> str:
-        return ", ".join(
-            f'"{path.relative_to(SITE)}"' for path in sorted(SITE.glob(pattern[1])) if path.stem != "README"
-        )
+        found = sorted(path.relative_to(SITE).as_posix() for path in SITE.glob(pattern[1]) if path.stem != "README")
+        return "".join(f'"{page}", ' for page in found)
 
-    (ROOT / ".site.toml").write_text(re.sub(r'"([\w/]+/\*\.md)"', pages, (ROOT / "zensical.toml").read_text()))
+    text = (ROOT / "zensical.toml").read_text()
+    (ROOT / ".site.toml").write_text(re.sub(r'"([\w/]+\*\.md)"(?:, ?)?', pages, text))
 
 
 if __name__ == "__main__":
