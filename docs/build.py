@@ -112,9 +112,9 @@ def nearest(path: Path) -> list[Key]:
 
 @cache
 def nodes(path: Path) -> dict[str, str]:
-    """Node → what it builds of this project."""
-    found = {key.name: key.default for key in reversed(nearest(path)) if key.default.startswith("gcfed.")}
-    return {name.removesuffix("._target_"): made for name, made in found.items() if name.endswith("._target_")}
+    """Node → what it builds."""
+    targets = [key for key in reversed(nearest(path)) if key.name.endswith("._target_") and key.default != "null"]
+    return {key.name.removesuffix("._target_"): key.default for key in targets}
 
 
 def given_to(name: str, path: Path) -> list[tuple[Any, str]]:
@@ -123,7 +123,7 @@ def given_to(name: str, path: Path) -> list[tuple[Any, str]]:
     followers = [key.name for key in nearest(path) if key.default == f"${{{name}}}" and key.name.endswith(f".{last}")]
     places = [name, *(other for other in followers if other.partition(".")[0] != group)]
     built = [nodes(path).get(place.rpartition(".")[0]) for place in places]
-    return [(get_object(one), last) for one in built if one]
+    return [(get_object(one), last) for one in built if one and one.startswith("gcfed.")]
 
 
 def arguments(built: Any) -> dict[str, str]:
@@ -152,6 +152,8 @@ def settings(path: Path) -> list[list[str]]:
             said = [arguments(one).get(name, "") for one, name in given if key.name.endswith(f".{name}")]
             comments = [other.comment for other in nearest(path) if other.name == key.name]
             what = next(filter(None, [*said, *comments]), "")
+            other = nodes(path).get(key.name.rpartition(".")[0], "gcfed.")
+            allowed += [f"see `{other}`"] * (not other.startswith("gcfed."))
             rows.append([f"`{key.name}`", f"`{key.default}`", next(iter(allowed), ""), what])
     return rows
 
