@@ -67,7 +67,7 @@ def equal_rate() -> Figure:
 def global_gc_remedies() -> Figure:
     figure = Figure(figsize=(11, 4.4))
     for axes, number, alpha in zip(figure.subplots(1, 2), (1, 2), ("0.1", "0.05"), strict=True):
-        rows = [(row[0].replace("Global GC, ", "… "), numbers(row[1])) for row in table("global-gc.md", number)]
+        rows = [(row[0], numbers(row[1])) for row in table("global-gc.md", number)]
         dots(axes, rows, VERMILION)
         axes.set(title=f"α {alpha}", xlabel="test accuracy (%)")
         axes.tick_params(axis="y", labelsize=7)
@@ -112,11 +112,25 @@ def robust() -> Figure:
     return figure
 
 
+def coherence() -> Figure:
+    figure = Figure(figsize=(8, 2.8))
+    for axes, column, title in zip(figure.subplots(1, 2, sharey=True), (2, 3), ("1–20", "81–100"), strict=True):
+        for method, alpha, *rho in table("coherence.md", 0):
+            style = {"color": BLUE if method == "FedAvg" else VERMILION, "ls": "-" if alpha == "0.1" else "--"}
+            axes.plot(
+                ["fc1", "fc2", "fc3"], numbers(rho[column - 2]), marker="o", label=f"{method}, α {alpha}", **style
+            )
+        axes.axhline(0.2, color=GREY, lw=1, ls=":")
+        axes.set(title=f"rounds {title}", ylabel="ρ" * (column == 2))
+    axes.legend()
+    return figure
+
+
 if __name__ == "__main__":
     matplotlib.use("agg")
     drawings = {
         "gcfed_table8": table8, "equal_rate": equal_rate, "global_gc_remedies": global_gc_remedies,
-        "gc_warmup": gc_warmup, "every_method": every_method, "robust": robust,
+        "gc_warmup": gc_warmup, "every_method": every_method, "robust": robust, "coherence": coherence,
     }  # fmt: skip
     for name, draw in drawings.items():
         save(styled(draw)(), HERE.parent / "images" / f"{name}.png")
