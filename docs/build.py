@@ -151,7 +151,7 @@ def settings(path: Path) -> list[list[str]]:
             allowed = [in_words(annotations(one)[name]) for one, name in given if name in annotations(one)]
             said = [arguments(one).get(name, "") for one, name in given if key.name.endswith(f".{name}")]
             comments = [other.comment for other in nearest(path) if other.name == key.name]
-            what = next(filter(None, [*said, *comments]), "")
+            what = re.sub(r"\bNone\b", "null", next(filter(None, [*said, *comments]), ""))
             other = nodes(path).get(key.name.rpartition(".")[0], "gcfed.")
             allowed += [f"see `{other}`"] * (not other.startswith("gcfed."))
             rows.append([f"`{key.name}`", f"`{key.default}`", next(iter(allowed), ""), what])
@@ -212,8 +212,9 @@ def row_of(name: str) -> list[str]:
 
 
 def python_pages() -> None:
-    public = [f"gcfed.{name}" for name in getattr(gcfed, "__all__", ())]
-    public = public or ["gcfed.configure.configure", "gcfed.run.train", "gcfed.run.evaluate"]
+    names = getattr(gcfed, "__all__", ["configure.configure", "run.train", "run.evaluate"])
+    objects = [one for one in (get_object(f"gcfed.{name}") for name in names) if hasattr(one, "__qualname__")]
+    public = [f"{one.__module__}.{one.__qualname__}" for one in objects]
     write("reference/python/README.md", "# From Python", *(f"::: {name}" for name in public))
     for package, modules in API.items():
         files = [path.with_suffix("") for path in sorted((ROOT / "src/gcfed" / package).rglob("*.py"))]
