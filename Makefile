@@ -29,16 +29,10 @@ mutants: .venv/.installed  ## a random sample of changes to the source: which of
 report: .venv/.installed  ## tables, figures and a page of all runs below logs/
 	$(BIN)/python src/report.py
 
-docs: .venv/.installed  ## README and docs/ as a site, in site/, with an index of each folder; a broken link is an error
+docs: .venv/.installed  ## the pages as a site, in site/, with a card a method, all keys and the Python API; a broken link is an error
 	$(INSTALL) --editable '.[docs]'
-	rm -rf .site && mkdir .site
-	git ls-files -z -- '*.md' LICENSE CITATION.cff Dockerfile Makefile configs docs notebooks src | xargs -0 tar -c | tar -x -C .site
-	find .site/configs .site/notebooks .site/src -type d | while read -r folder; do \
-		[ -f "$$folder/README.md" ] || { names=$$(ls -p "$$folder"); echo "$$names" | \
-			sed -E 's|(.*)/$$|- [\1/](\1/README.md)|; t; s|.*|- [&](&)|' > "$$folder/README.md"; }; done
-	find .site -name '*.md' | xargs sed -i.bak -E 's#\]\(((\.\./)*(configs|docs|notebooks|src)(/[a-z_]+)*)/?\)#](\1/README.md)#g'
-	find .site -name '*.bak' -delete
-	$(BIN)/zensical build --clean --strict
+	$(BIN)/python docs/build.py
+	$(BIN)/zensical build --clean --strict --config-file .site.toml
 
 lint: .venv/.installed  ## formatting, common mistakes and types
 	$(BIN)/ruff check .

@@ -86,8 +86,8 @@ def test_bringing_your_own_takes_what_the_page_says(config, tmp_path, monkeypatc
 
 def printed():
     """Page and overrides of each command that a page prints, but those of ``bring-your-own.md``, which run above."""
-    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
-        begins = r"(?:python src/train\.py|`…)" if page.name == "README.md" else r"python src/train\.py"
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        begins = r"(?:python src/train\.py|`…)" if page.name == "commands.md" else r"python src/train\.py"
         for line in re.findall(begins + r" ([^`…<\n]+)", page.read_text().replace("\\\n", " ")):
             words = [word for word in shlex.split(line, comments=True) if word != "-m"]
             if words and words[0].startswith("study."):  # what may follow the study of the line before
@@ -119,3 +119,26 @@ def test_the_tests_of_each_promise_are_there():
     assert len(named) > 20
     for file, test in named:
         assert f"def {test}(" in (ROOT / "tests" / file).read_text(), f"{file}::{test}"
+
+
+RESULTS = sorted((ROOT / "docs/results").glob("[!R]*.md"))
+
+
+@pytest.mark.parametrize("page", RESULTS, ids=lambda page: page.stem)
+def test_a_study_says_what_it_asked_found_and_does_not_show(page):
+    """In one order; its answer is short, and the page of claims leads to it."""
+    text = page.read_text()
+    parts = ["**Question.**", "**Answer.**", "**Plan.**", "\n| ", "## How it was made", "## What it does not show"]
+    if page.stem == "scaffold-vgg11":
+        parts.remove("\n| ")  # one run, and no table
+    places = [text.index(part) for part in parts]
+    assert places == sorted(places)
+    assert len(re.search(r"\*\*Answer\.\*\* (.*)", text)[1].split()) <= 25
+    assert f"({page.name}" in (ROOT / "docs/results/README.md").read_text()
+
+
+def test_each_claim_is_short_and_says_how_sure_it_is():
+    page = (ROOT / "docs/results/README.md").read_text()
+    claims = re.findall(r"^\| (.*) \| (.*) \| (.*) \| (\[.*) \|$", page, re.MULTILINE)
+    assert len(claims) > 15
+    assert all(len(answer.split()) <= 25 and sure for _, answer, sure, _ in claims)

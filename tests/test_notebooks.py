@@ -107,7 +107,7 @@ def test_what_is_stored_is_light_and_says_nothing_of_a_machine(path):
 
 def test_links_between_documents_lead_somewhere():
     """Files, and headings as GitHub names them."""
-    for source in [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *NOTEBOOKS]:
+    for source in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *NOTEBOOKS]:
         text = source.read_text()
         if source.suffix == ".ipynb":
             notebook = nbformat.read(source, as_version=4)

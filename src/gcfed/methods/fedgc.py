@@ -18,7 +18,7 @@ own ResNet-9 with Fixup, may blow up. Two switches. ``layerwise`` reads the pape
 tensor; ``layer``, the tensors of a layer as one vector (weight and bias; a Fixup block with its scalars); or ``model``,
 all tensors as one vector, as in eq. 5, which the paper gave up to save memory. ``ridge`` is added to ‖g'‖², 1e-3 in the
 code of GEM, whose program this is, so that the margin lengthens no u by more than C/(2√1e-3) = 0.016. On such a network
-each of them delays the divergence, and none prevents it for sure (docs/results.md).
+each of them delays the divergence, and none prevents it for sure (docs/results/fedgc.md).
 
 State: the last broadcast, on the server, and on the clients where all of them take part. Bytes up: those of the model.
 Down: those of the model and, from the second round on, as many for g' where not all clients take part; else they know

@@ -1,0 +1,285 @@
+"""What ``make docs`` builds the site of, written into ``.site``: python docs/build.py && zensical build -f .site.toml
+
+The pages as they are; the notebooks with their saved outputs; and, made of YAMLs, constructors and docstrings so that
+nothing is said twice: a card for each algorithm, all keys with what they may be, and the Python API.
+"""
+
+import inspect
+import os
+import re
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, get_type_hints
+
+import griffe
+import nbformat
+from hydra.utils import get_object
+from jinja2 import Template
+from nbconvert import MarkdownExporter
+
+import gcfed
+from gcfed.utils.checked import in_words
+
+ROOT = Path(__file__).parent.parent
+SITE, CONFIGS = ROOT / ".site", ROOT / "configs"
+HEAD = ["key", "default", "may be", "what it is"]
+API = {  # package → its modules that own parts build on; None: all
+    "federated": ["method", "messages", "round", "stack", "solver", "aggregate", "store", "transport"],
+    **dict.fromkeys(["methods", "aggregators", "attacks", "data", "models", "metrics", "optim"]),
+}
+
+
+class Roles(griffe.Extension):
+    """For mkdocstrings: a docstring's roles, ``:class:`~gcfed.a.B```, by their last name."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        if obj.docstring:
+            obj.docstring.value = plain(obj.docstring.value)
+
+
+class Key(NamedTuple):
+    """A setting of a YAML: dotted name, default as it is written, and its comment there."""
+
+    name: str
+    default: str
+    comment: str
+
+
+def write(page: str, *parts: str) -> None:
+    """A page of ``.site``; empty parts are left out."""
+    path = SITE / page
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n\n".join(filter(None, parts)) + "\n")
+
+
+def plain(text: str | None) -> str:
+    """A docstring in Markdown: its roles by their last name, its tables of two columns."""
+
+    def columns(found: re.Match[str]) -> str:
+        width = len(found[1])
+        rows = [[line[:width].strip(), line[width:].strip()] for line in found[2].splitlines()]
+        for i in reversed([i for i, row in enumerate(rows) if not row[0]]):
+            rows[i - 1][1] += f" {rows.pop(i)[1]}"
+        return table(["", ""], rows)
+
+    text = re.sub(r"^(=+ +)=+\n(.*?)\n=+ +=+$", columns, text or "", flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r":\w+:`~?(?:[\w.]*\.)?(\w+)`", r"`\1`", text).replace("``", "`")
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows] if rows else []
+    return "\n".join("| " + " | ".join(re.sub(r"(?<!\\)\|", r"\\|", cell) for cell in row) + " |" for row in lines)
+
+
+def about(path: Path) -> str:
+    """The comment at the head of a YAML, its commands as blocks; of a paper's table, source and title."""
+    text = path.read_text()
+    if title := re.search(r"^title: (.*)\nsource: (.*)", text, re.MULTILINE):
+        return f"{title[2]}: {title[1]}"
+    head = re.match(r"(?:#.*\n)*", text)[0].replace("# @package _global_\n", "")  # type: ignore[index]
+    lines = [line.removeprefix("#") for line in head.splitlines()]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(f"\n {x}\n" if x.startswith("   ") else x.strip() for x in lines))
+
+
+@cache
+def keys(path: Path) -> list[Key]:
+    """The settings of a YAML under their dotted names, without those that name and label runs or set up Hydra."""
+    text, group = path.read_text(), path.parent.relative_to(CONFIGS).as_posix()
+    inside = group != "." and not text.startswith("# @package _global_")
+    nodes = [(-1, group.replace("/", "."))] if inside else []
+    found = []
+    for line in re.finditer(r"^( *)([\w/]+):(?: +([^#\s].*?))?(?: +# *(.*))?$", text, re.MULTILINE):
+        while nodes and nodes[-1][0] >= len(line[1]):
+            nodes.pop()
+        nodes.append((len(line[1]), line[2]))
+        name = ".".join(key for _, key in nodes)
+        if line[2] != "defaults" and not re.match(r"(tags|labels|hydra|defaults|override)\b", name):
+            found.append(Key(name, line[3] or "", line[4] or ""))
+    return found
+
+
+@cache
+def nearest(path: Path) -> list[Key]:
+    """The settings of a YAML, then those of the group that they are named after, of its own group, and of all."""
+    files = [file for file in sorted(CONFIGS.rglob("*.yaml")) if CONFIGS / "paper" not in file.parents]
+    files.sort(key=lambda file: (file != path, file.parent != path.parent, file.stem != "base"))
+    found = [(file, key) for file in files for key in keys(file)]
+    found.sort(key=lambda pair: (pair[0] != path, pair[0].parent.name != pair[1].name.partition(".")[0]))
+    return [key for _, key in found]
+
+
+@cache
+def nodes(path: Path) -> dict[str, str]:
+    """Node → what it builds."""
+    targets = [key for key in reversed(nearest(path)) if key.name.endswith("._target_") and key.default != "null"]
+    return {key.name.removesuffix("._target_"): key.default for key in targets}
+
+
+def given_to(name: str, path: Path) -> list[tuple[Any, str]]:
+    """What a key is given to, and as which argument: its node, or another group's that follows it by name."""
+    group, last = name.partition(".")[0], name.rpartition(".")[2]
+    followers = [key.name for key in nearest(path) if key.default == f"${{{name}}}" and key.name.endswith(f".{last}")]
+    places = [name, *(other for other in followers if other.partition(".")[0] != group)]
+    built = [nodes(path).get(place.rpartition(".")[0]) for place in places]
+    return [(get_object(one), last) for one in built if one and one.startswith("gcfed.")]
+
+
+def arguments(built: Any) -> dict[str, str]:
+    """Argument → what the docstring says of it; ``as :class:`X``` takes in what X says."""
+    block = re.search(r"^Args:.*\n(?: {4}.*\n?|\n)*", inspect.getdoc(built) or "", re.MULTILINE)
+    found: dict[str, str] = {}
+    for other in re.findall(r"as :class:`~?([\w.]+)`", block[0]) if block else ():
+        found |= arguments(get_object(other if "." in other else f"{built.__module__}.{other}"))
+    for names, text in re.findall(r"^ {4}([\w, ]+): (.*(?:\n {5,}.*)*)", block[0], re.MULTILINE) if block else ():
+        found |= dict.fromkeys(names.split(", "), plain(" ".join(text.split())))
+    return found
+
+
+@cache
+def annotations(built: Any) -> dict[str, Any]:
+    return get_type_hints(built.__init__ if isinstance(built, type) else built, include_extras=True)
+
+
+def settings(path: Path) -> list[list[str]]:
+    """The rows of a YAML's keys: what constructors allow and docstrings say of them, else the comment."""
+    rows = []
+    for key in keys(path):
+        if key.default and not re.search(r"_(target|partial)_$", key.name):
+            given = given_to(key.name, path)
+            allowed = [in_words(annotations(one)[name]) for one, name in given if name in annotations(one)]
+            said = [arguments(one).get(name, "") for one, name in given if key.name.endswith(f".{name}")]
+            comments = [other.comment for other in nearest(path) if other.name == key.name]
+            what = re.sub(r"\bNone\b", "null", next(filter(None, [*said, *comments]), ""))
+            other = nodes(path).get(key.name.rpartition(".")[0], "gcfed.")
+            allowed += [f"see `{other}`"] * (not other.startswith("gcfed."))
+            rows.append([f"`{key.name}`", f"`{key.default}`", next(iter(allowed), ""), what])
+    return rows
+
+
+def config_pages() -> None:
+    index = []
+    for path in sorted(CONFIGS.glob("*.yaml")):
+        write(f"reference/config/{path.stem}.md", f"# {path.name}", about(path), table(HEAD, settings(path)))
+        index.append([f"[{path.name}]({path.stem}.md)", about(path).partition("\n")[0]])
+    for group in sorted({path.parent for path in CONFIGS.rglob("*.yaml")} - {CONFIGS, CONFIGS / "paper/setting"}):
+        name, page = group.relative_to(CONFIGS).as_posix(), group.relative_to(CONFIGS).as_posix().replace("/", "-")
+        parts, options = [f"# {name}"], sorted(group.glob("*.yaml"), key=lambda path: (path.stem != "base", path.stem))
+        for path in options:
+            parts += [f"## {path.stem}" if path.stem != "base" else "## All options", about(path)]
+            parts += [table(HEAD, settings(path))] if name != "paper" else []
+        write(f"reference/config/{page}.md", *parts)
+        index.append([f"[{name}]({page}.md)", ", ".join(f"`{path.stem}`" for path in options if path.stem != "base")])
+    intro = "Made of `configs/` and of what constructors check: `group=option` chooses, `key=value` sets a key."
+    write("reference/config/README.md", "# All keys", intro, table(["group", "options"], index))
+
+
+def method_cards() -> None:
+    """A page an algorithm and a kind of GC, made of its YAML, its docstrings and the table of methods.md."""
+    card = Template((ROOT / "docs/card.jinja").read_text(), trim_blocks=True)
+    index = []
+    for path in sorted([*CONFIGS.glob("algorithm/*.yaml"), *CONFIGS.glob("gc/[!bn]*.yaml")]):
+        text, name, group = path.read_text(), path.stem, path.parent.name
+        label = re.search(rf"labels:\n  {group}: (.*)", text)[1]  # type: ignore[index]
+        what, _, when = (" ".join(part.split()) for part in about(path).partition("When: "))
+        chosen = [CONFIGS / f"{'/'.join(pair)}.yaml" for pair in re.findall(r"override /(\w+): (\w+)", text)]
+        files = [path, *chosen, *[CONFIGS / "gc/base.yaml"] * (group == "gc")]
+        adds, *costs = row_of(f"gc={name}" if group == "gc" else name)
+        rows = table(HEAD, [row for file in files for row in settings(file)])
+        targets = [key.default for file in files for key in keys(file) if key.name.endswith("_target_")]
+        built = [paper(target) for target in targets if re.match(r"gcfed\.(methods|optim)", target)]
+        write(f"reference/methods/{name}.md", card.render(locals()))
+        index.append([f"[{label}]({name}.md)", what, when])
+    write("reference/methods/README.md", "# A card a method", table(["method", "what it is", "when"], index))
+
+
+def paper(target: str) -> dict[str, str]:
+    """What the docstrings of a class and of its module say."""
+    built = get_object(target)
+    summary = re.split(r"\n\n(?:Args|Raises)", inspect.getdoc(built) or "")[0]
+    return {"name": target, "summary": plain(summary), "paper": plain(inspect.getdoc(inspect.getmodule(built)))}
+
+
+def row_of(name: str) -> list[str]:
+    """What a method adds, its states and its bytes: a row of methods.md, whose bytes a test holds against a run's."""
+    page = (ROOT / "docs/methods.md").read_text()
+    for first, *cells in re.findall(r"^\| (`\w.*?)" + r" \| (.*?)" * 5 + r" \|$", page, re.MULTILINE):
+        group = "gc=" if "gc=" in first else ""
+        if name in [group + one for one in re.findall(r"`(?:gc=)?(\w+)`", first)]:
+            return cells
+    raise ValueError(f"docs/methods.md has no row for {name}.")
+
+
+def python_pages() -> None:
+    names = getattr(gcfed, "__all__", ["configure.configure", "run.train", "run.evaluate"])
+    objects = [one for one in (get_object(f"gcfed.{name}") for name in names) if hasattr(one, "__qualname__")]
+    public = [f"{one.__module__}.{one.__qualname__}" for one in objects]
+    write("reference/python/README.md", "# From Python", *(f"::: {name}" for name in public))
+    for package, modules in API.items():
+        files = [path.with_suffix("") for path in sorted((ROOT / "src/gcfed" / package).rglob("*.py"))]
+        names = [".".join(file.relative_to(ROOT / "src").parts) for file in files if file.name != "__init__"]
+        names = [f"gcfed.{package}.{module}" for module in modules or ()] or names
+        write(f"reference/python/{package}.md", f"# gcfed.{package}", *(f"::: {name}" for name in names))
+
+
+def notebook_pages() -> None:
+    index = []
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        body, resources = MarkdownExporter().from_notebook_node(nbformat.read(path, as_version=4))
+        write(f"notebooks/{path.stem}.md", body.replace("](output_", f"]({path.stem}_output_"))
+        for name, picture in resources["outputs"].items():
+            (SITE / f"notebooks/{path.stem}_{name}").write_bytes(picture)
+        index.append(f"- [{re.search('^# (.*)', body, re.MULTILINE)[1]}]({path.stem}.md)")  # type: ignore[index]
+    write("notebooks/README.md", "# Notebooks", "With their saved outputs.", "\n".join(index))
+
+
+def copy_pages() -> None:
+    names = ["*.md", "LICENSE", "CITATION.cff", "Dockerfile", "docs/site.css", "docs/images"]
+    for name in filter(
+        None, subprocess.check_output(["git", "ls-files", "-z", "--", *names], cwd=ROOT, text=True).split("\0")
+    ):
+        (SITE / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, SITE / name)
+
+
+def lead_to_pages(page: Path) -> None:
+    """Links of a page to folders, YAMLs, modules and notebooks lead to the pages that are made of them."""
+    pages = {
+        r"configs": "reference/config/README.md",
+        r"configs/([\w/]+?)(?:\.yaml)?": r"reference/config/\1.md",
+        r"src/gcfed/(\w+)": r"reference/python/\1.md",
+        r"src/gcfed/(\w+)/(\w+)\.py": r"reference/python/\1.md#gcfed.\1.\2",
+        r"notebooks": "notebooks/README.md",
+        r"(notebooks/\w+)\.ipynb": r"\1.md",
+    }
+
+    def link_to(link: re.Match[str]) -> str:
+        place = os.path.relpath(os.path.normpath(page.parent / link[1]), SITE)
+        found = [match.expand(there) for pattern, there in pages.items() if (match := re.fullmatch(pattern, place))]
+        return f"]({os.path.relpath(SITE / found[0], page.parent)})" if found else link[0]
+
+    page.write_text(re.sub(r"\]\(([\w./-]+)\)", link_to, page.read_text()))
+
+
+def write_settings() -> None:
+    """zensical.toml with the pages that a pattern of its navigation stands for, if there are any."""
+
+    def pages(pattern: re.Match[str]) -> str:
+        found = sorted(path.relative_to(SITE).as_posix() for path in SITE.glob(pattern[1]) if path.stem != "README")
+        return "".join(f'"{page}", ' for page in found)
+
+    text = (ROOT / "zensical.toml").read_text()
+    (ROOT / ".site.toml").write_text(re.sub(r'"([\w/]+\*\.md)"(?:, ?)?', pages, text))
+
+
+if __name__ == "__main__":
+    shutil.rmtree(SITE, ignore_errors=True)
+    copy_pages()
+    notebook_pages()
+    config_pages()
+    method_cards()
+    python_pages()
+    for written in SITE.rglob("*.md"):
+        lead_to_pages(written)
+    write_settings()

@@ -1,0 +1,136 @@
+"""Figures of the tables on these pages, so that picture and table say the same: python docs/results/figures.py"""
+
+import re
+from pathlib import Path
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from gcfed.plots.style import BLUE, GREY, VERMILION, save, styled
+
+HERE = Path(__file__).parent
+NUMBER = r"\d+(?:\.\d+)?"
+
+
+def table(page: str, number: int) -> list[list[str]]:
+    """Cells of the rows of a page's table, without its head."""
+    tables = re.findall(r"(?:^\|.*\n)+", (HERE / page).read_text(), re.MULTILINE)
+    rows = tables[number].strip().split("\n")[2:]
+    return [[re.sub(r"[*`]", "", cell).strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def numbers(cell: str) -> list[float]:
+    """All numbers of a cell; a standard deviation in brackets is none."""
+    return [float(x) for x in re.findall(NUMBER, re.sub(r"\(.*?\)", "", cell))]
+
+
+def dots(axes: Axes, rows: list[tuple[str, list[float]]], color: str, label: str = "", shift: float = 0.0) -> None:
+    """A line a row: every seed, and their mean as a bar where there are several."""
+    for i, (_, points) in enumerate(rows):
+        axes.plot(points, [i + shift] * len(points), "o", color=color, ms=5, alpha=0.8, label=label if i == 0 else None)
+        if len(points) > 1:
+            axes.plot(sum(points) / len(points), i + shift, "|", color=color, ms=16, mew=2)
+    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+
+
+def table8() -> Figure:
+    figure = Figure(figsize=(10, 3.2))
+    rows = table("gcfed-table8.md", 0)[:6]
+    panels = ("0.1", 1, 2), ("1.0", 4, 5)  # α, and the columns of our numbers and of the paper's
+    for axes, (alpha, ours, paper) in zip(figure.subplots(1, 2, sharey=True), panels, strict=True):
+        names = [row[0].replace("GC-Fed, μ of shape ", "GC-Fed, μ ") for row in rows]
+        dots(axes, [(n, numbers(r[ours])) for n, r in zip(names, rows, strict=True)], VERMILION, "ours, seed 1", -0.12)
+        dots(axes, [(n, numbers(r[paper])) for n, r in zip(names, rows, strict=True)], GREY, "paper, three seeds", 0.12)
+        for i, row in enumerate(rows):
+            mean, deviation = map(float, re.findall(NUMBER, row[paper]))
+            axes.plot([mean - deviation, mean + deviation], [i + 0.12] * 2, color=GREY, lw=1.5)
+        axes.set(title=f"α {alpha}", xlabel="test accuracy (%)")
+    axes.legend(loc="upper left", fontsize=8)
+    return figure
+
+
+def equal_rate() -> Figure:
+    figure = Figure(figsize=(7, 3))
+    axes = figure.subplots()
+    fedavg, gcfed = ([numbers(cell)[0] for cell in row[1:11]] for row in table("equal-rate.md", 0))
+    seeds = range(11, 21)
+    axes.vlines(seeds, fedavg, gcfed, color=GREY, lw=1.5)
+    axes.plot(seeds, gcfed, "o", color=VERMILION, label="GC-Fed")
+    axes.plot(seeds, fedavg, "o", color=BLUE, label="FedAvg")
+    axes.set(xlabel="seed", ylabel="test accuracy (%)", xticks=seeds)
+    axes.legend(loc="upper right", ncols=2, bbox_to_anchor=(1, 1.15))
+    return figure
+
+
+def global_gc_remedies() -> Figure:
+    figure = Figure(figsize=(11, 4.4))
+    for axes, number, alpha in zip(figure.subplots(1, 2), (1, 2), ("0.1", "0.05"), strict=True):
+        rows = [(row[0], numbers(row[1])) for row in table("global-gc.md", number)]
+        dots(axes, rows, VERMILION)
+        axes.set(title=f"α {alpha}", xlabel="test accuracy (%)")
+        axes.tick_params(axis="y", labelsize=7)
+    return figure
+
+
+def gc_warmup() -> Figure:
+    figure = Figure(figsize=(12, 3))
+    tables = [table("gc-warmup.md", number) for number in (0, 1)]
+    titles = ("digits", "Fashion-MNIST", "CIFAR-10", "MNIST", "MNIST-M")
+    columns = [(tables[0], 1), (tables[0], 2), (tables[0], 3), (tables[1], 1), (tables[1], 2)]
+    for axes, title, (rows, column) in zip(figure.subplots(1, 5), titles, columns, strict=True):
+        known = [(re.sub("^a rule .*", "rule", row[0].split(",")[0]), row[column]) for row in rows]
+        dots(axes, [(name, numbers(cell.partition(":")[2])) for name, cell in known if ":" in cell], VERMILION)
+        axes.set(title=title, xlabel="test accuracy (%)")
+        axes.tick_params(labelsize=7)
+    return figure
+
+
+def every_method() -> Figure:
+    figure = Figure(figsize=(8, 6.5))
+    axes = figure.subplots()
+    rows = [(row[0].replace("client.optimizer.", ""), numbers(row[1])) for row in table("every-method.md", 0)]
+    dots(axes, sorted(rows, key=lambda row: -row[1][0]), VERMILION)
+    axes.set(xlabel="test accuracy in round 20 (%), one seed")
+    return figure
+
+
+def robust() -> Figure:
+    figure = Figure(figsize=(12, 2.8))
+    rows = table("robust.md", 0)
+    attacks = ("no attack", "sign flip ×4", "noise ×10", "label flip", "ALIE, z 1.5", "IPM, ε 0.5")
+    for i, (axes, attack) in enumerate(zip(figure.subplots(1, 6, sharey=True), attacks, strict=True), 1):
+        cells = [(row[0], numbers(row[i])) for row in rows]
+        dots(axes, [(name, both[1:]) for name, both in cells], VERMILION, "GC-Fed", -0.12)
+        dots(axes, [(name, both[:1]) for name, both in cells], BLUE, "FedAvg", 0.12)
+        axes.set(title=attack, xlim=(85, 97.5))
+        if i == 2:
+            axes.text(85.3, 0.15, "◂ 9.9 both", fontsize=8)
+    axes.legend(loc="lower left", fontsize=7)
+    figure.supxlabel("test accuracy (%)", fontsize=10)
+    return figure
+
+
+def coherence() -> Figure:
+    figure = Figure(figsize=(8, 2.8))
+    for axes, column, title in zip(figure.subplots(1, 2, sharey=True), (2, 3), ("1–20", "81–100"), strict=True):
+        for method, alpha, *rho in table("coherence.md", 0):
+            style = {"color": BLUE if method == "FedAvg" else VERMILION, "ls": "-" if alpha == "0.1" else "--"}
+            axes.plot(
+                ["fc1", "fc2", "fc3"], numbers(rho[column - 2]), marker="o", label=f"{method}, α {alpha}", **style
+            )
+        axes.axhline(0.2, color=GREY, lw=1, ls=":")
+        axes.set(title=f"rounds {title}", ylabel="ρ" * (column == 2))
+    axes.legend()
+    return figure
+
+
+if __name__ == "__main__":
+    matplotlib.use("agg")
+    drawings = {
+        "gcfed_table8": table8, "equal_rate": equal_rate, "global_gc_remedies": global_gc_remedies,
+        "gc_warmup": gc_warmup, "every_method": every_method, "robust": robust, "coherence": coherence,
+    }  # fmt: skip
+    for name, draw in drawings.items():
+        save(styled(draw)(), HERE.parent / "images" / f"{name}.png")
