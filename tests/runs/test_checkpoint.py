@@ -6,6 +6,7 @@ import pkgutil
 import re
 import shutil
 import threading
+import zipfile
 from types import SimpleNamespace
 
 import numpy as np
@@ -48,6 +49,14 @@ def test_every_flipped_bit_is_seen(run, finished, tmp_path):
     (tmp_path / "bad.ckpt").write_bytes(content)
     with pytest.raises(ValueError, match=r"bad\.ckpt is damaged.*checksum of .* is wrong"):
         load_checkpoint(tmp_path / "bad.ckpt")
+
+
+def test_an_archive_that_could_unpack_to_any_size_is_refused_unread(tmp_path, monkeypatch):
+    with zipfile.ZipFile(tmp_path / "bomb.ckpt", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("archive/data/0", bytes(10**7))
+    monkeypatch.setattr(zipfile.ZipFile, "open", lambda *_, **__: pytest.fail("its content was unpacked"))
+    with pytest.raises(ValueError, match=r"bomb\.ckpt is damaged.*could unpack to any size"):
+        load_checkpoint(tmp_path / "bomb.ckpt")
 
 
 def test_a_job_of_a_sweep_that_has_not_begun_starts_and_a_run_does_not(tmp_path, monkeypatch):

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from gcfed.federated.stack import Params, broadcast_like, per_client
 from gcfed.utils.checked import checked
-from gcfed.utils.files import replacing
+from gcfed.utils.files import replacing, scratch
 
 # What a store writes: <client>-<round>.bin, and the temporary name of one that was killed while it wrote.
 _VERSION = re.compile(r"\d+-\d+\.bin|\.\d+-\d+\.bin\.\d+\.bin")
@@ -217,7 +217,7 @@ class ClientStores:
         """The store of this name; the same one each time."""
         if name not in self._stores:
             if self.folder is None and self._temporary is None:
-                self._temporary = tempfile.TemporaryDirectory(prefix="gcfed_")
+                self._temporary = scratch()
             folder = self.folder or Path(self._temporary.name)  # type: ignore[union-attr]
             self._stores[name] = ClientStore(folder / name, dtype=self.dtype)
         return self._stores[name]

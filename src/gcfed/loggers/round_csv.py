@@ -9,10 +9,11 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
 from gcfed.runs.metrics_csv import read_metrics
+from gcfed.utils.checked import SettingError, Whole, checked
 from gcfed.utils.files import replacing
-from gcfed.utils.number import number
 
 
+@checked
 class RoundCSVLogger(Logger):
     """Appends one row a round to ``metrics.csv``; a resumed run drops the rows after its checkpoint.
 
@@ -26,11 +27,13 @@ class RoundCSVLogger(Logger):
     name = "csv"
     version = ""
 
-    def __init__(self, path: str, resume_round: int = 0) -> None:
+    def __init__(self, path: str, resume_round: Whole = 0) -> None:
         super().__init__()
         self.path = Path(path)
+        if self.path.exists() and not self.path.is_file():  # a device, which would be replaced
+            raise SettingError("path", f"={path} is there, and no regular file: name another.")
         self.columns: list[str] = []
-        self._resume_round = number("logger.csv.resume_round", resume_round, 0, whole=True)
+        self._resume_round = resume_round
         self._started = False
 
     @rank_zero_only

@@ -101,6 +101,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     """
     try:
         with zipfile.ZipFile(path) as archive:  # torch writes the checksums, and reads past them
+            if sum(item.file_size for item in archive.infolist()) > path.stat().st_size:
+                raise ValueError("it is compressed, as no checkpoint is, and could unpack to any size")
             if damaged := archive.testzip():
                 raise ValueError(f"the checksum of {damaged} is wrong")
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)

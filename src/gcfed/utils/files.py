@@ -5,8 +5,9 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory, gettempdir
 
 from gcfed.utils.words import size
 
@@ -20,6 +21,7 @@ def replacing(path: Path) -> Iterator[Path]:
     Raises:
         OSError: the system's, with the path.
     """
+    refuse_device(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}{path.suffix}")
     try:
@@ -31,6 +33,35 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def refuse_device(path: Path) -> None:
+    """Refuses to replace or to delete what is there and is no regular file, such as ``/dev/full``.
+
+    Raises:
+        OSError: it is a device, a pipe or a folder.
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is there, and no regular file", str(path))
+
+
+def scratch() -> TemporaryDirectory:
+    """A temporary folder of this process; what killed processes left of theirs goes."""
+    for left in Path(gettempdir()).glob("gcfed_[0-9]*_*"):
+        with suppress(OSError, ValueError):
+            if left.stat().st_uid == os.getuid() and not _is_alive(int(left.name.split("_")[1])):
+                shutil.rmtree(left)
+    return TemporaryDirectory(prefix=f"gcfed_{os.getpid()}_")
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def remove_temporaries(folder: Path) -> None:

@@ -38,8 +38,10 @@ def stoppable(at_once: Callable[[Stopped], None] | None = None) -> Iterator[None
         for each in ENDING:
             signal.signal(each, signal.SIG_DFL)
         if at_once is not None:
-            at_once(Stopped(signum))
-            os._exit(128 + signum)
+            try:
+                at_once(Stopped(signum))
+            finally:  # whatever half-imported modules have against it
+                os._exit(128 + signum)
         raise Stopped(signum)
 
     before = {signum: signal.signal(signum, stop) for signum in ENDING if signal.getsignal(signum) != signal.SIG_IGN}

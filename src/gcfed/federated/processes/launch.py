@@ -12,7 +12,6 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from gcfed.utils.cpu import cores
-from gcfed.utils.files import in_words
+from gcfed.utils.files import in_words, scratch
 
 log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1  # from linux/prctl.h
@@ -61,7 +60,7 @@ class ForkLauncher(_Launcher):
         os.environ |= {"NODE_RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(self.num_processes)}
         if "lo" in (name for _, name in socket.if_nameindex()):
             os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-        folder = TemporaryDirectory(prefix="gcfed_")
+        folder = scratch()
         self.store = Path(folder.name) / "store"
         threads, share = torch.get_num_threads(), max(1, cores() // self.num_processes)
         context = multiprocessing.get_context("fork")
