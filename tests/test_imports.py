@@ -10,7 +10,7 @@ SRC = Path(__file__).resolve().parents[1] / "src"
 # The ground floor first: the packages of a floor may import each other and those below.
 FLOORS = (
     {"utils"}, {"data", "models", "tasks"}, {"optim", "federated"}, {"runs"}, {"plots"},
-    {"aggregators", "methods"}, {"attacks", "metrics"}, {"callbacks", "loggers"}, {"assemble"}, {"report"}, {"study"},
+    {"aggregators", "methods"}, {"attacks", "metrics"}, {"callbacks", "loggers"}, {"assemble"}, {"study"}, {"report"},
     {"configure", "run"}, {"commands"},
 )  # fmt: skip
 MODULES = {".".join(path.relative_to(SRC).with_suffix("").parts): path for path in (SRC / "gcfed").rglob("*.py")}

@@ -207,7 +207,7 @@ def refusals(call, plain, where):
 
 def test_every_malformed_setting_of_a_search_and_of_a_study_ends_in_one_sentence_with_its_key():
     pytest.importorskip("optuna")
-    from gcfed.study.search import check_settings
+    from gcfed.study.space import check_settings
     from gcfed.study.tuned import check_search
 
     sweeper = OmegaConf.to_container(OmegaConf.load(ROOT / "configs/hydra/sweeper/optuna.yaml"))
@@ -232,7 +232,7 @@ def test_every_malformed_setting_of_a_search_and_of_a_study_ends_in_one_sentence
 )  # fmt: skip
 def test_settings_of_a_search_that_are_of_the_right_kind_and_mean_nothing(setting, value):
     pytest.importorskip("optuna")
-    from gcfed.study.search import check_settings
+    from gcfed.study.space import check_settings
 
     settings = OmegaConf.to_container(OmegaConf.load(ROOT / "configs/hydra/sweeper/optuna.yaml"))
     settings = {key: value for key, value in settings.items() if key[0] != "_"}

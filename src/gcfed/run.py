@@ -17,7 +17,6 @@ from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import save
 
 from gcfed.assemble import Parts, assemble, build_module, build_trainer, check, describe, described
-from gcfed.data.label_counts import label_counts
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.processes.spread import trains_on_cpu
@@ -36,6 +35,7 @@ from gcfed.runs.checkpoint import (
 from gcfed.runs.failure import failure_recorded
 from gcfed.runs.folder import CHECKPOINT, CONFIG, METRICS, SUMMARY, divergence
 from gcfed.runs.identity import hyperparameters, identity, setting
+from gcfed.runs.label_counts import label_counts
 from gcfed.runs.metrics_csv import column, read_metrics
 from gcfed.runs.summary import last_figures, print_summary, summary_of, write_summary
 from gcfed.utils.cpu import cores, keep_freed_memory

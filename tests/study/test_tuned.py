@@ -9,7 +9,7 @@ from gcfed.study.sweep import sweep
 from gcfed.utils.resolvers import CONFIGS
 
 pytest.importorskip("optuna")
-from gcfed.study.search import read_space
+from gcfed.study.space import read_space
 
 METRIC = "test/acc_smooth10"
 ROWS = [

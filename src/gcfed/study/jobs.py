@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from gcfed.report.papers import PaperTable, choose, load, slug, table_of
 from gcfed.runs.identity import counts, digest
+from gcfed.study.papers import PaperTable, choose, load, slug, table_of
 from gcfed.utils.number import choice, flag, numbers
 
 PARTS = ("rows", "columns", "seeds", "overrides")

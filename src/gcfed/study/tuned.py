@@ -22,7 +22,7 @@ def check_search(settings: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: names the key.
     """
-    from gcfed.study.search import check_metric, check_settings, read_space
+    from gcfed.study.space import check_metric, check_settings, read_space
 
     if odd := ({*settings} - OPTIONAL) ^ SETTINGS:
         known = ", ".join(sorted(SETTINGS | OPTIONAL))
