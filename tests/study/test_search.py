@@ -14,7 +14,8 @@ from gcfed.utils.command import one_sentence
 from gcfed.utils.lock import locked
 from hydra_plugins.gcfed_sweepers import OptunaSweeper
 
-optuna = pytest.importorskip("optuna")
+pytest.importorskip("optuna")
+from optuna import load_study
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
 from gcfed.study.search import search
@@ -124,7 +125,7 @@ def test_one_seed_past_the_edge_refuses_its_trial(tmp_path):
     assert not go(tmp_path, BasicLauncher(of), seeds=[4, 5], n_trials=1)  # none is left
     assert trials(tmp_path)[0]["reason"] == "seed_5: 1 server steps taken back"
     assert not (tmp_path / "optimization_results.yaml").exists()
-    study = optuna.load_study(study_name="search", storage=f"sqlite:///{tmp_path}/search.db")
+    study = load_study(study_name="search", storage=f"sqlite:///{tmp_path}/search.db")
     assert study.trials[0].constraints == {"seed_5 train/refused_steps": 1.0}
     go(
         tmp_path,

@@ -191,7 +191,12 @@ def test_hours_are_steps_times_seconds_and_disk_what_is_kept(monkeypatch, tmp_pa
     assert line.startswith(f"about {4 * steps * 36 / 3600:,.1f} h")
     assert line.endswith(f"{2 * model * (2 + 15) / 1e6:.3g} MB of disk")
     absent = composed("data=cifar100", f"paths.data_dir={tmp_path}")
-    assert "not counted: cifar100, mlp: data set cifar100: " in cost.estimate([(absent, 3)])[1]
+    nothing, why = cost.estimate([(absent, 3), (absent, 2)])
+    assert nothing == "hours and disk: unknown"  # not 0 h
+    assert "not counted: cifar100, mlp: data set cifar100: " in why
+    part = cost.estimate([(absent, 3), (cfg, 3)])[0]
+    assert part.startswith(f"about {3 * steps * 36 / 3600:,.1f} h")
+    assert part.endswith(", of 1 of 2 jobs; the rest is unknown")
 
 
 @pytest.mark.parametrize("overrides", ["study=ssf_table2 hydra.mode=MULTIRUN", "hparams_search=digits_optuna"])

@@ -173,7 +173,7 @@ class Search:
         with replacing(self.root / "trials.csv") as temporary:
             table.rename(columns={"duration": "seconds"}).to_csv(temporary, index=False)
         if top := best(self.study):
-            found = {"best_params": top.params, "best_value": top.value, "best_trial": top.number}
+            found: dict[str, Any] = {"best_params": top.params, "best_value": top.value, "best_trial": top.number}
             found |= {"folder": name_of(top), "metric": self.metric, "direction": self.study.direction.name.lower()}
             with replacing(self.root / "optimization_results.yaml") as temporary:
                 temporary.write_text(yaml.safe_dump({"name": "optuna"} | found, sort_keys=False))

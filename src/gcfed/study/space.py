@@ -101,14 +101,15 @@ def read_space(params: Any, arguments: list[str], key: str = "hydra.sweeper.para
 
 def distribution_of(override: Override) -> BaseDistribution:
     """``interval``, ``range`` or ``choice``; whole numbers where both ends are."""
-    sweep = override.value()
+    sweep: Any = override.value()
+    kind: dict[str, Any]
     if isinstance(sweep, IntervalSweep):
-        low, high, kind = number("its start", sweep.start), number("its end", sweep.end), {"log": "log" in sweep.tags}
+        ends, kind = (number("its start", sweep.start), number("its end", sweep.end)), {"log": "log" in sweep.tags}
     elif isinstance(sweep, RangeSweep):
         number("its length", (sweep.stop - sweep.start) / sweep.step, 1e-9, 1e6)  # type: ignore[operator]
         values = list(sweep.range())
-        low, high, kind = values[0], values[-1], {"step": sweep.step}
+        ends, kind = (values[0], values[-1]), {"step": sweep.step}
     else:
         return CategoricalDistribution(list(override.sweep_string_iterator()))
-    whole = isinstance(low, int) and isinstance(high, int)
-    return (IntDistribution if whole else FloatDistribution)(low, high, **kind)  # type: ignore[operator]
+    of_numbers: Any = IntDistribution if all(isinstance(end, int) for end in ends) else FloatDistribution
+    return of_numbers(*ends, **kind)
