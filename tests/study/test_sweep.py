@@ -105,6 +105,15 @@ def test_a_folder_with_another_run_is_named_and_left_alone(study, capsys, then, 
     assert f"{FEDAVG} holds another run: {why}" in capsys.readouterr().out or why is None
 
 
+def test_a_job_that_was_stopped_early_is_finished_where_that_is_asked_for(study, capsys):
+    finish(study.root / "try" / "full" / FEDAVG, ["gc=none", "partition.alpha=0.1"], 3, stopped="no better")
+    stop, go_on = BasicLauncher(), BasicLauncher()
+    study(stop, "callbacks=early_stopping", rows=["FedAvg"])
+    assert not stop.calls
+    study(go_on, rows=["FedAvg"])
+    assert len(go_on.calls) == 1
+
+
 def test_a_mistake_is_named_before_any_job(study):
     with pytest.raises(ValueError, match=r"FedAvg, α 0\.1, seed 1: .*nothing"):
         study(None, "client.nothing=1")

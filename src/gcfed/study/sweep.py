@@ -45,7 +45,8 @@ class Work:
             return
         run = read_run(self.folder)
         self.rounds, self.why = run.rounds, self.lack(run)
-        if not self.why and run.has_ended and run.rounds == asked:
+        stopped = "stopped" in run.summary and run.rounds <= asked and self.cfg.callbacks.get("early_stopping")
+        if not self.why and run.has_ended and (run.rounds == asked or stopped):
             self.state = FINISHED
         elif not self.why and begun and 0 < run.rounds <= asked:
             self.state = BEGUN
