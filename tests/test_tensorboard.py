@@ -166,9 +166,7 @@ def test_a_killed_run_has_its_rounds_and_hyperparameters(tmp_path):
     (file,) = (tmp_path / "run").iterdir()
     half = file.read_bytes()
     resumed.log_metrics({"test/acc": 0.6}, 4)
-    (tmp_path / "run" / "events.out.tfevents.0").write_bytes(
-        half
-    )  # a kill leaves both
+    (tmp_path / "run" / "events.out.tfevents.0").write_bytes(half)  # a kill leaves both
     again = RoundTensorBoardLogger(str(tmp_path / "run"), resume_round=4)
     again.log_metrics({"test/acc": 0.7}, 5)
     assert [e.step for e in events(tmp_path / "run").Scalars("test/acc")] == [1, 2, 3, 4, 5]

@@ -38,7 +38,8 @@ from gcfed.runs.folder import CHECKPOINT, CONFIG, METRICS, SUMMARY, divergence
 from gcfed.runs.identity import hyperparameters, identity, setting
 from gcfed.runs.label_counts import label_counts
 from gcfed.runs.metrics_csv import column, read_metrics
-from gcfed.runs.summary import last_figures, print_summary, summary_of, write_summary
+from gcfed.runs.printing import print_config, print_summary
+from gcfed.runs.summary import last_figures, summary_of, write_summary
 from gcfed.utils.cpu import cores, keep_freed_memory
 from gcfed.utils.files import remove_temporaries, replacing
 from gcfed.utils.instantiate import replace_checked, require
@@ -120,6 +121,8 @@ def _train(cfg: DictConfig, folder: Path) -> RunResult:
             if checkpoint is None:
                 for name in (SUMMARY, METRICS):  # of a run that was here before
                     (folder / name).unlink(missing_ok=True)
+            if cfg.extras.get("print_config"):
+                print_config(cfg)
             log.info(describe(parts, trainer))
         for logger in trainer.loggers:
             logger.log_hyperparams(hyperparameters(cfg))
@@ -211,7 +214,7 @@ def finish(cfg: DictConfig, parts: Parts, folder: Path, trainer: Trainer, data: 
         show(trainer.loggers, "curves", folder / "curves.png", summary["rounds"])
         if not (folder / "partition.png").is_file():
             draw_partition(folder, parts.data)
-    print_summary(summary, folder)
+    print_summary(summary, metrics, folder, stopped)
     for logger in trainer.loggers:
         if hasattr(logger, "log_summary"):
             figures = last_figures(summary, metrics)

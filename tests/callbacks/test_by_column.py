@@ -84,7 +84,7 @@ def test_a_run_that_gets_no_better_ends_and_is_finished(config, tmp_path, caplog
         run(config, tmp_path / "run", *stop, "callbacks.early_stopping.patience=2")
     found = read_run(tmp_path / "run")
     assert (found.state, found.rounds, found.planned) == ("finished", 4, 8)  # 0.5 is best, then come 0.3 and 0.4
-    assert found.summary["stopped"] == "clients/wave was never better than 0.5 in the last 2 tests"
+    assert found.summary["stopped"] == "clients/wave was not better than 0.5 in the last 2 tests"
     assert "stopped early after round 4" in caplog.text
     assert of(tmp_path / "run", "last.ckpt")["global_step"] == 4
 
@@ -96,7 +96,7 @@ def test_a_run_that_gets_no_better_ends_and_is_finished(config, tmp_path, caplog
     straight = run(config, tmp_path / "straight", *stop, "callbacks.early_stopping.patience=3")
     assert [result.trainer.global_step for result in (more, straight)] == [8, 8]  # 0.7 came in time, its third is last
     assert torch.equal(final_weights(more), final_weights(straight))
-    assert read_run(tmp_path / "run").summary["stopped"] == "clients/wave was never better than 0.7 in the last 3 tests"
+    assert read_run(tmp_path / "run").summary["stopped"] == "clients/wave was not better than 0.7 in the last 3 tests"
 
 
 def test_a_run_is_not_stopped_between_two_tests(config, tmp_path):

@@ -43,7 +43,8 @@ class EarlyStop(AfterRound, EarlyStopping):
             return ""
         if self.stopping_reason == EarlyStoppingReason.NON_FINITE_METRIC:
             return f"{self.monitor} is not finite"
-        return f"{self.monitor} was never better than {self.best_score:.4g} in the last {self.wait_count} tests"
+        tests = "test" if self.wait_count == 1 else f"{self.wait_count} tests"
+        return f"{self.monitor} was not better than {self.best_score:.4g} in the last {tests}"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.stopped:
