@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +37,7 @@ class RoundTensorBoardLogger(TensorBoardLogger):
         self._resume_round = number("logger.tensorboard.resume_round", resume_round, 0, whole=True)
         # To a TensorBoard that is watching, a new file takes back all that the one before it said.
         super().__init__(save_dir, name="", version="", default_hp_metric=False, purge_step=0)
-        self._table: dict[str, Any] = {}
+        self._table: Mapping[str, Any] = {}
         self._end: list[Any] | None = None  # what is said of a run that has come to its end, as one event
         self._closed = False
 
@@ -64,9 +63,9 @@ class RoundTensorBoardLogger(TensorBoardLogger):
         return super().experiment
 
     @rank_zero_only
-    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Keeps the table, one value a column, until events are written."""
-        self._table = dict(vars(params) if isinstance(params, Namespace) else params)
+        self._table = params
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
