@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import yaml
+from omegaconf import OmegaConf
 
 from gcfed.runs.folder import CONFIG, Run, read_run
 from gcfed.runs.identity import differences, leaves
 from gcfed.runs.measures import higher_is_better, parse, value
+from gcfed.study.jobs import settings_of
 from gcfed.study.launch import launch
 from gcfed.utils.files import replacing
 from gcfed.utils.lock import locked
@@ -21,7 +23,7 @@ try:
     import optuna
     from optuna.trial import FrozenTrial, Trial, TrialState
 
-    from gcfed.study.space import Space, check_metric, check_settings, read_space, sampler_of
+    from gcfed.study.space import Settings, Space, check_metric, read_space, sampler_of
 except ImportError as error:
     remedy = "A search needs Optuna, which is an extra: .venv/bin/uv pip install -e '.[optuna]'"
     raise ValueError(f"{remedy} ({error})") from error
@@ -47,10 +49,10 @@ def search(config: Any, context: Any, launcher: Any, arguments: list[str], **set
     Raises:
         ValueError: settings that cannot work, the folder holds another search, or a metric that runs do not have.
     """
-    check_settings("hydra.sweeper", **settings)
-    metric, direction, seeds = config.optimized_metric, settings["direction"], settings["seeds"] or []
+    known: Settings = settings_of("hydra.sweeper", Settings, OmegaConf.to_container(OmegaConf.create(settings)))
+    metric, direction, seeds = config.optimized_metric, known.direction, known.seeds or []
     check_metric("optimized_metric", metric)
-    space, common = read_space(settings["params"], [a for a in arguments if a != "ckpt_path=last"])
+    space, common = read_space(known.params, [a for a in arguments if a != "ckpt_path=last"])
     if not space:
         raise ValueError("A search needs hydra.sweeper.params, such as 'gc.lam=interval(0.0, 1.0)'.")
     if direction == "maximize" and higher_is_better(metric) is False:
@@ -66,15 +68,13 @@ def search(config: Any, context: Any, launcher: Any, arguments: list[str], **set
     with locked(root / ".lock") as holder:
         if holder:
             raise ValueError(f"{holder} is at the search in {root}: one process does a search, n_jobs trials at once.")
-        study = opened(settings["storage"], root, fixed)
-        own = {key: settings[key] for key in ("n_trials", "n_jobs", "seed", "sampler")}
-        going = Search(study, root, metric, space, common, seeds, launcher, **own)
+        going = Search(opened(known.storage, root, fixed), root, metric, known, space, common, seeds, launcher)
         while trials := going.draw():
             going.run(trials)
-    states = [state_of(trial) for trial in study.trials]
+    states = [state_of(trial) for trial in going.study.trials]
     ends = ", ".join(f"{states.count(state)} {word}" for state, word in (("fail", "failed"), ("refused", "refused")))
     say(f"search in {root}: {going.ended} trials, {ends}{going.best_so_far or '; none has a value'}")
-    return best(study) is not None and "fail" not in states
+    return best(going.study) is not None and "fail" not in states
 
 
 class Outcome(NamedTuple):
@@ -93,14 +93,11 @@ class Search:
     study: optuna.Study
     root: Path
     metric: str
+    settings: Settings
     space: Space
     common: list[str]  # overrides
     seeds: list[int]  # of the runs of a trial; none: one run, with the seed of ``common``
     launcher: Any
-    n_trials: int
-    n_jobs: int
-    seed: int
-    sampler: Any
 
     @property
     def ended(self) -> int:
@@ -113,17 +110,17 @@ class Search:
 
     def draw(self) -> list[Trial]:
         """The next trials, at most ``n_jobs``: first what a stopped search left behind; none when it has ended."""
-        wanted = min(self.n_jobs, self.n_trials - self.ended)
+        wanted = min(self.settings.n_jobs, self.settings.n_trials - self.ended)
         left = [Trial(self.study, t._trial_id) for t in self.study.trials if not t.state.is_finished()]
-        trials = left[: self.n_jobs] if wanted > 0 else []
+        trials = left[: self.settings.n_jobs] if wanted > 0 else []
         while len(trials) < wanted:
             index = len(self.study.trials)
             folder = self.root / f"trial_{index:04d}"
             if folder.exists():  # what it holds is of other draws
                 raise ValueError(f"The storage does not know of {folder}: move the folder away, or take another one.")
             # What is drawn depends on the seed and the trials so far, not on a restart.
-            draw = np.random.SeedSequence([self.seed, index]).generate_state(1)
-            self.study.sampler = sampler_of(self.sampler, int(draw[0]))
+            draw = np.random.SeedSequence([self.settings.seed, index]).generate_state(1)
+            self.study.sampler = sampler_of(self.settings.sampler, int(draw[0]))
             trials.append(self.study.ask(self.space))
         return trials
 
@@ -131,7 +128,7 @@ class Search:
         """Launches all runs of these trials at once, and tells Optuna what became of them."""
         jobs: dict[int, dict[Path, list[str]]] = {}
         for trial in trials:
-            say(f"trial {trial.number + 1} of {self.n_trials}: {describe(trial)}{self.best_so_far}")
+            say(f"trial {trial.number + 1} of {self.settings.n_trials}: {describe(trial)}{self.best_so_far}")
             overrides = [*self.common, *(f"{key}={drawn}" for key, drawn in trial.params.items())]
             folder = self.root / name_of(trial)
             seeded = {folder / f"seed_{seed}": [*overrides, f"seed={seed}"] for seed in self.seeds}

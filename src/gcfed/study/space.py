@@ -1,7 +1,8 @@
 """What a search draws, and by what: Optuna's words out of Hydra's, and the settings that cannot work."""
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import optuna
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -11,35 +12,38 @@ from omegaconf import OmegaConf
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from gcfed.runs.measures import parse
-from gcfed.study.jobs import check_seeds
+from gcfed.study.jobs import Seeds
+from gcfed.utils.checked import Count, SettingError, Whole, checked
 from gcfed.utils.instantiate import require
-from gcfed.utils.number import choice, number, word
+from gcfed.utils.number import number, word
 
 Space = dict[str, BaseDistribution]
 
 
-def check_settings(
-    where: str, *, direction: Any, n_trials: Any, n_jobs: Any, seed: Any, seeds: Any, storage: Any, sampler: Any,
-    params: Any, **unknown: Any,
-) -> None:  # fmt: skip
-    """Refuses settings of a search that cannot work, before anything is made.
+@checked
+@dataclass(frozen=True)
+class Settings:
+    """Those of ``configs/hydra/sweeper/optuna.yaml``, which says what they are."""
 
-    Raises:
-        ValueError: names the setting below ``where``.
-    """
-    for key in unknown:
-        raise ValueError(f"{where}.{key}={unknown[key]} is read by nothing; ~{where}.{key} leaves it out.")
-    choice(f"{where}.direction", direction, ("maximize", "minimize"))
-    for key, given, least in (("n_trials", n_trials, 1), ("n_jobs", n_jobs, 1), ("seed", seed, 0)):
-        number(f"{where}.{key}", given, least, whole=True)
-    check_seeds(f"{where}.seeds", seeds)
-    if storage is not None and not (isinstance(storage, str) and storage):
-        raise ValueError(f"{where}.storage={storage} must be an address such as sqlite:///search.db, or null.")
-    space, made = read_space(params, [], f"{where}.params")[0], sampler_of(sampler, 0)
-    try:
-        optuna.create_study(sampler=made).ask(space)
-    except Exception as error:  # some samplers look at their settings only now
-        raise ValueError(f"{where}.sampler cannot draw from these params: {error}") from error
+    direction: Literal["maximize", "minimize"]
+    n_trials: Count
+    n_jobs: Count
+    seed: Whole
+    seeds: Seeds
+    storage: str | None
+    sampler: Any
+    params: Any
+
+    def __post_init__(self) -> None:
+        if self.seeds is not None and len({*self.seeds}) != max(1, len(self.seeds)):
+            raise SettingError("seeds", f"={self.seeds} must be a list of different whole numbers, or null.")
+        if self.storage == "":
+            raise SettingError("storage", "='' must be an address such as sqlite:///search.db, or null.")
+        space, made = read_space(self.params, [], "params")[0], sampler_of(self.sampler, 0)
+        try:
+            optuna.create_study(sampler=made).ask(space)
+        except Exception as error:  # some samplers look at their settings only now
+            raise SettingError("sampler", f" cannot draw from these params: {error}") from error
 
 
 def check_metric(key: str, metric: Any) -> None:
@@ -78,10 +82,10 @@ def read_space(params: Any, arguments: list[str], key: str = "hydra.sweeper.para
         ValueError: words that are no override, or an interval that cannot be searched; names them.
     """
     if not isinstance(params, Mapping):
-        raise ValueError(f"{key}={params} must be a group of words such as gc.lam: interval(0.0, 1.0).")
+        raise SettingError(key, f"={params} must be a group of words such as gc.lam: interval(0.0, 1.0).")
     for name, words in params.items():
         if not isinstance(words, str) or not words:
-            raise ValueError(f"{key}.{name}={words} must be words such as interval(0.0, 1.0).")
+            raise SettingError(f"{key}.{name}", f"={words} must be words such as interval(0.0, 1.0).")
     space: Space = {}
     common: dict[str, str] = {}
     for text in [*(f"{key}={sweep}" for key, sweep in params.items()), *arguments]:
