@@ -1,7 +1,7 @@
 """A run ends before its last round where a column gets no better: Lightning's early stopping, by any column."""
 
 import logging
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -9,11 +9,12 @@ from lightning.pytorch.callbacks.early_stopping import EarlyStopping, EarlyStopp
 
 from gcfed.callbacks.after_round import AfterRound, measured
 from gcfed.federated.loop import FederatedLoop
-from gcfed.utils.number import choice, number
+from gcfed.utils.checked import Count, Weight, checked
 
 log = logging.getLogger(__name__)
 
 
+@checked
 class EarlyStop(AfterRound, EarlyStopping):
     """Ends the run after ``patience`` tests without a better value, or where the value is not finite.
 
@@ -26,13 +27,16 @@ class EarlyStop(AfterRound, EarlyStopping):
         min_delta: by how much a value must be better to count.
 
     Raises:
-        ValueError: a setting that cannot be; later, in the first round that is tested, a column that is not there.
+        ValueError: in the first round that is tested: a column that the run does not have.
     """
 
-    def __init__(self, column: str = "test/acc", mode: str = "max", patience: int = 20, min_delta: float = 0.0) -> None:
-        choice("callbacks.early_stopping.mode", mode, ("max", "min"))
-        number("callbacks.early_stopping.patience", patience, 1, whole=True)
-        number("callbacks.early_stopping.min_delta", min_delta, 0)
+    def __init__(
+        self,
+        column: str = "test/acc",
+        mode: Literal["max", "min"] = "max",
+        patience: Count = 20,
+        min_delta: Weight = 0.0,
+    ) -> None:
         super().__init__(column, mode=mode, patience=patience, min_delta=min_delta)
 
     @property

@@ -6,10 +6,11 @@ from typing import Any
 from lightning.pytorch import Trainer
 
 from gcfed.callbacks.after_round import AfterRound
-from gcfed.utils.number import flag
+from gcfed.utils.checked import checked
 from gcfed.utils.pictures import show
 
 
+@checked
 class PartitionPicture(AfterRound):
     """Draws ``partition.png`` once the first round is over, so that the run begins no later for it.
 
@@ -19,7 +20,7 @@ class PartitionPicture(AfterRound):
     """
 
     def __init__(self, folder: str, draw: bool = True) -> None:
-        self.folder, self.wanted = Path(folder), flag("callbacks.partition.draw", draw)
+        self.folder, self.wanted = Path(folder), draw
 
     def on_train_start(self, trainer: Trainer, *_: Any) -> None:
         known = trainer.global_step > 0 and (self.folder / "partition.png").is_file()

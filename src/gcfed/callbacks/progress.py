@@ -9,12 +9,13 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
 from gcfed.callbacks.after_round import AfterRound
-from gcfed.utils.number import number
+from gcfed.utils.checked import Weight, checked
 
 BAR = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 LINE = "{desc} {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 
 
+@checked
 class RoundProgressBar(AfterRound):
     """Rounds done, time left, last loss and accuracy: a bar on a terminal, elsewhere a line every few seconds.
 
@@ -22,8 +23,8 @@ class RoundProgressBar(AfterRound):
         seconds: between two such lines.
     """
 
-    def __init__(self, seconds: float = 5) -> None:
-        self.seconds = number("callbacks.progress.seconds", seconds, 0)
+    def __init__(self, seconds: Weight = 5) -> None:
+        self.seconds = seconds
         self._bar: Tqdm | None = None
         self._said = 0.0
 

@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -18,8 +18,8 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from gcfed.callbacks.after_round import AfterRound, measured
 from gcfed.federated.loop import FederatedLoop
 from gcfed.runs.folder import BEST, CHECKPOINT, METRICS, PREVIOUS
+from gcfed.utils.checked import Count, checked
 from gcfed.utils.files import in_words, replacing
-from gcfed.utils.number import choice, number
 
 log = logging.getLogger(__name__)
 
@@ -107,6 +107,7 @@ def _delete_after(written: Future, paths: Iterable[Path]) -> None:
         delete(paths)
 
 
+@checked
 class RoundCheckpoint(AfterRound, Checkpoint):
     """Writes ``last.ckpt`` when a round is finished, its test included; the one before becomes ``previous.ckpt``.
 
@@ -117,8 +118,8 @@ class RoundCheckpoint(AfterRound, Checkpoint):
         every: rounds between two checkpoints; the last round is always saved.
     """
 
-    def __init__(self, dirpath: str, every: int = 1) -> None:
-        self.dirpath, self.every = Path(dirpath), number("callbacks.checkpoint.every", every, 1, whole=True)
+    def __init__(self, dirpath: str, every: Count = 1) -> None:
+        self.dirpath, self.every = Path(dirpath), every
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # trainer.plugins may have another
@@ -144,6 +145,7 @@ class RoundCheckpoint(AfterRound, Checkpoint):
             writer.wait(timeout)
 
 
+@checked
 class BestCheckpoint(AfterRound):
     """Writes ``best.ckpt`` when a column of the rows is better than in all rounds before: to be tested by src/eval.py.
 
@@ -155,12 +157,11 @@ class BestCheckpoint(AfterRound):
         mode: ``max`` or ``min``.
 
     Raises:
-        ValueError: another mode; later, in the first round that is tested, a column that the run does not have.
+        ValueError: in the first round that is tested: a column that the run does not have.
     """
 
-    def __init__(self, dirpath: str, column: str = "test/acc", mode: str = "max") -> None:
-        self.path, self.column = Path(dirpath) / BEST, column
-        self.sign = 1 if choice("callbacks.best.mode", mode, ("max", "min")) == "max" else -1
+    def __init__(self, dirpath: str, column: str = "test/acc", mode: Literal["max", "min"] = "max") -> None:
+        self.path, self.column, self.sign = Path(dirpath) / BEST, column, 1 if mode == "max" else -1
         self.best: float | None = None
         self.round = 0
 

@@ -10,7 +10,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loggers.logger import rank_zero_experiment
 from lightning.pytorch.utilities import rank_zero_only
 
-from gcfed.utils.number import number
+from gcfed.utils.checked import Whole, checked
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -22,6 +22,7 @@ CHARTS = {
 }
 
 
+@checked
 class RoundTensorBoardLogger(TensorBoardLogger):
     """Lightning's, in ``save_dir`` itself: a row of metrics at its round, pictures, and the hparams tab.
 
@@ -33,8 +34,8 @@ class RoundTensorBoardLogger(TensorBoardLogger):
         resume_round: last finished round of the checkpoint that the run continues; 0 starts anew.
     """
 
-    def __init__(self, save_dir: str, resume_round: int = 0) -> None:
-        self._resume_round = number("logger.tensorboard.resume_round", resume_round, 0, whole=True)
+    def __init__(self, save_dir: str, resume_round: Whole = 0) -> None:
+        self._resume_round = resume_round
         # To a TensorBoard that is watching, a new file takes back all that the one before it said.
         super().__init__(save_dir, name="", version="", default_hp_metric=False, purge_step=0)
         self._table: Mapping[str, Any] = {}

@@ -14,9 +14,10 @@ from lightning.pytorch.loggers import Logger, MLFlowLogger, WandbLogger
 from lightning.pytorch.loggers.logger import rank_zero_experiment
 from lightning.pytorch.utilities import rank_zero_only
 
+from gcfed.utils.checked import Whole, checked
 from gcfed.utils.files import replacing
 from gcfed.utils.instantiate import installed
-from gcfed.utils.number import flag, number, word
+from gcfed.utils.number import flag, word
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -49,8 +50,7 @@ class _Remote(Logger):
         """The id of the tracker's run that this one continues; None for a new one."""
         installed(self.tracker, f"logger={self.tracker}")
         self._id_file = Path(save_dir, f"{self.tracker}.id")
-        resumed = number(f"{self.key}.resume_round", resume_round, 0, whole=True) > 0
-        return self._id_file.read_text() if resumed and self._id_file.is_file() else None
+        return self._id_file.read_text() if resume_round and self._id_file.is_file() else None
 
     def _keep_id(self, run_id: str | None) -> None:
         with replacing(self._id_file) as temporary:
@@ -93,6 +93,7 @@ def _within(seconds: float, work: Callable[[], Any]) -> str:
     return reasons[-1]
 
 
+@checked
 class RoundWandbLogger(_Remote, WandbLogger):
     """Lightning's, but that W&B's threads begin after the run's processes were forked.
 
@@ -107,7 +108,7 @@ class RoundWandbLogger(_Remote, WandbLogger):
 
     tracker = "wandb"
 
-    def __init__(self, save_dir: str, resume_round: int = 0, **settings: Any) -> None:
+    def __init__(self, save_dir: str, resume_round: Whole = 0, **settings: Any) -> None:
         known = self._known_id(save_dir, resume_round)
         _check_wandb(settings)
         super().__init__(save_dir=save_dir, id=known, **settings)
@@ -173,6 +174,7 @@ def _check_wandb(settings: Mapping[str, Any]) -> None:
             raise ValueError(f"logger.wandb.{name}={value}: {reason}.") from None
 
 
+@checked
 class RoundMLflowLogger(_Remote, MLFlowLogger):
     """Lightning's.
 
@@ -188,7 +190,7 @@ class RoundMLflowLogger(_Remote, MLFlowLogger):
     tracker = "mlflow"
     _logged = 0  # the last round that MLflow has
 
-    def __init__(self, save_dir: str, resume_round: int = 0, **settings: Any) -> None:
+    def __init__(self, save_dir: str, resume_round: Whole = 0, **settings: Any) -> None:
         known = self._known_id(save_dir, resume_round)
         import mlflow.tracking  # noqa: F401  (takes seconds, for which no server is to blame)
 
