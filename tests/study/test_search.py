@@ -98,24 +98,24 @@ def test_failures_and_values_that_are_not_finite_count_and_keep_their_reason(tmp
 
 
 def test_a_trial_past_the_edge_is_refused_and_never_the_best(tmp_path, caplog, capsys):
-    """The better a trial, the worse it ran: 0.9 left out updates, 0.8 exploded for a round, 0.7 nearly did."""
-    rows = [
-        [{"train/nonfinite_clients": count} for count in (0, 2, 1)], [{"train/loss": x} for x in (2.0, 2000.0, 0.1)],
-        [{"train/loss": x, "test/loss": x} for x in (2.0, 1999.0, 0.1)], [{"train/loss": x} for x in (2.0, 1e-4, 0.5)],
-    ]  # fmt: skip
+    """The better a trial, the worse it ran: the first left out updates, two exploded in a round, the fourth nearly."""
+    losses = [(2.0, 2000.0, 0.1), (2.0, 0.001, 2.1), (2.0, 1999.0, 0.1), (2.0, 1e-4, 1.9)]
+    rows = [[{"train/nonfinite_clients": count} for count in (0, 2, 1)]]
+    rows += [[{"train/loss": x, "test/loss": 1.0} for x in loss] for loss in losses]
 
     def of(values, number):
-        return {METRIC: 0.9 - 0.1 * number, "rows": rows[number]}
+        return {METRIC: round(0.9 - 0.1 * number, 1), "rows": rows[number]}
 
-    assert go(tmp_path, BasicLauncher(of), "rounds=3")
+    assert go(tmp_path, BasicLauncher(of), "rounds=3", n_trials=5)
     table = trials(tmp_path)
-    assert [row["state"] for row in table] == ["refused", "refused", "complete", "complete"]
-    assert [row["value"] for row in table] == ["", "", "0.7", "0.6"]
+    assert [row["state"] for row in table] == ["refused"] * 3 + ["complete"] * 2
+    assert [row["value"] for row in table] == ["", "", "", "0.6", "0.5"]
     assert table[0]["reason"] == "3 client updates left out"
     assert table[1]["reason"] == "train/loss rose from 2 to 2e+03 in round 2"
-    assert yaml.safe_load((tmp_path / "optimization_results.yaml").read_text())["best_value"] == pytest.approx(0.7)
+    assert table[2]["reason"] == "train/loss rose from 0.001 to 2.1 in round 3"
+    assert yaml.safe_load((tmp_path / "optimization_results.yaml").read_text())["best_value"] == pytest.approx(0.6)
     assert "trial_0001 refused: train/loss rose" in caplog.text
-    assert "4 trials, 0 failed, 2 refused; best 0.7 with trial_0002" in capsys.readouterr().out
+    assert "5 trials, 0 failed, 3 refused; best 0.6 with trial_0003" in capsys.readouterr().out
 
 
 def test_one_seed_past_the_edge_refuses_its_trial(tmp_path):

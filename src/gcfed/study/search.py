@@ -30,7 +30,7 @@ except ImportError as error:
 
 log = logging.getLogger(__name__)
 optuna.logging.set_verbosity(optuna.logging.WARNING)
-RISE = 1000.0  # times its first round's: a loss this large was past the edge of what can be trained
+RISE = 1000.0  # of a loss that was past the edge of what can be trained
 LOST = {"train/nonfinite_clients": "client updates left out", "train/refused_steps": "server steps taken back"}
 
 
@@ -198,8 +198,9 @@ def outcome(folder: Path, metric: str, reason: str) -> Outcome:
 def edges(run: Run) -> dict[str, tuple[float, str]]:
     """Where a run was past the edge of what can be trained: column → (how far, above 0; in words).
 
-    Updates were left out, server steps taken back, or a loss was a thousand times its first round's in some round. To
-    Optuna these are constraints: a trial that violates one is never the best, and samplers learn to avoid it.
+    Updates were left out, server steps taken back, or a loss was in some round a thousand times what it had been, and
+    above its first round's. To Optuna these are constraints: a trial that violates one is never the best, and samplers
+    learn to avoid it.
     """
     found = {}
     for column, what in LOST.items():
@@ -207,10 +208,12 @@ def edges(run: Run) -> dict[str, tuple[float, str]]:
             found[column] = float(count), f"{count:g} {what}"
     for column in ("train/loss", "test/loss"):
         curve = run.curve(column)
-        first, most = (curve.iloc[0], curve.max()) if len(curve) else (0.0, 0.0)
-        if 0 < first < np.inf and most >= RISE * first:
-            words = f"{column} rose from {first:.3g} to {most:.3g} in round {curve.idxmax()}"
-            found[column] = float(np.log10(min(most / first, 1e30))), words
+        least = curve.cummin().shift()  # of the rounds before
+        past = curve[(curve >= RISE * least) & (curve > curve.head(1).sum())]
+        if len(past):
+            t = past.idxmax()
+            words = f"{column} rose from {least[t]:.3g} to {curve[t]:.3g} in round {t}"
+            found[column] = float(np.log10(min(curve[t] / least[t], 1e30))), words
     return found
 
 
