@@ -32,6 +32,12 @@ class Job(NamedTuple):
     cell: str = ""  # the part of the folder's name that its seeds share
 
 
+def different(name: str, values: list[Any] | None) -> None:
+    """Refuses an empty list, and one that has something twice; null passes."""
+    if values is not None and len({*map(str, values)}) != max(1, len(values)):
+        raise SettingError(name, f"={values} must be a list of different ones, such as [1,2,3], or null.")
+
+
 @checked
 @dataclass(frozen=True)
 class Choice:
@@ -44,9 +50,7 @@ class Choice:
 
     def __post_init__(self) -> None:
         for name in ("rows", "columns", "seeds"):
-            values = getattr(self, name)
-            if values is not None and len({*map(str, values)}) != max(1, len(values)):
-                raise SettingError(name, f"={values} must be a list of different ones, such as [1,2,3], or null.")
+            different(name, getattr(self, name))
 
 
 @checked

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from gcfed.runs.measures import parse
-from gcfed.study.jobs import Seeds
+from gcfed.study.jobs import Seeds, different
 from gcfed.utils.checked import Count, SettingError, Whole, checked
 from gcfed.utils.instantiate import require
 from gcfed.utils.number import number, word
@@ -35,8 +35,7 @@ class Settings:
     params: Any
 
     def __post_init__(self) -> None:
-        if self.seeds is not None and len({*self.seeds}) != max(1, len(self.seeds)):
-            raise SettingError("seeds", f"={self.seeds} must be a list of different whole numbers, or null.")
+        different("seeds", self.seeds)
         if self.storage == "":
             raise SettingError("storage", "='' must be an address such as sqlite:///search.db, or null.")
         space, made = read_space(self.params, [], "params")[0], sampler_of(self.sampler, 0)

@@ -61,14 +61,13 @@ class Work:
         there, here = (min(n, self.cfg.rounds) for n in (run.get("eval_every") or 1, self.cfg.eval_every))
         if there != here:  # the last round is always tested
             return f"eval_every is {there} there, {here} here"
-        has = {name: settings for name, settings in (run.get("metrics") or {}).items() if settings}
         metrics: Any = OmegaConf.to_container(self.cfg.metrics or OmegaConf.create())
-        for name, asked in metrics.items():
-            if asked and name not in has:
+        for name, asked in ((name, asked) for name, asked in metrics.items() if asked):
+            if not (has := run.get(f"metrics.{name}")):
                 return f"it has no metrics={name}"
-            for key, value in (asked or {}).items():
-                if "${" not in str(value) and has[name].get(key) != value:  # else it follows other keys
-                    return f"metrics.{name}.{key} is {has[name].get(key)} there, {value} here"
+            for key, value in asked.items():
+                if "${" not in str(value) and has.get(key) != value:  # else it follows other keys
+                    return f"metrics.{name}.{key} is {has.get(key)} there, {value} here"
         return ""
 
 
