@@ -207,8 +207,7 @@ def refusals(call, plain, where):
 
 def test_every_malformed_setting_of_a_search_and_of_a_study_ends_in_one_sentence_with_its_key():
     pytest.importorskip("optuna")
-    from gcfed.study.space import Settings
-    from gcfed.study.tuned import check_search
+    from gcfed.study.space import Settings, read_tuning
 
     sweeper = OmegaConf.to_container(OmegaConf.load(ROOT / "configs/hydra/sweeper/optuna.yaml"))
     sweeper = {key: value for key, value in sweeper.items() if key[0] != "_"} | {"params": {"x": "interval(0.0, 1.0)"}}
@@ -220,7 +219,7 @@ def test_every_malformed_setting_of_a_search_and_of_a_study_ends_in_one_sentence
     wrong = [
         *refusals(partial(settings_of, "hydra.sweeper", Settings), sweeper, "hydra.sweeper"),
         *refusals(lambda node: read_jobs("full", node), study, "study"),
-        *refusals(check_search, search, "study.search"),
+        *refusals(read_tuning, search, "study.search"),
     ]
     assert not wrong, "\n".join(wrong)
 

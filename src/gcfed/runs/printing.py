@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console, RenderableType
-from rich.syntax import Syntax
 from rich.table import Table
-from rich.tree import Tree
 
 from gcfed.runs.measures import WINDOW
 from gcfed.runs.metrics_csv import column
@@ -39,6 +37,9 @@ def tell(*parts: RenderableType) -> None:
 
 def print_config(cfg: DictConfig) -> None:
     """The composed config as a tree, a branch a section."""
+    from rich.syntax import Syntax
+    from rich.tree import Tree
+
     tree = Tree("config")
     for key, node in OmegaConf.to_container(cfg, resolve=True).items():  # type: ignore[union-attr]
         tree.add(Syntax(OmegaConf.to_yaml({key: node}).rstrip(), "yaml", background_color="default", word_wrap=True))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import optuna
+import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
@@ -12,10 +13,11 @@ from omegaconf import OmegaConf
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from gcfed.runs.measures import parse
-from gcfed.study.jobs import Seeds, different
+from gcfed.study.jobs import Seeds, different, settings_of
 from gcfed.utils.checked import Count, SettingError, Whole, checked
 from gcfed.utils.instantiate import require
-from gcfed.utils.number import number, word
+from gcfed.utils.number import number
+from gcfed.utils.resolvers import CONFIGS
 
 Space = dict[str, BaseDistribution]
 
@@ -45,18 +47,51 @@ class Settings:
             raise SettingError("sampler", f" cannot draw from these params: {error}") from error
 
 
+@checked
+@dataclass(frozen=True)
+class Tuning(Settings):
+    """``study.search``: each cell is searched with these settings.
+
+    Args:
+        metric: what the trials are compared by.
+        knobs: override → further params of the cells that have it.
+        overrides: of the trials: a validation split, and a seed that no job has.
+    """
+
+    metric: str
+    knobs: dict
+    overrides: list[str] | None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_metric("metric", self.metric)
+        for override, more in self.knobs.items():
+            read_space(more, [], f"knobs.{override}")
+
+
+def read_tuning(node: Any) -> Tuning:
+    """``study.search``, over the sweeper's own settings but for the number of trials, and what they search.
+
+    Raises:
+        ValueError: a setting that cannot be, or is missing; names it.
+    """
+    own = yaml.safe_load((CONFIGS / "hydra" / "sweeper" / "optuna.yaml").read_text(encoding="utf-8"))
+    own = {key: value for key, value in own.items() if not key.startswith("_") and key not in ("n_trials", "params")}
+    return settings_of("study.search", Tuning, {**own, **node})
+
+
 def check_metric(key: str, metric: Any) -> None:
     """Refuses what is no measure of a finished run.
 
     Raises:
-        ValueError: names the key.
+        SettingError: names the key.
     """
-    if metric is None or not word(key, metric):
-        raise ValueError(f"{key}={metric}: a search needs a measure of its runs, such as mean:val/acc[10].")
+    if not isinstance(metric, str) or not metric:
+        raise SettingError(key, f"={metric}: a search needs a measure of its runs, such as mean:val/acc[10].")
     try:
         parse(metric)
     except ValueError as error:
-        raise ValueError(f"{key}={metric}: {error}") from None
+        raise SettingError(key, f"={metric}: {error}") from None
 
 
 def sampler_of(node: Any, seed: int) -> optuna.samplers.BaseSampler:

@@ -1,63 +1,17 @@
 """A study whose cells are tuned before they are compared: a search each, all with the same number of trials."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import yaml
 from omegaconf import OmegaConf
 
 from gcfed.runs.reading import mapping, read_yaml
-from gcfed.study.jobs import Job, Seeds, settings_of
-from gcfed.utils.checked import Count, checked
-from gcfed.utils.resolvers import CONFIGS
+from gcfed.study.jobs import Job
 from gcfed.utils.words import say
 
 SEARCHES = "searches"  # the folder of a study's searches
-
-
-@checked
-@dataclass(frozen=True)
-class Tuning:
-    """``study.search``: how each cell is searched, beside what all searches have.
-
-    Args:
-        metric: what the trials are compared by.
-        n_trials: of each search, ``n_jobs`` at once.
-        params: in the words of ``configs/hydra/sweeper/optuna.yaml``.
-        knobs: override → further params of the cells that have it.
-        overrides: of the trials: a validation split, and a seed that no job has.
-        seeds: of a trial's runs; null: the one of ``overrides``.
-    """
-
-    metric: str
-    n_trials: Count
-    params: dict
-    knobs: dict
-    overrides: list[str] | None
-    n_jobs: Count = 1
-    direction: Literal["maximize", "minimize"] = "maximize"
-    seeds: Seeds = None
-
-
-def check_search(node: Any) -> tuple[Tuning, dict[str, Any]]:
-    """``study.search``, and the settings of each of its searches but for the params.
-
-    Raises:
-        ValueError: a setting that cannot be; names it.
-    """
-    from gcfed.study.space import Settings, check_metric, read_space
-
-    tuning: Tuning = settings_of("study.search", Tuning, node)
-    check_metric("study.search.metric", tuning.metric)
-    own = yaml.safe_load((CONFIGS / "hydra" / "sweeper" / "optuna.yaml").read_text(encoding="utf-8"))
-    own = {key: value for key, value in own.items() if not key.startswith("_")}
-    own |= {key: getattr(tuning, key) for key in ("n_trials", "n_jobs", "direction", "seeds")}
-    settings_of("study.search", Settings, own | {"params": tuning.params})
-    for override, more in tuning.knobs.items():
-        read_space(more, [], f"study.search.knobs.{override}")
-    return tuning, own
 
 
 def tune(
@@ -67,7 +21,7 @@ def tune(
 
     Args:
         jobs: those of the study.
-        node: ``study.search``, see :class:`Tuning`.
+        node: ``study.search``, see :class:`gcfed.study.space.Tuning`.
         root: folder of the study; its searches lie in ``searches/<row>_<column>``.
         dry_run: search for nothing; take what was found.
 
@@ -75,8 +29,10 @@ def tune(
         ValueError: words that cannot be searched, before any search; or no trial of a search has a value.
     """
     from gcfed.study.search import search  # Optuna, an extra; a trial that fails is one of the budget
+    from gcfed.study.space import Settings, read_tuning
 
-    tuning, own = check_search(node)
+    tuning = read_tuning(node)
+    own = {field.name: getattr(tuning, field.name) for field in fields(Settings)}
     cells = {job.cell: job for job in jobs}  # of any seed, which a search has of its own
     params = {cell: dict(tuning.params) for cell in cells}
     for override, more in tuning.knobs.items():
