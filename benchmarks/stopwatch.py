@@ -11,7 +11,7 @@ from lightning.pytorch import Trainer
 import gcfed.federated.client as client_module
 import gcfed.federated.loop as loop_module
 import gcfed.federated.solver as solver_module
-from gcfed.callbacks.checkpoint import RoundCheckpoint
+from gcfed.checkpoints.writing import RoundCheckpoint
 from gcfed.federated.batches import BatchPlan
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.method import ClientPart, Part, ServerPart

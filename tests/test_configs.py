@@ -13,7 +13,7 @@ from gcfed.federated.method import Order
 from gcfed.methods.centralization import GlobalGC, LocalGC
 from gcfed.methods.quantization import Quantization
 from gcfed.optim.partial import probe_optimizer
-from gcfed.report import papers
+from gcfed.study import papers
 from gcfed.utils.instantiate import build, build_all
 from gcfed.utils.resolvers import ROOT
 

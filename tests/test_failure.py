@@ -15,9 +15,9 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import open_dict
 
 from gcfed.assemble import assemble
-from gcfed.callbacks.checkpoint import AtomicCheckpointIO
+from gcfed.checkpoints.reading import load_checkpoint
+from gcfed.checkpoints.writing import AtomicCheckpointIO
 from gcfed.run import train
-from gcfed.runs.checkpoint import load_checkpoint
 from gcfed.runs.failure import failure_recorded, headline
 from gcfed.runs.folder import CHECKPOINT, FAILURE
 from gcfed.utils.command import one_sentence

@@ -8,7 +8,7 @@ import logging
 import re
 from contextlib import contextmanager, suppress
 from copy import deepcopy
-from functools import cache
+from functools import cache, partial
 from math import inf, nan
 
 import omegaconf
@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from gcfed import assemble as assembly
 from gcfed.assemble import assemble, build_trainer
-from gcfed.study.jobs import read_jobs
+from gcfed.study.jobs import read_jobs, settings_of
 from gcfed.utils import instantiate
 from gcfed.utils.command import check_groups
 from gcfed.utils.resolvers import ROOT
@@ -207,8 +207,7 @@ def refusals(call, plain, where):
 
 def test_every_malformed_setting_of_a_search_and_of_a_study_ends_in_one_sentence_with_its_key():
     pytest.importorskip("optuna")
-    from gcfed.study.search import check_settings
-    from gcfed.study.tuned import check_search
+    from gcfed.study.space import Settings, read_tuning
 
     sweeper = OmegaConf.to_container(OmegaConf.load(ROOT / "configs/hydra/sweeper/optuna.yaml"))
     sweeper = {key: value for key, value in sweeper.items() if key[0] != "_"} | {"params": {"x": "interval(0.0, 1.0)"}}
@@ -218,9 +217,9 @@ def test_every_malformed_setting_of_a_search_and_of_a_study_ends_in_one_sentence
     search = tuned["search"] | {"n_jobs": 1, "direction": "maximize", "seeds": [1], "params": {"x": "interval(0, 1)"}}
     search |= {"knobs": {"gc=gcfed": {"y": "choice(1, 2)"}}}
     wrong = [
-        *refusals(lambda settings: check_settings("hydra.sweeper", **settings), sweeper, "hydra.sweeper"),
+        *refusals(partial(settings_of, "hydra.sweeper", Settings), sweeper, "hydra.sweeper"),
         *refusals(lambda node: read_jobs("full", node), study, "study"),
-        *refusals(check_search, search, "study.search"),
+        *refusals(read_tuning, search, "study.search"),
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -232,12 +231,12 @@ def test_every_malformed_setting_of_a_search_and_of_a_study_ends_in_one_sentence
 )  # fmt: skip
 def test_settings_of_a_search_that_are_of_the_right_kind_and_mean_nothing(setting, value):
     pytest.importorskip("optuna")
-    from gcfed.study.search import check_settings
+    from gcfed.study.space import Settings
 
     settings = OmegaConf.to_container(OmegaConf.load(ROOT / "configs/hydra/sweeper/optuna.yaml"))
     settings = {key: value for key, value in settings.items() if key[0] != "_"}
     with pytest.raises(ValueError, match=rf"^hydra\.sweeper\.{setting}|^gc\.lam=.*cannot be searched"):
-        check_settings("hydra.sweeper", **settings | {setting: value})
+        settings_of("hydra.sweeper", Settings, settings | {setting: value})
 
 
 def test_every_group_refuses_an_unknown_option_and_runs_without_or_says_why_not(tmp_path):

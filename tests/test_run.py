@@ -14,9 +14,9 @@ from omegaconf import OmegaConf, open_dict
 from safetensors.torch import load_file
 
 from gcfed.assemble import assemble
+from gcfed.checkpoints.reading import class_checksum, fingerprint
 from gcfed.federated.module import FederatedModule
 from gcfed.run import evaluate, train
-from gcfed.runs.checkpoint import class_checksum, fingerprint
 
 FEW = ("rounds=4", "participation.num_clients=8", "client.epochs=2", "data.limit_train=200", "data.limit_test=100")
 FAST = (*FEW, "model.hidden=[32,16]")
@@ -100,7 +100,7 @@ def test_a_run_that_was_killed_at_the_end_of_a_round_continues_bit_for_bit(confi
         assert all(torch.equal(mine[k], theirs[k]) for k in mine if isinstance(mine[k], torch.Tensor))
 
 
-def test_a_finished_run_can_be_extended(config, tmp_path):
+def test_a_finished_run_can_be_extended(config, tmp_path, caplog):
     straight = run(config, tmp_path, "straight", *FAST, "rounds=5")
     run(config, tmp_path, "extended", *FAST, "rounds=3")
     extended = run(config, tmp_path, "extended", *FAST, "rounds=5", "ckpt_path=last")
@@ -108,7 +108,9 @@ def test_a_finished_run_can_be_extended(config, tmp_path):
     assert [r["round"] for r in read_rows(tmp_path / "extended" / "metrics.csv")] == [1, 2, 3, 4, 5]
     with pytest.raises(ValueError, match=r"rounds=4: .*extended/checkpoints/last\.ckpt has 5 already"):
         run(config, tmp_path, "extended", *FAST, "rounds=4", "ckpt_path=last")
-    again = run(config, tmp_path, "extended", *FAST, "rounds=5", "ckpt_path=last")  # nothing left to do
+    with caplog.at_level("INFO"):
+        again = run(config, tmp_path, "extended", *FAST, "rounds=5", "ckpt_path=last")
+    assert "extended has its 5 rounds: nothing is left to train; rounds=<more> goes on" in caplog.text
     assert torch.equal(final_weights(again), final_weights(straight))
 
 

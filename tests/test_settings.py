@@ -92,7 +92,9 @@ metrics.surface.Surface metrics.surface: grid [2 1000] whole, margin [0 inf], sa
 metrics.surface.Surface metrics.surface: split test|train
 optim.fedopt.FedAdam server: lr [0 inf], tau [1e-12 inf]
 callbacks.progress.RoundProgressBar callbacks.progress: seconds [0 inf]
-callbacks.checkpoint.RoundCheckpoint callbacks.checkpoint: every [1 inf] whole
+checkpoints.writing.RoundCheckpoint callbacks.checkpoint: every [1 inf] whole
+checkpoints.writing.BestCheckpoint callbacks.best: mode max|min
+callbacks.early_stopping.EarlyStop callbacks.early_stopping: patience [1 inf] whole, min_delta [0 inf], mode max|min
 callbacks.partition.PartitionPicture callbacks.partition: draw flag
 data.partition.Dirichlet partition: alpha [1e-100 1e100], min_size [1 inf] whole, max_tries [1 inf] whole
 data.partition.DirichletBalanced partition: alpha [1e-100 1e100]

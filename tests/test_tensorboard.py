@@ -1,5 +1,6 @@
 """What TensorBoard sees of a run: read back with its own readers, and through its hparams tab's own backend."""
 
+import re
 import struct
 
 import pytest
@@ -11,6 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
 from tensorboard.context import RequestContext
 from tensorboard.plugins.base_plugin import TBContext
+from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.hparams import api_pb2
 from tensorboard.plugins.hparams.backend_context import Context
 from tensorboard.plugins.hparams.list_session_groups import Handler
@@ -25,7 +27,7 @@ FAST = (
     "data.limit_test=40", "targets=[0.01,0.999]",
 )  # fmt: skip
 CURVES = (
-    "train/loss", "test/acc", "test/loss", "test/acc_smooth10", "test/acc_ema", "comm/up_bytes", "comm/down_bytes",
+    "train/loss", "test/acc", "test/loss", "test/acc_smooth10", "test/acc_ema", "·comm/up_bytes", "·comm/down_bytes",
     "time/round_s",
 )  # fmt: skip
 LAST = {"test/acc_best", "test/loss_best", "test/rounds_to_0.01", "test/rounds_to_0.01_ema"}
@@ -68,21 +70,24 @@ def test_a_run_that_is_continued_is_one_run(config, tmp_path):
     reader = events(tmp_path / "run")
     scalars = {tag: [(e.step, e.value) for e in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
     assert set(CURVES) < set(scalars)
-    assert set(scalars) == set(rows[0]) | LAST  # what the last row has, too
-    for name in rows[0]:
+    columns = {name if name >= "test/" else f"·{name}": name for name in rows[0] if name != "round"}
+    assert set(scalars) == {*columns} | LAST  # what the last row has, too
+    assert min(scalars) == "test/acc"  # TensorBoard sorts by name
+    for name in columns:
         steps, values = zip(*scalars[name], strict=True)
         assert steps == (1, 2, 3, 4, 5)
-        assert values == pytest.approx([row[name] for row in rows], rel=1e-6)
+        assert values == pytest.approx([row[columns[name]] for row in rows], rel=1e-6)
     assert all(len(scalars[name]) == 1 and scalars[name][0][0] == 5 for name in LAST)
     for name, step in (("partition", 0), ("curves", 5)):
-        (image,) = reader.Images(name)
+        (image,) = reader.Images(f"·{name}")
         content = (tmp_path / "run" / f"{name}.png").read_bytes()
         assert (image.step, image.encoded_image_string) == (step, content)
         assert (image.width, image.height) == struct.unpack(">II", content[16:24])
 
     ((name, (status, table, metrics)),) = sessions(tmp_path).items()
     assert (name, status) == ("run", "STATUS_SUCCESS")
-    assert table == hyperparameters(cfg)
+    assert {name.removeprefix("·"): value for name, value in table.items()} == hyperparameters(cfg)
+    assert sorted(table)[:4] == ["algorithm", "gc", "gc.boundary", "gc.lam"]  # the tab shows the first five
     assert table["rounds"] == 5
     best = max(row["test/acc"] for row in rows)
     assert metrics["test/acc_best"] == (pytest.approx(best), 5)
@@ -93,10 +98,11 @@ def test_a_run_that_is_continued_is_one_run(config, tmp_path):
 
     run(config, tmp_path / "run", *settings, "rounds=5", "ckpt_path=last")  # nothing is left to do
     again = events(tmp_path / "run")
-    for name in (*rows[0], *LAST):
+    for name in scalars:
         assert [e.step for e in again.Scalars(name)] == [step for step, _ in scalars[name]]
-    assert [len(again.Images(name)) for name in ("partition", "curves")] == [1, 1]
+    assert [len(again.Images(f"·{name}")) for name in ("partition", "curves")] == [1, 1]
     assert sessions(tmp_path) == {"run": (status, table, metrics)}
+    assert len(list((tmp_path / "run").glob("events.out.tfevents.*"))) == 1
 
 
 class FailLate(Spy):
@@ -146,7 +152,7 @@ def test_a_killed_run_has_its_rounds_and_hyperparameters(tmp_path):
     assert sessions(tmp_path) == {
         "run": (
             "STATUS_UNKNOWN",
-            {"seed": 1, "gc.local": True, "data": "digits", "partition.alpha": 0.1},
+            {"seed": 1, "gc.local": True, "·data": "digits", "partition.alpha": 0.1},
             {"test/acc": (pytest.approx(0.3), 3)},
         )
     }
@@ -157,8 +163,26 @@ def test_a_killed_run_has_its_rounds_and_hyperparameters(tmp_path):
     assert [(e.step, round(e.value, 3)) for e in events(tmp_path / "run").Scalars("test/acc")] == [
         (1, 0.1), (2, 0.2), (3, 0.5),
     ]  # fmt: skip
-    killed.finalize("success")
-    resumed.finalize("success")
+    (file,) = (tmp_path / "run").iterdir()
+    half = file.read_bytes()
+    resumed.log_metrics({"test/acc": 0.6}, 4)
+    (tmp_path / "run" / "events.out.tfevents.0").write_bytes(half)  # a kill leaves both
+    again = RoundTensorBoardLogger(str(tmp_path / "run"), resume_round=4)
+    again.log_metrics({"test/acc": 0.7}, 5)
+    assert [e.step for e in events(tmp_path / "run").Scalars("test/acc")] == [1, 2, 3, 4, 5]
+    assert len(list((tmp_path / "run").iterdir())) == 1
+
+
+def test_charts_of_several_columns_are_of_columns_that_runs_have(config, tmp_path):
+    run(config, tmp_path / "run", "rounds=1", "data.validation=0.1")
+    reader = events(tmp_path / "run")
+    (config_,) = reader.Tensors("custom_scalars__config__")
+    layout = layout_pb2.Layout.FromString(config_.tensor_proto.string_val[0])
+    scalars = reader.Tags()["scalars"]
+    for chart in layout.category[0].chart:
+        assert [[tag for tag in scalars if re.match(wanted, tag)] for wanted in chart.multiline.tag] == [
+            [wanted[1:-1]] for wanted in chart.multiline.tag
+        ]
 
 
 def test_before_the_run_begins_nothing_is_written(tmp_path):

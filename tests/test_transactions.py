@@ -11,7 +11,7 @@ from harness import Spy
 from omegaconf import OmegaConf, open_dict
 
 from gcfed.assemble import build_module
-from gcfed.callbacks.checkpoint import AtomicCheckpointIO
+from gcfed.checkpoints.writing import AtomicCheckpointIO
 from gcfed.run import evaluate, train
 from gcfed.utils.instantiate import build
 from gcfed.utils.resolvers import ROOT

@@ -50,7 +50,8 @@ KEYS = (  # of the top level, beside these groups
     "metrics", "methods", "gc", "attack", "federation",
 )  # fmt: skip
 READ = {  # what a run may have at the top level, and in groups that are not built as a whole
-    "": (*GROUPS, *KEYS), "participation": ("num_clients", "per_round", "sampler", "faults"), "extras": ("figures",),
+    "": (*GROUPS, *KEYS), "participation": ("num_clients", "per_round", "sampler", "faults"),
+    "extras": ("figures", "print_config"),
 }  # fmt: skip
 FOLLOWED = {"precision": "trainer.precision", "rounds": "trainer.max_steps", "eval_every": "trainer.val_check_interval"}
 PART = re.compile(r"gc|attack|quantization|participation\.faults|(methods|metrics|callbacks|logger)\.[^.]+")
@@ -218,6 +219,7 @@ def check(cfg: DictConfig) -> None:
     word("client_store.folder", cfg.client_store.get("folder"))
     flag("channels_last", cfg.get("channels_last"))
     flag("extras.figures", cfg.extras.get("figures"))
+    flag("extras.print_config", cfg.extras.get("print_config", False))
     flag("trainer.enable_model_summary", cfg.trainer.get("enable_model_summary", False))
     forks = can_fork() and trains_on_cpu(cfg.trainer.accelerator)
     alone = cfg.trainer.get("strategy") is None or "LOCAL_RANK" in os.environ or forks

@@ -17,13 +17,8 @@ from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import save
 
 from gcfed.assemble import Parts, assemble, build_module, build_trainer, check, describe, described
-from gcfed.data.label_counts import label_counts
-from gcfed.federated.loop import FederatedLoop
-from gcfed.federated.module import FederatedModule
-from gcfed.federated.processes.spread import trains_on_cpu
-from gcfed.federated.processes.strategy import partners
-from gcfed.metrics.relative_error import relative_error
-from gcfed.runs.checkpoint import (
+from gcfed.callbacks.early_stopping import EarlyStop
+from gcfed.checkpoints.reading import (
     RunRecord,
     check_checkpoint,
     check_rows,
@@ -33,11 +28,18 @@ from gcfed.runs.checkpoint import (
     load_weights,
     resume_from,
 )
+from gcfed.federated.loop import FederatedLoop
+from gcfed.federated.module import FederatedModule
+from gcfed.federated.processes.spread import trains_on_cpu
+from gcfed.federated.processes.strategy import partners
+from gcfed.metrics.relative_error import relative_error
 from gcfed.runs.failure import failure_recorded
 from gcfed.runs.folder import CHECKPOINT, CONFIG, METRICS, SUMMARY, divergence
 from gcfed.runs.identity import hyperparameters, identity, setting
+from gcfed.runs.label_counts import label_counts
 from gcfed.runs.metrics_csv import column, read_metrics
-from gcfed.runs.summary import last_figures, print_summary, summary_of, write_summary
+from gcfed.runs.printing import print_config, print_summary
+from gcfed.runs.summary import last_figures, summary_of, write_summary
 from gcfed.utils.cpu import cores, keep_freed_memory
 from gcfed.utils.files import remove_temporaries, replacing
 from gcfed.utils.instantiate import replace_checked, require
@@ -107,7 +109,10 @@ def _train(cfg: DictConfig, folder: Path) -> RunResult:
             raise ValueError(f"rounds={cfg.rounds}: {checkpoint} has {resume_round} already. Ask for as many or more.")
         if "csv" in (cfg.get("logger") or {}):
             check_rows(folder / METRICS, resume_round, cfg.rounds)
-        log.info("resuming %s after round %d", folder, resume_round)
+        if resume_round == cfg.rounds:
+            log.info("%s has its %d rounds: nothing is left to train; rounds=<more> goes on", folder, resume_round)
+        else:
+            log.info("resuming %s after round %d", folder, resume_round)
     trainer = build_trainer(cfg, parts, [*parts.callbacks, record], resume_round)
 
     with failure_recorded(folder, write=trainer.is_global_zero):  # from here on the settings are accepted
@@ -116,6 +121,8 @@ def _train(cfg: DictConfig, folder: Path) -> RunResult:
             if checkpoint is None:
                 for name in (SUMMARY, METRICS):  # of a run that was here before
                     (folder / name).unlink(missing_ok=True)
+            if cfg.extras.get("print_config"):
+                print_config(cfg)
             log.info(describe(parts, trainer))
         for logger in trainer.loggers:
             logger.log_hyperparams(hyperparameters(cfg))
@@ -192,6 +199,8 @@ def finish(cfg: DictConfig, parts: Parts, folder: Path, trainer: Trainer, data: 
         "data": data,  # as it was before the run: an attack may have changed labels
         "classes": class_checksum(parts.data),
     }
+    if stopped := next((c.stopped for c in parts.callbacks if isinstance(c, EarlyStop)), ""):
+        about["stopped"] = stopped[:100]
     metrics = read_metrics(folder / METRICS)
     if trainer.global_step not in column(metrics, "test/loss").index:
         return  # no logger has written its rows, or the last has no test
@@ -205,7 +214,7 @@ def finish(cfg: DictConfig, parts: Parts, folder: Path, trainer: Trainer, data: 
         show(trainer.loggers, "curves", folder / "curves.png", summary["rounds"])
         if not (folder / "partition.png").is_file():
             draw_partition(folder, parts.data)
-    print_summary(summary, folder)
+    print_summary(summary, metrics, folder, stopped)
     for logger in trainer.loggers:
         if hasattr(logger, "log_summary"):
             figures = last_figures(summary, metrics)

@@ -54,8 +54,7 @@ def test_a_run_is_killed_and_continues_in_its_folder(tmp_path):
     ]
     for name, tensor in model(other).items():
         assert torch.equal(tensor, model(folder)[name])
-    events = list(folder.glob("events.out.tfevents.*"))
-    assert len([path for path in events if path.suffix != ".frame"]) == 2  # one run, written in two sittings
+    assert len(list(folder.glob("events.out.tfevents.*"))) == 1  # of one run in two sittings
     reader = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
     assert [event.step for event in reader.Scalars("test/acc")] == list(range(1, 31))
 

@@ -11,11 +11,11 @@ from conftest import TWO, read_rows
 from harness import ALGORITHMS, Spy, final_weights, make_net, sgd, train_rounds
 from omegaconf import open_dict
 
+from gcfed.checkpoints.reading import load_checkpoint
 from gcfed.federated.store import ClientStores
 from gcfed.methods.fedvarp import FedVARP
 from gcfed.methods.scaffold import Scaffold
 from gcfed.run import train
-from gcfed.runs.checkpoint import load_checkpoint
 from gcfed.runs.folder import CHECKPOINT
 from gcfed.utils.resolvers import ROOT
 

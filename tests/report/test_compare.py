@@ -5,9 +5,9 @@ from run_folders import accuracies, write_run
 
 from gcfed.report.compare import Settings, compare
 from gcfed.report.groups import grouped
-from gcfed.report.papers import load
 from gcfed.report.tables import Best
 from gcfed.runs.folder import find_runs
+from gcfed.study.papers import load
 
 TOY = """
 unit: percent

@@ -9,13 +9,13 @@ import pytest
 from matplotlib.figure import Figure
 from run_folders import GCFED, PLACE, accuracies, run_of, write_run
 
-from gcfed.data.label_counts import LabelCounts
 from gcfed.report import drawing, figures
 from gcfed.report.drawing import POINTS, agreement, bars, curves, layer_map
 from gcfed.report.figures import draw
 from gcfed.report.groups import grouped
 from gcfed.report.searches import Search
 from gcfed.runs.folder import find_runs
+from gcfed.runs.label_counts import LabelCounts
 from gcfed.runs.measures import smooth
 
 COLORS = {"fedavg": "#0072B2", "gcfed": "#D55E00"}

@@ -20,12 +20,12 @@ LOADER = SimpleNamespace(
 CONTEXT = SimpleNamespace(config_loader=LOADER)
 
 
-def finish(folder, overrides, rounds, **summary):
-    """What a run leaves behind when it has ended after so many rounds."""
+def finish(folder, overrides, rounds, *, rows=None, **summary):
+    """What a run leaves behind when it has ended after so many rounds, by default of equal rows."""
     summary = {"rounds": rounds, **summary}
     words, seed = f"{' '.join(overrides)} rounds={rounds}", [o for o in overrides if o.startswith("seed=")]
     more = {"seed": int(seed[-1].removeprefix("seed="))} if seed else {}
-    run = write_run(folder, [{"test/acc": 0.5}] * rounds, words, summary=summary, **more)
+    run = write_run(folder, rows or [{"test/acc": 0.5}] * rounds, words, summary=summary, **more)
     (run.folder / "checkpoints").mkdir(exist_ok=True)
     (run.folder / "checkpoints" / "last.ckpt").touch()
 
@@ -37,7 +37,8 @@ def outcome(error=None):
 
 
 class BasicLauncher:
-    """Goes by the name of Hydra's own. Writes what a run would, with what ``of(values, number)`` says in its summary.
+    """Goes by the name of Hydra's own. Writes what a run would, with what ``of(values, number)`` says in its summary,
+    and in its ``rows``.
 
     ``of`` takes the job's overrides, key → text, and its number; an error that it raises is the run's failure.
     """

@@ -15,9 +15,11 @@ from gcfed.utils.lock import locked
 from hydra_plugins.gcfed_sweepers import OptunaSweeper
 
 pytest.importorskip("optuna")
+from optuna import load_study
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-from gcfed.study.search import read_space, search
+from gcfed.study.search import search
+from gcfed.study.space import read_space
 from gcfed.study.tuned import tune
 
 METRIC = "test/acc_smooth10"
@@ -93,6 +95,45 @@ def test_failures_and_values_that_are_not_finite_count_and_keep_their_reason(tmp
     states = ["fail", "pruned", "complete"]
     assert [(row["state"], row["reason"]) for row in trials(tmp_path)] == [*zip(states, reasons, strict=True)]
     assert "trial_0000 fail: ValueError: gc.lam=2 is outside" in caplog.text
+
+
+def test_a_trial_past_the_edge_is_refused_and_never_the_best(tmp_path, caplog, capsys):
+    """The better a trial, the worse it ran: the first left out updates, two exploded in a round, the fourth nearly."""
+    losses = [(2.0, 2000.0, 0.1), (2.0, 0.001, 2.1), (2.0, 1999.0, 0.1), (2.0, 1e-4, 1.9)]
+    rows = [[{"train/nonfinite_clients": count} for count in (0, 2, 1)]]
+    rows += [[{"train/loss": x, "test/loss": 1.0} for x in loss] for loss in losses]
+
+    def of(values, number):
+        return {METRIC: round(0.9 - 0.1 * number, 1), "rows": rows[number]}
+
+    assert go(tmp_path, BasicLauncher(of), "rounds=3", n_trials=5)
+    table = trials(tmp_path)
+    assert [row["state"] for row in table] == ["refused"] * 3 + ["complete"] * 2
+    assert [row["value"] for row in table] == ["", "", "", "0.6", "0.5"]
+    assert table[0]["reason"] == "3 client updates left out"
+    assert table[1]["reason"] == "train/loss rose from 2 to 2e+03 in round 2"
+    assert table[2]["reason"] == "train/loss rose from 0.001 to 2.1 in round 3"
+    assert yaml.safe_load((tmp_path / "optimization_results.yaml").read_text())["best_value"] == pytest.approx(0.6)
+    assert "trial_0001 refused: train/loss rose" in caplog.text
+    assert "5 trials, 0 failed, 3 refused; best 0.6 with trial_0003" in capsys.readouterr().out
+
+
+def test_one_seed_past_the_edge_refuses_its_trial(tmp_path):
+    def of(values, number):
+        return {METRIC: 0.5, "rows": [{"train/refused_steps": int(number == 1)}]}
+
+    assert not go(tmp_path, BasicLauncher(of), seeds=[4, 5], n_trials=1)  # none is left
+    assert trials(tmp_path)[0]["reason"] == "seed_5: 1 server steps taken back"
+    assert not (tmp_path / "optimization_results.yaml").exists()
+    study = load_study(study_name="search", storage=f"sqlite:///{tmp_path}/search.db")
+    assert study.trials[0].constraints == {"seed_5 train/refused_steps": 1.0}
+    go(
+        tmp_path,
+        BasicLauncher(lambda *_: {METRIC: 0.3, "rows": [{"train/refused_steps": 0}]}),
+        seeds=[4, 5],
+        n_trials=2,
+    )
+    assert trials(tmp_path)[1]["state"] == "complete"
 
 
 def test_a_trial_has_a_run_a_seed_and_their_mean_is_its_value(tmp_path):

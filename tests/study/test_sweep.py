@@ -105,6 +105,15 @@ def test_a_folder_with_another_run_is_named_and_left_alone(study, capsys, then, 
     assert f"{FEDAVG} holds another run: {why}" in capsys.readouterr().out or why is None
 
 
+def test_a_job_that_was_stopped_early_is_finished_where_that_is_asked_for(study, capsys):
+    finish(study.root / "try" / "full" / FEDAVG, ["gc=none", "partition.alpha=0.1"], 3, stopped="no better")
+    stop, go_on = BasicLauncher(), BasicLauncher()
+    study(stop, "callbacks=early_stopping", rows=["FedAvg"])
+    assert not stop.calls
+    study(go_on, rows=["FedAvg"])
+    assert len(go_on.calls) == 1
+
+
 def test_a_mistake_is_named_before_any_job(study):
     with pytest.raises(ValueError, match=r"FedAvg, α 0\.1, seed 1: .*nothing"):
         study(None, "client.nothing=1")
@@ -191,7 +200,12 @@ def test_hours_are_steps_times_seconds_and_disk_what_is_kept(monkeypatch, tmp_pa
     assert line.startswith(f"about {4 * steps * 36 / 3600:,.1f} h")
     assert line.endswith(f"{2 * model * (2 + 15) / 1e6:.3g} MB of disk")
     absent = composed("data=cifar100", f"paths.data_dir={tmp_path}")
-    assert "not counted: cifar100, mlp: data set cifar100: " in cost.estimate([(absent, 3)])[1]
+    nothing, why = cost.estimate([(absent, 3), (absent, 2)])
+    assert nothing == "hours and disk: unknown"  # not 0 h
+    assert "not counted: cifar100, mlp: data set cifar100: " in why
+    part = cost.estimate([(absent, 3), (cfg, 3)])[0]
+    assert part.startswith(f"about {3 * steps * 36 / 3600:,.1f} h")
+    assert part.endswith(", of 1 of 2 jobs; the rest is unknown")
 
 
 @pytest.mark.parametrize("overrides", ["study=ssf_table2 hydra.mode=MULTIRUN", "hparams_search=digits_optuna"])

@@ -9,7 +9,7 @@ from gcfed.study.sweep import sweep
 from gcfed.utils.resolvers import CONFIGS
 
 pytest.importorskip("optuna")
-from gcfed.study.search import read_space
+from gcfed.study.space import read_space
 
 METRIC = "test/acc_smooth10"
 ROWS = [
@@ -85,7 +85,7 @@ def test_a_dry_run_and_a_mistake_start_nothing(tmp_path, capsys):
     launcher = BasicLauncher(result)
     go(tmp_path, launcher, dry_run=True)
     assert "2 searches of 4 trials each" in capsys.readouterr().out
-    with pytest.raises(ValueError, match=r"study\.search: budget is missing or unknown"):
+    with pytest.raises(ValueError, match=r"study\.search\.budget=3 is read by nothing"):
         go(tmp_path, launcher, search=SEARCH | {"budget": 3})
     knobs = {"algorithm=fedprox": {"methods.proximal.mu: interval(0.0": None, "1.0)": None}}  # YAML without quotes
     with pytest.raises(ValueError, match=r"methods\.proximal\.mu: interval\(0\.0=None must be words"):

@@ -3,14 +3,15 @@
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Trainer
 
-from gcfed.federated.loop import FederatedLoop
-from gcfed.utils.number import flag
+from gcfed.callbacks.after_round import AfterRound
+from gcfed.utils.checked import checked
 from gcfed.utils.pictures import show
 
 
-class PartitionPicture(Callback):
+@checked
+class PartitionPicture(AfterRound):
     """Draws ``partition.png`` once the first round is over, so that the run begins no later for it.
 
     Args:
@@ -19,21 +20,13 @@ class PartitionPicture(Callback):
     """
 
     def __init__(self, folder: str, draw: bool = True) -> None:
-        self.folder, self.wanted = Path(folder), flag("callbacks.partition.draw", draw)
+        self.folder, self.wanted = Path(folder), draw
 
     def on_train_start(self, trainer: Trainer, *_: Any) -> None:
         known = trainer.global_step > 0 and (self.folder / "partition.png").is_file()
         self.wanted = self.wanted and trainer.is_global_zero and not known
 
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        if not FederatedLoop.of(trainer).tested(trainer.global_step):
-            self._draw(trainer)
-
-    def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            self._draw(trainer)
-
-    def _draw(self, trainer: Trainer) -> None:
+    def after_round(self, trainer: Trainer, row: dict[str, Any]) -> None:
         if self.wanted:
             from gcfed.plots.partition import draw_partition
 

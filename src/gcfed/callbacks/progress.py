@@ -5,25 +5,26 @@ import sys
 import time
 from typing import Any
 
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
-from gcfed.federated.loop import FederatedLoop
-from gcfed.utils.number import number
+from gcfed.callbacks.after_round import AfterRound
+from gcfed.utils.checked import Weight, checked
 
 BAR = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 LINE = "{desc} {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 
 
-class RoundProgressBar(Callback):
+@checked
+class RoundProgressBar(AfterRound):
     """Rounds done, time left, last loss and accuracy: a bar on a terminal, elsewhere a line every few seconds.
 
     Args:
         seconds: between two such lines.
     """
 
-    def __init__(self, seconds: float = 5) -> None:
-        self.seconds = number("callbacks.progress.seconds", seconds, 0)
+    def __init__(self, seconds: Weight = 5) -> None:
+        self.seconds = seconds
         self._bar: Tqdm | None = None
         self._said = 0.0
 
@@ -37,13 +38,6 @@ class RoundProgressBar(Callback):
                 bar_format=BAR if terminal else LINE,
             )  # fmt: skip
 
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        if not FederatedLoop.of(trainer).tested(trainer.global_step):
-            self._show(trainer)
-
-    def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
-        self._show(trainer)
-
     def on_train_end(self, *_: Any) -> None:
         if self._bar is not None:
             self._bar.close()
@@ -51,10 +45,9 @@ class RoundProgressBar(Callback):
     def on_exception(self, *_: Any) -> None:
         self.on_train_end()
 
-    def _show(self, trainer: Trainer) -> None:
+    def after_round(self, trainer: Trainer, row: dict[str, Any]) -> None:
         if self._bar is None:
             return
-        row = FederatedLoop.of(trainer).last_row
         figures = {name.split("/")[1]: f"{row[name]:.3f}" for name in ("train/loss", "test/acc") if name in row}
         self._bar.set_postfix(figures, refresh=False)
         self._bar.update(trainer.global_step - self._bar.n)

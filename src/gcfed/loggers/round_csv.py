@@ -1,7 +1,6 @@
 """Writes ``metrics.csv``: a row a round."""
 
 import csv
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ class RoundCSVLogger(Logger):
         self._started = False
 
     @rank_zero_only
-    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Begins the file; the resolved config lies beside it."""
         self._start()
 

@@ -1,10 +1,8 @@
-"""TensorBoard in the run's own folder: curves, hyperparameters, pictures; resumed in place."""
+"""TensorBoard in the run's own folder: curves, hyperparameters, pictures; one event file, resumed in place."""
 
 from __future__ import annotations
 
-import time
-from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,33 +10,37 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loggers.logger import rank_zero_experiment
 from lightning.pytorch.utilities import rank_zero_only
 
-from gcfed.utils.number import number
+from gcfed.utils.checked import Whole, checked
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-FRAME = ".frame"
+#: The charts of the tab Custom Scalars; columns as regular expressions.
+CHARTS = {
+    "accuracy": ["Multiline", ["^test/acc$", "^val/acc$", "^test/acc_smooth10$", "^test/acc_ema$"]],
+    "loss": ["Multiline", ["^test/loss$", "^val/loss$", "^train/loss$"]],
+}
 
 
+@checked
 class RoundTensorBoardLogger(TensorBoardLogger):
     """Lightning's, in ``save_dir`` itself: a row of metrics at its round, pictures, and the hparams tab.
 
-    What is true of the run as a whole (hyperparameters before its first round; how it ended, its last figures after
-    the last) lies in event files of its own, ``.frame``, which the next start replaces: of two such entries TensorBoard
-    keeps the first. It reads files in the order of their names and never returns to one, so names begin with the time.
+    A resumed run copies what its file has up to the checkpoint into a new one, which takes its place: of two entries
+    that are true of a run as a whole (its hyperparameters, how it ended) TensorBoard would keep the first.
 
     Args:
         save_dir: the run's folder.
         resume_round: last finished round of the checkpoint that the run continues; 0 starts anew.
     """
 
-    def __init__(self, save_dir: str, resume_round: int = 0) -> None:
-        number("logger.tensorboard.resume_round", resume_round, 0, whole=True)
-        # A purge from the first round on, too: TensorBoard heeds only the second of a run.
-        super().__init__(save_dir, name="", version="", default_hp_metric=False, purge_step=resume_round + 1)
-        self._old = f"events.out.tfevents.*{FRAME if resume_round else ''}"
-        self._table: dict[str, Any] = {}
-        self._finished = False
+    def __init__(self, save_dir: str, resume_round: Whole = 0) -> None:
+        self._resume_round = resume_round
+        # To a TensorBoard that is watching, a new file takes back all that the one before it said.
+        super().__init__(save_dir, name="", version="", default_hp_metric=False, purge_step=0)
+        self._table: Mapping[str, Any] = {}
+        self._end: list[Any] | None = None  # what is said of a run that has come to its end, as one event
+        self._closed = False
 
     @property
     @rank_zero_experiment
@@ -47,20 +49,30 @@ class RoundTensorBoardLogger(TensorBoardLogger):
         if self._experiment is None:
             from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 
-            for old in Path(self.log_dir).glob(self._old):
-                old.unlink()
-            self._write_frame(hparams_pb(self._table, trial_id="").value, 0)  # the same settings are still two runs
+            old = sorted(Path(self.log_dir).glob("events.out.tfevents.*"))
+            kept = _events(old, self._resume_round) if self._resume_round else []
+            writer = super().experiment
+            file = writer._get_file_writer()
+            table = {key if key == "algorithm" else behind("gc", key): value for key, value in self._table.items()}
+            file.add_summary(hparams_pb(table, trial_id=""), 0)  # the same settings are still two runs
+            writer.add_custom_scalars({"rounds": CHARTS})
+            for event in kept:
+                file.event_writer.add_event(event)
+            file.flush()
+            for path in old:
+                path.unlink()
         return super().experiment
 
     @rank_zero_only
-    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Keeps the table, one value a column, until events are written."""
-        self._table = dict(vars(params) if isinstance(params, Namespace) else params)
+        self._table = params
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """One event a round, on disk at once: a run that is killed has all its rounds."""
-        self._write([{"tag": tag, "simple_value": float(value)} for tag, value in metrics.items()], step)
+        columns = {behind("test/", name): float(value) for name, value in metrics.items() if name != "round"}
+        self._write([{"tag": tag, "simple_value": value} for tag, value in columns.items()], step)
 
     @rank_zero_only
     def log_image(self, key: str, images: Sequence[str | Path], step: int | None = None) -> None:
@@ -68,13 +80,13 @@ class RoundTensorBoardLogger(TensorBoardLogger):
         for content in (Path(image).read_bytes() for image in images):
             width, height = (int.from_bytes(content[at : at + 4], "big") for at in (16, 20))  # PNG's first chunk
             picture = {"width": width, "height": height, "colorspace": 4, "encoded_image_string": content}
-            self._write([{"tag": key, "image": picture}], step)
+            self._write([{"tag": behind("test/", key), "image": picture}], step)
 
     @rank_zero_only
     def log_summary(self, metrics: Mapping[str, float], step: int, *, success: bool) -> None:
         """The last figures of a run that has come to its end; ``success`` is false for one that diverged."""
         self.log_metrics(metrics, step)
-        self._write([_session_end(success=success)], step)
+        self._close(step, success=success)
 
     @rank_zero_only
     def save(self) -> None:
@@ -82,39 +94,51 @@ class RoundTensorBoardLogger(TensorBoardLogger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        if self._experiment is None or self._finished:
-            return
-        super().finalize(status)
-        self._finished = True
-        if status == "failed":
-            self._write([_session_end(success=False)], None)
+        """The file stays open for what :meth:`log_summary` has to say; an error is the end."""
+        if status != "failed":
+            self._end = self._end or []
+        elif self._experiment is not None and not self._closed:
+            self._close(None, success=False)
 
-    def _write(self, values: Sequence[Any], step: int | None) -> None:
+    def _close(self, step: int | None, *, success: bool) -> None:
+        from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
+
+        status = api_pb2.STATUS_SUCCESS if success else api_pb2.STATUS_FAILURE
+        content = plugin_data_pb2.HParamsPluginData(session_end_info=plugin_data_pb2.SessionEndInfo(status=status))
+        about = metadata.create_summary_metadata(content)
+        ending, self._end = self._end or [], None
+        ending.append({"tag": metadata.SESSION_END_INFO_TAG, "metadata": about, "tensor": metadata.NULL_TENSOR})
+        self._write(ending, step)
+        self._closed = True
+        self.experiment.close()
+
+    def _write(self, values: list[Any], step: int | None) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        if self._finished:
-            self._write_frame(values, step)
-        else:
+        if self._end is not None:
+            self._end += values
+        elif not self._closed:
             self.experiment._get_file_writer().add_summary(Summary(value=values), step)
             self.experiment.flush()
 
-    def _write_frame(self, values: Sequence[Any], step: int | None) -> None:
-        """An event file of its own; the end's come behind those of the same second."""
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.summary.writer.record_writer import RecordWriter
 
-        now, folder = time.time(), Path(self.log_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{int(now) + self._finished:010d}.{time.time_ns()}{FRAME}"
-        with (folder / name).open("wb") as file:
-            for event in ({"file_version": "brain.Event:2"}, {"step": step, "summary": {"value": values}}):
-                RecordWriter(file).write(Event(wall_time=now, **event).SerializeToString())
+def behind(first: str, name: str) -> str:
+    """TensorBoard sorts by name: what would stand before the accuracy, or before GC, gets a dot and stands last."""
+    return name if name >= first else f"·{name}"
 
 
-def _session_end(*, success: bool) -> dict[str, Any]:
-    from tensorboard.plugins.hparams import api_pb2, metadata, plugin_data_pb2
+def _events(paths: Iterable[Path], last: int) -> list[Any]:
+    """What event files have of the rounds up to the last, once each, without what they say of the run as a whole."""
+    from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.plugins.custom_scalar.metadata import CONFIG_SUMMARY_TAG
+    from tensorboard.plugins.hparams.metadata import SESSION_END_INFO_TAG, SESSION_START_INFO_TAG
 
-    status = api_pb2.STATUS_SUCCESS if success else api_pb2.STATUS_FAILURE
-    content = plugin_data_pb2.HParamsPluginData(session_end_info=plugin_data_pb2.SessionEndInfo(status=status))
-    about = metadata.create_summary_metadata(content)
-    return {"tag": metadata.SESSION_END_INFO_TAG, "metadata": about, "tensor": metadata.NULL_TENSOR}
+    whole = {CONFIG_SUMMARY_TAG, SESSION_START_INFO_TAG, SESSION_END_INFO_TAG}
+    kept: dict[Any, Any] = {}
+    for path in paths:
+        for event in map(Event.FromString, RawEventFileLoader(str(path)).Load()):
+            tags = frozenset(value.tag for value in event.summary.value)
+            if tags and event.step <= last and tags.isdisjoint(whole):
+                kept[event.step, tags] = event
+    return list(kept.values())

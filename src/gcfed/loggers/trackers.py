@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from argparse import Namespace
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from inspect import signature
@@ -11,18 +10,18 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch.loggers import MLFlowLogger, WandbLogger
+from lightning.pytorch.loggers import Logger, MLFlowLogger, WandbLogger
 from lightning.pytorch.loggers.logger import rank_zero_experiment
 from lightning.pytorch.utilities import rank_zero_only
 
+from gcfed.utils.checked import Whole, checked
 from gcfed.utils.files import replacing
 from gcfed.utils.instantiate import installed
-from gcfed.utils.number import flag, number, word
+from gcfed.utils.number import flag, word
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
     from wandb import Run
-
 
 log = logging.getLogger(__name__)
 LIMIT = 30  # seconds that a tracker has to answer
@@ -30,13 +29,32 @@ LIMIT = 30  # seconds that a tracker has to answer
 NAMES = {"name": "run_name", "notes": "run_notes", "tags": "run_tags", "group": "run_group", "job_type": "run_job_type"}
 
 
-class _Remote:
-    """What may not answer. Before the first round that ends the run, since nothing is lost yet; later the run goes on
-    without its tracker, since ``metrics.csv`` has all."""
+class _Remote(Logger):
+    """A tracker that may not answer: before the first round that ends the run, since nothing is lost yet; later the run
+    goes on without it, since ``metrics.csv`` has all.
 
-    key = ""
+    Its run begins with the first row, in the process that writes. ``<tracker>.id`` in the run's folder names it: a
+    resumed run goes on in it, also where the folder has been moved, and one that starts anew does not.
+    """
+
+    tracker = ""  # a package, an extra of ours, and its key under ``logger``
     _where = ""  # the setting that says where it is
     _gone = False
+    _table: Mapping[str, Any] = {}  # of hyperparameters, until the run begins
+
+    @property
+    def key(self) -> str:
+        return f"logger.{self.tracker}"
+
+    def _known_id(self, save_dir: str, resume_round: int) -> str | None:
+        """The id of the tracker's run that this one continues; None for a new one."""
+        installed(self.tracker, f"logger={self.tracker}")
+        self._id_file = Path(save_dir, f"{self.tracker}.id")
+        return self._id_file.read_text() if resume_round and self._id_file.is_file() else None
+
+    def _keep_id(self, run_id: str | None) -> None:
+        with replacing(self._id_file) as temporary:
+            temporary.write_text(run_id or "")
 
     def _require(self, work: Callable[[], Any]) -> None:
         """Does it.
@@ -52,6 +70,10 @@ class _Remote:
         if not self._gone and (reason := _within(LIMIT, work)):
             self._gone = True
             log.warning("%s: %s. The run goes on without it; metrics.csv has all rounds.", self.key, reason)
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        self._table = params
 
 
 def _within(seconds: float, work: Callable[[], Any]) -> str:
@@ -71,11 +93,12 @@ def _within(seconds: float, work: Callable[[], Any]) -> str:
     return reasons[-1]
 
 
+@checked
 class RoundWandbLogger(_Remote, WandbLogger):
-    """Lightning's; its run begins with the first row, in the process that writes, since W&B's threads do not fork.
+    """Lightning's, but that W&B's threads begin after the run's processes were forked.
 
     Args:
-        save_dir: the run's folder, where ``wandb/`` lies, and ``wandb.id``, by which a resumed run is found again.
+        save_dir: the run's folder, where ``wandb/`` lies.
         resume_round: last finished round of the checkpoint that the run continues; 0 starts another run of W&B's.
         settings: those of Lightning's logger and of ``wandb.init``.
 
@@ -83,15 +106,12 @@ class RoundWandbLogger(_Remote, WandbLogger):
         ValueError: W&B is not installed, does not know a setting or its value, or does not answer when the run begins.
     """
 
-    key = "logger.wandb"
+    tracker = "wandb"
 
-    def __init__(self, save_dir: str, resume_round: int = 0, **settings: Any) -> None:
-        installed("wandb", "logger=wandb")
+    def __init__(self, save_dir: str, resume_round: Whole = 0, **settings: Any) -> None:
+        known = self._known_id(save_dir, resume_round)
         _check_wandb(settings)
-        self._id_file = Path(save_dir, "wandb.id")
-        known = _known_id(self._id_file, number("logger.wandb.resume_round", resume_round, 0, whole=True))
         super().__init__(save_dir=save_dir, id=known, **settings)
-        self._table: dict[str, Any] = {}
 
     @property
     @rank_zero_experiment
@@ -105,15 +125,10 @@ class RoundWandbLogger(_Remote, WandbLogger):
 
         wandb.finish()  # an earlier job of a sweep that was refused or failed
         run = super().experiment
-        _write_id(self._id_file, run.id)
+        self._keep_id(run.id)
         run.define_metric("round")
         run.define_metric("*", step_metric="round")
-        run.config.update(self._table, allow_val_change=True)
-
-    @rank_zero_only
-    def log_hyperparams(self, params: dict[str, Any] | Namespace) -> None:
-        """Keeps the table until the run begins."""
-        self._table = dict(vars(params) if isinstance(params, Namespace) else params)
+        run.config.update(dict(self._table), allow_val_change=True)
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -159,11 +174,12 @@ def _check_wandb(settings: Mapping[str, Any]) -> None:
             raise ValueError(f"logger.wandb.{name}={value}: {reason}.") from None
 
 
+@checked
 class RoundMLflowLogger(_Remote, MLFlowLogger):
-    """Lightning's; its run begins with the first row, in the process that writes.
+    """Lightning's.
 
     Args:
-        save_dir: the run's folder, where ``mlflow.id`` lies, by which a resumed run is found again.
+        save_dir: the run's folder.
         resume_round: last finished round of the checkpoint that the run continues; 0 starts another run of MLflow's.
         settings: those of Lightning's logger.
 
@@ -171,21 +187,18 @@ class RoundMLflowLogger(_Remote, MLFlowLogger):
         ValueError: MLflow is not installed, a setting is no text, or its server or database does not answer.
     """
 
-    key = "logger.mlflow"
+    tracker = "mlflow"
+    _logged = 0  # the last round that MLflow has
 
-    def __init__(self, save_dir: str, resume_round: int = 0, **settings: Any) -> None:
-        installed("mlflow", "logger=mlflow")
+    def __init__(self, save_dir: str, resume_round: Whole = 0, **settings: Any) -> None:
+        known = self._known_id(save_dir, resume_round)
         import mlflow.tracking  # noqa: F401  (takes seconds, for which no server is to blame)
 
         for name in ("experiment_name", "run_name", "tracking_uri"):
             if word(f"logger.mlflow.{name}", settings.get(name)) == "":
                 raise ValueError(f"logger.mlflow.{name}='' is empty: give it a name, or leave it out.")
         self._where = f".tracking_uri={settings.get('tracking_uri')}"
-        self._id_file = Path(save_dir, "mlflow.id")
-        known = _known_id(self._id_file, number("logger.mlflow.resume_round", resume_round, 0, whole=True))
         self._require(partial(super().__init__, save_dir=None, run_id=known, **settings))  # opens a database
-        self._table: dict[str, Any] = {}
-        self._logged = 0
 
     @property
     @rank_zero_experiment
@@ -196,17 +209,11 @@ class RoundMLflowLogger(_Remote, MLFlowLogger):
 
     def _begin(self) -> None:
         resumed, client = self._run_id is not None, super().experiment
-        assert self._run_id is not None
         if resumed:
             self._logged = max((m.step for m in client.get_metric_history(self._run_id, "round")), default=0)
         else:
-            _write_id(self._id_file, self._run_id)
-            super().log_hyperparams(self._table)
-
-    @rank_zero_only
-    def log_hyperparams(self, params: dict[str, Any] | Namespace) -> None:
-        """Keeps the table until the run begins; MLflow's parameters cannot change."""
-        self._table = dict(vars(params) if isinstance(params, Namespace) else params)
+            self._keep_id(self._run_id)
+            MLFlowLogger.log_hyperparams(self, dict(self._table))  # its parameters cannot change
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -219,12 +226,3 @@ class RoundMLflowLogger(_Remote, MLFlowLogger):
         """The last figures of a run that has come to its end; ``success`` is false for one that diverged."""
         self._tell(partial(super().log_metrics, metrics, step))
         self._tell(partial(super().finalize, "success" if success else "failed"))
-
-
-def _known_id(path: Path, resume_round: int) -> str | None:
-    return path.read_text() if resume_round and path.is_file() else None
-
-
-def _write_id(path: Path, run_id: str) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(run_id)

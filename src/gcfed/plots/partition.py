@@ -11,9 +11,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
-from gcfed.data.label_counts import evenly, label_counts
 from gcfed.data.shift import Shift
 from gcfed.plots.style import BLUE, GREY, save, styled
+from gcfed.runs.label_counts import evenly, label_counts
 
 if TYPE_CHECKING:
     from gcfed.data.datamodule import FederatedDataModule

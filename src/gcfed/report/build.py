@@ -11,13 +11,13 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from gcfed.report import papers
 from gcfed.report.compare import Settings, compare
 from gcfed.report.groups import grouped
 from gcfed.report.searches import read_searches, trials_table
 from gcfed.report.tables import MEASURES, Table, all_runs, best, by_federation, marked, measured, targets, write_texts
 from gcfed.runs.folder import STATES, find_runs, shown
 from gcfed.runs.measures import FORMS, parse
+from gcfed.study import papers
 
 
 class Incomplete(RuntimeError):

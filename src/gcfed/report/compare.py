@@ -13,10 +13,10 @@ import pandas as pd
 import yaml
 
 from gcfed.report.groups import Group, Sample, sample
-from gcfed.report.papers import Axis, Cell, PaperTable, choose
 from gcfed.report.tables import UNITS, Minor, Table, Unit, mark_best, mean_text, states
 from gcfed.runs.identity import counts, setting
 from gcfed.runs.reading import Loader
+from gcfed.study.papers import Axis, Cell, PaperTable, choose
 from gcfed.utils.compose import CONFIGS, train_composer
 
 FULL = "full"

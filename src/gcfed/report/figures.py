@@ -17,7 +17,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gcfed.data.label_counts import LabelCounts
 from gcfed.plots.partition import plot_partition
 from gcfed.plots.style import PALETTE, save, styled
 from gcfed.report import drawing
@@ -25,6 +24,7 @@ from gcfed.report.drawing import AGREEMENT, FAMILIES, LABELS, UPDATES
 from gcfed.report.groups import Group, differing, label_of, sample, symbol, variants
 from gcfed.report.searches import Search
 from gcfed.report.tables import by_federation, describe, main_measure
+from gcfed.runs.label_counts import LabelCounts
 
 matplotlib.use("agg")  # seaborn imports pyplot, which would look for a display
 

@@ -15,7 +15,7 @@ import pandas as pd
 
 from gcfed.report.groups import SYMBOLS, Group, Sample, described, paired, sample
 from gcfed.runs.folder import STATES, UNFINISHED, Run
-from gcfed.runs.measures import parse, value
+from gcfed.runs.measures import higher_is_better, parse, value
 from gcfed.utils.files import replacing
 
 
@@ -59,12 +59,10 @@ MEASURES = {
     "sum:comm/up_bytes": "sent by clients",
     "time/round_s": "a round, median",
 }
-#: What the column of a measure holds → (unit, whether more is better); the first that fits.
-_COLUMNS: dict[str, tuple[str, bool | None]] = {
-    "acc_diff/": ("percent", None), "_std": ("percent", None), "personal/": ("percent", True),
-    "comm/": ("MB", None), "time/": ("seconds", None), "bytes": ("MB", False),
-    "acc": ("percent", True), "loss": ("none", False), "error": ("none", False), "seconds": ("seconds", False),
-    "": ("none", None),
+#: The unit of what the column of a measure holds; the first that fits.
+_COLUMNS = {
+    "_std": "percent", "personal/": "percent", "comm/": "MB", "time/": "seconds", "bytes": "MB", "acc": "percent",
+    "seconds": "seconds", "": "none",
 }  # fmt: skip
 #: Of each run: measure and form.
 _RUN = {
@@ -190,8 +188,8 @@ def describe(measure: str) -> tuple[str, Unit, bool | None]:
     title = MEASURES.get(measure, measure)
     if match := re.fullmatch(r"(\w+)_to_target/([\d.]+)", measure):
         title = f"{match[1].replace('_', ' ')} to {100 * float(match[2]):g} %"
-    unit, higher = next(kind for part, kind in _COLUMNS.items() if part in parts.column)
-    return title, UNITS[unit], higher
+    unit = next(unit for part, unit in _COLUMNS.items() if part in parts.column)
+    return title, UNITS[unit], higher_is_better(measure)
 
 
 def main_measure(groups: Sequence[Group]) -> str:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 CONFIG, SUMMARY, METRICS, FAILURE = "config.yaml", "summary.json", "metrics.csv", "failure.txt"
 CHECKPOINT = Path("checkpoints") / "last.ckpt"
 PREVIOUS = CHECKPOINT.with_name("previous.ckpt")
+BEST = "best.ckpt"  # beside them
 # Diverged: it came to its end, see divergence(). Failed: an error ended it. Unfinished: it was stopped or is running.
 FINISHED, DIVERGED, FAILED, UNFINISHED = STATES = ("finished", "diverged", "failed", "unfinished")
 _SYSTEM = re.compile(r"/(proc|sys|dev)(/(?!shm/)|$)")
@@ -149,7 +150,7 @@ def ending(folder: Path, planned: int, summary: Mapping[str, Any], metrics: pd.D
     broken = divergence(metrics)
     if summary and metrics.empty:
         return FAILED, f"it came to its end, but its {METRICS} is missing"
-    if summary and summary.get("rounds", 0) >= planned:
+    if summary and (summary.get("rounds", 0) >= planned or "stopped" in summary):
         return (DIVERGED, broken) if broken else (FINISHED, "")
     where = f"after round {metrics.index[-1] if len(metrics) else 0} of {planned}"
     failure = folder / FAILURE

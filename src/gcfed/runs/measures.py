@@ -75,6 +75,23 @@ class Measure(NamedTuple):
         return self.how in (">=", "<=")
 
 
+#: What of a column's name says whether more is better; the first that fits, and None for neither.
+_BETTER: dict[str, bool | None] = {
+    "acc_diff/": None, "_std": None, "personal/": True, "comm/": None, "time/": None, "bytes": False, "acc": True,
+    "loss": False, "error": False, "seconds": False, "": None,
+}  # fmt: skip
+
+
+def higher_is_better(measure: str) -> bool | None:
+    """None where neither is; of a target the fewer rounds.
+
+    Raises:
+        ValueError: the string is no measure.
+    """
+    parts = parse(measure)
+    return False if parts.is_target else next(_BETTER[part] for part in _BETTER if part in parts.column)
+
+
 @lru_cache(maxsize=256)
 def parse(measure: str) -> Measure:
     """The parts of a measure as :func:`value` reads it.

@@ -1,4 +1,4 @@
-"""``summary.json`` and the table on the terminal: what a run leaves for people when it has come to its end."""
+"""``summary.json``: the figures of a run that has come to its end."""
 
 from __future__ import annotations
 
@@ -9,14 +9,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-
 from gcfed.runs.folder import SUMMARY
 from gcfed.runs.measures import average, first_round, smooth, until
 from gcfed.runs.metrics_csv import column
 from gcfed.utils.files import replacing
-from gcfed.utils.words import size
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -87,30 +83,3 @@ def last_figures(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str,
 
 def _last(curve: pd.Series) -> float:
     return float(curve.iloc[-1]) if len(curve) else math.nan
-
-
-def print_summary(summary: Mapping[str, Any], folder: Path) -> None:
-    """The figures of :func:`summary_of` for people, and what lies in the run's folder."""
-    rows: dict[str, str] = {}
-    if summary["best_round"] is None:
-        rows |= {n: f"{summary[n]:.4g}, at best {summary[f'{n}_best']:.4g}" for n in ERRORS if n in summary}
-    else:
-        rows["test accuracy, last round"] = f"{summary['test/acc']:.2%}"
-        rows["best"] = f"{summary['test/acc_best']:.2%} in round {summary['best_round']}"
-        rows["mean of the last 10 tests"] = f"{summary['test/acc_smooth10']:.2%}"
-    sent, seconds = summary["bytes_to_target"], summary["client_seconds_to_target"]
-    for t, reached in summary["rounds_to_target"].items():
-        if reached:
-            rows[f"to {float(t):.0%}"] = f"{reached} rounds, {size(sent[t])}, {seconds[t]:.3g} s of clients"
-    rows["bytes down, up"] = f"{size(summary['comm/down_bytes'])}, {size(summary['comm/up_bytes'])}"
-    rows["seconds a round (median)"] = f"{summary['time/round_s']:.3f}"
-    rows["seconds a client's round"] = f"{summary['client_seconds']:.3g}"
-    if count := summary["train/nonfinite_clients"]:
-        rows["client updates left out"] = f"{count} (not finite)"
-    table = Table(title=f"{summary['rounds']} rounds", title_justify="left", show_header=False)
-    for label, text in rows.items():
-        table.add_row(f"[bold]{label}[/bold]", text)
-    console = Console(soft_wrap=True)
-    console.print(table)
-    files = sorted(p.name for p in folder.iterdir() if not p.name.startswith((".", "events.out.")))
-    console.print(f"{', '.join(files)} are in\n  {folder}")

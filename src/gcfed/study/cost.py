@@ -27,7 +27,10 @@ def estimate(left: Sequence[tuple[DictConfig, int]]) -> list[str]:
             hours, disk = hours + rounds * seconds / 3600, disk + stored
         except Exception as error:
             unknown.append(f"not counted: {cfg.tags.data}, {cfg.tags.model}: {' '.join(str(error).split())[:150]}")
-    about = f"about {hours:,.1f} h on one core, without what methods add to a step, and {size(disk)} of disk"
+    if unknown and not steps:
+        return ["hours and disk: unknown", *dict.fromkeys(unknown)]
+    of = f", of {len(left) - len(unknown)} of {len(left)} jobs; the rest is unknown" * bool(unknown)
+    about = f"about {hours:,.1f} h on one core, without what methods add to a step, and {size(disk)} of disk{of}"
     return [about, *dict.fromkeys(unknown)]
 
 

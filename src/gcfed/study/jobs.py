@@ -2,16 +2,19 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from gcfed.report.papers import PaperTable, choose, load, slug, table_of
 from gcfed.runs.identity import counts, digest
-from gcfed.utils.number import choice, flag, numbers
+from gcfed.study.papers import PaperTable, choose, load, slug, table_of
+from gcfed.utils.checked import SettingError, Whole, checked
+from gcfed.utils.number import choice
 
-PARTS = ("rows", "columns", "seeds", "overrides")
+Labels = list[str | float] | None
+Seeds = list[Whole] | None
 REFUSED = {
     "study.overrides": "say the overrides by themselves, as key=value; they go to every job",
     "seed": "a study has seeds of its own; say study.seeds=[1,2,3]",
@@ -29,6 +32,52 @@ class Job(NamedTuple):
     cell: str = ""  # the part of the folder's name that its seeds share
 
 
+def different(name: str, values: list[Any] | None) -> None:
+    """Refuses an empty list, and one that has something twice; null passes."""
+    if values is not None and len({*map(str, values)}) != max(1, len(values)):
+        raise SettingError(name, f"={values} must be a list of different ones, such as [1,2,3], or null.")
+
+
+@checked
+@dataclass(frozen=True)
+class Choice:
+    """Which part of its table a study runs; null: what its scale says, or all."""
+
+    rows: Labels = None  # by label or short name, where * stands for anything
+    columns: Labels = None
+    seeds: Seeds = None
+    overrides: list[str] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "columns", "seeds"):
+            different(name, getattr(self, name))
+
+
+@checked
+@dataclass(frozen=True)
+class Study(Choice):
+    """The ``study`` of a config: a table, what of it is run, and at which ``scale`` less."""
+
+    table: Any = None
+    scales: dict | None = None
+    search: dict | None = None
+    dry_run: bool = False
+
+
+def settings_of(where: str, kind: Callable[..., Any], node: Any) -> Any:
+    """A group of settings as the dataclass that checks it.
+
+    Raises:
+        ValueError: it is none, or a setting that cannot be; names it below ``where``.
+    """
+    if not isinstance(node, Mapping):
+        raise ValueError(f"{where}={node} must be a group of settings.")
+    try:
+        return kind(**{str(key): value for key, value in node.items()})
+    except SettingError as error:
+        raise ValueError(f"{where}.{error}") from None
+
+
 def read_jobs(scale: str, node: Mapping[str, Any], arguments: Iterable[str] = ()) -> tuple[list[Job], Counter[str]]:
     """The jobs of a study, seed by seed; and why how many cells have none.
 
@@ -36,60 +85,25 @@ def read_jobs(scale: str, node: Mapping[str, Any], arguments: Iterable[str] = ()
         ValueError: an unknown key, scale, row or column, or an override that a study cannot take.
         FileNotFoundError: there is no such table.
     """
-    check_parts("study", node, "search", "table", "scales", "dry_run")
-    scales = {"full": None} | (node.get("scales") or {})
-    part = {} if scales[choice("scale", scale, scales)] is None else scales[scale]
-    check_parts(f"study.scales.{scale}", part)
-    cells, number = read_table(node.get("table"))
-    rows, columns, seeds = (node.get(key) or part.get(key) for key in PARTS[:3])
-    rows, columns = choose("rows", rows, [row for row, _ in cells]), choose("columns", columns, [c for _, c in cells])
-    seeds = seeds or list(range(1, number + 1))
-    common = [*(node.get("overrides") or ()), *(part.get("overrides") or ())]
-    extra = check(arguments)
-    text = re.sub(r"[^\w.,=~\[\]-]+", "-", "".join(f",{o.lstrip('+')}" for o in sorted(extra) if counts(key_of(o))))
-    suffix = text if len(text) <= 120 else f"{text[:107]}-{digest({'': text})}"  # file systems end a name at 255 bytes
+    study: Study = settings_of("study", Study, node)
+    scales = {"full": {}} | (study.scales or {})
+    part: Choice = settings_of(f"study.scales.{scale}", Choice, scales[choice("scale", scale, scales)])
+    cells, number = read_table(study.table)
+    rows = choose("rows", study.rows or part.rows, [row for row, _ in cells])
+    columns = choose("columns", study.columns or part.columns, [column for _, column in cells])
     chosen = {cell: own for cell, own in cells.items() if cell[0] in rows and cell[1] in columns}
     firsts = {effect(own): cell for cell, own in reversed(cells.items())}  # cells of equal overrides are one run
+    common, extra = [*(study.overrides or ()), *(part.overrides or ())], check(arguments)
+    text = re.sub(r"[^\w.,=~\[\]-]+", "-", "".join(f",{o.lstrip('+')}" for o in sorted(extra) if counts(key_of(o))))
+    suffix = text if len(text) <= 120 else f"{text[:107]}-{digest({'': text})}"  # file systems end a name at 255 bytes
     jobs: dict[str, Job] = {}
-    for seed in seeds:
+    for seed in study.seeds or part.seeds or range(1, number + 1):
         for cell, own in chosen.items():
             if not isinstance(own, str):
                 short = "_".join(map(slug, firsts[effect(own)]))
                 folder, overrides = f"{short}_s{seed}{suffix}", [*own, *common, f"seed={seed}", *extra]
                 jobs.setdefault(folder, Job(f"{', '.join(cell)}, seed {seed}", overrides, folder, f"{short}{suffix}"))
     return list(jobs.values()), Counter(own for own in chosen.values() if isinstance(own, str))
-
-
-def check_parts(key: str, node: Any, *more: str) -> None:
-    """Refuses a study, or a scale of it, whose parts are not of their kinds.
-
-    Raises:
-        ValueError: names the part below ``key``.
-    """
-    if not isinstance(node, Mapping):
-        raise ValueError(f"{key}={node} must be a group of settings.")
-    if odd := {*node} - {*PARTS, *more}:
-        raise ValueError(f"{key}.{min(map(str, odd))} is unknown; there are {', '.join((*PARTS, *more))}.")
-    for name, kind in (("rows", str | float | int), ("columns", str | float | int), ("overrides", str)):
-        words = node.get(name)
-        is_list = isinstance(words, list) and all(isinstance(word, kind) for word in words)
-        if words is not None and not (is_list and (words or name == "overrides")):
-            raise ValueError(f"{key}.{name}={words} must be a list such as {key}.{name}=[…], or null.")
-    check_seeds(f"{key}.seeds", node.get("seeds"))
-    for name in ("scales", "search"):
-        if not isinstance(node.get(name), Mapping | None):
-            raise ValueError(f"{key}.{name}={node[name]} must be a group of settings, or null.")
-    flag(f"{key}.dry_run", node.get("dry_run", False))
-
-
-def check_seeds(key: str, seeds: Any) -> None:
-    """Refuses seeds that are no list of different whole numbers; null passes.
-
-    Raises:
-        ValueError: names the key.
-    """
-    if seeds is not None and len({*numbers(key, seeds, 0, whole=True)}) != max(1, len(seeds)):
-        raise ValueError(f"{key}={seeds} must be a list of different whole numbers, such as [1,2,3], or null.")
 
 
 def read_table(table: str | Mapping[str, Any] | None) -> tuple[Cells, int]:

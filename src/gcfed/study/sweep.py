@@ -45,7 +45,8 @@ class Work:
             return
         run = read_run(self.folder)
         self.rounds, self.why = run.rounds, self.lack(run)
-        if not self.why and run.has_ended and run.rounds == asked:
+        stopped = "stopped" in run.summary and run.rounds <= asked and self.cfg.callbacks.get("early_stopping")
+        if not self.why and run.has_ended and (run.rounds == asked or stopped):
             self.state = FINISHED
         elif not self.why and begun and 0 < run.rounds <= asked:
             self.state = BEGUN
@@ -60,14 +61,13 @@ class Work:
         there, here = (min(n, self.cfg.rounds) for n in (run.get("eval_every") or 1, self.cfg.eval_every))
         if there != here:  # the last round is always tested
             return f"eval_every is {there} there, {here} here"
-        has = {name: settings for name, settings in (run.get("metrics") or {}).items() if settings}
         metrics: Any = OmegaConf.to_container(self.cfg.metrics or OmegaConf.create())
-        for name, asked in metrics.items():
-            if asked and name not in has:
+        for name, asked in ((name, asked) for name, asked in metrics.items() if asked):
+            if not (has := run.get(f"metrics.{name}")):
                 return f"it has no metrics={name}"
-            for key, value in (asked or {}).items():
-                if "${" not in str(value) and has[name].get(key) != value:  # else it follows other keys
-                    return f"metrics.{name}.{key} is {has[name].get(key)} there, {value} here"
+            for key, value in asked.items():
+                if "${" not in str(value) and has.get(key) != value:  # else it follows other keys
+                    return f"metrics.{name}.{key} is {has.get(key)} there, {value} here"
         return ""
 
 

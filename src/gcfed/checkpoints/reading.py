@@ -1,4 +1,4 @@
-"""Checkpoints say what run and what model they are of, and are refused to others."""
+"""Checkpoints come back from the disk: they say what run and model they are of, and are refused to others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.federated.module import FederatedModule
-from gcfed.runs.folder import CHECKPOINT, PREVIOUS
+from gcfed.runs.folder import BEST, CHECKPOINT, PREVIOUS
 from gcfed.runs.identity import differences, identity, leaves
 from gcfed.runs.metrics_csv import column, read_metrics
 from gcfed.utils.processes import in_sweep
@@ -80,8 +80,13 @@ def existing(path: Any) -> Path:
 
 def resume_from(ckpt_path: str | None, folder: Path) -> Path | None:
     """The checkpoint to continue from; ``last`` is that of the run's own folder, which the config chose."""
+    if ckpt_path is None:
+        return None
     if ckpt_path != "last":
-        return None if ckpt_path is None else existing(ckpt_path)
+        path = existing(ckpt_path)
+        if path.name == BEST:  # clients' states are kept for the last two checkpoints only
+            raise ValueError(f"ckpt_path={path} is to be tested, by src/eval.py: {CHECKPOINT.name} goes on.")
+        return path
     if (folder / CHECKPOINT).is_file():
         return folder / CHECKPOINT
     if in_sweep():

@@ -1,4 +1,4 @@
-"""A round is a transaction: the state after it goes to the disk whole, or not at all."""
+"""Checkpoints go to the disk: whole, and while the next round trains."""
 
 import io
 import logging
@@ -6,18 +6,20 @@ import os
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
+from gcfed.callbacks.after_round import AfterRound, measured
 from gcfed.federated.loop import FederatedLoop
-from gcfed.runs.folder import CHECKPOINT, METRICS, PREVIOUS
+from gcfed.runs.folder import BEST, CHECKPOINT, METRICS, PREVIOUS
+from gcfed.utils.checked import Count, checked
 from gcfed.utils.files import in_words, replacing
-from gcfed.utils.number import number
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +81,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             self._thread = None
 
     def _write(self, content: io.BytesIO, path: Path) -> None:
-        previous = path.with_name(PREVIOUS.name)
+        last, previous = path.name == CHECKPOINT.name, path.with_name(PREVIOUS.name)
         with replacing(path) as temporary:
             with temporary.open("wb") as file:
                 file.write(content.getbuffer())
@@ -87,12 +89,12 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 os.fsync(file.fileno())
             with suppress(FileNotFoundError), (path.parent.parent / METRICS).open("rb") as rows:
                 os.fsync(rows.fileno())  # a run whose file lacks a round that its checkpoint knows cannot go on
-            if self.newest != previous:
+            if last and self.newest != previous:
                 previous.unlink(missing_ok=True)
-            if self.newest == path:
+            if last and self.newest == path:
                 with suppress(OSError):
                     previous.hardlink_to(path)
-        self.newest = path
+        self.newest = path if last else self.newest
 
 
 def delete(paths: Iterable[Path]) -> None:
@@ -105,7 +107,8 @@ def _delete_after(written: Future, paths: Iterable[Path]) -> None:
         delete(paths)
 
 
-class RoundCheckpoint(Checkpoint):
+@checked
+class RoundCheckpoint(AfterRound, Checkpoint):
     """Writes ``last.ckpt`` when a round is finished, its test included; the one before becomes ``previous.ckpt``.
 
     By :class:`AtomicCheckpointIO`, in place of Lightning's own writer.
@@ -115,32 +118,20 @@ class RoundCheckpoint(Checkpoint):
         every: rounds between two checkpoints; the last round is always saved.
     """
 
-    def __init__(self, dirpath: str, every: int = 1) -> None:
-        self.dirpath, self.every = Path(dirpath), number("callbacks.checkpoint.every", every, 1, whole=True)
-        self._tested = False
+    def __init__(self, dirpath: str, every: Count = 1) -> None:
+        self.dirpath, self.every = Path(dirpath), every
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # trainer.plugins may have another
             trainer.strategy.checkpoint_io = AtomicCheckpointIO()
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
-        self._tested = False
         self._wait(trainer, 0)  # a disk that has become full ends the run here, not rounds later
 
     def on_train_end(self, trainer: Trainer, *_: Any) -> None:
         self._wait(trainer)
 
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        loop = FederatedLoop.of(trainer)
-        if not loop.tested(trainer.global_step):
-            self._save(trainer)
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.state.fn == "fit" and not trainer.sanity_checking and not self._tested:
-            self._tested = True
-            self._save(trainer)
-
-    def _save(self, trainer: Trainer) -> None:
+    def after_round(self, trainer: Trainer, row: dict[str, Any]) -> None:
         done = trainer.global_step
         if done % self.every == 0 or done >= trainer.max_steps or trainer.should_stop:
             trainer.save_checkpoint(self.dirpath / CHECKPOINT.name, weights_only=False)
@@ -152,3 +143,42 @@ class RoundCheckpoint(Checkpoint):
     def _wait(self, trainer: Trainer, timeout: float | None = None) -> None:
         if isinstance(writer := trainer.strategy.checkpoint_io, AtomicCheckpointIO):
             writer.wait(timeout)
+
+
+@checked
+class BestCheckpoint(AfterRound):
+    """Writes ``best.ckpt`` when a column of the rows is better than in all rounds before: to be tested by src/eval.py.
+
+    Not a ``Checkpoint``, which Lightning would call after ``last.ckpt`` is saved: that one holds the best so far.
+
+    Args:
+        dirpath: folder of the checkpoints.
+        column: any of ``metrics.csv``, also one that is measured in some rounds only.
+        mode: ``max`` or ``min``.
+
+    Raises:
+        ValueError: in the first round that is tested: a column that the run does not have.
+    """
+
+    def __init__(self, dirpath: str, column: str = "test/acc", mode: Literal["max", "min"] = "max") -> None:
+        self.path, self.column, self.sign = Path(dirpath) / BEST, column, 1 if mode == "max" else -1
+        self.best: float | None = None
+        self.round = 0
+
+    def after_round(self, trainer: Trainer, row: dict[str, Any]) -> None:
+        value = measured(trainer, row, "callbacks.best.column", self.column)
+        better = value is not None and (self.best is None or self.sign * (value - self.best) > 0) and isfinite(value)
+        if trainer.strategy.broadcast(better):  # processes may differ in a column of seconds
+            self.best, self.round = value, row["round"]
+            trainer.save_checkpoint(self.path, weights_only=False)
+
+    def on_train_end(self, *_: Any) -> None:
+        if self.best is not None:
+            log.info("%s is of round %d: %s %.4g", BEST, self.round, self.column, self.best)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "round": self.round, "column": self.column}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if state_dict["column"] == self.column:  # else the best of another column
+            self.best, self.round = state_dict["best"], state_dict["round"]

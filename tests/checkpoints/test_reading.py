@@ -17,10 +17,10 @@ from harness import Spy
 from omegaconf import OmegaConf, open_dict
 
 import gcfed
+from gcfed.checkpoints.reading import SHAPE, class_checksum, fingerprint, load_checkpoint, resume_from
 from gcfed.data.base import FederatedDataset, Split
 from gcfed.data.partition import Partition
 from gcfed.run import evaluate, train
-from gcfed.runs.checkpoint import SHAPE, class_checksum, fingerprint, load_checkpoint, resume_from
 from gcfed.runs.folder import CHECKPOINT
 from gcfed.utils.instantiate import check_targets, listed_targets
 from gcfed.utils.lock import locked
@@ -63,7 +63,7 @@ def test_a_job_of_a_sweep_that_has_not_begun_starts_and_a_run_does_not(tmp_path,
     folder = tmp_path / "multirun_of_mine"
     with pytest.raises(FileNotFoundError, match="ckpt_path=last: no earlier run"):
         resume_from("last", folder)
-    monkeypatch.setattr("gcfed.runs.checkpoint.in_sweep", lambda: True)
+    monkeypatch.setattr("gcfed.checkpoints.reading.in_sweep", lambda: True)
     assert resume_from("last", tmp_path / "anything") is None
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from omegaconf import open_dict
 
+from gcfed.checkpoints.reading import load_checkpoint
 from gcfed.federated.store import ClientStore
 from gcfed.run import train
-from gcfed.runs.checkpoint import load_checkpoint
 from gcfed.runs.folder import CHECKPOINT, PREVIOUS
 
 SETTING = (

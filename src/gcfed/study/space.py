@@ -1,0 +1,153 @@
+"""What a search draws, and by what: Optuna's words out of Hydra's, and the settings that cannot work."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import optuna
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+
+from gcfed.runs.measures import parse
+from gcfed.study.jobs import Seeds, different, settings_of
+from gcfed.utils.checked import Count, SettingError, Whole, checked
+from gcfed.utils.instantiate import require
+from gcfed.utils.number import number
+from gcfed.utils.resolvers import CONFIGS
+
+Space = dict[str, BaseDistribution]
+
+
+@checked
+@dataclass(frozen=True)
+class Settings:
+    """Those of ``configs/hydra/sweeper/optuna.yaml``, which says what they are."""
+
+    direction: Literal["maximize", "minimize"]
+    n_trials: Count
+    n_jobs: Count
+    seed: Whole
+    seeds: Seeds
+    storage: str | None
+    sampler: Any
+    params: Any
+
+    def __post_init__(self) -> None:
+        different("seeds", self.seeds)
+        if self.storage == "":
+            raise SettingError("storage", "='' must be an address such as sqlite:///search.db, or null.")
+        space, made = read_space(self.params, [], "params")[0], sampler_of(self.sampler, 0)
+        try:
+            optuna.create_study(sampler=made).ask(space)
+        except Exception as error:  # some samplers look at their settings only now
+            raise SettingError("sampler", f" cannot draw from these params: {error}") from error
+
+
+@checked
+@dataclass(frozen=True)
+class Tuning(Settings):
+    """``study.search``: each cell is searched with these settings.
+
+    Args:
+        metric: what the trials are compared by.
+        knobs: override → further params of the cells that have it.
+        overrides: of the trials: a validation split, and a seed that no job has.
+    """
+
+    metric: str
+    knobs: dict
+    overrides: list[str] | None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_metric("metric", self.metric)
+        for override, more in self.knobs.items():
+            read_space(more, [], f"knobs.{override}")
+
+
+def read_tuning(node: Any) -> Tuning:
+    """``study.search``, over the sweeper's own settings but for the number of trials, and what they search.
+
+    Raises:
+        ValueError: a setting that cannot be, or is missing; names it.
+    """
+    own = yaml.safe_load((CONFIGS / "hydra" / "sweeper" / "optuna.yaml").read_text(encoding="utf-8"))
+    own = {key: value for key, value in own.items() if not key.startswith("_") and key not in ("n_trials", "params")}
+    return settings_of("study.search", Tuning, {**own, **node})
+
+
+def check_metric(key: str, metric: Any) -> None:
+    """Refuses what is no measure of a finished run.
+
+    Raises:
+        SettingError: names the key.
+    """
+    if not isinstance(metric, str) or not metric:
+        raise SettingError(key, f"={metric}: a search needs a measure of its runs, such as mean:val/acc[10].")
+    try:
+        parse(metric)
+    except ValueError as error:
+        raise SettingError(key, f"={metric}: {error}") from None
+
+
+def sampler_of(node: Any, seed: int) -> optuna.samplers.BaseSampler:
+    """Optuna's sampler of ``hydra.sweeper.sampler``.
+
+    Raises:
+        ValueError: it makes none.
+    """
+    tree = OmegaConf.create({"hydra": {"sweeper": {"sampler": node}}})  # an error names the key
+    made = require(tree.hydra.sweeper, "sampler", seed=seed)
+    if not isinstance(made, optuna.samplers.BaseSampler):
+        raise ValueError(f"hydra.sweeper.sampler._target_={node.get('_target_')} is none of optuna.samplers.")
+    return made
+
+
+def read_space(params: Any, arguments: list[str], key: str = "hydra.sweeper.params") -> tuple[Space, list[str]]:
+    """The space of a search in Optuna's words, out of Hydra's, and the overrides that all trials share.
+
+    The command line wins over ``params``: a key to which it gives one value is searched no more.
+
+    Raises:
+        ValueError: words that are no override, or an interval that cannot be searched; names them.
+    """
+    if not isinstance(params, Mapping):
+        raise SettingError(key, f"={params} must be a group of words such as gc.lam: interval(0.0, 1.0).")
+    for name, words in params.items():
+        if not isinstance(words, str) or not words:
+            raise SettingError(f"{key}.{name}", f"={words} must be words such as interval(0.0, 1.0).")
+    space: Space = {}
+    common: dict[str, str] = {}
+    for text in [*(f"{key}={sweep}" for key, sweep in params.items()), *arguments]:
+        try:
+            override = OverridesParser.create().parse_override(text)
+            key = override.get_key_element()
+            space.pop(key, None)
+            common.pop(key, None)
+            if override.is_sweep_override():
+                space[key] = distribution_of(override)
+            else:
+                common[key] = text
+        except (HydraException, ValueError, ArithmeticError) as error:
+            raise ValueError(f"{text} cannot be searched: {str(error).splitlines()[0]}") from None
+    return space, list(common.values())
+
+
+def distribution_of(override: Override) -> BaseDistribution:
+    """``interval``, ``range`` or ``choice``; whole numbers where both ends are."""
+    sweep: Any = override.value()
+    kind: dict[str, Any]
+    if isinstance(sweep, IntervalSweep):
+        ends, kind = (number("its start", sweep.start), number("its end", sweep.end)), {"log": "log" in sweep.tags}
+    elif isinstance(sweep, RangeSweep):
+        number("its length", (sweep.stop - sweep.start) / sweep.step, 1e-9, 1e6)  # type: ignore[operator]
+        values = list(sweep.range())
+        ends, kind = (values[0], values[-1]), {"step": sweep.step}
+    else:
+        return CategoricalDistribution(list(override.sweep_string_iterator()))
+    of_numbers: Any = IntDistribution if all(isinstance(end, int) for end in ends) else FloatDistribution
+    return of_numbers(*ends, **kind)

@@ -1,0 +1,52 @@
+"""What a run prints at its beginning and its end, and that its log has it."""
+
+import logging
+import re
+
+import pytest
+
+from gcfed.run import train
+from gcfed.runs.folder import read_run
+
+FAST = ("participation.num_clients=8", "client.epochs=1", "data.limit_train=200", "data.limit_test=60")
+
+
+@pytest.fixture
+def log(tmp_path, monkeypatch):
+    """A file of the log, as Hydra opens one for a job, beside a wide terminal."""
+    monkeypatch.setenv("COLUMNS", "200")
+    handler = logging.FileHandler(tmp_path / "train.log", encoding="utf-8")
+    logging.getLogger().addHandler(handler)
+    yield tmp_path / "train.log"
+    logging.getLogger().removeHandler(handler)
+    handler.close()
+
+
+def test_the_end_has_what_was_asked_for_in_the_right_words_and_the_log_has_it_too(config, tmp_path, log, capsys):
+    asked = ("metrics=[personal,drift]", "data.client_test=0.3", "data.validation=0.1", "targets=[0.01]")
+    train(config(*FAST, *asked, "rounds=3", folder=tmp_path / "run"))
+    printed, run = capsys.readouterr().out, read_run(tmp_path / "run")
+    last = run.metrics.iloc[-1]
+    rows = dict(re.findall(r"^│ (.+?) +│ (.+?) +│$", printed, re.MULTILINE))
+    assert rows["mean of the last 3 tests"] == f"{run.metrics['test/acc'].mean():.2%}"
+    assert rows["validation accuracy, last round"] == f"{last['val/acc']:.2%}"
+    assert rows["to 1%"].startswith("1 rounds, ")
+    assert f"local_acc {last['personal/local_acc']:.4g}" in rows["personal"]
+    assert f"cosine {last['drift/cosine']:.4g}" in rows["drift"]
+    text = log.read_text(encoding="utf-8")
+    assert [line for line in printed.splitlines() if line.strip() not in text] == []
+
+
+def test_of_one_test_there_is_no_mean(config, tmp_path, capsys):
+    train(config(*FAST, "rounds=1", folder=tmp_path))
+    assert "mean of the last" not in capsys.readouterr().out
+
+
+def test_the_config_is_printed_where_that_is_asked_for(config, tmp_path, log, capsys):
+    train(config(*FAST, "rounds=1", "extras.print_config=true", "name=mine", folder=tmp_path / "run"))
+    printed = capsys.readouterr().out
+    for text in ("_target_: torch.optim.SGD", "num_clients: 8", "name: mine"):
+        assert text in printed
+        assert text in log.read_text(encoding="utf-8")
+    with pytest.raises(ValueError, match=r"extras\.print_config=3 must be true or false"):
+        train(config(*FAST, "extras.print_config=3", folder=tmp_path / "run"))
