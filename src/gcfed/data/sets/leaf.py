@@ -7,6 +7,7 @@ the other sets. Groups are LEAF's users, numbered in the order of their names. O
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from gcfed.data.base import FederatedDataset
 from gcfed.data.sets.cache import Allocate, cached
-from gcfed.data.sets.files import is_plain, read_image
+from gcfed.data.sets.files import decode, is_plain, read_image
 from gcfed.data.sets.text import ALPHABET, LENGTH, PAD, encode
 
 REPOSITORY = "https://github.com/TalwalkarLab/leaf"
@@ -135,8 +136,10 @@ def _decode(
         allocate(f"{part}_y", (sum(sizes),), np.int64)[:] = np.concatenate([y for _, _, y in samples])
         x = [x for _, x, _ in samples]
         if name == "celeba":
-            faces = allocate(f"{part}_x", (sum(sizes), 3, FACE, FACE), np.uint8)
-            _decode_faces(root / "data" / "raw" / "img_align_celeba", np.concatenate(x), faces, part)
+            faces = _faces(root / "data" / "raw" / "img_align_celeba", np.concatenate(x))
+            decode(
+                faces, sum(sizes), f"CelebA {part}", size=FACE, bicubic=True, allocate=partial(allocate, f"{part}_x")
+            )
         else:
             np.concatenate(x, out=allocate(f"{part}_x", (sum(sizes), *x[0].shape[1:]), np.uint8))
 
@@ -163,16 +166,12 @@ def _users(
             ) from error
 
 
-def _decode_faces(folder: Path, names: np.ndarray, x: np.ndarray, part: str) -> None:
-    from PIL.Image import Resampling
-    from tqdm import tqdm
-
-    for i, name in enumerate(tqdm(names, desc=f"CelebA {part}", unit="image", disable=None)):
+def _faces(folder: Path, names: np.ndarray) -> Iterator[tuple[str, Any]]:
+    for name in names:
         try:
-            image = read_image((folder / name).read_bytes(), f"data set celeba: {folder / name}")
+            yield name, read_image((folder / name).read_bytes(), f"data set celeba: {folder / name}")
         except FileNotFoundError as error:
             raise FileNotFoundError(
                 f"data set celeba: {folder.resolve() / name} is missing. Put the images img_align_celeba from "
                 "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html there."
             ) from error
-        x[i] = np.asarray(image.resize((FACE, FACE), Resampling.BICUBIC)).transpose(2, 0, 1)
