@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -71,6 +72,21 @@ def test_the_test_split_is_drawn_once_and_groups_follow():
     assert whole == {x.tobytes() for x in IMAGES}
     again = from_arrays({"x": IMAGES, "y": CLASSES}, "mine.npz", 0.2)
     np.testing.assert_array_equal(again.test.x, dataset.test.x)
+
+
+def test_columns_of_pandas_are_arrays():
+    frame = pd.DataFrame({"kind": list("dacb") * 10, "a": range(40), "b": [i / 2 for i in range(40)]})
+    frame["flag"] = frame.a % 3 == 0
+    for kind in (frame.kind.astype(object), frame.kind.astype("category"), frame.kind):
+        content = {"x": frame[["a", "b", "flag"]], "y": kind, "x_test": frame[["a", "b", "flag"]], "y_test": kind}
+        dataset = from_arrays(content | {"groups": kind}, "mine.py", 0.2)
+        assert dataset.class_names == ("a", "b", "c", "d")
+        assert dataset.train.y.tolist() == dataset.train.groups.tolist() == [3, 0, 2, 1] * 10
+        np.testing.assert_array_equal(dataset.train.x, np.stack([frame.a, frame.a / 2, frame.a % 3 == 0], 1))
+    assert from_arrays({"x": frame[["b"]], "y": frame.flag}, "mine.py", 0.2).class_names == ("False", "True")
+    for bad in ([None, *"abc"] * 10, [1, *"abc"] * 10):
+        with pytest.raises(ValueError, match=r"^mine\.py: groups holds objects that are neither all texts nor"):
+            from_arrays({"x": frame[["b"]], "y": frame.kind, "groups": np.array(bad, object)}, "mine.py", 0.2)
 
 
 @pytest.mark.parametrize(
@@ -166,6 +182,23 @@ def test_a_folder_without_a_test_split_gives_a_part_of_each_class(tmp_path):
     assert len(seen) == 30
 
 
+def test_a_folder_a_client_makes_natural_clients(tmp_path):
+    for name, classes in (("zoe", {"rose": 4, "tulip": 1}), ("bob", {"tulip": 5})):
+        write_images(tmp_path / "flowers/train" / name, classes)
+    write_images(tmp_path / "flowers/test/carl", {"rose": 1, "tulip": 2})
+    dataset = image_folder(str(tmp_path / "flowers"), str(tmp_path), clients=True)
+    assert (dataset.class_names, len(dataset.test)) == (("rose", "tulip"), 3)
+    assert dataset.train.groups.tolist() == [0] * 5 + [1] * 5
+    assert dataset.train.y.tolist() == [1] * 5 + [0] * 4 + [1]
+    whole = image_folder(str(tmp_path / "flowers/train"), str(tmp_path), test=0.5, clients=True)
+    assert (np.bincount(whole.train.y).tolist(), np.bincount(whole.test.y).tolist()) == ([2, 3], [2, 3])
+    clients = ByGroup()(whole.train.y, None, seed=1, groups=whole.train.groups)
+    assert clients.label_counts(whole.train.y, 2).sum(0).tolist() == [2, 3]
+    assert clients.label_counts(whole.train.y, 2)[0, 0] == 0  # bob has no rose
+    with pytest.raises(ValueError, match=r"has folders for of no folder, .* below one for each client"):
+        image_folder(str(tmp_path / "flowers/train/zoe"), str(tmp_path), clients=True)
+
+
 def test_folders_that_do_not_fit_are_named(tmp_path):
     def refused(words, error=ValueError, root=tmp_path / "flowers"):
         with pytest.raises(error, match=words):
@@ -207,7 +240,7 @@ def test_the_transform_that_samples_ask_for():
         transform(crop_padding=0, flip=False, rotation=0)  # debug=overfit
         with pytest.raises(ValueError, match="crops, flips and rotations are of images"):
             transform(flip=True)
-    with pytest.raises(ValueError, match="^rotation=200"):
+    with pytest.raises(ValueError, match=r"^rotation=200"):
         AutoTransform(rotation=200)
 
 
@@ -222,6 +255,38 @@ def test_images_are_normalised_as_the_clients_see_them(config, tmp_path):
     seen = data.fetch(torch.from_numpy(data.partition.indices), None)[0]
     torch.testing.assert_close(seen.mean((0, 2, 3)), torch.zeros(3), rtol=0, atol=1e-4)
     torch.testing.assert_close(seen.std((0, 2, 3), correction=0), torch.ones(3), rtol=0, atol=1e-3)
+
+
+def test_vectors_and_targets_are_standardised_by_the_training_samples(config, tmp_path):
+    rng = np.random.default_rng(1)
+    x = np.stack([rng.normal(5e4, 2e4, 90), rng.integers(0, 2, 90), np.full(90, 0.1)], 1)
+    y = rng.normal(3e5, 4e4, 90)
+    np.savez(tmp_path / "x.npz", x=x, y=y)
+    mine = ("data=arrays", f"data.path={tmp_path}/x.npz", "data.validation=0.2", "partition=iid", "model=linear",
+            "participation.num_clients=40", "task._target_=gcfed.tasks.SquaredError")  # fmt: skip
+    scaled, raw = (build(config(*mine, *more).data) for more in ([], ["data.standardize=false"]))
+    for data in (scaled, raw):
+        data.setup()
+    trained, target = (tensor.double().numpy() for tensor in raw._train)
+    assert len(trained) == 58  # what is held out and what is tested say nothing of mean and deviation
+    mean, std = np.array([trained[:, 0].mean(), 0, np.float32(0.1)]), np.array([trained[:, 0].std(), 1, 1])
+    for ours, plain in zip([scaled._train, *scaled._tests], [raw._train, *raw._tests], strict=True):
+        np.testing.assert_allclose(ours[0], (plain[0].numpy() - mean) / std, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(ours[1], (plain[1].numpy() - target.mean()) / target.std(), rtol=0, atol=1e-6)
+    assert scaled._train[0].dtype == scaled._train[1].dtype == torch.float32
+    assert not raw.scaling
+
+
+@pytest.mark.parametrize(("clients", "said"), [(10, False), (12, False), (14, True)])
+def test_clients_of_one_or_two_samples_are_warned_of(config, tmp_path, caplog, clients, said):
+    np.savez(tmp_path / "x.npz", x=IMAGES, y=CLASSES)
+    data = build(config("data=arrays", f"data.path={tmp_path}/x.npz", "partition=iid",
+                        f"participation.num_clients={clients}").data)  # fmt: skip
+    data.setup()
+    few = sum(size <= 2 for size in data.partition.sizes)
+    assert (
+        (f"{few} of {clients} clients hold one or two training samples" in caplog.text) == said == (2 * few > clients)
+    )
 
 
 def test_a_run_on_arrays_goes_on_and_is_tested_again(config, tmp_path):
