@@ -195,7 +195,7 @@ def test_a_folder_a_client_makes_natural_clients(tmp_path):
     clients = ByGroup()(whole.train.y, None, seed=1, groups=whole.train.groups)
     assert clients.label_counts(whole.train.y, 2).sum(0).tolist() == [2, 3]
     assert clients.label_counts(whole.train.y, 2)[0, 0] == 0  # bob has no rose
-    with pytest.raises(ValueError, match=r"has folders for of no folder, .* below one for each client"):
+    with pytest.raises(ValueError, match=r"has folders for more, .* below one for each client"):
         image_folder(str(tmp_path / "flowers/train/zoe"), str(tmp_path), clients=True)
 
 

@@ -1,4 +1,5 @@
 import logging
+import runpy
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from gcfed.data.partition import IID, ByGroup, ClassesPerClient, Dirichlet, Diri
 from gcfed.data.shift import Colour, Rotation
 from gcfed.data.skews import DirichletSizes, Shards
 from gcfed.utils.instantiate import build
+from gcfed.utils.resolvers import ROOT
 
 LABELS = np.random.default_rng(0).permutation(np.arange(6000) % 10)
 EXACT = [
@@ -299,6 +301,16 @@ def test_a_shift_is_seen_in_all_tests_and_knows_nothing_of_the_classes(config, h
         assert np.ptp(np.bincount(tests[-1], minlength=4)) <= 1
     for labels, of in ((once.labels, group_n), (once._tests[0][1].numpy(), tests[0])):
         assert len(set(zip(labels.tolist(), of.tolist(), strict=True))) == 4 * once.num_classes
+
+
+def test_the_gallery_shows_what_its_titles_say(config):
+    shown = runpy.run_path(str(ROOT / "docs/images/partitions.py"))["PARTITIONS"]
+    for title, partitioner in shown.items():
+        name, *settings = title.split(", ")
+        assert build(config(f"partition={name}", *(f"partition.{s}" for s in settings)).partition) == partitioner
+    page = (ROOT / "docs/partitions.md").read_text()
+    for path in (ROOT / "configs/partition").glob("*.yaml"):
+        assert f"`{path.stem}`" in page
 
 
 # the partition itself

@@ -43,6 +43,12 @@ def test_targets_to_regress_on_are_numbers_whole_or_not(tmp_path):
         assert {age: y for age, (_, y) in by_age(dataset).items()} == {row[0]: [row[place]] for row in ROWS}
 
 
+def test_a_table_of_categories_alone(tmp_path):
+    dataset = csv(write(tmp_path / "x.csv"), target="paid", ignore=["age", "code", "rate"])
+    assert (dataset.train.x.sum(1) == 1).all()
+    assert (np.bincount(dataset.train.x.argmax(1)) >= 4).all()
+
+
 def test_a_file_a_client_and_a_file_to_test_on(tmp_path):
     for name, rows in (("b", ROWS[:5]), ("a", ROWS[5:12]), ("test", ROWS[12:16]), ("val", ROWS[16:])):
         write(tmp_path / "sites" / f"{name}.csv", rows)
@@ -127,6 +133,10 @@ def test_a_run_on_a_table_in_any_units(config, tmp_path):
     assert result.metrics["test/loss"] < 0.3
     y, std = data.dataset.train.y, data.scaling["y_std"]
     np.testing.assert_allclose(std, y.std(0), rtol=1e-6)
+    with np.load(tmp_path / "scaled" / "scaling.npz") as scaling:
+        assert {name: array.tolist() for name, array in scaling.items()} == {
+            name: array.tolist() for name, array in data.scaling.items()
+        }
     assert result.module.task.scale.tolist() == pytest.approx(std.tolist())
     raw = train(config(*mine, "data.standardize=false", folder=tmp_path / "raw"))
     assert not raw.metrics["test/loss"] < 1e6

@@ -68,7 +68,8 @@ def csv(
         raise SettingError("ignore", f"={[*ignore]} leaves no column to learn from.")
     coded = {name for name in taken if name in categorical or rows[name].dtype.kind not in "iuf"}
     numbers = [_numbers(rows[name], is_test, missing) for name in taken if name not in coded]
-    x = np.concatenate(numbers + [_one_hot(rows[name], is_test, missing) for name in taken if name in coded], axis=1)
+    switches = [_one_hot(rows[name], is_test, missing) for name in taken if name in coded]
+    x = np.concatenate([*numbers, *switches], axis=1, dtype=np.float32)
     log.info("%s: %d columns make %d numbers of a row; categories: %s", path, len(taken), x.shape[1], sorted(coded))
     content = {"x": x[~is_test], "y": y[~is_test], "x_test": x[is_test], "y_test": y[is_test]}
     whose = owners if groups is None else _full(rows[groups]).to_numpy()
