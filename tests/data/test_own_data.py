@@ -220,6 +220,22 @@ def test_folders_that_do_not_fit_are_named(tmp_path):
     refused("tulip holds no image: add some")
 
 
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["data=image_folder", "data.size=0"], "data.size=0 must be a whole number from 1"),
+        (["data=csv", "data.missing=x"], "data.missing=x must be refuse or mean"),
+        (["data=csv", "data.path=.", "partition=natural", "partition.by=3"], r"partition\.by=3 must be text"),
+        (["data=mnist", "data.dataset.name=x"], r"data\.dataset\.name=x is not one of"),
+        (["data=synthetic", "data.dataset.num_test=0"], r"data\.dataset\.num_test=0 must be a whole number of at"),
+        (["data=arrays", "data.test=2"], r"data\.test=2 must be a number above 0"),
+    ],
+)
+def test_settings_of_loaders_are_told_by_the_keys_that_users_set(config, overrides, key):
+    with pytest.raises(ValueError, match=f"^{key}"):
+        build(config(*overrides).data).setup()
+
+
 # ---------------------------------------------------------------------------------------- what the data decide
 def test_the_transform_that_samples_ask_for():
     auto = AutoTransform(flip=True)(IMAGES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -15,24 +15,19 @@ from gcfed.utils.checked import Number, Positive, SettingError, checked
 from gcfed.utils.device import on_device
 
 
-class Transform(Protocol):
-    """What the data module asks of a transform; draws are of one kind for all samples, or None."""
+class Transform:
+    """What the data module asks of a transform."""
 
     def check(self, input_shape: tuple[int, ...]) -> None:
         """Raise ValueError if samples of this shape cannot be transformed."""
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray | None:
-        """Random augmentation of ``shape`` samples, ``[*shape, A]``."""
-
-    def __call__(
-        self, x_B: Tensor, augment_BA: Tensor | None, dtype: torch.dtype, memory_format: torch.memory_format
-    ) -> Tensor:
-        """Samples ``[B, *input]`` as they are kept → the network's inputs, of the same shape; text stays int64."""
-        ...
+        """Random augmentation of ``shape`` samples, ``[*shape, A]``, or None; of one kind for all samples."""
+        return None
 
 
 @checked
-class ImageTransform:
+class ImageTransform(Transform):
     """uint8 images → normalised floats, with random rotation, crop and horizontal flip where draws are given.
 
     Args:
@@ -129,7 +124,7 @@ def rotated(x_BCHW: Tensor, degrees_B: Tensor) -> Tensor:
     return turned * inside.unsqueeze(1)
 
 
-class TextTransform:
+class TextTransform(Transform):
     """uint8 tokens → int64, as an embedding takes them, whatever the type of the network.
 
     ``debug=overfit`` turns augmentation off for all data; there is none to turn on.
@@ -143,9 +138,6 @@ class TextTransform:
         """Raises ValueError for anything but one length."""
         if len(input_shape) != 1:
             raise ValueError(f"data.input_shape={list(input_shape)} must be [length] for a text or for vectors.")
-
-    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> None:
-        return None
 
     def __call__(self, x_BT: Tensor, *_: Any) -> Tensor:
         """uint8 ``[B, T]`` → int64 of the same shape; the other arguments are those of images."""

@@ -108,7 +108,10 @@ class FederatedDataModule(LightningDataModule):
         """
         if self._tests:
             return
-        self.dataset = self.load()
+        try:
+            self.dataset = self.load()
+        except SettingError as error:
+            raise ValueError(f"data.dataset.{error.name}{error.rest}") from None
         train, held = self.dataset.train, []
         if self.validation:
             chosen = held_out(train.y, self.validation, generator(0, "validation"))

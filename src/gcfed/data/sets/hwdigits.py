@@ -59,25 +59,18 @@ def hwdigits(
     """
     if not sets or not set(sets) <= set(READ) or len(set(sets)) < len(sets):
         raise SettingError("sets", f"={[*sets]} must name some of {', '.join(READ)}, each once.")
-    folder = Path(data_dir)
+    folder, name = Path(data_dir), "-".join(("hwdigits", *sets))
     source = _describe_mnist_m(folder) if "mnist_m" in sets else ""
     # What was made of an archive that is gone by now is MNIST-M still.
-    if "mnist_m" in sets and not source and not (folder / "cache" / _name(sets) / MANIFEST).exists():
+    if "mnist_m" in sets and not source and not (folder / "cache" / name / MANIFEST).exists():
         log.warning("MNIST-M: neither mnist_m/ nor mnist_m.tar.gz is in %s; blended from MNIST and CIFAR-10", folder)
         sets = ["mnist_m_blend" if name == "mnist_m" else name for name in sets]
-    dataset = cached(folder, _name(sets), lambda allocate: _build(sets, folder, download, allocate), source)
-    if not one_class:
-        return dataset
-    return replace(dataset, train=_by_class(dataset.train), test=_by_class(dataset.test))
-
-
-def _name(sets: Sequence[str]) -> str:
-    return "-".join(("hwdigits", *sets))
-
-
-def _by_class(split: Split) -> Split:
-    assert split.groups is not None
-    return replace(split, groups=split.groups * 10 + split.y)
+        name = "-".join(("hwdigits", *sets))
+    dataset = cached(folder, name, lambda allocate: _build(sets, folder, download, allocate), source)
+    if one_class:
+        train, test = (replace(s, groups=s.groups * 10 + s.y) for s in (dataset.train, dataset.test))  # type: ignore
+        dataset = replace(dataset, train=train, test=test)
+    return dataset
 
 
 def _build(sets: Sequence[str], folder: Path, download: bool, allocate: Allocate) -> dict[str, Any]:
@@ -113,12 +106,12 @@ def _fit(images: np.ndarray, out: np.ndarray) -> None:
         out[start : start + 4096] = block.numpy()
 
 
-def _digits(labels: Sequence[str], lowest: int = 0) -> np.ndarray:
-    """The digits 0 … 9, written as numbers from ``lowest`` on, int64 [n]."""
-    place = {str(lowest + digit): digit for digit in range(10)}
-    if not labels or not place.keys() >= set(labels):
-        raise ValueError(f"its labels are not numbers from {lowest} to {lowest + 9}")
-    return np.array([place[label] for label in labels], np.int64)
+def _digits(labels: Sequence[object]) -> np.ndarray:
+    """The digits 0 … 9, written or not, int64 [n]."""
+    written = [str(label) for label in labels]
+    if not written or not {*"0123456789"} >= {*written}:
+        raise ValueError("its labels are not digits")
+    return np.array(written).astype(np.int64)
 
 
 # ------------------------------------------------------------------------------------------------------- the sets
@@ -139,7 +132,7 @@ def _usps(folder: Path, download: bool, part: str) -> Digits:
             split = torchvision.datasets.USPS(root, train=part == "train")
         if len(split.data) != len(split.targets):
             raise ValueError("a line has no 256 values")
-        return split.data[:, None], _digits([str(label) for label in split.targets])
+        return split.data[:, None], _digits(split.targets)
     except (OSError, EOFError, ValueError, IndexError, FloatingPointError) as error:
         raise ValueError(f"data set usps: {root / file} cannot be read ({error}): move it away.") from error
 

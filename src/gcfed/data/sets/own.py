@@ -19,7 +19,7 @@ from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.dealing import held_out
 from gcfed.data.sets.cache import Allocate, cached
 from gcfed.data.sets.files import decode, read_image
-from gcfed.utils.checked import Inside, checked
+from gcfed.utils.checked import Inside, SettingError, checked
 from gcfed.utils.rng import generator
 
 Side = Annotated[int, Field(ge=1, le=10_000)]
@@ -27,7 +27,7 @@ SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".
 TESTS = ("test", "val", "valid", "validation")
 OF_LOADERS = (  # ``data.*`` that they read
     "root", "path", "name", "subset", "input", "label", "size", "length", "clients", "target", "categorical", "ignore",
-    "missing", "regression",
+    "missing", "regression", "groups",
 )  # fmt: skip
 KEYS = ("x", "y", "x_test", "y_test", "groups")
 
@@ -56,7 +56,11 @@ def unnamed(**_: Any) -> None:
 
 
 def _load(load: Callable[[], Any], test: float) -> FederatedDataset:
-    found, name = load(), getattr(load, "func", load).__module__
+    try:
+        found, name = load(), getattr(load, "func", load).__module__
+    except SettingError as error:
+        key = "partition.by" if error.name == "groups" else f"data.{error.name}"
+        raise (ValueError(f"{key}{error.rest}") if error.name in OF_LOADERS else error) from None
     return found if isinstance(found, FederatedDataset) else from_arrays(found, name, test)
 
 

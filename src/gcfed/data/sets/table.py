@@ -55,11 +55,12 @@ def csv(
         ValueError: a file that cannot be read, a column that is not there, empty cells, too many categories.
     """
     rows, is_test, owners = _read(path)
-    for key, names in (("target", [target]), ("categorical", categorical), ("ignore", ignore), ("by", [groups])):
+    named = {"data.target": [target], "data.categorical": categorical, "data.ignore": ignore}
+    for key, names in (named | {"partition.by": [] if groups is None else [groups]}).items():
         for name in names:
-            if (name is None and key == "target") or (name is not None and name not in rows):
-                where, shown = ("partition" if key == "by" else "data"), "null" if name is None else name
-                raise ValueError(f"{where}.{key}={shown} is no column; there are {', '.join(map(str, rows))}.")
+            if name not in rows:
+                shown = "null" if name is None else name
+                raise ValueError(f"{key}={shown} is no column; there are {', '.join(map(str, rows))}.")
     y = _target(rows, str(target), regression)
     if not is_test.any():
         is_test = held_out(y[:, None] if regression else y, test, generator(0, "test"))
