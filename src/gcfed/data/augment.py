@@ -47,7 +47,7 @@ class ImageTransform(Transform):
         rotation: Annotated[int, Field(ge=0, le=180)] = 0,
     ) -> None:
         if not len(mean) == len(std) > 0:
-            raise SettingError("mean", f"={[*mean]} and std={[*std]} must pair up.")
+            raise SettingError("std" if mean else "mean", f" must pair up: mean={[*mean]}, std={[*std]}.")
         self.mean, self.std = tuple(mean), tuple(std)
         self.crop_padding, self.flip, self.rotation = crop_padding, flip, rotation
         self._affine: tuple[Tensor, Tensor] | None = None

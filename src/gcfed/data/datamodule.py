@@ -90,7 +90,7 @@ class FederatedDataModule(LightningDataModule):
         self.validation, self.client_test, self.standardize = validation, client_test, standardize
         self.scaling: dict[str, np.ndarray] = {}
         self._tests: list[tuple[Tensor, Tensor]] = []
-        self.partition: Partition | None = None
+        self.partition: Partition = None  # type: ignore[assignment]  # until setup
         self.tests_of_clients: Partition | None = None
         self._device: torch.device | None = None
 
@@ -183,17 +183,14 @@ class FederatedDataModule(LightningDataModule):
     # ----------------------------------------------------------------------------------- ClientData, for the loop
     def sizes(self, clients: np.ndarray) -> np.ndarray:
         """Number of samples of clients, ``[K] → [K]``."""
-        assert self.partition is not None
         offsets = self.partition.offsets
         return offsets[clients + 1] - offsets[clients]
 
     def client(self, client: int) -> np.ndarray:
-        assert self.partition is not None
         return self.partition.client(client)
 
     def class_counts(self, clients: np.ndarray) -> np.ndarray:
         """How many labels of each class these clients have, ``[K] → [K, C]``."""
-        assert self.partition is not None
         return self.partition.label_counts(self.labels, self.num_classes, clients=clients)
 
     def relabel(self, clients: np.ndarray, relabelled: Callable[[np.ndarray], np.ndarray]) -> None:

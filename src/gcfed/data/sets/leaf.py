@@ -109,7 +109,19 @@ def _leaf(
                 f"{REPOSITORY}, run {COMMANDS[name]} in its folder data/{name}, and move that folder to "
                 f"{places[0].resolve()} or set paths.data_dir (DATA_DIR) to the clone's folder data."
             )
-        _decode(name, root, files, read, allocate)
+        users = {part: list(_users(name, part, paths, read)) for part, paths in files.items()}
+        number = {user: i for i, user in enumerate(sorted({user for part in users.values() for user, _, _ in part}))}
+        for part, samples in users.items():
+            sizes, x = [len(y) for _, _, y in samples], [x for _, x, _ in samples]
+            groups = allocate(f"{part}_groups", (sum(sizes),), np.int64)
+            groups[:] = np.repeat([number[user] for user, _, _ in samples], sizes)
+            allocate(f"{part}_y", (sum(sizes),), np.int64)[:] = np.concatenate([y for _, _, y in samples])
+            into = partial(allocate, f"{part}_x")
+            if name == "celeba":
+                faces = _faces(root / "data" / "raw" / "img_align_celeba", np.concatenate(x))
+                decode(faces, sum(sizes), f"CelebA {part}", size=FACE, bicubic=True, allocate=into)
+            else:
+                np.concatenate(x, out=into((sum(sizes), *x[0].shape[1:])))
         return {"num_classes": len(classes), "class_names": list(classes)}
 
     described = ", ".join(
@@ -118,30 +130,6 @@ def _leaf(
         if found
     )
     return cached(data_dir, f"leaf_{name}", build, described)
-
-
-def _decode(
-    name: str,
-    root: Path,
-    files: dict[str, list[Path]],
-    read: Callable[[list, list], Samples],
-    allocate: Allocate,
-) -> None:
-    users = {part: list(_users(name, part, paths, read)) for part, paths in files.items()}
-    number = {user: i for i, user in enumerate(sorted({user for part in users.values() for user, _, _ in part}))}
-    for part, samples in users.items():
-        sizes = [len(y) for _, _, y in samples]
-        groups = allocate(f"{part}_groups", (sum(sizes),), np.int64)
-        groups[:] = np.repeat([number[user] for user, _, _ in samples], sizes)
-        allocate(f"{part}_y", (sum(sizes),), np.int64)[:] = np.concatenate([y for _, _, y in samples])
-        x = [x for _, x, _ in samples]
-        if name == "celeba":
-            faces = _faces(root / "data" / "raw" / "img_align_celeba", np.concatenate(x))
-            decode(
-                faces, sum(sizes), f"CelebA {part}", size=FACE, bicubic=True, allocate=partial(allocate, f"{part}_x")
-            )
-        else:
-            np.concatenate(x, out=allocate(f"{part}_x", (sum(sizes), *x[0].shape[1:]), np.uint8))
 
 
 def _users(

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from inspect import signature
 from numbers import Real
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,10 +26,6 @@ from gcfed.utils.rng import generator
 Side = Annotated[int, Field(ge=1, le=10_000)]
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 TESTS = ("test", "val", "valid", "validation")
-OF_LOADERS = (  # ``data.*`` that they read
-    "root", "path", "name", "subset", "input", "label", "size", "length", "clients", "target", "categorical", "ignore",
-    "missing", "regression", "groups",
-)  # fmt: skip
 KEYS = ("x", "y", "x_test", "y_test", "groups")
 
 
@@ -46,8 +43,10 @@ def own_data(
         test: share of the samples that become the test split where there is none; the same for all seeds.
         settings: of :class:`FederatedDataModule`; and those of ``dataset``, to which the config has passed them on.
     """
-    settings = {key: value for key, value in settings.items() if key not in OF_LOADERS}
-    return FederatedDataModule(dataset=partial(_load, dataset, test), **settings)
+    ours = signature(FederatedDataModule).parameters
+    passed_on = settings.keys() & getattr(dataset, "keywords", {}).keys() - ours.keys()
+    settings = {key: value for key, value in settings.items() if key not in passed_on}
+    return FederatedDataModule(dataset=partial(_load, dataset, test, passed_on), **settings)
 
 
 def unnamed(**_: Any) -> None:
@@ -55,12 +54,13 @@ def unnamed(**_: Any) -> None:
     raise ValueError("data=own: name the function that loads your data, as in data.dataset._target_=mydata.load.")
 
 
-def _load(load: Callable[[], Any], test: float) -> FederatedDataset:
+def _load(load: Callable[[], Any], test: float, passed_on: set[str]) -> FederatedDataset:
     try:
         found, name = load(), getattr(load, "func", load).__module__
     except SettingError as error:
-        key = "partition.by" if error.name == "groups" else f"data.{error.name}"
-        raise (ValueError(f"{key}{error.rest}") if error.name in OF_LOADERS else error) from None
+        if error.name not in {"groups", *passed_on}:
+            raise
+        raise ValueError(f"{'partition.by' if error.name == 'groups' else f'data.{error.name}'}{error.rest}") from None
     return found if isinstance(found, FederatedDataset) else from_arrays(found, name, test)
 
 
