@@ -183,7 +183,8 @@ def write_inputs(cfg: DictConfig, data: Any, folder: Path) -> None:
         temporary.write_text(f"# python src/train.py {shlex.join(overrides)}\n{OmegaConf.to_yaml(cfg, resolve=True)}")
     data.partition.save(folder / "partition.npz")
     if data.scaling:
-        np.savez(folder / "scaling.npz", **data.scaling)
+        with replacing(folder / "scaling.npz") as temporary:
+            np.savez(temporary, **data.scaling)
     if (held := label_counts(data)) is not None:
         held.save(folder)
 

@@ -101,7 +101,7 @@ def test_settings_that_do_not_fit_are_named(tmp_path, options, words):
 
 
 def test_files_that_do_not_fit_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"data\.path=None is no CSV file, nor a folder with some"):
+    with pytest.raises(FileNotFoundError, match=r"data\.path=null is no CSV file, nor a folder with some"):
         csv(None, target="paid")
     write(tmp_path / "s" / "a.csv")
     write(tmp_path / "s" / "b.csv", head="age,job,code,paid,rate")

@@ -168,7 +168,7 @@ class FederatedDataModule(LightningDataModule):
                 continue
             mean, std = standards(values[0])
             self.scaling |= {f"{key}_mean": mean, f"{key}_std": std}
-            scaled = [((each - mean) / std).astype(np.float32) for each in values]
+            scaled = [((each - mean) / std).astype(each.dtype) for each in values]
             splits = [replace(split, **{key: of_split}) for split, of_split in zip(splits, scaled, strict=True)]
         return splits[0], splits[1:]
 

@@ -88,7 +88,7 @@ def _read(path: str | None) -> tuple[DataFrame, np.ndarray, np.ndarray | None]:
     tests = [place / f"{name}.csv" for name in TESTS if place / f"{name}.csv" in files]
     files = [file for file in files if file not in tests[1:]]
     if not files:
-        raise FileNotFoundError(f"data.path={path} is no CSV file, nor a folder with some.")
+        raise FileNotFoundError(f"data.path={path or 'null'} is no CSV file, nor a folder with some.")
     tables: list[DataFrame] = []
     for file in files:
         try:
