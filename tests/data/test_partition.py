@@ -4,6 +4,7 @@ import runpy
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from gcfed.data.dealing import fill_up, log_gamma, softmax
 from gcfed.data.partition import IID, ByGroup, ClassesPerClient, Dirichlet, DirichletBalanced, Partition
@@ -303,11 +304,14 @@ def test_a_shift_is_seen_in_all_tests_and_knows_nothing_of_the_classes(config, h
         assert len(set(zip(labels.tolist(), of.tolist(), strict=True))) == 4 * once.num_classes
 
 
-def test_the_gallery_shows_what_its_titles_say(config):
+def test_the_gallery_shows_what_its_titles_say():
     shown = runpy.run_path(str(ROOT / "docs/images/partitions.py"))["PARTITIONS"]
     for title, partitioner in shown.items():
         name, *settings = title.split(", ")
-        assert build(config(f"partition={name}", *(f"partition.{s}" for s in settings)).partition) == partitioner
+        said = OmegaConf.merge(
+            OmegaConf.load(ROOT / f"configs/partition/{name}.yaml"), OmegaConf.from_dotlist(settings)
+        )
+        assert build(said) == partitioner
     page = (ROOT / "docs/partitions.md").read_text()
     for path in (ROOT / "configs/partition").glob("*.yaml"):
         assert f"`{path.stem}`" in page
