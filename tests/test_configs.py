@@ -35,7 +35,7 @@ GOES_WITH = {("data", option): ["model=cnn"] for option in options("data") if op
     ("data", "matrix_regression"): ["model=linear"],
     **{
         ("data", own): ["data.num_classes=3", "data.input_shape=[1,8,8]"]
-        for own in ("own", "arrays", "image_folder", "huggingface")
+        for own in ("own", "arrays", "csv", "image_folder", "huggingface")
     },
     ("model", "lstm"): ["data=tiny_shakespeare"],
     ("model", "vgg11"): ["data=cifar10"],

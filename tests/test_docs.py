@@ -57,7 +57,7 @@ def test_adding_a_method_takes_one_file_one_yaml_one_test(example, tmp_path):
 
 
 OWN = (ROOT / "docs/bring-your-own.md").read_text()
-COMMANDS = re.findall(r"^    python src/train.py (.*)$", OWN, re.MULTILINE)
+COMMANDS = re.findall(r"^    gcfed-train (.*)$", OWN, re.MULTILINE)
 
 
 @pytest.mark.slow
@@ -69,9 +69,10 @@ def test_bringing_your_own_takes_what_the_page_says(config, tmp_path, monkeypatc
         Path(name).write_text(content)
     runpy.run_path("make_arrays.py")
     for i in range(60):
-        path = Path("flowers", ("rose", "tulip")[i % 2], f"{i}.png")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.new("RGB", (40, 30), (i, 90 * (i % 2), 0)).save(path)
+        for folder in ("flowers", f"sites/{i % 4}"):
+            path = Path(folder, ("rose", "tulip")[i % 2 if folder == "flowers" else i // 4 % 2], f"{i}.png")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (40, 30), (i, 90 * (i % 2), 0)).save(path)
     small = (
         f"paths.data_dir={tmp_path}",
         "rounds=1",

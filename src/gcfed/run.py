@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from hydra.core.hydra_config import HydraConfig
 from lightning.pytorch import Trainer
@@ -181,6 +182,9 @@ def write_inputs(cfg: DictConfig, data: Any, folder: Path) -> None:
     with replacing(folder / CONFIG) as temporary:
         temporary.write_text(f"# python src/train.py {shlex.join(overrides)}\n{OmegaConf.to_yaml(cfg, resolve=True)}")
     data.partition.save(folder / "partition.npz")
+    if data.scaling:
+        with replacing(folder / "scaling.npz") as temporary:
+            np.savez(temporary, **data.scaling)
     if (held := label_counts(data)) is not None:
         held.save(folder)
 

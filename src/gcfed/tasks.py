@@ -72,6 +72,7 @@ class SquaredError:
 
     columns: tuple[str, ...] = ("test/loss",)
     has_classes = False
+    scale: Tensor | float = 1.0  # of each target, ``[C]``, in the user's units: what it was divided by
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """``[…, C]`` → ``[…]``."""

@@ -35,5 +35,5 @@ def test_without_rotation_the_draws_stay_as_they_were():
 
 @pytest.mark.parametrize("rotation", [-1, 181, 2.5])
 def test_a_bad_rotation_is_named(rotation):
-    with pytest.raises(ValueError, match=rf"data\.transform\.rotation={rotation} must be a whole number from 0 to 180"):
+    with pytest.raises(ValueError, match=rf"^rotation={rotation} must be a whole number from 0 to 180"):
         ImageTransform([0.0], [1.0], rotation=rotation)

@@ -153,11 +153,11 @@ def test_synthetic_of_many_samples_is_filled_to_the_end():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"num_classes": 0}, "data.dataset.num_classes=0"),
-        ({"num_train": 0}, "data.dataset.num_train=0"),
-        ({"shape": (8, 8)}, "data.dataset.shape="),
-        ({"noise": -1}, "data.dataset.noise=-1"),
-        ({"num_groups": 0}, "data.dataset.num_groups=0"),
+        ({"num_classes": 0}, "^num_classes=0"),
+        ({"num_train": 0}, "^num_train=0"),
+        ({"shape": (8, 8)}, "^shape="),
+        ({"noise": -1}, "^noise=-1"),
+        ({"num_groups": 0}, "^num_groups=0"),
     ],
 )
 def test_synthetic_refuses_by_name(options, words):
@@ -300,7 +300,7 @@ def test_a_truncated_archive_is_named_and_kept(cifar, tmp_path):
 
 
 def test_unknown_name():
-    with pytest.raises(ValueError, match=r"data\.dataset\.name='cifar' is not one of cifar10, cifar100, mnist"):
+    with pytest.raises(ValueError, match=r"^name=cifar is not one of cifar10, cifar100, mnist"):
         torchvision_set("cifar", "anywhere")
 
 

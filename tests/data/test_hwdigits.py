@@ -271,7 +271,7 @@ def test_a_broken_archive_of_mnist_m_is_named(tmp_path, damage):
 
 @pytest.mark.parametrize("sets", [[], ["mnist", "mnist"], ["emnist"]])
 def test_sets_are_refused_by_name(tmp_path, sets):
-    with pytest.raises(ValueError, match=r"data\.dataset\.sets=.*mnist, mnist_m, usps, svhn, mnist_m_blend"):
+    with pytest.raises(ValueError, match=r"^sets=.*mnist, mnist_m, usps, svhn, mnist_m_blend"):
         hwdigits(str(tmp_path), sets=sets)
 
 
@@ -287,10 +287,6 @@ def test_matlab_files(tmp_path, compress):
     for array, expected in zip(arrays.values(), (x, y, tiny), strict=True):
         assert array.dtype == expected.dtype
         np.testing.assert_array_equal(array, expected)
-    for broken in (b"", content[:-9], b"MATLAB 7.3".ljust(200), content[:128] + struct.pack("<II", 99, 0)):
-        put(tmp_path / "b.mat", broken)
-        with pytest.raises(ValueError, match=r"b\.mat is no MATLAB 5 file"):
-            read_mat(tmp_path / "b.mat")
 
 
 # ----------------------------------------------------------------------------------------------------------- real data

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -11,7 +12,7 @@ from test_datasets import png_of
 from gcfed.data.augment import AutoTransform, ImageTransform, TextTransform, VectorTransform
 from gcfed.data.dealing import held_out
 from gcfed.data.partition import ByGroup
-from gcfed.data.sets.own import arrays, from_arrays, image_folder
+from gcfed.data.sets.own import arrays, from_arrays, image_folder, own_data
 from gcfed.run import evaluate, train
 from gcfed.utils.instantiate import build
 
@@ -73,6 +74,21 @@ def test_the_test_split_is_drawn_once_and_groups_follow():
     np.testing.assert_array_equal(again.test.x, dataset.test.x)
 
 
+def test_columns_of_pandas_are_arrays():
+    frame = pd.DataFrame({"kind": list("dacb") * 10, "a": range(40), "b": [i / 2 for i in range(40)]})
+    frame["flag"] = frame.a % 3 == 0
+    for kind in (frame.kind.astype(object), frame.kind.astype("category"), frame.kind):
+        content = {"x": frame[["a", "b", "flag"]], "y": kind, "x_test": frame[["a", "b", "flag"]], "y_test": kind}
+        dataset = from_arrays(content | {"groups": kind}, "mine.py", 0.2)
+        assert dataset.class_names == ("a", "b", "c", "d")
+        assert dataset.train.y.tolist() == dataset.train.groups.tolist() == [3, 0, 2, 1] * 10
+        np.testing.assert_array_equal(dataset.train.x, np.stack([frame.a, frame.a / 2, frame.a % 3 == 0], 1))
+    assert from_arrays({"x": frame[["b"]], "y": frame.flag}, "mine.py", 0.2).class_names == ("False", "True")
+    for bad in ([None, *"abc"] * 10, [1, *"abc"] * 10):
+        with pytest.raises(ValueError, match=r"^mine\.py: groups holds objects that are neither all texts nor"):
+            from_arrays({"x": frame[["b"]], "y": frame.kind, "groups": np.array(bad, object)}, "mine.py", 0.2)
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
@@ -83,7 +99,7 @@ def test_the_test_split_is_drawn_once_and_groups_follow():
         ({"x": IMAGES / 255, "y": CLASSES}, r"samples must be uint8 \[n, C, H, W\]"),
         ({"x": IMAGES[:, 0, 0].astype(int), "y": CLASSES}, r"samples must be uint8"),
         ({"x": IMAGES, "y": CLASSES[:-1]}, r"labels must be int64 \[40\]"),
-        ({"x": IMAGES, "y": np.array([None] * N)}, "y holds object .*, neither classes nor floats"),
+        ({"x": IMAGES, "y": np.array([None] * N)}, "y holds objects that are neither all texts nor all numbers"),
         ({"x": IMAGES, "y": CLASSES, "groups": CLASSES[:3]}, r"groups must be int64 \[40\]"),
         ({"x": np.full((N, 2), np.nan), "y": CLASSES}, "samples must be finite numbers"),
         ({"x": IMAGES[:1], "y": CLASSES[:1]}, "the test split is empty"),
@@ -113,12 +129,12 @@ def test_a_file_that_is_no_npz_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("load", "key"),
     [
-        (lambda: arrays(1.5), "data.path=1.5"),
-        (lambda: from_arrays({"x": IMAGES, "y": CLASSES}, "x.npz", float("nan")), "data.test=nan"),
-        (lambda: image_folder(True, "."), "data.root=True"),
-        (lambda: image_folder(".", ".", size=0), "data.size=0"),
-        (lambda: image_folder(".", ".", test=1), "data.test=1"),
-        (lambda: ByGroup(3), "partition.by=3"),
+        (lambda: arrays(1.5), "path=1.5"),
+        (lambda: own_data(dataset=dict, test=float("nan")), "test=nan"),
+        (lambda: image_folder(True, "."), "root=True"),
+        (lambda: image_folder(".", ".", size=0), "size=0"),
+        (lambda: image_folder(".", ".", test=1), "test=1"),
+        (lambda: ByGroup(3), "by=3"),
     ],
 )
 def test_settings_that_make_no_sense_are_named(load, key):
@@ -166,6 +182,23 @@ def test_a_folder_without_a_test_split_gives_a_part_of_each_class(tmp_path):
     assert len(seen) == 30
 
 
+def test_a_folder_a_client_makes_natural_clients(tmp_path):
+    for name, classes in (("zoe", {"rose": 4, "tulip": 1}), ("bob", {"tulip": 5})):
+        write_images(tmp_path / "flowers/train" / name, classes)
+    write_images(tmp_path / "flowers/test/carl", {"rose": 1, "tulip": 2})
+    dataset = image_folder(str(tmp_path / "flowers"), str(tmp_path), clients=True)
+    assert (dataset.class_names, len(dataset.test)) == (("rose", "tulip"), 3)
+    assert dataset.train.groups.tolist() == [0] * 5 + [1] * 5
+    assert dataset.train.y.tolist() == [1] * 5 + [0] * 4 + [1]
+    whole = image_folder(str(tmp_path / "flowers/train"), str(tmp_path), test=0.5, clients=True)
+    assert (np.bincount(whole.train.y).tolist(), np.bincount(whole.test.y).tolist()) == ([2, 3], [2, 3])
+    clients = ByGroup()(whole.train.y, None, seed=1, groups=whole.train.groups)
+    assert clients.label_counts(whole.train.y, 2).sum(0).tolist() == [2, 3]
+    assert clients.label_counts(whole.train.y, 2)[0, 0] == 0  # bob has no rose
+    with pytest.raises(ValueError, match=r"has folders for more, .* below one for each client"):
+        image_folder(str(tmp_path / "flowers/train/zoe"), str(tmp_path), clients=True)
+
+
 def test_folders_that_do_not_fit_are_named(tmp_path):
     def refused(words, error=ValueError, root=tmp_path / "flowers"):
         with pytest.raises(error, match=words):
@@ -185,6 +218,22 @@ def test_folders_that_do_not_fit_are_named(tmp_path):
     for path in (tmp_path / "flowers/train/tulip/more").glob("*.png"):
         path.unlink()
     refused("tulip holds no image: add some")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["data=image_folder", "data.size=0"], "data.size=0 must be a whole number from 1"),
+        (["data=csv", "data.missing=x"], "data.missing=x must be refuse or mean"),
+        (["data=csv", "data.path=.", "partition=natural", "partition.by=3"], r"partition\.by=3 must be text"),
+        (["data=mnist", "data.dataset.name=x"], r"data\.dataset\.name=x is not one of"),
+        (["data=synthetic", "data.dataset.num_test=0"], r"data\.dataset\.num_test=0 must be a whole number of at"),
+        (["data=arrays", "data.test=2"], r"data\.test=2 must be a number above 0"),
+    ],
+)
+def test_settings_of_loaders_are_told_by_the_keys_that_users_set(config, overrides, key):
+    with pytest.raises(ValueError, match=f"^{key}"):
+        build(config(*overrides).data).setup()
 
 
 # ---------------------------------------------------------------------------------------- what the data decide
@@ -207,7 +256,7 @@ def test_the_transform_that_samples_ask_for():
         transform(crop_padding=0, flip=False, rotation=0)  # debug=overfit
         with pytest.raises(ValueError, match="crops, flips and rotations are of images"):
             transform(flip=True)
-    with pytest.raises(ValueError, match=r"data\.transform\.rotation=200"):
+    with pytest.raises(ValueError, match=r"^rotation=200"):
         AutoTransform(rotation=200)
 
 
@@ -222,6 +271,38 @@ def test_images_are_normalised_as_the_clients_see_them(config, tmp_path):
     seen = data.fetch(torch.from_numpy(data.partition.indices), None)[0]
     torch.testing.assert_close(seen.mean((0, 2, 3)), torch.zeros(3), rtol=0, atol=1e-4)
     torch.testing.assert_close(seen.std((0, 2, 3), correction=0), torch.ones(3), rtol=0, atol=1e-3)
+
+
+def test_vectors_and_targets_are_standardised_by_the_training_samples(config, tmp_path):
+    rng = np.random.default_rng(1)
+    x = np.stack([rng.normal(5e4, 2e4, 90), rng.integers(0, 2, 90), np.full(90, 0.1)], 1)
+    y = rng.normal(3e5, 4e4, 90)
+    np.savez(tmp_path / "x.npz", x=x, y=y)
+    mine = ("data=arrays", f"data.path={tmp_path}/x.npz", "data.validation=0.2", "partition=iid", "model=linear",
+            "participation.num_clients=40", "task._target_=gcfed.tasks.SquaredError")  # fmt: skip
+    scaled, raw = (build(config(*mine, *more).data) for more in ([], ["data.standardize=false"]))
+    for data in (scaled, raw):
+        data.setup()
+    trained, target = (tensor.double().numpy() for tensor in raw._train)
+    assert len(trained) == 58  # what is held out and what is tested say nothing of mean and deviation
+    mean, std = np.array([trained[:, 0].mean(), 0, np.float32(0.1)]), np.array([trained[:, 0].std(), 1, 1])
+    for ours, plain in zip([scaled._train, *scaled._tests], [raw._train, *raw._tests], strict=True):
+        np.testing.assert_allclose(ours[0], (plain[0].numpy() - mean) / std, rtol=0, atol=1e-6)
+        np.testing.assert_allclose(ours[1], (plain[1].numpy() - target.mean()) / target.std(), rtol=0, atol=1e-6)
+    assert scaled._train[0].dtype == scaled._train[1].dtype == torch.float32
+    assert not raw.scaling
+
+
+@pytest.mark.parametrize(("clients", "said"), [(10, False), (12, False), (14, True)])
+def test_clients_of_one_or_two_samples_are_warned_of(config, tmp_path, caplog, clients, said):
+    np.savez(tmp_path / "x.npz", x=IMAGES, y=CLASSES)
+    data = build(config("data=arrays", f"data.path={tmp_path}/x.npz", "partition=iid",
+                        f"participation.num_clients={clients}").data)  # fmt: skip
+    data.setup()
+    few = sum(size <= 2 for size in data.partition.sizes)
+    assert (
+        (f"{few} of {clients} clients hold one or two training samples" in caplog.text) == said == (2 * few > clients)
+    )
 
 
 def test_a_run_on_arrays_goes_on_and_is_tested_again(config, tmp_path):

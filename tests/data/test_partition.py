@@ -1,14 +1,17 @@
 import logging
+import runpy
 
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from gcfed.data.dealing import fill_up, log_gamma, softmax
 from gcfed.data.partition import IID, ByGroup, ClassesPerClient, Dirichlet, DirichletBalanced, Partition
 from gcfed.data.shift import Colour, Rotation
 from gcfed.data.skews import DirichletSizes, Shards
 from gcfed.utils.instantiate import build
+from gcfed.utils.resolvers import ROOT
 
 LABELS = np.random.default_rng(0).permutation(np.arange(6000) % 10)
 EXACT = [
@@ -181,24 +184,24 @@ def test_by_group():
         (lambda: IID()(LABELS, 0, seed=1), "participation.num_clients=0"),
         (lambda: Dirichlet(0.1, min_size=61)(LABELS, 100, seed=1), "participation.num_clients=100.*partition.min_size"),
         (lambda: DirichletBalanced(0.1)(LABELS, 6001, seed=1), "participation.num_clients=6001"),
-        (lambda: Dirichlet(0.0), "partition.alpha=0.0"),
-        (lambda: Dirichlet(float("nan")), "partition.alpha=nan"),
-        (lambda: DirichletBalanced(float("inf")), "partition.alpha=inf"),
-        (lambda: Dirichlet(0.1, min_size=0), "partition.min_size=0"),
-        (lambda: Dirichlet(0.1, max_tries=0), "partition.max_tries=0"),
-        (lambda: ClassesPerClient(0), "partition.classes=0"),
+        (lambda: Dirichlet(0.0), "^alpha=0.0"),
+        (lambda: Dirichlet(float("nan")), "^alpha=nan"),
+        (lambda: DirichletBalanced(float("inf")), "^alpha=inf"),
+        (lambda: Dirichlet(0.1, min_size=0), "^min_size=0"),
+        (lambda: Dirichlet(0.1, max_tries=0), "^max_tries=0"),
+        (lambda: ClassesPerClient(0), "^classes=0"),
         (lambda: ClassesPerClient(11)(LABELS, 10, seed=1), "partition.classes=11 exceeds the 10 classes"),
         (lambda: ClassesPerClient(1)(np.array([0, 0, 0, 1]), 4, seed=1), "class 1 has 1 samples for the 2 clients"),
-        (lambda: Shards(0), "partition.shards=0"),
+        (lambda: Shards(0), "^shards=0"),
         (lambda: Shards(2)(LABELS, 3001, seed=1), "participation.num_clients=3001 with at least 2 samples each"),
-        (lambda: DirichletSizes(0), "partition.alpha=0"),
-        (lambda: Rotation(None), "partition.of=None"),
-        (lambda: Rotation(IID(), [45]), r"partition.degrees=\[45\] must be multiples of 90"),
-        (lambda: Rotation(IID(), []), r"partition.degrees=\[\] must be"),
+        (lambda: DirichletSizes(0), "^alpha=0"),
+        (lambda: Rotation(None), "^of=None"),
+        (lambda: Rotation(IID(), [45]), r"^degrees=\[45\] must be multiples of 90"),
+        (lambda: Rotation(IID(), []), r"^degrees=\[\] must have an entry"),
         (lambda: Rotation(IID()).shifted(PIXELS[:, :, :2], *CLIENTS), "turns square images"),
         (lambda: Rotation(IID()).shifted(PIXELS[:, 0, 0], *CLIENTS), "turns square images"),
-        (lambda: Colour(IID(), "rgb"), "partition.orders=rgb must be a list"),
-        (lambda: Colour(IID(), ["rgg"]), r"partition.orders\[0\]=rgg is unknown"),
+        (lambda: Colour(IID(), "rgb"), "^orders=rgb must be a list"),
+        (lambda: Colour(IID(), ["rgg"]), r"^orders=\['rgg'\] must be a list, each entry rgb, "),
         (lambda: Colour(IID()).shifted(PIXELS[:, :1], *CLIENTS), "partition=colour is for colour images"),
         (lambda: ByGroup()(LABELS, None), "no groups"),
         (lambda: ByGroup()(LABELS, 11, groups=LABELS), "participation.num_clients=11, .* 10 groups"),
@@ -299,6 +302,19 @@ def test_a_shift_is_seen_in_all_tests_and_knows_nothing_of_the_classes(config, h
         assert np.ptp(np.bincount(tests[-1], minlength=4)) <= 1
     for labels, of in ((once.labels, group_n), (once._tests[0][1].numpy(), tests[0])):
         assert len(set(zip(labels.tolist(), of.tolist(), strict=True))) == 4 * once.num_classes
+
+
+def test_the_gallery_shows_what_its_titles_say():
+    shown = runpy.run_path(str(ROOT / "docs/images/partitions.py"))["PARTITIONS"]
+    for title, partitioner in shown.items():
+        name, *settings = title.split(", ")
+        said = OmegaConf.merge(
+            OmegaConf.load(ROOT / f"configs/partition/{name}.yaml"), OmegaConf.from_dotlist(settings)
+        )
+        assert build(said) == partitioner
+    page = (ROOT / "docs/partitions.md").read_text()
+    for path in (ROOT / "configs/partition").glob("*.yaml"):
+        assert f"`{path.stem}`" in page
 
 
 # the partition itself

@@ -77,16 +77,8 @@ def test_live_set_does_not_depend_on_the_rounds_asked_before():
     ("sampler", "num_clients", "words"),
     [
         (UniformSampler(5), 4, "participation.per_round=5 exceeds participation.num_clients=4"),
-        (UniformSampler(0), 4, "participation.per_round=0"),
-        (UniformSampler(1), 0, "participation.num_clients=0"),
         (DynamicPopulation(5), 100, "participation.sampler.live=250 exceeds participation.num_clients=100"),
         (DynamicPopulation(5, live=4), 100, "participation.per_round=5 exceeds participation.sampler.live=4"),
-        (DynamicPopulation(5, live=0), 100, "participation.sampler.live=0"),
-        (DynamicPopulation(5, live=50, every=0), 100, "participation.sampler.every=0"),
-        (DynamicPopulation(5, live=50, every=1.5), 100, "participation.sampler.every=1.5"),
-        (DynamicPopulation(5, live=50.5), 100, "participation.sampler.live=50.5"),
-        (UniformSampler(2.5), 100, "participation.per_round=2.5"),
-        (DynamicPopulation(5, live=50, replace_probability=1.5), 100, "participation.sampler.replace_probability=1.5"),
     ],
 )
 def test_impossible_settings_are_refused_by_name(sampler, num_clients, words):
@@ -94,6 +86,24 @@ def test_impossible_settings_are_refused_by_name(sampler, num_clients, words):
         sampler.validate(num_clients)
     with pytest.raises(ValueError, match=words):
         sampler(0, num_clients, 1)
+
+
+@pytest.mark.parametrize(
+    ("make", "setting"),
+    [
+        (UniformSampler, {"per_round": 0}),
+        (UniformSampler, {"per_round": 2.5}),
+        (DynamicPopulation, {"live": 0}),
+        (DynamicPopulation, {"live": 50.5}),
+        (DynamicPopulation, {"every": 0}),
+        (DynamicPopulation, {"every": 1.5}),
+        (DynamicPopulation, {"replace_probability": 1.5}),
+    ],
+)
+def test_a_setting_out_of_its_range_is_named(make, setting):
+    ((name, value),) = setting.items()
+    with pytest.raises(ValueError, match=f"^{name}={value} must be "):
+        make(**{"per_round": 5} | setting)
 
 
 @pytest.mark.parametrize(("per_round", "size"), [(1, 1), (7, 7), (0.05, 2), (0.001, 1), (0.99, 40), (0.5, 20)])

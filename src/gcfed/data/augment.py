@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor
 
+from gcfed.utils.checked import Number, Positive, SettingError, checked
 from gcfed.utils.device import on_device
-from gcfed.utils.number import flag, number, numbers
 
 
-class Transform(Protocol):
-    """What the data module asks of a transform; draws are of one kind for all samples, or None."""
+class Transform:
+    """What the data module asks of a transform."""
 
     def check(self, input_shape: tuple[int, ...]) -> None:
         """Raise ValueError if samples of this shape cannot be transformed."""
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray | None:
-        """Random augmentation of ``shape`` samples, ``[*shape, A]``."""
-
-    def __call__(
-        self,
-        x_B: Tensor,
-        augment_BA: Tensor | None,
-        dtype: torch.dtype = torch.float32,
-        memory_format: torch.memory_format = torch.contiguous_format,
-    ) -> Tensor:
-        """uint8 ``[B, *input]`` → the network's inputs, of the same shape."""
-        ...
+        """Random augmentation of ``shape`` samples, ``[*shape, A]``, or None; of one kind for all samples."""
+        return None
 
 
-class ImageTransform:
+@checked
+class ImageTransform(Transform):
     """uint8 images → normalised floats, with random rotation, crop and horizontal flip where draws are given.
 
     Args:
@@ -46,20 +39,17 @@ class ImageTransform:
 
     def __init__(
         self,
-        mean: Sequence[float],
-        std: Sequence[float],
+        mean: Sequence[Number],
+        std: Sequence[Positive],
         *,
-        crop_padding: int = 0,
+        crop_padding: Annotated[int, Field(ge=0, le=1000)] = 0,
         flip: bool = False,
-        rotation: int = 0,
+        rotation: Annotated[int, Field(ge=0, le=180)] = 0,
     ) -> None:
-        self.mean = tuple(numbers("data.transform.mean", mean))
-        self.std = tuple(numbers("data.transform.std", std, 0, above=True))
         if not len(mean) == len(std) > 0:
-            raise ValueError(f"data.transform.mean={list(mean)} and data.transform.std={list(std)} must pair up.")
-        self.crop_padding = number("data.transform.crop_padding", crop_padding, 0, 1000, whole=True)
-        self.flip = flag("data.transform.flip", flip)
-        self.rotation = number("data.transform.rotation", rotation, 0, 180, whole=True)
+            raise SettingError("std" if mean else "mean", f" must pair up: mean={[*mean]}, std={[*std]}.")
+        self.mean, self.std = tuple(mean), tuple(std)
+        self.crop_padding, self.flip, self.rotation = crop_padding, flip, rotation
         self._affine: tuple[Tensor, Tensor] | None = None
 
     def check(self, input_shape: tuple[int, ...]) -> None:
@@ -134,7 +124,7 @@ def rotated(x_BCHW: Tensor, degrees_B: Tensor) -> Tensor:
     return turned * inside.unsqueeze(1)
 
 
-class TextTransform:
+class TextTransform(Transform):
     """uint8 tokens → int64, as an embedding takes them, whatever the type of the network.
 
     ``debug=overfit`` turns augmentation off for all data; there is none to turn on.
@@ -149,16 +139,7 @@ class TextTransform:
         if len(input_shape) != 1:
             raise ValueError(f"data.input_shape={list(input_shape)} must be [length] for a text or for vectors.")
 
-    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> None:
-        return None
-
-    def __call__(
-        self,
-        x_BT: Tensor,
-        augment_BA: None,
-        dtype: torch.dtype = torch.float32,
-        memory_format: torch.memory_format = torch.contiguous_format,
-    ) -> Tensor:
+    def __call__(self, x_BT: Tensor, *_: Any) -> Tensor:
         """uint8 ``[B, T]`` → int64 of the same shape; the other arguments are those of images."""
         return x_BT.long()
 
@@ -187,23 +168,17 @@ class AutoTransform:
         levels = np.arange(256) / 255
         mean = shares @ levels
         std = np.sqrt(np.maximum(shares @ levels**2 - mean**2, 1e-4))  # an empty channel is left as it is
-        given = [list(known) * (x.shape[1] if len(known) == 1 else 1) if known else measured.tolist()
-                 for known, measured in ((self.mean, mean), (self.std, std))]  # fmt: skip
-        for key, values in zip(("mean", "std"), given, strict=True):
-            if len(values) != x.shape[1]:
-                raise ValueError(f"data.transform.{key} has {len(values)} values, the images {x.shape[1]} channels.")
+        given = []
+        for key, known, measured in (("mean", self.mean, mean), ("std", self.std, std)):
+            given.append(list(known) * (x.shape[1] if len(known) == 1 else 1) if known else measured.tolist())
+            if len(given[-1]) != x.shape[1]:
+                raise ValueError(f"data.transform.{key} has {len(given[-1])} values, the images {x.shape[1]} channels.")
         return ImageTransform(*given, **self.augmentation)
 
 
 class VectorTransform(TextTransform):
     """Float vectors as they are, in the type of the network."""
 
-    def __call__(
-        self,
-        x_Bd: Tensor,
-        augment_BA: None,
-        dtype: torch.dtype = torch.float32,
-        memory_format: torch.memory_format = torch.contiguous_format,
-    ) -> Tensor:
+    def __call__(self, x_Bd: Tensor, augment_BA: None, dtype: torch.dtype = torch.float32, *_: Any) -> Tensor:
         """Floats ``[B, d]`` → ``dtype``; the other arguments are those of images."""
         return x_Bd.to(dtype)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from inspect import signature
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,15 +17,18 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from gcfed.data.augment import AutoTransform, Transform
-from gcfed.data.base import FederatedDataset, Split
+from gcfed.data.augment import AutoTransform
+from gcfed.data.base import FLOATS, FederatedDataset, Split
 from gcfed.data.dealing import held_out
-from gcfed.data.partition import Partition, Partitioner
+from gcfed.data.partition import Partition
 from gcfed.data.shift import Shift
-from gcfed.utils.number import number, numbers, part
+from gcfed.utils.checked import Count, Inside, SettingError, Whole, checked
 from gcfed.utils.rng import generator
 
+log = logging.getLogger(__name__)
 
+
+@checked
 class FederatedDataModule(LightningDataModule):
     """A data set, cut into clients, resident on the training device.
 
@@ -44,54 +48,49 @@ class FederatedDataModule(LightningDataModule):
         client_test: share of each client's samples that it does not train on, but is tested on; None: none.
         validation: share of the training samples that is held out before they are dealt to the clients, the same for
             all seeds, and on which the global model is tested too; None: none.
+        standardize: float vectors, and targets to regress on, by mean and standard deviation of the training samples.
     """
 
     def __init__(
         self,
         *,
         dataset: Callable[[], FederatedDataset],
-        transform: Transform | AutoTransform,
-        partitioner: Partitioner,
-        num_clients: int | None,
-        rounds: int,
-        seed: int,
-        num_classes: int | None,
-        input_shape: tuple[int, ...] | None,
-        eval_batch_size: int | str = "auto",
-        limit_train: int | None = None,
-        limit_test: int | None = None,
-        validation: float | None = None,
-        client_test: float | None = None,
+        transform: Callable[..., Any],
+        partitioner: Callable[..., Partition],
+        num_clients: Count | None,
+        rounds: Count,
+        seed: Whole,
+        num_classes: Count | None,
+        input_shape: Sequence[Count] | None,
+        eval_batch_size: Count | Literal["auto"] = "auto",
+        limit_train: Count | None = None,
+        limit_test: Count | None = None,
+        validation: Inside | None = None,
+        client_test: Inside | None = None,
+        standardize: bool = False,
     ) -> None:
         super().__init__()
-        for key, value in (("dataset", dataset), ("transform", transform), ("partitioner", partitioner)):
-            part(f"data.{key}", value)
         if input_shape is not None:
-            if not numbers("data.input_shape", input_shape, 1, whole=True):
-                raise ValueError("data.input_shape=[] must be the shape of one sample.")
+            if not input_shape:
+                raise SettingError("input_shape", "=[] must be the shape of one sample.")
             if not isinstance(transform, AutoTransform):
-                transform.check(tuple(input_shape))
+                transform.check(tuple(input_shape))  # type: ignore[attr-defined]
         if isinstance(dataset, partial):
             try:
                 signature(dataset.func).bind(*dataset.args, **dataset.keywords)
             except TypeError as error:
-                raise ValueError(f"data.dataset ({dataset.func.__name__}): {error}") from None
+                raise SettingError("dataset", f" ({dataset.func.__name__}): {error}") from None
         self.load, self.partitioner = dataset, partitioner
         self.transform: Any = transform  # a Transform from setup on
-        self.rounds = number("data.rounds", rounds, 1, whole=True)
+        self.rounds, self.seed, self.eval_batch_size = rounds, seed, eval_batch_size
         self.input_shape: tuple[int, ...] = tuple(input_shape or ())
-        self.seed = number("data.seed", seed, 0, whole=True)
-        number("participation.num_clients", num_clients, 1, whole=True, none=True)
         self.num_clients: int = num_clients  # type: ignore[assignment]  # None until setup
-        number("data.num_classes", num_classes, 1, whole=True, none=True)
         self.num_classes: int = num_classes  # type: ignore[assignment]  # likewise
-        self.eval_batch_size = number("data.eval_batch_size", eval_batch_size, 1, whole=True, auto=True)
-        self.limit_train = number("data.limit_train", limit_train, 1, whole=True, none=True)
-        self.limit_test = number("data.limit_test", limit_test, 1, whole=True, none=True)
-        self.validation = number("data.validation", validation, 0, 1, above=True, below=True, none=True)
-        self.client_test = number("data.client_test", client_test, 0, 1, above=True, below=True, none=True)
+        self.limit_train, self.limit_test = limit_train, limit_test
+        self.validation, self.client_test, self.standardize = validation, client_test, standardize
+        self.scaling: dict[str, np.ndarray] = {}
         self._tests: list[tuple[Tensor, Tensor]] = []
-        self.partition: Partition | None = None
+        self.partition: Partition = None  # type: ignore[assignment]  # until setup
         self.tests_of_clients: Partition | None = None
         self._device: torch.device | None = None
 
@@ -109,7 +108,10 @@ class FederatedDataModule(LightningDataModule):
         """
         if self._tests:
             return
-        self.dataset = self.load()
+        try:
+            self.dataset = self.load()
+        except SettingError as error:
+            raise ValueError(f"data.dataset.{error.name}{error.rest}") from None
         train, held = self.dataset.train, []
         if self.validation:
             chosen = held_out(train.y, self.validation, generator(0, "validation"))
@@ -130,9 +132,11 @@ class FederatedDataModule(LightningDataModule):
                     f"{self.dataset.name}: {name} labels run from {classes.min()} to {classes.max()}, outside a head "
                     f"of data.num_classes={self.num_classes} classes."
                 )
+        tests = [test, *held]
+        if self.standardize:
+            train, tests = self._standardized(train, tests)
         self.labels = train.y
         self.partition = self.partitioner(train.y, self.num_clients, seed=self.seed, groups=train.groups)
-        tests = [test, *held]
         if isinstance(self.partitioner, Shift):
             change = self.partitioner.shifted
             owner_n, owners = self.partition.owners(len(train)), self.partition.num_clients
@@ -145,7 +149,28 @@ class FederatedDataModule(LightningDataModule):
         if self.client_test:
             self.partition, self.tests_of_clients = self.partition.parted(self.client_test, self.seed)
         self.num_clients = self.partition.num_clients
+        few = np.count_nonzero(self.partition.sizes <= 2)
+        if 2 * few > self.num_clients:
+            log.warning(
+                "%d of %d clients hold one or two training samples: lower participation.num_clients, or deal more "
+                "evenly, as by a larger partition.alpha",
+                few,
+                self.num_clients,
+            )
         self._train, self._tests = _tensors(train), [_tensors(split) for split in tests]
+
+    def _standardized(self, train: Split, tests: list[Split]) -> tuple[Split, list[Split]]:
+        """Float samples and targets less the mean of the training samples, over their standard deviation."""
+        splits = [train, *tests]
+        for key in ("x", "y"):
+            values = [getattr(split, key) for split in splits]
+            if values[0].dtype not in FLOATS:
+                continue
+            mean, std = standards(values[0])
+            self.scaling |= {f"{key}_mean": mean, f"{key}_std": std}
+            scaled = [((each - mean) / std).astype(each.dtype) for each in values]
+            splits = [replace(split, **{key: of_split}) for split, of_split in zip(splits, scaled, strict=True)]
+        return splits[0], splits[1:]
 
     def to_device(self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format) -> None:
         """Moves the splits to the device, once; batches come in ``dtype`` and ``memory_format``."""
@@ -158,17 +183,14 @@ class FederatedDataModule(LightningDataModule):
     # ----------------------------------------------------------------------------------- ClientData, for the loop
     def sizes(self, clients: np.ndarray) -> np.ndarray:
         """Number of samples of clients, ``[K] → [K]``."""
-        assert self.partition is not None
         offsets = self.partition.offsets
         return offsets[clients + 1] - offsets[clients]
 
     def client(self, client: int) -> np.ndarray:
-        assert self.partition is not None
         return self.partition.client(client)
 
     def class_counts(self, clients: np.ndarray) -> np.ndarray:
         """How many labels of each class these clients have, ``[K] → [K, C]``."""
-        assert self.partition is not None
         return self.partition.label_counts(self.labels, self.num_classes, clients=clients)
 
     def relabel(self, clients: np.ndarray, relabelled: Callable[[np.ndarray], np.ndarray]) -> None:
@@ -227,6 +249,15 @@ class FederatedDataModule(LightningDataModule):
             slices = [(start, min(start + step, n)) for start in range(0, n, step)]
             loaders.append(DataLoader(slices[self.trainer.global_rank :: world], batch_size=None))  # type: ignore[arg-type]
         return loaders
+
+
+def standards(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of each column, float64 [d]; 0 and 1 of those that hold nothing but 0 and 1, and a
+    deviation of 1 where all is alike.
+    """
+    mean, std = values.mean(0, np.float64), values.std(0, np.float64)
+    switches = ((values == 0) | (values == 1)).all(0)
+    return np.where(switches, 0.0, mean), np.where(switches | (np.ptp(values, 0) == 0), 1.0, std)
 
 
 def _subset(split: Split, limit: int | None, seed: int, purpose: str) -> Split:

@@ -21,6 +21,12 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return weights
 
 
+def cut(shares_N: np.ndarray, size: int) -> np.ndarray:
+    """How many of ``size`` samples each client gets by its share, laid end to end, int64 [N]."""
+    ends = np.cumsum(shares_N)
+    return np.diff(np.floor(ends / ends[-1] * size).astype(np.int64), prepend=0)
+
+
 def deal(counts_CN: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Give client k ``counts_CN[c, k]`` random samples of the c-th class present in ``labels`` [n].
 

@@ -8,17 +8,18 @@ Every partitioner names one owner per sample, so that no sample can be dealt twi
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Annotated, ClassVar
 
 import numpy as np
+from pydantic import Field
 
-from gcfed.data.dealing import deal, fill_up, log_gamma, softmax
+from gcfed.data.dealing import cut, deal, fill_up, log_gamma, softmax
+from gcfed.utils.checked import Count, checked
 from gcfed.utils.files import replacing
-from gcfed.utils.number import number, word
 from gcfed.utils.rng import generator
 
 log = logging.getLogger(__name__)
-ALPHA = (1e-100, 1e100)  # within which a Dirichlet draw stays within float64
+Alpha = Annotated[float, Field(ge=1e-100, le=1e100)]  # within which a Dirichlet draw stays within float64
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,33 +97,56 @@ class Partition:
             np.savez(file, indices=self.indices, offsets=self.offsets)
 
 
-class Partitioner(Protocol):
-    """``labels`` are [n], or [n, T] for sequences, which only those take that do not look at them, such as
-    :class:`IID` and :class:`ByGroup`.
+class Partitioner:
+    """Says who holds which sample: :meth:`owners`, for labels and a number of clients that go together.
 
-    Raises ValueError where the parameters or the data cannot give every client what it is promised.
+    ``labels`` are [n], or [n, T] for sequences and [n, C] for targets, which partitions by class refuse.
+
+    Raises, when called, ValueError where the parameters or the data cannot give every client what it is promised.
     """
 
+    by_class: ClassVar[bool] = True
+    least: ClassVar[str] = ""  # the setting that says how many samples a client has at least; "": one
+
     def __call__(
-        self, labels: np.ndarray, num_clients: int, *, seed: int, groups: np.ndarray | None = None
-    ) -> Partition: ...
+        self, labels: np.ndarray, num_clients: int | None, *, seed: int, groups: np.ndarray | None = None
+    ) -> Partition:
+        if self.by_class and labels.ndim > 1:
+            raise ValueError(
+                "this partition spreads samples by their class, and these have several, at every position of a "
+                "sequence, or numbers to regress on (classes are integers): choose partition=natural, sizes or iid"
+            )
+        if not num_clients:
+            raise ValueError(f"participation.num_clients={num_clients} must be a number but with partition=natural.")
+        least = getattr(self, self.least) if self.least else 1
+        if num_clients * least > len(labels):
+            raise ValueError(
+                f"participation.num_clients={num_clients} with at least {least} samples each needs more than the "
+                f"{len(labels)} training samples: lower it" + (f" or partition.{self.least}" if least > 1 else "")
+            )
+        return Partition.from_owners(self.owners(labels, num_clients, generator(seed, "partition")), num_clients)
+
+    def owners(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+        """The client of each sample, int64 [n], −1 for none."""
+        raise NotImplementedError
 
 
+@checked
 @dataclass(frozen=True)
-class IID:
+class IID(Partitioner):
     """Samples at random; sizes differ by at most one."""
 
-    def __call__(
-        self, labels: np.ndarray, num_clients: int, *, seed: int, groups: np.ndarray | None = None
-    ) -> Partition:
-        check_clients(len(labels), num_clients)
+    by_class = False
+
+    def owners(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         owner_n = np.empty(len(labels), np.int64)
-        owner_n[generator(seed, "partition").permutation(len(labels))] = np.arange(len(labels)) % num_clients
-        return Partition.from_owners(owner_n, num_clients)
+        owner_n[rng.permutation(len(labels))] = np.arange(len(labels)) % num_clients
+        return owner_n
 
 
+@checked
 @dataclass(frozen=True)
-class Dirichlet:
+class Dirichlet(Partitioner):
     """Unequal sizes and label mixes, as in GC-Fed's experiments: each class is spread by its own Dirichlet(α) draw.
 
     Class after class, clients that already hold n/N samples or more are left out and the draw is renormalised over the
@@ -131,21 +155,12 @@ class Dirichlet:
     that are short. Every sample is assigned.
     """
 
-    alpha: float
-    min_size: int = 1
-    max_tries: int = 1000
+    least = "min_size"
+    alpha: Alpha
+    min_size: Count = 1
+    max_tries: Count = 1000
 
-    def __post_init__(self) -> None:
-        number("partition.alpha", self.alpha, *ALPHA)
-        number("partition.min_size", self.min_size, 1, whole=True)
-        number("partition.max_tries", self.max_tries, 1, whole=True)
-
-    def __call__(
-        self, labels: np.ndarray, num_clients: int, *, seed: int, groups: np.ndarray | None = None
-    ) -> Partition:
-        check_one_label(labels)
-        check_clients(len(labels), num_clients, self.min_size)
-        rng = generator(seed, "partition")
+    def owners(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         class_sizes = np.unique(labels, return_counts=True)[1]
         # Were the number of short clients Poisson, its mean m would let a draw succeed with chance exp(−m): far above
         # ln(max_tries), all tries would fail too, and a million clients would wait for them.
@@ -159,7 +174,7 @@ class Dirichlet:
         if short:
             log.info("Dirichlet(%g): %d of %d clients were short and are filled up", self.alpha, short, num_clients)
             fill_up(owner_n, num_clients, self.min_size, rng)
-        return Partition.from_owners(owner_n, num_clients)
+        return owner_n
 
     def _draw(self, class_sizes: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         counts_CN = np.zeros((len(class_sizes), num_clients), np.int64)
@@ -167,15 +182,14 @@ class Dirichlet:
         for counts_N, size in zip(counts_CN, class_sizes, strict=True):
             # Never empty: were everyone at the mean, nothing would be left to deal.
             open_N = held_N * num_clients < class_sizes.sum()
-            cuts = np.cumsum(softmax(np.where(open_N, log_gamma(self.alpha, (num_clients,), rng), -np.inf)))
-            ends = np.floor(cuts / cuts[-1] * size).astype(np.int64)
-            counts_N[:] = np.diff(ends, prepend=0)
+            counts_N[:] = cut(softmax(np.where(open_N, log_gamma(self.alpha, (num_clients,), rng), -np.inf)), size)
             held_N += counts_N
         return counts_CN
 
 
+@checked
 @dataclass(frozen=True)
-class DirichletBalanced:
+class DirichletBalanced(Partitioner):
     """Equal sizes, unequal label mixes (FedACG, after Hsu et al. 2019): each client's mix is a Dirichlet(α) draw.
 
     All clients get n // N samples; the n mod N that are left belong to nobody. They draw together: where a class is
@@ -183,17 +197,9 @@ class DirichletBalanced:
     their renormalised mixes.
     """
 
-    alpha: float
+    alpha: Alpha
 
-    def __post_init__(self) -> None:
-        number("partition.alpha", self.alpha, *ALPHA)
-
-    def __call__(
-        self, labels: np.ndarray, num_clients: int, *, seed: int, groups: np.ndarray | None = None
-    ) -> Partition:
-        check_one_label(labels)
-        check_clients(len(labels), num_clients)
-        rng = generator(seed, "partition")
+    def owners(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         left_C = np.unique(labels, return_counts=True)[1]
         log_mix_NC = log_gamma(self.alpha, (num_clients, len(left_C)), rng)
         counts_NC = np.zeros((num_clients, len(left_C)), np.int64)
@@ -210,11 +216,12 @@ class DirichletBalanced:
             counts_NC[np.ix_(asking, classes)] += wanted
             left_C[classes] -= wanted.sum(0)
             missing_N[asking] -= wanted.sum(1)
-        return Partition.from_owners(deal(counts_NC.T, labels, rng), num_clients)
+        return deal(counts_NC.T, labels, rng)
 
 
+@checked
 @dataclass(frozen=True)
-class ClassesPerClient:
+class ClassesPerClient(Partitioner):
     """Each client holds ``classes`` different classes; a class is cut into equal shards, one for each of its holders.
 
     Classes are dealt pass after pass, so that their numbers of holders differ by at most one: client k holds class
@@ -222,20 +229,12 @@ class ClassesPerClient:
     more. With N · classes < C the classes left over belong to nobody, which is logged as a warning.
     """
 
-    classes: int = 1
+    classes: Count = 1
 
-    def __post_init__(self) -> None:
-        number("partition.classes", self.classes, 1, whole=True)
-
-    def __call__(
-        self, labels: np.ndarray, num_clients: int, *, seed: int, groups: np.ndarray | None = None
-    ) -> Partition:
-        check_one_label(labels)
-        check_clients(len(labels), num_clients)
+    def owners(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         present, class_sizes = np.unique(labels, return_counts=True)
         if self.classes > len(present):
             raise ValueError(f"partition.classes={self.classes} exceeds the {len(present)} classes of the data")
-        rng = generator(seed, "partition")
         held = self._hands(len(present), num_clients, rng).ravel()
         holders_C = np.bincount(held, minlength=len(present))
         if (scarce := holders_C > class_sizes).any():
@@ -251,7 +250,7 @@ class ClassesPerClient:
         for c, (size, holders) in enumerate(zip(class_sizes, holders_C, strict=True)):
             if holders:
                 counts_CN[c, client[held == c]] = size // holders + (np.arange(holders) < size % holders)
-        return Partition.from_owners(deal(counts_CN, labels, rng), num_clients)
+        return deal(counts_CN, labels, rng)
 
     def _hands(self, num_classes: int, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         """Class ranks [N, classes], different within a row."""
@@ -267,8 +266,9 @@ class ClassesPerClient:
         return dealt[:cards].reshape(num_clients, self.classes)
 
 
+@checked
 @dataclass(frozen=True)
-class ByGroup:
+class ByGroup(Partitioner):
     """Natural clients: one for each value of ``groups`` (writer, domain), in ascending order of the value.
 
     Of fewer clients than groups each is a group of its own, drawn by the seed; the samples of the other groups belong
@@ -278,9 +278,6 @@ class ByGroup:
     """
 
     by: str | None = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        word("partition.by", self.by)
 
     def __call__(
         self, labels: np.ndarray, num_clients: int | None, *, seed: int = 0, groups: np.ndarray | None = None
@@ -302,22 +299,3 @@ class ByGroup:
         owner_of_rank = np.full(len(values), -1)
         owner_of_rank[kept] = np.arange(num_clients)
         return Partition.from_owners(owner_of_rank[rank_n], num_clients)
-
-
-def check_one_label(labels: np.ndarray) -> None:
-    """Refuses labels of which a sample has several."""
-    if labels.ndim > 1:
-        raise ValueError(
-            "this partition spreads samples by their class, and these have several, at every position of a sequence, "
-            "or numbers to regress on (classes are integers): choose partition=natural, sizes or iid"
-        )
-
-
-def check_clients(num_samples: int, num_clients: int, min_size: int = 1, key: str = "partition.min_size") -> None:
-    """Refuses more clients than there are samples for."""
-    number("participation.num_clients", num_clients, 1, whole=True)
-    if num_clients * min_size > num_samples:
-        raise ValueError(
-            f"participation.num_clients={num_clients} with at least {min_size} samples each needs more than the "
-            f"{num_samples} training samples: lower it" + (f" or {key}" if min_size > 1 else "")
-        )

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from gcfed.utils.number import number
+from gcfed.utils.checked import Count, Share, checked
 from gcfed.utils.rng import generator
 
 
@@ -26,17 +26,24 @@ def cohort_size(per_round: int | float, num_clients: int) -> int:
     """``participation.per_round`` as a number of clients: a value below 1 is a share of all, at least one client."""
     if isinstance(per_round, float) and 0 < per_round < 1:
         return max(1, round(per_round * num_clients))
-    return int(number("participation.per_round", per_round, 1, whole=True))
+    if isinstance(per_round, bool) or not isinstance(per_round, int) or per_round < 1:
+        raise ValueError(f"participation.per_round={per_round} must be a whole number, at least 1, or a share below 1.")
+    return per_round
 
 
+@checked
 @dataclass(frozen=True)
 class UniformSampler:
     """``per_round`` clients, uniform without replacement. Costs O(per_round), whatever the population."""
 
-    per_round: int
+    per_round: Count
 
     def validate(self, num_clients: int) -> None:
-        _check_population(self.per_round, num_clients)
+        if self.per_round > num_clients:
+            raise ValueError(
+                f"participation.per_round={self.per_round} exceeds participation.num_clients={num_clients}: "
+                "a cohort holds a client at most once"
+            )
 
     def __call__(self, round: int, num_clients: int, seed: int) -> np.ndarray:
         self.validate(num_clients)
@@ -45,8 +52,9 @@ class UniformSampler:
         return np.sort(cohort)
 
 
+@checked
 @dataclass(frozen=True)
-class DynamicPopulation:
+class DynamicPopulation(UniformSampler):
     """A population that changes while it trains (FedACG, Table 3).
 
     ``live`` clients take part at first, drawn from all ``num_clients``. At every ``every``-th round each of them gives
@@ -56,14 +64,13 @@ class DynamicPopulation:
     The live set of round r is replayed from the first round on, r / every steps, and remembered until it changes.
     """
 
-    per_round: int
-    live: int = 250
-    every: int = 100
-    replace_probability: float = 0.5
+    live: Count = 250
+    every: Count = 100
+    replace_probability: Share = 0.5
 
     def validate(self, num_clients: int) -> None:
-        _check_population(self.per_round, num_clients)
-        if number("participation.sampler.live", self.live, 1, whole=True) > num_clients:
+        super().validate(num_clients)
+        if self.live > num_clients:
             raise ValueError(
                 f"participation.sampler.live={self.live} exceeds participation.num_clients={num_clients}: lower it"
             )
@@ -72,8 +79,6 @@ class DynamicPopulation:
                 f"participation.per_round={self.per_round} exceeds participation.sampler.live={self.live}: "
                 "a cohort is drawn from the live clients"
             )
-        number("participation.sampler.every", self.every, 1, whole=True)
-        number("participation.sampler.replace_probability", self.replace_probability, 0, 1)
 
     def live_clients(self, round: int, num_clients: int, seed: int) -> np.ndarray:
         """Ids of the clients that can be drawn in ``round``, int64 [live], ascending and read-only."""
@@ -100,12 +105,3 @@ def _live_clients(live: int, probability: float, num_clients: int, seed: int, st
         ids.sort()
     ids.flags.writeable = False
     return ids
-
-
-def _check_population(per_round: int, num_clients: int) -> None:
-    number("participation.num_clients", num_clients, 1, whole=True)
-    if number("participation.per_round", per_round, 1, whole=True) > num_clients:
-        raise ValueError(
-            f"participation.per_round={per_round} exceeds participation.num_clients={num_clients}: "
-            "a cohort holds a client at most once"
-        )

@@ -1,15 +1,17 @@
 """Clients whose labels are alike and whose images are not: shifts of the features, on top of any partition."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import Field
 
-from gcfed.data.partition import Partition, Partitioner
-from gcfed.utils.number import choice, numbers, part
+from gcfed.data.partition import Partition
+from gcfed.utils.checked import SettingError, checked
 
 
+@checked
 @dataclass(frozen=True)
 class Shift:
     """The clients fall into G groups, drawn at random, and all images of a group are changed alike.
@@ -18,18 +20,18 @@ class Shift:
     each group would lack classes under a partition that deals them in turn, as ``classes`` does. The test split is
     changed likewise, its images falling into the groups at random.
 
-    of: the partition, which says who holds which sample.
+    of: the partition, which says who holds which sample. A subclass adds a list: what each group's images have.
     """
 
-    of: Partitioner
+    of: Callable[..., Partition]
 
     def __post_init__(self) -> None:
-        part("partition.of", self.of)
+        *_, name = vars(self)
+        if not vars(self)[name]:
+            raise SettingError(name, "=[] must have an entry for each group of clients.")
 
-    def __call__(
-        self, labels: np.ndarray, num_clients: int, *, seed: int, groups: np.ndarray | None = None
-    ) -> Partition:
-        return self.of(labels, num_clients, seed=seed, groups=groups)
+    def __call__(self, *labels_and_clients: Any, **seed_and_groups: Any) -> Partition:
+        return self.of(*labels_and_clients, **seed_and_groups)
 
     def shifted(self, x_nCHW: np.ndarray, owner_n: np.ndarray, owners: int, rng: np.random.Generator) -> np.ndarray:
         """A copy of the images, uint8 [n, C, H, W], as their owners, [n], see them; ``rng`` draws the owners' groups.
@@ -52,6 +54,7 @@ class Shift:
         raise NotImplementedError
 
 
+@checked
 @dataclass(frozen=True)
 class Rotation(Shift):
     """Images turned counter-clockwise by quarters: IFCA's rotated MNIST and CIFAR (Ghosh et al., NeurIPS 2020).
@@ -59,15 +62,12 @@ class Rotation(Shift):
     degrees: of each group, multiples of 90.
     """
 
-    degrees: Sequence[int] = (0, 90, 180, 270)
+    degrees: Sequence[Annotated[int, Field(ge=0, le=270)]] = (0, 90, 180, 270)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        numbers("partition.degrees", self.degrees, 0, 270, whole=True)
-        if not self.degrees or any(d % 90 for d in self.degrees):
-            raise ValueError(
-                f"partition.degrees={[*self.degrees]} must be multiples of 90, one for each group of clients."
-            )
+        if any(degree % 90 for degree in self.degrees):
+            raise SettingError("degrees", f"={[*self.degrees]} must be multiples of 90.")
 
     def options(self, input_shape: tuple[int, ...]) -> Sequence[int]:
         if len(input_shape) != 3 or input_shape[1] != input_shape[2]:
@@ -78,6 +78,7 @@ class Rotation(Shift):
         return np.rot90(x_nCHW, option // 90, axes=(2, 3))
 
 
+@checked
 @dataclass(frozen=True)
 class Colour(Shift):
     """Images with their three channels in another order, so that what is red to one group is green to another.
@@ -85,14 +86,7 @@ class Colour(Shift):
     orders: of each group, the channels that it sees as red, green and blue.
     """
 
-    orders: Sequence[str] = ("rgb", "gbr", "brg")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if isinstance(self.orders, str) or not isinstance(self.orders, Sequence) or not self.orders:
-            raise ValueError(f"partition.orders={self.orders} must be a list of orders, one for each group.")
-        for i, order in enumerate(self.orders):
-            choice(f"partition.orders[{i}]", order, ["rgb", "rbg", "grb", "gbr", "brg", "bgr"])
+    orders: Sequence[Literal["rgb", "rbg", "grb", "gbr", "brg", "bgr"]] = ("rgb", "gbr", "brg")
 
     def options(self, input_shape: tuple[int, ...]) -> Sequence[str]:
         if len(input_shape) != 3 or input_shape[0] != 3:

@@ -130,7 +130,10 @@ class FederatedModule(LightningModule):
 
     def _move_data(self) -> None:
         data = self.trainer.datamodule  # type: ignore[attr-defined]
-        data.to_device(self.device, next(self.net.parameters()).dtype, self.memory_format)
+        dtype = next(self.net.parameters()).dtype
+        data.to_device(self.device, dtype, self.memory_format)
+        if (scale := getattr(data, "scaling", {}).get("y_std")) is not None:  # of the task's errors in the user's units
+            self.task.scale = torch.as_tensor(scale, dtype=dtype, device=self.device)  # type: ignore[attr-defined]
 
     def training_step(self, batch: Tensor, batch_idx: int) -> None:
         optimizer = self.optimizers()

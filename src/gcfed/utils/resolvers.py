@@ -49,10 +49,16 @@ def stem(path: object, default: str) -> str:
     return (Path(str(path)).resolve().stem if path else "") or default
 
 
+def task_of(regression: object) -> str:
+    """The task of a table whose target is a number, or a class."""
+    return f"gcfed.tasks.{'SquaredError' if regression is True else 'Classification'}"
+
+
 OmegaConf.register_new_resolver("all_devices", all_devices, replace=True)
 OmegaConf.register_new_resolver("class_name", class_name, replace=True)
 OmegaConf.register_new_resolver("last_layer", last_layer, replace=True)
 OmegaConf.register_new_resolver("length", length, replace=True)
 OmegaConf.register_new_resolver("stem", stem, replace=True)
+OmegaConf.register_new_resolver("task_of", task_of, replace=True)
 OmegaConf.register_new_resolver("nodes", nodes, replace=True)
 OmegaConf.register_new_resolver("project_root", lambda: str(ROOT), replace=True)

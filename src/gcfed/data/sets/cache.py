@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 FORMAT = 1
 MANIFEST = "manifest.json"
 
-Allocate = Callable[[str, tuple[int, ...], type], np.ndarray]
-"""``allocate(key, shape, dtype)``: a zeroed writable array of the cache; keys are ``train_x``, ``test_groups`` …."""
+Allocate = Callable[..., np.ndarray]
+"""``allocate(key, shape, dtype=np.uint8)``: a zeroed writable array; keys are ``train_x``, ``test_groups`` …."""
 
 Build = Callable[[Allocate], dict[str, Any]]
 """Fills the arrays that it allocates and returns ``{"num_classes": int, "class_names": [str, …] | None}``."""
@@ -97,7 +97,7 @@ def _write(folder: Path, build: Build, source: str) -> FederatedDataset:
 def _build(folder: Path, scratch: Path, build: Build, source: str) -> FederatedDataset:
     writable: dict[str, np.memmap] = {}
 
-    def allocate(key: str, shape: tuple[int, ...], dtype: type) -> np.ndarray:
+    def allocate(key: str, shape: tuple[int, ...], dtype: type = np.uint8) -> np.ndarray:
         if not shape[0]:
             raise ValueError(f"data set {folder.name}: its files hold no {key.split('_')[0]} samples; get them anew.")
         # A memory map on a full disk dies by a signal; this dies with a reason.

@@ -12,7 +12,7 @@ from gcfed.data.sets.imagenet import tiny_imagenet
 from gcfed.data.sets.leaf import celeba, femnist, shakespeare
 from gcfed.data.sets.text import tiny_shakespeare
 from gcfed.data.sets.vision import torchvision_set
-from gcfed.utils.number import number, numbers
+from gcfed.utils.checked import Count, SettingError, Weight, Whole, checked
 from gcfed.utils.rng import generator
 
 __all__ = [
@@ -43,34 +43,26 @@ def digits() -> FederatedDataset:
     return FederatedDataset("digits", 10, whole.subset(~chosen), whole.subset(chosen), names)
 
 
+@checked
 def synthetic(
     *,
-    num_classes: int = 10,
-    shape: Sequence[int] = (1, 8, 8),
-    num_train: int = 10_000,
-    num_test: int = 2_000,
-    noise: float = 64.0,
-    seed: int = 0,
-    num_groups: int | None = None,
-    shift: float = 32.0,
+    num_classes: Count = 10,
+    shape: Sequence[Count] = (1, 8, 8),
+    num_train: Count = 10_000,
+    num_test: Count = 2_000,
+    noise: Weight = 64.0,
+    seed: Whole = 0,
+    num_groups: Count | None = None,
+    shift: Weight = 32.0,
 ) -> FederatedDataset:
     """A task to learn, of any size: each class is a 4×4 pattern of brightness, seen through Gaussian noise.
 
     ``shape`` is (C, H, W); ``noise`` and ``shift`` are standard deviations in grey levels (0 … 255). ``num_groups``
     domains each add a 4×4 pattern of their own to all their images, and become the groups of both splits. Classes and
     groups are balanced.
-
-    Raises ValueError for sizes below one or a negative ``noise`` or ``shift``.
     """
-    sizes = {"num_classes": num_classes, "num_train": num_train, "num_test": num_test}
-    for key, value in sizes.items():
-        number(f"data.dataset.{key}", value, 1, whole=True)
-    number("data.dataset.num_groups", num_groups, 1, whole=True, none=True)
-    if len(numbers("data.dataset.shape", shape, 1, whole=True)) != 3:
-        raise ValueError(f"data.dataset.shape={list(shape)} must be [channels, height, width]")
-    for key, level in (("noise", noise), ("shift", shift)):
-        number(f"data.dataset.{key}", level, 0)
-
+    if len(shape) != 3:
+        raise SettingError("shape", f"={[*shape]} must be [channels, height, width].")
     rng = generator(seed, "synthetic")
     prototypes = _patterns(rng.uniform(48, 208, (num_classes, shape[0], 4, 4)), shape)
     domains = _patterns(rng.normal(0, shift, (num_groups or 1, shape[0], 4, 4)), shape)

@@ -8,10 +8,12 @@ import io
 import re
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -99,3 +101,39 @@ def read_image(content: bytes, path: str | Path, size: tuple[int, int] | None = 
     except Exception as error:  # whatever Pillow raises over a broken file
         reason = str(error).partition(" <")[0]  # without the address of the buffer
         raise ValueError(f"{path} is no readable image ({reason}): put a sound one in its place.") from error
+
+
+def decode(
+    images: Iterable[tuple[str | Path, Image]],
+    count: int,
+    what: str,
+    *,
+    size: int | None = None,
+    bicubic: bool = False,
+    allocate: Callable[[tuple[int, ...]], np.ndarray] = lambda shape: np.empty(shape, np.uint8),
+) -> np.ndarray:
+    """So many images, each with its name for errors, as uint8 [count, C, H, W], under a bar called ``what``.
+
+    Args:
+        size: side of the square to which they are resized, bilinearly or ``bicubic``; None: all are of one size.
+        allocate: makes the array of this shape.
+
+    Raises ValueError, with the names, for images of several sizes.
+    """
+    from PIL.Image import Resampling
+    from tqdm import tqdm
+
+    x, first = np.zeros((0, 0, 0, 0)), None
+    for i, (name, image) in enumerate(tqdm(images, desc=what, total=count, unit="image", disable=None)):
+        if size:
+            image = image.resize((size, size), Resampling.BICUBIC if bicubic else Resampling.BILINEAR)
+        pixels = np.asarray(image).reshape(image.height, image.width, -1).transpose(2, 0, 1)
+        if first is None:
+            x, first = allocate((count, *pixels.shape)), name
+        if pixels.shape != x.shape[1:]:
+            raise ValueError(
+                f"{name} is {image.width}×{image.height}, {first} is {x.shape[3]}×{x.shape[2]}: give all one size, as "
+                "by data.size=64."
+            )
+        x[i] = pixels
+    return x

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,14 +12,17 @@ import numpy as np
 
 from gcfed.data.base import FederatedDataset
 from gcfed.data.sets.cache import Allocate, cached
-from gcfed.data.sets.own import TESTS, from_arrays, written
+from gcfed.data.sets.files import decode
+from gcfed.data.sets.own import TESTS, Side, from_arrays, written
 from gcfed.data.sets.text import ALPHABET, LENGTH, PAD, encode, sequences
-from gcfed.utils.number import number, word
+from gcfed.utils.checked import Inside, SettingError, checked
 
 if TYPE_CHECKING:
     from datasets import Dataset
+    from PIL.Image import Image
 
 
+@checked
 def huggingface(
     name: str | None,
     data_dir: str,
@@ -27,9 +31,9 @@ def huggingface(
     input: str | None = None,
     label: str | None = None,
     groups: str | None = None,
-    size: int | None = None,
-    length: int = LENGTH,
-    test: float = 0.2,
+    size: Side | None = None,
+    length: Side = LENGTH,
+    test: Inside = 0.2,
 ) -> FederatedDataset:
     """The split ``train``, and ``test`` or ``validation`` if it has labels: images [n, C, H, W], or texts [n, length]
     of LEAF's characters, cut or padded where each has a label, else in pieces with the next character as each one's.
@@ -49,12 +53,8 @@ def huggingface(
     Raises:
         ValueError: ``datasets`` is not installed, there is no such data set or column, or samples do not fit together.
     """
-    number("data.size", size, 1, 10_000, whole=True, none=True)
-    number("data.length", length, 1, 10_000, whole=True)
-    for key, value in (("data.subset", subset), ("data.input", input), ("data.label", label), ("partition.by", groups)):
-        word(key, value)
-    if not word("data.name", name) or name is None:
-        raise ValueError("data.name=null must be a data set of the hub, ylecun/mnist, or a folder of save_to_disk.")
+    if name is None:
+        raise SettingError("name", "=null must be a data set of the hub, ylecun/mnist, or a folder of save_to_disk.")
     files = [path for path in sorted(Path(name).rglob("*")) if path.is_file()]
 
     def build(allocate: Allocate) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def _arrays(
     if type(rows.features[input]).__name__ == "Image":
         if label is None:
             raise ValueError(f"data.label=null: name the column of the classes, one of {', '.join(rows.features)}.")
-        return {"x": _images(rows, input, size, grey), **content}
+        return {"x": decode(_images(rows, input, grey), len(rows), f"images of {input}", size=size), **content}
     texts = list(rows[input])
     if not all(isinstance(text, str) for text in texts):
         raise ValueError(f"data.input={input} has a row that is no text: take it out.")
@@ -146,12 +146,9 @@ def _arrays(
     return {"x": x, **content}
 
 
-def _images(rows: Dataset, input: str, size: int | None, grey: bool | None) -> np.ndarray:
-    from PIL.Image import Resampling
-    from tqdm import tqdm
-
-    images, x = rows.select_columns([input]), np.zeros(0, np.uint8)
-    for i in tqdm(range(len(rows)), desc=f"images of {input}", unit="image", disable=None):
+def _images(rows: Dataset, input: str, grey: bool | None) -> Iterator[tuple[str, Image]]:
+    images = rows.select_columns([input])
+    for i in range(len(rows)):
         try:
             image = images[i][input]
             grey = image.mode in ("1", "L") if grey is None else grey
@@ -159,15 +156,6 @@ def _images(rows: Dataset, input: str, size: int | None, grey: bool | None) -> n
                 raise ValueError("it has colours, or is transparent, and the first one is grey: convert one of them")
             if image.mode[0] in "IF":
                 raise ValueError(f"Pillow's mode {image.mode} has more than 8 bits a channel: convert it to 8")
-            image = image.convert("L" if grey else "RGB")
+            yield f"the image of row {i}", image.convert("L" if grey else "RGB")
         except Exception as error:  # whatever Pillow raises over a broken image
             raise ValueError(f"data.input={input} of row {i} is no readable image ({error}): take it out.") from error
-        if size:
-            image = image.resize((size, size), Resampling.BILINEAR)
-        pixels = np.asarray(image).reshape(image.height, image.width, -1).transpose(2, 0, 1)
-        if i == 0:
-            x = np.empty((len(rows), *pixels.shape), np.uint8)
-        if pixels.shape != x.shape[1:]:
-            raise ValueError(f"data.size=null: the image of row {i} has another size than the first; set data.size=64.")
-        x[i] = pixels
-    return x

@@ -10,7 +10,6 @@ in every channel, the patch a random 28×28 crop of a random photograph, trainin
 test digits over test photographs, drawn once and for all.
 """
 
-import bz2
 import logging
 import tarfile
 import zlib
@@ -23,9 +22,10 @@ import numpy as np
 
 from gcfed.data.base import FederatedDataset, Split
 from gcfed.data.sets.cache import MANIFEST, Allocate, cached
-from gcfed.data.sets.files import Origin, is_plain, obtain, read_image
+from gcfed.data.sets.files import Origin, decode, is_plain, obtain, read_image
 from gcfed.data.sets.matlab import read_mat
 from gcfed.data.sets.vision import torchvision_set
+from gcfed.utils.checked import SettingError, checked
 from gcfed.utils.rng import generator
 
 log = logging.getLogger(__name__)
@@ -42,6 +42,7 @@ Digits = tuple[np.ndarray, np.ndarray]
 """uint8 images [n, 1 or 3, H, W] and int64 labels [n] of one part (train, test) of one set."""
 
 
+@checked
 def hwdigits(
     data_dir: str,
     download: bool = True,
@@ -57,26 +58,19 @@ def hwdigits(
     Raises ValueError for an unknown or repeated set or an unreadable file; FileNotFoundError for a missing one.
     """
     if not sets or not set(sets) <= set(READ) or len(set(sets)) < len(sets):
-        raise ValueError(f"data.dataset.sets={list(sets)} must name some of {', '.join(READ)}, each once")
-    folder = Path(data_dir)
+        raise SettingError("sets", f"={[*sets]} must name some of {', '.join(READ)}, each once.")
+    folder, name = Path(data_dir), "-".join(("hwdigits", *sets))
     source = _describe_mnist_m(folder) if "mnist_m" in sets else ""
     # What was made of an archive that is gone by now is MNIST-M still.
-    if "mnist_m" in sets and not source and not (folder / "cache" / _name(sets) / MANIFEST).exists():
+    if "mnist_m" in sets and not source and not (folder / "cache" / name / MANIFEST).exists():
         log.warning("MNIST-M: neither mnist_m/ nor mnist_m.tar.gz is in %s; blended from MNIST and CIFAR-10", folder)
         sets = ["mnist_m_blend" if name == "mnist_m" else name for name in sets]
-    dataset = cached(folder, _name(sets), lambda allocate: _build(sets, folder, download, allocate), source)
-    if not one_class:
-        return dataset
-    return replace(dataset, train=_by_class(dataset.train), test=_by_class(dataset.test))
-
-
-def _name(sets: Sequence[str]) -> str:
-    return "-".join(("hwdigits", *sets))
-
-
-def _by_class(split: Split) -> Split:
-    assert split.groups is not None
-    return replace(split, groups=split.groups * 10 + split.y)
+        name = "-".join(("hwdigits", *sets))
+    dataset = cached(folder, name, lambda allocate: _build(sets, folder, download, allocate), source)
+    if one_class:
+        train, test = (replace(s, groups=s.groups * 10 + s.y) for s in (dataset.train, dataset.test))  # type: ignore
+        dataset = replace(dataset, train=train, test=test)
+    return dataset
 
 
 def _build(sets: Sequence[str], folder: Path, download: bool, allocate: Allocate) -> dict[str, Any]:
@@ -112,12 +106,12 @@ def _fit(images: np.ndarray, out: np.ndarray) -> None:
         out[start : start + 4096] = block.numpy()
 
 
-def _digits(labels: Sequence[str], lowest: int = 0) -> np.ndarray:
-    """The digits 0 … 9, written as numbers from ``lowest`` on, int64 [n]."""
-    place = {str(lowest + digit): digit for digit in range(10)}
-    if not labels or not place.keys() >= set(labels):
-        raise ValueError(f"its labels are not numbers from {lowest} to {lowest + 9}")
-    return np.array([place[label] for label in labels], np.int64)
+def _digits(labels: Sequence[object]) -> np.ndarray:
+    """The digits 0 … 9, written or not, int64 [n]."""
+    written = [str(label) for label in labels]
+    if not written or not {*"0123456789"} >= {*written}:
+        raise ValueError("its labels are not digits")
+    return np.array(written).astype(np.int64)
 
 
 # ------------------------------------------------------------------------------------------------------- the sets
@@ -134,13 +128,12 @@ def _usps(folder: Path, download: bool, part: str) -> Digits:
     if not (root / file).is_file():  # one that is there may be packed otherwise: its lines are what counts
         obtain(root / file, md5, [url], Origin("usps", root, USPS), download)
     try:
-        with bz2.open(root / file, "rt") as lines:
-            rows = [line.split() for line in lines]  # 7 1:-1 2:-0.86 …
-        levels = (np.array([[value.split(":")[1] for value in row[1:]] for row in rows], np.float32) + 1) / 2 * 255
-        if levels.shape != (len(rows), 16 * 16) or not ((levels >= 0) & (levels < 256)).all():
-            raise ValueError("a line has no 256 values from -1 to 1")
-        return levels.astype(np.uint8).reshape(-1, 1, 16, 16), _digits([row[0] for row in rows], 1)
-    except (OSError, EOFError, ValueError, IndexError) as error:
+        with np.errstate(invalid="raise"):  # of what is no number
+            split = torchvision.datasets.USPS(root, train=part == "train")
+        if len(split.data) != len(split.targets):
+            raise ValueError("a line has no 256 values")
+        return split.data[:, None], _digits(split.targets)
+    except (OSError, EOFError, ValueError, IndexError, FloatingPointError) as error:
         raise ValueError(f"data set usps: {root / file} cannot be read ({error}): move it away.") from error
 
 
@@ -161,20 +154,16 @@ def _describe_mnist_m(folder: Path) -> str:
 
 
 def _mnist_m(folder: Path, download: bool, part: str) -> Digits:
-    from tqdm import tqdm
-
     prefix, read = f"mnist_m/mnist_m_{part}", _open_mnist_m(folder, f"mnist_m/mnist_m_{part}")
     name = f"{prefix}_labels.txt"
     try:
         files, y = _mnist_m_labels(name, read(name))
-        x = np.empty((len(files), SIZE, SIZE, 3), np.uint8)
-        for i, file in enumerate(tqdm(files, desc=f"MNIST-M {part}", unit="image", disable=None)):
-            name = f"{prefix}/{file}"
-            x[i] = np.asarray(read_image(read(name), f"data set mnist_m: {name}", (SIZE, SIZE)))
+        names = (f"{prefix}/{file}" for file in files)
+        images = ((name, read_image(read(name), f"data set mnist_m: {name}", (SIZE, SIZE))) for name in names)
+        return decode(images, len(files), f"MNIST-M {part}"), y
     except (FileNotFoundError, KeyError) as error:
-        origin = Origin("mnist_m", folder, MNIST_M)
+        origin, name = Origin("mnist_m", folder, MNIST_M), getattr(error, "filename", None) or error.args[0]
         raise FileNotFoundError(origin.advice(f"{name} is missing", "mnist_m.tar.gz", download=True)) from error
-    return x.transpose(0, 3, 1, 2), y
 
 
 def _mnist_m_labels(name: str, content: bytes) -> tuple[list[str], np.ndarray]:

@@ -3,8 +3,9 @@
 import os
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 
 from gcfed.data.base import FederatedDataset
 from gcfed.data.sets.cache import Allocate, cached
-from gcfed.data.sets.files import Origin, obtain, read_image
+from gcfed.data.sets.files import Origin, decode, obtain, read_image
 
 FOLDER = "tiny-imagenet-200"
 ARCHIVE = f"{FOLDER}.zip"
@@ -71,8 +72,9 @@ def _decode(folder: Path, download: bool, allocate: Allocate) -> dict[str, Any]:
             raise ValueError(f"data set tiny_imagenet: class {unknown[0]} is not in {FOLDER}/wnids.txt")
         for part, samples in (("train", train), ("test", val)):
             allocate(f"{part}_y", (len(samples),), np.int64)[:] = [index[wnid] for _, wnid in samples]
-            x = allocate(f"{part}_x", (len(samples), 3, SIZE, SIZE), np.uint8)
-            _decode_images([name for name, _ in samples], read, x, part)
+            named = ((f"data set tiny_imagenet: {FOLDER}/{name}", read(name)) for name, _ in samples)
+            pictures = ((name, read_image(content, name, (SIZE, SIZE))) for name, content in named)
+            decode(pictures, len(samples), f"TinyImageNet {part}", allocate=partial(allocate, f"{part}_x"))
     return {"num_classes": len(wnids), "class_names": [words.get(wnid, wnid) for wnid in wnids]}
 
 
@@ -99,11 +101,3 @@ def _rows(read: Read, name: str, columns: int, separator: str | None = None) -> 
     if not rows or min(map(len, rows)) < columns:
         raise ValueError(f"data set tiny_imagenet: {FOLDER}/{name} is empty or damaged: take the official one.")
     return rows
-
-
-def _decode_images(names: Sequence[str], read: Read, x: np.ndarray, part: str) -> None:
-    from tqdm import tqdm
-
-    for i, name in enumerate(tqdm(names, desc=f"TinyImageNet {part}", unit="image", disable=None)):
-        image = read_image(read(name), f"data set tiny_imagenet: {FOLDER}/{name}", (SIZE, SIZE))
-        x[i] = np.asarray(image).transpose(2, 0, 1)

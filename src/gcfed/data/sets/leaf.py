@@ -7,6 +7,7 @@ the other sets. Groups are LEAF's users, numbered in the order of their names. O
 
 import json
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from gcfed.data.base import FederatedDataset
 from gcfed.data.sets.cache import Allocate, cached
-from gcfed.data.sets.files import is_plain, read_image
+from gcfed.data.sets.files import decode, is_plain, read_image
 from gcfed.data.sets.text import ALPHABET, LENGTH, PAD, encode
 
 REPOSITORY = "https://github.com/TalwalkarLab/leaf"
@@ -108,7 +109,19 @@ def _leaf(
                 f"{REPOSITORY}, run {COMMANDS[name]} in its folder data/{name}, and move that folder to "
                 f"{places[0].resolve()} or set paths.data_dir (DATA_DIR) to the clone's folder data."
             )
-        _decode(name, root, files, read, allocate)
+        users = {part: list(_users(name, part, paths, read)) for part, paths in files.items()}
+        number = {user: i for i, user in enumerate(sorted({user for part in users.values() for user, _, _ in part}))}
+        for part, samples in users.items():
+            sizes, x = [len(y) for _, _, y in samples], [x for _, x, _ in samples]
+            groups = allocate(f"{part}_groups", (sum(sizes),), np.int64)
+            groups[:] = np.repeat([number[user] for user, _, _ in samples], sizes)
+            allocate(f"{part}_y", (sum(sizes),), np.int64)[:] = np.concatenate([y for _, _, y in samples])
+            into = partial(allocate, f"{part}_x")
+            if name == "celeba":
+                faces = _faces(root / "data" / "raw" / "img_align_celeba", np.concatenate(x))
+                decode(faces, sum(sizes), f"CelebA {part}", size=FACE, bicubic=True, allocate=into)
+            else:
+                np.concatenate(x, out=into((sum(sizes), *x[0].shape[1:])))
         return {"num_classes": len(classes), "class_names": list(classes)}
 
     described = ", ".join(
@@ -117,28 +130,6 @@ def _leaf(
         if found
     )
     return cached(data_dir, f"leaf_{name}", build, described)
-
-
-def _decode(
-    name: str,
-    root: Path,
-    files: dict[str, list[Path]],
-    read: Callable[[list, list], Samples],
-    allocate: Allocate,
-) -> None:
-    users = {part: list(_users(name, part, paths, read)) for part, paths in files.items()}
-    number = {user: i for i, user in enumerate(sorted({user for part in users.values() for user, _, _ in part}))}
-    for part, samples in users.items():
-        sizes = [len(y) for _, _, y in samples]
-        groups = allocate(f"{part}_groups", (sum(sizes),), np.int64)
-        groups[:] = np.repeat([number[user] for user, _, _ in samples], sizes)
-        allocate(f"{part}_y", (sum(sizes),), np.int64)[:] = np.concatenate([y for _, _, y in samples])
-        x = [x for _, x, _ in samples]
-        if name == "celeba":
-            faces = allocate(f"{part}_x", (sum(sizes), 3, FACE, FACE), np.uint8)
-            _decode_faces(root / "data" / "raw" / "img_align_celeba", np.concatenate(x), faces, part)
-        else:
-            np.concatenate(x, out=allocate(f"{part}_x", (sum(sizes), *x[0].shape[1:]), np.uint8))
 
 
 def _users(
@@ -163,16 +154,12 @@ def _users(
             ) from error
 
 
-def _decode_faces(folder: Path, names: np.ndarray, x: np.ndarray, part: str) -> None:
-    from PIL.Image import Resampling
-    from tqdm import tqdm
-
-    for i, name in enumerate(tqdm(names, desc=f"CelebA {part}", unit="image", disable=None)):
+def _faces(folder: Path, names: np.ndarray) -> Iterator[tuple[str, Any]]:
+    for name in names:
         try:
-            image = read_image((folder / name).read_bytes(), f"data set celeba: {folder / name}")
+            yield name, read_image((folder / name).read_bytes(), f"data set celeba: {folder / name}")
         except FileNotFoundError as error:
             raise FileNotFoundError(
                 f"data set celeba: {folder.resolve() / name} is missing. Put the images img_align_celeba from "
                 "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html there."
             ) from error
-        x[i] = np.asarray(image.resize((FACE, FACE), Resampling.BICUBIC)).transpose(2, 0, 1)

@@ -3,21 +3,22 @@
 import numpy as np
 
 from gcfed.data.base import FederatedDataset, Split
-from gcfed.utils.number import number
+from gcfed.utils.checked import Count, Weight, Whole, checked
 from gcfed.utils.rng import generator
 
 
+@checked
 def matrix_regression(
     *,
-    num_clients: int = 20,
-    features: int = 100,
-    outputs: int = 10,
-    samples: int = 200,
-    test_samples: int = 50,
-    shift: float = 2.0,
-    noise: float = 0.1,
-    ridge: float = 0.1,
-    seed: int = 0,
+    num_clients: Count = 20,
+    features: Count = 100,
+    outputs: Count = 10,
+    samples: Count = 200,
+    test_samples: Count = 50,
+    shift: Weight = 2.0,
+    noise: Weight = 0.1,
+    ridge: Weight = 0.1,
+    seed: Whole = 0,
 ) -> FederatedDataset:
     """Clients that see one linear map through features around means of their own.
 
@@ -34,15 +35,7 @@ def matrix_regression(
         noise: σ.
         ridge: μ; clients minimise it as their ``client.optimizer.weight_decay``.
         seed: of W, the means and all samples.
-
-    Raises:
-        ValueError: a size below one, or a negative ν, σ or μ.
     """
-    sizes = {"features": features, "outputs": outputs, "samples": samples, "test_samples": test_samples}
-    for key, value in (("num_clients", num_clients), *sizes.items()):
-        number(f"data.dataset.{key}", value, 1, whole=True)
-    for key, level in (("shift", shift), ("noise", noise), ("ridge", ridge)):
-        number(f"data.dataset.{key}", level, 0)
     rng = generator(seed, "matrix_regression")
     weight = rng.standard_normal((features, outputs))
     means = shift * rng.standard_normal((num_clients, 1, features))

@@ -1,6 +1,5 @@
 """Sets that torchvision knows, through its own classes, downloaders and checksums; afterwards read from the cache."""
 
-import math
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -10,22 +9,21 @@ import numpy as np
 from gcfed.data.base import FederatedDataset
 from gcfed.data.sets.cache import Allocate, cached
 from gcfed.data.sets.files import Origin, md5sum, obtain
+from gcfed.utils.checked import SettingError, checked
 
+CIFAR, EMNIST = "www.cs.toronto.edu/~kriz/cifar.html", "www.nist.gov/itl/products-and-services/emnist-dataset"
 # name → torchvision's class, the official page, the class's further arguments
 SETS: dict[str, tuple[str, str, dict[str, str]]] = {
-    "cifar10": ("CIFAR10", "https://www.cs.toronto.edu/~kriz/cifar.html", {}),
-    "cifar100": ("CIFAR100", "https://www.cs.toronto.edu/~kriz/cifar.html", {}),
-    "mnist": ("MNIST", "https://ossci-datasets.s3.amazonaws.com/mnist/", {}),
-    "fashion_mnist": ("FashionMNIST", "https://github.com/zalandoresearch/fashion-mnist", {}),
-    "emnist_byclass": ("EMNIST", "https://www.nist.gov/itl/products-and-services/emnist-dataset", {"split": "byclass"}),
-    "emnist_balanced": (
-        "EMNIST",
-        "https://www.nist.gov/itl/products-and-services/emnist-dataset",
-        {"split": "balanced"},
-    ),
+    "cifar10": ("CIFAR10", CIFAR, {}),
+    "cifar100": ("CIFAR100", CIFAR, {}),
+    "mnist": ("MNIST", "ossci-datasets.s3.amazonaws.com/mnist/", {}),
+    "fashion_mnist": ("FashionMNIST", "github.com/zalandoresearch/fashion-mnist", {}),
+    "emnist_byclass": ("EMNIST", EMNIST, {"split": "byclass"}),
+    "emnist_balanced": ("EMNIST", EMNIST, {"split": "balanced"}),
 }
 
 
+@checked
 def torchvision_set(name: str, data_dir: str, download: bool = True) -> FederatedDataset:
     """One of :data:`SETS`: [n, 3, 32, 32] for CIFAR, [n, 1, 28, 28] for the MNIST family.
 
@@ -35,7 +33,7 @@ def torchvision_set(name: str, data_dir: str, download: bool = True) -> Federate
     Raises ValueError for an unknown name or a wrong checksum, FileNotFoundError for missing files.
     """
     if name not in SETS:
-        raise ValueError(f"data.dataset.name={name!r} is not one of {', '.join(SETS)}")
+        raise SettingError("name", f"={name} is not one of {', '.join(SETS)}.")
     return cached(data_dir, name, lambda allocate: _decode(name, Path(data_dir), download, allocate))
 
 
@@ -44,7 +42,7 @@ def _decode(name: str, folder: Path, download: bool, allocate: Allocate) -> dict
 
     class_name, page, options = SETS[name]
     cls = getattr(torchvision.datasets, class_name)
-    origin = Origin(name, folder, page)
+    origin = Origin(name, folder, f"https://{page}")
     trouble = _trouble(cls, folder, options)
     if not trouble:
         return _copy(cls, folder, options, allocate)
@@ -85,33 +83,23 @@ def _trouble(cls: Any, folder: Path, options: dict[str, str]) -> list[str]:
         parts = (f"emnist-{split}-train", f"emnist-{split}-test") if split else ("train", "t10k")
         kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
         files = [(raw / f"{part}-{kind}", "") for part in parts for kind in kinds]
-    lines = []
-    for file, md5 in files:
-        path = folder / file
-        if not path.is_file():
-            lines.append(f"{file.as_posix()} is missing")
-        elif md5 and md5sum(path) != md5:
-            lines.append(f"{file.as_posix()} has the wrong checksum")
-        elif not md5 and not (axes := _idx_axes(path)):
-            lines.append(f"{file.as_posix()} is truncated, empty or no IDX file")
-        elif not md5 and axes[1:] != [28, 28] * ("images" in file.name):
-            lines.append(f"{file.as_posix()} holds values of the shape {axes}")
-    return lines
+    wrong = ((file.as_posix(), _wrong(folder / file, md5)) for file, md5 in files)
+    return [f"{name} {what}" for name, what in wrong if what]
 
 
-def _idx_axes(path: Path) -> list[int]:
-    """The shape in a whole IDX file of bytes: 0, 0, 8, the number of axes, each as a big-endian int32, then the values;
-    empty for any other file.
-    """
-    with path.open("rb") as file:
-        magic = file.read(4)
-        if len(magic) < 4 or magic[:3] != b"\0\0\x08":
-            return []
-        header = file.read(4 * magic[3])
-    axes = [int.from_bytes(header[i : i + 4], "big") for i in range(0, len(header), 4)]
-    size = math.prod(axes)
-    whole = len(axes) == magic[3] and path.stat().st_size == 4 + len(header) + size
-    return axes if whole and size else []
+def _wrong(path: Path, md5: str) -> str:
+    """What is wrong with a file, of whose checksum "" says that it is an IDX file of images or labels."""
+    from torchvision.datasets.mnist import read_sn3_pascalvincent_tensor
+
+    if not path.is_file():
+        return "is missing"
+    if md5:
+        return "has the wrong checksum" * (md5sum(path) != md5)
+    try:
+        axes = [*read_sn3_pascalvincent_tensor(str(path)).shape]
+    except (AssertionError, ValueError, RuntimeError, KeyError):
+        return "is truncated, empty or no IDX file"
+    return f"holds values of the shape {axes}" * (axes[1:] != [28, 28] * ("images" in path.name))
 
 
 def _archives(cls: Any, folder: Path) -> list[tuple[Path, str, list[str]]]:

@@ -1,0 +1,136 @@
+"""A user's own tables: one CSV file, or a folder with one for each client."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from gcfed.data.base import FederatedDataset
+from gcfed.data.dealing import held_out
+from gcfed.data.sets.own import TESTS, from_arrays
+from gcfed.utils.checked import Inside, SettingError, checked
+from gcfed.utils.rng import generator
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
+
+log = logging.getLogger(__name__)
+MOST = 1000
+"""Categories of a column; what has more is a name, a number of a record or a free text."""
+
+
+@checked
+def csv(
+    path: str | None,
+    *,
+    target: str | None,
+    categorical: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    missing: Literal["refuse", "mean"] = "refuse",
+    regression: bool = False,
+    groups: str | None = None,
+    test: Inside = 0.2,
+) -> FederatedDataset:
+    """The rows of a table, float32 [n, d]: numbers as they are, then, for each other column, one of 0 and 1 for each of
+    the values that the training rows have, in their order.
+
+    Args:
+        path: a file, or a folder: each file in it is a client, by its name, but for ``test.csv`` (or ``val.csv``), the
+            test split, and a ``train.csv`` beside it.
+        target: the column to predict.
+        categorical: columns of numbers that are codes; those of text and of true and false always are.
+        ignore: columns to leave out.
+        missing: what becomes of empty cells. ``mean``: a number is the mean of the training rows, and of a category
+            all columns are 0.
+        regression: the target is a number, and no class.
+        groups: the column that says whose row it is, for ``partition=natural``.
+        test: the share of the rows, of each class, to test on where there is no file for it; drawn once and for all.
+
+    Raises:
+        FileNotFoundError: no such file, or no CSV file in the folder.
+        ValueError: a file that cannot be read, a column that is not there, empty cells, too many categories.
+    """
+    rows, is_test, owners = _read(path)
+    named = {"data.target": [target], "data.categorical": categorical, "data.ignore": ignore}
+    for key, names in (named | {"partition.by": [] if groups is None else [groups]}).items():
+        for name in names:
+            if name not in rows:
+                shown = "null" if name is None else name
+                raise ValueError(f"{key}={shown} is no column; there are {', '.join(map(str, rows))}.")
+    y = _target(rows, str(target), regression)
+    if not is_test.any():
+        is_test = held_out(y[:, None] if regression else y, test, generator(0, "test"))
+    taken = [name for name in rows if name not in {target, groups, *ignore}]
+    if not taken:
+        raise SettingError("ignore", f"={[*ignore]} leaves no column to learn from.")
+    coded = {name for name in taken if name in categorical or rows[name].dtype.kind not in "iuf"}
+    numbers = [_numbers(rows[name], is_test, missing) for name in taken if name not in coded]
+    switches = [_one_hot(rows[name], is_test, missing) for name in taken if name in coded]
+    x = np.concatenate([*numbers, *switches], axis=1, dtype=np.float32)
+    log.info("%s: %d columns make %d numbers of a row; categories: %s", path, len(taken), x.shape[1], sorted(coded))
+    content = {"x": x[~is_test], "y": y[~is_test], "x_test": x[is_test], "y_test": y[is_test]}
+    whose = owners if groups is None else _full(rows[groups]).to_numpy()
+    if whose is not None:
+        content["groups"] = whose[~is_test]
+    return from_arrays(content, str(path), test)
+
+
+def _read(path: str | None) -> tuple[DataFrame, np.ndarray, np.ndarray | None]:
+    """All rows, which of them are to test on, bool [n], and the file of each, where each is a client."""
+    import pandas as pd  # not needed for other data
+
+    place = Path(path or "")
+    files = sorted(place.glob("*.csv")) if place.is_dir() and path else [place] * place.is_file()
+    tests = [place / f"{name}.csv" for name in TESTS if place / f"{name}.csv" in files]
+    files = [file for file in files if file not in tests[1:]]
+    if not files:
+        raise FileNotFoundError(f"data.path={path or 'null'} is no CSV file, nor a folder with some.")
+    tables: list[DataFrame] = []
+    for file in files:
+        try:
+            tables.append(pd.read_csv(file, skipinitialspace=True))
+        except (ValueError, OSError) as error:  # ParserError, EmptyDataError, UnicodeDecodeError are the first
+            raise ValueError(f"{file} cannot be read as a CSV file ({' '.join(str(error).split())}).") from error
+        if not len(tables[-1]) or {*tables[-1]} != {*tables[0]}:
+            raise ValueError(f"{file} has no row, or other columns than {files[0]}: {', '.join(map(str, tables[-1]))}.")
+    names = np.repeat([file.stem for file in files], [len(table) for table in tables])
+    is_test = np.isin(names, [file.stem for file in tests[:1]])
+    several = len(files) - len(tests[:1]) > 1
+    return pd.concat(tables, ignore_index=True), is_test, names if several else None
+
+
+def _target(rows: DataFrame, name: str, regression: bool) -> np.ndarray:
+    kind = _full(rows[name]).dtype.kind
+    if regression and kind not in "iuf":
+        raise ValueError(f"data.target={name} holds no numbers, which data.regression=true needs.")
+    if not regression and kind == "f":
+        raise ValueError(f"data.target={name} holds numbers with fractions: data.regression=true regresses on them.")
+    return rows[name].to_numpy(np.float64 if regression else np.int64 if kind in "iu" else np.str_)
+
+
+def _full(column: Series, advice: str = "or drop the rows") -> Series:
+    if empty := int(column.isna().sum()):
+        raise ValueError(f"column {column.name} has {empty} empty cells of {len(column)}: fill them, {advice}.")
+    return column
+
+
+def _filled(column: Series, missing: str) -> Series:
+    """The column, whose empty cells, where there may be some, are still empty."""
+    advice = f"leave it out, data.ignore=[{column.name}], or take the mean of the training rows, data.missing=mean"
+    return column if missing == "mean" else _full(column, advice)
+
+
+def _numbers(column: Series, is_test: np.ndarray, missing: str) -> np.ndarray:
+    filled = _filled(column, missing)
+    return filled.fillna(filled[~is_test].mean()).to_numpy(np.float64)[:, None]
+
+
+def _one_hot(column: Series, is_test: np.ndarray, missing: str) -> np.ndarray:
+    kinds = np.sort(_filled(column, missing)[~is_test].dropna().astype(str).unique())
+    if len(kinds) > MOST:
+        raise ValueError(f"column {column.name} has {len(kinds):,} values: leave it out, data.ignore=[{column.name}].")
+    return column.astype(str).to_numpy()[:, None] == kinds

@@ -1,0 +1,142 @@
+"""CSV files: what becomes of each cell, which rows are tested, whose they are, and what is refused."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from gcfed.data.sets.table import csv
+from gcfed.run import train
+
+ROWS = [(20 + i, "abc"[i % 3], i % 4, "yes" if i % 2 else "no", i / 2) for i in range(20)]
+HEAD = "age,work,code,paid,rate"
+
+
+def write(path, rows=ROWS, head=HEAD):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join([head, *(",".join(map(str, row)) for row in rows)]) + "\n")
+    return str(path)
+
+
+def by_age(dataset):
+    return {int(x[0]): (x[1:].tolist(), y) for part in (dataset.train, dataset.test)
+            for x, y in zip(part.x, part.y.tolist(), strict=True)}  # fmt: skip
+
+
+def test_numbers_stay_and_each_value_of_a_category_has_a_column(tmp_path):
+    dataset = csv(write(tmp_path / "people.csv"), target="paid", categorical=["code"], ignore=["rate"])
+    assert (dataset.name, dataset.num_classes, dataset.class_names) == ("people", 2, ("no", "yes"))
+    assert (len(dataset.train), np.bincount(dataset.test.y).tolist()) == (16, [2, 2])  # a fifth of each class
+    assert dataset.train.groups is None
+    expected = {
+        age: ([*(float(work == x) for x in "abc"), *(float(code == x) for x in range(4))], int(paid == "yes"))
+        for age, work, code, paid, _ in ROWS
+    }
+    assert by_age(dataset) == expected
+    numbers = csv(write(tmp_path / "people.csv"), target="code", ignore=["work", "paid"])
+    assert by_age(numbers) == {age: ([rate], code) for age, _, code, _, rate in ROWS}
+
+
+def test_targets_to_regress_on_are_numbers_whole_or_not(tmp_path):
+    for target, place in (("rate", 4), ("code", 2)):
+        dataset = csv(write(tmp_path / "x.csv"), target=target, ignore=["work", "paid"], regression=True)
+        assert (dataset.num_classes, dataset.train.y.dtype) == (1, np.float32)
+        assert {age: y for age, (_, y) in by_age(dataset).items()} == {row[0]: [row[place]] for row in ROWS}
+
+
+def test_a_table_of_categories_alone(tmp_path):
+    dataset = csv(write(tmp_path / "x.csv"), target="paid", ignore=["age", "code", "rate"])
+    assert (dataset.train.x.sum(1) == 1).all()
+    assert (np.bincount(dataset.train.x.argmax(1)) >= 4).all()
+
+
+def test_a_file_a_client_and_a_file_to_test_on(tmp_path):
+    for name, rows in (("b", ROWS[:5]), ("a", ROWS[5:12]), ("test", ROWS[12:16]), ("val", ROWS[16:])):
+        write(tmp_path / "sites" / f"{name}.csv", rows)
+    dataset = csv(str(tmp_path / "sites"), target="paid", ignore=["work"])
+    assert dataset.train.x[:, 0].tolist() == [*range(25, 32), *range(20, 25)]
+    assert dataset.train.groups.tolist() == [0] * 7 + [1] * 5
+    assert dataset.test.x[:, 0].tolist() == [32, 33, 34, 35]
+    for name in ("a", "val"):
+        (tmp_path / "sites" / f"{name}.csv").unlink()
+    assert csv(str(tmp_path / "sites"), target="paid").train.groups is None  # of one client there is nothing natural
+    owned = csv(write(tmp_path / "one.csv"), target="paid", groups="work")
+    assert owned.train.x.shape == (16, 3)
+    np.testing.assert_array_equal(owned.train.groups, (owned.train.x[:, 0] - 20) % 3)
+
+
+def test_empty_cells_are_refused_or_are_the_mean_of_the_training_rows(tmp_path):
+    rows = [list(row) for row in ROWS]
+    rows[3][4], rows[4][1] = "", ""
+    for name, part in (("train", rows[:16]), ("test", rows[16:])):
+        write(tmp_path / "t" / f"{name}.csv", part)
+    for column, others in (("rate", []), ("work", ["rate"])):
+        with pytest.raises(
+            ValueError, match=rf"^column {column} has 1 empty cells of 20: .*data\.ignore=\[{column}\], or"
+        ):
+            csv(str(tmp_path / "t"), target="paid", ignore=others)
+    filled = by_age(csv(str(tmp_path / "t"), target="paid", missing="mean"))
+    known = [row[4] for row in rows[:16] if row[4] != ""]
+    assert filled[23][0] == [3, np.float32(np.mean(known)), 1, 0, 0]
+    assert filled[24][0] == [0, 2, 0, 0, 0]
+    assert filled[25][0] == [1, 2.5, 0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"target": None}, r"^data\.target=null is no column; there are age, work, code, paid, rate\.$"),
+        ({"target": "pay"}, r"^data\.target=pay is no column"),
+        ({"ignore": ["x"]}, r"^data\.ignore=x is no column"),
+        ({"categorical": ["x"]}, r"^data\.categorical=x is no column"),
+        ({"groups": "site"}, r"^partition\.by=site is no column"),
+        ({"ignore": ["age", "work", "code", "rate"]}, r"^ignore=.* leaves no column to learn from"),
+        ({"target": "rate"}, r"^data\.target=rate holds numbers with fractions: data\.regression=true"),
+        ({"regression": True}, r"^data\.target=paid holds no numbers"),
+        ({"missing": "zero"}, r"^missing=zero must be refuse or mean"),
+    ],
+)
+def test_settings_that_do_not_fit_are_named(tmp_path, options, words):
+    with pytest.raises(ValueError, match=words):
+        csv(write(tmp_path / "x.csv"), **{"target": "paid"} | options)
+
+
+def test_files_that_do_not_fit_are_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"data\.path=null is no CSV file, nor a folder with some"):
+        csv(None, target="paid")
+    write(tmp_path / "s" / "a.csv")
+    write(tmp_path / "s" / "b.csv", head="age,job,code,paid,rate")
+    with pytest.raises(ValueError, match=r"b\.csv has no row, or other columns than .*a\.csv: age, job, code"):
+        csv(str(tmp_path / "s"), target="paid")
+    for content in (b"", b"a,b\n1,2,3\n4\n1,2,3,4\n", b"\xff\xfe,b\n1,2\n"):
+        (tmp_path / "s" / "a.csv").write_bytes(content)
+        with pytest.raises(ValueError, match=r"a\.csv cannot be read as a CSV file|a\.csv has no row"):
+            csv(str(tmp_path / "s" / "a.csv"), target="b")
+    names = pd.DataFrame({"name": [f"n{i}" for i in range(3000)], "y": np.arange(3000) % 2})
+    names.to_csv(tmp_path / "names.csv", index=False)
+    with pytest.raises(ValueError, match=r"^column name has 2,400 values: leave it out, data\.ignore=\[name\]"):
+        csv(str(tmp_path / "names.csv"), target="y")
+
+
+def test_a_run_on_a_table_in_any_units(config, tmp_path):
+    """Raw units: targets of 100,000 ± 50,000 make the loss NaN where nothing standardises them."""
+    rng = np.random.default_rng(0)
+    income, town = rng.normal(4e4, 1e4, 300), rng.choice(["north", "south"], 300)
+    price = 1e5 + 4 * (income - 4e4) + 3e4 * (town == "north")
+    pd.DataFrame({"income": income, "town": town, "price": price}).to_csv(tmp_path / "houses.csv", index=False)
+    mine = (
+        "data=csv", f"data.path={tmp_path}/houses.csv", "data.target=price", "data.regression=true", "rounds=8",
+        "participation.num_clients=5", "partition=iid", "model.hidden=[16]", "client.epochs=3",
+    )  # fmt: skip
+    result = train(config(*mine, folder=tmp_path / "scaled"))
+    data = result.trainer.datamodule
+    assert data._tests[0][1].std() == pytest.approx(1, abs=0.3)
+    assert result.metrics["test/loss"] < 0.3
+    y, std = data.dataset.train.y, data.scaling["y_std"]
+    np.testing.assert_allclose(std, y.std(0), rtol=1e-6)
+    with np.load(tmp_path / "scaled" / "scaling.npz") as scaling:
+        assert {name: array.tolist() for name, array in scaling.items()} == {
+            name: array.tolist() for name, array in data.scaling.items()
+        }
+    assert result.module.task.scale.tolist() == pytest.approx(std.tolist())
+    raw = train(config(*mine, "data.standardize=false", folder=tmp_path / "raw"))
+    assert not raw.metrics["test/loss"] < 1e6
