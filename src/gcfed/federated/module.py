@@ -15,13 +15,18 @@ from gcfed.utils.number import part
 
 
 class ScoreMean(Metric):
-    """A weighted mean of a test's scores: two sums, without the two waits for the device of torchmetrics' own mean."""
+    """A weighted mean of a test's scores: two sums, without the two waits for the device of torchmetrics' own mean.
+
+    Args:
+        root: whether the root of the mean is asked for.
+    """
 
     total: Tensor
     weight: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, root: bool = False) -> None:
         super().__init__()
+        self.root = root
         for name in ("total", "weight"):
             self.add_state(name, torch.zeros(()), dist_reduce_fx="sum")
 
@@ -31,7 +36,8 @@ class ScoreMean(Metric):
         self.weight = self.weight + weight.to(values.dtype).sum()
 
     def compute(self) -> Tensor:
-        return self.total / self.weight
+        mean = self.total / self.weight
+        return mean.sqrt() if self.root else mean
 
 
 class FederatedModule(LightningModule):
@@ -66,7 +72,9 @@ class FederatedModule(LightningModule):
         self.refused = False  # whether the last step was taken back
         self._before: Params = {}
         self.task = task
-        self.test_means = nn.ModuleDict({column: ScoreMean() for of in (0, 1) for column in self._columns(of)})
+        roots = [column in getattr(task, "roots", ()) for column in task.columns]
+        pairs = [pair for of in (0, 1) for pair in zip(self._columns(of), roots, strict=True)]
+        self.test_means = nn.ModuleDict({column: ScoreMean(root) for column, root in pairs})
 
     def configure_optimizers(self) -> Optimizer:
         return self.server(self.net.parameters())
