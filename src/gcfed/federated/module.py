@@ -1,6 +1,7 @@
 """The global model as a LightningModule: one training step is one communication round."""
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule
@@ -163,11 +164,14 @@ class FederatedModule(LightningModule):
             state.update(kept)
         self._before = {}
 
-    def validation_step(self, batch: tuple[int, int], batch_idx: int, dataloader_idx: int = 0) -> None:
+    def validation_step(self, batch: tuple[int, int], batch_idx: int, dataloader_idx: int = 0) -> Any:
+        """Returns outputs ``[B, …, C]`` and labels ``[B, …]``, for callbacks that look at a batch of a test."""
         x, y = self.trainer.datamodule.fetch_test(batch, dataloader_idx)  # type: ignore[attr-defined]
-        real, scores = self.task.real(y), self.task.scores(self.net(x), y)
+        outputs = self.net(x)
+        real, scores = self.task.real(y), self.task.scores(outputs, y)
         for column, source in zip(self._columns(dataloader_idx), self.task.columns, strict=True):
             self.test_means[column].update(scores[source], real)  # type: ignore[operator]
+        return outputs, y
 
     def on_validation_epoch_end(self) -> None:
         # The loop logs the round's whole row; from here they reach callbacks that monitor a metric.
