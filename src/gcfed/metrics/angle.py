@@ -21,7 +21,7 @@ from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.round import Round
 from gcfed.federated.stack import per_client
-from gcfed.metrics.base import ServerMetric, device_of, dot, floats
+from gcfed.metrics.base import ServerMetric, dot, floats, zeros
 
 
 class Angle(ServerMetric):
@@ -31,18 +31,18 @@ class Angle(ServerMetric):
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         super().on_broadcast(download, round)
-        start = self.params(download)
+        start = self.params(download.model)
         torch._foreach_copy_(list(self.server_state("broadcast", start).values()), list(start.values()))
 
     def begin(self, download: Download, round: Round) -> None:
-        start = self.params(download)
+        start = self.params(download.model)
         known = "broadcast" in self._server  # in the first round, and where a run resumes with this metric, it is not
         last = self.server_state("broadcast", start)
         self._step = {name: t - last[name] if known else torch.zeros_like(t) for name, t in start.items()}
         self._step_norm = dot(self._step, self._step).sqrt()
         self._direction = {name: torch.zeros_like(t) for name, t in self._step.items()}  # Σ Δ_k / ‖Δ_k‖
         # Σ angle, clients above 90°, clients with an angle; clients with a direction
-        self._sums = torch.zeros(4, dtype=torch.float64, device=device_of(self._step))
+        self._sums = zeros(round, 4)
         self._values: dict[str, Tensor] = {}
 
     def take(self, upload: Upload, round: Round) -> None:

@@ -45,9 +45,9 @@ class Metric(Part):
         """Whether the round of this index is measured."""
         return (index + 1) % self.every == 0 or index + 1 >= self.rounds
 
-    def params(self, download: Download, axes: int = 0) -> Params:
-        """What was broadcast of the parameters of at least so many axes; of two, the weights."""
-        return {name: download.model[name] for name in self.names if download.model[name].dim() >= axes}
+    def params(self, start: Params, axes: int = 0) -> Params:
+        """The parameters of a model that have at least so many axes; those of two are the weights."""
+        return {name: start[name] for name in self.names if start[name].dim() >= axes}
 
 
 class ServerMetric(Metric, ServerPart):
@@ -109,17 +109,26 @@ class ServerMetric(Metric, ServerPart):
 
 
 class ClientMetric(Metric, ClientPart):
-    """What clients look at when their local training is over. It travels in ``notes``, which add up."""
+    """What clients look at when their local training is over. It travels in ``notes``, which add up.
 
-    server: "type[Sums]"
-    """Its other half, which adds the notes up."""
+    Three functions of their arguments say what: clients call :meth:`note`, the server :meth:`zeros` and
+    :meth:`summary`.
+    """
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        return self, self.server(self)
+        return self, Sums(self)
 
     def note(self, stack: ClientStack, download: Download) -> Params:
         """Name → sum over the clients of a stack; ``seconds``, if it is there, is no time of training."""
+        raise NotImplementedError
+
+    def zeros(self, round: Round) -> Params:
+        """The sums of no client, in the order in which processes exchange them."""
+        raise NotImplementedError
+
+    def summary(self, sums: Params, round: Round) -> dict[str, float]:
+        """The columns, of the sums over the cohort."""
         raise NotImplementedError
 
     @torch.no_grad()
@@ -129,22 +138,18 @@ class ClientMetric(Metric, ClientPart):
 
 
 class Sums(ServerMetric):
-    """The server's half of what clients measure: the sums of their notes, over stacks and processes."""
+    """The server's half of a client metric: adds up its notes, over stacks and processes."""
 
     def __init__(self, half: ClientMetric) -> None:
         super().__init__(half.every)
         self.half, self.name = half, half.name
 
-    def zeros(self, download: Download) -> Params:
-        """The sums of no client, in the order in which processes exchange them."""
-        raise NotImplementedError
-
-    def summary(self, sums: Params, round: Round) -> dict[str, float]:
-        """The columns."""
-        raise NotImplementedError
+    @property
+    def state_key(self) -> str:
+        return f"{type(self).__name__} of {self.name}"  # there may be several
 
     def begin(self, download: Download, round: Round) -> None:
-        self._sums = self.zeros(download)
+        self._sums = self.half.zeros(round)
 
     def take(self, upload: Upload, round: Round) -> None:
         if note := upload.notes.get(self.name):
@@ -155,14 +160,14 @@ class Sums(ServerMetric):
     def columns(self, round: Round) -> dict[str, float]:
         sums = dict(zip(self._sums, round.reduce([*self._sums.values()]), strict=True))
         self._sums = {}  # no memory between two measurements
-        return self.summary(sums, round)
+        return self.half.summary(sums, round)
 
 
 class OwnNumbers(ClientMetric):
     """Numbers that each client has of its own; columns are their means.
 
     The clients are looked at one after the other, in evaluation mode, so that the numbers do not depend on who else is
-    in the stack.
+    in the stack. A number that is not finite is left out of its mean, and a mean of nothing out of the row.
     """
 
     columns: tuple[str, ...]
@@ -179,28 +184,14 @@ class OwnNumbers(ClientMetric):
         seconds = torch.tensor(now(device) - started, dtype=torch.float64)
         return {"values": in_cohort(values_KV, stack, download), "seconds": seconds}
 
-
-class Means(Sums):
-    """The means of what clients measured of themselves.
-
-    A number that is not finite is left out of its mean, and a mean of nothing out of the row.
-    """
-
-    half: OwnNumbers
-
-    @property
-    def state_key(self) -> str:
-        return f"{type(self).__name__} of {self.name}"  # there may be several
-
-    def zeros(self, download: Download) -> Params:
-        shape, device = (len(download.cohort), len(self.half.columns)), device_of(download.model)
-        return {"values": torch.zeros(shape, dtype=torch.float64, device=device)}
+    def zeros(self, round: Round) -> Params:
+        return {"values": zeros(round, len(round.cohort), len(self.columns))}
 
     def summary(self, sums: Params, round: Round) -> dict[str, float]:
         values_KV = sums["values"]
         finite = values_KV.isfinite()
         totals = torch.stack([values_KV.where(finite, 0.0).sum(0), finite.sum(0)]).tolist()
-        return {name: total / count for name, total, count in zip(self.half.columns, *totals, strict=True) if count}
+        return {name: total / count for name, total, count in zip(self.columns, *totals, strict=True) if count}
 
 
 def now(device: torch.device) -> float:
@@ -212,6 +203,11 @@ def now(device: torch.device) -> float:
 
 def device_of(tensors: Params) -> torch.device:
     return next(iter(tensors.values())).device
+
+
+def zeros(round: Round, *shape: int) -> Tensor:
+    """For sums over a round, float64 where its model is."""
+    return torch.zeros(shape, dtype=torch.float64, device=device_of(round.start))
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from gcfed.federated.messages import Download
 from gcfed.federated.method import Setup
 from gcfed.federated.stack import ClientStack
 from gcfed.methods.requirements import has_part
-from gcfed.metrics.base import Means, OwnNumbers, client_state, drawn, fetch_tests
+from gcfed.metrics.base import OwnNumbers, client_state, drawn, fetch_tests
 from gcfed.utils.checked import Count, checked
 from gcfed.utils.rng import generator
 
@@ -52,7 +52,7 @@ class CKA(OwnNumbers):
     every: Count = 10
     samples: Count = 256
 
-    name, server = "cka", Means
+    name = "cka"
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)

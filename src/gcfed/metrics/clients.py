@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from gcfed.federated.messages import Download
 from gcfed.federated.stack import ClientStack
-from gcfed.metrics.base import AT_ONCE, Means, OwnNumbers, client_state, device_of
+from gcfed.metrics.base import AT_ONCE, OwnNumbers, client_state, device_of
 from gcfed.utils.checked import Count, checked
 
 
@@ -24,14 +24,11 @@ class Clients(OwnNumbers):
     """Adds ``clients/{acc,loss}_{before,after}``: the mean over the cohort of each client's own.
 
     A label of padding in a sequence counts for nothing; a client whose loss is not finite is left out of all four.
-
-    Args:
-        every: rounds between two measurements.
     """
 
     every: Count = 10
 
-    name, server = "clients", Means
+    name = "clients"
     needs_classes = True
     columns = ("clients/acc_before", "clients/loss_before", "clients/acc_after", "clients/loss_after")
 

@@ -16,32 +16,28 @@ from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download
 from gcfed.federated.round import Round
 from gcfed.federated.stack import ClientStack
-from gcfed.metrics.base import ClientMetric, Sums, device_of
-
-
-class CoherenceSums(Sums):
-    """Sums of the means by weight; under "" of their squares, and the number of clients."""
-
-    def zeros(self, download: Download) -> Params:
-        weights = self.params(download, 2)
-        means = {name: t.new_zeros(len(t), dtype=torch.float64) for name, t in weights.items()}
-        return means | {"": torch.zeros(len(weights) + 1, dtype=torch.float64, device=device_of(download.model))}
-
-    def summary(self, sums: Params, round: Round) -> dict[str, float]:
-        *squares, clients = sums.pop("")
-        rho = torch.stack([mean.square().sum() for mean in sums.values()]) / clients / torch.stack(squares)
-        return {f"gc/rho/{name}": r for name, r in zip(sums, rho.tolist(), strict=True) if r == r}
+from gcfed.metrics.base import ClientMetric, zeros
 
 
 class Coherence(ClientMetric):
     """Adds ``gc/rho/<tensor>`` to the rows of metrics, for the weights in the order of the network."""
 
-    name, server = "coherence", CoherenceSums
+    name = "coherence"
+
+    def zeros(self, round: Round) -> Params:
+        """Of the means by weight; under "" of their squares, and of the number of clients."""
+        weights = self.params(round.start, 2)
+        return {name: zeros(round, len(t)) for name, t in weights.items()} | {"": zeros(round, len(weights) + 1)}
 
     def note(self, stack: ClientStack, download: Download) -> Params:
-        start = self.params(download, 2)
+        start = self.params(download.model, 2)
         means = {name: (stack.full[name] - t).flatten(2).mean(2, dtype=torch.float64) for name, t in start.items()}
         finite = torch.stack([mean_KO.isfinite().all(1) for mean_KO in means.values()]).all(0)
         means = {name: mean_KO.where(finite[:, None], 0.0) for name, mean_KO in means.items()}
         squares = torch.stack([*(mean_KO.square().sum() for mean_KO in means.values()), finite.sum()])
         return {"": squares} | {name: mean_KO.sum(0) for name, mean_KO in means.items()}
+
+    def summary(self, sums: Params, round: Round) -> dict[str, float]:
+        *squares, clients = sums.pop("")
+        rho = torch.stack([mean.square().sum() for mean in sums.values()]) / clients / torch.stack(squares)
+        return {f"gc/rho/{name}": r for name, r in zip(sums, rho.tolist(), strict=True) if r == r}

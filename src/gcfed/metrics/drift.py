@@ -20,39 +20,22 @@ from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download
 from gcfed.federated.round import Round
 from gcfed.federated.stack import ClientStack, per_client
-from gcfed.metrics.base import ClientMetric, Sums, device_of, dot, floats
-
-
-class DriftSums(Sums):
-    """Σ Δ_k and Σ Δ_k / ‖Δ_k‖ by parameter; under "" Σ ‖Δ_k‖, Σ ‖Δ_k‖² and the number of clients."""
-
-    def zeros(self, download: Download) -> Params:
-        start = self.params(download)
-        self._start_norm = dot(start, start).sqrt()
-        sums = {f"{what} {name}": torch.zeros_like(t) for what in ("update", "direction") for name, t in start.items()}
-        return sums | {"": torch.zeros(3, dtype=torch.float64, device=device_of(start))}
-
-    def summary(self, sums: Params, round: Round) -> dict[str, float]:
-        update, direction = ({n: sums[f"{what} {n}"] for n in self.names} for what in ("update", "direction"))
-        norm, square, clients = sums[""]
-        update_norm = dot(update, update).sqrt() / clients
-        values = {
-            "drift/client_norm": norm / clients,
-            "drift/relative": norm / clients / self._start_norm,
-            "drift/update_norm": update_norm,
-            "drift/divergence": (square / clients - update_norm**2).clamp(min=0).sqrt(),
-            "drift/cosine": dot(direction, update) / clients**2 / update_norm,
-        }
-        return floats(values) if clients else {}
+from gcfed.metrics.base import ClientMetric, dot, floats, zeros
 
 
 class Drift(ClientMetric):
     """Adds ``drift/*`` to the rows of metrics. A stack's clients are summed where they train."""
 
-    name, server = "drift", DriftSums
+    name = "drift"
+
+    def zeros(self, round: Round) -> Params:
+        """Of Δ_k and Δ_k / ‖Δ_k‖ by parameter; under "" of ‖Δ_k‖, ‖Δ_k‖² and the number of clients."""
+        start = self.params(round.start)
+        sums = {f"{what} {name}": torch.zeros_like(t) for what in ("update", "direction") for name, t in start.items()}
+        return sums | {"": zeros(round, 3)}
 
     def note(self, stack: ClientStack, download: Download) -> Params:
-        start = self.params(download)
+        start = self.params(download.model)
         # Tensor by tensor, and twice: a second copy of a whole stack may not fit beside the first.
         deltas = ((stack.full[name] - t).reshape(len(stack), -1) for name, t in start.items())
         square_K = torch.stack([delta.square().sum(1, dtype=torch.float64) for delta in deltas]).sum(0)
@@ -66,3 +49,16 @@ class Drift(ClientMetric):
             note[f"update {name}"] = delta.sum(0)
             note[f"direction {name}"] = delta.mul_(per_client(unit_K, delta)).sum(0)
         return note
+
+    def summary(self, sums: Params, round: Round) -> dict[str, float]:
+        update, direction = ({n: sums[f"{what} {n}"] for n in self.names} for what in ("update", "direction"))
+        norm, square, clients = sums[""]
+        start, update_norm = self.params(round.start), dot(update, update).sqrt() / clients
+        values = {
+            "drift/client_norm": norm / clients,
+            "drift/relative": norm / clients / dot(start, start).sqrt(),
+            "drift/update_norm": update_norm,
+            "drift/divergence": (square / clients - update_norm**2).clamp(min=0).sqrt(),
+            "drift/cosine": dot(direction, update) / clients**2 / update_norm,
+        }
+        return floats(values) if clients else {}

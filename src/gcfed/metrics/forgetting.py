@@ -25,7 +25,7 @@ from torch.func import functional_call
 from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download
 from gcfed.federated.stack import ClientStack
-from gcfed.metrics.base import AT_ONCE, Means, OwnNumbers, client_state, device_of, drawn
+from gcfed.metrics.base import AT_ONCE, OwnNumbers, client_state, device_of, drawn
 from gcfed.utils.checked import Count, checked
 from gcfed.utils.rng import generator
 
@@ -43,7 +43,7 @@ class Forgetting(OwnNumbers):
     every: Count = 10
     samples: Count | None = 200
 
-    name, server = "forgetting", Means
+    name = "forgetting"
     columns = ("forgetting/before", "forgetting/after", "forgetting/own", "forgetting/others")
 
     def on_download(self, download: Download) -> None:

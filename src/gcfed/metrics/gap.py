@@ -32,11 +32,7 @@ from gcfed.utils.checked import Count, checked
 @checked
 @dataclass(eq=False)
 class Gap(ServerMetric):
-    """Adds ``gap/*`` to the rows of metrics.
-
-    Args:
-        every: rounds between two measurements.
-    """
+    """Adds ``gap/*`` to the rows of metrics."""
 
     every: Count = 10
 

@@ -33,7 +33,7 @@ from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download
 from gcfed.federated.method import Setup
 from gcfed.federated.round import Round
-from gcfed.metrics.base import ServerMetric, evaluating
+from gcfed.metrics.base import ServerMetric, evaluating, zeros
 from gcfed.utils.checked import Count, Positive, checked
 from gcfed.utils.rng import generator, torch_seed
 
@@ -100,7 +100,7 @@ class Leakage(ServerMetric):
         return Observed(int(clients[0]), batch.x[0], batch.y[0], gradient) if bool(upload.finite[0]) else None
 
     def columns(self, round: Round) -> dict[str, float]:
-        sums = torch.zeros(5, dtype=torch.float64, device=self.module.device)
+        sums = zeros(round, 5)
         if self._observed is not None:  # on the first process, in whose folder the picture goes
             sums[:] = torch.tensor([*self._invert(self._observed, round), 1.0])
             self._observed = None
@@ -111,12 +111,11 @@ class Leakage(ServerMetric):
 
     def _invert(self, seen: Observed, round: Round) -> tuple[float, ...]:
         """Attacks, draws, and returns the values of the columns."""
+        from gcfed.plots.leakage import plot_recovered  # matplotlib: only in the rounds that draw
+
         net, shape, classes = self.module.net, tuple(seen.x.shape), self.data.num_classes
-        with (
-            evaluating(net),
-            torch.inference_mode(False),
-            torch.enable_grad(),
-        ):  # a round may end inside Lightning's test
+        # A round may end inside Lightning's test.
+        with evaluating(net), torch.inference_mode(False), torch.enable_grad():
             found = invert_gradient(
                 net, round.start, seen.gradient, shape, classes, iterations=self.iterations, restarts=self.restarts,
                 optimizer=self.optimizer, lr=self.lr or {"lbfgs": 1.0, "adam": 0.1}[self.optimizer],
@@ -129,7 +128,9 @@ class Leakage(ServerMetric):
         psnr_B = -10 * mse_B.log10()
         above = [f"client {seen.client}, class {y}" for y in seen.y.tolist()]
         below = [f"MSE {m:.4f}, {p:.1f} dB" for m, p in zip(mse_B.tolist(), psnr_B.tolist(), strict=True)]
-        self._draw((original, above), (recovered, below), round)
+        path = Path(self.folder) / f"leakage_round_{round.index + 1}.png"
+        plot_recovered(original.float().cpu().numpy(), recovered.float().cpu().numpy(), above, below, path)
+        self.show(path, round)
         means = [mse_B.mean(), psnr_B.mean(), (labels == seen.y).double().mean()]
         return *torch.stack([mean.double() for mean in means]).tolist(), found.mismatch
 
@@ -137,14 +138,6 @@ class Leakage(ServerMetric):
         """What the transform made of images, undone, ``[B, C, H, W]`` in 0…1."""
         mean, std = (x.new_tensor(v).view(-1, 1, 1) for v in (self.data.transform.mean, self.data.transform.std))
         return (x.detach() * std + mean).clamp(0, 1)
-
-    def _draw(self, upper: tuple[Tensor, list[str]], lower: tuple[Tensor, list[str]], round: Round) -> None:
-        from gcfed.plots.leakage import plot_recovered  # matplotlib: only in the rounds that draw
-
-        path = Path(self.folder) / f"leakage_round_{round.index + 1}.png"
-        (original, above), (recovered, below) = upper, lower
-        plot_recovered(original.float().cpu().numpy(), recovered.float().cpu().numpy(), above, below, path)
-        self.show(path, round)
 
 
 def nearest(original: Tensor, recovered: Tensor) -> Tensor:

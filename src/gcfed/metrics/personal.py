@@ -13,23 +13,8 @@ import numpy as np
 from gcfed.federated.forward import Params
 from gcfed.federated.method import Setup
 from gcfed.federated.round import Round
-from gcfed.metrics.base import Means, floats
+from gcfed.metrics.base import floats
 from gcfed.metrics.clients import Clients
-
-
-class Fairness(Means):
-    """Mean, spread and worst tenth over the clients of the cohort."""
-
-    def summary(self, sums: Params, round: Round) -> dict[str, float]:
-        values_KV = sums["values"]
-        values_KV, row = values_KV[values_KV.isfinite().all(1)], dict[str, float]()
-        for model, column in (("global", "clients/acc_before"), ("local", "clients/acc_after")):
-            acc_K = values_KV[:, self.half.columns.index(column)].sort().values
-            if len(acc_K):
-                worst = acc_K[: math.ceil(len(acc_K) / 10)].mean()
-                figures = {"acc": acc_K.mean(), "worst10": worst, "std": acc_K.std(correction=0)}
-                row |= floats({f"personal/{model}_{name}": figure for name, figure in figures.items()})
-        return row
 
 
 class Personal(Clients):
@@ -38,14 +23,11 @@ class Personal(Clients):
 
     A client whose losses are not finite, before or after, is left out of all six.
 
-    Args:
-        every: rounds between two measurements.
-
     Raises:
         ValueError: at ``validate``, clients without a test split.
     """
 
-    name, server = "personal", Fairness
+    name = "personal"
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
@@ -54,3 +36,14 @@ class Personal(Clients):
 
     def samples(self, client: int) -> np.ndarray:
         return self.data.tests_of_clients.client(client)
+
+    def summary(self, sums: Params, round: Round) -> dict[str, float]:
+        values_KV = sums["values"]
+        values_KV, row = values_KV[values_KV.isfinite().all(1)], dict[str, float]()
+        for model, column in (("global", "clients/acc_before"), ("local", "clients/acc_after")):
+            acc_K = values_KV[:, self.columns.index(column)].sort().values
+            if len(acc_K):
+                worst = acc_K[: math.ceil(len(acc_K) / 10)].mean()
+                figures = {"acc": acc_K.mean(), "worst10": worst, "std": acc_K.std(correction=0)}
+                row |= floats({f"personal/{model}_{name}": figure for name, figure in figures.items()})
+        return row

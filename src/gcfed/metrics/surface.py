@@ -24,6 +24,7 @@ pictures, where their seed and federation are the same. ``surface_round_<t>.npz`
 """
 
 import logging
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,11 +46,11 @@ from gcfed.metrics.base import (
     ClientMetric,
     ServerMetric,
     client_state,
-    device_of,
     dot,
     drawn,
     evaluating,
     fetch_tests,
+    zeros,
 )
 from gcfed.utils.checked import Count, Weight, checked
 from gcfed.utils.files import replacing
@@ -149,8 +150,8 @@ class Surface(ServerMetric):
             return {}
         rank, world = rank_and_world()
         columns = ("loss", "acc") if self.module.task.has_classes else ("loss",)
-        samples, swap = list(self._samples(round.seed, device_of(round.start))), Swap(self.module.net)
-        scores = round.start[self.names[0]].new_zeros(6 + self.grid**2, len(columns), dtype=torch.float64)
+        samples, swap = list(self._samples(round.seed, self.module.device)), Swap(self.module.net)
+        scores = zeros(round, 6 + self.grid**2, len(columns))
         with evaluating(self.module.net):
             for i, known in zip((0, 1, 2, 4, 5), [*models.values(), *beside], strict=True):
                 if i % world == rank:
@@ -192,7 +193,7 @@ class Surface(ServerMetric):
     def _three(self, round: Round) -> dict[int, Params]:
         """The models of the first three clients, wherever they were trained, on the CPU; {} where there are fewer."""
         cohort, like = sorted(round.cohort.tolist()), round.start
-        held = torch.tensor([float(client in self._held) for client in cohort], device=device_of(like))
+        held = torch.tensor([float(client in self._held) for client in cohort], device=self.module.device)
         (held,) = round.reduce([held])
         chosen, models = [client for client, known in zip(cohort, held.tolist(), strict=True) if known][:THREE], {}
         for client in chosen if len(chosen) == THREE else ():
@@ -230,14 +231,12 @@ class Plane:
         self.origin, self.across, self.up = models
         self.names = names
         for axis in (self.across, self.up):
-            for name, t in axis.items():
-                t.sub_(self.origin[name])
+            torch._foreach_sub_(list(axis.values()), [self.origin[name] for name in axis])
         width = self._to_unit(self.across)
         lean = 0.0
         for _ in range(2):  # the second time takes what rounding has left
-            along = dot(self._params(self.up), self._params(self.across)).item()
-            for name, t in self.up.items():
-                t.sub_(self.across[name], alpha=along)
+            along = self._dot(self.up, self.across)
+            torch._foreach_sub_(list(self.up.values()), [self.across[name] for name in self.up], alpha=along)
             lean += along
         height = self._to_unit(self.up)
         self.corners = np.array([(0.0, 0.0, 0.0), (width, 0.0, 0.0), (lean, height, 0.0)])
@@ -255,20 +254,19 @@ class Plane:
     def project(self, state: Params) -> tuple[float, float, float]:
         """Where a model projects to, and its distance from there; NaN for one that is not finite."""
         apart = {name: state[name].cpu() - self.origin[name] for name in self.names}
-        x, y = (dot(apart, axis).item() for axis in (self.across, self.up))
+        x, y = (self._dot(apart, axis) for axis in (self.across, self.up))
         for name, t in apart.items():
             t.sub_(self.across[name], alpha=x).sub_(self.up[name], alpha=y)
-        distance = dot(apart, apart).sqrt().item()
+        distance = math.sqrt(self._dot(apart, apart))
         return (x, y, distance) if np.isfinite(distance) else (np.nan, np.nan, np.nan)
 
-    def _params(self, tensors: Params) -> Params:
-        return {name: tensors[name] for name in self.names}
+    def _dot(self, a: Params, b: Params) -> float:
+        return dot({name: a[name] for name in self.names}, b).item()
 
     def _to_unit(self, axis: Params) -> float:
         """Scales an axis to length 1; returns the length that it had."""
-        length = dot(self._params(axis), axis).sqrt().item()
-        for t in axis.values():
-            t.div_(length or 1.0)
+        length = math.sqrt(self._dot(axis, axis))
+        torch._foreach_div_(list(axis.values()), length or 1.0)
         return length
 
 

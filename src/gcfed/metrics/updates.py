@@ -13,29 +13,9 @@ from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download
 from gcfed.federated.round import Round
 from gcfed.federated.stack import ClientStack
-from gcfed.metrics.base import ClientMetric, Sums, device_of, in_cohort
+from gcfed.metrics.base import ClientMetric, in_cohort, zeros
 from gcfed.metrics.cohorts import RoundTable
 from gcfed.utils.checked import Count, checked
-
-
-class UpdatesTable(Sums):
-    """Writes them, in the order of the cohort."""
-
-    half: "Updates"
-
-    def zeros(self, download: Download) -> Params:
-        self._weights = list(self.params(download, 2))
-        shape, device = (len(download.cohort), len(self._weights), 2), device_of(download.model)
-        return {"squares": torch.zeros(shape, dtype=torch.float64, device=device)}
-
-    def summary(self, sums: Params, round: Round) -> dict[str, float]:
-        lines = (
-            (client, name, f"{norm:.6g}", f"{removed:.6g}")
-            for client, tensors in zip(round.cohort.tolist(), sums["squares"].sqrt().tolist(), strict=True)
-            for name, (norm, removed) in zip(self._weights, tensors, strict=True)
-        )
-        self.half.table.append(round, lines)
-        return {}
 
 
 class Updates(ClientMetric):
@@ -46,7 +26,7 @@ class Updates(ClientMetric):
         every: rounds between two of those that are written.
     """
 
-    name, server = "updates", UpdatesTable
+    name = "updates"
 
     @checked
     def __init__(self, folder: str, every: Count = 1) -> None:
@@ -55,8 +35,21 @@ class Updates(ClientMetric):
 
     def note(self, stack: ClientStack, download: Download) -> Params:
         squares = []
-        for name, start in self.params(download, 2).items():
+        for name, start in self.params(download.model, 2).items():
             delta = (stack.full[name] - start).double().flatten(2)  # [K, out, in]
             norm, removed = delta.square().sum((1, 2)), delta.mean(2).square().sum(1) * delta.shape[2]
             squares.append(torch.stack([norm, removed], 1))
         return {"squares": in_cohort(torch.stack(squares, 1), stack, download)}
+
+    def zeros(self, round: Round) -> Params:
+        return {"squares": zeros(round, len(round.cohort), len(self.params(round.start, 2)), 2)}
+
+    def summary(self, sums: Params, round: Round) -> dict[str, float]:
+        """Writes them, in the order of the cohort."""
+        lines = (
+            (client, name, f"{norm:.6g}", f"{removed:.6g}")
+            for client, tensors in zip(round.cohort.tolist(), sums["squares"].sqrt().tolist(), strict=True)
+            for name, (norm, removed) in zip(self.params(round.start, 2), tensors, strict=True)
+        )
+        self.table.append(round, lines)
+        return {}
