@@ -56,21 +56,15 @@ def _arguments(target: str) -> set[str]:
     try:
         return set(inspect.signature(getattr(import_module(module), name)).parameters)
     except ModuleNotFoundError as error:
-        raise ValueError(
-            f"model._target_={target}: there is no module {error.name} in {Path.cwd()} or installed."
-        ) from None
+        where = f"there is no module {error.name} in {Path.cwd()} or installed."
+        raise ValueError(f"model._target_={target}: {where}") from None
     except Exception:  # whatever a user's file raises, building it raises again, and says so
         return set()
 
 
 @checked
 def torchvision_net(
-    *,
-    name: str | None,
-    input_shape: Sequence[Count],
-    num_classes: Count,
-    weights: str | None = None,
-    **settings: Any,
+    *, name: str | None, input_shape: Sequence[Count], num_classes: Count, weights: str | None = None, **settings: Any
 ) -> nn.Module:
     """A classifier of ``torchvision.models``.
 
@@ -100,12 +94,7 @@ def torchvision_net(
 
 @checked
 def timm_net(
-    *,
-    name: str | None,
-    input_shape: Sequence[Count],
-    num_classes: Count,
-    pretrained: bool = False,
-    **settings: Any,
+    *, name: str | None, input_shape: Sequence[Count], num_classes: Count, pretrained: bool = False, **settings: Any
 ) -> nn.Module:
     """A classifier of ``timm``; ``settings`` go to ``timm.create_model``.
 
@@ -116,7 +105,7 @@ def timm_net(
     installed("timm", "model=timm")
     import timm  # seconds
 
-    settings |= {"in_chans": [*input_shape, 1][0], "num_classes": num_classes, "pretrained": pretrained}
+    settings |= {"in_chans": input_shape[0] if input_shape else 1, "num_classes": num_classes, "pretrained": pretrained}
     try:
         net = timm.create_model(str(name), **settings)
     except (RuntimeError, OSError) as error:
