@@ -86,6 +86,7 @@ attacks.byzantine.Scale attack: factor [-1e30 1e30]
 attacks.byzantine.Gaussian attack: factor [0 inf]
 metrics.leakage.Leakage metrics.leakage: every [1 inf] whole, images [1 inf] whole, optimizer lbfgs|adam
 metrics.leakage.Leakage metrics.leakage: lr (0 inf] null, iterations [1 inf] whole, restarts [1 inf] whole
+metrics.classes.Classes metrics.classes: every [1 inf] whole, figures flag
 metrics.forgetting.Forgetting metrics.forgetting: samples [1 inf] whole null
 metrics.cka.CKA metrics.cka: samples [1 inf] whole
 metrics.surface.Surface metrics.surface: grid [2 1000] whole, margin [0 inf], samples [1 inf] whole null, figures flag

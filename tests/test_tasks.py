@@ -23,6 +23,8 @@ from gcfed.methods.fedreg import FedReg
 from gcfed.methods.fedsol import FedSol
 from gcfed.methods.proximal import Proximal
 from gcfed.metrics.clients import Clients
+from gcfed.run import train
+from gcfed.runs.identity import identity
 from gcfed.tasks import CLASSIFICATION, Classification, SquaredError
 
 
@@ -42,8 +44,13 @@ def test_cross_entropy_of_padded_sequences():
 def test_squared_error_by_hand():
     outputs, y = torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.tensor([[0.0, 4.0], [3.0, 4.0]])
     assert SquaredError().losses(outputs, y).tolist() == [2.5, 12.5]
-    assert SquaredError().scores(outputs, y)["test/loss"].tolist() == [2.5, 12.5]
+    scores = SquaredError().scores(outputs, y)
+    assert [scores[column].tolist() for column in SquaredError.columns] == [[2.5, 12.5], [2.5, 12.5]]
     assert SquaredError().real(y).tolist() == [True, True]
+    task = SquaredError()
+    task.scale = torch.tensor([2.0, 10.0])  # of standardised targets: the loss is theirs, the RMSE the user's
+    scores = task.scores(outputs, y)
+    assert [scores[column].tolist() for column in task.columns] == [[2.5, 12.5], [202.0, 818.0]]
 
 
 def vectors(sizes=(9, 4, 7, 6)):
@@ -78,6 +85,50 @@ def test_the_engine_regresses_as_a_plain_loop_does(k):
             ends.append(v)
         w = torch.stack(ends).mean(0)
     torch.testing.assert_close(ours, w.flatten(), rtol=0, atol=1e-12)
+
+
+class Focal(Classification):
+    """As tasks.py has it for users."""
+
+    def __init__(self, gamma=2.0):
+        self.gamma = gamma
+
+    def losses(self, outputs, y):
+        losses = super().losses(outputs, y)
+        return (1 - (-losses).exp()) ** self.gamma * losses
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_a_loss_of_ones_own_is_what_clients_minimise(k):
+    """By its gradient in closed form, also where one client with whole batches has torch's own mean of them."""
+    data, solver, gamma = random_federation((8, 4, 12)), sgd(lr=0.3, epochs=1), 3.0
+    net = nn.Linear(6, 4, bias=False, dtype=torch.float64)
+    w = net.weight.detach().clone()
+    ours = train_rounds(net, data, solver, rounds=1, k=k, task=Focal(gamma))
+    ends = []
+    for client in range(3):
+        plan = solver.plan(data, np.array([client]), SimpleNamespace(seed=5, round=0), torch.device("cpu"))
+        v = w.clone()
+        for step in range(plan.index.shape[1]):
+            rows = plan.index[0, step, : plan.counts[0, step]]
+            x, y = data.x[rows], data.y[rows]
+            p = (x @ v.T).softmax(1)
+            q = p[torch.arange(len(y)), y].unsqueeze(1)
+            by_loss = (1 - q) ** gamma - gamma * (1 - q) ** (gamma - 1) * q * q.log()  # of its value by cross-entropy
+            v = v - 0.3 * (by_loss * (p - nn.functional.one_hot(y, 4))).T @ x / len(x)
+        ends.append(v)
+    torch.testing.assert_close(ours, torch.stack(ends).mean(0).flatten(), rtol=0, atol=1e-12)
+
+
+def test_a_run_with_a_loss_of_ones_own_tests_with_it_and_is_another_run(config, tmp_path):
+    focal = (f"task._target_={__name__}.Focal", "+task.gamma=3", "rounds=1", "data.limit_train=200")
+    cfg = config(*focal, folder=tmp_path)
+    result = train(cfg)
+    assert len({identity(c) for c in (cfg, config(*focal, "task.gamma=4"), config(*focal[2:]))}) == 3
+    x, y = result.loop.data.fetch_test((0, result.loop.data.num_test))
+    with torch.no_grad():
+        q = result.module.net(x).softmax(1)[torch.arange(len(y)), y]
+    assert result.metrics["test/loss"] == pytest.approx(-((1 - q) ** 3 * q.log()).mean().item(), rel=1e-4)
 
 
 def test_padded_targets_count_for_nothing():
@@ -139,9 +190,11 @@ def test_vectors_reach_the_network_in_its_type():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_a_tests_loss_is_in_the_type_of_the_network_or_in_float32(dtype):
     outputs, y = torch.randn(7, 4, dtype=dtype), torch.arange(7) % 4
-    mean, wanted = ScoreMean(), torch.promote_types(dtype, torch.float32)
+    mean, root, wanted = ScoreMean(), ScoreMean(root=True), torch.promote_types(dtype, torch.float32)
     for part in (slice(0, 5), slice(5, 7)):
+        root.update(outputs[part].float().square().mean(-1), torch.ones(len(y[part]), dtype=bool))
         mean.update(CLASSIFICATION.scores(outputs[part], y[part])["test/loss"], torch.ones(len(y[part]), dtype=bool))
     got, loss = mean.compute(), nn.functional.cross_entropy(outputs.to(wanted), y)
     assert got.dtype == wanted
+    assert root.compute().item() == pytest.approx(outputs.float().square().mean().sqrt().item())
     torch.testing.assert_close(got, loss, rtol=1e-6 if wanted == torch.float32 else 1e-13, atol=0)

@@ -160,7 +160,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     run = described(run, data)
     if foreign:
         replace_checked(run, ("model", "server", "task"), path)  # what the data have filled in, they may refer to
-    for key, nothing in (("weights", None), ("pretrained", False)):
+    for key, nothing in (("weights", None), ("pretrained", False), ("start", None)):
         if key in run.model:
             run.model[key] = nothing  # those of the checkpoint come; it may make nothing be downloaded
     module = build_module(run)

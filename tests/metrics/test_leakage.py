@@ -11,6 +11,7 @@ from harness import final_weights, make_setup
 from omegaconf import open_dict
 from torch import nn
 
+from gcfed.attacks.dlg import invert_gradient
 from gcfed.data.augment import TextTransform, VectorTransform
 from gcfed.federated.method import ClientPart
 from gcfed.methods.ssf import ProjectedMean
@@ -54,7 +55,7 @@ class Frozen(nn.Sequential):
 @pytest.mark.parametrize("settings", [("algorithm=fedavg", "gc=none"), ("algorithm=fedgc",), ("algorithm=scaffold",)])
 def test_no_run_notices_the_attack(config, tmp_path, monkeypatch, settings):
     shown = []
-    monkeypatch.setattr("gcfed.metrics.leakage.show", lambda loggers, name, path, number: shown.append(number))
+    monkeypatch.setattr("gcfed.metrics.base.show", lambda loggers, name, path, number: shown.append(number))
     without, a = run(config, tmp_path / "without", *settings)
     observed, b = run(config, tmp_path / "leakage", *settings, *LEAKAGE)
     assert torch.equal(final_weights(observed), final_weights(without))
@@ -172,14 +173,13 @@ def test_data_that_are_no_images_are_refused(tmp_path, transform):
 
 
 def test_each_round_is_attacked_from_other_starting_points(config, tmp_path, monkeypatch):
-    seeds, attack = [], Leakage.__init__
+    seeds = []
 
-    def listens(self, *args, **kwargs):
-        attack(self, *args, **kwargs)
-        invert = self.attack
-        self.attack = lambda *args, random: seeds.append(random.initial_seed()) or invert(*args, random=random)
+    def listens(*args, random, **settings):
+        seeds.append(random.initial_seed())
+        return invert_gradient(*args, random=random, **settings)
 
-    monkeypatch.setattr(Leakage, "__init__", listens)
+    monkeypatch.setattr("gcfed.metrics.leakage.invert_gradient", listens)
     for _ in range(2):
         run(config, tmp_path / str(len(seeds)), *LEAKAGE, "metrics.leakage.every=1", "rounds=2")
     assert seeds[:2] == seeds[2:]

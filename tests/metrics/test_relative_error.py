@@ -1,5 +1,7 @@
 """The distance to a known optimum: in a run of SSF's experiment, and where it cannot be measured."""
 
+import json
+
 import numpy as np
 import pytest
 from conftest import read_rows
@@ -31,6 +33,10 @@ def test_it_is_the_distance_of_the_saved_model(config, tmp_path, heterogeneity):
     assert rows[-1]["test/relative_error"] == pytest.approx(expected, rel=1e-12)
     assert result.metrics["test/relative_error"] == pytest.approx(expected, rel=1e-12)
     assert 0 < expected < 1  # W = 0 is at 1
+    x, y = (t.numpy() for t in result.loop.data.fetch_test((0, result.loop.data.num_test)))
+    rmse = np.sqrt(np.mean((x @ weight.T - y) ** 2))
+    assert rows[-1]["test/rmse"] == pytest.approx(rmse, rel=1e-12)
+    assert json.loads((tmp_path / "run/summary.json").read_text())["test/rmse"] == pytest.approx(rmse, rel=1e-12)
     plain_trainer = {"_target_": "lightning.pytorch.Trainer", "logger": False, "accelerator": "cpu",
                      "enable_checkpointing": False, "enable_progress_bar": False, "precision": "64-true"}  # fmt: skip
     checkpoint = str(tmp_path / "run/checkpoints/last.ckpt")

@@ -85,7 +85,7 @@ def test_timms_layers_keep_their_activation_under_each_policy():
         assert sum(isinstance(m, nn.SiLU) for m in net.modules()) == activations
         assert any(isinstance(m, kind) for m in net.modules())
         assert not batch_norms(net)
-    with pytest.raises(ValueError, match=r"model\.name=resnet1: "):
+    with pytest.raises(ValueError, match=r"^name=resnet1: "):
         timm_net(name="resnet1", input_shape=(1, 32, 32), num_classes=7)
 
 
@@ -106,16 +106,17 @@ def with_batch_norm():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: of_torchvision("resnet81", 32), r"model\.name=resnet81 is no classifier .* resnet18"),
+        (lambda: of_torchvision("resnet81", 32), r"name=resnet81 is no classifier .* resnet18"),
         (lambda: of_torchvision("alexnet", 8), r"AlexNet cannot read samples of .*\[3, 8, 8\]: "),
-        (lambda: of_torchvision("alexnet", 64, weights=1), r"model\.weights=1 is unknown: choose null, DEFAULT"),
+        (lambda: of_torchvision("alexnet", 64, weights=1), "^weights=1 must be text, or null"),
+        (lambda: of_torchvision("alexnet", 64, weights="X"), r"weights=X is unknown: choose null, DEFAULT or IMAGENET"),
         (lambda: of_torchvision("googlenet", 64, weights="DEFAULT"), r"weights=DEFAULT: googlenet has them with"),
-        (lambda: fitted(Net(), (3, 8, 8), 0), r"model\.num_classes=0 must be"),
+        (lambda: fitted(Net(), (3, 8, 8), 0), "num_classes=0 must be"),
         (lambda: fitted(Hidden(), (3, 8, 8), 10), r"Hidden makes .* shape \[2, 5\] .*data\.num_classes=10"),
         (lambda: fitted(Scalar(), (3, 8, 8), 10), r"Scalar makes an output of the shape \[\]"),
         (lambda: build_net(OmegaConf.create({"model": {"_target_": "nonet.Net"}})), r"no module nonet in .* or"),
-        (lambda: apply_policy(Net(), "mean"), r"model\.norm_policy=mean is unknown"),
-        (lambda: apply_policy(make_net(), "local"), r"model\.norm_policy=local: Sequential has no batch norm"),
+        (lambda: apply_policy(Net(), "mean"), "norm_policy=mean must be average, local, fixed or group"),
+        (lambda: apply_policy(make_net(), "local"), r"norm_policy=local: Sequential has no batch norm"),
         (lambda: apply_policy(with_batch_norm(), "fixed"), r"BatchNorm2d alone, and 1 is a BatchNorm1d"),
     ],
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """The global model as a LightningModule: one training step is one communication round."""
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule
@@ -15,13 +16,18 @@ from gcfed.utils.number import part
 
 
 class ScoreMean(Metric):
-    """A weighted mean of a test's scores: two sums, without the two waits for the device of torchmetrics' own mean."""
+    """A weighted mean of a test's scores: two sums, without the two waits for the device of torchmetrics' own mean.
+
+    Args:
+        root: whether the root of the mean is asked for.
+    """
 
     total: Tensor
     weight: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, root: bool = False) -> None:
         super().__init__()
+        self.root = root
         for name in ("total", "weight"):
             self.add_state(name, torch.zeros(()), dist_reduce_fx="sum")
 
@@ -31,7 +37,8 @@ class ScoreMean(Metric):
         self.weight = self.weight + weight.to(values.dtype).sum()
 
     def compute(self) -> Tensor:
-        return self.total / self.weight
+        mean = self.total / self.weight
+        return mean.sqrt() if self.root else mean
 
 
 class FederatedModule(LightningModule):
@@ -66,7 +73,9 @@ class FederatedModule(LightningModule):
         self.refused = False  # whether the last step was taken back
         self._before: Params = {}
         self.task = task
-        self.test_means = nn.ModuleDict({column: ScoreMean() for of in (0, 1) for column in self._columns(of)})
+        roots = [column in getattr(task, "roots", ()) for column in task.columns]
+        pairs = [pair for of in (0, 1) for pair in zip(self._columns(of), roots, strict=True)]
+        self.test_means = nn.ModuleDict({column: ScoreMean(root) for column, root in pairs})
 
     def configure_optimizers(self) -> Optimizer:
         return self.server(self.net.parameters())
@@ -155,11 +164,14 @@ class FederatedModule(LightningModule):
             state.update(kept)
         self._before = {}
 
-    def validation_step(self, batch: tuple[int, int], batch_idx: int, dataloader_idx: int = 0) -> None:
+    def validation_step(self, batch: tuple[int, int], batch_idx: int, dataloader_idx: int = 0) -> Any:
+        """Returns outputs ``[B, …, C]`` and labels ``[B, …]``, for callbacks that look at a batch of a test."""
         x, y = self.trainer.datamodule.fetch_test(batch, dataloader_idx)  # type: ignore[attr-defined]
-        real, scores = self.task.real(y), self.task.scores(self.net(x), y)
+        outputs = self.net(x)
+        real, scores = self.task.real(y), self.task.scores(outputs, y)
         for column, source in zip(self._columns(dataloader_idx), self.task.columns, strict=True):
             self.test_means[column].update(scores[source], real)  # type: ignore[operator]
+        return outputs, y
 
     def on_validation_epoch_end(self) -> None:
         # The loop logs the round's whole row; from here they reach callbacks that monitor a metric.

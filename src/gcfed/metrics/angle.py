@@ -14,8 +14,6 @@ averaged, not their angles. Where coordinates of a subspace are uploaded, the up
 State: the last broadcast, on the server. Clients whose Δ_k is not finite, and those that did not move, are left out.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -23,35 +21,31 @@ from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.round import Round
 from gcfed.federated.stack import per_client
-from gcfed.metrics.base import ServerMetric, dot
+from gcfed.metrics.base import ServerMetric, dot, floats, zeros
 
 
 class Angle(ServerMetric):
-    """Adds ``angle/*`` to the rows of metrics.
-
-    Args:
-        every: rounds between two measurements.
-    """
+    """Adds ``angle/*`` to the rows of metrics."""
 
     name = "angle"
 
     def on_broadcast(self, download: Download, round: Round) -> None:
-        start = {name: download.model[name] for name in self.names}
+        super().on_broadcast(download, round)
+        start = self.params(download.model)
+        torch._foreach_copy_(list(self.server_state("broadcast", start).values()), list(start.values()))
+
+    def begin(self, download: Download, round: Round) -> None:
+        start = self.params(download.model)
         known = "broadcast" in self._server  # in the first round, and where a run resumes with this metric, it is not
         last = self.server_state("broadcast", start)
-        if self.due_in(round):
-            self._step = {name: t - last[name] if known else torch.zeros_like(t) for name, t in start.items()}
-            self._step_norm = dot(self._step, self._step).sqrt()
-            self._direction = {name: torch.zeros_like(t) for name, t in start.items()}  # Σ Δ_k / ‖Δ_k‖
-            # Σ angle, clients above 90°, clients with an angle; clients with a direction
-            self._sums = torch.zeros(4, dtype=torch.float64, device=self._step_norm.device)
-            self._values: dict[str, Tensor] = {}
-        torch._foreach_copy_(list(last.values()), list(start.values()))
+        self._step = {name: t - last[name] if known else torch.zeros_like(t) for name, t in start.items()}
+        self._step_norm = dot(self._step, self._step).sqrt()
+        self._direction = {name: torch.zeros_like(t) for name, t in self._step.items()}  # Σ Δ_k / ‖Δ_k‖
+        # Σ angle, clients above 90°, clients with an angle; clients with a direction
+        self._sums = zeros(round, 4)
+        self._values: dict[str, Tensor] = {}
 
-    @torch.no_grad()
-    def on_receive(self, upload: Upload, round: Round) -> None:
-        if not self.due_in(round):
-            return
+    def take(self, upload: Upload, round: Round) -> None:
         delta = self.as_sent(upload, self.names)
         norm_K = _dots(delta, delta).sqrt()
         moved = upload.finite & norm_K.isfinite() & (norm_K > 0)
@@ -68,17 +62,15 @@ class Angle(ServerMetric):
         if not self.due_in(round):
             return
         *parts, sums = round.reduce([*self._direction.values(), self._sums])
-        total, count, above, clients = sums[0], sums[2], sums[1], sums[3]
+        total, above, count, clients = sums
         update = {name: update[name] for name in self.names}
         norm = dot(update, update).sqrt()
         cosine = dot(dict(zip(self.names, parts, strict=True)), update) / (clients * norm)
         self._values = {"server": total / count, "above_90": above / count, "update": degrees(cosine)}
 
-    def on_round_end(self, row: dict[str, Any], round: Round) -> None:
-        if self.due_in(round) and self._values:
-            numbers = torch.stack(list(self._values.values())).tolist()
-            known = zip(self._values, numbers, strict=True)
-            row |= {f"angle/{name}": number for name, number in known if number == number}
+    def columns(self, round: Round) -> dict[str, float]:
+        known = floats(self._values) if self._values else {}
+        return {f"angle/{name}": value for name, value in known.items() if value == value}
 
 
 def degrees(cosine: Tensor) -> Tensor:

@@ -1,18 +1,25 @@
-"""What the measurements share: the rounds in which they look, and means over the cohort."""
+"""What the measurements share: the rounds in which they look, the way of what clients note, means over the cohort."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.method import ClientPart, Order, Part, ServerPart, Setup
-from gcfed.federated.round import Round
+from gcfed.federated.round import Round, places
 from gcfed.federated.stack import ClientStack
-from gcfed.utils.number import number
+from gcfed.utils.checked import Count, checked
+from gcfed.utils.pictures import show
+
+AT_ONCE = 500
+"""Samples of a forward pass."""
 
 
 class Metric(Part):
@@ -20,36 +27,71 @@ class Metric(Part):
 
     Args:
         every: rounds between two measurements; the last round is always measured, as it is always tested.
-
-    Raises:
-        ValueError: ``every`` is not a whole number of at least 1.
     """
 
     order = Order.MEASURES
     name: str
-    """Its key under ``metrics`` and the first part of its columns."""
+    """Its key under ``metrics``, that of its notes, and the first part of its columns."""
 
-    def __init__(self, every: int = 1) -> None:
-        self.every = number(f"metrics.{self.name}.every", every, 1, whole=True)
+    @checked
+    def __init__(self, every: Count = 1) -> None:
+        self.every = every
 
     def validate(self, setup: Setup) -> None:
-        self.rounds = setup.rounds
+        self.rounds, self.data = setup.rounds, setup.data
         self.names = [name for name, _ in setup.module.net.named_parameters() if name in setup.module.travels]
 
-    def due(self, index: int, clients: int = 1) -> bool:
-        """Whether the round of this index is measured; one without clients is not."""
-        return clients > 0 and ((index + 1) % self.every == 0 or index + 1 >= self.rounds)
+    def due(self, index: int) -> bool:
+        """Whether the round of this index is measured."""
+        return (index + 1) % self.every == 0 or index + 1 >= self.rounds
+
+    def params(self, start: Params, axes: int = 0) -> Params:
+        """The parameters of a model that have at least so many axes; those of two are the weights."""
+        return {name: start[name] for name in self.names if start[name].dim() >= axes}
 
 
 class ServerMetric(Metric, ServerPart):
-    """What the server measures, of uploads as they arrive and of its model."""
+    """What the server measures, of uploads as they arrive and of its model, in the rounds that are due.
+
+    Where it says ``begin``, ``take`` and ``columns``, the hooks of a round without clients, and of others that are not
+    measured, do nothing. What measuring took of local training, :attr:`seconds`, is no time of training.
+    """
+
+    seconds = 0.0
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
+        self.module, self.transport = setup.module, setup.transport
         self.server_parts = [part for part in setup.parts if isinstance(part, ServerPart)]
 
+    def begin(self, download: Download, round: Round) -> None:
+        """Metrics come after the methods: what goes down is final, and what methods keep is still this round's."""
+
+    def take(self, upload: Upload, round: Round) -> None: ...
+
+    def columns(self, round: Round) -> dict[str, float]:
+        """What goes into the row of metrics."""
+        return {}
+
     def due_in(self, round: Round) -> bool:
-        return self.due(round.index, len(round.cohort))
+        return len(round.cohort) > 0 and self.due(round.index)
+
+    def on_broadcast(self, download: Download, round: Round) -> None:
+        if self.due_in(round):
+            started = now(device := device_of(download.model))
+            self.begin(download, round)
+            self.seconds = now(device) - started
+
+    @torch.no_grad()
+    def on_receive(self, upload: Upload, round: Round) -> None:
+        if self.due_in(round):
+            self.take(upload, round)
+
+    @torch.no_grad()
+    def on_round_end(self, row: dict[str, Any], round: Round) -> None:
+        if self.due_in(round):
+            row["time/train_s"] -= self.seconds
+            row |= self.columns(round)
 
     def as_sent(self, upload: Upload, names: Sequence[str]) -> Params:
         """The clients' updates as they were uploaded, name → ``[K, *shape]``.
@@ -61,82 +103,95 @@ class ServerMetric(Metric, ServerPart):
             sent = {name: part.decode(name, t) for name, t in sent.items()}
         return sent
 
+    def show(self, picture: Path, round: Round) -> None:
+        """Hands a picture of the run's folder to its loggers."""
+        show(self.module.trainer.loggers, self.name, picture, round.index + 1)
+
 
 class ClientMetric(Metric, ClientPart):
-    """Numbers that each client has of its own when its local training is over; columns are their means.
+    """What clients look at when their local training is over. It travels in ``notes``, which add up.
 
-    The clients are looked at one after the other, in evaluation mode, so that the numbers do not depend on who else is
-    in the stack. They travel in ``notes``.
+    Three functions of their arguments say what: clients call :meth:`note`, the server :meth:`zeros` and
+    :meth:`summary`.
     """
-
-    columns: tuple[str, ...]
-    """What :meth:`measure` returns; known from ``validate`` on."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        return self, Means(self)
+        return self, Sums(self)
 
-    def measure(self, stack: ClientStack, client: int, download: Download) -> Tensor:
-        """The numbers of one client (its row in the stack), one for each of ``columns``, on the device."""
+    def note(self, stack: ClientStack, download: Download) -> Params:
+        """Name → sum over the clients of a stack; ``seconds``, if it is there, is no time of training."""
         raise NotImplementedError
 
+    def zeros(self, round: Round) -> Params:
+        """The sums of no client, in the order in which processes exchange them."""
+        raise NotImplementedError
+
+    def summary(self, sums: Params, round: Round) -> dict[str, float]:
+        """The columns, of the sums over the cohort."""
+        raise NotImplementedError
+
+    @torch.no_grad()
     def on_clients_end(self, stack: ClientStack, download: Download) -> None:
-        if not self.due(download.round):
-            return
-        training, device = stack.net.training, next(iter(stack.full.values())).device
-        started = now(device)
-        stack.net.eval()
-        try:
-            with torch.no_grad():
-                values_KV = torch.stack([self.measure(stack, i, download) for i in range(len(stack))])
-        finally:
-            stack.net.train(training)
-        seconds = torch.tensor(now(device) - started, dtype=torch.float64)
-        stack.notes[self.name] = {"values": values_KV, "seconds": seconds}
+        if self.due(download.round):
+            stack.notes[self.name] = self.note(stack, download)
 
 
-class Means(ServerMetric):
-    """The means of what clients measured of themselves, in the row of metrics.
+class Sums(ServerMetric):
+    """The server's half of a client metric: adds up its notes, over stacks and processes."""
 
-    A number that is not finite is left out of its mean, and a mean of nothing out of the row. What the measuring took
-    is no time of training.
-    """
-
-    def __init__(self, client: ClientMetric) -> None:
-        self.name = client.name
-        super().__init__(client.every)
-        self._client = client  # for its columns, which are known later
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        return self._client.columns
+    def __init__(self, half: ClientMetric) -> None:
+        super().__init__(half.every)
+        self.half, self.name = half, half.name
 
     @property
     def state_key(self) -> str:
         return f"{type(self).__name__} of {self.name}"  # there may be several
 
-    def on_broadcast(self, download: Download, round: Round) -> None:
-        self._values_KV = torch.zeros(
-            len(round.cohort), len(self.columns), dtype=torch.float64, device=next(iter(download.model.values())).device
-        )
-        self._seconds = 0.0
+    def begin(self, download: Download, round: Round) -> None:
+        self._sums = self.half.zeros(round)
 
-    def on_receive(self, upload: Upload, round: Round) -> None:
+    def take(self, upload: Upload, round: Round) -> None:
         if note := upload.notes.get(self.name):
-            self._values_KV[round.places(upload.clients)] = note["values"].to(self._values_KV)
-            self._seconds += float(note["seconds"])
+            self.seconds += float(note.get("seconds", 0.0))
+            for name, total in self._sums.items():
+                total += note[name].to(total)
 
-    def on_round_end(self, row: dict[str, Any], round: Round) -> None:
-        if self.due_in(round):
-            row["time/train_s"] -= self._seconds
-            (values_KV,) = round.reduce([self._values_KV])  # each client is one process's, and zero in all others
-            row |= self.summary(values_KV)
+    def columns(self, round: Round) -> dict[str, float]:
+        sums = dict(zip(self._sums, round.reduce([*self._sums.values()]), strict=True))
+        self._sums = {}  # no memory between two measurements
+        return self.half.summary(sums, round)
 
-    def summary(self, values_KV: Tensor) -> dict[str, float]:
-        """What of the cohort's numbers, ``[K, V]``, goes into the row."""
+
+class OwnNumbers(ClientMetric):
+    """Numbers that each client has of its own; columns are their means.
+
+    The clients are looked at one after the other, in evaluation mode, so that the numbers do not depend on who else is
+    in the stack. A number that is not finite is left out of its mean, and a mean of nothing out of the row.
+    """
+
+    columns: tuple[str, ...]
+    """What :meth:`measure` returns; known from ``validate`` on."""
+
+    def measure(self, stack: ClientStack, client: int, download: Download) -> Tensor:
+        """The numbers of one client (its row in the stack), one for each of ``columns``, float64 on the device."""
+        raise NotImplementedError
+
+    def note(self, stack: ClientStack, download: Download) -> Params:
+        started = now(device := device_of(stack.full))
+        with evaluating(stack.net):
+            values_KV = torch.stack([self.measure(stack, i, download) for i in range(len(stack))])
+        seconds = torch.tensor(now(device) - started, dtype=torch.float64)
+        return {"values": in_cohort(values_KV, stack, download), "seconds": seconds}
+
+    def zeros(self, round: Round) -> Params:
+        return {"values": zeros(round, len(round.cohort), len(self.columns))}
+
+    def summary(self, sums: Params, round: Round) -> dict[str, float]:
+        values_KV = sums["values"]
         finite = values_KV.isfinite()
-        sums = torch.stack([values_KV.where(finite, 0.0).sum(0), finite.sum(0)]).tolist()
-        return {name: total / count for name, total, count in zip(self.columns, *sums, strict=True) if count}
+        totals = torch.stack([values_KV.where(finite, 0.0).sum(0), finite.sum(0)]).tolist()
+        return {name: total / count for name, total, count in zip(self.columns, *totals, strict=True) if count}
 
 
 def now(device: torch.device) -> float:
@@ -146,9 +201,54 @@ def now(device: torch.device) -> float:
     return perf_counter()
 
 
+def device_of(tensors: Params) -> torch.device:
+    return next(iter(tensors.values())).device
+
+
+def zeros(round: Round, *shape: int) -> Tensor:
+    """For sums over a round, float64 where its model is."""
+    return torch.zeros(shape, dtype=torch.float64, device=device_of(round.start))
+
+
+@contextmanager
+def evaluating(net: nn.Module) -> Iterator[None]:
+    """The network in evaluation mode for a while."""
+    training = net.training
+    net.eval()
+    try:
+        yield
+    finally:
+        net.train(training)
+
+
 def client_state(stack: ClientStack, client: int) -> Params:
     """One client's network as its training left it, name → ``[*shape]``; views."""
     return {name: t[client] for name, t in stack.full.items()}
+
+
+def in_cohort(values_K: Tensor, stack: ClientStack, download: Download) -> Tensor:
+    """A row for each client of the cohort, those of the stack filled, ``[K, …]`` → ``[|cohort|, …]``."""
+    table = values_K.new_zeros(len(download.cohort), *values_K.shape[1:])
+    table[places(download.cohort, stack.clients)] = values_K
+    return table
+
+
+def drawn(samples: np.ndarray, most: int | None, rng: np.random.Generator) -> np.ndarray:
+    """So many of these samples, in their order; None: all."""
+    if most is None or len(samples) <= most:
+        return samples
+    return np.sort(rng.choice(samples, most, replace=False))
+
+
+def fetch_tests(data: Any, samples: np.ndarray) -> tuple[Tensor, Tensor]:
+    """These samples of the test split."""
+    x, y = zip(*(data.fetch_test((i, i + 1)) for i in samples.tolist()), strict=True)
+    return torch.cat(x), torch.cat(y)
+
+
+def floats(values: Params) -> dict[str, float]:
+    """Numbers on the device, all in one wait for it."""
+    return dict(zip(values, torch.stack([*values.values()]).tolist(), strict=True))
 
 
 def dot(a: Params, b: Params) -> Tensor:

@@ -5,8 +5,10 @@ Kornblith et al., ICML 2019, eq. 3 with linear kernels: for centred representati
 averages it over the clients of a round, layer by layer.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,8 +17,8 @@ from gcfed.federated.messages import Download
 from gcfed.federated.method import Setup
 from gcfed.federated.stack import ClientStack
 from gcfed.methods.requirements import has_part
-from gcfed.metrics.base import ClientMetric, client_state
-from gcfed.utils.number import number
+from gcfed.metrics.base import OwnNumbers, client_state, drawn, fetch_tests
+from gcfed.utils.checked import Count, checked
 from gcfed.utils.rng import generator
 
 
@@ -34,7 +36,9 @@ def linear_cka(x: Tensor, y: Tensor) -> Tensor:
     return cross / (xx.norm() * yy.norm())
 
 
-class CKA(ClientMetric):
+@checked
+@dataclass(eq=False)
+class CKA(OwnNumbers):
     """Adds ``cka/<stage>`` for each of the network's ``stages()``: similarity of client and broadcast model, averaged.
 
     Args:
@@ -42,15 +46,13 @@ class CKA(ClientMetric):
         samples: number of test samples on which they are compared, drawn once by the run's seed.
 
     Raises:
-        ValueError: a number below 1; at ``validate``, a network without ``stages()``.
+        ValueError: at ``validate``, a network without ``stages()``.
     """
 
-    name = "cka"
+    every: Count = 10
+    samples: Count = 256
 
-    def __init__(self, every: int = 10, samples: int = 256) -> None:
-        super().__init__(every)
-        self.samples = number("metrics.cka.samples", samples, 1, whole=True)
-        self._probe: Tensor | None = None
+    name = "cka"
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
@@ -60,7 +62,8 @@ class CKA(ClientMetric):
                 f"metrics=cka needs a network with stages(), which {type(net).__name__} has not: choose another model, "
                 "or leave cka out of metrics."
             )
-        self.data, self.network = setup.data, Tap(net, features=False, stages=True)
+        self.network = Tap(net, features=False, stages=True)
+        self._probe: Tensor | None = None
         self.columns = tuple(f"cka/{stage}" for stage in net.stages())
 
     def on_download(self, download: Download) -> None:
@@ -75,9 +78,8 @@ class CKA(ClientMetric):
     def stages(self, state: Params, seed: int) -> list[Tensor]:
         """The outputs of all stages on the probe, each ``[samples, …]``."""
         if self._probe is None:
-            total = self.data.num_test
-            chosen = generator(seed, "cka").choice(total, min(self.samples, total), replace=False)
-            self._probe = torch.cat([self.data.fetch_test((i, i + 1))[0] for i in sorted(chosen.tolist())])
+            chosen = drawn(np.arange(self.data.num_test), self.samples, generator(seed, "cka"))
+            self._probe, _ = fetch_tests(self.data, chosen)
         with Swap(self.network.net).holding(state):
             _, *stages = self.network(self._probe)
         return stages

@@ -5,39 +5,32 @@ What local training gains at home; compared with ``test/acc`` it shows what the 
 evaluation mode, and neither the terms of methods nor their calibration of the logits enter.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call
 
 from gcfed.federated.messages import Download
-from gcfed.federated.method import Setup
 from gcfed.federated.stack import ClientStack
-from gcfed.metrics.base import ClientMetric, client_state
-
-AT_ONCE = 500
-"""Samples of a forward pass."""
+from gcfed.metrics.base import AT_ONCE, OwnNumbers, client_state, device_of
+from gcfed.utils.checked import Count, checked
 
 
-class Clients(ClientMetric):
+@checked
+@dataclass(eq=False)
+class Clients(OwnNumbers):
     """Adds ``clients/{acc,loss}_{before,after}``: the mean over the cohort of each client's own.
 
     A label of padding in a sequence counts for nothing; a client whose loss is not finite is left out of all four.
-
-    Args:
-        every: rounds between two measurements.
     """
+
+    every: Count = 10
 
     name = "clients"
     needs_classes = True
     columns = ("clients/acc_before", "clients/loss_before", "clients/acc_after", "clients/loss_after")
-
-    def __init__(self, every: int = 10) -> None:
-        super().__init__(every)
-
-    def validate(self, setup: Setup) -> None:
-        super().validate(setup)
-        self.data = setup.data
 
     def samples(self, client: int) -> np.ndarray:
         """The indices of the samples on which a client is looked at."""
@@ -45,8 +38,7 @@ class Clients(ClientMetric):
 
     def measure(self, stack: ClientStack, client: int, download: Download) -> Tensor:
         networks = (stack.start, client_state(stack, client))
-        device = next(iter(stack.start.values())).device
-        index = torch.as_tensor(self.samples(int(stack.clients[client])), device=device)
+        index = torch.as_tensor(self.samples(int(stack.clients[client])), device=device_of(stack.start))
         sums = torch.zeros(len(self.columns), dtype=torch.float64, device=index.device)
         labels = torch.zeros_like(sums[0])
         for part in index.split(AT_ONCE):

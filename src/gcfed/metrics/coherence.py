@@ -10,65 +10,34 @@ training leaves it: of what Local GC has projected in every step, weight decay a
 finite are left out.
 """
 
-from typing import Any
-
 import torch
 
-from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import ClientPart, Part
+from gcfed.federated.forward import Params
+from gcfed.federated.messages import Download
 from gcfed.federated.round import Round
 from gcfed.federated.stack import ClientStack
-from gcfed.metrics.base import Metric, ServerMetric
+from gcfed.metrics.base import ClientMetric, zeros
 
 
-class Coherence(Metric, ClientPart):
-    """Adds ``gc/rho/<tensor>`` to the rows of metrics, for the weights in the order of the network.
-
-    Args:
-        every: rounds between two measurements.
-    """
+class Coherence(ClientMetric):
+    """Adds ``gc/rho/<tensor>`` to the rows of metrics, for the weights in the order of the network."""
 
     name = "coherence"
 
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        return self, CoherenceSums(self.every)
+    def zeros(self, round: Round) -> Params:
+        """Of the means by weight; under "" of their squares, and of the number of clients."""
+        weights = self.params(round.start, 2)
+        return {name: zeros(round, len(t)) for name, t in weights.items()} | {"": zeros(round, len(weights) + 1)}
 
-    @torch.no_grad()
-    def on_clients_end(self, stack: ClientStack, download: Download) -> None:
-        if not self.due(download.round):
-            return
-        start = {name: download.model[name] for name in self.names if download.model[name].dim() > 1}
+    def note(self, stack: ClientStack, download: Download) -> Params:
+        start = self.params(download.model, 2)
         means = {name: (stack.full[name] - t).flatten(2).mean(2, dtype=torch.float64) for name, t in start.items()}
         finite = torch.stack([mean_KO.isfinite().all(1) for mean_KO in means.values()]).all(0)
         means = {name: mean_KO.where(finite[:, None], 0.0) for name, mean_KO in means.items()}
         squares = torch.stack([*(mean_KO.square().sum() for mean_KO in means.values()), finite.sum()])
-        stack.notes["coherence"] = {"": squares} | {name: mean_KO.sum(0) for name, mean_KO in means.items()}
+        return {"": squares} | {name: mean_KO.sum(0) for name, mean_KO in means.items()}
 
-
-class CoherenceSums(ServerMetric):
-    """Adds up the stacks' sums."""
-
-    name = "coherence"
-
-    def on_broadcast(self, download: Download, round: Round) -> None:
-        if self.due_in(round):
-            weights = {name: t for name, t in download.model.items() if name in self.names and t.dim() > 1}
-            self._means = {name: t.new_zeros(len(t), dtype=torch.float64) for name, t in weights.items()}
-            device = next(iter(weights.values())).device
-            self._squares = torch.zeros(len(weights) + 1, dtype=torch.float64, device=device)  # Σ ‖…‖², and clients
-
-    def on_receive(self, upload: Upload, round: Round) -> None:
-        if note := upload.notes.get("coherence"):
-            self._squares += note[""]
-            for name, mean in self._means.items():
-                mean += note[name]
-
-    def on_round_end(self, row: dict[str, Any], round: Round) -> None:
-        if not self.due_in(round):
-            return
-        *means, squares = round.reduce([*self._means.values(), self._squares])
-        clients = squares[-1]
-        rho = torch.stack([mean.square().sum() for mean in means]) / clients / squares[:-1]
-        row |= {f"gc/rho/{name}": r for name, r in zip(self._means, rho.tolist(), strict=True) if r == r}
-        del self._means
+    def summary(self, sums: Params, round: Round) -> dict[str, float]:
+        *squares, clients = sums.pop("")
+        rho = torch.stack([mean.square().sum() for mean in sums.values()]) / clients / torch.stack(squares)
+        return {f"gc/rho/{name}": r for name, r in zip(sums, rho.tolist(), strict=True) if r == r}

@@ -1,46 +1,38 @@
-"""Who took part: ``cohorts.csv``, a line for each client of each round."""
+"""Who took part: ``cohorts.csv``, a line for each client of each round; and what writes such files."""
 
-from collections.abc import Iterator
+import csv
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from gcfed.federated.processes.strategy import rank_and_world
 from gcfed.federated.round import Round
 from gcfed.metrics.base import ServerMetric
+from gcfed.utils.checked import Count, checked
 from gcfed.utils.files import replacing
 
 
-class Cohorts(ServerMetric):
-    """Appends the ids of a round's cohort, ascending, to ``cohorts.csv``; a resumed run drops what comes after its
-    checkpoint. Adds nothing to the rows of metrics.
+class RoundTable:
+    """A CSV file whose first column is the round, written by the first process; a resumed run drops what comes after
+    its checkpoint.
 
     Args:
-        folder: where the file goes.
-        every: rounds between two of those that are written.
+        path: where it goes.
+        columns: behind ``round``.
     """
 
-    name = "cohorts"
-    head = "round,client\n"
-
-    def __init__(self, folder: str, every: int = 1) -> None:
-        super().__init__(every)
-        self.path = Path(folder) / f"{self.name}.csv"
+    def __init__(self, path: Path, *columns: str) -> None:
+        self.path, self.columns = path, ("round", *columns)
         self._started = False
 
-    def lines(self, round: Round) -> Iterator[str]:
-        """A round's lines; called on every process."""
-        yield from (f"{round.index + 1},{client}\n" for client in round.cohort.tolist())
-
-    def on_round_end(self, row: dict[str, Any], round: Round) -> None:
-        if not self.due_in(round):
-            return
-        lines = list(self.lines(round))
+    def append(self, round: Round, lines: Iterable[Iterable[Any]]) -> None:
+        """The lines of a round, each without its number."""
         if rank_and_world()[0] != 0:
             return
         if not self._started:
             self._start(round.index + 1)
-        with self.path.open("a") as file:
-            file.writelines(lines)
+        with self.path.open("a", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows((round.index + 1, *line) for line in lines)
 
     def _start(self, first: int) -> None:
         """Keeps whole lines of rounds before ``first``."""
@@ -48,4 +40,24 @@ class Cohorts(ServerMetric):
         lines = self.path.read_text().splitlines(keepends=True)[1:] if self.path.exists() and first > 1 else []
         kept = [line for line in lines if line.endswith("\n") and int(line.split(",")[0]) < first]
         with replacing(self.path) as temporary:
-            temporary.write_text(self.head + "".join(kept))
+            temporary.write_text(",".join(self.columns) + "\n" + "".join(kept))
+
+
+class Cohorts(ServerMetric):
+    """Appends the ids of a round's cohort, ascending, to ``cohorts.csv``. Adds nothing to the rows of metrics.
+
+    Args:
+        folder: where the file goes.
+        every: rounds between two of those that are written.
+    """
+
+    name = "cohorts"
+
+    @checked
+    def __init__(self, folder: str, every: Count = 1) -> None:
+        super().__init__(every)
+        self.table = RoundTable(Path(folder) / "cohorts.csv", "client")
+
+    def columns(self, round: Round) -> dict[str, float]:
+        self.table.append(round, ([client] for client in round.cohort.tolist()))
+        return {}

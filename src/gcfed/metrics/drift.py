@@ -14,35 +14,28 @@ Parameters only; Δ_k as training leaves it, before anything is quantized or pro
 stream over the cohort, whatever its size. Clients whose Δ_k is not finite are left out.
 """
 
-from typing import Any
-
 import torch
 
-from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import ClientPart, Part
+from gcfed.federated.forward import Params
+from gcfed.federated.messages import Download
 from gcfed.federated.round import Round
 from gcfed.federated.stack import ClientStack, per_client
-from gcfed.metrics.base import Metric, ServerMetric, dot
+from gcfed.metrics.base import ClientMetric, dot, floats, zeros
 
 
-class Drift(Metric, ClientPart):
-    """Adds ``drift/*`` to the rows of metrics. A stack's clients are summed where they train.
-
-    Args:
-        every: rounds between two measurements.
-    """
+class Drift(ClientMetric):
+    """Adds ``drift/*`` to the rows of metrics. A stack's clients are summed where they train."""
 
     name = "drift"
 
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        return self, DriftSums(self.every)
+    def zeros(self, round: Round) -> Params:
+        """Of Δ_k and Δ_k / ‖Δ_k‖ by parameter; under "" of ‖Δ_k‖, ‖Δ_k‖² and the number of clients."""
+        start = self.params(round.start)
+        sums = {f"{what} {name}": torch.zeros_like(t) for what in ("update", "direction") for name, t in start.items()}
+        return sums | {"": zeros(round, 3)}
 
-    @torch.no_grad()
-    def on_clients_end(self, stack: ClientStack, download: Download) -> None:
-        if not self.due(download.round):
-            return
-        start = {name: download.model[name] for name in self.names}
+    def note(self, stack: ClientStack, download: Download) -> Params:
+        start = self.params(download.model)
         # Tensor by tensor, and twice: a second copy of a whole stack may not fit beside the first.
         deltas = ((stack.full[name] - t).reshape(len(stack), -1) for name, t in start.items())
         square_K = torch.stack([delta.square().sum(1, dtype=torch.float64) for delta in deltas]).sum(0)
@@ -50,49 +43,22 @@ class Drift(Metric, ClientPart):
         square_K = square_K.where(finite, 0.0)
         norm_K = square_K.sqrt()
         unit_K = torch.where(norm_K > 0, 1 / norm_K, 0.0)
-        note = stack.notes["drift"] = {"": torch.stack([norm_K.sum(), square_K.sum(), finite.sum()])}
+        note = {"": torch.stack([norm_K.sum(), square_K.sum(), finite.sum()])}
         for name, t in start.items():
             delta = torch.where(per_client(finite, stack.full[name]), stack.full[name] - t, 0.0)
             note[f"update {name}"] = delta.sum(0)
             note[f"direction {name}"] = delta.mul_(per_client(unit_K, delta)).sum(0)
+        return note
 
-
-class DriftSums(ServerMetric):
-    """Adds up the stacks' sums."""
-
-    name = "drift"
-
-    def on_broadcast(self, download: Download, round: Round) -> None:
-        if self.due_in(round):
-            self._start = {name: download.model[name] for name in self.names}
-            self._update = {name: torch.zeros_like(t) for name, t in self._start.items()}  # Σ Δ_k
-            self._direction = {name: torch.zeros_like(t) for name, t in self._start.items()}  # Σ Δ_k / ‖Δ_k‖
-            device = self._start[self.names[0]].device
-            self._sums = torch.zeros(3, dtype=torch.float64, device=device)  # Σ ‖Δ_k‖, Σ ‖Δ_k‖², clients
-
-    def on_receive(self, upload: Upload, round: Round) -> None:
-        if note := upload.notes.get("drift"):
-            self._sums += note[""]
-            for name in self.names:
-                self._update[name] += note[f"update {name}"]
-                self._direction[name] += note[f"direction {name}"]
-
-    def on_round_end(self, row: dict[str, Any], round: Round) -> None:
-        if not self.due_in(round):
-            return
-        n = len(self.names)
-        sums = round.reduce([*self._update.values(), *self._direction.values(), self._sums])
-        update, direction = (dict(zip(self.names, part, strict=True)) for part in (sums[:n], sums[n:-1]))
-        (norm, square, clients), start = sums[-1], dot(self._start, self._start).sqrt()
-        update_norm = dot(update, update).sqrt() / clients
+    def summary(self, sums: Params, round: Round) -> dict[str, float]:
+        update, direction = ({n: sums[f"{what} {n}"] for n in self.names} for what in ("update", "direction"))
+        norm, square, clients = sums[""]
+        start, update_norm = self.params(round.start), dot(update, update).sqrt() / clients
         values = {
-            "client_norm": norm / clients,
-            "relative": norm / clients / start,
-            "update_norm": update_norm,
-            "divergence": (square / clients - update_norm**2).clamp(min=0).sqrt(),
-            "cosine": dot(direction, update) / clients**2 / update_norm,
+            "drift/client_norm": norm / clients,
+            "drift/relative": norm / clients / dot(start, start).sqrt(),
+            "drift/update_norm": update_norm,
+            "drift/divergence": (square / clients - update_norm**2).clamp(min=0).sqrt(),
+            "drift/cosine": dot(direction, update) / clients**2 / update_norm,
         }
-        if clients:
-            numbers = torch.stack(list(values.values())).tolist()
-            row |= {f"drift/{name}": number for name, number in zip(values, numbers, strict=True)}
-        del self._start, self._update, self._direction
+        return floats(values) if clients else {}

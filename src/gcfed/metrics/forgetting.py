@@ -15,6 +15,8 @@ without augmentation, networks in evaluation mode, and the terms of methods do n
 |S| + 1 passes over the drawn samples.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -22,47 +24,39 @@ from torch.func import functional_call
 
 from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download
-from gcfed.federated.method import Setup
 from gcfed.federated.stack import ClientStack
-from gcfed.metrics.base import ClientMetric, client_state
-from gcfed.metrics.clients import AT_ONCE
-from gcfed.utils.number import number
+from gcfed.metrics.base import AT_ONCE, OwnNumbers, client_state, device_of, drawn
+from gcfed.utils.checked import Count, checked
 from gcfed.utils.rng import generator
 
 
-class Forgetting(ClientMetric):
+@checked
+@dataclass(eq=False)
+class Forgetting(OwnNumbers):
     """Adds ``forgetting/*`` to the rows of metrics; a client with a loss that is not finite is left out.
 
     Args:
         every: rounds between two measurements.
         samples: of each client, drawn anew in each measured round; null: all that it has.
-
-    Raises:
-        ValueError: a number below 1.
     """
+
+    every: Count = 10
+    samples: Count | None = 200
 
     name = "forgetting"
     columns = ("forgetting/before", "forgetting/after", "forgetting/own", "forgetting/others")
-
-    def __init__(self, every: int = 10, samples: int | None = 200) -> None:
-        super().__init__(every)
-        self.samples = number("metrics.forgetting.samples", samples, 1, whole=True, none=True)
-
-    def validate(self, setup: Setup) -> None:
-        super().validate(setup)
-        self.data = setup.data
 
     def on_download(self, download: Download) -> None:
         self._before: Tensor | None = None
 
     def measure(self, stack: ClientStack, client: int, download: Download) -> Tensor:
         if self._before is None:
-            device = next(iter(stack.full.values())).device
-            drawn = [self._draw(int(i), download) for i in download.cohort]
-            owner = np.repeat(np.arange(len(drawn)), [len(samples) for samples in drawn])
-            self._index, self._owner = (torch.as_tensor(a, device=device) for a in (np.concatenate(drawn), owner))
-            sums = self._sums_of(stack, stack.start, len(drawn))
-            weight = self.data.sizes(download.cohort) / [len(samples) for samples in drawn]  # a draw stands for all
+            chosen = [self._draw(int(i), download) for i in download.cohort]
+            sizes = [len(samples) for samples in chosen]
+            owner, device = np.repeat(np.arange(len(chosen)), sizes), device_of(stack.full)
+            self._index, self._owner = (torch.as_tensor(a, device=device) for a in (np.concatenate(chosen), owner))
+            sums = self._sums_of(stack, stack.start, len(chosen))
+            weight = self.data.sizes(download.cohort) / sizes  # a draw stands for all
             loss, labels = (sums * torch.as_tensor(weight, device=sums.device)).sum(1)
             self._before = loss / labels
         losses, labels = self._sums_of(stack, client_state(stack, client), len(download.cohort))
@@ -74,12 +68,8 @@ class Forgetting(ClientMetric):
 
     def _draw(self, client: int, download: Download) -> np.ndarray:
         """Indices of the samples that stand for a client's data."""
-        own = self.data.client(client)
-        if self.samples is None or len(own) <= self.samples:
-            return own
-        return np.sort(
-            generator(download.seed, "forgetting", download.round, client).choice(own, self.samples, replace=False)
-        )
+        rng = generator(download.seed, "forgetting", download.round, client)
+        return drawn(self.data.client(client), self.samples, rng)
 
     def _sums_of(self, stack: ClientStack, state: Params, cohort: int) -> Tensor:
         """One network's losses on the drawn samples of each client, summed, and the number of labels, ``[2, |S|]``."""

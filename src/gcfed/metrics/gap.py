@@ -15,7 +15,7 @@ weighted as the aggregator weights them, over parameters, before the server make
 table). A measured round costs N/|S| rounds of training: it enters ``time/round_s``, but not ``time/train_s``.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,62 +25,50 @@ from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.messages import Download, Upload, finite_clients
 from gcfed.federated.method import Setup, upload_shapes
 from gcfed.federated.round import Round
-from gcfed.metrics.base import ServerMetric, dot, now
+from gcfed.metrics.base import ServerMetric, dot, floats, now
+from gcfed.utils.checked import Count, checked
 
 
+@checked
+@dataclass(eq=False)
 class Gap(ServerMetric):
-    """Adds ``gap/*`` to the rows of metrics.
+    """Adds ``gap/*`` to the rows of metrics."""
 
-    Args:
-        every: rounds between two measurements.
-    """
+    every: Count = 10
 
     name = "gap"
 
-    def __init__(self, every: int = 10) -> None:
-        super().__init__(every)
-
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
-        self.module, self.transport = setup.module, setup.transport
         weighting: Any = getattr(setup.aggregator, "weighting", "uniform")
         self.partial, self.full = MeanAggregator(weighting), MeanAggregator(weighting)
 
-    def on_broadcast(self, download: Download, round: Round) -> None:
-        """Metrics come after the methods, so what goes down is final, and what methods keep is still this round's."""
-        if not self.due_in(round):
-            return
-        trainer, device = self.module.trainer, self.module.device
-        started = now(device)
+    def begin(self, download: Download, round: Round) -> None:
+        device = self.module.device
         others = np.setdiff1d(np.arange(round.num_clients), round.cohort)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             for upload in self.transport.rehearse(download, others):
                 self.full.add(self._seen(upload), round)
                 del upload  # nothing holds it while the next stack trains
         now(device)  # waits for the device
-        trainer.strategy.barrier()  # or the wait for a slower process would count as training
-        self._seconds = now(device) - started
+        self.module.trainer.strategy.barrier()  # or the wait for a slower process would count as training
 
-    def on_receive(self, upload: Upload, round: Round) -> None:
-        if self.due_in(round):
-            seen = self._seen(upload)
-            self.full.add(seen, round)
-            self.partial.add(seen, round)
+    def take(self, upload: Upload, round: Round) -> None:
+        seen = self._seen(upload)
+        self.full.add(seen, round)
+        self.partial.add(seen, round)
 
     def _seen(self, upload: Upload) -> Upload:
         delta = {name: upload.delta[name] for name in self.names}
         return replace(upload, delta=delta, finite=upload.finite & finite_clients(delta))
 
-    def on_round_end(self, row: dict[str, Any], round: Round) -> None:
-        if not self.due_in(round):
-            return
-        row["time/train_s"] -= self._seconds
+    def columns(self, round: Round) -> dict[str, float]:
         shapes = upload_shapes(self.server_parts, round)["delta"]
         like = {name: shapes[name] for name in self.names}
         partial, full = self.partial.reduce(round, like), self.full.reduce(round, like)
-        if round.num_finite:
-            apart = {name: t - full[name] for name, t in partial.items()}
-            squares = [dot(apart, apart), dot(full, full), dot(partial, partial)]
-            gap, true, part = torch.stack(squares).sqrt()
-            values = torch.stack([gap, gap / true, dot(partial, full) / (true * part)]).tolist()
-            row |= dict(zip(("gap/l2", "gap/relative", "gap/cosine"), values, strict=True))
+        if not round.num_finite:
+            return {}
+        apart = {name: t - full[name] for name, t in partial.items()}
+        gap, true, part = torch.stack([dot(apart, apart), dot(full, full), dot(partial, partial)]).sqrt()
+        cosine = dot(partial, full) / (true * part)
+        return floats({"gap/l2": gap, "gap/relative": gap / true, "gap/cosine": cosine})

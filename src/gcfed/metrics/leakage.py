@@ -23,22 +23,19 @@ import copy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from gcfed.attacks.dlg import OPTIMIZERS, invert_gradient
+from gcfed.attacks.dlg import invert_gradient
 from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download
 from gcfed.federated.method import Setup
 from gcfed.federated.round import Round
-from gcfed.metrics.base import ServerMetric, now
-from gcfed.utils.number import choice, number
-from gcfed.utils.pictures import show
+from gcfed.metrics.base import ServerMetric, evaluating, zeros
+from gcfed.utils.checked import Count, Positive, checked
 from gcfed.utils.rng import generator, torch_seed
-
-LR = {"lbfgs": 1.0, "adam": 0.1}
 
 
 @dataclass
@@ -51,6 +48,8 @@ class Observed:
     gradient: Params
 
 
+@checked
+@dataclass(eq=False)
 class Leakage(ServerMetric):
     """Adds ``leakage/*`` to the rows of metrics and saves a picture; for images only.
 
@@ -60,55 +59,33 @@ class Leakage(ServerMetric):
         images: batch of the attacked step.
         iterations: of the attack; one of ``lbfgs`` is up to 20 passes, one of ``adam`` a single one.
         restarts: starting points of the attack, of which the best match counts.
-        optimizer: of the attack, ``lbfgs`` or ``adam``.
+        optimizer: of the attack.
         lr: of that optimizer; null: 1 for ``lbfgs``, 0.1 for ``adam``.
 
     Raises:
-        ValueError: a number out of its range; at ``validate``, data that are no images.
+        ValueError: at ``validate``, data that are no images.
     """
+
+    folder: str
+    every: Count = 50
+    images: Count = 1
+    iterations: Count = 300
+    restarts: Count = 4
+    optimizer: Literal["lbfgs", "adam"] = "lbfgs"
+    lr: Positive | None = None
 
     name = "leakage"
     needs_classes = True
-
-    def __init__(
-        self,
-        folder: str,
-        every: int = 50,
-        images: int = 1,
-        iterations: int = 300,
-        restarts: int = 4,
-        optimizer: str = "lbfgs",
-        lr: float | None = None,
-    ) -> None:
-        super().__init__(every)
-        self.folder = Path(folder)
-        self.images = number("metrics.leakage.images", images, 1, whole=True)
-        choice("metrics.leakage.optimizer", optimizer, OPTIMIZERS)
-        lr = number("metrics.leakage.lr", lr, 0, above=True, none=True)
-        self.attack = partial(
-            invert_gradient,
-            iterations=number("metrics.leakage.iterations", iterations, 1, whole=True),
-            restarts=number("metrics.leakage.restarts", restarts, 1, whole=True),
-            optimizer=optimizer,
-            lr=LR[optimizer] if lr is None else lr,
-        )
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
         if not hasattr(setup.data.transform, "std"):
             raise ValueError("metrics=leakage recovers images, and these data are none: leave it out of metrics.")
-        self.module, self.data = setup.module, setup.data
-        self.transport = setup.transport
         self.solver = solver = copy.copy(setup.solver)
         solver.steps, solver.batch_size, solver.optimizer = 1, self.images, partial(torch.optim.SGD, lr=1.0)
 
-    def on_broadcast(self, download: Download, round: Round) -> None:
-        """Metrics come after the methods, so what goes down is final, and what methods keep is still this round's."""
-        if not self.due_in(round):
-            return
-        started = now(self.module.device)
+    def begin(self, download: Download, round: Round) -> None:
         self._observed = self._observe(download, round) if self.module.trainer.is_global_zero else None
-        self._seconds = now(self.module.device) - started
 
     def _observe(self, download: Download, round: Round) -> Observed | None:
         """One client's upload after one step; None where it is not finite."""
@@ -122,34 +99,38 @@ class Leakage(ServerMetric):
         gradient = {name: t[0] / -round.lr for name, t in delta.items()}
         return Observed(int(clients[0]), batch.x[0], batch.y[0], gradient) if bool(upload.finite[0]) else None
 
-    def on_round_end(self, row: dict[str, Any], round: Round) -> None:
-        if not self.due_in(round):
-            return
-        row["time/train_s"] -= self._seconds
-        sums = torch.zeros(5, dtype=torch.float64, device=self.module.device)
+    def columns(self, round: Round) -> dict[str, float]:
+        sums = zeros(round, 5)
         if self._observed is not None:  # on the first process, in whose folder the picture goes
             sums[:] = torch.tensor([*self._invert(self._observed, round), 1.0])
             self._observed = None
         (sums,) = round.reduce([sums])
         *values, measured = sums.tolist()
-        if measured:
-            names = ("mse", "psnr", "labels", "mismatch")
-            row |= {f"leakage/{name}": value for name, value in zip(names, values, strict=True)}
+        names = ("mse", "psnr", "labels", "mismatch")
+        return {f"leakage/{name}": value for name, value in zip(names, values, strict=True) if measured}
 
     def _invert(self, seen: Observed, round: Round) -> tuple[float, ...]:
         """Attacks, draws, and returns the values of the columns."""
-        random = torch.Generator().manual_seed(torch_seed(round.seed, "leakage", round.index))
-        net, training = self.module.net, self.module.net.training
-        net.eval()
-        with torch.inference_mode(False), torch.enable_grad():  # a round may end inside Lightning's test
-            found = self.attack(net, round.start, seen.gradient, seen.x.shape, self.data.num_classes, random=random)
-        net.train(training)
+        from gcfed.plots.leakage import plot_recovered  # matplotlib: only in the rounds that draw
+
+        net, shape, classes = self.module.net, tuple(seen.x.shape), self.data.num_classes
+        # A round may end inside Lightning's test.
+        with evaluating(net), torch.inference_mode(False), torch.enable_grad():
+            found = invert_gradient(
+                net, round.start, seen.gradient, shape, classes, iterations=self.iterations, restarts=self.restarts,
+                optimizer=self.optimizer, lr=self.lr or {"lbfgs": 1.0, "adam": 0.1}[self.optimizer],
+                random=torch.Generator().manual_seed(torch_seed(round.seed, "leakage", round.index)),
+            )  # fmt: skip
         original, recovered = self._pixels(seen.x), self._pixels(found.x)
         order = nearest(original, recovered)
         recovered, labels = recovered[order], found.labels[order].argmax(-1)
         mse_B = (original - recovered).square().flatten(1).mean(1)
         psnr_B = -10 * mse_B.log10()
-        self._draw(seen, original, recovered, mse_B, psnr_B, round)
+        above = [f"client {seen.client}, class {y}" for y in seen.y.tolist()]
+        below = [f"MSE {m:.4f}, {p:.1f} dB" for m, p in zip(mse_B.tolist(), psnr_B.tolist(), strict=True)]
+        path = Path(self.folder) / f"leakage_round_{round.index + 1}.png"
+        plot_recovered(original.float().cpu().numpy(), recovered.float().cpu().numpy(), above, below, path)
+        self.show(path, round)
         means = [mse_B.mean(), psnr_B.mean(), (labels == seen.y).double().mean()]
         return *torch.stack([mean.double() for mean in means]).tolist(), found.mismatch
 
@@ -157,17 +138,6 @@ class Leakage(ServerMetric):
         """What the transform made of images, undone, ``[B, C, H, W]`` in 0…1."""
         mean, std = (x.new_tensor(v).view(-1, 1, 1) for v in (self.data.transform.mean, self.data.transform.std))
         return (x.detach() * std + mean).clamp(0, 1)
-
-    def _draw(
-        self, seen: Observed, original: Tensor, recovered: Tensor, mse_B: Tensor, psnr_B: Tensor, round: Round
-    ) -> None:
-        from gcfed.plots.leakage import plot_recovered  # matplotlib: only in the rounds that draw
-
-        above = [f"client {seen.client}, class {y}" for y in seen.y.tolist()]
-        below = [f"MSE {m:.4f}, {p:.1f} dB" for m, p in zip(mse_B.tolist(), psnr_B.tolist(), strict=True)]
-        path = self.folder / f"leakage_round_{round.index + 1}.png"
-        plot_recovered(original.float().cpu().numpy(), recovered.float().cpu().numpy(), above, below, path)
-        show(self.module.trainer.loggers, "leakage", path, round.index + 1)
 
 
 def nearest(original: Tensor, recovered: Tensor) -> Tensor:

@@ -9,11 +9,11 @@ figures of fairness (Li et al., "Fair Resource Allocation in Federated Learning"
 import math
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from gcfed.federated.method import Part, Setup
-from gcfed.metrics.base import Means
+from gcfed.federated.forward import Params
+from gcfed.federated.method import Setup
+from gcfed.federated.round import Round
+from gcfed.metrics.base import floats
 from gcfed.metrics.clients import Clients
 
 
@@ -23,14 +23,13 @@ class Personal(Clients):
 
     A client whose losses are not finite, before or after, is left out of all six.
 
-    Args:
-        every: rounds between two measurements.
+    Raises:
+        ValueError: at ``validate``, clients without a test split.
     """
 
     name = "personal"
 
     def validate(self, setup: Setup) -> None:
-        """Raises ValueError where clients have no test split."""
         super().validate(setup)
         if getattr(self.data, "client_test", None) is None:
             raise ValueError("metrics=personal tests clients on samples of their own: set data.client_test=0.2.")
@@ -38,21 +37,13 @@ class Personal(Clients):
     def samples(self, client: int) -> np.ndarray:
         return self.data.tests_of_clients.client(client)
 
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        return self, Fairness(self)
-
-
-class Fairness(Means):
-    """Mean, spread and worst tenth over the clients of the cohort."""
-
-    def summary(self, values_KV: Tensor) -> dict[str, float]:
+    def summary(self, sums: Params, round: Round) -> dict[str, float]:
+        values_KV = sums["values"]
         values_KV, row = values_KV[values_KV.isfinite().all(1)], dict[str, float]()
         for model, column in (("global", "clients/acc_before"), ("local", "clients/acc_after")):
             acc_K = values_KV[:, self.columns.index(column)].sort().values
             if len(acc_K):
-                worst = acc_K[: math.ceil(len(acc_K) / 10)]
-                figures = torch.stack([acc_K.mean(), worst.mean(), acc_K.std(correction=0)]).tolist()
-                names = (f"personal/{model}_{name}" for name in ("acc", "worst10", "std"))
-                row |= zip(names, figures, strict=True)
+                worst = acc_K[: math.ceil(len(acc_K) / 10)].mean()
+                figures = {"acc": acc_K.mean(), "worst10": worst, "std": acc_K.std(correction=0)}
+                row |= floats({f"personal/{model}_{name}": figure for name, figure in figures.items()})
         return row

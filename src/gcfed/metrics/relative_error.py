@@ -1,7 +1,6 @@
 """Distance of the global model to a known optimum: ‖W − W*‖ / ‖W*‖ over all parameters together (SSF, eq. 132)."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,18 +13,11 @@ from gcfed.metrics.base import ServerMetric
 class RelativeError(ServerMetric):
     """Adds ``test/relative_error`` to the rows of metrics.
 
-    Args:
-        every: rounds between two measurements.
-
     Raises:
         ValueError: at ``validate``, where the optimum is not known, or not that of the data that clients have.
     """
 
     name = "relative_error"
-
-    def __init__(self, every: int = 1) -> None:
-        super().__init__(every)
-        self._optimum: dict[str, Tensor] = {}
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
@@ -48,19 +40,17 @@ class RelativeError(ServerMetric):
                 f"metrics=relative_error: the optimum is that of all samples, and clients with {sizes.min()} to "
                 f"{sizes.max()} of them count alike: take partition=natural (or, for FedAvg, aggregator=weighted_mean)."
             )
-        self.params = dict(setup.module.net.named_parameters())
-        if {n: (*p.shape,) for n, p in self.params.items()} != {n: v.shape for n, v in optimum.items()}:
+        self.network = dict(setup.module.net.named_parameters())
+        if {n: (*p.shape,) for n, p in self.network.items()} != {n: v.shape for n, v in optimum.items()}:
             raise ValueError(
                 f"metrics=relative_error knows the optimum of other parameters, {', '.join(optimum)}: take "
                 "model=linear."
             )
         self._optimum = {name: torch.from_numpy(v) for name, v in optimum.items()}
 
-    @torch.no_grad()
-    def on_round_end(self, row: dict[str, Any], round: Round) -> None:
-        if self.due_in(round):
-            self._optimum = {name: t.to(self.params[name].device) for name, t in self._optimum.items()}
-            row["test/relative_error"] = relative_error(self.params, self._optimum)
+    def columns(self, round: Round) -> dict[str, float]:
+        self._optimum = {name: t.to(self.network[name].device) for name, t in self._optimum.items()}
+        return {"test/relative_error": relative_error(self.network, self._optimum)}
 
 
 def relative_error(params: Mapping[str, Tensor], optimum: Mapping[str, Tensor]) -> float:

@@ -24,32 +24,57 @@ pictures, where their seed and federation are the same. ``surface_round_<t>.npz`
 """
 
 import logging
+import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from gcfed.federated.forward import Params, Swap
 from gcfed.federated.messages import Download, Upload, finite_clients
-from gcfed.federated.method import ClientPart, Part, Setup
+from gcfed.federated.method import Part, Setup
 from gcfed.federated.processes.strategy import rank_and_world
 from gcfed.federated.round import Round
 from gcfed.federated.stack import ClientStack
-from gcfed.metrics.base import Metric, ServerMetric, client_state, dot
-from gcfed.metrics.clients import AT_ONCE
+from gcfed.metrics.base import (
+    AT_ONCE,
+    ClientMetric,
+    ServerMetric,
+    client_state,
+    dot,
+    drawn,
+    evaluating,
+    fetch_tests,
+    zeros,
+)
+from gcfed.utils.checked import Count, Weight, checked
 from gcfed.utils.files import replacing
-from gcfed.utils.number import choice, flag, number
-from gcfed.utils.pictures import show
 from gcfed.utils.rng import generator
 
 log = logging.getLogger(__name__)
-SPLITS = ("test", "train")
 THREE = 3
 
 
+class LocalModels(ClientMetric):
+    """Notes the first three finite local models of a stack, on the CPU, under ``<client> <name>``."""
+
+    name = "surface"
+
+    def note(self, stack: ClientStack, download: Download) -> Params:
+        finite, note = finite_clients(stack.full).tolist(), Params()
+        for row in [row for row in np.argsort(stack.clients).tolist() if finite[row]][:THREE]:
+            for name, t in client_state(stack, row).items():
+                note[f"{stack.clients[row]} {name}"] = t.to("cpu", copy=True)
+        return note
+
+
+@checked
+@dataclass(eq=False)
 class Surface(ServerMetric):
     """Saves ``surface_round_<t>.npz``, and a picture of it; adds nothing to the rows of metrics.
 
@@ -62,32 +87,22 @@ class Surface(ServerMetric):
         grid: G, nodes along each side of the square.
         margin: what the square leaves free around the six points on each side, in parts of their extent.
         samples: on which the loss is measured, drawn once by the run's seed; null: all.
-        split: ``train`` or ``test``, of which they are.
+        split: of which they are.
         figures: whether to draw ``surface_round_<t>.png``.
 
     Raises:
-        ValueError: a number out of its range; at ``validate``, a cohort of fewer than three.
+        ValueError: at ``validate``, a cohort of fewer than three.
     """
 
-    name = "surface"
+    folder: str
+    every: Count = 100
+    grid: Annotated[int, Field(ge=2, le=1000)] = 21
+    margin: Weight = 0.25
+    samples: Count | None = 500
+    split: Literal["test", "train"] = "train"
+    figures: bool = True
 
-    def __init__(
-        self,
-        folder: str,
-        every: int = 100,
-        grid: int = 21,
-        margin: float = 0.25,
-        samples: int | None = 500,
-        split: str = "train",
-        figures: bool = True,
-    ) -> None:
-        super().__init__(every)
-        self.folder = Path(folder)
-        self.grid = number("metrics.surface.grid", grid, 2, 1000, whole=True)
-        self.margin = number("metrics.surface.margin", margin, 0)
-        self.samples = number("metrics.surface.samples", samples, 1, whole=True, none=True)
-        self.split = choice("metrics.surface.split", split, SPLITS)
-        self.figures = flag("metrics.surface.figures", figures)
+    name = "surface"
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
@@ -96,33 +111,28 @@ class Surface(ServerMetric):
                 f"metrics=surface lays a plane through three clients' models, and "
                 f"participation.per_round={setup.cohort}: take 3 or more, or leave surface out of metrics."
             )
-        self.module, self.data = setup.module, setup.data
 
     @property
     def parts(self) -> tuple[Part, ...]:
         return LocalModels(self.every), self
 
-    def on_broadcast(self, download: Download, round: Round) -> None:
+    def begin(self, download: Download, round: Round) -> None:
         self._held: dict[int, Params] = {}  # client → its model: the first three of those that were seen here
 
-    def on_receive(self, upload: Upload, round: Round) -> None:
-        for name, model in upload.notes.items():
-            if name.startswith("surface "):
-                self._held[int(name.split()[1])] = model
+    def take(self, upload: Upload, round: Round) -> None:
+        for key, t in upload.notes.get(self.name, {}).items():
+            client, name = key.split(" ", 1)
+            self._held.setdefault(int(client), {})[name] = t
         self._held = dict(sorted(self._held.items())[:THREE])
 
-    @torch.no_grad()
-    def on_round_end(self, row: dict[str, Any], round: Round) -> None:
-        if not self.due_in(round):
-            return
+    def columns(self, round: Round) -> dict[str, float]:
         found = self._measure(round)
-        self._held = {}
         if rank_and_world()[0] != 0:
-            return
+            return {}
         if not found:
             log.warning("round %d: no three finite local models that span a plane; no loss surface", round.index + 1)
-            return
-        path = self.folder / f"surface_round_{round.index + 1}.npz"
+            return {}
+        path = Path(self.folder) / f"surface_round_{round.index + 1}.npz"
         with replacing(path) as temporary:
             np.savez(temporary, **found)  # type: ignore[arg-type]
         if self.figures:
@@ -130,52 +140,31 @@ class Surface(ServerMetric):
 
             picture = path.with_suffix(".png")
             plot_surface(found, picture)
-            trainer = getattr(self.module, "trainer", None)
-            show(trainer.loggers if trainer else (), "surface", picture, round.index + 1)
+            self.show(picture, round)
+        return {}
 
     def _measure(self, round: Round) -> dict[str, np.ndarray]:
         """What the file holds; {} where there is no plane. Every process takes its part in it and has all of it."""
-        models = self._three(round)
+        models, beside = self._three(round), [round.start, self.module.broadcast_state()]
         if not models:
             return {}
         rank, world = rank_and_world()
-        net, task = self.module.net, self.module.task
-        device = next(net.parameters()).device
-        samples, swap = list(self._samples(round.seed, device)), Swap(net)
-        columns = ("loss", "acc") if task.has_classes else ("loss",)
-        scores = torch.zeros(6 + self.grid**2, len(columns), dtype=torch.float64, device=device)
-
-        def score(i: int, state: Params) -> None:
-            labels: Any = 0
-            with swap.holding({name: t.to(device) for name, t in state.items()}):
-                for x, y in samples:
-                    out = net(x)
-                    sums = [task.losses(out, y).sum(dtype=torch.float64)]
-                    if task.has_classes:
-                        sums.append((out.argmax(-1) == y).sum())
-                    scores[i] += torch.stack(sums)
-                    labels += task.real(y).sum()
-            scores[i] /= labels
-
-        training = net.training
-        net.eval()
-        try:
-            beside = [round.start, self.module.broadcast_state()]
+        columns = ("loss", "acc") if self.module.task.has_classes else ("loss",)
+        samples, swap = list(self._samples(round.seed, self.module.device)), Swap(self.module.net)
+        scores = zeros(round, 6 + self.grid**2, len(columns))
+        with evaluating(self.module.net):
             for i, known in zip((0, 1, 2, 4, 5), [*models.values(), *beside], strict=True):
                 if i % world == rank:
-                    score(i, known)
+                    scores[i] = self._score(swap, known, samples)
             plane = Plane(list(models.values()), self.names)
             if plane.is_flat:
                 return {}
             points = np.array([*plane.corners, plane.corners.mean(0), *map(plane.project, beside)])
             x, y = square(points[:, :2], self.grid, self.margin)
-            nodes = dict(enumerate(((a, b) for b in y for a in x), start=6))
-            nodes[3] = tuple(points[3, :2])  # their mean
+            nodes = dict(enumerate(((a, b) for b in y for a in x), start=6)) | {3: points[3, :2]}  # 3: their mean
             for i, (a, b) in nodes.items():
                 if i % world == rank:
-                    score(i, plane.at(float(a), float(b)))
-        finally:
-            net.train(training)
+                    scores[i] = self._score(swap, plane.at(float(a), float(b)), samples)
         (scores,) = round.reduce([scores])
         found = {
             "round": np.array(round.index + 1),
@@ -190,49 +179,40 @@ class Surface(ServerMetric):
             found |= {name: values[6:].reshape(self.grid, self.grid), f"point_{name}": values[:6]}
         return found
 
+    def _score(self, swap: Swap, state: Params, samples: list[tuple[Tensor, Tensor]]) -> Tensor:
+        """Mean loss, and accuracy where there are classes, of the network with these tensors; float64."""
+        task, parts, labels = self.module.task, [], []
+        with swap.holding({name: t.to(samples[0][1].device) for name, t in state.items()}):
+            for x, y in samples:
+                out = self.module.net(x)
+                right = [(out.argmax(-1) == y).sum()] if task.has_classes else []
+                parts.append(torch.stack([task.losses(out, y).sum(dtype=torch.float64), *right]))
+                labels.append(task.real(y).sum())
+        return sum(parts) / sum(labels)  # type: ignore[return-value]
+
     def _three(self, round: Round) -> dict[int, Params]:
         """The models of the first three clients, wherever they were trained, on the CPU; {} where there are fewer."""
-        cohort = sorted(round.cohort.tolist())
-        like = round.start
-        held = torch.tensor([float(client in self._held) for client in cohort], device=next(iter(like.values())).device)
+        cohort, like = sorted(round.cohort.tolist()), round.start
+        held = torch.tensor([float(client in self._held) for client in cohort], device=self.module.device)
         (held,) = round.reduce([held])
-        chosen = [client for client, known in zip(cohort, held.tolist(), strict=True) if known][:THREE]
-        if len(chosen) < THREE:
-            return {}
-        models = {client: self._held.pop(client, {}) for client in chosen}
+        chosen, models = [client for client, known in zip(cohort, held.tolist(), strict=True) if known][:THREE], {}
+        for client in chosen if len(chosen) == THREE else ():
+            mine = self._held.get(client)
+            sent = [mine[name].to(t.device) if mine else torch.zeros_like(t) for name, t in like.items()]
+            models[client] = {name: t.cpu() for name, t in zip(like, round.reduce(sent), strict=True)}
         self._held = {}
-        if rank_and_world()[1] > 1:
-            for client, model in models.items():
-                sent = [model[name].to(t.device) if model else torch.zeros_like(t) for name, t in like.items()]
-                models[client] = {name: t.cpu() for name, t in zip(like, round.reduce(sent), strict=True)}
         return models
 
     def _samples(self, seed: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
         """The samples of every measurement, in parts."""
-        chosen = np.arange(self.data.num_test) if self.split == "test" else np.sort(self.data.partition.indices)
-        if self.samples is not None and self.samples < len(chosen):
-            chosen = np.sort(generator(seed, "surface").choice(chosen, self.samples, replace=False))
+        of_test = self.split == "test"
+        known = np.arange(self.data.num_test) if of_test else np.sort(self.data.partition.indices)
+        chosen = drawn(known, self.samples, generator(seed, "surface"))
         for part in np.split(chosen, range(AT_ONCE, len(chosen), AT_ONCE)):
-            if self.split == "train":
-                yield self.data.fetch(torch.as_tensor(part, device=device), None)
+            if of_test:
+                yield fetch_tests(self.data, part)
             else:
-                x, y = zip(*(self.data.fetch_test((i, i + 1)) for i in part.tolist()), strict=True)
-                yield torch.cat(x), torch.cat(y)
-
-
-class LocalModels(Metric, ClientPart):
-    """Sends the first three finite local models of a stack, on the CPU."""
-
-    name = "surface"
-
-    @torch.no_grad()
-    def on_clients_end(self, stack: ClientStack, download: Download) -> None:
-        if not self.due(download.round):
-            return
-        finite = finite_clients(stack.full).cpu().numpy()
-        for row in [row for row in np.argsort(stack.clients).tolist() if finite[row]][:THREE]:
-            model = {name: t.to("cpu", copy=True) for name, t in client_state(stack, row).items()}
-            stack.notes[f"surface {stack.clients[row]}"] = model
+                yield self.data.fetch(torch.as_tensor(part, device=device), None)
 
 
 class Plane:
@@ -251,14 +231,12 @@ class Plane:
         self.origin, self.across, self.up = models
         self.names = names
         for axis in (self.across, self.up):
-            for name, t in axis.items():
-                t.sub_(self.origin[name])
+            torch._foreach_sub_(list(axis.values()), [self.origin[name] for name in axis])
         width = self._to_unit(self.across)
         lean = 0.0
         for _ in range(2):  # the second time takes what rounding has left
-            along = dot(self._params(self.up), self._params(self.across)).item()
-            for name, t in self.up.items():
-                t.sub_(self.across[name], alpha=along)
+            along = self._dot(self.up, self.across)
+            torch._foreach_sub_(list(self.up.values()), [self.across[name] for name in self.up], alpha=along)
             lean += along
         height = self._to_unit(self.up)
         self.corners = np.array([(0.0, 0.0, 0.0), (width, 0.0, 0.0), (lean, height, 0.0)])
@@ -276,20 +254,19 @@ class Plane:
     def project(self, state: Params) -> tuple[float, float, float]:
         """Where a model projects to, and its distance from there; NaN for one that is not finite."""
         apart = {name: state[name].cpu() - self.origin[name] for name in self.names}
-        x, y = (dot(apart, axis).item() for axis in (self.across, self.up))
+        x, y = (self._dot(apart, axis) for axis in (self.across, self.up))
         for name, t in apart.items():
             t.sub_(self.across[name], alpha=x).sub_(self.up[name], alpha=y)
-        distance = dot(apart, apart).sqrt().item()
+        distance = math.sqrt(self._dot(apart, apart))
         return (x, y, distance) if np.isfinite(distance) else (np.nan, np.nan, np.nan)
 
-    def _params(self, tensors: Params) -> Params:
-        return {name: tensors[name] for name in self.names}
+    def _dot(self, a: Params, b: Params) -> float:
+        return dot({name: a[name] for name in self.names}, b).item()
 
     def _to_unit(self, axis: Params) -> float:
         """Scales an axis to length 1; returns the length that it had."""
-        length = dot(self._params(axis), axis).sqrt().item()
-        for t in axis.values():
-            t.div_(length or 1.0)
+        length = math.sqrt(self._dot(axis, axis))
+        torch._foreach_div_(list(axis.values()), length or 1.0)
         return length
 
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from gcfed.models.stages import Stage, Staged
+from gcfed.models.stages import Staged
+from gcfed.utils.checked import Count, checked
 
 
 class Linear(Staged, nn.Module):
@@ -16,7 +17,10 @@ class Linear(Staged, nn.Module):
         num_classes: number of outputs.
     """
 
-    def __init__(self, *, input_shape: Sequence[int], num_classes: int) -> None:
+    names = ("fc",)
+
+    @checked
+    def __init__(self, *, input_shape: Sequence[Count], num_classes: Count) -> None:
         super().__init__()
         self.fc = nn.Linear(math.prod(input_shape), num_classes, bias=False)
         nn.init.zeros_(self.fc.weight)
@@ -24,7 +28,3 @@ class Linear(Staged, nn.Module):
     def features(self, x_B: Tensor) -> Tensor:
         """The samples themselves, h_BF."""
         return x_B.flatten(1)
-
-    def stages(self) -> dict[str, Stage]:
-        """The only one."""
-        return {"fc": lambda x_B: self.fc(x_B.flatten(1))}

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from gcfed.models.stages import Stage, Staged
-from gcfed.utils.number import number
+from gcfed.models.stages import Staged
+from gcfed.utils.checked import Count, SettingError, checked
 
 
 class CharLSTM(Staged, nn.Module):
@@ -26,41 +26,36 @@ class CharLSTM(Staged, nn.Module):
         vocabulary: number of tokens that it can read; None: C + 1.
 
     Raises:
-        ValueError: ``input_shape`` is that of an image, or a width is no number.
+        SettingError: ``input_shape`` is that of an image.
     """
 
+    names = ("embedding", "lstm1", "lstm2", "fc")
+
+    @checked
     def __init__(
         self,
         *,
-        input_shape: Sequence[int],
-        num_classes: int,
-        embedding: int = 8,
-        hidden: int = 256,
+        input_shape: Sequence[Count],
+        num_classes: Count,
+        embedding: Count = 8,
+        hidden: Count = 256,
         last_only: bool = False,
-        vocabulary: int | None = None,
+        vocabulary: Count | None = None,
     ) -> None:
         super().__init__()
         if len(input_shape) != 1:
-            raise ValueError(
-                f"model=lstm reads texts (data=tiny_shakespeare, data=shakespeare), not data.input_shape="
-                f"{list(input_shape)}: take model=mlp or model=cnn for images."
-            )
+            texts = "model=lstm reads texts (data=tiny_shakespeare, data=shakespeare)"
+            raise SettingError("input_shape", f"={[*input_shape]}: {texts}: take model=mlp or model=cnn for images.")
         self.last_only = last_only
-        for key, value in (("embedding", embedding), ("hidden", hidden)):
-            number(f"model.{key}", value, 1, whole=True)
-        number("model.vocabulary", vocabulary, 1, whole=True, none=True)
         self.embedding = nn.Embedding(vocabulary or num_classes + 1, embedding)
         self.lstm1 = nn.LSTM(embedding, hidden, batch_first=True)
         self.lstm2 = nn.LSTM(hidden, hidden, batch_first=True)
         self.fc = nn.Linear(hidden, num_classes)
 
-    def _layer1(self, h_BTE: Tensor) -> Tensor:
-        return self.lstm1(h_BTE)[0]
-
-    def _layer2(self, h_BTH: Tensor) -> Tensor:
-        h_BTH = self.lstm2(h_BTH)[0]
-        return h_BTH[:, -1] if self.last_only else h_BTH
-
-    def stages(self) -> dict[str, Stage]:
-        """One stage a layer."""
-        return {"embedding": self.embedding, "lstm1": self._layer1, "lstm2": self._layer2, "fc": self.fc}
+    def stage(self, name: str, h: Tensor) -> Tensor:
+        """One a layer."""
+        h = self.get_submodule(name)(h)
+        if not name.startswith("lstm"):
+            return h
+        h_BTH, _ = h
+        return h_BTH[:, -1] if name == "lstm2" and self.last_only else h_BTH

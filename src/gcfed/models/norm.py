@@ -1,13 +1,12 @@
 """What becomes of batch normalisation where the clients' batches differ: ``model.norm_policy``."""
 
 from math import gcd
+from typing import Literal
 
 from torch import nn
 from torchvision.ops import FrozenBatchNorm2d
 
-from gcfed.utils.number import choice
-
-POLICIES = ("average", "local", "fixed", "group")
+from gcfed.utils.checked import SettingError, checked
 
 
 def batch_norms(net: nn.Module) -> dict[str, nn.Module]:
@@ -15,7 +14,8 @@ def batch_norms(net: nn.Module) -> dict[str, nn.Module]:
     return {n: m for n, m in net.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
 
 
-def apply_policy(net: nn.Module, policy: str) -> nn.Module:
+@checked
+def apply_policy(net: nn.Module, norm_policy: Literal["average", "local", "fixed", "group"] = "average") -> nn.Module:
     """The network with its batch normalisation as the policy has it.
 
     ======== =========================================================================================================
@@ -26,17 +26,15 @@ def apply_policy(net: nn.Module, policy: str) -> nn.Module:
     ======== =========================================================================================================
 
     Raises:
-        ValueError: an unknown policy, or one that this network has no use for.
+        SettingError: a policy that this network has no use for.
     """
-    choice("model.norm_policy", policy, POLICIES)
     layers = batch_norms(net)
-    if policy != "average" and not layers:
-        raise ValueError(
-            f"model.norm_policy={policy}: {type(net).__name__} has no batch normalisation; leave it at average."
-        )
-    if policy in ("fixed", "group"):
+    if norm_policy != "average" and not layers:
+        what = f"={norm_policy}: {type(net).__name__} has no batch normalisation; leave it at average."
+        raise SettingError("norm_policy", what)
+    if norm_policy in ("fixed", "group"):
         for name, layer in layers.items():
-            net.set_submodule(name, _replaced(name, layer, policy))
+            net.set_submodule(name, _replaced(name, layer, norm_policy))
     return net
 
 
@@ -50,7 +48,8 @@ def _replaced(name: str, layer: nn.Module, policy: str) -> nn.Module:
     elif isinstance(layer, nn.BatchNorm2d) and layer.affine and layer.track_running_stats:
         new = FrozenBatchNorm2d(channels, eps=layer.eps)
     else:
-        raise ValueError(f"model.norm_policy=fixed knows nn.BatchNorm2d alone, and {name} is a {type(layer).__name__}.")
+        what = f"=fixed knows nn.BatchNorm2d alone, and {name} is a {type(layer).__name__}."
+        raise SettingError("norm_policy", what)
     new.load_state_dict({key: t for key, t in state.items() if key in new.state_dict()})
     # timm's layers go on with an activation.
     return nn.Sequential(new, layer.drop, layer.act) if hasattr(layer, "act") else new  # type: ignore[arg-type]

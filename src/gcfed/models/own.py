@@ -14,27 +14,28 @@ from omegaconf import DictConfig, open_dict
 from torch import Tensor, nn
 
 from gcfed.models.norm import apply_policy
+from gcfed.models.start import begin_at
+from gcfed.utils.checked import Count, SettingError, checked
 from gcfed.utils.instantiate import build, installed, require
-from gcfed.utils.number import choice, flag, number, numbers
 
 log = logging.getLogger(__name__)
 
 
 def build_net(cfg: DictConfig) -> nn.Module:
-    """The network of ``cfg.model`` under its ``norm_policy``.
+    """The network of ``cfg.model`` under its ``norm_policy``, at its ``start``.
 
     One of another package than this is given ``input_shape`` and ``num_classes`` if its constructor names them, and
     :func:`fitted` to them.
 
     Raises:
         ValueError: it cannot be built, is no network or does not fit the data; names the key.
+        FileNotFoundError: the checkpoint that it is to start from is not there.
     """
-    node = cfg.model.copy()
-    target, policy = str(node.get("_target_")), node.get("norm_policy", "average")
+    node, target = cfg.model.copy(), str(cfg.model.get("_target_"))
     own = not target.startswith("gcfed.")
     shape = {key: node[key] for key in ("input_shape", "num_classes") if key in node}
     with open_dict(node):
-        node.pop("norm_policy", None)
+        policy, start = node.pop("norm_policy", "average"), node.pop("start", None)
         # Of texts, whose networks need not name it; one that cannot read them is refused by name later.
         optional = {"last_only"} & {*node} | ({*shape} if own else set())
         for key in optional - _arguments(target) if own or optional else ():
@@ -42,9 +43,12 @@ def build_net(cfg: DictConfig) -> nn.Module:
     net = build(node) if node.get("_target_") else require(cfg, "model")
     if not isinstance(net, nn.Module):
         raise ValueError(f"model._target_={target} makes a {type(net).__name__}, not a torch.nn.Module.")
-    if own and len(shape) == 2:
-        net = fitted(net, **shape)
-    return apply_policy(net, policy)
+    try:
+        if own and len(shape) == 2:
+            net = fitted(net, list(shape["input_shape"]), shape["num_classes"])
+        return begin_at(apply_policy(net, policy), start)
+    except SettingError as error:
+        raise ValueError(f"model.{error}") from None
 
 
 def _arguments(target: str) -> set[str]:
@@ -52,15 +56,15 @@ def _arguments(target: str) -> set[str]:
     try:
         return set(inspect.signature(getattr(import_module(module), name)).parameters)
     except ModuleNotFoundError as error:
-        raise ValueError(
-            f"model._target_={target}: there is no module {error.name} in {Path.cwd()} or installed."
-        ) from None
+        where = f"there is no module {error.name} in {Path.cwd()} or installed."
+        raise ValueError(f"model._target_={target}: {where}") from None
     except Exception:  # whatever a user's file raises, building it raises again, and says so
         return set()
 
 
+@checked
 def torchvision_net(
-    *, name: str | None, input_shape: Sequence[int], num_classes: int, weights: str | None = None, **settings: Any
+    *, name: str | None, input_shape: Sequence[Count], num_classes: Count, weights: str | None = None, **settings: Any
 ) -> nn.Module:
     """A classifier of ``torchvision.models``.
 
@@ -72,43 +76,45 @@ def torchvision_net(
         settings: whatever else the network's constructor takes.
 
     Raises:
-        ValueError: no such classifier, or one that does not fit the images.
+        SettingError: no such classifier or weights, or one that does not fit the images.
     """
     names = torchvision.models.list_models(module=torchvision.models)
     if name not in names:
         close = get_close_matches(str(name), names) or ["resnet18", "mobilenet_v3_small", "vgg11_bn", "…"]
-        raise ValueError(f"model.name={name} is no classifier of torchvision.models; there are {', '.join(close)}.")
-    choice("model.weights", weights, (None, "DEFAULT", *(w.name for w in torchvision.models.get_model_weights(name))))
+        raise SettingError("name", f"={name} is no classifier of torchvision.models; there are {', '.join(close)}.")
+    known = ["DEFAULT", *(w.name for w in torchvision.models.get_model_weights(name))]
+    if weights not in (None, *known):
+        raise SettingError("weights", f"={weights} is unknown: choose null, {' or '.join(known)}.")
     if name in ("googlenet", "inception_v3"):  # auxiliary heads would give more than logits
         if weights:
-            raise ValueError(
-                f"model.weights={weights}: {name} has them with auxiliary heads only; take another network."
-            )
+            raise SettingError("weights", f"={weights}: {name} has them with auxiliary heads only; take another.")
         settings = {"init_weights": True, "aux_logits": False} | settings
     return fitted(torchvision.models.get_model(name, weights=weights, **settings), input_shape, num_classes)
 
 
+@checked
 def timm_net(
-    *, name: str | None, input_shape: Sequence[int], num_classes: int, pretrained: bool = False, **settings: Any
+    *, name: str | None, input_shape: Sequence[Count], num_classes: Count, pretrained: bool = False, **settings: Any
 ) -> nn.Module:
     """A classifier of ``timm``; ``settings`` go to ``timm.create_model``.
 
     Raises:
-        ValueError: timm is not installed, knows no such network, or it does not fit the images.
+        SettingError: timm knows no such network, or it does not fit the images.
+        ValueError: timm is not installed.
     """
     installed("timm", "model=timm")
     import timm  # seconds
 
-    _check(input_shape, num_classes)
-    settings["pretrained"] = flag("model.pretrained", pretrained)
+    settings |= {"in_chans": input_shape[0] if input_shape else 1, "num_classes": num_classes, "pretrained": pretrained}
     try:
-        net = timm.create_model(str(name), in_chans=input_shape[0], num_classes=num_classes, **settings)
+        net = timm.create_model(str(name), **settings)
     except (RuntimeError, OSError) as error:
-        raise ValueError(f"model.name={name}: {' '.join(str(error).split())}") from None
+        raise SettingError("name", f"={name}: {' '.join(str(error).split())}") from None
     return fitted(net, input_shape, num_classes)
 
 
-def fitted(net: nn.Module, input_shape: Sequence[int], num_classes: int) -> nn.Module:
+@checked
+def fitted(net: nn.Module, input_shape: Sequence[Count], num_classes: Count) -> nn.Module:
     """The network, if it makes ``num_classes`` logits of samples of this shape; else with a head, or a first
     convolution, that lets it, which is said.
 
@@ -117,7 +123,8 @@ def fitted(net: nn.Module, input_shape: Sequence[int], num_classes: int) -> nn.M
     Raises:
         ValueError: the network cannot read the samples, or its last layer is not its head.
     """
-    _check(input_shape, num_classes)
+    if not input_shape:
+        raise SettingError("input_shape", "=[] must be the shape of one sample.")
     shape, outputs = list(input_shape), _outputs(net, input_shape)
     if isinstance(outputs, Exception):
         stem = next((item for item in net.named_modules() if isinstance(item[1], nn.Conv2d)), None)
@@ -126,10 +133,8 @@ def fitted(net: nn.Module, input_shape: Sequence[int], num_classes: int) -> nn.M
             outputs = _outputs(net, input_shape)
     if not isinstance(outputs, Exception) and outputs[-1:] != (num_classes,):
         heads = [item for item in net.named_modules() if isinstance(item[1], nn.Linear | nn.Conv2d)]
-        if heads and isinstance(heads[-1][1], nn.Linear):
-            _replace(net, heads[-1][0], out_features=num_classes)
-        elif heads:
-            _replace(net, heads[-1][0], out_channels=num_classes)
+        for name, head in heads[-1:]:
+            _replace(net, name, **{"out_features" if isinstance(head, nn.Linear) else "out_channels": num_classes})
         outputs = _outputs(net, input_shape)
     what = f"model: {type(net).__name__}"
     if isinstance(outputs, Exception):
@@ -141,12 +146,6 @@ def fitted(net: nn.Module, input_shape: Sequence[int], num_classes: int) -> nn.M
             "argument num_classes."
         )
     return net
-
-
-def _check(input_shape: Sequence[int], num_classes: int) -> None:
-    if not numbers("model.input_shape", input_shape, 1, whole=True):
-        raise ValueError("model.input_shape=[] must be the shape of one sample.")
-    number("model.num_classes", num_classes, 1, whole=True)
 
 
 def _outputs(net: nn.Module, input_shape: Sequence[int]) -> tuple[int, ...] | Exception:

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gcfed.models.stages import Stage, Staged, image_shape
+from gcfed.models.stages import Staged, image_shape
+from gcfed.utils.checked import Count, checked
 
 
 def scalar(value: float) -> nn.Parameter:
@@ -76,10 +77,13 @@ class ResNet9(Staged, nn.Module):
         num_classes: number of logits.
 
     Raises:
-        ValueError: the image is smaller than 8×8, so that nothing is left after three poolings.
+        SettingError: the image is smaller than 8×8, so that nothing is left after three poolings.
     """
 
-    def __init__(self, *, input_shape: Sequence[int], num_classes: int) -> None:
+    names = ("conv1", "layer1", "layer2", "layer3", "fc")
+
+    @checked
+    def __init__(self, *, input_shape: Sequence[Count], num_classes: Count) -> None:
         super().__init__()
         channels, _, _ = image_shape(input_shape, 8, "ResNet-9 pools by 8")
         self.conv1 = FixupConv(channels, 64, pool=False)
@@ -87,26 +91,18 @@ class ResNet9(Staged, nn.Module):
         self.layer2 = FixupConv(128, 256, pool=True)
         self.layer3 = nn.Sequential(FixupConv(256, 512, pool=True), FixupBlock(512))
         self.fc = FixupLinear(512, num_classes)
-        self._init_fixup()
-
-    def _init_fixup(self) -> None:
-        blocks = [module for module in self.modules() if isinstance(module, FixupBlock)]
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        blocks = [module for module in self.modules() if isinstance(module, FixupBlock)]
         with torch.no_grad():
             for block in blocks:
                 block.conv1.weight.mul_(len(blocks) ** -0.5)
                 block.conv2.weight.zero_()
-        nn.init.zeros_(self.fc.weight)
-        nn.init.zeros_(self.fc.bias)
+            self.fc.weight.zero_()
+            self.fc.bias.zero_()
 
-    def _last(self, h_BCHW: Tensor) -> Tensor:
-        h_BCHW = self.layer3(h_BCHW)
-        return F.max_pool2d(h_BCHW, h_BCHW.shape[-2:]).flatten(1)
-
-    def stages(self) -> dict[str, Stage]:
-        """One stage a child; the pooling of everything that is left goes with ``layer3``."""
-        return {
-            "conv1": self.conv1, "layer1": self.layer1, "layer2": self.layer2, "layer3": self._last, "fc": self.fc,
-        }  # fmt: skip
+    def stage(self, name: str, h: Tensor) -> Tensor:
+        """One a child; the pooling of everything that is left goes with ``layer3``."""
+        h = self.get_submodule(name)(h)
+        return F.max_pool2d(h, h.shape[-2:]).flatten(1) if name == "layer3" else h

@@ -6,13 +6,14 @@ can be stacked and have no statistics to average.
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from typing import Annotated, Literal
 
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
-from gcfed.models.stages import Stage, Staged, image_shape, init_kaiming
-from gcfed.utils.number import number
+from gcfed.models.stages import Staged, group_norm, image_shape, init_kaiming
+from gcfed.utils.checked import Count, SettingError, checked
 
 Norm = Callable[[int], nn.Module]
 
@@ -48,31 +49,28 @@ class ResNetCIFAR(Staged, nn.Module):
         num_classes: number of logits.
         depth: number of layers with weights, 6n + 2 with n blocks a stage.
         norm: ``group`` or, for ``client.stack=1``, the paper's ``batch``.
-        groups: groups of every GroupNorm.
+        groups: groups of every GroupNorm; they divide 16.
 
     Raises:
-        ValueError: a depth that is not 8, 14, 20, …; a norm of another name; ``groups`` that do not divide 16.
+        SettingError: a depth that is not 8, 14, 20, ….
     """
 
+    names = ("conv1", "layer1", "layer2", "layer3", "fc")
+
+    @checked
     def __init__(
         self,
         *,
-        input_shape: Sequence[int],
-        num_classes: int,
-        depth: int = 110,
-        norm: str = "group",
-        groups: int = 8,
+        input_shape: Sequence[Count],
+        num_classes: Count,
+        depth: Annotated[int, Field(ge=8)] = 110,
+        norm: Literal["group", "batch"] = "group",
+        groups: Count = 8,
     ) -> None:
         super().__init__()
-        if number("model.depth", depth, 8, whole=True) % 6 != 2:
-            raise ValueError(f"model.depth={depth} is not 6n + 2; use 20, 32, 44, 56 or 110")
-        if norm not in ("group", "batch"):
-            raise ValueError(f"model.norm={norm} must be group or batch")
-        if 16 % number("model.groups", groups, 1, whole=True):
-            raise ValueError(
-                f"model.groups={groups} does not divide the 16 channels of the first stage; use 1, 2, 4, 8 or 16"
-            )
-        make_norm: Norm = nn.BatchNorm2d if norm == "batch" else partial(nn.GroupNorm, groups)
+        if depth % 6 != 2:
+            raise SettingError("depth", f"={depth} is not 6n + 2; use 20, 32, 44, 56 or 110.")
+        make_norm: Norm = nn.BatchNorm2d if norm == "batch" else group_norm(groups, 16)
         n = (depth - 2) // 6
         channels, _, _ = image_shape(input_shape, 1, "it takes images")
         self.conv1 = nn.Conv2d(channels, 16, kernel_size=3, padding=1, bias=False)
@@ -84,14 +82,9 @@ class ResNetCIFAR(Staged, nn.Module):
         self.fc = nn.Linear(64, num_classes)
         self.apply(init_kaiming)
 
-    def _stem(self, x_BCHW: Tensor) -> Tensor:
-        return self.norm1(self.conv1(x_BCHW)).relu()
-
-    def _last(self, h_BCHW: Tensor) -> Tensor:
-        return self.layer3(h_BCHW).mean((2, 3))
-
-    def stages(self) -> dict[str, Stage]:
-        """One stage a width, the pooling with the last, between the first convolution and ``fc``."""
-        return {
-            "conv1": self._stem, "layer1": self.layer1, "layer2": self.layer2, "layer3": self._last, "fc": self.fc,
-        }  # fmt: skip
+    def stage(self, name: str, h: Tensor) -> Tensor:
+        """One a width, the pooling with the last, between the first convolution and ``fc``."""
+        h = self.get_submodule(name)(h)
+        if name == "conv1":
+            return self.norm1(h).relu()
+        return h.mean((2, 3)) if name == "layer3" else h

@@ -1,10 +1,12 @@
-"""What this package's networks share: a chain of stages, how they begin, and what images they take."""
+"""What this package's networks share: a chain of stages, how they begin, and what they take."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
 
 from torch import Tensor, nn
 
-from gcfed.utils.number import numbers
+from gcfed.utils.checked import SettingError
 
 Stage = Callable[[Tensor], Tensor]
 """A part of a network; the stages of a network, one after the other, are its ``forward``."""
@@ -13,22 +15,36 @@ Stage = Callable[[Tensor], Tensor]
 class Staged:
     """A network that is a chain of stages: the last one is its head, the others make the features."""
 
+    names: Sequence[str]
+    """The stages, in their order, each with the name of a layer."""
+
+    def stage(self, name: str, h: Tensor) -> Tensor:
+        """What a stage makes of the output of the one before: a linear layer's, with a ReLU unless it is the last."""
+        h = self.get_submodule(name)(h.flatten(1))  # type: ignore[attr-defined]
+        return h if name == self.names[-1] else h.relu()
+
     def stages(self) -> dict[str, Stage]:
-        """Name → stage, in their order."""
-        raise NotImplementedError
+        return {name: partial(self.stage, name) for name in self.names}
 
     def features(self, x: Tensor) -> Tensor:
         """What enters the head, h_BF."""
-        for stage in list(self.stages().values())[:-1]:
-            x = stage(x)
+        for name in self.names[:-1]:
+            x = self.stage(name, x)
         return x
 
     def head(self, h: Tensor) -> Tensor:
         """Features h_BF to logits_BC."""
-        return list(self.stages().values())[-1](h)
+        return self.stage(self.names[-1], h)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.features(x))
+
+
+def add_linear(net: nn.Module, widths: Sequence[int]) -> list[str]:
+    """Adds linear layers ``fc1``, ``fc2``, … between these widths, and returns their names."""
+    for i, (fan_in, fan_out) in enumerate(pairwise(widths), start=1):
+        net.add_module(f"fc{i}", nn.Linear(fan_in, fan_out))
+    return [f"fc{i}" for i in range(1, len(widths))]
 
 
 def init_kaiming(module: nn.Module) -> None:
@@ -43,9 +59,22 @@ def image_shape(input_shape: Sequence[int], least: int, reason: str) -> Sequence
     """``input_shape``, if it is (C, H, W) with sides of at least ``least``.
 
     Raises:
-        ValueError: it is not; says the ``reason``.
+        SettingError: it is not; says the ``reason``.
     """
-    numbers("model.input_shape", input_shape, 1, whole=True, length=3)
-    if min(input_shape[1:]) < least:
-        raise ValueError(f"model.input_shape={[*input_shape]}: {reason}; give images of at least {least}×{least}.")
+    if len(input_shape) != 3 or min(input_shape[1:]) < least:
+        raise SettingError(
+            "input_shape", f"={[*input_shape]}: {reason}; give images, [C, H, W], of at least {least}×{least}."
+        )
     return input_shape
+
+
+def group_norm(groups: int, channels: int) -> Callable[[int], nn.Module]:
+    """Makes the GroupNorms of a network whose layers have so many channels, or a multiple of them.
+
+    Raises:
+        SettingError: ``groups`` does not divide them.
+    """
+    if channels % groups:
+        fitting = ", ".join(str(i) for i in range(1, channels + 1) if channels % i == 0)
+        raise SettingError("groups", f"={groups} does not divide {channels} channels: use one of {fitting}.")
+    return partial(nn.GroupNorm, groups)

@@ -6,17 +6,28 @@ from torch import Tensor, nn
 from torchvision.models.vgg import VGG, cfgs, make_layers
 
 from gcfed.models.stages import Stage, image_shape
+from gcfed.utils.checked import Count, Share, checked
 
 
 class VGG11(VGG):
     """Torchvision's VGG11, initialization and dropout included, cut before its last layer.
 
     Its ``features`` are torchvision's, the convolutions; what methods read as features is :meth:`penultimate`.
+
+    Args:
+        num_classes: number of logits.
+        input_shape: (C, H, W) of one image; the first convolution takes its channels.
+        dropout: probability in the two hidden layers of ``classifier``.
+
+    Raises:
+        SettingError: the image is smaller than 32×32, so that nothing is left after five poolings.
     """
 
-    def __init__(self, *, in_channels: int, num_classes: int, dropout: float) -> None:
+    @checked
+    def __init__(self, *, num_classes: Count, input_shape: Sequence[Count] = (3, 64, 64), dropout: Share = 0.5) -> None:
+        channels, _, _ = image_shape(input_shape, 32, "VGG11 pools five times")
         layers = make_layers(cfgs["A"])
-        layers[0] = nn.Conv2d(in_channels, 64, kernel_size=3, padding=1)
+        layers[0] = nn.Conv2d(channels, 64, kernel_size=3, padding=1)
         super().__init__(layers, num_classes=num_classes, dropout=dropout)
 
     def penultimate(self, x_BCHW: Tensor) -> Tensor:
@@ -30,27 +41,15 @@ class VGG11(VGG):
     def stages(self) -> dict[str, Stage]:
         """One stage up to each max-pooling, then one a linear layer with what precedes it (ReLU, dropout)."""
         ends = [i + 1 for i, layer in enumerate(self.features) if isinstance(layer, nn.MaxPool2d)]
-        convolutions = [self.features[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+        blocks = [self.features[a:b] for a, b in zip([0, *ends], ends, strict=False)]
         first = nn.Sequential(self.avgpool, nn.Flatten(1), self.classifier[:3])
         linear = [first, self.classifier[3:6], self.classifier[6:]]
-        return {f"block{i + 1}": stage for i, stage in enumerate(convolutions)} | {
-            f"fc{i + 1}": stage for i, stage in enumerate(linear)
+        return {
+            f"{kind}{i}": s for kind, all in (("block", blocks), ("fc", linear)) for i, s in enumerate(all, start=1)
         }
 
     def forward(self, x_BCHW: Tensor) -> Tensor:
         return self.head(self.penultimate(x_BCHW))
 
 
-def vgg11(*, num_classes: int, input_shape: Sequence[int] = (3, 64, 64), dropout: float = 0.5) -> VGG11:
-    """VGG11 without pretrained weights; the first convolution takes as many channels as the images have.
-
-    Args:
-        num_classes: number of logits.
-        input_shape: (C, H, W) of one image.
-        dropout: probability in the two hidden layers of ``classifier``.
-
-    Raises:
-        ValueError: the image is smaller than 32×32, so that nothing is left after five poolings.
-    """
-    channels, _, _ = image_shape(input_shape, 32, "VGG11 pools five times")
-    return VGG11(in_channels=channels, num_classes=num_classes, dropout=dropout)
+vgg11 = VGG11

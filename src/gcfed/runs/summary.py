@@ -17,7 +17,7 @@ from gcfed.utils.files import replacing
 if TYPE_CHECKING:
     import pandas as pd
 
-ERRORS = ("test/loss", "test/relative_error")  # what a test measures beside the accuracy: the less, the better
+ERRORS = ("test/loss", "test/rmse", "test/relative_error")  # of a test, beside the accuracy: the less, the better
 
 
 def write_summary(folder: Path, figures: Mapping[str, Any], about: Mapping[str, str]) -> None:

@@ -1,0 +1,134 @@
+"""Accuracy by class and the confusion matrix against a plain loop over the test split, in whole runs."""
+
+import csv
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from conftest import TWO, read_rows
+from harness import final_weights, make_download, make_round, make_setup
+from lightning.pytorch import Callback
+from omegaconf import open_dict
+from PIL import Image
+
+from gcfed.federated.stack import broadcast_state
+from gcfed.metrics.classes import Classes
+from gcfed.plots.confusion import plot_confusion
+from gcfed.run import train
+
+TINY = (
+    "model.hidden=[12]", "gc.boundary=fc2", "rounds=3", "participation.num_clients=5", "participation.per_round=3",
+    "client.epochs=1", "data.limit_train=150", "data.limit_test=90", "metrics=classes",
+)  # fmt: skip
+COLUMNS = ("classes/worst_acc", "classes/mean_acc", "classes/best_acc")
+
+
+def table(path):
+    with path.open(newline="") as file:
+        return list(csv.reader(file))
+
+
+def confusion(result):
+    """Of the global model on the whole test split, counted one by one."""
+    data, (x, y) = result.loop.data, result.loop.data.fetch_test((0, result.loop.data.num_test))
+    counts = np.zeros((data.num_classes, data.num_classes), int)
+    with torch.no_grad():
+        for label, guess in zip(y.tolist(), result.module.net(x).argmax(1).tolist(), strict=True):
+            counts[label, guess] += 1
+    return counts
+
+
+@pytest.mark.parametrize("more", [(), TWO])
+def test_it_is_the_count_of_the_last_model(config, tmp_path, more):
+    """In batches of 40 samples, a validation split beside; every second round and the last; and the run is the same."""
+    settings = ("data.eval_batch_size=40", "data.validation=0.1", *more)
+    result = train(config(*TINY, *settings, "metrics.classes.every=2", folder=tmp_path / "run"))
+    plain = train(config(*TINY, *settings, "metrics=none", folder=tmp_path / "plain"))
+    assert torch.equal(final_weights(result), final_weights(plain))
+    counts = confusion(result)
+    names = [str(i) for i in range(10)]
+    head, *rows = table(tmp_path / "run" / "confusion.csv")
+    assert head == ["class", *names]
+    assert rows == [[name, *map(str, line)] for name, line in zip(names, counts.tolist(), strict=True)]
+    head, *lines = table(tmp_path / "run" / "classes.csv")
+    assert head == ["round", "class", "name", "tested", "acc"]
+    assert {line[0] for line in lines} == {"2", "3"}
+    last = [line[1:] for line in lines if line[0] == "3"]
+    acc = counts.diagonal() / counts.sum(1)
+    assert [line[:3] for line in last] == [[n, n, str(t)] for n, t in zip(names, counts.sum(1), strict=True)]
+    assert [float(line[3]) for line in last] == pytest.approx(acc)
+    first, _, row = read_rows(tmp_path / "run" / "metrics.csv")
+    assert [row[name] for name in COLUMNS] == pytest.approx([acc.min(), acc.mean(), acc.max()])
+    assert row["test/acc"] == pytest.approx(counts.trace() / counts.sum())
+    assert not {*COLUMNS} & first.keys()
+    assert not (tmp_path / "run" / "confusion.png").exists()  # extras.figures is false in these tests
+
+
+def test_labels_of_padding_and_classes_without_a_sample_count_for_nothing(tmp_path):
+    """Class 3 is predicted, but never tested; sequences, in two batches."""
+    net, g = torch.nn.Linear(5, 4), torch.Generator().manual_seed(0)
+    dataset = SimpleNamespace(name="pets", class_names=("a cat", "dog, hound", "a\npond", "none"))
+    data = SimpleNamespace(num_classes=4, dataset=dataset)
+    metric, round = Classes(str(tmp_path), figures=False), make_round(broadcast_state(net))
+    metric.validate(make_setup(net, data=data))
+    logits, y = torch.randn(6, 5, 4, generator=g), torch.randint(3, (6, 5), generator=g)
+    y[torch.rand(6, 5, generator=g) < 0.4] = -100
+    metric.begin(make_download(round.start), round)
+    for batch, of in ((slice(0, 2), 0), (slice(2, 6), 0), (slice(0, 6), 1)):  # the last of the validation split
+        metric.on_validation_batch_end(None, None, (logits[batch], y[batch]), None, 0, of)
+    acc = [(logits.argmax(-1) == c)[y == c].double().mean().item() for c in range(3)]
+    found = metric.columns(round)
+    assert found == pytest.approx(dict(zip(COLUMNS, (min(acc), np.mean(acc), max(acc)), strict=True)))
+    lines = table(tmp_path / "classes.csv")[1:]
+    assert [line[2] for line in lines] == ["a cat", "dog, hound", "a pond"]
+    assert [int(line[3]) for line in lines] == [int((y == c).sum()) for c in range(3)]
+
+
+class Stops(Callback):
+    """Ends a run after its second round."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        trainer.should_stop = trainer.global_step >= 1
+
+
+def test_a_run_that_is_ended_early_has_its_matrix_with_the_users_names_in_it(config, tmp_path, monkeypatch):
+    """Of a folder of images; the third round would have been the last, and the first is not tested."""
+    for shade, name in enumerate(("rose", "tulip, red")):
+        (tmp_path / "flowers" / name).mkdir(parents=True)
+        for i in range(12):
+            Image.new("RGB", (6, 6), (120 * shade, i, 0)).save(tmp_path / "flowers" / name / f"{i}.png")
+    shown, drawn = [], []
+    monkeypatch.setattr("gcfed.metrics.classes.show", lambda loggers, *about: shown.append(about))
+    monkeypatch.setattr("gcfed.plots.confusion.plot_confusion", lambda *about: drawn.append(about))
+    cfg = config(
+        "data=image_folder", f"data.root={tmp_path / 'flowers'}", f"paths.data_dir={tmp_path}", "model.hidden=[4]",
+        "gc.boundary=fc2", "participation.num_clients=2", "participation.per_round=2", "partition=iid", "rounds=3",
+        "eval_every=2", "metrics=classes", "metrics.classes.figures=true", folder=tmp_path / "run",
+    )  # fmt: skip
+    with open_dict(cfg):
+        cfg.callbacks["stops"] = {"_target_": f"{__name__}.Stops"}
+    result = train(cfg)
+    ((counts, names, path, title),) = drawn
+    assert (counts == confusion(result)).all()
+    assert (names.tolist(), title) == (["rose", "tulip, red"], "flowers: the test split after round 2")
+    assert shown == [("confusion", path, 2)]
+    assert [row[0] for row in table(tmp_path / "run/confusion.csv")] == ["class", "rose", "tulip, red"]
+    assert {line[0] for line in table(tmp_path / "run/classes.csv")[1:]} == {"2"}
+
+
+def test_the_picture_shows_shares_of_each_class(tmp_path, unrendered):
+    counts = [[30, 10, 0], [1, 0, 3], [0, 0, 0]]
+    axes, _ = plot_confusion(counts, ["rose", "tulip", "x" * 30], tmp_path / "confusion.png", "flowers").axes
+    np.testing.assert_allclose(axes.images[0].get_array(), [[0.75, 0.25, 0], [0.25, 0, 0.75], [0, 0, 0]])
+    assert axes.images[0].get_array().mask.all(1).tolist() == [False, False, True]  # no sample, no share
+    assert {t.get_position(): t.get_text() for t in axes.texts} == {
+        (0, 0): "75",
+        (1, 0): "25",
+        (0, 1): "25",
+        (2, 1): "75",
+    }
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["rose", "tulip", "x" * 17 + "…"]
+    assert axes.get_title() == "flowers\naccuracy 68.2%"
+    many = plot_confusion(np.eye(120, dtype=int), [str(i) for i in range(120)], tmp_path / "many.png").axes[0]
+    assert (len(many.texts), len(many.get_xticks())) == (0, 40)

@@ -1,0 +1,114 @@
+"""``model.start``: a run that begins where another has ended, and what cannot be begun at."""
+
+import pytest
+import torch
+from conftest import read_rows
+from harness import final_weights
+from omegaconf import OmegaConf
+from safetensors.torch import save_file
+
+from gcfed.assemble import assemble
+from gcfed.models.mlp import MLP
+from gcfed.models.start import begin_at
+from gcfed.run import evaluate, train
+from gcfed.runs.identity import identity
+
+SMALL = ("model.hidden=[8]", "client.epochs=1", "data.limit_train=100", "data.limit_test=40", "rounds=2")
+
+
+def network(hidden=(5,), seed=0):
+    torch.manual_seed(seed)
+    return MLP(input_shape=(6,), num_classes=4, hidden=hidden)
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(torch.equal(t, b[name]) for name, t in a.items())
+
+
+def test_a_run_begins_at_the_end_of_another_and_is_another_run(config, tmp_path):
+    """From either file of a run, bit for bit: clients that stay where they are leave the other's last test."""
+    first = train(config(*SMALL, folder=tmp_path / "first"))
+    files = [tmp_path / "first" / name for name in ("checkpoints/last.ckpt", "global_model.safetensors")]
+    for file in files:
+        cfg = config(*SMALL, "seed=2", f"model.start={file}", folder=tmp_path / "second")
+        assert same(assemble(cfg).module.net.state_dict(), first.module.net.state_dict())
+        assert identity(cfg) != identity(config(*SMALL, "seed=2"))
+    still = train(config(*SMALL, f"model.start={files[1]}", "client.optimizer.lr=0.0", folder=tmp_path / "still"))
+    old, new = (read_rows(tmp_path / name / "metrics.csv") for name in ("first", "still"))
+    assert new[0]["test/loss"] == old[-1]["test/loss"]
+    assert torch.equal(final_weights(still), final_weights(first))
+
+
+def test_a_killed_run_resumes_bit_for_bit_and_its_checkpoint_needs_no_other_file(config, tmp_path):
+    cfg = config(*SMALL)
+    save_file(assemble(config(*SMALL, "seed=7")).module.net.state_dict(), tmp_path / "start.safetensors")
+    start = f"model.start={tmp_path}/start.safetensors"
+    straight = train(config(*SMALL, start, "rounds=3", folder=tmp_path / "straight"))
+    assert not torch.equal(final_weights(train(cfg)), final_weights(straight))
+    train(config(*SMALL, start, folder=tmp_path / "killed"))
+    resumed = train(config(*SMALL, start, "rounds=3", "ckpt_path=last", folder=tmp_path / "killed"))
+    assert torch.equal(final_weights(resumed), final_weights(straight))
+
+    (tmp_path / "start.safetensors").unlink()
+    trainer = {"_target_": "lightning.pytorch.Trainer", "logger": False, "accelerator": "cpu",
+               "enable_checkpointing": False, "enable_progress_bar": False}  # fmt: skip
+    checkpoint = str(tmp_path / "killed/checkpoints/last.ckpt")
+    told = {"ckpt_path": checkpoint, "override": {}, "paths": OmegaConf.to_container(cfg.paths), "trainer": trainer}
+    assert evaluate(OmegaConf.create(told))["test/acc"] == pytest.approx(straight.metrics["test/acc"])
+
+
+def test_tensors_of_another_network_are_refused_by_the_first_name(tmp_path):
+    file = str(tmp_path / "net.pt")
+    torch.save(network(seed=1).state_dict(), file)
+    assert same(begin_at(network(), file).state_dict(), network(seed=1).state_dict())
+    assert same(begin_at(network().double(), file).float().state_dict(), network(seed=1).state_dict())
+    for net, message in (
+        (network((9,)), r"fc1\.weight is \[5, 6\] there, and \[9, 6\] in MLP"),
+        (network((5, 3)), r"fc2\.weight is \[4, 5\] there, and \[3, 5\] in MLP"),
+        (network(()), r"fc1\.weight is \[5, 6\] there, and \[4, 6\] in MLP"),
+        (torch.nn.Linear(6, 5), r"weight is missing there, and \[5, 6\] in Linear"),
+    ):
+        before = {name: t.clone() for name, t in net.state_dict().items()}
+        with pytest.raises(ValueError, match=rf"start={file} is of another network: {message}"):
+            begin_at(net, file)
+        assert same(net.state_dict(), before)
+    torch.save(network(seed=1).state_dict() | {"head.bias": torch.zeros(3)}, file)
+    with pytest.raises(ValueError, match=r"head\.bias is \[3\] there, and missing in MLP"):
+        begin_at(network(), file)
+
+
+class Code:
+    """What runs when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+def test_no_code_of_a_file_is_run_and_damage_is_seen(tmp_path):
+    ran, file = tmp_path / "ran", tmp_path / "net.pt"
+    torch.save(network().state_dict() | {"code": Code(str(ran))}, file)
+    with pytest.raises(ValueError, match=r"net\.pt holds no tensors that can be read: Weights only load failed"):
+        begin_at(network(), str(file))
+    assert not ran.exists()
+    torch.save({"state_dict": {"net.a": 3}}, file)
+    with pytest.raises(ValueError, match="it holds more than tensors"):
+        begin_at(network(), str(file))
+    torch.save(network().state_dict(), file)
+    content = bytearray(file.read_bytes())
+    place = content.find(network().state_dict()["fc1.weight"].numpy().tobytes())
+    content[place] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"the checksum of .* is wrong"):
+        begin_at(network(), str(file))
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [("3", r"model\.start=3 must be text, or null"), ("nothing.ckpt", r"model\.start=nothing\.ckpt: there is no such")],
+)
+def test_what_is_no_file_is_refused(config, value, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        assemble(config(*SMALL, f"model.start={value}"))
