@@ -14,10 +14,10 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 import gcfed.methods
-from gcfed.assemble import check
-from gcfed.configure import shorthand
+from gcfed.check import check
 from gcfed.run import train
 from gcfed.study.jobs import read_jobs
+from gcfed.utils.compose import shorthand
 from gcfed.utils.resolvers import ROOT
 
 

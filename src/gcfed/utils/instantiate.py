@@ -13,7 +13,7 @@ from hydra.errors import InstantiationException
 from omegaconf import DictConfig, Node, OmegaConf
 
 from gcfed.utils.checked import SettingError
-from gcfed.utils.resolvers import CONFIGS
+from gcfed.utils.resolvers import CONFIGS, how_to_install
 
 _HYDRAS = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")  # its own keys; none becomes an argument
 
@@ -47,7 +47,7 @@ def build(node: DictConfig | None, **kwargs: Any) -> Any:
             raise BuildError(f"{_key(node, cause.name)}{cause.rest}") from None
         text = " ".join(str(cause).split())
         if isinstance(cause, ValueError) and re.match(r"[\w.]+(\[\d+\])?[=: ]", text) and "." in text.split("=")[0]:
-            raise cause from None  # ours name their key
+            raise cause from None  # TODO goes
         shown = ", ".join(f"{k!s}={v}" for k, v in node.items() if not (OmegaConf.is_dict(v) and v))
         where: Any = node._get_full_key(None)
         raise BuildError(f"{where} cannot be built of {shown}: {text}") from cause
@@ -124,7 +124,7 @@ def installed(package: str, key: str) -> None:
     """
     found = find_spec(package)
     if found is None or found.origin is None:  # a folder of that name, as W&B makes one, is no package
-        raise ValueError(f"{key} needs a package: .venv/bin/uv pip install -e '.[{package}]'")
+        raise ValueError(f"{key} needs a package: {how_to_install(package)}")
 
 
 def replace_checked(config: DictConfig, keys: Iterable[str], path: Path) -> None:
