@@ -159,7 +159,7 @@ def _hidden(value: Any) -> str:
         return ""
     if 0 < value < SMALLEST:
         return f", and at least {SMALLEST:g}"
-    return f", and at most {LARGEST:g}" if LARGEST < value < float("inf") else ""
+    return ", and smaller" if LARGEST < value < float("inf") else ""
 
 
 def _number_in_words(kind: type, bounds: Sequence[Any]) -> str:
