@@ -120,11 +120,11 @@ def installed(package: str, key: str) -> None:
     """Refuses a setting whose package is not there.
 
     Raises:
-        ValueError: names the setting and the command that installs the package, an extra of the same name.
+        BuildError: names the setting and the command that installs the package, an extra of the same name.
     """
     found = find_spec(package)
     if found is None or found.origin is None:  # a folder of that name, as W&B makes one, is no package
-        raise ValueError(f"{key} needs a package: {how_to_install(package)}")
+        raise BuildError(f"{key} needs a package: {how_to_install(package)}")
 
 
 def replace_checked(config: DictConfig, keys: Iterable[str], path: Path) -> None:
