@@ -4,12 +4,13 @@ import re
 import sys
 
 import pytest
+from conftest import composer
 from hydra.errors import ConfigCompositionException
 
 import gcfed
 from gcfed.utils import instantiate, resolvers
 from gcfed.utils.command import ordered
-from gcfed.utils.compose import Composer, composed
+from gcfed.utils.compose import composed
 from gcfed.utils.hints import explained, meant
 
 
@@ -28,7 +29,7 @@ from gcfed.utils.hints import explained, meant
 )  # fmt: skip
 def test_a_wrong_word_is_answered_with_what_was_meant(words, sentence):
     with pytest.raises(ValueError) as said:  # noqa: PT011  (the whole sentence is compared)
-        Composer()(words)
+        composer(words)
     assert str(said.value) == sentence
 
 
