@@ -90,6 +90,7 @@ def test_the_notebooks_run_at_a_small_scale(tmp_path, monkeypatch):
             NotebookClient(notebook, km=manager, timeout=300).execute()
             assert len(outputs(notebook, "image/png")) == len(outputs(stored, "image/png")) > 0, path.stem
             known = [numbers(line) for line in printed(stored)]
+            assert len(outputs(notebook)) == len(outputs(stored))
             assert len(printed(notebook)) > 1
             for text, found in map(numbers, printed(notebook)):  # stored outputs are those of the present code
                 near = (pytest.approx(values, abs=0.02, rel=0.01) for words, values in known if words == text)
