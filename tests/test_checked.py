@@ -109,3 +109,15 @@ def test_the_key_of_an_error_is_that_of_the_node_or_of_what_it_follows():
     cfg.methods.ahead.inner[0].lam, cfg.rounds = 1, 0
     with pytest.raises(ValueError, match=r"^rounds=0 must be"):
         build(cfg.methods.ahead)
+
+
+def test_an_argument_that_is_missing_is_named_by_its_key():
+    cfg = OmegaConf.create({"part": {"_target_": f"{__name__}.Needy"}})
+    OmegaConf.set_struct(cfg, True)
+    with pytest.raises(ValueError, match=r"^part\.rounds is missing\.$"):
+        build(cfg.part)
+
+
+@checked
+class Needy:
+    def __init__(self, rounds: Count) -> None: ...

@@ -66,7 +66,7 @@ def _built(value: Any) -> Any:
 
 def _key(node: DictConfig, name: str) -> str:
     """The key that a user sets: of a setting that follows another one, the other's."""
-    raw = node._get_node(name)
+    raw = node._get_node(name, validate_access=False)  # None where it is missing
     followed = re.fullmatch(r"\$\{([a-z_][\w.]*)\}", str(raw)) if isinstance(raw, Node) else None
     return followed[1] if followed else node._get_full_key(name)
 
