@@ -19,7 +19,7 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from benchmarks.tape import Operation, Tape  # noqa: E402
-from gcfed.configure import configure  # noqa: E402
+from gcfed.api import configure  # noqa: E402
 from gcfed.federated.solver import LocalSolver  # noqa: E402
 from gcfed.run import train  # noqa: E402
 

@@ -212,8 +212,8 @@ def row_of(name: str) -> list[str]:
 
 
 def python_pages() -> None:
-    names = getattr(gcfed, "__all__", ["configure.configure", "run.train", "run.evaluate"])
-    objects = [one for one in (get_object(f"gcfed.{name}") for name in names) if hasattr(one, "__qualname__")]
+    objects = [get_object(f"gcfed.{name}") for name in gcfed.__all__]
+    objects = [one.__call__ if inspect.ismodule(one) else one for one in objects]  # gcfed.report is a package, too
     public = [f"{one.__module__}.{one.__qualname__}" for one in objects]
     write("reference/python/README.md", "# From Python", *(f"::: {name}" for name in public))
     for package, modules in API.items():

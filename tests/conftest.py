@@ -14,12 +14,12 @@ from lightning.pytorch import LightningDataModule
 from omegaconf import DictConfig, open_dict
 from torch.utils.data import DataLoader
 
-import gcfed.configure  # noqa: F401
+import gcfed.runs.place  # noqa: F401
 from gcfed.runs.metrics_csv import read_metrics
-from gcfed.utils.compose import train_composer
+from gcfed.utils.compose import Composer
 from gcfed.utils.resolvers import ROOT
 
-composer = train_composer()  # by which tests compose what differs in values alone once
+composer = Composer()  # by which tests compose what differs in values alone once
 DATA_DIR = Path(os.environ.get("DATA_DIR", ROOT / "data"))
 
 

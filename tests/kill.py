@@ -25,8 +25,8 @@ from statistics import median
 
 import torch
 
+from gcfed.api import configure
 from gcfed.assemble import assemble
-from gcfed.configure import configure
 from gcfed.utils.resolvers import CONFIGS, ROOT
 
 ROUNDS, STARTUP = 16, 8  # seconds within which a run has begun

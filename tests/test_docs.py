@@ -14,10 +14,10 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 import gcfed.methods
-from gcfed.assemble import check
-from gcfed.configure import shorthand
+from gcfed.check import check
 from gcfed.run import train
 from gcfed.study.jobs import read_jobs
+from gcfed.utils.compose import shorthand
 from gcfed.utils.resolvers import ROOT
 
 
@@ -93,11 +93,11 @@ def printed():
             words = [word for word in shlex.split(line, comments=True) if word != "-m"]
             if words and words[0].startswith("study."):  # what may follow the study of the line before
                 continue
-            # Not those that only print, the example of an error, and the method that add-a-method.md adds.
+            # Not those that only print, the examples of errors, and the method that add-a-method.md adds.
             if (
                 page.name not in ("bring-your-own.md", "add-a-method.md")
                 and words
-                and not {"--cfg", "--help", "gc=gcfd"} & {*words}
+                and not {"--cfg", "--help", "gc=gcfd", "client.lr=0.1"} & {*words}
             ):
                 yield pytest.param(words, id=f"{page.name}: {' '.join(words)}")
 

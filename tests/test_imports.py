@@ -10,8 +10,8 @@ SRC = Path(__file__).resolve().parents[1] / "src"
 # The ground floor first: the packages of a floor may import each other and those below.
 FLOORS = (
     {"utils"}, {"data", "models", "tasks"}, {"optim", "federated"}, {"runs"}, {"plots"},
-    {"aggregators", "methods"}, {"attacks", "metrics"}, {"callbacks", "checkpoints", "loggers"}, {"assemble"},
-    {"study"}, {"report"}, {"configure", "run"}, {"commands"},
+    {"aggregators", "methods"}, {"attacks", "metrics"}, {"callbacks", "checkpoints", "loggers"}, {"assemble", "check"},
+    {"study"}, {"report"}, {"run"}, {"api", "commands"},
 )  # fmt: skip
 MODULES = {".".join(path.relative_to(SRC).with_suffix("").parts): path for path in (SRC / "gcfed").rglob("*.py")}
 

@@ -12,22 +12,22 @@ from jupyter_client.manager import start_new_kernel
 from nbclient import NotebookClient
 from omegaconf import open_dict
 
-from gcfed.configure import configure
+from gcfed.api import configure
 from gcfed.utils.resolvers import ROOT
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 # What takes the place of the cell tagged "parameters", and what holds once all cells have run.
 SMALL = {
-    "01_quickstart": ("ROUNDS = 3", "assert 0.3 < accuracy <= 1 and checkpoint['global_step'] == 3"),
+    "01_quickstart": ("ROUNDS = 3", "assert 0.3 < accuracy <= 1 and result.frame.index.tolist() == [1, 2, 3]"),
     "02_lambda_sweep": (
         "ROUNDS, SEEDS, LAMBDAS = 2, [1, 2], [0.0, 1.0]",
-        "assert [len(v) for v in accuracy.values()] == [2, 2] and all(v.min() > 5 for v in accuracy.values())\n"
-        "assert not np.allclose(accuracy[0.0], accuracy[1.0])",
+        "assert seeds.shape == (3, 2) and (seeds > 5).all(axis=None) and (table['seeds'] == 2).all()\n"
+        "assert table.loc['λ = 0.00', 'mean'] != table.loc['λ = 1.00', 'mean']",
     ),
     "03_write_your_own_method": (
         "ROUNDS = 2",
         "assert 0 <= largest < 1e-12\n"
-        "a, b = (read_metrics(folder / name / 'metrics.csv')['test/acc'] for name in ('fedavg', 'clipping'))\n"
+        "a, b = comparison.curves('test/acc').values()\n"
         "assert len(a) == len(b) == 2 and not np.allclose(a, b)",
     ),
     "04_reading_results": (
@@ -36,6 +36,18 @@ SMALL = {
         "assert [len(group.runs) for group in groups] == [2, 2]",
     ),
 }
+
+
+def printed(notebook):
+    """The lines that the cells tagged "same" print: at a small scale the first of those, or some."""
+    cells = [cell for cell in notebook.cells if "same" in cell.metadata.get("tags", [])]
+    return [line for cell in cells for output in cell.outputs for line in output.get("text", "").splitlines()]
+
+
+def numbers(line):
+    """The text of a line without its numbers, and these."""
+    pattern = r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?"
+    return re.sub(pattern, "#", line), [float(number) for number in re.findall(pattern, line)]
 
 
 def outputs(notebook, kind=""):
@@ -50,7 +62,7 @@ def test_a_config_from_python_is_that_of_the_command_line():
         cfg = compose("train", ["gc=none", "seed=3"])
     with open_dict(cfg):
         cfg.paths.output_dir, cfg.trainer.devices, cfg.callbacks.progress = "logs/here", 1, None
-    assert configure("gc=none", "seed=3", folder="logs/here") == cfg
+    assert configure("gc=none", ["seed=3"], folder="logs/here") == cfg
     assert configure("trainer.devices=2", folder="logs/here").trainer.devices == 2
 
 
@@ -61,6 +73,7 @@ def test_every_notebook_is_run():
 @pytest.mark.slow
 def test_the_notebooks_run_at_a_small_scale(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))  # the clone's own code, whatever is installed
     for name in ("JUPYTER_RUNTIME_DIR", "IPYTHONDIR"):
         monkeypatch.setenv(name, str(tmp_path / name))
     # One kernel for all of them, since it imports torch; emptied in between, and moved from their folder to the root.
@@ -76,6 +89,12 @@ def test_the_notebooks_run_at_a_small_scale(tmp_path, monkeypatch):
             notebook.cells.append(nbformat.v4.new_code_cell("%reset -f\n%cd -q " + str(ROOT)))
             NotebookClient(notebook, km=manager, timeout=300).execute()
             assert len(outputs(notebook, "image/png")) == len(outputs(stored, "image/png")) > 0, path.stem
+            known = [numbers(line) for line in printed(stored)]
+            assert len(outputs(notebook)) == len(outputs(stored))
+            assert len(printed(notebook)) > 1
+            for text, found in map(numbers, printed(notebook)):  # stored outputs are those of the present code
+                near = (pytest.approx(values, abs=0.02, rel=0.01) for words, values in known if words == text)
+                assert any(found == values for values in near), (path.stem, text, found)
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)

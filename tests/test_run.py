@@ -322,8 +322,8 @@ def test_bad_input_is_refused_before_the_first_round(config, tmp_path, overrides
 
 
 def test_a_sweep_in_every_process_of_ddp_is_refused(config, tmp_path, monkeypatch):
-    monkeypatch.setattr("gcfed.assemble.in_sweep", lambda: True)
-    monkeypatch.setattr("gcfed.assemble.can_fork", lambda: False)
+    monkeypatch.setattr("gcfed.check.in_sweep", lambda: True)
+    monkeypatch.setattr("gcfed.check.can_fork", lambda: False)
     with pytest.raises(ValueError, match="-m with trainer=ddp would start a sweep in every process"):
         train(config("trainer=ddp", folder=tmp_path / "run"))
 

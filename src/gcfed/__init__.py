@@ -1,3 +1,29 @@
-"""Federated learning on heterogeneous data."""
+"""Federated learning on heterogeneous data, from Python: ``configure``, ``train``, ``compare``, ``report``.
+
+    import gcfed
+
+    cfg = gcfed.configure("algorithm=scaffold", "rounds=20")
+    result = gcfed.train(cfg)
+    result.frame["test/acc"].plot()
+
+What they need, torch first, is imported when they are asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gcfed.api import Comparison, compare, configure
+    from gcfed.report import write_report as report
+    from gcfed.run import RunResult, train
 
 __version__ = "0.1.0"
+__all__ = ["Comparison", "RunResult", "compare", "configure", "report", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'gcfed' has no attribute {name!r}")
+    if name == "report":
+        return import_module("gcfed.report")
+    return getattr(import_module("gcfed.run" if name in ("RunResult", "train") else "gcfed.api"), name)

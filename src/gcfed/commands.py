@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -35,12 +34,13 @@ def _run(name: str, task: Callable[[DictConfig], float | None]) -> None:
     with stoppable(say_stop):
         import hydra
 
-        from gcfed.configure import shorthand
+        import gcfed.runs.place  # noqa: F401  (its resolvers name the folders of runs)
+        from gcfed.utils.compose import shorthand
         from gcfed.utils.resolvers import CONFIGS
 
         sys.path.append(str(Path.cwd()))  # where a user's own networks, data and methods lie
         sys.argv[1:] = shorthand(sys.argv[1:])
-        run_command(hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=name)(task))
+        run_command(hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=name)(task), name)
 
 
 def _train(cfg: DictConfig) -> float | None:
@@ -75,11 +75,7 @@ def _evaluate(cfg: DictConfig) -> None:
 def _report(cfg: DictConfig) -> None:
     from omegaconf import OmegaConf
 
-    from gcfed.report.build import Incomplete, report
+    from gcfed.report.build import report
 
-    try:
+    with one_sentence():
         report(OmegaConf.to_container(cfg, resolve=True))  # type: ignore[arg-type]
-    except (ValueError, FileNotFoundError, Incomplete) as error:
-        if os.environ.get("HYDRA_FULL_ERROR") == "1":
-            raise
-        sys.exit(f"{error} (HYDRA_FULL_ERROR=1 shows where)")

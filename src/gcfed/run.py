@@ -7,8 +7,9 @@ import shlex
 import warnings
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,9 +17,11 @@ from hydra.core.hydra_config import HydraConfig
 from lightning.pytorch import Trainer
 from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import save
+from torch import nn
 
-from gcfed.assemble import Parts, assemble, build_module, build_trainer, check, describe, described
+from gcfed.assemble import Parts, assemble, build_module, build_trainer, describe, described
 from gcfed.callbacks.early_stopping import EarlyStop
+from gcfed.check import check
 from gcfed.checkpoints.reading import (
     RunRecord,
     check_checkpoint,
@@ -48,6 +51,9 @@ from gcfed.utils.lock import locked
 from gcfed.utils.pictures import show
 from gcfed.utils.processes import leads, one_of_several
 
+if TYPE_CHECKING:
+    import pandas as pd  # a run imports it at its end only
+
 log = logging.getLogger(__name__)
 logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # tips and device lists; errors still come through
 logging.getLogger("lightning.fabric.utilities.distributed").setLevel(logging.WARNING)  # a line a process
@@ -62,10 +68,20 @@ class RunResult:
     """What a finished run leaves in memory; everything else lies in ``folder``."""
 
     folder: Path
-    metrics: dict[str, float]
+    metrics: dict[str, float]  # of the last round
     module: FederatedModule
     trainer: Trainer
     loop: FederatedLoop
+
+    @property
+    def model(self) -> nn.Module:
+        """The global network after the last round."""
+        return self.module.net
+
+    @cached_property
+    def frame(self) -> pd.DataFrame:
+        """``metrics.csv``: a row a round, which is the index; NaN where a round was not tested."""
+        return read_metrics(self.folder / METRICS)
 
 
 def train(cfg: DictConfig) -> RunResult:
@@ -154,8 +170,6 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     if foreign:
         replace_checked(run, ("data",), path)
     data = require(run, "data")
-    if not data.is_described:
-        data.setup()
     torch.set_float32_matmul_precision(run.get("precision_matmul") or "highest")
     run = described(run, data)
     if foreign:

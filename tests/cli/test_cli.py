@@ -83,7 +83,7 @@ def test_a_signal_in_the_first_seconds_ends_in_one_sentence_and_leaves_nothing(t
 
 
 def test_a_sweep_makes_a_run_for_each_combination(tmp_path):
-    args = ["-m", "gc.lam=0.0,1.0", "seed=1,2", "rounds=2", f"paths.log_dir={tmp_path}", "extras.figures=false", *FAST]
+    args = ["gc.lam=0.0,1.0", "-m", "seed=1,2", "rounds=2", f"paths.log_dir={tmp_path}", "extras.figures=false", *FAST]
     type_command(tmp_path, "train.py", *args)
     folders = sorted(p.parent for p in tmp_path.glob("*/multirun_*/*/summary.json"))
     assert len(folders) == 4
@@ -95,11 +95,24 @@ def test_a_sweep_makes_a_run_for_each_combination(tmp_path):
     assert len(list(tmp_path.glob("*/multirun_*"))) == 1
 
 
+def test_a_command_behind_which_nobody_reads_on_ends_quietly_under_its_own_name(tmp_path):
+    """``gcfed-train --help | head -1``."""
+    (tmp_path / "gcfed-train").symlink_to(ROOT / "src/train.py")
+    command = [sys.executable, str(tmp_path / "gcfed-train"), "--help"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1) as process:
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 128 + signal.SIGPIPE
+    said = type_command(tmp_path, "train.py", "--help")
+    assert said.startswith("Trains: python src/train.py experiment=")
+
+
 @pytest.mark.parametrize(
     ("word", "sentence"),
     [
         ("gc.lam=2", "gc.lam=2 must be a number from 0 to 1"),
-        ("gcc=local", "Could not override 'gcc'"),
+        ("gcc=local", "gcc=local sets nothing: did you mean gc?"),
+        ("gc=gcfd", "gc=gcfd is unknown: did you mean gcfed? There are gcfed, global, local, none, warmup."),
         (
             "gc=[local,null]",
             "gc=[local,null] names no option of gc: choose gcfed, global, local, none, warmup, or ~gc for none.",

@@ -12,7 +12,6 @@ from torch import nn
 from torchvision.ops import FrozenBatchNorm2d
 
 from gcfed.assemble import assemble
-from gcfed.configure import shorthand
 from gcfed.federated.batches import has_single, plan_batches
 from gcfed.federated.stack import cannot_stack, is_graphable
 from gcfed.methods.centralization import GradientCentralization
@@ -27,6 +26,7 @@ from gcfed.models.cnn import CNN
 from gcfed.models.norm import apply_policy, batch_norms
 from gcfed.models.own import build_net, fitted, timm_net, torchvision_net
 from gcfed.run import train
+from gcfed.utils.compose import shorthand
 
 SMALL = ("rounds=2", "client.epochs=1", "data.limit_train=120", "data.limit_test=40")
 

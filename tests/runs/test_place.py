@@ -6,8 +6,8 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from gcfed.configure import shorthand
 from gcfed.runs.place import job_dir, run_dir, sweep_dir
+from gcfed.utils.compose import shorthand
 
 
 def test_the_newest_run_of_the_same_identity_with_a_checkpoint_goes_on(tmp_path, caplog):

@@ -82,7 +82,7 @@ def test_cells_with_the_same_overrides_are_one_job_named_by_the_first():
         ({"rows": ["FedAvgg"]}, (), r"study\.rows.*'FedAvgg'.*FedAvg \(fedavg\); GC-Fed \(gc-fed\)"),
         ({"rows": "FedAvg"}, (), r"study\.rows=FedAvg must be a list"),
         ({"seeds": [-1]}, (), r"study\.seeds=\[-1\] must be a list"),
-        ({"scale": "tiny"}, (), r"scale=tiny is unknown: choose full or small"),
+        ({"scale": "tiny"}, (), r"scale=tiny must be full or small"),
         ({"table": None}, (), r"study\.table is not set"),
         ({"table": {"rows": TABLE["rows"]}}, (), r"study\.table needs rows and columns"),
         ({"table": {**TABLE, "columns": [{"label": "B"}, {"label": "B+"}]}}, (), r"B and B\+ have the same .* name"),

@@ -14,7 +14,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
 from pretend import CONTEXT, BasicLauncher, Launcher, composed, finish, outcome
 
-from gcfed.assemble import refuse_sweeps
+from gcfed.check import refuse_sweeps
 from gcfed.study import cost
 from gcfed.study.launch import launch
 from gcfed.study.sweep import sweep

@@ -12,7 +12,7 @@ from torchmetrics import Metric
 from gcfed.federated.stack import ClientStack, Params, broadcast_state, travelling
 from gcfed.optim.partial import try_optimizer
 from gcfed.tasks import CLASSIFICATION, Task
-from gcfed.utils.number import part
+from gcfed.utils.checked import fits
 
 
 class ScoreMean(Metric):
@@ -68,7 +68,7 @@ class FederatedModule(LightningModule):
         self.memory_format = torch.channels_last if channels_last and has_convolutions else torch.contiguous_format
         self.net = net.to(memory_format=self.memory_format)
         self.travels = travelling(self.net)  # as it is made: later, statistics may have become infinite
-        self.server = try_optimizer(part("server", server), "server")
+        self.server = try_optimizer(fits("server", server, Callable[..., Any]), "server")
         self.clients: ClientStack | None = None
         self.refused = False  # whether the last step was taken back
         self._before: Params = {}

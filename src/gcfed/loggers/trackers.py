@@ -14,10 +14,9 @@ from lightning.pytorch.loggers import Logger, MLFlowLogger, WandbLogger
 from lightning.pytorch.loggers.logger import rank_zero_experiment
 from lightning.pytorch.utilities import rank_zero_only
 
-from gcfed.utils.checked import Whole, checked
+from gcfed.utils.checked import Whole, checked, fits
 from gcfed.utils.files import replacing
 from gcfed.utils.instantiate import installed
-from gcfed.utils.number import flag, word
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -160,7 +159,7 @@ class RoundWandbLogger(_Remote, WandbLogger):
 def _check_wandb(settings: Mapping[str, Any]) -> None:
     import wandb
 
-    flag("logger.wandb.offline", settings.get("offline", False))
+    fits("offline", settings.get("offline", False), bool)
     known = {*signature(WandbLogger.__init__).parameters, *signature(wandb.init).parameters}
     for name, value in settings.items():
         if name not in known:
@@ -195,7 +194,7 @@ class RoundMLflowLogger(_Remote, MLFlowLogger):
         import mlflow.tracking  # noqa: F401  (takes seconds, for which no server is to blame)
 
         for name in ("experiment_name", "run_name", "tracking_uri"):
-            if word(f"logger.mlflow.{name}", settings.get(name)) == "":
+            if fits(name, settings.get(name), str | None) == "":
                 raise ValueError(f"logger.mlflow.{name}='' is empty: give it a name, or leave it out.")
         self._where = f".tracking_uri={settings.get('tracking_uri')}"
         self._require(partial(super().__init__, save_dir=None, run_id=known, **settings))  # opens a database

@@ -20,7 +20,7 @@ from gcfed.runs.measures import FORMS, parse
 from gcfed.study import papers
 
 
-class Incomplete(RuntimeError):
+class Incomplete(ValueError):
     """The report is written, but for something that was asked for."""
 
 

@@ -17,7 +17,7 @@ from gcfed.report.tables import UNITS, Minor, Table, Unit, mark_best, mean_text,
 from gcfed.runs.identity import counts, setting
 from gcfed.runs.reading import Loader
 from gcfed.study.papers import Axis, Cell, PaperTable, choose
-from gcfed.utils.compose import CONFIGS, train_composer
+from gcfed.utils.compose import CONFIGS, Composer
 
 FULL = "full"
 _HELD = ("client.", "data.", "model.", "participation.", "partition.")  # sections that every run has
@@ -29,7 +29,7 @@ class Settings:
     """Settings and rounds that a cell's overrides ask for, composed only where one of the groups can be its runs."""
 
     def __init__(self, groups: Sequence[Group]) -> None:
-        self._composer = train_composer()
+        self._composer = Composer()
         self._runs = [group.runs[0] for group in groups]
         self._precisions = sorted({run.get("precision") or "" for run in self._runs} - {""})
         self._kinds = {tuple(run.get(f"tags.{kind}") for kind in _KINDS) for run in self._runs}

@@ -3,7 +3,7 @@
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 
@@ -12,7 +12,7 @@ from gcfed.runs.folder import folders, shown
 from gcfed.runs.measures import parse
 from gcfed.runs.metrics_csv import SIZE
 from gcfed.runs.reading import FINITE, LABEL, NODES, ROUNDS, naming, read_text, read_yaml, short
-from gcfed.utils.number import choice
+from gcfed.utils.checked import fits
 
 TRIALS, RESULTS = "trials.csv", "optimization_results.yaml"
 
@@ -60,7 +60,7 @@ def check_results(results: Mapping[str, Any]) -> None:
     if "metric" in results:
         short("metric", results["metric"])
         parse(results["metric"] or "")
-        choice("direction", results.get("direction"), ("maximize", "minimize", None))
+        fits("direction", results.get("direction"), Literal["maximize", "minimize"] | None)
 
 
 def trials_table(searches: Mapping[Path, Search]) -> Table | None:

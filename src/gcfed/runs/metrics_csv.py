@@ -6,8 +6,8 @@ import io
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gcfed.runs.reading import ROUNDS, naming, read_text
-from gcfed.utils.number import number
+from gcfed.runs.reading import Rounds, naming, read_text
+from gcfed.utils.checked import fits
 
 if TYPE_CHECKING:
     import pandas as pd  # a run imports it at its end only
@@ -47,7 +47,7 @@ def read_metrics(path: Path | None, *, text: bool = False) -> pd.DataFrame:
             found, table.index = table.index, table.index.astype("int64")
             if not ((table.index == found).all() and table.index.is_monotonic_increasing and table.index.is_unique):
                 raise ValueError("its rounds are no whole numbers that increase")
-            number("round", found[-1], 0, ROUNDS)
+            fits("round", int(found[-1]), Rounds)
         except (ValueError, KeyError) as error:
             raise ValueError(f"it is no table of numbers with a column 'round': {error}") from None
     return table

@@ -28,7 +28,8 @@ def tell(*parts: RenderableType) -> None:
     """To the terminal and, without colours, to the files of the log."""
     console, text = Console(soft_wrap=True), io.StringIO()
     console.print(*parts, sep="\n")
-    Console(file=text, soft_wrap=True, width=console.width).print(*parts, sep="\n")
+    plain = Console(file=text, soft_wrap=True, width=console.width, force_jupyter=False)  # which would display it, too
+    plain.print(*parts, sep="\n")
     record = logging.makeLogRecord({"msg": text.getvalue().rstrip(), "levelno": logging.INFO})
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.FileHandler):

@@ -6,21 +6,24 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
+from pydantic import Field
 
-from gcfed.utils.number import number, numbers, word
+from gcfed.utils.checked import Count, Number, Whole, fits
 from gcfed.utils.words import size
 
 LARGEST, DEPTH, NODES, LABEL = 2**20, 24, 20_000, 100  # letters of a file, levels, settings, letters of a name
 FINITE = 1e200  # of numbers beyond, no mean or deviation is one
 ROUNDS = 10_000_000
+Rounds = Annotated[int, Field(ge=0, le=ROUNDS)]
+Figure = Annotated[float, Field(ge=-FINITE, le=FINITE)] | None
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster, where PyYAML was built with it
 
 
@@ -90,7 +93,7 @@ def mapping(key: str, value: Any) -> dict[Any, Any]:
 
 def short(key: str, value: Any) -> None:
     """Refuses what cannot stand in a table's line or on a figure."""
-    if len(word(key, value) or "") > LABEL or not (value or "").isprintable():
+    if len(fits(key, value, str | None) or "") > LABEL or not (value or "").isprintable():
         raise ValueError(f"{key} must be a line of at most {LABEL} letters")
 
 
@@ -120,10 +123,10 @@ def check_config(config: Mapping[str, Any]) -> None:
     Raises:
         ValueError: it cannot; names the key.
     """
-    number("seed", config.get("seed"), 0, whole=True)
-    number("rounds", config.get("rounds"), 0, ROUNDS, whole=True)
-    number("eval_every", config.get("eval_every"), 1, whole=True, none=True)
-    if len(numbers("targets", config.get("targets", []))) > LABEL:
+    fits("seed", config.get("seed"), Whole)
+    fits("rounds", config.get("rounds"), Rounds)
+    fits("eval_every", config.get("eval_every"), Count | None)
+    if len(fits("targets", config.get("targets", []), Sequence[Number])) > LABEL:
         raise ValueError(f"targets has more than {LABEL} numbers")
     short("precision", config.get("precision"))
     for kind in ("tags", "labels"):
@@ -143,14 +146,14 @@ def read_summary(path: Path) -> dict[str, Any]:
         return {}
     with naming(path):
         found = mapping("it", plain(json.loads(read_text(path))))
-        number("rounds", found.get("rounds", 0), 0, ROUNDS, whole=True)
+        fits("rounds", found.get("rounds", 0), Rounds)
         for key, value in found.items():  # figures, and texts that say what the run is
             if "_to_target" in key:
-                numbers(key, [*mapping(key, value).values()], -FINITE, FINITE, none=True)
+                fits(key, [*mapping(key, value).values()], Sequence[Figure])
             elif key in ("classes", "ended") or (isinstance(value, str) and "/" not in key):
                 short(key, value)
             else:
-                number(key, value, -FINITE, FINITE, none=True)
+                fits(key, value, Figure)
         if (ended := found.get("ended")) is not None:
             datetime.fromisoformat(ended).timestamp()
     return found

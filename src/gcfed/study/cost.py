@@ -12,6 +12,7 @@ from lightning.pytorch import Trainer
 from omegaconf import DictConfig, open_dict
 
 from gcfed.assemble import Parts, assemble
+from gcfed.check import check
 from gcfed.federated.client import ClientProgram
 from gcfed.federated.messages import Download, nbytes
 from gcfed.utils.words import size
@@ -41,6 +42,7 @@ def cost(cfg: DictConfig, steps: dict[str, float]) -> tuple[float, int]:
         cfg.paths.output_dir, cfg.callbacks, cfg.metrics = ".", {}, {}
         if "download" in cfg.data.dataset:
             cfg.data.dataset.download = False
+    check(cfg)
     parts = assemble(cfg)
     data, loop, batch = parts.data, parts.loop, cfg.client.batch_size
     sizes, per_round = data.sizes(np.arange(data.num_clients)), loop.sampler.per_round

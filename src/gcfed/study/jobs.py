@@ -4,14 +4,13 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from gcfed.runs.identity import counts, digest
 from gcfed.study.papers import PaperTable, choose, load, slug, table_of
-from gcfed.utils.checked import SettingError, Whole, checked
-from gcfed.utils.number import choice
+from gcfed.utils.checked import SettingError, Whole, checked, fits
 
 Labels = list[str | float] | None
 Seeds = list[Whole] | None
@@ -87,7 +86,7 @@ def read_jobs(scale: str, node: Mapping[str, Any], arguments: Iterable[str] = ()
     """
     study: Study = settings_of("study", Study, node)
     scales = {"full": {}} | (study.scales or {})
-    part: Choice = settings_of(f"study.scales.{scale}", Choice, scales[choice("scale", scale, scales)])
+    part: Choice = settings_of(f"study.scales.{scale}", Choice, scales[fits("scale", scale, Literal[tuple(scales)])])
     cells, number = read_table(study.table)
     rows = choose("rows", study.rows or part.rows, [row for row, _ in cells])
     columns = choose("columns", study.columns or part.columns, [column for _, column in cells])

@@ -17,6 +17,7 @@ from gcfed.study.jobs import settings_of
 from gcfed.study.launch import launch
 from gcfed.utils.files import replacing
 from gcfed.utils.lock import locked
+from gcfed.utils.resolvers import how_to_install
 from gcfed.utils.words import say
 
 try:
@@ -25,8 +26,7 @@ try:
 
     from gcfed.study.space import Settings, Space, check_metric, read_space, sampler_of
 except ImportError as error:
-    remedy = "A search needs Optuna, which is an extra: .venv/bin/uv pip install -e '.[optuna]'"
-    raise ValueError(f"{remedy} ({error})") from error
+    raise ValueError(f"A search needs Optuna, which is an extra: {how_to_install('optuna')} ({error})") from error
 
 log = logging.getLogger(__name__)
 optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import optuna
 import yaml
@@ -11,12 +11,12 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from pydantic import Field
 
 from gcfed.runs.measures import parse
 from gcfed.study.jobs import Seeds, different, settings_of
-from gcfed.utils.checked import Count, SettingError, Whole, checked
+from gcfed.utils.checked import Count, Number, SettingError, Whole, checked, fits
 from gcfed.utils.instantiate import require
-from gcfed.utils.number import number
 from gcfed.utils.resolvers import CONFIGS
 
 Space = dict[str, BaseDistribution]
@@ -142,9 +142,12 @@ def distribution_of(override: Override) -> BaseDistribution:
     sweep: Any = override.value()
     kind: dict[str, Any]
     if isinstance(sweep, IntervalSweep):
-        ends, kind = (number("its start", sweep.start), number("its end", sweep.end)), {"log": "log" in sweep.tags}
+        ends, kind = (
+            (fits("its start", sweep.start, Number), fits("its end", sweep.end, Number)),
+            {"log": "log" in sweep.tags},
+        )
     elif isinstance(sweep, RangeSweep):
-        number("its length", (sweep.stop - sweep.start) / sweep.step, 1e-9, 1e6)  # type: ignore[operator]
+        fits("its length", (sweep.stop - sweep.start) / sweep.step, Annotated[float, Field(ge=1e-9, le=1e6)])  # type: ignore[operator]
         values = list(sweep.range())
         ends, kind = (values[0], values[-1]), {"step": sweep.step}
     else:

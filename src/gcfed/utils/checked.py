@@ -37,6 +37,7 @@ Count = Annotated[int, Field(ge=1, lt=2**63)]
 _RULES = ConfigDict(strict=True, allow_inf_nan=False)
 _NAMES: dict[Any, str] = {bool: "true or false", str: "text", dict: "a group of settings", Any: "any value"}
 T = TypeVar("T", bound=Callable[..., Any])
+V = TypeVar("V")
 
 
 class SettingError(ValueError):
@@ -67,27 +68,39 @@ def checked(target: T) -> T:
             given = signature.bind(*args, **kwargs).arguments
         except TypeError as error:
             _refuse_call(signature, kwargs, error)
-        for name, (adapter, hint) in rules().items():
-            try:
-                if name in given:
-                    adapter.validate_python(given[name])
-            except ValidationError:
-                value = given[name]
-                raise SettingError(name, f"={value} must be {in_words(hint)}{_hidden(value)}.") from None
+        for name, hint in rules().items():
+            if name in given:
+                fits(name, given[name], hint)
         return target(*args, **kwargs)
 
     return call  # type: ignore[return-value]
 
 
-def _rules(target: Callable[..., Any]) -> dict[str, tuple[TypeAdapter, Any]]:
-    """Argument → what checks it and its annotation, for those that are checked."""
+def fits(name: str, value: V, hint: Any) -> V:
+    """``value``, if it is what the annotation allows: ``fits("seed", 1, Whole)``.
+
+    Raises:
+        SettingError: it is not.
+    """
+    try:
+        _adapter(hint).validate_python(value)
+    except ValidationError:
+        raise SettingError(name, f"={value} must be {in_words(hint)}{_hidden(value)}.") from None
+    return value
+
+
+@functools.cache
+def _adapter(hint: Any) -> TypeAdapter:
+    return TypeAdapter(hint, config=_RULES)
+
+
+def _rules(target: Callable[..., Any]) -> dict[str, Any]:
+    """Argument → its annotation, for those that are checked."""
     variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     kinds = {name: parameter.kind for name, parameter in inspect.signature(target).parameters.items()}
     hints = get_type_hints(target, include_extras=True)
     return {
-        name: (TypeAdapter(hint, config=_RULES), hint)
-        for name, hint in hints.items()
-        if name in kinds and kinds[name] not in variable and _is_plain(hint)
+        name: hint for name, hint in hints.items() if name in kinds and kinds[name] not in variable and _is_plain(hint)
     }
 
 
@@ -146,7 +159,7 @@ def _hidden(value: Any) -> str:
         return ""
     if 0 < value < SMALLEST:
         return f", and at least {SMALLEST:g}"
-    return f", and at most {LARGEST:g}" if LARGEST < value < float("inf") else ""
+    return ", and smaller" if LARGEST < value < float("inf") else ""
 
 
 def _number_in_words(kind: type, bounds: Sequence[Any]) -> str:

@@ -1,4 +1,4 @@
-"""Commands of Hydra's, which end in one sentence, also before their own function is called and while they import.
+"""Commands of Hydra's, which end in one sentence: while they import, compose, run, and where nobody reads on.
 
 Imports nothing heavy, so that signals are heard from the first line on.
 """
@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import logging
 import os
-import re
+import select
 import shutil
+import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -18,43 +19,52 @@ from typing import Any
 from gcfed.utils.signals import Stopped
 
 log = logging.getLogger(__name__)
-_NO_NAME = re.compile(r"(.*[\[,])?\s*(null|true|false|[-+.\d]+)\s*([\],].*)?", re.IGNORECASE)
 
 
-def run_command(main: Callable[[], Any]) -> None:
-    """Calls a function that ``hydra.main`` decorates; HYDRA_FULL_ERROR=1 shows tracebacks."""
+def run_command(main: Callable[[], Any], name: str) -> None:
+    """Calls what ``hydra.main`` decorates for ``configs/<name>.yaml``; HYDRA_FULL_ERROR=1 shows tracebacks."""
     from hydra._internal import utils as hydra_utils
+    from hydra.errors import HydraException
 
-    check_groups(sys.argv[1:])
+    from gcfed.utils.compose import composed
+    from gcfed.utils.hints import check_groups, explained
+
+    def explaining(func: Callable[[], Any]) -> Any:
+        with one_sentence():
+            try:
+                return func()
+            except HydraException as error:
+                if os.environ.get("HYDRA_FULL_ERROR") == "1":
+                    raise
+                words = [word for word in sys.argv[1:] if _is_override(word)]
+                raise ValueError(explained(error, words, lambda overrides: composed(name, overrides))) from None
+
     report = hydra_utils.run_and_report
+    hydra_utils.run_and_report = lambda func: report(lambda: explaining(func))
+    sys.argv[1:] = ordered(sys.argv[1:])
+    with one_sentence():
+        check_groups(sys.argv[1:])
+        try:
+            main()
+        finally:
+            sys.stdout.flush()
 
-    hydra_utils.run_and_report = lambda func: report(one_sentence()(func))
-    main()
+
+def ordered(words: Sequence[str]) -> list[str]:
+    """Overrides before flags: Hydra's parser knows no override behind ``-m`` once one stood before it."""
+    return sorted(words, key=lambda word: not _is_override(word))
 
 
-def check_groups(words: list[str]) -> None:
-    """Refuses ``gc=null`` and the like, of which Hydra only says that something must be a string.
-
-    Raises:
-        SystemExit: names the word, the options and how to leave a group out.
-    """
-    from gcfed.utils.resolvers import CONFIGS
-
-    for word in words:
-        group, _, option = word.partition("=")
-        if group in ("hydra.sweeper", "hydra.launcher"):
-            sys.exit(f"{word} must be a group of settings: choose one by {group.replace('.', '/')}=<name>.")
-        found = sorted(path.stem for path in CONFIGS.glob(f"{group}/*.yaml")) if group.isidentifier() else []
-        if found and _NO_NAME.fullmatch(option):
-            options = ", ".join(name for name in found if name != "base")
-            sys.exit(f"{word} names no option of {group}: choose {options}, or ~{group} for none.")
+def _is_override(word: str) -> bool:
+    return not word.startswith("-") and ("=" in word or word.startswith("~"))
 
 
 @contextmanager
 def one_sentence(*, errors: bool = True) -> Iterator[None]:
     """Ends the process with the sentence of an error that names its key or file, without the frames that led to it.
 
-    A signal that :func:`gcfed.utils.signals.stoppable` turned into an exception ends it with its number.
+    A signal that :func:`gcfed.utils.signals.stoppable` turned into an exception ends it with its number. Where the
+    reader of a pipe has gone, as behind ``| head``, nothing is said.
 
     Args:
         errors: False in a sweep's job: the others go on, and the sweep says how each ended. HYDRA_FULL_ERROR=1 shows
@@ -73,12 +83,24 @@ def one_sentence(*, errors: bool = True) -> Iterator[None]:
         _say(f"Stopped: {stop}.{hint}")
         raise SystemExit(stop.exit_code) from None
     except (ValueError, OSError, OmegaConfBaseException) as error:
+        if isinstance(error, BrokenPipeError) and _nobody_reads():
+            raise SystemExit(128 + signal.SIGPIPE) from None
         if not errors or os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
         hidden = error.__cause__ if str(error).startswith("Unable to configure handler") else None  # that of the log
         _say(f"{in_words(hidden or error, _run_folder())} (HYDRA_FULL_ERROR=1 shows where)")
         _drop_unused()
         raise SystemExit(1) from None
+
+
+def _nobody_reads() -> bool:
+    """Whether what this process prints has no reader any more; if so, the rest goes nowhere."""
+    printed = select.poll()
+    printed.register(1, 0)
+    if not any(event & select.POLLERR for _, event in printed.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return True
 
 
 def say_stop(stop: Stopped) -> None:
@@ -88,7 +110,7 @@ def say_stop(stop: Stopped) -> None:
 
 
 def _say(sentence: str) -> None:
-    if _run_folder() is None:
+    if _run_folder() in (None, Path.cwd()):
         sys.stderr.write(f"{sentence}\n")
     else:
         log.error("%s", sentence)

@@ -1,37 +1,73 @@
-"""Jobs' overrides made into configs: once for each choice of config files, which is what takes Hydra long."""
+"""Overrides made into configs, as the commands do it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import os
+from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import deepcopy
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException
+from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.errors import ConfigCompositionException, HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
+from gcfed.utils.hints import GROUPS_OF_CONFIGS, explained
 from gcfed.utils.resolvers import CONFIGS
 
 
+def shorthand(overrides: Iterable[str]) -> list[str]:
+    """``model._target_=mynet.Net`` alone chooses ``model=own``, whose keys are not those of the default network.
+
+    The path of a checkpoint needs no quotes for Hydra, whatever characters its folders' names have.
+    """
+    overrides = list(overrides)
+    for i, (key, _, path) in enumerate(override.partition("=") for override in overrides):
+        quoted = path[:1] in ("'", '"', "[")
+        if key == "ckpt_path" and not quoted and (os.path.isfile(path) or "'" in path):  # noqa: PTH113  (is_file() may raise)
+            overrides[i] = f"{key}={QuotedString(path, Quote.single).with_quotes()}"
+    own = [o for o in overrides if o.startswith("model._target_=") and not o.startswith("model._target_=gcfed.")]
+    if own and not any(o.startswith("model=") for o in overrides):
+        overrides.insert(overrides.index(own[0]), "model=own")
+    return overrides
+
+
+def composed(name: str, overrides: list[str]) -> DictConfig:
+    """``configs/<name>.yaml`` with overrides, by Hydra; also within a command of its own.
+
+    Raises:
+        HydraException: what it has to say against an override.
+    """
+    hydra = GlobalHydra.instance()
+    command, hydra.hydra = hydra.hydra, None
+    try:
+        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            return compose(name, overrides=overrides)
+    finally:
+        hydra.hydra = command
+
+
 class Composer:
-    """Composes overrides as Hydra would; jobs that differ in values alone share what was composed.
+    """Composes overrides as Hydra would, once for each choice of config files, which is what takes Hydra long.
 
     Args:
-        load: Hydra's own composition.
+        load: Hydra's own composition; that of ``configs/train.yaml``.
         groups: the folders of ``configs``: an override of one chooses a file, any other one sets a value.
     """
 
-    def __init__(self, load: Callable[[list[str]], DictConfig], groups: Collection[str]) -> None:
-        self.load, self.groups = load, groups
+    def __init__(
+        self, load: Callable[[list[str]], DictConfig] | None = None, groups: Collection[str] = GROUPS_OF_CONFIGS
+    ) -> None:
+        self.load, self.groups = load or (lambda overrides: composed("train", overrides)), groups
         self._composed: dict[tuple[str, ...], DictConfig] = {}
 
     def __call__(self, overrides: Sequence[str]) -> DictConfig:
         """The config, which is the caller's own.
 
         Raises:
-            ValueError: what Hydra has to say against an override.
+            ValueError: what Hydra has to say against an override, and what was meant.
         """
         try:
             parsed = OverridesParser.create().parse_overrides(list(overrides))
@@ -43,25 +79,13 @@ class Composer:
                 self._composed[files] = self.load(list(files))
             cfg = deepcopy(self._composed[files])
             for override in values:
-                OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True)
+                try:
+                    OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True)
+                except (ConfigKeyError, ConfigAttributeError):
+                    raise ConfigCompositionException(f"Could not override '{override.key_or_group}'.") from None
         except (HydraException, OmegaConfBaseException) as error:
-            raise ValueError(" ".join(str(error).split())) from None
+            raise ValueError(explained(error, overrides, self.load)) from None
         return cfg
 
     def _is_value(self, key: str) -> bool:
         return key not in self.groups and not any(c in key for c in "/@:")
-
-
-def train_composer() -> Composer:
-    """Of ``configs/train.yaml``, as ``python src/train.py`` reads it."""
-
-    def load(overrides: list[str]) -> DictConfig:
-        hydra = GlobalHydra.instance()
-        command, hydra.hydra = hydra.hydra, None  # that of src/report.py, within which this composes
-        try:
-            with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-                return compose("train", overrides=overrides)
-        finally:
-            hydra.hydra = command
-
-    return Composer(load, {path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*") if path.is_dir()})

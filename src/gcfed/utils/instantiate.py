@@ -13,7 +13,7 @@ from hydra.errors import InstantiationException
 from omegaconf import DictConfig, Node, OmegaConf
 
 from gcfed.utils.checked import SettingError
-from gcfed.utils.resolvers import CONFIGS
+from gcfed.utils.resolvers import CONFIGS, how_to_install
 
 _HYDRAS = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")  # its own keys; none becomes an argument
 
@@ -66,7 +66,7 @@ def _built(value: Any) -> Any:
 
 def _key(node: DictConfig, name: str) -> str:
     """The key that a user sets: of a setting that follows another one, the other's."""
-    raw = node._get_node(name)
+    raw = node._get_node(name, validate_access=False)  # None where it is missing
     followed = re.fullmatch(r"\$\{([a-z_][\w.]*)\}", str(raw)) if isinstance(raw, Node) else None
     return followed[1] if followed else node._get_full_key(name)
 
@@ -120,11 +120,11 @@ def installed(package: str, key: str) -> None:
     """Refuses a setting whose package is not there.
 
     Raises:
-        ValueError: names the setting and the command that installs the package, an extra of the same name.
+        BuildError: names the setting and the command that installs the package, an extra of the same name.
     """
     found = find_spec(package)
     if found is None or found.origin is None:  # a folder of that name, as W&B makes one, is no package
-        raise ValueError(f"{key} needs a package: .venv/bin/uv pip install -e '.[{package}]'")
+        raise BuildError(f"{key} needs a package: {how_to_install(package)}")
 
 
 def replace_checked(config: DictConfig, keys: Iterable[str], path: Path) -> None:

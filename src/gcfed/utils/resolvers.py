@@ -1,5 +1,6 @@
 """OmegaConf resolvers of the configs, and where these and the project lie."""
 
+import sys
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -8,12 +9,24 @@ from gcfed.utils.cpu import cores
 from gcfed.utils.processes import nodes, processes_of_node
 
 _CLONE = Path(__file__).resolve().parents[3]
-_INSTALLED = Path(__file__).resolve().parents[1] / "configs"
+_PACKAGED = Path(__file__).resolve().parents[1] / "configs"
 
-CONFIGS = _INSTALLED if _INSTALLED.is_dir() else _CLONE / "configs"
-"""The folder of the configs: in the package where it was installed from a wheel, else beside ``src/``."""
-ROOT = Path.cwd() if _INSTALLED.is_dir() else _CLONE
+INSTALLED = _PACKAGED.is_dir()
+"""Whether the package was installed from a wheel, which has the configs in it."""
+CONFIGS = _PACKAGED if INSTALLED else _CLONE / "configs"
+"""The folder of the configs: in the package where it was installed, else beside ``src/``."""
+ROOT = Path.cwd() if INSTALLED else _CLONE
 """The folder below which data are read and runs are written: the clone, or where an installed command is called."""
+
+
+def command(name: str) -> str:
+    """How the user calls ``train``, ``eval`` or ``report``."""
+    return f"gcfed-{name}" if INSTALLED or Path(sys.argv[0]).name.startswith("gcfed-") else f"python src/{name}.py"
+
+
+def how_to_install(extra: str) -> str:
+    """The command that installs an extra of this project."""
+    return f"pip install 'gcfed[{extra}]'" if INSTALLED else f".venv/bin/uv pip install -e '.[{extra}]'"
 
 
 def all_devices(accelerator: str) -> int:
@@ -54,11 +67,6 @@ def task_of(regression: object) -> str:
     return f"gcfed.tasks.{'SquaredError' if regression is True else 'Classification'}"
 
 
-OmegaConf.register_new_resolver("all_devices", all_devices, replace=True)
-OmegaConf.register_new_resolver("class_name", class_name, replace=True)
-OmegaConf.register_new_resolver("last_layer", last_layer, replace=True)
-OmegaConf.register_new_resolver("length", length, replace=True)
-OmegaConf.register_new_resolver("stem", stem, replace=True)
-OmegaConf.register_new_resolver("task_of", task_of, replace=True)
-OmegaConf.register_new_resolver("nodes", nodes, replace=True)
+for _resolver in (all_devices, class_name, command, last_layer, length, nodes, stem, task_of):
+    OmegaConf.register_new_resolver(_resolver.__name__, _resolver, replace=True)
 OmegaConf.register_new_resolver("project_root", lambda: str(ROOT), replace=True)

@@ -16,6 +16,7 @@ from gcfed.data.sets.files import decode
 from gcfed.data.sets.own import TESTS, Side, from_arrays, written
 from gcfed.data.sets.text import ALPHABET, LENGTH, PAD, encode, sequences
 from gcfed.utils.checked import Inside, SettingError, checked
+from gcfed.utils.resolvers import how_to_install
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -88,7 +89,7 @@ def _load(name: str, subset: str | None, data_dir: str) -> tuple[Dataset, list[D
     try:
         import datasets
     except ImportError:
-        raise ValueError("data=huggingface needs datasets: .venv/bin/uv pip install -e '.[huggingface]'") from None
+        raise ValueError(f"data=huggingface needs datasets: {how_to_install('huggingface')}") from None
     try:
         if Path(name).is_dir():
             found = datasets.load_from_disk(name)

@@ -1,0 +1,163 @@
+"""Configs and comparisons from Python: what ``import gcfed`` offers beside ``train`` and ``report``."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+from omegaconf import DictConfig, open_dict
+
+from gcfed.runs.folder import CHECKPOINT
+from gcfed.runs.place import run_dir
+from gcfed.utils.checked import Whole, fits
+from gcfed.utils.compose import Composer, shorthand
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_compose = Composer()
+NOW = "%Y-%m-%d_%H-%M-%S-%f"
+
+
+def configure(*overrides: str | Iterable[str], folder: str | Path | None = None) -> DictConfig:
+    """The config of a run: what ``python src/train.py`` composes of these overrides.
+
+    The run draws no progress bar, which a notebook would keep line by line, and takes one process unless
+    ``trainer.devices`` says otherwise: a notebook's kernel has threads, and a fork would copy their locks.
+
+    Args:
+        overrides: as on the command line, ``"client.epochs=1"``; one by one, or in a list.
+        folder: the run's; an earlier one there is overwritten. None: a new one in ``logs/<name>/``, or with
+            ``ckpt_path=last`` that of the newest run of the same settings.
+
+    Raises:
+        ValueError: an override that names no key or option; says which was meant.
+    """
+    words = shorthand(word for given in overrides for word in ([given] if isinstance(given, str) else given))
+    cfg = _compose(words)
+    if folder is None:
+        changed = ",".join(word for word in words if not word.startswith(("ckpt_path=", "paths.")))
+        base = f"{cfg.paths.log_dir}/{cfg.name}"
+        folder = run_dir(base, cfg.ckpt_path, f"{datetime.now():{NOW}}", changed, _root_=cfg)
+    with open_dict(cfg):
+        cfg.paths.output_dir = str(folder)
+        cfg.callbacks.progress = None
+        if cfg.trainer.devices == "auto":
+            cfg.trainer.devices = 1
+    return cfg
+
+
+def compare(
+    configs: Mapping[str, DictConfig], seeds: Iterable[int] = (1, 2, 3), folder: str | Path | None = None
+) -> Comparison:
+    """Trains each config with each seed, one after the other; equal seeds have equal clients, cohorts and weights.
+
+    Args:
+        configs: what people call a method → its config, of :func:`configure`.
+        seeds: in place of the configs' own.
+        folder: each run has a folder of its own in it, ``<method>_seed<seed>``; one that is there is overwritten, or
+            continued where the config says ``ckpt_path=last``. None: a new one in ``logs/compare/``.
+
+    Raises:
+        ValueError: no config, seeds that are no different whole numbers, or a setting that cannot work; before any run.
+    """
+    from gcfed.check import check
+    from gcfed.run import train
+
+    chosen: list[int] = fits("seeds", list(seeds), Sequence[Whole])
+    names = {method: re.sub(r"[^\w.+-]+", "-", method).strip("-.") or "run" for method in configs}
+    if not names or len({*names.values()}) < len(names) or not chosen or len({*chosen}) < len(chosen):
+        raise ValueError(f"A comparison needs different names and different seeds: {', '.join(names)}; {chosen}.")
+    for cfg in configs.values():
+        check(cfg)
+    first = next(iter(configs.values()))
+    root = Path(folder or Path(first.paths.log_dir, "compare", f"{datetime.now():{NOW}}"))
+    frames, folders = {}, {}
+    for seed in chosen:
+        for method, cfg in configs.items():
+            run = deepcopy(cfg)
+            folders[method, seed] = root / f"{names[method]}_seed{seed}"
+            begun = (folders[method, seed] / CHECKPOINT).is_file()
+            with open_dict(run):
+                run.seed, run.paths.output_dir = seed, str(folders[method, seed])
+                run.ckpt_path = run.ckpt_path if begun else None
+            frames[method, seed] = train(run).frame
+    return Comparison(pd.concat(frames, names=["method", "seed", "round"]).sort_index(), folders)
+
+
+@dataclass
+class Comparison:
+    """Runs of several methods with several seeds."""
+
+    frame: pd.DataFrame  # (method, seed, round) → the columns of metrics.csv
+    folders: dict[tuple[str, int], Path]  # (method, seed) → the run's
+
+    def curves(self, column: str) -> dict[str, pd.DataFrame]:
+        """Of each method, in the order in which they were given, a column's values: [rounds where it has some, seeds].
+
+        Raises:
+            ValueError: no run has such a column.
+        """
+        if column not in self.frame:
+            raise ValueError(f"column={column} is none of {', '.join(self.frame)}.")
+        values = self.frame[column].dropna()
+        return {method: values.loc[method].unstack("seed") for method in dict.fromkeys(m for m, _ in self.folders)}
+
+    def table(self, column: str = "test/acc", tests: int = 10) -> pd.DataFrame:
+        """A row a method: mean over the seeds of a column's last tests, and the 95 % interval of that mean.
+
+        Args:
+            column: of :attr:`frame`.
+            tests: so many of the last, of which each seed has the mean; fewer if it has no more.
+        """
+        last = {method: curves.tail(tests).mean() for method, curves in self.curves(column).items()}
+        rows = {method: (seeds.mean(), *interval(seeds), len(seeds)) for method, seeds in last.items()}
+        return pd.DataFrame.from_dict(rows, orient="index", columns=["mean", "low", "high", "seeds"])
+
+    def figure(self, column: str = "test/acc") -> Figure:
+        """A column over the rounds: each seed thin, each method's mean thick, and the mean's 95 % interval shaded."""
+        from matplotlib.figure import Figure
+
+        from gcfed.plots.style import PALETTE, styled
+
+        @styled
+        def draw() -> Figure:
+            figure = Figure(figsize=(6.4, 3.8))
+            axes = figure.subplots()
+            for (method, curves), color in zip(self.curves(column).items(), cycle(PALETTE), strict=False):
+                low, high = zip(*(interval(seeds.dropna()) for _, seeds in curves.iterrows()), strict=True)
+                axes.plot(curves, color=color, alpha=0.35, linewidth=0.8)
+                axes.fill_between(curves.index, low, high, color=color, alpha=0.15, linewidth=0)
+                axes.plot(curves.mean(axis=1), color=color, label=method)
+            axes.set(xlabel="communication round", ylabel=column)
+            axes.legend()
+            return figure
+
+        return draw()
+
+
+def interval(values: Sequence[float] | pd.Series) -> tuple[float, float]:
+    """The 95 % interval of a mean, by Student's t; NaN of fewer than two values."""
+    n = len(values)
+    if n < 2:
+        return math.nan, math.nan
+    mean, half = np.mean(values), _quantile(n - 1) * np.std(values, ddof=1) / math.sqrt(n)
+    return float(mean - half), float(mean + half)
+
+
+@cache
+def _quantile(freedom: int) -> float:
+    """Student's t at 97.5 %: with t = √ν·tan θ its density is ∝ cos^(ν−1) θ."""
+    angles = np.linspace(0, math.pi / 2, 100_001)
+    areas = np.cumsum(np.cos(angles) ** (freedom - 1))
+    return math.sqrt(freedom) * math.tan(np.interp(0.95 * areas[-1], areas, angles))

@@ -1,0 +1,163 @@
+"""What cannot work is refused before anything is built: settings of the run as a whole, which no constructor sees."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from gcfed.federated.processes.spread import trains_on_cpu
+from gcfed.federated.processes.strategy import can_fork
+from gcfed.utils.checked import Count, Positive, Share, Whole, fits
+from gcfed.utils.hints import GROUPS_OF_CONFIGS, meant
+from gcfed.utils.processes import in_sweep
+from gcfed.utils.resolvers import command
+
+PRECISIONS = ("32-true", "bf16-mixed", "64-true")
+GROUPS = ("paths", "extras", "trainer", "client", "server", "participation", "client_store", "data", "model", "tags")
+KEYS = (  # of the top level, beside these groups
+    "name", "labels", "seed", "rounds", "eval_every", "task", "precision", "precision_matmul", "channels_last",
+    "ckpt_path", "targets", "optimized_metric", "logger", "callbacks", "partition", "aggregator", "quantization",
+    "metrics", "methods", "gc", "attack", "federation",
+)  # fmt: skip
+READ = {  # what a run may have at the top level, and in groups that are not built as a whole
+    "": (*GROUPS, *KEYS), "participation": ("num_clients", "per_round", "sampler", "faults"),
+    "extras": ("figures", "print_config"),
+}  # fmt: skip
+RANGES: dict[str, Any] = {
+    "rounds": Count, "eval_every": Count, "seed": Whole, "precision_matmul": Literal["high", "medium"] | None,
+    "targets": Sequence[Share], "optimized_metric": str | None, "client_store.folder": str | None,
+    "channels_last": bool, "extras.figures": bool, "extras.print_config": bool | None,
+}  # fmt: skip
+OF_TRAINER = {"num_nodes": Count | None, "limit_val_batches": Positive | None, "enable_model_summary": bool | None}
+FOLLOWED = {"precision": "precision", "rounds": "max_steps", "eval_every": "val_check_interval"}  # by the trainer's
+ROUNDS = {  # of the trainer, whose batch is a round
+    "max_epochs": -1, "check_val_every_n_epoch": None, "num_sanity_val_steps": 0, "log_every_n_steps": 1,
+    "use_distributed_sampler": False,
+}  # fmt: skip
+PART = re.compile(r"gc|attack|quantization|participation\.faults|(methods|metrics|callbacks|logger)\.[^.]+")
+
+
+def check(cfg: DictConfig) -> None:
+    """Refuses what cannot work.
+
+    Raises:
+        ValueError: names the key and the remedy.
+    """
+    refuse_sweeps()
+    try:
+        run: Any = OmegaConf.to_container(cfg, resolve=True)
+    except OmegaConfBaseException as error:
+        raise ValueError(" ".join(str(error).split())) from None
+    refuse_empty(run)
+    for key in GROUPS:
+        if not isinstance(run.get(key), Mapping):
+            raise ValueError(f"{key}={run.get(key)} must be a group of settings, as in configs/.")
+    refuse_unread(cfg)
+    choices = HydraConfig.get().runtime.choices if HydraConfig.initialized() else run["tags"]
+    for key in ("data", "model", "algorithm", "gc"):
+        if key in run["tags"] and key not in choices:  # Hydra's way to say that there are several
+            raise ValueError(f"{key}=[…] names several options: a run takes one; -m without brackets makes a run each.")
+    if not re.fullmatch(r"(?!\.)[^/\\]+", name := str(run.get("name"))) or name != run["name"]:
+        raise ValueError(f"name={name} must be a plain name.")
+    folders = {f"paths.{name}": path for name, path in run["paths"].items()}
+    folders["data.dataset.data_dir"] = OmegaConf.select(cfg, "data.dataset.data_dir", default="")
+    for key, value in folders.items():
+        if not isinstance(value, str):
+            raise ValueError(f"{key}={value} must be a folder.")
+    for key in ("precision", "trainer.precision"):
+        precision = OmegaConf.select(cfg, key)
+        if precision not in PRECISIONS:
+            raise ValueError(
+                f"{key}={precision} is not supported: choose {', '.join(PRECISIONS)}. 16-mixed scales the loss, so "
+                "gradient hooks (GC, SCAFFOLD, clipping) would see scaled gradients."
+            )
+    for key, hint in RANGES.items():
+        group, _, name = key.rpartition(".")
+        fits(key, (run[group] if group else run).get(name), hint)
+    check_trainer(run)
+
+
+def check_trainer(run: Mapping[str, Any]) -> None:
+    """Refuses settings of Lightning's trainer under which a batch would not be a round, and devices that are not here.
+
+    Raises:
+        ValueError: names the key and the remedy.
+    """
+    trainer = run["trainer"]
+    for key, hint in OF_TRAINER.items():
+        fits(f"trainer.{key}", trainer.get(key), hint)
+    for key, its in FOLLOWED.items():
+        value = trainer.get(its)
+        if value is not None and repr(value) != repr(run[key]):  # a run is known by its own
+            raise ValueError(f"trainer.{its}={value} is not {key}={run[key]}: set {key}={value}, which it follows.")
+    for key, value in ROUNDS.items():
+        if repr(trainer.get(key, value)) != repr(value):
+            raise ValueError(f"trainer.{key}={trainer[key]} must be {value}: a batch of Lightning's is a round.")
+    devices = trainer.get("devices", "auto")
+    if not isinstance(devices, str) and not (isinstance(devices, list) and devices):
+        fits("trainer.devices", devices, Count | Literal["auto"])
+    accelerator = trainer.get("accelerator")
+    if accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
+        raise ValueError(
+            f"trainer.accelerator={accelerator}: torch sees no GPU (CUDA) here. Take trainer=auto, or cpu."
+        )
+    forks = can_fork() and trains_on_cpu(accelerator)
+    if in_sweep() and not (trainer.get("strategy") is None or "LOCAL_RANK" in os.environ or forks):
+        raise ValueError("-m with trainer=ddp would start a sweep in every process: give each job a command.")
+
+
+def refuse_empty(node: Any, key: str = "") -> None:
+    """Refuses empty texts, which are no names of anything, and settings of a part that is not there.
+
+    Raises:
+        ValueError: names the key.
+    """
+    if node == "":
+        raise ValueError(f"{key}='' is empty: give it a value, or null where it may have none.")
+    if not isinstance(node, Mapping):
+        return
+    if PART.fullmatch(key) and node.get("_target_") is None:
+        for name in node.keys() - {"_target_", "boundary", "layer_boundary"}:  # a model sets these two, gc or not
+            part = f"{key}.{name}={node[name]} is read by nothing, since {key}._target_ names no part"
+            raise ValueError(f"{part}: choose an option of {key.split('.')[0]}, or leave it out.")
+    for name, inner in node.items():
+        refuse_empty(inner, f"{key}.{name}".lstrip("."))
+
+
+def refuse_unread(cfg: DictConfig) -> None:
+    """Refuses keys that nothing reads, unless others follow them: those are settings of the user's own.
+
+    Raises:
+        ValueError: names the key, and the one that was meant.
+    """
+    for group, known in READ.items():
+        node = cfg[group] if group else cfg
+        for key in (str(key) for key in node if key not in known):
+            path = f"{group}.{key}".lstrip(".")
+            followed = (
+                rf"\$\{{\s*(?:{re.escape(path)}|\.+{re.escape(key)})\s*[.}}\[]"  # from beside it by its last part
+            )
+            if not re.search(followed, OmegaConf.to_yaml(cfg)):
+                keys = [f"{group}.{key}".lstrip(".") for key in known] + ([] if group else GROUPS_OF_CONFIGS)
+                raise ValueError(
+                    f"{path}={node[key]} is read by nothing{meant(path, keys) or f'; ~{path} leaves it out.'}"
+                )
+
+
+def refuse_sweeps() -> None:
+    """Refuses a study or a search that was composed as a run: with ``-m`` their sweepers make the runs."""
+    if not HydraConfig.initialized():
+        return
+    hydra = HydraConfig.get()
+    study, search = (hydra.runtime.choices.get(group) for group in ("study", "hparams_search"))
+    if study is not None:  # the jobs of a study are composed without it
+        raise ValueError(f"study={study} is a sweep of its own: {command('train')} -m study=<one of configs/study> …")
+    if search is not None and not in_sweep():
+        raise ValueError(f"hparams_search={search} is a sweep: {command('train')} -m hparams_search={search} …")

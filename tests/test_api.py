@@ -1,0 +1,106 @@
+"""``import gcfed``: what it returns is what the runs' folders hold, and its comparisons are those done by hand."""
+
+import subprocess
+import sys
+from math import isnan, sqrt
+from types import ModuleType
+
+import numpy as np
+import pandas as pd
+import pytest
+from safetensors.torch import load_file
+
+import gcfed
+from gcfed.api import interval
+from gcfed.runs.metrics_csv import read_metrics
+from gcfed.utils.resolvers import ROOT
+
+SMALL = (
+    "rounds=3", "participation.num_clients=8", "client.epochs=1", "data.limit_train=200", "data.limit_test=50",
+    "model.hidden=[16]", "extras.figures=false", "~logger.tensorboard",
+)  # fmt: skip
+
+
+def test_the_package_imports_nothing_until_it_is_asked():
+    code = (
+        "import gcfed, sys; assert not {'torch', 'lightning', 'pandas', 'hydra', 'omegaconf'} & {*sys.modules};"
+        "assert callable(gcfed.configure) and 'torch' not in sys.modules and not hasattr(gcfed, 'nothing')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT / "src")
+
+
+def test_a_run_from_python_and_its_folder_agree(tmp_path):
+    log_dir = f"paths.log_dir={tmp_path}"
+    cfg = gcfed.configure([*SMALL, "name=mine"], log_dir, "gc=none")
+    result = gcfed.train(cfg)
+    assert result.folder.parent == tmp_path / "mine"
+    assert "rounds-3_participation" in result.folder.name
+    assert result.frame.index.tolist() == [1, 2, 3]
+    pd.testing.assert_frame_equal(result.frame, read_metrics(result.folder / "metrics.csv"))
+    assert result.frame["test/acc"][3] == result.metrics["test/acc"]
+    saved = load_file(result.folder / "global_model.safetensors")
+    assert all((tensor == saved[name]).all() for name, tensor in result.model.state_dict().items())
+    again = gcfed.configure(*SMALL, "name=mine", log_dir, "gc=none", "rounds=4", "ckpt_path=last")
+    assert again.paths.output_dir == str(result.folder)
+    assert gcfed.configure(*SMALL, "name=mine", log_dir).paths.output_dir != str(result.folder)
+
+
+@pytest.mark.parametrize(("n", "t"), [(2, 12.70620), (3, 4.30265), (10, 2.26216), (31, 2.04227)])
+def test_the_interval_of_a_mean_is_students(n, t):
+    """Quantiles as tables print them."""
+    values = np.random.default_rng(n).normal(size=n)
+    half = t * sqrt(sum((values - values.mean()) ** 2) / (n - 1) / n)
+    assert interval(values) == pytest.approx((values.mean() - half, values.mean() + half), rel=1e-4)
+    assert isnan(interval(values[:1])[0])
+
+
+@pytest.mark.slow
+def test_a_comparison_is_of_the_runs_that_one_would_make_by_hand(tmp_path):
+    fedavg, ours = gcfed.configure(SMALL, "gc=none"), gcfed.configure(SMALL, "ckpt_path=last", folder=tmp_path)
+    configs = {"GC, Fed": ours, "FedAvg": fedavg}
+    comparison = gcfed.compare(configs, seeds=[3, 1], folder=tmp_path / "runs")
+    alone = gcfed.train(gcfed.configure(SMALL, "gc=none", "seed=1", folder=tmp_path / "alone")).frame
+    assert comparison.frame.index.names == ["method", "seed", "round"]
+    assert comparison.frame.loc["FedAvg", 1]["train/loss"].tolist() == alone["train/loss"].tolist()
+    assert comparison.folders["GC, Fed", 3] == tmp_path / "runs" / "GC-Fed_seed3"
+    acc = [comparison.frame.loc["GC, Fed", seed]["test/acc"] for seed in (3, 1)]
+    table, means = comparison.table(tests=2), [curve.iloc[-2:].mean() for curve in acc]
+    assert [*table.index] == ["GC, Fed", "FedAvg"]
+    half = 12.7062 * abs(means[0] - means[1]) / 2
+    expected = [np.mean(means), np.mean(means) - half, np.mean(means) + half, 2]
+    assert table.loc["GC, Fed"].tolist() == pytest.approx(expected, rel=1e-4)
+    with pytest.raises(ValueError, match=r"^column=acc is none of train/loss, "):
+        comparison.table("acc")
+
+    assert comparison.figure("train/loss").axes[0].get_ylabel() == "train/loss"
+    (axes,) = comparison.figure().axes
+    drawn = [line.get_ydata().tolist() for line in axes.lines]
+    assert {len(drawn), len(axes.collections)} == {6, 2}  # of each method its seeds and the mean, and the interval
+    assert all(curve.tolist() in drawn for curve in (*acc, (acc[0] + acc[1]) / 2))
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [*configs]
+
+    before = {key: (folder / "metrics.csv").read_text() for key, folder in comparison.folders.items()}
+    gcfed.compare(configs, seeds=[1], folder=tmp_path / "runs")
+    after = {key: (folder / "metrics.csv").read_text() for key, folder in comparison.folders.items()}
+    assert {key for key in after if after[key] != before[key]} == {("FedAvg", 1)}  # its seconds; the other one went on
+    for _ in range(2):  # it is a package, too, once it was imported
+        page = gcfed.report(tmp_path / "runs", out=tmp_path / "report", figures=False, papers=[])
+    assert page.read_text().count("seed3") >= 2
+    assert isinstance(gcfed.report, ModuleType)
+
+
+@pytest.mark.parametrize(
+    ("more", "seeds", "sentence"),
+    [
+        (["gc.lam=2"], [1], "gc.lam=2 must be"),
+        (["rounds=0"], [1], "rounds=0 must be a whole number of at least 1"),
+        ([], [1, 1], "different seeds"),
+        ([], [1.5], r"seeds=\[1.5\] must be a list, each entry a whole number of at least 0"),
+        ([], [], "different seeds"),
+    ],
+)
+def test_a_comparison_that_cannot_work_is_refused(tmp_path, more, seeds, sentence):
+    configs = {"one": gcfed.configure(SMALL, more), "two": gcfed.configure(SMALL)}
+    with pytest.raises(ValueError, match=sentence):
+        gcfed.compare(configs, seeds, tmp_path / "runs")
+    assert [*tmp_path.rglob("metrics.csv")] == []

@@ -1,0 +1,69 @@
+"""What was meant by a word that Hydra does not know, from the command line and from Python."""
+
+import re
+import sys
+
+import pytest
+from conftest import composer
+from hydra.errors import ConfigCompositionException
+
+import gcfed
+from gcfed.utils import instantiate, resolvers
+from gcfed.utils.command import ordered
+from gcfed.utils.compose import composed
+from gcfed.utils.hints import explained, meant
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["rond=3"], "rond=3 sets nothing: did you mean rounds?"),
+        (["algoritm=fedprox"], "algoritm=fedprox sets nothing: did you mean algorithm?"),
+        (["client.lr=0.1"], "client.lr=0.1 sets nothing: did you mean client.optimizer.lr?"),
+        (["lr=0.1"], "lr=0.1 sets nothing: did you mean client.optimizer.lr or server.lr?"),
+        (["algorithm=fedprox", "methods.x.mu=1"], "methods.x.mu=1 sets nothing: did you mean methods.proximal.mu?"),
+        (["methods.prox.mu=1"], "methods.prox.mu=1 sets nothing: there is no key methods.prox.mu."),
+        (["gc=zzz"], "gc=zzz is unknown. There are gcfed, global, local, none, warmup."),
+        (["gc=gcfd"], "gc=gcfd is unknown: did you mean gcfed? There are gcfed, global, local, none, warmup."),
+    ],
+)  # fmt: skip
+def test_a_wrong_word_is_answered_with_what_was_meant(words, sentence):
+    with pytest.raises(ValueError) as said:  # noqa: PT011  (the whole sentence is compared)
+        composer(words)
+    assert str(said.value) == sentence
+
+
+def test_hydras_other_sentences_come_through_as_one():
+    error = ConfigCompositionException("Could not append.\n  An item\nis there.")
+    assert explained(error, [], lambda _: composed("train", [])) == "Could not append. An item is there."
+    with pytest.raises(ValueError, match="did you mean rounds"):
+        gcfed.configure("rond=3")
+
+
+def test_the_same_word_elsewhere_comes_before_a_word_that_is_alike():
+    known = ["client.lr_decay", "server.lr", "client.optimizer.lr"]
+    assert meant("client.lr", known) == ": did you mean client.optimizer.lr?"
+    assert meant("clients.steps", ["client.step", "x"]) == ": did you mean client.step?"
+    assert meant("quite.other", ["client.step"]) == ""
+
+
+def test_overrides_may_stand_on_both_sides_of_a_flag():
+    words = ["gc=none", "-m", "seed=1,2", "--cfg", "job", "~logger", "+x=1", "--config-dir=here"]
+    assert ordered(words) == ["gc=none", "seed=1,2", "~logger", "+x=1", "-m", "--cfg", "job", "--config-dir=here"]
+
+
+@pytest.mark.parametrize(
+    ("installed", "name", "command", "advice"),
+    [
+        (False, "src/train.py", "python src/train.py", ".venv/bin/uv pip install -e '.[wandb]'"),
+        (False, ".venv/bin/gcfed-train", "gcfed-train", ".venv/bin/uv pip install -e '.[wandb]'"),
+        (True, "-c", "gcfed-train", "pip install 'gcfed[wandb]'"),
+    ],
+)
+def test_sentences_name_the_commands_that_there_are(monkeypatch, installed, name, command, advice):
+    monkeypatch.setattr(resolvers, "INSTALLED", installed)
+    monkeypatch.setattr(sys, "argv", [name])
+    monkeypatch.setattr(instantiate, "find_spec", lambda package: None)
+    assert resolvers.command("train") == command
+    with pytest.raises(ValueError, match=f"^{re.escape(f'logger=wandb needs a package: {advice}')}$"):
+        instantiate.installed("wandb", "logger=wandb")
