@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import cached_property
 from statistics import fmean, stdev
 from typing import Any
 
@@ -179,11 +180,11 @@ class Sample:
     diverged: tuple[int, ...] = ()  # their seeds, also in ``values`` where the number is finite
     others: tuple[Run, ...] = ()  # not in the mean: they failed, are not finished, or have no such number
 
-    @property
+    @cached_property
     def mean(self) -> float | None:
         return fmean(self.values.values()) if self.values else None
 
-    @property
+    @cached_property
     def std(self) -> float | None:
         """The sample's; None for fewer than two runs, and of bounds."""
         return stdev(self.values.values()) if len(self.values) > 1 and not self.bound else None

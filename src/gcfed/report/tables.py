@@ -150,8 +150,8 @@ class Table:
         texts = {"md": self.markdown, "tex": self.latex(), "csv": self.records.to_csv(index=False)}
         write_texts({folder / f"{self.name}.{suffix}": text for suffix, text in texts.items()})
 
-    def _marked(self, kind: str) -> pd.DataFrame:
-        return self.frame.map(marked, kind=kind).rename(columns=partial(marked, kind=kind))
+    def _marked(self, kind: str, columns: int | None = None) -> pd.DataFrame:
+        return self.frame.iloc[:, :columns].map(marked, kind=kind).rename(columns=partial(marked, kind=kind))
 
     @cached_property
     def markdown(self) -> str:
@@ -170,7 +170,7 @@ class Table:
 
     def html(self, columns: int | None = None) -> str:
         """The ``<table>``, or its first columns, without notes."""
-        return self._marked("html").iloc[:, :columns].to_html(index=False, escape=False, border=0)
+        return self._marked("html", columns).to_html(index=False, escape=False, border=0)
 
 
 def in_bold(lines: pd.DataFrame, by: Sequence[str]) -> pd.Series:
@@ -181,7 +181,8 @@ def in_bold(lines: pd.DataFrame, by: Sequence[str]) -> pd.Series:
     ranks = lines["rank"].astype(float).where(lines["higher"].notna())
     ranks *= lines["higher"].map({True: 1, False: -1})
     groups = ranks.groupby([lines[key] for key in by], sort=False)
-    is_best = (ranks == groups.transform("max")) & (groups.transform("nunique") > 1)
+    most = groups.transform("max")
+    is_best = (ranks == most) & (most > groups.transform("min"))
     texts = [Best(text) if best else text for text, best in zip(lines["text"], is_best, strict=True)]
     return pd.Series(texts, lines.index, dtype=object)
 
