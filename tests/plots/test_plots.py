@@ -10,6 +10,7 @@ from gcfed.plots.curves import plot_curves
 from gcfed.plots.leakage import plot_recovered
 from gcfed.plots.partition import draw_partition, plot_partition
 from gcfed.plots.surface import plot_surface
+from gcfed.runs.label_counts import LabelCounts
 from gcfed.runs.measures import smooth
 from gcfed.utils.instantiate import build
 
@@ -74,6 +75,18 @@ def test_partition_holds_the_data(tmp_path, unrendered):
     sizes = [handle.get_markersize() ** 2 for handle in examples.legend_handles]
     numbers = [float(text.get_text()) for text in examples.get_texts()]
     np.testing.assert_allclose(np.divide(sizes, numbers), drawn_NC.max() / counts_NC.max())
+
+
+def test_classes_have_their_names(tmp_path, unrendered):
+    """As they lie in a run's folder."""
+    LabelCounts(np.arange(3), np.eye(3, 2, dtype=int), 3, ("cat", "d$g")).save(tmp_path)
+    held = LabelCounts.load(tmp_path)
+    assert held.names == ("cat", "d$g")
+    _, bubbles = plot_partition(held.counts, tmp_path / "partition.png", names=held.names).axes
+    assert [label.get_text() for label in bubbles.get_yticklabels()] == ["cat", "d$g"]
+    for names in (("cat",), ("cat", "a\nb")):
+        LabelCounts(np.arange(3), np.eye(3, 2, dtype=int), 3, names).save(tmp_path)
+        assert LabelCounts.load(tmp_path) is None
 
 
 def test_many_clients_are_thinned_and_the_label_says_so(tmp_path, unrendered):

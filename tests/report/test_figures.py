@@ -10,10 +10,11 @@ from matplotlib.figure import Figure
 from run_folders import GCFED, PLACE, accuracies, run_of, write_run
 
 from gcfed.report import drawing, figures
-from gcfed.report.drawing import POINTS, agreement, bars, curves, layer_map
+from gcfed.report.drawing import POINTS, agreement, curves, layer_map, seeds
 from gcfed.report.figures import draw
-from gcfed.report.groups import grouped
+from gcfed.report.groups import by_federation, grouped, sample
 from gcfed.report.searches import Search
+from gcfed.report.verdict import interval, verdict
 from gcfed.runs.folder import find_runs
 from gcfed.runs.label_counts import LabelCounts
 from gcfed.runs.measures import smooth
@@ -32,8 +33,14 @@ def with_column(name, column, *args, **kwargs):
     return run
 
 
-def plots_of(*runs):
-    return {plot.name: plot for plot in figures._plots(grouped(runs))}
+def plots_of(*runs, **kwargs):
+    groups = grouped(runs)
+    found = {place: verdict(members) for place, members in by_federation(groups).items()}
+    return {plot.name: plot for plot in figures.plots(groups, {p: v for p, v in found.items() if v}, **kwargs)}
+
+
+def legend(axes):
+    return axes.get_legend_handles_labels()[1]
 
 
 def test_a_line_is_the_mean_over_seeds_and_its_band_is_their_deviation(axes):
@@ -57,7 +64,7 @@ def test_what_has_not_finished_is_dotted_and_does_not_set_the_scale(axes):
     assert "Dotted" in curves(grouped(runs), "test/loss", COLORS, axes)
     assert (axes.lines[-1].get_linestyle(), axes.lines[-1].get_color()) == (":", COLORS["gcfed"])
     assert axes.get_ylim()[1] < 3
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["fedavg", "gcfed"]
+    assert legend(axes) == ["fedavg", "gcfed"]
 
 
 def test_panels_share_the_scale_of_all_that_finished():
@@ -79,7 +86,7 @@ def test_a_sweep_is_drawn_over_its_number_with_one_line_a_method(axes):
     plot = plots_of(*runs, other, run_of())["gc.lam_1"]
     plot.panels[""](axes)
     np.testing.assert_allclose(axes.lines[0].get_xydata(), [(0, 15), (0.5, 65)])
-    assert (axes.get_xlabel(), plot.title) == ("λ", "accuracy, last 10 rounds against λ")
+    assert (axes.get_xlabel(), plot.title) == ("λ", "accuracy at the end against λ")
     assert plot.federation == f"{PLACE}, 30 rounds"
 
 
@@ -108,12 +115,45 @@ def test_sweeps_with_other_settings_are_lines_of_their_own(axes):
     assert {(5.5, 50.5), (10, 55)} <= lines
 
 
-def test_bars_to_a_target(axes):
-    groups = grouped([run_of(values=(0.2, 0.8)), run_of(**GCFED, values=(0.2,))])
-    bars(groups, "rounds:test/acc>=0.8", COLORS, axes)
-    assert [patch.get_width() for patch in axes.patches if patch.get_width() > 0] == [2]
+def test_every_seed_their_mean_and_its_interval_are_a_line_a_method(axes):
+    runs = [run_of(seed=seed, values=(value,)) for seed, value in enumerate((0.5, 0.6, 0.7))]
+    groups = grouped([*runs, run_of(**GCFED, values=(0.9,))])
+    seeds({group.method: (group, sample(group, "last:test/acc", 100)) for group in groups}, "x", COLORS, axes)
+    bars, dots = axes.collections
+    np.testing.assert_allclose(bars.get_segments(), [[(end, 0) for end in interval([50, 60, 70])]])
+    np.testing.assert_allclose(axes.lines[0].get_xydata(), [(60, 0)])  # one seed has neither
+    np.testing.assert_allclose(dots.get_offsets(), [(50, 0), (60, 0), (70, 0), (90, 1)])
     assert [label.get_text() for label in axes.get_yticklabels()] == ["fedavg", "gcfed"]
-    assert "not reached" in axes.texts[-1].get_text()
+    assert axes.get_ylim() == (1.5, -0.5)  # the first one on top
+
+
+def test_the_cost_of_a_target_says_who_did_not_reach_it(axes):
+    groups = grouped([run_of(values=(0.2, 0.8)), run_of(**GCFED, values=(0.2,))])
+    costs = {group.method: (group, sample(group, "rounds:test/acc>=0.8")) for group in groups}
+    seeds(costs, "rounds", COLORS, axes)
+    np.testing.assert_allclose(axes.collections[-1].get_offsets(), [(2, 0)])
+    assert axes.texts[-1].get_text() == "not reached by every seed"
+
+
+def test_every_federation_that_compares_has_its_figure_and_others_only_if_they_are_among_the_first():
+    """Seven with two methods, of which one has two seeds; two methods that failed are no comparison."""
+    runs = [run_of(**more, rounds=r, values=(0.5,)) for r in range(1, 8) for more in ({}, GCFED)]
+    runs += [run_of(rounds=99), run_of("failed", **GCFED, rounds=99), run_of(rounds=5, values=(0.5,), seed=2)]
+    names = {*plots_of(*runs)}
+    assert {name for name in names if name.startswith("comparison")} == {f"comparison_{i}" for i in range(1, 8)}
+    assert {name for name in names if name.startswith("test_acc")} == {f"test_acc_{i}" for i in range(1, 7)}
+    assert {name for name in plots_of(*runs, detailed=9) if name.startswith("test_acc")} > {"test_acc_8"}
+    assert "5 rounds" in plots_of(*runs)["comparison_1"].federation  # the one that compares the most
+
+
+def test_methods_of_a_federation_have_colours_of_their_own(axes):
+    """Of more methods than colours everywhere, two of one federation would have the same."""
+    runs = [run_of(**{"client.epochs": epochs, "rounds": 1}) for epochs in range(1, 8)]
+    runs += [run_of(**{"client.epochs": epochs}) for epochs in (1, 8)]
+    plots_of(*runs)["test_acc_2"].panels[""](axes)
+    drawn = {(line.get_color(), line.get_linestyle()) for line in axes.lines}
+    assert len(drawn) == 2
+    assert {style for _, style in drawn} == {"-"}
 
 
 def test_layers_are_a_map(axes):
@@ -180,7 +220,7 @@ def test_more_methods_than_colours_are_a_panel_an_algorithm(axes):
     panels = plots_of(*runs)["test_acc_1"].panels
     assert [*panels] == ["FedAvg", "FedSAM"]
     panels["FedSAM"](axes)
-    names = [text.get_text() for text in axes.get_legend().get_texts()]
+    names = legend(axes)
     heights = [line.get_ydata()[0] for line in axes.lines if len(line.get_ydata())]
     assert dict(zip(names, heights, strict=True)) == pytest.approx(
         {"no GC": 60, "Local GC": 70, "Global GC": 80, "GC-Fed": 90}
@@ -196,14 +236,15 @@ def test_searches_are_curves_of_the_best_value_so_far(axes, tmp_path):
         (Search(trials, "mean:val/acc[10]", higher=True), [20, 20, 20, 30]),
         (Search(trials, "last:val/loss", higher=False), [0.2, 0.1, 0.1, 0.1]),
     ):
-        (plot,) = figures._of_searches(grouped(runs), {run.folder.parent: search for run in runs})
+        trials = {run: run.folder.parent for run in runs}
+        (plot,) = figures.of_searches(trials, dict.fromkeys(trials.values(), search))
         assert [*plot.panels] == ["FedAvg", "FedSAM"]
         plot.panels["FedAvg"](axes)
         np.testing.assert_allclose(axes.lines[-1].get_xydata().T, [[1, 2, 3, 4], best])
     figure, _ = figures._drawn(plot)
     assert [axes.get_title() for axes in figure.axes] == ["FedAvg", "FedSAM"]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["no GC", "Local GC", "Global GC", "GC-Fed"]
-    assert not [*figures._of_searches(grouped(runs), {})]
+    assert not [*figures.of_searches(trials, {})]
 
 
 def test_families_and_partitions(tmp_path):
@@ -211,7 +252,8 @@ def test_families_and_partitions(tmp_path):
     write_run(run, accuracies(0.5, 0.6, **{"drift/client_norm": [1, 1]}), "data=digits gc=none rounds=2")
     LabelCounts(np.arange(3), np.eye(3, dtype=int), 3).save(run)
     failed = {}
-    pictures = draw(grouped(find_runs([tmp_path / "logs"])), {}, tmp_path / "out", ["pdf"], failed)
+    groups = grouped(find_runs([tmp_path / "logs"]))
+    pictures = draw(figures.plots(groups, {}), groups, tmp_path / "out", ["pdf"], failed)
     assert failed == {}
     names = {"test_acc_1", "test_loss_1", "drift_client_norm_1", "partition_1"}
     assert {picture.file.stem for picture in pictures} == names
@@ -223,15 +265,16 @@ def test_long_names_and_a_run_under_way_cost_no_figure(tmp_path):
     runs = [run_of(values=(0.2, 0.8), targets=[0.5], **{"labels.algorithm": n, "a.key": n}) for n in names]
     begun = with_column("cka/conv1", [0.8, 1.0], state="unfinished")
     failed = {}
-    pictures = draw(grouped([*runs, begun]), {}, tmp_path, [], failed)
+    pictures = draw(plots_of(*runs, begun).values(), [], tmp_path, [], failed)
     assert failed == {}
-    assert {"test_acc_1", "target_1"} <= {picture.file.stem for picture in pictures}
+    assert {"comparison_1", "test_acc_1", "target_1"} <= {picture.file.stem for picture in pictures}
 
 
 def test_a_warning_costs_its_figure_only(tmp_path, monkeypatch, unrendered):
-    monkeypatch.setattr(drawing, "bars", lambda *args: warnings.warn("unreadable", UserWarning, stacklevel=1))
+    monkeypatch.setattr(drawing, "curves", lambda *args: warnings.warn("unreadable", UserWarning, stacklevel=1))
     runs = [run_of(values=(0.2, 0.8), targets=[0.5]), run_of(**GCFED, values=(0.6,), targets=[0.5])]
     failed = {}
-    pictures = draw(grouped(runs), {}, tmp_path, [], failed)
-    assert failed == {f"rounds to 50 %, {PLACE}, 30 rounds": "UserWarning: unreadable"}
-    assert [picture.file for picture in pictures] == list(tmp_path.iterdir()) == [tmp_path / "test_acc_1.png"]
+    pictures = draw(plots_of(*runs).values(), [], tmp_path, [], failed)
+    assert failed == {f"test accuracy (%), {PLACE}, 30 rounds": "UserWarning: unreadable"}
+    names = ["comparison_1.png", "target_1.png"]
+    assert [picture.file.name for picture in pictures] == sorted(path.name for path in tmp_path.iterdir()) == names

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from run_folders import GCFED, PLACE, run_of
 
-from gcfed.report.groups import Sample, grouped, paired, sample
+from gcfed.report.groups import Sample, compared, grouped, sample
 
 
 def methods(*runs):
@@ -23,7 +23,7 @@ def test_runs_that_differ_by_seed_or_by_place_are_one_group():
 def test_how_long_and_how_often_tells_groups_apart():
     """The best of 30 tests and the best of 4 are two measures."""
     groups = grouped([run_of(), run_of(eval_every=7), run_of(rounds=9)])
-    ends = ["30 rounds, eval_every 1", "30 rounds, eval_every 7", "9 rounds"]
+    ends = ["30 rounds, tested every 1", "30 rounds, tested every 7", "9 rounds"]
     assert [group.federation for group in groups] == [f"{PLACE}, {end}" for end in ends]
     assert len({group.setting for group in groups}) == 1
 
@@ -33,7 +33,7 @@ def test_runs_over_other_data_are_no_repetitions():
     stopped = run_of("unfinished", seed=4)
     groups = grouped([first, stopped, again, other])
     assert [group.runs for group in groups] == [(first, again, stopped), (other,)]
-    assert groups[1].federation == f"{PLACE}, 30 rounds, data.classes bb"
+    assert groups[1].federation == f"{PLACE}, 30 rounds, samples bb"
 
 
 def test_of_a_seed_run_twice_the_last_to_end_counts():
@@ -53,6 +53,34 @@ def test_names_say_what_differs_and_nothing_else():
     assert methods(run_of(), *lam) == ["fedavg", "gcfed, λ 0", "gcfed, λ 0.5"]
     acg = {"tags.algorithm": "fedacg", "server.momentum": 0.85}  # what an algorithm is by itself is not said
     assert methods(run_of(), run_of(**acg)) == ["fedavg", "fedacg"]
+
+
+def test_choices_are_called_as_in_the_configs_and_classes_bring_their_settings():
+    """``attack=sign_flip`` is a scale of −4; what only one of the rules has is not said of it."""
+    scale = {"attack._target_": "gcfed.attacks.byzantine.Scale", "attack.clients": 0.2}
+    krum = {"aggregator._target_": "gcfed.aggregators.krum.MultiKrum", "aggregator.hostile": 0.2}
+    mean = {"aggregator._target_": "gcfed.federated.aggregate.MeanAggregator", "aggregator.exact": True}
+    flipped = scale | {"attack.factor": -4.0}
+    runs = [run_of(**flipped, **krum), run_of(**flipped, **mean, **{"aggregator.weighting": "uniform"})]
+    runs += [run_of(**scale, **mean, **{"attack.factor": 10.0, "aggregator.weighting": "samples"}), run_of()]
+    named = {(group.method, group.federation.removeprefix(f"{PLACE}, 30 rounds, ")) for group in grouped(runs)}
+    assert named == {
+        ("fedavg, multi krum", "sign flip"), ("fedavg, mean", "sign flip"),
+        ("fedavg", "scale"), ("fedavg", "no attack"),
+    }  # fmt: skip
+    assert methods(*(run_of(**krum | {"aggregator.hostile": share}) for share in (0.1, 0.2))) == [
+        "fedavg, aggregator hostile 0.1", "fedavg, aggregator hostile 0.2",
+    ]  # fmt: skip
+    natural = {"partition._target_": "gcfed.data.partition.ByGroup", "partition.alpha": None}
+    own = {"partition._target_": "mine.OwnPartition", "partition.alpha": None}
+    validated = [run_of(), run_of(**{"data.validation": 0.1})]
+    places = [
+        ", ".join([*group.places.values()][3:]) for group in grouped([run_of(**natural), run_of(**own), *validated])
+    ]
+    assert places == [
+        "natural, 30 rounds", "OwnPartition, 30 rounds", "Dirichlet 0.1, 30 rounds, no validation split",
+        "Dirichlet 0.1, 30 rounds, validation split 0.1",
+    ]  # fmt: skip
 
 
 def test_one_odd_run_does_not_lengthen_the_others_names():
@@ -106,13 +134,11 @@ def test_a_target_that_was_not_reached_is_a_bound():
     assert sample(grouped(runs)[0], "client_seconds_to_target/0.7").bound  # what it took in all is not known
 
 
-def test_the_permutation_test_by_hand():
-    """Of the 16 sums ±1 ±2 ±3 ±4 two are 0, all others at least as far from 0 as 1 + 2 + 3 - 4 = 2."""
-    first, second = Sample({1: 11.0, 2: 12.0, 3: 13.0, 4: 6.0, 9: 0.0}), Sample(dict.fromkeys((4, 3, 2, 1, 8), 10.0))
-    assert paired(first, second) == paired(second, first)._replace(difference=0.5) == (0.5, 14 / 16, 4)
-    equal = paired(second, second)
-    assert (equal.difference, equal.p) == (0, 1)
-    ten = paired(Sample({seed: 1.0 + seed for seed in range(10)}), Sample(dict.fromkeys(range(10), 0.0)))
-    assert ten.p == 2 / 2**10  # all of one sign
-    assert paired(Sample({1: 1.0}), Sample({1: 2.0})) is None
-    assert paired(first, replace(second, bound=True)) is None
+def test_federations_come_by_how_much_they_compare_and_lone_settings_last():
+    lone = [run_of(rounds=1, seed=seed) for seed in range(9)]
+    two = [run_of(rounds=2, seed=seed, **more) for seed in (1, 2) for more in ({}, GCFED)]
+    three = [run_of(rounds=3, seed=seed, **more) for seed in (1, 2, 3) for more in ({}, GCFED)]
+    lost = [run_of(rounds=4, seed=seed) for seed in range(9)] + [run_of("failed", rounds=4, **GCFED)]
+    groups = grouped([*lone, *lost, *two, *three])
+    assert [group.planned for group in groups] == [3, 3, 2, 2, 1, 4, 4]
+    assert [compared(groups[:2]), compared(groups[2:4]), compared(groups[4:5]), compared(groups[5:])] == [6, 4, 0, 0]

@@ -2,9 +2,11 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 
+import pandas as pd
 import pytest
 from run_folders import curve, write_run
 
@@ -12,6 +14,7 @@ from gcfed.report import drawing
 from gcfed.report.build import Incomplete, report
 from gcfed.utils.resolvers import ROOT
 
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 EVIL = "<script>alert(1)</script>"
 
 
@@ -52,9 +55,9 @@ def test_as_a_user_types_it(tmp_path):
     assert done.stdout.rstrip().endswith("without torch")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["logs"]  # nothing but the report
     out = tmp_path / "logs" / "report"
-    assert tables(out) == {"best", "federation_1", "gcfed_table5", "targets", "runs"}  # a debug run is no run
+    assert tables(out) == {"federation_1", "gcfed_table5", "runs"}  # a debug run is no run
     assert {path.suffix for path in out.glob("tables/runs.*")} == {".md", ".tex", ".csv"}
-    assert {path.suffix for path in out.glob("figures/test_acc_1.*")} == {".png", ".pdf"}
+    assert {path.suffix for path in out.glob("figures/comparison_1.*")} == {".png", ".pdf"}
     assert "after round 2 of 9: OSError: &lt;script>" in (out / "report.md").read_text()
     written = [path for path in out.rglob("*") if path.suffix in (".md", ".tex", ".csv", ".html")]
     assert [path for path in written if str(tmp_path) in path.read_text()] == []
@@ -62,7 +65,11 @@ def test_as_a_user_types_it(tmp_path):
     page = (out / "index.html").read_text()  # which needs no other file, and whose links lead somewhere
     assert "<script" not in page
     assert "&lt;script&gt;alert(1)" in page
-    assert page.index("Best of each federation") < page.index("<img") < page.index("federation_1.csv")
+    answer = "GC-Fed +20.0 points over FedAvg"
+    assert page.index(answer) < page.index("<img") < page.index("<table") < page.index("federation_1.csv")
+    assert answer in (out / "report.md").read_text()
+    assert page.index('id="singles"') > page.index("gcfed_table5.csv")  # at the end, folded
+    assert "<details><summary>2 settings in 2 federations" in page
     assert all(source.startswith("data:image/png;base64,") for source in re.findall('src="([^"]*)"', page))
     for link in re.findall('href="([^"]*)"', page):
         assert f'id="{link[1:]}"' in page if link.startswith("#") else (out / link).is_file(), link
@@ -76,6 +83,7 @@ def test_as_a_user_types_it(tmp_path):
         ({"papers": ["gcfed_table99"]}, FileNotFoundError, "gcfed_table5"),
         ({"measures": ["median:x"]}, ValueError, "'median:x' is not understood"),
         ({"out": "file"}, ValueError, "out=file is a file; name a folder"),
+        ({"figures": "most"}, ValueError, "figures=most must be true, false or all"),
     ],
 )
 def test_what_cannot_be_is_said(tmp_path, monkeypatch, changed, error, message):
@@ -93,11 +101,11 @@ def test_what_is_lacking_is_named_and_the_rest_is_there(tmp_path, monkeypatch):
 
     write_runs(tmp_path / "logs")
     monkeypatch.setattr(drawing, "curves", fails)
-    monkeypatch.setattr(drawing, "bars", fails)
+    monkeypatch.setattr(drawing, "seeds", fails)
     lacks = "no finished run has the measures max:test/nothing"
     with pytest.raises(Incomplete, match=rf"{lacks}.*KeyError: 'test/acc'"):
         report(config(tmp_path, figures=True, measures=["max:test/nothing", "max:test/acc"]))
-    assert tables(tmp_path / "out") == {"best", "federation_1", "targets", "runs"}
+    assert tables(tmp_path / "out") == {"federation_1", "runs"}
     assert all(lacks in (tmp_path / "out" / name).read_text() for name in ("index.html", "report.md"))
 
 
@@ -113,3 +121,49 @@ def test_the_papers_that_were_asked_for_while_nothing_has_ended(tmp_path):
         report(config(tmp_path, **changed))
         assert tables(out) == {"runs"} | names
     assert "after round 2 of 800" in (out / "report.md").read_text()
+
+
+def test_what_a_search_tried_is_no_method_and_what_stands_alone_is_not_the_best(tmp_path):
+    write_runs(tmp_path / "logs")
+    search = tmp_path / "logs" / "search"
+    for folder, lr in (("trial_0000", 0.1), ("trial_0001/seed_1", 0.2)):  # with hydra.sweeper.seeds
+        write_run(search / folder, curve(0.9, 4), f"data=digits gc=none rounds=4 client.optimizer.lr={lr}")
+    (search / "trials.csv").write_text("number,value\n0,0.5\n1,0.6\n")
+    (search / "optimization_results.yaml").write_text("metric: max:test/acc\n")
+    page = report(config(tmp_path, figures=True))
+    assert {path.stem for path in (tmp_path / "out" / "figures").iterdir()} >= {"comparison_1", "trials_1"}
+    methods = pd.concat(map(pd.read_csv, (tmp_path / "out" / "tables").glob("federation_*.csv")))["method"]
+    assert set(methods) == {"FedAvg", "GC-Fed"}
+    assert "6 runs of 3 settings: 5 finished, 1 failed; 2 are trials of searches" in page.read_text()
+    assert len(pd.read_csv(tmp_path / "out" / "tables" / "runs.csv")) == 6
+
+    write_run(tmp_path / "alone" / "a", curve(0.9, 4), "data=digits gc=none rounds=4")
+    report(config(tmp_path) | {"roots": [str(tmp_path / "alone")]})
+    assert "**" not in (tmp_path / "out" / "report.md").read_text()
+    assert re.search(r'class="answer">FedAvg: \d\d\.\d\d ', (tmp_path / "out" / "index.html").read_text())
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium")
+def test_the_comparison_fits_on_a_telephone_by_day_and_by_night(tmp_path):
+    from playwright.sync_api import sync_playwright
+
+    for seed in (1, 2, 3):
+        for gc in ("none", "local", "gcfed gc.lam=0.25", "gcfed gc.lam=0.75"):
+            rows = curve(0.3 + len(gc) / 50, 4, seed)
+            write_run(tmp_path / "logs" / f"{gc}_{seed}", rows, f"data=digits rounds=4 gc={gc}", seed=seed)
+    address = report(config(tmp_path, figures=True)).as_uri()
+    with sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        for scheme in ("light", "dark"):
+            page = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme=scheme)
+            page.goto(address)
+            assert page.evaluate("document.documentElement.scrollWidth") == 390
+            table = page.locator(".pair .scroll").first
+            assert table.evaluate("e => e.scrollWidth - e.clientWidth") == 0
+            figure = page.locator(".pair img").first.bounding_box()
+            assert figure["y"] + figure["height"] < table.bounding_box()["y"] < 844  # on the first screen
+            colors = page.evaluate("(s => [s.color, s.backgroundColor])(getComputedStyle(document.body))")
+            ink, paper = (sum(map(int, re.findall(r"\d+", color)[:3])) for color in colors)
+            assert abs(ink - paper) > 500
+            assert (paper < 100) == (scheme == "dark")
+        browser.close()

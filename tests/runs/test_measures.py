@@ -32,6 +32,7 @@ def run(tmp_path):
     ("measure", "wanted"),
     [
         ("acc_diff/min", -0.25), ("rounds_to_target/0.5", 3), ("rounds_to_target/0.9", None), ("nothing", None),
+        ("mean:test/acc[3 tests]", 0.5), ("min:test/acc[2 tests]", 0.25), ("mean:test/acc[5 tests]", None),
         ("mean:test/acc[2]", 0.5), ("mean:test/acc[1]", 0.75), ("mean:test/acc[4]", 0.5), ("mean:test/acc", 0.4),
         ("min:test/acc", 0.1), ("last:test/acc", 0.75), ("sum:comm/up_bytes", 30000), ("last:gap/l2", None),
         ("max:gap/l2[2]", None), ("last:cka/fc1", None), ("test/acc@4", 0.5), ("test/acc@7", None), ("gap/l2@6", None),

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from gcfed.plots.style import BLACK, BLUE, GREY, VERMILION, save, styled
+from gcfed.plots.style import BLACK, BLUE, GREY, VERMILION, logarithmic, save, styled
 from gcfed.runs.measures import smooth
 from gcfed.runs.metrics_csv import column, read_metrics
 
@@ -30,19 +30,20 @@ def plot_curves(metrics: pd.DataFrame | str | Path, path: str | Path) -> Figure:
     acc, loss, error = (column(table, f"test/{name}") for name in ("acc", "loss", "relative_error"))
     is_regression = acc.empty and not loss.empty
     if is_regression:
-        left.set(title="Global model against the optimum", ylabel="‖W − W*‖ / ‖W*‖", yscale="log")
+        left.set(title="Global model against the optimum", ylabel="‖W − W*‖ / ‖W*‖")
+        logarithmic(left, "y")
+        logarithmic(right, "y")
         _line(left, error, BLUE, f"last: {error.iloc[-1]:.2e}" if len(error) else "")
     else:
         left.set(title="Global model on the test split", ylabel="test accuracy (%)")
         _line(left, 100 * acc, BLUE, "each test", alpha=0.35, linewidth=1)
-        _line(left, 100 * smooth(acc), BLUE, "mean of the last 10 tests", linewidth=2.2)
+        _line(left, 100 * smooth(acc), BLUE, f"mean of the last {min(10, len(acc))} tests", linewidth=2.2)
         best = 100 * acc.nlargest(1)
         label = "".join(f"best: {top:.1f} % in round {t}" for t, top in best.items())
         _line(left, best, BLACK, label, marker="*", markersize=10)
     _line(right, column(table, "train/loss"), VERMILION, "train loss", linewidth=1.4)
     _line(right, loss, BLUE, "test loss", linewidth=1.4)
     right.set(title="Loss", ylabel="squared error / 2" if is_regression else "cross-entropy (nats)")
-    right.set_yscale("log" if is_regression else "linear")
     for axes in (left, right):
         axes.set_xlabel("communication round")
         axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
+from gcfed.data.partition import ByGroup
 from gcfed.data.shift import Shift
 from gcfed.plots.style import BLUE, GREY, save, styled
 from gcfed.runs.label_counts import evenly, label_counts
@@ -23,15 +25,17 @@ def draw_partition(folder: Path, data: FederatedDataModule) -> Path | None:
     """Draws ``partition.png`` into a run's folder and returns its path; None where there are no classes to draw."""
     if (held := label_counts(data)) is None:
         return None
-    kind, deals = type(data.partitioner).__name__, data.partitioner
+    deals = data.partitioner
+    kind = "natural" if isinstance(deals, ByGroup) else type(deals).__name__
     if isinstance(deals, Shift):
         deals = deals.of
         kind += f" of {type(deals).__name__}"
     # What a partitioner has first is what it is about.
     first = [f"{key} = {value}".replace("alpha", "α") for key, value in [*vars(deals).items()][:1] if value is not None]
     title = ", ".join([f"{data.dataset.name}: {held.of:,} clients", kind, *first])
-    plot_partition(held.counts, folder / "partition.png", title, clients=held.clients, of=held.of)
-    return folder / "partition.png"
+    path = folder / "partition.png"
+    plot_partition(held.counts, path, title, clients=held.clients, of=held.of, names=held.names)
+    return path
 
 
 @styled
@@ -43,6 +47,7 @@ def plot_partition(
     *,
     clients: ArrayLike | None = None,
     of: int | None = None,
+    names: Sequence[str] = (),
 ) -> Figure:
     """Draw how many samples of each class each client holds; write and return the figure.
 
@@ -54,6 +59,7 @@ def plot_partition(
         title: goes above the picture.
         max_clients: of more clients than this only so many are drawn, evenly spaced by their ids.
         clients: their ids, [N], where the rows are some of ``of`` clients.
+        names: of the classes, [C], in place of their numbers.
     """
     counts_NC = np.asarray(label_counts)
     drawn = evenly(len(counts_NC), max_clients)
@@ -84,6 +90,9 @@ def plot_partition(
     place = np.arange(0, len(drawn), next(step for step in steps if len(drawn) <= 20 * step))
     bubbles.set_xticks(place, [str(i) for i in ids[place]])
     bubbles.yaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
+    if names:
+        shown = evenly(len(names), 30)
+        bubbles.set_yticks(shown, [names[c][:20] for c in shown])
     subset = "" if len(drawn) == of else f" ({len(drawn)} of {of:,}, evenly spaced)"
     limits = {"xlim": (-0.7, len(drawn) - 0.3), "ylim": (-0.8, counts_SC.shape[1] - 0.2)}
     bubbles.set(xlabel=f"client{subset}", ylabel="class", **limits)

@@ -4,9 +4,11 @@ from pathlib import Path
 
 import matplotlib
 from cycler import cycler
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 
 from gcfed.utils.files import replacing
 
@@ -28,10 +30,19 @@ styled = matplotlib.rc_context({
     "xtick.labelcolor": "black", "ytick.labelcolor": "black",
     "axes.axisbelow": True, "axes.grid": True, "grid.color": "#E4E4E4",
     "axes.formatter.useoffset": False,
+    "text.parse_math": False,  # a name may have a $
     "lines.linewidth": 1.8,
     "legend.frameon": False, "legend.fontsize": 9, "legend.title_fontsize": 9,
     "pdf.fonttype": 42,  # TrueType: text stays text, and publishers refuse Type 3
 })  # fmt: skip
+
+
+def logarithmic(axes: Axes, which: str) -> None:
+    """A logarithmic axis, ``x`` or ``y``, with numbers in plain text."""
+    axes.set(**{f"{which}scale": "log"})
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_formatter(LogFormatter())
+    axis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.4)))
 
 
 @styled

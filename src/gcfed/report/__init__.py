@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Literal
 
 from gcfed.utils.checked import checked
 
@@ -15,7 +16,7 @@ def write_report(
     papers: Sequence[str] | None = None,
     measures: Sequence[str] | None = None,
     empty: bool = False,
-    figures: bool = True,
+    figures: bool | Literal["all"] = True,
     formats: Sequence[str] = ("png", "pdf"),
 ) -> Path:
     """Tables, figures and a page of finished runs, as ``python src/report.py`` makes them; returns the page.
@@ -26,7 +27,8 @@ def write_report(
         papers: tables of ``configs/paper`` to compare with; None: all.
         measures: of the tables by federation, ``"mean:test/acc[10]"``; None: the usual ones.
         empty: with the rows and columns of the papers' tables that have no run.
-        figures, formats: whether to draw, and as what beside PNG.
+        figures: whether to draw; "all": the curves of all federations, not of the first six alone.
+        formats: of the figures, beside PNG.
 
     Raises:
         FileNotFoundError: a root or a paper's table is not there.

@@ -13,7 +13,7 @@ import pandas as pd
 import yaml
 
 from gcfed.report.groups import Group, Sample, sample
-from gcfed.report.tables import UNITS, Minor, Table, Unit, mark_best, mean_text, states
+from gcfed.report.tables import UNITS, Minor, Table, Unit, in_bold, mean_text, states
 from gcfed.runs.identity import counts, setting
 from gcfed.runs.reading import Loader
 from gcfed.study.papers import Axis, Cell, PaperTable, choose
@@ -176,9 +176,9 @@ def _table(paper: PaperTable, cells: pd.DataFrame, scale: str, further: Sequence
     if not empty:
         runs = cells[cells["group"].notna()]
         cells = cells[cells["row"].isin(runs["row"]) & cells["column"].isin(runs["column"])].copy()
-    for (_, _, higher), part in cells.groupby([line, "unit", "higher"]):
-        for who in ("ours", "paper"):
-            cells.loc[part.index, f"{who}_text"] = mark_best(part[f"{who}_text"], part[f"{who}_rank"], higher)
+    for who in ("ours", "paper"):
+        texts = cells.assign(text=cells[f"{who}_text"], rank=cells[f"{who}_rank"])
+        cells[f"{who}_text"] = in_bold(texts, [line, "unit", "higher"])
     lines = []
     for row, part in cells.groupby("row", sort=False):
         lines += [[row, *part["ours_text"]], [Minor("paper"), *part["paper_text"]]]

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from itertools import chain
 from textwrap import fill
 from typing import Any
 
+import matplotlib
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator, NullFormatter
+from matplotlib.ticker import MaxNLocator
 
-from gcfed.plots.style import PALETTE
-from gcfed.report.groups import Group, sample, symbol
+from gcfed.plots.style import PALETTE, logarithmic
+from gcfed.report.groups import Group, Sample, sample
+from gcfed.report.names import symbol
 from gcfed.report.searches import Search
 from gcfed.report.tables import describe, states
-from gcfed.runs.folder import FINISHED
+from gcfed.report.verdict import interval
+from gcfed.runs.folder import FINISHED, Run
 from gcfed.runs.measures import smooth
+
+matplotlib.use("agg")  # seaborn imports pyplot, which would look for a display
 
 POINTS = 40  # that are drawn of a curve
 UPDATES = "updates.csv"
@@ -36,91 +40,95 @@ FAMILIES = {
     "leakage": "What deep leakage from gradients recovers of a client's images (FedGC, Appendix A.5)",
     "fedgc": "How often the constraints of FedGC bind",
 }
+_DASHES = ("-", (0, (4, 1.5)), (0, (8, 2)), (0, (6, 1.5, 1, 1.5)))  # of seven methods each
+
+
+def seeds(methods: Mapping[str, tuple[Group, Sample]], heading: str, colors: dict[str, Any], axes: Axes) -> str:
+    """A line a method: the result of every seed, their mean and its 95 % interval; or why there is none."""
+    numbers = {y: [*s.values.values()] for y, (_, s) in enumerate(methods.values()) if s.values and not s.bound}
+    several = {y: x for y, x in numbers.items() if len(x) > 1}
+    shades = [colors[method] for method in methods]
+    ends = np.array([interval(x) for x in several.values()]).reshape(-1, 2)
+    axes.hlines([*several], ends[:, 0], ends[:, 1], colors=[shades[y] for y in several], alpha=0.25, linewidth=9)
+    axes.plot([np.mean(x) for x in several.values()], [*several], "k|", markersize=11, markeredgewidth=2)
+    rows = [y for y, x in numbers.items() for _ in x]
+    sizes = [20 if y in several else 50 for y in rows]
+    axes.scatter([*chain(*numbers.values())], rows, sizes, [shades[y] for y in rows], zorder=3)
+    for y, (group, s) in enumerate(methods.values()):
+        if y not in numbers:
+            why = "not reached by every seed" if s.bound else states(group.runs) or "not measured"
+            axes.text(0.02, y, why, transform=axes.get_yaxis_transform(), va="center", fontsize="small")
+    axes.set_yticks(range(len(methods)), [fill(method, 22) for method in methods])
+    axes.set(xlabel=heading, ylim=(len(methods) - 0.5, -0.5))
+    axes.grid(visible=False, axis="y")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
+    return "Dots: seeds. Lines: their mean. Bars: its 95 % interval (Student's t)."
 
 
 def curves(groups: Sequence[Group], column: str, colors: dict[str, Any], axes: Axes, *, by_bytes: bool = False) -> str:
     """A column over the rounds, or over the bytes sent: mean and deviation over each method's seeds; what has not
     finished is dotted."""
-    parts: list[pd.DataFrame] = []
-    for group in groups:
-        for run in group.runs:
-            curve = run.curve(column).replace(np.inf, np.nan).dropna()
-            curve = 100 * smooth(curve) if column == "test/acc" else curve
-            curve = curve.iloc[np.unique(np.linspace(0, len(curve) - 1, min(len(curve), POINTS)).astype(int))]
-            about = {"method": group.method, "run": len(parts), "lost": run.state != FINISHED}
-            about["sent"] = _bytes(run).reindex(curve.index).to_numpy()
-            parts.append(pd.DataFrame({"round": curve.index, "y": curve.to_numpy(), **about}))
-    table = pd.concat(parts, ignore_index=True)
-    if by_bytes:  # seeds may send different numbers of bytes: a point is a round, at their mean
-        alone = table["run"].where(table["lost"], "")
-        table["round"] = table.groupby(["method", "round", alone])["sent"].transform("mean")
-    whole, lost = table[~table["lost"]], table[table["lost"]]
-    dashes = {m: ("", (4, 1.5), (8, 2), (6, 1.5, 1, 1.5))[i // 7 % 4] for i, m in enumerate(colors)}
-    methods = list(table["method"].unique())
-    look = {"x": "round", "y": "y", "hue": "method", "hue_order": methods, "palette": colors, "ax": axes}
-    if len(whole):
-        points = whole.groupby(["method", "round"], sort=False)["y"].agg(["mean", "std"]).reset_index()
-        sns.lineplot(points.rename(columns={"mean": "y"}), estimator=None, style="method", dashes=dashes, **look)
-        for method, part in points.dropna().sort_values("round").groupby("method", sort=False):
-            ends = part["mean"] - part["std"], part["mean"] + part["std"]
-            axes.fill_between(part["round"], *ends, color=colors[method], alpha=0.2, linewidth=0)
-    if len(lost):
-        height = axes.dataLim.intervaly.copy()
-        sns.lineplot(lost, units="run", estimator=None, linestyle=":", linewidth=1.3, legend=not len(whole), **look)
-        if len(whole):  # what diverged grows before it ends: it does not set the scale
-            axes.dataLim.intervaly = height
-            axes.autoscale_view()
-    y = (whole if len(whole) else lost)["y"]
-    if column == "test/relative_error" or (column != "test/acc" and y.min() > 0 and y.max() > 1000 * y.min()):
-        axes.set_yscale("log")
+    lines = {group.method: [run for run in group.runs if run.state == FINISHED] for group in groups}
+    parts = [(method, runs, False) for method, runs in lines.items() if runs]
+    parts += [(group.method, [run], True) for group in groups for run in group.runs if run.state != FINISHED]
+    looks = {m: {"color": color, "linestyle": _DASHES[i // 7 % 4]} for i, (m, color) in enumerate(colors.items())}
+    low, high, scale = np.inf, -np.inf, None
+    for method, runs, is_lost in parts:
+        y = pd.DataFrame({run.seed: _thinned(run, column) for run in runs})
+        x = pd.DataFrame({run.seed: _sent(run) for run in runs}).reindex(y.index).mean(axis=1) if by_bytes else y.index
+        mean, std = y.mean(axis=1), y.std(axis=1)
+        if is_lost and scale is None and np.isfinite(high):
+            scale = axes.dataLim.intervaly.copy()
+        look = looks[method] | ({"linestyle": ":", "linewidth": 1.3} if is_lost else {})
+        known = axes.get_legend_handles_labels()[1]
+        axes.plot(x, mean, marker="o" if len(y) == 1 else None, label=None if method in known else method, **look)
+        axes.fill_between(x, mean - std, mean + std, color=colors[method], alpha=0.2, linewidth=0)
+        if scale is None:
+            low, high = np.nanmin([low, *mean]), np.nanmax([high, *mean])
+    if scale is not None:  # what diverged grows before it ends: it does not set the scale
+        axes.dataLim.intervaly = scale
+        axes.autoscale_view()
+    if column == "test/relative_error" or (column != "test/acc" and low > 0 and high > 1000 * low):
+        logarithmic(axes, "y")
     axes.set(xlabel="GB up and down" if by_bytes else "communication round", ylabel=LABELS.get(column, column))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=not by_bytes))
-    _legend(axes)
     caption = FAMILIES.get(column.partition("/")[0], column) + ". Lines: mean over seeds; bands: standard deviation."
     caption += " Each point is the mean of the last 10 tests." * (column == "test/acc")
     caption += " All clients' traffic together (FedGC, Figure 6)." * by_bytes
-    return caption + " Dotted: runs that diverged, failed or are not finished." * (len(lost) > 0)
+    return caption + " Dotted: runs that diverged, failed or are not finished." * any(lost for *_, lost in parts)
+
+
+def _thinned(run: Run, column: str) -> pd.Series:
+    """So many points of a curve, without what is not finite."""
+    curve = run.curve(column).replace(np.inf, np.nan).dropna()
+    curve = 100 * smooth(curve) if column == "test/acc" else curve
+    return curve.iloc[np.unique(np.linspace(0, len(curve) - 1, min(len(curve), POINTS)).astype(int))]
+
+
+def _sent(run: Run) -> pd.Series:
+    """GB that all clients have sent and received, by round."""
+    return run.metrics.filter(regex="^comm/.*_bytes$").sum(axis=1).cumsum() / 1e9
 
 
 def against(points: pd.DataFrame, key: str, measure: str, colors: dict[str, Any], axes: Axes) -> str:
     """The result against a number that varies alone, a line a method; ``points`` has x, y, method."""
-    title, unit, _ = describe(measure)
-    points = points.reset_index(drop=True)  # seaborn wants a name for each
-    methods = list(points["method"].unique())
-    free = [color for color in PALETTE if color not in [colors.get(m) for m in methods]] or PALETTE
-    palette = {m: colors.get(m) or free[i % len(free)] for i, m in enumerate(methods)}
-    look = {"hue": "method", "palette": palette, "errorbar": "sd", "err_style": "bars", "marker": "o"}
-    sns.lineplot(points, x="x", y="y", ax=axes, **look)
+    methods = points["method"].unique()
+    free = [color for color in PALETTE if color not in map(colors.get, methods)] or PALETTE
+    for i, (method, part) in enumerate(points.groupby("method", sort=False)):
+        y = part.groupby("x")["y"].agg(["mean", "std"])
+        color = colors.get(method) or free[i % len(free)]
+        axes.errorbar(y.index, y["mean"], y["std"], marker="o", color=color, label=method)
     if points["x"].min() > 0 and points["x"].max() >= 20 * points["x"].min():
-        axes.set_xscale("log")
-        axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set(xlabel=symbol(key), ylabel=unit.heading(title))
-    _legend(axes)
+        logarithmic(axes, "x")
+    axes.set(xlabel=symbol(key), ylabel=describe(measure).heading)
     return f"The result against {symbol(key)}, all else equal. Points: mean over seeds; bars: one standard deviation."
-
-
-def bars(groups: Sequence[Group], measure: str, colors: dict[str, Any], axes: Axes) -> str:
-    """Cost until the target, a bar a method; none where a seed did not reach it."""
-    title, unit, _ = describe(measure)
-    samples = {group.method: sample(group, measure, unit.factor) for group in groups}
-    of = list(samples.values())
-    values = {m: [np.nan] if s.bound or not s.values else list(s.values.values()) for m, s in samples.items()}
-    table = pd.Series(values).explode().astype(float).rename_axis("method").reset_index(name="x")
-    sns.barplot(table, x="x", y="method", hue="method", palette=colors, errorbar="sd", legend=False, ax=axes)
-    for i, numbers in enumerate(values.values()):
-        why = "not reached by every seed" if of[i].bound else states(groups[i].runs) or "not measured"
-        axes.text(0, i, f" {why}" * bool(np.isnan(numbers[0])), va="center")
-    axes.set(xlabel=unit.heading(title), ylabel="")
-    axes.set_yticks(range(len(values)), [fill(method, 32) for method in values])
-    axes.grid(visible=False, axis="y")
-    return "The first test at the target. Bars: mean over seeds, with one standard deviation."
 
 
 def layer_map(groups: Sequence[Group], layers: Sequence[str], axes: Axes) -> str:
     """Linear CKA of local and broadcast model, methods by layers, mean over all rounds and seeds."""
     rows = {g.method: {layer[4:]: sample(g, f"mean:{layer}").mean for layer in layers} for g in groups}
     table = pd.DataFrame(rows, dtype=float).T.dropna(how="all")
-    sns.heatmap(table, vmax=1.0, annot=len(layers) <= 8, fmt=".2f", cmap="cividis", ax=axes)
+    _heat(table, axes, vmax=1.0, annot=len(layers) <= 8, fmt=".2f")
     return "Linear CKA of the clients' models and the model they started from, by layer (GC-Fed, Figure 7)."
 
 
@@ -130,8 +138,8 @@ def agreement(group: Group, layers: Sequence[str], axes: Axes) -> str:
     table = table.dropna(how="all").rename(columns=lambda name: name.removeprefix(AGREEMENT))
     cells = [part for part in np.array_split(np.arange(len(table)), POINTS) if len(part)]
     means = pd.DataFrame({table.index[part[-1]]: table.iloc[part].mean() for part in cells})
-    sns.heatmap(means, vmin=0, vmax=1, cmap="cividis", ax=axes)
-    axes.set(xlabel="communication round", ylabel="")
+    _heat(means, axes, vmin=0, vmax=1)
+    axes.set(xlabel="communication round")
     return "Whether clients agree in what P takes out of an update (ρ): 1 they do, 1/m it is noise. Mean over seeds."
 
 
@@ -140,42 +148,31 @@ def longest_updates(group: Group, axes: Axes) -> str:
     run = group.runs[0]
     table = pd.read_csv(run.folder / UPDATES).replace(np.inf, np.nan)
     table["who"] = "round " + table["round"].astype(str) + ", client " + table["client"].astype(str)
-    norms = table.pivot(index="who", columns="tensor", values="norm").reindex(columns=table["tensor"].unique())
-    longest = norms.max(axis=1).nlargest(12).index
-    norms, shares = norms.loc[longest], table.assign(share=(table["removed"] / table["norm"]) ** 2)
-    shares = shares.pivot(index="who", columns="tensor", values="share").loc[longest, norms.columns]
-    sns.heatmap(np.log10(norms), annot=shares, fmt=".0%", cmap="cividis", ax=axes)
-    axes.set(xlabel="", ylabel="")
+    table["share"] = (table["removed"] / table["norm"]) ** 2
+    table = table.pivot(index="who", columns="tensor", values=["norm", "share"])
+    longest = table["norm"].max(axis=1).nlargest(12).index
+    norms, shares = table["norm"].loc[longest], table["share"].loc[longest]
+    _heat(np.log10(norms), axes, annot=shares, fmt=".0%")
     return (
         f"Seed {run.seed}. Colour: log10 of the length of a client's update; number: the share of its square that "
         "gradient centralization takes out."
     )
 
 
-def best_so_far(groups: Sequence[Group], searches: Mapping[Path, Search], colors: dict[str, Any], axes: Axes) -> str:
-    """The best value after each trial, a line a search; a group is the first trial of one."""
-    for group in groups:
-        search = searches[group.runs[0].folder.parent]
-        _, unit, _ = describe(search.metric)
-        values = unit.factor * search.trials["value"]
+def best_so_far(searches: Mapping[str, Search], colors: dict[str, Any], axes: Axes) -> str:
+    """The best value after each trial, a line a search."""
+    for name, search in searches.items():
+        column = describe(search.metric)
+        values = column.unit.factor * search.values
         best = (values.cummax() if search.higher else values.cummin()).ffill()
-        look = {"where": "post", "marker": ".", "label": group.method, "color": colors[group.method]}
-        axes.step(search.trials["number"] + 1, best, **look)
-        axes.set(xlabel="trials", ylabel=unit.heading(f"best {search.metric}"))
+        axes.step(search.trials["number"] + 1, best, where="post", marker=".", label=name, color=colors[name])
+        axes.set(xlabel="trials", ylabel=column.heading)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-    _legend(axes)
     return "The best value after as many trials, as the search saw it."
 
 
-def _bytes(run: Any) -> pd.Series:
-    """GB that all clients have sent and received, by round."""
-    return run.metrics.filter(regex="^comm/.*_bytes$").sum(axis=1).cumsum() / 1e9
+def _heat(table: pd.DataFrame, axes: Axes, **look: Any) -> None:
+    import seaborn  # half a second, for reports that have a map
 
-
-def _legend(axes: Axes) -> None:
-    """Below the figure, so that long names take nothing from it."""
-    handles, labels = axes.get_legend_handles_labels()
-    if labels:
-        columns = min(len(labels), max(1, 54 // max(map(len, labels))), 3)
-        labels = [fill(label, 54) for label in labels]
-        axes.legend(handles, labels, ncols=columns, loc="upper center", bbox_to_anchor=(0.5, -0.2))
+    seaborn.heatmap(table, cmap="cividis", ax=axes, **look)
+    axes.set(xlabel="", ylabel="")

@@ -7,14 +7,14 @@ from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 
-from gcfed.report.tables import Table, mark_best
-from gcfed.runs.folder import folders, shown
+from gcfed.report.tables import Table, in_bold
+from gcfed.runs.folder import Run, folders, shown
 from gcfed.runs.measures import parse
 from gcfed.runs.metrics_csv import SIZE
 from gcfed.runs.reading import FINITE, LABEL, NODES, ROUNDS, naming, read_text, read_yaml, short
 from gcfed.utils.checked import fits
 
-TRIALS, RESULTS = "trials.csv", "optimization_results.yaml"
+TRIALS, RESULTS, STORAGE = "trials.csv", "optimization_results.yaml", "search.db"
 
 
 class Search(NamedTuple):
@@ -24,6 +24,11 @@ class Search(NamedTuple):
     trials: pd.DataFrame
     metric: str
     higher: bool
+
+    @property
+    def values(self) -> pd.Series:
+        """Those that a trial can be the best by: a search refuses some, past the edge of stability."""
+        return self.trials["value"].mask(self.trials.reindex(columns=["state"])["state"] == "refused")
 
 
 def read_searches(roots: Sequence[Path], lacks: list[str]) -> dict[Path, Search]:
@@ -63,21 +68,30 @@ def check_results(results: Mapping[str, Any]) -> None:
         fits("direction", results.get("direction"), Literal["maximize", "minimize"] | None)
 
 
+def search_of(run: Run) -> Path | None:
+    """The folder of the search that the run is a trial of, or one of a trial's seeds."""
+    above = run.folder.parents[:2]
+    return next((folder for folder in above if (folder / TRIALS).exists() or (folder / STORAGE).exists()), None)
+
+
 def trials_table(searches: Mapping[Path, Search]) -> Table | None:
     """The trials of all searches, one below the other, the best value of each whose direction is known in bold."""
-    records, frames = [], []
-    for folder, (trials, metric, higher) in searches.items():
-        if trials.empty:
-            continue
-        name = shown(folder)
-        records.append(trials.assign(search=name, metric=metric))
-        frame = trials.drop(columns="folder", errors="ignore").astype(object).fillna("–")
-        frame = frame.map(lambda cell: f"{cell:.5g}" if isinstance(cell, float) else str(cell))
-        columns = {"search": [name] + [""] * (len(frame) - 1)} | frame.to_dict("list")
-        columns["value"] = mark_best(frame["value"], trials["value"], higher if metric else None)
-        frames.append(pd.DataFrame(columns, dtype=object))
-    if not frames:
+    parts = [
+        search.trials.astype(object).assign(
+            search=shown(folder), metric=search.metric, higher=search.higher, rank=search.values
+        )
+        for folder, search in searches.items()
+        if len(search.trials)
+    ]
+    if not parts:
         return None
-    table = pd.concat(frames).fillna("–")
+    lines = pd.concat(parts, ignore_index=True)
+    texts = (
+        lines.drop(columns=["folder", "metric", "higher", "rank", "search"], errors="ignore").astype(object).fillna("–")
+    )
+    texts = texts.map(lambda cell: f"{cell:.5g}" if isinstance(cell, float) else str(cell)).astype(object)
+    lines["higher"] = lines["higher"].where(lines["metric"] != "", None)
+    texts["value"] = in_bold(lines.assign(text=texts["value"]), ["search"])
+    texts.insert(0, "search", lines["search"].mask(lines["search"] == lines["search"].shift(), ""))
     note = "Each search's best value in bold; its optimization_results.yaml has it with all its digits."
-    return Table("searches", "Searches", table, pd.concat(records), (note,))
+    return Table("searches", "Searches", texts, lines.drop(columns=["higher", "rank"]), (note,))

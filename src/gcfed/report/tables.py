@@ -1,4 +1,4 @@
-"""Tables for people (Markdown, LaTeX, the page) and for programs (CSV), and those of any runs."""
+"""Tables for people (Markdown, LaTeX, the page) and for programs (CSV), and how their numbers are shown."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import html
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import groupby
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
-from gcfed.report.groups import SYMBOLS, Group, Sample, described, paired, sample
-from gcfed.runs.folder import STATES, UNFINISHED, Run
-from gcfed.runs.measures import higher_is_better, parse, value
+from gcfed.report.groups import Group, Sample, sample
+from gcfed.runs.folder import UNFINISHED, Run
+from gcfed.runs.measures import higher_is_better, parse
 from gcfed.utils.files import replacing
 
 
@@ -35,8 +34,27 @@ class Unit(NamedTuple):
         """The mean as it is shown, by which the best is marked; None where there is none, or a bound."""
         return None if s.mean is None or s.bound else float(self.text(s.mean))
 
-    def heading(self, title: str) -> str:
-        return f"{title} ({self.label})" if self.label not in ("", "rounds") else title
+    def differences(self, *numbers: float, sign: str = "-") -> list[str]:
+        """Points with one digit behind the dot, as far as it says anything."""
+        digits = ".1f" if self.label == "%" and max(map(abs, numbers)) >= 0.095 else ".2g"
+        return [f"{number:{sign}{digits}}".replace("-", "−") for number in numbers]
+
+
+class Column(NamedTuple):
+    """How a measure is shown."""
+
+    title: str
+    unit: Unit
+    higher: bool | None  # whether more is better; None: neither
+    measure: str
+
+    @property
+    def heading(self) -> str:
+        return f"{self.title} ({self.unit.label})" if self.unit.label not in ("", "rounds") else self.title
+
+    def of(self, group: Group) -> Sample:
+        """The measure over the group's seeds, in the column's unit."""
+        return sample(group, self.measure, self.unit.factor)
 
 
 UNITS = {
@@ -48,9 +66,10 @@ UNITS = {
     "1e-3": Unit("10⁻³", 1e3, ".3f"),
     "none": Unit("", 1.0, ".4g"),
 }
+LAST_TESTS = "mean:test/acc[10 tests]"
 #: The measures that are shown unless others are asked for, and their titles.
 MEASURES = {
-    "mean:test/acc[10]": "accuracy, last 10 rounds",
+    LAST_TESTS: "accuracy, last 10 tests",
     "max:test/acc": "best accuracy",
     "last:test/acc": "accuracy at the end",
     "last:test/relative_error": "relative error at the end",
@@ -59,21 +78,12 @@ MEASURES = {
     "sum:comm/up_bytes": "sent by clients",
     "time/round_s": "a round, median",
 }
+_TITLES = MEASURES | {"mean:test/acc[10]": "accuracy, last 10 rounds"}
 #: The unit of what the column of a measure holds; the first that fits.
 _COLUMNS = {
     "_std": "percent", "personal/": "percent", "comm/": "MB", "time/": "seconds", "bytes": "MB", "acc": "percent",
     "seconds": "seconds", "": "none",
 }  # fmt: skip
-#: Of each run: measure and form.
-_RUN = {
-    "final": ("last:test/acc", "{:.2%}"), "best": ("max:test/acc", "{:.2%}"),
-    "error": ("last:test/relative_error", "{:.3g}"), "seconds": ("sum:time/round_s", "{:.0f}"),
-}  # fmt: skip
-NOTE = (
-    "Mean (sample standard deviation) over seeds, the best in bold. [n of m]: of n seeds, where there should be m; †: "
-    "a run diverged, and is in the mean unless its value is not finite; +: a run that did not reach the target counts "
-    "with all its rounds or bytes, so that the mean is a lower bound."
-)
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "[": "{[}"}  # no \\[length]
 _LATEX |= {character: rf"\{character}" for character in "&%$#_{}"}
 _FLOAT = r"""%% For LuaLaTeX or XeLaTeX, with booktabs, graphicx and a font that has Greek letters.
@@ -81,7 +91,13 @@ _FLOAT = r"""%% For LuaLaTeX or XeLaTeX, with booktabs, graphicx and a font that
 \centering\small
 \caption{%s}\label{tab:%s}
 \resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%%
-%s}
+\begin{tabular}{%s}
+\toprule
+%s
+\midrule
+%s
+\bottomrule
+\end{tabular}}
 %s
 \end{table}
 """
@@ -131,12 +147,13 @@ class Table:
 
     def write(self, folder: Path) -> None:
         """``<name>.md``, ``.tex`` and ``.csv``."""
-        texts = {"md": self.markdown(), "tex": self.latex(), "csv": self.records.to_csv(index=False)}
+        texts = {"md": self.markdown, "tex": self.latex(), "csv": self.records.to_csv(index=False)}
         write_texts({folder / f"{self.name}.{suffix}": text for suffix, text in texts.items()})
 
-    def _marked(self, kind: str) -> pd.DataFrame:
-        return self.frame.map(marked, kind=kind).rename(columns=partial(marked, kind=kind))
+    def _marked(self, kind: str, columns: int | None = None) -> pd.DataFrame:
+        return self.frame.iloc[:, :columns].map(marked, kind=kind).rename(columns=partial(marked, kind=kind))
 
+    @cached_property
     def markdown(self) -> str:
         title, *notes = (marked(text, "md") for text in (self.title, *self.notes))
         lines = self._marked("md").to_markdown(index=False, disable_numparse=True)
@@ -145,22 +162,29 @@ class Table:
     def latex(self) -> str:
         """A float, not wider than the text."""
         title, *notes = (marked(text, "tex") for text in (self.title, *self.notes))
-        columns = "l" + "r" * (len(self.frame.columns) - 1)
-        body = self._marked("tex").to_latex(index=False, column_format=columns).strip()
-        return _FLOAT % (title, self.name, body, "\n".join(rf"\par\smallskip{{\footnotesize {n}\par}}" for n in notes))
+        cells = self._marked("tex")
+        head, *rows = (rf"{' & '.join(row)} \\" for row in [[*cells], *cells.to_numpy()])
+        notes = [rf"\par\smallskip{{\footnotesize {note}\par}}" for note in notes]
+        align = "l" + "r" * (len(cells.columns) - 1)
+        return _FLOAT % (title, self.name, align, head, "\n".join(rows), "\n".join(notes))
 
-    def html(self) -> str:
-        """The ``<table>``, without notes."""
-        return self._marked("html").to_html(index=False, escape=False, border=0)
+    def html(self, columns: int | None = None) -> str:
+        """The ``<table>``, or its first columns, without notes."""
+        return self._marked("html", columns).to_html(index=False, escape=False, border=0)
 
 
-def mark_best(cells: Iterable[str], numbers: Iterable[Any], higher_is_better: bool | None) -> list[str]:
-    """The cells with the best of their numbers in bold, ties too. None takes no part; one number alone is not best."""
-    known = {number for number in numbers if pd.notna(number)}
-    if higher_is_better is None or len(known) < 2:
-        return list(cells)
-    best = max(known) if higher_is_better else min(known)
-    return [Best(cell) if number == best else cell for cell, number in zip(cells, numbers, strict=True)]
+def in_bold(lines: pd.DataFrame, by: Sequence[str]) -> pd.Series:
+    """The column ``text``, in bold where ``rank`` is the best of its group, ties too.
+
+    ``higher`` says which is the best. Who has no rank takes no part; one number alone is not best, nor are equal ones.
+    """
+    ranks = lines["rank"].astype(float).where(lines["higher"].notna())
+    ranks *= lines["higher"].map({True: 1, False: -1})
+    groups = ranks.groupby([lines[key] for key in by], sort=False)
+    most = groups.transform("max")
+    is_best = (ranks == most) & (most > groups.transform("min"))
+    texts = [Best(text) if best else text for text, best in zip(lines["text"], is_best, strict=True)]
+    return pd.Series(texts, lines.index, dtype=object)
 
 
 def mean_text(s: Sample, unit: Unit, wanted: int) -> str:
@@ -178,122 +202,17 @@ def states(runs: Iterable[Run]) -> str:
     return ", ".join(f"{state} at seed {run.seed}" for run, state in lost if not run.has_ended)
 
 
-def describe(measure: str) -> tuple[str, Unit, bool | None]:
-    """Title, unit and whether more is better, of any measure."""
+def describe(measure: str) -> Column:
+    """How any measure is shown."""
     parts = parse(measure)
     if parts.is_target:
         goal = f"{100 * parts.number:g} %" if "acc" in parts.column else f"{parts.number:g}"
         of = f" of {parts.column}" * (parts.column != "test/acc") + f", mean of {parts.window}" * (parts.window > 1)
-        return f"rounds to {goal}{of}", UNITS["rounds"], False
-    title = MEASURES.get(measure, measure)
+        return Column(f"rounds to {goal}{of}", UNITS["rounds"], False, measure)
+    title = _TITLES.get(measure, measure)
+    if (tested := measure.replace("val/", "test/")) in _TITLES and tested != measure:
+        title = f"validation {_TITLES[tested].removeprefix('test ')}"
     if match := re.fullmatch(r"(\w+)_to_target/([\d.]+)", measure):
         title = f"{match[1].replace('_', ' ')} to {100 * float(match[2]):g} %"
     unit = next(unit for part, unit in _COLUMNS.items() if part in parts.column)
-    return title, UNITS[unit], higher_is_better(measure)
-
-
-def main_measure(groups: Sequence[Group]) -> str:
-    """What the runs are judged by: accuracy, else the relative error, else the loss."""
-    wanted = ("mean:test/acc[10]", "last:test/relative_error", "last:test/loss")
-    columns = {name for group in groups for run in group.runs for name in run.metrics}
-    return next((measure for measure in wanted if parse(measure).column in columns), wanted[-1])
-
-
-def by_federation(groups: Sequence[Group]) -> dict[str, list[Group]]:
-    """The groups of each federation; they come in its order."""
-    return {place: list(members) for place, members in groupby(groups, key=lambda group: group.federation)}
-
-
-def measured(groups: Sequence[Group], measures: Sequence[str], name: str, title: str) -> Table | None:
-    """A row a group, a column a measure; None where no run has any. Each federation's best is in bold."""
-    places = by_federation(groups)
-    firsts = [place if i == 0 else "" for place, members in places.items() for i in range(len(members))]
-    columns = {"federation": firsts} if len(places) > 1 else {}
-    columns["method"] = [group.method for group in groups]
-    records: list[dict[str, Any]] = []
-    for measure in measures:
-        title_of_measure, unit, higher = describe(measure)
-        samples = {group: sample(group, measure, unit.factor) for group in groups}
-        if all(s.mean is None for s in samples.values()):
-            continue
-        cells: list[str] = []
-        for members in places.values():
-            most = max(len(samples[group].values) for group in members)
-            # Why a run has no number stands in the first measure's column only.
-            texts = [mean_text(samples[g], unit, most) if g.has_ended or not records else "–" for g in members]
-            cells += mark_best(texts, [unit.rank(samples[group]) for group in members], higher)
-        columns[unit.heading(title_of_measure)] = cells
-        for group, s in samples.items():
-            about = {"federation": group.federation, "method": group.method, "setting": group.setting}
-            records += [{**about, "measure": measure, "unit": unit.label, **s.record}] if s.mean is not None else []
-    if not records:
-        return None
-    frame, notes = pd.DataFrame(columns, dtype=object), [NOTE]
-    if len(places) == 1:
-        values = {key: {str(group.values.get(key, "")) for group in groups} for key in SYMBOLS}
-        common = [described(key, *texts) for key, texts in values.items() if len(texts) == 1 and any(texts)]
-        notes[0] += f" All: {', '.join(common)}." * bool(common)
-    if lost := [f"{group.label}: {text}" for group in groups if (text := states(group.runs))]:
-        notes.append(f"In no mean: {'; '.join(lost)}.")
-    if again := [f"{group.method}, seed {run.seed}: {run.folder.name}" for group in groups for run in group.repeated]:
-        notes.append(
-            f"Further runs of a seed; the one that measured the most counts, of equals the last: {'; '.join(again)}."
-        )
-    return Table(name, title, frame, pd.DataFrame(records), tuple(notes))
-
-
-def targets(groups: Sequence[Group]) -> Table | None:
-    """Rounds and bytes to each of the runs' own target accuracies that one of them reached."""
-    runs = [run for group in groups for run in group.runs if run.has_ended]
-    asked = sorted({float(target) for run in runs for target in run.get("targets") or ()})
-    reached = [t for t in asked if any(value(run, f"rounds:test/acc>={t:g}") is not None for run in runs)]
-    measures = [f"rounds:test/acc>={t:g}" for t in reached] + [f"bytes_to_target/{t:g}" for t in reached]
-    known = [g for g in groups if any(value(r, measure) is not None for r in g.runs for measure in measures[:1])]
-    places = {group.federation for group in known}  # with those of its methods that reached none
-    return measured(
-        [g for g in groups if g.federation in places], measures, "targets", "Rounds and bytes to a target accuracy"
-    )
-
-
-def best(groups: Sequence[Group]) -> Table | None:
-    """The best method of each federation, and the next one."""
-    rows, records = [], []
-    for place, members in by_federation(groups).items():
-        heading, unit, higher = describe(main := main_measure(members))
-        results = [(s.mean, g.method, s) for g in members if (s := sample(g, main, unit.factor)).mean is not None]
-        results.sort(key=lambda result: result[0], reverse=bool(higher))
-        if not results:
-            continue
-        most = max(len(s.values) for *_, s in results)
-        texts = [f"{method}: {mean_text(s, unit, most)} {unit.label}".strip() for _, method, s in results[:2]]
-        tests = [None, *(paired(results[0][2], s) for *_, s in results[1:])]
-        row = {"federation": place, "by": heading, "best": Best(texts[0]), "next": (*texts, "–")[1]}
-        rows.append(row | {"seed by seed": next((str(test) for test in tests[1:2] if test), "–")})
-        for (_, method, s), test in zip(results, tests, strict=True):
-            about = {"federation": place, "method": method, "by": heading, **s.record}
-            records.append(about | (test._asdict() if test else {}))
-    note = (
-        "The two best means, each over its seeds (sample standard deviation). Seed by seed: the mean difference over "
-        "the seeds that both have, the p of an exact two-sided permutation test, which knows nothing of other methods, "
-        "and the number of pairs. The CSV has it of every method against the best."
-    )
-    table = Table("best", "Best of each federation", pd.DataFrame(rows, dtype=object), pd.DataFrame(records), (note,))
-    return table if rows else None
-
-
-def all_runs(runs: Sequence[Run], groups: Sequence[Group], places: Mapping[Run, str]) -> Table:
-    """Every run with its place, those that did not end well first."""
-    names = {run: group for group in groups for run in (*group.runs, *group.repeated)}
-    lines = []
-    for run in sorted(runs, key=lambda run: -STATES.index(run.state)):
-        method, federation = (names[run].method, names[run].federation) if run in names else ("?", "?")
-        about = {"state": run.state, "method": method, "federation": federation, "seed": run.seed}
-        about |= {"rounds": f"{run.rounds} of {run.planned}"}
-        numbers = {name: value(run, measure) for name, (measure, _) in _RUN.items()}
-        lines.append({**about, **numbers, "folder": places[run], "note": run.note})
-    records = pd.DataFrame(lines, dtype=object)
-    frame = records.copy()
-    for name, (_, form) in _RUN.items():
-        frame[name] = ["–" if number is None else form.format(number) for number in records[name]]
-    frame = frame.loc[:, (frame != "–").any()].astype(str)
-    return Table("runs", "All runs", frame, records, ("Seconds are those of all rounds together.",))
+    return Column(title, UNITS[unit], higher_is_better(measure), measure)

@@ -21,16 +21,20 @@ LARGEST = 2**26  # bytes that are unpacked
 
 @dataclass(frozen=True, eq=False)
 class LabelCounts:
-    """clients: ids [S].  counts: integers [S, C], samples of class c on client s.  of: clients in all."""
+    """clients: ids [S].  counts: integers [S, C], samples of class c on client s.  of: clients in all.
+
+    names: of the classes, [C], where they have any.
+    """
 
     clients: NDArray[np.int64]
     counts: NDArray[np.int64]
     of: int
+    names: tuple[str, ...] = ()
 
     def save(self, folder: Path) -> None:
         """Write the file into a run's folder."""
         with replacing(folder / LABEL_COUNTS) as temporary, temporary.open("wb") as file:
-            np.savez(file, clients=self.clients, counts=self.counts, of=self.of)
+            np.savez(file, clients=self.clients, counts=self.counts, of=self.of, names=np.array(self.names, str))
 
     @classmethod
     def load(cls, folder: Path) -> LabelCounts | None:
@@ -39,10 +43,12 @@ class LabelCounts:
             with np.load(folder / LABEL_COUNTS) as file:
                 if sum(part.file_size for part in file.zip.infolist()) > LARGEST:
                     return None
-                found = cls(file["clients"], file["counts"], int(file["of"]))
+                names = tuple(map(str, file["names"])) if "names" in file else ()
+                found = cls(file["clients"], file["counts"], int(file["of"]), names)
         except (OSError, ValueError, TypeError, KeyError, EOFError, AttributeError, zipfile.BadZipFile):
             return None
         fits = found.counts.ndim == 2 and len(found.counts) == len(found.clients) > 0 and found.counts.size > 0
+        fits = fits and len(found.names) in (0, found.counts.shape[1]) and all(map(str.isprintable, found.names))
         return found if fits and found.counts.dtype.kind in "iu" and found.counts.min() >= 0 else None
 
 
@@ -53,7 +59,8 @@ def label_counts(data: FederatedDataModule) -> LabelCounts | None:
     assert data.partition is not None
     clients = evenly(data.num_clients, 50)
     counts = data.partition.label_counts(data.labels, data.num_classes, clients=clients)
-    return LabelCounts(clients, counts, data.num_clients)
+    names = data.dataset.class_names or ()
+    return LabelCounts(clients, counts, data.num_clients, names if len(names) == data.num_classes else ())
 
 
 def evenly(n: int, most: int) -> NDArray[np.int64]:

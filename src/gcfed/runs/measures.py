@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 WINDOW, DECAY = 10, 0.9  # tests in GC-Fed's moving mean, and FedACG's exponential average
 _PATTERNS = [
-    re.compile(r"(?P<how>max|min|mean|sum|last):(?P<column>[^\[\]]+)(?:\[(?P<number>\d+)\])?"),
+    re.compile(r"(?P<how>max|min|mean|sum|last):(?P<column>[^\[\]]+)(?:\[(?P<number>\d+)(?P<tests> tests)?\])?"),
     re.compile(
         r"rounds:(?P<column>[^\[\]]+?)(?:\[(?P<window>\d+)\])?(?P<how>>=|<=)(?P<number>-?\d*\.?\d+(?:e[+-]?\d+)?)"
     ),
@@ -26,9 +26,9 @@ _PATTERNS = [
 ]
 FORMS = (
     "There are keys of summary.json (test/acc_smooth10, bytes_to_target/0.8), columns of metrics.csv reduced over the "
-    "rounds (max:test/acc; min:, mean:, sum:, last: too) or over the last 10 of them (mean:test/acc[10]), the last "
-    "test up to a round (test/acc@500), and the first round at a target (rounds:test/acc>=0.8, rounds:test/loss<=0.5; "
-    "rounds:test/acc[10]>=0.8 of means of ten rounds)."
+    "rounds (max:test/acc; min:, mean:, sum:, last: too), over the last 10 of them (mean:test/acc[10]) or over the "
+    "last 10 tests of no fewer (mean:test/acc[10 tests]), the last test up to a round (test/acc@500), and the first "
+    "round at a target (rounds:test/acc>=0.8, rounds:test/loss<=0.5; rounds:test/acc[10]>=0.8 of means of ten rounds)."
 )
 
 
@@ -69,6 +69,7 @@ class Measure(NamedTuple):
     column: str  # or a key of the summary
     number: float  # the window in rounds, infinite for all of them; the target; the round
     window: int = 1  # of a target: rounds whose tests are averaged
+    in_tests: bool = False  # the window is in tests
 
     @property
     def is_target(self) -> bool:
@@ -103,7 +104,8 @@ def parse(measure: str) -> Measure:
         if match := pattern.fullmatch(measure):
             parts = match.groupdict()
             number = float(parts["number"] or math.inf)
-            return Measure(parts["how"], parts["column"], number, int(parts.get("window") or 1))
+            window, in_tests = int(parts.get("window") or 1), bool(parts.get("tests"))
+            return Measure(parts["how"], parts["column"], number, window, in_tests)
     raise ValueError(f"measure={measure!r} is not understood. {FORMS}")
 
 
@@ -118,7 +120,7 @@ def value(run: Run, measure: str) -> float | None:
     return run.known[measure]
 
 
-def _value(run: Run, how: str, name: str, number: float, window: int) -> float | None:
+def _value(run: Run, how: str, name: str, number: float, window: int, in_tests: bool) -> float | None:
     if not how:
         return _of_summary(run, name)
     curve = run.curve(name)
@@ -130,6 +132,8 @@ def _value(run: Run, how: str, name: str, number: float, window: int) -> float |
     rounds, values = curve.index.to_numpy(), curve.to_numpy()
     if how == "@":
         values = values[rounds <= number] if run.rounds >= number else values[:0]
+    elif in_tests:
+        values = values[-int(number) :] if 0 < number <= len(values) else values[:0]
     else:
         values = values[rounds > run.rounds - number]
     if not len(values):

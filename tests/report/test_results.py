@@ -1,0 +1,45 @@
+"""Methods by measures, and the list of all runs."""
+
+import pytest
+from run_folders import GCFED, PLACE, run_of
+
+from gcfed.report.groups import grouped
+from gcfed.report.results import all_runs, measured, usual
+from gcfed.report.tables import MEASURES, Best
+
+
+def test_a_federation_is_a_table_of_methods_by_measures():
+    runs = [run_of(seed=s, values=(0.1, 0.4 + s / 10)) for s in (1, 2)]
+    moon = {"tags.algorithm": "moon", "methods.moon._target_": "gcfed.methods.moon.MOON"}
+    runs += [run_of(**GCFED, values=(0.2, 0.9)), run_of("failed", values=(0.2,), **moon)]
+    table = measured(grouped(runs), ["last:test/acc", "max:test/acc", "max:test/nothing"], "f", "F")
+    assert table.frame.to_dict("list") == {
+        "method": ["fedavg", "gcfed", "moon"],
+        "accuracy at the end (%)": ["55.00 (7.07)", "90.00 [1 of 2]", "failed at seed 1"],
+        "best accuracy (%)": ["55.00 (7.07)", "90.00 [1 of 2]", "–"],
+    }
+    assert [isinstance(cell, Best) for cell in table.frame["best accuracy (%)"]] == [False, True, False]
+    assert table.notes[0].endswith("All: η 0.01, epochs 5.")
+    assert f"moon ({PLACE}, 30 rounds): failed at seed 1" in table.notes[1]
+    assert table.records["mean"].tolist() == pytest.approx([55, 90, 55, 90])
+    assert measured(grouped(runs), ["max:test/nothing"], "f", "F") is None
+
+
+def test_targets_that_any_run_reached_are_columns():
+    summary = {"bytes_to_target": {"0.5": 3e6}}
+    reached = run_of(values=(0.2, 0.6), targets=[0.5, 0.9], summary=summary)
+    groups = grouped([reached, run_of(**GCFED, targets=[0.5], values=(0.2,))])
+    assert usual(groups)[-2:] == ["rounds:test/acc>=0.5", "bytes_to_target/0.5"]
+    table = measured(groups, usual(groups)[-2:], "t", "T")
+    columns = {"method": ["fedavg", "gcfed"], "rounds to 50 %": ["2", "1+"], "bytes to 50 % (MB)": ["3", "–"]}
+    assert table.frame.to_dict("list") == columns
+    assert usual(groups[1:]) == [*MEASURES]
+
+
+def test_every_run_is_listed_with_how_it_ended():
+    runs = [run_of(folder="/a"), run_of("failed", folder="/b", seed=2), run_of("diverged", folder="/c", seed=3)]
+    table = all_runs(runs, grouped(runs), {run: run.folder.name for run in runs})
+    assert table.frame["state"].tolist() == ["failed", "diverged", "finished"]
+    assert table.frame["rounds"].tolist() == ["1 of 30"] * 3
+    assert table.frame["final"].tolist() == ["50.00%"] * 3
+    assert "error" not in table.frame
