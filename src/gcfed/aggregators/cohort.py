@@ -3,17 +3,16 @@
 import copy
 from collections.abc import Callable, Iterable
 from math import ceil
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from gcfed.federated.forward import Params
-from gcfed.federated.messages import Upload
-from gcfed.federated.method import Setup
-from gcfed.federated.round import Round
+from gcfed.federated.method import Params, Round, Setup, Upload
 from gcfed.methods.local_norm import no_steps
+from gcfed.utils.checked import checked
 from gcfed.utils.device import on_device
-from gcfed.utils.number import number
 
 COLUMNS = 1 << 20  # coordinates that a rule sorts at a time
 
@@ -77,6 +76,7 @@ class CohortRule:
         return sorted(names, key=lambda name: (name in self._apart, name))
 
 
+@checked
 class BoundedRule(CohortRule):
     """A rule that is told how many clients may be hostile and stands as many.
 
@@ -88,9 +88,9 @@ class BoundedRule(CohortRule):
     per_hostile, spare = 2, 1
     """The rule needs a cohort of ``per_hostile`` · f + ``spare`` clients."""
 
-    def __init__(self, hostile: float = 0.2) -> None:
+    def __init__(self, hostile: Annotated[float, Field(ge=0, lt=0.5)] = 0.2) -> None:
         super().__init__()
-        self.hostile = number("aggregator.hostile", hostile, 0, 0.5, below=True)
+        self.hostile = hostile
 
     def most(self, n: int) -> int:
         """f for n clients, as asked for."""

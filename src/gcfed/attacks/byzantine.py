@@ -9,23 +9,23 @@ the coordinates in which they travel; hostile clients quantize, too, where all d
 import logging
 from collections.abc import Sequence
 from math import comb
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from gcfed.aggregators.cohort import BoundedRule
-from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import ClientPart, Order, Part, ServerPart, Setup
-from gcfed.federated.round import Round
-from gcfed.utils.number import number
+from gcfed.federated.method import ClientPart, Download, Order, Part, Round, ServerPart, Setup, Upload
+from gcfed.utils.checked import Share, Weight, checked
 from gcfed.utils.rng import generator, torch_seed
 
 log = logging.getLogger(__name__)
 OFTEN = 0.01  # of the rounds: what a rule may fail to stand without a word
 
 
+@checked
 class Attack(ClientPart):
     """Lets some clients send something else; ``train/hostile_clients`` counts them in each round's cohort.
 
@@ -35,8 +35,8 @@ class Attack(ClientPart):
 
     order = Order.ATTACKS
 
-    def __init__(self, clients: float = 0.2) -> None:
-        self.clients = number("attack.clients", clients, 0, 1)
+    def __init__(self, clients: Share = 0.2) -> None:
+        self.clients = clients
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -111,6 +111,7 @@ def messages(upload: Upload) -> Sequence[Tensor]:
     return [t for ts in (upload.delta, *upload.extra.values()) for t in ts.values() if t.is_floating_point()]
 
 
+@checked
 class Scale(Attack):
     """Hostile clients multiply what they send.
 
@@ -118,14 +119,15 @@ class Scale(Attack):
         factor: −4 is the sign-flip attack, 10¹⁰ a broken client.
     """
 
-    def __init__(self, clients: float = 0.2, *, factor: float = 10.0) -> None:
+    def __init__(self, clients: Share = 0.2, *, factor: Annotated[float, Field(ge=-1e30, le=1e30)] = 10.0) -> None:
         super().__init__(clients)
-        self.factor = number("attack.factor", factor, -1e30, 1e30)
+        self.factor = factor
 
     def craft(self, sent: list[Tensor], client: int, download: Download) -> None:
         torch._foreach_mul_(sent, self.factor)
 
 
+@checked
 class Gaussian(Attack):
     """Hostile clients send normal noise in place of every tensor.
 
@@ -133,9 +135,9 @@ class Gaussian(Attack):
         factor: the noise's standard deviation, in units of the root mean square of the tensor that it replaces.
     """
 
-    def __init__(self, clients: float = 0.2, *, factor: float = 10.0) -> None:
+    def __init__(self, clients: Share = 0.2, *, factor: Weight = 10.0) -> None:
         super().__init__(clients)
-        self.factor = number("attack.factor", factor, 0)
+        self.factor = factor
 
     def craft(self, sent: list[Tensor], client: int, download: Download) -> None:
         random = torch.Generator(sent[0].device)

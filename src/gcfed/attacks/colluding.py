@@ -4,15 +4,16 @@ Each upload is the same for all of them, so the whole cohort must train in one s
 """
 
 from statistics import NormalDist
+from typing import Annotated
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from gcfed.attacks.byzantine import Attack, messages
-from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import Setup
-from gcfed.utils.number import number
+from gcfed.federated.method import Download, Setup, Upload
+from gcfed.utils.checked import Share, Weight, checked
 
 
 class Collusion(Attack):
@@ -48,6 +49,7 @@ class Collusion(Attack):
                 t[rows] = self.together(t[honest], len(rows))
 
 
+@checked
 class ALIE(Collusion):
     """A little is enough: μ − zσ of the honest, coordinate by coordinate (Baruch et al., NeurIPS 2019, Algorithm 3).
 
@@ -59,9 +61,9 @@ class ALIE(Collusion):
             clients are hostile and s = ⌊n/2 + 1⌋ − m.
     """
 
-    def __init__(self, clients: float = 0.2, *, z: float | None = 1.5) -> None:
+    def __init__(self, clients: Share = 0.2, *, z: Annotated[float, Field(ge=0, le=1e6)] | None = 1.5) -> None:
         super().__init__(clients)
-        self.z = number("attack.z", z, 0, 1e6, none=True)
+        self.z = z
 
     def together(self, honest_nX: Tensor, hostile: int) -> Tensor:
         n = len(honest_nX) + hostile
@@ -75,6 +77,7 @@ def z_max(n: int, m: int) -> float:
     return max(0.0, NormalDist().inv_cdf(share)) if 0 < share < 1 else 0.0
 
 
+@checked
 class IPM(Collusion):
     """Inner-product manipulation: −ε times the honest mean (Xie et al., UAI 2019, Section 4).
 
@@ -82,9 +85,9 @@ class IPM(Collusion):
         epsilon: ε; small enough to look honest to Krum, large to turn the mean around.
     """
 
-    def __init__(self, clients: float = 0.2, *, epsilon: float = 0.5) -> None:
+    def __init__(self, clients: Share = 0.2, *, epsilon: Weight = 0.5) -> None:
         super().__init__(clients)
-        self.epsilon = number("attack.epsilon", epsilon, 0)
+        self.epsilon = epsilon
 
     def together(self, honest_nX: Tensor, hostile: int) -> Tensor:
         return honest_nX.mean(0) * -self.epsilon

@@ -27,22 +27,19 @@ the updates of the whole cohort, each on the process that trained the client; ot
 """
 
 import logging
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
 
-from gcfed.federated.forward import Params
-from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import ClientPart, Method, ServerPart, Setup
-from gcfed.federated.round import Round
+from gcfed.federated.method import ClientPart, Download, Method, Params, Round, ServerPart, Setup, Upload
 from gcfed.federated.stack import per_client
 from gcfed.methods.constraints import Part, add_weighted_, constrain_, multipliers, products
 from gcfed.methods.requirements import local_sgd, mean_aggregator
+from gcfed.utils.checked import Weight, checked
 from gcfed.utils.device import on_device
-from gcfed.utils.number import choice, flag, number
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +51,7 @@ def layer_of(net: nn.Module, name: str) -> str:
     return next(place for place in around if next(net.get_submodule(place).parameters(recurse=False), None) is not None)
 
 
+@checked
 class FedGC(Method):
     """Projects the clients' updates (CGC) and their mean (SGC) and adds to the row of metrics:
 
@@ -64,22 +62,21 @@ class FedGC(Method):
     ====================  =========================================================================
 
     Args:
-        margin: C ≥ 0.
-        ridge: ≥ 0, added to ‖g'‖² in CGC: 0 is the paper's rule, 1e-3 what GEM's code adds. No cure for divergence.
+        margin: C.
+        ridge: added to ‖g'‖² in CGC: 0 is the paper's rule, 1e-3 what GEM's code adds. No cure for divergence.
         layerwise: what CGC projects as one vector: a ``tensor``, a ``layer`` or the ``model``.
         cgc, sgc: whether clients and server project; without both this is FedAvg.
-
-    Raises:
-        ValueError: C or the ridge is negative; at ``validate``, clients that do not run SGD, or a second method that
-            corrects drift.
     """
 
     def __init__(
-        self, margin: float = 1e-3, *, ridge: float = 0.0, layerwise: str = "tensor", cgc: bool = True, sgc: bool = True
+        self,
+        margin: Weight = 1e-3,
+        *,
+        ridge: Weight = 0.0,
+        layerwise: Literal["tensor", "layer", "model"] = "tensor",
+        cgc: bool = True,
+        sgc: bool = True,
     ) -> None:
-        margin, ridge = number("methods.fedgc.margin", margin, 0), number("methods.fedgc.ridge", ridge, 0)
-        choice("methods.fedgc.layerwise", layerwise, ("tensor", "layer", "model"))
-        cgc, sgc = flag("methods.fedgc.cgc", cgc), flag("methods.fedgc.sgc", sgc)
         super().__init__(ClientConstraint(margin, ridge, layerwise, cgc), ServerConstraint(margin, cgc, sgc))
 
 
@@ -87,6 +84,7 @@ class ClientConstraint(ClientPart):
     """What clients do: CGC, along g' as the server sent it or as they read it off two broadcasts."""
 
     corrects_drift = True
+    needs = (local_sgd("it reads a pseudo-gradient off w_k − w", momentum=True),)
 
     def __init__(self, margin: float, ridge: float, layerwise: str, cgc: bool) -> None:
         self.margin, self.ridge, self.layerwise, self.cgc = margin, ridge, layerwise, cgc
@@ -95,17 +93,16 @@ class ClientConstraint(ClientPart):
         self._round = -1
 
     def validate(self, setup: Setup) -> None:
-        local_sgd(setup, "FedGC", "it reads a pseudo-gradient off w_k − w", momentum=True)
-        self.lr, self.names = setup.solver.lr, setup.names
+        self.lr = setup.solver.lr
         layers: dict[str, list[str]] = {}
-        for name in self.names:
+        for name in self.trained:
             key = {"tensor": name, "layer": layer_of(setup.module.net, name), "model": ""}[self.layerwise]
             layers.setdefault(key, []).append(name)
         self.layers = list(layers.values())
 
     def on_download(self, download: Download) -> None:
         if download.round != self._round:
-            self._before, self._last = self._last, {name: download.model[name] for name in self.names}
+            self._before, self._last = self._last, {name: download.model[name] for name in self.trained}
             self._round = download.round
 
     def _moves(self, download: Download) -> Params:
@@ -113,7 +110,7 @@ class ClientConstraint(ClientPart):
         if "fedgc" in download.extra:
             return download.extra["fedgc"]
         before = self._before or self._last
-        return dict(zip(self.names, torch._foreach_sub(list(self._last.values()), list(before.values())), strict=True))
+        return {name: last - before[name] for name, last in self._last.items()}
 
     def on_upload(self, upload: Upload, download: Download) -> None:
         if not self.cgc:
@@ -142,20 +139,20 @@ class ServerConstraint(ServerPart):
 
     def validate(self, setup: Setup) -> None:
         if self.sgc:
-            mean_aggregator(setup, "FedGC with methods.fedgc.sgc=true", "every client's update constrains it once more")
-        self.names = setup.names
+            need = mean_aggregator("every client's update constrains it once more")
+            need(setup, f"{self.title} with methods.fedgc.sgc=true")
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         self._parts: list[Part] = []
         self._active = self._failed = 0
         if not self.cgc:
             return
-        start = {name: download.model[name] for name in self.names}
+        start = {name: download.model[name] for name in self.trained}
         known = "previous" in self._server
         previous = list(self.server_state("previous", start).values())
         if known and len(round.cohort) < round.num_clients:
             moves = torch._foreach_sub(list(start.values()), previous)
-            download.extra["fedgc"] = dict(zip(self.names, moves, strict=True))
+            download.extra["fedgc"] = dict(zip(self.trained, moves, strict=True))
         torch._foreach_copy_(previous, list(start.values()))
         device = previous[0].device
         self._counts = torch.zeros(2, dtype=torch.float64, device=device)  # projected, uploaded
@@ -165,7 +162,7 @@ class ServerConstraint(ServerPart):
             self._counts += upload.notes["fedgc"]["projected"]
         if self.sgc:
             rows = on_device(round.places(upload.clients), upload.finite.device)
-            sent = {name: upload.delta[name] for name in self.names}
+            sent = {name: upload.delta[name] for name in self.trained}
             for t in sent.values():  # in place: these stay for the round, so that a copy would double them
                 t.masked_fill_(per_client(~upload.finite, t), 0.0)
             self._parts.append(Part(rows, upload.finite, sent))
@@ -173,7 +170,7 @@ class ServerConstraint(ServerPart):
     def on_aggregate_end(self, update: Params, round: Round) -> None:
         if not self.sgc:
             return
-        mean = {name: update[name] for name in self.names}
+        mean = {name: update[name] for name in self.trained}
         table = products(self._parts, mean, round).cpu().numpy()  # SGC's one synchronisation
         gram, inner, here = table[:, :-2], table[:, -2], table[:, -1] > 0
         solution = multipliers(gram[np.ix_(here, here)], inner[here], self.margin * round.lr**2)

@@ -29,17 +29,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcfed.federated.forward import Params
-from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import Method, Setup
-from gcfed.federated.round import Round
-from gcfed.federated.stack import ClientStack, per_client
+from gcfed.federated.method import ClientStack, Download, Method, Params, Round, Setup, Upload
+from gcfed.federated.stack import per_client
 from gcfed.methods.requirements import exact_store
 from gcfed.methods.subspace import SubspaceClient, Subspaces, SubspaceServer
+from gcfed.utils.checked import Count, PositiveShare, checked
 from gcfed.utils.device import on_device
-from gcfed.utils.number import flag
 
 
+@checked
 class FedSub(Method):
     """Adds each client's dual variable to its projected gradients, and to the dual what its drift was.
 
@@ -47,14 +45,15 @@ class FedSub(Method):
         update_absent: clients that sit a round out take the authors' rules too, with b_k = 0; false: they keep λ_k.
     """
 
-    def __init__(self, *, ratio: float = 0.2, refresh: int = 5, update_absent: bool = False) -> None:
-        spaces = Subspaces(ratio, refresh, "methods.fedsub", "FedSub")
-        absent = flag("methods.fedsub.update_absent", update_absent)
-        super().__init__(Duals(spaces, absent), MeanDual(spaces, absent))
+    def __init__(self, *, ratio: PositiveShare = 0.2, refresh: Count = 5, update_absent: bool = False) -> None:
+        spaces = Subspaces(ratio, refresh)
+        super().__init__(Duals(spaces, update_absent), MeanDual(spaces, update_absent))
 
 
 class Duals(SubspaceClient):
     """What clients do: turn λ_k into the present subspace, step along it, and add b_k − b̄ to it."""
+
+    needs = (*SubspaceClient.needs, exact_store)
 
     def __init__(self, spaces: Subspaces, update_absent: bool) -> None:
         super().__init__(spaces)
@@ -64,17 +63,16 @@ class Duals(SubspaceClient):
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
         self.store = setup.stores.open("fedsub")
-        exact_store(self.store, "FedSub")
 
     def on_download(self, download: Download) -> None:
         super().on_download(download)
         self._sent: list[tuple[np.ndarray, Tensor]] = []  # clients, and which of them are finite
 
     def on_clients_start(self, stack: ClientStack, download: Download) -> None:
-        like = {name: self.space[name].project(download.model[name]) for name in self.names}
+        like = {name: self.space[name].project(download.model[name]) for name in self.trained}
         self._dual = self.store.read(stack.clients, like)
         self._turn(stack.clients, download)
-        first = self._dual[self.names[0]]
+        first = self._dual[self.trained[0]]
         scale = on_device(1 / (download.lr * stack.num_steps), first.device, first.dtype)
         absent = download.extra.get("fedsub", {})
         duals = {name: dual + absent[name] if absent else dual for name, dual in self._dual.items()}
@@ -133,7 +131,7 @@ class MeanDual(SubspaceServer):
             download.extra["fedsub"] = self._absent
 
     def on_aggregate_end(self, update: Params, round: Round) -> None:
-        mean = {name: update[name] for name in self.names}
+        mean = {name: update[name] for name in self.trained}
         if self.update_absent:
             for name, dual in self._absent.items():
                 dual.sub_(mean[name])

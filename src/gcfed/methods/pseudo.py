@@ -5,9 +5,8 @@ import torch
 from torch import Tensor
 
 from gcfed.federated.batches import ClientData, plan_batches
-from gcfed.federated.messages import Download
-from gcfed.federated.solver import LocalSolver
-from gcfed.federated.stack import ClientStack, per_client
+from gcfed.federated.method import ClientStack, Download, LocalSolver
+from gcfed.federated.stack import per_client
 from gcfed.utils.rng import torch_seed
 
 

@@ -11,12 +11,12 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from gcfed.data.batch import Batch
-from gcfed.federated.method import ClientPart, Order, Setup
-from gcfed.federated.stack import ClientStack, Params, client_norms, per_client
-from gcfed.utils.number import number
+from gcfed.federated.method import Batch, ClientPart, ClientStack, Order, Params, Setup
+from gcfed.federated.stack import client_norms, per_client
+from gcfed.utils.checked import Weight, checked
 
 
+@checked
 class Sam(ClientPart):
     """Takes each client's gradient at w + ρ g/‖g‖, where g is that of its objective and the norm that of all tensors.
 
@@ -24,18 +24,17 @@ class Sam(ClientPart):
     (Proximal, SCAFFOLD, …) is taken at w and leaves the direction g alone. Running statistics are those of w.
 
     Args:
-        rho: ρ ≥ 0. 0.5: FedSAM among the baselines of FedSOL's code, whose local solver is ours.
+        rho: ρ. 0.5: FedSAM among the baselines of FedSOL's code, whose local solver is ours.
 
     Raises:
-        ValueError: ρ is negative; at ``validate``, another method moves the weights too.
+        ValueError: at ``validate``, another method moves the weights too.
     """
 
     graphable = True
     order = Order.MOVES_WEIGHTS
-    _name = "sam"
 
-    def __init__(self, rho: float = 0.5) -> None:
-        self.rho = number(f"methods.{self._name}.rho", rho, 0)
+    def __init__(self, rho: Weight = 0.5) -> None:
+        self.rho = rho
         self._unmoved: Params = {}
 
     def validate(self, setup: Setup) -> None:
