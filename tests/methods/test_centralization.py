@@ -178,7 +178,7 @@ def test_local_gc_may_end_after_some_rounds():
 
 
 def test_both_need_a_borderline_between_them():
-    with pytest.raises(ValueError, match=r"lam and boundary are null"):
+    with pytest.raises(ValueError, match=r"boundary and lam are null"):
         GradientCentralization()
 
 

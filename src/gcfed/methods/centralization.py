@@ -80,8 +80,8 @@ class GradientCentralization(Method):
     ) -> None:
         if local and server and lam is None and boundary is None:
             raise SettingError(
-                "lam",
-                " and boundary are null, and local and server need a borderline: set boundary to a module of the model "
+                "boundary",
+                " and lam are null, and local and server need a borderline: set boundary to a module of the model "
                 "or lam in [0, 1], or take gc=local or gc=global.",
             )
         least = {"weights": 2, "all": 1}[tensors]

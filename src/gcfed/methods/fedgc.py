@@ -1,29 +1,28 @@
 """Clients' and server's gradients under constraints: FedGC (anonymous, "… under Gradient Constraint", Algorithm 1).
 
-Another method than GC-Fed. Its gradients point along −loss. B mini-batches of SGD (PGD, which is ``client.steps=B``)
-make client k's pseudo-gradient g̃_k = (w_k − w)/η, eq. 4; ḡ is the mean that the aggregator makes, weighted by samples
-in the paper (of the clients' whole data here; were they those of the B mini-batches, as its Section 3 may be read, take
-``aggregator.weighting=uniform``); g' is the server's gradient of the round before.
+Another method than GC-Fed. Its gradients point along −loss. B mini-batches of SGD (PGD, ``client.steps=B``) make client
+k's pseudo-gradient g̃_k = (w_k − w)/η, eq. 4; ḡ is the aggregator's mean, in the paper weighted by samples (here of the
+clients' whole data; of the B mini-batches, as its Section 3 may be read, with ``aggregator.weighting=uniform``); g' is
+the server's gradient of the round before.
 
     CGC, tensor by tensor    g_k = argmin_u ½‖u − g̃_k‖²   s.t.  ⟨u, g'⟩ ≥ C                 eq. 5
     SGC, all as one vector   g = argmin_z ½‖z − ḡ‖²       s.t.  ⟨z, g_k⟩ ≥ C, k ∈ S         eq. 8; ḡ if there is none
 
-The code stays in units of Δ = ηg, where C is η²C (for CGC ηη'C, with the η' of g'). η'g' is what a client reads off two
-broadcasts, so what the server did, whatever its optimizer or Global GC made of g. A tensor that did not move, as all of
+The code stays in units of Δ = ηg, where C is η²C (for CGC ηη'C, with the η' of g'). η'g' is what the model moved
+between two broadcasts, whatever the server's optimizer or Global GC made of g. A tensor that did not move, as all of
 them in the first round, constrains nothing. What satisfies its constraints stays as it is, bit for bit.
 
-As printed, CGC knows no bound: u = g̃_k + v g', v = (C − ⟨g̃_k, g'⟩)/‖g'‖², is at least C/‖g'‖ long, however short g' is;
-and by tensors a lone scalar never turns back, since u and g' have one sign. Networks with such scalars, as the paper's
-own ResNet-9 with Fixup, may blow up. Two switches. ``layerwise`` reads the paper's "layer by layer": ``tensor`` by
-tensor; ``layer``, the tensors of a layer as one vector (weight and bias; a Fixup block with its scalars); or ``model``,
-all tensors as one vector, as in eq. 5, which the paper gave up to save memory. ``ridge`` is added to ‖g'‖², 1e-3 in the
-code of GEM, whose program this is, so that the margin lengthens no u by more than C/(2√1e-3) = 0.016. On such a network
-each of them delays the divergence, and none prevents it for sure (docs/results/fedgc.md).
+As printed, CGC knows no bound: u = g̃_k + v g', v = (C − ⟨g̃_k, g'⟩)/‖g'‖², is at least C/‖g'‖ long, however short g'
+is; and by tensors a lone scalar never turns back, since u and g' have one sign. Networks with such scalars, as the
+paper's own ResNet-9 with Fixup, may blow up. Two switches delay it, and neither prevents it for sure
+(docs/results/fedgc.md). ``layerwise`` reads the paper's "layer by layer": ``tensor`` by tensor; ``layer``, the tensors
+of a layer as one vector (weight and bias; a Fixup block with its scalars); or ``model``, all tensors as one, as in eq.
+5, which the paper gave up to save memory. ``ridge`` is added to ‖g'‖², 1e-3 in the code of GEM, whose program this is,
+so that the margin lengthens no u by more than C/(2√1e-3) = 0.016.
 
-State: the last broadcast, on the server, and on the clients where all of them take part. Bytes up: those of the model.
-Down: those of the model and, from the second round on, as many for g' where not all clients take part; else they know
-it from the round before. Memory: SGC holds
-the updates of the whole cohort, each on the process that trained the client; others see a million columns at a time.
+State: the last broadcast, on the server, and on the clients where all of them take part. Bytes: those of the model, and
+down, from the second round on, as many for g' where not all clients take part. Memory: SGC holds the updates of the
+whole cohort, each on the process that trained the client; others see a million columns at a time.
 """
 
 import logging
@@ -44,13 +43,6 @@ from gcfed.utils.device import on_device
 log = logging.getLogger(__name__)
 
 
-def layer_of(net: nn.Module, name: str) -> str:
-    """The layer of a parameter: the outermost module around it that has parameters of its own."""
-    modules = name.split(".")[:-1]
-    around = [".".join(modules[:i]) for i in range(len(modules) + 1)]
-    return next(place for place in around if next(net.get_submodule(place).parameters(recurse=False), None) is not None)
-
-
 @checked
 class FedGC(Method):
     """Projects the clients' updates (CGC) and their mean (SGC) and adds to the row of metrics:
@@ -63,7 +55,7 @@ class FedGC(Method):
 
     Args:
         margin: C.
-        ridge: added to ‖g'‖² in CGC: 0 is the paper's rule, 1e-3 what GEM's code adds. No cure for divergence.
+        ridge: added to ‖g'‖² in CGC; 0 is the paper's rule.
         layerwise: what CGC projects as one vector: a ``tensor``, a ``layer`` or the ``model``.
         cgc, sgc: whether clients and server project; without both this is FedAvg.
     """
@@ -175,12 +167,16 @@ class ServerConstraint(ServerPart):
         gram, inner, here = table[:, :-2], table[:, -2], table[:, -1] > 0
         solution = multipliers(gram[np.ix_(here, here)], inner[here], self.margin * round.lr**2)
         weights = np.zeros(len(here))
-        if solution is None:
-            self._failed = 1
-            self._warn(round)
-        else:
+        if solution is not None:
             weights[here] = solution
-            self._active = int((solution > 0).sum())
+        elif not self._warned:
+            self._warned = True
+            rank_zero_only(log.warning)(
+                "round %d: no update satisfies all clients (SGC), so their mean is applied; fedgc/sgc_failed counts "
+                "such rounds from here on.",
+                round.index + 1,
+            )
+        self._active, self._failed = int((weights > 0).sum()), int(solution is None)
         # Zeros, too, so that no process waits for one whose multipliers came out as zeros by rounding.
         add_weighted_(mean, self._parts, torch.from_numpy(weights), round)
         self._parts = []
@@ -193,12 +189,9 @@ class ServerConstraint(ServerPart):
         if self.sgc:
             row |= {"fedgc/sgc_active": self._active, "fedgc/sgc_failed": self._failed}
 
-    @rank_zero_only
-    def _warn(self, round: Round) -> None:
-        if not self._warned:
-            log.warning(
-                "round %d: no update satisfies all clients (SGC), so their mean is applied; fedgc/sgc_failed counts "
-                "such rounds from here on.",
-                round.index + 1,
-            )
-        self._warned = True
+
+def layer_of(net: nn.Module, name: str) -> str:
+    """The layer of a parameter: the outermost module around it that has parameters of its own."""
+    modules = name.split(".")[:-1]
+    around = [".".join(modules[:i]) for i in range(len(modules) + 1)]
+    return next(place for place in around if next(net.get_submodule(place).parameters(recurse=False), None) is not None)

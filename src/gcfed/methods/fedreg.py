@@ -15,6 +15,7 @@ inputs. Local GC projects ∇L of the step, not what is taken back after it.
 
 import math
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -27,6 +28,7 @@ from gcfed.utils.checked import Count, Positive, PositiveShare, Share, checked
 
 
 @checked
+@dataclass(eq=False)
 class FedReg(ClientPart):
     """Moves each client back, after each local step, to where pseudo and perturbed data are not forgotten.
 
@@ -49,20 +51,17 @@ class FedReg(ClientPart):
     order = Order.MOVES_WEIGHTS
     needs_classes = True
 
-    def __init__(
-        self,
-        gamma: Share = 0.5,
-        *,
-        beta: PositiveShare = 0.5,
-        eta_s: Positive = 0.1,
-        eta_p: Positive = 0.001,
-        iterations: Count = 10,
-        pseudo: bool = True,
-        perturbed: bool = True,
-        private: bool = False,
-    ) -> None:
-        self.gamma, self.beta, self.eta_s, self.eta_p = gamma, beta, eta_s, eta_p
-        self.iterations, self.pseudo, self.perturbed, self.private = iterations, pseudo, perturbed, private
+    gamma: Share = 0.5
+    _: KW_ONLY
+    beta: PositiveShare = 0.5
+    eta_s: Positive = 0.1
+    eta_p: Positive = 0.001
+    iterations: Count = 10
+    pseudo: bool = True
+    perturbed: bool = True
+    private: bool = False
+
+    def __post_init__(self) -> None:
         self._pass: PseudoPass | None = None
         self._unmoved: Params = {}
         self._mask: Params = {}

@@ -7,17 +7,15 @@
 
 The rules are those of the authors' published code. λ_k/(ητ) settles at Pᵀ(∇F − ∇F_k), what SCAFFOLD adds; with a P that
 stays, all clients in every round and equal numbers of steps, FedSub is SCAFFOLD in that subspace. But at each new P the
-part of λ_k outside the new subspace is lost.
+part of λ_k outside the new subspace is lost; and λ_k has the scale of the ητ_k that made it, so that it settles a
+little aside where η decays or τ_k differs among clients.
 
-λ_k has the scale of the ητ_k that made it: where η decays or τ_k differs among clients, it settles a little aside.
-
-There all clients take part in every round and turn λ_k at every change of P. Here one that was away keeps its λ_k and
-turns it once, from the P in which it is written to the present one: turned through each P in between, almost nothing
-would be left of it. ``update_absent`` applies the authors' rules to it instead, with b_k = 0: λ_k ← λ_k − b̄ in every
-round, turned at every change of P. What all clients lose then is one vector a on the server, a ← a − b̄, and
-λ_k = a + (what k's own b_k add up to). With new projectors every 5 rounds it diverges at
-r/d = 0.5 on SSF's matrix regression, as FedSub does in SSF's paper: the b̄ in every dual are a momentum, which only the
-turns wear off.
+There all clients take part in every round. Here one that was away keeps its λ_k and turns it once, from the P in which
+it is written to the present one: turned through each P in between, almost nothing would be left of it.
+``update_absent`` applies the authors' rules to it instead, with b_k = 0: λ_k ← λ_k − b̄ in every round, turned at every
+new P. What all clients lose then is one vector a on the server, a ← a − b̄, and λ_k = a + (what k's own b_k add up to).
+With new projectors every 5 rounds it diverges at r/d = 0.5 on SSF's matrix regression, as FedSub does in SSF's paper:
+the b̄ in every dual are a momentum, which only the turns wear off.
 
 State: λ_k, r-sized, on the clients; a, r-sized, on the server. Bytes: z₀ down and b_k up, r/d of the model each, and as
 many down for b̄, which the server tells the cohort at the end of the round (with ``update_absent`` for a, beside z₀).

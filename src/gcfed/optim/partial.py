@@ -26,8 +26,8 @@ def try_optimizer(optimizer: MakeOptimizer, key: str) -> MakeOptimizer:
     Raises:
         ValueError: it builds none, or a setting is out of its range; names the config key.
     """
-    _check_settings(optimizer, key)
     try:
+        _check_settings(optimizer, key)
         probe_optimizer(optimizer)
     except SettingError as error:
         raise ValueError(f"{key}.{error}") from None
@@ -66,16 +66,17 @@ def _check_settings(optimizer: MakeOptimizer, key: str) -> None:
     for name, value in given.items():
         if name not in parameters and not takes_any:
             owner = getattr(inner, "__name__", "the optimizer")
-            raise ValueError(
-                f"{key}.{name} is set, by the algorithm or by you, but {owner} has no such setting: "
-                f"take another {key.split('.')[0]}, or drop the setting with ~{key}.{name}."
+            raise SettingError(
+                name,
+                f" is set, by the algorithm or by you, but {owner} has no such setting: take another "
+                f"{key.split('.')[0]}, or drop the setting with ~{key}.{name}.",
             )
         default = getattr(parameters.get(name), "default", None)
         number = ShareBelow1 if name in SHARES else Weight
         if isinstance(default, bool):
-            fits(f"{key}.{name}", value, bool)
+            fits(name, value, bool)
         elif isinstance(default, tuple):
             entries = tuple(value) if isinstance(value, list) else value
-            fits(f"{key}.{name}", entries, GenericAlias(tuple, (number,) * len(default)))
+            fits(name, entries, GenericAlias(tuple, (number,) * len(default)))
         elif isinstance(default, int | float):
-            fits(f"{key}.{name}", value, number)
+            fits(name, value, number)
