@@ -1,7 +1,7 @@
 """What the rules share that need all updates of a cohort at once."""
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from math import ceil
 from typing import Annotated
 
@@ -27,17 +27,15 @@ class CohortRule:
     Memory: the updates of the whole cohort on every process, and while they are gathered as much again.
     """
 
-    def __init__(self) -> None:
-        self._table: Tensor | None = None
-        self._finite: Tensor | None = None
-        self._apart: set[str] = set()
+    _table: Tensor | None = None
+    _finite: Tensor | None = None
+    _apart: Set[str] = frozenset()
 
     def rule(self, updates_nD: Tensor) -> Tensor:
         """Finite updates in the order of the cohort, ``[n, D]`` with n ≥ 1 → one, ``[D]``."""
         raise NotImplementedError
 
     def validate(self, setup: Setup) -> None:
-        """Raises ValueError where the cohort is too small for the rule."""
         self._apart = no_steps(setup)
 
     def beside(self) -> "CohortRule":
@@ -89,7 +87,6 @@ class BoundedRule(CohortRule):
     """The rule needs a cohort of ``per_hostile`` · f + ``spare`` clients."""
 
     def __init__(self, hostile: Annotated[float, Field(ge=0, lt=0.5)] = 0.2) -> None:
-        super().__init__()
         self.hostile = hostile
 
     def most(self, n: int) -> int:

@@ -22,7 +22,6 @@ class GeometricMedian(Median):
     """
 
     def __init__(self, iterations: Count = 10, nu: Positive = 1e-6) -> None:
-        super().__init__()
         self.iterations, self.nu = iterations, nu
 
     def rule(self, updates_nD: Tensor) -> Tensor:

@@ -29,7 +29,7 @@ class NormClip:
     def __init__(self, max_norm: Positive = 1.0) -> None:
         self.max_norm = max_norm
         self._mean = MeanAggregator()
-        self._apart: set[str] = set()
+        self._apart = set[str]()
 
     def validate(self, setup: Setup) -> None:
         self._apart = no_steps(setup)
@@ -63,7 +63,6 @@ class MedianClip(CohortRule):
     """
 
     def __init__(self, factor: Positive = 1.0) -> None:
-        super().__init__()
         self.factor = factor
 
     def rule(self, updates_nD: Tensor) -> Tensor:

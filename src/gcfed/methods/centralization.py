@@ -60,10 +60,6 @@ class GradientCentralization(Method):
         tensors: ``weights`` (two axes or more; the paper's shapes) or ``all`` (vectors too; the authors' code).
         local_rounds: Local GC in the first so many rounds only; None: in all.
         server_boundary: name of the first module that gets Global GC; None: all of them, as in the paper.
-
-    Raises:
-        SettingError: no borderline between both GCs.
-        ValueError: at ``validate``, an unknown boundary.
     """
 
     def __init__(
@@ -91,11 +87,7 @@ class GradientCentralization(Method):
 
 
 class LocalGC(ClientPart):
-    """What clients do (line 14): project their gradients in the tensors before the borderline; see above.
-
-    Args:
-        least: axes of the tensors that are projected, at least.
-    """
+    """What clients do (line 14): project their gradients in the tensors before the borderline, of ``least`` axes."""
 
     graphable = True
 
@@ -170,11 +162,7 @@ def _axes(net: nn.Module, names: Sequence[str], least: int) -> dict[str, int]:
 
 
 def _first(names: Sequence[str], key: str, module: str, net: nn.Module) -> int:
-    """Place of the first parameter of a module.
-
-    Raises:
-        ValueError: the network has no such module with parameters; lists those that exist.
-    """
+    """Place of the first parameter of a module."""
     for i, name in enumerate(names):
         if name.startswith(f"{module}."):
             return i

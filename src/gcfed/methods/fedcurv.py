@@ -52,7 +52,6 @@ class CurvaturePenalty(ClientPart):
     def __init__(self, lam: float, chunk: int) -> None:
         self.lam, self.chunk = lam, chunk
         self._others: dict[str, Params] = {}
-        self._own: dict[str, Params] = {}
 
     def validate(self, setup: Setup) -> None:
         if is_recurrent(setup.module.net):

@@ -25,9 +25,6 @@ class FedMLB(ClientPart):
         ce: λ₁.
         kl: λ₂.
         tau: τ, temperature of the divergence.
-
-    Raises:
-        ValueError: at ``validate``, a network that has no two stages.
     """
 
     graphable = True

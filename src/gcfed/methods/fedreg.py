@@ -41,9 +41,6 @@ class FedReg(ClientPart):
         pseudo, perturbed: whether to hold on to either. With both false and γ = 1 this is FedAvg.
         private: take out of ∇L its part along the gradient, at the same weights, of the loss of the step's own pseudo
             samples with uniform labels (their ``add_mask``), which a gradient inversion would read.
-
-    Raises:
-        ValueError: at ``validate``, inputs without gradients (text).
     """
 
     graphable = True

@@ -14,12 +14,7 @@ from gcfed.models.norm import batch_norms
 
 
 class LocalNorm(ClientPart):
-    """Keeps the tensors of batch normalisation on each client.
-
-    Raises:
-        ValueError: at ``validate``, beside a method that compares clients with the broadcast model, since they start
-            elsewhere.
-    """
+    """Keeps the tensors of batch normalisation on each client."""
 
     method = "model.norm_policy=local"
     needs = (plain_server("the global model has the mean of the clients' batch norms"),)

@@ -27,10 +27,6 @@ class LookAhead(ServerPart):
     Args:
         momentum: λ, which must be the server optimizer's; the paper: 0.85.
         update: of θ: ``momentum``, m (the paper's), or ``delta``, Δ alone.
-
-    Raises:
-        ValueError: at ``validate``, a server optimizer that is not SGD with learning rate 1 and this momentum (0 for
-            ``delta``), or a second look-ahead.
     """
 
     moves_start = True

@@ -4,6 +4,7 @@ needs = (local_sgd("it counts plain steps"), full_uploads("its variates would st
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Concatenate, ParamSpec
 
 from torch import nn
@@ -78,26 +79,24 @@ def full_uploads(setup: Setup) -> str:
     return "needs quantization=none" if any(part.order is Order.QUANTIZES for part in setup.parts) else ""
 
 
-def exact_store(setup: Setup, title: str) -> None:
+@_need
+def _exact_store(setup: Setup) -> str:
     """Clients' states are kept in the type of the model."""
-    if setup.stores.dtype is not None:
-        raise ValueError(
-            f"{title} needs client_store.dtype=null: a client's state is a running sum there, in which small steps "
-            "would be lost to rounding, round after round."
-        )
+    return "needs client_store.dtype=null" if setup.stores.dtype is not None else ""
 
 
-def network_parts(*parts: str) -> Need:
+exact_store = _exact_store("a client's state is a running sum there, in which small steps would be lost to rounding")
+
+
+@_need
+def _network_parts(setup: Setup, *parts: str) -> str:
     """The network has these methods, such as ``features`` and ``head``."""
+    net = setup.module.net
+    missing = " and no ".join(f"{part}()" for part in parts if not has_part(net, part))
+    return f"works on parts of the network, but model={type(net).__name__} has no {missing}" if missing else ""
 
-    def need(setup: Setup, title: str) -> None:
-        if missing := [f"{part}()" for part in parts if not has_part(setup.module.net, part)]:
-            raise ValueError(
-                f"{title} works on parts of the network, but model={type(setup.module.net).__name__} has no "
-                f"{' and no '.join(missing)}: give it these methods, or take one of src/gcfed/models."
-            )
 
-    return need
+network_parts = partial(_network_parts, "give it these methods, or take one of src/gcfed/models")
 
 
 def has_part(net: nn.Module, part: str) -> bool:

@@ -25,9 +25,6 @@ class Sam(ClientPart):
 
     Args:
         rho: ρ. 0.5: FedSAM among the baselines of FedSOL's code, whose local solver is ours.
-
-    Raises:
-        ValueError: at ``validate``, another method moves the weights too.
     """
 
     graphable = True
