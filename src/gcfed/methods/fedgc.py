@@ -141,12 +141,11 @@ class ServerConstraint(ServerPart):
             return
         start = {name: download.model[name] for name in self.trained}
         known = "previous" in self._server
-        previous = list(self.server_state("previous", start).values())
+        previous = self.server_state("previous", start)
         if known and len(round.cohort) < round.num_clients:
-            moves = torch._foreach_sub(list(start.values()), previous)
-            download.extra["fedgc"] = dict(zip(self.trained, moves, strict=True))
-        torch._foreach_copy_(previous, list(start.values()))
-        device = previous[0].device
+            download.extra["fedgc"] = {name: now - previous[name] for name, now in start.items()}
+        torch._foreach_copy_(list(previous.values()), list(start.values()))
+        device = next(iter(start.values())).device
         self._counts = torch.zeros(2, dtype=torch.float64, device=device)  # projected, uploaded
 
     def on_receive(self, upload: Upload, round: Round) -> None:
