@@ -120,7 +120,7 @@ class FedReg(ClientPart):
 
 def _weights(stack: ClientStack) -> Params:
     """The trained parameters of the active clients, name → ``[n, *shape]``; to be edited in place."""
-    return {name: leaf.detach() for name, leaf in stack.leaves.items() if leaf.requires_grad}
+    return {name: leaf.detach() for name, leaf in stack.leaves.items()}
 
 
 def _grads(losses: Tensor, params: Params) -> list[Tensor]:

@@ -5,7 +5,7 @@ outputs from those of the broadcast model w₀, w̃ = w + ρ Λ g_p/‖g_p‖ an
 the model. A local step costs two passes and one forward pass of w₀.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -36,12 +36,10 @@ class FedSol(Sam):
         super().__init__(rho)
         self.temperature, self.adaptive = temperature, adaptive
 
-    def perturbation(
-        self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor], leaves: Mapping[str, Tensor]
-    ) -> Sequence[Tensor]:
+    def perturbation(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> Sequence[Tensor]:
         with torch.no_grad():
             teacher = (stack.reference(batch.x).logits_KBC / self.temperature).softmax(-1)
-            drift = torch._foreach_sub(list(leaves.values()), [stack.start[name] for name in leaves])
+            drift = torch._foreach_sub(list(stack.leaves.values()), [stack.start[name] for name in stack.leaves])
         student = (stack(batch.x).logits_KBC / self.temperature).log_softmax(-1)
         divergence = batch.mean(F.kl_div(student, teacher, reduction="none").sum(-1))
         grads = list(stack.gradients(divergence).values())

@@ -5,7 +5,7 @@ w ← w − η ∇F_k(w̃). Both gradients are of the same mini-batch, so a loca
 those of the model.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -42,16 +42,13 @@ class Sam(ClientPart):
             )
 
     def before_step(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> None:
-        leaves = {name: leaf for name, leaf in stack.leaves.items() if leaf.requires_grad}
-        moves = self.perturbation(stack, batch, objective, leaves)
+        moves = self.perturbation(stack, batch, objective)
         self._unmoved = {name: t[: stack.active].clone() for name, t in stack.full.items()}
         with torch.no_grad():
-            torch._foreach_add_(list(leaves.values()), list(moves))
+            torch._foreach_add_(list(stack.leaves.values()), list(moves))
 
-    def perturbation(
-        self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor], leaves: Mapping[str, Tensor]
-    ) -> Sequence[Tensor]:
-        """How far to move the weights ``leaves``, ``[n, *shape]`` each."""
+    def perturbation(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> Sequence[Tensor]:
+        """How far to move the weights ``stack.leaves``, ``[n, *shape]`` each."""
         return along(list(stack.gradients(objective()).values()), self.rho)
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
