@@ -29,7 +29,7 @@ class FedDC(Method):
     """Pulls each client towards w − h_k, corrects its gradient by c − c_k, and adds the mean drift to the model.
 
     Args:
-        alpha: α. The paper's and its code's 0.01 on CIFAR-10 and CIFAR-100; 0.1 on MNIST.
+        alpha: α, weight of the pull. The paper's and its code's 0.01 on CIFAR-10 and CIFAR-100; 0.1 on MNIST.
         correction: what c_k is: ``update``, the paper's last update alone; or ``control``, the authors' code, which
             takes the correction out of it again, ``c_k ← c_k − c − (θ_k − w) / (η τ_k)``, as SCAFFOLD does. Both lead
             to the same optimum. The second does so faster: the first undoes in one round what it did in the last.

@@ -26,7 +26,7 @@ class FedDyn(Method):
     """Adds −h_k + α (w − w₀) to each client's gradients, and −h/α to the aggregated update.
 
     Args:
-        alpha: α. At 0 it would still not be FedAvg, since h/α does not depend on α.
+        alpha: α, strength of the regularization. At 0 it would still not be FedAvg, since h/α does not depend on α.
         divide_by: what the sum in h is divided by: ``clients``, N; or ``authors``, |S|², as in GC-Fed's published code
             (h ← h − α/|S| · mean Δ), so h moves N/|S|² times as far: 4 times for 5 of 100 clients, as far for 10 of
             100.

@@ -22,8 +22,8 @@ class FedMLB(ClientPart):
     first stages, the hybrid paths.
 
     Args:
-        ce: λ₁.
-        kl: λ₂.
+        ce: λ₁, weight of the cross-entropy.
+        kl: λ₂, weight of the divergence.
         tau: τ, temperature of the divergence.
     """
 

@@ -23,7 +23,7 @@ class FedSol(Sam):
     At w = w₀, in the first local step of a round, there is nothing to be pushed away from and the step is that of SGD.
 
     Args:
-        rho: ρ.
+        rho: ρ, how far the weights are moved.
         temperature: softens both outputs of the proximal loss KL(w₀ ‖ w); the authors' code: 3.
         adaptive: Λ is |w − w₀|, each tensor divided by its norm over the first axis (a unit vector for each input): the
             more a coordinate has drifted, the further it is moved. False: Λ is 1.

@@ -23,8 +23,8 @@ class Moon(ClientPart):
     first round has none, and no term: with the broadcast model in its place the gradient would be zero.
 
     Args:
-        mu: μ. The authors' code: 1.
-        temperature: T.
+        mu: μ, weight of the term. The authors' code: 1.
+        temperature: T, of both similarities.
     """
 
     graphable = True
