@@ -27,7 +27,7 @@ def clipped(method, upload, net=None):
     """A round of one upload, which is clipped in place; its row."""
     client, server = method.parts
     if net is not None:
-        client.validate(make_setup(net))
+        client.meet(make_setup(net))
     client._no_steps = getattr(client, "_no_steps", set())
     round, download, row = make_round(MODEL), make_download(MODEL), {}
     server.on_broadcast(download, round)

@@ -129,14 +129,13 @@ class StepsByItself(Spy):
     ("overrides", "message"),
     [
         (("algorithm=feddyn", "client_store.dtype=bfloat16"), r"client_store\.dtype=null"),
-        (("algorithm=feddc", "client_store.dtype=bfloat16"), r"client_store\.dtype=null"),
         (
             ("algorithm=scaffold", "+methods.varp._target_=gcfed.methods.fedvarp.FedVARP"),
             "Scaffold and FedVARP each correct",
         ),
         (
             ("algorithm=scaffold", "+methods.fedreg._target_=gcfed.methods.fedreg.FedReg"),
-            "SCAFFOLD does not go with FedReg, which moves the weights too",
+            "Scaffold does not go with FedReg, which moves the weights too",
         ),
         (
             (

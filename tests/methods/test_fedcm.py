@@ -1,7 +1,5 @@
 """FedCM against a plain loop over autograd, and what its α and Δ mean."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
@@ -11,9 +9,7 @@ from harness import CPU, Sizes, make_net, server_of, sgd, train_rounds, weights
 from plain_reference import broken, flat, loss_at
 from torch import nn
 
-from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.messages import Download
-from gcfed.federated.solver import LocalSolver
 from gcfed.methods.fedcm import FedCM
 
 
@@ -81,25 +77,6 @@ def test_a_frozen_parameter_has_no_direction(federation):
     train_rounds(net, federation, sgd(), rounds=2, methods=[FedCM(), sizes], k=3)
     assert torch.equal(net[0].weight, before)
     assert sizes.down[0] == 8 * 2 * (weights(net).numel() - before.numel())  # nor does it travel
-
-
-@pytest.mark.parametrize("alpha", [0.0, 1.5])
-def test_an_alpha_outside_its_range_is_refused(alpha):
-    with pytest.raises(ValueError, match=rf"methods\.fedcm\.alpha={alpha}"):
-        FedCM(alpha)
-
-
-@pytest.mark.parametrize(
-    ("solver", "aggregator", "message"),
-    [
-        (sgd(momentum=0.9), None, r"client\.optimizer\.momentum=0"),
-        (LocalSolver(partial(torch.optim.Adam, lr=0.1)), None, "client=sgd"),
-        (sgd(), MeanAggregator("samples"), r"aggregator\.weighting=uniform"),
-    ],
-)
-def test_what_it_cannot_work_with_is_refused(solver, aggregator, message):
-    with pytest.raises(ValueError, match=message):
-        train_rounds(make_net(), random_federation(), solver, rounds=1, methods=[FedCM()], aggregator=aggregator)
 
 
 def test_delta_is_the_mean_of_the_finite_clients_steps():

@@ -15,7 +15,6 @@ from torch import nn
 from gcfed.federated.stack import ClientStack, broadcast_state
 from gcfed.federated.store import ClientStores
 from gcfed.methods.fedcurv import FedCurv
-from gcfed.methods.quantization import Quantization
 
 LAM = 0.7
 
@@ -92,7 +91,7 @@ def test_fisher_information_with_frozen_layers_dropout_and_padding(sequences):
     found = []
     for chunk in (1, 4):
         method = client_of(FedCurv(chunk=chunk))
-        method.validate(make_setup(net, data=data))
+        method.meet(make_setup(net, data=data))
         clients = np.array([1, 0])
         stack = ClientStack(net, broadcast_state(net), clients, data.sizes(clients), np.ones(2))
         method.on_clients_end(stack, None)
@@ -125,8 +124,6 @@ def test_the_sums_are_those_of_the_clients_states(federation):
         assert flat(sums).abs().sum() > 0
 
 
-def test_what_cannot_work_is_refused():
+def test_recurrent_networks_are_refused():
     with pytest.raises(ValueError, match=r"methods\.fedcurv .* recurrent layers"):
-        client_of(FedCurv()).validate(make_setup(nn.Sequential(nn.LSTM(6, 4))))
-    with pytest.raises(ValueError, match="quantization=none"):
-        client_of(FedCurv()).validate(make_setup(make_net(), methods=[Quantization(8)]))
+        FedCurv().meet(make_setup(nn.Sequential(nn.LSTM(6, 4))))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import make_net, make_setup, train_rounds
+from harness import train_rounds
 from plain_clients import ROUNDS, SOLVER, Bytes, Net, federation, layers, plain_rounds
 
 from gcfed.data.batch import Batch
@@ -79,12 +79,3 @@ def test_the_scales_differ_by_about_a_batch():
     x = torch.randn(1, 50, 64, dtype=torch.float64)
     ratio = term(x, beta=1.0, scale="authors") / term(x, beta=1.0, scale="paper")
     torch.testing.assert_close(ratio.item(), 49**2 / 50 * 64 / 63)
-
-
-def test_bad_arguments_and_networks_are_named():
-    with pytest.raises(ValueError, match=r"methods\.feddecorr\.beta=-1"):
-        FedDecorr(-1)
-    with pytest.raises(ValueError, match=r"methods\.feddecorr\.scale=both"):
-        FedDecorr(scale="both")
-    with pytest.raises(ValueError, match=r"methods\.feddecorr .*model=Sequential has no features\(\) and no head\(\)"):
-        FedDecorr().validate(make_setup(make_net()))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import quadprog
 import torch
-from conftest import ArrayData, random_federation
+from conftest import ArrayData
 from harness import (
     Sizes,
     make_download,
@@ -27,11 +27,9 @@ from torch import nn
 
 from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.round import Round
-from gcfed.federated.solver import LocalSolver
 from gcfed.methods import constraints
 from gcfed.methods.constraints import Part, add_weighted_, constrain_, multipliers, products
 from gcfed.methods.fedgc import FedGC, layer_of
-from gcfed.methods.scaffold import Scaffold
 from gcfed.models.resnet9 import ResNet9
 from gcfed.run import train
 
@@ -297,7 +295,7 @@ def server_side(deltas, *, finite=None, method=None, buffers=None):
     """One round of a method's server side alone, of clients 1 and 4 with 1 and 3 samples; lr is 0.1."""
     method = server_of(method or FedGC(cgc=False))
     net = nn.Linear(3, 1, bias=False).double()
-    method.validate(make_setup(net))
+    method.meet(make_setup(net))
     start = {"weight": torch.zeros(1, 3).double()} | (buffers or {})
     delta = {"weight": torch.tensor(deltas, dtype=torch.float64).view(-1, 1, 3)}
     delta |= {name: torch.ones(2, *t.shape).double() for name, t in (buffers or {}).items()}
@@ -422,18 +420,6 @@ def test_a_frozen_parameter_is_left_alone(federation):
     before = net[0].weight.clone()
     train_rounds(net, federation, sgd(), rounds=3, methods=[FedGC()], k=3)
     assert torch.equal(net[0].weight, before)
-
-
-@pytest.mark.parametrize(
-    ("solver", "others", "message"),
-    [
-        (LocalSolver(partial(torch.optim.Adam, lr=0.1)), [], "client=sgd"),
-        (sgd(), [Scaffold()], "FedGC and Scaffold"),
-    ],
-)
-def test_what_it_cannot_work_with_is_refused(solver, others, message):
-    with pytest.raises(ValueError, match=message):
-        train_rounds(make_net(), random_federation(), solver, rounds=1, methods=[FedGC(), *others])
 
 
 def test_of_a_lone_client_the_share_that_was_projected_is_all_or_nothing():

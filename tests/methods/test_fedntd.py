@@ -33,10 +33,3 @@ def test_rounds_equal_an_independent_loop(k, sequences, beta, tau, weight):
     expected = plain_rounds(data, objective)
     got = train_rounds(Net(), data, SOLVER, rounds=ROUNDS, methods=[FedNTD(beta, tau, weight), Bytes()], k=k)
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
-
-
-@pytest.mark.parametrize("arguments", [{"beta": -1}, {"tau": 0}, {"ce_weight": -0.1}])
-def test_bad_arguments_are_named(arguments):
-    (key,) = arguments
-    with pytest.raises(ValueError, match=rf"methods\.fedntd\.{key}="):
-        FedNTD(**arguments)

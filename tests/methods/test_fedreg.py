@@ -219,6 +219,6 @@ def test_frozen_layers_stay(federation):
 def test_what_cannot_work_is_refused():
     words = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 2))
     with pytest.raises(ValueError, match=r"methods\.fedreg .* words have none"):
-        FedReg().validate(make_setup(words))
+        FedReg().meet(make_setup(words))
     with pytest.raises(ValueError, match="FedReg and Sam both move the weights"):
         validate_parts(make_setup(make_net(), methods=[FedReg(), Sam()]))

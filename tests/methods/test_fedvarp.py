@@ -5,10 +5,9 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from harness import make_net, make_setup, sgd, train_rounds, weights
+from harness import make_net, sgd, train_rounds, weights
 from plain_reference import batches, cohort, flat, local_sgd, optimum, skewed_federation, softmax_regression
 
-from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.store import ClientStores
 from gcfed.methods.fedvarp import FedVARP
 
@@ -60,8 +59,3 @@ def test_partial_participation_costs_no_accuracy():
     ours = run(softmax_regression(), methods=[FedVARP()])
     assert (fedavg - best).norm() > 0.05
     assert (ours - best).norm() < 1e-9
-
-
-def test_a_weighted_mean_is_refused():
-    with pytest.raises(ValueError, match=r"aggregator\.weighting=uniform"):
-        FedVARP().validate(make_setup(make_net(), aggregator=MeanAggregator("samples")))

@@ -77,7 +77,7 @@ def quantization(bits):
     """Of a network whose parameters are w and b."""
     method = Quantization(bits)
     net = nn.ParameterDict({"w": nn.Parameter(torch.zeros(1)), "b": nn.Parameter(torch.zeros(1))})
-    method.validate(make_setup(net))
+    method.meet(make_setup(net))
     return method
 
 
@@ -128,7 +128,7 @@ def test_running_statistics_travel_in_full():
     """A variance could come out negative."""
     method = Quantization(4)
     net = nn.BatchNorm1d(3)
-    method.validate(make_setup(net))
+    method.meet(make_setup(net))
     delta = {"weight": torch.randn(2, 3), "bias": torch.randn(2, 3), "running_var": torch.randn(2, 3)}
     before = delta["running_var"].clone()
     upload = make_upload(delta, np.ones(2))

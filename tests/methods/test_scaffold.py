@@ -8,15 +8,12 @@ import torch
 from harness import Sizes, make_net, make_setup, server_of, sgd, train_rounds, weights
 from plain_reference import batches, cohort, flat, local_sgd, optimum, skewed_federation, softmax_regression
 
-from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.messages import nbytes
 from gcfed.federated.method import validate_parts
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import broadcast_state
 from gcfed.federated.store import ClientStores
-from gcfed.methods.quantization import Quantization
 from gcfed.methods.scaffold import Scaffold, effective_steps
-from gcfed.methods.ssf import SSF
 
 
 def plain_steps(steps, momentum, **kwargs):
@@ -107,21 +104,7 @@ def test_it_sends_twice_the_bytes(federation):
     assert sizes.down == [2 * size]
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "others", "message"),
-    [
-        (partial(torch.optim.Adam, lr=0.1), [], "client=sgd"),
-        (partial(torch.optim.SGD, lr=0.1, momentum=0.9, dampening=0.5), [], r"client\.optimizer\.dampening=0\.5"),
-        (partial(torch.optim.SGD, lr=0.1), [Quantization()], "quantization=none"),
-    ],
-)
-def test_what_cannot_work_is_refused(optimizer, others, message):
-    with pytest.raises(ValueError, match=message):
-        validate_parts(make_setup(make_net(), solver=LocalSolver(optimizer), methods=[Scaffold(), *others]))
-
-
-@pytest.mark.parametrize("cls", [Scaffold, SSF])
-def test_weights_by_samples_are_refused(cls):
-    """Variates cancel in their plain mean alone: weighted, it would come to the optimum of the uniform objective."""
-    with pytest.raises(ValueError, match=r"aggregator\.weighting=uniform"):
-        server_of(cls()).validate(make_setup(make_net(), solver=sgd(), aggregator=MeanAggregator("samples")))
+def test_momentum_with_dampening_is_refused():
+    solver = LocalSolver(partial(torch.optim.SGD, lr=0.1, momentum=0.9, dampening=0.5))
+    with pytest.raises(ValueError, match=r"client\.optimizer\.dampening=0\.5"):
+        validate_parts(make_setup(make_net(), solver=solver, methods=[Scaffold()]))

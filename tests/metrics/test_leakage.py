@@ -11,10 +11,10 @@ from harness import final_weights, make_setup
 from omegaconf import open_dict
 from torch import nn
 
-from gcfed.attacks.dlg import invert_gradient
 from gcfed.data.augment import TextTransform, VectorTransform
 from gcfed.federated.method import ClientPart
 from gcfed.methods.ssf import ProjectedMean
+from gcfed.metrics.dlg import invert_gradient
 from gcfed.metrics.leakage import Leakage, nearest
 from gcfed.run import train
 

@@ -223,7 +223,7 @@ def test_parts_of_others_networks_are_not_taken_for_ours():
 def test_local_statistics_need_a_plain_server():
     setup = make_setup(with_batch_norm(), server=partial(torch.optim.SGD, lr=1.0, momentum=0.9))
     with pytest.raises(ValueError, match=r"model\.norm_policy=local needs server=sgd"):
-        LocalNorm().validate(setup)
+        LocalNorm().meet(setup)
 
 
 @pytest.mark.parametrize("last_batch", ["keep", "drop", "wrap"])

@@ -1,19 +1,18 @@
 """What the rules share that need all updates of a cohort at once."""
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from math import ceil
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from gcfed.federated.forward import Params
-from gcfed.federated.messages import Upload
-from gcfed.federated.method import Setup
-from gcfed.federated.round import Round
+from gcfed.federated.method import Params, Round, Setup, Upload
 from gcfed.methods.local_norm import no_steps
+from gcfed.utils.checked import checked
 from gcfed.utils.device import on_device
-from gcfed.utils.number import number
 
 COLUMNS = 1 << 20  # coordinates that a rule sorts at a time
 
@@ -28,17 +27,15 @@ class CohortRule:
     Memory: the updates of the whole cohort on every process, and while they are gathered as much again.
     """
 
-    def __init__(self) -> None:
-        self._table: Tensor | None = None
-        self._finite: Tensor | None = None
-        self._apart: set[str] = set()
+    _table: Tensor | None = None
+    _finite: Tensor | None = None
+    _apart: Set[str] = frozenset()
 
     def rule(self, updates_nD: Tensor) -> Tensor:
         """Finite updates in the order of the cohort, ``[n, D]`` with n ≥ 1 → one, ``[D]``."""
         raise NotImplementedError
 
     def validate(self, setup: Setup) -> None:
-        """Raises ValueError where the cohort is too small for the rule."""
         self._apart = no_steps(setup)
 
     def beside(self) -> "CohortRule":
@@ -77,6 +74,7 @@ class CohortRule:
         return sorted(names, key=lambda name: (name in self._apart, name))
 
 
+@checked
 class BoundedRule(CohortRule):
     """A rule that is told how many clients may be hostile and stands as many.
 
@@ -88,9 +86,8 @@ class BoundedRule(CohortRule):
     per_hostile, spare = 2, 1
     """The rule needs a cohort of ``per_hostile`` · f + ``spare`` clients."""
 
-    def __init__(self, hostile: float = 0.2) -> None:
-        super().__init__()
-        self.hostile = number("aggregator.hostile", hostile, 0, 0.5, below=True)
+    def __init__(self, hostile: Annotated[float, Field(ge=0, lt=0.5)] = 0.2) -> None:
+        self.hostile = hostile
 
     def most(self, n: int) -> int:
         """f for n clients, as asked for."""

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from gcfed.aggregators.coordinates import Median
-from gcfed.utils.number import number
+from gcfed.utils.checked import Count, Positive, checked
 
 
+@checked
 class GeometricMedian(Median):
     """``v ← Σ_k β_k Δ_k / Σ_k β_k`` with ``β_k = 1 / max(ν, ‖v − Δ_k‖)``.
 
@@ -20,10 +21,8 @@ class GeometricMedian(Median):
         nu: ν, the distance below which updates count alike.
     """
 
-    def __init__(self, iterations: int = 10, nu: float = 1e-6) -> None:
-        super().__init__()
-        self.iterations = number("aggregator.iterations", iterations, 1, whole=True)
-        self.nu = number("aggregator.nu", nu, 0, above=True)
+    def __init__(self, iterations: Count = 10, nu: Positive = 1e-6) -> None:
+        self.iterations, self.nu = iterations, nu
 
     def rule(self, updates_nD: Tensor) -> Tensor:
         point = super().rule(updates_nD)

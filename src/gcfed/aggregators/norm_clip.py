@@ -11,14 +11,13 @@ from torch import Tensor
 
 from gcfed.aggregators.cohort import CohortRule
 from gcfed.federated.aggregate import MeanAggregator
-from gcfed.federated.messages import Upload
-from gcfed.federated.method import Setup
-from gcfed.federated.round import Round
-from gcfed.federated.stack import Params, client_norms, per_client
+from gcfed.federated.method import Params, Round, Setup, Upload
+from gcfed.federated.stack import client_norms, per_client
 from gcfed.methods.local_norm import no_steps
-from gcfed.utils.number import number
+from gcfed.utils.checked import Positive, checked
 
 
+@checked
 class NormClip:
     """``Δ = Σ_k Δ_k min(1, b / ‖Δ_k‖) / K``; what clients send beside Δ has the same bound.
 
@@ -27,10 +26,10 @@ class NormClip:
             all that they send: running statistics have the same bound on their own.
     """
 
-    def __init__(self, max_norm: float = 1.0) -> None:
-        self.max_norm = number("aggregator.max_norm", max_norm, 0, above=True)
+    def __init__(self, max_norm: Positive = 1.0) -> None:
+        self.max_norm = max_norm
         self._mean = MeanAggregator()
-        self._apart: set[str] = set()
+        self._apart = set[str]()
 
     def validate(self, setup: Setup) -> None:
         self._apart = no_steps(setup)
@@ -55,6 +54,7 @@ class NormClip:
         return self._mean.reduce(round, like)
 
 
+@checked
 class MedianClip(CohortRule):
     """``Δ = Σ_k Δ_k min(1, c · median_j ‖Δ_j‖ / ‖Δ_k‖) / K``.
 
@@ -62,9 +62,8 @@ class MedianClip(CohortRule):
         factor: c.
     """
 
-    def __init__(self, factor: float = 1.0) -> None:
-        super().__init__()
-        self.factor = number("aggregator.factor", factor, 0, above=True)
+    def __init__(self, factor: Positive = 1.0) -> None:
+        self.factor = factor
 
     def rule(self, updates_nD: Tensor) -> Tensor:
         norms = torch.linalg.vector_norm(updates_nD, dim=1, dtype=torch.float64).clamp(min=1e-30)

@@ -1,1 +1,0 @@
-"""Hostile clients, and what a curious server could learn from uploads."""

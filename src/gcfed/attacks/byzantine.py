@@ -8,24 +8,26 @@ the coordinates in which they travel; hostile clients quantize, too, where all d
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import comb
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from gcfed.aggregators.cohort import BoundedRule
-from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import ClientPart, Order, Part, ServerPart, Setup
-from gcfed.federated.round import Round
-from gcfed.utils.number import number
+from gcfed.federated.method import ClientPart, Download, Order, Part, Round, ServerPart, Setup, Upload
+from gcfed.utils.checked import Share, Weight, checked
 from gcfed.utils.rng import generator, torch_seed
 
 log = logging.getLogger(__name__)
 OFTEN = 0.01  # of the rounds: what a rule may fail to stand without a word
 
 
+@checked
+@dataclass(eq=False)
 class Attack(ClientPart):
     """Lets some clients send something else; ``train/hostile_clients`` counts them in each round's cohort.
 
@@ -34,9 +36,7 @@ class Attack(ClientPart):
     """
 
     order = Order.ATTACKS
-
-    def __init__(self, clients: float = 0.2) -> None:
-        self.clients = number("attack.clients", clients, 0, 1)
+    clients: Share = 0.2
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -44,13 +44,12 @@ class Attack(ClientPart):
 
     def validate(self, setup: Setup) -> None:
         """Says so where cohorts will often have more hostile clients than the aggregator is to stand."""
-        self.num_clients = setup.data.num_clients
+        self.num_clients = n = setup.data.num_clients
         if isinstance(setup.aggregator, BoundedRule):
-            n = self.num_clients
             warn_of_many(setup.aggregator, setup.cohort, hostile_count(self.clients, n), n)
 
     def craft(self, sent: list[Tensor], client: int, download: Download) -> None:
-        """Edits one client's tensors in place."""
+        """Edits one hostile client's tensors in place."""
 
     def is_hostile(self, clients: np.ndarray, download: Download) -> np.ndarray:
         """Which of these clients, ``[K]``, are hostile."""
@@ -61,11 +60,11 @@ class Attack(ClientPart):
             self.craft([t[row] for t in messages(upload)], int(upload.clients[row]), download)
 
 
+@dataclass(eq=False)
 class HostileCount(ServerPart):
     """Counts the hostile clients of a cohort, which no server could."""
 
-    def __init__(self, clients: float) -> None:
-        self.clients = clients
+    clients: float
 
     def on_round_end(self, row: dict[str, Any], round: Round) -> None:
         those = hostile(self.clients, round.num_clients, round.seed)
@@ -111,6 +110,8 @@ def messages(upload: Upload) -> Sequence[Tensor]:
     return [t for ts in (upload.delta, *upload.extra.values()) for t in ts.values() if t.is_floating_point()]
 
 
+@checked
+@dataclass(eq=False)
 class Scale(Attack):
     """Hostile clients multiply what they send.
 
@@ -118,14 +119,14 @@ class Scale(Attack):
         factor: −4 is the sign-flip attack, 10¹⁰ a broken client.
     """
 
-    def __init__(self, clients: float = 0.2, *, factor: float = 10.0) -> None:
-        super().__init__(clients)
-        self.factor = number("attack.factor", factor, -1e30, 1e30)
+    factor: Annotated[float, Field(ge=-1e30, le=1e30)] = 10.0
 
     def craft(self, sent: list[Tensor], client: int, download: Download) -> None:
         torch._foreach_mul_(sent, self.factor)
 
 
+@checked
+@dataclass(eq=False)
 class Gaussian(Attack):
     """Hostile clients send normal noise in place of every tensor.
 
@@ -133,9 +134,7 @@ class Gaussian(Attack):
         factor: the noise's standard deviation, in units of the root mean square of the tensor that it replaces.
     """
 
-    def __init__(self, clients: float = 0.2, *, factor: float = 10.0) -> None:
-        super().__init__(clients)
-        self.factor = number("attack.factor", factor, 0)
+    factor: Weight = 10.0
 
     def craft(self, sent: list[Tensor], client: int, download: Download) -> None:
         random = torch.Generator(sent[0].device)

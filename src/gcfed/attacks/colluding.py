@@ -3,16 +3,18 @@
 Each upload is the same for all of them, so the whole cohort must train in one stack (``client.stack``, one process).
 """
 
+from dataclasses import dataclass
 from statistics import NormalDist
+from typing import Annotated
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from gcfed.attacks.byzantine import Attack, messages
-from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import Setup
-from gcfed.utils.number import number
+from gcfed.federated.method import Download, Setup, Upload
+from gcfed.utils.checked import Weight, checked
 
 
 class Collusion(Attack):
@@ -25,21 +27,19 @@ class Collusion(Attack):
         raise NotImplementedError
 
     def validate(self, setup: Setup) -> None:
-        """Raises ValueError for stacks that are smaller than a cohort."""
         super().validate(setup)
-        if setup.solver.stack != "auto" and int(setup.solver.stack) < setup.cohort:
-            raise self._refusal(setup.cohort)
+        self._see_all(setup.cohort if setup.solver.stack == "auto" else int(setup.solver.stack), setup.cohort)
 
-    def _refusal(self, cohort: int) -> ValueError:
-        name = type(self).__name__
-        return ValueError(
-            f"attack._target_={name} must see the whole cohort: client.stack={cohort} or more, and trainer.devices=1."
-        )
+    def _see_all(self, clients: int, cohort: int) -> None:
+        if clients < cohort:
+            raise ValueError(
+                f"attack._target_={type(self).__name__} must see the whole cohort: client.stack={cohort} or more, and "
+                "trainer.devices=1."
+            )
 
     def on_upload(self, upload: Upload, download: Download) -> None:
         """Raises ValueError where the cohort is spread over stacks or processes."""
-        if len(upload.clients) < len(download.cohort):
-            raise self._refusal(len(download.cohort))
+        self._see_all(len(upload.clients), len(download.cohort))
         hostile = self.is_hostile(upload.clients, download)
         honest = torch.from_numpy(~hostile).to(upload.finite.device) & upload.finite
         rows = torch.from_numpy(np.flatnonzero(hostile)).to(upload.finite.device)
@@ -48,6 +48,8 @@ class Collusion(Attack):
                 t[rows] = self.together(t[honest], len(rows))
 
 
+@checked
+@dataclass(eq=False)
 class ALIE(Collusion):
     """A little is enough: μ − zσ of the honest, coordinate by coordinate (Baruch et al., NeurIPS 2019, Algorithm 3).
 
@@ -59,9 +61,7 @@ class ALIE(Collusion):
             clients are hostile and s = ⌊n/2 + 1⌋ − m.
     """
 
-    def __init__(self, clients: float = 0.2, *, z: float | None = 1.5) -> None:
-        super().__init__(clients)
-        self.z = number("attack.z", z, 0, 1e6, none=True)
+    z: Annotated[float, Field(ge=0, le=1e6)] | None = 1.5
 
     def together(self, honest_nX: Tensor, hostile: int) -> Tensor:
         n = len(honest_nX) + hostile
@@ -75,6 +75,8 @@ def z_max(n: int, m: int) -> float:
     return max(0.0, NormalDist().inv_cdf(share)) if 0 < share < 1 else 0.0
 
 
+@checked
+@dataclass(eq=False)
 class IPM(Collusion):
     """Inner-product manipulation: −ε times the honest mean (Xie et al., UAI 2019, Section 4).
 
@@ -82,9 +84,7 @@ class IPM(Collusion):
         epsilon: ε; small enough to look honest to Krum, large to turn the mean around.
     """
 
-    def __init__(self, clients: float = 0.2, *, epsilon: float = 0.5) -> None:
-        super().__init__(clients)
-        self.epsilon = number("attack.epsilon", epsilon, 0)
+    epsilon: Weight = 0.5
 
     def together(self, honest_nX: Tensor, hostile: int) -> Tensor:
         return honest_nX.mean(0) * -self.epsilon

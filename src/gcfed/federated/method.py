@@ -1,4 +1,7 @@
-"""The interface of a federated method: a client part, a server part, or both, each a Lightning callback."""
+"""The interface of a federated method: a client part, a server part, or both, each a Lightning callback.
+
+Who writes one finds all that its hooks meet in this module: messages, rounds, stacks, names of tensors.
+"""
 
 from __future__ import annotations
 
@@ -75,6 +78,11 @@ class Setup:
         return [name for name, p in self.module.net.named_parameters() if p.requires_grad]
 
 
+Need = Callable[[Setup, str], None]
+"""Something that a part of this title needs: raises ValueError where the setup lacks it."""
+Needs = tuple[Need, ...]
+
+
 class Part(Callback):
     """One side of a method: what :class:`ClientPart` and :class:`ServerPart` share."""
 
@@ -88,8 +96,12 @@ class Part(Callback):
     """Whether it reads the clients' drift off their updates to correct it; two such would each correct the other."""
     anchors = False
     """Whether it compares a client's weights with the broadcast ones, from which the client must then start."""
+    needs: Needs = ()
+    """What it asks of the rest of the algorithm (:mod:`gcfed.methods.requirements`)."""
     method = ""
     """The name of the method that it is a part of; its class's, where it is one by itself."""
+    trained: list[str]
+    """The parameters that are trained, in order; known when ``validate`` is called."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -99,8 +111,15 @@ class Part(Callback):
     def title(self) -> str:
         return self.method or type(self).__name__
 
+    def meet(self, setup: Setup) -> None:
+        """Looks at the run before the first round; raises ValueError, naming the key, for what cannot work."""
+        self.trained = setup.names
+        for need in self.needs:
+            need(setup, self.title)
+        self.validate(setup)
+
     def validate(self, setup: Setup) -> None:
-        """Called once, before the first round; raises ValueError, naming the config key, for what cannot work."""
+        """What a part looks at by itself; raises ValueError as :meth:`meet`, which calls it."""
 
 
 class ClientPart(Part):
@@ -247,10 +266,10 @@ class Method:
         for part in parts:
             part.method = type(self).__name__
 
-    def validate(self, setup: Setup) -> None:
-        """As :meth:`Part.validate`, of all its parts."""
+    def meet(self, setup: Setup) -> None:
+        """As :meth:`Part.meet`, of all its parts."""
         for part in self.parts:
-            part.validate(setup)
+            part.meet(setup)
 
 
 def parts_of(methods: Iterable[Method | Part]) -> list[Part]:
@@ -279,7 +298,7 @@ def validate_parts(setup: Setup) -> None:
         own = [n for n in ("before_step", "after_step") if getattr(type(part), n, None) is not getattr(ClientPart, n)]
         if isinstance(part, ClientPart) and own and not part.moves_weights:
             raise ValueError(f"{part.title}.{own[0]} is called only with order = Order.MOVES_WEIGHTS.")
-        part.validate(setup)
+        part.meet(setup)
 
 
 def upload_shapes(parts: Sequence[Part], round: Round) -> dict[str, Params]:

@@ -92,6 +92,16 @@ class ClientStack:
     def grads(self) -> list[Tensor]:
         return [grad for _, grad in self.named_grads()]
 
+    def with_grads(self, *sets: Mapping[str, Tensor]) -> list[list[Tensor]]:
+        """:meth:`grads`, and of each set the tensors of the same names: each client's, ``[K, *shape]``, cut to the
+        active ones, ``[n, *shape]``; the server's, ``[*shape]``, as they are. ``full`` are the weights.
+        """
+        grads, lists = dict(self.named_grads()), []
+        for tensors in sets:
+            pairs = [(tensors[name], grad.dim()) for name, grad in grads.items()]
+            lists.append([t[: self.active] if t.dim() == axes else t for t, axes in pairs])
+        return [list(grads.values()), *lists]
+
     def __call__(self, x_KB: Tensor) -> Output:
         """Runs the n active clients on their own batches, ``[n, B, *input]`` → logits ``[n, B, C]``."""
         return self._graph.call(self._tap, self._graph.state, x_KB)

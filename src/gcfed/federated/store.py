@@ -80,12 +80,17 @@ class ClientStore:
         """What a later :meth:`read` will return of these values: a server that adds up changes must add up these."""
         return values if self.dtype is None else {n: v.to(self.dtype).to(v.dtype) for n, v in values.items()}
 
-    def write(self, clients: np.ndarray, values: Mapping[str, Tensor], round: int) -> None:
-        """Replaces the states of these clients, name → ``[K, *shape]``, in the round of this index."""
+    def write(
+        self, clients: np.ndarray, values: Mapping[str, Tensor], round: int, counts: Tensor | None = None
+    ) -> None:
+        """Replaces the states of these clients, name → ``[K, *shape]``, in the round of this index: of those that
+        count, bool ``[K]``; None: of all.
+        """
         if self.forgets:
             return
+        rows = np.arange(len(clients)) if counts is None else np.flatnonzero(counts.cpu().numpy())
         dtype = self.dtype or next(iter(values.values())).dtype
-        for row, client in enumerate(clients.tolist()):
+        for row, client in zip(rows, clients[rows].tolist(), strict=True):
             vector = torch.cat([v[row].detach().reshape(-1) for v in values.values()]).to(dtype)
             if client in self._held:
                 self._held[client].copy_(vector)  # given back, its stream could reuse memory that another still reads
@@ -93,7 +98,7 @@ class ClientStore:
                 self._held[client] = vector
             else:
                 self._save(client, round, vector)
-        self.mark_written(clients, round)
+        self.mark_written(clients[rows], round)
 
     def move(
         self, clients: np.ndarray, held: Mapping[str, Tensor], change: Mapping[str, Tensor], counts: Tensor, round: int

@@ -8,21 +8,22 @@
 import logging
 from collections.abc import Sequence
 from math import floor
+from typing import Literal
 
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gcfed.federated.messages import Download
-from gcfed.federated.method import ClientPart, Method, ServerPart, Setup
+from gcfed.federated.method import ClientPart, Download, Method, ServerPart, Setup
 from gcfed.methods.local_norm import no_steps
-from gcfed.utils.number import choice, flag, number
+from gcfed.utils.checked import Count, SettingError, Share, checked
 
 log = logging.getLogger(__name__)
 
 # Table 8, by the shape of the mean μ of a convolution [out, in, kh, kw]: the axes that are averaged away, counted from
 # the end so that a leading client axis changes nothing.
-MEAN_AXES = {
+Mean = Literal["out", "out_in", "out_kernel", "out_in_height", "in_kernel"]
+MEAN_AXES: dict[Mean, tuple[int, ...]] = {
     "out": (-3, -2, -1),  # [C_out, 1, 1, 1], the paper's choice
     "out_in": (-2, -1),  # [C_out, C_in, 1, 1]
     "out_kernel": (-3,),  # [C_out, 1, K_w, K_h]
@@ -31,38 +32,34 @@ MEAN_AXES = {
 }
 
 
-def centralize_(grad: Tensor, ndim: int, mean: str = "out") -> None:
+def centralize_(grad: Tensor, ndim: int, mean: Mean = "out") -> None:
     """Projects a gradient in place, ``grad ← P grad``.
 
     Args:
         grad: ``[*shape]``, or ``[K, *shape]`` for K clients.
         ndim: number of axes of the parameter itself, without the client axis.
-        mean: shape of μ for convolutions, a key of ``MEAN_AXES``; other tensors average over all axes but the first,
-            and vectors over their only one.
+        mean: shape of μ for convolutions; other tensors average over all axes but the first, and vectors over their
+            only one.
     """
     axes = MEAN_AXES[mean] if ndim == 4 else tuple(range(-max(ndim - 1, 1), 0))
     total = grad.sum(axes, keepdim=True)
     grad.sub_(total, alpha=total.numel() / grad.numel())  # two kernels; a mean would divide in one of its own
 
 
+@checked
 class GradientCentralization(Method):
     """Local GC up to a borderline, Global GC over the aggregated update, or both: GC-Fed.
 
     Args:
         local: centralize the clients' gradients of the tensors before the borderline.
         server: centralize the aggregated update (Global GC).
-        local_rounds: Local GC in the first so many rounds only; None: in all.
-        server_boundary: name of the first module that gets Global GC; None: all of them, as in the paper.
-        lam: λ ∈ [0, 1]; the first ⌊λL⌋ of the L parameter tensors get Local GC. Wins over ``boundary``.
+        lam: λ; the first ⌊λL⌋ of the L parameter tensors get Local GC. Wins over ``boundary``.
         boundary: name of the first module that gets no Local GC (``fc2``, ``classifier``, …); ``auto``: the last
             one with parameters; None: Local GC in every layer, which only ``server=False`` allows.
-        mean: shape of μ in convolutions, Table 8: ``out`` (default), ``out_in``, ``out_kernel``, ``out_in_height``,
-            ``in_kernel``.
+        mean: shape of μ in convolutions, Table 8.
         tensors: ``weights`` (two axes or more; the paper's shapes) or ``all`` (vectors too; the authors' code).
-
-    Raises:
-        ValueError: λ outside [0, 1], no borderline between both GCs, an unknown ``mean`` or ``tensors``; at
-            ``validate``, an unknown boundary.
+        local_rounds: Local GC in the first so many rounds only; None: in all.
+        server_boundary: name of the first module that gets Global GC; None: all of them, as in the paper.
     """
 
     def __init__(
@@ -70,37 +67,31 @@ class GradientCentralization(Method):
         *,
         local: bool = True,
         server: bool = True,
-        lam: float | None = None,
+        lam: Share | None = None,
         boundary: str | None = None,
-        mean: str = "out",
-        tensors: str = "weights",
-        local_rounds: int | None = None,
+        mean: Mean = "out",
+        tensors: Literal["weights", "all"] = "weights",
+        local_rounds: Count | None = None,
         server_boundary: str | None = None,
     ) -> None:
-        local, server = flag("gc.local", local), flag("gc.server", server)
-        lam, mean = number("gc.lam", lam, 0, 1, none=True), choice("gc.mean", mean, MEAN_AXES)
-        rounds = number("gc.local_rounds", local_rounds, 1, whole=True, none=True)
-        least = {"weights": 2, "all": 1}[choice("gc.tensors", tensors, ("weights", "all"))]
         if local and server and lam is None and boundary is None:
-            raise ValueError(
-                "gc.local and gc.server need a borderline, and gc.lam and gc.boundary are null. Set "
-                "gc.boundary to a module of the model or gc.lam in [0, 1], or take gc=local or gc=global."
+            raise SettingError(
+                "boundary",
+                " and lam are null, and local and server need a borderline: set boundary to a module of the model "
+                "or lam in [0, 1], or take gc=local or gc=global.",
             )
-        self.local = LocalGC(lam, boundary, rounds, mean, least)
+        least = {"weights": 2, "all": 1}[tensors]
+        self.local = LocalGC(lam, boundary, local_rounds, mean, least)
         self.server = GlobalGC(server_boundary, mean, least)
         super().__init__(*[self.local] * local, *[self.server] * server)
 
 
 class LocalGC(ClientPart):
-    """What clients do (line 14): project their gradients in the tensors before the borderline; see above.
-
-    Args:
-        least: axes of the tensors that are projected, at least.
-    """
+    """What clients do (line 14): project their gradients in the tensors before the borderline, of ``least`` axes."""
 
     graphable = True
 
-    def __init__(self, lam: float | None, boundary: str | None, rounds: int | None, mean: str, least: int) -> None:
+    def __init__(self, lam: float | None, boundary: str | None, rounds: int | None, mean: Mean, least: int) -> None:
         self.lam, self.boundary, self.rounds, self.mean, self.least = lam, boundary, rounds, mean, least
         self._ndim: dict[str, int] = {}
         self._now = True
@@ -115,6 +106,7 @@ class LocalGC(ClientPart):
             ValueError: ``boundary`` names no module with parameters; lists those that exist.
         """
         names = [name for name, _ in net.named_parameters()]
+        before = len(names)
         if self.lam is not None:
             before = floor(self.lam * len(names) + 1e-9)  # 0.29 · 100 is 28.999… in floating point
         elif self.boundary == "auto":
@@ -123,8 +115,6 @@ class LocalGC(ClientPart):
             log.info("gc.boundary=%s, the last module with parameters: no Local GC from here on", last)
         elif self.boundary is not None:
             before = _first(names, "boundary", self.boundary, net)
-        else:
-            before = len(names)
         self._ndim = _axes(net, names[:before], self.least)
 
     @property
@@ -144,7 +134,7 @@ class LocalGC(ClientPart):
 class GlobalGC(ServerPart):
     """What the server does (line 20): project the pseudo-gradient −Δ of the global network, from a module on."""
 
-    def __init__(self, boundary: str | None, mean: str, least: int) -> None:
+    def __init__(self, boundary: str | None, mean: Mean, least: int) -> None:
         self.boundary, self.mean, self.least = boundary, mean, least
         self._ndim: dict[str, int] = {}
 
@@ -172,21 +162,12 @@ def _axes(net: nn.Module, names: Sequence[str], least: int) -> dict[str, int]:
 
 
 def _first(names: Sequence[str], key: str, module: str, net: nn.Module) -> int:
-    """Place of the first parameter of a module.
-
-    Raises:
-        ValueError: the network has no such module with parameters; lists those that exist.
-    """
+    """Place of the first parameter of a module."""
     for i, name in enumerate(names):
         if name.startswith(f"{module}."):
             return i
-    modules = dict.fromkeys(prefix for n in names for prefix in _prefixes(n))
+    modules = [name for name, m in net.named_modules() if name and next(m.parameters(), None) is not None]
     raise ValueError(
         f"gc.{key}={module!r} names no module of {type(net).__name__} with parameters. "
         f"There are: {', '.join(modules)}. Set gc.{key} to one of them{', or gc.lam' * (key == 'boundary')}."
     )
-
-
-def _prefixes(name: str) -> list[str]:
-    parts = name.split(".")[:-1]
-    return [".".join(parts[:i]) for i in range(1, len(parts) + 1)]

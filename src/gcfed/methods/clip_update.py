@@ -11,15 +11,13 @@ from typing import Any
 
 import torch
 
-from gcfed.federated.forward import Params
-from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import ClientPart, Method, Order, ServerPart, Setup
-from gcfed.federated.round import Round
+from gcfed.federated.method import ClientPart, Download, Method, Order, Params, Round, ServerPart, Setup, Upload
 from gcfed.federated.stack import client_norms, per_client
 from gcfed.methods.local_norm import no_steps
-from gcfed.utils.number import number
+from gcfed.utils.checked import Positive, Share, checked
 
 
+@checked
 class ClipUpdate(Method):
     """Clips each client's update; adds its bound and the share of clipped clients to the row of metrics.
 
@@ -27,18 +25,10 @@ class ClipUpdate(Method):
         max_norm: C, or with a quantile the C of the first round.
         quantile: γ, the share of clients that are to stay as they are; None: C is fixed.
         lr: η_C, of the adaptive C.
-
-    Raises:
-        ValueError: a setting out of its range.
     """
 
-    def __init__(self, max_norm: float = 1.0, *, quantile: float | None = None, lr: float = 0.2) -> None:
-        bound = Bound(
-            number("methods.clip_update.max_norm", max_norm, 0, above=True),
-            number("methods.clip_update.quantile", quantile, 0, 1, none=True),
-            number("methods.clip_update.lr", lr, 0, above=True),
-        )
-        super().__init__(Clip(), bound)
+    def __init__(self, max_norm: Positive = 1.0, *, quantile: Share | None = None, lr: Positive = 0.2) -> None:
+        super().__init__(Clip(), Bound(max_norm, quantile, lr))
 
 
 class Clip(ClientPart):

@@ -17,28 +17,22 @@ Two readings:
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
-from gcfed.federated.forward import Params
-from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import ClientPart, Method, ServerPart, Setup
-from gcfed.federated.round import Round
-from gcfed.methods.requirements import local_sgd, uniform_mean
+from gcfed.federated.method import ClientPart, Download, Method, Params, Round, ServerPart, Upload
+from gcfed.methods.requirements import local_sgd, mean_aggregator
+from gcfed.utils.checked import PositiveShare, checked
 from gcfed.utils.device import on_device
-from gcfed.utils.number import number
 
 
+@checked
 class FedCM(Method):
     """Mixes the last round's direction Δ into each local gradient, ``g ← α g + (1 − α) Δ``.
 
     Args:
-        alpha: α ∈ (0, 1], the share of the client's own gradient; 1 is FedAvg. The paper's experiments take 0.1.
-
-    Raises:
-        ValueError: α outside (0, 1]; at ``validate``, clients that do not run SGD without momentum, or an aggregator
-            that is not the uniform mean.
+        alpha: α, the share of the client's own gradient; 1 is FedAvg. The paper's experiments take 0.1.
     """
 
-    def __init__(self, alpha: float = 0.1) -> None:
-        super().__init__(ClientMomentum(number("methods.fedcm.alpha", alpha, 0, 1, above=True)), MeanStep())
+    def __init__(self, alpha: PositiveShare = 0.1) -> None:
+        super().__init__(ClientMomentum(alpha), MeanStep())
 
 
 class ClientMomentum(ClientPart):
@@ -46,31 +40,26 @@ class ClientMomentum(ClientPart):
 
     graphable = True
     corrects_drift = True
+    needs = (local_sgd("its Δ is the momentum, and is the mean of plain SGD's steps"),)
 
     def __init__(self, alpha: float) -> None:
         self.alpha = alpha
-
-    def validate(self, setup: Setup) -> None:
-        local_sgd(setup, "FedCM", "its Δ is the momentum, and is the mean of plain SGD's steps", momentum=False)
 
     def on_download(self, download: Download) -> None:
         self._direction = download.extra["fedcm"]
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        names, grads = zip(*self.stack.named_grads(), strict=True)
-        with torch.no_grad():
-            torch._foreach_lerp_(list(grads), [self._direction[name] for name in names], 1 - self.alpha)
+        grads, direction = self.stack.with_grads(self._direction)
+        torch._foreach_lerp_(grads, direction, 1 - self.alpha)
 
 
 class MeanStep(ServerPart):
     """What the server does: send Δ, and take it from the mean update."""
 
-    def validate(self, setup: Setup) -> None:
-        uniform_mean(setup, "FedCM", "with other weights Δ would be no mean of local steps, and could grow on its own")
-        self.names = setup.names
+    needs = (mean_aggregator("with other weights Δ would be no mean of local steps, and could grow", uniform=True),)
 
     def on_broadcast(self, download: Download, round: Round) -> None:
-        self.direction = self.server_state("delta", {name: round.start[name] for name in self.names})
+        self.direction = self.server_state("delta", {name: round.start[name] for name in self.trained})
         download.extra["fedcm"] = self.direction
         self._steps = torch.zeros((), device=next(iter(round.start.values())).device)
 
@@ -81,5 +70,5 @@ class MeanStep(ServerPart):
         (total,) = round.reduce([self._steps])
         steps = float(total) / round.num_finite  # of the clients that are in the mean
         direction = list(self.direction.values())
-        torch._foreach_copy_(direction, [update[name] for name in self.names])
+        torch._foreach_copy_(direction, [update[name] for name in self.trained])
         torch._foreach_mul_(direction, -1 / (round.lr * steps))

@@ -17,17 +17,15 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
-from gcfed.federated.forward import Params
-from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import ClientPart, Method, ServerPart, Setup
-from gcfed.federated.round import Round
-from gcfed.federated.stack import ClientStack, is_recurrent, per_client
+from gcfed.federated.method import ClientPart, ClientStack, Download, Method, Params, Round, ServerPart, Setup, Upload
+from gcfed.federated.stack import is_recurrent, per_client
 from gcfed.methods.requirements import full_uploads, mean_aggregator
-from gcfed.utils.number import number
+from gcfed.utils.checked import Count, Weight, checked
 
 PARTS = ("fisher", "center")  # F_k and F_k ŵ_k
 
 
+@checked
 class FedCurv(Method):
     """Adds 2λ (A w − B) to each client's gradients.
 
@@ -35,16 +33,12 @@ class FedCurv(Method):
     the network in evaluation mode, without augmentation. A sequence is one sample, of its labels' mean loss.
 
     Args:
-        lam: λ ≥ 0, of a sum over the cohort. FedReg's code, for its FedCurv: 1e-4 (MNIST, 10 clients a round), 1e-5
+        lam: λ, of a sum over the cohort. FedReg's code, for its FedCurv: 1e-4 (MNIST, 10 clients a round), 1e-5
             (CIFAR-10, 100), 1e-3 (CIFAR-100, 100).
         chunk: samples whose gradients are taken at once; changes memory and speed alone.
-
-    Raises:
-        ValueError: an argument outside its range; at ``validate``, quantized uploads or a recurrent network.
     """
 
-    def __init__(self, lam: float = 1e-4, *, chunk: int = 32) -> None:
-        lam, chunk = number("methods.fedcurv.lam", lam, 0), number("methods.fedcurv.chunk", chunk, 1, whole=True)
+    def __init__(self, lam: Weight = 1e-4, *, chunk: Count = 32) -> None:
         super().__init__(CurvaturePenalty(lam, chunk), CurvatureSums())
 
 
@@ -53,20 +47,19 @@ class CurvaturePenalty(ClientPart):
 
     graphable = True
     anchors = True
+    needs = (full_uploads("its Fisher information would still travel in full"),)
 
     def __init__(self, lam: float, chunk: int) -> None:
         self.lam, self.chunk = lam, chunk
         self._others: dict[str, Params] = {}
-        self._own: dict[str, Params] = {}
 
     def validate(self, setup: Setup) -> None:
-        full_uploads(setup, "FedCurv", "its Fisher information would still travel in full")
         if is_recurrent(setup.module.net):
             raise ValueError(
                 "methods.fedcurv takes gradients in evaluation mode, sample by sample, and recurrent layers have none "
                 "there (cuDNN, torch.func.vmap): take another model, or algorithm=fedprox."
             )
-        self.data, self.names = setup.data, setup.names
+        self.data = setup.data
         self.stores = {part: setup.stores.open(f"fedcurv_{part}") for part in PARTS}
 
     def on_clients_start(self, stack: ClientStack, download: Download) -> None:
@@ -80,28 +73,24 @@ class CurvaturePenalty(ClientPart):
             self._others[part] = own
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        stack = self.stack
-        n = stack.active
-        names, grads = zip(*stack.named_grads(), strict=True)
-        curvature, center = ([part[name][:n] for name in names] for part in self._others.values())
-        with torch.no_grad():
-            pull = torch._foreach_mul([stack.leaves[name] for name in names], curvature)
-            torch._foreach_sub_(pull, center)
-            torch._foreach_add_(list(grads), pull, alpha=2 * self.lam)
+        grads, weights, curvature, center = self.stack.with_grads(self.stack.full, *self._others.values())
+        pull = torch._foreach_mul(weights, curvature)
+        torch._foreach_sub_(pull, center)
+        torch._foreach_add_(grads, pull, alpha=2 * self.lam)
 
     def on_clients_end(self, stack: ClientStack, download: Download) -> None:
         self._others = {}
         stack.net.eval()
         each = [self._fisher(stack, row, self.data.client(k)) for row, k in enumerate(stack.clients.tolist())]
         stack.net.train()
-        fisher = {name: torch.stack([one[name] for one in each]) for name in self.names}
+        fisher = {name: torch.stack([one[name] for one in each]) for name in self.trained}
         self._own = {"fisher": fisher, "center": {name: t * stack.full[name] for name, t in fisher.items()}}
 
     def _fisher(self, stack: ClientStack, row: int, samples: np.ndarray) -> Params:
         """The diagonal of one client's Fisher information, name → ``[*shape]``."""
         task = stack.task
         state = {name: t[row] for name, t in stack.full.items()}
-        params = {name: state.pop(name) for name in self.names}
+        params = {name: state.pop(name) for name in self.trained}
 
         def loss(params: Params, x: Tensor, y: Tensor) -> Tensor:
             losses = task.losses(functional_call(stack.net, params | state, (x,)), y)
@@ -125,21 +114,17 @@ class CurvaturePenalty(ClientPart):
 
     def on_sent(self, upload: Upload, download: Download) -> None:
         """A client whose upload does not count keeps its old part, which may be the one in the server's sums."""
-        finite = upload.finite.cpu()  # the store copies to the host all the same
         for part, store in self.stores.items():
-            sent = {name: t[finite.to(t.device)] for name, t in upload.extra[f"fedcurv_{part}"].items()}
-            store.write(upload.clients[finite.numpy()], sent, download.round)
+            store.write(upload.clients, upload.extra[f"fedcurv_{part}"], download.round, upload.finite)
 
 
 class CurvatureSums(ServerPart):
     """What the server does: send both sums, and of which round they are, and renew them."""
 
-    def validate(self, setup: Setup) -> None:
-        mean_aggregator(setup, "FedCurv", "a client takes its own part out of the sum over all")
-        self.names = setup.names
+    needs = (mean_aggregator("a client takes its own part out of the sum over all"),)
 
     def on_broadcast(self, download: Download, round: Round) -> None:
-        like = {name: round.start[name] for name in self.names}
+        like = {name: round.start[name] for name in self.trained}
         self._sums = {f"fedcurv_{part}": self.server_state(part, like) for part in PARTS}
         self._last = self.server_state("round", {"index": torch.zeros((), dtype=torch.int64)})
         download.extra |= self._sums | {"fedcurv_round": self._last}

@@ -8,43 +8,37 @@ diagonal: about B times as much. Neither diagonal counts here: it is constant, b
 gradient it would blow up. Since ``‖zᵀz‖ = ‖zzᵀ‖``, only a B × B matrix is built.
 """
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
-from gcfed.data.batch import Batch
-from gcfed.federated.method import ClientPart, Setup
-from gcfed.federated.stack import ClientStack, Output
+from gcfed.federated.method import Batch, ClientPart, ClientStack, Output
 from gcfed.methods.requirements import network_parts
-from gcfed.utils.number import choice, number
+from gcfed.utils.checked import Weight, checked
 
 EPS = 1e-8
 """Added to each feature's variance, as the authors do: a constant feature is uncorrelated with all others."""
 
 
+@checked
 class FedDecorr(ClientPart):
     """Adds β times the mean squared correlation between the network's features over each client's batch.
 
-    Features are what enters the head: see :class:`gcfed.federated.forward.Tap`.
-
-    A batch of one sample has no correlations and adds nothing.
+    Features are what enters the head: see :class:`gcfed.federated.forward.Tap`. A batch of one sample has no
+    correlations and adds nothing.
 
     Args:
-        beta: β ≥ 0. In the authors' scale: 0.1 in FedDecorr, 0.01 in FedACG, 0.001 in GC-Fed.
+        beta: β. In the authors' scale: 0.1 in FedDecorr, 0.01 in FedACG, 0.001 in GC-Fed.
         scale: ``paper`` or ``authors``, as above.
-
-    Raises:
-        ValueError: β is negative, or an unknown scale; at ``validate``, a network without features.
     """
 
     graphable = True
     needs_features = True
+    needs = (network_parts("features", "head"),)
 
-    def __init__(self, beta: float = 0.001, scale: str = "authors") -> None:
-        self.beta = number("methods.feddecorr.beta", beta, 0)
-        self.scale = choice("methods.feddecorr.scale", scale, ("paper", "authors"))
-
-    def validate(self, setup: Setup) -> None:
-        network_parts(setup, "methods.feddecorr", "features", "head")
+    def __init__(self, beta: Weight = 0.001, scale: Literal["paper", "authors"] = "authors") -> None:
+        self.beta, self.scale = beta, scale
 
     def local_loss(self, stack: ClientStack, batch: Batch, out: Output) -> Tensor:
         assert out.features_KBF is not None

@@ -1,59 +1,49 @@
 """Clients' and server's gradients under constraints: FedGC (anonymous, "… under Gradient Constraint", Algorithm 1).
 
-Another method than GC-Fed. Its gradients point along −loss. B mini-batches of SGD (PGD, which is ``client.steps=B``)
-make client k's pseudo-gradient g̃_k = (w_k − w)/η, eq. 4; ḡ is the mean that the aggregator makes, weighted by samples
-in the paper (of the clients' whole data here; were they those of the B mini-batches, as its Section 3 may be read, take
-``aggregator.weighting=uniform``); g' is the server's gradient of the round before.
+Another method than GC-Fed. Its gradients point along −loss. B mini-batches of SGD (PGD, ``client.steps=B``) make client
+k's pseudo-gradient g̃_k = (w_k − w)/η, eq. 4; ḡ is the aggregator's mean, in the paper weighted by samples (here of the
+clients' whole data; of the B mini-batches, as its Section 3 may be read, with ``aggregator.weighting=uniform``); g' is
+the server's gradient of the round before.
 
     CGC, tensor by tensor    g_k = argmin_u ½‖u − g̃_k‖²   s.t.  ⟨u, g'⟩ ≥ C                 eq. 5
     SGC, all as one vector   g = argmin_z ½‖z − ḡ‖²       s.t.  ⟨z, g_k⟩ ≥ C, k ∈ S         eq. 8; ḡ if there is none
 
-The code stays in units of Δ = ηg, where C is η²C (for CGC ηη'C, with the η' of g'). η'g' is what a client reads off two
-broadcasts, so what the server did, whatever its optimizer or Global GC made of g. A tensor that did not move, as all of
+The code stays in units of Δ = ηg, where C is η²C (for CGC ηη'C, with the η' of g'). η'g' is what the model moved
+between two broadcasts, whatever the server's optimizer or Global GC made of g. A tensor that did not move, as all of
 them in the first round, constrains nothing. What satisfies its constraints stays as it is, bit for bit.
 
-As printed, CGC knows no bound: u = g̃_k + v g', v = (C − ⟨g̃_k, g'⟩)/‖g'‖², is at least C/‖g'‖ long, however short g' is;
-and by tensors a lone scalar never turns back, since u and g' have one sign. Networks with such scalars, as the paper's
-own ResNet-9 with Fixup, may blow up. Two switches. ``layerwise`` reads the paper's "layer by layer": ``tensor`` by
-tensor; ``layer``, the tensors of a layer as one vector (weight and bias; a Fixup block with its scalars); or ``model``,
-all tensors as one vector, as in eq. 5, which the paper gave up to save memory. ``ridge`` is added to ‖g'‖², 1e-3 in the
-code of GEM, whose program this is, so that the margin lengthens no u by more than C/(2√1e-3) = 0.016. On such a network
-each of them delays the divergence, and none prevents it for sure (docs/results/fedgc.md).
+As printed, CGC knows no bound: u = g̃_k + v g', v = (C − ⟨g̃_k, g'⟩)/‖g'‖², is at least C/‖g'‖ long, however short g'
+is; and by tensors a lone scalar never turns back, since u and g' have one sign. Networks with such scalars, as the
+paper's own ResNet-9 with Fixup, may blow up. Two switches delay it, and neither prevents it for sure
+(docs/results/fedgc.md). ``layerwise`` reads the paper's "layer by layer": ``tensor`` by tensor; ``layer``, the tensors
+of a layer as one vector (weight and bias; a Fixup block with its scalars); or ``model``, all tensors as one, as in eq.
+5, which the paper gave up to save memory. ``ridge`` is added to ‖g'‖², 1e-3 in the code of GEM, whose program this is,
+so that the margin lengthens no u by more than C/(2√1e-3) = 0.016.
 
-State: the last broadcast, on the server, and on the clients where all of them take part. Bytes up: those of the model.
-Down: those of the model and, from the second round on, as many for g' where not all clients take part; else they know
-it from the round before. Memory: SGC holds
-the updates of the whole cohort, each on the process that trained the client; others see a million columns at a time.
+State: the last broadcast, on the server, and on the clients where all of them take part. Bytes: those of the model, and
+down, from the second round on, as many for g' where not all clients take part. Memory: SGC holds the updates of the
+whole cohort, each on the process that trained the client; others see a million columns at a time.
 """
 
 import logging
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import nn
 
-from gcfed.federated.forward import Params
-from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import ClientPart, Method, ServerPart, Setup
-from gcfed.federated.round import Round
+from gcfed.federated.method import ClientPart, Download, Method, Params, Round, ServerPart, Setup, Upload
 from gcfed.federated.stack import per_client
 from gcfed.methods.constraints import Part, add_weighted_, constrain_, multipliers, products
 from gcfed.methods.requirements import local_sgd, mean_aggregator
+from gcfed.utils.checked import Weight, checked
 from gcfed.utils.device import on_device
-from gcfed.utils.number import choice, flag, number
 
 log = logging.getLogger(__name__)
 
 
-def layer_of(net: nn.Module, name: str) -> str:
-    """The layer of a parameter: the outermost module around it that has parameters of its own."""
-    modules = name.split(".")[:-1]
-    around = [".".join(modules[:i]) for i in range(len(modules) + 1)]
-    return next(place for place in around if next(net.get_submodule(place).parameters(recurse=False), None) is not None)
-
-
+@checked
 class FedGC(Method):
     """Projects the clients' updates (CGC) and their mean (SGC) and adds to the row of metrics:
 
@@ -64,22 +54,21 @@ class FedGC(Method):
     ====================  =========================================================================
 
     Args:
-        margin: C ≥ 0.
-        ridge: ≥ 0, added to ‖g'‖² in CGC: 0 is the paper's rule, 1e-3 what GEM's code adds. No cure for divergence.
+        margin: C.
+        ridge: added to ‖g'‖² in CGC; 0 is the paper's rule.
         layerwise: what CGC projects as one vector: a ``tensor``, a ``layer`` or the ``model``.
         cgc, sgc: whether clients and server project; without both this is FedAvg.
-
-    Raises:
-        ValueError: C or the ridge is negative; at ``validate``, clients that do not run SGD, or a second method that
-            corrects drift.
     """
 
     def __init__(
-        self, margin: float = 1e-3, *, ridge: float = 0.0, layerwise: str = "tensor", cgc: bool = True, sgc: bool = True
+        self,
+        margin: Weight = 1e-3,
+        *,
+        ridge: Weight = 0.0,
+        layerwise: Literal["tensor", "layer", "model"] = "tensor",
+        cgc: bool = True,
+        sgc: bool = True,
     ) -> None:
-        margin, ridge = number("methods.fedgc.margin", margin, 0), number("methods.fedgc.ridge", ridge, 0)
-        choice("methods.fedgc.layerwise", layerwise, ("tensor", "layer", "model"))
-        cgc, sgc = flag("methods.fedgc.cgc", cgc), flag("methods.fedgc.sgc", sgc)
         super().__init__(ClientConstraint(margin, ridge, layerwise, cgc), ServerConstraint(margin, cgc, sgc))
 
 
@@ -87,6 +76,7 @@ class ClientConstraint(ClientPart):
     """What clients do: CGC, along g' as the server sent it or as they read it off two broadcasts."""
 
     corrects_drift = True
+    needs = (local_sgd("it reads a pseudo-gradient off w_k − w", momentum=True),)
 
     def __init__(self, margin: float, ridge: float, layerwise: str, cgc: bool) -> None:
         self.margin, self.ridge, self.layerwise, self.cgc = margin, ridge, layerwise, cgc
@@ -95,17 +85,16 @@ class ClientConstraint(ClientPart):
         self._round = -1
 
     def validate(self, setup: Setup) -> None:
-        local_sgd(setup, "FedGC", "it reads a pseudo-gradient off w_k − w", momentum=True)
-        self.lr, self.names = setup.solver.lr, setup.names
+        self.lr = setup.solver.lr
         layers: dict[str, list[str]] = {}
-        for name in self.names:
+        for name in self.trained:
             key = {"tensor": name, "layer": layer_of(setup.module.net, name), "model": ""}[self.layerwise]
             layers.setdefault(key, []).append(name)
         self.layers = list(layers.values())
 
     def on_download(self, download: Download) -> None:
         if download.round != self._round:
-            self._before, self._last = self._last, {name: download.model[name] for name in self.names}
+            self._before, self._last = self._last, {name: download.model[name] for name in self.trained}
             self._round = download.round
 
     def _moves(self, download: Download) -> Params:
@@ -113,7 +102,7 @@ class ClientConstraint(ClientPart):
         if "fedgc" in download.extra:
             return download.extra["fedgc"]
         before = self._before or self._last
-        return dict(zip(self.names, torch._foreach_sub(list(self._last.values()), list(before.values())), strict=True))
+        return {name: last - before[name] for name, last in self._last.items()}
 
     def on_upload(self, upload: Upload, download: Download) -> None:
         if not self.cgc:
@@ -142,22 +131,21 @@ class ServerConstraint(ServerPart):
 
     def validate(self, setup: Setup) -> None:
         if self.sgc:
-            mean_aggregator(setup, "FedGC with methods.fedgc.sgc=true", "every client's update constrains it once more")
-        self.names = setup.names
+            need = mean_aggregator("every client's update constrains it once more")
+            need(setup, f"{self.title} with methods.fedgc.sgc=true")
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         self._parts: list[Part] = []
         self._active = self._failed = 0
         if not self.cgc:
             return
-        start = {name: download.model[name] for name in self.names}
+        start = {name: download.model[name] for name in self.trained}
         known = "previous" in self._server
-        previous = list(self.server_state("previous", start).values())
+        previous = self.server_state("previous", start)
         if known and len(round.cohort) < round.num_clients:
-            moves = torch._foreach_sub(list(start.values()), previous)
-            download.extra["fedgc"] = dict(zip(self.names, moves, strict=True))
-        torch._foreach_copy_(previous, list(start.values()))
-        device = previous[0].device
+            download.extra["fedgc"] = {name: now - previous[name] for name, now in start.items()}
+        torch._foreach_copy_(list(previous.values()), list(start.values()))
+        device = next(iter(start.values())).device
         self._counts = torch.zeros(2, dtype=torch.float64, device=device)  # projected, uploaded
 
     def on_receive(self, upload: Upload, round: Round) -> None:
@@ -165,7 +153,7 @@ class ServerConstraint(ServerPart):
             self._counts += upload.notes["fedgc"]["projected"]
         if self.sgc:
             rows = on_device(round.places(upload.clients), upload.finite.device)
-            sent = {name: upload.delta[name] for name in self.names}
+            sent = {name: upload.delta[name] for name in self.trained}
             for t in sent.values():  # in place: these stay for the round, so that a copy would double them
                 t.masked_fill_(per_client(~upload.finite, t), 0.0)
             self._parts.append(Part(rows, upload.finite, sent))
@@ -173,17 +161,21 @@ class ServerConstraint(ServerPart):
     def on_aggregate_end(self, update: Params, round: Round) -> None:
         if not self.sgc:
             return
-        mean = {name: update[name] for name in self.names}
+        mean = {name: update[name] for name in self.trained}
         table = products(self._parts, mean, round).cpu().numpy()  # SGC's one synchronisation
         gram, inner, here = table[:, :-2], table[:, -2], table[:, -1] > 0
         solution = multipliers(gram[np.ix_(here, here)], inner[here], self.margin * round.lr**2)
         weights = np.zeros(len(here))
-        if solution is None:
-            self._failed = 1
-            self._warn(round)
-        else:
+        if solution is not None:
             weights[here] = solution
-            self._active = int((solution > 0).sum())
+        elif not self._warned:
+            self._warned = True
+            rank_zero_only(log.warning)(
+                "round %d: no update satisfies all clients (SGC), so their mean is applied; fedgc/sgc_failed counts "
+                "such rounds from here on.",
+                round.index + 1,
+            )
+        self._active, self._failed = int((weights > 0).sum()), int(solution is None)
         # Zeros, too, so that no process waits for one whose multipliers came out as zeros by rounding.
         add_weighted_(mean, self._parts, torch.from_numpy(weights), round)
         self._parts = []
@@ -196,12 +188,9 @@ class ServerConstraint(ServerPart):
         if self.sgc:
             row |= {"fedgc/sgc_active": self._active, "fedgc/sgc_failed": self._failed}
 
-    @rank_zero_only
-    def _warn(self, round: Round) -> None:
-        if not self._warned:
-            log.warning(
-                "round %d: no update satisfies all clients (SGC), so their mean is applied; fedgc/sgc_failed counts "
-                "such rounds from here on.",
-                round.index + 1,
-            )
-        self._warned = True
+
+def layer_of(net: nn.Module, name: str) -> str:
+    """The layer of a parameter: the outermost module around it that has parameters of its own."""
+    modules = name.split(".")[:-1]
+    around = [".".join(modules[:i]) for i in range(len(modules) + 1)]
+    return next(place for place in around if next(net.get_submodule(place).parameters(recurse=False), None) is not None)

@@ -9,35 +9,27 @@ lacks has an infinite margin by the formula and in those implementations: it lea
 gradient from the task.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from gcfed.federated.messages import Download
-from gcfed.federated.method import ClientPart, Setup
-from gcfed.federated.stack import ClientStack
-from gcfed.utils.number import number
+from gcfed.federated.method import ClientPart, ClientStack, Download, Setup
+from gcfed.utils.checked import Positive, Weight, checked
 
 
+@checked
 class FedLC(ClientPart):
     """The task's loss is the cross-entropy of ``logits_c − τ n_{k,c}^(−exponent)``; ``train/loss`` is that loss.
 
     Args:
-        tau: τ ≥ 0; 0 is FedAvg. GC-Fed: 0.1.
-        exponent: > 0, how fast the margin falls with n_{k,c}, the client's number of samples of class c.
-
-    Raises:
-        ValueError: an argument outside its range.
+        tau: τ; 0 is FedAvg. GC-Fed: 0.1.
+        exponent: how fast the margin falls with n_{k,c}, the client's number of samples of class c.
     """
 
     graphable = True
     needs_classes = True
 
-    def __init__(self, tau: float = 0.1, exponent: float = 0.25) -> None:
-        self.tau = number("methods.fedlc.tau", tau, 0)
-        self.exponent = number("methods.fedlc.exponent", exponent, 0, above=True)
-        self._data: Any = None
+    def __init__(self, tau: Weight = 0.1, exponent: Positive = 0.25) -> None:
+        self.tau, self.exponent = tau, exponent
         self._margins: Tensor | None = None
 
     def validate(self, setup: Setup) -> None:

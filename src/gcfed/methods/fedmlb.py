@@ -9,13 +9,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gcfed.data.batch import Batch
-from gcfed.federated.method import ClientPart, Setup
-from gcfed.federated.stack import ClientStack, Output
+from gcfed.federated.method import Batch, ClientPart, ClientStack, Output, Setup
 from gcfed.methods.requirements import network_parts
-from gcfed.utils.number import number
+from gcfed.utils.checked import Positive, Weight, checked
 
 
+@checked
 class FedMLB(ClientPart):
     """Adds, as means over the hybrid paths, λ₁ times their cross-entropy and λ₂ KL(hybrid path ‖ client's own network).
 
@@ -23,24 +22,20 @@ class FedMLB(ClientPart):
     first stages, the hybrid paths.
 
     Args:
-        ce: λ₁ ≥ 0.
-        kl: λ₂ ≥ 0.
-        tau: τ > 0, temperature of the divergence.
-
-    Raises:
-        ValueError: an argument outside its range; at ``validate``, a network that has no two stages.
+        ce: λ₁, weight of the cross-entropy.
+        kl: λ₂, weight of the divergence.
+        tau: τ, temperature of the divergence.
     """
 
     graphable = True
     needs_classes = True
     needs_stages = True
+    needs = (network_parts("stages"),)
 
-    def __init__(self, ce: float = 1.0, kl: float = 1.0, tau: float = 1.0) -> None:
-        self.ce, self.kl = number("methods.fedmlb.ce", ce, 0), number("methods.fedmlb.kl", kl, 0)
-        self.tau = number("methods.fedmlb.tau", tau, 0, above=True)
+    def __init__(self, ce: Weight = 1.0, kl: Weight = 1.0, tau: Positive = 1.0) -> None:
+        self.ce, self.kl, self.tau = ce, kl, tau
 
     def validate(self, setup: Setup) -> None:
-        network_parts(setup, "methods.fedmlb", "stages")
         if len(setup.module.net.stages()) < 2:  # type: ignore[operator]
             raise ValueError(
                 f"methods.fedmlb grafts a network's first stages onto another's later ones, but model="

@@ -7,33 +7,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gcfed.data.batch import Batch
-from gcfed.federated.method import ClientPart
-from gcfed.federated.stack import ClientStack, Output
-from gcfed.utils.number import number
+from gcfed.federated.method import Batch, ClientPart, ClientStack, Output
+from gcfed.utils.checked import Positive, Weight, checked
 
 
+@checked
 class FedNTD(ClientPart):
     """Adds β τ² KL(teacher ‖ client) over the C − 1 classes other than the label; the teacher is the broadcast model.
 
     FedNTD's own code leaves τ² out, GC-Fed's has it; at τ = 1 they agree.
 
     Args:
-        beta: β ≥ 0, weight of the distillation.
-        tau: τ > 0, temperature of both softmaxes.
+        beta: β, weight of the distillation.
+        tau: τ, temperature of both softmaxes.
         ce_weight: weight of the task's loss. FedACG's experiments: 0.7, with β = 0.3.
-
-    Raises:
-        ValueError: an argument outside its range.
     """
 
     graphable = True
     needs_classes = True
 
-    def __init__(self, beta: float = 1.0, tau: float = 1.0, ce_weight: float = 1.0) -> None:
-        self.beta = number("methods.fedntd.beta", beta, 0)
-        self.tau = number("methods.fedntd.tau", tau, 0, above=True)
-        self.task_weight = number("methods.fedntd.ce_weight", ce_weight, 0)
+    def __init__(self, beta: Weight = 1.0, tau: Positive = 1.0, ce_weight: Weight = 1.0) -> None:
+        self.beta, self.tau, self.task_weight = beta, tau, ce_weight
 
     def local_loss(self, stack: ClientStack, batch: Batch, out: Output) -> Tensor:
         with torch.no_grad():

@@ -15,34 +15,32 @@ inputs. Local GC projects ∇L of the step, not what is taken back after it.
 
 import math
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
-from gcfed.data.batch import Batch
-from gcfed.federated.messages import Download
-from gcfed.federated.method import ClientPart, Order, Setup
-from gcfed.federated.stack import ClientStack, Params, client_norms, per_client
+from gcfed.federated.method import Batch, ClientPart, ClientStack, Download, Order, Params, Setup
+from gcfed.federated.stack import client_norms, per_client
 from gcfed.methods.pseudo import PseudoPass, climb
-from gcfed.utils.number import flag, number
+from gcfed.utils.checked import Count, Positive, PositiveShare, Share, checked
 
 
+@checked
+@dataclass(eq=False)
 class FedReg(ClientPart):
     """Moves each client back, after each local step, to where pseudo and perturbed data are not forgotten.
 
     Args: the authors' values are named; the defaults are those of their CIFAR-10 (ResNet-9, η 0.1, batch 5, 30 epochs).
-        gamma: γ ∈ [0, 1], where the step takes its gradient; 0.5, CIFAR-100 0.25, MNIST and EMNIST 0.4. 1: at w.
-        beta: β ∈ (0, 1], where the regularizing gradients are taken; 0.5.
-        eta_s: η_s > 0, in units of the network's input; 0.1, MNIST 0.2, EMNIST 0.05.
-        eta_p: η_p > 0; η_s/100.
+        gamma: γ, where the step takes its gradient; 0.5, CIFAR-100 0.25, MNIST and EMNIST 0.4. 1: at w.
+        beta: β, where the regularizing gradients are taken; 0.5.
+        eta_s: η_s, in units of the network's input; 0.1, MNIST 0.2, EMNIST 0.05.
+        eta_p: η_p; η_s/100.
         iterations: sign steps that make a sample; 10.
         pseudo, perturbed: whether to hold on to either. With both false and γ = 1 this is FedAvg.
         private: take out of ∇L its part along the gradient, at the same weights, of the loss of the step's own pseudo
             samples with uniform labels (their ``add_mask``), which a gradient inversion would read.
-
-    Raises:
-        ValueError: an argument outside its range; at ``validate``, inputs without gradients (text).
     """
 
     graphable = True
@@ -50,25 +48,17 @@ class FedReg(ClientPart):
     order = Order.MOVES_WEIGHTS
     needs_classes = True
 
-    def __init__(
-        self,
-        gamma: float = 0.5,
-        *,
-        beta: float = 0.5,
-        eta_s: float = 0.1,
-        eta_p: float = 0.001,
-        iterations: int = 10,
-        pseudo: bool = True,
-        perturbed: bool = True,
-        private: bool = False,
-    ) -> None:
-        self.gamma = number("methods.fedreg.gamma", gamma, 0, 1)
-        self.beta = number("methods.fedreg.beta", beta, 0, 1, above=True)
-        self.eta_s = number("methods.fedreg.eta_s", eta_s, 0, above=True)
-        self.eta_p = number("methods.fedreg.eta_p", eta_p, 0, above=True)
-        self.iterations = number("methods.fedreg.iterations", iterations, 1, whole=True)
-        self.pseudo, self.perturbed = flag("methods.fedreg.pseudo", pseudo), flag("methods.fedreg.perturbed", perturbed)
-        self.private = flag("methods.fedreg.private", private)
+    gamma: Share = 0.5
+    _: KW_ONLY
+    beta: PositiveShare = 0.5
+    eta_s: Positive = 0.1
+    eta_p: Positive = 0.001
+    iterations: Count = 10
+    pseudo: bool = True
+    perturbed: bool = True
+    private: bool = False
+
+    def __post_init__(self) -> None:
         self._pass: PseudoPass | None = None
         self._unmoved: Params = {}
         self._mask: Params = {}
@@ -99,8 +89,8 @@ class FedReg(ClientPart):
             if self._unmoved:  # back, bit for bit, before any other method sees them
                 torch._foreach_copy_([stack.leaves[name] for name in self._unmoved], list(self._unmoved.values()))
             if self.private:
-                names, grads = zip(*stack.named_grads(), strict=True)
-                torch._foreach_sub_(list(grads), _along(list(grads), [self._mask[name] for name in names]))
+                grads, mask = stack.with_grads(self._mask)
+                torch._foreach_sub_(grads, _along(grads, mask))
         self._unmoved = self._mask = {}
 
     def after_step(self, stack: ClientStack, batch: Batch) -> None:
@@ -130,7 +120,7 @@ class FedReg(ClientPart):
 
 def _weights(stack: ClientStack) -> Params:
     """The trained parameters of the active clients, name → ``[n, *shape]``; to be edited in place."""
-    return {name: leaf.detach() for name, leaf in stack.leaves.items() if leaf.requires_grad}
+    return {name: leaf.detach() for name, leaf in stack.leaves.items()}
 
 
 def _grads(losses: Tensor, params: Params) -> list[Tensor]:

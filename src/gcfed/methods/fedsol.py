@@ -5,48 +5,41 @@ outputs from those of the broadcast model w₀, w̃ = w + ρ Λ g_p/‖g_p‖ an
 the model. A local step costs two passes and one forward pass of w₀.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gcfed.data.batch import Batch
-from gcfed.federated.stack import ClientStack
+from gcfed.federated.method import Batch, ClientStack
 from gcfed.methods.sam import Sam, along
-from gcfed.utils.number import flag, number
+from gcfed.utils.checked import Positive, Weight, checked
 
 
+@checked
 class FedSol(Sam):
     """Takes each client's gradient at w + ρ Λ g_p/‖g_p‖.
 
     At w = w₀, in the first local step of a round, there is nothing to be pushed away from and the step is that of SGD.
 
     Args:
-        rho: ρ ≥ 0.
+        rho: ρ, how far the weights are moved.
         temperature: softens both outputs of the proximal loss KL(w₀ ‖ w); the authors' code: 3.
         adaptive: Λ is |w − w₀|, each tensor divided by its norm over the first axis (a unit vector for each input): the
             more a coordinate has drifted, the further it is moved. False: Λ is 1.
-
-    Raises:
-        ValueError: ρ is negative or the temperature not positive; at ``validate``, another method moves the weights.
     """
 
     needs_classes = True
     anchors = True
-    _name = "fedsol"
 
-    def __init__(self, rho: float = 1.0, *, temperature: float = 3.0, adaptive: bool = True) -> None:
+    def __init__(self, rho: Weight = 1.0, *, temperature: Positive = 3.0, adaptive: bool = True) -> None:
         super().__init__(rho)
-        self.temperature = number("methods.fedsol.temperature", temperature, 0, above=True)
-        self.adaptive = flag("methods.fedsol.adaptive", adaptive)
+        self.temperature, self.adaptive = temperature, adaptive
 
-    def perturbation(
-        self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor], leaves: Mapping[str, Tensor]
-    ) -> Sequence[Tensor]:
+    def perturbation(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> Sequence[Tensor]:
         with torch.no_grad():
             teacher = (stack.reference(batch.x).logits_KBC / self.temperature).softmax(-1)
-            drift = torch._foreach_sub(list(leaves.values()), [stack.start[name] for name in leaves])
+            drift = torch._foreach_sub(list(stack.leaves.values()), [stack.start[name] for name in stack.leaves])
         student = (stack(batch.x).logits_KBC / self.temperature).log_softmax(-1)
         divergence = batch.mean(F.kl_div(student, teacher, reduction="none").sum(-1))
         grads = list(stack.gradients(divergence).values())

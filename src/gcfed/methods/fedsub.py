@@ -7,17 +7,15 @@
 
 The rules are those of the authors' published code. λ_k/(ητ) settles at Pᵀ(∇F − ∇F_k), what SCAFFOLD adds; with a P that
 stays, all clients in every round and equal numbers of steps, FedSub is SCAFFOLD in that subspace. But at each new P the
-part of λ_k outside the new subspace is lost.
+part of λ_k outside the new subspace is lost; and λ_k has the scale of the ητ_k that made it, so that it settles a
+little aside where η decays or τ_k differs among clients.
 
-λ_k has the scale of the ητ_k that made it: where η decays or τ_k differs among clients, it settles a little aside.
-
-There all clients take part in every round and turn λ_k at every change of P. Here one that was away keeps its λ_k and
-turns it once, from the P in which it is written to the present one: turned through each P in between, almost nothing
-would be left of it. ``update_absent`` applies the authors' rules to it instead, with b_k = 0: λ_k ← λ_k − b̄ in every
-round, turned at every change of P. What all clients lose then is one vector a on the server, a ← a − b̄, and
-λ_k = a + (what k's own b_k add up to). With new projectors every 5 rounds it diverges at
-r/d = 0.5 on SSF's matrix regression, as FedSub does in SSF's paper: the b̄ in every dual are a momentum, which only the
-turns wear off.
+There all clients take part in every round. Here one that was away keeps its λ_k and turns it once, from the P in which
+it is written to the present one: turned through each P in between, almost nothing would be left of it.
+``update_absent`` applies the authors' rules to it instead, with b_k = 0: λ_k ← λ_k − b̄ in every round, turned at every
+new P. What all clients lose then is one vector a on the server, a ← a − b̄, and λ_k = a + (what k's own b_k add up to).
+With new projectors every 5 rounds it diverges at r/d = 0.5 on SSF's matrix regression, as FedSub does in SSF's paper:
+the b̄ in every dual are a momentum, which only the turns wear off.
 
 State: λ_k, r-sized, on the clients; a, r-sized, on the server. Bytes: z₀ down and b_k up, r/d of the model each, and as
 many down for b̄, which the server tells the cohort at the end of the round (with ``update_absent`` for a, beside z₀).
@@ -29,17 +27,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcfed.federated.forward import Params
-from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import Method, Setup
-from gcfed.federated.round import Round
-from gcfed.federated.stack import ClientStack, per_client
+from gcfed.federated.method import ClientStack, Download, Method, Params, Round, Setup, Upload
+from gcfed.federated.stack import per_client
 from gcfed.methods.requirements import exact_store
 from gcfed.methods.subspace import SubspaceClient, Subspaces, SubspaceServer
+from gcfed.utils.checked import Count, PositiveShare, checked
 from gcfed.utils.device import on_device
-from gcfed.utils.number import flag
 
 
+@checked
 class FedSub(Method):
     """Adds each client's dual variable to its projected gradients, and to the dual what its drift was.
 
@@ -47,14 +43,15 @@ class FedSub(Method):
         update_absent: clients that sit a round out take the authors' rules too, with b_k = 0; false: they keep λ_k.
     """
 
-    def __init__(self, *, ratio: float = 0.2, refresh: int = 5, update_absent: bool = False) -> None:
-        spaces = Subspaces(ratio, refresh, "methods.fedsub", "FedSub")
-        absent = flag("methods.fedsub.update_absent", update_absent)
-        super().__init__(Duals(spaces, absent), MeanDual(spaces, absent))
+    def __init__(self, *, ratio: PositiveShare = 0.2, refresh: Count = 5, update_absent: bool = False) -> None:
+        spaces = Subspaces(ratio, refresh)
+        super().__init__(Duals(spaces, update_absent), MeanDual(spaces, update_absent))
 
 
 class Duals(SubspaceClient):
     """What clients do: turn λ_k into the present subspace, step along it, and add b_k − b̄ to it."""
+
+    needs = (*SubspaceClient.needs, exact_store)
 
     def __init__(self, spaces: Subspaces, update_absent: bool) -> None:
         super().__init__(spaces)
@@ -64,17 +61,16 @@ class Duals(SubspaceClient):
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
         self.store = setup.stores.open("fedsub")
-        exact_store(self.store, "FedSub")
 
     def on_download(self, download: Download) -> None:
         super().on_download(download)
         self._sent: list[tuple[np.ndarray, Tensor]] = []  # clients, and which of them are finite
 
     def on_clients_start(self, stack: ClientStack, download: Download) -> None:
-        like = {name: self.space[name].project(download.model[name]) for name in self.names}
+        like = {name: self.space[name].project(download.model[name]) for name in self.trained}
         self._dual = self.store.read(stack.clients, like)
         self._turn(stack.clients, download)
-        first = self._dual[self.names[0]]
+        first = self._dual[self.trained[0]]
         scale = on_device(1 / (download.lr * stack.num_steps), first.device, first.dtype)
         absent = download.extra.get("fedsub", {})
         duals = {name: dual + absent[name] if absent else dual for name, dual in self._dual.items()}
@@ -133,7 +129,7 @@ class MeanDual(SubspaceServer):
             download.extra["fedsub"] = self._absent
 
     def on_aggregate_end(self, update: Params, round: Round) -> None:
-        mean = {name: update[name] for name in self.names}
+        mean = {name: update[name] for name in self.trained}
         if self.update_absent:
             for name, dual in self._absent.items():
                 dual.sub_(mean[name])

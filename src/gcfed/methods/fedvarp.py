@@ -12,27 +12,23 @@ clients take equally many steps at a constant rate; here y_k is the update itsel
 
 import torch
 
-from gcfed.federated.forward import Params
-from gcfed.federated.messages import Upload
-from gcfed.federated.method import ServerPart, Setup
-from gcfed.federated.round import Round
+from gcfed.federated.method import Params, Round, ServerPart, Setup, Upload
 from gcfed.federated.stack import per_client
-from gcfed.methods.requirements import uniform_mean
+from gcfed.methods.requirements import mean_aggregator
 
 
 class FedVARP(ServerPart):
     """Lets the last update of every client stand for it in the rounds that it misses."""
 
     corrects_drift = True
+    needs = (mean_aggregator("y is the plain mean of the table", uniform=True),)
 
     def validate(self, setup: Setup) -> None:
-        uniform_mean(setup, "FedVARP", "y is the plain mean of the table")
-        self.names = setup.names
         self.store = setup.stores.open("fedvarp")
 
     def on_receive(self, upload: Upload, round: Round) -> None:
         """Δ_k becomes Δ_k − y_k on its way into the mean; a client whose numbers are not finite keeps its y_k."""
-        table = self.store.read(upload.clients, {name: round.start[name] for name in self.names})
+        table = self.store.read(upload.clients, {name: round.start[name] for name in self.trained})
         finite = {n: torch.where(per_client(upload.finite, y), upload.delta[n], y) for n, y in table.items()}
         new = self.store.rounded(finite)
         for name, old in table.items():
@@ -40,8 +36,8 @@ class FedVARP(ServerPart):
         self.store.write(upload.clients, new, round.index)
 
     def on_aggregate_end(self, update: Params, round: Round) -> None:
-        news = [update[name] for name in self.names]  # mean (Δ_k − y_k)
-        mean = list(self.server_state("y", {name: update[name] for name in self.names}).values())
-        change = torch._foreach_mul(news, round.num_finite / round.num_clients)
-        torch._foreach_add_(news, mean)
+        news = {name: update[name] for name in self.trained}  # mean (Δ_k − y_k)
+        mean = list(self.server_state("y", news).values())
+        change = torch._foreach_mul(list(news.values()), round.num_finite / round.num_clients)
+        torch._foreach_add_(list(news.values()), mean)
         torch._foreach_add_(mean, change)

@@ -5,44 +5,38 @@ ones. Client state: these tensors. Bytes: those of the model; the paper sends no
 is tested here, needs some: it has what the aggregator makes of the last cohort's, their mean, and no Global GC.
 """
 
-import numpy as np
-import torch
 from torch import nn
 
-from gcfed.federated.messages import Download, finite_clients
-from gcfed.federated.method import ClientPart, Setup
-from gcfed.federated.stack import ClientStack
+from gcfed.federated.messages import finite_clients
+from gcfed.federated.method import ClientPart, ClientStack, Download, Setup
 from gcfed.methods.requirements import plain_server
 from gcfed.models.norm import batch_norms
 
 
 class LocalNorm(ClientPart):
-    """Keeps the tensors of batch normalisation on each client.
+    """Keeps the tensors of batch normalisation on each client."""
 
-    Raises:
-        ValueError: at ``validate``, beside a method that compares clients with the broadcast model, since they start
-            elsewhere, or under a server optimizer that would take the mean of their tensors for a gradient.
-    """
+    method = "model.norm_policy=local"
+    needs = (plain_server("the global model has the mean of the clients' batch norms"),)
 
     def validate(self, setup: Setup) -> None:
         if others := [part.title for part in setup.parts if part.corrects_drift or part.anchors]:
             raise ValueError(
-                f"model.norm_policy=local does not go with {others[0]}, which compares a client with the broadcast "
-                "model, where it does not start: choose average, fixed or group."
+                f"{self.method} does not go with {others[0]}, which compares a client with the broadcast model, where "
+                "it does not start: choose average, fixed or group."
             )
-        plain_server(setup, "model.norm_policy=local", "the global model has the mean of the clients' batch norms")
-        self.names = _of_batch_norms(setup.module.net)
+        self.kept = _of_batch_norms(setup.module.net)
         self.store = setup.stores.open("batch_norm")
 
     def on_clients_start(self, stack: ClientStack, download: Download) -> None:
-        start = {name: stack.start[name] for name in self.names}
+        start = {name: stack.start[name] for name in self.kept}
         for name, own in self.store.read(stack.clients, start, default=start).items():
             stack.full[name].copy_(own)
 
     def on_clients_end(self, stack: ClientStack, download: Download) -> None:
-        finite = finite_clients(stack.full).cpu().numpy()  # one that has diverged keeps what it had
-        rows = torch.from_numpy(np.flatnonzero(finite))
-        self.store.write(stack.clients[finite], {name: stack.full[name][rows] for name in self.names}, download.round)
+        """A client that has diverged keeps what it had."""
+        own = {name: stack.full[name] for name in self.kept}
+        self.store.write(stack.clients, own, download.round, finite_clients(stack.full))
 
 
 def no_steps(setup: Setup) -> set[str]:

@@ -10,36 +10,29 @@ from where the clients started, with m as above. That is ``update=delta`` beside
 kept here, with θ of the last round, and takes in what the server made of Δ (Global GC).
 """
 
+from typing import Literal
+
 import torch
-from torch import nn
 from torch.optim import SGD
 
-from gcfed.federated.forward import Params
-from gcfed.federated.messages import Download
-from gcfed.federated.method import ServerPart, Setup
-from gcfed.federated.round import Round
+from gcfed.federated.method import Download, Params, Round, ServerPart, Setup
 from gcfed.optim.partial import probe_optimizer
-from gcfed.utils.number import choice, number
+from gcfed.utils.checked import ShareBelow1, checked
 
 
+@checked
 class LookAhead(ServerPart):
     """Broadcasts θ + λm, with m the momentum of the server optimizer; m is 0 in the first round.
 
     Args:
-        momentum: λ ∈ [0, 1), which must be the server optimizer's; the paper: 0.85.
+        momentum: λ, which must be the server optimizer's; the paper: 0.85.
         update: of θ: ``momentum``, m (the paper's), or ``delta``, Δ alone.
-
-    Raises:
-        ValueError: λ outside [0, 1), unknown ``update``; at ``validate``, a server optimizer that is not SGD with
-            learning rate 1 and this momentum (0 for ``delta``), or a second look-ahead.
     """
 
     moves_start = True
 
-    def __init__(self, momentum: float = 0.85, update: str = "momentum") -> None:
-        self.momentum = number("methods.lookahead.momentum", momentum, 0, 1, below=True)
-        self.update = choice("methods.lookahead.update", update, ("momentum", "delta"))
-        self._params: dict[str, nn.Parameter] = {}
+    def __init__(self, momentum: ShareBelow1 = 0.85, update: Literal["momentum", "delta"] = "momentum") -> None:
+        self.momentum, self.update = momentum, update
 
     def validate(self, setup: Setup) -> None:
         if sum(isinstance(part, LookAhead) for part in setup.parts) > 1:
@@ -60,7 +53,7 @@ class LookAhead(ServerPart):
                     f"methods.lookahead.{setting}={getattr(self, setting)} needs server.{key}={value}, not {present}: "
                     f"the server's step must be θ ← θ + {step}."
                 )
-        self._params = {name: p for name, p in setup.module.net.named_parameters() if p.requires_grad}
+        self._params = {n: p for n, p in setup.module.net.named_parameters() if p.requires_grad}
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         minus_m = self._own_momentum(round) if self.update == "delta" else self._of_server(round)

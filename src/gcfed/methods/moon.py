@@ -5,19 +5,17 @@ Bytes: those of the model. The paper puts a two-layer projection head between fe
 what enters the head of the model as it is, so that methods are compared on the same network.
 """
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gcfed.data.batch import Batch
-from gcfed.federated.messages import Download, finite_clients
-from gcfed.federated.method import ClientPart, Setup
-from gcfed.federated.stack import ClientStack, Output, Params
+from gcfed.federated.messages import finite_clients
+from gcfed.federated.method import Batch, ClientPart, ClientStack, Download, Output, Params, Setup
 from gcfed.methods.requirements import network_parts
-from gcfed.utils.number import number
+from gcfed.utils.checked import Positive, Weight, checked
 
 
+@checked
 class Moon(ClientPart):
     """Adds μ · −log(e^(s_glob/T) / (e^(s_glob/T) + e^(s_prev/T))), with s the cosine of z to the z of another model.
 
@@ -25,32 +23,28 @@ class Moon(ClientPart):
     first round has none, and no term: with the broadcast model in its place the gradient would be zero.
 
     Args:
-        mu: μ ≥ 0. The authors' code: 1.
-        temperature: T > 0.
-
-    Raises:
-        ValueError: an argument outside its range; at ``validate``, a network without features.
+        mu: μ, weight of the term. The authors' code: 1.
+        temperature: T, of both similarities.
     """
 
     graphable = True
     needs_features = True
+    needs = (network_parts("features", "head"),)
 
-    def __init__(self, mu: float = 1.0, temperature: float = 0.5) -> None:
-        self.mu = number("methods.moon.mu", mu, 0)
-        self.temperature = number("methods.moon.temperature", temperature, 0, above=True)
+    def __init__(self, mu: Weight = 1.0, temperature: Positive = 0.5) -> None:
+        self.mu, self.temperature = mu, temperature
         self._previous: Params = {}
         self._known: Tensor | None = None
 
     def validate(self, setup: Setup) -> None:
-        network_parts(setup, "methods.moon", "features", "head")
         self.store = setup.stores.open("moon")
 
     def on_clients_start(self, stack: ClientStack, download: Download) -> None:
-        known = np.array([client in self.store for client in stack.clients])
+        known = [client in self.store for client in stack.clients]
         self._known = None
-        if known.any():
+        if any(known):
             like = next(iter(stack.start.values()))
-            self._known = torch.from_numpy(known).to(like.device, like.dtype)
+            self._known = torch.tensor(known).to(like.device, like.dtype)
             self._previous = self.store.read(stack.clients, stack.start, default=stack.start)
 
     def local_loss(self, stack: ClientStack, batch: Batch, out: Output) -> Tensor | None:
@@ -66,13 +60,9 @@ class Moon(ClientPart):
         return self.mu * self._known[:n] * mean
 
     def on_clients_end(self, stack: ClientStack, download: Download) -> None:
+        """A model that has diverged is no reference: its client keeps the one before."""
         self._previous = {}
-        finite = finite_clients(stack.full).cpu().numpy()  # the store copies to the host all the same
-        if finite.all():
-            self.store.write(stack.clients, stack.full, download.round)
-        else:  # a model that has diverged is no reference: its client keeps the one before
-            kept = {name: t[torch.from_numpy(finite)] for name, t in stack.full.items()}
-            self.store.write(stack.clients[finite], kept, download.round)
+        self.store.write(stack.clients, stack.full, download.round, finite_clients(stack.full))
 
 
 def _similarity(a: Output, b: Output) -> Tensor:

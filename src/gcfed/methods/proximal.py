@@ -7,29 +7,31 @@ no graph is built for it; ``train/loss`` reports the task's loss alone.
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
-from gcfed.federated.method import ClientPart
-from gcfed.utils.number import number
+from gcfed.federated.method import ClientPart, ClientStack, Download, Params
+from gcfed.utils.checked import Weight, checked
 
 
+@checked
 class Proximal(ClientPart):
     """Adds μ (w − w₀) to each client's gradients, where w₀ is what the server broadcast.
 
     Args:
-        mu: μ ≥ 0. FedProx: 0.1 in GC-Fed's experiments. FedACG's β without the ½ is μ = 2β.
-
-    Raises:
-        ValueError: μ is negative.
+        mu: μ, weight of the term. FedProx: 0.1 in GC-Fed's experiments. FedACG's β without the ½ is μ = 2β.
     """
 
     graphable = True
     anchors = True
 
-    def __init__(self, mu: float = 0.1) -> None:
-        self.mu = number("methods.proximal.mu", mu, 0)
+    def __init__(self, mu: Weight = 0.1) -> None:
+        self.mu = mu
+        self.anchor: Params = {}
+
+    def on_clients_start(self, stack: ClientStack, download: Download) -> None:
+        self.anchor = stack.start
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        stack = self.stack
-        names, grads = zip(*stack.named_grads(), strict=True)
-        with torch.no_grad():
-            drift = torch._foreach_sub([stack.leaves[n] for n in names], [stack.start[n] for n in names])
-            torch._foreach_add_(list(grads), drift, alpha=self.mu)
+        grads, weights, anchor = self.stack.with_grads(self.stack.full, self.anchor)
+        torch._foreach_add_(grads, torch._foreach_sub(weights, anchor), alpha=self.mu)
+
+    def on_clients_end(self, stack: ClientStack, download: Download) -> None:
+        self.anchor = {}

@@ -1,13 +1,15 @@
 """Pseudo data of FedReg: a client's own samples, moved along the gradients of the broadcast model's loss."""
 
+from copy import copy
+from dataclasses import replace
+
 import numpy as np
 import torch
 from torch import Tensor
 
-from gcfed.federated.batches import ClientData, plan_batches
-from gcfed.federated.messages import Download
-from gcfed.federated.solver import LocalSolver
-from gcfed.federated.stack import ClientStack, per_client
+from gcfed.federated.batches import ClientData
+from gcfed.federated.method import ClientStack, Download, LocalSolver
+from gcfed.federated.stack import per_client
 from gcfed.utils.rng import torch_seed
 
 
@@ -40,11 +42,9 @@ class PseudoPass:
         iterations: int,
     ) -> None:
         device = next(iter(stack.full.values())).device
-        plan = plan_batches(
-            data, stack.clients, seed=torch_seed(download.seed, "pseudo"), round_index=download.round,
-            batch_size=solver.batch_size, epochs=1, steps=None, last_batch=solver.last_batch,
-            to_device=lambda array: torch.from_numpy(array).to(device),
-        )  # fmt: skip
+        once = copy(solver)
+        once.epochs, once.steps = 1, None
+        plan = once.plan(data, stack.clients, replace(download, seed=torch_seed(download.seed, "pseudo")), device)
         self._next = torch.zeros(len(stack), dtype=torch.int64, device=device)
         self._turns = torch.from_numpy(plan.steps).to(device)
         self._made: list[Tensor] = []

@@ -7,33 +7,30 @@ fit its scale. State: none. Bytes down: those of the model; up: ⌈d·bits/8⌉ 
 its norm.
 """
 
+from typing import Annotated
+
 import torch
+from pydantic import Field
 from torch import Tensor
 
-from gcfed.federated.messages import Download, Levels, Upload
-from gcfed.federated.method import ClientPart, Order, Setup
-from gcfed.utils.number import number
+from gcfed.federated.messages import Levels
+from gcfed.federated.method import ClientPart, Download, Order, Upload
+from gcfed.utils.checked import checked
 from gcfed.utils.rng import torch_seed
 
 
+@checked
 class Quantization(ClientPart):
     """Quantizes each client's update Δ; what other methods send beside it goes as it is.
 
     Args:
-        bits: of a coordinate, 2 to 32: its sign and a level 0 … s, s = 2^(bits−1) − 1.
-
-    Raises:
-        ValueError: ``bits`` is not a whole number from 2 to 32.
+        bits: of a coordinate: its sign and a level 0 … s, s = 2^(bits−1) − 1.
     """
 
     order = Order.QUANTIZES
 
-    def __init__(self, bits: int = 8) -> None:
-        self.bits = number("quantization.bits", bits, 2, 32, whole=True)  # a sign and two levels are the least
-
-    def validate(self, setup: Setup) -> None:
-        # Not the running statistics, of which a variance could come out negative.
-        self.names = setup.names
+    def __init__(self, bits: Annotated[int, Field(ge=2, le=32)] = 8) -> None:  # a sign and two levels are the least
+        self.bits = bits
 
     @property
     def levels(self) -> int:
@@ -41,12 +38,13 @@ class Quantization(ClientPart):
         return 2 ** (self.bits - 1) - 1
 
     def on_upload(self, upload: Upload, download: Download) -> None:
-        tensors, norms = [upload.delta[name] for name in self.names], []
+        # Not of the running statistics, of which a variance could come out negative.
+        tensors, norms = [upload.delta[name] for name in self.trained], []
         for row, client in enumerate(upload.clients.tolist()):
             random = torch.Generator(tensors[0].device)
             random.manual_seed(torch_seed(download.seed, "quantization", download.round, client))
             norms.append(quantize_([t[row] for t in tensors], self.levels, random))
-        upload.levels |= {n: Levels(self.bits, own) for n, own in zip(self.names, torch.stack(norms, 1), strict=True)}
+        upload.levels |= {n: Levels(self.bits, own) for n, own in zip(self.trained, torch.stack(norms, 1), strict=True)}
 
 
 def quantize_(tensors: list[Tensor], levels: int, random: torch.Generator) -> Tensor:

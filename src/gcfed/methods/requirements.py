@@ -1,109 +1,102 @@
-"""What a method asks of the rest of the algorithm, refused by name where it is not so; for ``validate``."""
+"""What a part may need of the rest of the algorithm, declared with the reason why, and refused by name otherwise.
+
+needs = (local_sgd("it counts plain steps"), full_uploads("its variates would still travel in full"))
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Concatenate, ParamSpec
 
 from torch import nn
 from torch.optim import SGD
 
 from gcfed.federated.aggregate import MeanAggregator
-from gcfed.federated.method import ClientPart, Order, Setup
-from gcfed.federated.store import ClientStore
+from gcfed.federated.method import ClientPart, Need, Order, Setup
 from gcfed.optim.partial import probe_optimizer
 
+Options = ParamSpec("Options")
 
-def plain_server(setup: Setup, method: str, reason: str, *, any_lr: bool = False) -> None:
-    """The server optimizer must be SGD without momentum and with lr 1, w ← w + Δ, or with ``any_lr``, w ← w + lr Δ.
 
-    Raises:
-        ValueError: it is not, or clients start elsewhere than at w.
-    """
+def _need(lack: Callable[Concatenate[Setup, Options], str]) -> Callable[Concatenate[str, Options], Need]:
+    """Of a rule that says what a setup lacks, or nothing: reason and options → what a part declares."""
+
+    def declared(reason: str, *args: Options.args, **options: Options.kwargs) -> Need:
+        def need(setup: Setup, title: str) -> None:
+            if lacks := lack(setup, *args, **options):
+                raise ValueError(f"{title} {lacks}: {reason}.")
+
+        return need
+
+    declared.__doc__ = lack.__doc__
+    return declared
+
+
+@_need
+def plain_server(setup: Setup, *, any_lr: bool = False) -> str:
+    """Clients start at w, and the server's step is w ← w + Δ; with ``any_lr``, w ← w + lr Δ."""
     if elsewhere := [part.title for part in setup.parts if part.moves_start]:
-        raise ValueError(f"{method} does not go with {elsewhere[0]}, whose clients start elsewhere: {reason}.")
+        return f"does not go with {elsewhere[0]}, whose clients start elsewhere"
     optimizer = probe_optimizer(setup.module.server)
     settings = optimizer.defaults
     wrong_lr = settings["lr"] != 1 and not any_lr
     if not isinstance(optimizer, SGD) or wrong_lr or settings["momentum"] or settings["weight_decay"]:
-        raise ValueError(f"{method} needs server=sgd{'' if any_lr else ' with server.lr=1'}: {reason}.")
+        return f"needs server=sgd{'' if any_lr else ' with server.lr=1'}"
+    return ""
 
 
-def local_sgd(setup: Setup, method: str, reason: str, *, momentum: bool) -> None:
-    """The clients' optimizer must be SGD, with ``momentum=False`` without momentum, and alone in moving the weights.
-
-    Raises:
-        ValueError: it is not.
-    """
+@_need
+def local_sgd(setup: Setup, *, momentum: bool = False) -> str:
+    """The clients' optimizer is SGD, with ``momentum`` also with momentum, and alone in moving the weights."""
     for other in setup.parts:
         if isinstance(other, ClientPart) and type(other).after_step is not ClientPart.after_step:
-            raise ValueError(f"{method} does not go with {other.title}, which moves the weights too: {reason}.")
+            return f"does not go with {other.title}, which moves the weights too"
     optimizer = probe_optimizer(setup.solver.optimizer)
     if not isinstance(optimizer, SGD):
-        raise ValueError(f"{method} needs client=sgd, not {type(optimizer).__name__}: {reason}.")
-    if not momentum and optimizer.defaults["momentum"]:
-        raise ValueError(f"{method} needs client.optimizer.momentum=0: {reason}.")
+        return f"needs client=sgd, not {type(optimizer).__name__}"
+    return "needs client.optimizer.momentum=0" if optimizer.defaults["momentum"] and not momentum else ""
 
 
-def uniform_mean(setup: Setup, method: str, reason: str) -> None:
-    """The aggregator must be the plain mean over the cohort.
-
-    Raises:
-        ValueError: it is not.
-    """
-    mean_aggregator(setup, method, reason)
-    uniform_weights(setup, method, reason)
-
-
-def uniform_weights(setup: Setup, method: str, reason: str) -> None:
-    """The aggregator must not weight clients by their numbers of samples.
-
-    Raises:
-        ValueError: it does.
-    """
-    if getattr(setup.aggregator, "weighting", "uniform") != "uniform":
-        raise ValueError(f"{method} needs aggregator.weighting=uniform: {reason}.")
-
-
-def mean_aggregator(setup: Setup, method: str, reason: str) -> None:
-    """The aggregator must be a mean, weighted or not, which has no use for the shapes of tensors.
-
-    Raises:
-        ValueError: it is not.
-    """
+@_need
+def mean_aggregator(setup: Setup, *, uniform: bool = False) -> str:
+    """The aggregator is a mean, which has no use for the shapes of tensors; with ``uniform``, the plain one."""
     if not isinstance(setup.aggregator, MeanAggregator):
-        raise ValueError(f"{method} needs aggregator=mean, not {type(setup.aggregator).__name__}: {reason}.")
+        return f"needs aggregator=mean, not {type(setup.aggregator).__name__}"
+    return _weights_clients(setup) if uniform else ""
 
 
-def full_uploads(setup: Setup, method: str, reason: str) -> None:
-    """Uploads must not be quantized.
-
-    Raises:
-        ValueError: they are.
-    """
-    if any(part.order is Order.QUANTIZES for part in setup.parts):
-        raise ValueError(f"{method} needs quantization=none: {reason}.")
+def _weights_clients(setup: Setup) -> str:
+    """The aggregator does not weight clients by their numbers of samples."""
+    weighting = getattr(setup.aggregator, "weighting", "uniform")
+    return "" if weighting == "uniform" else "needs aggregator.weighting=uniform"
 
 
-def exact_store(store: ClientStore, method: str) -> None:
-    """Clients' states must be kept in the type of the model.
-
-    Raises:
-        ValueError: they are rounded.
-    """
-    if store.dtype is not None:
-        raise ValueError(
-            f"{method} needs client_store.dtype=null: a client's state is a running sum there, in which small steps "
-            "would be lost to rounding, round after round."
-        )
+uniform_weights = _need(_weights_clients)
 
 
-def network_parts(setup: Setup, method: str, *parts: str) -> None:
-    """The network must have these methods, such as ``features`` and ``head``.
+@_need
+def full_uploads(setup: Setup) -> str:
+    """Uploads are not quantized."""
+    return "needs quantization=none" if any(part.order is Order.QUANTIZES for part in setup.parts) else ""
 
-    Raises:
-        ValueError: it lacks one.
-    """
-    if missing := [f"{part}()" for part in parts if not has_part(setup.module.net, part)]:
-        raise ValueError(
-            f"{method} works on parts of the network, but model={type(setup.module.net).__name__} has no "
-            f"{' and no '.join(missing)}: give it these methods, or take one of src/gcfed/models."
-        )
+
+@_need
+def _exact_store(setup: Setup) -> str:
+    """Clients' states are kept in the type of the model."""
+    return "needs client_store.dtype=null" if setup.stores.dtype is not None else ""
+
+
+exact_store = _exact_store("a client's state is a running sum there, in which small steps would be lost to rounding")
+
+
+@_need
+def _network_parts(setup: Setup, *parts: str) -> str:
+    """The network has these methods, such as ``features`` and ``head``."""
+    net = setup.module.net
+    missing = " and no ".join(f"{part}()" for part in parts if not has_part(net, part))
+    return f"works on parts of the network, but model={type(net).__name__} has no {missing}" if missing else ""
+
+
+network_parts = partial(_network_parts, "give it these methods, or take one of src/gcfed/models")
 
 
 def has_part(net: nn.Module, part: str) -> bool:

@@ -5,18 +5,18 @@ w ← w − η ∇F_k(w̃). Both gradients are of the same mini-batch, so a loca
 those of the model.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from gcfed.data.batch import Batch
-from gcfed.federated.method import ClientPart, Order, Setup
-from gcfed.federated.stack import ClientStack, Params, client_norms, per_client
-from gcfed.utils.number import number
+from gcfed.federated.method import Batch, ClientPart, ClientStack, Order, Params, Setup
+from gcfed.federated.stack import client_norms, per_client
+from gcfed.utils.checked import Weight, checked
 
 
+@checked
 class Sam(ClientPart):
     """Takes each client's gradient at w + ρ g/‖g‖, where g is that of its objective and the norm that of all tensors.
 
@@ -24,18 +24,14 @@ class Sam(ClientPart):
     (Proximal, SCAFFOLD, …) is taken at w and leaves the direction g alone. Running statistics are those of w.
 
     Args:
-        rho: ρ ≥ 0. 0.5: FedSAM among the baselines of FedSOL's code, whose local solver is ours.
-
-    Raises:
-        ValueError: ρ is negative; at ``validate``, another method moves the weights too.
+        rho: ρ. 0.5: FedSAM among the baselines of FedSOL's code, whose local solver is ours.
     """
 
     graphable = True
     order = Order.MOVES_WEIGHTS
-    _name = "sam"
 
-    def __init__(self, rho: float = 0.5) -> None:
-        self.rho = number(f"methods.{self._name}.rho", rho, 0)
+    def __init__(self, rho: Weight = 0.5) -> None:
+        self.rho = rho
         self._unmoved: Params = {}
 
     def validate(self, setup: Setup) -> None:
@@ -46,16 +42,13 @@ class Sam(ClientPart):
             )
 
     def before_step(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> None:
-        leaves = {name: leaf for name, leaf in stack.leaves.items() if leaf.requires_grad}
-        moves = self.perturbation(stack, batch, objective, leaves)
+        moves = self.perturbation(stack, batch, objective)
         self._unmoved = {name: t[: stack.active].clone() for name, t in stack.full.items()}
         with torch.no_grad():
-            torch._foreach_add_(list(leaves.values()), list(moves))
+            torch._foreach_add_(list(stack.leaves.values()), list(moves))
 
-    def perturbation(
-        self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor], leaves: Mapping[str, Tensor]
-    ) -> Sequence[Tensor]:
-        """How far to move the weights ``leaves``, ``[n, *shape]`` each."""
+    def perturbation(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> Sequence[Tensor]:
+        """How far to move the weights ``stack.leaves``, ``[n, *shape]`` each."""
         return along(list(stack.gradients(objective()).values()), self.rho)
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:

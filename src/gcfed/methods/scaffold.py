@@ -9,23 +9,19 @@ c_k⁺ − c_k up, twice those of FedAvg. The server's learning rate is the pape
 gradient that c_k estimates, since torch's SGD adds it.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
 
-from gcfed.federated.forward import Params
-from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import ClientPart, Method, ServerPart, Setup
-from gcfed.federated.round import Round
-from gcfed.federated.stack import ClientStack, per_client
+from gcfed.federated.method import ClientPart, ClientStack, Download, Method, Needs, Round, ServerPart, Setup, Upload
+from gcfed.federated.stack import Params, per_client
 from gcfed.methods.requirements import full_uploads, local_sgd, uniform_weights
 from gcfed.optim.partial import probe_optimizer
+from gcfed.utils.checked import checked
 from gcfed.utils.device import on_device
-from gcfed.utils.number import flag
 
 
+@checked
 class Scaffold(Method):
     """Adds c − c_k to each client's gradients and keeps both variates up to date.
 
@@ -35,8 +31,7 @@ class Scaffold(Method):
     """
 
     def __init__(self, *, momentum_correction: bool = True) -> None:
-        correct = flag("methods.scaffold.momentum_correction", momentum_correction)
-        super().__init__(ControlVariates(correct), MeanVariate())
+        super().__init__(ControlVariates(momentum_correction), MeanVariate())
 
 
 class ControlVariates(ClientPart):
@@ -44,20 +39,22 @@ class ControlVariates(ClientPart):
 
     graphable = True
     corrects_drift = True
+    needs: Needs = (
+        local_sgd("it reads a client's mean gradient off w₀ − w_k", momentum=True),
+        full_uploads("its control variates would still travel in full"),
+    )
+    message = "scaffold"
 
     def __init__(self, momentum_correction: bool) -> None:
         self.momentum_correction = momentum_correction
-        self._own: Params = {}
         self._correction: Params = {}
 
     def validate(self, setup: Setup) -> None:
-        local_sgd(setup, "SCAFFOLD", "it reads a client's mean gradient off w₀ − w_k", momentum=True)
-        full_uploads(setup, "SCAFFOLD", "its control variates would still travel in full")
         settings = probe_optimizer(setup.solver.optimizer).defaults
         if settings["momentum"] and settings["dampening"]:
             raise ValueError(
-                f"client.optimizer.dampening={settings['dampening']} does not go with SCAFFOLD, whose step count knows "
-                "momentum without dampening only: set it to 0."
+                f"client.optimizer.dampening={settings['dampening']} does not go with {self.title}, whose step count "
+                "knows momentum without dampening only: set it to 0."
             )
         self.momentum, self.nesterov = settings["momentum"], settings["nesterov"]
         self.store = setup.stores.open("scaffold")
@@ -65,27 +62,19 @@ class ControlVariates(ClientPart):
     def on_clients_start(self, stack: ClientStack, download: Download) -> None:
         control = download.extra["scaffold"]
         self._own = self.store.read(stack.clients, control)
-        correction = torch._foreach_neg(list(self._own.values()))
-        torch._foreach_add_(correction, list(control.values()))
-        self._correction = dict(zip(control, correction, strict=True))
+        self._correction = {name: c - self._own[name] for name, c in control.items()}
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        names, grads = zip(*self.stack.named_grads(), strict=True)
-        torch._foreach_add_(list(grads), [self._correction[name][: self.stack.active] for name in names])
+        torch._foreach_add_(*self.stack.with_grads(self._correction))
 
     def on_clients_end(self, stack: ClientStack, download: Download) -> None:
         self._correction = {}
 
     def on_upload(self, upload: Upload, download: Download) -> None:
-        steps, control = upload.num_steps, download.extra["scaffold"]
+        steps = upload.num_steps
         if self.momentum_correction:
             steps = effective_steps(steps, self.momentum, nesterov=self.nesterov)
-        like = next(iter(control.values()))
-        scale = on_device(-1 / (steps * download.lr), like.device, like.dtype)
-        change = {}
-        for name, c in control.items():
-            delta = upload.delta[name]
-            change[name] = (delta * per_client(scale, delta)).sub_(c)
+        change = gradients_beyond(download.extra["scaffold"], upload, steps * download.lr)
         if self.store.dtype is not None:  # sent is the change of what is kept, so that c stays the mean of that
             new = self.store.rounded({name: self._own[name] + moved for name, moved in change.items()})
             change = {name: t.sub_(self._own[name]) for name, t in new.items()}
@@ -93,27 +82,39 @@ class ControlVariates(ClientPart):
 
     def on_sent(self, upload: Upload, download: Download) -> None:
         """A client whose upload does not count keeps the old c_k, so that c stays their mean."""
-        self.store.move(upload.clients, self._own, upload.extra["scaffold"], upload.finite, download.round)
+        self.store.move(upload.clients, self._own, upload.extra[self.message], upload.finite, download.round)
         self._own = {}
 
 
 class MeanVariate(ServerPart):
     """What the server does: send c, and follow the mean of the clients' variates."""
 
-    def validate(self, setup: Setup) -> None:
-        uniform_weights(setup, "SCAFFOLD", "c is the plain mean of the clients' variates")
-        self.names = setup.names
+    needs: Needs = (uniform_weights("c is the plain mean of the clients' variates"),)
+    message = "scaffold"
 
     def on_broadcast(self, download: Download, round: Round) -> None:
-        self.control = self.server_state("c", {name: round.start[name] for name in self.names})
-        download.extra["scaffold"] = self.control
+        self.control = self.server_state("c", {name: round.start[name] for name in self.trained})
+        download.extra[self.message] = self.control
 
     def uploads(self, round: Round) -> dict[str, Params]:
-        return {"scaffold": self.control}
+        return {self.message: self.control}
 
     def on_aggregate_end(self, update: Params, round: Round) -> None:
-        change = [round.received["scaffold"][name] for name in self.names]
+        change = [round.received[self.message][name] for name in self.trained]
         torch._foreach_add_(list(self.control.values()), change, alpha=round.num_finite / round.num_clients)
+
+
+def gradients_beyond(known: Params, upload: Upload, distance: np.ndarray) -> Params:
+    """By how much a client's mean local gradient, −Δ_k / ``distance``, exceeds what is known of it.
+
+    Args:
+        known: name → ``[*shape]`` or ``[K, *shape]``.
+        distance: τ_k η, the lengths of a client's steps together, ``[K]``.
+    """
+    like = next(iter(known.values()))
+    scale = on_device(-1 / distance, like.device, like.dtype)
+    deltas = {name: upload.delta[name] for name in known}
+    return {name: (delta * per_client(scale, delta)).sub_(known[name]) for name, delta in deltas.items()}
 
 
 def effective_steps(steps: np.ndarray, momentum: float, *, nesterov: bool = False) -> np.ndarray:

@@ -15,24 +15,23 @@ model, but for tensors of one axis, which go whole. Quantization takes the first
 
 import torch
 
-from gcfed.federated.forward import Params
-from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import Method, Setup
-from gcfed.federated.round import Round
-from gcfed.federated.stack import ClientStack, per_client
+from gcfed.federated.method import ClientStack, Download, Method, Params, Round, Setup, Upload
+from gcfed.federated.stack import per_client
 from gcfed.methods.requirements import exact_store, uniform_weights
+from gcfed.methods.scaffold import gradients_beyond
 from gcfed.methods.subspace import SubspaceClient, Subspaces, SubspaceServer
-from gcfed.utils.device import on_device
+from gcfed.utils.checked import Count, PositiveShare, checked
 
 
+@checked
 class SSF(Method):
     """Adds Pᵀ(c − c_k) to each client's projected gradients and refreshes both variates inside the subspace.
 
     Args: as :class:`~gcfed.methods.subspace.Subspaces`.
     """
 
-    def __init__(self, *, ratio: float = 0.2, refresh: int = 1) -> None:
-        spaces = Subspaces(ratio, refresh, "methods.ssf", "SSF")
+    def __init__(self, *, ratio: PositiveShare = 0.2, refresh: Count = 1) -> None:
+        spaces = Subspaces(ratio, refresh)
         super().__init__(ProjectedVariates(spaces), ProjectedMean(spaces))
 
 
@@ -45,10 +44,11 @@ def _on_cpu(setup: Setup) -> Params:
 class ProjectedVariates(SubspaceClient):
     """What clients do: correct by Pᵀ(c − c_k), send ḡ_k − Pᵀc_k and backfill c_k."""
 
+    needs = (*SubspaceClient.needs, exact_store)
+
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
         self.store = setup.stores.open("ssf")
-        exact_store(self.store, "SSF")
         self._on_cpu = _on_cpu(setup)
 
     def on_clients_start(self, stack: ClientStack, download: Download) -> None:
@@ -57,10 +57,7 @@ class ProjectedVariates(SubspaceClient):
 
     def on_upload(self, upload: Upload, download: Download) -> None:
         super().on_upload(upload, download)
-        control, like = download.extra["ssf"], upload.delta[self.names[0]]
-        scale = on_device(-1 / (upload.num_steps * download.lr), like.device, like.dtype)
-        deltas = {name: upload.delta[name] for name in self.names}
-        upload.send("ssf", {n: (dz * per_client(scale, dz)).sub_(control[n]) for n, dz in deltas.items()})
+        upload.send("ssf", gradients_beyond(download.extra["ssf"], upload, upload.num_steps * download.lr))
 
     def on_sent(self, upload: Upload, download: Download) -> None:
         """Where the upload does not count, c_k stays as it was, so that c stays the mean."""
@@ -73,9 +70,9 @@ class ProjectedVariates(SubspaceClient):
 class ProjectedMean(SubspaceServer):
     """What the server does: send Pᵀc, and backfill c."""
 
+    needs = (*SubspaceServer.needs, uniform_weights("c is the plain mean of the clients' variates"))
+
     def validate(self, setup: Setup) -> None:
-        super().validate(setup)
-        uniform_weights(setup, "SSF", "c is the plain mean of the clients' variates")
         self._on_cpu = _on_cpu(setup)
 
     def on_broadcast(self, download: Download, round: Round) -> None:

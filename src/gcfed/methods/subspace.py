@@ -25,13 +25,9 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from gcfed.federated.forward import Params
-from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import ClientPart, Order, ServerPart, Setup
-from gcfed.federated.round import Round
-from gcfed.federated.stack import ClientStack
+from gcfed.federated.method import ClientPart, ClientStack, Download, Needs, Order, Round, ServerPart, Setup, Upload
 from gcfed.methods.requirements import local_sgd, mean_aggregator, plain_server
 from gcfed.optim.partial import probe_optimizer
-from gcfed.utils.number import number
 from gcfed.utils.rng import torch_seed
 
 
@@ -79,18 +75,12 @@ class Subspaces:
     """The projectors of a run, which the server and its clients draw alike.
 
     Args:
-        ratio: r/d ∈ (0, 1], of each tensor; r is rounded, and at least 1.
+        ratio: r/d, of each tensor; r is rounded, and at least 1.
         refresh: T_p, rounds from one draw of the projectors to the next.
-        key, title: of the method, for errors.
-
-    Raises:
-        ValueError: an argument outside its range.
     """
 
-    def __init__(self, ratio: float, refresh: int, key: str, title: str) -> None:
-        self.ratio = number(f"{key}.ratio", ratio, 0, 1, above=True)
-        self.refresh = number(f"{key}.refresh", refresh, 1, whole=True)
-        self.key, self.title = key, title
+    def __init__(self, ratio: float, refresh: int) -> None:
+        self.ratio, self.refresh = ratio, refresh
         self._drawn: tuple[int, int] | None = None
         self._space: dict[str, Projector] = {}
 
@@ -114,33 +104,27 @@ class Subspaces:
 
 
 class SubspaceClient(ClientPart):
-    """What clients do: train and upload in the subspace of an epoch; a subclass sets ``_correction`` for each stack.
-
-    Raises:
-        ValueError: at ``validate``, whatever would leave the subspace.
-    """
+    """What clients do: train and upload in the subspace of an epoch; a subclass sets ``_correction`` for each stack."""
 
     graphable = True
     order = Order.PROJECTS
     corrects_drift = True
+    needs: Needs = (local_sgd("a local step is plain SGD on the coordinates"),)
 
     def __init__(self, spaces: Subspaces) -> None:
         self.spaces = spaces
         self._correction: Params = {}
 
     def validate(self, setup: Setup) -> None:
-        title = self.spaces.title
-        local_sgd(setup, title, "a local step is plain SGD on the coordinates", momentum=False)
         self.weight_decay = probe_optimizer(setup.solver.optimizer).defaults["weight_decay"]
         if self.weight_decay and setup.solver.clip_norm is not None:
             raise ValueError(
-                f"client.clip_norm={setup.solver.clip_norm} would lead {title} out of its subspace, since weight "
+                f"client.clip_norm={setup.solver.clip_norm} would lead {self.title} out of its subspace, since weight "
                 "decay comes after it: set client.optimizer.weight_decay=0, or client.clip_norm=null."
             )
-        self.names = setup.names
 
     def on_download(self, download: Download) -> None:
-        self.space = self.spaces.space(download.seed, download.round, download.model, self.names)
+        self.space = self.spaces.space(download.seed, download.round, download.model, self.trained)
 
     @torch.no_grad()
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -157,7 +141,7 @@ class SubspaceClient(ClientPart):
         self._correction = {}
 
     def on_upload(self, upload: Upload, download: Download) -> None:
-        for name in self.names:  # one at a time, so that a stack's updates are never there twice
+        for name in self.trained:  # one at a time, so that a stack's updates are never there twice
             upload.delta[name] = self.space[name].project(upload.delta[name])
 
 
@@ -165,26 +149,21 @@ class SubspaceServer(ServerPart):
     """What the server does: send coordinates, and lift their mean.
 
     The download has the model whole, for what lies outside the subspace; counted are the coordinates.
-
-    Raises:
-        ValueError: at ``validate``, whatever would leave the subspace.
     """
 
     order = Order.PROJECTS
     corrects_drift = True
+    needs: Needs = (
+        plain_server("what lies outside the subspace must stay as it is", any_lr=True),
+        mean_aggregator("what is uploaded are coordinates"),
+    )
 
     def __init__(self, spaces: Subspaces) -> None:
         self.spaces = spaces
 
-    def validate(self, setup: Setup) -> None:
-        title = self.spaces.title
-        plain_server(setup, title, "what lies outside the subspace must stay as it is", any_lr=True)
-        mean_aggregator(setup, title, "what is uploaded are coordinates")
-        self.names = setup.names
-
     def on_broadcast(self, download: Download, round: Round) -> None:
-        self.space = self.spaces.space(round.seed, round.index, download.model, self.names)
-        self.coordinates = {name: self.space[name].project(download.model[name]) for name in self.names}
+        self.space = self.spaces.space(round.seed, round.index, download.model, self.trained)
+        self.coordinates = {name: self.space[name].project(download.model[name]) for name in self.trained}
         download.packed |= {name: z.nbytes for name, z in self.coordinates.items()}
 
     def uploads(self, round: Round) -> dict[str, Params]:
@@ -194,5 +173,5 @@ class SubspaceServer(ServerPart):
         return self.space[name].lift(sent) if name in self.space else sent
 
     def on_aggregate_end(self, update: Params, round: Round) -> None:
-        for name in self.names:
+        for name in self.trained:
             update[name] = torch.empty_like(round.start[name]).copy_(self.space[name].lift(update[name]))

@@ -2,7 +2,7 @@
 
 In the rounds that are measured one client of the cohort, drawn by the seed, rehearses one step of plain SGD on a few of
 its images, and uploads through all methods as it would in earnest. The server takes Δ/(−η) for the gradient of those
-images and inverts it (deep leakage from gradients, :mod:`gcfed.attacks.dlg`). It knows the broadcast weights, η and
+images and inverts it (deep leakage from gradients, :mod:`gcfed.metrics.dlg`). It knows the broadcast weights, η and
 the network, and takes no account of what methods made of the gradient. Of several images the order is unknown: each
 original is paired with the nearest that was recovered.
 
@@ -28,12 +28,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gcfed.attacks.dlg import invert_gradient
 from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download
 from gcfed.federated.method import Setup
 from gcfed.federated.round import Round
 from gcfed.metrics.base import ServerMetric, evaluating, zeros
+from gcfed.metrics.dlg import invert_gradient
 from gcfed.utils.checked import Count, Positive, checked
 from gcfed.utils.rng import generator, torch_seed
 

@@ -4,15 +4,20 @@
 no bias, and v starts at τ². As every server optimizer here they see ``p.grad = −Δ``.
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from gcfed.utils.number import number, numbers
+from gcfed.utils.checked import LARGEST, ShareBelow1, Weight, checked
+
+Divisor = Annotated[float, Field(ge=1e-12, le=LARGEST)]
 
 
+@checked
 class _FedOpt(Optimizer):
     """m ← β₁m + (1−β₁)Δ; v by the subclass's rule; w ← w + η m/(√v + τ).
 
@@ -20,11 +25,8 @@ class _FedOpt(Optimizer):
     """
 
     def __init__(
-        self, params: ParamsT, lr: float = 1e-2, betas: tuple[float, ...] = (0.9, 0.99), tau: float = 1e-3
+        self, params: ParamsT, lr: Weight = 1e-2, betas: Sequence[ShareBelow1] = (0.9, 0.99), tau: Divisor = 1e-3
     ) -> None:
-        number("server.lr", lr, 0)
-        numbers("server.betas", betas, 0, 1, below=True)
-        number("server.tau", tau, 1e-12)  # it divides
         super().__init__(params, {"lr": lr, "betas": tuple(betas), "tau": tau})
 
     def _update_v(self, v: list[Tensor], grads: list[Tensor], group: dict[str, Any]) -> None:
@@ -58,10 +60,11 @@ class _FedOpt(Optimizer):
         return loss
 
 
+@checked
 class FedAdagrad(_FedOpt):
     """v ← v + Δ²."""
 
-    def __init__(self, params: ParamsT, lr: float = 1e-2, beta1: float = 0.0, tau: float = 1e-3) -> None:
+    def __init__(self, params: ParamsT, lr: Weight = 1e-2, beta1: ShareBelow1 = 0.0, tau: Divisor = 1e-3) -> None:
         super().__init__(params, lr, (beta1,), tau)
 
     def _update_v(self, v: list[Tensor], grads: list[Tensor], group: dict[str, Any]) -> None:

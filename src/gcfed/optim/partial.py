@@ -1,15 +1,15 @@
 """Optimizers as partials of their classes, as the config gives them: probed for their settings, checked, made fast."""
 
 import inspect
-import re
 from collections.abc import Callable
 from functools import partial
+from types import GenericAlias
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
-from gcfed.utils.number import LARGEST, flag, number, numbers
+from gcfed.utils.checked import SettingError, ShareBelow1, Weight, fits
 
 MakeOptimizer = Callable[..., Optimizer]
 SHARES = ("momentum", "betas", "beta1", "alpha", "rho")  # decay rates: at 1 nothing would ever fade
@@ -26,16 +26,12 @@ def try_optimizer(optimizer: MakeOptimizer, key: str) -> MakeOptimizer:
     Raises:
         ValueError: it builds none, or a setting is out of its range; names the config key.
     """
-    _check_settings(optimizer, key)
     try:
+        _check_settings(optimizer, key)
         probe_optimizer(optimizer)
+    except SettingError as error:
+        raise ValueError(f"{key}.{error}") from None
     except (TypeError, ValueError) as error:
-        name = getattr(_class(optimizer), "__name__", "the optimizer")
-        if unknown := re.search(r"unexpected keyword argument '(\w+)'", str(error)):
-            raise ValueError(
-                f"{key}.{unknown[1]} is set, by the algorithm or by you, but {name} has no such setting: take another "
-                f"{key.split('.')[0]}, or drop the setting with ~{key}.{unknown[1]}."
-            ) from None
         raise ValueError(f"{key}: {error}") from None
     return optimizer
 
@@ -60,19 +56,27 @@ def _class(optimizer: MakeOptimizer) -> Callable[..., Optimizer]:
 
 
 def _check_settings(optimizer: MakeOptimizer, key: str) -> None:
-    """Refuses NaN, ∞, negative numbers and what is no number, which ``torch.optim`` takes in part."""
-    given: dict[str, object] = {}
+    """Refuses what is unknown, NaN, ∞, negative numbers and what is no number, which ``torch.optim`` takes in part."""
+    given: dict[str, Any] = {}
     inner: Any = optimizer
     while isinstance(inner, partial):
         inner, given = inner.func, inner.keywords | given
     parameters = inspect.signature(inner).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     for name, value in given.items():
+        if name not in parameters and not takes_any:
+            owner = getattr(inner, "__name__", "the optimizer")
+            raise SettingError(
+                name,
+                f" is set, by the algorithm or by you, but {owner} has no such setting: take another "
+                f"{key.split('.')[0]}, or drop the setting with ~{key}.{name}.",
+            )
         default = getattr(parameters.get(name), "default", None)
+        number = ShareBelow1 if name in SHARES else Weight
         if isinstance(default, bool):
-            flag(f"{key}.{name}", value)
-        elif isinstance(default, int | float | tuple):
-            high = 1 if name in SHARES else LARGEST
-            if isinstance(default, tuple):
-                numbers(f"{key}.{name}", value, 0, high, below=name in SHARES, length=len(default))
-            else:
-                number(f"{key}.{name}", value, 0, high, below=name in SHARES)
+            fits(name, value, bool)
+        elif isinstance(default, tuple):
+            entries = tuple(value) if isinstance(value, list) else value
+            fits(name, entries, GenericAlias(tuple, (number,) * len(default)))
+        elif isinstance(default, int | float):
+            fits(name, value, number)

@@ -20,8 +20,6 @@ from torch.func import functional_call
 
 from gcfed.federated.forward import Params
 
-OPTIMIZERS = ("lbfgs", "adam")
-
 
 @dataclass
 class Recovered:

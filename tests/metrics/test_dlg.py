@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from gcfed.attacks.dlg import invert_gradient
+from gcfed.metrics.dlg import invert_gradient
 
 
 def smooth_net():
