@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pandas as pd
 from omegaconf import DictConfig, open_dict
 
+from gcfed.report.verdict import interval
 from gcfed.runs.folder import CHECKPOINT
 from gcfed.runs.place import run_dir
 from gcfed.utils.checked import Whole, fits
@@ -144,20 +142,3 @@ class Comparison:
             return figure
 
         return draw()
-
-
-def interval(values: Sequence[float] | pd.Series) -> tuple[float, float]:
-    """The 95 % interval of a mean, by Student's t; NaN of fewer than two values."""
-    n = len(values)
-    if n < 2:
-        return math.nan, math.nan
-    mean, half = np.mean(values), _quantile(n - 1) * np.std(values, ddof=1) / math.sqrt(n)
-    return float(mean - half), float(mean + half)
-
-
-@cache
-def _quantile(freedom: int) -> float:
-    """Student's t at 97.5 %: with t = √ν·tan θ its density is ∝ cos^(ν−1) θ."""
-    angles = np.linspace(0, math.pi / 2, 100_001)
-    areas = np.cumsum(np.cos(angles) ** (freedom - 1))
-    return math.sqrt(freedom) * math.tan(np.interp(0.95 * areas[-1], areas, angles))

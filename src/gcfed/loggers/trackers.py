@@ -14,9 +14,9 @@ from lightning.pytorch.loggers import Logger, MLFlowLogger, WandbLogger
 from lightning.pytorch.loggers.logger import rank_zero_experiment
 from lightning.pytorch.utilities import rank_zero_only
 
-from gcfed.utils.checked import Whole, checked, fits
+from gcfed.utils.checked import SettingError, Whole, checked, fits
 from gcfed.utils.files import replacing
-from gcfed.utils.instantiate import installed
+from gcfed.utils.instantiate import BuildError, installed
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -59,10 +59,10 @@ class _Remote(Logger):
         """Does it.
 
         Raises:
-            ValueError: the tracker fails, or does not answer in time.
+            BuildError: the tracker fails, or does not answer in time.
         """
         if reason := _within(LIMIT, work):
-            raise ValueError(f"{self.key}{self._where}: {reason}. Make it answer, or leave it out by ~{self.key}.")
+            raise BuildError(f"{self.key}{self._where}: {reason}. Make it answer, or leave it out by ~{self.key}.")
 
     def _tell(self, work: Callable[[], Any]) -> None:
         """Does it, until the tracker fails or does not answer."""
@@ -163,14 +163,14 @@ def _check_wandb(settings: Mapping[str, Any]) -> None:
     known = {*signature(WandbLogger.__init__).parameters, *signature(wandb.init).parameters}
     for name, value in settings.items():
         if name not in known:
-            raise ValueError(f"logger.wandb.{name}={value} is no argument of wandb.init.")
+            raise SettingError(name, f"={value} is no argument of wandb.init.")
         field = NAMES.get(name, name)
         try:
             if value is not None and field in wandb.Settings.model_fields:
                 wandb.Settings(**{field: value})
         except Exception as error:  # its own, or pydantic's
             reason = error.errors()[0]["msg"] if hasattr(error, "errors") else error
-            raise ValueError(f"logger.wandb.{name}={value}: {reason}.") from None
+            raise SettingError(name, f"={value}: {reason}.") from None
 
 
 @checked
@@ -195,7 +195,7 @@ class RoundMLflowLogger(_Remote, MLFlowLogger):
 
         for name in ("experiment_name", "run_name", "tracking_uri"):
             if fits(name, settings.get(name), str | None) == "":
-                raise ValueError(f"logger.mlflow.{name}='' is empty: give it a name, or leave it out.")
+                raise SettingError(name, "='' is empty: give it a name, or leave it out.")
         self._where = f".tracking_uri={settings.get('tracking_uri')}"
         self._require(partial(super().__init__, save_dir=None, run_id=known, **settings))  # opens a database
 

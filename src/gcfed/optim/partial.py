@@ -10,6 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 from gcfed.utils.checked import SettingError, ShareBelow1, Weight, fits
+from gcfed.utils.instantiate import BuildError
 
 MakeOptimizer = Callable[..., Optimizer]
 SHARES = ("momentum", "betas", "beta1", "alpha", "rho")  # decay rates: at 1 nothing would ever fade
@@ -24,15 +25,15 @@ def try_optimizer(optimizer: MakeOptimizer, key: str) -> MakeOptimizer:
     """The same partial, once it has built an optimizer.
 
     Raises:
-        ValueError: it builds none, or a setting is out of its range; names the config key.
+        BuildError: it builds none, or a setting is out of its range; names the config key.
     """
     try:
         _check_settings(optimizer, key)
         probe_optimizer(optimizer)
     except SettingError as error:
-        raise ValueError(f"{key}.{error}") from None
+        raise BuildError(f"{key}.{error}") from None
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{key}: {error}") from None
+        raise BuildError(f"{key}: {error}") from None
     return optimizer
 
 

@@ -51,7 +51,9 @@ def paired(one: Sample, other: Sample) -> Paired:
 
 
 def interval(values: Any) -> tuple[float, float]:
-    """The 95 % interval of the mean of at least two values."""
+    """The 95 % interval of the mean, by Student's t; NaN of fewer than two values."""
+    if len(values) < 2:
+        return math.nan, math.nan
     mean, half = np.mean(values), _quantile(len(values)) * np.std(values, ddof=1) / math.sqrt(len(values))
     return float(mean - half), float(mean + half)
 

@@ -46,8 +46,6 @@ def build(node: DictConfig | None, **kwargs: Any) -> Any:
         if isinstance(cause, SettingError):
             raise BuildError(f"{_key(node, cause.name)}{cause.rest}") from None
         text = " ".join(str(cause).split())
-        if isinstance(cause, ValueError) and re.match(r"[\w.]+(\[\d+\])?[=: ]", text) and "." in text.split("=")[0]:
-            raise cause from None  # ours name their key
         shown = ", ".join(f"{k!s}={v}" for k, v in node.items() if not (OmegaConf.is_dict(v) and v))
         where: Any = node._get_full_key(None)
         raise BuildError(f"{where} cannot be built of {shown}: {text}") from cause
