@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# A stranger's first day, for real: clone, demo, own images, torchvision's network, own network and method, sweep, report;
+# A stranger's first day, for real: clone, demo, own images and table, torchvision's network, own network and method, a typing error,
+# sweep, the same from Python, report;
 # no file of the clone is edited. Uses the environment of this checkout where there is one; two minutes on two cores without its set-up.
 set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
@@ -39,6 +40,30 @@ for label, colour in (("apple", (200, 40, 40)), ("lime", (90, 200, 60)), ("plum"
             pixels = rng.normal(colour, 60, (32, 32, 3)).clip(0, 255)
             Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{i}.png")
 END
+cat >table.py <<'END'
+import numpy as np
+import pandas as pd
+
+rng = np.random.default_rng(0)
+for clinic in ("north", "south", "east"):
+    pressure, age = rng.normal(120, 15, 60), rng.integers(20, 90, 60)
+    outcome = np.where(pressure + age / 3 + rng.normal(0, 5, 60) > 138, "ill", "well")
+    sex = rng.choice(["f", "m"], 60)
+    pd.DataFrame({"pressure": pressure, "age": age, "sex": sex, "outcome": outcome}).to_csv(f"clinics/{clinic}.csv", index=False)
+END
+cat >compare.py <<'END'
+import gcfed
+
+common = ["rounds=2", "client.epochs=1", "extras.figures=false"]
+methods = {"GC-Fed": gcfed.configure(common), "FedAvg": gcfed.configure(common, "gc=none")}
+comparison = gcfed.compare(methods, seeds=(1, 2), folder="compared")
+comparison.figure().savefig("compared.png")
+print(comparison.table())
+END
+misspelt() {
+    local said
+    ! said=$("$python" "$day/gcfed/src/train.py" algoritm=fedprox 2>&1) && grep "did you mean algorithm?" <<<"$said"
+}
 cat >halved.py <<'END'
 import torch
 
@@ -75,13 +100,19 @@ network="model=torchvision model.name=mobilenet_v3_small model.norm_policy=group
 method="algorithm=halved"
 step "own images" "$python" paint.py
 step "own images, torchvision's network" "$python" "$day/gcfed/src/train.py" $federation $network
+mkdir clinics
+step "a table" "$python" table.py
+step "own table, a file a client" "$python" "$day/gcfed/src/train.py" data=csv data.path=clinics data.target=outcome partition=natural \
+    participation.num_clients=null participation.per_round=2 rounds=3 metrics=classes
+step "a typing error" misspelt
 step "own network and method" "$python" "$day/gcfed/src/train.py" --config-dir conf $method $federation model._target_=mynet.small
 step "sweep of λ and seeds" "$python" "$day/gcfed/src/train.py" --config-dir conf -m $method $federation $network gc.lam=0.0,0.5,1.0 seed=1,2
+step "from Python" "$python" compare.py
 
 cd "$day/gcfed"
 step "report" $make report
-grep "9 runs of .* settings: 9 finished" "$day/said.txt" # the demo, two runs, six of the sweep
-for said in digits fruit mobilenet_v3_small small Halved; do
+grep "10 runs of .* settings: 10 finished" "$day/said.txt" # the demo, three runs, six of the sweep
+for said in digits fruit clinics mobilenet_v3_small small Halved; do
     grep -q "$said" logs/report/report.md || { echo "first day: the report does not say $said"; exit 1; }
 done
 git diff --exit-code # nothing of the clone was edited
