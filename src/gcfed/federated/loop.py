@@ -83,6 +83,8 @@ class FederatedLoop(Callback):
         self.stacks.__dict__.pop("layout", None)  # the device is known only now
         if trainer.num_nodes > 1:
             self.stores.require_common_disk(trainer.strategy)
+        self.transport.start()
+        pl_module.test_elsewhere = self.transport.test
         self.stores.start(trainer.world_size, first=trainer.is_global_zero)
         trainer.strategy.barrier()
 
@@ -178,6 +180,7 @@ class FederatedLoop(Callback):
             self.aggregator.add(upload, round)
             tally.add(upload)
             del upload  # nothing holds it while the next stack trains
+        round.lose(self.transport.missing)
         update = self.aggregator.reduce(round, shapes["delta"])
         round.received = {name: part.reduce(round, shapes[name]) for name, part in extra.items()}
         results = [{name: t.unsqueeze(0) for name, t in part.items()} for part in (update, *round.received.values())]
@@ -210,10 +213,12 @@ class FederatedLoop(Callback):
             "comm/up_bytes": int(totals.up_bytes),
             "time/train_s": time.perf_counter() - self._started,
         }
+        if self.faults != Faults() or self.transport.remote:
+            row["train/dropped_clients"] = round.lost
         if self.faults != Faults():
             planned = self.solver.num_steps(self.data.sizes(round.cohort))
             done = self.transport.steps(round.cohort, round.index, round.seed)
-            row |= {"train/dropped_clients": round.lost, "train/stragglers": int((done < planned).sum())}
+            row["train/stragglers"] = int((done < planned).sum())
         return row
 
     # ------------------------------------------------------------------------------------- the end of a round
