@@ -10,6 +10,7 @@ import signal
 import socket
 import ssl
 import subprocess
+import threading
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -146,6 +147,15 @@ def test_a_site_that_is_not_there_is_named(federation):
         FlareLine(federation.kits / local.ADMIN, ["site-9"])
 
 
+def without_client(config, monkeypatch, tmp_path, client, *, round):
+    """The weights of a simulation of SCAFFOLD in which a client drops out of a round."""
+    monkeypatch.setattr(
+        Faults, "survivors", lambda self, drawn, steps, t, seed: np.setdiff1d(drawn, [client] if t == round else [])
+    )
+    words = (*SMALL, "algorithm=scaffold", "federation=none")
+    return final_weights(train(config(*words, folder=tmp_path / "simulated")))
+
+
 def test_a_site_that_is_killed_drops_out_and_comes_back_with_its_states(run, config, federation, tmp_path, monkeypatch):
     """Killed with its upload under way; the round goes on without it, the next begins with a new job."""
     words, task, victim = ("algorithm=scaffold", "federation.least=3"), Sites._task, job_of(federation, "site-3")
@@ -159,11 +169,27 @@ def test_a_site_that_is_killed_drops_out_and_comes_back_with_its_states(run, con
     monkeypatch.setattr(Sites, "_task", kill)
     result = run(*words)
     assert [row["train/dropped_clients"] for row in read_rows(tmp_path / "run/metrics.csv")] == [0, 0, 1, 0, 0]
-    drops = {2: [2]}
-    monkeypatch.setattr(Faults, "survivors", lambda self, drawn, steps, t, seed: np.setdiff1d(drawn, drops.get(t, [])))
-    simulated = train(config(*SMALL, *words[:1], "federation=none", folder=tmp_path / "simulated"))
-    assert torch.equal(final_weights(simulated), final_weights(result))
+    assert torch.equal(without_client(config, monkeypatch, tmp_path, 2, round=2), final_weights(result))
     assert job_of(federation, "site-3") != victim
+
+
+def test_a_site_that_comes_late_is_refused_and_gets_the_present_model(
+    run, config, federation, tmp_path, monkeypatch, caplog
+):
+    task, asleep = Sites._task, job_of(federation, "site-3")
+
+    def stop(self, site, download, clients):
+        if download.round == 2 and site == "site-1":
+            os.kill(asleep, signal.SIGSTOP)
+            threading.Timer(7.0, os.kill, (asleep, signal.SIGCONT)).start()
+        return task(self, site, download, clients)
+
+    monkeypatch.setattr(Sites, "_task", stop)
+    result = run("algorithm=scaffold", "federation.least=3", "federation.deadline=6")
+    assert "round 3: site-3 did not answer" in caplog.text
+    assert "site-3 answers round 3 (fit), and this is round 4: refused" in caplog.text
+    assert [row["train/dropped_clients"] for row in read_rows(tmp_path / "run/metrics.csv")] == [0, 0, 1, 0, 0]
+    assert torch.equal(without_client(config, monkeypatch, tmp_path, 2, round=2), final_weights(result))
 
 
 def test_a_killed_server_resumes_bit_equal_and_leaves_nothing_running(config, tmp_path):

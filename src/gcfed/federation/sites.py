@@ -23,6 +23,7 @@ from gcfed.utils.instantiate import installed
 from gcfed.utils.number import choice, number
 
 log = logging.getLogger(__name__)
+BEGIN = 300.0  # seconds in which a site must have built what it needs for a run
 VANISHED = "vanished"  # how the failure of a site begins that cannot be reached any more
 
 
@@ -156,7 +157,7 @@ class Sites(Transport):
             for name in answer.about["stores"]:
                 self.stacks.stores.open(name).elsewhere = True
         if silent := sorted(set(names) - set(self._held)):
-            raise ValueError(f"federation: {', '.join(silent)} did not answer within federation.deadline.")
+            raise ValueError(f"federation: {', '.join(silent)} did not begin within {BEGIN:g} s.")
         nobodys = sorted(set(range(data.num_clients)) - {k for held in self._held.values() for k in held})
         if nobodys:
             raise ValueError(f"federation: no site holds the clients {nobodys}: see clients in the sites' gcfed.yaml.")
@@ -273,7 +274,8 @@ class Sites(Transport):
 
         A site that is still at something older is asked as soon as it has answered that, which nobody wants any more.
         """
-        until, waiting, tasks = time.monotonic() + self.deadline, set(sites), dict(tasks or {})
+        seconds = BEGIN if verb == "configure" else self.deadline
+        until, waiting, tasks = time.monotonic() + seconds, set(sites), dict(tasks or {})
         for site in sorted(waiting & set(tasks) - set(self._busy)):
             self._ask(site, verb, tasks[site], message)
         while waiting and (seconds := until - time.monotonic()) > 0:
