@@ -63,7 +63,7 @@ class LocalFederation:
         ]
         words += [f"uid={name}"] * (kind == "client")
         environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(filter(None, [*sys.path, os.environ.get("PYTHONPATH")])),
+            "PYTHONPATH": os.pathsep.join(str(Path(path).resolve()) for path in sys.path),
             "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
         }
         with (kit / "log").open("a") as file:
