@@ -14,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch.func import functional_call
 
 from gcfed import __version__
+from gcfed.checkpoints.reading import fingerprint
 from gcfed.federated.messages import Download
 from gcfed.federated.stacks import Stacks
 from gcfed.federation.clients import as_run, build_clients, check_config
@@ -25,7 +26,6 @@ from gcfed.federation.packing import (
     unpack_download,
     unpack_reply,
 )
-from gcfed.runs.checkpoint import fingerprint
 from gcfed.utils.number import choice, flag, number, word
 
 AT_ONCE = 2_000  # samples of a test
