@@ -60,25 +60,31 @@ class Relay:
             said, answer = site(timeout=DAY).answer(verb, about, message)
             failure = ""
         except Exception as error:
-            said, answer, failure = "{}", b"", f"{VANISHED}: {error}"
+            said, answer, failure = "{}", b"", _gone(error)
         if not done.is_set():
             done.set()
             self._send(site.name, verb, said, answer, failure)
 
     def _watch(self, site: Any, verb: str, done: threading.Event) -> None:
-        """Asks a site that works whether it is still there, which NVFlare's own call would notice after a day."""
+        """Asks a site that works whether it is still there: a machine without power does not say that it is gone."""
         while not done.wait(ALIVE):
             try:
                 site(timeout=ALIVE).alive()
             except Exception as error:
                 if not done.is_set():
                     done.set()
-                    self._send(site.name, verb, "{}", b"", f"{VANISHED}: {error}")
+                    self._send(site.name, verb, "{}", b"", _gone(error))
 
     def _send(self, site: str, verb: str, said: str, answer: bytes, failure: str) -> None:
         with self._sending:
             self.line.send_bytes(json.dumps([site, verb, said, failure]).encode())
             self.line.send_bytes(answer)
+
+
+def _gone(error: Exception) -> str:
+    """NVFlare says of a process that has been killed that the call has timed out, at once."""
+    why = "its process has ended, or cannot be reached" if "timed out" in str(error) else str(error)
+    return f"{VANISHED}: {why}"
 
 
 class SiteEnd:
