@@ -66,8 +66,13 @@ class Round:
 
     def places(self, clients: np.ndarray) -> list[int]:
         """Where these clients, ``[K]``, stand among those that were asked."""
-        place = {client: i for i, client in enumerate(self.asked.tolist())}
-        return [place[client] for client in clients.tolist()]
+        return places(self.asked, clients)
+
+
+def places(cohort: np.ndarray, clients: np.ndarray) -> list[int]:
+    """Where these clients, ``[K]``, stand in a cohort."""
+    place = {client: i for i, client in enumerate(cohort.tolist())}
+    return [place[client] for client in clients.tolist()]
 
 
 class Totals(NamedTuple):

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,8 @@ import numpy as np
 from gcfed.data.base import FederatedDataset, Split
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.partition import Partition, Partitioner
-from gcfed.data.sets.own import OF_LOADERS, image_folder
 from gcfed.data.sets.own import arrays as read_arrays
+from gcfed.data.sets.own import image_folder
 
 TEST = 1e-6  # share set aside where a site has no test split: one sample, since a data set must have one
 
@@ -62,19 +63,23 @@ def own_data(
         load = partial(read_arrays, arrays, TEST)
     else:
         load = partial(image_folder, folder, data_dir, size, TEST)
-    settings = {key: value for key, value in settings.items() if key not in OF_LOADERS and key != "test"}
+    settings = {key: value for key, value in settings.items() if key in signature(FederatedDataModule).parameters}
     return FederatedDataModule(
-        dataset=partial(named, load, classes), partitioner=Held(clients, partitioner), **settings
+        dataset=partial(named, load, classes, standardized=settings.get("standardize", False)),
+        partitioner=Held(clients, partitioner),
+        **settings,
     )
 
 
-def named(load: Any, classes: Sequence[str] | None) -> FederatedDataset:
+def named(load: Any, classes: Sequence[str] | None, standardized: bool) -> FederatedDataset:
     """A data set whose labels are numbers of the run's classes.
 
     Raises:
-        ValueError: it has a class that the run does not know.
+        ValueError: it has a class that the run does not know, or is to be standardized by all sites' mean.
     """
     found: FederatedDataset = load()
+    if standardized and found.train.x.dtype.kind == "f":
+        raise ValueError("data.standardize=true is by the mean of all samples, which no site knows: set it to false.")
     if classes is None or found.class_names is None:
         return found
     if unknown := sorted(set(found.class_names) - set(classes)):
