@@ -137,13 +137,19 @@ def survivors(federated, simulated, monkeypatch, lost, *words, upset):
     )
     reference = simulated(*words)
     assert torch.equal(final_weights(reference), final_weights(result))
+    for row, same in zip(*(read_rows(r.folder / "metrics.csv") for r in (reference, result)), strict=True):
+        for column in [name for name in row if name.startswith(("clients/", "train/loss"))]:
+            assert same[column] == pytest.approx(row[column], rel=1e-12)
     return result, line
 
 
 CLIENTS_OF_B = [1, 4]  # of seven, dealt to three sites
 
 
-@pytest.mark.parametrize("words", [("algorithm=fedgc",), ("algorithm=scaffold", "aggregator=median")], ids=" ".join)
+MEASURED = ("metrics=[clients,updates]", "metrics.clients.every=1")  # of those that came
+
+
+@pytest.mark.parametrize("words", [("algorithm=fedgc",), ("aggregator=median", *MEASURED)], ids=" ".join)
 def test_a_site_that_fails_counts_as_dropped_out(federated, simulated, monkeypatch, caplog, words):
     def upset(site, verb, about):
         return "no power" if (site, verb, about.get("round")) == ("b", "fit", 1) else None
@@ -358,6 +364,17 @@ def test_clients_of_a_site_share_its_own_data_and_unknown_classes_are_refused(fe
     np.savez(tmp_path / "b.npz", x=x, y=np.arange(90) % 3 + 8)
     with pytest.raises(ValueError, match="has the class 10, and the run's are 0, 1"):
         federated("rounds=1", folder="other", own={"b": {"arrays": str(tmp_path / "b.npz")}})
+
+
+def test_no_site_standardizes_alone(federated, tmp_path):
+    rng = np.random.default_rng(0)
+    for name, n in (("server", 70), ("b", 30)):
+        np.savez(tmp_path / f"{name}.npz", x=rng.normal(size=(n, 5)), y=np.arange(n) % 2)
+    words = ("data=arrays", f"data.path={tmp_path}/server.npz", "data.limit_test=null", "rounds=1")
+    own = {"b": {"arrays": str(tmp_path / "b.npz")}}
+    with pytest.raises(ValueError, match=r"b refuses this run: .*data.standardize=true is by the mean of all samples"):
+        federated(*words, own=own)
+    federated(*words, "data.standardize=false", folder="as they are", own=own)
 
 
 def test_data_that_have_changed_are_refused_when_a_run_goes_on(federated, tmp_path):

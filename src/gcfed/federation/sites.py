@@ -12,6 +12,7 @@ import numpy as np
 from omegaconf import DictConfig
 
 from gcfed import __version__
+from gcfed.assemble import described
 from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.stacks import Stacks
@@ -131,7 +132,7 @@ class Sites(Transport):
             ValueError: a site refuses, or a client is held by two sites or by none; with the reasons.
         """
         data, module = self.stacks.program.data, self.stacks.program.module
-        names, config = self.line.sites, clients_config(self.cfg, paths=False)
+        names, config = self.line.sites, clients_config(described(self.cfg, data), paths=False)
         transform, classes = data.transform, data.dataset.class_names
         about = {
             "version": __version__, "run": self.run, "num_clients": data.num_clients, "resumed": resumed,

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from gcfed.assemble import described
 from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.solver import LocalSolver
@@ -65,7 +66,12 @@ class Wire(Transport):
         if self._line is None:
             self._line = interpreter()
             folder = str(self.cfg.paths.output_dir).encode()
-            self._ask("configure", clients_config(self.cfg), folder, str(torch.get_num_threads()).encode())
+            self._ask(
+                "configure",
+                clients_config(described(self.cfg, self.stacks.program.data)),
+                folder,
+                str(torch.get_num_threads()).encode(),
+            )
             self._answer()
         for message in (verb.encode(), *messages):
             self._line.send_bytes(message)
