@@ -133,7 +133,7 @@ class ServerConstraint(ServerPart):
         if self.sgc:
             need = mean_aggregator("every client's update constrains it once more")
             need(setup, f"{self.title} with methods.fedgc.sgc=true")
-        self.names, self.may_miss = setup.names, setup.transport.remote
+        self.may_miss = setup.transport.remote
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         self._parts: list[Part] = []
