@@ -258,7 +258,7 @@ def test_another_model_is_refused_with_both_shapes(federated, tmp_path):
         ({"b": {"clients": [1]}}, r"no site holds the clients \[4\]"),
         ({"b": {"clients": [1, 7]}}, r"b holds the clients \[1, 7\], and the run has 7, from 0 on"),
         ({"b": {"threads": 0}}, r"b refuses this run: .*threads=0"),
-        ({"b": {"thread": 1}}, r"gcfed.yaml has thread: it may have clients, arrays"),
+        ({"b": {"thread": 1}}, r"gcfed.yaml: thread=1 is read by nothing: did you mean threads"),
     ],
 )
 def test_sites_that_do_not_fit_together_are_refused(federated, own, sentence):

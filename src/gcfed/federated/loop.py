@@ -25,6 +25,7 @@ from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stacks import Stacks
 from gcfed.federated.store import ClientStores
 from gcfed.federated.transport import Shapes, Transport
+from gcfed.utils.checked import SettingError
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +106,10 @@ class FederatedLoop(Callback):
         self.stacks = Stacks(client, self.stores, self.sampler.per_round, self.faults)
         self.transport: Transport = self.stacks
         if self.federation is not None:
-            self.transport = self.federation(self.stacks, self._shapes)
+            try:
+                self.transport = self.federation(self.stacks, self._shapes)
+            except SettingError as error:
+                raise ValueError(f"federation.{error.name}{error.rest}") from None
         self.sampler.validate(data.num_clients)
         cohort = self.sampler.per_round - (self.faults.extra or 0)
         setup = Setup(

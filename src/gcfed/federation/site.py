@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from gcfed.federation.packing import (
     unpack_download,
     unpack_reply,
 )
-from gcfed.utils.number import choice, flag, number, word
+from gcfed.utils.checked import Count, Whole, checked
 
 AT_ONCE = 2_000  # samples of a test
 
@@ -34,6 +34,7 @@ About = dict[str, Any]
 """What goes beside a message's tensors, as JSON."""
 
 
+@checked
 @dataclass(frozen=True)
 class Settings:
     """What a site brings: its ``gcfed.yaml``, of which all keys may be left out.
@@ -49,14 +50,14 @@ class Settings:
         accelerator: ``cpu``, ``gpu`` or ``auto``.
     """
 
-    clients: Sequence[int] | None = None
+    clients: list[Whole] | None = None
     arrays: str | None = None
     folder: str | None = None
     data_dir: str | None = None
     states: str | None = None
     trust_config: bool = False
-    threads: int | None = None
-    accelerator: str = "cpu"
+    threads: Count | None = None
+    accelerator: Literal["cpu", "gpu", "auto"] = "cpu"
 
     @classmethod
     def read(cls, path: Path) -> Settings:
@@ -66,16 +67,12 @@ class Settings:
             ValueError: an unknown key or an impossible value; names them.
         """
         given: Any = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
-        known = [field.name for field in fields(cls)]
-        if not isinstance(given, dict) or (strange := sorted(map(str, given.keys() - set(known)))):
-            raise ValueError(f"{path} has {strange[0] if given else 'no keys'}: it may have {', '.join(known)}.")
-        own = cls(**given)
-        flag("trust_config", own.trust_config)
-        number("threads", own.threads, 1, whole=True, none=True)
-        choice("accelerator", own.accelerator, ("cpu", "gpu", "auto"))
-        for name in ("arrays", "folder", "data_dir", "states"):
-            word(name, getattr(own, name))
-        return own
+        if not isinstance(given, dict):
+            raise ValueError(f"{path} has no keys.")
+        try:
+            return cls(**given)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
 
 
 class Site:

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 from omegaconf import DictConfig
@@ -20,8 +20,8 @@ from gcfed.federated.transport import Shapes, Transport
 from gcfed.federation.clients import clients_config
 from gcfed.federation.packing import MessageError, pack, pack_download, pack_reply, unpack_upload
 from gcfed.runs.identity import digest, identity
+from gcfed.utils.checked import Count, Positive, checked
 from gcfed.utils.instantiate import installed
-from gcfed.utils.number import choice, number
 
 log = logging.getLogger(__name__)
 BEGIN = 300.0  # seconds in which a site must have built what it needs for a run
@@ -74,29 +74,25 @@ class Sites(Transport):
 
     remote = True
 
+    @checked
     def __init__(
         self,
         stacks: Stacks,
         shapes: Shapes,
         cfg: DictConfig,
         *,
-        env: str = "local",
-        sites: int | list[str] = 5,
+        env: Literal["local", "prod"] = "local",
+        sites: Count | list[str] = 5,
         kit: str | None = None,
-        deadline: float = 600.0,
-        least: int | None = None,
-        evaluate: str = "server",
+        deadline: Positive = 600.0,
+        least: Count | None = None,
+        evaluate: Literal["server", "clients"] = "server",
     ) -> None:
         self.stacks, self.shapes, self.cfg = stacks, shapes, cfg
-        self.env = choice("federation.env", env, ("local", "prod"))
-        if isinstance(sites, int):
-            number("federation.sites", sites, 1, whole=True)
         if (env == "prod") != (kit is not None):
             raise ValueError(f"federation.kit={kit}: federation.env=prod needs the admin's startup kit, and only that.")
         self.sites, self.kit = sites, kit
-        self.deadline = number("federation.deadline", deadline, 0, above=True)
-        self.least = number("federation.least", least, 1, whole=True, none=True)
-        self.evaluate = choice("federation.evaluate", evaluate, ("server", "clients"))
+        self.deadline, self.least, self.evaluate = deadline, least, evaluate
         if evaluate == "clients" and cfg.data.get("client_test") is None:
             raise ValueError("federation.evaluate=clients tests on samples of the clients' own: set data.client_test.")
         folder = str(Path(cfg.paths.output_dir).resolve())
