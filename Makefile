@@ -12,13 +12,19 @@ $(error .venv has Python $(call version,$(BIN)/python), and PYTHON=$(PYTHON) is 
 endif
 endif
 
-.PHONY: demo test mutants report docs lint lock clean help
+.PHONY: demo test federation test-federation mutants report docs lint lock clean help
 
 demo: .venv/.installed  ## GC-Fed on scikit-learn's digits: 5 of 20 clients a round
 	$(BIN)/python src/train.py
 
 test: .venv/.installed  ## the whole test suite
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist worksteal
+
+federation: .venv-nvflare/.installed  ## the demo by a server and five sites of NVIDIA FLARE's on this machine
+	.venv-nvflare/bin/python src/train.py federation=nvflare
+
+test-federation: .venv-nvflare/.installed  ## real sites: the simulation's bits, faults, certificates, sockets
+	OMP_NUM_THREADS=1 .venv-nvflare/bin/python -m pytest tests/nvflare
 
 SEED ?= 1
 N ?= 200
@@ -60,12 +66,23 @@ endif
 	$(INSTALL) --no-deps --editable .
 	@touch $@
 
+# NVFlare's own packages, in an environment that sees all of .venv's.
+.venv-nvflare/.installed: .venv/.installed requirements-nvflare.lock
+	$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-nvflare
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir({!r})".format(sysconfig.get_path("purelib")))' \
+		> $$(.venv-nvflare/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/gcfed_venv.pth
+	$(BIN)/uv pip install --quiet --python .venv-nvflare/bin/python --compile-bytecode --no-deps -r requirements-nvflare.lock
+	@touch $@
+
 lock: .venv/.installed  ## renew requirements.lock: names, versions and hashes
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url --generate-hashes --extra dev \
 		--upgrade pyproject.toml --output-file requirements.lock
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-header --no-annotate --no-emit-index-url --generate-hashes --extra dev \
+		--extra nvflare --constraint requirements.lock pyproject.toml --output-file .venv/nvflare.lock
+	awk '/^[^ ]/ { name = $$1 } FNR == NR { known[name] = 1; next } !(name in known)' requirements.lock .venv/nvflare.lock > requirements-nvflare.lock
 
 clean:  ## remove .venv, to begin again
-	rm -rf .venv
+	rm -rf .venv .venv-nvflare
 
 help:  ## what there is to make
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 16

@@ -170,9 +170,9 @@ def make_download(start, index=0, lr=0.1, cohort=(1, 4)):
     return Download(index, 1, lr, dict(start), np.array(cohort))
 
 
-def listening():
-    """The addresses and ports at which this process waits for connections, as Linux shows them."""
-    own = {str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
+def listening(process="self"):
+    """The addresses and ports at which a process waits for connections, as Linux shows them."""
+    own = {str(path.readlink()) for path in Path(f"/proc/{process}/fd").iterdir() if path.is_symlink()}
     tables = (Path("/proc/net", name).read_text() for name in ("tcp", "tcp6"))
     lines = [line.split() for table in tables for line in table.splitlines()[1:]]
     return {cells[1] for cells in lines if cells[3] == "0A" and f"socket:[{cells[9]}]" in own}

@@ -8,9 +8,9 @@ import torch
 from conftest import ArrayData
 from harness import make_download
 
+from gcfed.federated.client_store import ClientStore
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import ClientStack, broadcast_state
-from gcfed.federated.store import ClientStore
 from gcfed.models.lstm import CharLSTM
 from gcfed.run import train
 

@@ -19,7 +19,7 @@ from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.sampling import cohort_size
 from gcfed.federated.faults import Faults
 from gcfed.federated.loop import FederatedLoop
-from gcfed.federated.method import Part, parts_of
+from gcfed.federated.method import ClientPart, Part, parts_of
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.processes.spread import spread, trains_on_cpu
 from gcfed.federated.store import ClientStores
@@ -44,11 +44,13 @@ class Parts:
     callbacks: list[Callback]
 
 
-def assemble(cfg: DictConfig) -> Parts:
+def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
     """Builds all parts of a run but its trainer and loggers, and lets each refuse what it cannot work with.
 
     Args:
         cfg: a config that :func:`gcfed.check.check` has passed.
+        clients_only: whether this is the side of some clients: server parts are left out, and their data need not be
+            enough to learn from.
 
     Raises:
         ValueError: a setting that cannot work; names the key and the remedy.
@@ -65,14 +67,19 @@ def assemble(cfg: DictConfig) -> Parts:
     if module.task.has_classes != (data.labels.dtype.kind == "i"):
         task = "gcfed.tasks.SquaredError for numbers, gcfed.tasks.Classification for classes, which are integers"
         raise ValueError(f"task._target_={cfg.task._target_} is not for labels of {data.labels.dtype}: {task}.")
-    check_samples(data, module.task.has_classes, is_text)
     loop = build_loop(cfg, data.num_clients)
-    methods = build_methods(cfg)
-    callbacks: list[Callback] = [loop, *methods, *parts_of(build_all(cfg, "metrics")), *build_all(cfg, "callbacks")]
+    methods: Sequence[Part] = build_methods(cfg)
+    metrics: Sequence[Part] = parts_of(build_all(cfg, "metrics"))
+    if clients_only:
+        methods = [part for part in methods if isinstance(part, ClientPart)]
+        metrics = [part for part in metrics if isinstance(part, ClientPart)]
+    else:
+        check_samples(data, module.task.has_classes, is_text)
+    callbacks: list[Callback] = [loop, *methods, *metrics, *build_all(cfg, "callbacks")]
     loop.bind(callbacks, data, module)
     loop.stores.require_folder()
     warn_of_disk(loop, module, data.num_clients)
-    return Parts(module, data, loop, methods, callbacks)
+    return Parts(module, data, loop, list(methods), callbacks)
 
 
 def described(cfg: DictConfig, data: FederatedDataModule) -> DictConfig:

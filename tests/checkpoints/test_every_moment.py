@@ -8,7 +8,7 @@ import pytest
 from omegaconf import open_dict
 
 from gcfed.checkpoints.reading import load_checkpoint
-from gcfed.federated.store import ClientStore
+from gcfed.federated.client_store import ClientStore
 from gcfed.run import train
 from gcfed.runs.folder import CHECKPOINT, PREVIOUS
 

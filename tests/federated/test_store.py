@@ -189,7 +189,7 @@ def test_bad_settings_name_their_key():
 
 def test_states_stay_on_a_gpu_that_one_process_has_for_itself(tmp_path, monkeypatch):
     """No file before a checkpoint, one a version after it; a resumed run reads the same numbers."""
-    monkeypatch.setattr("gcfed.federated.store._fits", lambda device: True)
+    monkeypatch.setattr("gcfed.federated.client_store._fits", lambda device: True)
     stores, states = ClientStores(folder=tmp_path), []
     store = stores.open("c")
     stores.start(1)
@@ -212,7 +212,7 @@ def test_states_stay_on_a_gpu_that_one_process_has_for_itself(tmp_path, monkeypa
 
 
 def test_states_that_another_process_may_read_are_files(tmp_path, monkeypatch):
-    monkeypatch.setattr("gcfed.federated.store._fits", lambda device: True)
+    monkeypatch.setattr("gcfed.federated.client_store._fits", lambda device: True)
     stores = ClientStores(folder=tmp_path)
     store = stores.open("c")
     stores.start(2)

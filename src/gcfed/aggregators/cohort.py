@@ -47,8 +47,8 @@ class CohortRule:
         names = self._ordered(upload.delta)
         updates = torch.cat([upload.delta[name].reshape(len(upload.clients), -1) for name in names], 1)
         if self._table is None or self._finite is None:
-            self._table = updates.new_zeros(len(round.cohort), updates.shape[1])
-            self._finite = updates.new_zeros(len(round.cohort))
+            self._table = updates.new_zeros(len(round.asked), updates.shape[1])
+            self._finite = updates.new_zeros(len(round.asked))
         rows = on_device(round.places(upload.clients), updates.device)
         self._table[rows], self._finite[rows] = updates, upload.finite.to(updates.dtype)
 
@@ -58,7 +58,7 @@ class CohortRule:
         sizes = {name: like[name].numel() for name in self._ordered(like)}
         table, finite = self._table, self._finite
         if table is None or finite is None:  # this process trained none of the cohort
-            table = next(iter(like.values())).new_zeros(len(round.cohort), sum(sizes.values()))
+            table = next(iter(like.values())).new_zeros(len(round.asked), sum(sizes.values()))
             finite = table.new_zeros(len(table))
         self._table = self._finite = None
         table, finite = round.reduce([table, finite])  # a row is zero on all processes but one

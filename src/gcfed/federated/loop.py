@@ -25,6 +25,7 @@ from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stacks import Stacks
 from gcfed.federated.store import ClientStores
 from gcfed.federated.transport import Shapes, Transport
+from gcfed.utils.checked import SettingError
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +84,8 @@ class FederatedLoop(Callback):
         self.stacks.__dict__.pop("layout", None)  # the device is known only now
         if trainer.num_nodes > 1:
             self.stores.require_common_disk(trainer.strategy)
+        self.transport.start()
+        pl_module.test_elsewhere = self.transport.test
         self.stores.start(trainer.world_size, first=trainer.is_global_zero)
         trainer.strategy.barrier()
 
@@ -103,7 +106,10 @@ class FederatedLoop(Callback):
         self.stacks = Stacks(client, self.stores, self.sampler.per_round, self.faults)
         self.transport: Transport = self.stacks
         if self.federation is not None:
-            self.transport = self.federation(self.stacks, self._shapes)
+            try:
+                self.transport = self.federation(self.stacks, self._shapes)
+            except SettingError as error:
+                raise ValueError(f"federation.{error.name}{error.rest}") from None
         self.sampler.validate(data.num_clients)
         cohort = self.sampler.per_round - (self.faults.extra or 0)
         setup = Setup(
@@ -178,6 +184,7 @@ class FederatedLoop(Callback):
             self.aggregator.add(upload, round)
             tally.add(upload)
             del upload  # nothing holds it while the next stack trains
+        round.lose(self.transport.missing)
         update = self.aggregator.reduce(round, shapes["delta"])
         round.received = {name: part.reduce(round, shapes[name]) for name, part in extra.items()}
         results = [{name: t.unsqueeze(0) for name, t in part.items()} for part in (update, *round.received.values())]
@@ -210,10 +217,12 @@ class FederatedLoop(Callback):
             "comm/up_bytes": int(totals.up_bytes),
             "time/train_s": time.perf_counter() - self._started,
         }
+        if self.faults != Faults() or self.transport.remote:
+            row["train/dropped_clients"] = round.lost
         if self.faults != Faults():
             planned = self.solver.num_steps(self.data.sizes(round.cohort))
             done = self.transport.steps(round.cohort, round.index, round.seed)
-            row |= {"train/dropped_clients": round.lost, "train/stragglers": int((done < planned).sum())}
+            row["train/stragglers"] = int((done < planned).sum())
         return row
 
     # ------------------------------------------------------------------------------------- the end of a round

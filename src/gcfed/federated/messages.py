@@ -5,8 +5,10 @@ round's number go beside them and are not counted. What clients are looked at by
 and is not counted either.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -18,6 +20,15 @@ from gcfed.federated.forward import Params
 def nbytes(tensors: Mapping[str, Tensor]) -> int:
     """Size of a set of tensors in bytes."""
     return sum(t.numel() * t.element_size() for t in tensors.values())
+
+
+def moved(tensors: Params, device: torch.device) -> Params:
+    """These tensors on a device."""
+    return {name: t.to(device) for name, t in tensors.items()}
+
+
+def _all_moved(parts: dict[str, Params], device: torch.device) -> dict[str, Params]:
+    return {name: moved(tensors, device) for name, tensors in parts.items()}
 
 
 @dataclass
@@ -41,6 +52,10 @@ class Download:
     cohort: np.ndarray
     extra: dict[str, Params] = field(default_factory=dict)
     packed: dict[str, int] = field(default_factory=dict)
+
+    def to(self, device: torch.device) -> Download:
+        """This message on a device."""
+        return replace(self, model=moved(self.model, device), extra=_all_moved(self.extra, device))
 
     @property
     def nbytes(self) -> int:
@@ -114,6 +129,15 @@ class Upload:
     extra: dict[str, Params] = field(default_factory=dict)
     levels: dict[str, Levels] = field(default_factory=dict)
     notes: dict[str, Params] = field(default_factory=dict)
+
+    def to(self, device: torch.device) -> Upload:
+        """This message on a device."""
+        assert self.loss is not None
+        return replace(
+            self, delta=moved(self.delta, device), finite=self.finite.to(device), loss=self.loss.to(device),
+            extra=_all_moved(self.extra, device), notes=_all_moved(self.notes, device),
+            levels={name: Levels(code.bits, code.norms.to(device)) for name, code in self.levels.items()},
+        )  # fmt: skip
 
     def send(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Sends more than Δ: ``tensors``, name → ``[K, *shape]``, which the server's part meets in ``on_receive``.

@@ -96,6 +96,10 @@ class Part(Callback):
     """Whether it reads the clients' drift off their updates to correct it; two such would each correct the other."""
     anchors = False
     """Whether it compares a client's weights with the broadcast ones, from which the client must then start."""
+    sees_cohort = False
+    """Whether it looks at all clients of the cohort at once, as hostile ones do that know each other."""
+    rehearses = False
+    """Whether it asks by the transport what clients would send."""
     needs: Needs = ()
     """What it asks of the rest of the algorithm (:mod:`gcfed.methods.requirements`)."""
     method = ""
@@ -157,8 +161,6 @@ class ClientPart(Part):
     (:mod:`gcfed.federated.recorder`); without it the run's steps are not."""
     task_weight = 1.0
     """Factor on the task's own loss in the clients' objective, for methods that balance it against their term."""
-    sees_cohort = False
-    """Whether it looks at all clients of the cohort at once, as hostile ones do that know each other."""
     stack: ClientStack
     """The clients that train at present."""
 
@@ -295,6 +297,9 @@ def validate_parts(setup: Setup) -> None:
                 f"{part.title} works on the logits of classes, and "
                 f"task={type(setup.module.task).__name__} has none: leave it out, or take a data set of classes."
             )
+        if (part.sees_cohort or part.rehearses) and setup.transport.remote:
+            does = "sees the whole cohort" if part.sees_cohort else "asks what clients would send"
+            raise ValueError(f"{part.title} {does}, which is for simulations (federation=none): leave it out.")
         own = [n for n in ("before_step", "after_step") if getattr(type(part), n, None) is not getattr(ClientPart, n)]
         if isinstance(part, ClientPart) and own and not part.moves_weights:
             raise ValueError(f"{part.title}.{own[0]} is called only with order = Order.MOVES_WEIGHTS.")

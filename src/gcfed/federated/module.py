@@ -1,6 +1,6 @@
 """The global model as a LightningModule: one training step is one communication round."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -73,6 +73,7 @@ class FederatedModule(LightningModule):
         self.refused = False  # whether the last step was taken back
         self._before: Params = {}
         self.task = task
+        self.test_elsewhere: Callable[[Params], Mapping[str, tuple[float, float]] | None] | None = None
         roots = [column in getattr(task, "roots", ()) for column in task.columns]
         pairs = [pair for of in (0, 1) for pair in zip(self._columns(of), roots, strict=True)]
         self.test_means = nn.ModuleDict({column: ScoreMean(root) for column, root in pairs})
@@ -164,11 +165,19 @@ class FederatedModule(LightningModule):
             state.update(kept)
         self._before = {}
 
+    def on_validation_epoch_start(self) -> None:
+        """Lets others test the model, where they do: ``test_elsewhere`` gives each column's mean and its samples."""
+        self._tested = self.test_elsewhere(self.broadcast_state()) if self.test_elsewhere else None
+        for column, (mean, weight) in (self._tested or {}).items():
+            self.test_means[column].update(torch.tensor([mean]), torch.tensor([weight]))  # type: ignore[operator]
+
     def validation_step(self, batch: tuple[int, int], batch_idx: int, dataloader_idx: int = 0) -> Any:
         """Returns outputs ``[B, …, C]`` and labels ``[B, …]``, for callbacks that look at a batch of a test."""
         x, y = self.trainer.datamodule.fetch_test(batch, dataloader_idx)  # type: ignore[attr-defined]
         outputs = self.net(x)
         real, scores = self.task.real(y), self.task.scores(outputs, y)
+        if self._tested is not None and dataloader_idx == 0:
+            return outputs, y
         for column, source in zip(self._columns(dataloader_idx), self.task.columns, strict=True):
             self.test_means[column].update(scores[source], real)  # type: ignore[operator]
         return outputs, y

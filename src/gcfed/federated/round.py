@@ -29,7 +29,7 @@ class Round:
     Attributes:
         index: number of rounds finished before this one; the first has index 0.
         seed: the run's seed; every draw derives from it.
-        cohort: ids of all participating clients, ``[K]``, sorted.
+        cohort: ids of all participating clients, ``[K]``, sorted; from the aggregation on of those that came back.
         num_clients: N, the size of the population.
         start: what the server broadcasts, name → ``[*shape]``; the ``model`` of the download.
         lr: η_l, the clients' learning rate in this round.
@@ -40,6 +40,7 @@ class Round:
             what another aggregator makes of them, name → ``[*shape]``; known from ``on_aggregate_end`` on.
         reply: what the server tells the cohort once the round is over, by name; ``on_aggregate_end`` fills it.
         lost: clients that got the broadcast and did not come back: they are not in the cohort.
+        asked: the cohort as it was when the broadcast went out, in whose order tables of a round have their rows.
     """
 
     index: int
@@ -55,9 +56,17 @@ class Round:
     reply: dict[str, Params] = field(default_factory=dict)
     lost: int = 0
 
+    def __post_init__(self) -> None:
+        self.asked = self.cohort
+
+    def lose(self, clients: np.ndarray) -> None:
+        """These clients of the cohort have not come back."""
+        self.cohort = np.setdiff1d(self.cohort, clients)
+        self.lost += len(clients)
+
     def places(self, clients: np.ndarray) -> list[int]:
-        """Where these clients, ``[K]``, stand in the cohort."""
-        return places(self.cohort, clients)
+        """Where these clients, ``[K]``, stand among those that were asked."""
+        return places(self.asked, clients)
 
 
 def places(cohort: np.ndarray, clients: np.ndarray) -> list[int]:

@@ -143,33 +143,19 @@ class LocalSolver:
 
     def num_steps(self, sizes: np.ndarray) -> np.ndarray:
         """Local steps of clients with so many samples, ``[K] → [K]``."""
-        return np.array(
-            [
-                number_of_steps(
-                    size,
-                    batch_size=self.batch_size,
-                    epochs=self.epochs,
-                    steps=self.steps,
-                    last_batch=self.last_batch,
-                )
-                for size in sizes.tolist()
-            ],
-            dtype=np.int64,
-        )
+        return np.array([number_of_steps(size, **self._passes) for size in sizes.tolist()], dtype=np.int64)
 
     def plan(self, data: ClientData, clients: np.ndarray, download: Download, device: torch.device) -> BatchPlan:
         """Draws all mini-batches of these clients for this round."""
         return plan_batches(
-            data,
-            clients,
-            seed=download.seed,
-            round_index=download.round,
-            batch_size=self.batch_size,
-            epochs=self.epochs,
-            steps=self.steps,
-            last_batch=self.last_batch,
+            data, clients, seed=download.seed, round_index=download.round, **self._passes,
             to_device=lambda array: on_device(array, device),
-        )
+        )  # fmt: skip
+
+    @property
+    def _passes(self) -> dict[str, Any]:
+        """How a client goes through its samples."""
+        return {name: getattr(self, name) for name in ("batch_size", "epochs", "steps", "last_batch")}
 
     def train(
         self,

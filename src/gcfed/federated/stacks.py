@@ -17,9 +17,10 @@ from gcfed.federated.processes.strategy import rank_and_world
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.store import ClientStores
 from gcfed.federated.streams import Streams, layout
+from gcfed.federated.transport import Transport
 
 
-class Stacks:
+class Stacks(Transport):
     """The transport of a simulation: nothing is copied.
 
     Args:

@@ -19,6 +19,16 @@ Shapes = Callable[[], Mapping[str, Params]]
 class Transport(Protocol):
     """How messages travel between the server's program and the clients'."""
 
+    remote: bool = False
+    """Whether clients are on machines of their own: they vanish, know only themselves, and what the server's parts
+    keep of them lies there."""
+    missing: np.ndarray = np.zeros(0, dtype=np.int64)
+    """Clients of the last ``fit`` that have not come back."""
+
+    def start(self) -> None:
+        """Called once before the first round; a checkpoint has been loaded."""
+        return
+
     def arrivals(self, drawn: np.ndarray, round: int, seed: int) -> np.ndarray:
         """Those of the clients drawn for a round whose uploads will come, ``[K]``, in their order."""
 
@@ -40,3 +50,7 @@ class Transport(Protocol):
 
     def reply(self, reply: Mapping[str, Params], download: Download) -> None:
         """Tells the clients of a round something when it is over."""
+
+    def test(self, model: Params) -> Mapping[str, tuple[float, float]] | None:
+        """A test of the model by the clients: column → mean score and the samples behind it; None: the server tests."""
+        return None

@@ -14,20 +14,19 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import Trainer
 from omegaconf import DictConfig, OmegaConf
 
-from gcfed.assemble import assemble
+from gcfed.assemble import described
 from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stacks import Stacks
-from gcfed.federated.transport import Shapes
+from gcfed.federated.transport import Shapes, Transport
+from gcfed.federation.clients import as_run, build_clients, clients_config
 from gcfed.federation.packing import (
     MessageError,
     pack_download,
@@ -39,7 +38,7 @@ from gcfed.federation.packing import (
 )
 
 
-class Wire:
+class Wire(Transport):
     """The transport to a second interpreter.
 
     Args:
@@ -56,12 +55,23 @@ class Wire:
             raise ValueError(f"federation=wire cannot resume: leave ckpt_path={cfg.ckpt_path} out.")
         self.stacks, self.shapes, self.cfg = stacks, shapes, cfg
         self._line: Connection | None = None
-        self.arrivals, self.steps = stacks.arrivals, stacks.steps
+
+    def steps(self, clients: np.ndarray, round: int, seed: int) -> np.ndarray:
+        return self.stacks.steps(clients, round, seed)
+
+    def arrivals(self, drawn: np.ndarray, round: int, seed: int) -> np.ndarray:
+        return self.stacks.arrivals(drawn, round, seed)
 
     def _ask(self, verb: str, *messages: bytes) -> None:
         if self._line is None:
             self._line = interpreter()
-            self._ask("configure", clients_config(self.cfg), str(torch.get_num_threads()).encode())
+            folder = str(self.cfg.paths.output_dir).encode()
+            self._ask(
+                "configure",
+                clients_config(described(self.cfg, self.stacks.program.data)),
+                folder,
+                str(torch.get_num_threads()).encode(),
+            )
             self._answer()
         for message in (verb.encode(), *messages):
             self._line.send_bytes(message)
@@ -97,14 +107,6 @@ class Wire:
     def reply(self, reply: Mapping[str, Params], download: Download) -> None:
         self._ask("reply", pack_reply(reply, download.round))
         self._answer()
-
-
-def clients_config(cfg: DictConfig) -> bytes:
-    """What the other side gets: nothing that runs on the server alone."""
-    theirs = OmegaConf.create(OmegaConf.to_container(cfg, resolve=True))
-    theirs.callbacks, theirs.logger, theirs.federation = {}, {}, None
-    theirs.client_store.folder = str(Path(cfg.paths.output_dir) / "clients_wire")
-    return OmegaConf.to_yaml(theirs).encode()
 
 
 _process: subprocess.Popen | None = None
@@ -151,7 +153,11 @@ def serve(read: int, write: int) -> None:
             return
         try:
             if verb == "configure":
-                clients = build_clients(line.recv_bytes(), int(line.recv_bytes()))
+                config: Any = OmegaConf.to_container(OmegaConf.create(line.recv_bytes().decode()))
+                folder = line.recv_bytes().decode()
+                torch.set_num_threads(int(line.recv_bytes()))
+                clients = build_clients(as_run(config, folder, f"{folder}/clients_wire"))
+                clients.stores.start(1)
             elif clients is None:
                 raise MessageError("no config has come yet.")
             elif verb == "fit":
@@ -172,20 +178,3 @@ def serve(read: int, write: int) -> None:
 def _send(line: Connection, status: bytes, message: bytes) -> None:
     line.send_bytes(status)
     line.send_bytes(message)
-
-
-def build_clients(config: bytes, threads: int) -> Stacks:
-    """The clients' side of a run: data, network, client parts and stores; nothing that the server's parts keep."""
-    torch.set_num_threads(threads)
-    cfg = OmegaConf.create(config.decode())
-    assert isinstance(cfg, DictConfig)
-    parts = assemble(cfg)
-    stacks, module, data = parts.loop.transport, parts.module, parts.data
-    assert isinstance(stacks, Stacks)
-    module.trainer = Trainer(
-        accelerator="cpu", precision=cfg.precision, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, callbacks=list(stacks.program.parts),
-    )  # fmt: skip
-    data.to_device(torch.device("cpu"), next(module.parameters()).dtype, module.memory_format)
-    stacks.stores.start(1)
-    return stacks

@@ -89,7 +89,7 @@ def products(parts: Sequence[Part], update: Params, round: Round) -> Tensor:
         parts: those of this process; the others' meet them some columns at a time.
         update: Δ, name → ``[*shape]``.
     """
-    size, like = len(round.cohort), next(iter(update.values()))
+    size, like = len(round.asked), next(iter(update.values()))
     table = torch.zeros(size, size + 2, dtype=torch.float64, device=like.device)
     for part in parts:
         table[part.rows, -1] = part.finite.double()

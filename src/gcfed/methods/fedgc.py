@@ -133,6 +133,7 @@ class ServerConstraint(ServerPart):
         if self.sgc:
             need = mean_aggregator("every client's update constrains it once more")
             need(setup, f"{self.title} with methods.fedgc.sgc=true")
+        self.may_miss = setup.transport.remote
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         self._parts: list[Part] = []
@@ -142,7 +143,7 @@ class ServerConstraint(ServerPart):
         start = {name: download.model[name] for name in self.trained}
         known = "previous" in self._server
         previous = self.server_state("previous", start)
-        if known and len(round.cohort) < round.num_clients:
+        if known and (len(round.cohort) < round.num_clients or self.may_miss):
             download.extra["fedgc"] = {name: now - previous[name] for name, now in start.items()}
         torch._foreach_copy_(list(previous.values()), list(start.values()))
         device = next(iter(start.values())).device

@@ -188,7 +188,7 @@ class OwnNumbers(ClientMetric):
         return {"values": zeros(round, len(round.cohort), len(self.columns))}
 
     def summary(self, sums: Params, round: Round) -> dict[str, float]:
-        values_KV = sums["values"]
+        values_KV = sums["values"][round.places(round.cohort)]
         finite = values_KV.isfinite()
         totals = torch.stack([values_KV.where(finite, 0.0).sum(0), finite.sum(0)]).tolist()
         return {name: total / count for name, total, count in zip(self.columns, *totals, strict=True) if count}

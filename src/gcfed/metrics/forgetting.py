@@ -44,6 +44,7 @@ class Forgetting(OwnNumbers):
     samples: Count | None = 200
 
     name = "forgetting"
+    sees_cohort = True
     columns = ("forgetting/before", "forgetting/after", "forgetting/own", "forgetting/others")
 
     def on_download(self, download: Download) -> None:

@@ -37,6 +37,7 @@ class Gap(ServerMetric):
     every: Count = 10
 
     name = "gap"
+    rehearses = True
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)

@@ -75,6 +75,7 @@ class Leakage(ServerMetric):
     lr: Positive | None = None
 
     name = "leakage"
+    rehearses = True
     needs_classes = True
 
     def validate(self, setup: Setup) -> None:

@@ -38,7 +38,7 @@ class Personal(Clients):
         return self.data.tests_of_clients.client(client)
 
     def summary(self, sums: Params, round: Round) -> dict[str, float]:
-        values_KV = sums["values"]
+        values_KV = sums["values"][round.places(round.cohort)]
         values_KV, row = values_KV[values_KV.isfinite().all(1)], dict[str, float]()
         for model, column in (("global", "clients/acc_before"), ("local", "clients/acc_after")):
             acc_K = values_KV[:, self.columns.index(column)].sort().values

@@ -46,9 +46,10 @@ class Updates(ClientMetric):
 
     def summary(self, sums: Params, round: Round) -> dict[str, float]:
         """Writes them, in the order of the cohort."""
+        squares = sums["squares"][round.places(round.cohort)]
         lines = (
             (client, name, f"{norm:.6g}", f"{removed:.6g}")
-            for client, tensors in zip(round.cohort.tolist(), sums["squares"].sqrt().tolist(), strict=True)
+            for client, tensors in zip(round.cohort.tolist(), squares.sqrt().tolist(), strict=True)
             for name, (norm, removed) in zip(self.params(round.start, 2), tensors, strict=True)
         )
         self.table.append(round, lines)

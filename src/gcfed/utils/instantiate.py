@@ -15,6 +15,7 @@ from omegaconf import DictConfig, Node, OmegaConf
 from gcfed.utils.checked import SettingError
 from gcfed.utils.resolvers import CONFIGS, how_to_install
 
+OF_A_MODEL = ("data", "model", "server", "partition")
 _HYDRAS = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")  # its own keys; none becomes an argument
 
 
@@ -132,32 +133,32 @@ def replace_checked(config: DictConfig, keys: Iterable[str], path: Path) -> None
         ValueError: it does not.
     """
     resolved = {key: OmegaConf.to_container(config[key], resolve=True) for key in keys}
-    check_targets(resolved, path)
+    check_targets(resolved, str(path))
     config.update(resolved)
 
 
-def check_targets(config: Mapping[str, Any], path: Path) -> None:
-    """Refuses a checkpoint's config that would call anything but what our own configs call to build the same parts.
+def check_targets(config: Mapping[str, Any], origin: str, groups: tuple[str, ...] = OF_A_MODEL) -> None:
+    """Refuses a config from elsewhere that would call anything but what our own configs call to build the same parts.
 
-    Whoever sends a checkpoint chooses what its config calls, and with which arguments: so nothing counts by the package
-    that it lies in. ``config`` must be resolved, and what is built afterwards be this: :func:`replace_checked`.
+    Whoever sends it, in a checkpoint or from a server, chooses what it calls, and with which arguments: so nothing
+    counts by the package that it lies in. ``config`` must be resolved, and what is built afterwards be this:
+    :func:`replace_checked`.
 
     Raises:
         ValueError: names the key, the target and the flag that allows it.
     """
     for key, target in _targets(config):
-        if not (target in listed_targets() or _is_layer_or_optimizer(target)):
+        if not (target in listed_targets(groups) or _is_layer_or_optimizer(target)):
             raise ValueError(
-                f"{path}: its config would call {key}={target}. From a checkpoint only the networks, tasks, server "
-                "optimizers and data sets are built that configs/ names, and torch's layers, optimizers and networks; "
-                "if you trust its author, say trust_config=true."
+                f"{origin}: its config would call {key}={target}. Only what configs/ names under {', '.join(groups)} "
+                "is built of it, and torch's layers, optimizers and networks; if you trust its author, say "
+                "trust_config=true."
             )
 
 
 @cache
-def listed_targets() -> frozenset[str]:
-    """What our own configs name as data sets, networks, server optimizers and tasks: read off their files."""
-    groups = ("data", "model", "server", "partition")
+def listed_targets(groups: tuple[str, ...] = OF_A_MODEL) -> frozenset[str]:
+    """What our own configs name in these groups, and as tasks: read off their files."""
     files = [CONFIGS / "train.yaml", *(path for group in groups for path in (CONFIGS / group).glob("**/*.yaml"))]
     trees = [OmegaConf.to_container(OmegaConf.load(path)) for path in files]
     found = (item for tree in trees for item in _targets(tree))

@@ -1,0 +1,259 @@
+"""Per-client state that survives rounds (control variates, previous models), in files.
+
+A client's state is one vector, and each version of it a file ``<client>-<round>.bin``, mapped when it is read. The
+system keeps the files in memory as far as they fit, and the processes of a run share them. On a GPU that a run has for
+itself, states stay there while they fit, and become files when a checkpoint is due. A checkpoint holds only an index
+(client → round and checksum of its version), for which it waits until the files are on the disk; a run that resumes
+takes each client's version of that checkpoint's round. The files of the last two checkpoints are kept.
+"""
+
+import os
+import re
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gcfed.federated.stack import Params, broadcast_like, per_client
+from gcfed.utils.files import replacing
+
+# What a store writes: <client>-<round>.bin, and the temporary name of one that was killed while it wrote.
+_VERSION = re.compile(r"\d+-\d+\.bin|\.\d+-\d+\.bin\.\d+\.bin")
+Reference = tuple[int, int | None, int, list[int]]
+"""A client's state from afar: client, version (None: it has none), checksum, all versions that must not be deleted."""
+
+
+class ClientStore:
+    """One named piece of state of every client; ``ClientStores.open`` makes it.
+
+    Args:
+        folder: where the files lie.
+        dtype: of what is stored; None: that of the model.
+    """
+
+    def __init__(self, folder: Path, *, dtype: torch.dtype | None = None) -> None:
+        self.folder, self.dtype = folder, dtype
+        self.shared = False  # with other processes, which read files
+        self.elsewhere = False  # the files lie at sites; what is here is the index of those that count
+        self.forgets = False  # nothing that is written stays
+        self._held: dict[int, Tensor] = {}  # the present versions that lie on a GPU, ``[P]``
+        self._version: dict[int, int] = {}
+        self._checkpointed: dict[int, int] = {}
+        self._checksum: dict[int, int] = {}  # of the checkpointed versions
+        self._replaced: list[Path] = []  # since the last checkpoint, which needs them
+        self._previous: list[Path] = []  # the checkpoint before needs them, the last does not
+
+    def __contains__(self, client: int) -> bool:
+        return int(client) in self._version
+
+    def version(self, client: int) -> int | None:
+        """Index of the round in which this client's state was last written; None where it has none."""
+        return self._version.get(int(client))
+
+    def read(self, clients: np.ndarray, like: Mapping[str, Tensor], *, default: Params | None = None) -> Params:
+        """The states of these clients, name → ``[K, *shape]``, on the device and in the layout of ``like``.
+
+        Args:
+            clients: ids, ``[K]``.
+            like: names, shapes, types, devices and memory formats of one client's state.
+            default: the state of a client that has none yet; None: zeros.
+        """
+        out = {name: broadcast_like(t, len(clients)) for name, t in like.items()}
+        for row, client in enumerate(clients.tolist()):
+            vector = self._vector(client, sum(t.numel() for t in like.values()), like)
+            offset = 0
+            for name, t in like.items():
+                if vector is None:
+                    out[name][row].zero_() if default is None else out[name][row].copy_(default[name])
+                else:
+                    out[name][row].copy_(vector[offset : offset + t.numel()].view(t.shape), non_blocking=True)
+                offset += t.numel()
+        return out
+
+    def rounded(self, values: Params) -> Params:
+        """What a later :meth:`read` will return of these values: a server that adds up changes must add up these."""
+        return values if self.dtype is None else {n: v.to(self.dtype).to(v.dtype) for n, v in values.items()}
+
+    def write(
+        self, clients: np.ndarray, values: Mapping[str, Tensor], round: int, counts: Tensor | None = None
+    ) -> None:
+        """Replaces the states of these clients, name → ``[K, *shape]``, in the round of this index: of those that
+        count, bool ``[K]``; None: of all.
+        """
+        if self.forgets:
+            return
+        rows = np.arange(len(clients)) if counts is None else np.flatnonzero(counts.cpu().numpy())
+        dtype = self.dtype or next(iter(values.values())).dtype
+        for row, client in zip(rows, clients[rows].tolist(), strict=True):
+            vector = torch.cat([v[row].detach().reshape(-1) for v in values.values()]).to(dtype)
+            if client in self._held:
+                self._held[client].copy_(vector)  # given back, its stream could reuse memory that another still reads
+            elif not self.shared and _fits(vector.device):
+                self._held[client] = vector
+            else:
+                self._save(client, round, vector)
+        self.mark_written(clients[rows], round)
+
+    def move(
+        self, clients: np.ndarray, held: Mapping[str, Tensor], change: Mapping[str, Tensor], counts: Tensor, round: int
+    ) -> None:
+        """Adds a change to states that were read, in place, and writes them; a client that does not count, bool
+        ``[K]``, keeps what it had.
+        """
+        for name, own in held.items():
+            own.add_(torch.where(per_client(counts, own), change[name], 0.0))
+        self.write(clients, held, round)
+
+    def _save(self, client: int, version: int, vector: Tensor) -> None:
+        with replacing(self._path(client, version)) as temporary:
+            temporary.write_bytes(vector.cpu().view(torch.uint8).numpy().data)
+
+    def mark_written(self, clients: np.ndarray, round: int) -> None:
+        """Notes that these clients have a version of this round, also those that another process wrote."""
+        for client in clients.tolist():
+            before = self._version.get(client)
+            if before is not None and before != round:
+                path = self._path(client, before)
+                if self._checkpointed.get(client) == before:
+                    self._replaced.append(path)
+                else:
+                    path.unlink(missing_ok=True)
+            self._version[client] = round
+
+    # ----------------------------------------------------------------------------------------------- checkpoints
+    def state_dict(self) -> dict[str, Any]:
+        """The index, once the files that changed since the last checkpoint are on the disk."""
+        for client, version in self._version.items():
+            if self._checkpointed.get(client) != version and not self.elsewhere:
+                if client in self._held:
+                    self._save(client, version, self._held[client])
+                self._checksum[client] = self._settle(client, version)
+        clients = sorted(self._version)
+        return {
+            "clients": torch.tensor(clients, dtype=torch.int64),
+            "rounds": torch.tensor([self._version[c] for c in clients], dtype=torch.int64),
+            "checksums": torch.tensor([self._checksum[c] for c in clients], dtype=torch.int64),
+            "previous": [path.name for path in self._replaced],  # what the checkpoint before this one needs, beside it
+        }
+
+    def _settle(self, client: int, version: int) -> int:
+        """Waits until a version is on the disk; its checksum."""
+        with self._path(client, version).open("rb") as file:
+            os.fsync(file.fileno())
+            return zlib.crc32(file.read())
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes up the versions of a checkpoint.
+
+        Raises:
+            ValueError: it names a file that no store writes, which would be deleted later.
+        """
+        if strange := [name for name in state_dict["previous"] if not _VERSION.fullmatch(str(name))]:
+            raise ValueError(f"the checkpoint names {strange[0]!r} as the state of a client, which no store writes.")
+        clients, rounds, checksums = (state_dict[key].tolist() for key in ("clients", "rounds", "checksums"))
+        self._version = dict(zip(clients, rounds, strict=True))
+        self._checkpointed, self._checksum = dict(self._version), dict(zip(clients, checksums, strict=True))
+        self._previous = [self.folder / name for name in state_dict["previous"]]
+        self._held.clear()
+
+    def check(self, clients: Iterable[int] | None = None) -> None:
+        """Reads these clients' files once, by default all.
+
+        Raises:
+            ValueError: one is gone or is not what the checkpoint refers to; names it.
+        """
+        for client in self._version if clients is None else clients:
+            path = self._path(client, self._version[client])
+            if not path.is_file() or zlib.crc32(path.read_bytes()) != self._checksum[client]:
+                raise ValueError(
+                    f"{path} is {'damaged' if path.is_file() else 'not there'}: the checkpoint refers to this client's "
+                    "state. Put it back (states lie in the run's own folder or, with client_store.folder, in one named "
+                    "by where the run lies), resume from previous.ckpt, or start anew without ckpt_path."
+                )
+
+    def clear(self) -> None:
+        """Deletes the versions that neither the loaded checkpoint nor the one before it needs."""
+        needed = {self._path(*item) for item in self._version.items()} | set(self._previous)
+        for path in self.folder.glob("*"):
+            if path not in needed and _VERSION.fullmatch(path.name):
+                path.unlink()
+
+    def rotate(self) -> list[Path]:
+        """Begins a new checkpoint; the files that neither the one just made nor the one before refers to."""
+        obsolete, self._previous, self._replaced = self._previous, self._replaced, []
+        self._checkpointed = dict(self._version)
+        return obsolete
+
+    # --------------------------------------------------------------------------- states at sites, counted by a server
+    def references(self, clients: Iterable[int]) -> list[Reference]:
+        """What a server knows of these clients' states: the versions that count, and those that checkpoints need."""
+        older = [tuple(map(int, path.stem.split("-"))) for path in (*self._replaced, *self._previous)]
+        found = []
+        for client in clients:
+            present = (self._version.get(client), self._checkpointed.get(client))
+            kept = {version for k, version in (*older, *((client, v) for v in present)) if k == client}
+            found.append((client, present[0], self._checksum.get(client, 0), sorted(v for v in kept if v is not None)))
+        return found
+
+    def note(self, references: Iterable[Reference]) -> None:
+        """Counts these versions, from here on: what a site has written, or what it has gone back to."""
+        self.elsewhere = True
+        for client, version, checksum, _ in references:
+            if version is None:
+                self._version.pop(client, None)
+            else:
+                self.mark_written(np.array([client]), version)
+                self._checksum[client] = checksum
+
+    def adopt(self, references: Iterable[Reference]) -> None:
+        """Goes back, at a site, to the versions that the server counts; deletes those that nobody needs any more.
+
+        Raises:
+            ValueError: one is gone or damaged; names it.
+        """
+        self._replaced, self.shared = [], True  # files, also beside a GPU
+        for client, version, checksum, kept in references:
+            known = self._version.pop(client, None), self._checksum.pop(client, None)
+            self._checkpointed.pop(client, None)
+            for path in self.folder.glob(f"{client}-*.bin"):
+                if int(path.stem.split("-")[1]) not in kept:
+                    path.unlink()
+            if version is not None:
+                self._version[client] = self._checkpointed[client] = version
+                self._checksum[client] = checksum
+                if known != (version, checksum):  # it was not this process that wrote it
+                    self.check([client])
+
+    def written(self, clients: Iterable[int]) -> list[Reference]:
+        """What a site tells of these clients' states, once they are on its disk."""
+        for client in clients:
+            if (version := self._version.get(client)) is not None and self._checkpointed.get(client) != version:
+                self._checksum[client] = self._settle(client, version)
+        return [(c, self._version.get(c), self._checksum.get(c, 0), []) for c in clients]
+
+    def release(self) -> None:
+        """Gives back the memory of a GPU: only what the last checkpoint has is left."""
+        if self._held:
+            self._version = dict(self._checkpointed)
+            self._held.clear()
+
+    def _path(self, client: int, version: int) -> Path:
+        return self.folder / f"{client}-{version}.bin"
+
+    def _vector(self, client: int, size: int, like: Mapping[str, Tensor]) -> Tensor | None:
+        if (version := self._version.get(client)) is None or client in self._held:
+            return self._held.get(client)
+        dtype = self.dtype or next(iter(like.values())).dtype
+        return torch.from_file(str(self._path(client, version)), size=size, dtype=dtype)  # a memory map
+
+
+def _fits(device: torch.device) -> bool:
+    """Whether states may lie on this device: on a GPU of whose memory a quarter is free."""
+    if device.type != "cuda":
+        return False
+    free, total = torch.cuda.mem_get_info(device)
+    return 4 * free > total

@@ -1,0 +1,405 @@
+"""A federation of sites without NVFlare: the server's transport and the sites' programs, by a line of this process.
+
+The same through NVFlare, with its processes and certificates: tests/nvflare, by ``make test-federation``.
+"""
+
+import errno
+import json
+import re
+from collections import deque
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import read_rows
+from harness import final_weights
+from omegaconf import OmegaConf
+
+from gcfed import __version__
+from gcfed.federation.clients import check_config, clients_config
+from gcfed.federation.site import Settings, Site
+from gcfed.federation.sites import Answer, Sites
+from gcfed.run import train
+
+TINY = (
+    "model.hidden=[12,8]", "rounds=4", "participation.num_clients=7", "participation.per_round=5", "client.epochs=1",
+    "client.batch_size=8", "data.limit_train=150", "data.limit_test=40", "eval_every=1",
+)  # fmt: skip
+
+
+class LineHere:
+    """Sites as objects of this process, which answer at once, or not as they should.
+
+    Args:
+        folder: of the sites.
+        names: of the sites.
+        own: what a site's ``gcfed.yaml`` says beside ``trust_config``.
+        upset: called with (site, verb, about) before a site works; what it returns: ``None``, or why the site fails;
+            ``"late"``: the answer comes after the next one that is waited for in vain.
+    """
+
+    def __init__(self, folder, names, own=None, upset=None):
+        self.sites, self.folder, self.own = list(names), folder, own or {}
+        self.upset = upset or (lambda *_: None)
+        self.answers, self.late, self.renewed = deque(), deque(), 0
+        self.begin()
+
+    def begin(self):
+        self.programs = {}
+        for name in self.sites:
+            home = self.folder / name
+            home.mkdir(parents=True, exist_ok=True)
+            settings = {"trust_config": True, "threads": 1} | self.own.get(name, {})
+            (home / "gcfed.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(settings)))
+            self.programs[name] = Site(name, home / "gcfed.yaml", home)
+
+    def send(self, site, verb, about, message):
+        about = json.loads(json.dumps(about))
+        why = self.upset(site, verb, about)
+        if why not in (None, "late"):
+            self.answers.append(Answer(site, verb, {}, b"", why))
+            return
+        try:
+            said, answer = self.programs[site].answer(verb, about, message)
+        except (ValueError, OSError) as error:
+            said, answer = {"failure": f"{type(error).__name__}: {error}"}, b""
+        said = json.loads(json.dumps(said))
+        queue = self.late if why == "late" else self.answers
+        queue.append(Answer(site, verb, said, answer, said.get("failure", "")))
+
+    def receive(self, seconds):
+        if self.answers:
+            return self.answers.popleft()
+        while self.late:  # nothing else is under way: the deadline has passed, and this comes in the next round
+            self.answers.append(self.late.popleft())
+        return None
+
+    def renew(self, vanished):
+        self.renewed += 1
+        self.begin()
+        return True
+
+
+@pytest.fixture
+def federated(config, tmp_path, monkeypatch):
+    """``federated(*overrides, own=…, upset=…)`` runs a federation of three sites; its result and its line."""
+
+    def run(*overrides, folder="run", names=("a", "b", "c"), own=None, upset=None, line=None):
+        line = line or LineHere(tmp_path / folder / "sites", names, own, upset)
+        monkeypatch.setattr(Sites, "open_line", lambda self: line)
+        cfg = config(*TINY, "federation=nvflare", *overrides, folder=tmp_path / folder)
+        return train(cfg), line
+
+    return run
+
+
+@pytest.fixture
+def simulated(config, tmp_path):
+    def run(*overrides, folder="simulated"):
+        return train(config(*TINY, *overrides, folder=tmp_path / folder))
+
+    return run
+
+
+def without_times(row):
+    return {key: value for key, value in row.items() if not key.startswith("time/") and "dropped" not in key}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("algorithm=fedgc", "participation.per_round=7"),
+        ("algorithm=fedsub",),
+        ("algorithm=feddyn", "quantization=fedpaq"),
+        ("aggregator=trimmed_mean", "attack=sign_flip", "attack.clients=0.2"),
+        ("participation.faults.stragglers=0.5", "client.epochs=2", "aggregator.weighting=samples"),
+    ],
+    ids=" ".join,
+)
+def test_sites_of_several_clients_compute_what_the_simulation_does(federated, simulated, words):
+    reference, (result, _) = simulated(*words), federated(*words)
+    assert torch.equal(final_weights(reference), final_weights(result))
+    row, same = without_times(reference.loop.last_row), without_times(result.loop.last_row)
+    if "algorithm=fedgc" in words:  # there a client may have missed a broadcast: the server sends it what it has moved
+        assert same.pop("comm/down_bytes") > row.pop("comm/down_bytes")
+    assert same == pytest.approx(row, rel=1e-12, nan_ok=True)
+
+
+# ------------------------------------------------------------------------------------------------------ who vanishes
+def survivors(federated, simulated, monkeypatch, lost, *words, upset):
+    """A run in which sites fail equals a simulation in which their clients drop out of the same rounds."""
+    from gcfed.federated.faults import Faults
+
+    result, line = federated(*words, "federation.least=1", upset=upset)
+    monkeypatch.setattr(
+        Faults, "survivors", lambda self, drawn, steps, round, seed: np.setdiff1d(drawn, lost.get(round, []))
+    )
+    reference = simulated(*words)
+    assert torch.equal(final_weights(reference), final_weights(result))
+    for row, same in zip(*(read_rows(r.folder / "metrics.csv") for r in (reference, result)), strict=True):
+        for column in [name for name in row if name.startswith(("clients/", "train/loss"))]:
+            assert same[column] == pytest.approx(row[column], rel=1e-12)
+    return result, line
+
+
+CLIENTS_OF_B = [1, 4]  # of seven, dealt to three sites
+
+
+MEASURED = ("metrics=[clients,updates]", "metrics.clients.every=1")  # of those that came
+
+
+@pytest.mark.parametrize("words", [("algorithm=fedgc",), ("aggregator=median", *MEASURED)], ids=" ".join)
+def test_a_site_that_fails_counts_as_dropped_out(federated, simulated, monkeypatch, caplog, words):
+    def upset(site, verb, about):
+        return "no power" if (site, verb, about.get("round")) == ("b", "fit", 1) else None
+
+    result, _ = survivors(federated, simulated, monkeypatch, {1: CLIENTS_OF_B}, *words, upset=upset)
+    rows = read_rows(result.folder / "metrics.csv")
+    lost = [row["train/dropped_clients"] for row in rows]
+    drawn = set(result.loop.sampler(1, 7, 1).tolist())
+    assert lost == [0, len(drawn & set(CLIENTS_OF_B)), 0, 0]
+    assert [row["train/clients"] for row in rows] == [5 - n for n in lost]
+    assert re.search("round 2: b failed: no power", caplog.text)
+
+
+def test_an_upload_of_an_older_round_is_refused_by_name_and_its_site_gets_the_present_model(
+    federated, simulated, monkeypatch, caplog
+):
+    """The late site trained in vain: its clients go on from the states that count."""
+
+    def upset(site, verb, about):
+        return "late" if (site, verb, about.get("round")) == ("b", "fit", 1) else None
+
+    survivors(federated, simulated, monkeypatch, {1: CLIENTS_OF_B}, "algorithm=scaffold", upset=upset)
+    assert "b answers round 2 (fit), and this is round 3: refused" in caplog.text
+
+
+def test_a_site_that_comes_back_has_its_states(federated, simulated, monkeypatch):
+    def upset(site, verb, about):
+        return "vanished: killed" if (site, verb, about.get("round")) == ("b", "fit", 1) else None
+
+    _, line = survivors(federated, simulated, monkeypatch, {1: CLIENTS_OF_B}, "algorithm=scaffold", upset=upset)
+    assert line.renewed == 1
+
+
+def test_a_site_that_does_not_hear_the_reply_keeps_what_it_had(federated, caplog):
+    def upset(site, verb, about):
+        return "gone" if (site, verb, about.get("round")) == ("b", "reply", 1) else None
+
+    result, _ = federated("algorithm=fedsub", "participation.per_round=7", upset=upset)
+    assert "round 2: b did not hear how it ended" in caplog.text
+    assert len(read_rows(result.folder / "metrics.csv")) == 4
+
+
+def test_a_full_disk_at_a_site_is_named_and_the_run_resumes_from_the_states_at_the_sites(
+    federated, simulated, tmp_path, monkeypatch
+):
+    """Of a site's two clients one has its state on the disk, and it does not count."""
+    write = Path.write_bytes
+
+    def full(path, data):
+        if re.search(r"sites/b/.*\.4-2\.bin", str(path)):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return write(path, data)
+
+    words = ("algorithm=scaffold", "participation.per_round=7")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        with pytest.raises(ConnectionError, match=r"round 3: 5 of 7 .*federation.least is 7.*b failed: .*No space"):
+            federated(*words)
+    assert len(read_rows(tmp_path / "run" / "metrics.csv")) == 2
+    result, _ = federated(*words, f"ckpt_path={tmp_path}/run/checkpoints/last.ckpt")  # new processes everywhere
+    assert torch.equal(final_weights(simulated(*words)), final_weights(result))
+
+
+def test_a_server_that_forgets_a_round_goes_back_to_the_states_of_its_checkpoint(federated, simulated, tmp_path):
+    """From previous.ckpt, though the sites have trained on; and states that nobody needs are deleted."""
+    words = ("algorithm=feddc", "participation.per_round=7")
+    federated(*words, "rounds=3")
+    files = sorted(path.name for path in (tmp_path / "run/sites/a").rglob("0-*.bin") if "drift" in str(path))
+    assert files == [
+        "0-0.bin",
+        "0-1.bin",
+        "0-2.bin",
+    ]  # of the checkpoints that there were in the last round, and its own
+    result, _ = federated(*words, f"ckpt_path={tmp_path}/run/checkpoints/previous.ckpt")
+    assert not list((tmp_path / "run/sites/a").rglob("0-0.bin"))
+    assert torch.equal(final_weights(simulated(*words)), final_weights(result))
+
+
+def test_a_state_that_is_damaged_at_a_site_is_named(federated, tmp_path):
+    words = ("algorithm=scaffold", "participation.per_round=7")
+    federated(*words, "rounds=2")
+    (damaged,) = (tmp_path / "run/sites/c").rglob("2-1.bin")
+    damaged.write_bytes(b"\0" * damaged.stat().st_size)
+    with pytest.raises(ConnectionError, match=r"c failed: ValueError: .*2-1.bin is damaged"):
+        federated(*words, f"ckpt_path={tmp_path}/run/checkpoints/last.ckpt")
+
+
+# ------------------------------------------------------------------------------------------------ what is refused
+def test_another_version_of_the_project_is_refused_with_both(federated, monkeypatch):
+    monkeypatch.setattr("gcfed.federation.sites.__version__", "9.9")
+    with pytest.raises(ValueError, match=rf"a refuses this run: .*the server has gcfed 9.9, and a has {__version__}"):
+        federated()
+
+
+def test_another_model_is_refused_with_both_shapes(federated, tmp_path):
+    x = np.random.default_rng(0).integers(0, 255, (60, 1, 4, 4), dtype=np.uint8)
+    np.savez(tmp_path / "small.npz", x=x, y=np.arange(60) % 10)
+    with pytest.raises(ValueError, match=r"b refuses this run: .*training samples have the shape \(1, 4, 4\).*8, 8"):
+        federated(own={"b": {"arrays": str(tmp_path / "small.npz")}})
+
+
+@pytest.mark.parametrize(
+    ("own", "sentence"),
+    [
+        ({"a": {"clients": [0, 1, 2]}}, r"a and b both hold the clients \[1\]|b and a both hold the clients \[1\]"),
+        ({"b": {"clients": [1]}}, r"no site holds the clients \[4\]"),
+        ({"b": {"clients": [1, 7]}}, r"b holds the clients \[1, 7\], and the run has 7, from 0 on"),
+        ({"b": {"threads": 0}}, r"b refuses this run: .*threads=0"),
+        ({"b": {"thread": 1}}, r"gcfed.yaml: thread=1 is read by nothing: did you mean threads"),
+    ],
+)
+def test_sites_that_do_not_fit_together_are_refused(federated, own, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        federated(own=own)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("attack=alie", "attack.clients=0.4", "client.stack=7"), "ALIE sees the whole cohort"),
+        (("metrics=gap",), "Gap asks what clients would send"),
+        (("metrics=leakage",), "Leakage asks what clients would send"),
+        (("metrics=forgetting",), "Forgetting sees the whole cohort"),
+        (("federation.env=prod",), "federation.kit=None"),
+        (("federation.least=0",), "federation.least=0"),
+        (("federation.deadline=0",), "federation.deadline=0"),
+        (("federation.evaluate=clients",), "set data.client_test"),
+        (("federation.evaluate=nobody",), "federation.evaluate=nobody"),
+    ],
+    ids=str,
+)
+def test_what_a_federation_cannot_do_is_refused_by_name(federated, words, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        federated(*words)
+
+
+# ------------------------------------------------------------------------------------------- what the server may ask
+def sent(config, *words):
+    return OmegaConf.to_container(OmegaConf.create(clients_config(config(*words), paths=False).decode()))
+
+
+def test_only_the_clients_side_of_a_config_is_sent(config):
+    cfg = sent(config, "algorithm=fedadam", "aggregator=median", "metrics=drift", "logger=csv")
+    assert not {"server", "aggregator", "callbacks", "logger", "federation", "paths"} & set(cfg)
+
+
+@pytest.mark.parametrize("words", [("data=cifar10", "algorithm=fedsub"), ("data=tiny_shakespeare", "model=lstm")])
+def test_what_our_own_configs_send_is_trusted(config, words):
+    check_config(sent(config, *words, "metrics=[clients,drift]", "attack=gaussian"), "a")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("model._target_", "os.system", "would call model._target_=os.system"),
+        ("methods.x._target_", "gcfed.utils.files.replacing", "would call methods.x"),
+        ("metrics.x._target_", "gcfed.callbacks.checkpoint.RoundCheckpoint", "would call metrics.x"),
+        (
+            "callbacks.x._target_",
+            "gcfed.callbacks.checkpoint.RoundCheckpoint",
+            "has callbacks, which is not for clients",
+        ),
+        ("model.weights", "/etc/passwd", "names model.weights=/etc/passwd, a place outside"),
+        ("metrics.updates.path", "../../x", "a place outside"),
+        ("server_secret", 1, "has server_secret, which is not for clients"),
+    ],
+)
+def test_a_config_that_reaches_further_is_refused_unless_its_site_trusts_it(config, tmp_path, key, value, sentence):
+    cfg = OmegaConf.create(sent(config, "gc=none"))
+    OmegaConf.update(cfg, key, value, force_add=True)
+    (tmp_path / "gcfed.yaml").write_text("trust_config: false")
+    site = Site("b", tmp_path / "gcfed.yaml", tmp_path)
+    about = {"version": __version__, "run": "x", "share": [0], "num_clients": 20}
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        site.answer("configure", about, OmegaConf.to_yaml(cfg).encode())
+
+
+def test_a_site_does_what_its_own_clients_are_asked_and_no_more(federated):
+    _, line = federated("rounds=1")
+    with pytest.raises(ValueError, match="knows nothing of the run other"):
+        line.programs["a"].answer("fit", {"run": "other"}, b"")
+    with pytest.raises(ValueError, match=r"a does not hold the clients \[1\]"):
+        line.programs["a"].answer("fit", {"run": line.programs["a"].run, "clients": [0, 1]}, b"")
+
+
+# ----------------------------------------------------------------------------------------------- data and tests
+def test_sites_train_on_what_is_theirs(federated, simulated, tmp_path):
+    """Arrays that hold what a partition would deal give what the simulation gives, whatever the server holds itself."""
+    words = ("data.limit_train=null", "participation.num_clients=3", "participation.per_round=3", "partition=shards")
+    reference = simulated(*words)
+    data = reference.trainer.datamodule
+    x, y = data.dataset.train.x, data.dataset.train.y
+    own = {}
+    for k, name in enumerate(("a", "b", "c")):
+        mine = data.client(k)
+        np.savez(tmp_path / f"{name}.npz", x=x[mine], y=y[mine], x_test=x[mine[:1]], y_test=y[mine[:1]])
+        own[name] = {"arrays": str(tmp_path / f"{name}.npz"), "clients": [k]}
+    result, line = federated(*words, "partition=iid", own=own)
+    assert torch.equal(final_weights(reference), final_weights(result))
+    assert [len(line.programs[name].clients) for name in line.sites] == [1, 1, 1]
+
+
+def test_clients_of_a_site_share_its_own_data_and_unknown_classes_are_refused(federated, tmp_path):
+    rng = np.random.default_rng(0)
+    x = rng.integers(0, 16, (90, 1, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "b.npz", x=x, y=np.arange(90) % 3 + 7)
+    _, line = federated("rounds=1", own={"b": {"arrays": str(tmp_path / "b.npz")}})
+    data = line.programs["b"].stacks.program.data
+    assert data.sizes(np.arange(7)).tolist()[0::3] == [0, 0, 0]
+    assert data.sizes(np.array(CLIENTS_OF_B)).sum() == 89  # one is set aside
+    assert set(data.labels.tolist()) == {7, 8, 9}
+    np.savez(tmp_path / "b.npz", x=x, y=np.arange(90) % 3 + 8)
+    with pytest.raises(ValueError, match="has the class 10, and the run's are 0, 1"):
+        federated("rounds=1", folder="other", own={"b": {"arrays": str(tmp_path / "b.npz")}})
+
+
+def test_no_site_standardizes_alone(federated, tmp_path):
+    rng = np.random.default_rng(0)
+    for name, n in (("server", 70), ("b", 30)):
+        np.savez(tmp_path / f"{name}.npz", x=rng.normal(size=(n, 5)), y=np.arange(n) % 2)
+    words = ("data=arrays", f"data.path={tmp_path}/server.npz", "data.limit_test=null", "rounds=1")
+    own = {"b": {"arrays": str(tmp_path / "b.npz")}}
+    with pytest.raises(ValueError, match=r"b refuses this run: .*data.standardize=true is by the mean of all samples"):
+        federated(*words, own=own)
+    federated(*words, "data.standardize=false", folder="as they are", own=own)
+
+
+def test_data_that_have_changed_are_refused_when_a_run_goes_on(federated, tmp_path):
+    x = np.random.default_rng(0).integers(0, 16, (60, 1, 8, 8), dtype=np.uint8)
+    own = {"b": {"arrays": str(tmp_path / "b.npz")}}
+    np.savez(tmp_path / "b.npz", x=x, y=np.arange(60) % 10)
+    federated("rounds=1", own=own)
+    np.savez(tmp_path / "b.npz", x=x, y=np.arange(60) % 9)
+    with pytest.raises(ValueError, match="the data of b are not those that the run began with"):
+        federated(f"ckpt_path={tmp_path}/run/checkpoints/last.ckpt", own=own)
+
+
+def test_clients_test_the_global_model_on_their_own_samples(federated):
+    """The row has the mean over all their samples, as one test on all of them together gives it."""
+    result, _ = federated("federation.evaluate=clients", "data.client_test=0.3", "data.limit_train=600")
+    data, net = result.trainer.datamodule, result.module.net
+    index = torch.from_numpy(data.tests_of_clients.indices)
+    with torch.no_grad():
+        x, y = data.fetch(index, None)
+        logits = net(x)
+    row = result.loop.last_row
+    assert row["test/acc"] == pytest.approx(float((logits.argmax(1) == y).double().mean()), abs=1e-6)
+    assert row["test/loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, y)), rel=1e-5)
+    assert len(index) != data.num_test
+
+
+def test_settings_have_defaults(tmp_path):
+    assert Settings.read(tmp_path / "none.yaml") == Settings()

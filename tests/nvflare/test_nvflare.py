@@ -1,0 +1,214 @@
+"""The federation through NVFlare itself: its processes, certificates and sockets. ``make test-federation``.
+
+One federation of five sites serves most tests, as one serves the runs of a process; what a run computes and refuses
+whatever the line to the sites is: tests/federation/test_sites.py.
+"""
+
+import json
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import read_rows
+from harness import final_weights, listening
+from kill import finish, rounds, start
+from safetensors.torch import load_file
+
+pytest.importorskip("nvflare")
+
+from gcfed.federated.faults import Faults
+from gcfed.federation import line, local
+from gcfed.federation.line import FlareLine
+from gcfed.federation.sites import Sites
+from gcfed.run import train
+
+SMALL = (
+    "participation.num_clients=5", "participation.per_round=5", "rounds=5", "client.epochs=1", "data.limit_train=400",
+    "data.limit_test=100", "gc=gcfed", "federation=nvflare",
+)  # fmt: skip
+SITES = [f"site-{i}" for i in range(1, 6)]
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory):
+    """The processes of five sites and their server, which the runs of this module share."""
+    folder = tmp_path_factory.mktemp("federation")
+    local.local_line(folder, 5, str(folder))
+    yield local._federation
+    local._federation.stop()
+    local._federation = None
+
+
+@pytest.fixture
+def run(config, federation, tmp_path):
+    def run(*words, folder="run"):
+        return train(config(*SMALL, *words, folder=tmp_path / folder))
+
+    return run
+
+
+def descendants(pid):
+    """The processes below one, with it."""
+    table = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    parents = {int(child): int(parent) for child, parent in map(str.split, table.splitlines())}
+    found = [pid]
+    for one in found:
+        found += [child for child, parent in parents.items() if parent == one]
+    return found
+
+
+def job_of(federation, site):
+    """The process in which a site trains."""
+    (job,) = [
+        pid for pid in descendants(federation.process(site).pid)[1:]
+        if b"worker_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]  # fmt: skip
+    return job
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("algorithm=fedavg",),
+        ("algorithm=scaffold",),
+        ("algorithm=fedacg",),
+        ("algorithm=fedvarp",),
+        ("algorithm=fedgc",),
+        ("algorithm=ssf",),
+        ("algorithm=fedpaq",),
+    ],
+    ids=" ".join,
+)
+def test_real_sites_compute_the_simulations_bits(run, config, tmp_path, words):
+    result = run(*words)
+    simulated = train(config(*SMALL, *words, "federation=none", folder=tmp_path / "simulated"))
+    assert torch.equal(final_weights(simulated), final_weights(result))
+    assert [row["train/dropped_clients"] for row in read_rows(tmp_path / "run/metrics.csv")] == [0] * 5
+
+
+def test_nothing_listens_but_on_the_loopback_interface(federation):
+    processes = [federation.process(name).pid for name in ("localhost", *SITES)]
+    running = [os.getpid(), *(pid for process in processes for pid in descendants(process))]
+    places = {place for pid in running if Path(f"/proc/{pid}/fd").exists() for place in listening(pid)}
+    assert len(places) > 5, "the server and the sites listen somewhere"
+    loopback = {"0100007F", "0" * 24 + "01000000"}
+    assert {place.split(":")[0] for place in places} <= loopback
+
+
+def handshake(kit, ca, port):
+    """Connects as who holds this kit does, and waits for what the server says to that; whom ``ca`` is to vouch for."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED if ca else ssl.CERT_NONE
+    if ca:
+        context.load_verify_locations(ca / "startup/rootCA.pem")
+    context.load_cert_chain(kit / "startup/client.crt", kit / "startup/client.key")
+    plain = socket.create_connection(("127.0.0.1", port), timeout=10.0)
+    with context.wrap_socket(plain, suppress_ragged_eofs=False) as line:  # which closes it
+        line.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        return line.recv(1)
+
+
+def test_a_foreign_certificate_is_refused_on_both_sides(federation, tmp_path):
+    own = federation.kits / "site-1"
+    (server,) = json.loads((own / "startup/fed_client.json").read_text())["servers"]
+    port = int(server["service"]["target"].split(":")[1])
+    foreign = local.provision(tmp_path / "foreign", ["site-1"]) / "site-1"
+    assert handshake(own, own, port) == b"H"  # of HTTP: it talks to its own
+    with pytest.raises(ssl.SSLCertVerificationError):
+        handshake(foreign, foreign, port)  # a site of another federation does not trust this server
+    with pytest.raises((ssl.SSLError, ConnectionResetError)):
+        handshake(foreign, None, port)  # nor does the server trust one that does not care
+
+
+def test_a_federation_that_was_provisioned_is_reached_by_its_kit(config, federation, run, tmp_path):
+    """And its clients test the model."""
+    kit = federation.kits / local.ADMIN
+    words = ("federation.evaluate=clients", "data.client_test=0.3", "algorithm=scaffold")
+    reference = run(*words, folder="local")
+    prod = ("federation.env=prod", f"federation.kit={kit}", "federation.sites=[site-1,site-2]")
+    result = train(config(*SMALL, *words, *prod, folder=tmp_path / "prod"))
+    line._open.pop(str(kit)).close()
+    assert torch.equal(final_weights(reference), final_weights(result))
+    assert result.loop.last_row["test/acc"] == pytest.approx(reference.loop.last_row["test/acc"], abs=1e-6)
+
+
+def test_a_site_that_is_not_there_is_named(federation):
+    with pytest.raises(ConnectionError, match=r"federation.sites=\['site-9'\]: connected are site-1, site-2"):
+        FlareLine(federation.kits / local.ADMIN, ["site-9"])
+
+
+def without_client(config, monkeypatch, tmp_path, client, *, round):
+    """The weights of a simulation of SCAFFOLD in which a client drops out of a round."""
+    monkeypatch.setattr(
+        Faults, "survivors", lambda self, drawn, steps, t, seed: np.setdiff1d(drawn, [client] if t == round else [])
+    )
+    words = (*SMALL, "algorithm=scaffold", "federation=none")
+    return final_weights(train(config(*words, folder=tmp_path / "simulated")))
+
+
+def test_a_site_that_is_killed_drops_out_and_comes_back_with_its_states(run, config, federation, tmp_path, monkeypatch):
+    """Killed with its upload under way; the round goes on without it, the next begins with a new job."""
+    words, task, victim = ("algorithm=scaffold", "federation.least=3"), Sites._task, job_of(federation, "site-3")
+
+    def kill(self, site, download, clients):
+        with suppress(ProcessLookupError):
+            if download.round == 2 and site == "site-5":  # after that of site-3, which now trains
+                os.kill(victim, signal.SIGKILL)
+        return task(self, site, download, clients)
+
+    monkeypatch.setattr(Sites, "_task", kill)
+    result = run(*words)
+    assert [row["train/dropped_clients"] for row in read_rows(tmp_path / "run/metrics.csv")] == [0, 0, 1, 0, 0]
+    assert torch.equal(without_client(config, monkeypatch, tmp_path, 2, round=2), final_weights(result))
+    assert job_of(federation, "site-3") != victim
+
+
+def test_a_site_that_comes_late_is_refused_and_gets_the_present_model(
+    run, config, federation, tmp_path, monkeypatch, caplog
+):
+    task, asleep = Sites._task, job_of(federation, "site-3")
+
+    def stop(self, site, download, clients):
+        if download.round == 2 and site == "site-1":
+            os.kill(asleep, signal.SIGSTOP)
+            threading.Timer(7.0, os.kill, (asleep, signal.SIGCONT)).start()
+        return task(self, site, download, clients)
+
+    monkeypatch.setattr(Sites, "_task", stop)
+    result = run("algorithm=scaffold", "federation.least=3", "federation.deadline=6")
+    assert "round 3: site-3 did not answer" in caplog.text
+    assert "site-3 answers round 3 (fit), and this is round 4: refused" in caplog.text
+    assert [row["train/dropped_clients"] for row in read_rows(tmp_path / "run/metrics.csv")] == [0, 0, 1, 0, 0]
+    assert torch.equal(without_client(config, monkeypatch, tmp_path, 2, round=2), final_weights(result))
+
+
+def test_a_killed_server_resumes_bit_equal_and_leaves_nothing_running(config, tmp_path):
+    words = [*SMALL, "algorithm=feddyn", "rounds=12"]
+    begun = [*words, "federation.sites=2", "extras.figures=false", f"hydra.run.dir={tmp_path}/logs/one/run"]
+    process = start(*begun)
+    while process.poll() is None and rounds(tmp_path / "logs") < 4:
+        time.sleep(0.01)
+    below = descendants(process.pid)[1:]
+    process.kill()
+    finish(process)
+    until = time.monotonic() + 30.0
+    while time.monotonic() < until and any(Path(f"/proc/{pid}").exists() for pid in below):
+        time.sleep(0.5)
+    assert not [pid for pid in below if Path(f"/proc/{pid}").exists()]
+    printed = finish(again := start(*begun, "ckpt_path=last"))
+    assert again.returncode == 0, printed[-3000:]
+    rows = read_rows(tmp_path / "logs/one/run/metrics.csv")
+    assert [row["round"] for row in rows] == list(range(1, 13))
+    simulated = train(config(*words, "federation=none", folder=tmp_path / "simulated"))
+    state = load_file(tmp_path / "logs/one/run/global_model.safetensors")
+    assert all(torch.equal(t, state[name]) for name, t in simulated.module.net.state_dict().items())
