@@ -35,10 +35,10 @@ from mutmut.mutation.mutators import mutation_operators
 
 ROOT = Path(__file__).parents[1]
 SRC, RECORD, EQUIVALENT = ROOT / "src/gcfed", ROOT / ".cache/mutants", ROOT / "tests/equivalent_mutants.txt"
-FOLDERS = ("federated", "methods", "aggregators", "attacks", "metrics", "optim", "runs", "callbacks")
+FOLDERS = ("federated", "methods", "aggregators", "attacks", "metrics", "optim", "runs", "callbacks", "checkpoints")
 FILES = [p for folder in FOLDERS for p in sorted((SRC / folder).rglob("*.py"))]
 FILES += [SRC / f"data/{n}.py" for n in ("partition", "sampling", "dealing", "shift", "skews", "batch", "augment")]
-TESTS = [*FOLDERS[:-1], "data", "models", "study", "report", *(f"test_{n}.py" for n in ("failure", "progress", "run",
+TESTS = [*FOLDERS, "data", "federation", "models", "study", "report", *(f"test_{n}.py" for n in ("failure", "run",
          "settings", "tasks", "train_numbers", "transactions"))]  # fmt: skip
 # Sentences, what asserts that lengths agree, and what only a GPU shows.
 SAID = re.compile(r'(?P<text>f?"[^"]*")|strict=True|device=[\w.]+')
