@@ -199,7 +199,12 @@ def test_a_folder_is_one_runs_at_a_time(run, finished):
 def public_callables():
     """Dotted names of all functions, classes and methods of the package, and of what its modules have imported."""
     for info in pkgutil.walk_packages(gcfed.__path__, "gcfed."):
-        module = importlib.import_module(info.name)
+        try:
+            module = importlib.import_module(info.name)
+        except ModuleNotFoundError as error:  # the ends of a federation in NVFlare's processes, where it is installed
+            if str(error.name).startswith("nvflare"):
+                continue
+            raise
         for name, found in vars(module).items():
             if callable(found):
                 yield f"{info.name}.{name}"

@@ -16,7 +16,7 @@ class Rehearses(Spy):
     order = Order.MEASURES
 
     def __init__(self):
-        self.rehearsed, self.compared, self.trained = {}, 0, []
+        self.rehearsed, self.compared, self.clients = {}, 0, []
 
     def validate(self, setup):
         self.transport, self.solver = setup.transport, sgd(steps=1)
@@ -33,7 +33,7 @@ class Rehearses(Spy):
         assert at_once.num_steps.tolist() == [1] * len(everybody)
 
     def on_clients_start(self, stack, download):
-        self.trained.append(len(stack))
+        self.clients.append(len(stack))
 
     def on_receive(self, upload, round):
         expected = self.rehearsed.pop(tuple(upload.clients))
@@ -58,10 +58,10 @@ class Conspires(ClientPart):
     order, sees_cohort = Order.ATTACKS, True
 
     def __init__(self):
-        self.trained = 0
+        self.clients = 0
 
     def on_upload(self, upload, download):
-        self.trained += len(upload.clients)
+        self.clients += len(upload.clients)
 
 
 @pytest.mark.parametrize("k", [1, 2])
@@ -82,4 +82,4 @@ def test_clients_rehearse_what_they_send_and_neither_states_nor_rows_change(fede
     assert rows == others
     assert versions == at
     assert all(map(torch.equal, states, kept))
-    assert methods[0].compared == sum(methods[0].trained) == methods[1].trained == 4 * 3
+    assert methods[0].compared == sum(methods[0].clients) == methods[1].clients == 4 * 3

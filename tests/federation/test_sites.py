@@ -1,6 +1,6 @@
 """A federation of sites without NVFlare: the server's transport and the sites' programs, by a line of this process.
 
-The same through NVFlare, with its processes and certificates: tests/nvflare, by ``make test-federation``.
+The same through NVFlare, with its processes and certificates: tests/real_sites, by ``make test-federation``.
 """
 
 import errno

@@ -101,7 +101,7 @@ def test_the_backfill_leaves_the_residual_bit_equal():
     with torch.no_grad():
         net.weight.copy_(torch.arange(12.0).view(3, 4) / 8 - 1)
     before, round = net.weight.detach().clone(), make_round(broadcast_state(net))
-    method.trained, method.space = ["weight"], {"weight": Projector((3, 4), hadamard)}
+    method.trained_names, method.space = ["weight"], {"weight": Projector((3, 4), hadamard)}
     method.control, round.received = {}, {"ssf": {}}
     update = {"weight": torch.tensor([[0.25, -1.5], [3.0, 0.125], [-0.5, 2.0]])}
     method.on_aggregate_end(update, round)

@@ -91,10 +91,10 @@ def test_failures_and_values_that_are_not_finite_count_and_keep_their_reason(tmp
         return {METRIC: None} if number == 1 else result(values, number)
 
     assert not go(tmp_path, BasicLauncher(of), n_jobs=2, n_trials=3)
-    reasons = ["ValueError: gc.lam=2 is outside", f"{METRIC} was not reached, or is not finite", ""]
+    reasons = ["gc.lam=2 is outside", f"{METRIC} was not reached, or is not finite", ""]
     states = ["fail", "pruned", "complete"]
     assert [(row["state"], row["reason"]) for row in trials(tmp_path)] == [*zip(states, reasons, strict=True)]
-    assert "trial_0000 fail: ValueError: gc.lam=2 is outside" in caplog.text
+    assert "trial_0000 fail: gc.lam=2 is outside" in caplog.text
 
 
 def test_a_trial_past_the_edge_is_refused_and_never_the_best(tmp_path, caplog, capsys):
@@ -151,7 +151,7 @@ def test_a_trial_has_a_run_a_seed_and_their_mean_is_its_value(tmp_path):
     ] * 3
     rows = trials(tmp_path)
     assert [row["state"] for row in rows] == ["complete", "fail", "complete"]
-    assert rows[1]["reason"] == "seed_6: ValueError: killed"
+    assert rows[1]["reason"] == "seed_6: killed"
     for row in (rows[0], rows[2]):
         assert float(row["value"]) == pytest.approx(2 / 3 * float(row["gc.lam"]), rel=1e-12)
     with pytest.raises(ValueError, match=r"holds another search: seed is \[4, 5, 6\] there, 9 here"):

@@ -32,7 +32,7 @@ def test_a_study_names_what_failed_and_its_report_and_goes_on_with_more_rounds(t
     said = call(code=1)
     folder = tmp_path / "logs" / "study" / "tiny" / "full"
     assert "0 finished, 0 to continue, 2 to start" in said
-    assert "broken, digits, seed 1: ValueError: gc.lam=2 must be a number from 0 to 1" in said
+    assert "broken, digits, seed 1: gc.lam=2 must be a number from 0 to 1" in said
     assert f"python src/report.py 'roots=[{folder}]'" in said
     run = read_run(folder / "gc-fed_digits_s1")
     assert (run.state, run.rounds) == ("finished", 2)

@@ -104,7 +104,7 @@ class Part(Callback):
     """What it asks of the rest of the algorithm (:mod:`gcfed.methods.requirements`)."""
     method = ""
     """The name of the method that it is a part of; its class's, where it is one by itself."""
-    trained: list[str]
+    trained_names: list[str]
     """The parameters that are trained, in order; known when ``validate`` is called."""
 
     @property
@@ -117,7 +117,7 @@ class Part(Callback):
 
     def meet(self, setup: Setup) -> None:
         """Looks at the run before the first round; raises ValueError, naming the key, for what cannot work."""
-        self.trained = setup.names
+        self.trained_names = setup.names
         for need in self.needs:
             need(setup, self.title)
         self.validate(setup)

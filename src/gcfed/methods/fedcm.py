@@ -59,7 +59,7 @@ class MeanStep(ServerPart):
     needs = (mean_aggregator("with other weights Δ would be no mean of local steps, and could grow", uniform=True),)
 
     def on_broadcast(self, download: Download, round: Round) -> None:
-        self.direction = self.server_state("delta", {name: round.start[name] for name in self.trained})
+        self.direction = self.server_state("delta", {name: round.start[name] for name in self.trained_names})
         download.extra["fedcm"] = self.direction
         self._steps = torch.zeros((), device=next(iter(round.start.values())).device)
 
@@ -70,5 +70,5 @@ class MeanStep(ServerPart):
         (total,) = round.reduce([self._steps])
         steps = float(total) / round.num_finite  # of the clients that are in the mean
         direction = list(self.direction.values())
-        torch._foreach_copy_(direction, [update[name] for name in self.trained])
+        torch._foreach_copy_(direction, [update[name] for name in self.trained_names])
         torch._foreach_mul_(direction, -1 / (round.lr * steps))

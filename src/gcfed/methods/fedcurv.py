@@ -83,14 +83,14 @@ class CurvaturePenalty(ClientPart):
         stack.net.eval()
         each = [self._fisher(stack, row, self.data.client(k)) for row, k in enumerate(stack.clients.tolist())]
         stack.net.train()
-        fisher = {name: torch.stack([one[name] for one in each]) for name in self.trained}
+        fisher = {name: torch.stack([one[name] for one in each]) for name in self.trained_names}
         self._own = {"fisher": fisher, "center": {name: t * stack.full[name] for name, t in fisher.items()}}
 
     def _fisher(self, stack: ClientStack, row: int, samples: np.ndarray) -> Params:
         """The diagonal of one client's Fisher information, name → ``[*shape]``."""
         task = stack.task
         state = {name: t[row] for name, t in stack.full.items()}
-        params = {name: state.pop(name) for name in self.trained}
+        params = {name: state.pop(name) for name in self.trained_names}
 
         def loss(params: Params, x: Tensor, y: Tensor) -> Tensor:
             losses = task.losses(functional_call(stack.net, params | state, (x,)), y)
@@ -124,7 +124,7 @@ class CurvatureSums(ServerPart):
     needs = (mean_aggregator("a client takes its own part out of the sum over all"),)
 
     def on_broadcast(self, download: Download, round: Round) -> None:
-        like = {name: round.start[name] for name in self.trained}
+        like = {name: round.start[name] for name in self.trained_names}
         self._sums = {f"fedcurv_{part}": self.server_state(part, like) for part in PARTS}
         self._last = self.server_state("round", {"index": torch.zeros((), dtype=torch.int64)})
         download.extra |= self._sums | {"fedcurv_round": self._last}

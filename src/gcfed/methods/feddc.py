@@ -93,7 +93,7 @@ class MeanDrift(MeanVariate):
 
     def on_aggregate_end(self, update: Params, round: Round) -> None:
         super().on_aggregate_end(update, round)
-        mean = [update[name] for name in self.trained]
+        mean = [update[name] for name in self.trained_names]
         drift = list(self.server_state("h", self.control).values())
         torch._foreach_add_(drift, mean, alpha=round.num_finite / round.num_clients)
         torch._foreach_add_(mean, drift)

@@ -46,7 +46,7 @@ class DynamicPull(Proximal):
         self.store = setup.stores.open("feddyn")
 
     def on_clients_start(self, stack: ClientStack, download: Download) -> None:
-        start = {name: download.model[name] for name in self.trained}
+        start = {name: download.model[name] for name in self.trained_names}
         self._own = self.store.read(stack.clients, start)
         self.anchor = {name: start[name] - own for name, own in self._own.items()}
 
@@ -68,7 +68,7 @@ class UpdateSum(ServerPart):
         self.by_clients = by_clients
 
     def on_aggregate_end(self, update: Params, round: Round) -> None:
-        mean = {name: update[name] for name in self.trained}
+        mean = {name: update[name] for name in self.trained_names}
         total, n = self.server_state("u", mean), round.num_finite
         share = n / round.num_clients if self.by_clients else 1 / n
         torch._foreach_add_(list(total.values()), list(mean.values()), alpha=share)

@@ -87,14 +87,14 @@ class ClientConstraint(ClientPart):
     def validate(self, setup: Setup) -> None:
         self.lr = setup.solver.lr
         layers: dict[str, list[str]] = {}
-        for name in self.trained:
+        for name in self.trained_names:
             key = {"tensor": name, "layer": layer_of(setup.module.net, name), "model": ""}[self.layerwise]
             layers.setdefault(key, []).append(name)
         self.layers = list(layers.values())
 
     def on_download(self, download: Download) -> None:
         if download.round != self._round:
-            self._before, self._last = self._last, {name: download.model[name] for name in self.trained}
+            self._before, self._last = self._last, {name: download.model[name] for name in self.trained_names}
             self._round = download.round
 
     def _moves(self, download: Download) -> Params:
@@ -140,7 +140,7 @@ class ServerConstraint(ServerPart):
         self._active = self._failed = 0
         if not self.cgc:
             return
-        start = {name: download.model[name] for name in self.trained}
+        start = {name: download.model[name] for name in self.trained_names}
         known = "previous" in self._server
         previous = self.server_state("previous", start)
         if known and (len(round.cohort) < round.num_clients or self.may_miss):
@@ -154,7 +154,7 @@ class ServerConstraint(ServerPart):
             self._counts += upload.notes["fedgc"]["projected"]
         if self.sgc:
             rows = on_device(round.places(upload.clients), upload.finite.device)
-            sent = {name: upload.delta[name] for name in self.trained}
+            sent = {name: upload.delta[name] for name in self.trained_names}
             for t in sent.values():  # in place: these stay for the round, so that a copy would double them
                 t.masked_fill_(per_client(~upload.finite, t), 0.0)
             self._parts.append(Part(rows, upload.finite, sent))
@@ -162,7 +162,7 @@ class ServerConstraint(ServerPart):
     def on_aggregate_end(self, update: Params, round: Round) -> None:
         if not self.sgc:
             return
-        mean = {name: update[name] for name in self.trained}
+        mean = {name: update[name] for name in self.trained_names}
         table = products(self._parts, mean, round).cpu().numpy()  # SGC's one synchronisation
         gram, inner, here = table[:, :-2], table[:, -2], table[:, -1] > 0
         solution = multipliers(gram[np.ix_(here, here)], inner[here], self.margin * round.lr**2)

@@ -67,10 +67,10 @@ class Duals(SubspaceClient):
         self._sent: list[tuple[np.ndarray, Tensor]] = []  # clients, and which of them are finite
 
     def on_clients_start(self, stack: ClientStack, download: Download) -> None:
-        like = {name: self.space[name].project(download.model[name]) for name in self.trained}
+        like = {name: self.space[name].project(download.model[name]) for name in self.trained_names}
         self._dual = self.store.read(stack.clients, like)
         self._turn(stack.clients, download)
-        first = self._dual[self.trained[0]]
+        first = self._dual[self.trained_names[0]]
         scale = on_device(1 / (download.lr * stack.num_steps), first.device, first.dtype)
         absent = download.extra.get("fedsub", {})
         duals = {name: dual + absent[name] if absent else dual for name, dual in self._dual.items()}
@@ -129,7 +129,7 @@ class MeanDual(SubspaceServer):
             download.extra["fedsub"] = self._absent
 
     def on_aggregate_end(self, update: Params, round: Round) -> None:
-        mean = {name: update[name] for name in self.trained}
+        mean = {name: update[name] for name in self.trained_names}
         if self.update_absent:
             for name, dual in self._absent.items():
                 dual.sub_(mean[name])

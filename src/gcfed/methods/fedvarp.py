@@ -28,7 +28,7 @@ class FedVARP(ServerPart):
 
     def on_receive(self, upload: Upload, round: Round) -> None:
         """Δ_k becomes Δ_k − y_k on its way into the mean; a client whose numbers are not finite keeps its y_k."""
-        table = self.store.read(upload.clients, {name: round.start[name] for name in self.trained})
+        table = self.store.read(upload.clients, {name: round.start[name] for name in self.trained_names})
         finite = {n: torch.where(per_client(upload.finite, y), upload.delta[n], y) for n, y in table.items()}
         new = self.store.rounded(finite)
         for name, old in table.items():
@@ -36,7 +36,7 @@ class FedVARP(ServerPart):
         self.store.write(upload.clients, new, round.index)
 
     def on_aggregate_end(self, update: Params, round: Round) -> None:
-        news = {name: update[name] for name in self.trained}  # mean (Δ_k − y_k)
+        news = {name: update[name] for name in self.trained_names}  # mean (Δ_k − y_k)
         mean = list(self.server_state("y", news).values())
         change = torch._foreach_mul(list(news.values()), round.num_finite / round.num_clients)
         torch._foreach_add_(list(news.values()), mean)

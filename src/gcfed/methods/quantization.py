@@ -39,12 +39,14 @@ class Quantization(ClientPart):
 
     def on_upload(self, upload: Upload, download: Download) -> None:
         # Not of the running statistics, of which a variance could come out negative.
-        tensors, norms = [upload.delta[name] for name in self.trained], []
+        tensors, norms = [upload.delta[name] for name in self.trained_names], []
         for row, client in enumerate(upload.clients.tolist()):
             random = torch.Generator(tensors[0].device)
             random.manual_seed(torch_seed(download.seed, "quantization", download.round, client))
             norms.append(quantize_([t[row] for t in tensors], self.levels, random))
-        upload.levels |= {n: Levels(self.bits, own) for n, own in zip(self.trained, torch.stack(norms, 1), strict=True)}
+        upload.levels |= {
+            n: Levels(self.bits, own) for n, own in zip(self.trained_names, torch.stack(norms, 1), strict=True)
+        }
 
 
 def quantize_(tensors: list[Tensor], levels: int, random: torch.Generator) -> Tensor:

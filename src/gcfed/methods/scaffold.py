@@ -93,14 +93,14 @@ class MeanVariate(ServerPart):
     message = "scaffold"
 
     def on_broadcast(self, download: Download, round: Round) -> None:
-        self.control = self.server_state("c", {name: round.start[name] for name in self.trained})
+        self.control = self.server_state("c", {name: round.start[name] for name in self.trained_names})
         download.extra[self.message] = self.control
 
     def uploads(self, round: Round) -> dict[str, Params]:
         return {self.message: self.control}
 
     def on_aggregate_end(self, update: Params, round: Round) -> None:
-        change = [round.received[self.message][name] for name in self.trained]
+        change = [round.received[self.message][name] for name in self.trained_names]
         torch._foreach_add_(list(self.control.values()), change, alpha=round.num_finite / round.num_clients)
 
 

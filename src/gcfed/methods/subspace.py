@@ -124,7 +124,7 @@ class SubspaceClient(ClientPart):
             )
 
     def on_download(self, download: Download) -> None:
-        self.space = self.spaces.space(download.seed, download.round, download.model, self.trained)
+        self.space = self.spaces.space(download.seed, download.round, download.model, self.trained_names)
 
     @torch.no_grad()
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -141,7 +141,7 @@ class SubspaceClient(ClientPart):
         self._correction = {}
 
     def on_upload(self, upload: Upload, download: Download) -> None:
-        for name in self.trained:  # one at a time, so that a stack's updates are never there twice
+        for name in self.trained_names:  # one at a time, so that a stack's updates are never there twice
             upload.delta[name] = self.space[name].project(upload.delta[name])
 
 
@@ -162,8 +162,8 @@ class SubspaceServer(ServerPart):
         self.spaces = spaces
 
     def on_broadcast(self, download: Download, round: Round) -> None:
-        self.space = self.spaces.space(round.seed, round.index, download.model, self.trained)
-        self.coordinates = {name: self.space[name].project(download.model[name]) for name in self.trained}
+        self.space = self.spaces.space(round.seed, round.index, download.model, self.trained_names)
+        self.coordinates = {name: self.space[name].project(download.model[name]) for name in self.trained_names}
         download.packed |= {name: z.nbytes for name, z in self.coordinates.items()}
 
     def uploads(self, round: Round) -> dict[str, Params]:
@@ -173,5 +173,5 @@ class SubspaceServer(ServerPart):
         return self.space[name].lift(sent) if name in self.space else sent
 
     def on_aggregate_end(self, update: Params, round: Round) -> None:
-        for name in self.trained:
+        for name in self.trained_names:
             update[name] = torch.empty_like(round.start[name]).copy_(self.space[name].lift(update[name]))

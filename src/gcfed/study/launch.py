@@ -50,4 +50,5 @@ def _reason(error: BaseException) -> str:
     for one in chain:
         traceback.clear_frames(one.__traceback__)
         chain += [other for other in (one.__cause__, one.__context__) if other and other not in chain]
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    sentence = " ".join(str(error).split())
+    return sentence if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: {sentence}"
