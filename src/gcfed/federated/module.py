@@ -73,7 +73,7 @@ class FederatedModule(LightningModule):
         self.refused = False  # whether the last step was taken back
         self._before: Params = {}
         self.task = task
-        self.test_elsewhere: Callable[[Params], Mapping[str, tuple[float, float]] | None] | None = None
+        self.test_elsewhere: Callable[[Callable[[], Params]], Mapping[str, tuple[float, float]] | None] | None = None
         roots = [column in getattr(task, "roots", ()) for column in task.columns]
         pairs = [pair for of in (0, 1) for pair in zip(self._columns(of), roots, strict=True)]
         self.test_means = nn.ModuleDict({column: ScoreMean(root) for column, root in pairs})
@@ -167,7 +167,7 @@ class FederatedModule(LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """Lets others test the model, where they do: ``test_elsewhere`` gives each column's mean and its samples."""
-        self._tested = self.test_elsewhere(self.broadcast_state()) if self.test_elsewhere else None
+        self._tested = self.test_elsewhere(self.broadcast_state) if self.test_elsewhere else None
         for column, (mean, weight) in (self._tested or {}).items():
             self.test_means[column].update(torch.tensor([mean]), torch.tensor([weight]))  # type: ignore[operator]
 

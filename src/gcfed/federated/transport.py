@@ -51,6 +51,8 @@ class Transport(Protocol):
     def reply(self, reply: Mapping[str, Params], download: Download) -> None:
         """Tells the clients of a round something when it is over."""
 
-    def test(self, model: Params) -> Mapping[str, tuple[float, float]] | None:
-        """A test of the model by the clients: column → mean score and the samples behind it; None: the server tests."""
+    def test(self, model: Callable[[], Params]) -> Mapping[str, tuple[float, float]] | None:
+        """A test by the clients of the model, a copy of which ``model`` makes: column → mean score and the samples
+        behind it; None: the server tests.
+        """
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -243,13 +243,13 @@ class Sites(Transport):
             log.warning("round %d: %s did not hear how it ended", download.round + 1, site)
             self._note(self._states[site])
 
-    def test(self, model: Params) -> Mapping[str, tuple[float, float]] | None:
+    def test(self, model: Callable[[], Params]) -> Mapping[str, tuple[float, float]] | None:
         if self.evaluate == "server":
             return None
         round = self.stacks.program.module.trainer.global_step
         tasks = {site: {"run": self.run, "round": round} for site in self._held if site not in self._busy}
         found: dict[str, list[tuple[float, float]]] = {}
-        for answer in self._answers(set(tasks), "test", tasks, pack("model", model, {})):
+        for answer in self._answers(set(tasks), "test", tasks, pack("model", model(), {})):
             if answer.failure:
                 log.warning("round %d: %s did not test the model: %s", round, answer.site, answer.failure)
             for column, score in answer.about.get("scores", {}).items():

@@ -60,10 +60,11 @@ class LocalDrift(ControlVariates):
         """The constant part α (h_k − w) + c − c_k of each client's extra gradient, ``[K, *shape]``."""
         control = download.extra["feddc"]
         self._drift, self._own = (store.read(stack.clients, control) for store in (self.drifts, self.store))
-        self._correction = {
-            name: (drift - download.model[name]).mul_(self.alpha).add_(control[name]).sub_(self._own[name])
-            for name, drift in self._drift.items()
-        }
+        pull = torch._foreach_sub(list(self._drift.values()), [download.model[name] for name in control])
+        torch._foreach_mul_(pull, self.alpha)
+        torch._foreach_add_(pull, list(control.values()))
+        torch._foreach_sub_(pull, list(self._own.values()))
+        self._correction = dict(zip(control, pull, strict=True))
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         grads, correction, weights = self.stack.with_grads(self._correction, self.stack.full)

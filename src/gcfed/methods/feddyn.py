@@ -48,7 +48,9 @@ class DynamicPull(Proximal):
     def on_clients_start(self, stack: ClientStack, download: Download) -> None:
         start = {name: download.model[name] for name in self.trained_names}
         self._own = self.store.read(stack.clients, start)
-        self.anchor = {name: start[name] - own for name, own in self._own.items()}
+        anchor = torch._foreach_neg(list(self._own.values()))
+        torch._foreach_add_(anchor, list(start.values()))
+        self.anchor = dict(zip(start, anchor, strict=True))
 
     def on_sent(self, upload: Upload, download: Download) -> None:
         """Each client adds the Δ_k that the server got from it, so that u stays the mean of the u_k."""

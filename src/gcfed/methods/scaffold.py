@@ -62,7 +62,9 @@ class ControlVariates(ClientPart):
     def on_clients_start(self, stack: ClientStack, download: Download) -> None:
         control = download.extra["scaffold"]
         self._own = self.store.read(stack.clients, control)
-        self._correction = {name: c - self._own[name] for name, c in control.items()}
+        correction = torch._foreach_neg(list(self._own.values()))
+        torch._foreach_add_(correction, list(control.values()))
+        self._correction = dict(zip(control, correction, strict=True))
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         torch._foreach_add_(*self.stack.with_grads(self._correction))
