@@ -11,7 +11,8 @@ from conftest import random_federation
 from harness import make_net, make_round, make_upload, sgd, train_rounds
 
 from gcfed.federated.aggregate import MeanAggregator
-from gcfed.federated.exact import ExactSum
+from gcfed.federated.exact import ExactSum, means
+from gcfed.federated.processes import sums
 from gcfed.federated.store import ClientStores
 from gcfed.methods.fedcurv import FedCurv
 from gcfed.methods.feddyn import FedDyn
@@ -34,12 +35,12 @@ def test_every_order_and_split_has_the_bits_of_the_exact_sum(monkeypatch, shape,
     exact = torch.tensor([math.fsum(row) for row in terms], dtype=torch.float64).view(shape) / weights.sum()
     values[3] = float("inf")
     for processes in (1, 2, 3):
-        sums = [ExactSum(values[0], bins) for _ in range(processes)]
+        each = [ExactSum(values[0], bins) for _ in range(processes)]
         for rows in torch.randperm(k, generator=g).split(processes):  # stacks of one, two and three
-            one = sums[int(rows[0]) % processes]
+            one = each[int(rows[0]) % processes]
             (one._add_each if int(rows[0]) % 2 else one._add_together)(values[rows], weights[rows])
-        sums[0].parts = [sum(parts) for parts in zip(*(s.parts for s in sums), strict=True)]
-        mean = sums[0].over(weights.sum())
+        each[0].parts = [sum(parts) for parts in zip(*(s.parts for s in each), strict=True)]
+        (mean,) = means(each[:1], make_round({}), weights.sum())
         assert mean.dtype == torch.float32
         assert torch.equal(mean, exact.float())
 
@@ -68,7 +69,7 @@ def test_what_cancels_leaves_the_rest(order):
     for i in order:
         for total in (exact, plain):
             total.add(terms[i : i + 1], torch.ones(1, dtype=torch.float64))
-    found = [total.over(torch.ones((), dtype=torch.float64)).item() for total in (exact, plain)]
+    found = [t.item() for t in means([exact, plain], make_round({}))]
     assert found[0] == 3 * 2.0**-54
     assert (found[1] == found[0]) == (order[2] == 2)
 
@@ -77,9 +78,12 @@ def test_what_cancels_leaves_the_rest(order):
     "make", [list, lambda: [Scaffold()], lambda: [FedDyn()], lambda: [FedVARP()], lambda: [FedGC()],
              lambda: [SSF(ratio=0.5)], lambda: [FedSub(ratio=0.5)], lambda: [FedCurv()]],
 )  # fmt: skip
-def test_a_run_has_the_same_bits_on_one_two_and_three_processes(tmp_path, make):
+def test_a_run_has_the_same_bits_on_one_two_and_three_processes(tmp_path, monkeypatch, make):
+    """Of three each finishes a share of the sums' entries, some at a time; two send each other all, in one message."""
     runs, weighting = [], "uniform" if make() else "samples"
     for world in (1, 2, 3):
+        monkeypatch.setattr(sums, "SMALL", 0 if world == 3 else 1 << 16)
+        monkeypatch.setattr(sums, "BLOCK", 10)
         runs.append(
             train_rounds(
                 make_net(dtype=torch.float32), random_federation(dtype=torch.float32), sgd(), rounds=4, methods=make(),
@@ -89,3 +93,26 @@ def test_a_run_has_the_same_bits_on_one_two_and_three_processes(tmp_path, make):
         )  # fmt: skip
     assert torch.equal(runs[1], runs[0])
     assert torch.equal(runs[2], runs[0])
+
+
+def test_a_share_of_the_entries_at_a_time_makes_the_whole(monkeypatch):
+    """In the type of what was made and the layout of the parts, whatever a block of entries cuts in two."""
+    monkeypatch.setattr(sums, "SMALL", 0)
+    monkeypatch.setattr(sums, "BLOCK", 5)
+    monkeypatch.setattr(sums, "rank_and_world", lambda: (0, 2))
+    monkeypatch.setattr(sums, "sum_over_processes", lambda tensors: [3 * t for t in tensors])
+    blocks = []
+
+    def share(parts, finish, *more):
+        blocks.append(len(parts[0]))
+        return finish(parts, *more)
+
+    monkeypatch.setattr(sums, "_finish_share", share)
+    shapes = (4, 3, 2, 2), (0,), (), (7,)
+    pairs = [[torch.randn(shape, dtype=torch.float64) for _ in range(2)] for shape in shapes]
+    pairs[0] = [t.to(memory_format=torch.channels_last) for t in pairs[0]]
+    made = sums.finish_over_processes(pairs, lambda parts, two: (parts[0] - two * parts[1]).float(), torch.tensor(2.0))
+    for (a, b), found in zip(pairs, made, strict=True):
+        assert torch.equal(found, (a - 6 * b).float())
+        assert found.stride() == a.stride()
+    assert blocks == [5] * 11 + [1]

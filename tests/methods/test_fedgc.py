@@ -358,7 +358,12 @@ def test_several_processes_find_the_same_update():
         return table, update
 
     def on(parts, rank, reduce):
-        found[rank] = run(parts, Round(0, 1, clients, 20, {}, lr=0.1, reduce=reduce))
+        def finish(sums, made, *more):
+            added = iter(reduce([*(part for parts in sums for part in parts), *more]))
+            sums, more = [[next(added) for _ in parts] for parts in sums], list(added)
+            return [made(parts, *more) for parts in sums]
+
+        found[rank] = run(parts, Round(0, 1, clients, 20, {}, lr=0.1, reduce=reduce, finish=finish))
 
     share, found, barrier, posted = [[part(4, 0), part(3)], [part(2, 1)], []], {}, threading.Barrier(3, timeout=60), {}
 

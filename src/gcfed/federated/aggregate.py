@@ -5,7 +5,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from gcfed.federated.exact import ExactSum, reduce_sums
+from gcfed.federated.exact import ExactSum, means
 from gcfed.federated.forward import Params
 from gcfed.federated.messages import Upload
 from gcfed.federated.round import Round
@@ -80,7 +80,5 @@ class MeanAggregator:
         sums = {name: self._sums.get(name) or ExactSum(t, self._bins) for name, t in like.items()}
         device = next(iter(like.values())).device
         weight = self._weight if self._weight is not None else torch.zeros((), dtype=torch.float64, device=device)
-        (total,) = reduce_sums(list(sums.values()), round, weight)
         self._sums, self._weight = {}, None
-        total = torch.where(total > 0, total, 1.0)
-        return {name: s.over(total) for name, s in sums.items()}
+        return dict(zip(sums, means(list(sums.values()), round, weight), strict=True))

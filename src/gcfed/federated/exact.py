@@ -9,6 +9,7 @@ than 2¹⁵. Beyond that they are as good as any in float64, but order may show 
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -71,20 +72,29 @@ class ExactSum:
             rest = torch.sub(rest, part, out=part)
         yield rest.add_(1.5 * 2.0 ** (m - last)).sub_(1.5 * 2.0 ** (m - last))
 
-    def over(self, divisor: Tensor) -> Tensor:
-        """The sum over ``divisor`` in the type of its terms; the parts are spent."""
-        *rest, total = self.parts
-        for part in reversed(rest):
-            total.add_(part)
-        return total.div_(divisor).to(self.dtype)
+
+def means(sums: Sequence[ExactSum], round: Round, weight: Tensor | None = None) -> list[Tensor]:
+    """The sums of all processes over that of their weights, or over 1 where that is 0, in the type of their terms.
+
+    Args:
+        sums: alike on all processes; spent.
+        weight: of this process's terms, one float64 number; none for plain sums.
+    """
+    weight = torch.zeros((), dtype=torch.float64, device=sums[0].parts[0].device) if weight is None else weight
+    results: dict[int, Tensor] = {}
+    for kind in dict.fromkeys((len(s.parts), s.dtype) for s in sums):
+        places = [i for i, s in enumerate(sums) if (len(s.parts), s.dtype) == kind]
+        finish = partial(_over, dtype=kind[1])
+        results |= zip(places, round.finish([sums[i].parts for i in places], finish, weight), strict=True)
+    return [results[i] for i in range(len(sums))]
 
 
-def reduce_sums(sums: Sequence[ExactSum], round: Round, *more: Tensor) -> Sequence[Tensor]:
-    """Adds up the sums, and ``more`` float64 tensors, over all processes, in one message; returns ``more``."""
-    added = list(round.reduce([*(part for s in sums for part in s.parts), *more]))
-    for s in sums:
-        s.parts, added = added[: len(s.parts)], added[len(s.parts) :]
-    return added
+def _over(parts: Sequence[Tensor], weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """The smallest part first; in the memory of the last."""
+    *rest, total = parts
+    for part in reversed(rest):
+        total.add_(part)
+    return total.div_(torch.where(weight > 0, weight, 1.0)).to(dtype)
 
 
 def _pieces(values: Tensor, sums: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:

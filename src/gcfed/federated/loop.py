@@ -19,7 +19,7 @@ from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, finite_clients, nbytes
 from gcfed.federated.method import ClientPart, Order, Part, ServerPart, Setup, upload_shapes, validate_parts
 from gcfed.federated.module import FederatedModule
-from gcfed.federated.processes.strategy import sum_over_processes
+from gcfed.federated.processes.sums import finish_over_processes, sum_over_processes
 from gcfed.federated.round import Round, Tally, Totals
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stacks import Stacks
@@ -156,7 +156,7 @@ class FederatedLoop(Callback):
         cohort = self.transport.arrivals(drawn, t, self.seed)
         return Round(
             t, self.seed, cohort, num_clients, dict(model), self.solver.lr(t), reduce=sum_over_processes,
-            server=trainer.optimizers[0], lost=len(drawn) - len(cohort),
+            finish=finish_over_processes, server=trainer.optimizers[0], lost=len(drawn) - len(cohort),
         )  # fmt: skip
 
     def _send(self, round: Round) -> Download:

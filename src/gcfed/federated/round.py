@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -22,6 +22,19 @@ def no_reduce(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     return tensors
 
 
+class Finish(Protocol):
+    """Sums over all processes, and what is made of each (:func:`processes.sums.finish_over_processes`)."""
+
+    def __call__(
+        self, sums: Sequence[Sequence[Tensor]], finish: Callable[..., Tensor], *more: Tensor
+    ) -> Sequence[Tensor]: ...
+
+
+def finish_each(sums: Sequence[Sequence[Tensor]], finish: Callable[..., Tensor], *more: Tensor) -> Sequence[Tensor]:
+    """What ``Round.finish`` is in a single process."""
+    return [finish(parts, *more) for parts in sums]
+
+
 @dataclass
 class Round:
     """What the server knows of a round, on every process.
@@ -34,6 +47,7 @@ class Round:
         start: what the server broadcasts, name → ``[*shape]``; the ``model`` of the download.
         lr: η_l, the clients' learning rate in this round.
         reduce: sums tensors over the processes; every process must call it, so never from a hook of an upload.
+        finish: sums over the processes what the model's size has, in fewer bytes than ``reduce``.
         server: the server's optimizer, whose momentum a method may send ahead; None in a loop without one.
         num_finite: clients whose updates were finite; known from ``on_aggregate_end`` on.
         received: what clients sent beside Δ, by the name given to ``Upload.send``: the mean over the finite clients, or
@@ -50,6 +64,7 @@ class Round:
     start: Params
     lr: float
     reduce: Reduce = no_reduce
+    finish: Finish = finish_each
     server: Optimizer | None = None
     num_finite: int = 0
     received: dict[str, Params] = field(default_factory=dict)

@@ -11,7 +11,7 @@ import quadprog
 import torch
 from torch import Tensor
 
-from gcfed.federated.exact import ExactSum, reduce_sums
+from gcfed.federated.exact import ExactSum, means
 from gcfed.federated.round import Round
 from gcfed.federated.stack import Params, per_client
 
@@ -114,6 +114,4 @@ def add_weighted_(update: Params, parts: Sequence[Part], weights: Tensor, round:
         for name, total in sums.items():
             delta_K = part.delta[name]
             total.add(delta_K * per_client(weights_K.to(delta_K.dtype), delta_K), torch.ones_like(weights_K))
-    reduce_sums(list(sums.values()), round)
-    one = weights.new_ones(())
-    torch._foreach_add_(list(update.values()), [total.over(one) for total in sums.values()])
+    torch._foreach_add_(list(update.values()), means(list(sums.values()), round))

@@ -4,8 +4,7 @@ import ipaddress
 import os
 import socket
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
@@ -13,8 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy
-from torch import Tensor, nn
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch import nn
 
 from gcfed.federated.processes.launch import ForkLauncher, end_with_parent
 
@@ -111,22 +109,3 @@ def partners() -> Iterator[None]:
             "another process of this run has ended, or cannot be reached any more; its own last lines may say why. "
             "The same command with ckpt_path=last goes on after the last finished round."
         ) from error
-
-
-def sum_over_processes(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Sums tensors over all processes, one message for each data type; the identity in a single process."""
-    if rank_and_world()[1] == 1:
-        return tensors
-    result: list[Tensor] = list(tensors)
-    for dtype in dict.fromkeys(t.dtype for t in tensors):  # in the same order on every process
-        places = [i for i, t in enumerate(tensors) if t.dtype == dtype]
-        flat = _flatten_dense_tensors([tensors[i].contiguous() for i in places])
-        work = dist.all_reduce(flat, async_op=True)
-        while flat.device.type == "cpu" and not work.is_completed():
-            time.sleep(5e-4)  # in Python, where a Ctrl-C or SIGTERM is heard before the slowest process is done
-        work.wait()
-        parts = _unflatten_dense_tensors(flat, [tensors[i].contiguous() for i in places])
-        for i, part in zip(places, parts, strict=True):
-            # Memory format of the original, so that the server's optimizer meets one layout.
-            result[i] = torch.empty_like(tensors[i]).copy_(part)
-    return result
