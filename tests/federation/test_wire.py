@@ -1,9 +1,12 @@
-"""A run whose clients live in another interpreter equals the one by reference, bit for bit: what was read was sent."""
+"""Clients in another interpreter send, bit for bit, what clients by reference do: what was read was sent."""
 
 import pytest
 import torch
 from harness import ALGORITHMS, final_weights
 
+from gcfed.federated.stacks import Stacks
+from gcfed.federated.store import ClientStores
+from gcfed.federation.sites import Sites
 from gcfed.methods.scaffold import ControlVariates, MeanVariate, Scaffold
 from gcfed.run import train
 
@@ -13,41 +16,74 @@ TINY = (
 )  # fmt: skip
 CLIP = tuple(f"+methods.clip_update.{key}" for key in ("_target_=gcfed.methods.clip_update.ClipUpdate", "quantile=0.3"))
 BITS = ("quantization=fedpaq", "quantization.bits=3")
+EXACT = ("fedcurv", "feddc", "scaffold")  # whose clients keep what they have sent: quantization is refused
 HOSTILE = ("attack.clients=0.4", "client.stack=3", "algorithm=scaffold", "gc=none")
 FAULTS = ("participation.faults.dropout=0.3", "participation.faults.stragglers=0.5", "client.epochs=2")
 NOTES = tuple(f"metrics.{name}.every=1" for name in ("cka", "clients", "forgetting", "updates", "surface"))
 CASES = {
-    **{name: (f"algorithm={name}", "gc=gcfed") for name in ALGORITHMS},
-    **{f"{name}, no GC": (f"algorithm={name}", "gc=none") for name in ("feddc", "fedsub", "scaffold", "ssf")},
-    **{f"{name} in few bits": (f"algorithm={name}", *BITS) for name in ("fedacg", "ssf")},
+    **{name: (f"algorithm={name}", "gc=gcfed", *BITS * (name not in EXACT)) for name in ALGORITHMS},
+    **{f"{name}, no GC": (f"algorithm={name}", "gc=none") for name in ("feddc", "fedsub", "ssf")},
     "all take part": ("algorithm=fedgc", "participation.per_round=7"),
     "absent": ("algorithm=fedsub", "methods.fedsub.update_absent=true", "methods.fedsub.refresh=1"),
-    "states in bfloat16": ("algorithm=scaffold", "client_store.dtype=bfloat16"),
+    "faults, states in bfloat16": ("algorithm=scaffold", "client_store.dtype=bfloat16", *FAULTS),
     **{name: (f"attack={name}", *HOSTILE) for name in ("alie", "gaussian", "label_flip")},
-    "faults": ("algorithm=scaffold", *FAULTS),
     "clipped": CLIP,
-    "convolutions": ("model=cnn", "~model.hidden", "algorithm=fedcm", "rounds=2"),
+    "convolutions": ("model=cnn", "algorithm=fedcm", "rounds=2"),
     "measured": ("algorithm=fedacg", "metrics=[drift,cka,clients,coherence,forgetting,updates,surface,angle]", *NOTES),
 }  # fmt: skip
 
 
-def run(config, folder, *overrides):
-    cfg = config(*overrides, folder=folder)
-    cfg.callbacks, cfg.logger = {}, {}
-    result = train(cfg)
-    row = {key: value for key, value in result.loop.last_row.items() if not key.startswith("time/")}
-    return final_weights(result), row
+class Both(Sites):
+    """Every question goes over the wire, and then, by reference, to the simulation's clients."""
+
+    def __init__(self, stacks, shapes, cfg):
+        stores = ClientStores(cfg.client_store.dtype, folder=f"{cfg.paths.output_dir}/index")
+        super().__init__(Stacks(stacks.program, stores, stacks.per_round, stacks.faults), shapes, cfg, env="wire")
+        self.simulation = stacks
+
+    def fit(self, download, clients):
+        came = list(super().fit(download, clients))
+        for upload, other in zip(self.simulation.fit(download, clients), came, strict=True):
+            torch.testing.assert_close(
+                *map(content, (upload, other)), rtol=0, atol=0, equal_nan=True, check_stride=True
+            )
+            yield upload
+
+    def reply(self, reply, download):
+        super().reply(reply, download)
+        self.simulation.reply(reply, download)
+
+
+def content(upload):
+    """Of an upload, less the times that measurements took."""
+    for notes in upload.notes.values():
+        notes.pop("seconds", None)
+    return {**vars(upload), "levels": {name: vars(own) for name, own in upload.levels.items()}}
+
+
+def run(config, folder, *overrides, both=False):
+    words = [word for word in (*TINY, *overrides) if "model=cnn" not in overrides or "hidden" not in word]
+    cfg = config(*words, folder=folder)
+    cfg.logger = {}
+    if both:
+        cfg.callbacks, cfg.federation = {}, {"_target_": "test_wire.Both", "_partial_": True}
+    return train(cfg)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_message_may_become_bytes(config, tmp_path, case):
-    overrides = [*TINY, *CASES[case]]
-    if "model=cnn" in overrides:
-        overrides = [word for word in overrides if "hidden" not in word]
-    weights, row = run(config, tmp_path / "reference", *overrides)
-    over_wire, same_row = run(config, tmp_path / "wire", *overrides, "federation=wire")
-    assert torch.equal(weights, over_wire)
-    assert same_row == pytest.approx(row, rel=0, abs=0, nan_ok=True)
+    run(config, tmp_path / "run", *CASES[case], both=True)
+
+
+@pytest.mark.parametrize("words", [("algorithm=fedsub",), ("algorithm=ssf", "gc=none", *BITS)], ids=" ".join)
+def test_a_run_over_the_wire_is_the_one_by_reference_and_resumes_bit_for_bit(config, tmp_path, words):
+    reference = run(config, tmp_path / "reference", *words)
+    wire = tmp_path / "wire"
+    run(config, wire, *words, "federation=wire", "rounds=2", "eval_every=1")
+    result = run(config, wire, *words, "federation=wire", f"ckpt_path={wire}/checkpoints/last.ckpt")
+    assert torch.equal(final_weights(reference), final_weights(result))
+    rows = [{k: v for k, v in r.loop.last_row.items() if not k.startswith("time/")} for r in (reference, result)]
+    assert rows[0] == pytest.approx(rows[1], rel=0, abs=0, nan_ok=True)
 
 
 class Leak(ControlVariates):
@@ -71,21 +107,15 @@ class LeakyScaffold(Scaffold):
 
 def test_a_client_that_reads_the_servers_object_is_caught(config, tmp_path):
     """By reference nobody can tell it from SCAFFOLD."""
-    leaky = (
-        *TINY,
-        "algorithm=scaffold",
-        "~methods.scaffold.momentum_correction",
-        "methods.scaffold._target_=test_wire.LeakyScaffold",
-    )
-    honest, _ = run(config, tmp_path / "honest", *TINY, "algorithm=scaffold")
-    weights, _ = run(config, tmp_path / "leaky", *leaky)
-    assert torch.equal(honest, weights)
-    with pytest.raises(ValueError, match=r"federation=wire: .*'control'"):
-        run(config, tmp_path / "wire", *leaky, "federation=wire")
+    leaky = ("~methods.scaffold.momentum_correction", "methods.scaffold._target_=test_wire.LeakyScaffold")
+    results = [
+        run(config, tmp_path / name, "algorithm=scaffold", *leaky[:n]) for name, n in (("honest", 0), ("leaky", 2))
+    ]
+    assert torch.equal(*map(final_weights, results))
+    with pytest.raises(ConnectionError, match=r"clients failed: AttributeError: .*'control'"):
+        run(config, tmp_path / "wire", "algorithm=scaffold", *leaky, "federation=wire")
 
 
 def test_what_a_wire_cannot_do_is_refused(config, tmp_path):
-    (tmp_path / "last.ckpt").touch()
-    for words in (("metrics=gap", "metrics.gap.every=1"), (f"ckpt_path={tmp_path}/last.ckpt",)):
-        with pytest.raises(ValueError, match=r"federation=wire"):
-            run(config, tmp_path / "run", *TINY, *words, "federation=wire")
+    with pytest.raises(ValueError, match=r"metrics=gap .* federation=none alone"):
+        run(config, tmp_path / "run", "metrics=gap", "metrics.gap.every=1", "federation=wire")
