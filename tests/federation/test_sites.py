@@ -94,7 +94,9 @@ def federated(config, tmp_path, monkeypatch):
 @pytest.fixture
 def simulated(config, tmp_path):
     def run(*overrides, folder="simulated"):
-        return train(config(*TINY, *overrides, folder=tmp_path / folder))
+        cfg = config(*TINY, "federation=nvflare", *overrides, folder=tmp_path / folder)  # composed already
+        cfg.federation = None
+        return train(cfg)
 
     return run
 

@@ -3,12 +3,14 @@
 import pytest
 import torch
 from harness import ALGORITHMS, final_weights
+from omegaconf import OmegaConf
 
 from gcfed.federated.stacks import Stacks
 from gcfed.federated.store import ClientStores
 from gcfed.federation.sites import Sites
 from gcfed.methods.scaffold import ControlVariates, MeanVariate, Scaffold
 from gcfed.run import train
+from gcfed.utils.resolvers import ROOT
 
 TINY = (
     "model.hidden=[12,8]", "rounds=3", "participation.num_clients=7", "participation.per_round=3", "client.epochs=1",
@@ -20,12 +22,13 @@ EXACT = ("fedcurv", "feddc", "scaffold")  # whose clients keep what they have se
 HOSTILE = ("attack.clients=0.4", "client.stack=3", "algorithm=scaffold", "gc=none")
 FAULTS = ("participation.faults.dropout=0.3", "participation.faults.stragglers=0.5", "client.epochs=2")
 NOTES = tuple(f"metrics.{name}.every=1" for name in ("cka", "clients", "forgetting", "updates", "surface"))
+PLAIN = ("feddc", "fedsub", "ssf")
 CASES = {
     **{name: (f"algorithm={name}", "gc=gcfed", *BITS * (name not in EXACT)) for name in ALGORITHMS},
-    **{f"{name}, no GC": (f"algorithm={name}", "gc=none") for name in ("feddc", "fedsub", "ssf")},
-    "all take part": ("algorithm=fedgc", "participation.per_round=7"),
-    "absent": ("algorithm=fedsub", "methods.fedsub.update_absent=true", "methods.fedsub.refresh=1"),
-    "faults, states in bfloat16": ("algorithm=scaffold", "client_store.dtype=bfloat16", *FAULTS),
+    **{f"{name}, no GC": (f"algorithm={name}", "gc=none") for name in PLAIN},
+    "all take part": ("algorithm=fedgc", "gc=gcfed", *BITS, "participation.per_round=7"),
+    "absent": ("algorithm=fedsub", "gc=none", "methods.fedsub.update_absent=true", "methods.fedsub.refresh=1"),
+    "faults, states in bfloat16": ("algorithm=scaffold", "gc=gcfed", "client_store.dtype=bfloat16", *FAULTS),
     **{name: (f"attack={name}", *HOSTILE) for name in ("alie", "gaussian", "label_flip")},
     "clipped": CLIP,
     "convolutions": ("model=cnn", "algorithm=fedcm", "rounds=2"),
@@ -61,26 +64,29 @@ def content(upload):
     return {**vars(upload), "levels": {name: vars(own) for name, own in upload.levels.items()}}
 
 
-def run(config, folder, *overrides, both=False):
+def run(config, folder, *overrides, federation=None, **methods):
     words = [word for word in (*TINY, *overrides) if "model=cnn" not in overrides or "hidden" not in word]
-    cfg = config(*words, folder=folder)
-    cfg.logger = {}
-    if both:
-        cfg.callbacks, cfg.federation = {}, {"_target_": "test_wire.Both", "_partial_": True}
+    cfg = config(*words, folder=folder)  # composed once for all that has these files
+    cfg.federation, cfg.logger = federation, {}
+    for name, target in methods.items():
+        cfg.methods[name] = {"_target_": target}
     return train(cfg)
+
+
+WIRE = OmegaConf.load(ROOT / "configs/federation/wire.yaml").federation
+BOTH = {"_target_": "test_wire.Both", "_partial_": True}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_message_may_become_bytes(config, tmp_path, case):
-    run(config, tmp_path / "run", *CASES[case], both=True)
+    run(config, tmp_path / "run", *CASES[case], federation=BOTH)
 
 
-@pytest.mark.parametrize("words", [("algorithm=fedsub",), ("algorithm=ssf", "gc=none", *BITS)], ids=" ".join)
-def test_a_run_over_the_wire_is_the_one_by_reference_and_resumes_bit_for_bit(config, tmp_path, words):
-    reference = run(config, tmp_path / "reference", *words)
-    wire = tmp_path / "wire"
-    run(config, wire, *words, "federation=wire", "rounds=2", "eval_every=1")
-    result = run(config, wire, *words, "federation=wire", f"ckpt_path={wire}/checkpoints/last.ckpt")
+@pytest.mark.parametrize("case", ["fedsub, no GC", "ssf"])
+def test_a_run_over_the_wire_is_the_one_by_reference_and_resumes_bit_for_bit(config, tmp_path, case):
+    reference, wire = run(config, tmp_path / "reference", *CASES[case]), tmp_path / "wire"
+    run(config, wire, *CASES[case], "rounds=2", "eval_every=1", federation=WIRE)
+    result = run(config, wire, *CASES[case], f"ckpt_path={wire}/checkpoints/last.ckpt", federation=WIRE)
     assert torch.equal(final_weights(reference), final_weights(result))
     rows = [{k: v for k, v in r.loop.last_row.items() if not k.startswith("time/")} for r in (reference, result)]
     assert rows[0] == pytest.approx(rows[1], rel=0, abs=0, nan_ok=True)
@@ -97,7 +103,7 @@ class Leak(ControlVariates):
 
 
 class LeakyScaffold(Scaffold):
-    def __init__(self, momentum_correction=True):
+    def __init__(self):
         super().__init__()
         server = next(part for part in self.parts if isinstance(part, MeanVariate))
         client = Leak(momentum_correction=True)
@@ -107,15 +113,13 @@ class LeakyScaffold(Scaffold):
 
 def test_a_client_that_reads_the_servers_object_is_caught(config, tmp_path):
     """By reference nobody can tell it from SCAFFOLD."""
-    leaky = ("~methods.scaffold.momentum_correction", "methods.scaffold._target_=test_wire.LeakyScaffold")
-    results = [
-        run(config, tmp_path / name, "algorithm=scaffold", *leaky[:n]) for name, n in (("honest", 0), ("leaky", 2))
-    ]
-    assert torch.equal(*map(final_weights, results))
+    words, leak = CASES["scaffold"], {"scaffold": "test_wire.LeakyScaffold"}
+    honest, leaky = (run(config, tmp_path / f"{len(own)}", *words, **own) for own in ({}, leak))
+    assert torch.equal(final_weights(honest), final_weights(leaky))
     with pytest.raises(ConnectionError, match=r"clients failed: AttributeError: .*'control'"):
-        run(config, tmp_path / "wire", "algorithm=scaffold", *leaky, "federation=wire")
+        run(config, tmp_path / "wire", *words, federation=WIRE, **leak)
 
 
 def test_what_a_wire_cannot_do_is_refused(config, tmp_path):
     with pytest.raises(ValueError, match=r"metrics=gap .* federation=none alone"):
-        run(config, tmp_path / "run", "metrics=gap", "metrics.gap.every=1", "federation=wire")
+        run(config, tmp_path / "run", "metrics=gap", "metrics.gap.every=1", federation=WIRE)

@@ -32,7 +32,7 @@ from omegaconf import OmegaConf
 
 from gcfed.federated.processes.launch import end_with_parent
 from gcfed.federation.flare import Relay, SiteEnd
-from gcfed.federation.sites import Answer, Line
+from gcfed.federation.sites import Line
 from gcfed.utils.files import scratch
 
 logging.getLogger("nvflare").setLevel(logging.WARNING)
@@ -98,8 +98,12 @@ class FlareLine(Line):
                     self._job = session.submit_job(job)
                 except Exception as error:
                     raise ConnectionError(f"NVFlare does not take the job: {error}") from error
-                self._line = self._accept(listener, session)
-        if missing := sorted(set(self.sites) - set(self._line.recv())):
+                self.pipe = self._accept(listener, session)
+        self.ended = (
+            f"NVFlare's server has ended the job {self._job}. The same command with ckpt_path=last goes on after the "
+            "last finished round."
+        )
+        if missing := sorted(set(self.sites) - set(self.pipe.recv())):
             raise ConnectionError(f"NVFlare could not start the job at {', '.join(missing)}: see their logs.")
 
     def _accept(self, listener: Listener, session: Session) -> Connection:
@@ -118,19 +122,6 @@ class FlareLine(Line):
         with suppress(Exception):  # it may have ended just now
             session.abort_job(self._job)
 
-    def send(self, site: str, number: int, verb: str, about: dict[str, Any], message: bytes) -> None:
-        with suppress(BrokenPipeError):  # then nothing can be received
-            self._line.send((site, number, verb, about, message))
-
-    def receive(self, seconds: float) -> Answer | None:
-        try:
-            return Answer(*self._line.recv()) if self._line.poll(seconds) else None
-        except (EOFError, ConnectionResetError):
-            raise ConnectionError(
-                f"NVFlare's server has ended the job {self._job}. The same command with ckpt_path=last goes on after "
-                "the last finished round."
-            ) from None
-
     def renew(self, vanished: Collection[str]) -> bool:
         if not set(connected(self.kit)) & set(vanished):
             return False
@@ -140,7 +131,7 @@ class FlareLine(Line):
 
     def close(self) -> None:
         """Hangs up, by which the job ends, and waits until it has."""
-        self._line.close()
+        self.pipe.close()
         with session_of(self.kit) as session:
             session.monitor_job(self._job, ENDING, poll_interval=0.5)
             self._abort(session)
@@ -263,12 +254,9 @@ def provision(folder: Path, sites: list[str]) -> Path:
         maker = Provisioner(str(folder), prepare_builders(project), prepare_packager(project))
         kits = Path(maker.provision(prepare_project(project))["current_prod_dir"])
     for name in (SERVER, *sites):
-        local, storage = kits / name / "local", kits / name / "storage"
-        resources = json.loads((local / "resources.json.default").read_text())
+        local = kits / name / "local"
+        text = (local / "resources.json.default").read_text()
+        resources = json.loads(text.replace("/tmp/nvflare", str(kits / name / "storage")))
         resources["class_allow_list"] += ALLOWED
-        if name == SERVER:
-            resources["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(storage / "snapshots")
-            (jobs,) = [component for component in resources["components"] if component["id"] == "job_manager"]
-            jobs["args"]["uri_root"] = str(storage / "jobs")
         (local / "resources.json").write_text(json.dumps(resources))
     return kits

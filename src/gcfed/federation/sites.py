@@ -12,8 +12,10 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from omegaconf import DictConfig
@@ -50,14 +52,16 @@ class Answer(NamedTuple):
         return self.gone or self.about.get("failure", "")
 
 
-class Line(Protocol):
-    """What reaches the sites; a call of one waits for no other."""
+class Line:
+    """Questions to sites and their answers, through a pipe to who reaches them; a call of one waits for no other."""
 
-    sites: list[str]
-    """Their names, in an order that does not change."""
+    sites: list[str]  # their names, in an order that does not change
+    pipe: Connection
+    ended: str  # what it means that the pipe has been closed at its other end
 
     def send(self, site: str, number: int, verb: str, about: dict[str, Any], message: bytes) -> None:
-        """Asks a site something; its answer comes by :meth:`receive`."""
+        with suppress(BrokenPipeError):  # then nothing can be received
+            self.pipe.send((site, number, verb, about, message))
 
     def receive(self, seconds: float) -> Answer | None:
         """The next answer; None where none has come after so many seconds.
@@ -65,6 +69,10 @@ class Line(Protocol):
         Raises:
             ConnectionError: no answer can come any more.
         """
+        try:
+            return Answer(*self.pipe.recv()) if self.pipe.poll(seconds) else None
+        except (EOFError, ConnectionResetError):
+            raise ConnectionError(self.ended) from None
 
     def renew(self, vanished: Collection[str]) -> bool:
         """Begins anew with all sites that are there, if one of those that had vanished is; whether it has."""
@@ -191,9 +199,8 @@ class Sites(Transport):
             self._vanished, self._asked = set(), {}
             self._configure(resumed=True)
         shapes, device, cohort = self.shapes(), self.stacks.program.module.device, set(clients.tolist())
-        tasks = {
-            site: self._task(sorted(cohort & set(held))) for site, held in self._held.items() if cohort & set(held)
-        }
+        asked = {site: sorted(cohort & set(held)) for site, held in self._held.items()}
+        tasks = {site: self._task(own) for site, own in asked.items() if own}
         missing, self._came = dict.fromkeys(tasks, "did not answer"), {}
         for answer in self._answers("fit", pack_download(download), tasks, self.deadline):
             task = tasks[answer.site]
@@ -201,7 +208,7 @@ class Sites(Transport):
                 if answer.failure:
                     raise MessageError(answer.failure)
                 uploads = [unpack_upload(u, download.round, shapes, task["clients"]) for u in answer.uploads]
-            except MessageError as error:
+            except (ValueError, KeyError, TypeError) as error:  # of a site that sends what no site of ours does
                 missing[answer.site] = f"failed: {error}"
                 continue
             del missing[answer.site]
@@ -249,17 +256,16 @@ class Sites(Transport):
         if self.evaluate == "server":
             return None
         tasks: dict[str, dict[str, Any]] = {site: {} for site in self._held if site not in self._asked}
-        round, found = self.stacks.program.module.trainer.global_step, dict[str, list[tuple[float, float]]]()
+        round, sums = self.stacks.program.module.trainer.global_step, dict[str, tuple[float, float]]()
         for answer in self._answers("test", pack("model", model()), tasks, self.deadline):
             if answer.failure:
                 log.warning("round %d: %s did not test the model: %s", round, answer.site, answer.failure)
-            for column, score in answer.about.get("scores", {}).items():
-                found.setdefault(column, []).append(score)
-        if not found:
+            for column, (mean, weight) in answer.about.get("scores", {}).items():
+                total, before = sums.get(column, (0.0, 0.0))
+                sums[column] = total + mean * weight, before + weight
+        if not sums:
             raise ConnectionError(f"round {round}: no site has tested the model within federation.deadline.")
-        weights = {column: sum(weight for _, weight in scores) for column, scores in found.items()}
-        sums = {column: sum(mean * weight for mean, weight in scores) for column, scores in found.items()}
-        return {column: (sums[column] / max(weight, 1.0), weight) for column, weight in weights.items()}
+        return {column: (total / max(weight, 1.0), weight) for column, (total, weight) in sums.items()}
 
     def _answers(
         self, verb: str, message: bytes, tasks: Mapping[str, Mapping[str, Any]], seconds: float

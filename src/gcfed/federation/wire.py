@@ -9,13 +9,12 @@ from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import torch
 from omegaconf import OmegaConf
 
 from gcfed.federation.site import Site
-from gcfed.federation.sites import Answer, Line
+from gcfed.federation.sites import Line
 
 _process: subprocess.Popen | None = None
 _pipe: Connection
@@ -30,29 +29,20 @@ class Interpreter(Line):
         device: on which it trains, ``cpu`` or ``cuda``.
     """
 
+    ended = "federation=wire: the clients' interpreter has ended; its own words stand above."
+
     def __init__(self, home: Path, data_dir: str, device: str) -> None:
-        self.sites, self.home = ["clients"], home
         own = {"data_dir": data_dir, "trust_config": True, "threads": torch.get_num_threads()}
         home.mkdir(parents=True, exist_ok=True)
         OmegaConf.save(
             OmegaConf.create(own | {"accelerator": "cpu" if device == "cpu" else "gpu"}), home / "gcfed.yaml"
         )
-        _start()
-
-    def send(self, site: str, number: int, verb: str, about: dict[str, Any], message: bytes) -> None:
-        with suppress(BrokenPipeError):  # then it cannot be received from
-            _pipe.send((self.home, number, verb, about, message))
-
-    def receive(self, seconds: float) -> Answer | None:
-        try:
-            return Answer("clients", *_pipe.recv()) if _pipe.poll(seconds) else None
-        except (EOFError, ConnectionResetError):
-            raise ConnectionError(
-                "federation=wire: the clients' interpreter has ended; its own words stand above."
-            ) from None
+        self.sites, self.pipe = ["clients"], _started()
+        self.pipe.send(home)
 
 
-def _start() -> None:
+def _started() -> Connection:
+    """The pipe to the second interpreter."""
     global _process, _pipe
     if _process is None or _process.poll() is not None:
         _pipe, theirs = Pipe()
@@ -62,14 +52,17 @@ def _start() -> None:
         }  # the user's own classes, too
         _process = subprocess.Popen([sys.executable, "-c", code], pass_fds=[theirs.fileno()], env=environment)
         theirs.close()
+    return _pipe
 
 
 def serve(end: int) -> None:
     """The second interpreter's program: answers until the pipe, whose end has this descriptor, is closed."""
-    site, pipe = Site("clients", Path(), Path()), Connection(end)
+    pipe = Connection(end)
     with suppress(EOFError):
         while True:
-            home, number, *question = pipe.recv()
-            if site.home != home:
-                site = Site("clients", home / "gcfed.yaml", home)
-            pipe.send((number, *site.answer(*question)))
+            asked = pipe.recv()
+            if isinstance(asked, Path):
+                site = Site("clients", asked / "gcfed.yaml", asked)
+            else:
+                name, number, *question = asked
+                pipe.send((name, number, *site.answer(*question)))
