@@ -147,8 +147,8 @@ def test_other_versions_other_kinds_and_damaged_messages_are_refused():
     message = pack_download(a_download())
     with pytest.raises(MessageError, match="is a download, where a upload was expected"):
         unpack_upload(message, 3, SHAPES, [2, 5])
-    header = {"version": 99, "kind": "download", "strides": {}, "fields": {}}
-    with pytest.raises(MessageError, match="version 99, and this project reads version 1"):
+    header = {"version": 99, "kind": "download", "content": {}}
+    with pytest.raises(MessageError, match="version 99, and this project reads version 2"):
         unpack_download(save({"t": torch.ones(1)}, metadata={"gcfed": json.dumps(header)}), MODEL)
     for damaged in (b"", b"\xff" * 40, message[:100], message[:-1], save({"t": torch.ones(1)})):
         with pytest.raises(MessageError, match="cannot be read"):

@@ -17,9 +17,8 @@ from harness import final_weights
 from omegaconf import OmegaConf
 
 from gcfed import __version__
-from gcfed.federation.clients import check_config, clients_config
-from gcfed.federation.site import Settings, Site
-from gcfed.federation.sites import Answer, Sites
+from gcfed.federation.site import Settings, Site, check_config, clients_config
+from gcfed.federation.sites import Answer, Line, Sites
 from gcfed.run import train
 
 TINY = (
@@ -28,7 +27,7 @@ TINY = (
 )  # fmt: skip
 
 
-class LineHere:
+class LineHere(Line):
     """Sites as objects of this process, which answer at once, or not as they should.
 
     Args:
@@ -54,19 +53,17 @@ class LineHere:
             (home / "gcfed.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(settings)))
             self.programs[name] = Site(name, home / "gcfed.yaml", home)
 
-    def send(self, site, verb, about, message):
+    def send(self, site, number, verb, about, message):
         about = json.loads(json.dumps(about))
         why = self.upset(site, verb, about)
         if why not in (None, "late"):
-            self.answers.append(Answer(site, verb, {}, b"", why))
+            gone = why.startswith("vanished")
+            said = {} if gone else {"failure": why}
+            self.answers.append(Answer(site, number, said, [], why * gone))
             return
-        try:
-            said, answer = self.programs[site].answer(verb, about, message)
-        except (ValueError, OSError) as error:
-            said, answer = {"failure": f"{type(error).__name__}: {error}"}, b""
-        said = json.loads(json.dumps(said))
+        said, uploads = self.programs[site].answer(verb, about, message)
         queue = self.late if why == "late" else self.answers
-        queue.append(Answer(site, verb, said, answer, said.get("failure", "")))
+        queue.append(Answer(site, number, json.loads(json.dumps(said)), uploads))
 
     def receive(self, seconds):
         if self.answers:
@@ -97,7 +94,9 @@ def federated(config, tmp_path, monkeypatch):
 @pytest.fixture
 def simulated(config, tmp_path):
     def run(*overrides, folder="simulated"):
-        return train(config(*TINY, *overrides, folder=tmp_path / folder))
+        cfg = config(*TINY, "federation=nvflare", *overrides, folder=tmp_path / folder)  # composed already
+        cfg.federation = None
+        return train(cfg)
 
     return run
 
@@ -288,7 +287,7 @@ def test_what_a_federation_cannot_do_is_refused_by_name(federated, words, senten
 
 # ------------------------------------------------------------------------------------------- what the server may ask
 def sent(config, *words):
-    return OmegaConf.to_container(OmegaConf.create(clients_config(config(*words), paths=False).decode()))
+    return clients_config(config(*words))
 
 
 def test_only_the_clients_side_of_a_config_is_sent(config):
@@ -301,38 +300,38 @@ def test_what_our_own_configs_send_is_trusted(config, words):
     check_config(sent(config, *words, "metrics=[clients,drift]", "attack=gaussian"), "a")
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "sentence"),
-    [
-        ("model._target_", "os.system", "would call model._target_=os.system"),
-        ("methods.x._target_", "gcfed.utils.files.replacing", "would call methods.x"),
-        ("metrics.x._target_", "gcfed.callbacks.checkpoint.RoundCheckpoint", "would call metrics.x"),
-        (
-            "callbacks.x._target_",
-            "gcfed.callbacks.checkpoint.RoundCheckpoint",
-            "has callbacks, which is not for clients",
-        ),
-        ("model.weights", "/etc/passwd", "names model.weights=/etc/passwd, a place outside"),
-        ("metrics.updates.path", "../../x", "a place outside"),
-        ("server_secret", 1, "has server_secret, which is not for clients"),
-    ],
+REACHES_FURTHER = (
+    ("model._target_", "os.system", "would call model._target_=os.system"),
+    ("methods.x._target_", "gcfed.utils.files.replacing", "would call methods.x"),
+    ("metrics.x._target_", "gcfed.callbacks.checkpoint.RoundCheckpoint", "would call metrics.x"),
+    ("callbacks.x._target_", "gcfed.callbacks.checkpoint.RoundCheckpoint", "has callbacks, which is not for clients"),
+    ("data.transform._target_", "os.system", "would call data.transform._target_=os.system"),
+    ("data.partitioner._target_", "os.system", "would call data.partitioner._target_=os.system"),
+    ("model.weights", "/etc/passwd", "names model.weights=/etc/passwd, a place outside"),
+    ("metrics.updates.path", "../../x", "a place outside"),
+    ("server_secret", 1, "has server_secret, which is not for clients"),
 )
-def test_a_config_that_reaches_further_is_refused_unless_its_site_trusts_it(config, tmp_path, key, value, sentence):
-    cfg = OmegaConf.create(sent(config, "gc=none"))
-    OmegaConf.update(cfg, key, value, force_add=True)
-    (tmp_path / "gcfed.yaml").write_text("trust_config: false")
-    site = Site("b", tmp_path / "gcfed.yaml", tmp_path)
-    about = {"version": __version__, "run": "x", "share": [0], "num_clients": 20}
-    with pytest.raises(ValueError, match=re.escape(sentence)):
-        site.answer("configure", about, OmegaConf.to_yaml(cfg).encode())
+
+
+@pytest.mark.parametrize("own", ["{}", "{arrays: own.npz}"])
+def test_a_config_that_reaches_further_is_refused_unless_its_site_trusts_it(config, tmp_path, own):
+    (tmp_path / "gcfed.yaml").write_text(own)
+    site, whole = Site("b", tmp_path / "gcfed.yaml", tmp_path), sent(config, "gc=none")
+    for key, value, sentence in REACHES_FURTHER:
+        cfg = OmegaConf.create(whole)
+        OmegaConf.update(cfg, key, value, force_add=True)
+        about = {"version": __version__, "run": "x", "share": [0], "config": OmegaConf.to_container(cfg)}
+        assert sentence in site.answer("configure", about, b"")[0]["failure"]
 
 
 def test_a_site_does_what_its_own_clients_are_asked_and_no_more(federated):
     _, line = federated("rounds=1")
-    with pytest.raises(ValueError, match="knows nothing of the run other"):
-        line.programs["a"].answer("fit", {"run": "other"}, b"")
-    with pytest.raises(ValueError, match=r"a does not hold the clients \[1\]"):
-        line.programs["a"].answer("fit", {"run": line.programs["a"].run, "clients": [0, 1]}, b"")
+    site = line.programs["a"]
+    for about, sentence in (
+        ({"run": "other"}, "knows nothing of the run other"),
+        ({"run": site.run, "clients": [0, 1]}, "a does not hold the clients [1]"),
+    ):
+        assert sentence in site.answer("fit", about, b"")[0]["failure"]
 
 
 # ----------------------------------------------------------------------------------------------- data and tests

@@ -1,11 +1,16 @@
-"""A run whose clients live in another interpreter equals the one by reference, bit for bit: what was read was sent."""
+"""Clients in another interpreter send, bit for bit, what clients by reference do: what was read was sent."""
 
 import pytest
 import torch
 from harness import ALGORITHMS, final_weights
+from omegaconf import OmegaConf
 
+from gcfed.federated.stacks import Stacks
+from gcfed.federated.store import ClientStores
+from gcfed.federation.sites import Sites
 from gcfed.methods.scaffold import ControlVariates, MeanVariate, Scaffold
 from gcfed.run import train
+from gcfed.utils.resolvers import ROOT
 
 TINY = (
     "model.hidden=[12,8]", "rounds=3", "participation.num_clients=7", "participation.per_round=3", "client.epochs=1",
@@ -13,41 +18,78 @@ TINY = (
 )  # fmt: skip
 CLIP = tuple(f"+methods.clip_update.{key}" for key in ("_target_=gcfed.methods.clip_update.ClipUpdate", "quantile=0.3"))
 BITS = ("quantization=fedpaq", "quantization.bits=3")
+EXACT = ("fedcurv", "feddc", "scaffold")  # whose clients keep what they have sent: quantization is refused
 HOSTILE = ("attack.clients=0.4", "client.stack=3", "algorithm=scaffold", "gc=none")
 FAULTS = ("participation.faults.dropout=0.3", "participation.faults.stragglers=0.5", "client.epochs=2")
 NOTES = tuple(f"metrics.{name}.every=1" for name in ("cka", "clients", "forgetting", "updates", "surface"))
+PLAIN = ("feddc", "fedsub", "ssf")
 CASES = {
-    **{name: (f"algorithm={name}", "gc=gcfed") for name in ALGORITHMS},
-    **{f"{name}, no GC": (f"algorithm={name}", "gc=none") for name in ("feddc", "fedsub", "scaffold", "ssf")},
-    **{f"{name} in few bits": (f"algorithm={name}", *BITS) for name in ("fedacg", "ssf")},
-    "all take part": ("algorithm=fedgc", "participation.per_round=7"),
-    "absent": ("algorithm=fedsub", "methods.fedsub.update_absent=true", "methods.fedsub.refresh=1"),
-    "states in bfloat16": ("algorithm=scaffold", "client_store.dtype=bfloat16"),
+    **{name: (f"algorithm={name}", "gc=gcfed", *BITS * (name not in EXACT)) for name in ALGORITHMS},
+    **{f"{name}, no GC": (f"algorithm={name}", "gc=none") for name in PLAIN},
+    "all take part": ("algorithm=fedgc", "gc=gcfed", *BITS, "participation.per_round=7"),
+    "absent": ("algorithm=fedsub", "gc=none", "methods.fedsub.update_absent=true", "methods.fedsub.refresh=1"),
+    "faults, states in bfloat16": ("algorithm=scaffold", "gc=gcfed", "client_store.dtype=bfloat16", *FAULTS),
     **{name: (f"attack={name}", *HOSTILE) for name in ("alie", "gaussian", "label_flip")},
-    "faults": ("algorithm=scaffold", *FAULTS),
     "clipped": CLIP,
-    "convolutions": ("model=cnn", "~model.hidden", "algorithm=fedcm", "rounds=2"),
+    "convolutions": ("model=cnn", "algorithm=fedcm", "rounds=2"),
     "measured": ("algorithm=fedacg", "metrics=[drift,cka,clients,coherence,forgetting,updates,surface,angle]", *NOTES),
 }  # fmt: skip
 
 
-def run(config, folder, *overrides):
-    cfg = config(*overrides, folder=folder)
-    cfg.callbacks, cfg.logger = {}, {}
-    result = train(cfg)
-    row = {key: value for key, value in result.loop.last_row.items() if not key.startswith("time/")}
-    return final_weights(result), row
+class Both(Sites):
+    """Every question goes over the wire, and then, by reference, to the simulation's clients."""
+
+    def __init__(self, stacks, shapes, cfg):
+        stores = ClientStores(cfg.client_store.dtype, folder=f"{cfg.paths.output_dir}/index")
+        super().__init__(Stacks(stacks.program, stores, stacks.per_round, stacks.faults), shapes, cfg, env="wire")
+        self.simulation = stacks
+
+    def fit(self, download, clients):
+        came = list(super().fit(download, clients))
+        for upload, other in zip(self.simulation.fit(download, clients), came, strict=True):
+            torch.testing.assert_close(
+                *map(content, (upload, other)), rtol=0, atol=0, equal_nan=True, check_stride=True
+            )
+            yield upload
+
+    def reply(self, reply, download):
+        super().reply(reply, download)
+        self.simulation.reply(reply, download)
+
+
+def content(upload):
+    """Of an upload, less the times that measurements took."""
+    for notes in upload.notes.values():
+        notes.pop("seconds", None)
+    return {**vars(upload), "levels": {name: vars(own) for name, own in upload.levels.items()}}
+
+
+def run(config, folder, *overrides, federation=None, **methods):
+    words = [word for word in (*TINY, *overrides) if "model=cnn" not in overrides or "hidden" not in word]
+    cfg = config(*words, folder=folder)  # composed once for all that has these files
+    cfg.federation, cfg.logger = federation, {}
+    for name, target in methods.items():
+        cfg.methods[name] = {"_target_": target}
+    return train(cfg)
+
+
+WIRE = OmegaConf.load(ROOT / "configs/federation/wire.yaml").federation
+BOTH = {"_target_": "test_wire.Both", "_partial_": True}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_every_message_may_become_bytes(config, tmp_path, case):
-    overrides = [*TINY, *CASES[case]]
-    if "model=cnn" in overrides:
-        overrides = [word for word in overrides if "hidden" not in word]
-    weights, row = run(config, tmp_path / "reference", *overrides)
-    over_wire, same_row = run(config, tmp_path / "wire", *overrides, "federation=wire")
-    assert torch.equal(weights, over_wire)
-    assert same_row == pytest.approx(row, rel=0, abs=0, nan_ok=True)
+    run(config, tmp_path / "run", *CASES[case], federation=BOTH)
+
+
+@pytest.mark.parametrize("case", ["fedsub, no GC", "ssf"])
+def test_a_run_over_the_wire_is_the_one_by_reference_and_resumes_bit_for_bit(config, tmp_path, case):
+    reference, wire = run(config, tmp_path / "reference", *CASES[case]), tmp_path / "wire"
+    run(config, wire, *CASES[case], "rounds=2", "eval_every=1", federation=WIRE)
+    result = run(config, wire, *CASES[case], f"ckpt_path={wire}/checkpoints/last.ckpt", federation=WIRE)
+    assert torch.equal(final_weights(reference), final_weights(result))
+    rows = [{k: v for k, v in r.loop.last_row.items() if not k.startswith("time/")} for r in (reference, result)]
+    assert rows[0] == pytest.approx(rows[1], rel=0, abs=0, nan_ok=True)
 
 
 class Leak(ControlVariates):
@@ -61,7 +103,7 @@ class Leak(ControlVariates):
 
 
 class LeakyScaffold(Scaffold):
-    def __init__(self, momentum_correction=True):
+    def __init__(self):
         super().__init__()
         server = next(part for part in self.parts if isinstance(part, MeanVariate))
         client = Leak(momentum_correction=True)
@@ -71,21 +113,13 @@ class LeakyScaffold(Scaffold):
 
 def test_a_client_that_reads_the_servers_object_is_caught(config, tmp_path):
     """By reference nobody can tell it from SCAFFOLD."""
-    leaky = (
-        *TINY,
-        "algorithm=scaffold",
-        "~methods.scaffold.momentum_correction",
-        "methods.scaffold._target_=test_wire.LeakyScaffold",
-    )
-    honest, _ = run(config, tmp_path / "honest", *TINY, "algorithm=scaffold")
-    weights, _ = run(config, tmp_path / "leaky", *leaky)
-    assert torch.equal(honest, weights)
-    with pytest.raises(ValueError, match=r"federation=wire: .*'control'"):
-        run(config, tmp_path / "wire", *leaky, "federation=wire")
+    words, leak = CASES["scaffold"], {"scaffold": "test_wire.LeakyScaffold"}
+    honest, leaky = (run(config, tmp_path / f"{len(own)}", *words, **own) for own in ({}, leak))
+    assert torch.equal(final_weights(honest), final_weights(leaky))
+    with pytest.raises(ConnectionError, match=r"clients failed: AttributeError: .*'control'"):
+        run(config, tmp_path / "wire", *words, federation=WIRE, **leak)
 
 
 def test_what_a_wire_cannot_do_is_refused(config, tmp_path):
-    (tmp_path / "last.ckpt").touch()
-    for words in (("metrics=gap", "metrics.gap.every=1"), (f"ckpt_path={tmp_path}/last.ckpt",)):
-        with pytest.raises(ValueError, match=r"federation=wire"):
-            run(config, tmp_path / "run", *TINY, *words, "federation=wire")
+    with pytest.raises(ValueError, match=r"metrics=gap .* federation=none alone"):
+        run(config, tmp_path / "run", "metrics=gap", "metrics.gap.every=1", federation=WIRE)

@@ -26,9 +26,8 @@ from safetensors.torch import load_file
 pytest.importorskip("nvflare")
 
 from gcfed.federated.faults import Faults
-from gcfed.federation import line, local
+from gcfed.federation import line
 from gcfed.federation.line import FlareLine
-from gcfed.federation.sites import Sites
 from gcfed.run import train
 
 SMALL = (
@@ -42,10 +41,10 @@ SITES = [f"site-{i}" for i in range(1, 6)]
 def federation(tmp_path_factory):
     """The processes of five sites and their server, which the runs of this module share."""
     folder = tmp_path_factory.mktemp("federation")
-    local.local_line(folder, 5, str(folder))
-    yield local._federation
-    local._federation.stop()
-    local._federation = None
+    line.local_line(folder, 5, str(folder))
+    yield line._federation
+    line._federation.stop()
+    line._federation = None
 
 
 @pytest.fixture
@@ -69,7 +68,7 @@ def descendants(pid):
 def job_of(federation, site):
     """The process in which a site trains."""
     (job,) = [
-        pid for pid in descendants(federation.process(site).pid)[1:]
+        pid for pid in descendants(federation.processes[site].pid)[1:]
         if b"worker_process" in Path(f"/proc/{pid}/cmdline").read_bytes()
     ]  # fmt: skip
     return job
@@ -96,7 +95,7 @@ def test_real_sites_compute_the_simulations_bits(run, config, tmp_path, words):
 
 
 def test_nothing_listens_but_on_the_loopback_interface(federation):
-    processes = [federation.process(name).pid for name in ("localhost", *SITES)]
+    processes = [federation.processes[name].pid for name in ("localhost", *SITES)]
     running = [os.getpid(), *(pid for process in processes for pid in descendants(process))]
     places = {place for pid in running if Path(f"/proc/{pid}/fd").exists() for place in listening(pid)}
     assert len(places) > 5, "the server and the sites listen somewhere"
@@ -122,7 +121,7 @@ def test_a_foreign_certificate_is_refused_on_both_sides(federation, tmp_path):
     own = federation.kits / "site-1"
     (server,) = json.loads((own / "startup/fed_client.json").read_text())["servers"]
     port = int(server["service"]["target"].split(":")[1])
-    foreign = local.provision(tmp_path / "foreign", ["site-1"]) / "site-1"
+    foreign = line.provision(tmp_path / "foreign", ["site-1"]) / "site-1"
     assert handshake(own, own, port) == b"H"  # of HTTP: it talks to its own
     with pytest.raises(ssl.SSLCertVerificationError):
         handshake(foreign, foreign, port)  # a site of another federation does not trust this server
@@ -132,19 +131,19 @@ def test_a_foreign_certificate_is_refused_on_both_sides(federation, tmp_path):
 
 def test_a_federation_that_was_provisioned_is_reached_by_its_kit(config, federation, run, tmp_path):
     """And its clients test the model."""
-    kit = federation.kits / local.ADMIN
+    kit = federation.kits / line.ADMIN
     words = ("federation.evaluate=clients", "data.client_test=0.3", "algorithm=scaffold")
     reference = run(*words, folder="local")
     prod = ("federation.env=prod", f"federation.kit={kit}", "federation.sites=[site-1,site-2]")
     result = train(config(*SMALL, *words, *prod, folder=tmp_path / "prod"))
-    line._open.pop(str(kit)).close()
+    line.line_of(kit, ["site-1", "site-2"]).close()
     assert torch.equal(final_weights(reference), final_weights(result))
     assert result.loop.last_row["test/acc"] == pytest.approx(reference.loop.last_row["test/acc"], abs=1e-6)
 
 
 def test_a_site_that_is_not_there_is_named(federation):
     with pytest.raises(ConnectionError, match=r"federation.sites=\['site-9'\]: connected are site-1, site-2"):
-        FlareLine(federation.kits / local.ADMIN, ["site-9"])
+        FlareLine(federation.kits / line.ADMIN, ["site-9"])
 
 
 def without_client(config, monkeypatch, tmp_path, client, *, round):
@@ -158,15 +157,15 @@ def without_client(config, monkeypatch, tmp_path, client, *, round):
 
 def test_a_site_that_is_killed_drops_out_and_comes_back_with_its_states(run, config, federation, tmp_path, monkeypatch):
     """Killed with its upload under way; the round goes on without it, the next begins with a new job."""
-    words, task, victim = ("algorithm=scaffold", "federation.least=3"), Sites._task, job_of(federation, "site-3")
+    words, send, victim = ("algorithm=scaffold", "federation.least=3"), FlareLine.send, job_of(federation, "site-3")
 
-    def kill(self, site, download, clients):
+    def kill(self, site, number, verb, about, message):
+        send(self, site, number, verb, about, message)
         with suppress(ProcessLookupError):
-            if download.round == 2 and site == "site-5":  # after that of site-3, which now trains
+            if (site, verb, about["round"]) == ("site-5", "fit", 2):  # after site-3, which now trains
                 os.kill(victim, signal.SIGKILL)
-        return task(self, site, download, clients)
 
-    monkeypatch.setattr(Sites, "_task", kill)
+    monkeypatch.setattr(FlareLine, "send", kill)
     result = run(*words)
     assert [row["train/dropped_clients"] for row in read_rows(tmp_path / "run/metrics.csv")] == [0, 0, 1, 0, 0]
     assert torch.equal(without_client(config, monkeypatch, tmp_path, 2, round=2), final_weights(result))
@@ -176,15 +175,15 @@ def test_a_site_that_is_killed_drops_out_and_comes_back_with_its_states(run, con
 def test_a_site_that_comes_late_is_refused_and_gets_the_present_model(
     run, config, federation, tmp_path, monkeypatch, caplog
 ):
-    task, asleep = Sites._task, job_of(federation, "site-3")
+    send, asleep = FlareLine.send, job_of(federation, "site-3")
 
-    def stop(self, site, download, clients):
-        if download.round == 2 and site == "site-1":
+    def stop(self, site, number, verb, about, message):
+        if (site, verb, about["round"]) == ("site-1", "fit", 2):
             os.kill(asleep, signal.SIGSTOP)
             threading.Timer(7.0, os.kill, (asleep, signal.SIGCONT)).start()
-        return task(self, site, download, clients)
+        send(self, site, number, verb, about, message)
 
-    monkeypatch.setattr(Sites, "_task", stop)
+    monkeypatch.setattr(FlareLine, "send", stop)
     result = run("algorithm=scaffold", "federation.least=3", "federation.deadline=6")
     assert "round 3: site-3 did not answer" in caplog.text
     assert "site-3 answers round 3 (fit), and this is round 4: refused" in caplog.text

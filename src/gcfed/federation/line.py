@@ -1,30 +1,76 @@
-"""The line from a run to the sites through NVFlare: the job that it submits, and the socket to the job's server."""
+"""The line from a run to sites through NVFlare: the job that it submits, and the socket to the job's server.
+
+Where all sites are on this machine, it first provisions and starts them, on the loopback interface alone.
+"""
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
+import os
 import secrets
-import shutil
-import tempfile
+import socket
+import subprocess
+import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from io import StringIO
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
 from typing import Any
 
+import nvflare.lighter
+from nvflare.collab.runtime.controller import CollabController
+from nvflare.collab.runtime.executor import CollabExecutor
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+from nvflare.job_config.api import FedJob
+from nvflare.lighter.provision import prepare_builders, prepare_packager, prepare_project
+from nvflare.lighter.provisioner import Provisioner
+from omegaconf import OmegaConf
 
-from gcfed.federation.sites import Answer
+from gcfed.federated.processes.launch import end_with_parent
+from gcfed.federation.flare import Relay, SiteEnd
+from gcfed.federation.sites import Line
+from gcfed.utils.files import scratch
 
 logging.getLogger("nvflare").setLevel(logging.WARNING)
-SUBMIT = 120.0  # seconds for NVFlare to start a job's processes
+SERVER, ADMIN = "localhost", "admin@local.net"  # of a federation on this machine
+START = 120.0  # seconds for its processes to find each other
+SUBMIT = 120.0  # and for NVFlare to start a job's
 ENDING = 20.0  # and to end them
+#: What sites and server build of a job's config beside NVFlare's own: no more.
+ALLOWED = [f"{kind.__module__}.{kind.__name__}" for kind in (Relay, SiteEnd, CollabController, CollabExecutor)]
 
 
-class FlareLine:
+@contextmanager
+def session_of(kit: Path) -> Iterator[Session]:
+    """Talks to NVFlare's server; not for long, since an open session keeps a process from ending.
+
+    Raises:
+        ConnectionError: it cannot be reached by this startup kit.
+    """
+    try:
+        user = json.loads((kit / "startup" / "fed_admin.json").read_text())["admin"]["username"]
+        with redirect_stdout(StringIO()):
+            session = new_secure_session(user, str(kit), timeout=30.0)
+    except Exception as error:
+        raise ConnectionError(f"federation.kit={kit} reaches no NVFlare server: {error}") from error
+    try:
+        yield session
+    finally:
+        with suppress(Exception):
+            session.close()
+
+
+def connected(kit: Path) -> list[str]:
+    """The sites that NVFlare's server has a connection to."""
+    with session_of(kit) as session:
+        return sorted((c.name for c in session.get_connected_client_list()), key=lambda name: (len(name), name))
+
+
+class FlareLine(Line):
     """Submits the job, and stands for it as long as the run goes on.
 
     Args:
@@ -36,44 +82,28 @@ class FlareLine:
     """
 
     def __init__(self, kit: Path, sites: int | list[str]) -> None:
-        self.kit, self._job = kit, ""
-        self._line: Connection | None = None
-        there = sorted(self.connected(), key=lambda name: (len(name), name))
+        self.kit, there = kit, connected(kit)
         self.sites = there if isinstance(sites, int) else sites
-        if set(self.sites) - set(there) or len(self.sites) != (sites if isinstance(sites, int) else len(sites)):
+        if set(self.sites) - set(there) or (isinstance(sites, int) and sites != len(there)):
             raise ConnectionError(f"federation.sites={sites}: connected are {', '.join(there) or 'none'}.")
         self._submit()
 
-    @contextmanager
-    def _session(self) -> Iterator[Session]:
-        """Talks to NVFlare's server; not for long, since an open session keeps a process from ending."""
-        try:
-            user = json.loads((self.kit / "startup" / "fed_admin.json").read_text())["admin"]["username"]
-            with redirect_stdout(StringIO()):
-                session = new_secure_session(user, str(self.kit), timeout=30.0)
-        except Exception as error:
-            raise ConnectionError(f"federation.kit={self.kit} reaches no NVFlare server: {error}") from error
-        try:
-            yield session
-        finally:
-            with suppress(Exception):
-                session.close()
-
     def _submit(self) -> None:
-        folder = Path(tempfile.mkdtemp(prefix="gcfed_"))  # for this user alone
-        address, key = str(folder / "run"), secrets.token_hex(32)
-        write_job(folder / "job", self.sites, address, key)
-        try:
-            with Listener(address, "AF_UNIX", authkey=bytes.fromhex(key)) as listener, self._session() as session:
+        key = secrets.token_bytes(32)
+        with scratch() as folder:  # for this user alone
+            address = f"{folder}/run"
+            job = write_job(folder, self.sites, address, key.hex())
+            with Listener(address, "AF_UNIX", authkey=key) as listener, session_of(self.kit) as session:
                 try:
-                    self._job = session.submit_job(str(folder / "job"))
+                    self._job = session.submit_job(job)
                 except Exception as error:
                     raise ConnectionError(f"NVFlare does not take the job: {error}") from error
-                self._line = self._accept(listener, session)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        there = json.loads(self._line.recv_bytes())
-        if missing := sorted(set(self.sites) - set(there)):
+                self.pipe = self._accept(listener, session)
+        self.ended = (
+            f"NVFlare's server has ended the job {self._job}. The same command with ckpt_path=last goes on after the "
+            "last finished round."
+        )
+        if missing := sorted(set(self.sites) - set(self.pipe.recv())):
             raise ConnectionError(f"NVFlare could not start the job at {', '.join(missing)}: see their logs.")
 
     def _accept(self, listener: Listener, session: Session) -> Connection:
@@ -85,43 +115,15 @@ class FlareLine:
             except TimeoutError:
                 status = str(session.get_job_status(self._job))
                 if time.monotonic() > until or status.startswith("FINISHED"):
-                    with suppress(Exception):
-                        session.abort_job(self._job)
+                    self._abort(session)
                     raise ConnectionError(f"NVFlare has not started the job of the run: {status}.") from None
 
-    def connected(self) -> set[str]:
-        """The sites that NVFlare's server has a connection to."""
-        with self._session() as session:
-            return {client.name for client in session.get_connected_client_list()}
-
-    def send(self, site: str, verb: str, about: Mapping[str, Any], message: bytes) -> None:
-        assert self._line is not None
-        with self._broken():
-            self._line.send_bytes(json.dumps([site, verb, json.dumps(about)]).encode())
-            self._line.send_bytes(message)
-
-    def receive(self, seconds: float) -> Answer | None:
-        assert self._line is not None
-        with self._broken():
-            if not self._line.poll(seconds):
-                return None
-            site, verb, said, failure = json.loads(self._line.recv_bytes())
-            message = self._line.recv_bytes()
-        about = json.loads(said)
-        return Answer(site, verb, about, message, failure or about.get("failure", ""))
-
-    @contextmanager
-    def _broken(self) -> Iterator[None]:
-        try:
-            yield
-        except (EOFError, ConnectionResetError, BrokenPipeError):
-            raise ConnectionError(
-                f"NVFlare's server has ended the job {self._job}. The same command with ckpt_path=last goes on after "
-                "the last finished round."
-            ) from None
+    def _abort(self, session: Session) -> None:
+        with suppress(Exception):  # it may have ended just now
+            session.abort_job(self._job)
 
     def renew(self, vanished: Collection[str]) -> bool:
-        if not self.connected() & set(vanished):
+        if not set(connected(self.kit)) & set(vanished):
             return False
         self.close()
         self._submit()
@@ -129,56 +131,132 @@ class FlareLine:
 
     def close(self) -> None:
         """Hangs up, by which the job ends, and waits until it has."""
-        if self._line is not None:
-            self._line.close()
-            self._line = None
-        with self._session() as session:
-            until = time.monotonic() + ENDING
-            while time.monotonic() < until:
-                if str(session.get_job_status(self._job)).startswith("FINISHED"):
-                    return
-                time.sleep(0.5)
-            with suppress(Exception):  # it may have ended just now
-                session.abort_job(self._job)
+        self.pipe.close()
+        with session_of(self.kit) as session:
+            session.monitor_job(self._job, ENDING, poll_interval=0.5)
+            self._abort(session)
 
 
-_open: dict[str, FlareLine] = {}
+_lines: dict[str, FlareLine] = {}
 
 
-def prod_line(kit: Path, sites: int | list[str]) -> FlareLine:
-    """The line to provisioned sites, those of these names or so many that are connected."""
-    if (line := _open.get(str(kit))) is None:
-        line = _open[str(kit)] = FlareLine(kit, sites)
-    return line
+def line_of(kit: Path, sites: int | list[str]) -> FlareLine:
+    """The line to the sites of these names, or to so many that are connected; one for all runs of this process."""
+    key = f"{kit} {sites}"
+    if key not in _lines:
+        _lines[key] = FlareLine(kit, sites)
+    return _lines[key]
 
 
-def write_job(folder: Path, sites: list[str], address: str, key: str) -> None:
-    """An NVFlare job of these sites that carries no code: its components are named, and installed where it runs."""
-    shutil.rmtree(folder, ignore_errors=True)
-    end: dict[str, Any] = {"collab_obj_ids": [], "props": {}}
-    collab = "nvflare.collab.runtime"
-    server = {
-        "workflows": [{
-            "id": "controller", "path": f"{collab}.controller.CollabController",
-            "args": end | {"server_obj_id": "_server", "sync_task_timeout": 300},
-        }],
-        "components": [{
-            "id": "_server", "path": "gcfed.federation.flare.Relay", "args": {"address": address, "key": key},
-        }],
-    }  # fmt: skip
-    client = {
-        "executors": [{
-            "tasks": ["*"],
-            "executor": {"path": f"{collab}.executor.CollabExecutor", "args": end | {"client_obj_id": "_client"}},
-        }],
-        "components": [{"id": "_client", "path": "gcfed.federation.flare.SiteEnd", "args": {}}],
-    }  # fmt: skip
-    meta = {
-        "name": "gcfed", "resource_spec": {}, "min_clients": 1, "deploy_map": {"app": ["server", *sites]},
-    }  # fmt: skip
-    config = folder / "app" / "config"
-    config.mkdir(parents=True)
-    filters = {"format_version": 2, "task_data_filters": [], "task_result_filters": []}
-    (folder / "meta.json").write_text(json.dumps(meta))
-    (config / "config_fed_server.json").write_text(json.dumps(filters | server))
-    (config / "config_fed_client.json").write_text(json.dumps(filters | client))
+def write_job(folder: str, sites: list[str], address: str, key: str) -> str:
+    """An NVFlare job that carries no code: its components are named, and installed where it runs; where it lies."""
+    job = FedJob("gcfed", min_clients=1)
+    job.set_app_packages(["gcfed"])  # whose code would travel with it
+    job.to_server(CollabController("_server", sync_task_timeout=300), id="controller")
+    job.to_server(Relay(address, key), id="_server")
+    for site in sites:
+        job.to(CollabExecutor("_client"), site, tasks=["*"])
+        job.to(SiteEnd(), site, id="_client")
+    job.export_job(folder)
+    return f"{folder}/gcfed"
+
+
+# ------------------------------------------------------------------------------------ all of them on this machine
+class LocalFederation:
+    """The processes of a server and of its sites, each with startup kit and certificate; they end with this one.
+
+    Args:
+        folder: where kits and logs lie.
+        sites: names.
+
+    Raises:
+        ConnectionError: they do not find each other.
+    """
+
+    def __init__(self, folder: Path, sites: list[str]) -> None:
+        self.sites, self.kits = sites, provision(folder, sites)
+        self.processes: dict[str, subprocess.Popen] = {}
+        atexit.register(self.stop)
+        for name in (SERVER, *sites):
+            self.processes[name] = self._start(self.kits / name)
+        until, there = time.monotonic() + START, set[str]()
+        while set(sites) - there:
+            if ended := [name for name, process in self.processes.items() if process.poll() is not None]:
+                raise ConnectionError(f"{ended[0]} of the federation has ended: see {self.kits / ended[0] / 'log'}.")
+            if time.monotonic() > until:
+                raise ConnectionError(f"the sites do not find their server: see the logs below {self.kits}.")
+            time.sleep(1.0)
+            with suppress(ConnectionError):  # not yet
+                there = set(connected(self.kits / ADMIN))
+
+    def _start(self, kit: Path) -> subprocess.Popen:
+        kind = "server" if kit.name == SERVER else "client"
+        words = ["-m", str(kit), "-s", f"fed_{kind}.json", "--set", "secure_train=true", "org=local", f"uid={kit.name}"]
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join(str(Path(path).resolve()) for path in sys.path),
+            "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
+        }
+        module = f"nvflare.private.fed.app.{kind}.{kind}_train"
+        with (kit / "log").open("a") as file:
+            return subprocess.Popen(
+                [sys.executable, "-u", "-m", module, *words, "config_folder=config"], env=environment, cwd=kit,
+                stdout=file, stderr=file, start_new_session=True, preexec_fn=end_with_parent,
+            )  # fmt: skip
+
+    def stop(self) -> None:
+        """Ends all processes."""
+        for process in self.processes.values():
+            process.terminate()
+        for process in self.processes.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(5.0)
+            process.kill()
+            process.wait()
+
+
+_federation: LocalFederation | None = None
+
+
+def local_line(output: Path, sites: int | list[str], data_dir: str) -> FlareLine:
+    """The line to the federation of this process, which is begun with its first run and serves those that follow.
+
+    Args:
+        output: the run's folder, below which its sites keep their clients' states.
+        sites: their names, or how many.
+        data_dir: where they find data sets.
+    """
+    global _federation
+    names = [f"site-{i + 1}" for i in range(sites)] if isinstance(sites, int) else sites
+    if _federation is None or _federation.sites != names:
+        if _federation is not None:
+            _federation.stop()
+        _federation = LocalFederation(output / "federation", names)
+    for site in names:
+        own = {"states": str(output / "sites" / site), "data_dir": data_dir, "trust_config": True, "threads": 1}
+        OmegaConf.save(OmegaConf.create(own), _federation.kits / site / "local" / "gcfed.yaml")
+    return line_of(_federation.kits / ADMIN, names)
+
+
+def provision(folder: Path, sites: list[str]) -> Path:
+    """Startup kits of a server, its sites and one who submits jobs; the folder in which they lie."""
+    folder.mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)  # private keys
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    example = Path(nvflare.lighter.__file__).with_name("dummy_project.yml")
+    project: Any = OmegaConf.to_container(OmegaConf.load(example))
+    project |= {"name": "gcfed", "participants": [
+        {"name": SERVER, "type": "server", "org": "local", "fed_learn_port": port, "admin_port": port},
+        *({"name": site, "type": "client", "org": "local"} for site in sites),
+        {"name": ADMIN, "type": "admin", "org": "local", "role": "project_admin"},
+    ]}  # fmt: skip
+    with redirect_stdout(StringIO()):
+        maker = Provisioner(str(folder), prepare_builders(project), prepare_packager(project))
+        kits = Path(maker.provision(prepare_project(project))["current_prod_dir"])
+    for name in (SERVER, *sites):
+        local = kits / name / "local"
+        text = (local / "resources.json.default").read_text()
+        resources = json.loads(text.replace("/tmp/nvflare", str(kits / name / "storage")))
+        resources["class_allow_list"] += ALLOWED
+        (local / "resources.json").write_text(json.dumps(resources))
+    return kits

@@ -1,69 +1,75 @@
 """Messages as bytes: tensors in safetensors, the rest in its header as JSON, with a version."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import safetensors
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, Levels, Upload
 
-VERSION = 1
+VERSION = 2
 MOST_BITS = 22  # of a level that a float32 tells from its neighbours; more travel as they are
+TENSOR = "tensor|"  # what stands in the place of one: a key that no name of a tensor or part is
 
 
 class MessageError(ValueError):
     """A message that is not what was expected."""
 
 
-def pack(kind: str, tensors: Mapping[str, Tensor], fields: Mapping[str, Any]) -> bytes:
-    """A message; tensors keep their memory format.
+def pack(kind: str, content: Mapping[str, Any]) -> bytes:
+    """A message.
 
     Args:
         kind: what it is.
-        tensors: by name.
-        fields: plain numbers, texts, lists and dicts of them.
+        content: by name, plain numbers, texts, arrays and tensors, which keep their memory format; or dicts of them.
     """
-    flat: Params = {}
-    for name, t in tensors.items():
-        flat[name] = t.detach().cpu().contiguous()
-        if flat[name].data_ptr() == t.data_ptr():  # two of a message may be one in memory, which safetensors refuses
-            flat[name] = flat[name].clone()
-    strides = {name: torch.empty_like(t).stride() for name, t in tensors.items()}
-    header = {"version": VERSION, "kind": kind, "strides": strides, "fields": dict(fields)}
-    return save(flat, metadata={"gcfed": json.dumps(header)})
+    tensors: Params = {}
+
+    def encoded(value: Tensor | np.ndarray) -> Any:
+        if isinstance(value, np.ndarray):
+            return value.tolist()
+        key = str(len(tensors))  # a copy: two of a message may be one in memory, which safetensors refuses
+        tensors[key] = value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        return {TENSOR: key, "strides": torch.empty_like(value, device="meta").stride()}
+
+    header = json.dumps({"version": VERSION, "kind": kind, "content": dict(content)}, default=encoded)
+    return save(tensors, metadata={"gcfed": header})
 
 
-def unpack(message: bytes, kind: str) -> tuple[Params, dict[str, Any]]:
-    """The tensors and fields of a message.
+def unpack(message: bytes, kind: str) -> dict[str, Any]:
+    """The content of a message; its arrays are lists.
 
     Raises:
         MessageError: it is damaged, of another version or another kind; says which.
     """
+
+    def decoded(node: dict[str, Any]) -> Any:
+        if TENSOR not in node:
+            return node
+        t = tensors[node[TENSOR]]
+        return torch.empty_strided(t.shape, node["strides"], dtype=t.dtype).copy_(t)
+
     try:
-        size = int.from_bytes(message[:8], "little")
-        header = json.loads(json.loads(message[8 : 8 + size])["__metadata__"]["gcfed"])
-        tensors = load(message)
-    except (safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
+        tensors, size = load(message), int.from_bytes(message[:8], "little")
+        text = json.loads(message[8 : 8 + size])["__metadata__"]["gcfed"]
+        header = json.loads(text, object_hook=decoded)
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
         raise MessageError(f"a message of {len(message):,} bytes cannot be read: {error}") from None
     if header["version"] != VERSION:
         raise MessageError(f"a message of version {header['version']}, and this project reads version {VERSION}.")
     if header["kind"] != kind:
         raise MessageError(f"a message that is a {header['kind']}, where a {kind} was expected.")
-    came = {}
-    for name, strides in header["strides"].items():  # in the sender's order
-        came[name] = torch.empty_strided(tensors[name].shape, strides, dtype=tensors[name].dtype).copy_(tensors[name])
-    return came, header["fields"]
+    return header["content"]
 
 
 def pack_download(download: Download) -> bytes:
-    fields = {"round": download.round, "seed": download.seed, "lr": download.lr, "cohort": download.cohort.tolist()}
-    return pack("download", _named(model={"": download.model}, extra=download.extra), fields)
+    return pack("download", vars(download))
 
 
 def unpack_download(message: bytes, model: Mapping[str, Tensor]) -> Download:
@@ -72,27 +78,16 @@ def unpack_download(message: bytes, model: Mapping[str, Tensor]) -> Download:
     Raises:
         MessageError: it is not; names the tensor.
     """
-    tensors, fields = unpack(message, "download")
-    groups = _groups(tensors)
-    sent = groups["model"].get("", {})
-    refuse_other("the model", sent, {name: t.shape for name, t in model.items()})
-    cohort = np.array(fields["cohort"], dtype=np.int64)
-    return Download(fields["round"], fields["seed"], fields["lr"], sent, cohort, groups["extra"])
+    content = unpack(message, "download")
+    refuse_other("the model", shapes_of(content["model"]), shapes_of(model))
+    return Download(**content | {"cohort": np.array(content["cohort"], dtype=np.int64)})
 
 
 def pack_upload(upload: Upload) -> bytes:
-    assert upload.loss is not None
-    assert upload.num_seen is not None
-    own = {"finite": upload.finite, "loss": upload.loss}
-    levels = {name: code for name, code in upload.levels.items() if code.bits <= MOST_BITS}
-    delta = {name: levels[name].encode(t) if name in levels else t for name, t in upload.delta.items()}
-    norms = {name: code.norms for name, code in levels.items()}
-    fields = {
-        "round": upload.round, "bits": {name: code.bits for name, code in upload.levels.items()},
-        **{name: getattr(upload, name).tolist() for name in ("clients", "num_samples", "num_steps", "num_seen")},
-    }  # fmt: skip
-    named = _named(delta={"": delta}, extra=upload.extra, notes=upload.notes, own={"": own, "norms": norms})
-    return pack("upload", named, fields)
+    delta, levels = dict(upload.delta), upload.levels
+    for name in _in_bits(levels):
+        delta[name] = levels[name].encode(delta[name])
+    return pack("upload", vars(upload) | {"delta": delta, "levels": {name: vars(own) for name, own in levels.items()}})
 
 
 def unpack_upload(message: bytes, round: int, shapes: Mapping[str, Params], clients: Iterable[int]) -> Upload:
@@ -106,61 +101,36 @@ def unpack_upload(message: bytes, round: int, shapes: Mapping[str, Params], clie
     Raises:
         MessageError: it answers another round, or is of other clients, names or shapes; names them.
     """
-    tensors, fields = unpack(message, "upload")
-    if fields["round"] != round:
-        raise MessageError(f"an upload that answers round {fields['round'] + 1}, and this is round {round + 1}.")
-    if strangers := sorted(set(fields["clients"]) - set(clients)):
+    content = unpack(message, "upload")
+    if content["round"] != round:
+        raise MessageError(f"an upload that answers round {content['round'] + 1}, and this is round {round + 1}.")
+    if strangers := sorted(set(content["clients"]) - set(clients)):
         raise MessageError(f"an upload of clients that nobody asked: {strangers}.")
-    groups, k = _groups(tensors), len(fields["clients"])
-    delta, finite, loss = groups["delta"].get("", {}), groups["own"][""]["finite"], groups["own"][""]["loss"]
-    norms = groups["own"].get("norms", {})
-    levels = {name: Levels(bits, norms.get(name, finite.new_zeros(k))) for name, bits in fields["bits"].items()}
-    delta |= {name: levels[name].decode(delta[name], shapes["delta"][name]) for name in norms}
+    delta, levels = content["delta"], {name: Levels(**own) for name, own in content["levels"].items()}
+    for name in _in_bits(levels) & delta.keys() & shapes["delta"].keys():
+        delta[name] = levels[name].decode(delta[name], shapes["delta"][name])
     for name, like in shapes.items():
-        sent = delta if name == "delta" else groups["extra"].get(name, {})
-        refuse_other(f"an upload's {name}", sent, {n: (k, *t.shape) for n, t in like.items()})
-    arrays = (np.array(fields[name]) for name in ("clients", "num_samples", "num_steps", "num_seen"))
-    ids, num_samples, num_steps, num_seen = arrays
-    return Upload(
-        ids, num_samples, num_steps, delta, finite, round, loss, num_seen, groups["extra"], levels,
-        groups["notes"],
-    )  # fmt: skip
+        sent = delta if name == "delta" else content["extra"].get(name, {})
+        k = len(content["clients"])
+        refuse_other(f"an upload's {name}", shapes_of(sent), {n: (k, *t.shape) for n, t in like.items()})
+    arrays = {name: np.array(content[name]) for name in ("clients", "num_samples", "num_steps", "num_seen")}
+    return Upload(**content | arrays | {"levels": levels})
 
 
-def refuse_other(what: str, sent: Mapping[str, Tensor], shapes: Mapping[str, Iterable[int]]) -> None:
-    """Raises MessageError, naming the first tensor that is missing, unknown or of another shape."""
-    for name, shape in shapes.items():
+def _in_bits(levels: Mapping[str, Levels]) -> set[str]:
+    return {name for name, own in levels.items() if own.bits <= MOST_BITS}
+
+
+def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, Sequence[int]]:
+    return {name: list(t.shape) for name, t in tensors.items()}
+
+
+def refuse_other(what: str, sent: Mapping[str, Sequence[int]], known: Mapping[str, Sequence[int]]) -> None:
+    """Raises MessageError, naming the first tensor that is missing, unknown or of another shape than is known here."""
+    for name, shape in known.items():
         if name not in sent:
             raise MessageError(f"{what} lacks {name}: it is of another model or method.")
-        if tuple(sent[name].shape) != tuple(shape):
-            raise MessageError(f"{what} has {name} as {tuple(sent[name].shape)}, and here it is {tuple(shape)}.")
-    if unknown := sorted(set(sent) - set(shapes)):
+        if tuple(sent[name]) != tuple(shape):
+            raise MessageError(f"{what} has {name} as {tuple(sent[name])}, and here it is {tuple(shape)}.")
+    if unknown := sorted(set(sent) - set(known)):
         raise MessageError(f"{what} has {unknown[0]}, which is not known here: it is of another model or method.")
-
-
-def _named(**groups: Mapping[str, Params]) -> Params:
-    """Tensors by ``group|part|name``; parts that send nothing are not lost."""
-    named = {}
-    for group, parts in groups.items():
-        for part, tensors in parts.items():
-            for name, t in tensors.items():
-                named[f"{group}|{part}|{name}"] = t
-    return named
-
-
-def _groups(tensors: Params) -> dict[str, dict[str, Params]]:
-    """The inverse of :func:`_named`."""
-    groups: dict[str, dict[str, Params]] = {name: {} for name in ("model", "delta", "extra", "notes", "own")}
-    for key, t in tensors.items():
-        group, part, name = key.split("|", 2)
-        groups[group].setdefault(part, {})[name] = t
-    return groups
-
-
-def pack_reply(reply: Mapping[str, Params], round: int) -> bytes:
-    return pack("reply", _named(extra=reply), {"round": round})
-
-
-def unpack_reply(message: bytes) -> tuple[dict[str, Params], int]:
-    tensors, fields = unpack(message, "reply")
-    return _groups(tensors)["extra"], fields["round"]

@@ -2,61 +2,68 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from inspect import signature
+from pathlib import Path, PurePath
 from typing import Any, Literal
 
 import numpy as np
 import torch
+from lightning.pytorch import Trainer
 from omegaconf import DictConfig, OmegaConf
 from torch.func import functional_call
 
 from gcfed import __version__
+from gcfed.assemble import assemble
 from gcfed.checkpoints.reading import fingerprint
-from gcfed.federated.messages import Download
+from gcfed.data.base import FederatedDataset
+from gcfed.data.datamodule import FederatedDataModule
+from gcfed.data.partition import Partition, Partitioner
+from gcfed.data.sets.own import arrays as read_arrays
+from gcfed.data.sets.own import image_folder
+from gcfed.federated.messages import Download, moved
 from gcfed.federated.stacks import Stacks
-from gcfed.federation.clients import as_run, build_clients, check_config
-from gcfed.federation.packing import (
-    MessageError,
-    pack_upload,
-    refuse_other,
-    unpack,
-    unpack_download,
-    unpack_reply,
-)
+from gcfed.federation.packing import MessageError, pack_upload, unpack, unpack_download
 from gcfed.utils.checked import Count, Whole, checked
+from gcfed.utils.files import in_words
+from gcfed.utils.instantiate import check_targets
 
+GROUPS = (
+    "data", "model", "client", "gc", "attack", "quantization", "metrics", "participation", "partition", "client_store",
+)  # fmt: skip
+#: What clients need of a config; what runs on the server alone is not among it.
+SENT = (
+    *GROUPS, "task", "methods", "seed", "rounds", "eval_every", "precision", "precision_matmul", "channels_last",
+    "tags", "name",
+)  # fmt: skip
+#: In the place of what stays with the server.
+PLAIN: dict[str, Any] = {
+    "server": {"_target_": "torch.optim.SGD", "_partial_": True, "lr": 1.0},
+    "aggregator": {"_target_": "gcfed.federated.aggregate.MeanAggregator"},
+    "trainer": {"accelerator": "cpu"}, "extras": {"figures": False}, "targets": [], "callbacks": {}, "logger": {},
+    "paths": {"root_dir": ".", "data_dir": "data", "log_dir": "logs", "output_dir": "."},
+}  # fmt: skip
+TEST = 1e-6  # share set aside where a site has no test split: one sample, since a data set must have one
 AT_ONCE = 2_000  # samples of a test
 
 About = dict[str, Any]
-"""What goes beside a message's tensors, as JSON."""
+"""What goes beside a message, of plain values."""
 
 
 @checked
 @dataclass(frozen=True)
 class Settings:
-    """What a site brings: its ``gcfed.yaml``, of which all keys may be left out.
+    """What a site brings: its ``gcfed.yaml``, of which all keys may be left out."""
 
-    Attributes:
-        clients: ids of the run's clients that it holds; None: those that the server proposes.
-        arrays: the ``.npz`` that is its data, as for ``data=arrays``.
-        folder: the folder of images that is its data, as for ``data=image_folder``.
-        data_dir: where data sets lie that the run's config names.
-        states: where its clients' states lie, a folder a run; None: in its NVFlare workspace.
-        trust_config: whether the server's config may build any class, and name any file of this machine.
-        threads: of torch; None: as many as there are cores.
-        accelerator: ``cpu``, ``gpu`` or ``auto``.
-    """
-
-    clients: list[Whole] | None = None
-    arrays: str | None = None
-    folder: str | None = None
-    data_dir: str | None = None
-    states: str | None = None
-    trust_config: bool = False
-    threads: Count | None = None
+    clients: list[Whole] | None = None  # ids of the run's that it holds; None: those that the server proposes
+    arrays: str | None = None  # the .npz that is its data, as for data=arrays
+    folder: str | None = None  # or the folder of images, as for data=image_folder
+    data_dir: str | None = None  # where data sets lie that the run's config names
+    states: str | None = None  # where its clients' states lie, a folder a run; None: in its NVFlare workspace
+    trust_config: bool = False  # whether the server's config may build any class, and name any file of this machine
+    threads: Count | None = None  # of torch; None: as many as there are cores
     accelerator: Literal["cpu", "gpu", "auto"] = "cpu"
 
     @classmethod
@@ -67,16 +74,14 @@ class Settings:
             ValueError: an unknown key or an impossible value; names them.
         """
         given: Any = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
-        if not isinstance(given, dict):
-            raise ValueError(f"{path} has no keys.")
         try:
             return cls(**given)
-        except ValueError as error:
+        except (TypeError, ValueError) as error:
             raise ValueError(f"{path}: {error}") from None
 
 
 class Site:
-    """Answers the server's messages, one after the other.
+    """Answers the server's questions, one after the other.
 
     Args:
         name: of the site.
@@ -84,105 +89,104 @@ class Site:
         home: a folder of its own, where states lie unless the settings name another.
     """
 
+    stacks: Stacks
+
     def __init__(self, name: str, settings: Path, home: Path) -> None:
-        self.name, self.settings, self.home = name, settings, home
-        self.run = ""
-        self.stacks: Stacks | None = None
-        self._lock = threading.Lock()
+        self.name, self.settings, self.home, self.run = name, settings, home, ""
 
-    def answer(self, verb: str, about: About, message: bytes) -> tuple[About, bytes]:
-        """What the site has to say to ``configure``, ``fit``, ``reply`` or ``test``.
-
-        Raises:
-            ValueError, OSError: why it refuses, or cannot.
+    def answer(self, verb: str, about: About, message: bytes) -> tuple[About, list[bytes]]:
+        """What the site has to say to ``configure``, ``fit``, ``reply`` or ``test``, and its uploads; or why it
+        refuses, or cannot: ``failure``.
         """
-        with self._lock:
-            if verb == "configure":
-                return self.configure(about, message), b""
-            if self.stacks is None or about["run"] != self.run:
+        verbs = {"configure": self.configure, "fit": self.fit, "reply": self.reply, "test": self.test}
+        try:
+            if verb != "configure" and about["run"] != self.run:
                 raise MessageError(f"{self.name} knows nothing of the run {about['run']}: its job has begun anew.")
-            return {"fit": self.fit, "reply": self.reply, "test": self.test}[verb](self.stacks, about, message)
+            return verbs[verb](about, message)
+        except Exception as error:
+            return {"failure": f"{type(error).__name__}: {in_words(error)}"}, []
 
-    def configure(self, about: About, message: bytes) -> About:
-        """Builds the clients' side of a run; refuses another version of this project, or another model."""
+    def configure(self, about: About, message: bytes) -> tuple[About, list[bytes]]:
+        """Builds the clients' side of a run; refuses another version of this project, or other data than before."""
         if about["version"] != __version__:
             raise ValueError(f"the server has gcfed {about['version']}, and {self.name} has {__version__}.")
-        own, run = Settings.read(self.settings), str(about["run"])
-        proposed, num_clients = about["share"], about["num_clients"]
-        self.clients = sorted(proposed if own.clients is None else own.clients)
-        config: Any = OmegaConf.to_container(OmegaConf.create(message.decode()))
-        folder = Path(own.states or self.home / "states") / Path(run).name
-        cfg = self._own(config, own, folder, about)
+        self.run, own = "", Settings.read(self.settings)
+        vars(self).pop("stacks", None)  # and with it its memory
+        self.clients: list[int] = sorted(about["share"] if own.clients is None else own.clients)
+        folder = Path(own.states or self.home / "states") / Path(about["run"]).name
+        cfg = self._config(own, folder, about)
         torch.set_num_threads(own.threads or torch.get_num_threads())
-        self.stacks = None  # and with it its memory
         stacks = build_clients(cfg, own.accelerator)
-        data = stacks.program.data
+        data, num_clients = stacks.program.data, about["num_clients"]
         if data.num_clients != num_clients or not set(self.clients) <= set(range(num_clients)):
             raise ValueError(f"{self.name} holds the clients {self.clients}, and the run has {num_clients}, from 0 on.")
-        self.model = stacks.program.module.broadcast_state()
-        refuse_other("the server's model", {n: torch.empty(s, device="meta") for n, s in about["shapes"].items()},
-                     {name: t.shape for name, t in self.model.items()})  # fmt: skip
-        self._same_data(folder / "data.txt", fingerprint(data), about["resumed"])
-        self.stacks, self.run = stacks, run
+        self.model = stacks.program.module.broadcast_state()  # of whose names and shapes downloads must be
+        path, checksum = folder / "data.txt", fingerprint(data)
+        if about["resumed"] and path.is_file() and path.read_text() != checksum:
+            raise ValueError(f"the data of {self.name} are not those that the run began with: put them back.")
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(checksum)
+        self.stacks, self.run = stacks, about["run"]
         sizes = data.sizes(np.array(self.clients)).tolist()
-        return {"clients": self.clients, "sizes": sizes, "stores": stacks.stores.names, "version": __version__}
+        return {"clients": self.clients, "sizes": sizes, "stores": stacks.stores.names}, []
 
-    def _own(self, config: dict[str, Any], own: Settings, folder: Path, about: About) -> DictConfig:
-        """The config, made this site's: with its folders and its data."""
+    def _config(self, own: Settings, folder: Path, about: About) -> DictConfig:
+        """The config that has come, made this site's: with its folders and its data."""
+        config, data, brings = dict(about["config"]), about["config"]["data"], own.arrays or own.folder
+        if brings:
+            known = signature(FederatedDataModule).parameters.keys() - {"dataset"}
+            config["data"] = {key: value for key, value in data.items() if key in known}
         if not own.trust_config:
-            given = {"arrays": own.arrays, "folder": own.folder}
-            data = {} if any(given.values()) else config["data"]
-            check_config(config | {"data": data}, f"{self.name}: the server")
-        cfg = as_run(config, str(folder), str(folder / "clients"))
+            check_config(config, f"{self.name}: the server")
+        if brings:
+            config["data"] |= self._own_data(data, own, about)
+        cfg = OmegaConf.create(config | PLAIN)
+        cfg.paths.data_dir, cfg.paths.output_dir = own.data_dir or "data", str(folder)
+        cfg.trainer.precision, cfg.client_store.folder = cfg.precision, str(folder / "clients")
         if own.data_dir is not None and "data_dir" in cfg.data.dataset:
             cfg.data.dataset.data_dir = own.data_dir
-        cfg.paths.data_dir = own.data_dir or "data"
-        if own.arrays is None and own.folder is None:
-            return cfg
-        cfg.data.pop("dataset")
-        transform = {key: value for key, value in about["transform"].items() if key in cfg.data.transform}
-        return OmegaConf.merge(cfg, {  # type: ignore[return-value]
-            "data": {
-                "_target_": "gcfed.federation.own_data.own_data", "arrays": own.arrays, "folder": own.folder,
-                "clients": self.clients, "classes": about["classes"], "transform": transform,
-                "data_dir": own.data_dir or str(self.home / "cache"),
-            }
-        })  # fmt: skip
+        return cfg
 
-    def _same_data(self, path: Path, checksum: str, resumed: bool) -> None:
-        """Refuses to go on with other data than those that a run began with."""
-        if resumed and path.is_file() and path.read_text() != checksum:
-            raise ValueError(f"the data of {self.name} are not those that the run began with: put them back.")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(checksum)
+    def _own_data(self, data: Mapping[str, Any], own: Settings, about: About) -> dict[str, Any]:
+        """What takes the place of the run's in its ``data``, where the site brings samples of its own."""
+        samples = {
+            "arrays": own.arrays, "folder": own.folder, "data_dir": own.data_dir or str(self.home / "cache"),
+            "size": data.get("size"), "classes": about["classes"], "standardize": data.get("standardize", False),
+        }  # fmt: skip
+        dealt = {"_target_": f"{__name__}.deal", "_partial_": True, "clients": self.clients, "by": data["partitioner"]}
+        return {
+            "_target_": f"{FederatedDataModule.__module__}.FederatedDataModule",
+            "dataset": {"_target_": f"{__name__}.own_samples", "_partial_": True, **samples},
+            "partitioner": dealt,
+            "transform": data["transform"] | {k: v for k, v in about["transform"].items() if k in data["transform"]},
+        }
 
-    def fit(self, stacks: Stacks, about: About, message: bytes) -> tuple[About, bytes]:
+    def fit(self, about: About, message: bytes) -> tuple[About, list[bytes]]:
         """Trains some of its clients, from the states that the server counts."""
-        clients, device = np.array(about["clients"], dtype=np.int64), stacks.program.module.device
-        if strangers := sorted(set(about["clients"]) - set(self.clients)):
+        clients, stores = about["clients"], self.stacks.stores
+        if strangers := sorted(set(clients) - set(self.clients)):
             raise MessageError(f"{self.name} does not hold the clients {strangers}.")
-        download = unpack_download(message, self.model).to(device)
+        download = unpack_download(message, self.model).to(self.stacks.program.module.device)
         for name, references in about["states"].items():
-            stacks.stores.open(name).adopt(references)
-        uploads = [pack_upload(upload) for upload in stacks.fit(download, clients)]
-        said = {"round": download.round, "lengths": [len(upload) for upload in uploads]}
-        return said | {"states": self._written(stacks, about["clients"])}, b"".join(uploads)
+            stores.open(name).adopt(references)
+        uploads = [pack_upload(upload) for upload in self.stacks.fit(download, np.array(clients, dtype=np.int64))]
+        return self._written(clients), uploads
 
-    def reply(self, stacks: Stacks, about: About, message: bytes) -> tuple[About, bytes]:
+    def reply(self, about: About, message: bytes) -> tuple[About, list[bytes]]:
         """What the server tells its clients of a round that is over."""
-        reply, index = unpack_reply(message)
-        device = stacks.program.module.device
-        told = {part: {name: t.to(device) for name, t in tensors.items()} for part, tensors in reply.items()}
-        stacks.reply(told, Download(index, 0, 0.0, {}, np.array([])))
-        return {"round": index, "states": self._written(stacks, about["clients"])}, b""
+        device, reply = self.stacks.program.module.device, unpack(message, "reply")
+        told = {part: moved(tensors, device) for part, tensors in reply.items()}
+        self.stacks.reply(told, Download(about["round"], 0, 0.0, {}, np.array([])))
+        return self._written(about["clients"]), []
 
-    def _written(self, stacks: Stacks, clients: Sequence[int]) -> Mapping[str, Any]:
-        return {name: stacks.stores.open(name).written(clients) for name in stacks.stores.names}
+    def _written(self, clients: Sequence[int]) -> About:
+        stores = self.stacks.stores
+        return {"states": {name: stores.open(name).written(clients) for name in stores.names}}
 
-    def test(self, stacks: Stacks, about: About, message: bytes) -> tuple[About, bytes]:
+    def test(self, about: About, message: bytes) -> tuple[About, list[bytes]]:
         """Tests a model on what its clients hold for tests: column → mean and number of labels."""
-        module, data = stacks.program.module, stacks.program.data
-        state = {name: t.to(module.device) for name, t in unpack(message, "model")[0].items()}
+        module, data = self.stacks.program.module, self.stacks.program.data
+        state = moved(unpack(message, "model"), module.device)
         index = torch.from_numpy(np.concatenate([data.tests_of_clients.client(k) for k in self.clients]))
         sums, labels = dict.fromkeys(module.task.columns, 0.0), 0
         module.net.eval()
@@ -193,4 +197,93 @@ class Site:
                 labels += int(real.sum())
                 for column, scores in module.task.scores(functional_call(module.net, state, (x,)), y).items():
                     sums[column] += float((scores * real).double().sum())
-        return {"round": about["round"], "scores": {c: (s / max(labels, 1), labels) for c, s in sums.items()}}, b""
+        return {"scores": {column: (total / max(labels, 1), labels) for column, total in sums.items()}}, []
+
+
+# ------------------------------------------------------------------------------------------------------- the config
+def clients_config(cfg: DictConfig) -> dict[str, Any]:
+    """What of a run's config the clients' side gets, resolved; folders of this machine as relative ones."""
+    whole = OmegaConf.create(OmegaConf.to_container(cfg))
+    whole.paths = PLAIN["paths"]
+    resolved: Any = OmegaConf.to_container(whole, resolve=True)
+    return {key: resolved[key] for key in SENT if key in resolved}
+
+
+def check_config(config: Mapping[str, Any], origin: str) -> None:
+    """Refuses a config that would call what ours do not, or names files of the machine that it has come to.
+
+    Raises:
+        ValueError: names the key, and the site's own setting that allows it.
+    """
+    if unknown := sorted(set(config) - set(SENT)):
+        raise ValueError(f"{origin}: its config has {unknown[0]}, which is not for clients.")
+    check_targets(config, origin, (*GROUPS, "algorithm", "server"))
+    for key, text in _texts(config):
+        if PurePath(text).is_absolute() or ".." in PurePath(text).parts or re.match(r"~|\w+://", text):
+            raise ValueError(
+                f"{origin}: its config names {key}={text}, a place outside the site's own folder: give the site its "
+                "data (arrays, folder, data_dir), or say trust_config: true in its gcfed.yaml."
+            )
+
+
+def _texts(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """All texts of a tree, with their keys."""
+    if isinstance(tree, str):
+        yield prefix, tree
+    items = tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, list) else ()
+    for key, value in items:
+        yield from _texts(value, f"{prefix}.{key}".lstrip("."))
+
+
+def build_clients(cfg: DictConfig, accelerator: str) -> Stacks:
+    """Data, network, client parts and stores; nothing that the server's parts keep."""
+    torch.set_float32_matmul_precision(cfg.get("precision_matmul") or "highest")
+    parts = assemble(cfg, clients_only=True)
+    stacks, module, data = parts.loop.stacks, parts.module, parts.data
+    module.trainer = Trainer(
+        accelerator=accelerator, devices=1, precision=cfg.precision, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, callbacks=list(stacks.program.parts),
+    )  # fmt: skip
+    module.to(module.trainer.strategy.root_device)
+    data.to_device(module.device, next(module.parameters()).dtype, module.memory_format)
+    return stacks
+
+
+# ----------------------------------------------------------------------------------------------------- its own data
+def deal(
+    labels: np.ndarray, num_clients: int, *, seed: int, groups: np.ndarray | None = None,
+    clients: Sequence[int], by: Partitioner,
+) -> Partition:  # fmt: skip
+    """The partition of what a site holds among its own clients, by that of the run; the other clients have nothing."""
+    owner_n = np.zeros(len(labels), np.int64)
+    if len(clients) > 1:
+        owner_n = by(labels, len(clients), seed=seed, groups=groups).owners(len(labels))
+    return Partition.from_owners(np.append(clients, -1)[owner_n], num_clients)
+
+
+def own_samples(
+    arrays: str | None, folder: str | None, data_dir: str, size: int | None, classes: Sequence[str] | None,
+    standardize: bool,
+) -> FederatedDataset:  # fmt: skip
+    """The samples of a site, their labels as numbers of the run's classes.
+
+    Args:
+        arrays, folder: an ``.npz`` or a folder of images; one of them.
+        data_dir: where decoded images are cached.
+        size: of images, as in ``data=image_folder``.
+        classes: the names of the run's; None: labels are no classes.
+        standardize: whether the run is by the mean of all sites' samples.
+
+    Raises:
+        ValueError: a class that the run does not know, or float vectors to be standardized.
+    """
+    found = image_folder(folder, data_dir, size, TEST) if arrays is None else read_arrays(arrays, TEST)
+    if standardize and found.train.x.dtype.kind == "f":
+        raise ValueError("data.standardize=true is by the mean of all samples, which no site knows: set it to false.")
+    if classes is None or found.class_names is None:
+        return found
+    if unknown := sorted(set(found.class_names) - set(classes)):
+        raise ValueError(f"{found.name} has the class {unknown[0]}, and the run's are {', '.join(classes)}.")
+    number = np.array([list(classes).index(name) for name in found.class_names])
+    train, test = (replace(split, y=number[split.y]) for split in (found.train, found.test))
+    return replace(found, train=train, test=test, num_classes=len(classes), class_names=tuple(classes))
