@@ -15,11 +15,10 @@ from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.batches import plan_batches
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.messages import finite_clients
-from gcfed.federated.round import Tally, Totals, no_reduce
+from gcfed.federated.round import Tally, Totals
 from gcfed.federated.solver import LocalSolver, clip_client_grads_
 from gcfed.federated.stack import ClientStack, broadcast_state, uses_batch_statistics
-from gcfed.federated.stacks import assign
-from gcfed.federated.streams import layout
+from gcfed.federated.stacks import assign, layout
 from gcfed.methods.centralization import GradientCentralization
 from gcfed.methods.proximal import Proximal
 from gcfed.models.cnn import CNN
@@ -336,7 +335,7 @@ def test_what_a_round_counts():
     upload.num_seen = np.array([30, 10, 20])
     tally = Tally(CPU)
     tally.add(upload)
-    totals = tally.totals(torch.tensor([True]), no_reduce)
+    totals = tally.totals(torch.tensor([True]), list)
     assert totals == Totals(loss=2, losses=1, finite=2, up_bytes=24, samples=60, steps=6, overflown=1)
 
 

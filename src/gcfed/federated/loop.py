@@ -102,8 +102,9 @@ class FederatedLoop(Callback):
         """
         parts = [callback for callback in callbacks if isinstance(callback, Part)]
         self.server_parts = [part for part in parts if isinstance(part, ServerPart)]
-        client = ClientProgram(module, data, self.solver, [part for part in parts if isinstance(part, ClientPart)])
-        self.stacks = Stacks(client, self.stores, self.sampler.per_round, self.faults)
+        clients = [part for part in parts if isinstance(part, ClientPart)]
+        program = ClientProgram(module, data, self.solver, clients, self.faults)
+        self.stacks = Stacks(program, self.stores, self.sampler.per_round)
         self.transport: Transport = self.stacks
         if self.federation is not None:
             try:
