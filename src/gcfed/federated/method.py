@@ -125,11 +125,10 @@ class ClientPart(Part):
     """What clients do. It sees downloads, its clients' data and what they stored; nothing of the server's.
 
     Every hook does nothing by default; they are called in the order in which they stand here, those from
-    ``before_step`` to ``after_step`` in each local step of a stack of K clients, and before the last of them Lightning's
-    ``on_after_backward``, when ``self.stack`` has the gradients, ``[n, *shape]``. In a stack clients that have finished
-    are no longer there: n ≤ K; client i is always row i. State that survives rounds lies in a store opened in
-    ``validate``, which is checkpointed. Tensors meet the hooks on the device, in the type and memory format of the
-    model.
+    ``before_step`` to ``after_step`` in each local step of a stack of K clients, the last of them after Lightning's
+    ``on_after_backward``, which meets the gradients, ``[n, *shape]``, in ``self.stack``. There clients that have
+    finished are left out: n ≤ K; client i is always row i. State that survives rounds lies in a store opened in
+    ``validate``, which is checkpointed. Tensors are on the device, in the type and memory format of the model.
 
     Attributes:
         needs_features: whether ``local_loss`` reads ``out.features_KBF``.
