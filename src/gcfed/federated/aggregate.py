@@ -22,11 +22,8 @@ class Aggregator(Protocol):
     """
 
     def validate(self, setup: Any) -> None: ...
-
     def beside(self) -> "Aggregator": ...
-
     def add(self, upload: Upload, round: Round) -> None: ...
-
     def reduce(self, round: Round, like: Params) -> Params: ...
 
 
@@ -78,9 +75,8 @@ class MeanAggregator:
         """
         like = like or round.start
         sums = {name: self._sums.get(name) or ExactSum(t, self._bins) for name, t in like.items()}
-        device = next(iter(like.values())).device
-        weight = self._weight if self._weight is not None else torch.zeros((), dtype=torch.float64, device=device)
-        (total,) = reduce_sums(list(sums.values()), round, weight)
+        nothing = next(iter(like.values())).new_zeros((), dtype=torch.float64)
+        (total,) = reduce_sums(list(sums.values()), round, nothing if self._weight is None else self._weight)
         self._sums, self._weight = {}, None
         total = torch.where(total > 0, total, 1.0)
         return {name: s.over(total) for name, s in sums.items()}

@@ -26,12 +26,8 @@ from gcfed.utils.rng import torch_seed
 class ClientProgram:
     """Trains clients from a download, their data and their stores alone.
 
-    Attributes:
-        module: of which the network's modules are called, and Lightning's hooks; its weights are never read.
-        data: the clients' samples.
-        solver: local training.
-        parts: the client parts of the run, in their order.
-        faults: what clients do less than was asked of them.
+    Of ``module`` the network's modules are called, and Lightning's hooks; its weights are never read. ``faults`` cut
+    short what a client was asked to do.
     """
 
     module: FederatedModule
@@ -58,10 +54,9 @@ class ClientProgram:
         in_turn: Callable[[], AbstractContextManager[None]] = nullcontext,
         sends: bool = True,
     ) -> Upload:
-        """K clients side by side: broadcast, local training, upload.
+        """K clients, ``[K]``, side by side: broadcast, local training, upload.
 
         Args:
-            clients: ids, ``[K]``.
             in_turn: around what must not run beside another stack.
             sends: whether the uploads leave, so that clients note what they have sent.
         """

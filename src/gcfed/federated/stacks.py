@@ -31,13 +31,7 @@ STREAMS = 8  # at most: more side by side than a GPU has work for
 
 
 class Stacks(Transport):
-    """The transport of a simulation: nothing is copied.
-
-    Args:
-        program: the clients'.
-        stores: what the clients keep.
-        per_round: clients of a cohort, at most.
-    """
+    """The transport of a simulation, of at most ``per_round`` clients of a cohort: nothing is copied."""
 
     def __init__(self, program: ClientProgram, stores: ClientStores, per_round: int) -> None:
         self.program, self.stores, self.per_round = program, stores, per_round
@@ -117,9 +111,7 @@ class Streams:
     a method keeps of all clients is written by one of them at a time. The memory of a stream is used again by
     that stream alone, which waits for that; at the end of a round the round's stream waits for all of them.
 
-    Args:
-        device: a GPU, or a CPU, which has no streams.
-        number: of streams; a single one is not that of everything else, which no graph can be recorded on.
+    A single stream, too, is not that of everything else, which no graph can be recorded on.
     """
 
     def __init__(self, device: torch.device, number: int) -> None:
