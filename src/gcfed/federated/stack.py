@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
@@ -177,16 +178,14 @@ class ClientStack:
         return self.full
 
 
-def uses_batch_statistics(net: nn.Module) -> bool:
-    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in net.modules())
+def has_layers(net: nn.Module, kind: type[nn.Module]) -> bool:
+    return any(isinstance(m, kind) for m in net.modules())
 
 
-def has_dropout(net: nn.Module) -> bool:
-    return any(isinstance(m, nn.modules.dropout._DropoutNd) for m in net.modules())
-
-
-def is_recurrent(net: nn.Module) -> bool:
-    return any(isinstance(m, nn.RNNBase) for m in net.modules())
+uses_batch_statistics = partial(has_layers, kind=nn.modules.batchnorm._BatchNorm)
+has_dropout = partial(has_layers, kind=nn.modules.dropout._DropoutNd)
+is_recurrent = partial(has_layers, kind=nn.RNNBase)
+has_convolutions = partial(has_layers, kind=nn.modules.conv._ConvNd)
 
 
 def is_graphable(net: nn.Module) -> bool:

@@ -23,7 +23,7 @@ from gcfed.federated.messages import Download, Upload
 from gcfed.federated.method import Order
 from gcfed.federated.processes.strategy import rank_and_world
 from gcfed.federated.solver import LocalSolver
-from gcfed.federated.stack import cannot_stack, has_dropout
+from gcfed.federated.stack import cannot_stack, has_convolutions, has_dropout
 from gcfed.federated.store import ClientStores
 from gcfed.federated.transport import Transport
 
@@ -171,7 +171,7 @@ def layout(
     client = 16 * sum(p.nbytes for p in net.parameters()) + 2 * batch_size * activation_bytes(net, sample)
     fit = max(1, min(cohort, torch.cuda.mem_get_info(device)[0] // client))
     # A stack's dropout depends on who is in it, and so would the run on the memory that is free.
-    alone = cannot_stack(net) or has_dropout(net) or any(isinstance(m, nn.modules.conv._ConvNd) for m in net.modules())
+    alone = cannot_stack(net) or has_dropout(net) or has_convolutions(net)
     k = (1 if alone else fit) if stack == "auto" else min(int(stack), cohort)
     draws = has_dropout(net) or not type(net).__module__.startswith("gcfed.")
     return k, 1 if draws else max(1, min(-(-cohort // k), fit // k, STREAMS))
