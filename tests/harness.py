@@ -13,13 +13,13 @@ from torch import nn
 
 from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.client import ClientProgram
-from gcfed.federated.faults import Faults
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.messages import Download, Upload, finite_clients
 from gcfed.federated.method import ClientPart, Order, ServerPart, Setup, parts_of
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.processes.strategy import CohortStrategy
-from gcfed.federated.round import Round, no_reduce
+from gcfed.federated.processes.sums import finish_over_processes
+from gcfed.federated.round import Round
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stacks import Stacks
 from gcfed.federated.store import ClientStores
@@ -61,7 +61,7 @@ def make_setup(
     clients = ClientProgram(module, data, solver, [part for part in parts if isinstance(part, ClientPart)])
     return Setup(
         Cohorts(cohort_of), solver, aggregator or MeanAggregator(), stores, data, module, parts, rounds, cohort_of,
-        Stacks(clients, stores, cohort_of, Faults()),
+        Stacks(clients, stores, cohort_of),
     )  # fmt: skip
 
 
@@ -162,8 +162,8 @@ def make_upload(delta, sizes, finite=None):
     return Upload(np.arange(len(sizes)), sizes, sizes, delta, finite_clients(delta) if finite is None else finite)
 
 
-def make_round(start, reduce=no_reduce, lr=0.1):
-    return Round(0, 1, np.array([1, 4]), 5, start, lr=lr, reduce=reduce)
+def make_round(start, reduce=list, lr=0.1):
+    return Round(0, 1, np.array([1, 4]), 5, start, lr=lr, reduce=reduce, finish=finish_over_processes)
 
 
 def make_download(start, index=0, lr=0.1, cohort=(1, 4)):

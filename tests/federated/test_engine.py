@@ -15,15 +15,15 @@ from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.batches import plan_batches
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.messages import finite_clients
-from gcfed.federated.round import Tally, Totals, no_reduce
+from gcfed.federated.round import Tally, Totals
 from gcfed.federated.solver import LocalSolver, clip_client_grads_
 from gcfed.federated.stack import ClientStack, broadcast_state, uses_batch_statistics
-from gcfed.federated.stacks import assign
-from gcfed.federated.streams import layout
+from gcfed.federated.stacks import assign, layout
 from gcfed.methods.centralization import GradientCentralization
 from gcfed.methods.proximal import Proximal
 from gcfed.models.cnn import CNN
 from gcfed.models.mlp import MLP
+from gcfed.utils.rng import generator
 
 
 def solver(**kwargs):
@@ -75,6 +75,21 @@ def test_a_finished_client_stays_exactly_where_it_is(federation):
     for name, tensor in stack.full.items():
         assert torch.equal(tensor[1], snapshots[3][name][1])
         assert not torch.equal(tensor[0], snapshots[3][name][0])
+
+
+def test_augmentation_is_drawn_from_the_client_and_the_round(federation):
+    """Two clients, of six steps and of two: each its own draws; who has ended draws none, and has its first sample."""
+    federation.draw = lambda rng, shape: rng.integers(1, 9, size=(*shape, 2))
+    plan = plan_batches(
+        federation, np.array([1, 4]), seed=1, round_index=3, batch_size=4, epochs=2, steps=None, last_batch="keep",
+        to_device=torch.from_numpy,
+    )  # fmt: skip
+    for row, client, steps in ((0, 1, 6), (1, 4, 2)):
+        drawn = generator(1, "augment", 3, client).integers(1, 9, size=(steps, 4, 2))
+        assert np.array_equal(plan.augment[row, :steps], drawn)
+    assert plan.augment[1, 2:].eq(0).all()
+    assert plan.index[1].eq(federation.client(4)[0]).all()
+    assert plan.cut(np.array([3, 2])).augment.shape == (2, 3, 4, 2)
 
 
 class Masked(nn.Module):
@@ -336,7 +351,7 @@ def test_what_a_round_counts():
     upload.num_seen = np.array([30, 10, 20])
     tally = Tally(CPU)
     tally.add(upload)
-    totals = tally.totals(torch.tensor([True]), no_reduce)
+    totals = tally.totals(torch.tensor([True]), list)
     assert totals == Totals(loss=2, losses=1, finite=2, up_bytes=24, samples=60, steps=6, overflown=1)
 
 

@@ -177,7 +177,8 @@ def test_how_many_processes_share_a_round(monkeypatch, settings, processes):
 
 
 @pytest.mark.parametrize(
-    ("settings", "useful"), [({}, 4), ({"per_round": 3}, 3), ({"tested": 2}, 2), ({"cores": 1}, 2)]
+    ("settings", "useful"),
+    [({}, 4), ({"per_round": 3}, 3), ({"tested": 2}, 2), ({"cores": 1}, 2), ({"cores": None}, 2)],
 )
 def test_more_processes_than_there_is_work_for_are_refused_before_they_start(monkeypatch, settings, useful):
     assert isinstance(spread(monkeypatch, devices=useful, **settings)["strategy"], CohortStrategy)
@@ -192,7 +193,7 @@ def test_what_the_user_or_a_cluster_laid_out_stays(monkeypatch):
     assert spread(monkeypatch, devices=[0]) == {}
     assert isinstance(spread(monkeypatch, devices=3)["strategy"], CohortStrategy)
     assert spread(monkeypatch, environment={"LOCAL_RANK": "0"}) == {"devices": 1}
-    assert spread(monkeypatch, environment={"SLURM_NTASKS": "4"}) == {"devices": 1}  # in the script of a job
+    assert spread(monkeypatch, environment={"SLURM_NTASKS": "2"}) == {"devices": 1}  # in the script of a job
     one_task = spread(monkeypatch, environment={"SLURM_NTASKS": "1", "SLURM_STEP_ID": "0"})
     assert not one_task["strategy"].cluster_environment.creates_processes_externally
     for environment in (

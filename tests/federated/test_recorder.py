@@ -1,4 +1,4 @@
-"""A recorded step is the step: on a CPU by a tape that plays a step's operations back, as a CUDA graph does."""
+"""A recorded step is the step, bit for bit; of every algorithm, methods/test_contract.py says so."""
 
 from itertools import count
 from types import SimpleNamespace
@@ -6,16 +6,14 @@ from typing import ClassVar
 
 import pytest
 import torch
-from conftest import read_rows
-from harness import ALGORITHMS, Spy, final_weights, sgd
+from harness import Spy, sgd
 from lightning.pytorch import Callback
 from omegaconf import open_dict
+from tapes import Twice, train_twice
 
-from benchmarks.tape import Tape
 from gcfed.data.augment import ImageTransform
 from gcfed.federated import solver
 from gcfed.federated.batches import BatchPlan
-from gcfed.federated.solver import LocalSolver
 from gcfed.run import train
 
 TINY = (
@@ -25,69 +23,20 @@ TINY = (
 )  # fmt: skip
 
 
-class Listing(Tape):
-    """Keeps the kinds of the steps that are played back."""
-
-    def __init__(self):
-        super().__init__()
-        self.played = []
-
-    def record(self, step):
-        replay, (kind,) = super().record(step), getattr(step, "args", [None])
-
-        def counted():
-            self.played.append(kind)
-            replay()
-
-        return counted
-
-
 @pytest.fixture
-def tapes(monkeypatch):
-    """The tapes of runs that record; ``tapes.on()`` makes them do so."""
+def twice(config, monkeypatch):
+    """Trains as :func:`tapes.train_twice`: whether the numbers are the same, and the kinds of the steps played."""
 
-    class Tapes(list):
-        def on(self):
-            monkeypatch.setattr(LocalSolver, "recorder", lambda *_: self.append(Listing()) or self[-1])
-
-    return Tapes()
-
-
-def twice(config, tmp_path, tapes, *overrides, model=None, method=None):
-    """Trains eagerly, then with every step recorded that can be; weights and rows of both."""
-    results = []
-    for name in ("eager", "recorded"):
-        kept = [o for o in TINY if model is None or not o.startswith("model.")]
-        cfg = config(*kept, *overrides, folder=tmp_path / name)
+    def run(*overrides, model=None, method=None):
+        cfg = config(*(o for o in TINY if model is None or not o.startswith("model.")), *overrides)
         with open_dict(cfg):
             if model is not None:
                 cfg.model = {"_target_": model}
             if method is not None:
                 cfg.callbacks["method"] = {"_target_": method}
-        if name == "recorded":
-            tapes.on()
-        result = train(cfg)
-        rows = read_rows(tmp_path / name / "metrics.csv")
-        rows = [{key: value for key, value in row.items() if not key.startswith("time/")} for row in rows]
-        results.append((final_weights(result), rows))
-    return results
+        return train_twice(monkeypatch, cfg)[1:]
 
-
-def assert_same(tapes, eager, recorded):
-    assert any(tape.played for tape in tapes)
-    assert torch.equal(recorded[0], eager[0])
-    assert recorded[1] == eager[1]
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_every_algorithm_can_be_recorded(config, tmp_path, tapes, algorithm):
-    """Bit for bit over two rounds of clients that end one after the other, with crops and short batches.
-
-    Of this seed the longest one trains its last steps alone, without ``vmap``.
-    """
-    more = ("client.stack=5", "client.steps=null", "seed=97")
-    assert_same(tapes, *twice(config, tmp_path, tapes, f"algorithm={algorithm}", *more))
-    assert {kind.active for tape in tapes for kind in tape.played} == {1, 5}
+    return run
 
 
 @pytest.mark.parametrize(
@@ -98,8 +47,10 @@ def test_every_algorithm_can_be_recorded(config, tmp_path, tapes, algorithm):
         ("gc=warmup",),
     ],
 )  # fmt: skip
-def test_every_setting_can_be_recorded(config, tmp_path, tapes, overrides):
-    assert_same(tapes, *twice(config, tmp_path, tapes, *overrides))
+def test_every_setting_can_be_recorded(twice, overrides):
+    same, played = twice(*overrides)
+    assert same
+    assert played
 
 
 class WithDropout(torch.nn.Sequential):
@@ -110,9 +61,10 @@ class WithDropout(torch.nn.Sequential):
         super().__init__(torch.nn.Flatten(), *layers)
 
 
-def test_dropout_and_statistics_of_batches_can_be_recorded(config, tmp_path, tapes):
-    more = ("gc=none", "client.last_batch=wrap")
-    assert_same(tapes, *twice(config, tmp_path, tapes, *more, model=f"{__name__}.WithDropout"))
+def test_dropout_and_statistics_of_batches_can_be_recorded(twice):
+    same, played = twice("gc=none", "client.last_batch=wrap", model=f"{__name__}.WithDropout")
+    assert same
+    assert played
 
 
 # ------------------------------------------------------------------------------------- what must not be recorded
@@ -120,7 +72,9 @@ class Counter(Spy):
     """Counts its steps in Python, which a recording freezes."""
 
     graphable = True
-    steps = 0
+
+    def on_clients_start(self, stack, download):
+        self.steps = 0
 
     def on_after_backward(self, trainer, pl_module):
         self.steps += 1
@@ -160,34 +114,33 @@ class Listener(Callback):
     def on_after_backward(self, trainer, pl_module): ...
 
 
-def test_a_counter_in_python_would_be_frozen(config, tmp_path, tapes):
-    eager, recorded = twice(config, tmp_path, tapes, method=f"{__name__}.Counter")
-    assert not torch.equal(recorded[0], eager[0])
+def test_a_counter_in_python_would_be_frozen(twice):
+    assert not twice(method=f"{__name__}.Counter")[0]
 
 
 @pytest.mark.parametrize(
     ("method", "message"), [("Waiting", "waits for the device: _local_scalar_dense"), ("FromHost", "from the host")]
 )
-def test_a_wait_or_a_number_of_the_host_is_named(config, tmp_path, tapes, method, message):
+def test_a_wait_or_a_number_of_the_host_is_named(twice, method, message):
     with pytest.raises(RuntimeError, match=message):
-        twice(config, tmp_path, tapes, method=f"{__name__}.{method}")
+        twice(method=f"{__name__}.{method}")
 
 
 @pytest.mark.parametrize("method", ["Silent", "Listener"])
-def test_who_does_not_say_that_it_can_be_recorded_is_not(config, tmp_path, tapes, method):
-    eager, recorded = twice(config, tmp_path, tapes, method=f"{__name__}.{method}")
-    assert torch.equal(recorded[0], eager[0])
-    assert not tapes
+def test_who_does_not_say_that_it_can_be_recorded_is_not(twice, method):
+    same, played = twice(method=f"{__name__}.{method}")
+    assert same
+    assert not played
 
 
-def test_a_step_number_of_the_host_is_named(config, tmp_path, tapes, monkeypatch):
+def test_a_step_number_of_the_host_is_named(twice, monkeypatch):
     batch = BatchPlan.batch
     monkeypatch.setattr(BatchPlan, "batch", lambda self, data, step, kind: batch(self, data, int(step), kind))
     with pytest.raises(RuntimeError, match="waits for the device"):
-        twice(config, tmp_path, tapes)
+        twice()
 
 
-def test_the_first_step_of_a_kind_is_not_as_the_others(config, tmp_path, tapes, monkeypatch):
+def test_the_first_step_of_a_kind_is_not_as_the_others(twice, monkeypatch):
     """Momentum starts with it, and what the data's transform keeps on the device."""
 
     def at_once(step, recorder, device):
@@ -204,10 +157,11 @@ def test_the_first_step_of_a_kind_is_not_as_the_others(config, tmp_path, tapes, 
     monkeypatch.setattr(solver, "recorded", at_once)
     with monkeypatch.context() as patch:
         patch.setattr(ImageTransform, "__call__", lambda self, x, draws, dtype, memory_format: x.to(dtype) / 16)
-        eager, recorded = twice(config, tmp_path, tapes)
-    assert not torch.equal(recorded[0], eager[0])
+        assert not twice()[0]
+    # Without a rehearsal, whose step would come first.
+    monkeypatch.setattr(Twice, "on_broadcast", lambda *_: setattr(Twice, "recording", True))
     with pytest.raises(RuntimeError, match="from the host"):
-        twice(config, tmp_path / "whole", tapes)
+        twice()
 
 
 def test_a_stream_of_a_gpu_has_one_recorder_and_the_default_one_has_none(monkeypatch):

@@ -176,6 +176,15 @@ def test_bfloat16_halves_the_size_and_rounds(tmp_path):
     assert (tmp_path / "c" / "0-0.bin").stat().st_size == 2 * (48 + 5)
 
 
+@pytest.mark.parametrize(("dtype", "expected"), [(None, 2 * 10 * 40), ("bfloat16", 10 * 40)])
+def test_what_all_states_would_take(dtype, expected):
+    stores = ClientStores(dtype)
+    assert stores.bytes_of(10, 40) == 0
+    for name in ("a", "b", "a"):
+        stores.open(name)
+    assert stores.bytes_of(10, 40) == expected
+
+
 def test_bad_settings_name_their_key():
     with pytest.raises(ValueError, match="dtype=int8"):
         ClientStores("int8")

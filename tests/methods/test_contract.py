@@ -10,6 +10,7 @@ import torch
 from conftest import TWO, read_rows
 from harness import ALGORITHMS, Spy, final_weights, make_net, sgd, train_rounds
 from omegaconf import open_dict
+from tapes import train_twice
 
 from gcfed.checkpoints.reading import load_checkpoint
 from gcfed.federated.store import ClientStores
@@ -22,7 +23,7 @@ from gcfed.utils.resolvers import ROOT
 TINY = (
     "model.hidden=[12,8]", "rounds=3", "participation.num_clients=7", "participation.per_round=3", "client.epochs=2",
     "client.batch_size=8", "data.limit_train=150", "data.limit_test=40", "eval_every=3", "callbacks.checkpoint.every=9",
-    "precision=64-true",
+    "precision=64-true", "data.transform.crop_padding=1",
 )  # fmt: skip
 KEYS = ("round", "train/loss", "test/acc", "comm/up_bytes", "comm/down_bytes", "train/nonfinite_clients")
 
@@ -54,10 +55,14 @@ def bytes_in_the_table(byte):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_stacks_and_processes_agree(config, tmp_path, algorithm):
+def test_stacks_recorded_steps_and_processes_agree(config, tmp_path, monkeypatch, algorithm):
     """Of a cohort of three, so that the second stack has one client, and the second process fewer than the first."""
-    cases = {"one": ("client.stack=1",), "stacks": ("client.stack=2",), "processes": TWO}
+    cases = {"one": ("client.stack=1",), "processes": TWO}
     runs = {name: train(tiny(config, tmp_path / name, algorithm, *more)) for name, more in cases.items()}
+    cfg = tiny(config, tmp_path / "stacks", algorithm, "client.stack=2")
+    runs["stacks"], same, played = train_twice(monkeypatch, cfg)
+    assert same
+    assert {kind.active for kind in played} == {1, 2}
     assert_equal(tmp_path, runs, "one", "stacks")
     assert_equal(tmp_path, runs, "one", "processes")
     assert [row["train/nonfinite_clients"] for row in rows(tmp_path / "one")] == [0, 0, 0]

@@ -26,6 +26,7 @@ from plain_reference import batches, broken, cohort, local_sgd
 from torch import nn
 
 from gcfed.federated.aggregate import MeanAggregator
+from gcfed.federated.processes.sums import finish_over_processes
 from gcfed.federated.round import Round
 from gcfed.methods import constraints
 from gcfed.methods.constraints import Part, add_weighted_, constrain_, multipliers, products
@@ -379,7 +380,7 @@ def test_several_processes_find_the_same_update():
         thread.start()
     for thread in threads:
         thread.join(60)
-    alone = run([part(0, 1, 2, 3, 4)], Round(0, 1, clients, 20, {}, lr=0.1))
+    alone = run([part(0, 1, 2, 3, 4)], Round(0, 1, clients, 20, {}, lr=0.1, reduce=list, finish=finish_over_processes))
     for rank in range(3):
         assert torch.equal(found[rank][0], alone[0])
         assert all(torch.equal(found[rank][1][name], found[0][1][name]) for name in mean)

@@ -22,11 +22,8 @@ class Aggregator(Protocol):
     """
 
     def validate(self, setup: Any) -> None: ...
-
     def beside(self) -> "Aggregator": ...
-
     def add(self, upload: Upload, round: Round) -> None: ...
-
     def reduce(self, round: Round, like: Params) -> Params: ...
 
 
@@ -78,7 +75,7 @@ class MeanAggregator:
         """
         like = like or round.start
         sums = {name: self._sums.get(name) or ExactSum(t, self._bins) for name, t in like.items()}
-        device = next(iter(like.values())).device
-        weight = self._weight if self._weight is not None else torch.zeros((), dtype=torch.float64, device=device)
+        nothing = next(iter(like.values())).new_zeros((), dtype=torch.float64)
+        weight = nothing if self._weight is None else self._weight
         self._sums, self._weight = {}, None
         return dict(zip(sums, means(list(sums.values()), round, weight), strict=True))

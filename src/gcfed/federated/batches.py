@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import ceil
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from gcfed.data.batch import Batch
 from gcfed.utils.device import on_device
@@ -110,13 +112,11 @@ def _client_steps(
     """Indices ``[T, B]`` and counts ``[T]`` of one client: a new order every epoch, cut into batches."""
     if last_batch == "wrap":  # the GC-Fed authors' code: whole batches, by repeating the first samples
         samples = np.resize(samples, ceil(len(samples) / batch_size) * batch_size)
-    total = number_of_steps(
-        len(samples), batch_size=batch_size, epochs=epochs, steps=steps, last_batch=last_batch
-    )  # fmt: skip
-    per_epoch = number_of_steps(len(samples), batch_size=batch_size, epochs=1, steps=None, last_batch=last_batch)
+    cut = partial(number_of_steps, len(samples), batch_size=batch_size, last_batch=last_batch)
+    total, per_epoch = cut(epochs=epochs, steps=steps), cut(epochs=1, steps=None)
     rounds = ceil(total / per_epoch)
     order = rng.permuted(np.broadcast_to(samples, (rounds, len(samples))), axis=1)
-    slots = np.full((rounds, per_epoch * batch_size), samples[0])
+    slots = np.full((rounds, per_epoch * batch_size), samples[0], dtype=np.int64)
     used = min(len(samples), slots.shape[1])
     slots[:, :used] = order[:, :used]
     counts = np.full(per_epoch, batch_size)
@@ -131,33 +131,26 @@ def plan_batches(
     seed: int,
     round_index: int,
     batch_size: int,
-    epochs: int,
-    steps: int | None,
-    last_batch: str,
     to_device: Callable[[np.ndarray], Tensor],
+    **passes: Any,
 ) -> BatchPlan:
-    """The plan of K clients; what a client draws depends on (seed, round, client) alone."""
+    """The plan of K clients, with ``passes`` as :func:`number_of_steps` takes them.
+
+    What a client draws depends on (seed, round, client) alone.
+    """
+    samples = [data.client(client) for client in clients.tolist()]
     # The plan is dense: no batch needs more room than a million samples, or the largest client where it has more.
-    batch_size = min(batch_size, max(1_000_000, *(len(data.client(client)) for client in clients.tolist())))
+    batch_size = min(batch_size, max(1_000_000, *map(len, samples)))
     plans, draws = [], []
-    for client in clients.tolist():
-        shuffle = generator(seed, "shuffle", round_index, client)
-        plan = _client_steps(
-            data.client(client), shuffle, batch_size=batch_size, epochs=epochs, steps=steps, last_batch=last_batch
-        )
-        plans.append(plan)
-        draws.append(data.draw(generator(seed, "augment", round_index, client), plan[0].shape))
-    k, longest = len(plans), max(len(counts) for _, counts in plans)
-    index = np.zeros((k, longest, batch_size), dtype=np.int64)
-    counts = np.zeros((k, longest), dtype=np.int64)
-    augment = None
-    for i, (client_index, client_counts) in enumerate(plans):
-        index[i] = client_index[0, 0]
-        index[i, : len(client_index)] = client_index
-        counts[i, : len(client_counts)] = client_counts
-        draw = draws[i]
-        if draw is not None:
-            if augment is None:
-                augment = np.zeros((k, longest, *draw.shape[1:]), dtype=draw.dtype)
-            augment[i, : len(draw)] = draw
-    return BatchPlan(to_device(index), None if augment is None else to_device(augment), counts)
+    for client, own in zip(clients.tolist(), samples, strict=True):
+        shuffle, augment = (generator(seed, purpose, round_index, client) for purpose in ("shuffle", "augment"))
+        plans.append(_client_steps(own, shuffle, batch_size=batch_size, **passes))
+        draws.append(data.draw(augment, plans[-1][0].shape))
+    index, counts = _padded([index for index, _ in plans], -1), _padded([counts for _, counts in plans])
+    index = np.where(index < 0, index[:, :1, :1], index)
+    return BatchPlan(to_device(index), None if draws[0] is None else to_device(_padded(draws)), counts)
+
+
+def _padded(arrays: Sequence[Any], value: int = 0) -> np.ndarray:
+    """Arrays ``[T_k, …]`` as one, ``[K, T, …]``, with ``value`` where one has ended."""
+    return pad_sequence([torch.from_numpy(array) for array in arrays], True, value).numpy()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from lightning.pytorch import Callback
 
+from gcfed.federated.faults import Faults
 from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, Upload, finite_clients
 from gcfed.federated.method import ClientPart, Part
@@ -19,25 +21,29 @@ from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import ClientStack
 from gcfed.utils.rng import torch_seed
 
-Cut = Callable[[np.ndarray, np.ndarray, Download], np.ndarray]
-"""Local steps planned, ``[K]``, clients, ``[K]``, and the download → the steps that these clients do, ``[K]``."""
 
-
+@dataclass
 class ClientProgram:
     """Trains clients from a download, their data and their stores alone.
 
-    Args:
-        module: of which the network's modules are called, and Lightning's hooks; its weights are never read.
-        data: the clients' samples.
-        solver: local training.
-        parts: the client parts of the run, in their order.
+    Of ``module`` the network's modules are called, and Lightning's hooks; its weights are never read. ``faults`` cut
+    short what a client was asked to do.
     """
 
-    def __init__(self, module: FederatedModule, data: Any, solver: LocalSolver, parts: Sequence[ClientPart]) -> None:
-        self.module, self.data, self.solver, self.parts = module, data, solver, list(parts)
+    module: FederatedModule
+    data: Any
+    solver: LocalSolver
+    parts: Sequence[ClientPart]
+    faults: Faults = field(default_factory=Faults)
+
+    def steps(self, clients: np.ndarray, round: int, seed: int) -> np.ndarray:
+        """Local steps that these clients do in a round, ``[K]``."""
+        planned = self.solver.num_steps(self.data.sizes(clients))
+        return self.faults.steps(planned, clients, round, seed)
 
     def receive(self, download: Download) -> None:
         """What the server sent has come."""
+        self.module.net.train()
         for part in self.parts:
             part.on_download(download)
 
@@ -45,21 +51,18 @@ class ClientProgram:
         self,
         download: Download,
         clients: np.ndarray,
-        cut: Cut = lambda steps, clients, download: steps,
         in_turn: Callable[[], AbstractContextManager[None]] = nullcontext,
         sends: bool = True,
     ) -> Upload:
-        """K clients side by side: broadcast, local training, upload.
+        """K clients, ``[K]``, side by side: broadcast, local training, upload.
 
         Args:
-            clients: ids, ``[K]``.
-            cut: how many of their steps they do.
             in_turn: around what must not run beside another stack.
             sends: whether the uploads leave, so that clients note what they have sent.
         """
         module, data, parts, device = self.module, self.data, self.parts, self.module.device
         plan = self.solver.plan(data, clients, download, device)
-        steps = cut(plan.steps, clients, download)
+        steps = self.faults.steps(plan.steps, clients, download.round, download.seed)
         if (steps < plan.steps).any():
             plan = plan.cut(steps)
         _seed_dropout(device, torch_seed(download.seed, "dropout", download.round, int(clients[0])))
@@ -93,7 +96,7 @@ class ClientProgram:
         )  # fmt: skip
         for part in self.parts:
             part.on_upload(upload, download)
-        if any(type(part).on_upload is not ClientPart.on_upload for part in self.parts):
+        if any(part.overrides("on_upload") for part in self.parts):
             for tensors in (upload.delta, *upload.extra.values()):
                 upload.finite = upload.finite & finite_clients(tensors)
         for part in self.parts if sends else ():
@@ -108,11 +111,9 @@ class ClientProgram:
     def _recorder(self) -> Recorder | None:
         """What records local steps, if all that takes part in them allows it."""
         others = [c for c in self.module.trainer.callbacks if not isinstance(c, Part)]  # type: ignore[attr-defined]
-        if any(type(other).on_after_backward is not Callback.on_after_backward for other in others):
-            return None
-        if not all(part.graphable for part in self.parts if part.in_steps):
-            return None
-        return self.solver.recorder(self.module.net, self.module.device)
+        listened = any(type(other).on_after_backward is not Callback.on_after_backward for other in others)
+        graphable = all(part.graphable for part in self.parts if part.in_steps)
+        return self.solver.recorder(self.module.net, self.module.device) if graphable and not listened else None
 
 
 def _seed_dropout(device: torch.device, seed: int) -> None:

@@ -10,7 +10,9 @@ takes each client's version of that checkpoint's round. The files of the last tw
 import os
 import re
 import zlib
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -55,23 +57,23 @@ class ClientStore:
         return self._version.get(int(client))
 
     def read(self, clients: np.ndarray, like: Mapping[str, Tensor], *, default: Params | None = None) -> Params:
-        """The states of these clients, name → ``[K, *shape]``, on the device and in the layout of ``like``.
-
-        Args:
-            clients: ids, ``[K]``.
-            like: names, shapes, types, devices and memory formats of one client's state.
-            default: the state of a client that has none yet; None: zeros.
+        """The states of these clients, ``[K]``: name → ``[K, *shape]``, on the device and in the layout of ``like``,
+        name → ``[*shape]``. A client that has none yet has ``default``, or zeros.
         """
         out = {name: broadcast_like(t, len(clients)) for name, t in like.items()}
+        sizes = [t.numel() for t in like.values()]
+        dtype = self.dtype or next(iter(like.values())).dtype
         for row, client in enumerate(clients.tolist()):
-            vector = self._vector(client, sum(t.numel() for t in like.values()), like)
-            offset = 0
-            for name, t in like.items():
-                if vector is None:
-                    out[name][row].zero_() if default is None else out[name][row].copy_(default[name])
+            vector = self._held.get(client)
+            if vector is None and client in self:
+                path = self._path(client, self._version[client])
+                vector = torch.from_file(str(path), size=sum(sizes), dtype=dtype)  # a memory map
+            parts = repeat(None) if vector is None else vector.split(sizes)
+            for (name, t), part in zip(like.items(), parts, strict=False):
+                if part is not None:
+                    out[name][row].copy_(part.view(t.shape), non_blocking=True)
                 else:
-                    out[name][row].copy_(vector[offset : offset + t.numel()].view(t.shape), non_blocking=True)
-                offset += t.numel()
+                    out[name][row] = 0 if default is None else default[name]
         return out
 
     def rounded(self, values: Params) -> Params:
@@ -96,7 +98,7 @@ class ClientStore:
                 self._held[client] = vector
             else:
                 self._save(client, round, vector)
-        self.mark_written(clients[rows], round)
+            self.mark_written(client, round)
 
     def move(
         self, clients: np.ndarray, held: Mapping[str, Tensor], change: Mapping[str, Tensor], counts: Tensor, round: int
@@ -108,30 +110,22 @@ class ClientStore:
             own.add_(torch.where(per_client(counts, own), change[name], 0.0))
         self.write(clients, held, round)
 
-    def _save(self, client: int, version: int, vector: Tensor) -> None:
-        with replacing(self._path(client, version)) as temporary:
-            temporary.write_bytes(vector.cpu().view(torch.uint8).numpy().data)
-
-    def mark_written(self, clients: np.ndarray, round: int) -> None:
-        """Notes that these clients have a version of this round, also those that another process wrote."""
-        for client in clients.tolist():
-            before = self._version.get(client)
-            if before is not None and before != round:
-                path = self._path(client, before)
-                if self._checkpointed.get(client) == before:
-                    self._replaced.append(path)
-                else:
-                    path.unlink(missing_ok=True)
-            self._version[client] = round
+    def mark_written(self, client: int, round: int) -> None:
+        """Notes that a client has a version of this round, also one that another process wrote."""
+        before = self._version.get(client)
+        if before is not None and before != round:
+            path = self._path(client, before)
+            if self._checkpointed.get(client) == before:
+                self._replaced.append(path)
+            else:
+                path.unlink(missing_ok=True)
+        self._version[client] = round
 
     # ----------------------------------------------------------------------------------------------- checkpoints
     def state_dict(self) -> dict[str, Any]:
         """The index, once the files that changed since the last checkpoint are on the disk."""
-        for client, version in self._version.items():
-            if self._checkpointed.get(client) != version and not self.elsewhere:
-                if client in self._held:
-                    self._save(client, version, self._held[client])
-                self._checksum[client] = self._settle(client, version)
+        if not self.elsewhere:
+            self._settle(self._version)
         clients = sorted(self._version)
         return {
             "clients": torch.tensor(clients, dtype=torch.int64),
@@ -139,12 +133,6 @@ class ClientStore:
             "checksums": torch.tensor([self._checksum[c] for c in clients], dtype=torch.int64),
             "previous": [path.name for path in self._replaced],  # what the checkpoint before this one needs, beside it
         }
-
-    def _settle(self, client: int, version: int) -> int:
-        """Waits until a version is on the disk; its checksum."""
-        with self._path(client, version).open("rb") as file:
-            os.fsync(file.fileno())
-            return zlib.crc32(file.read())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Takes up the versions of a checkpoint.
@@ -188,16 +176,41 @@ class ClientStore:
         self._checkpointed = dict(self._version)
         return obsolete
 
+    def release(self) -> None:
+        """Gives back the memory of a GPU: only what the last checkpoint has is left."""
+        if self._held:
+            self._version = dict(self._checkpointed)
+            self._held.clear()
+
+    def _settle(self, clients: Iterable[int]) -> None:
+        """Waits until what these clients wrote since the last checkpoint is on the disk, and notes its checksums."""
+        for client in clients:
+            version = self._version.get(client)
+            if version is None or self._checkpointed.get(client) == version:
+                continue
+            if client in self._held:
+                self._save(client, version, self._held[client])
+            with self._path(client, version).open("rb") as file:
+                os.fsync(file.fileno())
+                self._checksum[client] = zlib.crc32(file.read())
+
+    def _save(self, client: int, version: int, vector: Tensor) -> None:
+        with replacing(self._path(client, version)) as temporary:
+            temporary.write_bytes(vector.cpu().view(torch.uint8).numpy().data)
+
+    def _path(self, client: int, version: int) -> Path:
+        return self.folder / f"{client}-{version}.bin"
+
     # --------------------------------------------------------------------------- states at sites, counted by a server
     def references(self, clients: Iterable[int]) -> list[Reference]:
         """What a server knows of these clients' states: the versions that count, and those that checkpoints need."""
-        older = [tuple(map(int, path.stem.split("-"))) for path in (*self._replaced, *self._previous)]
-        found = []
-        for client in clients:
-            present = (self._version.get(client), self._checkpointed.get(client))
-            kept = {version for k, version in (*older, *((client, v) for v in present)) if k == client}
-            found.append((client, present[0], self._checksum.get(client, 0), sorted(v for v in kept if v is not None)))
-        return found
+        kept: dict[int, set[int]] = defaultdict(set)
+        for path in (*self._replaced, *self._previous):
+            client, version = map(int, path.stem.split("-"))
+            kept[client].add(version)
+        for client in (clients := list(clients)):
+            kept[client] |= {index[client] for index in (self._version, self._checkpointed) if client in index}
+        return [(c, self._version.get(c), self._checksum.get(c, 0), sorted(kept[c])) for c in clients]
 
     def note(self, references: Iterable[Reference]) -> None:
         """Counts these versions, from here on: what a site has written, or what it has gone back to."""
@@ -206,7 +219,7 @@ class ClientStore:
             if version is None:
                 self._version.pop(client, None)
             else:
-                self.mark_written(np.array([client]), version)
+                self.mark_written(client, version)
                 self._checksum[client] = checksum
 
     def adopt(self, references: Iterable[Reference]) -> None:
@@ -230,25 +243,8 @@ class ClientStore:
 
     def written(self, clients: Iterable[int]) -> list[Reference]:
         """What a site tells of these clients' states, once they are on its disk."""
-        for client in clients:
-            if (version := self._version.get(client)) is not None and self._checkpointed.get(client) != version:
-                self._checksum[client] = self._settle(client, version)
+        self._settle(clients := list(clients))
         return [(c, self._version.get(c), self._checksum.get(c, 0), []) for c in clients]
-
-    def release(self) -> None:
-        """Gives back the memory of a GPU: only what the last checkpoint has is left."""
-        if self._held:
-            self._version = dict(self._checkpointed)
-            self._held.clear()
-
-    def _path(self, client: int, version: int) -> Path:
-        return self.folder / f"{client}-{version}.bin"
-
-    def _vector(self, client: int, size: int, like: Mapping[str, Tensor]) -> Tensor | None:
-        if (version := self._version.get(client)) is None or client in self._held:
-            return self._held.get(client)
-        dtype = self.dtype or next(iter(like.values())).dtype
-        return torch.from_file(str(self._path(client, version)), size=size, dtype=dtype)  # a memory map
 
 
 def _fits(device: torch.device) -> bool:

@@ -36,16 +36,12 @@ class FederatedLoop(Callback):
     The parts of methods are the trainer's callbacks that are :class:`Part`, in their order there.
 
     Args:
-        sampler: draws the cohort of a round.
-        solver: local training.
-        aggregator: reduces the uploads to one update.
         rounds: R, the number of communication rounds.
         seed: the run's seed; every draw derives from it.
         eval_every: rounds between two tests of the global model; the last round is always tested.
         stores: where states by client lie; by default in a temporary folder, without checkpoints.
-        faults: which clients drop out or do less than was asked of them; by default none.
-        federation: makes the transport of another federation than a simulation in memory, of that one and of what tells
-            what a client sends.
+        federation: makes another transport than the simulation in memory, of that one and of what tells what a client
+            sends.
     """
 
     def __init__(
@@ -65,12 +61,10 @@ class FederatedLoop(Callback):
         self.rounds, self.seed, self.eval_every = rounds, seed, eval_every
         self.stores, self.faults = stores or ClientStores(), faults or Faults()
         self.federation = federation
-        self.server_parts: list[ServerPart] = []
         self.data: Any = None
         self.row: dict[str, Any] = {}
         self.last_row: dict[str, Any] = {}
         self.round: Round | None = None
-        self._started = 0.0
 
     @staticmethod
     def of(trainer: Trainer) -> FederatedLoop:
@@ -92,18 +86,13 @@ class FederatedLoop(Callback):
     def bind(self, callbacks: Sequence[Callback], data: Any, module: FederatedModule) -> None:
         """Brings the parts of a run together, once, and lets each refuse what it cannot work with.
 
-        Args:
-            callbacks: those of the trainer, in its order; the parts of its methods are among them.
-            data: the clients' samples.
-            module: the global model.
-
         Raises:
             ValueError: a combination that cannot work; names the config key and the reason.
         """
-        parts = [callback for callback in callbacks if isinstance(callback, Part)]
-        self.server_parts = [part for part in parts if isinstance(part, ServerPart)]
-        client = ClientProgram(module, data, self.solver, [part for part in parts if isinstance(part, ClientPart)])
-        self.stacks = Stacks(client, self.stores, self.sampler.per_round, self.faults)
+        self.server_parts = [part for part in callbacks if isinstance(part, ServerPart)]
+        clients = [part for part in callbacks if isinstance(part, ClientPart)]
+        program = ClientProgram(module, data, self.solver, clients, self.faults)
+        self.stacks = Stacks(program, self.stores, self.sampler.per_round)
         self.transport: Transport = self.stacks
         if self.federation is not None:
             try:
@@ -111,6 +100,7 @@ class FederatedLoop(Callback):
             except SettingError as error:
                 raise ValueError(f"federation.{error.name}{error.rest}") from None
         self.sampler.validate(data.num_clients)
+        parts = [part for part in callbacks if isinstance(part, Part)]
         cohort = self.sampler.per_round - (self.faults.extra or 0)
         setup = Setup(
             self.sampler, self.solver, self.aggregator, self.stores, data, module, parts, self.rounds, cohort,
@@ -145,8 +135,12 @@ class FederatedLoop(Callback):
                 part.on_aggregate_end(update, round)
         pl_module.set_update(update if usable else None, before)
         self._answer(download, round)
-        if round.num_finite < len(round.cohort) and trainer.is_global_zero:
-            _warn_not_finite(round)
+        if (unusable := len(round.cohort) - round.num_finite) and trainer.is_global_zero:
+            log.warning(
+                "round %d: %d of %d clients sent numbers that are not finite; %s. Lower client.optimizer.lr or set "
+                "client.clip_norm.", round.index + 1, unusable, len(round.cohort),
+                "they are left out" if round.num_finite else "the model stays as it was",
+            )  # fmt: skip
         self.row = self._count(download, round, totals)
 
     def _draw(self, trainer: Trainer, model: Params) -> Round:
@@ -217,9 +211,10 @@ class FederatedLoop(Callback):
             "comm/up_bytes": int(totals.up_bytes),
             "time/train_s": time.perf_counter() - self._started,
         }
-        if self.faults != Faults() or self.transport.remote:
+        faulty = self.faults != Faults()
+        if faulty or self.transport.remote:
             row["train/dropped_clients"] = round.lost
-        if self.faults != Faults():
+        if faulty:
             planned = self.solver.num_steps(self.data.sizes(round.cohort))
             done = self.transport.steps(round.cohort, round.index, round.seed)
             row["train/stragglers"] = int((done < planned).sum())
@@ -259,15 +254,3 @@ class FederatedLoop(Callback):
         for logger in trainer.loggers:
             logger.log_metrics(row, step=row["round"])
         self.last_row = row
-
-
-def _warn_not_finite(round: Round) -> None:
-    cohort = len(round.cohort)
-    log.warning(
-        "round %d: %d of %d clients sent numbers that are not finite; %s. Lower client.optimizer.lr or set "
-        "client.clip_norm.",
-        round.index + 1,
-        cohort - round.num_finite,
-        cohort,
-        "they are left out" if round.num_finite else "the model stays as it was",
-    )

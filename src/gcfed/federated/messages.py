@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from gcfed.federated.forward import Params
 
@@ -22,17 +24,17 @@ def nbytes(tensors: Mapping[str, Tensor]) -> int:
     return sum(t.numel() * t.element_size() for t in tensors.values())
 
 
-def moved(tensors: Params, device: torch.device) -> Params:
-    """These tensors on a device."""
-    return {name: t.to(device) for name, t in tensors.items()}
+class Message:
+    """A dataclass of tensors, and of what goes beside them."""
 
-
-def _all_moved(parts: dict[str, Params], device: torch.device) -> dict[str, Params]:
-    return {name: moved(tensors, device) for name, tensors in parts.items()}
+    def to(self, device: torch.device) -> Self:
+        """This message on a device."""
+        this: Any = self
+        return replace(this, **tree_map_only(Tensor, lambda t: t.to(device), vars(self)))
 
 
 @dataclass
-class Download:
+class Download(Message):
     """What the server sends to every client of a round.
 
     Attributes:
@@ -53,19 +55,14 @@ class Download:
     extra: dict[str, Params] = field(default_factory=dict)
     packed: dict[str, int] = field(default_factory=dict)
 
-    def to(self, device: torch.device) -> Download:
-        """This message on a device."""
-        return replace(self, model=moved(self.model, device), extra=_all_moved(self.extra, device))
-
     @property
     def nbytes(self) -> int:
         """Of the message, to one client."""
-        whole = nbytes({name: t for name, t in self.model.items() if name not in self.packed})
-        return whole + sum(self.packed.values()) + sum(map(nbytes, self.extra.values()))
+        whole = {name: t for name, t in self.model.items() if name not in self.packed}
+        return sum(map(nbytes, (whole, *self.extra.values()))) + sum(self.packed.values())
 
 
-@dataclass(frozen=True)
-class Levels:
+class Levels(NamedTuple):
     """How a tensor of K clients travels whose entries are whole multiples of a norm: ``bits`` each, and the norm.
 
     Attributes:
@@ -101,7 +98,7 @@ class Levels:
 
 
 @dataclass
-class Upload:
+class Upload(Message):
     """What K clients send up.
 
     Attributes:
@@ -130,15 +127,6 @@ class Upload:
     levels: dict[str, Levels] = field(default_factory=dict)
     notes: dict[str, Params] = field(default_factory=dict)
 
-    def to(self, device: torch.device) -> Upload:
-        """This message on a device."""
-        assert self.loss is not None
-        return replace(
-            self, delta=moved(self.delta, device), finite=self.finite.to(device), loss=self.loss.to(device),
-            extra=_all_moved(self.extra, device), notes=_all_moved(self.notes, device),
-            levels={name: Levels(code.bits, code.norms.to(device)) for name, code in self.levels.items()},
-        )  # fmt: skip
-
     def send(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Sends more than Δ: ``tensors``, name → ``[K, *shape]``, which the server's part meets in ``on_receive``.
 
@@ -150,10 +138,9 @@ class Upload:
     @property
     def bytes_per_client(self) -> int:
         """Of one client's message."""
-        whole = {name: t[0] for name, t in self.delta.items() if name not in self.levels}
-        beside = ({name: t[0] for name, t in tensors.items()} for tensors in self.extra.values())
-        bits = sum(own.nbytes(self.delta[name][0].numel()) for name, own in self.levels.items())
-        return nbytes(whole) + bits + sum(map(nbytes, beside))
+        whole = {name: t for name, t in self.delta.items() if name not in self.levels}
+        sent = sum(map(nbytes, (whole, *self.extra.values()))) // len(self.clients)
+        return sent + sum(own.nbytes(self.delta[name][0].numel()) for name, own in self.levels.items())
 
 
 def finite_clients(delta: Params) -> Tensor:

@@ -49,11 +49,7 @@ class Setup:
     """The parts of a run, as they meet before the first round.
 
     Attributes:
-        sampler: draws the cohort of a round.
-        solver: local training.
-        aggregator: reduces the uploads to one update.
         stores: where a part opens a store: a client part its clients' states, a server part a table by client.
-        data: the clients' samples.
         module: the global model and its server optimizer.
         parts: of all methods of the run, in the order in which their hooks are called.
         rounds: R, the number of communication rounds.
@@ -84,28 +80,27 @@ Needs = tuple[Need, ...]
 
 
 class Part(Callback):
-    """One side of a method: what :class:`ClientPart` and :class:`ServerPart` share."""
+    """One side of a method: what :class:`ClientPart` and :class:`ServerPart` share.
+
+    Attributes:
+        order: what it does to a step or an upload, and so when its hooks are called.
+        needs_classes: whether labels must be classes and outputs their logits.
+        moves_start: whether clients start elsewhere than at the server's model.
+        corrects_drift: whether it reads the clients' drift off their updates to correct it; two would correct each
+            other.
+        anchors: whether it compares a client's weights with the broadcast ones, from which the client must then start.
+        sees_cohort: whether it looks at all clients of the cohort at once, as hostile ones do that know each other.
+        rehearses: whether it asks by the transport what clients would send.
+        needs: what it asks of the rest of the algorithm (:mod:`gcfed.methods.requirements`).
+        method: the name of the method that it is a part of; empty where it is one by itself.
+        trained_names: the parameters that are trained, in order; known when ``validate`` is called.
+    """
 
     order = Order.CORRECTS
-    """What it does to a step or an upload, and so when its hooks are called."""
-    needs_classes = False
-    """Whether labels must be classes and outputs their logits."""
-    moves_start = False
-    """Whether clients start elsewhere than at the server's model."""
-    corrects_drift = False
-    """Whether it reads the clients' drift off their updates to correct it; two such would each correct the other."""
-    anchors = False
-    """Whether it compares a client's weights with the broadcast ones, from which the client must then start."""
-    sees_cohort = False
-    """Whether it looks at all clients of the cohort at once, as hostile ones do that know each other."""
-    rehearses = False
-    """Whether it asks by the transport what clients would send."""
+    needs_classes = moves_start = corrects_drift = anchors = sees_cohort = rehearses = False
     needs: Needs = ()
-    """What it asks of the rest of the algorithm (:mod:`gcfed.methods.requirements`)."""
     method = ""
-    """The name of the method that it is a part of; its class's, where it is one by itself."""
     trained_names: list[str]
-    """The parameters that are trained, in order; known when ``validate`` is called."""
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -129,90 +124,85 @@ class Part(Callback):
 class ClientPart(Part):
     """What clients do. It sees downloads, its clients' data and what they stored; nothing of the server's.
 
-    Every hook does nothing by default. In the order of a round, from the second on for each stack of K clients:
+    Every hook does nothing by default; they are called in the order in which they stand here, those from
+    ``before_step`` to ``after_step`` in each local step of a stack of K clients, the last of them after Lightning's
+    ``on_after_backward``, which meets the gradients, ``[n, *shape]``, in ``self.stack``. There clients that have
+    finished are left out: n ≤ K; client i is always row i. State that survives rounds lies in a store opened in
+    ``validate``, which is checkpointed. Tensors are on the device, in the type and memory format of the model.
 
-    ============================  ====================================================================================
-    ``on_download``               once a round, before any stack: what the server sent has come
-    ``on_clients_start``          the stack is made; from here on it is ``self.stack``
-    ``before_step``               before the forward pass of a local step; may move the weights, and moves them back in
-                                  ``on_after_backward``; only with ``order = Order.MOVES_WEIGHTS``
-    ``calibrate``                 changes the logits that enter the task's loss
-    ``local_loss``                adds a term to each client's loss, ``[n]``
-    ``on_after_backward``         Lightning's: ``self.stack`` has the gradients of a local step, ``[n, *shape]``
-    ``after_step``                the clients' optimizer has stepped; may move the weights; only with that order
-    ``on_clients_end``            local training is over: ``stack.full`` has each client's w_k, ``[K, *shape]``
-    ``on_upload``                 before K uploads leave: edit ``upload.delta``, ``upload.send`` more
-    ``on_sent``                   they have left: what clients keep goes to their stores, ``upload.finite`` tells who
-                                  sent finite numbers
-    ``on_reply``                  what the server told the cohort when the round was over
-    ============================  ====================================================================================
-
-    In a stack, clients that have finished are no longer there: n ≤ K; client i of the stack is always row i. State that
-    survives rounds lies in a store opened in ``validate``, which is checkpointed. Tensors meet the hooks on the device,
-    in the type and memory format of the model.
+    Attributes:
+        needs_features: whether ``local_loss`` reads ``out.features_KBF``.
+        needs_stages: whether ``local_loss`` reads ``out.stages``.
+        graphable: whether its hooks of a local step do nothing but to tensors on the device, so that a step can be
+            recorded (:mod:`gcfed.federated.recorder`); without it the run's steps are not.
+        task_weight: factor on the task's own loss, for methods that balance it against their term.
+        stack: the clients that train at present.
     """
 
-    needs_features = False
-    """Whether ``local_loss`` reads ``out.features_KBF``."""
-    needs_stages = False
-    """Whether ``local_loss`` reads ``out.stages``."""
-    graphable = False
-    """Whether its hooks of a local step do nothing but to tensors on the device, so that a step can be recorded
-    (:mod:`gcfed.federated.recorder`); without it the run's steps are not."""
+    needs_features = needs_stages = graphable = False
     task_weight = 1.0
-    """Factor on the task's own loss in the clients' objective, for methods that balance it against their term."""
     stack: ClientStack
-    """The clients that train at present."""
 
     @property
     def moves_weights(self) -> bool:
         return self.order is Order.MOVES_WEIGHTS
 
+    def overrides(self, *hooks: str) -> list[str]:
+        """Those of these hooks that it has itself."""
+        return [hook for hook in hooks if getattr(type(self), hook) is not getattr(ClientPart, hook)]
+
     @property
     def in_steps(self) -> bool:
         """Whether it takes part in local steps."""
-        hooks = ("before_step", "calibrate", "local_loss", "on_after_backward", "after_step")
-        return any(getattr(type(self), hook) is not getattr(ClientPart, hook) for hook in hooks)
+        return bool(self.overrides("before_step", "calibrate", "local_loss", "on_after_backward", "after_step"))
 
-    def on_download(self, download: Download) -> None: ...
+    def on_download(self, download: Download) -> None:
+        """What the server sent has come, once a round, before any stack."""
 
-    def on_clients_start(self, stack: ClientStack, download: Download) -> None: ...
+    def on_clients_start(self, stack: ClientStack, download: Download) -> None:
+        """The stack is made; from here on it is ``self.stack``."""
 
     def before_step(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> None:
-        """``objective()`` evaluates the clients' whole objective, ``[n]``, at the present weights."""
+        """Before the forward pass; may move the weights, and moves them back in ``on_after_backward``.
+
+        Only with ``order = Order.MOVES_WEIGHTS``. ``objective()`` evaluates the clients' whole objective, ``[n]``, at
+        the present weights.
+        """
 
     def calibrate(self, stack: ClientStack, logits_KBC: Tensor) -> Tensor:
+        """Changes the logits that enter the task's loss."""
         return logits_KBC
 
-    def local_loss(self, stack: ClientStack, batch: Batch, out: Output) -> Tensor | None: ...
+    def local_loss(self, stack: ClientStack, batch: Batch, out: Output) -> Tensor | None:
+        """A term of each client's loss, ``[n]``."""
 
-    def after_step(self, stack: ClientStack, batch: Batch) -> None: ...
+    def after_step(self, stack: ClientStack, batch: Batch) -> None:
+        """The clients' optimizer has stepped; may move the weights, with ``order = Order.MOVES_WEIGHTS``."""
 
-    def on_clients_end(self, stack: ClientStack, download: Download) -> None: ...
+    def on_clients_end(self, stack: ClientStack, download: Download) -> None:
+        """Local training is over: ``stack.full`` has each client's w_k, ``[K, *shape]``."""
 
-    def on_upload(self, upload: Upload, download: Download) -> None: ...
+    def on_upload(self, upload: Upload, download: Download) -> None:
+        """Before K uploads leave: edit ``upload.delta``, ``upload.send`` more."""
 
-    def on_sent(self, upload: Upload, download: Download) -> None: ...
+    def on_sent(self, upload: Upload, download: Download) -> None:
+        """They have left: what clients keep goes to their stores; ``upload.finite`` tells whose numbers are finite."""
 
-    def on_reply(self, reply: Mapping[str, Params], download: Download) -> None: ...
+    def on_reply(self, reply: Mapping[str, Params], download: Download) -> None:
+        """What the server told the cohort when the round was over."""
 
 
 class ServerPart(Part):
     """What the server does. It sees uploads and its own state; nothing of a client's.
 
-    Every hook does nothing by default. In the order of a round:
-
-    ============================  ====================================================================================
-    ``on_broadcast``              before the model goes down: replace entries of ``download.model``, fill
-                                  ``download.extra``
-    ``on_receive``                K uploads have come, in whatever order; before they are aggregated
-    ``on_aggregate_end``          the aggregated update Δ, name → ``[*shape]``; not in a round without a finite client
-    ``on_before_optimizer_step``  Lightning's: ``pl_module.net`` has the pseudo-gradient ``.grad = −Δ``
-    ``on_round_end``              may add entries to the row of metrics
-    ============================  ====================================================================================
-
-    ``on_receive`` is called on the process that trained these clients; the others once a round on every process.
+    Every hook does nothing by default; they are called in the order in which they stand here, Lightning's
+    ``on_before_optimizer_step``, when ``pl_module.net`` has the pseudo-gradient ``.grad = −Δ``, before
+    ``on_round_end``. ``on_receive`` is called on the process that trained these clients; the others once a round on
+    every process.
     """
+
+    def on_broadcast(self, download: Download, round: Round) -> None:
+        """Before the model goes down: replace entries of ``download.model``, fill ``download.extra``."""
 
     def uploads(self, round: Round) -> dict[str, Params]:
         """What clients send beside Δ: the names given to ``Upload.send`` → tensors shaped like those of one client.
@@ -222,19 +212,19 @@ class ServerPart(Part):
         """
         return {}
 
+    def on_receive(self, upload: Upload, round: Round) -> None:
+        """K uploads have come, in whatever order; before they are aggregated."""
+
+    def on_aggregate_end(self, update: Params, round: Round) -> None:
+        """The aggregated update Δ, name → ``[*shape]``; not in a round without a finite client."""
+
+    def on_round_end(self, row: dict[str, Any], round: Round) -> None:
+        """May add entries to the row of metrics."""
+
     def decode(self, name: str, sent: Tensor) -> Tensor:
         """An entry of Δ as it travels, ``[…, *sent]`` → as the update that it stands for, ``[…, *shape]``."""
         return sent
 
-    def on_broadcast(self, download: Download, round: Round) -> None: ...
-
-    def on_receive(self, upload: Upload, round: Round) -> None: ...
-
-    def on_aggregate_end(self, update: Params, round: Round) -> None: ...
-
-    def on_round_end(self, row: dict[str, Any], round: Round) -> None: ...
-
-    # --------------------------------------------------------------------------------------------- the server's state
     def server_state(self, name: str, like: Mapping[str, Tensor]) -> Params:
         """The server's tensors of this name, name → ``[*shape]``, zeros at first; edit them in place.
 
@@ -300,9 +290,9 @@ def validate_parts(setup: Setup) -> None:
         if (part.sees_cohort or part.rehearses) and setup.transport.remote:
             does = "sees the whole cohort" if part.sees_cohort else "asks what clients would send"
             raise ValueError(f"{part.title} {does}, which is for simulations (federation=none): leave it out.")
-        own = [n for n in ("before_step", "after_step") if getattr(type(part), n, None) is not getattr(ClientPart, n)]
-        if isinstance(part, ClientPart) and own and not part.moves_weights:
-            raise ValueError(f"{part.title}.{own[0]} is called only with order = Order.MOVES_WEIGHTS.")
+        moves = part.overrides("before_step", "after_step") if isinstance(part, ClientPart) else []
+        if moves and part.order is not Order.MOVES_WEIGHTS:
+            raise ValueError(f"{part.title}.{moves[0]} is called only with order = Order.MOVES_WEIGHTS.")
         part.meet(setup)
 
 

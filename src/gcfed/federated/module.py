@@ -16,11 +16,7 @@ from gcfed.utils.checked import fits
 
 
 class ScoreMean(Metric):
-    """A weighted mean of a test's scores: two sums, without the two waits for the device of torchmetrics' own mean.
-
-    Args:
-        root: whether the root of the mean is asked for.
-    """
+    """A weighted mean of a test's scores, or its root, without the two waits for the device of torchmetrics' mean."""
 
     total: Tensor
     weight: Tensor
@@ -48,9 +44,7 @@ class FederatedModule(LightningModule):
     pseudo-gradient −Δ in ``net``; the step applies it. ``trainer.global_step`` therefore counts finished rounds.
 
     Args:
-        net: the global network.
         server: partial of a ``torch.optim`` class; ``SGD(lr=1)`` is FedAvg.
-        task: what the labels mean.
         channels_last: keep convolution weights and images in channels_last, the faster layout on CPUs and GPUs.
     """
 
@@ -75,7 +69,8 @@ class FederatedModule(LightningModule):
         self.task = task
         self.test_elsewhere: Callable[[Callable[[], Params]], Mapping[str, tuple[float, float]] | None] | None = None
         roots = [column in getattr(task, "roots", ()) for column in task.columns]
-        pairs = [pair for of in (0, 1) for pair in zip(self._columns(of), roots, strict=True)]
+        self.columns = [list(task.columns), [column.replace("test/", "val/") for column in task.columns]]  # by split
+        pairs = [pair for columns in self.columns for pair in zip(columns, roots, strict=True)]
         self.test_means = nn.ModuleDict({column: ScoreMean(root) for column, root in pairs})
 
     def configure_optimizers(self) -> Optimizer:
@@ -91,16 +86,15 @@ class FederatedModule(LightningModule):
     def set_update(self, update: Params | None, before: Params | None = None) -> None:
         """Puts the aggregated update Δ where the server optimizer looks for it: ``.grad = −Δ``, buffers moved by Δ.
 
-        ``before``, the present model by name, is what a step that is not finite goes back to.
-
-        None, a round without a finite client, leaves no gradient at all: optimizers then touch neither parameters nor
-        their own state.
+        ``before``, the present model by name, is what a step that is not finite goes back to. None, a round without a
+        finite client, leaves no gradient at all: optimizers then touch neither parameters nor their own state.
         """
-        self._before = (before or {}) if update is not None else {}
+        self._before = {} if update is None else before or {}
+        update = update or {}
         for name, param in self.net.named_parameters():
-            param.grad = update[name].neg() if update is not None and name in update else None
+            param.grad = update[name].neg() if name in update else None
         for name, buffer in self.net.named_buffers():
-            if update is not None and name in update:
+            if name in update:
                 buffer.add_(update[name])
 
     def after_backward(self) -> Callable[[], None]:
@@ -123,27 +117,20 @@ class FederatedModule(LightningModule):
 
         return call
 
-    def _columns(self, of: int) -> list[str]:
-        """What is reported of the test split, or, ``of=1``, of the validation split."""
-        return [column.replace("test/", "val/") if of else column for column in self.task.columns]
-
     def tested(self) -> list[str]:
         """The columns that a test adds to the row of a round."""
         splits = 2 if getattr(self.trainer.datamodule, "validation", None) else 1  # type: ignore[attr-defined]
-        return [column for of in range(splits) for column in self._columns(of)]
-
-    def on_fit_start(self) -> None:
-        self._move_data()
+        return [column for columns in self.columns[:splits] for column in columns]
 
     def on_validation_start(self) -> None:
-        self._move_data()
-
-    def _move_data(self) -> None:
+        """Brings the data to the device, before a run as before a test."""
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         dtype = next(self.net.parameters()).dtype
         data.to_device(self.device, dtype, self.memory_format)
         if (scale := getattr(data, "scaling", {}).get("y_std")) is not None:  # of the task's errors in the user's units
             self.task.scale = torch.as_tensor(scale, dtype=dtype, device=self.device)  # type: ignore[attr-defined]
+
+    on_fit_start = on_validation_start
 
     def training_step(self, batch: Tensor, batch_idx: int) -> None:
         optimizer = self.optimizers()
@@ -153,14 +140,13 @@ class FederatedModule(LightningModule):
         optimizer.step()  # calls on_before_optimizer_step, where Global GC edits the pseudo-gradient
         for param in self.net.parameters():
             param.grad = None
-        buffers = (buffer for name, buffer in self.net.named_buffers() if name in self._before)
-        held = [*self.net.parameters(), *buffers, *(v for own in state.values() for v in own.values())]
-        self.refused = bool(self._before) and not _all_finite(held)
+        model = {n: t for n, t in [*self.net.named_parameters(), *self.net.named_buffers()] if n in self._before}
+        own = [value for values in state.values() for value in values.values()]
+        self.refused = bool(model) and not _all_finite([*model.values(), *own])
         if self.refused:
             with torch.no_grad():
-                for name, t in [*self.net.named_parameters(), *self.net.named_buffers()]:
-                    if name in self._before:
-                        t.copy_(self._before[name])
+                for name, t in model.items():
+                    t.copy_(self._before[name])
             state.clear()
             state.update(kept)
         self._before = {}
@@ -175,11 +161,10 @@ class FederatedModule(LightningModule):
         """Returns outputs ``[B, …, C]`` and labels ``[B, …]``, for callbacks that look at a batch of a test."""
         x, y = self.trainer.datamodule.fetch_test(batch, dataloader_idx)  # type: ignore[attr-defined]
         outputs = self.net(x)
-        real, scores = self.task.real(y), self.task.scores(outputs, y)
-        if self._tested is not None and dataloader_idx == 0:
-            return outputs, y
-        for column, source in zip(self._columns(dataloader_idx), self.task.columns, strict=True):
-            self.test_means[column].update(scores[source], real)  # type: ignore[operator]
+        if self._tested is None or dataloader_idx > 0:
+            real, scores = self.task.real(y), self.task.scores(outputs, y)
+            for column, source in zip(self.columns[dataloader_idx], self.task.columns, strict=True):
+                self.test_means[column].update(scores[source], real)  # type: ignore[operator]
         return outputs, y
 
     def on_validation_epoch_end(self) -> None:

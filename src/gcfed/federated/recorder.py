@@ -83,20 +83,19 @@ def recorded(
 ) -> Callable[[int | Tensor, Kind], None]:
     """The same step, whose kinds are recorded at their second time; its number is counted on the device."""
     number = torch.zeros(1, dtype=torch.int64, device=device)
-    seen: set[Kind] = set()
-    recordings: dict[Kind, Callable[[], object]] = {}
+    recordings: dict[Kind, Step | None] = {}
 
     def counted(kind: Kind) -> None:
         step(number, kind)
         number.add_(1)
 
     def play(_: int | Tensor, kind: Kind) -> None:
-        if kind in recordings:
-            recordings[kind]()
-        elif kind in seen:
+        if kind not in recordings:
+            counted(kind)
+            recordings[kind] = None
+        elif (again := recordings[kind]) is None:
             recordings[kind] = recorder.record(partial(counted, kind))
         else:
-            counted(kind)
-            seen.add(kind)
+            again()
 
     return play

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,23 +16,8 @@ from gcfed.utils.device import on_device
 Reduce = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 """Sums tensors over all processes, in one message; the identity where there is one process."""
 
-
-def no_reduce(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """What ``Round.reduce`` is in a single process."""
-    return tensors
-
-
-class Finish(Protocol):
-    """Sums over all processes, and what is made of each (:func:`processes.sums.finish_over_processes`)."""
-
-    def __call__(
-        self, sums: Sequence[Sequence[Tensor]], finish: Callable[..., Tensor], *more: Tensor
-    ) -> Sequence[Tensor]: ...
-
-
-def finish_each(sums: Sequence[Sequence[Tensor]], finish: Callable[..., Tensor], *more: Tensor) -> Sequence[Tensor]:
-    """What ``Round.finish`` is in a single process."""
-    return [finish(parts, *more) for parts in sums]
+Finish = Callable[..., Sequence[Tensor]]
+"""Sums over all processes, and what is made of each: :func:`~gcfed.federated.processes.sums.finish_over_processes`."""
 
 
 @dataclass
@@ -46,14 +31,14 @@ class Round:
         num_clients: N, the size of the population.
         start: what the server broadcasts, name → ``[*shape]``; the ``model`` of the download.
         lr: η_l, the clients' learning rate in this round.
-        reduce: sums tensors over the processes; every process must call it, so never from a hook of an upload.
-        finish: sums over the processes what the model's size has, in fewer bytes than ``reduce``.
+        reduce: every process must call it, so never from a hook of an upload.
+        finish: sums over the processes what has the model's size, in fewer bytes than ``reduce``.
         server: the server's optimizer, whose momentum a method may send ahead; None in a loop without one.
+        lost: clients that got the broadcast and did not come back: they are not in the cohort.
+        reply: what the server tells the cohort once the round is over, by name; ``on_aggregate_end`` fills it.
         num_finite: clients whose updates were finite; known from ``on_aggregate_end`` on.
         received: what clients sent beside Δ, by the name given to ``Upload.send``: the mean over the finite clients, or
             what another aggregator makes of them, name → ``[*shape]``; known from ``on_aggregate_end`` on.
-        reply: what the server tells the cohort once the round is over, by name; ``on_aggregate_end`` fills it.
-        lost: clients that got the broadcast and did not come back: they are not in the cohort.
         asked: the cohort as it was when the broadcast went out, in whose order tables of a round have their rows.
     """
 
@@ -63,13 +48,13 @@ class Round:
     num_clients: int
     start: Params
     lr: float
-    reduce: Reduce = no_reduce
-    finish: Finish = finish_each
+    reduce: Reduce
+    finish: Finish
     server: Optimizer | None = None
+    lost: int = 0
+    reply: dict[str, Params] = field(default_factory=dict)
     num_finite: int = 0
     received: dict[str, Params] = field(default_factory=dict)
-    reply: dict[str, Params] = field(default_factory=dict)
-    lost: int = 0
 
     def __post_init__(self) -> None:
         self.asked = self.cohort
@@ -91,19 +76,21 @@ def places(cohort: np.ndarray, clients: np.ndarray) -> list[int]:
 
 
 class Totals(NamedTuple):
-    """What a round counted, over all processes."""
+    """What a round counted, over all processes.
+
+    Attributes:
+        loss: sum of the losses of the clients that are finite with theirs; ``losses`` is their number.
+        finite: clients whose uploads count.
+        overflown: processes whose mean of finite uploads is not finite.
+    """
 
     loss: float
-    """Sum of the losses of the clients that are finite with theirs."""
     losses: float
-    """Number of them."""
     finite: float
-    """Clients whose uploads count."""
     up_bytes: float
     samples: float
     steps: float
     overflown: float
-    """Processes whose mean of finite uploads is not finite."""
 
 
 class Tally:
@@ -111,19 +98,18 @@ class Tally:
 
     def __init__(self, device: torch.device) -> None:
         self._sums = torch.zeros(3, dtype=torch.float64, device=device)
-        self._up_bytes = self._samples = self._steps = 0
+        self._counts = np.zeros(3, dtype=np.int64)
 
     def add(self, upload: Upload) -> None:
         assert upload.loss is not None
         assert upload.num_seen is not None
         both = upload.finite & upload.loss.isfinite()
         self._sums += torch.stack([upload.loss.where(both, 0.0).double().sum(), both.sum(), upload.finite.sum()])
-        self._up_bytes += len(upload.clients) * upload.bytes_per_client
-        self._samples += int(upload.num_seen.sum())
-        self._steps += int(upload.num_steps.sum())
+        up_bytes = len(upload.clients) * upload.bytes_per_client
+        self._counts += (up_bytes, int(upload.num_seen.sum()), int(upload.num_steps.sum()))
 
     def totals(self, overflown: Tensor, reduce: Reduce) -> Totals:
         """Adds up all processes; the round's one wait for the device."""
-        counts = on_device([self._up_bytes, self._samples, self._steps], self._sums.device, self._sums.dtype)
+        counts = on_device(self._counts, self._sums.device, self._sums.dtype)
         (sums,) = reduce([torch.cat([self._sums, counts, overflown])])
         return Totals(*sums.tolist())

@@ -1,5 +1,6 @@
 """Local training: what K clients do between the broadcast and their uploads."""
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -40,13 +41,9 @@ class LocalHooks(Protocol):
 
     @property
     def moves_weights(self) -> bool: ...
-
     def before_step(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> None: ...
-
     def calibrate(self, stack: ClientStack, logits_KBC: Tensor) -> Tensor: ...
-
     def local_loss(self, stack: ClientStack, batch: Batch, out: Output) -> Tensor | None: ...
-
     def after_step(self, stack: ClientStack, batch: Batch) -> None: ...
 
 
@@ -97,7 +94,7 @@ class LocalSolver:
             raise SettingError("epochs", "=None must be a whole number of at least 1, where client.steps is null.")
         self.epochs, self.steps, self.batch_size, self.last_batch = epochs or 0, steps, batch_size, last_batch
         self.lr_decay, self.clip_norm, self.stack, self.graphs = lr_decay, clip_norm, stack, graphs
-        self._recorders: dict[int, Graph] = {}  # by stream
+        self._recorders: dict[int, Graph] = defaultdict(Graph)  # by stream
 
     def validate(self, net: nn.Module, data: Any) -> None:
         """Refuses a network that cannot be stacked, or with batch normalisation that meets batches of a single sample.
@@ -131,11 +128,7 @@ class LocalSolver:
         if not self.graphs or device.type != "cuda" or is_recurrent(net) or not is_graphable(net):
             return None
         stream = torch.cuda.current_stream(device)
-        if stream == torch.cuda.default_stream(device):
-            return None
-        if stream.cuda_stream not in self._recorders:
-            self._recorders[stream.cuda_stream] = Graph()
-        return self._recorders[stream.cuda_stream]
+        return None if stream == torch.cuda.default_stream(device) else self._recorders[stream.cuda_stream]
 
     def lr(self, round_index: int) -> float:
         """η_l, the learning rate of a round: it follows the round, not the client."""
@@ -181,61 +174,47 @@ class LocalSolver:
             group["lr"] = lr
             if recorder is not None and "capturable" in group:
                 group["capturable"] = plan.index.is_cuda
-        update = unprofiled_step(optimizer)
-        losses = Losses(*plan.counts.shape)
+        update, losses = unprofiled_step(optimizer), Losses(*plan.counts.shape)
+        movers = [part for part in parts if part.moves_weights]
 
-        def plain(number: int | Tensor, kind: Kind) -> None:
+        def step(number: int | Tensor, kind: Kind) -> None:
             batch = plan.batch(data, number, kind)
-            losses.write(number, self.step(stack, batch, update, parts, after_backward, autocast), batch.count)
+            stack.drop_grads()
+            for part in movers:
+                with autocast():  # a context of its own: autocast caches the weights that it has cast
+                    part.before_step(stack, batch, lambda: local_objective(stack, batch, parts)[1])
+            with autocast():
+                task, objective = local_objective(stack, batch, parts)
+            stack.backward(objective)
+            after_backward()
+            if self.clip_norm is not None:
+                clip_client_grads_(stack.grads(), self.clip_norm)
+            update()
+            for part in movers:
+                with autocast():
+                    part.after_step(stack, batch)
+            losses.write(number, task.detach(), batch.count)
 
-        step = plain if recorder is None else recorded(plain, recorder, plan.index.device)
+        do = step if recorder is None else recorded(step, recorder, plan.index.device)
         for t, kind in enumerate(plan.kinds):
             if kind.active < stack.active:
                 stack.shrink(kind.active, optimizer)
-            step(t, kind)
+            do(t, kind)
         return losses.means()
-
-    def step(
-        self,
-        stack: ClientStack,
-        batch: Batch,
-        update: Callable[[], object],
-        parts: Sequence[LocalHooks],
-        after_backward: Callable[[], object],
-        autocast: Callable[[], AbstractContextManager],
-    ) -> Tensor:
-        """One local step of the active clients; ``update`` is the optimizer's. Returns their task losses, ``[n]``."""
-        stack.drop_grads()
-        for method in parts:
-            if method.moves_weights:
-                with autocast():  # a context of its own: autocast caches the weights that it has cast
-                    method.before_step(stack, batch, lambda: local_objective(stack, batch, parts)[1])
-        with autocast():
-            task, objective = local_objective(stack, batch, parts)
-        stack.backward(objective)
-        after_backward()
-        if self.clip_norm is not None:
-            clip_client_grads_(stack.grads(), self.clip_norm)
-        update()
-        for method in parts:
-            if method.moves_weights:
-                with autocast():
-                    method.after_step(stack, batch)
-        return task.detach()
 
 
 def local_objective(stack: ClientStack, batch: Batch, parts: Sequence[LocalHooks]) -> tuple[Tensor, Tensor]:
     """Each active client's task loss and its objective (with the terms of the methods), both ``[n]``."""
     out = stack(batch.x)
     logits = out.logits_KBC
-    for method in parts:
-        logits = method.calibrate(stack, logits)
+    for part in parts:
+        logits = part.calibrate(stack, logits)
     task = stack.task.mean_losses(logits, batch)
     objective, terms = task, []
-    for method in parts:
-        if method.task_weight != 1:
-            objective = objective * method.task_weight
-        if (term := method.local_loss(stack, batch, out)) is not None:
+    for part in parts:
+        if part.task_weight != 1:
+            objective = objective * part.task_weight
+        if (term := part.local_loss(stack, batch, out)) is not None:
             terms.append(term)
     return task, sum(terms, objective)
 

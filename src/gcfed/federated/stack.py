@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
@@ -32,16 +33,17 @@ class ClientStack:
     Args:
         net: the global network; its modules are called, its tensors never touched. What is frozen is read there.
         start: what the server broadcast, name → ``[*shape]``, of the tensors that travel (:func:`travelling`).
-        clients: ids of the clients, ``[K]``, sorted by their number of steps, descending.
-        num_samples: size of each client's data set, ``[K]``.
-        num_steps: number of each client's local steps, ``[K]``.
-        tap_features: also return the features (see ``Tap``); asked for by methods that need them.
-        tap_stages: also return the outputs of all ``net.stages()``.
+        clients: ids, ``[K]``; as ``num_samples`` and ``num_steps``, longest first.
+        tap_features, tap_stages: also return the features, the outputs of all ``net.stages()`` (see ``Tap``).
         task: what the labels mean.
 
+    Attributes:
+        full: each client's tensors, name → ``[K, *shape]``; ``leaves``: the trained ones of the active clients,
+            ``[n, *shape]``, which share their memory.
+        notes: what measurements send beside the uploads.
+
     Raises:
-        ValueError: a network with batch statistics is stacked with K > 1 (padded rows would enter the statistics), or
-            a recurrent one (``vmap`` knows no LSTM).
+        ValueError: K > 1 of a network that :func:`cannot_stack`.
     """
 
     def __init__(
@@ -85,9 +87,7 @@ class ClientStack:
 
     def named_grads(self) -> Iterator[tuple[str, Tensor]]:
         """Gradients of the active clients, name → ``[n, *shape]``; hooks edit them in place."""
-        for name, leaf in self.leaves.items():
-            if leaf.grad is not None:
-                yield name, leaf.grad
+        return ((name, leaf.grad) for name, leaf in self.leaves.items() if leaf.grad is not None)
 
     def grads(self) -> list[Tensor]:
         return [grad for _, grad in self.named_grads()]
@@ -131,14 +131,13 @@ class ClientStack:
     ) -> Output:
         """Runs a fixed network on the n active clients' batches, without dropout: a teacher.
 
+        Gradients flow to ``x_KB`` and to those of ``params`` that want them; the network itself gets none.
+
         Args:
-            x_KB: inputs, ``[n, B, *input]``; for ``first`` > 0 those of that stage.
+            x_KB: inputs, ``[n, B, *input]``, of the stage of the network with number ``first``.
             params: each client's own network, name → ``[n, *shape]`` (what it lacks is the broadcast one's); None: the
                 broadcast model, which is one for all clients.
-            first: number of the stage of the network at which ``x_KB`` enters.
             features, stages: what to return beside the logits.
-
-        Gradients flow to ``x_KB`` and to those of ``params`` that want them; the network itself gets none.
         """
         tap = Tap(self.net, features, stages or first > 0)
         with self._without_dropout():
@@ -151,15 +150,14 @@ class ClientStack:
 
     @contextmanager
     def _without_dropout(self) -> Iterator[None]:
-        if not self._has_modes:
-            yield
-            return
         training = self.net.training
-        self.net.eval()
+        if self._has_modes:
+            self.net.eval()
         try:
             yield
         finally:
-            self.net.train(training)
+            if self._has_modes:
+                self.net.train(training)
 
     def shrink(self, n: int, optimizer: Optimizer) -> None:
         """Goes on with the first n clients; parameters and optimizer state of the others stay where they are."""
@@ -180,16 +178,14 @@ class ClientStack:
         return self.full
 
 
-def uses_batch_statistics(net: nn.Module) -> bool:
-    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in net.modules())
+def has_layers(net: nn.Module, kind: type[nn.Module]) -> bool:
+    return any(isinstance(m, kind) for m in net.modules())
 
 
-def has_dropout(net: nn.Module) -> bool:
-    return any(isinstance(m, nn.modules.dropout._DropoutNd) for m in net.modules())
-
-
-def is_recurrent(net: nn.Module) -> bool:
-    return any(isinstance(m, nn.RNNBase) for m in net.modules())
+uses_batch_statistics = partial(has_layers, kind=nn.modules.batchnorm._BatchNorm)
+has_dropout = partial(has_layers, kind=nn.modules.dropout._DropoutNd)
+is_recurrent = partial(has_layers, kind=nn.RNNBase)
+has_convolutions = partial(has_layers, kind=nn.modules.conv._ConvNd)
 
 
 def is_graphable(net: nn.Module) -> bool:

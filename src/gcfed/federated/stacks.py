@@ -1,54 +1,55 @@
-"""Messages by reference: clients train in stacks, on the process of the server's program or on several."""
+"""Messages by reference: clients train in stacks, on the process of the server's program or on several.
+
+On a GPU stacks train side by side, on streams of their own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
+from gcfed.federated.batches import ClientData
 from gcfed.federated.client import ClientProgram
-from gcfed.federated.faults import Faults
 from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.method import Order
 from gcfed.federated.processes.strategy import rank_and_world
 from gcfed.federated.solver import LocalSolver
+from gcfed.federated.stack import cannot_stack, has_convolutions, has_dropout
 from gcfed.federated.store import ClientStores
-from gcfed.federated.streams import Streams, layout
 from gcfed.federated.transport import Transport
+
+STREAMS = 8  # at most: more side by side than a GPU has work for
 
 
 class Stacks(Transport):
-    """The transport of a simulation: nothing is copied.
+    """The transport of a simulation, of at most ``per_round`` clients of a cohort: nothing is copied."""
 
-    Args:
-        program: the clients'.
-        stores: what the clients keep.
-        per_round: clients of a cohort, at most.
-        faults: which clients drop out or do less than was asked of them.
-    """
-
-    def __init__(self, program: ClientProgram, stores: ClientStores, per_round: int, faults: Faults) -> None:
-        self.program, self.stores, self.per_round, self.faults = program, stores, per_round, faults
+    def __init__(self, program: ClientProgram, stores: ClientStores, per_round: int) -> None:
+        self.program, self.stores, self.per_round = program, stores, per_round
+        self.faults = program.faults
 
     def steps(self, clients: np.ndarray, round: int, seed: int) -> np.ndarray:
-        """Local steps that these clients do in a round, ``[K]``."""
-        planned = self.program.solver.num_steps(self.program.data.sizes(clients))
-        return self.faults.steps(planned, clients, round, seed)
+        return self.program.steps(clients, round, seed)
 
     def arrivals(self, drawn: np.ndarray, round: int, seed: int) -> np.ndarray:
         return self.faults.survivors(drawn, self.steps(drawn, round, seed), round, seed)
 
     def fit(self, download: Download, clients: np.ndarray) -> Iterator[Upload]:
-        program, streams = self.program, self.layout.streams
-        program.module.net.train()
-        program.receive(download)
+        streams = self.layout.streams
+        self.program.receive(download)
         with streams.round():
             for stack in self.share(download, clients):
                 with streams.stack():
-                    trained = [program.train(download, stack, self._cut, streams.in_turn)]
+                    trained = [self.program.train(download, stack, streams.in_turn)]
                     with streams.in_turn():
                         yield trained.pop()  # not kept here: nothing holds an upload while the next stack trains
 
@@ -57,18 +58,14 @@ class Stacks(Transport):
     ) -> Iterator[Upload]:
         program = self.program
         parts = [part for part in program.parts if part.order is not Order.MEASURES and not part.sees_cohort]
-        alone = ClientProgram(program.module, program.data, solver or program.solver, parts)
-        alone.module.net.train()
+        alone = replace(program, solver=solver or program.solver, parts=parts)
         alone.receive(download)
         with self.stores.forgetting():
             for stack in [clients] if here else self.share(download, clients):
-                yield alone.train(download, stack, self._cut, sends=False)
+                yield alone.train(download, stack, sends=False)
 
     def reply(self, reply: Mapping[str, Params], download: Download) -> None:
         self.program.reply(reply, download)
-
-    def _cut(self, steps: np.ndarray, clients: np.ndarray, download: Download) -> np.ndarray:
-        return self.faults.steps(steps, clients, download.round, download.seed)
 
     def share(self, download: Download, clients: np.ndarray) -> list[np.ndarray]:
         """This process's share of these clients, as the ids of one stack after the other."""
@@ -80,14 +77,12 @@ class Stacks(Transport):
         """How stacks lie on the device; asked for once the network is there."""
         solver, module, data = self.program.solver, self.program.module, self.program.data
         largest = int(data.sizes(np.arange(data.num_clients)).max())  # of the clients: no batch is larger
-        k, streams = layout(
-            solver.stack, min(solver.batch_size, largest), self.per_round, module.net, module.device, data
-        )
+        batch_size = min(solver.batch_size, largest)
+        k, streams = layout(solver.stack, batch_size, self.per_round, module.net, module.device, data)
         return Layout(k, Streams(module.device, streams))
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """K, the clients of a stack, and the streams that stacks train on."""
 
     k: int
@@ -106,3 +101,96 @@ def assign(clients: np.ndarray, work: np.ndarray, rank: int, world: int) -> np.n
         if target == rank:
             mine.append(i)
     return clients[np.array(mine, dtype=np.int64)]
+
+
+class Streams:
+    """Where the stacks of a round train: in turn on the streams of a GPU, or on a CPU where everything runs.
+
+    A stack trains on a stream of its own. What follows, methods' hooks and the sums of uploads, is on the stream of the
+    round: there one stack comes after the other in the host's order, so that equal runs have equal numbers and what
+    a method keeps of all clients is written by one of them at a time. The memory of a stream is used again by
+    that stream alone, which waits for that; at the end of a round the round's stream waits for all of them.
+
+    A single stream, too, is not that of everything else, which no graph can be recorded on.
+    """
+
+    def __init__(self, device: torch.device, number: int) -> None:
+        self._streams = [torch.cuda.Stream(device) for _ in range(number)] if device.type == "cuda" else []
+        self._own: torch.cuda.Stream | None = None  # of the round
+        self._turn = 0
+
+    @contextmanager
+    def round(self) -> Iterator[None]:
+        """Around the stacks of a round: they wait for what came before, what comes after waits for them."""
+        if not self._streams:
+            yield
+            return
+        self._own, self._turn = torch.cuda.current_stream(), 0
+        for stream in self._streams:
+            stream.wait_stream(self._own)
+        try:
+            yield
+        finally:
+            for stream in self._streams:
+                self._own.wait_stream(stream)
+            self._own = None
+
+    def stack(self) -> AbstractContextManager:
+        """Around a stack: the next stream."""
+        if not self._streams:
+            return nullcontext()
+        self._turn += 1
+        return torch.cuda.stream(self._streams[self._turn % len(self._streams)])
+
+    @contextmanager
+    def in_turn(self) -> Iterator[None]:
+        """Within :meth:`stack`, around what follows local training; does nothing outside of a round."""
+        if self._own is None:
+            yield
+            return
+        trained = torch.cuda.current_stream()
+        self._own.wait_stream(trained)
+        with torch.cuda.stream(self._own):
+            yield
+        trained.wait_stream(self._own)
+
+
+def layout(
+    stack: int | str, batch_size: int, cohort: int, net: nn.Module, device: torch.device, data: ClientData
+) -> tuple[int, int]:
+    """K, the clients of a stack (``client.stack``), and the number of streams on which stacks train side by side.
+
+    On a GPU, on which network and data lie by now, networks with convolutions, which are slow in a stack, and those
+    with dropout train one client at a time. Networks that draw numbers (dropout, or what a network that is not ours
+    may do) train on one stream, since there is one generator.
+    """
+    if device.type != "cuda":
+        return (1 if stack == "auto" else min(int(stack), cohort)), 1
+    # A client takes its weights, gradients, momentum and a method's terms, and the activations of a batch twice.
+    sample = data.fetch(torch.zeros(1, dtype=torch.int64, device=device), None)[0]
+    client = 16 * sum(p.nbytes for p in net.parameters()) + 2 * batch_size * activation_bytes(net, sample)
+    fit = max(1, min(cohort, torch.cuda.mem_get_info(device)[0] // client))
+    # A stack's dropout depends on who is in it, and so would the run on the memory that is free.
+    alone = cannot_stack(net) or has_dropout(net) or has_convolutions(net)
+    k = (1 if alone else fit) if stack == "auto" else min(int(stack), cohort)
+    draws = has_dropout(net) or not type(net).__module__.startswith("gcfed.")
+    return k, 1 if draws else max(1, min(-(-cohort // k), fit // k, STREAMS))
+
+
+def activation_bytes(net: nn.Module, sample: Tensor) -> int:
+    """Bytes of what the layers of a network return for one sample, ``[1, *input]``."""
+    returned: list[int] = []
+
+    def count(layer: nn.Module, inputs: object, output: object) -> None:
+        returned.extend(t.nbytes for t in tree_leaves(output) if isinstance(t, Tensor))
+
+    hooks = [layer.register_forward_hook(count) for layer in net.modules() if not list(layer.children())]
+    training = net.training
+    try:
+        with torch.no_grad():
+            net.eval()(sample)
+    finally:
+        net.train(training)
+        for hook in hooks:
+            hook.remove()
+    return sum(returned)

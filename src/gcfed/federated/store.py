@@ -30,13 +30,13 @@ class ClientStores:
         self.folder = None if folder is None else Path(folder)
         self._temporary: tempfile.TemporaryDirectory | None = None
         self._stores: dict[str, ClientStore] = {}
-        self._loaded: dict[str, Any] | None = None
+        self._loaded: dict[str, Any] = {}
 
     def open(self, name: str) -> ClientStore:
         """The store of this name; the same one each time."""
         if name not in self._stores:
-            if self.folder is None and self._temporary is None:
-                self._temporary = scratch()
+            if self.folder is None:
+                self._temporary = self._temporary or scratch()
             folder = self.folder or Path(self._temporary.name)  # type: ignore[union-attr]
             self._stores[name] = ClientStore(folder / name, dtype=self.dtype)
         return self._stores[name]
@@ -53,15 +53,15 @@ class ClientStores:
             self.require_folder()
         for name, store in self._stores.items():
             store.shared = world_size > 1
-            if self._loaded is not None and name in self._loaded:
+            if name in self._loaded:
                 store.load_state_dict(self._loaded[name])
             if first and not store.elsewhere:
                 store.check()
                 store.clear()
-        self._loaded = None
+        self._loaded = {}
 
     def require_folder(self) -> None:
-        """Refuses, before the first round, a run whose checkpoints or other processes could not find its states.
+        """Refuses a run whose checkpoints or other processes could not find its states.
 
         Raises:
             ValueError: a method keeps states and there is no folder for them.
@@ -70,7 +70,7 @@ class ClientStores:
             raise ValueError("client_store.folder=null: checkpoints refer to clients' states there; name a folder.")
 
     def require_common_disk(self, strategy: Strategy) -> None:
-        """Refuses, before the first round, nodes of which one does not see what another writes for it.
+        """Refuses nodes of which one does not see what another writes for it.
 
         Raises:
             ValueError: a method keeps states, and their folder is not the same everywhere.
@@ -94,8 +94,9 @@ class ClientStores:
     def finish_round(self, cohort: np.ndarray, round: int) -> None:
         """Every process notes what the others have written for this round's cohort."""
         for store in self._stores.values():
-            there = [client for client in cohort.tolist() if store._path(client, round).is_file()]
-            store.mark_written(np.array(there, dtype=np.int64), round)
+            for client in cohort.tolist():
+                if store._path(client, round).is_file():
+                    store.mark_written(client, round)
 
     @contextmanager
     def forgetting(self) -> Iterator[None]:

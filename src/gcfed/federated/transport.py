@@ -43,9 +43,7 @@ class Transport(Protocol):
     ) -> Iterator[Upload]:
         """What these clients would send, each for itself; they keep nothing of it, and nothing is measured.
 
-        Args:
-            solver: in place of that of the run.
-            here: all of them on this process, which asks alone.
+        They train by ``solver`` in place of the run's; ``here``: all of them on this process, which asks alone.
         """
 
     def reply(self, reply: Mapping[str, Params], download: Download) -> None:

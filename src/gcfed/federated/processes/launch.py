@@ -36,10 +36,8 @@ class ForkLauncher(_Launcher):
     and cannot be done from within a sweep. A fork costs milliseconds. What the calling process has at the end (the
     trained module, metrics, the loop's rows) it keeps, being rank 0.
 
-    The processes find each other through a file and talk over the loopback interface: no other machine can reach them.
-
-    Args:
-        num_processes: processes of this machine, the calling one included.
+    The processes, the calling one included, find each other through a file and talk over the loopback interface: no
+    other machine can reach them.
     """
 
     def __init__(self, num_processes: int) -> None:

@@ -29,7 +29,7 @@ def spread(trainer: DictConfig, loop: FederatedLoop, module: FederatedModule, nu
         ValueError: several processes of a job that would each train alone; more processes than there is work for.
     """
     several, devices = one_of_several(), str(trainer.devices)
-    useful = max(2, min(os.cpu_count() or 1, loop.sampler.per_round, num_test))  # two: to compare with one, anywhere
+    useful = max(2, min(os.cpu_count() or 2, loop.sampler.per_round, num_test))  # two: to compare with one, anywhere
     if devices.isdecimal() and int(devices) > useful and trains_on_cpu(trainer.accelerator) and not several:
         if OmegaConf.is_interpolation(trainer, "devices"):  # trainer=ddp takes all cores
             return {"devices": useful}

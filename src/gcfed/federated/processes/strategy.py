@@ -27,7 +27,6 @@ class CohortStrategy(DDPStrategy):
     Args:
         timeout: how long a process waits for the others; one that died is noticed at once. torch's half hour could be
             less than the training of one client.
-        kwargs: those of Lightning's ``DDPStrategy``.
     """
 
     def __init__(self, *, timeout: timedelta = timedelta(days=1), **kwargs: Any) -> None:

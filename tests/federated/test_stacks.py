@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from gcfed.federated import stacks, streams
+from gcfed.federated import stacks
 from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.solver import LocalSolver
 from gcfed.metrics.drift import Drift
@@ -48,7 +48,7 @@ def before(monkeypatch):
 
 
 def test_stacks_train_side_by_side_and_are_taken_in_one_after_the_other(config, before, monkeypatch):
-    lanes = streams.Streams(torch.device("cuda"), 2)
+    lanes = stacks.Streams(torch.device("cuda"), 2)
     monkeypatch.setattr(stacks.Stacks, "layout", stacks.Layout(1, lanes))
 
     def counted(owner, name, what):
@@ -78,6 +78,6 @@ def test_stacks_train_side_by_side_and_are_taken_in_one_after_the_other(config, 
 
 
 def test_a_rehearsal_outside_of_a_round_stays_on_the_present_stream(before):
-    with streams.Streams(torch.device("cuda"), 2).in_turn():
+    with stacks.Streams(torch.device("cuda"), 2).in_turn():
         before.do("rehearsal")
     assert before.stream.done == ["rehearsal"]

@@ -1,0 +1,75 @@
+"""Runs whose local steps are recorded: on a CPU by a tape that plays a step's operations back, as a CUDA graph does."""
+
+from typing import ClassVar
+
+import torch
+from harness import Spy
+from omegaconf import open_dict
+
+from benchmarks.tape import Tape
+from gcfed.federated.method import Order
+from gcfed.federated.solver import LocalSolver
+from gcfed.run import train
+
+
+class Listing(Tape):
+    """Keeps the kinds of the steps that are played back."""
+
+    def __init__(self):
+        super().__init__()
+        self.played = []
+
+    def record(self, step):
+        replay, (kind,) = super().record(step), getattr(step, "args", [None])
+
+        def counted():
+            self.played.append(kind)
+            replay()
+
+        return counted
+
+
+class Twice(Spy):
+    """Each cohort rehearses its round, without recordings; is what it then sends, with them, the same bit for bit?"""
+
+    order = Order.MEASURES
+    recording = False
+    same: ClassVar[list[bool]] = []
+    tapes: ClassVar[list[Listing]] = []
+
+    @classmethod
+    def tape(cls):
+        cls.tapes.append(Listing())
+        return cls.tapes[-1]
+
+    def validate(self, setup):
+        self.transport = setup.transport
+
+    def on_broadcast(self, download, round):
+        Twice.recording = False
+        rehearsed = self.transport.rehearse(download, round.cohort)
+        self.rehearsed = {tuple(upload.clients): self.sent(upload) for upload in rehearsed}
+        Twice.recording = True
+
+    def on_receive(self, upload, round):
+        pairs = zip(self.sent(upload), self.rehearsed.pop(tuple(upload.clients)), strict=True)
+        self.same.append(all(torch.equal(a, b) for a, b in pairs))
+
+    def sent(self, upload):
+        tensors = [upload.loss, *(t for part in (upload.delta, *upload.extra.values()) for t in part.values())]
+        return [t.clone() for t in tensors]
+
+
+def train_twice(monkeypatch, cfg):
+    """Trains with every step recorded that can be, each round after a rehearsal without recordings.
+
+    Returns the run's result, whether each stack sent what it rehearsed, and the kinds of the steps that were played.
+    """
+    with open_dict(cfg):
+        cfg.callbacks["twice"] = {"_target_": "tapes.Twice"}
+    Twice.same, Twice.tapes = [], []
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalSolver, "recorder", lambda *_: Twice.tape() if Twice.recording else None)
+        result = train(cfg)
+    assert Twice.same
+    return result, all(Twice.same), [kind for tape in Twice.tapes for kind in tape.played]
