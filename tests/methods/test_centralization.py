@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import random_federation
-from harness import make_net, sgd, train_rounds
+from harness import make_net, make_setup, sgd, train_rounds
 from torch import nn
 
 from gcfed.federated.method import ClientPart
@@ -76,6 +76,10 @@ def net():
     return CNN(input_shape=(1, 8, 8), num_classes=4).double()
 
 
+def meet(part, model=None):
+    part.meet(make_setup(model or net()))
+
+
 NAMES = [f"{layer}.{kind}" for layer in ("conv1", "conv2", "fc1", "fc2") for kind in ("weight", "bias")]
 
 
@@ -98,21 +102,21 @@ NAMES = [f"{layer}.{kind}" for layer in ("conv1", "conv2", "fc1", "fc2") for kin
 def test_the_borderline(kwargs, expected):
     clients = [part for part in GradientCentralization(**kwargs).parts if isinstance(part, ClientPart)]
     for part in clients:
-        part.bind(net())
-    assert [name for part in clients for name in part.names] == expected
+        meet(part)
+    assert [name for part in clients for name in part.ndim] == expected
 
 
 def test_the_share_of_tensors_is_that_in_decimals():
     gc = GradientCentralization(lam=0.29, tensors="all").local
-    gc.bind(nn.Sequential(*(nn.Linear(1, 1) for _ in range(50))))
-    assert len(gc.names) == 29  # 0.29 · 100 is 28.999… in floating point
+    meet(gc, nn.Sequential(*(nn.Linear(1, 1) for _ in range(50))))
+    assert len(gc.ndim) == 29  # 0.29 · 100 is 28.999… in floating point
 
 
 @pytest.mark.parametrize("k", [1, 3])
 def test_local_gc_touches_only_the_tensors_before_the_borderline(k):
     model = net()
     gc = GradientCentralization(boundary="fc1").local
-    gc.bind(model)
+    meet(gc, model)
     gc.stack = stack = ClientStack(model, broadcast_state(model), np.arange(k), np.ones(k), np.ones(k))
     x = torch.randn(k, 5, 1, 8, 8, dtype=torch.float64)
     stack.backward(stack(x).logits_KBC.square().sum((1, 2)))
@@ -129,7 +133,7 @@ def test_local_gc_touches_only_the_tensors_before_the_borderline(k):
 def test_global_gc_projects_the_pseudo_gradient_of_every_layer(tensors):
     model = net()
     gc = GradientCentralization(boundary="fc2", tensors=tensors).server
-    gc.bind(model)
+    meet(gc, model)
     for p in model.parameters():
         p.grad = torch.randn_like(p)
     model.conv1.weight.grad = None  # a round without a finite client
@@ -151,7 +155,7 @@ def test_global_gc_projects_the_pseudo_gradient_of_every_layer(tensors):
 def test_global_gc_may_begin_at_a_module():
     model = net()
     gc = GradientCentralization(local=False, server_boundary="fc1").server
-    gc.bind(model)
+    meet(gc, model)
     for p in model.parameters():
         p.grad = torch.randn_like(p)
     before = {n: p.grad.clone() for n, p in model.named_parameters()}
@@ -184,8 +188,8 @@ def test_both_need_a_borderline_between_them():
 
 def test_an_unknown_boundary_lists_the_names_that_exist():
     with pytest.raises(ValueError, match=r"gc\.boundary='fc9'.*conv1, conv2, fc1, fc2"):
-        GradientCentralization(boundary="fc9").local.bind(net())
+        meet(GradientCentralization(boundary="fc9").local)
     with pytest.raises(ValueError, match=r"gc\.boundary='fc'"):  # a prefix of a name is no name
-        GradientCentralization(boundary="fc").local.bind(net())
+        meet(GradientCentralization(boundary="fc").local)
     with pytest.raises(ValueError, match=r"There are: 0, 1"):
-        GradientCentralization(boundary="head").local.bind(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+        meet(GradientCentralization(boundary="head").local, nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))

@@ -27,9 +27,7 @@ from torch import nn
 
 from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.round import Round
-from gcfed.methods import constraints
-from gcfed.methods.constraints import Part, add_weighted_, constrain_, multipliers, products
-from gcfed.methods.fedgc import FedGC, layer_of
+from gcfed.methods.fedgc import FedGC, add_weighted_, constrain_, layer_of, multipliers, products
 from gcfed.models.resnet9 import ResNet9
 from gcfed.run import train
 
@@ -89,7 +87,7 @@ FEDGC = {"lr": 0.3, "lr_decay": 0.9, "steps": 3}
 @pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize("switches", [{}, {"ridge": 0.1}, {"layerwise": "layer"}, {"layerwise": "model"}])
 def test_it_equals_algorithm_1(k, switches, monkeypatch):
-    monkeypatch.setattr(constraints, "COLUMNS", 8)  # of the 30 and 20 weights
+    monkeypatch.setattr("gcfed.methods.fedgc.COLUMNS", 8)  # of the 30 and 20 weights
     data, solver = opposed_federation(), sgd(**FEDGC)
     expected, projected, active = fedgc(make_net(), data, solver, 6, **switches)
     assert projected > 3  # of 5 rounds and 3 clients, by 4 tensors or not
@@ -348,8 +346,10 @@ def test_several_processes_find_the_same_update():
 
     def part(*rows):
         rows = torch.tensor(rows)
-        return Part(rows, rows != 2, {n: t[rows].where((rows != 2).view(-1, *[1] * (t.dim() - 1)), 0.0)
-                                      for n, t in delta.items()})  # fmt: skip
+        rest = {n: t[rows].where((rows != 2).view(-1, *[1] * (t.dim() - 1)), 0.0) for n, t in delta.items()}
+        upload = make_upload(rest, np.ones(len(rows)), rows != 2)
+        upload.clients = clients[rows.numpy()]
+        return upload
 
     def run(parts, round):
         update = {name: t.clone() for name, t in mean.items()}

@@ -14,8 +14,7 @@ from gcfed.federated.batches import plan_batches
 from gcfed.federated.messages import Download
 from gcfed.federated.method import validate_parts
 from gcfed.federated.stack import ClientStack, broadcast_state
-from gcfed.methods.fedreg import FedReg
-from gcfed.methods.pseudo import PseudoPass, climb
+from gcfed.methods.fedreg import FedReg, PseudoPass, climb
 from gcfed.methods.sam import Sam
 from gcfed.utils.rng import torch_seed
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from gcfed.data.batch import Batch
 from gcfed.data.sampling import ClientSampler
 from gcfed.federated.aggregate import Aggregator
+from gcfed.federated.client_store import ClientStore
 from gcfed.federated.forward import Output, Params
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.module import FederatedModule
@@ -102,10 +103,13 @@ class Part(Callback):
     """Whether it asks by the transport what clients would send."""
     needs: Needs = ()
     """What it asks of the rest of the algorithm (:mod:`gcfed.methods.requirements`)."""
+    keeps = ""
+    """The name under which it keeps something of each client, in ``self.store``."""
     method = ""
     """The name of the method that it is a part of; its class's, where it is one by itself."""
     trained_names: list[str]
     """The parameters that are trained, in order; known when ``validate`` is called."""
+    store: ClientStore
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -120,6 +124,8 @@ class Part(Callback):
         self.trained_names = setup.names
         for need in self.needs:
             need(setup, self.title)
+        if self.keeps:
+            self.store = setup.stores.open(self.keeps)
         self.validate(setup)
 
     def validate(self, setup: Setup) -> None:

@@ -3,8 +3,7 @@
 FedPAQ (Reisizadeh et al., AISTATS 2020, Algorithm 1) with its low-precision quantizer, which is QSGD's (Alistarh et
 al., NeurIPS 2017): Q(x) = ‖x‖ sign(x) ξ, where sξ is s|x|/‖x‖ rounded up with the probability of its fraction and down
 otherwise. So E Q(x) = x and E ‖Q(x) − x‖² ≤ min(d/s², √d/s) ‖x‖². Each tensor is an x of its own, which lets its norm
-fit its scale. State: none. Bytes down: those of the model; up: ⌈d·bits/8⌉ + 4 for a tensor of d coordinates, the 4 for
-its norm.
+fit its scale: ⌈d·bits/8⌉ + 4 bytes go up for d coordinates, the 4 for the norm.
 """
 
 from typing import Annotated

@@ -8,9 +8,8 @@
 What c_k and c know outside the subspace is kept for the rounds in which it comes back; c is the mean of all c_k at any
 time. r = d is SCAFFOLD, option II. ḡ_k is read off z_τ − z₀ = −ητ (ḡ_k − Pᵀc_k + Pᵀc).
 
-State: c_k in full, on the clients, and c in full, on the server; both stay on the CPU. On the device there are their
-projections, and of full variates one tensor at a time. Bytes: down z₀ and Pᵀc, up the two above; each is r/d of the
-model, but for tensors of one axis, which go whole. Quantization takes the first of the two.
+Both variates stay on the CPU in full. On the device there are their projections, and of full variates one tensor at a
+time. Quantization takes the first of the two messages up.
 """
 
 import torch
@@ -42,13 +41,11 @@ def _on_cpu(setup: Setup) -> Params:
 
 
 class ProjectedVariates(SubspaceClient):
-    """What clients do: correct by Pᵀ(c − c_k), send ḡ_k − Pᵀc_k and backfill c_k."""
-
     needs = (*SubspaceClient.needs, exact_store)
+    keeps = "ssf"
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
-        self.store = setup.stores.open("ssf")
         self._on_cpu = _on_cpu(setup)
 
     def on_clients_start(self, stack: ClientStack, download: Download) -> None:
@@ -68,8 +65,6 @@ class ProjectedVariates(SubspaceClient):
 
 
 class ProjectedMean(SubspaceServer):
-    """What the server does: send Pᵀc, and backfill c."""
-
     needs = (*SubspaceServer.needs, uniform_weights("c is the plain mean of the clients' variates"))
 
     def validate(self, setup: Setup) -> None:

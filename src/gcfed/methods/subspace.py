@@ -104,16 +104,16 @@ class Subspaces:
 
 
 class SubspaceClient(ClientPart):
-    """What clients do: train and upload in the subspace of an epoch; a subclass sets ``_correction`` for each stack."""
+    """Trains and uploads in the subspace of an epoch; a subclass sets ``_correction`` for each stack."""
 
     graphable = True
     order = Order.PROJECTS
     corrects_drift = True
     needs: Needs = (local_sgd("a local step is plain SGD on the coordinates"),)
+    _correction: Params
 
     def __init__(self, spaces: Subspaces) -> None:
         self.spaces = spaces
-        self._correction: Params = {}
 
     def validate(self, setup: Setup) -> None:
         self.weight_decay = probe_optimizer(setup.solver.optimizer).defaults["weight_decay"]
@@ -146,7 +146,7 @@ class SubspaceClient(ClientPart):
 
 
 class SubspaceServer(ServerPart):
-    """What the server does: send coordinates, and lift their mean.
+    """Sends coordinates, and lifts their mean.
 
     The download has the model whole, for what lies outside the subspace; counted are the coordinates.
     """
