@@ -23,7 +23,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
-from gcfed.federated.batches import ClientData
+from gcfed.federated.batches import ClientData, Kind
 from gcfed.federated.method import Batch, ClientPart, ClientStack, Download, LocalSolver, Order, Params, Setup
 from gcfed.federated.stack import client_norms, per_client
 from gcfed.utils.checked import Count, Positive, PositiveShare, Share, checked
@@ -147,19 +147,17 @@ class PseudoPass:
         self._next = torch.zeros(len(stack), dtype=torch.int64, device=device)
         self._turns = torch.from_numpy(plan.steps).to(device)
         self._made: list[Tensor] = []
-        counts = torch.from_numpy(plan.counts).to(device)
         used, width = min(plan.counts.shape[1], int(stack.num_steps.max())), int(plan.counts.max())
         for t in range(used):
             n = 1 + int(np.flatnonzero(plan.counts[:, t]).max())  # the others have a shorter pass
-            draws = None if plan.augment is None else plan.augment[:n, t, :width]
-            x, y = data.fetch(plan.index[:n, t, :width], draws)
-            pseudo, perturbed = (climb(stack, x, y, eta, iterations) for eta in etas)
+            batch = plan.batch(data, t, Kind(n, width, even=False))
+            pseudo, perturbed = (climb(stack, batch.x, batch.y, eta, iterations) for eta in etas)
             with torch.no_grad():
                 labels = stack.reference(pseudo).logits_KBC.softmax(-1)
-            rows = torch.arange(width, device=device) < counts[:n, t, None]
-            real = (stack.task.real(y) & rows.view(*rows.shape, *[1] * (y.dim() - 2))).to(labels.dtype)
-            weight = real / per_client(real.flatten(1).sum(1).clamp(min=1), real)
-            made = (pseudo, labels, perturbed, y, weight)
+            assert batch.mask is not None
+            real = batch.mask.to(labels.dtype)
+            weight = real / per_client(batch.count.clamp(min=1).to(real.dtype), real)
+            made = (pseudo, labels, perturbed, batch.y, weight)
             self._made = self._made or [part.new_zeros(n, used, *part.shape[1:]) for part in made]
             for kept, part in zip(self._made, made, strict=True):
                 kept[:n, t] = part
