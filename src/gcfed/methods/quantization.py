@@ -29,12 +29,7 @@ class Quantization(ClientPart):
     order = Order.QUANTIZES
 
     def __init__(self, bits: Annotated[int, Field(ge=2, le=32)] = 8) -> None:  # a sign and two levels are the least
-        self.bits = bits
-
-    @property
-    def levels(self) -> int:
-        """s, the number of levels above 0."""
-        return 2 ** (self.bits - 1) - 1
+        self.bits, self.levels = bits, 2 ** (bits - 1) - 1  # s, those above 0
 
     def on_upload(self, upload: Upload, download: Download) -> None:
         # Not of the running statistics, of which a variance could come out negative.

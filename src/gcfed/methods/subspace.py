@@ -41,7 +41,7 @@ class Projector:
 
     def __init__(self, shape: Sequence[int], basis: Tensor | None) -> None:
         self.shape, self.basis = tuple(shape), basis
-        self.by_rows = basis is not None and is_wide(shape)
+        self.by_rows = basis is not None and prod(shape[1:]) >= shape[0]  # no fewer inputs than outputs
 
     def project(self, tensor: Tensor) -> Tensor:
         """``[…, *shape]`` → ``[…, out, r]`` or ``[…, r, in·kh·kw]``."""
@@ -56,11 +56,6 @@ class Projector:
             return z
         matrix = z @ self.basis.mT if self.by_rows else self.basis @ z
         return matrix.unflatten(-1, self.shape[1:])
-
-
-def is_wide(shape: Sequence[int]) -> bool:
-    """Whether a weight has more inputs than outputs, or as many."""
-    return prod(shape[1:]) >= shape[0]
 
 
 def random_basis(seed: int, epoch: int, name: str, d: int, r: int, like: Tensor) -> Tensor:
@@ -91,7 +86,7 @@ class Subspaces:
         """That of one tensor in any epoch, past ones too."""
         if like.dim() < 2:
             return Projector(like.shape, None)
-        d = prod(like.shape[1:]) if is_wide(like.shape) else like.shape[0]
+        d = max(prod(like.shape[1:]), like.shape[0])
         r = max(1, int(d * self.ratio + 0.5))
         return Projector(like.shape, random_basis(seed, epoch, name, d, r, like))
 
