@@ -1,5 +1,6 @@
 """GC against an independent loop over outputs, and its algebra (GC-Fed, eq. 1–3 and Algorithm 1)."""
 
+from collections import OrderedDict
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +13,6 @@ from torch import nn
 from gcfed.federated.method import ClientPart
 from gcfed.federated.stack import ClientStack, broadcast_state
 from gcfed.methods.centralization import MEAN_AXES, GradientCentralization, centralize_
-from gcfed.models.cnn import CNN
 
 
 def by_hand(grad, mean="out"):
@@ -73,7 +73,9 @@ def test_the_projection_is_the_papers_p():
 
 def net():
     torch.manual_seed(0)
-    return CNN(input_shape=(1, 8, 8), num_classes=4).double()
+    convolutions = {"conv1": nn.Conv2d(1, 2, 3), "conv2": nn.Conv2d(2, 3, 2, padding=1), "flat": nn.Flatten()}
+    layers = convolutions | {"fc1": nn.Linear(27, 5), "relu": nn.ReLU(), "fc2": nn.Linear(5, 4)}
+    return nn.Sequential(OrderedDict(layers)).double()
 
 
 def meet(part, model=None):
@@ -118,7 +120,7 @@ def test_local_gc_touches_only_the_tensors_before_the_borderline(k):
     gc = GradientCentralization(boundary="fc1").local
     meet(gc, model)
     gc.stack = stack = ClientStack(model, broadcast_state(model), np.arange(k), np.ones(k), np.ones(k))
-    x = torch.randn(k, 5, 1, 8, 8, dtype=torch.float64)
+    x = torch.randn(k, 5, 1, 4, 4, dtype=torch.float64)
     stack.backward(stack(x).logits_KBC.square().sum((1, 2)))
     before = {n: g.clone() for n, g in stack.named_grads()}
     gc.on_after_backward(None, None)
