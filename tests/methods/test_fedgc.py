@@ -12,6 +12,7 @@ import torch
 from conftest import ArrayData
 from harness import (
     Sizes,
+    client_of,
     make_download,
     make_net,
     make_round,
@@ -412,6 +413,20 @@ def test_the_row_says_how_much_was_projected(config, tmp_path):
     assert row["fedgc/sgc_failed"] == 0
     row = train(config(*tiny, "methods.fedgc.cgc=false", "methods.fedgc.sgc=false", folder=tmp_path / "none")).metrics
     assert not [key for key in row if key.startswith("fedgc/")]
+
+
+def test_clients_that_all_take_part_know_the_last_broadcast_also_after_a_kill():
+    first, second = ({"weight": torch.randn(1, 3).double()} for _ in range(2))
+    before, after = client_of(FedGC()), client_of(FedGC())
+    for part in (before, after):
+        part.meet(make_setup(nn.Linear(3, 1, bias=False).double()))
+    before.on_download(make_download(first, 0))
+    assert before._moves(make_download(first, 0))["weight"].eq(0).all()
+    after.load_state_dict(before.state_dict())
+    for part in (before, after):
+        for download in [make_download(second, 1)] * 2:  # the second time as it comes in a rehearsal
+            part.on_download(download)
+        assert torch.equal(part._moves(download)["weight"], second["weight"] - first["weight"])
 
 
 def test_a_frozen_parameter_is_left_alone(federation):
