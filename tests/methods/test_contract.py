@@ -67,7 +67,7 @@ class KillInRound(Spy):
 
 
 @pytest.mark.parametrize(("algorithm", "gc"), [*((name, "gcfed") for name in ALGORITHMS), ("fedavg", "warmup")])
-def test_every_algorithm_keeps_its_promises(config, tmp_path, algorithm, gc):
+def test_stacks_processes_and_a_killed_run_agree(config, tmp_path, algorithm, gc):
     """Three runs of one setting. State from before the kill is used after it."""
     composed = config(f"algorithm={algorithm}", f"gc={gc}", *TINY)
 
