@@ -64,13 +64,13 @@ class Sitting(Callback):
         loop = FederatedLoop.of(trainer)
         loop.sampler = InPairs(loop.sampler)  # type: ignore[assignment]
         parts = [*loop.stacks.program.parts, *loop.server_parts]
-        self.gc = [(part, part._ndim) for part in parts if isinstance(part, LocalGC | GlobalGC)]
+        self.gc = [(part, part.ndim) for part in parts if isinstance(part, LocalGC | GlobalGC)]
         self._switch(False)
         self.before_first = time.time() - self.started
 
     def _switch(self, on: bool) -> None:
         for part, layers in self.gc:
-            part._ndim = layers if on else {}
+            part.ndim = layers if on else {}
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking:

@@ -1,18 +1,18 @@
 """GC against an independent loop over outputs, and its algebra (GC-Fed, eq. 1–3 and Algorithm 1)."""
 
+from collections import OrderedDict
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from conftest import random_federation
-from harness import make_net, sgd, train_rounds
+from harness import make_net, make_setup, sgd, train_rounds
 from torch import nn
 
 from gcfed.federated.method import ClientPart
 from gcfed.federated.stack import ClientStack, broadcast_state
 from gcfed.methods.centralization import MEAN_AXES, GradientCentralization, centralize_
-from gcfed.models.cnn import CNN
 
 
 def by_hand(grad, mean="out"):
@@ -73,7 +73,13 @@ def test_the_projection_is_the_papers_p():
 
 def net():
     torch.manual_seed(0)
-    return CNN(input_shape=(1, 8, 8), num_classes=4).double()
+    convolutions = {"conv1": nn.Conv2d(1, 2, 3), "conv2": nn.Conv2d(2, 3, 2, padding=1), "flat": nn.Flatten()}
+    layers = convolutions | {"fc1": nn.Linear(27, 5), "relu": nn.ReLU(), "fc2": nn.Linear(5, 4)}
+    return nn.Sequential(OrderedDict(layers)).double()
+
+
+def meet(part, model=None):
+    part.meet(make_setup(model or net()))
 
 
 NAMES = [f"{layer}.{kind}" for layer in ("conv1", "conv2", "fc1", "fc2") for kind in ("weight", "bias")]
@@ -98,23 +104,23 @@ NAMES = [f"{layer}.{kind}" for layer in ("conv1", "conv2", "fc1", "fc2") for kin
 def test_the_borderline(kwargs, expected):
     clients = [part for part in GradientCentralization(**kwargs).parts if isinstance(part, ClientPart)]
     for part in clients:
-        part.bind(net())
-    assert [name for part in clients for name in part.names] == expected
+        meet(part)
+    assert [name for part in clients for name in part.ndim] == expected
 
 
 def test_the_share_of_tensors_is_that_in_decimals():
     gc = GradientCentralization(lam=0.29, tensors="all").local
-    gc.bind(nn.Sequential(*(nn.Linear(1, 1) for _ in range(50))))
-    assert len(gc.names) == 29  # 0.29 · 100 is 28.999… in floating point
+    meet(gc, nn.Sequential(*(nn.Linear(1, 1) for _ in range(50))))
+    assert len(gc.ndim) == 29  # 0.29 · 100 is 28.999… in floating point
 
 
 @pytest.mark.parametrize("k", [1, 3])
 def test_local_gc_touches_only_the_tensors_before_the_borderline(k):
     model = net()
     gc = GradientCentralization(boundary="fc1").local
-    gc.bind(model)
+    meet(gc, model)
     gc.stack = stack = ClientStack(model, broadcast_state(model), np.arange(k), np.ones(k), np.ones(k))
-    x = torch.randn(k, 5, 1, 8, 8, dtype=torch.float64)
+    x = torch.randn(k, 5, 1, 4, 4, dtype=torch.float64)
     stack.backward(stack(x).logits_KBC.square().sum((1, 2)))
     before = {n: g.clone() for n, g in stack.named_grads()}
     gc.on_after_backward(None, None)
@@ -129,7 +135,7 @@ def test_local_gc_touches_only_the_tensors_before_the_borderline(k):
 def test_global_gc_projects_the_pseudo_gradient_of_every_layer(tensors):
     model = net()
     gc = GradientCentralization(boundary="fc2", tensors=tensors).server
-    gc.bind(model)
+    meet(gc, model)
     for p in model.parameters():
         p.grad = torch.randn_like(p)
     model.conv1.weight.grad = None  # a round without a finite client
@@ -151,7 +157,7 @@ def test_global_gc_projects_the_pseudo_gradient_of_every_layer(tensors):
 def test_global_gc_may_begin_at_a_module():
     model = net()
     gc = GradientCentralization(local=False, server_boundary="fc1").server
-    gc.bind(model)
+    meet(gc, model)
     for p in model.parameters():
         p.grad = torch.randn_like(p)
     before = {n: p.grad.clone() for n, p in model.named_parameters()}
@@ -184,8 +190,8 @@ def test_both_need_a_borderline_between_them():
 
 def test_an_unknown_boundary_lists_the_names_that_exist():
     with pytest.raises(ValueError, match=r"gc\.boundary='fc9'.*conv1, conv2, fc1, fc2"):
-        GradientCentralization(boundary="fc9").local.bind(net())
+        meet(GradientCentralization(boundary="fc9").local)
     with pytest.raises(ValueError, match=r"gc\.boundary='fc'"):  # a prefix of a name is no name
-        GradientCentralization(boundary="fc").local.bind(net())
+        meet(GradientCentralization(boundary="fc").local)
     with pytest.raises(ValueError, match=r"There are: 0, 1"):
-        GradientCentralization(boundary="head").local.bind(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+        meet(GradientCentralization(boundary="head").local, nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))

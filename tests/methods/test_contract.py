@@ -1,5 +1,6 @@
 """What every algorithm of ``configs/algorithm`` owes: it is found here by its YAML alone, without another line."""
 
+import copy
 import re
 import weakref
 from typing import ClassVar
@@ -20,27 +21,23 @@ from gcfed.run import train
 from gcfed.runs.folder import CHECKPOINT
 from gcfed.utils.resolvers import ROOT
 
+# Of four clients 1, 2 and 3 train, then 2 alone, then 0, 1 and 2: of two processes one trains nobody in the second
+# round, and the states of 1 and 2 change processes.
 TINY = (
-    "model.hidden=[12,8]", "rounds=3", "participation.num_clients=7", "participation.per_round=3", "client.epochs=2",
-    "client.batch_size=8", "data.limit_train=150", "data.limit_test=40", "eval_every=3", "callbacks.checkpoint.every=9",
-    "precision=64-true", "data.transform.crop_padding=1",
+    "model.hidden=[12,8]", "rounds=3", "participation.num_clients=4", "participation.per_round=3", "client.epochs=1",
+    "client.batch_size=8", "data.limit_train=100", "data.limit_test=40", "eval_every=3", "callbacks.checkpoint.every=2",
+    "precision=64-true", "participation.faults.dropout=0.3", "seed=595", "data.transform.crop_padding=1",
 )  # fmt: skip
-KEYS = ("round", "train/loss", "test/acc", "comm/up_bytes", "comm/down_bytes", "train/nonfinite_clients")
-
-
-def tiny(config, folder, algorithm, *overrides, gc="gcfed"):
-    return config(f"algorithm={algorithm}", f"gc={gc}", *TINY, *overrides, folder=folder)
+COMM = ("comm/down_bytes", "comm/up_bytes")
+KEYS = ("round", "train/loss", "test/acc", *COMM, "train/clients", "train/nonfinite_clients")
+MEASURED = (  # every client rehearses, and every metric of the clients' models is measured
+    "metrics=all", "metrics.cka.every=1", "metrics.gap.every=1", "metrics.clients.every=1",
+    "metrics.forgetting.every=1", "metrics.cka.samples=20", "metrics.forgetting.samples=9",
+)  # fmt: skip
 
 
 def rows(folder):
     return [{key: row.get(key) for key in KEYS} for row in read_rows(folder / "metrics.csv")]
-
-
-def assert_equal(folder, results, one, other):
-    """Two of the runs, up to the order of sums."""
-    torch.testing.assert_close(final_weights(results[other]), final_weights(results[one]), rtol=0, atol=1e-9, msg=other)
-    for a, b in zip(rows(folder / other), rows(folder / one), strict=True):
-        assert a == pytest.approx(b, abs=1e-6, nan_ok=True), other
 
 
 def bytes_in_the_table(byte):
@@ -52,30 +49,6 @@ def bytes_in_the_table(byte):
             down, up = (float({"¼": byte}.get(c, c)) for c in cells[4:])
             table |= dict.fromkeys(re.findall(r"`(\w+)`", cells[0]), (down, up))
     return table
-
-
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_stacks_recorded_steps_and_processes_agree(config, tmp_path, monkeypatch, algorithm):
-    """Of a cohort of three, so that the second stack has one client, and the second process fewer than the first."""
-    cases = {"one": ("client.stack=1",), "processes": TWO}
-    runs = {name: train(tiny(config, tmp_path / name, algorithm, *more)) for name, more in cases.items()}
-    cfg = tiny(config, tmp_path / "stacks", algorithm, "client.stack=2")
-    runs["stacks"], same, played = train_twice(monkeypatch, cfg)
-    assert same
-    assert {kind.active for kind in played} == {1, 2}
-    assert_equal(tmp_path, runs, "one", "stacks")
-    assert_equal(tmp_path, runs, "one", "processes")
-    assert [row["train/nonfinite_clients"] for row in rows(tmp_path / "one")] == [0, 0, 0]
-    if "sub" not in algorithm and algorithm != "ssf":  # a quarter of a larger model: that is counted in their own tests
-        parameters = [*runs["one"].module.net.parameters()]
-        model = 3 * sum(p.nbytes for p in parameters)
-        sent = [row[f"comm/{way}_bytes"] / model for row in rows(tmp_path / "one")[1:] for way in ("down", "up")]
-        assert sent == pytest.approx(2 * bytes_in_the_table(1 / parameters[0].itemsize)[algorithm], rel=0.03)
-    if any((tmp_path / "one").glob("clients/*/*")):  # states change processes, one of which has no client in a round
-        alone = ("participation.per_round=1", "participation.num_clients=2", "rounds=6", "callbacks.checkpoint.every=2")
-        for name, more in {"alone": (), "alone of two": TWO}.items():
-            runs[name] = train(tiny(config, tmp_path / name, algorithm, *alone, *more))
-        assert_equal(tmp_path, runs, "alone", "alone of two")
 
 
 class Killed(BaseException):
@@ -94,34 +67,54 @@ class KillInRound(Spy):
             raise Killed
 
 
-# Every client rehearses in every round, and every metric of the clients' models is measured.
-MEASURED = (
-    "metrics=all", "metrics.cka.every=1", "metrics.gap.every=1", "metrics.clients.every=1",
-    "metrics.forgetting.every=1", "metrics.cka.samples=20", "metrics.forgetting.samples=9",
-)  # fmt: skip
-
-
 @pytest.mark.parametrize(("algorithm", "gc"), [*((name, "gcfed") for name in ALGORITHMS), ("fedavg", "warmup")])
-def test_a_killed_run_continues_bit_for_bit_and_no_metric_changes_it(config, tmp_path, algorithm, gc):
-    """Every client takes part several times, so that state from before the kill is used after it."""
-    more = ("rounds=5", "callbacks.checkpoint.every=2", "participation.num_clients=4", "client.epochs=1")
-    straight = train(tiny(config, tmp_path / "straight", algorithm, *more, gc=gc))
-    cfg = tiny(config, tmp_path / "killed", algorithm, *more, *MEASURED, gc=gc)
-    with open_dict(cfg):
-        cfg.callbacks["kill"] = {"_target_": f"{__name__}.KillInRound", "round_number": 4}
+def test_stacks_recorded_steps_processes_and_a_killed_run_agree(config, tmp_path, monkeypatch, algorithm, gc):
+    """Four runs of one setting. State from before the kill is used after it."""
+    composed = config(f"algorithm={algorithm}", f"gc={gc}", *TINY)
+
+    def setting(folder, **changes):
+        cfg = copy.deepcopy(composed)
+        cfg.paths.output_dir = str(tmp_path / folder)
+        with open_dict(cfg):
+            cfg.merge_with(changes)
+        return cfg
+
+    one = train(setting("one"))
+    told = rows(tmp_path / "one")
+    assert [(row["train/clients"], row["train/nonfinite_clients"]) for row in told] == [(3, 0), (1, 0), (3, 0)]
+    assert load_checkpoint(tmp_path / "one" / CHECKPOINT)["global_step"] == 3  # of every second round, and of the last
+
+    # Stacks and processes agree, up to the order of sums; recorded steps bit for bit with those of the same stack.
+    two = train(setting("two", trainer=config(*TWO).trainer))
+    assert two.trainer.world_size == 2
+    stacks, same, played = train_twice(monkeypatch, setting("stacks", client={"stack": 2}))
+    assert same
+    assert {kind.active for kind in played} == {1, 2}
+    for name, run in {"two": two, "stacks": stacks}.items():
+        torch.testing.assert_close(final_weights(run), final_weights(one), rtol=0, atol=1e-9, msg=name)
+        for there, here in zip(rows(tmp_path / name), told, strict=True):
+            assert there == pytest.approx(here, abs=1e-6, nan_ok=True), name
+
+    # A killed run continues bit for bit, and no metric changes it.
+    kill = {"_target_": f"{__name__}.KillInRound", "round_number": 3}
+    cfg = setting("killed", metrics=config(*MEASURED).metrics, callbacks={"kill": kill})
     with pytest.raises(Killed):
         train(cfg)
-    cfg.callbacks.kill.round_number = 99
-    cfg.ckpt_path = "last"
-    resumed = train(cfg)
-    assert torch.equal(final_weights(resumed), final_weights(straight))
-    # every second round writes one, and the last
-    assert load_checkpoint(tmp_path / "straight" / CHECKPOINT)["global_step"] == 5
-    a, b = rows(tmp_path / "straight"), rows(tmp_path / "killed")
-    assert repr(a) == repr(b)
-    kept = [sorted(p.name for p in (tmp_path / run).glob("clients/*/*")) for run in ("straight", "killed")]
+    cfg.callbacks.kill.round_number, cfg.ckpt_path = 99, "last"
+    assert torch.equal(final_weights(train(cfg)), final_weights(one))
+    assert repr(rows(tmp_path / "killed")) == repr(told)
+    assert all({"gap/l2", "cka/fc1"} <= row.keys() for row in read_rows(tmp_path / "killed/metrics.csv"))
+    kept = [sorted(p.name for p in (tmp_path / run).glob("clients/*/*")) for run in ("one", "killed")]
     assert kept[0] == kept[1]  # a version a client, and none that the kill left
     assert kept[0] or algorithm != "scaffold"
+
+    if "sub" not in algorithm and algorithm != "ssf":  # a quarter of a larger model: that is counted in their own tests
+        parameters = [*one.module.net.parameters()]
+        model = sum(p.nbytes for p in parameters)
+        expected = bytes_in_the_table(1 / parameters[0].itemsize)[algorithm]
+        for row in told[1:]:  # who drops out has got the model
+            sent = [row[way] / (model * n) for way, n in zip(COMM, (3, row["train/clients"]), strict=True)]
+            assert sent == pytest.approx(expected, rel=0.03)
 
 
 class StepsByItself(Spy):
@@ -188,7 +181,7 @@ class WatchUploads(Spy):
 
 def test_nothing_holds_an_upload_while_the_next_client_trains(config, tmp_path):
     """Each would be a model's size, which VGG11 would feel."""
-    cfg = tiny(config, tmp_path, "scaffold", "client.stack=1", "rounds=1")
+    cfg = config("algorithm=scaffold", *TINY, "rounds=1", folder=tmp_path)
     with open_dict(cfg):
         cfg.callbacks["watch"] = {"_target_": f"{__name__}.WatchUploads"}
     train(cfg)

@@ -44,9 +44,9 @@ def test_who_diverges_is_as_one_who_drops_out(cls, k):
     runs, lost = [], []
     for other, faults in (([Diverges()], None), ([], DropsOut())):
         runs.append(train_rounds(
-            Net(), random_federation(sizes=(7, 12, 5, 9)), sgd(), rounds=4, cohort_of=4, k=k, methods=[cls(), *other],
+            Net(), random_federation(sizes=(7, 12, 5, 9)), sgd(), rounds=3, cohort_of=4, k=k, methods=[cls(), *other],
             faults=faults, on_round=lambda round, row: lost.append(row["train/nonfinite_clients"]),
         ))  # fmt: skip
-    assert lost == [0, 1, 0, 0, 0, 0, 0, 0]
+    assert lost == [0, 1, 0] + [0] * 3
     torch.testing.assert_close(*runs, rtol=0, atol=1e-12)
     assert runs[0].isfinite().all()

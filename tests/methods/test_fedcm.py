@@ -64,10 +64,10 @@ def test_weight_decay_acts_one_over_alpha_times_as_strongly(federation):
     torch.manual_seed(0)
     net = nn.Linear(6, 4).double()
     solver = sgd(0.5, weight_decay=decay, steps=1, batch_size=50)
-    train_rounds(net, federation, solver, rounds=150, methods=[FedCM(alpha)], cohort_of=5, k=5)
+    train_rounds(net, federation, solver, rounds=100, methods=[FedCM(alpha)], cohort_of=5, k=5)
     losses = [F.cross_entropy(net(federation.x[i]), federation.y[i]) for i in federation.clients]
     (sum(losses) / 5 + decay / alpha / 2 * sum(p.square().sum() for p in net.parameters())).backward()
-    assert max(p.grad.abs().max() for p in net.parameters()) < 1e-8
+    assert max(p.grad.abs().max() for p in net.parameters()) < 1e-6
 
 
 def test_a_frozen_parameter_has_no_direction(federation):

@@ -12,6 +12,7 @@ import torch
 from conftest import ArrayData
 from harness import (
     Sizes,
+    client_of,
     make_download,
     make_net,
     make_round,
@@ -28,9 +29,7 @@ from torch import nn
 from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.processes.sums import finish_over_processes
 from gcfed.federated.round import Round
-from gcfed.methods import constraints
-from gcfed.methods.constraints import Part, add_weighted_, constrain_, multipliers, products
-from gcfed.methods.fedgc import FedGC, layer_of
+from gcfed.methods.fedgc import FedGC, add_weighted_, constrain_, layer_of, multipliers, products
 from gcfed.models.resnet9 import ResNet9
 from gcfed.run import train
 
@@ -90,7 +89,7 @@ FEDGC = {"lr": 0.3, "lr_decay": 0.9, "steps": 3}
 @pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize("switches", [{}, {"ridge": 0.1}, {"layerwise": "layer"}, {"layerwise": "model"}])
 def test_it_equals_algorithm_1(k, switches, monkeypatch):
-    monkeypatch.setattr(constraints, "COLUMNS", 8)  # of the 30 and 20 weights
+    monkeypatch.setattr("gcfed.methods.fedgc.COLUMNS", 8)  # of the 30 and 20 weights
     data, solver = opposed_federation(), sgd(**FEDGC)
     expected, projected, active = fedgc(make_net(), data, solver, 6, **switches)
     assert projected > 3  # of 5 rounds and 3 clients, by 4 tensors or not
@@ -349,8 +348,10 @@ def test_several_processes_find_the_same_update():
 
     def part(*rows):
         rows = torch.tensor(rows)
-        return Part(rows, rows != 2, {n: t[rows].where((rows != 2).view(-1, *[1] * (t.dim() - 1)), 0.0)
-                                      for n, t in delta.items()})  # fmt: skip
+        rest = {n: t[rows].where((rows != 2).view(-1, *[1] * (t.dim() - 1)), 0.0) for n, t in delta.items()}
+        upload = make_upload(rest, np.ones(len(rows)), rows != 2)
+        upload.clients = clients[rows.numpy()]
+        return upload
 
     def run(parts, round):
         update = {name: t.clone() for name, t in mean.items()}
@@ -418,6 +419,20 @@ def test_the_row_says_how_much_was_projected(config, tmp_path):
     assert row["fedgc/sgc_failed"] == 0
     row = train(config(*tiny, "methods.fedgc.cgc=false", "methods.fedgc.sgc=false", folder=tmp_path / "none")).metrics
     assert not [key for key in row if key.startswith("fedgc/")]
+
+
+def test_clients_that_all_take_part_know_the_last_broadcast_also_after_a_kill():
+    first, second = ({"weight": torch.randn(1, 3).double()} for _ in range(2))
+    before, after = client_of(FedGC()), client_of(FedGC())
+    for part in (before, after):
+        part.meet(make_setup(nn.Linear(3, 1, bias=False).double()))
+    before.on_download(make_download(first, 0))
+    assert before._moves(make_download(first, 0))["weight"].eq(0).all()
+    after.load_state_dict(before.state_dict())
+    for part in (before, after):
+        for download in [make_download(second, 1)] * 2:  # the second time as it comes in a rehearsal
+            part.on_download(download)
+        assert torch.equal(part._moves(download)["weight"], second["weight"] - first["weight"])
 
 
 def test_a_frozen_parameter_is_left_alone(federation):

@@ -152,10 +152,10 @@ def test_the_servers_variate_is_the_mean_of_the_clients(federation, cohort_of):
 def test_it_reaches_the_optimum_that_fedavg_misses():
     data, solver = skewed_federation(), sgd(lr=0.2, weight_decay=0.5, epochs=4, batch_size=9)
     best = optimum(softmax_regression(), data, 0.5)
-    fedavg = train_rounds(softmax_regression(), data, solver, rounds=60, k=4, cohort_of=2)
-    ours = train_rounds(softmax_regression(), data, solver, rounds=120, k=4, cohort_of=2, methods=[SSF(ratio=0.5)])
+    fedavg = train_rounds(softmax_regression(), data, solver, rounds=30, k=4, cohort_of=2)
+    ours = train_rounds(softmax_regression(), data, solver, rounds=60, k=4, cohort_of=2, methods=[SSF(ratio=0.7)])
     assert (fedavg - best).norm() > 0.05
-    assert (ours - best).norm() < 1e-5
+    assert (ours - best).norm() < 1e-4
 
 
 def test_the_projectors_are_drawn_anew_every_refresh_rounds(federation):

@@ -27,8 +27,7 @@ class CohortRule:
     Memory: the updates of the whole cohort on every process, and while they are gathered as much again.
     """
 
-    _table: Tensor | None = None
-    _finite: Tensor | None = None
+    _table: Tensor | None = None  # [|S|, D + 1], the last column 1 where a client is finite
     _apart: Set[str] = frozenset()
 
     def rule(self, updates_nD: Tensor) -> Tensor:
@@ -44,25 +43,21 @@ class CohortRule:
 
     def add(self, upload: Upload, round: Round) -> None:
         """Keeps the updates of K clients, in the rows of their places in the cohort."""
-        names = self._ordered(upload.delta)
-        updates = torch.cat([upload.delta[name].reshape(len(upload.clients), -1) for name in names], 1)
-        if self._table is None or self._finite is None:
+        columns = [upload.delta[name].reshape(len(upload.clients), -1) for name in self._ordered(upload.delta)]
+        updates = torch.cat([*columns, upload.finite.unsqueeze(1).to(columns[0].dtype)], 1)
+        if self._table is None:
             self._table = updates.new_zeros(len(round.asked), updates.shape[1])
-            self._finite = updates.new_zeros(len(round.asked))
-        rows = on_device(round.places(upload.clients), updates.device)
-        self._table[rows], self._finite[rows] = updates, upload.finite.to(updates.dtype)
+        self._table[on_device(round.places(upload.clients), updates.device)] = updates
 
     def reduce(self, round: Round, like: Params | None = None) -> Params:
         """The rule's update, name → ``[*shape]`` of ``like``, by default the model's; zeros without a finite client."""
         like = like or round.start
         sizes = {name: like[name].numel() for name in self._ordered(like)}
-        table, finite = self._table, self._finite
-        if table is None or finite is None:  # this process trained none of the cohort
-            table = next(iter(like.values())).new_zeros(len(round.asked), sum(sizes.values()))
-            finite = table.new_zeros(len(table))
-        self._table = self._finite = None
-        table, finite = round.reduce([table, finite])  # a row is zero on all processes but one
-        table = table[finite > 0]
+        table, self._table = self._table, None
+        if table is None:  # this process trained none of the cohort
+            table = next(iter(like.values())).new_zeros(len(round.asked), sum(sizes.values()) + 1)
+        (table,) = round.reduce([table])  # a row is zero on all processes but one
+        table = table[table[:, -1] > 0, :-1]
         apart = sum(size for name, size in sizes.items() if name in self._apart)
         blocks = [block for block in table.split([table.shape[1] - apart, apart], 1) if block.shape[1]]
         update = torch.cat([self.rule(block) if len(table) else block.new_zeros(block.shape[1]) for block in blocks])
@@ -83,8 +78,7 @@ class BoundedRule(CohortRule):
             finite clients for f, it is the largest number for which they suffice.
     """
 
-    per_hostile, spare = 2, 1
-    """The rule needs a cohort of ``per_hostile`` · f + ``spare`` clients."""
+    per_hostile, spare = 2, 1  # the rule needs a cohort of per_hostile · f + spare clients
 
     def __init__(self, hostile: Annotated[float, Field(ge=0, lt=0.5)] = 0.2) -> None:
         self.hostile = hostile
@@ -101,7 +95,7 @@ class BoundedRule(CohortRule):
         """Raises ValueError where a full cohort could not stand f hostile clients."""
         super().validate(setup)
         f, cohort = self.most(setup.cohort), setup.cohort
-        if f and cohort < self.per_hostile * f + self.spare:
+        if f > self.f(cohort):
             raise ValueError(
                 f"aggregator.hostile={self.hostile} is {f} of participation.per_round={cohort} clients, and "
                 f"{type(self).__name__} needs {self.per_hostile}·{f} + {self.spare} to stand them: raise the one or "

@@ -1,7 +1,4 @@
-"""Rules by coordinates: median and trimmed mean (Yin et al., ICML 2018, Definitions 1 and 2).
-
-Memory: that of one cohort on every process.
-"""
+"""Rules by coordinates: median and trimmed mean (Yin et al., ICML 2018, Definitions 1 and 2)."""
 
 from torch import Tensor
 

@@ -2,7 +2,7 @@
 
 The smoothed Weiszfeld algorithm, from the median of each coordinate, which no single client can carry away. Two
 departures: the paper weighs clients by their samples, which a hostile one could lie about, and here all count alike; it
-finds about three iterations enough, and ours are ten. Memory: that of one cohort on every process.
+finds about three iterations enough, and ours are ten.
 """
 
 import torch

@@ -1,8 +1,7 @@
 """Rules by distances: Krum (Blanchard et al., NeurIPS 2017, Section 4), multi-Krum (their Section 6, of experiments),
 Bulyan (El Mhamdi et al., ICML 2018, Section 4).
 
-An update's score is the sum of its squared distances to the n − f − 2 nearest others. Memory: that of one cohort on
-every process.
+An update's score is the sum of its squared distances to the n − f − 2 nearest others.
 """
 
 import torch
@@ -24,7 +23,7 @@ def scores(squares_nn: Tensor, f: int) -> Tensor:
 class Krum(BoundedRule):
     """The update with the lowest score."""
 
-    per_hostile, spare = 2, 3
+    spare = 3
 
     def rule(self, updates_nD: Tensor) -> Tensor:
         return updates_nD[scores(squared_distances(updates_nD), self.f(len(updates_nD))).argmin()]

@@ -1,9 +1,9 @@
 """The mean of updates of bounded norm (Sun et al. 2019, "Can you really backdoor federated learning?", Section 5).
 
-With a fixed bound it streams: memory as for the mean. A bound in units of the cohort's median norm (ours) needs the
-whole cohort.
+With a fixed bound it streams. A bound in units of the cohort's median norm (ours) needs the whole cohort.
 """
 
+from collections.abc import Set
 from dataclasses import replace
 
 import torch
@@ -26,10 +26,10 @@ class NormClip:
             all that they send: running statistics have the same bound on their own.
     """
 
+    _apart: Set[str] = frozenset()
+
     def __init__(self, max_norm: Positive = 1.0) -> None:
-        self.max_norm = max_norm
-        self._mean = MeanAggregator()
-        self._apart = set[str]()
+        self.max_norm, self._mean = max_norm, MeanAggregator()
 
     def validate(self, setup: Setup) -> None:
         self._apart = no_steps(setup)
@@ -40,7 +40,7 @@ class NormClip:
 
     def add(self, upload: Upload, round: Round) -> None:
         """Takes in the updates of K clients; one with a number that is not finite counts for nothing."""
-        clipped = dict[str, Tensor]()
+        clipped: Params = {}
         for apart in (False, True):
             part = {name: t for name, t in upload.delta.items() if (name in self._apart) == apart}
             if part:

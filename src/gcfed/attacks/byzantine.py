@@ -43,17 +43,32 @@ class Attack(ClientPart):
         return self, HostileCount(self.clients)
 
     def validate(self, setup: Setup) -> None:
-        """Says so where cohorts will often have more hostile clients than the aggregator is to stand."""
-        self.num_clients = n = setup.data.num_clients
+        self.num_clients = setup.data.num_clients
         if isinstance(setup.aggregator, BoundedRule):
-            warn_of_many(setup.aggregator, setup.cohort, hostile_count(self.clients, n), n)
+            self._warn_of_many(setup.aggregator, setup.cohort)
 
-    def craft(self, sent: list[Tensor], client: int, download: Download) -> None:
-        """Edits one hostile client's tensors in place."""
+    def _warn_of_many(self, rule: BoundedRule, cohort: int) -> None:
+        """Where cohorts will often have more hostile clients than the rule's f, names the least f that would do."""
+        hostile, n, f = hostile_count(self.clients, self.num_clients), self.num_clients, rule.most(cohort)
+        if (often := chance_of_more(f, cohort, hostile, n)) <= OFTEN:
+            return
+        possible = range(f + 1, (cohort - rule.spare) // rule.per_hostile + 1)
+        enough = next((g for g in possible if chance_of_more(g, cohort, hostile, n) <= OFTEN), None)
+        way_out = "no f that such a cohort allows would do, so raise participation.per_round or lower attack.clients"
+        if enough is not None:
+            way_out = f"take f = {enough}, aggregator.hostile={int(1e4 * enough / cohort) / 1e4}"
+        log.warning(
+            "aggregator.hostile=%s is f = %d of participation.per_round=%d clients, and with attack.clients (%d of %d) "
+            "more than f are hostile in %.3g %% of rounds: %s.",
+            *(rule.hostile, f, cohort, hostile, n, 100 * often, way_out),
+        )
 
     def is_hostile(self, clients: np.ndarray, download: Download) -> np.ndarray:
         """Which of these clients, ``[K]``, are hostile."""
         return np.isin(clients, hostile(self.clients, self.num_clients, download.seed))
+
+    def craft(self, sent: list[Tensor], client: int, download: Download) -> None:
+        """Edits in place what one hostile client would have sent."""
 
     def on_upload(self, upload: Upload, download: Download) -> None:
         for row in np.flatnonzero(self.is_hostile(upload.clients, download)).tolist():
@@ -71,31 +86,14 @@ class HostileCount(ServerPart):
         row["train/hostile_clients"] = int(np.isin(round.cohort, those).sum())
 
 
+def hostile_count(share: float, num_clients: int) -> int:
+    return int(share * num_clients + 0.5)
+
+
 def hostile(share: float, num_clients: int, seed: int) -> np.ndarray:
     """Ids of a run's hostile clients, ascending."""
     count = hostile_count(share, num_clients)
     return np.sort(generator(seed, "hostile").choice(num_clients, count, replace=False))
-
-
-def hostile_count(share: float, num_clients: int) -> int:
-    """How many clients of a run are hostile."""
-    return int(share * num_clients + 0.5)
-
-
-def warn_of_many(rule: BoundedRule, cohort: int, hostile: int, num_clients: int) -> None:
-    """Compares the rule's f with the hostile clients that cohorts will have, and names the least f that would do."""
-    f, most = rule.most(cohort), (cohort - rule.spare) // rule.per_hostile
-    if (often := chance_of_more(f, cohort, hostile, num_clients)) <= OFTEN:
-        return
-    enough = [g for g in range(f + 1, most + 1) if chance_of_more(g, cohort, hostile, num_clients) <= OFTEN]
-    log.warning(
-        "aggregator.hostile=%s is f = %d of participation.per_round=%d clients, and with attack.clients (%d of %d) "
-        "more than f are hostile in %.3g %% of rounds: %s.",
-        *(rule.hostile, f, cohort, hostile, num_clients, 100 * often),
-        f"take f = {enough[0]}, aggregator.hostile={int(1e4 * enough[0] / cohort) / 1e4}"
-        if enough
-        else "no f that such a cohort allows would do, so raise participation.per_round or lower attack.clients",
-    )
 
 
 def chance_of_more(f: int, cohort: int, hostile: int, num_clients: int) -> float:
@@ -160,5 +158,3 @@ class LabelFlip(Attack):
             those = hostile(self.clients, self.num_clients, download.seed)
             self.data.relabel(those, lambda y: np.where(y >= 0, last - y, y))
             self._flipped = True
-
-    def on_upload(self, upload: Upload, download: Download) -> None: ...

@@ -28,7 +28,8 @@ class Collusion(Attack):
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
-        self._see_all(setup.cohort if setup.solver.stack == "auto" else int(setup.solver.stack), setup.cohort)
+        if setup.solver.stack != "auto":
+            self._see_all(int(setup.solver.stack), setup.cohort)
 
     def _see_all(self, clients: int, cohort: int) -> None:
         if clients < cohort:

@@ -18,6 +18,7 @@ from torch import Tensor
 from gcfed.data.batch import Batch
 from gcfed.data.sampling import ClientSampler
 from gcfed.federated.aggregate import Aggregator
+from gcfed.federated.client_store import ClientStore
 from gcfed.federated.forward import Output, Params
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.module import FederatedModule
@@ -92,6 +93,7 @@ class Part(Callback):
         sees_cohort: whether it looks at all clients of the cohort at once, as hostile ones do that know each other.
         rehearses: whether it asks by the transport what clients would send.
         needs: what it asks of the rest of the algorithm (:mod:`gcfed.methods.requirements`).
+        keeps: the name under which it keeps something of each client, in ``store``.
         method: the name of the method that it is a part of; empty where it is one by itself.
         trained_names: the parameters that are trained, in order; known when ``validate`` is called.
     """
@@ -99,8 +101,10 @@ class Part(Callback):
     order = Order.CORRECTS
     needs_classes = moves_start = corrects_drift = anchors = sees_cohort = rehearses = False
     needs: Needs = ()
+    keeps = ""
     method = ""
     trained_names: list[str]
+    store: ClientStore
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -115,6 +119,8 @@ class Part(Callback):
         self.trained_names = setup.names
         for need in self.needs:
             need(setup, self.title)
+        if self.keeps:
+            self.store = setup.stores.open(self.keeps)
         self.validate(setup)
 
     def validate(self, setup: Setup) -> None:

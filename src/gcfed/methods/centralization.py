@@ -2,7 +2,7 @@
 
 ``P = I − eeᵀ`` takes the mean over a layer's inputs out of the gradient of each output: for a weight ``[out, in]`` or
 ``[out, in, kh, kw]`` the mean over every axis but the first. Local GC projects each local gradient of the first layers
-(line 14), Global GC the aggregated update of all layers (line 20). State: none. Bytes: those of the model.
+(line 14), Global GC the aggregated update of all layers (line 20).
 """
 
 import logging
@@ -33,10 +33,9 @@ MEAN_AXES: dict[Mean, tuple[int, ...]] = {
 
 
 def centralize_(grad: Tensor, ndim: int, mean: Mean = "out") -> None:
-    """Projects a gradient in place, ``grad ← P grad``.
+    """Projects a gradient ``[*shape]``, or ``[K, *shape]`` of K clients, in place: ``grad ← P grad``.
 
     Args:
-        grad: ``[*shape]``, or ``[K, *shape]`` for K clients.
         ndim: number of axes of the parameter itself, without the client axis.
         mean: shape of μ for convolutions; other tensors average over all axes but the first, and vectors over their
             only one.
@@ -80,31 +79,23 @@ class GradientCentralization(Method):
                 " and lam are null, and local and server need a borderline: set boundary to a module of the model "
                 "or lam in [0, 1], or take gc=local or gc=global.",
             )
-        least = {"weights": 2, "all": 1}[tensors]
+        least = 2 if tensors == "weights" else 1
         self.local = LocalGC(lam, boundary, local_rounds, mean, least)
         self.server = GlobalGC(server_boundary, mean, least)
         super().__init__(*[self.local] * local, *[self.server] * server)
 
 
 class LocalGC(ClientPart):
-    """What clients do (line 14): project their gradients in the tensors before the borderline, of ``least`` axes."""
+    """Line 14, in the tensors before the borderline that have ``least`` axes."""
 
     graphable = True
 
     def __init__(self, lam: float | None, boundary: str | None, rounds: int | None, mean: Mean, least: int) -> None:
         self.lam, self.boundary, self.rounds, self.mean, self.least = lam, boundary, rounds, mean, least
-        self._ndim: dict[str, int] = {}
         self._now = True
 
     def validate(self, setup: Setup) -> None:
-        self.bind(setup.module.net)
-
-    def bind(self, net: nn.Module) -> None:
-        """Resolves the borderline against a network's parameters.
-
-        Raises:
-            ValueError: ``boundary`` names no module with parameters; lists those that exist.
-        """
+        net = setup.module.net
         names = [name for name, _ in net.named_parameters()]
         before = len(names)
         if self.lam is not None:
@@ -114,45 +105,34 @@ class LocalGC(ClientPart):
             before = next(i for i, n in enumerate(names) if n.rpartition(".")[0] == last)
             log.info("gc.boundary=%s, the last module with parameters: no Local GC from here on", last)
         elif self.boundary is not None:
-            before = _first(names, "boundary", self.boundary, net)
-        self._ndim = _axes(net, names[:before], self.least)
-
-    @property
-    def names(self) -> list[str]:
-        """Parameters that get Local GC, in order."""
-        return list(self._ndim)
+            before = _first(net, names, "boundary", self.boundary)
+        self.ndim = _axes(net, names[:before], self.least)
 
     def on_download(self, download: Download) -> None:
         self._now = self.rounds is None or download.round < self.rounds
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        for name, ndim in self._ndim.items() if self._now else ():
+        for name, ndim in self.ndim.items() if self._now else ():
             if (grad := self.stack.leaves[name].grad) is not None:  # [n, *shape]
                 centralize_(grad, ndim, self.mean)
 
 
 class GlobalGC(ServerPart):
-    """What the server does (line 20): project the pseudo-gradient −Δ of the global network, from a module on."""
+    """Line 20, from a module on."""
 
     def __init__(self, boundary: str | None, mean: Mean, least: int) -> None:
         self.boundary, self.mean, self.least = boundary, mean, least
-        self._ndim: dict[str, int] = {}
 
     def validate(self, setup: Setup) -> None:
-        self.bind(setup.module.net)
-        for name in no_steps(setup):  # a mean of what clients keep
-            self._ndim.pop(name, None)
-
-    def bind(self, net: nn.Module) -> None:
-        """As :meth:`LocalGC.bind`."""
+        net, apart = setup.module.net, no_steps(setup)  # a mean of what clients keep
         names = [name for name, _ in net.named_parameters()]
-        first = 0 if self.boundary is None else _first(names, "server_boundary", self.boundary, net)
-        self._ndim = _axes(net, names[first:], self.least)
+        first = 0 if self.boundary is None else _first(net, names, "server_boundary", self.boundary)
+        self.ndim = _axes(net, [name for name in names[first:] if name not in apart], self.least)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         for name, param in pl_module.net.named_parameters():  # type: ignore[union-attr]
-            if name in self._ndim and param.grad is not None:
-                centralize_(param.grad, self._ndim[name], self.mean)
+            if name in self.ndim and param.grad is not None:
+                centralize_(param.grad, self.ndim[name], self.mean)
 
 
 def _axes(net: nn.Module, names: Sequence[str], least: int) -> dict[str, int]:
@@ -161,7 +141,7 @@ def _axes(net: nn.Module, names: Sequence[str], least: int) -> dict[str, int]:
     return {name: params[name].dim() for name in names if params[name].dim() >= least and params[name].requires_grad}
 
 
-def _first(names: Sequence[str], key: str, module: str, net: nn.Module) -> int:
+def _first(net: nn.Module, names: Sequence[str], key: str, module: str) -> int:
     """Place of the first parameter of a module."""
     for i, name in enumerate(names):
         if name.startswith(f"{module}."):

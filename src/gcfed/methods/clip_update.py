@@ -2,7 +2,7 @@
 
 C fixed is the clipping of DP-FedAvg (McMahan et al., ICLR 2018, Algorithm 1, flat clipping). Adaptive (Andrew et al.,
 NeurIPS 2021, Section 2.1, without noise): a client says, in one bit, whether ‖Δ_k‖ ≤ C; with b̄ the share of those,
-C ← C · exp(−η_C (b̄ − γ)), so that C comes to rest at the γ-quantile of the norms. State: log C, on the server.
+C ← C · exp(−η_C (b̄ − γ)), so that C comes to rest at the γ-quantile of the norms.
 
 Batch norm's running statistics are sent as they are and do not count in the norm: they are no steps, and often larger.
 """
@@ -32,8 +32,6 @@ class ClipUpdate(Method):
 
 
 class Clip(ClientPart):
-    """What clients do: shorten their updates to C, and say in one bit whether they had to."""
-
     order = Order.PROJECTS  # a shorter update lies in the same subspace
 
     def validate(self, setup: Setup) -> None:
@@ -50,14 +48,11 @@ class Clip(ClientPart):
 
 
 class Bound(ServerPart):
-    """What the server does: send C, and let it follow the quantile."""
-
     def __init__(self, max_norm: float, quantile: float | None, lr: float) -> None:
         self.max_norm, self.quantile, self.lr = max_norm, quantile, lr
 
     def on_broadcast(self, download: Download, round: Round) -> None:
-        device = next(iter(round.start.values())).device
-        scalar = torch.zeros((), dtype=torch.float64, device=device)
+        scalar = torch.zeros((), dtype=torch.float64, device=next(iter(round.start.values())).device)
         self._log = self.server_state("clip_update", {"log": scalar})["log"]  # log (C / max_norm)
         self._bound = self.max_norm * self._log.exp()
         self._whole = scalar  # clients of this process with ‖Δ_k‖ ≤ C

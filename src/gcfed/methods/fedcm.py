@@ -4,14 +4,9 @@ Every local step goes along ``α g + (1 − α) Δ``, where g is the client's ow
 last round's cohort, as a gradient: ``Δ = −mean_k(w_k − w) / (η_l τ)``. Before the first round Δ is 0, so the steps of
 that round are α times as long as FedAvg's, and momentum builds up over the first 1/α rounds.
 
-State: Δ on the server; none on the clients. Bytes: down the model and Δ, up those of the model.
-
-Two readings:
-
-- Clients with unequal numbers of local steps: τ is the mean over those in the update. With the plain mean of the
-  updates, Δ then is the mean over all local steps, and its momentum keeps the factor 1 − α, whatever the numbers are.
-- Weight decay enters inside the clients' optimizer, after α has scaled the gradient. Δ carries it on, so in the long
-  run ``client.optimizer.weight_decay`` acts 1/α times as strongly as it does in FedAvg.
+Where clients do unequal numbers of local steps, τ is the mean over those in the update, so that Δ is the mean over all
+local steps. Weight decay enters after α has scaled the gradient, and Δ carries it on: in the long run
+``client.optimizer.weight_decay`` acts 1/α times as strongly as it does in FedAvg.
 """
 
 import torch
@@ -36,8 +31,6 @@ class FedCM(Method):
 
 
 class ClientMomentum(ClientPart):
-    """What clients do: mix Δ into their gradients."""
-
     graphable = True
     corrects_drift = True
     needs = (local_sgd("its Δ is the momentum, and is the mean of plain SGD's steps"),)
@@ -54,8 +47,6 @@ class ClientMomentum(ClientPart):
 
 
 class MeanStep(ServerPart):
-    """What the server does: send Δ, and take it from the mean update."""
-
     needs = (mean_aggregator("with other weights Δ would be no mean of local steps, and could grow", uniform=True),)
 
     def on_broadcast(self, download: Download, round: Round) -> None:

@@ -5,10 +5,9 @@
     down               w, Σ_j F_j and Σ_j F_j ŵ_j, from which client k takes its own part where it is in them
 
 So the penalty's gradient is 2λ (A w − B), A and B being the sums over the others; ``train/loss`` reports the task's
-loss alone. Server state: both sums, over the last cohort with a finite upload. Client state: F_k and F_k ŵ_k. Bytes:
-3 |w| (and 8 for the round of the sums) down and 3 |w| up, as the paper sends them; the 2.5 |w| in the tables of FedReg
-and FedGC fit a server that works F_k ŵ_k out from F_k and Δ_k, (3 + 2)/2. Memory: two models more a client while it
-trains; for F_k, ``chunk`` models.
+loss alone. The sums are those of the last cohort with a finite upload, and 8 bytes more say of which round. The 2.5 |w|
+each way in the tables of FedReg and FedGC fit a server that works F_k ŵ_k out from F_k and Δ_k, (3 + 2)/2. Memory: two
+models more a client while it trains; for F_k, ``chunk`` models.
 """
 
 import numpy as np
@@ -43,8 +42,6 @@ class FedCurv(Method):
 
 
 class CurvaturePenalty(ClientPart):
-    """What clients do: take their own part out of both sums, pull by the rest, and send and keep F_k and F_k ŵ_k."""
-
     graphable = True
     anchors = True
     needs = (full_uploads("its Fisher information would still travel in full"),)
@@ -65,12 +62,11 @@ class CurvaturePenalty(ClientPart):
     def on_clients_start(self, stack: ClientStack, download: Download) -> None:
         last = int(download.extra["fedcurv_round"]["index"])  # lies on the host
         included = torch.tensor([self.stores["fisher"].version(client) == last for client in stack.clients])
-        for part in PARTS:
+        for part, store in self.stores.items():
             sums = download.extra[f"fedcurv_{part}"]
-            own = self.stores[part].read(stack.clients, sums)  # zeros where the client has none
+            self._others[part] = own = store.read(stack.clients, sums)  # zeros where the client has none
             for name, t in own.items():
                 torch.sub(sums[name], t.mul_(per_client(included.to(t.device), t)), out=t)
-            self._others[part] = own
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         grads, weights, curvature, center = self.stack.with_grads(self.stack.full, *self._others.values())
@@ -88,28 +84,25 @@ class CurvaturePenalty(ClientPart):
 
     def _fisher(self, stack: ClientStack, row: int, samples: np.ndarray) -> Params:
         """The diagonal of one client's Fisher information, name → ``[*shape]``."""
-        task = stack.task
         state = {name: t[row] for name, t in stack.full.items()}
         params = {name: state.pop(name) for name in self.trained_names}
 
         def loss(params: Params, x: Tensor, y: Tensor) -> Tensor:
-            losses = task.losses(functional_call(stack.net, params | state, (x,)), y)
-            return losses.sum() / task.real(y).sum().clamp(min=1)
+            losses = stack.task.losses(functional_call(stack.net, params | state, (x,)), y)
+            return losses.sum() / stack.task.real(y).sum().clamp(min=1)
 
-        def squares(x: Tensor, y: Tensor) -> Params:
-            each = vmap(grad(loss), in_dims=(None, 0, 0))(params, x.unsqueeze(1), y.unsqueeze(1))
-            return {name: g.square().sum(0) for name, g in each.items()}
-
-        parts = torch.from_numpy(samples).to(next(iter(params.values())).device).split(self.chunk)
+        gradients = vmap(grad(loss), in_dims=(None, 0, 0))
         total = {name: torch.zeros_like(t) for name, t in params.items()}
-        for part in parts:
-            torch._foreach_add_(list(total.values()), list(squares(*self.data.fetch(part, None)).values()))
+        for part in torch.from_numpy(samples).to(next(iter(params.values())).device).split(self.chunk):
+            x, y = self.data.fetch(part, None)
+            squares = [g.square().sum(0) for g in gradients(params, x.unsqueeze(1), y.unsqueeze(1)).values()]
+            torch._foreach_add_(list(total.values()), squares)
         torch._foreach_div_(list(total.values()), len(samples))
         return total
 
     def on_upload(self, upload: Upload, download: Download) -> None:
-        for part, own in self._own.items():  # as it is kept, so that it can be taken out of the sum exactly
-            upload.send(f"fedcurv_{part}", self.stores[part].rounded(own))
+        for part, store in self.stores.items():  # as it is kept, so that it can be taken out of the sum exactly
+            upload.send(f"fedcurv_{part}", store.rounded(self._own[part]))
         self._own = {}
 
     def on_sent(self, upload: Upload, download: Download) -> None:
@@ -119,8 +112,6 @@ class CurvaturePenalty(ClientPart):
 
 
 class CurvatureSums(ServerPart):
-    """What the server does: send both sums, and of which round they are, and renew them."""
-
     needs = (mean_aggregator("a client takes its own part out of the sum over all"),)
 
     def on_broadcast(self, download: Download, round: Round) -> None:

@@ -6,11 +6,8 @@ Client k trains on ``L_k(θ) + α/2 ‖θ + h_k − w‖² + ⟨θ, c − c_k⟩
 - its last update as a gradient, ``c_k ← −(θ_k − w) / (η τ_k)``, which is −g_k/(ηK) in the paper; c is the mean c_k.
 
 The server's next model is ``w ← mean_cohort θ_k + mean_all h_k`` (eq. 7): the drifts are those of all N clients, since
-the ones of a cohort do not cancel out; the authors' code agrees. Clients with unequal numbers of local steps: each has
-its own τ_k, and c is a mean of gradients, not of displacements.
-
-State: h_k and c_k on the clients; c and mean h on the server (mean h follows from the updates alone). Bytes: down the
-model and c, up the update and the change of c_k, so twice those of the model both ways.
+the ones of a cohort do not cancel out; the authors' code agrees. Their mean follows from the updates alone. Each client
+has its own number of local steps τ_k, so that c is a mean of gradients, not of displacements.
 """
 
 from typing import Literal
@@ -40,21 +37,19 @@ class FedDC(Method):
 
 
 class LocalDrift(ControlVariates):
-    """What clients do: pull towards w − h_k, correct by c − c_k, and keep h_k and c_k."""
-
     needs = (
         local_sgd("it reads a client's mean gradient off w − θ_k and counts plain steps"),
         full_uploads("its gradient corrections would still travel in full"),
         exact_store,
     )
-    message = "feddc"
+    message, keeps = "feddc", "feddc_control"
 
     def __init__(self, alpha: float, takes_out: bool) -> None:
         super().__init__(momentum_correction=False)
         self.alpha, self.takes_out = alpha, takes_out
 
     def validate(self, setup: Setup) -> None:
-        self.drifts, self.store = setup.stores.open("feddc_drift"), setup.stores.open("feddc_control")
+        self.drifts = setup.stores.open("feddc_drift")
 
     def on_clients_start(self, stack: ClientStack, download: Download) -> None:
         """The constant part α (h_k − w) + c − c_k of each client's extra gradient, ``[K, *shape]``."""
@@ -72,20 +67,16 @@ class LocalDrift(ControlVariates):
         torch._foreach_add_(grads, weights, alpha=self.alpha)
 
     def on_upload(self, upload: Upload, download: Download) -> None:
-        """Sends c_k⁺ − c_k."""
         known = download.extra["feddc"] if self.takes_out else self._own
-        upload.send("feddc", gradients_beyond(known, upload, upload.num_steps * download.lr))
+        upload.send("feddc", gradients_beyond(known, upload, upload.num_steps * download.lr))  # c_k⁺ − c_k
 
     def on_sent(self, upload: Upload, download: Download) -> None:
-        """Moves h_k and c_k of the clients whose upload counts, so that the server's means stay those of all."""
         super().on_sent(upload, download)
         self.drifts.move(upload.clients, self._drift, upload.delta, upload.finite, download.round)
         self._drift = {}
 
 
 class MeanDrift(MeanVariate):
-    """What the server does: send c, and add the mean drift to the mean update."""
-
     needs = (
         mean_aggregator("the server follows the mean drift through the plain mean of the updates", uniform=True),
         plain_server("it sets the model itself, to the mean of the clients' plus the mean drift"),

@@ -1,6 +1,4 @@
-"""Decorrelation of the features, against their collapse to few dimensions under heterogeneous data.
-
-FedDecorr (Shi et al., ICLR 2023). State: none. Bytes: those of the model.
+"""Decorrelated features, against their collapse to few dimensions: FedDecorr (Shi et al., ICLR 2023).
 
 The d features of a batch of B samples are standardised to z, [B, d]; their correlations are ``K = zᵀz / (B − 1)``. The
 paper's term is ``β/d² ‖K‖²``, the authors' code (also in FedACG and GC-Fed) ``β/(d(d − 1)) · ‖zᵀz‖²/B`` without the
@@ -17,16 +15,14 @@ from gcfed.federated.method import Batch, ClientPart, ClientStack, Output
 from gcfed.methods.requirements import network_parts
 from gcfed.utils.checked import Weight, checked
 
-EPS = 1e-8
-"""Added to each feature's variance, as the authors do: a constant feature is uncorrelated with all others."""
+EPS = 1e-8  # added to a feature's variance, as the authors do: a constant one is uncorrelated with all others
 
 
 @checked
 class FedDecorr(ClientPart):
     """Adds β times the mean squared correlation between the network's features over each client's batch.
 
-    Features are what enters the head: see :class:`gcfed.federated.forward.Tap`. A batch of one sample has no
-    correlations and adds nothing.
+    Features are what enters the head. A batch of one sample has no correlations and adds nothing.
 
     Args:
         beta: β. In the authors' scale: 0.1 in FedDecorr, 0.01 in FedACG, 0.001 in GC-Fed.

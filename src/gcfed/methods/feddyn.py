@@ -6,16 +6,16 @@
     server's model    w⁺ = mean_{k∈S} w_k − h⁺/α
 
 Kept are the sums of updates u_k = −h_k/α and u = −h/α, so α enters in one place: a client's gradient gets
-α (w − (w₀ − u_k)), a proximal term around a shifted point, and the update is mean Δ_k + u. Client state: u_k. Server
-state: u, the mean of all u_k. Bytes: those of the model. The term enters as its gradient; ``train/loss`` reports the
-task's loss alone. One α for all clients, as in the paper; its authors' code divides it by a client's share of the data.
+α (w − (w₀ − u_k)), a proximal term around a shifted point, and the update is mean Δ_k + u, u being the mean of all u_k.
+``train/loss`` reports the task's loss alone. One α for all clients, as in the paper; its authors' code divides it by a
+client's share of the data.
 """
 
 from typing import Literal
 
 import torch
 
-from gcfed.federated.method import ClientStack, Download, Method, Params, Round, ServerPart, Setup, Upload
+from gcfed.federated.method import ClientStack, Download, Method, Params, Round, ServerPart, Upload
 from gcfed.methods.proximal import Proximal
 from gcfed.methods.requirements import exact_store, mean_aggregator, plain_server
 from gcfed.utils.checked import Positive, checked
@@ -37,13 +37,9 @@ class FedDyn(Method):
 
 
 class DynamicPull(Proximal):
-    """What clients do: pull towards w₀ − u_k, and add their update to u_k."""
-
     corrects_drift = True
     needs = (exact_store,)
-
-    def validate(self, setup: Setup) -> None:
-        self.store = setup.stores.open("feddyn")
+    keeps = "feddyn"
 
     def on_clients_start(self, stack: ClientStack, download: Download) -> None:
         start = {name: download.model[name] for name in self.trained_names}
@@ -59,8 +55,6 @@ class DynamicPull(Proximal):
 
 
 class UpdateSum(ServerPart):
-    """What the server does: add u, the mean of all u_k, to the mean update."""
-
     needs = (
         plain_server("it sets the model itself, to the mean of the clients' minus h/α"),
         mean_aggregator("h is the plain mean of the clients' states", uniform=True),

@@ -8,39 +8,40 @@ the server's gradient of the round before.
     CGC, tensor by tensor    g_k = argmin_u ½‖u − g̃_k‖²   s.t.  ⟨u, g'⟩ ≥ C                 eq. 5
     SGC, all as one vector   g = argmin_z ½‖z − ḡ‖²       s.t.  ⟨z, g_k⟩ ≥ C, k ∈ S         eq. 8; ḡ if there is none
 
-The code stays in units of Δ = ηg, where C is η²C (for CGC ηη'C, with the η' of g'). η'g' is what the model moved
-between two broadcasts, whatever the server's optimizer or Global GC made of g. A tensor that did not move, as all of
-them in the first round, constrains nothing. What satisfies its constraints stays as it is, bit for bit.
+Both are solved through their duals (A.1, A.2), of one multiplier and of one a client. The code stays in units of
+Δ = ηg, where C is η²C (for CGC ηη'C, with the η' of g'). η'g' is what the model moved between two broadcasts, whatever
+the server's optimizer or Global GC made of g. A tensor that did not move, as all of them in the first round, constrains
+nothing. What satisfies its constraints stays as it is, bit for bit.
 
 As printed, CGC knows no bound: u = g̃_k + v g', v = (C − ⟨g̃_k, g'⟩)/‖g'‖², is at least C/‖g'‖ long, however short g'
-is; and by tensors a lone scalar never turns back, since u and g' have one sign. Networks with such scalars, as the
-paper's own ResNet-9 with Fixup, may blow up. Two switches delay it, and neither prevents it for sure
-(docs/results/fedgc.md). ``layerwise`` reads the paper's "layer by layer": ``tensor`` by tensor; ``layer``, the tensors
-of a layer as one vector (weight and bias; a Fixup block with its scalars); or ``model``, all tensors as one, as in eq.
-5, which the paper gave up to save memory. ``ridge`` is added to ‖g'‖², 1e-3 in the code of GEM, whose program this is,
-so that the margin lengthens no u by more than C/(2√1e-3) = 0.016.
+is; and by tensors a lone scalar never turns back. Networks with such scalars, as the paper's own ResNet-9 with Fixup,
+may blow up. Two switches delay it, and neither prevents it for sure (docs/results/fedgc.md): ``layerwise`` reads the
+paper's "layer by layer", and ``ridge`` bounds what the margin adds to u, at 1e-3 by C/(2√1e-3) = 0.016.
 
-State: the last broadcast, on the server, and on the clients where all of them take part. Bytes: those of the model, and
-down, from the second round on, as many for g' where not all clients take part. Memory: SGC holds the updates of the
-whole cohort, each on the process that trained the client; others see a million columns at a time.
+Memory: SGC holds the updates of the whole cohort, each on the process that trained the client; others see a million
+columns at a time.
 """
 
 import logging
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
+import quadprog
 import torch
 from lightning.pytorch.utilities import rank_zero_only
-from torch import nn
+from torch import Tensor, nn
 
+from gcfed.federated.exact import ExactSum, means
 from gcfed.federated.method import ClientPart, Download, Method, Params, Round, ServerPart, Setup, Upload
 from gcfed.federated.stack import per_client
-from gcfed.methods.constraints import Part, add_weighted_, constrain_, multipliers, products
 from gcfed.methods.requirements import local_sgd, mean_aggregator
 from gcfed.utils.checked import Weight, checked
 from gcfed.utils.device import on_device
 
 log = logging.getLogger(__name__)
+RIDGE = 1e-10  # added to a unit diagonal: GGᵀ is singular where gradients depend on each other
+COLUMNS = 2**20  # of G at a time: in float64, and in one message to the other processes
 
 
 @checked
@@ -55,8 +56,9 @@ class FedGC(Method):
 
     Args:
         margin: C.
-        ridge: added to ‖g'‖² in CGC; 0 is the paper's rule.
-        layerwise: what CGC projects as one vector: a ``tensor``, a ``layer`` or the ``model``.
+        ridge: added to ‖g'‖² in CGC; 0 is the paper's rule, 1e-3 that of GEM's code, whose program this is.
+        layerwise: what CGC projects as one vector: a ``tensor``; a ``layer`` (weight and bias; a Fixup block with its
+            scalars); or the ``model``, as in eq. 5, which the paper gave up to save memory.
         cgc, sgc: whether clients and server project; without both this is FedAvg.
     """
 
@@ -73,7 +75,7 @@ class FedGC(Method):
 
 
 class ClientConstraint(ClientPart):
-    """What clients do: CGC, along g' as the server sent it or as they read it off two broadcasts."""
+    """CGC, along g' as the server sent it or as clients read it off two broadcasts, where all of them take part."""
 
     corrects_drift = True
     needs = (local_sgd("it reads a pseudo-gradient off w_k − w", momentum=True),)
@@ -123,7 +125,7 @@ class ClientConstraint(ClientPart):
 
 
 class ServerConstraint(ServerPart):
-    """What the server does: send g' where clients cannot know it, and SGC."""
+    """SGC, and g' for clients that cannot know it."""
 
     def __init__(self, margin: float, cgc: bool, sgc: bool) -> None:
         self.margin, self.cgc, self.sgc = margin, cgc, sgc
@@ -136,7 +138,7 @@ class ServerConstraint(ServerPart):
         self.may_miss = setup.transport.remote
 
     def on_broadcast(self, download: Download, round: Round) -> None:
-        self._parts: list[Part] = []
+        self._uploads: list[Upload] = []
         self._active = self._failed = 0
         if not self.cgc:
             return
@@ -153,17 +155,15 @@ class ServerConstraint(ServerPart):
         if self.cgc:
             self._counts += upload.notes["fedgc"]["projected"]
         if self.sgc:
-            rows = on_device(round.places(upload.clients), upload.finite.device)
-            sent = {name: upload.delta[name] for name in self.trained_names}
-            for t in sent.values():  # in place: these stay for the round, so that a copy would double them
-                t.masked_fill_(per_client(~upload.finite, t), 0.0)
-            self._parts.append(Part(rows, upload.finite, sent))
+            for name in self.trained_names:  # in place: these stay for the round, so that a copy would double them
+                upload.delta[name].masked_fill_(per_client(~upload.finite, upload.delta[name]), 0.0)
+            self._uploads.append(upload)
 
     def on_aggregate_end(self, update: Params, round: Round) -> None:
         if not self.sgc:
             return
         mean = {name: update[name] for name in self.trained_names}
-        table = products(self._parts, mean, round).cpu().numpy()  # SGC's one synchronisation
+        table = products(self._uploads, mean, round).cpu().numpy()  # SGC's one synchronisation
         gram, inner, here = table[:, :-2], table[:, -2], table[:, -1] > 0
         solution = multipliers(gram[np.ix_(here, here)], inner[here], self.margin * round.lr**2)
         weights = np.zeros(len(here))
@@ -178,8 +178,8 @@ class ServerConstraint(ServerPart):
             )
         self._active, self._failed = int((weights > 0).sum()), int(solution is None)
         # Zeros, too, so that no process waits for one whose multipliers came out as zeros by rounding.
-        add_weighted_(mean, self._parts, torch.from_numpy(weights), round)
-        self._parts = []
+        add_weighted_(mean, self._uploads, torch.from_numpy(weights), round)
+        self._uploads = []
 
     def on_round_end(self, row: dict[str, Any], round: Round) -> None:
         if self.cgc:
@@ -195,3 +195,87 @@ def layer_of(net: nn.Module, name: str) -> str:
     modules = name.split(".")[:-1]
     around = [".".join(modules[:i]) for i in range(len(modules) + 1)]
     return next(place for place in around if next(net.get_submodule(place).parameters(recurse=False), None) is not None)
+
+
+def constrain_(deltas_K: Sequence[Tensor], moves: Sequence[Tensor], margin: float, ridge: float = 0.0) -> Tensor:
+    """CGC: moves each client's Δ_k in place to the nearest with ⟨Δ_k, move⟩ ≥ margin, over all these tensors together.
+
+    Args:
+        deltas_K: Δ_k, ``[K, *shape]`` each.
+        moves: ``[*shape]`` each.
+        ridge: added to ‖move‖²: Δ_k then stops short of the margin, and the more so the shorter ``move`` is.
+
+    Returns:
+        v ≥ 0 of ``Δ_k + v · move``, the multiplier of eq. 7, ``[K]``; 0 where Δ_k stays, bit for bit, as it does where
+        ``move`` is zero.
+    """
+    pairs = list(zip(deltas_K, moves, strict=True))
+    inner_K = torch.stack([(t * move).reshape(len(t), -1).sum(1, dtype=torch.float64) for t, move in pairs]).sum(0)
+    square = torch.stack([move.square().sum(dtype=torch.float64) for move in moves]).sum()
+    v_K = torch.where(square > 0, (margin - inner_K).clamp(min=0) / (square + ridge), 0.0)
+    for t, move in pairs:
+        t.addcmul_(per_client(v_K.to(t.dtype), t), move)
+    return v_K
+
+
+def multipliers(gram: np.ndarray, inner: np.ndarray, margin: float) -> np.ndarray | None:
+    """SGC: λ ≥ 0, ``[K]``, of ``z = ḡ + Gᵀλ``, the nearest to ḡ with ``Gz ≥ margin``; None where there is no such z.
+
+    Solves the dual, eq. 10, for λ_k ‖g_k‖, so that a short gradient weighs as much in the numerics as a long one.
+
+    Args:
+        gram: GGᵀ, ``[K, K]``.
+        inner: Gḡ, ``[K]``.
+    """
+    if (inner >= margin).all():
+        return np.zeros(len(inner))
+    norms = np.sqrt(gram.diagonal())
+    norms = np.where(norms > 0, norms, 1.0)
+    cosines, lacking = gram / np.outer(norms, norms), (margin - inner) / norms
+    identity = np.eye(len(inner))
+    try:
+        scaled, *_, zeros = quadprog.solve_qp(cosines + RIDGE * identity, lacking, identity, np.zeros(len(inner)))
+    except ValueError:
+        return None
+    scaled[zeros - 1] = 0.0  # where λ_k ≥ 0 binds; quadprog counts from 1
+    # Where no z exists, some α ≥ 0 with Σ α_k = 1 has Gᵀα = 0, so Σ α_k (margin − ⟨z, g_k⟩) = margin for every z: one
+    # client lacks the whole margin. The ridge makes a solution lack but a trace of it.
+    missing = lacking - cosines @ scaled
+    solved = (missing <= margin / norms / 2 + 1e-9 * np.abs(lacking).max()).all()  # not so where it is NaN
+    return scaled / norms if solved else None
+
+
+def products(uploads: Sequence[Upload], update: Params, round: Round) -> Tensor:
+    """``[|S|, |S| + 2]`` in float64, alike on every process: ⟨Δ_k, Δ_j⟩, then ⟨Δ_k, Δ⟩, then 1 where k was finite.
+
+    Args:
+        uploads: those of this process, zeros where not finite; the others' meet them some columns at a time.
+        update: Δ, name → ``[*shape]``.
+    """
+    size, like = len(round.asked), next(iter(update.values()))
+    rows = [on_device(round.places(upload.clients), like.device) for upload in uploads]
+    table = torch.zeros(size, size + 2, dtype=torch.float64, device=like.device)
+    for rows_K, upload in zip(rows, uploads, strict=True):
+        table[rows_K, -1] = upload.finite.double()
+    (table,) = round.reduce([table])
+    for name, mean in update.items():
+        deltas = [upload.delta[name].reshape(len(upload.clients), -1).split(COLUMNS, dim=1) for upload in uploads]
+        for i, columns in enumerate(mean.reshape(-1).split(COLUMNS)):
+            g = mean.new_zeros(size, len(columns))
+            for rows_K, blocks in zip(rows, deltas, strict=True):
+                g[rows_K] = blocks[i]
+            (g,) = round.reduce([g])
+            both = torch.cat([g, columns.unsqueeze(0)]).double()
+            table[:, :-1] += both[:-1] @ both.T
+    return table
+
+
+def add_weighted_(update: Params, uploads: Sequence[Upload], weights: Tensor, round: Round) -> None:
+    """``Δ ← Δ + Σ_k weight_k Δ_k`` in place, over the clients of all processes; ``weights`` is ``[|S|]``."""
+    sums = {name: ExactSum(mean) for name, mean in update.items()}
+    for upload in uploads:
+        weights_K = weights[round.places(upload.clients)].to(upload.finite.device)
+        for name, total in sums.items():
+            delta_K = upload.delta[name]
+            total.add(delta_K * per_client(weights_K.to(delta_K.dtype), delta_K), torch.ones_like(weights_K))
+    torch._foreach_add_(list(update.values()), means(list(sums.values()), round))

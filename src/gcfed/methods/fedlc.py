@@ -1,9 +1,6 @@
-"""Logit calibration: each class pays a margin inside the softmax, the larger the rarer it is at the client.
+"""Logit calibration, by which rare classes pay a margin inside the softmax: FedLC (Zhang et al., ICML 2022).
 
-FedLC (Zhang et al., ICML 2022). State: none; a client knows how many samples of each class it has. Bytes:
-those of the model.
-
-Two readings. The paper prints the sum in the softmax over c ≠ y, which is unbounded below; the public implementations
+The paper prints the sum in the softmax over c ≠ y, which is unbounded below; the public implementations
 (FedDecorr, FedACG, GC-Fed) take the ordinary softmax over all classes, and so does this one. A class that the client
 lacks has an infinite margin by the formula and in those implementations: it leaves the softmax, and its logit gets no
 gradient from the task.
@@ -30,18 +27,17 @@ class FedLC(ClientPart):
 
     def __init__(self, tau: Weight = 0.1, exponent: Positive = 0.25) -> None:
         self.tau, self.exponent = tau, exponent
-        self._margins: Tensor | None = None
 
     def validate(self, setup: Setup) -> None:
         self._data = setup.data
 
     def on_clients_start(self, stack: ClientStack, download: Download) -> None:
-        counts = torch.from_numpy(self._data.class_counts(stack.clients))
+        counts = torch.from_numpy(self._data.class_counts(stack.clients)).double()
         like = next(iter(stack.start.values()))
-        self._margins = (self.tau * counts.double() ** -self.exponent).to(like.device, like.dtype) if self.tau else None
+        self._margins = (self.tau * counts**-self.exponent).to(like.device, like.dtype)
 
     def calibrate(self, stack: ClientStack, logits_KBC: Tensor) -> Tensor:
-        if self._margins is None:
+        if not self.tau:  # 0 · ∞, of a class that the client lacks
             return logits_KBC
         margins = self._margins[: stack.active]  # [n, C] beside [n, B, C] or [n, B, T, C]
         return logits_KBC - margins.view(len(margins), *[1] * (logits_KBC.dim() - 2), -1)

@@ -1,8 +1,7 @@
-"""Multi-level branches: what a client's first stages compute must also serve the broadcast model's later stages.
+"""Multi-level branches: FedMLB (Kim et al., ICML 2022, eq. 8).
 
-FedMLB (Kim et al., ICML 2022, eq. 8). State: none. Bytes: those of the model. The network is cut into M stages
-(``net.stages()``); hybrid path m = 1 … M − 1 goes through the client's stages 1 … m and on through the broadcast
-model's, which stay as they are but let the gradient through.
+The network is cut into M stages (``net.stages()``); hybrid path m = 1 … M − 1 goes through the client's stages 1 … m
+and on through the broadcast model's, which stay as they are but let the gradient through.
 """
 
 import torch
@@ -43,10 +42,9 @@ class FedMLB(ClientPart):
             )
 
     def local_loss(self, stack: ClientStack, batch: Batch, out: Output) -> Tensor:
-        inner = out.stages[:-1]
         client = (out.logits_KBC / self.tau).log_softmax(-1)
         terms = []
-        for m, h in enumerate(inner, start=1):
+        for m, h in enumerate(out.stages[:-1], start=1):
             logits = stack.reference(h, first=m).logits_KBC
             hybrid = (logits / self.tau).log_softmax(-1)
             divergence = F.kl_div(client, hybrid, reduction="none", log_target=True).sum(-1)

@@ -1,7 +1,4 @@
-"""Not-true distillation: clients keep what the broadcast model knows of the classes that a sample is not.
-
-FedNTD (Lee et al., NeurIPS 2022, Algorithm 1). State: none. Bytes: those of the model.
-"""
+"""Not-true distillation: FedNTD (Lee et al., NeurIPS 2022, Algorithm 1)."""
 
 import torch
 import torch.nn.functional as F

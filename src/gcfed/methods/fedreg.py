@@ -9,22 +9,25 @@
 So, to first order, neither loss grows beyond that of w₀. The paper's text was not at hand: this is the rule of its
 authors' code (Zoesgithub/FedReg, last version), where clamping x to its range has no effect; a first version clamps.
 Clients make their data at the start of a round, in a pass of its own over their samples, and go round it, a batch a
-step, with networks in evaluation mode. State: none. Bytes: those of the model. Memory: a pass of each client twice, as
-inputs. Local GC projects ∇L of the step, not what is taken back after it.
+step, with networks in evaluation mode. Memory: a pass of each client twice, as inputs. Local GC projects ∇L of the
+step, not what is taken back after it.
 """
 
 import math
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass
+from copy import copy
+from dataclasses import KW_ONLY, dataclass, replace
 
+import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
-from gcfed.federated.method import Batch, ClientPart, ClientStack, Download, Order, Params, Setup
+from gcfed.federated.batches import ClientData, Kind
+from gcfed.federated.method import Batch, ClientPart, ClientStack, Download, LocalSolver, Order, Params, Setup
 from gcfed.federated.stack import client_norms, per_client
-from gcfed.methods.pseudo import PseudoPass, climb
 from gcfed.utils.checked import Count, Positive, PositiveShare, Share, checked
+from gcfed.utils.rng import torch_seed
 
 
 @checked
@@ -116,6 +119,70 @@ class FedReg(ClientPart):
 
     def on_clients_end(self, stack: ClientStack, download: Download) -> None:
         self._pass = None
+
+
+class PseudoPass:
+    """One pass over each client's samples, made into pseudo and perturbed ones; clients go round and round in it.
+
+    The pass has an order and an augmentation of its own, drawn from (seed, ``pseudo``, round, client).
+
+    Args:
+        etas: step sizes η of pseudo and of perturbed samples.
+        iterations: steps of both.
+    """
+
+    def __init__(
+        self,
+        stack: ClientStack,
+        data: ClientData,
+        solver: LocalSolver,
+        download: Download,
+        etas: tuple[float, float],
+        iterations: int,
+    ) -> None:
+        device = next(iter(stack.full.values())).device
+        once = copy(solver)
+        once.epochs, once.steps = 1, None
+        plan = once.plan(data, stack.clients, replace(download, seed=torch_seed(download.seed, "pseudo")), device)
+        self._next = torch.zeros(len(stack), dtype=torch.int64, device=device)
+        self._turns = torch.from_numpy(plan.steps).to(device)
+        self._made: list[Tensor] = []
+        used, width = min(plan.counts.shape[1], int(stack.num_steps.max())), int(plan.counts.max())
+        for t in range(used):
+            n = 1 + int(np.flatnonzero(plan.counts[:, t]).max())  # the others have a shorter pass
+            batch = plan.batch(data, t, Kind(n, width, even=False))
+            pseudo, perturbed = (climb(stack, batch.x, batch.y, eta, iterations) for eta in etas)
+            with torch.no_grad():
+                labels = stack.reference(pseudo).logits_KBC.softmax(-1)
+            assert batch.mask is not None
+            real = batch.mask.to(labels.dtype)
+            weight = real / per_client(batch.count.clamp(min=1).to(real.dtype), real)
+            made = (pseudo, labels, perturbed, batch.y, weight)
+            self._made = self._made or [part.new_zeros(n, used, *part.shape[1:]) for part in made]
+            for kept, part in zip(self._made, made, strict=True):
+                kept[:n, t] = part
+
+    def next(self, n: int) -> tuple[Tensor, ...]:
+        """The next batch of each of the first n clients.
+
+        Returns:
+            Pseudo inputs ``[n, B, *input]`` and the broadcast model's probabilities for them, ``[n, B, C]``; perturbed
+            inputs and labels; weights of the labels, which average over a client's real ones.
+        """
+        turn = self._next[:n]
+        rows = torch.arange(n, device=turn.device)
+        batch = tuple(part[rows, turn] for part in self._made)
+        self._next[:n] = (turn + 1) % self._turns[:n]
+        return batch
+
+
+def climb(stack: ClientStack, x: Tensor, y: Tensor, eta: float, iterations: int) -> Tensor:
+    """Inputs ``[n, B, *input]`` after so many steps ``x + η sign(∇_x L(w₀; x, y))`` up the broadcast model's loss."""
+    for _ in range(iterations):
+        x = x.detach().requires_grad_()
+        (grad,) = torch.autograd.grad(stack.task.losses(stack.reference(x).logits_KBC, y).sum(), x)
+        x = x.detach() + eta * grad.sign()
+    return x
 
 
 def _weights(stack: ClientStack) -> Params:

@@ -1,8 +1,7 @@
-"""Local gradients at weights that a proximal loss has pushed away, so that steps do not fight it.
+"""Local gradients at weights that a proximal loss has pushed away: FedSOL (Lee et al., CVPR 2024).
 
-FedSOL (Lee et al., CVPR 2024): with g_p the gradient of the proximal loss, the divergence of the client's softened
-outputs from those of the broadcast model w₀, w̃ = w + ρ Λ g_p/‖g_p‖ and w ← w − η ∇F_k(w̃). State: none. Bytes: those of
-the model. A local step costs two passes and one forward pass of w₀.
+With g_p the gradient of the proximal loss, the divergence of the client's softened outputs from those of the broadcast
+model w₀, w̃ = w + ρ Λ g_p/‖g_p‖ and w ← w − η ∇F_k(w̃). A local step costs two passes and one forward pass of w₀.
 """
 
 from collections.abc import Callable, Sequence

@@ -2,7 +2,7 @@
 
     local step   z ← z − η (Pᵀ∇F_k + λ_k/(ητ_k))                                  everything else: see subspace.py
     up           b_k = z_τ − z₀
-    dual         λ_k⁺ = λ_k + b_k − b̄,   b̄ = mean_{k∈S} b_k
+    dual         λ_k⁺ = λ_k + b_k − b̄,   b̄ = mean_{k∈S} b_k, which the server tells at the end of the round
     new P        λ_k ← P_newᵀ P_old λ_k
 
 The rules are those of the authors' published code. λ_k/(ητ) settles at Pᵀ(∇F − ∇F_k), what SCAFFOLD adds; with a P that
@@ -12,13 +12,10 @@ little aside where η decays or τ_k differs among clients.
 
 There all clients take part in every round. Here one that was away keeps its λ_k and turns it once, from the P in which
 it is written to the present one: turned through each P in between, almost nothing would be left of it.
-``update_absent`` applies the authors' rules to it instead, with b_k = 0: λ_k ← λ_k − b̄ in every round, turned at every
-new P. What all clients lose then is one vector a on the server, a ← a − b̄, and λ_k = a + (what k's own b_k add up to).
-With new projectors every 5 rounds it diverges at r/d = 0.5 on SSF's matrix regression, as FedSub does in SSF's paper:
-the b̄ in every dual are a momentum, which only the turns wear off.
-
-State: λ_k, r-sized, on the clients; a, r-sized, on the server. Bytes: z₀ down and b_k up, r/d of the model each, and as
-many down for b̄, which the server tells the cohort at the end of the round (with ``update_absent`` for a, beside z₀).
+``update_absent`` applies the authors' rules to it instead, with b_k = 0. What all clients lose then is one vector a on
+the server, a ← a − b̄, turned at every new P and sent with z₀, and λ_k = a + (what k's own b_k add up to). With new
+projectors every 5 rounds it diverges at r/d = 0.5 on SSF's matrix regression, as FedSub does in SSF's paper: the b̄ in
+every dual are a momentum, which only the turns wear off.
 """
 
 from collections.abc import Mapping
@@ -27,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcfed.federated.method import ClientStack, Download, Method, Params, Round, Setup, Upload
+from gcfed.federated.method import ClientStack, Download, Method, Params, Round, Upload
 from gcfed.federated.stack import per_client
 from gcfed.methods.requirements import exact_store
 from gcfed.methods.subspace import SubspaceClient, Subspaces, SubspaceServer
@@ -49,18 +46,12 @@ class FedSub(Method):
 
 
 class Duals(SubspaceClient):
-    """What clients do: turn λ_k into the present subspace, step along it, and add b_k − b̄ to it."""
-
     needs = (*SubspaceClient.needs, exact_store)
+    keeps = "fedsub"
 
     def __init__(self, spaces: Subspaces, update_absent: bool) -> None:
         super().__init__(spaces)
         self.update_absent = update_absent
-        self._dual: Params = {}
-
-    def validate(self, setup: Setup) -> None:
-        super().validate(setup)
-        self.store = setup.stores.open("fedsub")
 
     def on_download(self, download: Download) -> None:
         super().on_download(download)
@@ -99,10 +90,8 @@ class Duals(SubspaceClient):
         self._dual = {}
 
     def on_reply(self, reply: Mapping[str, Params], download: Download) -> None:
-        if "fedsub" not in reply:
-            return
-        mean = reply["fedsub"]
-        for clients, finite in self._sent:
+        mean = reply.get("fedsub", {})
+        for clients, finite in self._sent if mean else ():
             duals = self.store.read(clients, mean)
             for name, dual in duals.items():
                 dual.sub_(mean[name] * per_client(finite.to(dual.dtype), dual))
@@ -111,8 +100,6 @@ class Duals(SubspaceClient):
 
 
 class MeanDual(SubspaceServer):
-    """What the server does: tell the cohort b̄, or keep for all clients what they lose by it."""
-
     def __init__(self, spaces: Subspaces, update_absent: bool) -> None:
         super().__init__(spaces)
         self.update_absent = update_absent

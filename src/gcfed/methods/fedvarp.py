@@ -4,15 +4,14 @@
     server's table y_k⁺ = Δ_k for k ∈ S;   y⁺ = y + (|S|/N) · mean_{k∈S} (Δ_k − y_k)
 
 y_k is the last update of client k and y the mean of all of them, so who happens to take part matters less and less.
-Clients do nothing new. Server state: y and the table of all y_k, where only clients that took part need memory. Bytes:
-those of the model. The paper divides Δ_k by η_l τ and multiplies v by it again, which is the same where all
-clients take equally many steps at a constant rate; here y_k is the update itself. With
-``client_store.dtype=bfloat16`` the server takes Δ_k as it keeps it, rounded, so that y stays the mean of the table.
+Clients do nothing new. The paper divides Δ_k by η_l τ and multiplies v by it again, which is the same where all clients
+take equally many steps at a constant rate; here y_k is the update itself. With ``client_store.dtype=bfloat16`` the
+server takes Δ_k as it keeps it, rounded, so that y stays the mean of the table.
 """
 
 import torch
 
-from gcfed.federated.method import Params, Round, ServerPart, Setup, Upload
+from gcfed.federated.method import Params, Round, ServerPart, Upload
 from gcfed.federated.stack import per_client
 from gcfed.methods.requirements import mean_aggregator
 
@@ -21,10 +20,8 @@ class FedVARP(ServerPart):
     """Lets the last update of every client stand for it in the rounds that it misses."""
 
     corrects_drift = True
+    keeps = "fedvarp"
     needs = (mean_aggregator("y is the plain mean of the table", uniform=True),)
-
-    def validate(self, setup: Setup) -> None:
-        self.store = setup.stores.open("fedvarp")
 
     def on_receive(self, upload: Upload, round: Round) -> None:
         """Δ_k becomes Δ_k − y_k on its way into the mean; a client whose numbers are not finite keeps its y_k."""

@@ -1,8 +1,8 @@
 """Batch normalisation that stays on the client: FedBN (Li et al., ICLR 2021, Algorithm 1); ``model.norm_policy=local``.
 
 A client trains with the statistics, scales and shifts that it had when it last took part, in the place of the broadcast
-ones. Client state: these tensors. Bytes: those of the model; the paper sends none of them, but the global model, which
-is tested here, needs some: it has what the aggregator makes of the last cohort's, their mean, and no Global GC.
+ones. The paper sends none of them, but the global model, which is tested here, needs some: it has what the aggregator
+makes of the last cohort's, their mean, and no Global GC.
 """
 
 from torch import nn
@@ -16,7 +16,7 @@ from gcfed.models.norm import batch_norms
 class LocalNorm(ClientPart):
     """Keeps the tensors of batch normalisation on each client."""
 
-    method = "model.norm_policy=local"
+    method, keeps = "model.norm_policy=local", "batch_norm"
     needs = (plain_server("the global model has the mean of the clients' batch norms"),)
 
     def validate(self, setup: Setup) -> None:
@@ -26,7 +26,6 @@ class LocalNorm(ClientPart):
                 "it does not start: choose average, fixed or group."
             )
         self.kept = _of_batch_norms(setup.module.net)
-        self.store = setup.stores.open("batch_norm")
 
     def on_clients_start(self, stack: ClientStack, download: Download) -> None:
         start = {name: stack.start[name] for name in self.kept}

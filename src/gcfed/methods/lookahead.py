@@ -1,9 +1,8 @@
-"""Clients start where the server's momentum is about to carry the model.
+"""Clients start where the server's momentum is about to carry the model: FedACG (Kim et al., CVPR 2024, Algorithm 1).
 
-FedACG (Kim et al., CVPR 2024, Algorithm 1): θ + λm goes down in the place of θ, and with Δ the mean of the clients'
-updates relative to it, m ← λm + Δ, θ ← θ + m. The second half is torch's SGD with momentum λ on ``.grad = −Δ``, whose
-buffer is −m; FedACG adds :class:`~gcfed.methods.proximal.Proximal` around θ + λm. State: the server optimizer's. Bytes:
-those of the model, one message each way.
+θ + λm goes down in the place of θ, and with Δ the mean of the clients' updates relative to it, m ← λm + Δ, θ ← θ + m.
+The second half is torch's SGD with momentum λ on ``.grad = −Δ``, whose buffer is −m; FedACG adds
+:class:`~gcfed.methods.proximal.Proximal` around θ + λm.
 
 GC-Fed's published code did another update until August 2025, so when its tables were made: θ ← θ + Δ, from θ and not
 from where the clients started, with m as above. That is ``update=delta`` beside a server without momentum; m then is

@@ -1,8 +1,7 @@
-"""Model-contrastive learning: features drawn to those of the broadcast model, away from the client's previous ones.
+"""Model-contrastive learning: MOON (Li et al., CVPR 2021, Algorithm 1).
 
-MOON (Li et al., CVPR 2021, Algorithm 1). A client keeps its last local model w_k; no state on the server.
-Bytes: those of the model. The paper puts a two-layer projection head between features and classifier; here z is
-what enters the head of the model as it is, so that methods are compared on the same network.
+The paper puts a two-layer projection head between features and classifier; here z is what enters the head of the model
+as it is, so that methods are compared on the same network.
 """
 
 import torch
@@ -10,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gcfed.federated.messages import finite_clients
-from gcfed.federated.method import Batch, ClientPart, ClientStack, Download, Output, Params, Setup
+from gcfed.federated.method import Batch, ClientPart, ClientStack, Download, Output, Params
 from gcfed.methods.requirements import network_parts
 from gcfed.utils.checked import Positive, Weight, checked
 
@@ -30,18 +29,15 @@ class Moon(ClientPart):
     graphable = True
     needs_features = True
     needs = (network_parts("features", "head"),)
+    keeps = "moon"
 
     def __init__(self, mu: Weight = 1.0, temperature: Positive = 0.5) -> None:
         self.mu, self.temperature = mu, temperature
-        self._previous: Params = {}
-        self._known: Tensor | None = None
-
-    def validate(self, setup: Setup) -> None:
-        self.store = setup.stores.open("moon")
 
     def on_clients_start(self, stack: ClientStack, download: Download) -> None:
         known = [client in self.store for client in stack.clients]
-        self._known = None
+        self._known: Tensor | None = None
+        self._previous: Params = {}
         if any(known):
             like = next(iter(stack.start.values()))
             self._known = torch.tensor(known).to(like.device, like.dtype)

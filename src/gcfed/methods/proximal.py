@@ -1,7 +1,6 @@
-"""The proximal term μ/2 ‖w − w₀‖², which keeps clients near the broadcast model.
+"""The proximal term μ/2 ‖w − w₀‖²: FedProx (Li et al. 2020, eq. 2).
 
-FedProx (Li et al. 2020, eq. 2). State: none. Bytes: those of the model. The term enters as its gradient μ (w − w₀), so
-no graph is built for it; ``train/loss`` reports the task's loss alone.
+It enters as its gradient, so no graph is built for it; ``train/loss`` reports the task's loss alone.
 """
 
 import torch
@@ -24,10 +23,9 @@ class Proximal(ClientPart):
 
     def __init__(self, mu: Weight = 0.1) -> None:
         self.mu = mu
-        self.anchor: Params = {}
 
     def on_clients_start(self, stack: ClientStack, download: Download) -> None:
-        self.anchor = stack.start
+        self.anchor: Params = stack.start
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         grads, weights, anchor = self.stack.with_grads(self.stack.full, self.anchor)

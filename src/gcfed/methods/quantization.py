@@ -3,8 +3,7 @@
 FedPAQ (Reisizadeh et al., AISTATS 2020, Algorithm 1) with its low-precision quantizer, which is QSGD's (Alistarh et
 al., NeurIPS 2017): Q(x) = ‖x‖ sign(x) ξ, where sξ is s|x|/‖x‖ rounded up with the probability of its fraction and down
 otherwise. So E Q(x) = x and E ‖Q(x) − x‖² ≤ min(d/s², √d/s) ‖x‖². Each tensor is an x of its own, which lets its norm
-fit its scale. State: none. Bytes down: those of the model; up: ⌈d·bits/8⌉ + 4 for a tensor of d coordinates, the 4 for
-its norm.
+fit its scale: ⌈d·bits/8⌉ + 4 bytes go up for d coordinates, the 4 for the norm.
 """
 
 from typing import Annotated
@@ -30,12 +29,7 @@ class Quantization(ClientPart):
     order = Order.QUANTIZES
 
     def __init__(self, bits: Annotated[int, Field(ge=2, le=32)] = 8) -> None:  # a sign and two levels are the least
-        self.bits = bits
-
-    @property
-    def levels(self) -> int:
-        """s, the number of levels above 0."""
-        return 2 ** (self.bits - 1) - 1
+        self.bits, self.levels = bits, 2 ** (bits - 1) - 1  # s, those above 0
 
     def on_upload(self, upload: Upload, download: Download) -> None:
         # Not of the running statistics, of which a variance could come out negative.

@@ -4,7 +4,7 @@ needs = (local_sgd("it counts plain steps"), full_uploads("its variates would st
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import Concatenate, ParamSpec
 
 from torch import nn
@@ -20,6 +20,7 @@ Options = ParamSpec("Options")
 def _need(lack: Callable[Concatenate[Setup, Options], str]) -> Callable[Concatenate[str, Options], Need]:
     """Of a rule that says what a setup lacks, or nothing: reason and options → what a part declares."""
 
+    @wraps(lack)
     def declared(reason: str, *args: Options.args, **options: Options.kwargs) -> Need:
         def need(setup: Setup, title: str) -> None:
             if lacks := lack(setup, *args, **options):
@@ -27,7 +28,6 @@ def _need(lack: Callable[Concatenate[Setup, Options], str]) -> Callable[Concaten
 
         return need
 
-    declared.__doc__ = lack.__doc__
     return declared
 
 
@@ -56,14 +56,6 @@ def local_sgd(setup: Setup, *, momentum: bool = False) -> str:
     return "needs client.optimizer.momentum=0" if optimizer.defaults["momentum"] and not momentum else ""
 
 
-@_need
-def mean_aggregator(setup: Setup, *, uniform: bool = False) -> str:
-    """The aggregator is a mean, which has no use for the shapes of tensors; with ``uniform``, the plain one."""
-    if not isinstance(setup.aggregator, MeanAggregator):
-        return f"needs aggregator=mean, not {type(setup.aggregator).__name__}"
-    return _weights_clients(setup) if uniform else ""
-
-
 def _weights_clients(setup: Setup) -> str:
     """The aggregator does not weight clients by their numbers of samples."""
     weighting = getattr(setup.aggregator, "weighting", "uniform")
@@ -74,18 +66,24 @@ uniform_weights = _need(_weights_clients)
 
 
 @_need
+def mean_aggregator(setup: Setup, *, uniform: bool = False) -> str:
+    """The aggregator is a mean, which has no use for the shapes of tensors; with ``uniform``, the plain one."""
+    if not isinstance(setup.aggregator, MeanAggregator):
+        return f"needs aggregator=mean, not {type(setup.aggregator).__name__}"
+    return _weights_clients(setup) if uniform else ""
+
+
+@_need
 def full_uploads(setup: Setup) -> str:
     """Uploads are not quantized."""
     return "needs quantization=none" if any(part.order is Order.QUANTIZES for part in setup.parts) else ""
 
 
-@_need
-def _exact_store(setup: Setup) -> str:
+def exact_store(setup: Setup, title: str) -> None:
     """Clients' states are kept in the type of the model."""
-    return "needs client_store.dtype=null" if setup.stores.dtype is not None else ""
-
-
-exact_store = _exact_store("a client's state is a running sum there, in which small steps would be lost to rounding")
+    if setup.stores.dtype is not None:
+        why = "a client's state is a running sum there, in which small steps would be lost to rounding"
+        raise ValueError(f"{title} needs client_store.dtype=null: {why}.")
 
 
 @_need

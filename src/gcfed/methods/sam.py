@@ -1,8 +1,6 @@
-"""Sharpness-aware local steps: each client descends by the gradient at the worst weights nearby.
+"""Sharpness-aware local steps: FedSAM (Qu et al., ICML 2022, Algorithm 1; Caldarola et al., ECCV 2022).
 
-FedSAM (Qu et al., ICML 2022, Algorithm 1; Caldarola et al., ECCV 2022): w̃ = w + ρ g/‖g‖ with g = ∇F_k(w), then
-w ← w − η ∇F_k(w̃). Both gradients are of the same mini-batch, so a local step costs two passes. State: none. Bytes:
-those of the model.
+w̃ = w + ρ g/‖g‖ with g = ∇F_k(w), then w ← w − η ∇F_k(w̃), both of the same mini-batch: a step costs two passes.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +30,6 @@ class Sam(ClientPart):
 
     def __init__(self, rho: Weight = 0.5) -> None:
         self.rho = rho
-        self._unmoved: Params = {}
 
     def validate(self, setup: Setup) -> None:
         movers = [part.title for part in setup.parts if part.order is Order.MOVES_WEIGHTS]
@@ -43,7 +40,7 @@ class Sam(ClientPart):
 
     def before_step(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> None:
         moves = self.perturbation(stack, batch, objective)
-        self._unmoved = {name: t[: stack.active].clone() for name, t in stack.full.items()}
+        self._unmoved: Params = {name: t[: stack.active].clone() for name, t in stack.full.items()}
         with torch.no_grad():
             torch._foreach_add_(list(stack.leaves.values()), list(moves))
 

@@ -4,9 +4,8 @@
     client's variate  c_k⁺ = c_k − c + (w₀ − w_k) / (τ_k η)
     server's variate  c⁺ = c + (|S|/N) · mean_{k∈S} (c_k⁺ − c_k)
 
-So c is the mean of all c_k at any time. Client state: c_k. Server state: c. Bytes: the model and c down, Δ and
-c_k⁺ − c_k up, twice those of FedAvg. The server's learning rate is the paper's global one. Weight decay is part of the
-gradient that c_k estimates, since torch's SGD adds it.
+So c is the mean of all c_k at any time. Clients send Δ_k and c_k⁺ − c_k. The server's learning rate is the paper's
+global one. Weight decay is part of the gradient that c_k estimates, since torch's SGD adds it.
 """
 
 import numpy as np
@@ -35,19 +34,16 @@ class Scaffold(Method):
 
 
 class ControlVariates(ClientPart):
-    """What clients do: correct their gradients by c − c_k, send c_k⁺ − c_k and keep c_k⁺."""
-
     graphable = True
     corrects_drift = True
     needs: Needs = (
         local_sgd("it reads a client's mean gradient off w₀ − w_k", momentum=True),
         full_uploads("its control variates would still travel in full"),
     )
-    message = "scaffold"
+    message = keeps = "scaffold"
 
     def __init__(self, momentum_correction: bool) -> None:
         self.momentum_correction = momentum_correction
-        self._correction: Params = {}
 
     def validate(self, setup: Setup) -> None:
         settings = probe_optimizer(setup.solver.optimizer).defaults
@@ -57,14 +53,13 @@ class ControlVariates(ClientPart):
                 "knows momentum without dampening only: set it to 0."
             )
         self.momentum, self.nesterov = settings["momentum"], settings["nesterov"]
-        self.store = setup.stores.open("scaffold")
 
     def on_clients_start(self, stack: ClientStack, download: Download) -> None:
         control = download.extra["scaffold"]
         self._own = self.store.read(stack.clients, control)
         correction = torch._foreach_neg(list(self._own.values()))
         torch._foreach_add_(correction, list(control.values()))
-        self._correction = dict(zip(control, correction, strict=True))
+        self._correction: Params = dict(zip(control, correction, strict=True))
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         torch._foreach_add_(*self.stack.with_grads(self._correction))
@@ -83,14 +78,12 @@ class ControlVariates(ClientPart):
         upload.send("scaffold", change)
 
     def on_sent(self, upload: Upload, download: Download) -> None:
-        """A client whose upload does not count keeps the old c_k, so that c stays their mean."""
+        """Where an upload does not count, its client keeps the old c_k, so that c stays their mean."""
         self.store.move(upload.clients, self._own, upload.extra[self.message], upload.finite, download.round)
         self._own = {}
 
 
 class MeanVariate(ServerPart):
-    """What the server does: send c, and follow the mean of the clients' variates."""
-
     needs: Needs = (uniform_weights("c is the plain mean of the clients' variates"),)
     message = "scaffold"
 

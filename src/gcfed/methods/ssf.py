@@ -8,14 +8,13 @@
 What c_k and c know outside the subspace is kept for the rounds in which it comes back; c is the mean of all c_k at any
 time. r = d is SCAFFOLD, option II. ḡ_k is read off z_τ − z₀ = −ητ (ḡ_k − Pᵀc_k + Pᵀc).
 
-State: c_k in full, on the clients, and c in full, on the server; both stay on the CPU. On the device there are their
-projections, and of full variates one tensor at a time. Bytes: down z₀ and Pᵀc, up the two above; each is r/d of the
-model, but for tensors of one axis, which go whole. Quantization takes the first of the two.
+Both variates stay on the CPU in full. On the device there are their projections, and of full variates one tensor at a
+time. Quantization takes the first of the two messages up.
 """
 
 import torch
 
-from gcfed.federated.method import ClientStack, Download, Method, Params, Round, Setup, Upload
+from gcfed.federated.method import ClientStack, Download, Method, Params, Part, Round, Upload
 from gcfed.federated.stack import per_client
 from gcfed.methods.requirements import exact_store, uniform_weights
 from gcfed.methods.scaffold import gradients_beyond
@@ -35,24 +34,18 @@ class SSF(Method):
         super().__init__(ProjectedVariates(spaces), ProjectedMean(spaces))
 
 
-def _on_cpu(setup: Setup) -> Params:
+def _on_cpu(part: Part, download: Download) -> Params:
     """Tensors like the parameters that are trained, on the CPU."""
-    named = dict(setup.module.net.named_parameters())
-    return {name: torch.empty(named[name].shape, dtype=named[name].dtype) for name in setup.names}
+    like = {name: download.model[name] for name in part.trained_names}
+    return {name: torch.empty(t.shape, dtype=t.dtype) for name, t in like.items()}
 
 
 class ProjectedVariates(SubspaceClient):
-    """What clients do: correct by Pᵀ(c − c_k), send ḡ_k − Pᵀc_k and backfill c_k."""
-
     needs = (*SubspaceClient.needs, exact_store)
-
-    def validate(self, setup: Setup) -> None:
-        super().validate(setup)
-        self.store = setup.stores.open("ssf")
-        self._on_cpu = _on_cpu(setup)
+    keeps = "ssf"
 
     def on_clients_start(self, stack: ClientStack, download: Download) -> None:
-        control, own = download.extra["ssf"], self.store.read(stack.clients, self._on_cpu)
+        control, own = download.extra["ssf"], self.store.read(stack.clients, _on_cpu(self, download))
         self._correction = {n: c - self.space[n].project(own[n].to(c.device)) for n, c in control.items()}
 
     def on_upload(self, upload: Upload, download: Download) -> None:
@@ -61,23 +54,18 @@ class ProjectedVariates(SubspaceClient):
 
     def on_sent(self, upload: Upload, download: Download) -> None:
         """Where the upload does not count, c_k stays as it was, so that c stays the mean."""
-        own = self.store.read(upload.clients, self._on_cpu)
+        own = self.store.read(upload.clients, _on_cpu(self, download))
         for name, change in upload.extra["ssf"].items():
             own[name] += self.space[name].lift(change.where(per_client(upload.finite, change), 0.0)).cpu()
         self.store.write(upload.clients, own, download.round)
 
 
 class ProjectedMean(SubspaceServer):
-    """What the server does: send Pᵀc, and backfill c."""
-
     needs = (*SubspaceServer.needs, uniform_weights("c is the plain mean of the clients' variates"))
-
-    def validate(self, setup: Setup) -> None:
-        self._on_cpu = _on_cpu(setup)
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         super().on_broadcast(download, round)
-        self.control = self.server_state("c", self._on_cpu)
+        self.control = self.server_state("c", _on_cpu(self, download))
         device = next(iter(download.model.values())).device
         self._projected = {name: self.space[name].project(c.to(device)) for name, c in self.control.items()}
         download.extra["ssf"] = self._projected

@@ -41,7 +41,7 @@ class Projector:
 
     def __init__(self, shape: Sequence[int], basis: Tensor | None) -> None:
         self.shape, self.basis = tuple(shape), basis
-        self.by_rows = basis is not None and is_wide(shape)
+        self.by_rows = basis is not None and prod(shape[1:]) >= shape[0]  # no fewer inputs than outputs
 
     def project(self, tensor: Tensor) -> Tensor:
         """``[…, *shape]`` → ``[…, out, r]`` or ``[…, r, in·kh·kw]``."""
@@ -56,11 +56,6 @@ class Projector:
             return z
         matrix = z @ self.basis.mT if self.by_rows else self.basis @ z
         return matrix.unflatten(-1, self.shape[1:])
-
-
-def is_wide(shape: Sequence[int]) -> bool:
-    """Whether a weight has more inputs than outputs, or as many."""
-    return prod(shape[1:]) >= shape[0]
 
 
 def random_basis(seed: int, epoch: int, name: str, d: int, r: int, like: Tensor) -> Tensor:
@@ -91,7 +86,7 @@ class Subspaces:
         """That of one tensor in any epoch, past ones too."""
         if like.dim() < 2:
             return Projector(like.shape, None)
-        d = prod(like.shape[1:]) if is_wide(like.shape) else like.shape[0]
+        d = max(prod(like.shape[1:]), like.shape[0])
         r = max(1, int(d * self.ratio + 0.5))
         return Projector(like.shape, random_basis(seed, epoch, name, d, r, like))
 
@@ -104,16 +99,16 @@ class Subspaces:
 
 
 class SubspaceClient(ClientPart):
-    """What clients do: train and upload in the subspace of an epoch; a subclass sets ``_correction`` for each stack."""
+    """Trains and uploads in the subspace of an epoch; a subclass sets ``_correction`` for each stack."""
 
     graphable = True
     order = Order.PROJECTS
     corrects_drift = True
     needs: Needs = (local_sgd("a local step is plain SGD on the coordinates"),)
+    _correction: Params
 
     def __init__(self, spaces: Subspaces) -> None:
         self.spaces = spaces
-        self._correction: Params = {}
 
     def validate(self, setup: Setup) -> None:
         self.weight_decay = probe_optimizer(setup.solver.optimizer).defaults["weight_decay"]
@@ -146,7 +141,7 @@ class SubspaceClient(ClientPart):
 
 
 class SubspaceServer(ServerPart):
-    """What the server does: send coordinates, and lift their mean.
+    """Sends coordinates, and lifts their mean.
 
     The download has the model whole, for what lies outside the subspace; counted are the coordinates.
     """

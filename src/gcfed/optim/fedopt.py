@@ -1,7 +1,7 @@
-"""FedAdagrad, FedAdam and FedYogi: server optimizers.
+"""FedAdagrad, FedAdam and FedYogi, of "Adaptive Federated Optimization" (Reddi et al., ICLR 2021), Algorithm 2.
 
-"Adaptive Federated Optimization" (Reddi et al., ICLR 2021), Algorithm 2. Unlike torch.optim's relatives they correct
-no bias, and v starts at τ². As every server optimizer here they see ``p.grad = −Δ``.
+Unlike torch.optim's relatives they correct no bias, and v starts at τ². As every server optimizer here they see
+``p.grad = −Δ``.
 """
 
 from collections.abc import Sequence
@@ -30,12 +30,12 @@ class _FedOpt(Optimizer):
         super().__init__(params, {"lr": lr, "betas": tuple(betas), "tau": tau})
 
     def _update_v(self, v: list[Tensor], grads: list[Tensor], group: dict[str, Any]) -> None:
-        """Update the second moments in place."""
+        """Updates the second moments in place."""
         raise NotImplementedError
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Take one step; parameters without a gradient are left alone. Returns the closure's loss, if one is given."""
+        """Takes one step; parameters without a gradient are left alone. Returns the closure's loss, if one is given."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -46,12 +46,9 @@ class _FedOpt(Optimizer):
                 continue
             for p in params:
                 if not self.state[p]:
-                    self.state[p]["exp_avg"] = torch.zeros_like(p)
-                    self.state[p]["v"] = torch.full_like(p, group["tau"] ** 2)
+                    self.state[p] = {"exp_avg": torch.zeros_like(p), "v": torch.full_like(p, group["tau"] ** 2)}
             grads = [p.grad for p in params]
-            exp_avg = [self.state[p]["exp_avg"] for p in params]
-            v = [self.state[p]["v"] for p in params]
-
+            exp_avg, v = ([self.state[p][name] for p in params] for name in ("exp_avg", "v"))
             torch._foreach_lerp_(exp_avg, grads, 1 - group["betas"][0])
             self._update_v(v, grads, group)
             denominator = torch._foreach_sqrt(v)

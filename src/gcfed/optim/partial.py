@@ -39,9 +39,9 @@ def try_optimizer(optimizer: MakeOptimizer, key: str) -> MakeOptimizer:
 
 def fused(optimizer: MakeOptimizer) -> MakeOptimizer:
     """The same optimizer in its one-pass form, where torch has one and the user chose no other."""
-    keywords = optimizer.keywords if isinstance(optimizer, partial) else {}
-    accepts = "fused" in inspect.signature(_class(optimizer)).parameters
-    if not accepts or {"fused", "foreach", "differentiable"} & keywords.keys():
+    made, given = _parts(optimizer)
+    accepts = "fused" in inspect.signature(made).parameters
+    if not accepts or {"fused", "foreach", "differentiable"} & given.keys():
         return optimizer
     return partial(optimizer, fused=True)
 
@@ -52,24 +52,21 @@ def unprofiled_step(optimizer: Optimizer) -> Callable[[], object]:
     return partial(inspect.unwrap(step, stop=lambda f: not hasattr(f, "hooked")), optimizer)
 
 
-def _class(optimizer: MakeOptimizer) -> Callable[..., Optimizer]:
-    return optimizer.func if isinstance(optimizer, partial) else optimizer
+def _parts(optimizer: MakeOptimizer) -> tuple[MakeOptimizer, dict[str, Any]]:
+    """What builds the optimizer, and the settings that it is given."""
+    return (optimizer.func, optimizer.keywords) if isinstance(optimizer, partial) else (optimizer, {})
 
 
 def _check_settings(optimizer: MakeOptimizer, key: str) -> None:
     """Refuses what is unknown, NaN, ∞, negative numbers and what is no number, which ``torch.optim`` takes in part."""
-    given: dict[str, Any] = {}
-    inner: Any = optimizer
-    while isinstance(inner, partial):
-        inner, given = inner.func, inner.keywords | given
-    parameters = inspect.signature(inner).parameters
+    made, given = _parts(optimizer)
+    parameters = inspect.signature(made).parameters
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     for name, value in given.items():
         if name not in parameters and not takes_any:
-            owner = getattr(inner, "__name__", "the optimizer")
             raise SettingError(
                 name,
-                f" is set, by the algorithm or by you, but {owner} has no such setting: take another "
+                f" is set, by the algorithm or by you, but {made.__name__} has no such setting: take another "
                 f"{key.split('.')[0]}, or drop the setting with ~{key}.{name}.",
             )
         default = getattr(parameters.get(name), "default", None)
