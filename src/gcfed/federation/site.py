@@ -23,7 +23,7 @@ from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.partition import Partition, Partitioner
 from gcfed.data.sets.own import arrays as read_arrays
 from gcfed.data.sets.own import image_folder
-from gcfed.federated.messages import Download, moved
+from gcfed.federated.messages import Download
 from gcfed.federated.stacks import Stacks
 from gcfed.federation.packing import MessageError, pack_upload, unpack, unpack_download
 from gcfed.utils.checked import Count, Whole, checked
@@ -175,7 +175,7 @@ class Site:
     def reply(self, about: About, message: bytes) -> tuple[About, list[bytes]]:
         """What the server tells its clients of a round that is over."""
         device, reply = self.stacks.program.module.device, unpack(message, "reply")
-        told = {part: moved(tensors, device) for part, tensors in reply.items()}
+        told = {part: {name: t.to(device) for name, t in tensors.items()} for part, tensors in reply.items()}
         self.stacks.reply(told, Download(about["round"], 0, 0.0, {}, np.array([])))
         return self._written(about["clients"]), []
 
@@ -186,7 +186,7 @@ class Site:
     def test(self, about: About, message: bytes) -> tuple[About, list[bytes]]:
         """Tests a model on what its clients hold for tests: column → mean and number of labels."""
         module, data = self.stacks.program.module, self.stacks.program.data
-        state = moved(unpack(message, "model"), module.device)
+        state = {name: t.to(module.device) for name, t in unpack(message, "model").items()}
         index = torch.from_numpy(np.concatenate([data.tests_of_clients.client(k) for k in self.clients]))
         sums, labels = dict.fromkeys(module.task.columns, 0.0), 0
         module.net.eval()
