@@ -36,7 +36,7 @@ from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.processes.spread import trains_on_cpu
 from gcfed.federated.processes.strategy import partners
-from gcfed.metrics.relative_error import relative_error
+from gcfed.metrics.global_model import relative_error
 from gcfed.runs.failure import failure_recorded
 from gcfed.runs.folder import CHECKPOINT, CONFIG, METRICS, SUMMARY, divergence
 from gcfed.runs.identity import hyperparameters, identity, setting

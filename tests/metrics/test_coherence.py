@@ -6,7 +6,7 @@ from conftest import TWO, random_federation, read_rows
 from harness import make_net
 from recording import EXACT, NAN_CLIENT, measured
 
-from gcfed.metrics.coherence import Coherence
+from gcfed.metrics.cohort import Coherence
 from gcfed.run import train
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from gcfed.metrics.dlg import invert_gradient
+from gcfed.metrics.leakage import invert_gradient
 
 
 def smooth_net():

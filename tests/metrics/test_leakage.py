@@ -14,8 +14,7 @@ from torch import nn
 from gcfed.data.augment import TextTransform, VectorTransform
 from gcfed.federated.method import ClientPart
 from gcfed.methods.ssf import ProjectedMean
-from gcfed.metrics.dlg import invert_gradient
-from gcfed.metrics.leakage import Leakage, nearest
+from gcfed.metrics.leakage import Leakage, invert_gradient, nearest
 from gcfed.run import train
 
 TINY = (

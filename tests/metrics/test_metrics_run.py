@@ -13,9 +13,8 @@ from recording import Recorder
 
 from gcfed.data.sampling import UniformSampler
 from gcfed.federated.client import ClientProgram
-from gcfed.metrics.clients import Clients
-from gcfed.metrics.forgetting import Forgetting
-from gcfed.metrics.updates import Updates
+from gcfed.metrics.cohort import Updates
+from gcfed.metrics.local_models import Clients, Forgetting
 from gcfed.run import train
 
 N = 6

@@ -25,7 +25,6 @@ pictures, where their seed and federation are the same. ``surface_round_<t>.npz`
 
 import logging
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -41,17 +40,7 @@ from gcfed.federated.method import Part, Setup
 from gcfed.federated.processes.strategy import rank_and_world
 from gcfed.federated.round import Round
 from gcfed.federated.stack import ClientStack
-from gcfed.metrics.base import (
-    AT_ONCE,
-    ClientMetric,
-    ServerMetric,
-    client_state,
-    dot,
-    drawn,
-    evaluating,
-    fetch_tests,
-    zeros,
-)
+from gcfed.metrics.base import AT_ONCE, ClientMetric, ServerMetric, dot, drawn, evaluating, fetch_tests, zeros
 from gcfed.utils.checked import Count, Weight, checked
 from gcfed.utils.files import replacing
 from gcfed.utils.rng import generator
@@ -68,8 +57,8 @@ class LocalModels(ClientMetric):
     def note(self, stack: ClientStack, download: Download) -> Params:
         finite, note = finite_clients(stack.full).tolist(), Params()
         for row in [row for row in np.argsort(stack.clients).tolist() if finite[row]][:THREE]:
-            for name, t in client_state(stack, row).items():
-                note[f"{stack.clients[row]} {name}"] = t.to("cpu", copy=True)
+            for name, t in stack.full.items():
+                note[f"{stack.clients[row]} {name}"] = t[row].to("cpu", copy=True)
         return note
 
 
@@ -138,8 +127,7 @@ class Surface(ServerMetric):
         if self.figures:
             from gcfed.plots.surface import plot_surface  # matplotlib: only in the rounds that draw
 
-            picture = path.with_suffix(".png")
-            plot_surface(found, picture)
+            plot_surface(found, picture := path.with_suffix(".png"))
             self.show(picture, round)
         return {}
 
@@ -150,7 +138,7 @@ class Surface(ServerMetric):
             return {}
         rank, world = rank_and_world()
         columns = ("loss", "acc") if self.module.task.has_classes else ("loss",)
-        samples, swap = list(self._samples(round.seed, self.module.device)), Swap(self.module.net)
+        samples, swap = self._samples(round.seed, self.module.device), Swap(self.module.net)
         scores = zeros(round, 6 + self.grid**2, len(columns))
         with evaluating(self.module.net):
             for i, known in zip((0, 1, 2, 4, 5), [*models.values(), *beside], strict=True):
@@ -166,18 +154,12 @@ class Surface(ServerMetric):
                 if i % world == rank:
                     scores[i] = self._score(swap, plane.at(float(a), float(b)), samples)
         (scores,) = round.reduce([scores])
-        found = {
-            "round": np.array(round.index + 1),
-            "split": np.array(self.split),
-            "x": x,
-            "y": y,
-            "names": np.array([*(f"client {client}" for client in models), "mean", "broadcast", "global"]),
-            "points": points[:, :2],
-            "distance": points[:, 2],
-        }
+        names = [*(f"client {client}" for client in models), "mean", "broadcast", "global"]
+        found = {"round": round.index + 1, "split": self.split, "x": x, "y": y, "names": names}
+        found |= {"points": points[:, :2], "distance": points[:, 2]}
         for name, values in zip(columns, scores.T.cpu().numpy(), strict=True):
             found |= {name: values[6:].reshape(self.grid, self.grid), f"point_{name}": values[:6]}
-        return found
+        return {name: np.array(value) for name, value in found.items()}
 
     def _score(self, swap: Swap, state: Params, samples: list[tuple[Tensor, Tensor]]) -> Tensor:
         """Mean loss, and accuracy where there are classes, of the network with these tensors; float64."""
@@ -193,9 +175,8 @@ class Surface(ServerMetric):
     def _three(self, round: Round) -> dict[int, Params]:
         """The models of the first three clients, wherever they were trained, on the CPU; {} where there are fewer."""
         cohort, like = sorted(round.cohort.tolist()), round.start
-        held = torch.tensor([float(client in self._held) for client in cohort], device=self.module.device)
-        (held,) = round.reduce([held])
-        chosen, models = [client for client, known in zip(cohort, held.tolist(), strict=True) if known][:THREE], {}
+        (held,) = round.reduce([torch.tensor([float(k in self._held) for k in cohort], device=self.module.device)])
+        chosen, models = [k for k, known in zip(cohort, held.tolist(), strict=True) if known][:THREE], {}
         for client in chosen if len(chosen) == THREE else ():
             mine = self._held.get(client)
             sent = [mine[name].to(t.device) if mine else torch.zeros_like(t) for name, t in like.items()]
@@ -203,16 +184,15 @@ class Surface(ServerMetric):
         self._held = {}
         return models
 
-    def _samples(self, seed: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    def _samples(self, seed: int, device: torch.device) -> list[tuple[Tensor, Tensor]]:
         """The samples of every measurement, in parts."""
         of_test = self.split == "test"
         known = np.arange(self.data.num_test) if of_test else np.sort(self.data.partition.indices)
         chosen = drawn(known, self.samples, generator(seed, "surface"))
-        for part in np.split(chosen, range(AT_ONCE, len(chosen), AT_ONCE)):
-            if of_test:
-                yield fetch_tests(self.data, part)
-            else:
-                yield self.data.fetch(torch.as_tensor(part, device=device), None)
+        parts = np.split(chosen, range(AT_ONCE, len(chosen), AT_ONCE))
+        if of_test:
+            return [fetch_tests(self.data, part) for part in parts]
+        return [self.data.fetch(torch.as_tensor(part, device=device), None) for part in parts]
 
 
 class Plane:
