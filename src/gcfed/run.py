@@ -20,7 +20,7 @@ from safetensors.torch import save
 from torch import nn
 
 from gcfed.assemble import Parts, assemble, build_module, build_trainer, describe, described
-from gcfed.callbacks.early_stopping import EarlyStop
+from gcfed.callbacks.after_round import EarlyStop
 from gcfed.check import check
 from gcfed.checkpoints.reading import (
     RunRecord,

@@ -30,6 +30,8 @@ class Metric(Part):
 
     Args:
         every: rounds between two measurements; the last round is always measured, as it is always tested.
+
+    Those that write files also take their ``folder``; those that draw, ``figures``: whether to.
     """
 
     order = Order.MEASURES

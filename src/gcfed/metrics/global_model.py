@@ -34,11 +34,6 @@ class Classes(RoundTable, ServerMetric):
     samples of a class (row) were taken for which (column), and ``confusion.png`` shows their shares. All is counted
     from the outputs of the round's own test: it costs no pass over the data, and a round that is not tested is not
     measured.
-
-    Args:
-        folder: where files go.
-        every: rounds between two measurements.
-        figures: whether to draw ``confusion.png``.
     """
 
     folder: str

@@ -62,8 +62,6 @@ class Leakage(ServerMetric):
     dropout or batch statistics, clients have other gradients in training.
 
     Args:
-        folder: where pictures go.
-        every: rounds between two measurements.
         images: batch of the attacked step.
         iterations: of the attack; one of ``lbfgs`` is up to 20 passes, one of ``adam`` a single one.
         restarts: starting points of the attack, of which the best match counts.

@@ -111,7 +111,6 @@ class Forgetting(OwnNumbers):
     A measured round costs |S| + 1 passes over the drawn samples. A client with a loss that is not finite is left out.
 
     Args:
-        every: rounds between two measurements.
         samples: of each client, drawn anew in each measured round; null: all that it has.
     """
 
@@ -176,7 +175,6 @@ class CKA(OwnNumbers):
     """Similarity of client and broadcast model: ``cka/<stage>`` for each of the network's stages (GC-Fed, Figure 7).
 
     Args:
-        every: rounds between two measurements.
         samples: number of test samples on which they are compared, drawn once by the run's seed.
 
     Raises:

@@ -71,13 +71,10 @@ class Surface(ServerMetric):
     the round is over, on the CPU.
 
     Args:
-        folder: where files go.
-        every: rounds between two measurements.
         grid: G, nodes along each side of the square.
         margin: what the square leaves free around the six points on each side, in parts of their extent.
         samples: on which the loss is measured, drawn once by the run's seed; null: all.
         split: of which they are.
-        figures: whether to draw ``surface_round_<t>.png``.
 
     Raises:
         ValueError: at ``validate``, a cohort of fewer than three.

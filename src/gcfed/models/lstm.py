@@ -13,7 +13,7 @@ from gcfed.utils.checked import Count, SettingError, checked
 
 
 class CharLSTM(Staged, nn.Module):
-    """``embedding``, ``lstm1``, ``lstm2`` and ``fc``; predicts the next character after each, or after the last.
+    """Predicts the next character after each, or after the last.
 
     Tokens 0 … C − 1 are the characters, C is padding: it has an embedding of its own and is never predicted.
 
@@ -24,9 +24,6 @@ class CharLSTM(Staged, nn.Module):
         hidden: width of both LSTM layers.
         last_only: return logits for the last position alone (LEAF), ``[B, C]`` instead of ``[B, T, C]``.
         vocabulary: number of tokens that it can read; None: C + 1.
-
-    Raises:
-        SettingError: ``input_shape`` is that of an image.
     """
 
     names = ("embedding", "lstm1", "lstm2", "fc")
@@ -53,7 +50,6 @@ class CharLSTM(Staged, nn.Module):
         self.fc = nn.Linear(hidden, num_classes)
 
     def stage(self, name: str, h: Tensor) -> Tensor:
-        """One a layer."""
         h = self.get_submodule(name)(h)
         if not name.startswith("lstm"):
             return h
