@@ -76,12 +76,9 @@ class EarlyStop(AfterRound, EarlyStopping):
     """
 
     def __init__(
-        self,
-        column: str = "test/acc",
-        mode: Literal["max", "min"] = "max",
-        patience: Count = 20,
+        self, column: str = "test/acc", mode: Literal["max", "min"] = "max", patience: Count = 20,
         min_delta: Weight = 0.0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(column, mode=mode, patience=patience, min_delta=min_delta)
 
     @property

@@ -61,28 +61,24 @@ class _Remote(Logger):
         """Lightning's, once the tracker's run has begun."""
         if not self._begun:
             self._begun = True
-            self._require(self._begin)
+            self._do(self._begin, must=True)
         return super().experiment  # type: ignore[misc]
 
-    def _begin(self) -> None:
-        raise NotImplementedError
+    def _begin(self) -> None: ...
 
-    def _require(self, work: Callable[[], Any]) -> None:
-        """Does it.
+    def _do(self, work: Callable[[], Any], *, must: bool = False) -> None:
+        """Does it, until the tracker fails or does not answer in time.
 
         Raises:
-            BuildError: the tracker fails, or does not answer in time.
+            BuildError: it does, and the run ``must`` not begin without it.
         """
-        if reason := _within(LIMIT, work):
-            key = f"logger.{self.tracker}"
+        if self._gone or not (reason := _within(LIMIT, work)):
+            return
+        key = f"logger.{self.tracker}"
+        if must:
             raise BuildError(f"{key}{self._where}: {reason}. Make it answer, or leave it out by ~{key}.")
-
-    def _tell(self, work: Callable[[], Any]) -> None:
-        """Does it, until the tracker fails or does not answer."""
-        if not self._gone and (reason := _within(LIMIT, work)):
-            self._gone = True
-            said = "logger.%s: %s. The run goes on without it; metrics.csv has all rounds."
-            log.warning(said, self.tracker, reason)
+        self._gone = True
+        log.warning("%s: %s. The run goes on without it; metrics.csv has all rounds.", key, reason)
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
@@ -131,7 +127,7 @@ class RoundWandbLogger(_Remote, WandbLogger):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """One row a round; W&B drops a round that it has from before a kill."""
         run = self.experiment
-        self._tell(partial(run.log, dict(metrics), step=step, commit=True))
+        self._do(partial(run.log, dict(metrics), step=step, commit=True))
 
     @rank_zero_only
     def log_image(self, key: str, images: Sequence[Any], step: int | None = None, **kwargs: Any) -> None:
@@ -139,12 +135,12 @@ class RoundWandbLogger(_Remote, WandbLogger):
         import wandb
 
         row = {key: [wandb.Image(image) for image in images], "round": step}
-        self._tell(lambda: self.experiment.log(row, commit=False))
+        self._do(lambda: self.experiment.log(row, commit=False))
 
     @rank_zero_only
     def log_summary(self, metrics: Mapping[str, float], step: int, *, success: bool) -> None:
         """The last figures of a run that has come to its end; ``success`` is false for one that diverged."""
-        self._tell(lambda: self.experiment.summary.update(dict(metrics)))
+        self._do(lambda: self.experiment.summary.update(dict(metrics)))
         if not self._gone:
             self.experiment.finish(exit_code=int(not success))  # what is to be sent yet may take long
             self._experiment = None
@@ -187,7 +183,8 @@ class RoundMLflowLogger(_Remote, MLFlowLogger):
             if fits(name, settings.get(name), str | None) == "":
                 raise SettingError(name, "='' is empty: give it a name, or leave it out.")
         self._where = f".tracking_uri={settings.get('tracking_uri')}"
-        self._require(partial(super().__init__, save_dir=None, run_id=known, **settings))  # opens a database
+        # It opens a database.
+        self._do(partial(super().__init__, save_dir=None, run_id=known, **settings), must=True)
 
     def _begin(self) -> None:
         resumed, client = self._run_id is not None, self.experiment
@@ -201,10 +198,10 @@ class RoundMLflowLogger(_Remote, MLFlowLogger):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """One row a round, without those that MLflow has from before a kill."""
         if self.experiment and (step is None or step > self._logged):
-            self._tell(partial(super().log_metrics, metrics, step))
+            self._do(partial(super().log_metrics, metrics, step))
 
     @rank_zero_only
     def log_summary(self, metrics: Mapping[str, float], step: int, *, success: bool) -> None:
         """The last figures of a run that has come to its end; ``success`` is false for one that diverged."""
-        self._tell(partial(super().log_metrics, metrics, step))
-        self._tell(partial(super().finalize, "success" if success else "failed"))
+        self._do(partial(super().log_metrics, metrics, step))
+        self._do(partial(super().finalize, "success" if success else "failed"))

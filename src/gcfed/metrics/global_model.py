@@ -115,30 +115,23 @@ class RelativeError(ServerMetric):
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
         self.data.setup()
-        optimum = self.data.dataset.optimum
-        if optimum is None:
-            raise ValueError(
-                f"metrics=relative_error needs a known optimum, and data={self.data.dataset.name} has none: take "
-                "data=matrix_regression."
-            )
-        for key in ("limit_train", "validation", "client_test"):
-            if part := getattr(self.data, key):
-                raise ValueError(
-                    f"data.{key}={part} moves the optimum, so metrics=relative_error would measure the distance to "
-                    f"another: leave data.{key} out, and take fewer data.dataset.samples."
-                )
-        weighting, sizes = getattr(setup.aggregator, "weighting", "uniform"), self.data.partition.sizes
-        if weighting == "uniform" and sizes.min() < sizes.max():
-            raise ValueError(
-                f"metrics=relative_error: the optimum is that of all samples, and clients with {sizes.min()} to "
-                f"{sizes.max()} of them count alike: take partition=natural (or, for FedAvg, aggregator=weighted_mean)."
-            )
+        optimum, sizes = self.data.dataset.optimum, self.data.partition.sizes
+        weighting = getattr(setup.aggregator, "weighting", "uniform")
+        parts = {key: getattr(self.data, key) for key in ("limit_train", "validation", "client_test")}
+        moving = [f"data.{key}={part}" for key, part in parts.items() if part]
         self.network = dict(self.module.net.named_parameters())
-        if {n: (*p.shape,) for n, p in self.network.items()} != {n: v.shape for n, v in optimum.items()}:
-            raise ValueError(
-                f"metrics=relative_error knows the optimum of other parameters, {', '.join(optimum)}: take "
-                "model=linear."
-            )
+        wrong = ""
+        if optimum is None:
+            wrong = f"needs a known optimum, and data={self.data.dataset.name} has none: take data=matrix_regression"
+        elif moving:
+            wrong = f"knows one optimum, and {moving[0]} moves the optimum: take fewer data.dataset.samples instead"
+        elif weighting == "uniform" and sizes.min() < sizes.max():
+            alike = f"clients with {sizes.min()} to {sizes.max()} of them count alike: take partition=natural"
+            wrong = f"knows the optimum of all samples, and {alike} (or, for FedAvg, aggregator=weighted_mean)"
+        elif {n: (*p.shape,) for n, p in self.network.items()} != {n: v.shape for n, v in optimum.items()}:
+            wrong = f"knows the optimum of other parameters, {', '.join(optimum)}: take model=linear"
+        if wrong:
+            raise ValueError(f"metrics=relative_error {wrong}.")
         self._optimum = {name: torch.from_numpy(v) for name, v in optimum.items()}
 
     def columns(self, round: Round) -> dict[str, float]:

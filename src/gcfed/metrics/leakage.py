@@ -167,33 +167,18 @@ class Recovered(NamedTuple):
 
 
 def invert_gradient(
-    net: nn.Module,
-    weights: Params,
-    gradient: Params,
-    shape: tuple[int, ...],
-    num_classes: int,
-    *,
-    random: torch.Generator,
-    iterations: int = 300,
-    restarts: int = 1,
-    optimizer: str = "lbfgs",
-    lr: float = 1.0,
-) -> Recovered:
-    """The inputs and labels whose gradient comes nearest to ``gradient``, the best of all restarts.
+    net: nn.Module, weights: Params, gradient: Params, shape: tuple[int, ...], num_classes: int, *,
+    random: torch.Generator, iterations: int = 300, restarts: int = 1, optimizer: str = "lbfgs", lr: float = 1.0,
+) -> Recovered:  # fmt: skip
+    """The inputs and labels whose gradient comes nearest to ``gradient``, the best of all restarts (:class:`Leakage`).
 
     The network is called as it is, in its present mode; neither it nor its gradients are touched.
 
     Args:
-        net: the network, for its architecture.
-        weights: its parameters and buffers at which the gradient was taken, name → ``[*shape]``.
+        weights: the network's parameters and buffers at which the gradient was taken, name → ``[*shape]``.
         gradient: of the mean loss over the batch, for the parameters that were trained.
         shape: of the batch, ``(B, *input)``.
-        num_classes: C.
         random: draws the starting points; on the CPU, so that they do not depend on the device.
-        iterations: of the optimizer; one of L-BFGS evaluates up to 20 points.
-        restarts: starting points.
-        optimizer: ``lbfgs`` or ``adam``.
-        lr: its learning rate; the authors' 1 for L-BFGS, 0.1 is usual for Adam.
     """
     names, target = list(gradient), [g.detach() for g in gradient.values()]
     fixed = {name: t.detach() for name, t in weights.items()}

@@ -1,16 +1,4 @@
-"""The loss around three clients of a round, as in FedACG's Figure 2(a).
-
-w₁, w₂ and w₃ are the local models of the first three clients of the cohort, by id, whose training stayed finite. They
-span a plane with its origin in w₁, its first axis along w₂ − w₁ and the second one, in the same unit (Euclidean
-distance over all parameters), across it towards w₃. On this plane the network is evaluated at the nodes of a square
-grid. The broadcast model and the new global one lie off the plane: they are marked where they project to, and their
-losses and their distances from the plane stand in the file. Floating-point buffers follow the same combinations as the
-parameters; a running variance that would be negative, outside the triangle of the three, is 0. All models are evaluated
-in the precision of their weights, which is single where ``precision`` is bf16-mixed.
-
-The paper's figure is of the training loss: ``split=train``, the default, takes training samples of all clients,
-``test`` those that the runs are tested on. Runs of different methods have the same three clients, and so comparable
-pictures, where their seed and federation are the same. ``surface_round_<t>.npz`` holds
+"""The loss around three clients of a round, as in FedACG's Figure 2(a): ``surface_round_<t>.npz``.
 
 ==============================  =======================================================================================
 ``x``, ``y`` ``[G]``            the grid's axes
@@ -19,7 +7,7 @@ pictures, where their seed and federation are the same. ``surface_round_<t>.npz`
 ``points`` ``[6, 2]``           where they lie, x and y
 ``point_loss``, ``point_acc``   ``[6]``, of the models themselves
 ``distance`` ``[6]``            from the plane
-``round``                       rounds finished
+``round``, ``split``            rounds finished; where the samples are from
 ==============================  =======================================================================================
 """
 
@@ -65,16 +53,23 @@ class LocalModels(ClientMetric):
 @checked
 @dataclass(eq=False)
 class Surface(ServerMetric):
-    """Saves ``surface_round_<t>.npz``, and a picture of it; adds nothing to the rows of metrics.
+    """Evaluates the network on the plane through three clients' models, at the nodes of a square grid.
+
+    w₁, w₂ and w₃ are the local models of the first three clients of the cohort, by id, whose training stayed finite:
+    runs of different methods have the same three, and comparable pictures, where seed and federation are the same. The
+    origin is w₁, the first axis lies along w₂ − w₁ and the second, in the same unit (Euclidean distance over all
+    parameters), across it towards w₃. The broadcast model and the new global one lie off the plane and are marked where
+    they project to. Floating-point buffers follow the same combinations; a running variance that would be negative,
+    outside the triangle, is 0. All models are evaluated in the precision of their weights.
 
     A measured round costs grid² + 6 passes over the samples, dealt to the processes. Three local models are kept until
-    the round is over, on the CPU.
+    the round is over, on the CPU. It adds nothing to the rows of metrics.
 
     Args:
         grid: G, nodes along each side of the square.
         margin: what the square leaves free around the six points on each side, in parts of their extent.
         samples: on which the loss is measured, drawn once by the run's seed; null: all.
-        split: of which they are.
+        split: of which they are: ``train``, of all clients, as in the paper, or ``test``.
 
     Raises:
         ValueError: at ``validate``, a cohort of fewer than three.
@@ -103,7 +98,7 @@ class Surface(ServerMetric):
         return LocalModels(self.every), self
 
     def begin(self, download: Download, round: Round) -> None:
-        self._held: dict[int, Params] = {}  # client → its model: the first three of those that were seen here
+        self._held: dict[int, Params] = {}  # client → its model: the first three that were seen here
 
     def take(self, upload: Upload, round: Round) -> None:
         for key, t in upload.notes.get(self.name, {}).items():

@@ -23,13 +23,9 @@ class CNN(Staged, nn.Module):
 
     @checked
     def __init__(
-        self,
-        *,
-        input_shape: Sequence[Count],
-        num_classes: Count,
-        hidden: Count | Sequence[Count] = 512,
+        self, *, input_shape: Sequence[Count], num_classes: Count, hidden: Count | Sequence[Count] = 512,
         init: Literal["kaiming", "torch"] = "kaiming",
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         channels, height, width = image_shape(input_shape, 4, "the CNN pools twice")
         self.conv1 = nn.Conv2d(channels, 32, kernel_size=5, padding=2)

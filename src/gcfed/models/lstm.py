@@ -30,15 +30,9 @@ class CharLSTM(Staged, nn.Module):
 
     @checked
     def __init__(
-        self,
-        *,
-        input_shape: Sequence[Count],
-        num_classes: Count,
-        embedding: Count = 8,
-        hidden: Count = 256,
-        last_only: bool = False,
-        vocabulary: Count | None = None,
-    ) -> None:
+        self, *, input_shape: Sequence[Count], num_classes: Count, embedding: Count = 8, hidden: Count = 256,
+        last_only: bool = False, vocabulary: Count | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         if len(input_shape) != 1:
             texts = "model=lstm reads texts (data=tiny_shakespeare, data=shakespeare)"

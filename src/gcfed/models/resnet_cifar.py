@@ -54,14 +54,9 @@ class ResNetCIFAR(Staged, nn.Module):
 
     @checked
     def __init__(
-        self,
-        *,
-        input_shape: Sequence[Count],
-        num_classes: Count,
-        depth: Annotated[int, Field(ge=8)] = 110,
-        norm: Literal["group", "batch"] = "group",
-        groups: Count = 8,
-    ) -> None:
+        self, *, input_shape: Sequence[Count], num_classes: Count, depth: Annotated[int, Field(ge=8)] = 110,
+        norm: Literal["group", "batch"] = "group", groups: Count = 8,
+    ) -> None:  # fmt: skip
         super().__init__()
         if depth % 6 != 2:
             raise SettingError("depth", f"={depth} is not 6n + 2; use 20, 32, 44, 56 or 110.")
