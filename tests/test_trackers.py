@@ -3,21 +3,32 @@
 import json
 import struct
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from threading import Event
 
 import pytest
 from conftest import TWO, read_rows
+from lightning.pytorch import Callback
 from lightning.pytorch.loggers import MLFlowLogger
 from PIL import Image
 
 from gcfed.loggers import trackers
 from gcfed.loggers.trackers import RoundMLflowLogger
-from gcfed.plots import style
 from gcfed.run import train
 from gcfed.utils import instantiate
+from gcfed.utils.pictures import show
 
 FAST = ("participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=40")
 pytestmark = pytest.mark.slow
+
+
+class Picture(Callback):
+    """Shows one when the run begins."""
+
+    def on_train_start(self, trainer, pl_module):
+        path = Path(trainer.default_root_dir, "picture.png")
+        Image.new("RGB", (2, 2)).save(path)
+        show(trainer.loggers, "picture", path, trainer.global_step)
 
 
 def wandb_records(path):
@@ -45,11 +56,11 @@ def check_wandb(folder, accuracies):
             axes[record.metric.glob_name] = record.metric.step_metric
             items = {(item.key or item.nested_key[0]): json.loads(item.value_json) for item in record.history.item}
             rows += [items] * ("test/acc" in items)
-            pictures += items.keys() & {"partition", "curves"}
+            pictures += items.keys() & {"picture"}
     assert ids == {(folder / "wandb.id").read_text()}
     assert axes["*"] == "round"
     assert [(row["round"], row["test/acc"]) for row in rows] == list(enumerate(accuracies, 1))
-    assert set(pictures) == {"partition", "curves"}
+    assert set(pictures) == {"picture"}
 
 
 def check_mlflow(folder, address, accuracies):
@@ -70,11 +81,11 @@ def check_mlflow(folder, address, accuracies):
 def test_trackers_have_a_row_a_round_and_a_resumed_run_goes_on_in_theirs(config, tmp_path, monkeypatch):
     """First in two processes, forked before either begins; MLflow in files: its database takes seconds to be made."""
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    monkeypatch.setattr(style, "render", lambda figure, path: Image.new("RGB", (2, 2)).save(path))
+    picture = f"+callbacks.picture._target_={__name__}.Picture"
     address = f"file:{tmp_path}/mlruns"
     loggers = ("logger=many", "logger.wandb.offline=true", f"logger.mlflow.tracking_uri={address}")
     for more in (TWO, ("rounds=4", "ckpt_path=last")):
-        train(config(*FAST, *loggers, "rounds=2", *more, "extras.figures=true", folder=tmp_path))
+        train(config(*FAST, *loggers, "rounds=2", *more, picture, folder=tmp_path))
     accuracies = [row["test/acc"] for row in read_rows(tmp_path / "metrics.csv")]
     assert len(accuracies) == 4
     check_wandb(tmp_path, accuracies)
