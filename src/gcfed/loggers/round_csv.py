@@ -19,7 +19,6 @@ class RoundCSVLogger(Logger):
     A metric that appears for the first time in a later round adds a column to the whole file.
 
     Args:
-        path: of the file.
         resume_round: last finished round of the checkpoint that the run continues; 0 starts the file anew.
     """
 

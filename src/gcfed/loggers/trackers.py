@@ -32,7 +32,6 @@ class _Remote(Logger):
     resumed run goes on in it, also where the folder has been moved, and one that starts anew does not.
 
     Args:
-        save_dir: the run's folder.
         resume_round: last finished round of the checkpoint that the run continues; 0 starts another of the tracker's.
         settings: those of Lightning's logger and, of W&B, of ``wandb.init``.
 

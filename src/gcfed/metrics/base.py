@@ -202,15 +202,12 @@ class OwnNumbers(ClientMetric):
 class RoundTable:
     """Writes ``<name>.csv``, a metric's lines of each round, on the first process; a resumed run drops what comes after
     its checkpoint.
-
-    Attributes:
-        folder: where the file goes.
-        header: its columns behind ``round``.
     """
 
     name: str
     folder: str
     header: tuple[str, ...]
+    """Its columns behind ``round``."""
     _started = False
 
     def append(self, round: Round, lines: Iterable[Iterable[Any]]) -> None:

@@ -20,8 +20,6 @@ class CharLSTM(Staged, nn.Module):
     Args:
         input_shape: (T,) of one sequence; the network takes any length.
         num_classes: C, number of characters and of logits.
-        embedding: width of the embedding.
-        hidden: width of both LSTM layers.
         last_only: return logits for the last position alone (LEAF), ``[B, C]`` instead of ``[B, T, C]``.
         vocabulary: number of tokens that it can read; None: C + 1.
     """

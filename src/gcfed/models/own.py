@@ -73,8 +73,6 @@ def torchvision_net(
 
     Args:
         name: ``resnet18``, ``mobilenet_v3_small``, …; ``torchvision.models.list_models`` lists them.
-        input_shape: (C, H, W) of one image.
-        num_classes: number of logits.
         weights: ``DEFAULT`` or another name of torchvision's pretrained weights, which it downloads; None: random.
 
     Raises:
