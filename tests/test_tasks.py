@@ -22,7 +22,7 @@ from gcfed.methods.fedntd import FedNTD
 from gcfed.methods.fedreg import FedReg
 from gcfed.methods.fedsol import FedSol
 from gcfed.methods.proximal import Proximal
-from gcfed.metrics.clients import Clients
+from gcfed.metrics.local_models import Clients
 from gcfed.run import train
 from gcfed.runs.identity import identity
 from gcfed.tasks import CLASSIFICATION, Classification, SquaredError

@@ -3,19 +3,32 @@
 import json
 import struct
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from threading import Event
 
 import pytest
 from conftest import TWO, read_rows
+from lightning.pytorch import Callback
 from lightning.pytorch.loggers import MLFlowLogger
+from PIL import Image
 
 from gcfed.loggers import trackers
 from gcfed.loggers.trackers import RoundMLflowLogger
 from gcfed.run import train
 from gcfed.utils import instantiate
+from gcfed.utils.pictures import show
 
-FAST = ("participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=40", *TWO)
+FAST = ("participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=40")
 pytestmark = pytest.mark.slow
+
+
+class Picture(Callback):
+    """Shows one when the run begins."""
+
+    def on_train_start(self, trainer, pl_module):
+        path = Path(trainer.default_root_dir, "picture.png")
+        Image.new("RGB", (2, 2)).save(path)
+        show(trainer.loggers, "picture", path, trainer.global_step)
 
 
 def wandb_records(path):
@@ -43,11 +56,11 @@ def check_wandb(folder, accuracies):
             axes[record.metric.glob_name] = record.metric.step_metric
             items = {(item.key or item.nested_key[0]): json.loads(item.value_json) for item in record.history.item}
             rows += [items] * ("test/acc" in items)
-            pictures += items.keys() & {"partition", "curves"}
+            pictures += items.keys() & {"picture"}
     assert ids == {(folder / "wandb.id").read_text()}
     assert axes["*"] == "round"
     assert [(row["round"], row["test/acc"]) for row in rows] == list(enumerate(accuracies, 1))
-    assert set(pictures) == {"partition", "curves"}
+    assert set(pictures) == {"picture"}
 
 
 def check_mlflow(folder, address, accuracies):
@@ -66,12 +79,13 @@ def check_mlflow(folder, address, accuracies):
 
 
 def test_trackers_have_a_row_a_round_and_a_resumed_run_goes_on_in_theirs(config, tmp_path, monkeypatch):
-    """In two processes, forked before either begins; MLflow in files, since its database takes seconds to be made."""
+    """First in two processes, forked before either begins; MLflow in files: its database takes seconds to be made."""
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    picture = f"+callbacks.picture._target_={__name__}.Picture"
     address = f"file:{tmp_path}/mlruns"
     loggers = ("logger=many", "logger.wandb.offline=true", f"logger.mlflow.tracking_uri={address}")
-    for more in (("rounds=2",), ("rounds=4", "ckpt_path=last")):
-        train(config(*FAST, *loggers, *more, "extras.figures=true", folder=tmp_path))
+    for more in (TWO, ("rounds=4", "ckpt_path=last")):
+        train(config(*FAST, *loggers, "rounds=2", *more, picture, folder=tmp_path))
     accuracies = [row["test/acc"] for row in read_rows(tmp_path / "metrics.csv")]
     assert len(accuracies) == 4
     check_wandb(tmp_path, accuracies)
@@ -85,14 +99,13 @@ def test_a_tracker_that_does_not_answer_ends_the_run_before_its_first_round(conf
     where = "tracking_uri=http://127.0.0.1:9"
     said = rf"^logger\.mlflow\.{where}: no answer within 0\.5 s\. Make it answer, or leave it out by ~logger\.mlflow\.$"
     with pytest.raises(ValueError, match=said):
-        train(config(*FAST[:-3], "logger=mlflow", f"logger.mlflow.{where}", folder=tmp_path))
+        train(config(*FAST, "logger=mlflow", f"logger.mlflow.{where}", folder=tmp_path))
     assert not (tmp_path / "metrics.csv").exists()
 
 
 def test_a_run_goes_on_without_a_tracker_that_fails_later(config, tmp_path, monkeypatch, caplog):
     """Its second row never arrives, and the third is not waited for."""
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    monkeypatch.setattr(trackers, "LIMIT", 8)
     plain, told = MLFlowLogger.log_metrics, []
 
     def log_metrics(self, metrics, step=None):
@@ -100,12 +113,13 @@ def test_a_run_goes_on_without_a_tracker_that_fails_later(config, tmp_path, monk
         if step == 2:
             Event().wait()
         plain(self, metrics, step)
+        monkeypatch.setattr(trackers, "LIMIT", 0.5)  # from now on
 
     monkeypatch.setattr(MLFlowLogger, "log_metrics", log_metrics)
     address = f"logger.mlflow.tracking_uri=file:{tmp_path}/mlruns"
-    train(config(*FAST[:-3], "rounds=4", "logger=mlflow", address, folder=tmp_path / "run"))
+    train(config(*FAST, "rounds=4", "logger=mlflow", address, folder=tmp_path / "run"))
     assert told == [1, 2]
-    assert "logger.mlflow: no answer within 8 s. The run goes on without it; metrics.csv has all" in caplog.text
+    assert "logger.mlflow: no answer within 0.5 s. The run goes on without it; metrics.csv has all" in caplog.text
     assert [row["round"] for row in read_rows(tmp_path / "run" / "metrics.csv")] == [1, 2, 3, 4]
 
 

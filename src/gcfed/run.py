@@ -20,7 +20,7 @@ from safetensors.torch import save
 from torch import nn
 
 from gcfed.assemble import Parts, assemble, build_module, build_trainer, describe, described
-from gcfed.callbacks.early_stopping import EarlyStop
+from gcfed.callbacks.after_round import EarlyStop
 from gcfed.check import check
 from gcfed.checkpoints.reading import (
     RunRecord,
@@ -36,7 +36,7 @@ from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.processes.spread import trains_on_cpu
 from gcfed.federated.processes.strategy import partners
-from gcfed.metrics.relative_error import relative_error
+from gcfed.metrics.global_model import relative_error
 from gcfed.runs.failure import failure_recorded
 from gcfed.runs.folder import CHECKPOINT, CONFIG, METRICS, SUMMARY, divergence
 from gcfed.runs.identity import hyperparameters, identity, setting

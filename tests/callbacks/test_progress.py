@@ -9,7 +9,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 
 from omegaconf import open_dict
 
-from gcfed.callbacks.progress import RoundProgressBar
+from gcfed.callbacks.after_round import RoundProgressBar
 from gcfed.run import train
 
 FAST = ("participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=40")

@@ -11,10 +11,8 @@ from harness import make_net, sgd, train_rounds
 from recording import EXACT, NAN_CLIENT, measured
 from torch import nn
 
-from gcfed.metrics.cka import CKA, linear_cka
-from gcfed.metrics.clients import Clients
-from gcfed.metrics.drift import Drift
-from gcfed.metrics.personal import Personal
+from gcfed.metrics.cohort import Drift
+from gcfed.metrics.local_models import CKA, Clients, Personal, linear_cka
 from gcfed.models.mlp import MLP
 
 
@@ -159,7 +157,7 @@ def test_clients_before_and_after(k, poisoned):
 
 def test_clients_with_sequences(monkeypatch):
     """Labels at every position, −100 where there is none; in parts of two samples, whose labels are unequally many."""
-    monkeypatch.setattr("gcfed.metrics.clients.AT_ONCE", 2)
+    monkeypatch.setattr("gcfed.metrics.local_models.AT_ONCE", 2)
     g = torch.Generator().manual_seed(0)
     x, y = torch.randn(10, 5, 6, generator=g, dtype=torch.float64), torch.randint(4, (10, 5), generator=g)
     y[torch.rand(10, 5, generator=g) < 0.4] = -100

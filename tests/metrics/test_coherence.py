@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
-from conftest import TWO, random_federation, read_rows
+from conftest import random_federation
 from harness import make_net
 from recording import EXACT, NAN_CLIENT, measured
 
-from gcfed.metrics.coherence import Coherence
-from gcfed.run import train
+from gcfed.metrics.cohort import Coherence
 
 
 def expected(start, locals_):
@@ -35,17 +34,8 @@ def test_it_is_its_definition(k, poisoned):
         assert all(0 <= rho <= 1 + 1e-9 for rho in row.values())
 
 
-def test_a_client_agrees_with_itself_and_two_processes_measure_what_one_does(config, tmp_path):
-    small = ("model.hidden=[8]", "rounds=2", "data.limit_train=100", "data.limit_test=20", "precision=64-true",
-             "metrics=coherence", "gc=none", "participation.num_clients=4")  # fmt: skip
-    train(config(*small, "participation.per_round=1", folder=tmp_path / "alone"))
-    for row in read_rows(tmp_path / "alone" / "metrics.csv"):
-        assert [row[f"gc/rho/{name}.weight"] for name in ("fc1", "fc2")] == pytest.approx([1, 1])
-    runs = {"one": (), "two": TWO}
-    for name, more in runs.items():
-        train(config(*small, "participation.per_round=3", *more, folder=tmp_path / name))
-    one, two = (read_rows(tmp_path / name / "metrics.csv") for name in runs)
-    for a, b in zip(one, two, strict=True):
-        rho = {key: value for key, value in a.items() if key.startswith("gc/")}
-        assert len(rho) == 2
-        assert {key: b[key] for key in rho} == pytest.approx(rho, rel=1e-9)
+def test_a_client_agrees_with_itself_and_two_processes_measure_what_one_does():
+    rows, _, _ = measured(Coherence(), make_net(), random_federation(), cohort_of=1)
+    assert rows == [pytest.approx({"gc/rho/0.weight": 1, "gc/rho/2.weight": 1})] * 3
+    one, two = (measured(Coherence(), make_net(), random_federation(), cohort_of=4, world=world)[0] for world in (1, 2))
+    assert two == [pytest.approx(row, **EXACT) for row in one]

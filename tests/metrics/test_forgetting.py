@@ -8,7 +8,7 @@ from harness import make_net
 from recording import EXACT, NAN_CLIENT, measured
 from torch import nn
 
-from gcfed.metrics.forgetting import Forgetting
+from gcfed.metrics.local_models import Forgetting
 from gcfed.utils.rng import generator
 
 
@@ -30,7 +30,7 @@ def with_dropout():
 @pytest.mark.parametrize("samples", [None, 6])
 def test_every_model_on_everybodys_data(k, poisoned, samples, monkeypatch):
     """In parts of five samples, which cut through the clients."""
-    monkeypatch.setattr("gcfed.metrics.forgetting.AT_ONCE", 5)
+    monkeypatch.setattr("gcfed.metrics.local_models.AT_ONCE", 5)
     data, net = random_federation(), with_dropout()
     rows, seen, _ = measured(Forgetting(1, samples), net, data, k=k, poisoned=poisoned, cohort_of=4)
     assert net.training

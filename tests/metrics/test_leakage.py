@@ -14,8 +14,7 @@ from torch import nn
 from gcfed.data.augment import TextTransform, VectorTransform
 from gcfed.federated.method import ClientPart
 from gcfed.methods.ssf import ProjectedMean
-from gcfed.metrics.dlg import invert_gradient
-from gcfed.metrics.leakage import Leakage, nearest
+from gcfed.metrics.leakage import Leakage, invert_gradient, nearest
 from gcfed.run import train
 
 TINY = (
@@ -52,32 +51,44 @@ class Frozen(nn.Sequential):
         self[1].bias.requires_grad_(False)
 
 
-@pytest.mark.parametrize("settings", [("algorithm=fedavg", "gc=none"), ("algorithm=fedgc",), ("algorithm=scaffold",)])
-def test_no_run_notices_the_attack(config, tmp_path, monkeypatch, settings):
-    shown = []
-    monkeypatch.setattr("gcfed.metrics.base.show", lambda loggers, name, path, number: shown.append(number))
-    without, a = run(config, tmp_path / "without", *settings)
-    observed, b = run(config, tmp_path / "leakage", *settings, *LEAKAGE)
+def test_no_run_notices_the_attack_which_is_the_same_however_it_runs(config, tmp_path, monkeypatch):
+    """With clients' states, dropout and frozen tensors, every second round and the last.
+
+    Of two processes the first attacks and draws, whoever trains the client; each round is attacked from other starting
+    points.
+    """
+    shown, seeds = [], []
+
+    def listens(*args, random, **settings):
+        seeds.append(random.initial_seed())
+        return invert_gradient(*args, random=random, **settings)
+
+    monkeypatch.setattr("gcfed.metrics.base.show", lambda loggers, *about: shown.append(about))
+    monkeypatch.setattr("gcfed.metrics.leakage.invert_gradient", listens)
+    settings = ("algorithm=scaffold", "gc=none", "client.stack=1")
+    without, a = run(config, tmp_path / "without", *settings, model="Frozen")
+    attack = (*LEAKAGE, "metrics.leakage.images=2")
+    observed, b = run(config, tmp_path / "leakage", *settings, *attack, model="Frozen")
     assert torch.equal(final_weights(observed), final_weights(without))
     for t, (plain, row) in enumerate(zip(a, b, strict=True)):
         same = [k for k in plain if "time" not in k]
         assert [row[k] for k in same] == [plain[k] for k in same]
-        assert row.keys() - plain.keys() == (COLUMNS if t else set())  # every second round and the last
+        assert row.keys() - plain.keys() == (COLUMNS if t else set())
         assert 0 < row["time/train_s"] < row["time/round_s"]
-    pictures = sorted(path.name for path in (tmp_path / "leakage").glob("*.png"))
-    assert pictures == ["leakage_round_2.png", "leakage_round_3.png"]
-    assert shown == [2, 3]
-    assert matplotlib.image.imread(tmp_path / "leakage" / pictures[0]).std() > 0.02
+    pictures = [tmp_path / "leakage" / f"leakage_round_{number}.png" for number in (2, 3)]
+    assert shown == [("leakage", picture, number) for picture, number in zip(pictures, (2, 3), strict=True)]
+    assert matplotlib.image.imread(pictures[0]).std() > 0.02
+    assert len({*seeds}) == 2
+
+    _, two = run(config, tmp_path / "two", *settings, *attack, *TWO, model="Frozen")
+    for one, other in zip(b[1:], two[1:], strict=True):
+        assert {c: other[c] for c in COLUMNS} == pytest.approx({c: one[c] for c in COLUMNS}, rel=1e-6)
+    for folder in ("leakage", "two"):
+        found = sorted(path.name for path in (tmp_path / folder).glob("*.png"))
+        assert found == [picture.name for picture in pictures]
 
 
-def test_no_run_notices_the_attack_on_dropout_and_frozen_tensors(config, tmp_path):
-    runs = [run(config, tmp_path / str(len(m)), "gc=none", *m, model="Frozen")[0] for m in ((), LEAKAGE)]
-    assert torch.equal(*map(final_weights, runs))
-
-
-@pytest.mark.parametrize(
-    "settings", [("algorithm=fedavg",), ("algorithm=fedprox",), ("algorithm=scaffold",), ("client=adam",)]
-)
+@pytest.mark.parametrize("settings", [("algorithm=fedprox",), ("algorithm=scaffold",), ("client=adam",)])
 def test_it_sees_the_gradient_of_the_images(config, tmp_path, monkeypatch, settings):
     """In the first round all of these send −η times autograd's gradient on the drawn client's images."""
     seen = []
@@ -117,7 +128,7 @@ def test_of_a_subspace_it_sees_what_is_uploaded(config, tmp_path, monkeypatch):
 
 def test_it_recovers_an_image_from_fedavg_and_less_from_eight_levels(config, tmp_path):
     """Of a network without kinks; quantization to 4 bits is a method that stands between the image and the server."""
-    attack = ("metrics=leakage", "metrics.leakage.iterations=100", "rounds=1", "gc=none")
+    attack = ("metrics=leakage", "metrics.leakage.iterations=40", "rounds=1", "gc=none")
     (plain,), (coarse,) = (
         run(config, tmp_path / str(len(more)), *attack, *more, model="Smooth")[1]
         for more in ((), ("quantization=fedpaq", "quantization.bits=4"))
@@ -127,22 +138,6 @@ def test_it_recovers_an_image_from_fedavg_and_less_from_eight_levels(config, tmp
     assert plain["leakage/psnr"] == pytest.approx(-10 * np.log10(plain["leakage/mse"]))
     assert plain["leakage/mismatch"] < 1e-4 < coarse["leakage/mismatch"]
     assert coarse["leakage/psnr"] < plain["leakage/psnr"] - 10
-
-
-def test_stacks_attack_the_same_client(config, tmp_path):
-    attack = ("metrics=leakage", "metrics.leakage.iterations=3", "metrics.leakage.images=2", "gc=none", "rounds=2")
-    one, three = (run(config, tmp_path / str(k), *attack, f"client.stack={k}", model="Smooth")[1] for k in (1, 3))
-    assert {c: one[1][c] for c in COLUMNS} == pytest.approx({c: three[1][c] for c in COLUMNS}, rel=1e-6)
-
-
-def test_the_first_of_two_processes_attacks_and_draws(config, tmp_path):
-    """A client that it need not have to train itself: the drawn one is the same in any number of processes."""
-    _, one = run(config, tmp_path / "one", *LEAKAGE, "gc=none")
-    folder = tmp_path / "two"
-    _, two = run(config, folder, *LEAKAGE, *TWO, "gc=none")
-    for a, b in zip(one[1:], two[1:], strict=True):
-        assert {c: b[c] for c in COLUMNS} == pytest.approx({c: a[c] for c in COLUMNS}, rel=1e-6)
-    assert sorted(path.name for path in folder.glob("*.png")) == ["leakage_round_2.png", "leakage_round_3.png"]
 
 
 class Broken(ClientPart):
@@ -155,8 +150,8 @@ class Broken(ClientPart):
 
 def test_a_round_without_a_finite_upload_has_nothing_to_invert(config, tmp_path):
     broken = f"+methods.broken._target_={__name__}.Broken"
-    _, rows = run(config, tmp_path, *LEAKAGE, "rounds=2", broken, "gc=none")
-    assert not COLUMNS & rows[1].keys()
+    _, rows = run(config, tmp_path, *LEAKAGE, "rounds=1", broken, "gc=none")
+    assert not COLUMNS & rows[0].keys()
     assert not list(tmp_path.glob("*.png"))
 
 
@@ -170,17 +165,3 @@ def test_data_that_are_no_images_are_refused(tmp_path, transform):
     setup = make_setup(torch.nn.Identity(), data=SimpleNamespace(transform=transform))
     with pytest.raises(ValueError, match="metrics=leakage recovers images"):
         Leakage(str(tmp_path)).validate(setup)
-
-
-def test_each_round_is_attacked_from_other_starting_points(config, tmp_path, monkeypatch):
-    seeds = []
-
-    def listens(*args, random, **settings):
-        seeds.append(random.initial_seed())
-        return invert_gradient(*args, random=random, **settings)
-
-    monkeypatch.setattr("gcfed.metrics.leakage.invert_gradient", listens)
-    for _ in range(2):
-        run(config, tmp_path / str(len(seeds)), *LEAKAGE, "metrics.leakage.every=1", "rounds=2")
-    assert seeds[:2] == seeds[2:]
-    assert seeds[0] != seeds[1]

@@ -7,15 +7,19 @@ import numpy as np
 import pytest
 import torch
 from conftest import TWO, random_federation, read_rows
-from harness import final_weights, make_net, sgd, train_rounds
+from harness import Cohorts, final_weights, make_net, sgd, train_rounds, weights
 from omegaconf import open_dict
 from recording import Recorder
 
 from gcfed.data.sampling import UniformSampler
+from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.client import ClientProgram
-from gcfed.metrics.clients import Clients
-from gcfed.metrics.forgetting import Forgetting
-from gcfed.metrics.updates import Updates
+from gcfed.federated.method import parts_of
+from gcfed.methods.proximal import Proximal
+from gcfed.methods.scaffold import Scaffold
+from gcfed.metrics.cohort import Updates
+from gcfed.metrics.local_models import Clients, Forgetting
+from gcfed.metrics.uploads import Gap
 from gcfed.run import train
 
 N = 6
@@ -41,69 +45,58 @@ def columns(row):
     return {name: row[name] for name in COLUMNS & row.keys()}
 
 
-class Cohorts:
-    """The cohorts of each round, as given."""
-
-    def __init__(self, cohorts):
-        self.cohorts, self.per_round = cohorts, len(cohorts[0])
-
-    def validate(self, num_clients): ...
-
-    def __call__(self, round, num_clients, seed):
-        return np.array(self.cohorts[round])
-
-
-def run(config, folder, *overrides, cohorts=None):
-    cfg = config(*TINY, *overrides, folder=folder)
-    if cohorts is not None:
-        with open_dict(cfg):
-            cfg.rounds = len(cohorts)
-            cfg.participation.sampler = {"_target_": f"{__name__}.Cohorts", "cohorts": cohorts}
-    return train(cfg), read_rows(folder / "metrics.csv")
+def run(config, folder, *overrides):
+    return train(config(*TINY, *overrides, folder=folder)), read_rows(folder / "metrics.csv")
 
 
 def test_a_run_that_is_measured_is_the_same_and_has_every_column(config, tmp_path):
-    """Bit for bit, with every client rehearsed in every round; of all algorithms this is said in test_contract."""
-    (without, a), (observed, b) = (
-        run(config, tmp_path / name, "client.stack=2", f"metrics={name}", *more)
-        for name, more in (("none", ()), ("all", EVERY_ROUND))
+    """Bit for bit, with every client rehearsed in every round; of all algorithms this is said in test_contract.
+
+    Two processes measure in stacks of one client what one process does in stacks of two.
+    """
+    (without, a), (observed, b), (_, c) = (
+        run(config, tmp_path / str(i), f"metrics={name}", *more)
+        for i, (name, *more) in enumerate(
+            (("none", "client.stack=2"), ("all", "client.stack=2", *EVERY_ROUND), ("all", *EVERY_ROUND, *TWO))
+        )
     )
     assert torch.equal(final_weights(observed), final_weights(without))
-    for t, (plain, row) in enumerate(zip(a, b, strict=True)):
+    for t, (plain, row, of_two) in enumerate(zip(a, b, c, strict=True)):
         assert {k: v for k, v in row.items() if k in plain and "time" not in k} == {
             k: v for k, v in plain.items() if "time" not in k
         }
         measured = COLUMNS if t else COLUMNS - NOT_FIRST
         assert row.keys() - plain.keys() == measured
         assert np.isfinite([row[name] for name in measured]).all()
+        assert columns(of_two) == pytest.approx(columns(row), rel=1e-9)
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "weighting", "stack"),
-    [("fedavg", "uniform", 1), ("fedavg", "samples", 4), ("fedprox", "uniform", 4), ("scaffold", "uniform", 1)],
+    ("method", "weighting", "k"),
+    [(None, "uniform", 1), (None, "samples", 4), (Proximal, "uniform", 4), (Scaffold, "uniform", 1)],
 )
-def test_the_gap_is_that_to_a_run_of_all_clients(config, tmp_path, algorithm, weighting, stack):
+def test_the_gap_is_that_to_a_run_of_all_clients(monkeypatch, method, weighting, k):
     """Runs that differ in the last cohort alone: what they then do to the model is Δ_S and Δ_all."""
-    settings = (
-        f"algorithm={algorithm}", "gc=none", f"aggregator.weighting={weighting}", f"client.stack={stack}",
-        "metrics=gap",
-    )  # fmt: skip
-    first, some, everyone = [0, 3], [1, 3], list(range(N))
-    before = final_weights(run(config, tmp_path / "before", *settings, cohorts=[first])[0])
-    few, rows = run(config, tmp_path / "few", *settings, cohorts=[first, some])
-    partial = final_weights(few) - before
-    full = final_weights(run(config, tmp_path / "all", *settings, cohorts=[first, everyone])[0]) - before
-    assert "gap/l2" not in rows[0]
+
+    def two_rounds(last):
+        cohorts, net, seen = ([0, 3], last), make_net(), []
+        monkeypatch.setattr(Cohorts, "__call__", lambda self, t, *_: np.array(cohorts[t]))
+        train_rounds(
+            net, random_federation(), sgd(), rounds=2, methods=[Gap(), *([method()] if method else [])], k=k,
+            aggregator=MeanAggregator(weighting), cohort_of=5, on_round=lambda _, row: seen.append((weights(net), row)),
+        )  # fmt: skip
+        return seen
+
+    (before, first), (few, row) = two_rounds([1, 3])
+    _, (everyone, of_all) = two_rounds([0, 1, 2, 3, 4])
+    partial, full = few - before, everyone - before
+    assert "gap/l2" not in first
     gap, norm = (partial - full).norm().item(), full.norm().item()
-    assert rows[1]["gap/l2"] == pytest.approx(gap, rel=1e-9)
-    assert rows[1]["gap/relative"] == pytest.approx(gap / norm, rel=1e-9)
-    assert rows[1]["gap/cosine"] == pytest.approx((partial @ full / norm / partial.norm()).item(), rel=1e-9)
-
-
-def test_with_all_clients_there_is_no_gap(config, tmp_path):
-    _, rows = run(config, tmp_path, "metrics=gap", f"participation.per_round={N}")
-    assert rows[-1]["gap/l2"] == rows[-1]["gap/relative"] == 0
-    assert rows[-1]["gap/cosine"] == pytest.approx(1)
+    assert row["gap/l2"] == pytest.approx(gap, rel=1e-9)
+    assert row["gap/relative"] == pytest.approx(gap / norm, rel=1e-9)
+    assert row["gap/cosine"] == pytest.approx((partial @ full / norm / partial.norm()).item(), rel=1e-9)
+    assert of_all["gap/l2"] == of_all["gap/relative"] == 0
+    assert of_all["gap/cosine"] == pytest.approx(1)
 
 
 def test_rehearsals_and_measurements_are_no_training_time(config, tmp_path, monkeypatch):
@@ -166,20 +159,13 @@ def test_each_clients_updates_are_written_layer_by_layer(config, tmp_path):
                 expected = [np.linalg.norm(delta), np.linalg.norm(removed)]
                 np.testing.assert_allclose([float(x) for x in numbers], expected, rtol=1e-5)
     assert not lines
-    written = {}
-    for name, more in (("one", ()), ("two", TWO)):
-        run(config, tmp_path / name, "metrics=updates", "rounds=2", *more)
-        table = (tmp_path / name / "updates.csv").read_text().splitlines()[1:]
-        written[name] = np.array([[float(x) for x in line.split(",")[3:]] for line in table])
-    np.testing.assert_allclose(written["two"], written["one"], rtol=1e-4)
-
-
-@pytest.mark.parametrize("chosen", [["drift"], ["cka", "clients"]])
-def test_metrics_are_chosen_by_name(config, tmp_path, chosen):
-    _, rows = run(config, tmp_path, f"metrics=[{','.join(chosen)}]")
-    assert {name for row in rows for name in row if name in COLUMNS} == {
-        c for c in COLUMNS if c.split("/")[0] in chosen
-    }
+    train_rounds(make_net(), random_federation(), sgd(), rounds=2, methods=[Updates(str(tmp_path / "two"))], world=2)
+    one, two = (
+        [line.split(",") for line in (folder / "updates.csv").read_text().splitlines()[1:]]
+        for folder in (tmp_path, tmp_path / "two")
+    )
+    assert [line[:3] for line in one] == [line[:3] for line in two]
+    np.testing.assert_allclose(*(np.array([line[3:] for line in table], float) for table in (one, two)), rtol=1e-4)
 
 
 def test_a_round_without_a_finite_client_has_nothing_to_measure(config, tmp_path):
@@ -198,14 +184,22 @@ def test_a_round_without_a_finite_client_has_nothing_to_measure(config, tmp_path
     assert final_weights(result).isfinite().all()
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [("metrics.gap.every=0", r"metrics\.gap\.every=0"), ("metrics.cka.samples=0", r"metrics\.cka\.samples=0")],
-)
-def test_bad_settings_are_refused_before_the_first_round(config, tmp_path, override, message):
-    with pytest.raises(ValueError, match=message):
-        run(config, tmp_path / "run", "metrics=all", override)
+def test_bad_settings_are_refused_before_the_first_round(config, tmp_path):
+    with pytest.raises(ValueError, match=r"metrics\.gap\.every=0"):
+        run(config, tmp_path / "run", "metrics=[gap]", "metrics.gap.every=0")
     assert not (tmp_path / "run").exists()
+
+
+def test_the_halves_of_several_client_metrics_have_keys_of_their_own():
+    """By which checkpoints know their states."""
+    parts = parts_of([Clients(), Forgetting(), Gap()])
+    assert [part.state_key for part in parts] == [
+        "Clients",
+        "Sums of clients",
+        "Forgetting",
+        "Sums of forgetting",
+        "Gap",
+    ]
 
 
 def test_smoothed_accuracies_are_the_same_in_the_rows_and_in_the_summary(config, tmp_path):
@@ -215,22 +209,6 @@ def test_smoothed_accuracies_are_the_same_in_the_rows_and_in_the_summary(config,
     assert rows[-1]["test/acc_smooth10"] == last_ten
     assert summary["test/acc_smooth10"] == last_ten
     assert summary["test/acc_ema"] == pytest.approx(rows[-1]["test/acc_ema"])
-
-
-def test_two_processes_measure_the_same(config, tmp_path):
-    _, one = run(config, tmp_path / "one", "metrics=all", *EVERY_ROUND, "gc=gcfed")
-    _, two = run(config, tmp_path / "two", "metrics=all", *EVERY_ROUND, *TWO, "gc=gcfed")
-    for a, b in zip(one, two, strict=True):
-        assert columns(b) == pytest.approx(columns(a), rel=1e-9)
-
-
-def test_stacks_measure_the_same(config, tmp_path):
-    one, five = (
-        run(config, tmp_path / str(k), "metrics=all", *EVERY_ROUND, f"client.stack={k}", "participation.per_round=5")[1]
-        for k in (1, 5)
-    )
-    for a, b in zip(one, five, strict=True):
-        assert columns(b) == pytest.approx(columns(a), rel=1e-9)
 
 
 def test_a_network_with_batch_statistics(config, tmp_path):

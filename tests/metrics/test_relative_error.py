@@ -47,7 +47,7 @@ def test_it_is_the_distance_of_the_saved_model(config, tmp_path, heterogeneity):
     assert tested["test/loss"] == pytest.approx(result.metrics["test/loss"])
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "scaffold", "fedsub"])
+@pytest.mark.parametrize("algorithm", ["scaffold", "fedsub"])
 def test_the_experiment_runs_its_opponents(config, tmp_path, algorithm):
     result = train(config(*TINY, f"algorithm={algorithm}", folder=tmp_path / "run"))
     assert 0 < result.metrics["test/relative_error"] < 1

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import nn
 from torchvision import models as tv
+from torchvision.models.vgg import cfgs
 
 from gcfed.federated.forward import Tap
 from gcfed.models.cnn import CNN
 from gcfed.models.mlp import MLP
 from gcfed.models.resnet import resnet18_gn
-from gcfed.models.stages import init_kaiming
 from gcfed.models.vgg import vgg11
 
 BUILD = {"mlp": MLP, "cnn": CNN, "resnet18_gn": resnet18_gn, "vgg11": vgg11}
@@ -46,11 +46,13 @@ def test_parameter_counts_follow_from_the_layer_sizes():
     [
         ("mlp", ["fc1", "fc2", "fc3"]),
         ("cnn", ["conv1", "conv2", "fc1", "fc2"]),
-        pytest.param("vgg11", ["features", "classifier"], marks=pytest.mark.slow),
+        ("vgg11", ["features", "classifier"]),
     ],
 )
 def test_layer_names_that_borderlines_use(name, layers):
-    assert [child for child, module in build(name).named_children() if list(module.parameters())] == layers
+    with torch.device("meta"):
+        net = build(name)
+    assert [child for child, module in net.named_children() if list(module.parameters())] == layers
 
 
 def test_resnet_has_the_62_tensors_of_the_paper():
@@ -71,16 +73,21 @@ def test_resnet_computes_torchvisions_with_the_stem_changed():
     assert torch.equal(ours(x_BCHW), theirs(x_BCHW))
 
 
-@pytest.mark.slow
 def test_vgg_is_torchvisions():
-    ours = vgg11(num_classes=1000).eval()
-    assert count(ours) == 132_863_336
+    """Of the published size; its values where all but the convolutions is narrow."""
+    torch.manual_seed(0)
     with torch.device("meta"):
-        theirs = tv.vgg11(num_classes=1000).eval()
-    theirs.load_state_dict(ours.state_dict(), assign=True)
-    x_BCHW = torch.randn(2, 3, 64, 64)
-    assert torch.equal(ours(x_BCHW), theirs(x_BCHW))
+        ours, theirs = vgg11(num_classes=1000), tv.vgg11(num_classes=1000)
+    assert count(ours) == count(theirs) == 132_863_336
+    assert {n: p.shape for n, p in ours.named_parameters()} == {n: p.shape for n, p in theirs.named_parameters()}
     assert [m.p for m in ours.modules() if isinstance(m, nn.Dropout)] == [0.5, 0.5]
+    narrow = narrow_vgg(input_shape=(3, 64, 64), num_classes=10).eval()
+    theirs.eval().features, theirs.classifier = narrow.features, narrow.classifier
+    x_BCHW = torch.randn(2, 3, 64, 64)
+    assert torch.equal(narrow(x_BCHW), theirs(x_BCHW))
+    with torch.device("meta"):
+        for shape in ((1, 32, 32), (3, 32, 32)):
+            assert vgg11(input_shape=shape, num_classes=7)(torch.randn(2, *shape)).shape == (2, 7)
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn"])
@@ -101,12 +108,6 @@ def test_weights_are_kaiming_normal_and_biases_zero(name):
 def test_other_input_shapes(name, shape):
     net = BUILD[name](input_shape=shape, num_classes=7)
     assert net(torch.randn(2, *shape)).shape == (2, 7)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shape", [(1, 32, 32), (3, 32, 32)])
-def test_vgg_takes_small_images(shape):
-    assert vgg11(input_shape=shape, num_classes=7)(torch.randn(2, *shape)).shape == (2, 7)
 
 
 def test_mlp_without_hidden_layers_is_linear():
@@ -146,11 +147,11 @@ def test_impossible_arguments_are_named(build_wrong, key):
         build_wrong()
 
 
-def narrow_vgg(seed: int) -> nn.Module:
-    """VGG11 with 16 units where 119 million weights hang on 4096; convolutions, pooling and dropout as they are."""
-    torch.manual_seed(seed)
-    with torch.device("meta"):
-        net = vgg11(input_shape=(3, 32, 32), num_classes=10)
-    net.classifier[0], net.classifier[3], net.classifier[6] = nn.Linear(25088, 16), nn.Linear(16, 16), nn.Linear(16, 10)
-    net.features.to_empty(device="cpu").apply(init_kaiming)
+def narrow_vgg(**shape) -> nn.Module:
+    """VGG11 of 16 units and, after the first layer, 16 channels in place of up to 4,096 and 512."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(cfgs, "A", [64, "M", 16, "M", 16, 16, "M", 16, 16, "M", 16, 16, "M"])
+        net = vgg11(**shape)
+    net.classifier[0], net.classifier[3] = nn.Linear(16 * 49, 16), nn.Linear(16, 16)
+    net.classifier[6] = nn.Linear(16, 10)
     return net

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from gcfed.assemble import assemble
 from gcfed.models.mlp import MLP
-from gcfed.models.start import begin_at
+from gcfed.models.own import begin_at
 from gcfed.run import evaluate, train
 from gcfed.runs.identity import identity
 

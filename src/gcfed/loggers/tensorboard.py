@@ -30,7 +30,6 @@ class RoundTensorBoardLogger(TensorBoardLogger):
     that are true of a run as a whole (its hyperparameters, how it ended) TensorBoard would keep the first.
 
     Args:
-        save_dir: the run's folder.
         resume_round: last finished round of the checkpoint that the run continues; 0 starts anew.
     """
 

@@ -8,7 +8,7 @@ from functools import partial
 from inspect import signature
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.pytorch.loggers import Logger, MLFlowLogger, WandbLogger
 from lightning.pytorch.loggers.logger import rank_zero_experiment
@@ -17,10 +17,6 @@ from lightning.pytorch.utilities import rank_zero_only
 from gcfed.utils.checked import SettingError, Whole, checked, fits
 from gcfed.utils.files import replacing
 from gcfed.utils.instantiate import BuildError, installed
-
-if TYPE_CHECKING:
-    from mlflow.tracking import MlflowClient
-    from wandb import Run
 
 log = logging.getLogger(__name__)
 LIMIT = 30  # seconds that a tracker has to answer
@@ -34,16 +30,19 @@ class _Remote(Logger):
 
     Its run begins with the first row, in the process that writes. ``<tracker>.id`` in the run's folder names it: a
     resumed run goes on in it, also where the folder has been moved, and one that starts anew does not.
+
+    Args:
+        resume_round: last finished round of the checkpoint that the run continues; 0 starts another of the tracker's.
+        settings: those of Lightning's logger and, of W&B, of ``wandb.init``.
+
+    Raises:
+        ValueError: the package is not installed, does not know a setting or its value, or does not answer.
     """
 
     tracker = ""  # a package, an extra of ours, and its key under ``logger``
     _where = ""  # the setting that says where it is
-    _gone = False
+    _begun = _gone = False
     _table: Mapping[str, Any] = {}  # of hyperparameters, until the run begins
-
-    @property
-    def key(self) -> str:
-        return f"logger.{self.tracker}"
 
     def _known_id(self, save_dir: str, resume_round: int) -> str | None:
         """The id of the tracker's run that this one continues; None for a new one."""
@@ -55,20 +54,30 @@ class _Remote(Logger):
         with replacing(self._id_file) as temporary:
             temporary.write_text(run_id or "")
 
-    def _require(self, work: Callable[[], Any]) -> None:
-        """Does it.
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> Any:
+        """Lightning's, once the tracker's run has begun."""
+        if not self._begun:
+            self._begun = True
+            self._do(self._begin, must=True)
+        return super().experiment  # type: ignore[misc]
+
+    def _begin(self) -> None: ...
+
+    def _do(self, work: Callable[[], Any], *, must: bool = False) -> None:
+        """Does it, until the tracker fails or does not answer in time.
 
         Raises:
-            BuildError: the tracker fails, or does not answer in time.
+            BuildError: it does, and the run ``must`` not begin without it.
         """
-        if reason := _within(LIMIT, work):
-            raise BuildError(f"{self.key}{self._where}: {reason}. Make it answer, or leave it out by ~{self.key}.")
-
-    def _tell(self, work: Callable[[], Any]) -> None:
-        """Does it, until the tracker fails or does not answer."""
-        if not self._gone and (reason := _within(LIMIT, work)):
-            self._gone = True
-            log.warning("%s: %s. The run goes on without it; metrics.csv has all rounds.", self.key, reason)
+        if self._gone or not (reason := _within(LIMIT, work)):
+            return
+        key = f"logger.{self.tracker}"
+        if must:
+            raise BuildError(f"{key}{self._where}: {reason}. Make it answer, or leave it out by ~{key}.")
+        self._gone = True
+        log.warning("%s: %s. The run goes on without it; metrics.csv has all rounds.", key, reason)
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
@@ -94,16 +103,7 @@ def _within(seconds: float, work: Callable[[], Any]) -> str:
 
 @checked
 class RoundWandbLogger(_Remote, WandbLogger):
-    """Lightning's, but that W&B's threads begin after the run's processes were forked.
-
-    Args:
-        save_dir: the run's folder, where ``wandb/`` lies.
-        resume_round: last finished round of the checkpoint that the run continues; 0 starts another run of W&B's.
-        settings: those of Lightning's logger and of ``wandb.init``.
-
-    Raises:
-        ValueError: W&B is not installed, does not know a setting or its value, or does not answer when the run begins.
-    """
+    """Lightning's, but that W&B's threads begin after the run's processes were forked."""
 
     tracker = "wandb"
 
@@ -112,18 +112,11 @@ class RoundWandbLogger(_Remote, WandbLogger):
         _check_wandb(settings)
         super().__init__(save_dir=save_dir, id=known, **settings)
 
-    @property
-    @rank_zero_experiment
-    def experiment(self) -> Run:
-        if self._experiment is None:
-            self._require(self._begin)
-        return self._experiment  # type: ignore[return-value]
-
     def _begin(self) -> None:
         import wandb
 
         wandb.finish()  # an earlier job of a sweep that was refused or failed
-        run = super().experiment
+        run = self.experiment
         self._keep_id(run.id)
         run.define_metric("round")
         run.define_metric("*", step_metric="round")
@@ -132,7 +125,8 @@ class RoundWandbLogger(_Remote, WandbLogger):
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """One row a round; W&B drops a round that it has from before a kill."""
-        self._tell(lambda: self.experiment.log(dict(metrics), step=step, commit=True))
+        run = self.experiment
+        self._do(partial(run.log, dict(metrics), step=step, commit=True))
 
     @rank_zero_only
     def log_image(self, key: str, images: Sequence[Any], step: int | None = None, **kwargs: Any) -> None:
@@ -140,12 +134,12 @@ class RoundWandbLogger(_Remote, WandbLogger):
         import wandb
 
         row = {key: [wandb.Image(image) for image in images], "round": step}
-        self._tell(lambda: self.experiment.log(row, commit=False))
+        self._do(lambda: self.experiment.log(row, commit=False))
 
     @rank_zero_only
     def log_summary(self, metrics: Mapping[str, float], step: int, *, success: bool) -> None:
         """The last figures of a run that has come to its end; ``success`` is false for one that diverged."""
-        self._tell(lambda: self.experiment.summary.update(dict(metrics)))
+        self._do(lambda: self.experiment.summary.update(dict(metrics)))
         if not self._gone:
             self.experiment.finish(exit_code=int(not success))  # what is to be sent yet may take long
             self._experiment = None
@@ -175,16 +169,7 @@ def _check_wandb(settings: Mapping[str, Any]) -> None:
 
 @checked
 class RoundMLflowLogger(_Remote, MLFlowLogger):
-    """Lightning's.
-
-    Args:
-        save_dir: the run's folder.
-        resume_round: last finished round of the checkpoint that the run continues; 0 starts another run of MLflow's.
-        settings: those of Lightning's logger.
-
-    Raises:
-        ValueError: MLflow is not installed, a setting is no text, or its server or database does not answer.
-    """
+    """Lightning's."""
 
     tracker = "mlflow"
     _logged = 0  # the last round that MLflow has
@@ -197,17 +182,11 @@ class RoundMLflowLogger(_Remote, MLFlowLogger):
             if fits(name, settings.get(name), str | None) == "":
                 raise SettingError(name, "='' is empty: give it a name, or leave it out.")
         self._where = f".tracking_uri={settings.get('tracking_uri')}"
-        self._require(partial(super().__init__, save_dir=None, run_id=known, **settings))  # opens a database
-
-    @property
-    @rank_zero_experiment
-    def experiment(self) -> MlflowClient:
-        if not self._initialized:
-            self._require(self._begin)
-        return self._mlflow_client
+        # It opens a database.
+        self._do(partial(super().__init__, save_dir=None, run_id=known, **settings), must=True)
 
     def _begin(self) -> None:
-        resumed, client = self._run_id is not None, super().experiment
+        resumed, client = self._run_id is not None, self.experiment
         if resumed:
             self._logged = max((m.step for m in client.get_metric_history(self._run_id, "round")), default=0)
         else:
@@ -218,10 +197,10 @@ class RoundMLflowLogger(_Remote, MLFlowLogger):
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """One row a round, without those that MLflow has from before a kill."""
         if self.experiment and (step is None or step > self._logged):
-            self._tell(partial(super().log_metrics, metrics, step))
+            self._do(partial(super().log_metrics, metrics, step))
 
     @rank_zero_only
     def log_summary(self, metrics: Mapping[str, float], step: int, *, success: bool) -> None:
         """The last figures of a run that has come to its end; ``success`` is false for one that diverged."""
-        self._tell(partial(super().log_metrics, metrics, step))
-        self._tell(partial(super().finalize, "success" if success else "failed"))
+        self._do(partial(super().log_metrics, metrics, step))
+        self._do(partial(super().finalize, "success" if success else "failed"))

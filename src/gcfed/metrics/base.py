@@ -1,6 +1,7 @@
 """What the measurements share: the rounds in which they look, the way of what clients note, means over the cohort."""
 
-from collections.abc import Iterator, Sequence
+import csv
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -13,9 +14,11 @@ from torch import Tensor, nn
 from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.method import ClientPart, Order, Part, ServerPart, Setup
+from gcfed.federated.processes.strategy import rank_and_world
 from gcfed.federated.round import Round, places
 from gcfed.federated.stack import ClientStack
 from gcfed.utils.checked import Count, checked
+from gcfed.utils.files import replacing
 from gcfed.utils.pictures import show
 
 AT_ONCE = 500
@@ -27,6 +30,8 @@ class Metric(Part):
 
     Args:
         every: rounds between two measurements; the last round is always measured, as it is always tested.
+
+    Those that write files also take their ``folder``; those that draw, ``figures``: whether to.
     """
 
     order = Order.MEASURES
@@ -104,8 +109,8 @@ class ServerMetric(Metric, ServerPart):
         return sent
 
     def show(self, picture: Path, round: Round) -> None:
-        """Hands a picture of the run's folder to its loggers."""
-        show(self.module.trainer.loggers, self.name, picture, round.index + 1)
+        """Hands a picture of the run's folder to its loggers, under the name of its file up to a ``_``."""
+        show(self.module.trainer.loggers, picture.stem.split("_")[0], picture, round.index + 1)
 
 
 class ClientMetric(Metric, ClientPart):
@@ -192,6 +197,32 @@ class OwnNumbers(ClientMetric):
         finite = values_KV.isfinite()
         totals = torch.stack([values_KV.where(finite, 0.0).sum(0), finite.sum(0)]).tolist()
         return {name: total / count for name, total, count in zip(self.columns, *totals, strict=True) if count}
+
+
+class RoundTable:
+    """Writes ``<name>.csv``, a metric's lines of each round, on the first process; a resumed run drops what comes after
+    its checkpoint.
+    """
+
+    name: str
+    folder: str
+    header: tuple[str, ...]
+    """Its columns behind ``round``."""
+    _started = False
+
+    def append(self, round: Round, lines: Iterable[Iterable[Any]]) -> None:
+        """The lines of a round, each without its number."""
+        if rank_and_world()[0] != 0:
+            return
+        path, number = Path(self.folder) / f"{self.name}.csv", round.index + 1
+        if not self._started:
+            self._started = True
+            old = path.read_text().splitlines(keepends=True)[1:] if path.exists() and number > 1 else []
+            kept = [line for line in old if line.endswith("\n") and int(line.split(",")[0]) < number]
+            with replacing(path) as temporary:
+                temporary.write_text(",".join(["round", *self.header]) + "\n" + "".join(kept))
+        with path.open("a", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows((number, *line) for line in lines)
 
 
 def now(device: torch.device) -> float:

@@ -1,45 +1,35 @@
 """What a curious server reads out of an upload: FedGC's attack (gradient constraint, A.5, Figure 5).
 
-In the rounds that are measured one client of the cohort, drawn by the seed, rehearses one step of plain SGD on a few of
-its images, and uploads through all methods as it would in earnest. The server takes Δ/(−η) for the gradient of those
-images and inverts it (deep leakage from gradients, :mod:`gcfed.metrics.dlg`). It knows the broadcast weights, η and
-the network, and takes no account of what methods made of the gradient. Of several images the order is unknown: each
-original is paired with the nearest that was recovered.
-
-=====================  ======================================================================================
-``leakage/mse``        of the pixels, in 0…1, mean over the images
-``leakage/psnr``       −10 log₁₀ of an image's MSE, in dB, mean over the images
-``leakage/labels``     share of the images whose label is the likeliest of the recovered one
-``leakage/mismatch``   ‖∇ − g‖² / ‖g‖²: near 0, the search has succeeded, whether or not the image is the client's
-=====================  ======================================================================================
-
-``leakage_round_<t>.png`` in the run's folder shows the originals above what was recovered. A search that failed
-(``mismatch`` not near 0) proves no privacy: ReLU and max-pooling resist this attack by their kinks alone, and under
-Fixup initialization nothing but the last layer has a gradient in the first round. The network is attacked in evaluation
-mode; with dropout or batch statistics, clients have other gradients in training.
+It is deep leakage from gradients (Zhu et al., NeurIPS 2019, Algorithm 1). Who knows a network, its weights w and the
+gradient g of the loss on one batch looks for inputs x and soft labels y with the same gradient, from x, y ~ N(0, 1), by
+L-BFGS: ``min ‖∇_w ℓ(f(x; w), softmax(y)) − g‖² / ‖g‖²``, summed over all tensors. The authors' networks have sigmoids,
+and strides in place of pooling: the gradients of ReLU and max-pooling jump, and the search ends in a local minimum.
+Added to theirs, for what it recovers: a line search (strong Wolfe), the best point met, restarts, and Adam, which gets
+further with ReLU.
 """
 
 import copy
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 
 from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download
 from gcfed.federated.method import Setup
 from gcfed.federated.round import Round
 from gcfed.metrics.base import ServerMetric, evaluating, zeros
-from gcfed.metrics.dlg import invert_gradient
 from gcfed.utils.checked import Count, Positive, checked
 from gcfed.utils.rng import generator, torch_seed
 
 
-@dataclass
-class Observed:
+class Observed(NamedTuple):
     """An upload, and what it was made of."""
 
     client: int
@@ -51,11 +41,27 @@ class Observed:
 @checked
 @dataclass(eq=False)
 class Leakage(ServerMetric):
-    """Adds ``leakage/*`` to the rows of metrics and saves a picture; for images only.
+    """What DLG recovers from one client's upload of one step: ``leakage/*`` and a picture; for images only.
+
+    In the rounds that are measured one client of the cohort, drawn by the seed, rehearses one step of plain SGD on a
+    few of its images, and uploads through all methods as it would in earnest. The server takes Δ/(−η) for the gradient
+    of those images and inverts it. It knows the broadcast weights, η and the network, and takes no account of what
+    methods made of the gradient. Of several images the order is unknown: each original is paired with the nearest that
+    was recovered.
+
+    =====================  ======================================================================================
+    ``leakage/mse``        of the pixels, in 0…1, mean over the images
+    ``leakage/psnr``       −10 log₁₀ of an image's MSE, in dB, mean over the images
+    ``leakage/labels``     share of the images whose label is the likeliest of the recovered one
+    ``leakage/mismatch``   ‖∇ − g‖² / ‖g‖²: near 0, the search has succeeded, whether or not the image is the client's
+    =====================  ======================================================================================
+
+    ``leakage_round_<t>.png`` shows the originals above what was recovered. A search that failed (``mismatch`` not near
+    0) proves no privacy: ReLU and max-pooling resist this attack by their kinks alone, and under Fixup initialization
+    nothing but the last layer has a gradient in the first round. The network is attacked in evaluation mode; with
+    dropout or batch statistics, clients have other gradients in training.
 
     Args:
-        folder: where pictures go.
-        every: rounds between two measurements.
         images: batch of the attacked step.
         iterations: of the attack; one of ``lbfgs`` is up to 20 passes, one of ``adam`` a single one.
         restarts: starting points of the attack, of which the best match counts.
@@ -86,23 +92,23 @@ class Leakage(ServerMetric):
         solver.steps, solver.batch_size, solver.optimizer = 1, self.images, partial(torch.optim.SGD, lr=1.0)
 
     def begin(self, download: Download, round: Round) -> None:
-        self._observed = self._observe(download, round) if self.module.trainer.is_global_zero else None
-
-    def _observe(self, download: Download, round: Round) -> Observed | None:
-        """One client's upload after one step; None where it is not finite."""
+        """One client's upload after one step; None where it is not finite, and on other processes than the first."""
+        self._observed: Observed | None = None
+        if not self.module.trainer.is_global_zero:
+            return
         device = self.module.device
         clients = generator(round.seed, "leakage", round.index).choice(round.cohort, 1)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             (upload,) = self.transport.rehearse(download, clients, self.solver, here=True)
-        plan = self.solver.plan(self.data, clients, download, device)
-        batch = plan.batch(self.data, 0, plan.kinds[0])
-        delta = self.as_sent(upload, self.names)
-        gradient = {name: t[0] / -round.lr for name, t in delta.items()}
-        return Observed(int(clients[0]), batch.x[0], batch.y[0], gradient) if bool(upload.finite[0]) else None
+        if upload.finite[0]:
+            plan = self.solver.plan(self.data, clients, download, device)
+            batch = plan.batch(self.data, 0, plan.kinds[0])
+            gradient = {name: t[0] / -round.lr for name, t in self.as_sent(upload, self.names).items()}
+            self._observed = Observed(int(clients[0]), batch.x[0], batch.y[0], gradient)
 
     def columns(self, round: Round) -> dict[str, float]:
         sums = zeros(round, 5)
-        if self._observed is not None:  # on the first process, in whose folder the picture goes
+        if self._observed is not None:
             sums[:] = torch.tensor([*self._invert(self._observed, round), 1.0])
             self._observed = None
         (sums,) = round.reduce([sums])
@@ -124,7 +130,7 @@ class Leakage(ServerMetric):
             )  # fmt: skip
         original, recovered = self._pixels(seen.x), self._pixels(found.x)
         order = nearest(original, recovered)
-        recovered, labels = recovered[order], found.labels[order].argmax(-1)
+        recovered, labels_B = recovered[order], found.labels[order].argmax(1)
         mse_B = (original - recovered).square().flatten(1).mean(1)
         psnr_B = -10 * mse_B.log10()
         above = [f"client {seen.client}, class {y}" for y in seen.y.tolist()]
@@ -132,7 +138,7 @@ class Leakage(ServerMetric):
         path = Path(self.folder) / f"leakage_round_{round.index + 1}.png"
         plot_recovered(original.float().cpu().numpy(), recovered.float().cpu().numpy(), above, below, path)
         self.show(path, round)
-        means = [mse_B.mean(), psnr_B.mean(), (labels == seen.y).double().mean()]
+        means = [mse_B.mean(), psnr_B.mean(), (labels_B == seen.y).double().mean()]
         return *torch.stack([mean.double() for mean in means]).tolist(), found.mismatch
 
     def _pixels(self, x: Tensor) -> Tensor:
@@ -150,3 +156,76 @@ def nearest(original: Tensor, recovered: Tensor) -> Tensor:
         order[i] = j
         distance[i], distance[:, j] = torch.inf, torch.inf
     return order
+
+
+class Recovered(NamedTuple):
+    """Inputs ``[B, *input]`` as the network takes them, probabilities of the classes ``[B, C]``, and their mismatch."""
+
+    x: Tensor
+    labels: Tensor
+    mismatch: float
+
+
+def invert_gradient(
+    net: nn.Module, weights: Params, gradient: Params, shape: tuple[int, ...], num_classes: int, *,
+    random: torch.Generator, iterations: int = 300, restarts: int = 1, optimizer: str = "lbfgs", lr: float = 1.0,
+) -> Recovered:  # fmt: skip
+    """The inputs and labels whose gradient comes nearest to ``gradient``, the best of all restarts (:class:`Leakage`).
+
+    The network is called as it is, in its present mode; neither it nor its gradients are touched.
+
+    Args:
+        weights: the network's parameters and buffers at which the gradient was taken, name → ``[*shape]``.
+        gradient: of the mean loss over the batch, for the parameters that were trained.
+        shape: of the batch, ``(B, *input)``.
+        random: draws the starting points; on the CPU, so that they do not depend on the device.
+    """
+    names, target = list(gradient), [g.detach() for g in gradient.values()]
+    fixed = {name: t.detach() for name, t in weights.items()}
+    leaves = [fixed[name].clone().requires_grad_() for name in names]
+    state = fixed | dict(zip(names, leaves, strict=True))
+    scale = torch.stack([g.square().sum() for g in target]).sum()
+
+    def mismatch(x: Tensor, labels: Tensor) -> Tensor:
+        log_p = functional_call(net, state, (x,)).log_softmax(-1)
+        loss = -(labels.softmax(-1) * log_p).sum(-1).mean()
+        grads = torch.autograd.grad(loss, leaves, create_graph=True)
+        return torch.stack([(a - b).square().sum() for a, b in zip(grads, target, strict=True)]).sum() / scale
+
+    attempts = []
+    for _ in range(restarts):
+        sizes = (shape, (shape[0], num_classes))
+        dummies = [torch.randn(size, generator=random).to(target[0]).requires_grad_() for size in sizes]
+        minimizer: torch.optim.Optimizer
+        if optimizer == "lbfgs":
+            minimizer = torch.optim.LBFGS(dummies, lr=lr, line_search_fn="strong_wolfe")
+        else:
+            minimizer = torch.optim.Adam(dummies, lr=lr)
+        attempts.append(_descend(mismatch, dummies, minimizer, iterations))
+    value, x, labels = min(attempts, key=lambda attempt: attempt[0])
+    return Recovered(x, labels.softmax(-1), value)
+
+
+def _descend(
+    mismatch: Callable[..., Tensor], leaves: list[Tensor], minimizer: torch.optim.Optimizer, iterations: int
+) -> tuple[float, Tensor, Tensor]:
+    """The smallest mismatch on the way from one starting point, with its inputs and labels."""
+
+    def closure() -> Tensor:
+        value = mismatch(*leaves)
+        for leaf, grad in zip(leaves, torch.autograd.grad(value, leaves), strict=True):
+            leaf.grad = grad
+        return value.detach()
+
+    best, kept = math.inf, [leaf.detach().clone() for leaf in leaves]
+    for _ in range(iterations):
+        here = [leaf.detach().clone() for leaf in leaves]
+        value = float(minimizer.step(closure))  # type: ignore[arg-type]  # of where the step began
+        if not math.isfinite(value):
+            break
+        if value < best:
+            best, kept = value, here
+    value = float(mismatch(*leaves).detach())
+    if value < best:
+        best, kept = value, [leaf.detach() for leaf in leaves]
+    return best, kept[0], kept[1]

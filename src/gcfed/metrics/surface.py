@@ -1,16 +1,4 @@
-"""The loss around three clients of a round, as in FedACG's Figure 2(a).
-
-w₁, w₂ and w₃ are the local models of the first three clients of the cohort, by id, whose training stayed finite. They
-span a plane with its origin in w₁, its first axis along w₂ − w₁ and the second one, in the same unit (Euclidean
-distance over all parameters), across it towards w₃. On this plane the network is evaluated at the nodes of a square
-grid. The broadcast model and the new global one lie off the plane: they are marked where they project to, and their
-losses and their distances from the plane stand in the file. Floating-point buffers follow the same combinations as the
-parameters; a running variance that would be negative, outside the triangle of the three, is 0. All models are evaluated
-in the precision of their weights, which is single where ``precision`` is bf16-mixed.
-
-The paper's figure is of the training loss: ``split=train``, the default, takes training samples of all clients,
-``test`` those that the runs are tested on. Runs of different methods have the same three clients, and so comparable
-pictures, where their seed and federation are the same. ``surface_round_<t>.npz`` holds
+"""The loss around three clients of a round, as in FedACG's Figure 2(a): ``surface_round_<t>.npz``.
 
 ==============================  =======================================================================================
 ``x``, ``y`` ``[G]``            the grid's axes
@@ -19,13 +7,12 @@ pictures, where their seed and federation are the same. ``surface_round_<t>.npz`
 ``points`` ``[6, 2]``           where they lie, x and y
 ``point_loss``, ``point_acc``   ``[6]``, of the models themselves
 ``distance`` ``[6]``            from the plane
-``round``                       rounds finished
+``round``, ``split``            rounds finished; where the samples are from
 ==============================  =======================================================================================
 """
 
 import logging
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -41,17 +28,7 @@ from gcfed.federated.method import Part, Setup
 from gcfed.federated.processes.strategy import rank_and_world
 from gcfed.federated.round import Round
 from gcfed.federated.stack import ClientStack
-from gcfed.metrics.base import (
-    AT_ONCE,
-    ClientMetric,
-    ServerMetric,
-    client_state,
-    dot,
-    drawn,
-    evaluating,
-    fetch_tests,
-    zeros,
-)
+from gcfed.metrics.base import AT_ONCE, ClientMetric, ServerMetric, dot, drawn, evaluating, fetch_tests, zeros
 from gcfed.utils.checked import Count, Weight, checked
 from gcfed.utils.files import replacing
 from gcfed.utils.rng import generator
@@ -68,27 +45,31 @@ class LocalModels(ClientMetric):
     def note(self, stack: ClientStack, download: Download) -> Params:
         finite, note = finite_clients(stack.full).tolist(), Params()
         for row in [row for row in np.argsort(stack.clients).tolist() if finite[row]][:THREE]:
-            for name, t in client_state(stack, row).items():
-                note[f"{stack.clients[row]} {name}"] = t.to("cpu", copy=True)
+            for name, t in stack.full.items():
+                note[f"{stack.clients[row]} {name}"] = t[row].to("cpu", copy=True)
         return note
 
 
 @checked
 @dataclass(eq=False)
 class Surface(ServerMetric):
-    """Saves ``surface_round_<t>.npz``, and a picture of it; adds nothing to the rows of metrics.
+    """Evaluates the network on the plane through three clients' models, at the nodes of a square grid.
+
+    w₁, w₂ and w₃ are the local models of the first three clients of the cohort, by id, whose training stayed finite:
+    runs of different methods have the same three, and comparable pictures, where seed and federation are the same. The
+    origin is w₁, the first axis lies along w₂ − w₁ and the second, in the same unit (Euclidean distance over all
+    parameters), across it towards w₃. The broadcast model and the new global one lie off the plane and are marked where
+    they project to. Floating-point buffers follow the same combinations; a running variance that would be negative,
+    outside the triangle, is 0. All models are evaluated in the precision of their weights.
 
     A measured round costs grid² + 6 passes over the samples, dealt to the processes. Three local models are kept until
-    the round is over, on the CPU.
+    the round is over, on the CPU. It adds nothing to the rows of metrics.
 
     Args:
-        folder: where files go.
-        every: rounds between two measurements.
         grid: G, nodes along each side of the square.
         margin: what the square leaves free around the six points on each side, in parts of their extent.
         samples: on which the loss is measured, drawn once by the run's seed; null: all.
-        split: of which they are.
-        figures: whether to draw ``surface_round_<t>.png``.
+        split: of which they are: ``train``, of all clients, as in the paper, or ``test``.
 
     Raises:
         ValueError: at ``validate``, a cohort of fewer than three.
@@ -117,7 +98,7 @@ class Surface(ServerMetric):
         return LocalModels(self.every), self
 
     def begin(self, download: Download, round: Round) -> None:
-        self._held: dict[int, Params] = {}  # client → its model: the first three of those that were seen here
+        self._held: dict[int, Params] = {}  # client → its model: the first three that were seen here
 
     def take(self, upload: Upload, round: Round) -> None:
         for key, t in upload.notes.get(self.name, {}).items():
@@ -138,8 +119,7 @@ class Surface(ServerMetric):
         if self.figures:
             from gcfed.plots.surface import plot_surface  # matplotlib: only in the rounds that draw
 
-            picture = path.with_suffix(".png")
-            plot_surface(found, picture)
+            plot_surface(found, picture := path.with_suffix(".png"))
             self.show(picture, round)
         return {}
 
@@ -150,7 +130,7 @@ class Surface(ServerMetric):
             return {}
         rank, world = rank_and_world()
         columns = ("loss", "acc") if self.module.task.has_classes else ("loss",)
-        samples, swap = list(self._samples(round.seed, self.module.device)), Swap(self.module.net)
+        samples, swap = self._samples(round.seed, self.module.device), Swap(self.module.net)
         scores = zeros(round, 6 + self.grid**2, len(columns))
         with evaluating(self.module.net):
             for i, known in zip((0, 1, 2, 4, 5), [*models.values(), *beside], strict=True):
@@ -166,18 +146,12 @@ class Surface(ServerMetric):
                 if i % world == rank:
                     scores[i] = self._score(swap, plane.at(float(a), float(b)), samples)
         (scores,) = round.reduce([scores])
-        found = {
-            "round": np.array(round.index + 1),
-            "split": np.array(self.split),
-            "x": x,
-            "y": y,
-            "names": np.array([*(f"client {client}" for client in models), "mean", "broadcast", "global"]),
-            "points": points[:, :2],
-            "distance": points[:, 2],
-        }
+        names = [*(f"client {client}" for client in models), "mean", "broadcast", "global"]
+        found = {"round": round.index + 1, "split": self.split, "x": x, "y": y, "names": names}
+        found |= {"points": points[:, :2], "distance": points[:, 2]}
         for name, values in zip(columns, scores.T.cpu().numpy(), strict=True):
             found |= {name: values[6:].reshape(self.grid, self.grid), f"point_{name}": values[:6]}
-        return found
+        return {name: np.array(value) for name, value in found.items()}
 
     def _score(self, swap: Swap, state: Params, samples: list[tuple[Tensor, Tensor]]) -> Tensor:
         """Mean loss, and accuracy where there are classes, of the network with these tensors; float64."""
@@ -193,9 +167,8 @@ class Surface(ServerMetric):
     def _three(self, round: Round) -> dict[int, Params]:
         """The models of the first three clients, wherever they were trained, on the CPU; {} where there are fewer."""
         cohort, like = sorted(round.cohort.tolist()), round.start
-        held = torch.tensor([float(client in self._held) for client in cohort], device=self.module.device)
-        (held,) = round.reduce([held])
-        chosen, models = [client for client, known in zip(cohort, held.tolist(), strict=True) if known][:THREE], {}
+        (held,) = round.reduce([torch.tensor([float(k in self._held) for k in cohort], device=self.module.device)])
+        chosen, models = [k for k, known in zip(cohort, held.tolist(), strict=True) if known][:THREE], {}
         for client in chosen if len(chosen) == THREE else ():
             mine = self._held.get(client)
             sent = [mine[name].to(t.device) if mine else torch.zeros_like(t) for name, t in like.items()]
@@ -203,16 +176,15 @@ class Surface(ServerMetric):
         self._held = {}
         return models
 
-    def _samples(self, seed: int, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    def _samples(self, seed: int, device: torch.device) -> list[tuple[Tensor, Tensor]]:
         """The samples of every measurement, in parts."""
         of_test = self.split == "test"
         known = np.arange(self.data.num_test) if of_test else np.sort(self.data.partition.indices)
         chosen = drawn(known, self.samples, generator(seed, "surface"))
-        for part in np.split(chosen, range(AT_ONCE, len(chosen), AT_ONCE)):
-            if of_test:
-                yield fetch_tests(self.data, part)
-            else:
-                yield self.data.fetch(torch.as_tensor(part, device=device), None)
+        parts = np.split(chosen, range(AT_ONCE, len(chosen), AT_ONCE))
+        if of_test:
+            return [fetch_tests(self.data, part) for part in parts]
+        return [self.data.fetch(torch.as_tensor(part, device=device), None) for part in parts]
 
 
 class Plane:

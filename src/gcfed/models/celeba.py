@@ -13,11 +13,9 @@ class CelebACNN(Staged, nn.Module):
     """``conv1`` … ``conv4`` (3×3), each with GroupNorm ``norm1`` … ``norm4``, 2×2 max-pooling and ReLU, then ``fc``.
 
     LEAF normalises by the batch, in tests too; groups of channels take its place, as in FedACG's ResNet18, so that a
-    prediction depends on its own image alone and clients can be stacked.
+    prediction depends on its own image alone and clients can be stacked. An odd side is padded when it is pooled.
 
     Args:
-        input_shape: (C, H, W) of one image; 84×84 in LEAF. An odd side is padded when it is pooled.
-        num_classes: number of logits.
         groups: groups of every GroupNorm; they divide 32.
     """
 
@@ -36,7 +34,6 @@ class CelebACNN(Staged, nn.Module):
         self.apply(init_kaiming)
 
     def stage(self, name: str, h: Tensor) -> Tensor:
-        """One a convolution, with its norm, pooling and ReLU, and one for ``fc``."""
         if name == "fc":
             return super().stage(name, h)
         conv, norm = self.get_submodule(name), self.get_submodule(name.replace("conv", "norm"))

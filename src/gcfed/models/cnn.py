@@ -16,25 +16,16 @@ class CNN(Staged, nn.Module):
     """``conv1`` (32 channels) and ``conv2`` (64), each with ReLU and 2×2 max-pooling, then ``fc1``, ``fc2``, ….
 
     Args:
-        input_shape: (C, H, W) of one image.
-        num_classes: number of logits.
         hidden: width of ``fc1``, or of all linear layers but the last; 512 in GC-Fed's experiments, 2,048 in LEAF's,
             [512, 100] in FedGC's.
         init: ``kaiming`` normal or ``torch``, a uniform start of a sixth of that variance, for higher rates.
-
-    Raises:
-        SettingError: the image is smaller than 4×4, so that nothing is left after two poolings.
     """
 
     @checked
     def __init__(
-        self,
-        *,
-        input_shape: Sequence[Count],
-        num_classes: Count,
-        hidden: Count | Sequence[Count] = 512,
+        self, *, input_shape: Sequence[Count], num_classes: Count, hidden: Count | Sequence[Count] = 512,
         init: Literal["kaiming", "torch"] = "kaiming",
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         channels, height, width = image_shape(input_shape, 4, "the CNN pools twice")
         self.conv1 = nn.Conv2d(channels, 32, kernel_size=5, padding=2)
@@ -46,7 +37,6 @@ class CNN(Staged, nn.Module):
             self.apply(init_kaiming)
 
     def stage(self, name: str, h: Tensor) -> Tensor:
-        """One a layer, with its ReLU and pooling."""
         if not name.startswith("conv"):
             return super().stage(name, h)
         # ReLU is monotone: it commutes with the pooling, gradients included, and after it has a quarter of the work.

@@ -10,12 +10,7 @@ from gcfed.utils.checked import Count, checked
 
 
 class Linear(Staged, nn.Module):
-    """One layer, ``fc``, whose weight ``[num_classes, D]`` starts at zero.
-
-    Args:
-        input_shape: shape of one sample; it is flattened to D numbers.
-        num_classes: number of outputs.
-    """
+    """One layer, ``fc``, of a sample's D numbers; its weight ``[num_classes, D]`` starts at zero."""
 
     names = ("fc",)
 

@@ -13,35 +13,24 @@ from gcfed.utils.checked import Count, SettingError, checked
 
 
 class CharLSTM(Staged, nn.Module):
-    """``embedding``, ``lstm1``, ``lstm2`` and ``fc``; predicts the next character after each, or after the last.
+    """Predicts the next character after each, or after the last.
 
     Tokens 0 … C − 1 are the characters, C is padding: it has an embedding of its own and is never predicted.
 
     Args:
         input_shape: (T,) of one sequence; the network takes any length.
         num_classes: C, number of characters and of logits.
-        embedding: width of the embedding.
-        hidden: width of both LSTM layers.
         last_only: return logits for the last position alone (LEAF), ``[B, C]`` instead of ``[B, T, C]``.
         vocabulary: number of tokens that it can read; None: C + 1.
-
-    Raises:
-        SettingError: ``input_shape`` is that of an image.
     """
 
     names = ("embedding", "lstm1", "lstm2", "fc")
 
     @checked
     def __init__(
-        self,
-        *,
-        input_shape: Sequence[Count],
-        num_classes: Count,
-        embedding: Count = 8,
-        hidden: Count = 256,
-        last_only: bool = False,
-        vocabulary: Count | None = None,
-    ) -> None:
+        self, *, input_shape: Sequence[Count], num_classes: Count, embedding: Count = 8, hidden: Count = 256,
+        last_only: bool = False, vocabulary: Count | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         if len(input_shape) != 1:
             texts = "model=lstm reads texts (data=tiny_shakespeare, data=shakespeare)"
@@ -53,7 +42,6 @@ class CharLSTM(Staged, nn.Module):
         self.fc = nn.Linear(hidden, num_classes)
 
     def stage(self, name: str, h: Tensor) -> Tensor:
-        """One a layer."""
         h = self.get_submodule(name)(h)
         if not name.startswith("lstm"):
             return h

@@ -8,20 +8,18 @@ from torch import Tensor, nn
 from gcfed.models.stages import Staged, add_linear, init_kaiming
 from gcfed.utils.checked import Count, checked
 
+Widths = Sequence[Count]
+
 
 class MLP(Staged, nn.Module):
     """Linear layers ``fc1``, ``fc2``, … with a ReLU between; the last one gives the logits. A stage a layer.
 
     Args:
-        input_shape: shape of one sample, (C, H, W) or just (D,); it is flattened.
-        num_classes: number of logits.
         hidden: widths of the hidden layers. ``()`` is softmax regression.
     """
 
     @checked
-    def __init__(
-        self, *, input_shape: Sequence[Count], num_classes: Count, hidden: Sequence[Count] = (512, 256)
-    ) -> None:
+    def __init__(self, *, input_shape: Widths, num_classes: Count, hidden: Widths = (512, 256)) -> None:
         super().__init__()
         self.names = add_linear(self, [math.prod(input_shape), *hidden, num_classes])
         self.apply(init_kaiming)

@@ -1,7 +1,7 @@
 """What becomes of batch normalisation where the clients' batches differ: ``model.norm_policy``."""
 
 from math import gcd
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 from torchvision.ops import FrozenBatchNorm2d
@@ -9,7 +9,7 @@ from torchvision.ops import FrozenBatchNorm2d
 from gcfed.utils.checked import SettingError, checked
 
 
-def batch_norms(net: nn.Module) -> dict[str, nn.Module]:
+def batch_norms(net: nn.Module) -> dict[str, Any]:
     """The layers that normalise over the batch, by name."""
     return {n: m for n, m in net.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
 
@@ -32,24 +32,19 @@ def apply_policy(net: nn.Module, norm_policy: Literal["average", "local", "fixed
     if norm_policy != "average" and not layers:
         what = f"={norm_policy}: {type(net).__name__} has no batch normalisation; leave it at average."
         raise SettingError("norm_policy", what)
-    if norm_policy in ("fixed", "group"):
-        for name, layer in layers.items():
-            net.set_submodule(name, _replaced(name, layer, norm_policy))
+    for name, layer in layers.items() if norm_policy in ("fixed", "group") else ():
+        new: nn.Module
+        if norm_policy == "group":
+            vectors = isinstance(layer, nn.BatchNorm1d)  # of which a group of one would be constant
+            groups = 1 if vectors else gcd(32, layer.num_features)
+            new = nn.GroupNorm(groups, layer.num_features, eps=layer.eps, affine=layer.affine)
+        elif isinstance(layer, nn.BatchNorm2d) and layer.affine and layer.track_running_stats:
+            new = FrozenBatchNorm2d(layer.num_features, eps=layer.eps)
+        else:
+            what = f"=fixed knows nn.BatchNorm2d alone, and {name} is a {type(layer).__name__}."
+            raise SettingError("norm_policy", what)
+        new.load_state_dict({key: t for key, t in layer.state_dict().items() if key in new.state_dict()})
+        if hasattr(layer, "act"):  # timm's layers go on with an activation
+            new = nn.Sequential(new, layer.drop, layer.act)
+        net.set_submodule(name, new)
     return net
-
-
-def _replaced(name: str, layer: nn.Module, policy: str) -> nn.Module:
-    channels: int = layer.num_features  # type: ignore[assignment]
-    state = layer.state_dict()
-    new: nn.Module
-    if policy == "group":
-        groups = 1 if isinstance(layer, nn.BatchNorm1d) else gcd(32, channels)  # of vectors: a group of one is constant
-        new = nn.GroupNorm(groups, channels, eps=layer.eps, affine=layer.affine)  # type: ignore[arg-type]
-    elif isinstance(layer, nn.BatchNorm2d) and layer.affine and layer.track_running_stats:
-        new = FrozenBatchNorm2d(channels, eps=layer.eps)
-    else:
-        what = f"=fixed knows nn.BatchNorm2d alone, and {name} is a {type(layer).__name__}."
-        raise SettingError("norm_policy", what)
-    new.load_state_dict({key: t for key, t in state.items() if key in new.state_dict()})
-    # timm's layers go on with an activation.
-    return nn.Sequential(new, layer.drop, layer.act) if hasattr(layer, "act") else new  # type: ignore[arg-type]

@@ -1,7 +1,10 @@
-"""Networks that are not ours: torchvision's, timm's, or a user's own; fitted to the data's shape and classes."""
+"""Networks that are not ours: torchvision's, timm's, or a user's own; fitted to the data's shape and classes. And where
+any network starts: at random, or at the weights of a checkpoint.
+"""
 
 import inspect
 import logging
+import zipfile
 from collections.abc import Sequence
 from difflib import get_close_matches
 from importlib import import_module
@@ -11,10 +14,10 @@ from typing import Any
 import torch
 import torchvision
 from omegaconf import DictConfig, open_dict
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from gcfed.models.norm import apply_policy
-from gcfed.models.start import begin_at
 from gcfed.utils.checked import Count, SettingError, checked
 from gcfed.utils.instantiate import build, installed, require
 
@@ -66,14 +69,11 @@ def _arguments(target: str) -> set[str]:
 def torchvision_net(
     *, name: str | None, input_shape: Sequence[Count], num_classes: Count, weights: str | None = None, **settings: Any
 ) -> nn.Module:
-    """A classifier of ``torchvision.models``.
+    """A classifier of ``torchvision.models``; ``settings`` go to its constructor.
 
     Args:
         name: ``resnet18``, ``mobilenet_v3_small``, …; ``torchvision.models.list_models`` lists them.
-        input_shape: (C, H, W) of one image.
-        num_classes: number of logits.
         weights: ``DEFAULT`` or another name of torchvision's pretrained weights, which it downloads; None: random.
-        settings: whatever else the network's constructor takes.
 
     Raises:
         SettingError: no such classifier or weights, or one that does not fit the images.
@@ -126,15 +126,16 @@ def fitted(net: nn.Module, input_shape: Sequence[Count], num_classes: Count) -> 
     if not input_shape:
         raise SettingError("input_shape", "=[] must be the shape of one sample.")
     shape, outputs = list(input_shape), _outputs(net, input_shape)
+    layers: dict[str, Any] = {n: m for n, m in net.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)}
     if isinstance(outputs, Exception):
-        stem = next((item for item in net.named_modules() if isinstance(item[1], nn.Conv2d)), None)
-        if stem is not None and len(shape) == 3 and stem[1].in_channels != shape[0] and stem[1].groups == 1:
-            _replace(net, stem[0], in_channels=shape[0])
+        stem = next((name for name, layer in layers.items() if isinstance(layer, nn.Conv2d)), None)
+        if stem and len(shape) == 3 and layers[stem].in_channels != shape[0] and layers[stem].groups == 1:
+            layers[stem] = _replace(net, stem, in_channels=shape[0])
             outputs = _outputs(net, input_shape)
     if not isinstance(outputs, Exception) and outputs[-1:] != (num_classes,):
-        heads = [item for item in net.named_modules() if isinstance(item[1], nn.Linear | nn.Conv2d)]
-        for name, head in heads[-1:]:
-            _replace(net, name, **{"out_features" if isinstance(head, nn.Linear) else "out_channels": num_classes})
+        for head in [*layers][-1:]:
+            size = "out_features" if isinstance(layers[head], nn.Linear) else "out_channels"
+            _replace(net, head, **{size: num_classes})
         outputs = _outputs(net, input_shape)
     what = f"model: {type(net).__name__}"
     if isinstance(outputs, Exception):
@@ -150,26 +151,73 @@ def fitted(net: nn.Module, input_shape: Sequence[Count], num_classes: Count) -> 
 
 def _outputs(net: nn.Module, input_shape: Sequence[int]) -> tuple[int, ...] | Exception:
     """The shape of what the network makes of two samples, or what it raises; a text's samples are integers."""
-    training, first = net.training, None
+    training, errors = net.training, list[Exception]()
     for dtype in (torch.get_default_dtype(), torch.int64):
         try:
             with torch.no_grad():
                 out = net.eval()(torch.zeros(2, *input_shape, dtype=dtype))
             return tuple(out.shape) if isinstance(out, Tensor) else TypeError(f"it makes a {type(out).__name__}")
         except Exception as error:
-            first = first or error
+            errors.append(error)
         finally:
             net.train(training)
-    assert first is not None
-    return first
+    return errors[0]
 
 
-def _replace(net: nn.Module, name: str, **sizes: int) -> None:
+def _replace(net: nn.Module, name: str, **size: int) -> nn.Module:
+    """Another layer in the place of this one, with one size changed."""
     old: Any = net.get_submodule(name)
     kind: Any = nn.Linear if isinstance(old, nn.Linear) else nn.Conv2d
-    keys = ("in_features", "out_features") if kind is nn.Linear else (
-        "in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode",
-    )  # fmt: skip
-    net.set_submodule(name, kind(**{key: getattr(old, key) for key in keys} | sizes, bias=old.bias is not None))
-    ((key, value),) = sizes.items()
+    known = {key: getattr(old, key) for key in inspect.signature(kind).parameters if key not in ("device", "dtype")}
+    new: nn.Module = kind(**known | size | {"bias": old.bias is not None})
+    net.set_submodule(name, new)
+    ((key, value),) = size.items()
     log.info("model: %s.%s is %d, was %d", name, key, value, getattr(old, key))
+    return new
+
+
+@checked
+def begin_at(net: nn.Module, start: str | None) -> nn.Module:
+    """The network with the tensors of a checkpoint; with its own where ``start`` is None.
+
+    The path is a part of the run's identity, as every setting of the model is.
+
+    Args:
+        start: a run's ``last.ckpt`` or ``global_model.safetensors``, or a ``state_dict`` of the network that somebody
+            else has written with ``torch.save`` or safetensors. Nothing but tensors is read: no code is run.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        SettingError: it is damaged, or of another network; names the first tensor that does not fit.
+    """
+    if start is None:
+        return net
+    theirs, ours, kind = _read_tensors(Path(start)), net.state_dict(), type(net).__name__
+    for name in [*ours, *theirs]:
+        there, here = ([*state[name].shape] if name in state else "missing" for state in (theirs, ours))
+        if there != here:
+            what = f"{name} is {there} there, and {here} in {kind}"
+            raise SettingError("start", f"={start} is of another network: {what}.")
+    net.load_state_dict(theirs)
+    return net
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a network in a file, by the names that they have in the network."""
+    if not path.is_file():
+        raise FileNotFoundError(f"model.start={path}: there is no such file; give a run's checkpoints/last.ckpt.")
+    try:
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        with zipfile.ZipFile(path) as archive:  # torch writes the checksums, and reads past them
+            if damaged := archive.testzip():
+                raise ValueError(f"the checksum of {damaged} is wrong")
+        content: Any = torch.load(path, map_location="cpu", weights_only=True)
+        if "state_dict" in content:  # of Lightning: ours is of a module that has the network as its net
+            content = {n.removeprefix("net."): t for n, t in content["state_dict"].items() if n.startswith("net.")}
+        if not all(isinstance(t, Tensor) for t in content.values()):
+            raise ValueError("it holds more than tensors")
+    except Exception as error:  # whatever is in the file
+        reason = " ".join(str(error).split(". ")[0].split())
+        raise SettingError("start", f"={path} holds no tensors that can be read: {reason}") from None
+    return content

@@ -16,11 +16,9 @@ from gcfed.utils.checked import Count, checked
 class ResNet18(Staged, ResNet):
     """ResNet18-GN of GC-Fed and FedACG: 62 parameter tensors, the last two in ``fc``.
 
-    Torchvision's for small images: GroupNorm, a 3×3 stride-1 stem and no max-pooling after it.
+    Torchvision's for small images, of any size: GroupNorm, a 3×3 stride-1 stem and no max-pooling after it.
 
     Args:
-        num_classes: number of logits.
-        input_shape: (C, H, W) of one image; the network takes any size.
         groups: groups of every GroupNorm, which divide 64; the channels are 64, 128, 256 and 512.
     """
 

@@ -46,12 +46,10 @@ class FixupBlock(nn.Module):
         self.bias1_in, self.bias1_out, self.bias2_in, self.bias2_out = (scalar(0.0) for _ in range(4))
         self.scale = scalar(1.0)
 
-    def branch(self, h_BCHW: Tensor) -> Tensor:
-        h_BCHW = (self.conv1(h_BCHW + self.bias1_in) + self.bias1_out).relu()
-        return self.conv2(h_BCHW + self.bias2_in) * self.scale + self.bias2_out
-
     def forward(self, h_BCHW: Tensor) -> Tensor:
-        return (h_BCHW + self.branch(h_BCHW)).relu()
+        branch_BCHW = (self.conv1(h_BCHW + self.bias1_in) + self.bias1_out).relu()
+        branch_BCHW = self.conv2(branch_BCHW + self.bias2_in) * self.scale + self.bias2_out
+        return (h_BCHW + branch_BCHW).relu()
 
 
 class FixupLinear(nn.Linear):
@@ -71,13 +69,6 @@ class ResNet9(Staged, nn.Module):
     At first every branch and all logits are zero, since the last convolution of a branch and ``fc`` are; so the first
     step moves ``fc`` alone. The first convolution of a branch has Kaiming's deviation (fan-out) times L^(−1/(2m−2)) =
     L^(−1/2), for L blocks of m = 2 convolutions, and those outside the blocks have Kaiming's.
-
-    Args:
-        input_shape: (C, H, W) of one image.
-        num_classes: number of logits.
-
-    Raises:
-        SettingError: the image is smaller than 8×8, so that nothing is left after three poolings.
     """
 
     names = ("conv1", "layer1", "layer2", "layer3", "fc")
@@ -95,12 +86,10 @@ class ResNet9(Staged, nn.Module):
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
         blocks = [module for module in self.modules() if isinstance(module, FixupBlock)]
-        with torch.no_grad():
-            for block in blocks:
-                block.conv1.weight.mul_(len(blocks) ** -0.5)
-                block.conv2.weight.zero_()
-            self.fc.weight.zero_()
-            self.fc.bias.zero_()
+        for block in blocks:
+            block.conv1.weight.data *= len(blocks) ** -0.5
+        for zero in (self.fc.weight, self.fc.bias, *(block.conv2.weight for block in blocks)):
+            nn.init.zeros_(zero)
 
     def stage(self, name: str, h: Tensor) -> Tensor:
         """One a child; the pooling of everything that is left goes with ``layer3``."""

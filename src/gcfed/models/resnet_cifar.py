@@ -1,8 +1,8 @@
 """ResNets of 6n + 2 layers for small images: ResNet-20, 32, 44, 56 and 110.
 
 "Deep Residual Learning for Image Recognition" (He et al., CVPR 2016), §4.2, with shortcuts of option A, which have no
-parameters. Groups of channels are normalized in place of batches, as in this package's other networks, so that clients
-can be stacked and have no statistics to average.
+parameters. Groups of channels are normalized in place of batches, so that clients can be stacked and have no statistics
+to average.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,28 +45,18 @@ class ResNetCIFAR(Staged, nn.Module):
     their 110 layers at a tenth of the rate, which blocks that start as identities can do without.
 
     Args:
-        input_shape: (C, H, W) of one image, of any size.
-        num_classes: number of logits.
         depth: number of layers with weights, 6n + 2 with n blocks a stage.
         norm: ``group`` or, for ``client.stack=1``, the paper's ``batch``.
         groups: groups of every GroupNorm; they divide 16.
-
-    Raises:
-        SettingError: a depth that is not 8, 14, 20, ….
     """
 
     names = ("conv1", "layer1", "layer2", "layer3", "fc")
 
     @checked
     def __init__(
-        self,
-        *,
-        input_shape: Sequence[Count],
-        num_classes: Count,
-        depth: Annotated[int, Field(ge=8)] = 110,
-        norm: Literal["group", "batch"] = "group",
-        groups: Count = 8,
-    ) -> None:
+        self, *, input_shape: Sequence[Count], num_classes: Count, depth: Annotated[int, Field(ge=8)] = 110,
+        norm: Literal["group", "batch"] = "group", groups: Count = 8,
+    ) -> None:  # fmt: skip
         super().__init__()
         if depth % 6 != 2:
             raise SettingError("depth", f"={depth} is not 6n + 2; use 20, 32, 44, 56 or 110.")

@@ -1,4 +1,7 @@
-"""What this package's networks share: a chain of stages, how they begin, and what they take."""
+"""What this package's networks share: a chain of stages, how they begin, and what they take.
+
+All of them take ``input_shape``, that of one sample ((C, H, W) of an image), and ``num_classes``, the number of logits.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -56,15 +59,14 @@ def init_kaiming(module: nn.Module) -> None:
 
 
 def image_shape(input_shape: Sequence[int], least: int, reason: str) -> Sequence[int]:
-    """``input_shape``, if it is (C, H, W) with sides of at least ``least``.
+    """``input_shape``, if it is (C, H, W) with sides of at least ``least``, which has a ``reason``.
 
     Raises:
-        SettingError: it is not; says the ``reason``.
+        SettingError: it is not.
     """
     if len(input_shape) != 3 or min(input_shape[1:]) < least:
-        raise SettingError(
-            "input_shape", f"={[*input_shape]}: {reason}; give images, [C, H, W], of at least {least}×{least}."
-        )
+        wanted = f"give images, [C, H, W], of at least {least}×{least}"
+        raise SettingError("input_shape", f"={[*input_shape]}: {reason}; {wanted}.")
     return input_shape
 
 

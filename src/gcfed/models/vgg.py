@@ -1,6 +1,7 @@
 """VGG11, "Very Deep Convolutional Networks for Large-Scale Image Recognition" (Simonyan & Zisserman, ICLR 2015)."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from torch import Tensor, nn
 from torchvision.models.vgg import VGG, cfgs, make_layers
@@ -15,12 +16,7 @@ class VGG11(VGG):
     Its ``features`` are torchvision's, the convolutions; what methods read as features is :meth:`penultimate`.
 
     Args:
-        num_classes: number of logits.
-        input_shape: (C, H, W) of one image; the first convolution takes its channels.
         dropout: probability in the two hidden layers of ``classifier``.
-
-    Raises:
-        SettingError: the image is smaller than 32×32, so that nothing is left after five poolings.
     """
 
     @checked
@@ -41,15 +37,9 @@ class VGG11(VGG):
     def stages(self) -> dict[str, Stage]:
         """One stage up to each max-pooling, then one a linear layer with what precedes it (ReLU, dropout)."""
         ends = [i + 1 for i, layer in enumerate(self.features) if isinstance(layer, nn.MaxPool2d)]
-        blocks = [self.features[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+        blocks = {f"block{i}": self.features[a:b] for i, (a, b) in enumerate(pairwise([0, *ends]), start=1)}
         first = nn.Sequential(self.avgpool, nn.Flatten(1), self.classifier[:3])
-        linear = [first, self.classifier[3:6], self.classifier[6:]]
-        return {
-            f"{kind}{i}": s for kind, all in (("block", blocks), ("fc", linear)) for i, s in enumerate(all, start=1)
-        }
-
-    def forward(self, x_BCHW: Tensor) -> Tensor:
-        return self.head(self.penultimate(x_BCHW))
+        return blocks | {"fc1": first, "fc2": self.classifier[3:6], "fc3": self.classifier[6:]}
 
 
 vgg11 = VGG11

@@ -1,0 +1,145 @@
+"""How the global model does, beyond accuracy and loss: class by class, and against a known optimum."""
+
+import csv
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gcfed.federated.messages import Download
+from gcfed.federated.method import Setup
+from gcfed.federated.processes.strategy import rank_and_world
+from gcfed.federated.round import Round
+from gcfed.metrics.base import RoundTable, ServerMetric, device_of
+from gcfed.utils.checked import Count, checked
+from gcfed.utils.files import replacing
+
+
+@checked
+@dataclass(eq=False)
+class Classes(RoundTable, ServerMetric):
+    """Accuracy on each class of the test split, and what is taken for what: ``classes/*`` and three files.
+
+    =====================  =======================================================================
+    ``classes/worst_acc``  accuracy on the class where it is lowest, of those that the split has
+    ``classes/mean_acc``   mean over these classes, whatever their sizes (balanced accuracy)
+    ``classes/best_acc``   accuracy on the class where it is highest
+    =====================  =======================================================================
+
+    ``classes.csv`` has a line for each class of each measured round. At the end ``confusion.csv`` counts how many
+    samples of a class (row) were taken for which (column), and ``confusion.png`` shows their shares. All is counted
+    from the outputs of the round's own test: it costs no pass over the data, and a round that is not tested is not
+    measured.
+    """
+
+    folder: str
+    every: Count = 1
+    figures: bool = True
+
+    name = "classes"
+    header = ("class", "name", "tested", "acc")
+    needs_classes = True
+
+    def validate(self, setup: Setup) -> None:
+        super().validate(setup)
+        self._counts: Tensor | None = None  # of class · C + prediction, and behind them of padding
+        self._last: tuple[Round, np.ndarray] | None = None
+
+    def begin(self, download: Download, round: Round) -> None:
+        cells = self.data.num_classes**2 + 1
+        self._counts = torch.zeros(cells, dtype=torch.int64, device=device_of(download.model))
+
+    def on_validation_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        if self._counts is not None and dataloader_idx == 0:
+            logits, y = outputs
+            cell = torch.where(y >= 0, y * self.data.num_classes + logits.argmax(-1), len(self._counts) - 1).flatten()
+            self._counts.index_add_(0, cell, torch.ones_like(cell))
+
+    def columns(self, round: Round) -> dict[str, float]:
+        assert self._counts is not None
+        (counts,), self._counts = round.reduce([self._counts]), None
+        matrix_CC = counts[:-1].reshape(self.data.num_classes, -1).cpu().numpy()
+        tested = matrix_CC.sum(1)
+        if not tested.any():
+            return {}
+        self._last, present = (round, matrix_CC), np.flatnonzero(tested)
+        acc = matrix_CC.diagonal()[present] / tested[present]
+        lines = zip(present.tolist(), self.class_names[present], tested[present].tolist(), acc.tolist(), strict=True)
+        self.append(round, lines)
+        if round.index + 1 >= self.rounds:
+            self._draw()  # before the checkpoint of the last round, so that a kill does not lose it
+        return {
+            f"classes/{name}_acc": float(of(acc)) for name, of in (("worst", min), ("mean", np.mean), ("best", max))
+        }
+
+    def on_train_end(self, *_: Any) -> None:
+        self._draw()  # of a run that was ended early
+
+    @property
+    def class_names(self) -> np.ndarray:
+        names = self.data.dataset.class_names or range(self.data.num_classes)
+        return np.array([" ".join(str(name).split()) for name in names])
+
+    def _draw(self) -> None:
+        if self._last is None or rank_and_world()[0] != 0:
+            return
+        (round, matrix_CC), self._last, names = self._last, None, self.class_names
+        with replacing(Path(self.folder) / "confusion.csv") as temporary, temporary.open("w", newline="") as file:
+            table = csv.writer(file, lineterminator="\n")
+            table.writerow(["class", *names])
+            table.writerows([name, *row] for name, row in zip(names, matrix_CC.tolist(), strict=True))
+        if self.figures:
+            from gcfed.plots.confusion import plot_confusion  # matplotlib
+
+            picture = Path(self.folder) / "confusion.png"
+            title = f"{self.data.dataset.name}: the test split after round {round.index + 1:,}"
+            plot_confusion(matrix_CC, names, picture, title)
+            self.show(picture, round)
+
+
+class RelativeError(ServerMetric):
+    """‖W − W*‖ / ‖W*‖ over all parameters, W* being a known optimum: ``test/relative_error`` (SSF, eq. 132).
+
+    Raises:
+        ValueError: at ``validate``, where the optimum is not known, or not that of the data that clients have.
+    """
+
+    name = "relative_error"
+
+    def validate(self, setup: Setup) -> None:
+        super().validate(setup)
+        self.data.setup()
+        optimum, sizes = self.data.dataset.optimum, self.data.partition.sizes
+        weighting = getattr(setup.aggregator, "weighting", "uniform")
+        parts = {key: getattr(self.data, key) for key in ("limit_train", "validation", "client_test")}
+        moving = [f"data.{key}={part}" for key, part in parts.items() if part]
+        self.network = dict(self.module.net.named_parameters())
+        wrong = ""
+        if optimum is None:
+            wrong = f"needs a known optimum, and data={self.data.dataset.name} has none: take data=matrix_regression"
+        elif moving:
+            wrong = f"knows one optimum, and {moving[0]} moves the optimum: take fewer data.dataset.samples instead"
+        elif weighting == "uniform" and sizes.min() < sizes.max():
+            alike = f"clients with {sizes.min()} to {sizes.max()} of them count alike: take partition=natural"
+            wrong = f"knows the optimum of all samples, and {alike} (or, for FedAvg, aggregator=weighted_mean)"
+        elif {n: (*p.shape,) for n, p in self.network.items()} != {n: v.shape for n, v in optimum.items()}:
+            wrong = f"knows the optimum of other parameters, {', '.join(optimum)}: take model=linear"
+        if wrong:
+            raise ValueError(f"metrics=relative_error {wrong}.")
+        self._optimum = {name: torch.from_numpy(v) for name, v in optimum.items()}
+
+    def columns(self, round: Round) -> dict[str, float]:
+        self._optimum = {name: t.to(self.network[name].device) for name, t in self._optimum.items()}
+        return {"test/relative_error": relative_error(self.network, self._optimum)}
+
+
+def relative_error(params: Mapping[str, Tensor], optimum: Mapping[str, Tensor]) -> float:
+    """‖W − W*‖ / ‖W*‖, name → ``[*shape]`` both."""
+    gaps = [(params[name] - t).flatten() for name, t in optimum.items()]
+    return (torch.cat(gaps).norm() / torch.cat([t.flatten() for t in optimum.values()]).norm()).item()

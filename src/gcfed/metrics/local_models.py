@@ -1,0 +1,217 @@
+"""How the clients' own models do when their local training is over, beside the broadcast model that they had.
+
+Samples come without augmentation, networks in evaluation mode, and neither the terms of methods nor their calibration
+of the logits enter.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from gcfed.federated.forward import Params, Swap, Tap
+from gcfed.federated.messages import Download
+from gcfed.federated.method import Setup
+from gcfed.federated.round import Round
+from gcfed.federated.stack import ClientStack
+from gcfed.methods.requirements import has_part
+from gcfed.metrics.base import AT_ONCE, OwnNumbers, client_state, device_of, drawn, fetch_tests, floats
+from gcfed.utils.checked import Count, checked
+from gcfed.utils.rng import generator
+
+
+@checked
+@dataclass(eq=False)
+class Clients(OwnNumbers):
+    """What local training gains at home: ``clients/{acc,loss}_{before,after}``, on each client's own training data.
+
+    Beside ``test/acc`` it shows what the global model keeps of it. A label of padding in a sequence counts for nothing;
+    a client whose loss is not finite is left out of all four.
+    """
+
+    every: Count = 10
+
+    name = "clients"
+    needs_classes = True
+    columns = ("clients/acc_before", "clients/loss_before", "clients/acc_after", "clients/loss_after")
+
+    def samples(self, client: int) -> np.ndarray:
+        """The indices of the samples on which a client is looked at."""
+        return self.data.client(client)
+
+    def measure(self, stack: ClientStack, client: int, download: Download) -> Tensor:
+        networks = (stack.start, client_state(stack, client))
+        index = torch.as_tensor(self.samples(int(stack.clients[client])), device=device_of(stack.start))
+        sums = torch.zeros(len(self.columns), dtype=torch.float64, device=index.device)
+        labels = torch.zeros_like(sums[0])
+        for part in index.split(AT_ONCE):
+            x, y = self.data.fetch(part, None)
+            labels += (y >= 0).sum()
+            numbers = []
+            for state in networks:
+                logits = functional_call(stack.net, state, (x,))
+                numbers += [(logits.argmax(-1) == y).sum(), stack.task.losses(logits, y).sum()]
+            sums += torch.stack([n.double() for n in numbers])
+        return torch.where(sums.isfinite().all(), sums / labels, torch.nan)
+
+
+class Personal(Clients):
+    """Whether the global model is any good to a client, and its own better: ``personal/*``.
+
+    ``{global,local}_{acc,worst10,std}``: mean, mean of the worst tenth (at least one client) and standard deviation of
+    the accuracy on each client's own test split (``data.client_test``), over those of the cohort that have one: the
+    usual figures of fairness (Li et al., "Fair Resource Allocation in Federated Learning", ICLR 2020). A client whose
+    losses are not finite is left out of all six.
+
+    Raises:
+        ValueError: at ``validate``, clients without a test split.
+    """
+
+    name = "personal"
+
+    def validate(self, setup: Setup) -> None:
+        super().validate(setup)
+        if getattr(self.data, "client_test", None) is None:
+            raise ValueError("metrics=personal tests clients on samples of their own: set data.client_test=0.2.")
+
+    def samples(self, client: int) -> np.ndarray:
+        return self.data.tests_of_clients.client(client)
+
+    def summary(self, sums: Params, round: Round) -> dict[str, float]:
+        values_KV = sums["values"][round.places(round.cohort)]
+        values_KV, row = values_KV[values_KV.isfinite().all(1)], dict[str, float]()
+        for model, column in (("global", "clients/acc_before"), ("local", "clients/acc_after")):
+            acc_K = values_KV[:, self.columns.index(column)].sort().values
+            if len(acc_K):
+                worst = acc_K[: math.ceil(len(acc_K) / 10)].mean()
+                figures = {"acc": acc_K.mean(), "worst10": worst, "std": acc_K.std(correction=0)}
+                row |= floats({f"personal/{model}_{name}": figure for name, figure in figures.items()})
+        return row
+
+
+@checked
+@dataclass(eq=False)
+class Forgetting(OwnNumbers):
+    """What clients forget of each other's data: ``forgetting/*``, FedGC's Figure 7 (gradient constraint, A.10).
+
+    With w the broadcast model, w_k what client k of the cohort S makes of it, and L(·, D_i) the mean loss on the data
+    of client i of the same cohort (the paper's clients all take part):
+
+    =====================  =========================================================  =============
+    ``forgetting/before``  L(w, D), D being the data of all i together                equation 34
+    ``forgetting/after``   mean over k and i of L(w_k, D_i)                           equation 35
+    ``forgetting/own``     mean over k of L(w_k, D_k): what training gains at home
+    ``forgetting/others``  mean over k and i ≠ k: what it costs elsewhere
+    =====================  =========================================================  =============
+
+    A measured round costs |S| + 1 passes over the drawn samples. A client with a loss that is not finite is left out.
+
+    Args:
+        samples: of each client, drawn anew in each measured round; null: all that it has.
+    """
+
+    every: Count = 10
+    samples: Count | None = 200
+
+    name = "forgetting"
+    sees_cohort = True
+    columns = ("forgetting/before", "forgetting/after", "forgetting/own", "forgetting/others")
+
+    def on_download(self, download: Download) -> None:
+        self._before: Tensor | None = None
+
+    def measure(self, stack: ClientStack, client: int, download: Download) -> Tensor:
+        cohort = download.cohort
+        if self._before is None:
+            rngs = (generator(download.seed, "forgetting", download.round, int(i)) for i in cohort)
+            chosen = [drawn(self.data.client(int(i)), self.samples, rng) for i, rng in zip(cohort, rngs, strict=True)]
+            sizes = [len(samples) for samples in chosen]
+            owner, device = np.repeat(np.arange(len(chosen)), sizes), device_of(stack.full)
+            self._index, self._owner = (torch.as_tensor(a, device=device) for a in (np.concatenate(chosen), owner))
+            sums = self._sums_of(stack, stack.start, len(cohort))
+            weight = self.data.sizes(cohort) / sizes  # a draw stands for all
+            loss, labels = (sums * torch.as_tensor(weight, device=sums.device)).sum(1)
+            self._before = loss / labels
+        losses, labels = self._sums_of(stack, client_state(stack, client), len(cohort))
+        losses = losses / labels
+        own = int(np.flatnonzero(cohort == stack.clients[client])[0])
+        others = torch.cat([losses[:own], losses[own + 1 :]])  # of a cohort of one: nobody, whose mean is NaN
+        values = torch.stack([self._before, losses.mean(), losses[own], others.mean()])
+        return torch.where(losses.isfinite().all(), values, torch.nan)
+
+    def _sums_of(self, stack: ClientStack, state: Params, cohort: int) -> Tensor:
+        """One network's losses on the drawn samples of each client, summed, and the number of labels, ``[2, |S|]``."""
+        sums = torch.zeros(2, cohort, dtype=torch.float64, device=self._index.device)
+        for index, owner in zip(self._index.split(AT_ONCE), self._owner.split(AT_ONCE), strict=True):
+            x, y = self.data.fetch(index, None)
+            losses = stack.task.losses(functional_call(stack.net, state, (x,)), y)
+            per_sample = [t.double().reshape(len(owner), -1).sum(1) for t in (losses, stack.task.real(y))]
+            sums.index_add_(1, owner, torch.stack(per_sample))
+        return sums
+
+
+def linear_cka(x: Tensor, y: Tensor) -> Tensor:
+    """Linear CKA of two representations of the same samples, ``[n, …]`` each → a number in [0, 1].
+
+    Kornblith et al., ICML 2019, eq. 3: for centred X and Y ``‖XᵀY‖² / (‖XᵀX‖ ‖YᵀY‖)`` (Frobenius norms), 1 where they
+    agree up to rotation and scale. NaN where one of them is the same for all samples.
+    """
+    x, y = (t.flatten(1) - t.flatten(1).mean(0) for t in (x, y))
+    if max(x.shape[1], y.shape[1]) > len(x):  # ‖XᵀY‖² = ⟨XXᵀ, YYᵀ⟩: the smaller matrices
+        xx, yy = (t @ t.T for t in (x, y))
+        cross = (xx * yy).sum()
+    else:
+        xx, yy, cross = x.T @ x, y.T @ y, (x.T @ y).square().sum()
+    return cross / (xx.norm() * yy.norm())
+
+
+@checked
+@dataclass(eq=False)
+class CKA(OwnNumbers):
+    """Similarity of client and broadcast model: ``cka/<stage>`` for each of the network's stages (GC-Fed, Figure 7).
+
+    Args:
+        samples: number of test samples on which they are compared, drawn once by the run's seed.
+
+    Raises:
+        ValueError: at ``validate``, a network without ``stages()``.
+    """
+
+    every: Count = 10
+    samples: Count = 256
+
+    name = "cka"
+
+    def validate(self, setup: Setup) -> None:
+        super().validate(setup)
+        net: Any = setup.module.net
+        if not has_part(net, "stages"):
+            raise ValueError(
+                f"metrics=cka needs a network with stages(), which {type(net).__name__} has not: choose another model, "
+                "or leave cka out of metrics."
+            )
+        self.network = Tap(net, features=False, stages=True)
+        self._probe: Tensor | None = None
+        self.columns = tuple(f"cka/{stage}" for stage in net.stages())
+
+    def on_download(self, download: Download) -> None:
+        self._broadcast: list[Tensor] | None = None
+
+    def measure(self, stack: ClientStack, client: int, download: Download) -> Tensor:
+        if self._broadcast is None:
+            self._broadcast = self.stages(stack.start, download.seed)
+        pairs = zip(self._broadcast, self.stages(client_state(stack, client), download.seed), strict=True)
+        return torch.stack([linear_cka(theirs, own).double() for theirs, own in pairs])
+
+    def stages(self, state: Params, seed: int) -> list[Tensor]:
+        """The outputs of all stages on the probe, each ``[samples, …]``."""
+        if self._probe is None:
+            chosen = drawn(np.arange(self.data.num_test), self.samples, generator(seed, "cka"))
+            self._probe, _ = fetch_tests(self.data, chosen)
+        with Swap(self.network.net).holding(state):
+            _, *stages = self.network(self._probe)
+        return stages
