@@ -8,11 +8,12 @@ it.
 
 import json
 import logging
+import math
 import shutil
-import tempfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -25,24 +26,33 @@ log = logging.getLogger(__name__)
 FORMAT = 1
 MANIFEST = "manifest.json"
 
-Allocate = Callable[..., np.ndarray]
-"""``allocate(key, shape, dtype=np.uint8)``: a zeroed writable array; keys are ``train_x``, ``test_groups`` …."""
+Allocate = Callable[[str, tuple[int, ...]], np.ndarray]
+"""``allocate("train", shape)``: zeroed uint8 samples of a part, on the disk, for memory might not hold them."""
 
-Build = Callable[[Allocate], dict[str, Any]]
-"""Fills the arrays that it allocates and returns ``{"num_classes": int, "class_names": [str, …] | None}``."""
+Raw = tuple[Mapping[str, Sequence[np.ndarray | None]], int, Sequence[str]]
+"""x, y and perhaps groups of the parts ``train`` and ``test``; the number of classes; their names, if there are any."""
 
 
-def cached(data_dir: str | Path, name: str, build: Build, source: str = "") -> FederatedDataset:
+def cached(data_dir: str | Path, name: str, build: Callable[[Allocate], Raw], source: str = "") -> FederatedDataset:
     """The set ``name`` from its cache, or built there first.
 
     ``source`` describes the raw files where their content is not fixed by a checksum; a cache of another source is
     built anew. An empty one (raw files gone, or fixed) accepts what is there.
 
-    Raises what ``build`` raises; ValueError for raw files that hold no training or no test samples, or labels that are
-    no classes; OSError when the cache cannot be written.
+    Raises what ``build`` raises; ValueError for samples and labels that do not fit together; OSError when the cache
+    cannot be written.
     """
     folder = Path(data_dir) / "cache" / name
-    return _read(folder, source) or _write(folder, build, source)
+    if (found := _read(folder, source)) is not None:
+        return found
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        stage = TemporaryDirectory(prefix=".build-", dir=folder)
+    except OSError as error:
+        error.add_note(f"The decoded data are kept in {folder}: make it writable, or set paths.data_dir (DATA_DIR).")
+        raise
+    with stage as scratch:
+        return _build(folder, Path(scratch), build, source)
 
 
 def _read(folder: Path, source: str) -> FederatedDataset | None:
@@ -81,41 +91,30 @@ def _checksum(path: Path) -> int:
     return zlib.crc32(np.memmap(path, mode="r").data)  # 3 GB a second
 
 
-def _write(folder: Path, build: Build, source: str) -> FederatedDataset:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=".build-", dir=folder))
-    except OSError as error:
-        error.add_note(f"The decoded data are kept in {folder}: make it writable, or set paths.data_dir (DATA_DIR).")
-        raise
-    try:
-        return _build(folder, scratch, build, source)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _build(folder: Path, scratch: Path, build: Build, source: str) -> FederatedDataset:
-    writable: dict[str, np.memmap] = {}
-
-    def allocate(key: str, shape: tuple[int, ...], dtype: type = np.uint8) -> np.ndarray:
-        if not shape[0]:
-            raise ValueError(f"data set {folder.name}: its files hold no {key.split('_')[0]} samples; get them anew.")
+def _build(folder: Path, scratch: Path, build: Callable[[Allocate], Raw], source: str) -> FederatedDataset:
+    def allocate(part: str, shape: tuple[int, ...]) -> np.ndarray:
         # A memory map on a full disk dies by a signal; this dies with a reason.
-        needed, free = int(np.prod(shape)) * np.dtype(dtype).itemsize, shutil.disk_usage(scratch).free
-        if needed > free:
-            raise OSError(f"{folder}: {key} needs {needed:,} bytes and the disk has {free:,} left; set paths.data_dir")
-        writable[key] = np.lib.format.open_memmap(scratch / f"{key}.npy", mode="w+", dtype=dtype, shape=shape)
-        return writable[key]
+        size, free = math.prod(shape), shutil.disk_usage(scratch).free
+        if size > free:
+            raise OSError(f"{folder}: {part}_x needs {size:,} bytes and the disk has {free:,} left; set paths.data_dir")
+        return np.lib.format.open_memmap(scratch / f"{part}_x.npy", mode="w+", dtype=np.uint8, shape=shape)
 
-    info = build(allocate)
-    for array in writable.values():
-        array.flush()
-    described: dict[str, tuple[int, list[int], str]] = {
-        key: ((scratch / f"{key}.npy").stat().st_size, list(array.shape), array.dtype.name)
-        for key, array in writable.items()
-    }
-    # Opened before they move: should another process replace them next, these maps keep this build's files.
-    arrays = {key: _open(scratch / f"{key}.npy", *expected) for key, expected in described.items()}
+    parts, num_classes, names = build(allocate)
+    arrays: dict[str, np.ndarray] = {}
+    described: dict[str, tuple[int, list[int], str]] = {}
+    for part, of_part in parts.items():
+        for kind, array in zip(("x", "y", "groups"), of_part, strict=False):
+            path = scratch / f"{part}_{kind}.npy"
+            if isinstance(array, np.memmap) and path.exists():
+                array.flush()
+            elif array is not None:
+                np.save(path, np.ascontiguousarray(array))
+            else:
+                continue
+            described[path.stem] = path.stat().st_size, [*array.shape], array.dtype.name
+            # Opened before they move: should another process replace them next, these maps keep this build's files.
+            arrays[path.stem] = _open(path, *described[path.stem])
+    info = {"num_classes": num_classes, "class_names": [*names]}
     try:
         dataset = _dataset(folder.name, arrays, info)
     except ValueError as error:  # and nothing is kept of it
@@ -136,5 +135,5 @@ def _dataset(name: str, arrays: dict[str, np.ndarray], info: dict[str, Any]) -> 
         small = {key: np.array(arrays[f"{part}_{key}"]) for key in ("y", "groups") if f"{part}_{key}" in arrays}
         return Split(arrays[f"{part}_x"], **small)
 
-    names = info.get("class_names")
-    return FederatedDataset(name, info["num_classes"], split("train"), split("test"), tuple(names) if names else None)
+    names = tuple(info.get("class_names") or ())
+    return FederatedDataset(name, info["num_classes"], split("train"), split("test"), names or None)

@@ -6,12 +6,12 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gcfed.data.base import FederatedDataset
-from gcfed.data.sets.cache import Allocate, cached
+from gcfed.data.sets.cache import Allocate, Raw, cached
 from gcfed.data.sets.files import decode
 from gcfed.data.sets.own import TESTS, Side, from_arrays, written
 from gcfed.data.sets.text import ALPHABET, LENGTH, PAD, encode, sequences
@@ -58,7 +58,7 @@ def huggingface(
         raise SettingError("name", "=null must be a data set of the hub, ylecun/mnist, or a folder of save_to_disk.")
     files = [path for path in sorted(Path(name).rglob("*")) if path.is_file()]
 
-    def build(allocate: Allocate) -> dict[str, Any]:
+    def build(_: Allocate) -> Raw:
         train, tests = _load(name, subset, data_dir)
         columns = _columns(train, input, label, groups)
         content = _arrays(train, *columns, size, length)
@@ -68,15 +68,11 @@ def huggingface(
             more = _arrays(rows, columns[0], columns[1], None, size, length, grey)
             content |= {f"{key}_test": array for key, array in more.items()}
         dataset = from_arrays(content, f"data.name={name}", test)
-        for part, split in (("train", dataset.train), ("test", dataset.test)):
-            for key, array in (("x", split.x), ("y", split.y), ("groups", split.groups)):
-                if array is not None:
-                    allocate(f"{part}_{key}", array.shape, array.dtype.type)[:] = array
+        parts = {part: (s.x, s.y, s.groups) for part, s in (("train", dataset.train), ("test", dataset.test))}
         if columns[1] is None:
-            return {"num_classes": len(ALPHABET), "class_names": list(ALPHABET)}
-        given = getattr(train.features[columns[1]], "names", ())
-        names = given if len(given) == dataset.num_classes else dataset.class_names or ()
-        return {"num_classes": dataset.num_classes, "class_names": list(names)}
+            return parts, len(ALPHABET), ALPHABET
+        names = getattr(train.features[columns[1]], "names", ())
+        return parts, dataset.num_classes, names if len(names) == dataset.num_classes else dataset.class_names or ()
 
     where = Path(name).resolve() if files else name
     key = hashlib.sha256(repr((where, subset, input, label, groups, size, length, test)).encode()).hexdigest()[:12]

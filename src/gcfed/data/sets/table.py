@@ -64,14 +64,18 @@ def csv(
     y = _target(rows, str(target), regression)
     if not is_test.any():
         is_test = held_out(y[:, None] if regression else y, test, generator(0, "test"))
-    taken = [name for name in rows if name not in {target, groups, *ignore}]
-    if not taken:
+    taken = rows[[name for name in rows if name not in {target, groups, *ignore}]]
+    if taken.columns.empty:
         raise SettingError("ignore", f"={[*ignore]} leaves no column to learn from.")
-    coded = {name for name in taken if name in categorical or rows[name].dtype.kind not in "iuf"}
-    numbers = [_numbers(rows[name], is_test, missing) for name in taken if name not in coded]
-    switches = [_one_hot(rows[name], is_test, missing) for name in taken if name in coded]
-    x = np.concatenate([*numbers, *switches], axis=1, dtype=np.float32)
-    log.info("%s: %d columns make %d numbers of a row; categories: %s", path, len(taken), x.shape[1], sorted(coded))
+    for name in taken if missing == "refuse" else ():
+        _full(
+            rows[name], f"leave it out, data.ignore=[{name}], or take the mean of the training rows, data.missing=mean"
+        )
+    coded = [name for name in taken if name in categorical or taken[name].dtype.kind not in "iuf"]
+    numbers = taken.drop(columns=coded).apply(lambda column: column.fillna(column[~is_test].mean()))
+    switches = [_one_hot(taken[name], is_test) for name in coded]
+    x = np.concatenate([numbers.to_numpy(np.float64), *switches], axis=1, dtype=np.float32)
+    log.info("%s: %d columns make %d numbers of a row; categories: %s", path, taken.shape[1], x.shape[1], coded)
     content = {"x": x[~is_test], "y": y[~is_test], "x_test": x[is_test], "y_test": y[is_test]}
     whose = owners if groups is None else _full(rows[groups]).to_numpy()
     if whose is not None:
@@ -118,19 +122,8 @@ def _full(column: Series, advice: str = "or drop the rows") -> Series:
     return column
 
 
-def _filled(column: Series, missing: str) -> Series:
-    """The column, whose empty cells, where there may be some, are still empty."""
-    advice = f"leave it out, data.ignore=[{column.name}], or take the mean of the training rows, data.missing=mean"
-    return column if missing == "mean" else _full(column, advice)
-
-
-def _numbers(column: Series, is_test: np.ndarray, missing: str) -> np.ndarray:
-    filled = _filled(column, missing)
-    return filled.fillna(filled[~is_test].mean()).to_numpy(np.float64)[:, None]
-
-
-def _one_hot(column: Series, is_test: np.ndarray, missing: str) -> np.ndarray:
-    kinds = np.sort(_filled(column, missing)[~is_test].dropna().astype(str).unique())
+def _one_hot(column: Series, is_test: np.ndarray) -> np.ndarray:
+    kinds = np.sort(column[~is_test].dropna().astype(str).unique())
     if len(kinds) > MOST:
         raise ValueError(f"column {column.name} has {len(kinds):,} values: leave it out, data.ignore=[{column.name}].")
     return column.astype(str).to_numpy()[:, None] == kinds
