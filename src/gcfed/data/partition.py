@@ -79,20 +79,15 @@ class Partition:
 
         ``labels`` are those of all samples, [n], or [n, T] with negative ones for padding.
         """
-        if clients is None:
-            indices, sizes = self.indices, self.sizes
-        else:
-            indices, sizes = np.concatenate([self.client(int(k)) for k in clients]), self.sizes[clients]
-        row, held = np.repeat(np.arange(len(sizes)), sizes), labels[indices]
-        if labels.ndim > 1:
-            real = held >= 0
-            row, held = np.repeat(row, real.sum(1)), held[real]
-        flat = np.bincount(row * num_classes + held, minlength=len(sizes) * num_classes)
-        return flat.reshape(len(sizes), num_classes)
+        clients = np.arange(self.num_clients) if clients is None else clients
+        held = labels[np.concatenate([self.client(k) for k in clients.tolist()])]
+        real = held >= 0
+        row = np.repeat(np.repeat(np.arange(len(clients)), self.sizes[clients]), real.reshape(len(held), -1).sum(1))
+        flat = np.bincount(row * num_classes + held[real], minlength=len(clients) * num_classes)
+        return flat.reshape(len(clients), num_classes)
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: Path) -> None:
         """Write an ``.npz``, in one step: a reader finds the old file or the new one."""
-        path = Path(path)
         with replacing(path) as temporary, temporary.open("wb") as file:
             np.savez(file, indices=self.indices, offsets=self.offsets)
 

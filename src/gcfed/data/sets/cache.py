@@ -1,9 +1,8 @@
 """Decode a set once: its arrays lie in ``<data_dir>/cache/<name>/*.npy`` and are memory-mapped by every later run.
 
-Arrays are written beside their final name and moved into place, the manifest last: without a manifest that matches them
-in size, checksum, type and shape there is no cache. Two processes that build at once both succeed, since each hands out
-the files that it wrote itself. A folder ``.build-*`` that no process is at work on was left by a killed build: delete
-it.
+Arrays are written beside their final name and moved into place, the manifest last: without a manifest that has their
+checksums there is no cache. Two processes that build at once both succeed, since each hands out the files that it wrote
+itself. A folder ``.build-*`` that no process is at work on was left by a killed build: delete it.
 """
 
 import json
@@ -66,25 +65,17 @@ def _read(folder: Path, source: str) -> FederatedDataset | None:
         if source and manifest["source"] != source:
             raise ValueError(f"it was made from {manifest['source']!r}, and the raw files are now {source!r}")
         checksums = manifest.get("crc32", {})  # caches of before have none
-        arrays = {
-            key: _open(folder / f"{key}.npy", size, shape, dtype, checksums.get(key))
-            for key, (size, shape, dtype) in manifest["arrays"].items()
-        }
+        arrays = {key: _open(folder / f"{key}.npy", checksums.get(key)) for key in manifest["arrays"]}
         return _dataset(folder.name, arrays, manifest["info"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         log.warning("Building the cache %s again: %s", folder, error)
         return None
 
 
-def _open(path: Path, size: int, shape: Sequence[int], dtype: str, checksum: int | None = None) -> np.ndarray:
-    if (found := path.stat().st_size) != size:
-        raise ValueError(f"{path.name} has {found:,} bytes instead of {size:,}")
+def _open(path: Path, checksum: int | None = None) -> np.ndarray:
     if checksum is not None and _checksum(path) != checksum:
         raise ValueError(f"{path.name} has the wrong checksum")
-    array: np.ndarray = np.load(path, mmap_mode="r")
-    if [*array.shape] != [*shape] or array.dtype != dtype:
-        raise ValueError(f"{path.name} holds {array.dtype} {[*array.shape]} instead of {dtype} {shape}")
-    return array
+    return np.load(path, mmap_mode="r")
 
 
 def _checksum(path: Path) -> int:
@@ -100,30 +91,24 @@ def _build(folder: Path, scratch: Path, build: Callable[[Allocate], Raw], source
         return np.lib.format.open_memmap(scratch / f"{part}_x.npy", mode="w+", dtype=np.uint8, shape=shape)
 
     parts, num_classes, names = build(allocate)
-    arrays: dict[str, np.ndarray] = {}
-    described: dict[str, tuple[int, list[int], str]] = {}
-    for part, of_part in parts.items():
-        for kind, array in zip(("x", "y", "groups"), of_part, strict=False):
+    for part, arrays in parts.items():
+        for kind, array in zip(("x", "y", "groups"), arrays, strict=False):
             path = scratch / f"{part}_{kind}.npy"
-            if isinstance(array, np.memmap) and path.exists():
-                array.flush()
+            if path.exists():
+                array.flush()  # type: ignore[union-attr]
             elif array is not None:
                 np.save(path, np.ascontiguousarray(array))
-            else:
-                continue
-            described[path.stem] = path.stat().st_size, [*array.shape], array.dtype.name
-            # Opened before they move: should another process replace them next, these maps keep this build's files.
-            arrays[path.stem] = _open(path, *described[path.stem])
+    checksums = {path.stem: _checksum(path) for path in sorted(scratch.glob("*.npy"))}
     info = {"num_classes": num_classes, "class_names": [*names]}
     try:
-        dataset = _dataset(folder.name, arrays, info)
+        # Opened before they move: should another process replace them next, these maps keep this build's files.
+        dataset = _dataset(folder.name, {key: _open(scratch / f"{key}.npy") for key in checksums}, info)
     except ValueError as error:  # and nothing is kept of it
         raise ValueError(f"{error}: get the files of {folder.name} in {folder.parents[1]} anew.") from error
-    checksums = {key: _checksum(scratch / f"{key}.npy") for key in arrays}
     (folder / MANIFEST).unlink(missing_ok=True)
-    for key in arrays:
+    for key in checksums:
         (scratch / f"{key}.npy").replace(folder / f"{key}.npy")
-    manifest = {"format": FORMAT, "source": source, "info": info, "arrays": described, "crc32": checksums}
+    manifest = {"format": FORMAT, "source": source, "info": info, "arrays": [*checksums], "crc32": checksums}
     with replacing(folder / MANIFEST) as temporary:
         temporary.write_text(json.dumps(manifest))
     return dataset
