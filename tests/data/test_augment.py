@@ -1,5 +1,7 @@
 """Rotation, crop, flip and normalisation against PIL and NumPy, an image at a time."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -31,6 +33,13 @@ def test_without_rotation_the_draws_stay_as_they_were():
     np.testing.assert_array_equal(
         ImageTransform([0.0], [1.0], crop_padding=4, flip=True).draw(np.random.default_rng(3), (4, 5)), expected
     )
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 8])
+def test_statistics_are_of_each_channel_or_one_for_all(channels):
+    words = rf"mean has {channels} values; data\.input_shape=\[3, 8, 2\] has 3 channels"
+    with nullcontext() if channels in (1, 3) else pytest.raises(ValueError, match=words):
+        ImageTransform([0.5] * channels, [1.0] * channels).check((3, 8, 2))
 
 
 @pytest.mark.parametrize("rotation", [-1, 181, 2.5])

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from gcfed.data.base import FederatedDataset, Split
-from gcfed.data.sets import imagenet
+from gcfed.data.sets import vision
 from gcfed.data.sets.datasets import digits, synthetic, tiny_imagenet, torchvision_set
 
 REAL = Path(__file__).parents[2] / os.environ.get("DATA_DIR", "data")
@@ -90,7 +90,7 @@ def test_digits_are_split_once_and_for_all():
     np.testing.assert_array_equal(digits().train.x, dataset.train.x)
     train, test = np.bincount(dataset.train.y), np.bincount(dataset.test.y)
     np.testing.assert_allclose(test, (train + test) * 360 / 1797, atol=1)
-    with np.load(Path(imagenet.__file__).with_name("digits.npz")) as raw:
+    with np.load(Path(vision.__file__).with_name("digits.npz")) as raw:
         expected = [(*np.round(x.ravel() * 255.0 / 16), y) for x, y in zip(raw["x"], raw["y"], strict=True)]
     got = [(*x.ravel(), y) for split in (dataset.train, dataset.test) for x, y in zip(split.x, split.y, strict=True)]
     assert sorted(map(tuple, np.array(got))) == sorted(
@@ -222,7 +222,8 @@ from gcfed.data.sets.datasets import digits, synthetic, torchvision_set
 torchvision_set({cifar[0]!r}, {str(tmp_path)!r}), digits(), synthetic(num_train=10)
 assert not {{"torch", "torchvision", "PIL"}} & set(sys.modules)
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    ours = {"PYTHONPATH": str(Path(vision.__file__).parents[3])}
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60, env=os.environ | ours)
 
 
 @pytest.mark.parametrize("download", [False, True])
@@ -467,7 +468,7 @@ def zipped(files: dict[str, bytes]) -> bytes:
 
 
 def test_tiny_imagenet_from_its_archive(tmp_path, monkeypatch):
-    monkeypatch.setattr(imagenet, "MD5", put(tmp_path / "tiny-imagenet-200.zip", zipped(tiny())))
+    monkeypatch.setattr(vision, "MD5", put(tmp_path / "tiny-imagenet-200.zip", zipped(tiny())))
     check_tiny(tiny_imagenet(str(tmp_path), download=False))
     (tmp_path / "tiny-imagenet-200.zip").unlink()
     check_tiny(tiny_imagenet(str(tmp_path), download=False))  # from the cache
@@ -475,13 +476,13 @@ def test_tiny_imagenet_from_its_archive(tmp_path, monkeypatch):
 
 def test_tiny_imagenet_downloaded(tmp_path, monkeypatch, server):
     address, web = server
-    monkeypatch.setattr(imagenet, "MD5", put(web / "tiny-imagenet-200.zip", zipped(tiny())))
-    monkeypatch.setattr(imagenet, "URL", f"{address}/tiny-imagenet-200.zip")
+    monkeypatch.setattr(vision, "MD5", put(web / "tiny-imagenet-200.zip", zipped(tiny())))
+    monkeypatch.setattr(vision, "URL", f"{address}/tiny-imagenet-200.zip")
     check_tiny(tiny_imagenet(str(tmp_path)))
 
 
 def test_tiny_imagenet_that_is_not_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(imagenet, "URL", f"{NOWHERE}/tiny-imagenet-200.zip")
+    monkeypatch.setattr(vision, "URL", f"{NOWHERE}/tiny-imagenet-200.zip")
     with pytest.raises(FileNotFoundError, match=r"tiny-imagenet-200\.zip is missing .*data\.dataset\.download=true"):
         tiny_imagenet(str(tmp_path), download=False)
     with pytest.raises(FileNotFoundError, match=r"tiny-imagenet-200\.zip could not be downloaded .*paths\.data_dir"):

@@ -101,9 +101,8 @@ class FederatedDataModule(LightningDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Loads and partitions, once.
 
-        Raises:
-            ValueError: samples or labels that do not fit the model, or a partition that cannot be made.
-            FileNotFoundError: the data are not there and cannot be had.
+        Raises ValueError for samples or labels that do not fit the model, or a partition that cannot be made;
+        FileNotFoundError for data that are not there and cannot be had.
         """
         if self._tests:
             return

@@ -283,14 +283,12 @@ class ByGroup(Partitioner):
                 "partition=dirichlet, iid or classes."
             )
         values, rank_n = np.unique(groups, return_inverse=True)
-        if num_clients is None:
-            num_clients = len(values)
+        num_clients = len(values) if num_clients is None else num_clients
         if num_clients > len(values):
             raise ValueError(
                 f"participation.num_clients={num_clients}, but the data set has {len(values)} groups: "
                 f"set participation.num_clients={len(values)} or null"
             )
         kept = np.sort(generator(seed, "partition").choice(len(values), num_clients, replace=False))
-        owner_of_rank = np.full(len(values), -1)
-        owner_of_rank[kept] = np.arange(num_clients)
-        return Partition.from_owners(owner_of_rank[rank_n], num_clients)
+        owner_n = np.where(np.isin(rank_n, kept), np.searchsorted(kept, rank_n), -1)
+        return Partition.from_owners(owner_n, num_clients)

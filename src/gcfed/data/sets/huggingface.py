@@ -13,7 +13,7 @@ import numpy as np
 from gcfed.data.base import FederatedDataset
 from gcfed.data.sets.cache import Allocate, Raw, cached
 from gcfed.data.sets.files import decode
-from gcfed.data.sets.own import TESTS, Side, from_arrays, written
+from gcfed.data.sets.own import TESTS, Side, from_arrays, require_columns, written
 from gcfed.data.sets.text import ALPHABET, LENGTH, PAD, encode, sequences
 from gcfed.utils.checked import Inside, SettingError, checked
 from gcfed.utils.resolvers import how_to_install
@@ -43,7 +43,6 @@ def huggingface(
 
     Args:
         name: ``ylecun/mnist``, or a folder that ``save_to_disk`` wrote.
-        data_dir: where the cache is, and what is downloaded.
         subset: of a data set with several (its "configuration").
         input, label: columns; None: the only one of images, else of texts; the only one of classes, else none.
         groups: the column that says whose sample it is, for ``partition=natural``; None: no natural clients.
@@ -51,8 +50,7 @@ def huggingface(
         length: characters of a text.
         test: share to test on, where there is no split for it.
 
-    Raises:
-        ValueError: ``datasets`` is not installed, there is no such data set or column, or samples do not fit together.
+    Raises ValueError where ``datasets`` is not installed, there is no such data set or column, or samples do not fit.
     """
     if name is None:
         raise SettingError("name", "=null must be a data set of the hub, ylecun/mnist, or a folder of save_to_disk.")
@@ -105,9 +103,8 @@ def _columns(
     rows: Dataset, input: str | None, label: str | None, groups: str | None
 ) -> tuple[str, str | None, str | None]:
     """The columns of samples, labels and clients, as named or found."""
-    for key, name in (("data.input", input), ("data.label", label), ("partition.by", groups)):
-        if name is not None and name not in rows.features:
-            raise ValueError(f"{key}={name} is no column; there are {', '.join(rows.features)}.")
+    named = {"data.input": input, "data.label": label, "partition.by": groups}
+    require_columns(rows.features, {key: [name] for key, name in named.items() if name is not None})
     kinds = {name: (type(f).__name__, getattr(f, "dtype", "")) for name, f in rows.features.items() if name != groups}
     classes = [name for name, (kind, _) in kinds.items() if kind == "ClassLabel"]
     label = label or (classes[0] if len(classes) == 1 else "label" if "label" in kinds else None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from inspect import signature
@@ -78,9 +78,8 @@ def image_folder(
         clients: there is a folder a client above those of the classes, ``<client>/<class>/…``, also in ``train`` and
             ``test``: a natural client, which need not have all classes.
 
-    Raises:
-        FileNotFoundError: no such folder.
-        ValueError: a class without an image, a file that is none, images of several sizes.
+    Raises FileNotFoundError for no such folder; ValueError for a class without an image, a file that is none, or images
+    of several sizes.
     """
     folder = Path(root or "").resolve()
     if not root or not folder.is_dir():
@@ -149,9 +148,7 @@ def _named(classes: list[str]) -> str:
 def arrays(path: str | None, test: Inside = 0.2) -> FederatedDataset:
     """The arrays of an ``.npz``, as in :func:`from_arrays`.
 
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: it is no ``.npz`` of plain arrays, or they do not fit together.
+    Raises FileNotFoundError for no such file; ValueError where it is no ``.npz`` of plain arrays that fit together.
     """
     if path is None or not Path(path).is_file():
         raise FileNotFoundError(f"data.path={path} is no file: numpy.savez('x.npz', x=…, y=…) writes one.")
@@ -176,8 +173,7 @@ def from_arrays(content: Any, name: str, test: float) -> FederatedDataset:
         test: the share of the samples, of each class where there are classes, that are for testing where ``x_test`` is
             not given; drawn once and for all.
 
-    Raises:
-        ValueError: an array is missing, or they do not fit together; names the file.
+    Raises ValueError, which names the file, where an array is missing, or they do not fit together.
     """
     if not isinstance(content, Mapping):
         raise ValueError(f"{name} gives a {type(content).__name__}: make it a dict of arrays x and y.")
@@ -209,6 +205,14 @@ def plain(what: str, value: Any) -> np.ndarray:
         if all(isinstance(entry, kind) for entry in array.flat):
             return array.astype(dtype)
     raise ValueError(f"{what} holds objects that are neither all texts nor all numbers: an empty one is neither.")
+
+
+def require_columns(columns: Collection[Any], named: Mapping[str, Iterable[str | None]]) -> None:
+    """Raises ValueError for a column that a key names and that is not there."""
+    for key, name in ((key, name) for key, names in named.items() for name in names):
+        if name not in columns:
+            shown = "null" if name is None else name
+            raise ValueError(f"{key}={shown} is no column; there are {', '.join(map(str, columns))}.")
 
 
 def _labels(parts: list[np.ndarray]) -> tuple[list[np.ndarray], int, tuple[str, ...] | None]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from gcfed.data.base import FederatedDataset
 from gcfed.data.dealing import held_out
-from gcfed.data.sets.own import TESTS, from_arrays
+from gcfed.data.sets.own import TESTS, from_arrays, require_columns
 from gcfed.utils.checked import Inside, SettingError, checked
 from gcfed.utils.rng import generator
 
@@ -41,26 +41,19 @@ def csv(
     Args:
         path: a file, or a folder: each file in it is a client, by its name, but for ``test.csv`` (or ``val.csv``), the
             test split, and a ``train.csv`` beside it.
-        target: the column to predict.
         categorical: columns of numbers that are codes; those of text and of true and false always are.
-        ignore: columns to leave out.
         missing: what becomes of empty cells. ``mean``: a number is the mean of the training rows, and of a category
             all columns are 0.
         regression: the target is a number, and no class.
         groups: the column that says whose row it is, for ``partition=natural``.
         test: the share of the rows, of each class, to test on where there is no file for it; drawn once and for all.
 
-    Raises:
-        FileNotFoundError: no such file, or no CSV file in the folder.
-        ValueError: a file that cannot be read, a column that is not there, empty cells, too many categories.
+    Raises FileNotFoundError for no CSV file; ValueError for one that cannot be read, a column that is not there, empty
+    cells, or too many categories.
     """
     rows, is_test, owners = _read(path)
     named = {"data.target": [target], "data.categorical": categorical, "data.ignore": ignore}
-    for key, names in (named | {"partition.by": [] if groups is None else [groups]}).items():
-        for name in names:
-            if name not in rows:
-                shown = "null" if name is None else name
-                raise ValueError(f"{key}={shown} is no column; there are {', '.join(map(str, rows))}.")
+    require_columns(rows.columns, named | {"partition.by": [] if groups is None else [groups]})
     y = _target(rows, str(target), regression)
     if not is_test.any():
         is_test = held_out(y[:, None] if regression else y, test, generator(0, "test"))
@@ -68,9 +61,7 @@ def csv(
     if taken.columns.empty:
         raise SettingError("ignore", f"={[*ignore]} leaves no column to learn from.")
     for name in taken if missing == "refuse" else ():
-        _full(
-            rows[name], f"leave it out, data.ignore=[{name}], or take the mean of the training rows, data.missing=mean"
-        )
+        _full(rows[name], f"leave it out, data.ignore=[{name}], or take the training rows' mean, data.missing=mean")
     coded = [name for name in taken if name in categorical or taken[name].dtype.kind not in "iuf"]
     numbers = taken.drop(columns=coded).apply(lambda column: column.fillna(column[~is_test].mean()))
     switches = [_one_hot(taken[name], is_test) for name in coded]
