@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from gcfed.data.dealing import cut, deal, fill_up, log_gamma, softmax
+from gcfed.data.dealing import cut, deal, fill_up, log_gamma, placed, softmax
 from gcfed.utils.checked import Count, checked
 from gcfed.utils.files import replacing
 from gcfed.utils.rng import generator
@@ -69,8 +69,8 @@ class Partition:
         aside_N = np.clip(np.rint(share * sizes_N).astype(np.int64), 0, np.maximum(sizes_N - 1, 0))
         owner_n = np.repeat(np.arange(self.num_clients), sizes_N)
         order = np.lexsort((generator(seed, "client_test").random(len(owner_n)), owner_n))
-        aside_n = np.empty(len(owner_n), bool)
-        aside_n[order] = np.arange(len(owner_n)) - np.repeat(self.offsets[:-1], sizes_N) < np.repeat(aside_N, sizes_N)
+        rank_n = np.arange(len(owner_n)) - np.repeat(self.offsets[:-1], sizes_N)
+        aside_n = placed(rank_n < np.repeat(aside_N, sizes_N), order)
         kept, aside = (np.concatenate([[0], np.cumsum(sizes)]) for sizes in (sizes_N - aside_N, aside_N))
         return Partition(self.indices[~aside_n], kept), Partition(self.indices[aside_n], aside)
 
@@ -134,9 +134,7 @@ class IID(Partitioner):
     by_class = False
 
     def owners(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-        owner_n = np.empty(len(labels), np.int64)
-        owner_n[rng.permutation(len(labels))] = np.arange(len(labels)) % num_clients
-        return owner_n
+        return placed(np.arange(len(labels)) % num_clients, rng.permutation(len(labels)))
 
 
 @checked
