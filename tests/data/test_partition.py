@@ -262,6 +262,19 @@ def test_groups_are_of_equal_size_and_see_what_they_are_to(shift, changes):
     assert np.ptp(sizes) <= 1
 
 
+def test_which_way_images_are_turned_and_which_channel_is_seen_as_red():
+    def seen(shift):
+        return shift.shifted(pixels, np.array([0]), 1, np.random.default_rng(0))[0]
+
+    pixels = np.arange(1, 28, dtype=np.uint8).reshape(1, 3, 3, 3)
+    assert seen(Rotation(IID(), [90]))[0].tolist() == [
+        [3, 6, 9],
+        [2, 5, 8],
+        [1, 4, 7],
+    ]  # right is up: counter-clockwise
+    assert seen(Colour(IID(), ["gbr"]))[:, 0, 0].tolist() == [10, 19, 1]
+
+
 def test_a_shift_deals_the_samples_as_its_partition_does():
     for shift in (Rotation(Dirichlet(0.3)), Colour(Dirichlet(0.3))):
         np.testing.assert_array_equal(shift(LABELS, 9, seed=3).indices, Dirichlet(0.3)(LABELS, 9, seed=3).indices)
@@ -331,14 +344,14 @@ def test_client_is_a_view_and_counts_are_exact():
 
 
 @pytest.mark.parametrize(
-    ("share", "aside"), [(0.2, [0, 0, 1, 2, 20]), (0.5, [0, 0, 2, 4, 50]), (0.99, [0, 0, 3, 8, 99])]
+    ("share", "aside"), [(0.2, [0, 0, 0, 1, 2, 20]), (0.5, [0, 0, 1, 2, 4, 50]), (0.99, [0, 0, 1, 3, 8, 99])]
 )
 def test_a_share_of_each_client_is_set_aside(share, aside):
-    sizes = [0, 1, 4, 9, 100]
-    whole = Partition.from_owners(np.random.default_rng(0).permutation(np.repeat(np.arange(5), sizes)), 5)
+    sizes = [0, 1, 2, 4, 9, 100]
+    whole = Partition.from_owners(np.random.default_rng(0).permutation(np.repeat(np.arange(6), sizes)), 6)
     kept, test = whole.parted(share, seed=1)
     assert (test.sizes.tolist(), kept.sizes.tolist()) == (aside, [n - m for n, m in zip(sizes, aside, strict=True)])
-    for k in range(5):
+    for k in range(6):
         np.testing.assert_array_equal(np.sort([*kept.client(k), *test.client(k)]), whole.client(k))
         assert (np.diff(test.client(k)) > 0).all()
     assert share == 0.99 or not np.array_equal(test.indices, whole.parted(share, seed=2)[1].indices)

@@ -66,7 +66,7 @@ class Partition:
         The share is rounded; a client with samples keeps at least one.
         """
         sizes_N = self.sizes
-        aside_N = np.clip(np.rint(share * sizes_N).astype(np.int64), 0, np.maximum(sizes_N - 1, 0))
+        aside_N = np.minimum(np.rint(share * sizes_N).astype(np.int64), np.maximum(sizes_N - 1, 0))
         owner_n = np.repeat(np.arange(self.num_clients), sizes_N)
         order = np.lexsort((generator(seed, "client_test").random(len(owner_n)), owner_n))
         rank_n = np.arange(len(owner_n)) - np.repeat(self.offsets[:-1], sizes_N)

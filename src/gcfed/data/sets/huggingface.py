@@ -14,7 +14,7 @@ from gcfed.data.base import FederatedDataset
 from gcfed.data.sets.cache import Allocate, Raw, cached
 from gcfed.data.sets.files import decode
 from gcfed.data.sets.own import TESTS, Side, from_arrays, require_columns, written
-from gcfed.data.sets.text import ALPHABET, LENGTH, PAD, encode, sequences
+from gcfed.data.sets.text import ALPHABET, LENGTH, encode, sequences
 from gcfed.utils.checked import Inside, SettingError, checked
 from gcfed.utils.resolvers import how_to_install
 
@@ -134,10 +134,8 @@ def _arrays(
         if groups:
             content["groups"] = np.repeat(content["groups"], [len(piece) for piece, _ in pieces])
         return {"x": x, **content}
-    x = np.full((len(texts), length), PAD, np.uint8)
-    for line, text in zip(x, texts, strict=True):
-        line[: min(len(text), length)] = encode(text)[:length]
-    return {"x": x, **content}
+    filled = "".join(text[:length].ljust(length, "\0") for text in texts)  # what no alphabet has is padding
+    return {"x": encode(filled).reshape(-1, length), **content}
 
 
 def _images(rows: Dataset, input: str, grey: bool | None) -> Iterator[tuple[str, Image]]:
