@@ -1,5 +1,7 @@
 """Rotation, crop, flip and normalisation against PIL and NumPy, an image at a time."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -26,11 +28,19 @@ def test_rotation_crop_and_flip_are_torchvisions_in_this_order():
     np.testing.assert_allclose(np.quantile(angles, [0.1, 0.5, 0.9]), [-8, 0, 8], atol=0.25)
 
 
-def test_without_rotation_the_draws_stay_as_they_were():
-    expected = np.random.default_rng(3).integers(0, [9, 9, 2], size=(4, 5, 3), dtype=np.int64)
-    np.testing.assert_array_equal(
-        ImageTransform([0.0], [1.0], crop_padding=4, flip=True).draw(np.random.default_rng(3), (4, 5)), expected
-    )
+@pytest.mark.parametrize(("rotation", "high"), [(0, [9, 9, 2]), (7, [9, 9, 2, 14_001])])
+def test_draws_are_whole_numbers_from_one_stream(rotation, high):
+    """Without rotation as they were before there was any; with it from −7 to 7 degrees, both included."""
+    transform = ImageTransform([0.0], [1.0], crop_padding=4, flip=True, rotation=rotation)
+    expected = np.random.default_rng(3).integers(0, high, size=(4, 5, len(high)), dtype=np.int64)
+    np.testing.assert_array_equal(transform.draw(np.random.default_rng(3), (4, 5)), expected)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 8])
+def test_statistics_are_of_each_channel_or_one_for_all(channels):
+    words = rf"mean has {channels} values; data\.input_shape=\[3, 8, 2\] has 3 channels"
+    with nullcontext() if channels in (1, 3) else pytest.raises(ValueError, match=words):
+        ImageTransform([0.5] * channels, [1.0] * channels).check((3, 8, 2))
 
 
 @pytest.mark.parametrize("rotation", [-1, 181, 2.5])

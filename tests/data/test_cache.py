@@ -17,11 +17,10 @@ class Build:
 
     def __call__(self, allocate):
         self.calls += 1
-        for part, n in (("train", self.n), ("test", 2)):
-            allocate(f"{part}_x", (n, 1, 4, 4), np.uint8)[:] = self.value
-            allocate(f"{part}_y", (n,), np.int64)[:] = np.arange(n) % 3
-        allocate("train_groups", (self.n,), np.int64)[:] = 7
-        return {"num_classes": 3, "class_names": ["a", "b", "c"]}
+        x = allocate("train", (self.n, 1, 4, 4))
+        x[:] = self.value
+        train = x, np.arange(self.n) % 3, np.full(self.n, 7)
+        return {"train": train, "test": (np.zeros((2, 1, 4, 4), np.uint8), np.arange(2), None)}, 3, "abc"
 
 
 def check(dataset, value=1, n=6):
@@ -98,7 +97,7 @@ def test_a_cache_of_before_checksums_is_kept(tmp_path):
 
 def test_a_killed_build_leaves_no_cache(tmp_path):
     def killed(allocate):
-        allocate("train_x", (6, 1, 4, 4), np.uint8)[:] = 9
+        allocate("train", (6, 1, 4, 4))[:] = 9
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

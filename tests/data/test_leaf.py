@@ -205,7 +205,7 @@ def test_files_of_another_format_are_named(tmp_path, load, x, y, words):
 def test_a_part_without_a_sample_is_named(writers):
     folder, _ = writers
     write(folder, "femnist", {"test/all_0": {"a": ([], [])}})
-    with pytest.raises(ValueError, match="leaf_femnist: its files hold no test samples; get them anew"):
+    with pytest.raises(ValueError, match="data set femnist: its files hold no test samples; get them anew"):
         femnist(str(folder))
 
 

@@ -280,9 +280,11 @@ def test_vectors_and_targets_are_standardised_by_the_training_samples(config, tm
     np.savez(tmp_path / "x.npz", x=x, y=y)
     mine = ("data=arrays", f"data.path={tmp_path}/x.npz", "data.validation=0.2", "partition=iid", "model=linear",
             "participation.num_clients=40", "task._target_=gcfed.tasks.SquaredError")  # fmt: skip
-    scaled, raw = (build(config(*mine, *more).data) for more in ([], ["data.standardize=false"]))
-    for data in (scaled, raw):
-        data.setup()
+    cfg, built = config(*mine), []
+    for cfg.data.standardize in (True, False):
+        built.append(build(cfg.data))
+        built[-1].setup()
+    scaled, raw = built
     trained, target = (tensor.double().numpy() for tensor in raw._train)
     assert len(trained) == 58  # what is held out and what is tested say nothing of mean and deviation
     mean, std = np.array([trained[:, 0].mean(), 0, np.float32(0.1)]), np.array([trained[:, 0].std(), 1, 1])
@@ -293,16 +295,14 @@ def test_vectors_and_targets_are_standardised_by_the_training_samples(config, tm
     assert not raw.scaling
 
 
-@pytest.mark.parametrize(("clients", "said"), [(10, False), (12, False), (14, True)])
-def test_clients_of_one_or_two_samples_are_warned_of(config, tmp_path, caplog, clients, said):
+def test_clients_of_one_or_two_samples_are_warned_of(config, tmp_path, caplog):
     np.savez(tmp_path / "x.npz", x=IMAGES, y=CLASSES)
-    data = build(config("data=arrays", f"data.path={tmp_path}/x.npz", "partition=iid",
-                        f"participation.num_clients={clients}").data)  # fmt: skip
-    data.setup()
-    few = sum(size <= 2 for size in data.partition.sizes)
-    assert (
-        (f"{few} of {clients} clients hold one or two training samples" in caplog.text) == said == (2 * few > clients)
-    )
+    cfg = config("data=arrays", f"data.path={tmp_path}/x.npz", "partition=iid")
+    for cfg.participation.num_clients, few, said in ((10, 0, False), (12, 4, False), (14, 10, True)):
+        data = build(cfg.data)
+        data.setup()
+        assert sum(size <= 2 for size in data.partition.sizes) == few
+        assert (f"{few} of {data.num_clients} clients hold one or two training samples" in caplog.text) == said
 
 
 def test_a_run_on_arrays_goes_on_and_is_tested_again(config, tmp_path):
@@ -342,12 +342,12 @@ def test_a_share_is_held_out_of_each_class(n, share, count):
 
 
 def test_validation_is_held_out_before_the_clients_get_theirs(config):
-    whole, part, other = (
-        build(config(*overrides).data) for overrides in ([], ["data.validation=0.1"], ["data.validation=0.1", "seed=2"])
-    )
-    for data in (whole, part, other):
-        data.setup()
-        data.to_device(torch.device("cpu"), torch.float32, torch.contiguous_format)
+    cfg, built = config(), []
+    for cfg.data.validation, cfg.seed in ((None, 1), (0.1, 1), (0.1, 2)):
+        built.append(build(cfg.data))
+        built[-1].setup()
+    whole, part, other = built
+    part.to_device(torch.device("cpu"), torch.float32, torch.contiguous_format)
     assert (len(whole.labels), len(part.labels), part.num_test) == (1437, 1293, 360)
     assert (whole.smallest_test, part.smallest_test) == (360, 144)
     train, held = ({x.numpy().tobytes() for x in tensors[0]} for tensors in (part._train, part._tests[1]))

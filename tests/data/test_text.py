@@ -241,14 +241,7 @@ def test_experiments_have_the_papers_setting(config, name, model, classes, clien
     x = torch.zeros(2, *shape) if len(shape) == 3 else torch.zeros(2, *shape, dtype=torch.int64)
     every_position = name.startswith("tiny")
     assert module.net(x).shape == ((2, 80, 80) if every_position else (2, classes))
+    assert isinstance(build(config(f"experiment={name}", "partition=iid").partition), IID)  # a default, and no more
     if name.endswith("fedacg"):
         assert cfg.aggregator.weighting == "samples"
         assert cfg.server.momentum == 0.85
-
-
-@pytest.mark.parametrize("name", ["femnist", "celeba", "shakespeare", "tiny_shakespeare"])
-def test_natural_clients_are_the_default_and_no_more(config, name):
-    model = "lstm" if "shakespeare" in name else "cnn"
-    overrides = (f"data={name}", f"model={model}")
-    assert isinstance(build(config(*overrides).partition), ByGroup)
-    assert isinstance(build(config(*overrides, "partition=iid").partition), IID)

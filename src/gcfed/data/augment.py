@@ -1,8 +1,7 @@
 """From the samples of whole batches, as they are kept, to what a network takes, on the device they lie on."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any
 
 import numpy as np
@@ -27,29 +26,28 @@ class Transform:
 
 
 @checked
+@dataclass(eq=False)
 class ImageTransform(Transform):
     """uint8 images → normalised floats, with random rotation, crop and horizontal flip where draws are given.
 
-    Args:
-        mean, std: of the channels, in units of the range 0…1; one value serves all channels.
-        crop_padding: pixels of black on every side, out of which a window of the image's size is cut; 0: no crop.
-        flip: mirror each training image with probability ½.
-        rotation: degrees; each training image is turned by as many at most, before the crop; 0: no rotation.
+    mean, std: of the channels, in units of the range 0…1; one value serves all channels.
+    crop_padding: pixels of black on every side, out of which a window of the image's size is cut; 0: no crop.
+    flip: mirror each training image with probability ½.
+    rotation: degrees; each training image is turned by as many at most, before the crop; 0: no rotation.
     """
 
-    def __init__(
-        self,
-        mean: Sequence[Number],
-        std: Sequence[Positive],
-        *,
-        crop_padding: Annotated[int, Field(ge=0, le=1000)] = 0,
-        flip: bool = False,
-        rotation: Annotated[int, Field(ge=0, le=180)] = 0,
-    ) -> None:
-        if not len(mean) == len(std) > 0:
-            raise SettingError("std" if mean else "mean", f" must pair up: mean={[*mean]}, std={[*std]}.")
-        self.mean, self.std = tuple(mean), tuple(std)
-        self.crop_padding, self.flip, self.rotation = crop_padding, flip, rotation
+    mean: Sequence[Number]
+    std: Sequence[Positive]
+    _: KW_ONLY
+    crop_padding: Annotated[int, Field(ge=0, le=1000)] = 0
+    flip: bool = False
+    rotation: Annotated[int, Field(ge=0, le=180)] = 0
+
+    def __post_init__(self) -> None:
+        if not len(self.mean) == len(self.std) > 0:
+            name = "std" if self.mean else "mean"
+            raise SettingError(name, f" must pair up: mean={[*self.mean]}, std={[*self.std]}.")
+        self.mean, self.std = tuple(self.mean), tuple(self.std)
         self._affine: tuple[Tensor, Tensor] | None = None
 
     def check(self, input_shape: tuple[int, ...]) -> None:
@@ -92,7 +90,7 @@ class ImageTransform(Transform):
 
     def _crop_and_flip(self, x: Tensor, augment: Tensor) -> Tensor:
         if pad := self.crop_padding:
-            height, width = x.shape[-2:]
+            height, width = x.shape[2:]
             windows = F.pad(x, (pad, pad, pad, pad)).unfold(2, height, 1).unfold(3, width, 1)
             x = windows[torch.arange(len(x), device=x.device), :, augment[:, 0], augment[:, 1]]
         if self.flip:
@@ -105,7 +103,7 @@ def rotated(x_BCHW: Tensor, degrees_B: Tensor) -> Tensor:
 
     The same numbers as ``PIL.Image.rotate``, so torchvision's ``RandomRotation``, which counts in 65536ths of a pixel.
     """
-    height, width = x_BCHW.shape[-2:]
+    height, width = x_BCHW.shape[2:]
     turn = torch.deg2rad(degrees_B.to(torch.float64)).view(-1, 1, 1)
     cos, sin = turn.cos(), turn.sin()
     rows = torch.arange(height, device=x_BCHW.device).view(-1, 1)
@@ -135,7 +133,6 @@ class TextTransform(Transform):
             raise ValueError("data.transform: crops, flips and rotations are of images; texts and vectors have none.")
 
     def check(self, input_shape: tuple[int, ...]) -> None:
-        """Raises ValueError for anything but one length."""
         if len(input_shape) != 1:
             raise ValueError(f"data.input_shape={list(input_shape)} must be [length] for a text or for vectors.")
 
@@ -144,13 +141,18 @@ class TextTransform(Transform):
         return x_BT.long()
 
 
-class AutoTransform:
-    """What the training samples ask for: of images an :class:`ImageTransform` with their mean and standard deviation in
-    each channel, of tokens a :class:`TextTransform`, of vectors a :class:`VectorTransform`.
+class VectorTransform(TextTransform):
+    """Float vectors as they are, in the type of the network."""
 
-    Args:
-        mean, std: of the channels of images; None: measured.
-        augmentation: of images, as in :class:`ImageTransform`.
+    def __call__(self, x_Bd: Tensor, augment_BA: None, dtype: torch.dtype = torch.float32, *_: Any) -> Tensor:
+        """Floats ``[B, d]`` → ``dtype``; the other arguments are those of images."""
+        return x_Bd.to(dtype)
+
+
+class AutoTransform(Transform):
+    """What the training samples ask for, once they are there: of images an :class:`ImageTransform` with their mean and
+    standard deviation in each channel where these are not given, of tokens a :class:`TextTransform`, of vectors a
+    :class:`VectorTransform`.
     """
 
     def __init__(
@@ -160,25 +162,16 @@ class AutoTransform:
         ImageTransform(mean or [0.0] * known, std or [1.0] * known, **augmentation)  # refuses what cannot work
         self.mean, self.std, self.augmentation = mean, std, augmentation
 
-    def __call__(self, x: np.ndarray) -> ImageTransform | TextTransform:
-        """The transform of samples like these, [n, …]."""
+    def __call__(self, x: np.ndarray) -> Transform:
+        """The transform of training samples like these, [n, …]."""
         if x.ndim != 4:
             return VectorTransform() if x.dtype.kind == "f" else TextTransform()
-        shares = np.stack([np.bincount(x[:, c].ravel(), minlength=256) for c in range(x.shape[1])]) / x[:, 0].size
-        levels = np.arange(256) / 255
+        channels, levels = x.shape[1], np.arange(256) / 255
+        shares = np.stack([np.bincount(x[:, c].ravel(), minlength=256) for c in range(channels)]) / x[:, 0].size
         mean = shares @ levels
         std = np.sqrt(np.maximum(shares @ levels**2 - mean**2, 1e-4))  # an empty channel is left as it is
-        given = []
-        for key, known, measured in (("mean", self.mean, mean), ("std", self.std, std)):
-            given.append(list(known) * (x.shape[1] if len(known) == 1 else 1) if known else measured.tolist())
-            if len(given[-1]) != x.shape[1]:
-                raise ValueError(f"data.transform.{key} has {len(given[-1])} values, the images {x.shape[1]} channels.")
-        return ImageTransform(*given, **self.augmentation)
-
-
-class VectorTransform(TextTransform):
-    """Float vectors as they are, in the type of the network."""
-
-    def __call__(self, x_Bd: Tensor, augment_BA: None, dtype: torch.dtype = torch.float32, *_: Any) -> Tensor:
-        """Floats ``[B, d]`` → ``dtype``; the other arguments are those of images."""
-        return x_Bd.to(dtype)
+        given = {"mean": self.mean or mean, "std": self.std or std}
+        for key, values in given.items():
+            if len(values) not in (1, channels):
+                raise ValueError(f"data.transform.{key} has {len(values)} values, the images {channels} channels.")
+        return ImageTransform(*(np.broadcast_to(v, channels).tolist() for v in given.values()), **self.augmentation)

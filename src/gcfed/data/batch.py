@@ -9,13 +9,11 @@ from torch import Tensor
 class Batch:
     """One local step's samples of the n active clients.
 
-    Attributes:
-        x: inputs, ``[n, B, *input]``.
-        y: labels, ``[n, B]``, or ``[n, B, T]`` for sequences; a negative one is padding of a
-            sequence and counts for nothing. Labels to regress on are vectors, ``[n, B, C]``.
-        mask: 1 where a label is real and 0 where it is padding, in the shape of the labels; None where all are real.
-        count: real labels of each client, ``[n]``.
-        rows: 1 where a sample is real and 0 where it is padding, ``[n, B]``; None where all are real.
+    x: inputs, ``[n, B, *input]``.
+    y: labels, ``[n, B]``, of sequences ``[n, B, T]``, where a negative one is padding, or to regress on ``[n, B, C]``.
+    mask: 1 where a label is real and 0 where it is padding, in the shape of the labels; None where all are real.
+    count: real labels of each client, ``[n]``.
+    rows: 1 where a sample is real and 0 where it is padding, ``[n, B]``; None where all are real.
     """
 
     x: Tensor

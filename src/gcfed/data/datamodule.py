@@ -36,7 +36,7 @@ class FederatedDataModule(LightningDataModule):
 
     Args:
         dataset: makes the :class:`FederatedDataset`; called once, at ``setup``.
-        transform: normalisation and augmentation of images, the tokens of a text, or vectors; or what chooses one.
+        transform: normalisation and augmentation of images, the tokens of a text, or vectors.
         partitioner: labels → clients.
         num_clients: N; None: as many as the data set has natural clients.
         rounds: R, the length of the training loader.
@@ -73,15 +73,14 @@ class FederatedDataModule(LightningDataModule):
         if input_shape is not None:
             if not input_shape:
                 raise SettingError("input_shape", "=[] must be the shape of one sample.")
-            if not isinstance(transform, AutoTransform):
-                transform.check(tuple(input_shape))  # type: ignore[attr-defined]
+            transform.check(tuple(input_shape))  # type: ignore[attr-defined]
         if isinstance(dataset, partial):
             try:
                 signature(dataset.func).bind(*dataset.args, **dataset.keywords)
             except TypeError as error:
                 raise SettingError("dataset", f" ({dataset.func.__name__}): {error}") from None
         self.load, self.partitioner = dataset, partitioner
-        self.transform: Any = transform  # a Transform from setup on
+        self.transform: Any = transform
         self.rounds, self.seed, self.eval_batch_size = rounds, seed, eval_batch_size
         self.input_shape: tuple[int, ...] = tuple(input_shape or ())
         self.num_clients: int = num_clients  # type: ignore[assignment]  # None until setup
@@ -102,9 +101,8 @@ class FederatedDataModule(LightningDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Loads and partitions, once.
 
-        Raises:
-            ValueError: samples or labels that do not fit the model, or a partition that cannot be made.
-            FileNotFoundError: the data are not there and cannot be had.
+        Raises ValueError for samples or labels that do not fit the model, or a partition that cannot be made;
+        FileNotFoundError for data that are not there and cannot be had.
         """
         if self._tests:
             return
@@ -118,23 +116,8 @@ class FederatedDataModule(LightningDataModule):
             train, held = train.subset(~chosen), [train.subset(chosen)]
         train = _subset(train, self.limit_train, self.seed, "limit_train")
         test = _subset(self.dataset.test, self.limit_test, self.seed, "limit_test")
-        self.num_classes = self.num_classes or self.dataset.num_classes
-        self.input_shape = self.input_shape or train.x.shape[1:]
-        for name, split in (("training", train), ("test", test)):
-            if split.x.shape[1:] != self.input_shape:
-                raise ValueError(
-                    f"{self.dataset.name}: {name} samples have the shape {split.x.shape[1:]}, the model is built for "
-                    f"data.input_shape={list(self.input_shape)}."
-                )
-            classes = split.classes
-            if len(classes) and not 0 <= classes.min() <= classes.max() < self.num_classes:
-                raise ValueError(
-                    f"{self.dataset.name}: {name} labels run from {classes.min()} to {classes.max()}, outside a head "
-                    f"of data.num_classes={self.num_classes} classes."
-                )
-        tests = [test, *held]
-        if self.standardize:
-            train, tests = self._standardized(train, tests)
+        self._fit(train, test)
+        train, *tests = self._standardized([train, test, *held])
         self.labels = train.y
         self.partition = self.partitioner(train.y, self.num_clients, seed=self.seed, groups=train.groups)
         if isinstance(self.partitioner, Shift):
@@ -157,26 +140,39 @@ class FederatedDataModule(LightningDataModule):
                 few,
                 self.num_clients,
             )
-        self._train, self._tests = _tensors(train), [_tensors(split) for split in tests]
+        self._train, *self._tests = map(_tensors, (train, *tests))
 
-    def _standardized(self, train: Split, tests: list[Split]) -> tuple[Split, list[Split]]:
-        """Float samples and targets less the mean of the training samples, over their standard deviation."""
-        splits = [train, *tests]
-        for key in ("x", "y"):
-            values = [getattr(split, key) for split in splits]
-            if values[0].dtype not in FLOATS:
-                continue
-            mean, std = standards(values[0])
-            self.scaling |= {f"{key}_mean": mean, f"{key}_std": std}
-            scaled = [((each - mean) / std).astype(each.dtype) for each in values]
-            splits = [replace(split, **{key: of_split}) for split, of_split in zip(splits, scaled, strict=True)]
-        return splits[0], splits[1:]
+    def _fit(self, *splits: Split) -> None:
+        """Takes the shape and the number of classes where they are left open, and refuses others than are asked for."""
+        self.num_classes = self.num_classes or self.dataset.num_classes
+        self.input_shape = self.input_shape or splits[0].x.shape[1:]
+        for name, split in zip(("training", "test"), splits, strict=True):
+            if split.x.shape[1:] != self.input_shape:
+                raise ValueError(
+                    f"{self.dataset.name}: {name} samples have the shape {split.x.shape[1:]}, the model is built for "
+                    f"data.input_shape={list(self.input_shape)}."
+                )
+            if (last := split.classes.max(initial=0)) >= self.num_classes:
+                raise ValueError(
+                    f"{self.dataset.name}: {name} labels run from 0 to {last}, outside a head of "
+                    f"data.num_classes={self.num_classes} classes."
+                )
+
+    def _standardized(self, splits: list[Split]) -> list[Split]:
+        """Float samples and targets less the mean of the first split's, over their standard deviation."""
+        for key in ("x", "y") if self.standardize else ():
+            values = getattr(splits[0], key)
+            if values.dtype in FLOATS:
+                mean, std = standards(values)
+                self.scaling |= {f"{key}_mean": mean, f"{key}_std": std}
+                scaled = [((getattr(split, key) - mean) / std).astype(values.dtype) for split in splits]
+                splits = [replace(split, **{key: of_split}) for split, of_split in zip(splits, scaled, strict=True)]
+        return splits
 
     def to_device(self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format) -> None:
         """Moves the splits to the device, once; batches come in ``dtype`` and ``memory_format``."""
         if device != self._device:
-            self._train = tuple(t.to(device) for t in self._train)  # type: ignore[assignment]
-            self._tests = [(x.to(device), y.to(device)) for x, y in self._tests]
+            self._train, *self._tests = [(x.to(device), y.to(device)) for x, y in (self._train, *self._tests)]
             self._device = device
         self._dtype, self._memory_format = dtype, memory_format
 
@@ -205,14 +201,12 @@ class FederatedDataModule(LightningDataModule):
 
     def fetch(self, index: Tensor, augment: Tensor | None) -> tuple[Tensor, Tensor]:
         x, y = self._train
-        flat = index.flatten()
         draws = None if augment is None else augment.flatten(0, -2)
-        inputs = self.transform(x[flat], draws, self._dtype, self._memory_format)
+        inputs = self.transform(x[index.flatten()], draws, self._dtype, self._memory_format)
         return inputs.view(*index.shape, *inputs.shape[1:]), y[index]
 
     @property
     def num_test(self) -> int:
-        """Number of test samples."""
         return len(self._tests[0][1])
 
     @property

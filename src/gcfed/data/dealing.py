@@ -27,19 +27,28 @@ def cut(shares_N: np.ndarray, size: int) -> np.ndarray:
     return np.diff(np.floor(ends / ends[-1] * size).astype(np.int64), prepend=0)
 
 
+def in_order(values_n: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """The places of the values from the lowest to the highest, equal ones at random, int64 [n]."""
+    shuffled = rng.permutation(len(values_n))
+    return shuffled[np.argsort(values_n[shuffled], kind="stable")]
+
+
+def placed(values: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """The values, one after the other, in the places that ``order`` names, each once, [n]."""
+    out = np.empty_like(values)
+    out[order] = values
+    return out
+
+
 def deal(counts_CN: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Give client k ``counts_CN[c, k]`` random samples of the c-th class present in ``labels`` [n].
 
     Returns the owner of each sample, int64 [n], −1 for none.
     """
-    shuffled = rng.permutation(len(labels))
-    shuffled = shuffled[np.argsort(labels[shuffled], kind="stable")]
-    starts = np.concatenate([[0], np.cumsum(np.unique(labels, return_counts=True)[1])])
-    clients = np.arange(counts_CN.shape[1])
-    owner_n = np.full(len(labels), -1)
-    for counts_N, start in zip(counts_CN, starts[:-1], strict=True):
-        owner_n[shuffled[start : start + counts_N.sum()]] = np.repeat(clients, counts_N)
-    return owner_n
+    class_sizes = np.unique(labels, return_counts=True)[1]
+    counts_CN = np.column_stack([counts_CN, class_sizes - counts_CN.sum(1)])
+    clients = np.append(np.arange(counts_CN.shape[1] - 1), -1)
+    return placed(np.repeat(np.tile(clients, len(class_sizes)), counts_CN.ravel()), in_order(labels, rng))
 
 
 def fill_up(owner_n: np.ndarray, num_clients: int, min_size: int, rng: np.random.Generator) -> None:
@@ -54,8 +63,7 @@ def fill_up(owner_n: np.ndarray, num_clients: int, min_size: int, rng: np.random
     excess = surplus_N.sum() - lacking_N.sum()
     surplus_N[np.flatnonzero(surplus_N)[:excess]] -= 1  # fewer than there are donors, or the level could be higher
 
-    by_owner = rng.permutation(len(owner_n))
-    by_owner = by_owner[np.argsort(owner_n[by_owner], kind="stable")]
+    by_owner = in_order(owner_n, rng)
     place = np.arange(len(owner_n)) - np.repeat(np.cumsum(sizes_N) - sizes_N, sizes_N)
     given = by_owner[place < surplus_N[owner_n[by_owner]]]
     owner_n[rng.permutation(given)] = np.repeat(np.arange(num_clients), lacking_N)
@@ -67,10 +75,6 @@ def held_out(labels: np.ndarray, share: float, rng: np.random.Generator) -> np.n
     Each class gives its part, give or take one sample.
     """
     n = len(labels)
-    order = rng.permutation(n)
-    if labels.ndim == 1:
-        order = order[np.argsort(labels[order], kind="stable")]
     count = min(max(round(share * n), 1), n - 1)
-    chosen = np.zeros(n, bool)
-    chosen[order] = np.diff(np.arange(n + 1) * count // n) == 1  # every so many of the samples in the order of classes
-    return chosen
+    order = in_order(labels if labels.ndim == 1 else np.zeros(n), rng)
+    return placed(np.diff(np.arange(n + 1) * count // n) == 1, order)  # every so many in the order of classes

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 from pydantic import Field
 
-from gcfed.data.dealing import cut, deal, fill_up, log_gamma, softmax
+from gcfed.data.dealing import cut, deal, fill_up, log_gamma, placed, softmax
 from gcfed.utils.checked import Count, checked
 from gcfed.utils.files import replacing
 from gcfed.utils.rng import generator
@@ -66,11 +66,11 @@ class Partition:
         The share is rounded; a client with samples keeps at least one.
         """
         sizes_N = self.sizes
-        aside_N = np.clip(np.rint(share * sizes_N).astype(np.int64), 0, np.maximum(sizes_N - 1, 0))
+        aside_N = np.minimum(np.rint(share * sizes_N).astype(np.int64), np.maximum(sizes_N - 1, 0))
         owner_n = np.repeat(np.arange(self.num_clients), sizes_N)
         order = np.lexsort((generator(seed, "client_test").random(len(owner_n)), owner_n))
-        aside_n = np.empty(len(owner_n), bool)
-        aside_n[order] = np.arange(len(owner_n)) - np.repeat(self.offsets[:-1], sizes_N) < np.repeat(aside_N, sizes_N)
+        rank_n = np.arange(len(owner_n)) - np.repeat(self.offsets[:-1], sizes_N)
+        aside_n = placed(rank_n < np.repeat(aside_N, sizes_N), order)
         kept, aside = (np.concatenate([[0], np.cumsum(sizes)]) for sizes in (sizes_N - aside_N, aside_N))
         return Partition(self.indices[~aside_n], kept), Partition(self.indices[aside_n], aside)
 
@@ -79,20 +79,15 @@ class Partition:
 
         ``labels`` are those of all samples, [n], or [n, T] with negative ones for padding.
         """
-        if clients is None:
-            indices, sizes = self.indices, self.sizes
-        else:
-            indices, sizes = np.concatenate([self.client(int(k)) for k in clients]), self.sizes[clients]
-        row, held = np.repeat(np.arange(len(sizes)), sizes), labels[indices]
-        if labels.ndim > 1:
-            real = held >= 0
-            row, held = np.repeat(row, real.sum(1)), held[real]
-        flat = np.bincount(row * num_classes + held, minlength=len(sizes) * num_classes)
-        return flat.reshape(len(sizes), num_classes)
+        clients = np.arange(self.num_clients) if clients is None else clients
+        held = labels[np.concatenate([self.client(k) for k in clients.tolist()])]
+        real = held >= 0
+        row = np.repeat(np.repeat(np.arange(len(clients)), self.sizes[clients]), real.reshape(len(held), -1).sum(1))
+        flat = np.bincount(row * num_classes + held[real], minlength=len(clients) * num_classes)
+        return flat.reshape(len(clients), num_classes)
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: Path) -> None:
         """Write an ``.npz``, in one step: a reader finds the old file or the new one."""
-        path = Path(path)
         with replacing(path) as temporary, temporary.open("wb") as file:
             np.savez(file, indices=self.indices, offsets=self.offsets)
 
@@ -139,9 +134,7 @@ class IID(Partitioner):
     by_class = False
 
     def owners(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-        owner_n = np.empty(len(labels), np.int64)
-        owner_n[rng.permutation(len(labels))] = np.arange(len(labels)) % num_clients
-        return owner_n
+        return placed(np.arange(len(labels)) % num_clients, rng.permutation(len(labels)))
 
 
 @checked
@@ -288,14 +281,12 @@ class ByGroup(Partitioner):
                 "partition=dirichlet, iid or classes."
             )
         values, rank_n = np.unique(groups, return_inverse=True)
-        if num_clients is None:
-            num_clients = len(values)
+        num_clients = len(values) if num_clients is None else num_clients
         if num_clients > len(values):
             raise ValueError(
                 f"participation.num_clients={num_clients}, but the data set has {len(values)} groups: "
                 f"set participation.num_clients={len(values)} or null"
             )
         kept = np.sort(generator(seed, "partition").choice(len(values), num_clients, replace=False))
-        owner_of_rank = np.full(len(values), -1)
-        owner_of_rank[kept] = np.arange(num_clients)
-        return Partition.from_owners(owner_of_rank[rank_n], num_clients)
+        owner_n = np.where(np.isin(rank_n, kept), np.searchsorted(kept, rank_n), -1)
+        return Partition.from_owners(owner_n, num_clients)

@@ -82,13 +82,11 @@ class DynamicPopulation(UniformSampler):
 
     def live_clients(self, round: int, num_clients: int, seed: int) -> np.ndarray:
         """Ids of the clients that can be drawn in ``round``, int64 [live], ascending and read-only."""
-        self.validate(num_clients)
         return _live_clients(self.live, self.replace_probability, num_clients, seed, round // self.every)
 
     def __call__(self, round: int, num_clients: int, seed: int) -> np.ndarray:
-        live = self.live_clients(round, num_clients, seed)
-        places = generator(seed, "cohort", round).choice(self.live, self.per_round, replace=False, shuffle=False)
-        return live[np.sort(places)]
+        self.validate(num_clients)
+        return self.live_clients(round, num_clients, seed)[super().__call__(round, self.live, seed)]
 
 
 @lru_cache(maxsize=8)

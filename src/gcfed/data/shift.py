@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -38,19 +39,14 @@ class Shift:
 
         Raises ValueError for samples that cannot be changed so.
         """
-        x_nCHW, options = np.array(x_nCHW), self.options(x_nCHW.shape[1:])
-        group_n = (rng.permutation(owners) % len(options))[owner_n]  # of nobody's any
-        for group, option in enumerate(options):
-            of_group = group_n == group
-            x_nCHW[of_group] = self.change(x_nCHW[of_group], option)
+        x_nCHW, changes = np.array(x_nCHW), self.changes(x_nCHW.shape[1:])
+        group_n = (rng.permutation(owners) % len(changes))[owner_n]  # of nobody's any
+        for group, change in enumerate(changes):
+            x_nCHW[group_n == group] = change(x_nCHW[group_n == group])
         return x_nCHW
 
-    def options(self, input_shape: tuple[int, ...]) -> Sequence:
-        """What each group's images are changed by."""
-        raise NotImplementedError
-
-    def change(self, x_nCHW: np.ndarray, option: Any) -> np.ndarray:
-        """The images of one group."""
+    def changes(self, input_shape: tuple[int, ...]) -> list[Callable[[np.ndarray], np.ndarray]]:
+        """What becomes of each group's images."""
         raise NotImplementedError
 
 
@@ -69,13 +65,10 @@ class Rotation(Shift):
         if any(degree % 90 for degree in self.degrees):
             raise SettingError("degrees", f"={[*self.degrees]} must be multiples of 90.")
 
-    def options(self, input_shape: tuple[int, ...]) -> Sequence[int]:
+    def changes(self, input_shape: tuple[int, ...]) -> list[Callable[[np.ndarray], np.ndarray]]:
         if len(input_shape) != 3 or input_shape[1] != input_shape[2]:
             raise ValueError(f"partition=rotation turns square images, not samples of the shape {[*input_shape]}.")
-        return self.degrees
-
-    def change(self, x_nCHW: np.ndarray, option: int) -> np.ndarray:
-        return np.rot90(x_nCHW, option // 90, axes=(2, 3))
+        return [partial(np.rot90, k=degree // 90, axes=(2, 3)) for degree in self.degrees]
 
 
 @checked
@@ -88,10 +81,7 @@ class Colour(Shift):
 
     orders: Sequence[Literal["rgb", "rbg", "grb", "gbr", "brg", "bgr"]] = ("rgb", "gbr", "brg")
 
-    def options(self, input_shape: tuple[int, ...]) -> Sequence[str]:
+    def changes(self, input_shape: tuple[int, ...]) -> list[Callable[[np.ndarray], np.ndarray]]:
         if len(input_shape) != 3 or input_shape[0] != 3:
             raise ValueError(f"partition=colour is for colour images, not for samples of the shape {[*input_shape]}.")
-        return self.orders
-
-    def change(self, x_nCHW: np.ndarray, option: str) -> np.ndarray:
-        return x_nCHW[:, ["rgb".index(channel) for channel in option]]
+        return [partial(np.take, indices=["rgb".index(channel) for channel in order], axis=1) for order in self.orders]

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gcfed.data.dealing import cut, fill_up, log_gamma, softmax
+from gcfed.data.dealing import cut, fill_up, in_order, log_gamma, placed, softmax
 from gcfed.data.partition import Alpha, Partitioner
 from gcfed.utils.checked import Count, checked
 
@@ -22,11 +22,9 @@ class Shards(Partitioner):
     shards: Count = 2
 
     def owners(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-        count, shuffled = num_clients * self.shards, rng.permutation(len(labels))
-        by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
-        owner_n = np.empty(len(labels), np.int64)
-        owner_n[by_class] = (rng.permutation(count) // self.shards)[np.arange(len(labels)) * count // len(labels)]
-        return owner_n
+        count, by_class = num_clients * self.shards, in_order(labels, rng)
+        shard_n = np.arange(len(labels)) * count // len(labels)
+        return placed((rng.permutation(count) // self.shards)[shard_n], by_class)
 
 
 @checked
@@ -45,7 +43,6 @@ class DirichletSizes(Partitioner):
 
     def owners(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         sizes_N = cut(softmax(log_gamma(self.alpha, (num_clients,), rng)), len(labels))
-        owner_n = np.empty(len(labels), np.int64)
-        owner_n[rng.permutation(len(labels))] = np.repeat(np.arange(num_clients), sizes_N)
+        owner_n = placed(np.repeat(np.arange(num_clients), sizes_N), rng.permutation(len(labels)))
         fill_up(owner_n, num_clients, self.min_size, rng)
         return owner_n

@@ -1,18 +1,18 @@
 """Decode a set once: its arrays lie in ``<data_dir>/cache/<name>/*.npy`` and are memory-mapped by every later run.
 
-Arrays are written beside their final name and moved into place, the manifest last: without a manifest that matches them
-in size, checksum, type and shape there is no cache. Two processes that build at once both succeed, since each hands out
-the files that it wrote itself. A folder ``.build-*`` that no process is at work on was left by a killed build: delete
-it.
+Arrays are written beside their final name and moved into place, the manifest last: without a manifest that has their
+checksums there is no cache. Two processes that build at once both succeed, since each hands out the files that it wrote
+itself. A folder ``.build-*`` that no process is at work on was left by a killed build: delete it.
 """
 
 import json
 import logging
+import math
 import shutil
-import tempfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -25,24 +25,33 @@ log = logging.getLogger(__name__)
 FORMAT = 1
 MANIFEST = "manifest.json"
 
-Allocate = Callable[..., np.ndarray]
-"""``allocate(key, shape, dtype=np.uint8)``: a zeroed writable array; keys are ``train_x``, ``test_groups`` …."""
+Allocate = Callable[[str, tuple[int, ...]], np.ndarray]
+"""``allocate("train", shape)``: zeroed uint8 samples of a part, on the disk, for memory might not hold them."""
 
-Build = Callable[[Allocate], dict[str, Any]]
-"""Fills the arrays that it allocates and returns ``{"num_classes": int, "class_names": [str, …] | None}``."""
+Raw = tuple[Mapping[str, Sequence[np.ndarray | None]], int, Sequence[str]]
+"""x, y and perhaps groups of the parts ``train`` and ``test``; the number of classes; their names, if there are any."""
 
 
-def cached(data_dir: str | Path, name: str, build: Build, source: str = "") -> FederatedDataset:
+def cached(data_dir: str | Path, name: str, build: Callable[[Allocate], Raw], source: str = "") -> FederatedDataset:
     """The set ``name`` from its cache, or built there first.
 
     ``source`` describes the raw files where their content is not fixed by a checksum; a cache of another source is
     built anew. An empty one (raw files gone, or fixed) accepts what is there.
 
-    Raises what ``build`` raises; ValueError for raw files that hold no training or no test samples, or labels that are
-    no classes; OSError when the cache cannot be written.
+    Raises what ``build`` raises; ValueError for samples and labels that do not fit together; OSError when the cache
+    cannot be written.
     """
     folder = Path(data_dir) / "cache" / name
-    return _read(folder, source) or _write(folder, build, source)
+    if (found := _read(folder, source)) is not None:
+        return found
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        stage = TemporaryDirectory(prefix=".build-", dir=folder)
+    except OSError as error:
+        error.add_note(f"The decoded data are kept in {folder}: make it writable, or set paths.data_dir (DATA_DIR).")
+        raise
+    with stage as scratch:
+        return _build(folder, Path(scratch), build, source)
 
 
 def _read(folder: Path, source: str) -> FederatedDataset | None:
@@ -56,75 +65,50 @@ def _read(folder: Path, source: str) -> FederatedDataset | None:
         if source and manifest["source"] != source:
             raise ValueError(f"it was made from {manifest['source']!r}, and the raw files are now {source!r}")
         checksums = manifest.get("crc32", {})  # caches of before have none
-        arrays = {
-            key: _open(folder / f"{key}.npy", size, shape, dtype, checksums.get(key))
-            for key, (size, shape, dtype) in manifest["arrays"].items()
-        }
+        arrays = {key: _open(folder / f"{key}.npy", checksums.get(key)) for key in manifest["arrays"]}
         return _dataset(folder.name, arrays, manifest["info"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         log.warning("Building the cache %s again: %s", folder, error)
         return None
 
 
-def _open(path: Path, size: int, shape: Sequence[int], dtype: str, checksum: int | None = None) -> np.ndarray:
-    if (found := path.stat().st_size) != size:
-        raise ValueError(f"{path.name} has {found:,} bytes instead of {size:,}")
+def _open(path: Path, checksum: int | None = None) -> np.ndarray:
     if checksum is not None and _checksum(path) != checksum:
         raise ValueError(f"{path.name} has the wrong checksum")
-    array: np.ndarray = np.load(path, mmap_mode="r")
-    if [*array.shape] != [*shape] or array.dtype != dtype:
-        raise ValueError(f"{path.name} holds {array.dtype} {[*array.shape]} instead of {dtype} {shape}")
-    return array
+    return np.load(path, mmap_mode="r")
 
 
 def _checksum(path: Path) -> int:
     return zlib.crc32(np.memmap(path, mode="r").data)  # 3 GB a second
 
 
-def _write(folder: Path, build: Build, source: str) -> FederatedDataset:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=".build-", dir=folder))
-    except OSError as error:
-        error.add_note(f"The decoded data are kept in {folder}: make it writable, or set paths.data_dir (DATA_DIR).")
-        raise
-    try:
-        return _build(folder, scratch, build, source)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _build(folder: Path, scratch: Path, build: Build, source: str) -> FederatedDataset:
-    writable: dict[str, np.memmap] = {}
-
-    def allocate(key: str, shape: tuple[int, ...], dtype: type = np.uint8) -> np.ndarray:
-        if not shape[0]:
-            raise ValueError(f"data set {folder.name}: its files hold no {key.split('_')[0]} samples; get them anew.")
+def _build(folder: Path, scratch: Path, build: Callable[[Allocate], Raw], source: str) -> FederatedDataset:
+    def allocate(part: str, shape: tuple[int, ...]) -> np.ndarray:
         # A memory map on a full disk dies by a signal; this dies with a reason.
-        needed, free = int(np.prod(shape)) * np.dtype(dtype).itemsize, shutil.disk_usage(scratch).free
-        if needed > free:
-            raise OSError(f"{folder}: {key} needs {needed:,} bytes and the disk has {free:,} left; set paths.data_dir")
-        writable[key] = np.lib.format.open_memmap(scratch / f"{key}.npy", mode="w+", dtype=dtype, shape=shape)
-        return writable[key]
+        size, free = math.prod(shape), shutil.disk_usage(scratch).free
+        if size > free:
+            raise OSError(f"{folder}: {part}_x needs {size:,} bytes and the disk has {free:,} left; set paths.data_dir")
+        return np.lib.format.open_memmap(scratch / f"{part}_x.npy", mode="w+", dtype=np.uint8, shape=shape)
 
-    info = build(allocate)
-    for array in writable.values():
-        array.flush()
-    described: dict[str, tuple[int, list[int], str]] = {
-        key: ((scratch / f"{key}.npy").stat().st_size, list(array.shape), array.dtype.name)
-        for key, array in writable.items()
-    }
-    # Opened before they move: should another process replace them next, these maps keep this build's files.
-    arrays = {key: _open(scratch / f"{key}.npy", *expected) for key, expected in described.items()}
+    parts, num_classes, names = build(allocate)
+    for part, arrays in parts.items():
+        for kind, array in zip(("x", "y", "groups"), arrays, strict=False):
+            path = scratch / f"{part}_{kind}.npy"
+            if path.exists():
+                array.flush()  # type: ignore[union-attr]
+            elif array is not None:
+                np.save(path, np.ascontiguousarray(array))
+    checksums = {path.stem: _checksum(path) for path in sorted(scratch.glob("*.npy"))}
+    info = {"num_classes": num_classes, "class_names": [*names]}
     try:
-        dataset = _dataset(folder.name, arrays, info)
+        # Opened before they move: should another process replace them next, these maps keep this build's files.
+        dataset = _dataset(folder.name, {key: _open(scratch / f"{key}.npy") for key in checksums}, info)
     except ValueError as error:  # and nothing is kept of it
         raise ValueError(f"{error}: get the files of {folder.name} in {folder.parents[1]} anew.") from error
-    checksums = {key: _checksum(scratch / f"{key}.npy") for key in arrays}
     (folder / MANIFEST).unlink(missing_ok=True)
-    for key in arrays:
+    for key in checksums:
         (scratch / f"{key}.npy").replace(folder / f"{key}.npy")
-    manifest = {"format": FORMAT, "source": source, "info": info, "arrays": described, "crc32": checksums}
+    manifest = {"format": FORMAT, "source": source, "info": info, "arrays": [*checksums], "crc32": checksums}
     with replacing(folder / MANIFEST) as temporary:
         temporary.write_text(json.dumps(manifest))
     return dataset
@@ -136,5 +120,5 @@ def _dataset(name: str, arrays: dict[str, np.ndarray], info: dict[str, Any]) -> 
         small = {key: np.array(arrays[f"{part}_{key}"]) for key in ("y", "groups") if f"{part}_{key}" in arrays}
         return Split(arrays[f"{part}_x"], **small)
 
-    names = info.get("class_names")
-    return FederatedDataset(name, info["num_classes"], split("train"), split("test"), tuple(names) if names else None)
+    names = tuple(info.get("class_names") or ())
+    return FederatedDataset(name, info["num_classes"], split("train"), split("test"), names or None)

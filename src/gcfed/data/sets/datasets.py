@@ -7,27 +7,15 @@ import numpy as np
 
 from gcfed.data.base import FederatedDataset, Split
 from gcfed.data.dealing import held_out
-from gcfed.data.sets.hwdigits import hwdigits
-from gcfed.data.sets.imagenet import tiny_imagenet
-from gcfed.data.sets.leaf import celeba, femnist, shakespeare
-from gcfed.data.sets.text import tiny_shakespeare
-from gcfed.data.sets.vision import torchvision_set
+from gcfed.data.sets.hwdigits import hwdigits as hwdigits
+from gcfed.data.sets.leaf import celeba as celeba
+from gcfed.data.sets.leaf import femnist as femnist
+from gcfed.data.sets.leaf import shakespeare as shakespeare
+from gcfed.data.sets.text import tiny_shakespeare as tiny_shakespeare
+from gcfed.data.sets.vision import tiny_imagenet as tiny_imagenet
+from gcfed.data.sets.vision import torchvision_set as torchvision_set
 from gcfed.utils.checked import Count, SettingError, Weight, Whole, checked
 from gcfed.utils.rng import generator
-
-__all__ = [
-    "celeba",
-    "digits",
-    "femnist",
-    "hwdigits",
-    "shakespeare",
-    "synthetic",
-    "tiny_imagenet",
-    "tiny_shakespeare",
-    "torchvision_set",
-]
-
-DIGITS_TEST = 360  # of 1,797
 
 
 def digits() -> FederatedDataset:
@@ -36,11 +24,9 @@ def digits() -> FederatedDataset:
     The split is stratified and the same in every run. The set is part of this package.
     """
     with np.load(Path(__file__).with_name("digits.npz")) as file:
-        x, y = file["x"], file["y"].astype(np.int64)
-    x = np.round(x * (255 / 16)).astype(np.uint8)[:, None]
-    chosen, whole = held_out(y, DIGITS_TEST / len(y), generator(0, "digits")), Split(x, y)
-    names = tuple(str(digit) for digit in range(10))
-    return FederatedDataset("digits", 10, whole.subset(~chosen), whole.subset(chosen), names)
+        x, y = np.round(file["x"] * (255 / 16)).astype(np.uint8), file["y"].astype(np.int64)
+    chosen, whole = held_out(y, 360 / len(y), generator(0, "digits")), Split(x[:, None], y)
+    return FederatedDataset("digits", 10, whole.subset(~chosen), whole.subset(chosen), tuple("0123456789"))
 
 
 @checked
@@ -73,15 +59,13 @@ def synthetic(
         groups = None if num_groups is None else np.arange(n) % num_groups
         x = np.empty((n, *shape), np.uint8)
         rows = max(1, 2**22 // prototypes[0].size)  # 16 MB of floats at a time
-        for start in range(0, n, rows):
-            part_of = slice(start, min(start + rows, n))
-            images = rng.standard_normal((part_of.stop - start, *shape), dtype=np.float32)
+        for part_of in (slice(start, start + rows) for start in range(0, n, rows)):
+            images = rng.standard_normal(x[part_of].shape, dtype=np.float32)
             images *= np.float32(noise)
             images += prototypes[y[part_of]]
             if groups is not None:
                 images += domains[groups[part_of]]
-            np.clip(images, 0, 255, out=images)
-            x[part_of] = images
+            x[part_of] = np.clip(images, 0, 255, out=images)
         return Split(x, y, groups)
 
     return FederatedDataset("synthetic", num_classes, split(0, num_train), split(1, num_test))

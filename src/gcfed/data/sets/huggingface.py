@@ -6,15 +6,15 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gcfed.data.base import FederatedDataset
-from gcfed.data.sets.cache import Allocate, cached
+from gcfed.data.sets.cache import Allocate, Raw, cached
 from gcfed.data.sets.files import decode
-from gcfed.data.sets.own import TESTS, Side, from_arrays, written
-from gcfed.data.sets.text import ALPHABET, LENGTH, PAD, encode, sequences
+from gcfed.data.sets.own import TESTS, Side, from_arrays, require_columns, written
+from gcfed.data.sets.text import ALPHABET, LENGTH, encode, sequences
 from gcfed.utils.checked import Inside, SettingError, checked
 from gcfed.utils.resolvers import how_to_install
 
@@ -43,7 +43,6 @@ def huggingface(
 
     Args:
         name: ``ylecun/mnist``, or a folder that ``save_to_disk`` wrote.
-        data_dir: where the cache is, and what is downloaded.
         subset: of a data set with several (its "configuration").
         input, label: columns; None: the only one of images, else of texts; the only one of classes, else none.
         groups: the column that says whose sample it is, for ``partition=natural``; None: no natural clients.
@@ -51,14 +50,13 @@ def huggingface(
         length: characters of a text.
         test: share to test on, where there is no split for it.
 
-    Raises:
-        ValueError: ``datasets`` is not installed, there is no such data set or column, or samples do not fit together.
+    Raises ValueError where ``datasets`` is not installed, there is no such data set or column, or samples do not fit.
     """
     if name is None:
         raise SettingError("name", "=null must be a data set of the hub, ylecun/mnist, or a folder of save_to_disk.")
     files = [path for path in sorted(Path(name).rglob("*")) if path.is_file()]
 
-    def build(allocate: Allocate) -> dict[str, Any]:
+    def build(_: Allocate) -> Raw:
         train, tests = _load(name, subset, data_dir)
         columns = _columns(train, input, label, groups)
         content = _arrays(train, *columns, size, length)
@@ -68,15 +66,11 @@ def huggingface(
             more = _arrays(rows, columns[0], columns[1], None, size, length, grey)
             content |= {f"{key}_test": array for key, array in more.items()}
         dataset = from_arrays(content, f"data.name={name}", test)
-        for part, split in (("train", dataset.train), ("test", dataset.test)):
-            for key, array in (("x", split.x), ("y", split.y), ("groups", split.groups)):
-                if array is not None:
-                    allocate(f"{part}_{key}", array.shape, array.dtype.type)[:] = array
+        parts = {part: (s.x, s.y, s.groups) for part, s in (("train", dataset.train), ("test", dataset.test))}
         if columns[1] is None:
-            return {"num_classes": len(ALPHABET), "class_names": list(ALPHABET)}
-        given = getattr(train.features[columns[1]], "names", ())
-        names = given if len(given) == dataset.num_classes else dataset.class_names or ()
-        return {"num_classes": dataset.num_classes, "class_names": list(names)}
+            return parts, len(ALPHABET), ALPHABET
+        names = getattr(train.features[columns[1]], "names", ())
+        return parts, dataset.num_classes, names if len(names) == dataset.num_classes else dataset.class_names or ()
 
     where = Path(name).resolve() if files else name
     key = hashlib.sha256(repr((where, subset, input, label, groups, size, length, test)).encode()).hexdigest()[:12]
@@ -109,9 +103,8 @@ def _columns(
     rows: Dataset, input: str | None, label: str | None, groups: str | None
 ) -> tuple[str, str | None, str | None]:
     """The columns of samples, labels and clients, as named or found."""
-    for key, name in (("data.input", input), ("data.label", label), ("partition.by", groups)):
-        if name is not None and name not in rows.features:
-            raise ValueError(f"{key}={name} is no column; there are {', '.join(rows.features)}.")
+    named = {"data.input": input, "data.label": label, "partition.by": groups}
+    require_columns(rows.features, {key: [name] for key, name in named.items() if name is not None})
     kinds = {name: (type(f).__name__, getattr(f, "dtype", "")) for name, f in rows.features.items() if name != groups}
     classes = [name for name, (kind, _) in kinds.items() if kind == "ClassLabel"]
     label = label or (classes[0] if len(classes) == 1 else "label" if "label" in kinds else None)
@@ -141,10 +134,8 @@ def _arrays(
         if groups:
             content["groups"] = np.repeat(content["groups"], [len(piece) for piece, _ in pieces])
         return {"x": x, **content}
-    x = np.full((len(texts), length), PAD, np.uint8)
-    for line, text in zip(x, texts, strict=True):
-        line[: min(len(text), length)] = encode(text)[:length]
-    return {"x": x, **content}
+    filled = "".join(text[:length].ljust(length, "\0") for text in texts)  # what no alphabet has is padding
+    return {"x": encode(filled).reshape(-1, length), **content}
 
 
 def _images(rows: Dataset, input: str, grey: bool | None) -> Iterator[tuple[str, Image]]:

@@ -11,19 +11,18 @@ test digits over test photographs, drawn once and for all.
 """
 
 import logging
-import tarfile
+import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from gcfed.data.base import FederatedDataset, Split
-from gcfed.data.sets.cache import MANIFEST, Allocate, cached
-from gcfed.data.sets.files import Origin, decode, is_plain, obtain, read_image
-from gcfed.data.sets.matlab import read_mat
+from gcfed.data.sets.cache import MANIFEST, Allocate, Raw, cached
+from gcfed.data.sets.files import Origin, decode, described, is_plain, obtain, read_images, unpacked
 from gcfed.data.sets.vision import torchvision_set
 from gcfed.utils.checked import SettingError, checked
 from gcfed.utils.rng import generator
@@ -31,12 +30,10 @@ from gcfed.utils.rng import generator
 log = logging.getLogger(__name__)
 
 SIZE = 32
-LARGEST = 2**24
-"""Bytes of a file of MNIST-M; its table of labels has a million."""
+COMPRESSED = 15  # of an element in a MATLAB file
 MNIST_M = "http://yaroslav.ganin.net/"
 USPS = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass.html#usps"
 SVHN = "http://ufldl.stanford.edu/housenumbers/"
-SVHN_MD5 = {"train": "e26dedcc434d2e4c54c9b2d4a06d8373", "test": "eb5a983be6a315427106f1b164d9cef3"}
 
 Digits = tuple[np.ndarray, np.ndarray]
 """uint8 images [n, 1 or 3, H, W] and int64 labels [n] of one part (train, test) of one set."""
@@ -59,30 +56,31 @@ def hwdigits(
     """
     if not sets or not set(sets) <= set(READ) or len(set(sets)) < len(sets):
         raise SettingError("sets", f"={[*sets]} must name some of {', '.join(READ)}, each once.")
-    folder, name = Path(data_dir), "-".join(("hwdigits", *sets))
-    source = _describe_mnist_m(folder) if "mnist_m" in sets else ""
-    # What was made of an archive that is gone by now is MNIST-M still.
-    if "mnist_m" in sets and not source and not (folder / "cache" / name / MANIFEST).exists():
-        log.warning("MNIST-M: neither mnist_m/ nor mnist_m.tar.gz is in %s; blended from MNIST and CIFAR-10", folder)
-        sets = ["mnist_m_blend" if name == "mnist_m" else name for name in sets]
-        name = "-".join(("hwdigits", *sets))
-    dataset = cached(folder, name, lambda allocate: _build(sets, folder, download, allocate), source)
+    folder, name, source = Path(data_dir), "-".join(("hwdigits", *sets)), ""
+    if "mnist_m" in sets:
+        source = described(folder / "mnist_m", ("mnist_m_train", "mnist_m_test"), folder / "mnist_m.tar.gz")
+        # What was made of an archive that is gone by now is MNIST-M still.
+        if not source and not (folder / "cache" / name / MANIFEST).exists():
+            log.warning("MNIST-M: no mnist_m/ or mnist_m.tar.gz in %s; it is blended from MNIST and CIFAR-10", folder)
+            sets = ["mnist_m_blend" if name == "mnist_m" else name for name in sets]
+            name = "-".join(("hwdigits", *sets))
+    dataset = cached(folder, name, partial(_build, sets, folder, download), source)
     if one_class:
         train, test = (replace(s, groups=s.groups * 10 + s.y) for s in (dataset.train, dataset.test))  # type: ignore
         dataset = replace(dataset, train=train, test=test)
     return dataset
 
 
-def _build(sets: Sequence[str], folder: Path, download: bool, allocate: Allocate) -> dict[str, Any]:
+def _build(sets: Sequence[str], folder: Path, download: bool, allocate: Allocate) -> Raw:
+    parts = {}
     for part in ("train", "test"):
         digits = [_read(name, folder, download, part, sets) for name in sets]
         sizes = [len(y) for _, y in digits]
-        allocate(f"{part}_y", (sum(sizes),), np.int64)[:] = np.concatenate([y for _, y in digits])
-        allocate(f"{part}_groups", (sum(sizes),), np.int64)[:] = np.repeat(np.arange(len(sets)), sizes)
-        x = allocate(f"{part}_x", (sum(sizes), 3, SIZE, SIZE), np.uint8)
+        x = allocate(part, (sum(sizes), 3, SIZE, SIZE))
         for (images, _), end, size in zip(digits, np.cumsum(sizes), sizes, strict=True):
             _fit(images, x[end - size : end])
-    return {"num_classes": 10, "class_names": [str(digit) for digit in range(10)]}
+        parts[part] = x, np.concatenate([y for _, y in digits]), np.repeat(np.arange(len(sets)), sizes)
+    return parts, 10, "0123456789"
 
 
 def _read(name: str, folder: Path, download: bool, part: str, sets: Sequence[str]) -> Digits:
@@ -138,57 +136,58 @@ def _usps(folder: Path, download: bool, part: str) -> Digits:
 
 
 def _svhn(folder: Path, download: bool, part: str) -> Digits:
-    path = folder / "SVHN" / f"{part}_32x32.mat"
-    obtain(path, SVHN_MD5[part], [SVHN + path.name], Origin("svhn", path.parent, SVHN), download)
+    from torchvision.datasets import SVHN as published
+
+    url, file, md5 = published.split_list[part]
+    path = folder / "SVHN" / file
+    obtain(path, md5, [url], Origin("svhn", path.parent, SVHN), download)
     arrays = read_mat(path)
     return arrays["X"].transpose(3, 2, 0, 1), arrays["y"].ravel().astype(np.int64) % 10  # its 0 is labelled 10
 
 
-def _describe_mnist_m(folder: Path) -> str:
-    """What would be read, told cheaply: a part of the archive may give way to all of it. Empty without an archive."""
-    if (folder / "mnist_m").is_dir():
-        counts = [sum(1 for _ in (folder / "mnist_m").glob(f"mnist_m_{part}/*")) for part in ("train", "test")]
-        return "mnist_m/ with {} training and {} test images".format(*counts)
-    archive = folder / "mnist_m.tar.gz"
-    return f"{archive.name} of {archive.stat().st_size} bytes" if archive.is_file() else ""
+def read_mat(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a little-endian MATLAB 5 file, of bytes or of doubles, by name: torchvision would need SciPy.
+
+    For files whose checksum is known: in others it would meet what it does not know.
+    """
+    arrays = {}
+    for kind, data in _elements(memoryview(path.read_bytes())[128:]):
+        if kind == COMPRESSED:
+            ((_, data),) = _elements(memoryview(zlib.decompress(data)))
+        _, (_, shape), (_, name), (number, values) = _elements(data)  # the first holds flags
+        array: np.ndarray = np.frombuffer(values, {2: "u1", 9: "<f8"}[number])
+        arrays[bytes(name).decode()] = array.reshape(np.frombuffer(shape, "<i4"), order="F")
+    return arrays
+
+
+def _elements(data: memoryview) -> Iterator[tuple[int, memoryview]]:
+    """(type, content) of each: a tag of two words, then the content, filled up to eight bytes unless compressed."""
+    start = 0
+    while start < len(data):
+        kind, size = struct.unpack_from("<II", data, start)
+        if kind >> 16:  # at most four bytes: type and size share a word
+            yield kind & 0xFFFF, data[start + 4 : start + 4 + (kind >> 16)]
+            start += 8
+        else:
+            yield kind, data[start + 8 : start + 8 + size]
+            start += 8 + size + (0 if kind == COMPRESSED else -size % 8)
 
 
 def _mnist_m(folder: Path, download: bool, part: str) -> Digits:
-    prefix, read = f"mnist_m/mnist_m_{part}", _open_mnist_m(folder, f"mnist_m/mnist_m_{part}")
-    name = f"{prefix}_labels.txt"
-    try:
-        files, y = _mnist_m_labels(name, read(name))
-        names = (f"{prefix}/{file}" for file in files)
-        images = ((name, read_image(read(name), f"data set mnist_m: {name}", (SIZE, SIZE))) for name in names)
-        return decode(images, len(files), f"MNIST-M {part}"), y
-    except (FileNotFoundError, KeyError) as error:
-        origin, name = Origin("mnist_m", folder, MNIST_M), getattr(error, "filename", None) or error.args[0]
-        raise FileNotFoundError(origin.advice(f"{name} is missing", "mnist_m.tar.gz", download=True)) from error
-
-
-def _mnist_m_labels(name: str, content: bytes) -> tuple[list[str], np.ndarray]:
-    try:
-        rows = [line.split() for line in content.decode().splitlines() if line.strip()]
-        if any(len(row) != 2 or not is_plain(row[0]) for row in rows):
-            raise ValueError("a line is not the name of an image and its label")
-        return [file for file, _ in rows], _digits([label for _, label in rows])
-    except ValueError as error:
-        raise ValueError(f"data set mnist_m: {name} cannot be read ({error}): get the archive anew.") from error
-
-
-def _open_mnist_m(folder: Path, prefix: str) -> Callable[[str], bytes]:
-    """How to read a file whose name begins so, from the unpacked archive or from all of the packed one."""
-    if (folder / "mnist_m").is_dir():
-        return lambda name: (folder / name).read_bytes()
-    path = folder / "mnist_m.tar.gz"
-    try:
-        with tarfile.open(path) as archive:
-            members = ((m.name.removeprefix("./"), m) for m in archive if m.isreg() and m.size < LARGEST)
-            wanted = ((name, archive.extractfile(m)) for name, m in members if name.startswith(prefix))
-            return {name: file.read() for name, file in wanted if file}.__getitem__
-    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
-        reason = str(error).partition(":\n")[0]  # without every format that was tried
-        raise ValueError(f"data set mnist_m: {path} cannot be read ({reason}): get it anew from {MNIST_M}.") from error
+    origin, archive = Origin("mnist_m", folder, MNIST_M), folder / "mnist_m.tar.gz"
+    with unpacked(folder / "mnist_m", archive, MNIST_M) as root:
+        table = root / f"mnist_m_{part}_labels.txt"
+        origin.require([table], archive.name)
+        try:
+            rows = [line.split() for line in table.read_text("utf-8").splitlines() if line.strip()]
+            if any(len(row) != 2 or not is_plain(row[0]) for row in rows):
+                raise ValueError("a line is not the name of an image and its label")
+            y = _digits([label for _, label in rows])
+        except ValueError as error:
+            raise ValueError(f"data set mnist_m: {table} cannot be read ({error}): get the archive anew.") from error
+        paths = [root / f"mnist_m_{part}" / file for file, _ in rows]
+        origin.require(paths, archive.name)
+        return decode(read_images(paths, SIZE), len(paths), f"MNIST-M {part}"), y
 
 
 def _mnist_m_blend(folder: Path, download: bool, part: str) -> Digits:

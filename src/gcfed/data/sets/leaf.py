@@ -3,19 +3,20 @@
 "LEAF: A Benchmark for Federated Settings" (Caldas et al. 2019). Searched are ``femnist/data/{train,test}/*.json`` (and
 so on) in the data folder, which may thus be the ``data`` folder of LEAF's repository, or in a clone ``leaf`` beside
 the other sets. Groups are LEAF's users, numbered in the order of their names. One file is in memory at a time.
+
+Where LEAF's files are not there, FileNotFoundError says how to make them; a file in another format is a ValueError.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from gcfed.data.base import FederatedDataset
-from gcfed.data.sets.cache import Allocate, cached
-from gcfed.data.sets.files import decode, is_plain, read_image
+from gcfed.data.sets.cache import Allocate, Raw, cached
+from gcfed.data.sets.files import Origin, decode, is_plain, read_images
 from gcfed.data.sets.text import ALPHABET, LENGTH, PAD, encode
 
 REPOSITORY = "https://github.com/TalwalkarLab/leaf"
@@ -27,58 +28,55 @@ COMMANDS = {
 }
 CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 FACE = 84
+FACES = "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html"
 
 Samples = tuple[np.ndarray, np.ndarray]
 """x [n, …] and y int64 [n] of one user."""
+Read = Callable[[list, list], Samples]
 
 
 def femnist(data_dir: str) -> FederatedDataset:
-    """Handwritten characters of 28×28 by writer, [n, 1, 28, 28], 62 classes; ink is 0 and paper 255, as in LEAF.
-
-    Raises FileNotFoundError, with how to get them, where LEAF's files are not there: they are made, not downloaded.
-    ValueError for a file in another format.
-    """
-
-    def read(x: list[list[float]], y: list[int]) -> Samples:
-        images = np.rint(_numbers("pixels", x) * 255)
-        if images.shape != (len(y), 28 * 28):
-            raise ValueError(f"{len(y)} labels go with pixels {list(images.shape)}, not [{len(y)}, 784]")
-        if not ((images >= 0) & (images <= 255)).all():  # NaN is neither
-            raise ValueError("its pixels are not within 0 … 1")
-        return images.astype(np.uint8).reshape(-1, 1, 28, 28), _labels(y, len(CHARACTERS))
-
-    return _leaf("femnist", data_dir, read, tuple(CHARACTERS))
+    """Handwritten characters of 28×28 by writer, [n, 1, 28, 28], 62 classes; ink is 0 and paper 255, as in LEAF."""
+    return _leaf("femnist", data_dir, _characters, CHARACTERS)
 
 
 def celeba(data_dir: str) -> FederatedDataset:
     """Faces by celebrity, smiling or not, [n, 3, 84, 84]: resized as LEAF does, without keeping the ratio of the sides.
 
-    The images lie where LEAF wants them, in ``celeba/data/raw/img_align_celeba/``. Raises what :func:`femnist` does,
-    ValueError also for an image that cannot be read.
+    The images lie where LEAF wants them, in ``celeba/data/raw/img_align_celeba/``.
     """
-
-    def read(x: list[str], y: list[float]) -> Samples:
-        if len(x) != len(y) or not all(map(is_plain, x)):
-            raise ValueError("its samples are not names of files in one folder, one for each label")
-        return np.array(x, np.str_), _labels(y, 2)
-
-    return _leaf("celeba", data_dir, read, ("not smiling", "smiling"))
+    return _leaf("celeba", data_dir, _faces, ("not smiling", "smiling"))
 
 
 def shakespeare(data_dir: str) -> FederatedDataset:
     """80 characters, [n, 80], and the one that follows, [n], by role; see :data:`gcfed.data.sets.text.ALPHABET`.
 
-    A sample is left out whose label is not in LEAF's alphabet. Raises what :func:`femnist` does.
+    A sample is left out whose label is not in LEAF's alphabet.
     """
+    return _leaf("shakespeare", data_dir, _lines, ALPHABET)
 
-    def read(x: list[str], y: list[str]) -> Samples:
-        if len(x) != len(y) or {*map(len, x)} != {LENGTH} or {*map(len, y)} != {1}:
-            raise ValueError(f"its samples are not {LENGTH} characters each, one character for each as its label")
-        tokens, labels = encode("".join(x)).reshape(len(y), LENGTH), encode("".join(y)).astype(np.int64)
-        known = labels != PAD
-        return tokens[known], labels[known]
 
-    return _leaf("shakespeare", data_dir, read, tuple(ALPHABET))
+def _characters(x: list[list[float]], y: list[int]) -> Samples:
+    images = np.rint(_numbers("pixels", x) * 255)
+    if images.shape != (len(y), 28 * 28):
+        raise ValueError(f"{len(y)} labels go with pixels {list(images.shape)}, not [{len(y)}, 784]")
+    if not ((images >= 0) & (images <= 255)).all():  # NaN is neither
+        raise ValueError("its pixels are not within 0 … 1")
+    return images.astype(np.uint8).reshape(-1, 1, 28, 28), _labels(y, len(CHARACTERS))
+
+
+def _faces(x: list[str], y: list[float]) -> Samples:
+    if len(x) != len(y) or not all(map(is_plain, x)):
+        raise ValueError("its samples are not names of files in one folder, one for each label")
+    return np.array(x, np.str_), _labels(y, 2)
+
+
+def _lines(x: list[str], y: list[str]) -> Samples:
+    if len(x) != len(y) or {*map(len, x)} != {LENGTH} or {*map(len, y)} != {1}:
+        raise ValueError(f"its samples are not {LENGTH} characters each, one character for each as its label")
+    tokens, labels = encode("".join(x)).reshape(len(y), LENGTH), encode("".join(y)).astype(np.int64)
+    known = labels != PAD
+    return tokens[known], labels[known]
 
 
 def _numbers(what: str, values: list) -> np.ndarray:
@@ -95,46 +93,42 @@ def _labels(y: list, classes: int) -> np.ndarray:
     return labels.astype(np.int64)
 
 
-def _leaf(
-    name: str, data_dir: str, read: Callable[[list, list], Samples], classes: tuple[str, ...]
-) -> FederatedDataset:
+def _leaf(name: str, data_dir: str, read: Read, classes: Sequence[str]) -> FederatedDataset:
     places = [Path(data_dir) / name, Path(data_dir) / "leaf" / "data" / name]
-    root = next((place for place in places if (place / "data" / "train").is_dir()), places[0])
-    files = {part: sorted(filter(Path.is_file, (root / "data" / part).glob("*.json"))) for part in ("train", "test")}
+    root = next((place / "data" for place in places if (place / "data" / "train").is_dir()), places[0] / "data")
+    files = {part: sorted(filter(Path.is_file, (root / part).glob("*.json"))) for part in ("train", "test")}
 
-    def build(allocate: Allocate) -> dict[str, Any]:
+    def build(allocate: Allocate) -> Raw:
         if missing := [part for part, found in files.items() if not found]:
             raise FileNotFoundError(
-                f"data set {name}: no JSON file in {(root / 'data' / missing[0]).resolve()}. To make it, clone "
+                f"data set {name}: no JSON file in {(root / missing[0]).resolve()}. To make it, clone "
                 f"{REPOSITORY}, run {COMMANDS[name]} in its folder data/{name}, and move that folder to "
                 f"{places[0].resolve()} or set paths.data_dir (DATA_DIR) to the clone's folder data."
             )
         users = {part: list(_users(name, part, paths, read)) for part, paths in files.items()}
         number = {user: i for i, user in enumerate(sorted({user for part in users.values() for user, _, _ in part}))}
+        parts = {}
         for part, samples in users.items():
-            sizes, x = [len(y) for _, _, y in samples], [x for _, x, _ in samples]
-            groups = allocate(f"{part}_groups", (sum(sizes),), np.int64)
-            groups[:] = np.repeat([number[user] for user, _, _ in samples], sizes)
-            allocate(f"{part}_y", (sum(sizes),), np.int64)[:] = np.concatenate([y for _, _, y in samples])
-            into = partial(allocate, f"{part}_x")
+            if not samples:
+                raise ValueError(f"data set {name}: its files hold no {part} samples; get them anew.")
+            names, xs, ys = zip(*samples, strict=True)
+            y, room = np.concatenate(ys), partial(allocate, part)
             if name == "celeba":
-                faces = _faces(root / "data" / "raw" / "img_align_celeba", np.concatenate(x))
-                decode(faces, sum(sizes), f"CelebA {part}", size=FACE, bicubic=True, allocate=into)
+                folder = root / "raw" / "img_align_celeba"
+                paths = [folder / file for file in np.concatenate(xs).tolist()]
+                Origin(name, folder, FACES).require(paths, "the images img_align_celeba")
+                x = decode(read_images(paths), len(paths), f"CelebA {part}", size=FACE, bicubic=True, room=room)
             else:
-                np.concatenate(x, out=into((sum(sizes), *x[0].shape[1:])))
-        return {"num_classes": len(classes), "class_names": list(classes)}
+                x = np.concatenate(xs, out=room((len(y), *xs[0].shape[1:])))
+            parts[part] = x, y, np.repeat([number[user] for user in names], [*map(len, ys)])
+        return parts, len(classes), classes
 
-    described = ", ".join(
-        f"{len(found)} {part} files of {sum(path.stat().st_size for path in found)} bytes"
-        for part, found in files.items()
-        if found
-    )
-    return cached(data_dir, f"leaf_{name}", build, described)
+    sizes = {part: sum(path.stat().st_size for path in found) for part, found in files.items() if found}
+    source = ", ".join(f"{len(files[part])} {part} files of {size} bytes" for part, size in sizes.items())
+    return cached(data_dir, f"leaf_{name}", build, source)
 
 
-def _users(
-    name: str, part: str, paths: list[Path], read: Callable[[list, list], Samples]
-) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+def _users(name: str, part: str, paths: list[Path], read: Read) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """(user, x, y) of every user with samples."""
     from tqdm import tqdm
 
@@ -151,15 +145,4 @@ def _users(
             raise ValueError(
                 f"data set {name}: {path} is not what LEAF's preprocessing writes ({error}): make it anew by "
                 f"{COMMANDS[name]}."
-            ) from error
-
-
-def _faces(folder: Path, names: np.ndarray) -> Iterator[tuple[str, Any]]:
-    for name in names:
-        try:
-            yield name, read_image((folder / name).read_bytes(), f"data set celeba: {folder / name}")
-        except FileNotFoundError as error:
-            raise FileNotFoundError(
-                f"data set celeba: {folder.resolve() / name} is missing. Put the images img_align_celeba from "
-                "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html there."
             ) from error

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from inspect import signature
@@ -18,8 +17,8 @@ from pydantic import Field
 from gcfed.data.base import IGNORE, FederatedDataset, Split
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.dealing import held_out
-from gcfed.data.sets.cache import Allocate, cached
-from gcfed.data.sets.files import decode, read_image
+from gcfed.data.sets.cache import Allocate, Raw, cached
+from gcfed.data.sets.files import decode, read_images
 from gcfed.utils.checked import Inside, SettingError, checked
 from gcfed.utils.rng import generator
 
@@ -31,37 +30,36 @@ KEYS = ("x", "y", "x_test", "y_test", "groups")
 
 @checked
 def own_data(
-    *,
-    dataset: Callable[[], FederatedDataset | Mapping[str, Any]],
-    test: Inside = 0.2,
-    **settings: Any,
+    *, dataset: Callable[[], FederatedDataset | Mapping[str, Any]], test: Inside = 0.2, **settings: Any
 ) -> FederatedDataModule:
     """The data module of a user's own data.
 
     Args:
-        dataset: a function without arguments; returns a :class:`FederatedDataset`, or arrays as in :func:`from_arrays`.
+        dataset: returns a :class:`FederatedDataset`, or arrays as in :func:`from_arrays`.
         test: share of the samples that become the test split where there is none; the same for all seeds.
         settings: of :class:`FederatedDataModule`; and those of ``dataset``, to which the config has passed them on.
     """
-    ours = signature(FederatedDataModule).parameters
-    passed_on = settings.keys() & getattr(dataset, "keywords", {}).keys() - ours.keys()
-    settings = {key: value for key, value in settings.items() if key not in passed_on}
-    return FederatedDataModule(dataset=partial(_load, dataset, test, passed_on), **settings)
+    passed_on = settings.keys() & getattr(dataset, "keywords", {}).keys() - signature(FederatedDataModule).parameters
+    for key in passed_on:
+        del settings[key]
+
+    def load() -> FederatedDataset:
+        try:
+            found = dataset()
+        except SettingError as error:
+            key = {"groups": "partition.by"} | {key: f"data.{key}" for key in passed_on}
+            if error.name not in key:
+                raise
+            raise ValueError(f"{key[error.name]}{error.rest}") from None
+        name = getattr(dataset, "func", dataset).__module__
+        return found if isinstance(found, FederatedDataset) else from_arrays(found, name, test)
+
+    return FederatedDataModule(dataset=load, **settings)
 
 
 def unnamed(**_: Any) -> None:
     """What stands in the place of a user's function."""
     raise ValueError("data=own: name the function that loads your data, as in data.dataset._target_=mydata.load.")
-
-
-def _load(load: Callable[[], Any], test: float, passed_on: set[str]) -> FederatedDataset:
-    try:
-        found, name = load(), getattr(load, "func", load).__module__
-    except SettingError as error:
-        if error.name not in {"groups", *passed_on}:
-            raise
-        raise ValueError(f"{'partition.by' if error.name == 'groups' else f'data.{error.name}'}{error.rest}") from None
-    return found if isinstance(found, FederatedDataset) else from_arrays(found, name, test)
 
 
 # -------------------------------------------------------------------------------------------------------- images
@@ -75,50 +73,44 @@ def image_folder(
     Decoded once, into the cache in ``data_dir``, and again where files have changed.
 
     Args:
-        root: the folder.
-        data_dir: where the cache is.
         size: side of the square to which images are resized; None: as they are, which must be of one size.
         test: the share of each class, drawn once and for all, where there is no folder ``test``, ``val`` or ``valid``.
         clients: there is a folder a client above those of the classes, ``<client>/<class>/…``, also in ``train`` and
             ``test``: a natural client, which need not have all classes.
 
-    Raises:
-        FileNotFoundError: no such folder.
-        ValueError: a class without an image, a file that is none, images of several sizes.
+    Raises FileNotFoundError for no such folder; ValueError for a class without an image, a file that is none, or images
+    of several sizes.
     """
     folder = Path(root or "").resolve()
     if not root or not folder.is_dir():
         raise FileNotFoundError(f"data.root={root} is no folder: give the one with a folder of images for each class.")
-    places = {"train": folder}
-    if (folder / "train").is_dir():
-        tests = [folder / name for name in TESTS if (folder / name).is_dir()]
-        places = dict(zip(("train", "test"), [folder / "train", *tests], strict=False))
-    found = {part: _listed(place, clients) for part, place in places.items()}
-    names = {part: sorted({name for _, name, _ in images}) for part, images in found.items()}
-    classes = names["train"]
-    for of_part in names.values():
-        if len(classes) < 2 or of_part != classes:
-            raise ValueError(
-                f"data.root={root} has folders for {_named(classes)}, and to test for {_named(of_part)}: it must have "
-                f"one of images for each of at least two classes{', below one for each client' * clients}."
-            )
-    if "test" not in found:
-        every = found["train"]
-        chosen = held_out(np.array([classes.index(name) for _, name, _ in every]), test, generator(0, "test"))
-        found = {p: [every[i] for i in np.flatnonzero(chosen == (p == "test"))] for p in ("train", "test")}
-    source = written([path for images in found.values() for path, *_ in images])
+    tests = [folder / name for name in TESTS if (folder / name).is_dir()]
+    places = [folder / "train", *tests[:1]] if (folder / "train").is_dir() else [folder]
+    found = [_listed(place, clients) for place in places]
+    names = [sorted({name for _, name, _ in images}) for images in found]
+    classes = names[0]
+    if len(classes) < 2 or names[-1] != classes:
+        raise ValueError(
+            f"data.root={root} has folders for {_named(classes)}, and to test for {_named(names[-1])}: it must have "
+            f"one of images for each of at least two classes{', below one for each client' * clients}."
+        )
+    if len(found) == 1:
+        kinds = np.array([classes.index(name) for _, name, _ in found[0]])
+        chosen = held_out(kinds, test, generator(0, "test"))
+        found = [[found[0][i] for i in np.flatnonzero(chosen == is_test)] for is_test in (False, True)]
 
-    def build(allocate: Allocate) -> dict[str, Any]:
-        for part, images in found.items():
-            allocate(f"{part}_y", (len(images),), np.int64)[:] = [classes.index(name) for _, name, _ in images]
-            if clients:
-                owners = [client for _, _, client in images]
-                allocate(f"{part}_groups", (len(images),), np.int64)[:] = np.unique(owners, return_inverse=True)[1]
-            read = ((path, read_image(path.read_bytes(), path)) for path, *_ in images)
-            decode(read, len(images), f"images of {part}", size=size, allocate=partial(allocate, f"{part}_x"))
-        return {"num_classes": len(classes), "class_names": classes}
+    def build(allocate: Allocate) -> Raw:
+        parts = {}
+        for part, images in zip(("train", "test"), found, strict=True):
+            paths, kinds, owners = zip(*images, strict=True)
+            room = partial(allocate, part)
+            x = decode(read_images(paths), len(paths), f"images of {part}", size=size, room=room)
+            groups = np.unique(owners, return_inverse=True)[1] if clients else None
+            parts[part] = x, np.array([classes.index(name) for name in kinds]), groups
+        return parts, len(classes), classes
 
     key = hashlib.sha256(f"{folder} {size} {test}{' clients' * clients}".encode()).hexdigest()[:12]
+    source = written([path for images in found for path, *_ in images])
     return replace(cached(data_dir, f"image_folder_{key}", build, source), name=folder.name)
 
 
@@ -135,11 +127,11 @@ def _listed(folder: Path, clients: bool) -> list[tuple[Path, str, str]]:
     listed = []
     for client in _folders(folder) if clients else [folder]:
         for kind in _folders(client):
-            below = (Path(parent) / name for parent, _, names in os.walk(kind) for name in names)
-            images = sorted(p for p in below if p.suffix.lower() in SUFFIXES and p.name[0] != "." and p.is_file())
+            files = (path for path in kind.rglob("*") if path.suffix.lower() in SUFFIXES and path.name[0] != ".")
+            images = [(path, kind.name, client.name) for path in sorted(files) if path.is_file()]
             if not images:
                 raise ValueError(f"data.root: {kind} holds no image: add some, or take the folder away.")
-            listed += [(path, kind.name, client.name) for path in images]
+            listed += images
     return listed
 
 
@@ -156,9 +148,7 @@ def _named(classes: list[str]) -> str:
 def arrays(path: str | None, test: Inside = 0.2) -> FederatedDataset:
     """The arrays of an ``.npz``, as in :func:`from_arrays`.
 
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: it is no ``.npz`` of plain arrays, or they do not fit together.
+    Raises FileNotFoundError for no such file; ValueError where it is no ``.npz`` of plain arrays that fit together.
     """
     if path is None or not Path(path).is_file():
         raise FileNotFoundError(f"data.path={path} is no file: numpy.savez('x.npz', x=…, y=…) writes one.")
@@ -183,8 +173,7 @@ def from_arrays(content: Any, name: str, test: float) -> FederatedDataset:
         test: the share of the samples, of each class where there are classes, that are for testing where ``x_test`` is
             not given; drawn once and for all.
 
-    Raises:
-        ValueError: an array is missing, or they do not fit together; names the file.
+    Raises ValueError, which names the file, where an array is missing, or they do not fit together.
     """
     if not isinstance(content, Mapping):
         raise ValueError(f"{name} gives a {type(content).__name__}: make it a dict of arrays x and y.")
@@ -207,8 +196,7 @@ def from_arrays(content: Any, name: str, test: float) -> FederatedDataset:
 def plain(what: str, value: Any) -> np.ndarray:
     """An array of numbers, booleans or text: of a column of pandas' too, which keeps texts as objects.
 
-    Raises:
-        ValueError: it is neither throughout; says ``what`` it is.
+    Raises ValueError, which says ``what`` it is, where it is neither throughout.
     """
     array = np.asarray(value)
     if array.dtype != object:
@@ -217,6 +205,14 @@ def plain(what: str, value: Any) -> np.ndarray:
         if all(isinstance(entry, kind) for entry in array.flat):
             return array.astype(dtype)
     raise ValueError(f"{what} holds objects that are neither all texts nor all numbers: an empty one is neither.")
+
+
+def require_columns(columns: Collection[Any], named: Mapping[str, Iterable[str | None]]) -> None:
+    """Raises ValueError for a column that a key names and that is not there."""
+    for key, name in ((key, name) for key, names in named.items() for name in names):
+        if name not in columns:
+            shown = "null" if name is None else name
+            raise ValueError(f"{key}={shown} is no column; there are {', '.join(map(str, columns))}.")
 
 
 def _labels(parts: list[np.ndarray]) -> tuple[list[np.ndarray], int, tuple[str, ...] | None]:

@@ -27,14 +27,8 @@ def matrix_regression(
     130 and 131, is least at ``W* = (mean X_kᵀX_k / n + μI)⁻¹ mean X_kᵀY_k / n``. Transposed, as torch has it, that is
     ``optimum["fc.weight"]``.
 
-    Args:
-        num_clients: N; client k is group k.
-        features, outputs: d and p.
-        samples, test_samples: of each client.
-        shift: ν, how far the clients' features lie apart.
-        noise: σ.
-        ridge: μ; clients minimise it as their ``client.optimizer.weight_decay``.
-        seed: of W, the means and all samples.
+    ``shift`` is ν, ``noise`` σ, and ``ridge`` μ, which clients minimise as their ``client.optimizer.weight_decay``;
+    samples are those of each client, and client k is group k.
     """
     rng = generator(seed, "matrix_regression")
     weight = rng.standard_normal((features, outputs))

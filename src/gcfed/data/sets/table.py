@@ -11,7 +11,7 @@ import numpy as np
 
 from gcfed.data.base import FederatedDataset
 from gcfed.data.dealing import held_out
-from gcfed.data.sets.own import TESTS, from_arrays
+from gcfed.data.sets.own import TESTS, from_arrays, require_columns
 from gcfed.utils.checked import Inside, SettingError, checked
 from gcfed.utils.rng import generator
 
@@ -41,37 +41,32 @@ def csv(
     Args:
         path: a file, or a folder: each file in it is a client, by its name, but for ``test.csv`` (or ``val.csv``), the
             test split, and a ``train.csv`` beside it.
-        target: the column to predict.
         categorical: columns of numbers that are codes; those of text and of true and false always are.
-        ignore: columns to leave out.
         missing: what becomes of empty cells. ``mean``: a number is the mean of the training rows, and of a category
             all columns are 0.
         regression: the target is a number, and no class.
         groups: the column that says whose row it is, for ``partition=natural``.
         test: the share of the rows, of each class, to test on where there is no file for it; drawn once and for all.
 
-    Raises:
-        FileNotFoundError: no such file, or no CSV file in the folder.
-        ValueError: a file that cannot be read, a column that is not there, empty cells, too many categories.
+    Raises FileNotFoundError for no CSV file; ValueError for one that cannot be read, a column that is not there, empty
+    cells, or too many categories.
     """
     rows, is_test, owners = _read(path)
     named = {"data.target": [target], "data.categorical": categorical, "data.ignore": ignore}
-    for key, names in (named | {"partition.by": [] if groups is None else [groups]}).items():
-        for name in names:
-            if name not in rows:
-                shown = "null" if name is None else name
-                raise ValueError(f"{key}={shown} is no column; there are {', '.join(map(str, rows))}.")
+    require_columns(rows.columns, named | {"partition.by": [] if groups is None else [groups]})
     y = _target(rows, str(target), regression)
     if not is_test.any():
         is_test = held_out(y[:, None] if regression else y, test, generator(0, "test"))
-    taken = [name for name in rows if name not in {target, groups, *ignore}]
-    if not taken:
+    taken = rows[[name for name in rows if name not in {target, groups, *ignore}]]
+    if taken.columns.empty:
         raise SettingError("ignore", f"={[*ignore]} leaves no column to learn from.")
-    coded = {name for name in taken if name in categorical or rows[name].dtype.kind not in "iuf"}
-    numbers = [_numbers(rows[name], is_test, missing) for name in taken if name not in coded]
-    switches = [_one_hot(rows[name], is_test, missing) for name in taken if name in coded]
-    x = np.concatenate([*numbers, *switches], axis=1, dtype=np.float32)
-    log.info("%s: %d columns make %d numbers of a row; categories: %s", path, len(taken), x.shape[1], sorted(coded))
+    for name in taken if missing == "refuse" else ():
+        _full(rows[name], f"leave it out, data.ignore=[{name}], or take the training rows' mean, data.missing=mean")
+    coded = [name for name in taken if name in categorical or taken[name].dtype.kind not in "iuf"]
+    numbers = taken.drop(columns=coded).apply(lambda column: column.fillna(column[~is_test].mean()))
+    switches = [_one_hot(taken[name], is_test) for name in coded]
+    x = np.concatenate([numbers.to_numpy(np.float64), *switches], axis=1, dtype=np.float32)
+    log.info("%s: %d columns make %d numbers of a row; categories: %s", path, taken.shape[1], x.shape[1], coded)
     content = {"x": x[~is_test], "y": y[~is_test], "x_test": x[is_test], "y_test": y[is_test]}
     whose = owners if groups is None else _full(rows[groups]).to_numpy()
     if whose is not None:
@@ -118,19 +113,8 @@ def _full(column: Series, advice: str = "or drop the rows") -> Series:
     return column
 
 
-def _filled(column: Series, missing: str) -> Series:
-    """The column, whose empty cells, where there may be some, are still empty."""
-    advice = f"leave it out, data.ignore=[{column.name}], or take the mean of the training rows, data.missing=mean"
-    return column if missing == "mean" else _full(column, advice)
-
-
-def _numbers(column: Series, is_test: np.ndarray, missing: str) -> np.ndarray:
-    filled = _filled(column, missing)
-    return filled.fillna(filled[~is_test].mean()).to_numpy(np.float64)[:, None]
-
-
-def _one_hot(column: Series, is_test: np.ndarray, missing: str) -> np.ndarray:
-    kinds = np.sort(_filled(column, missing)[~is_test].dropna().astype(str).unique())
+def _one_hot(column: Series, is_test: np.ndarray) -> np.ndarray:
+    kinds = np.sort(column[~is_test].dropna().astype(str).unique())
     if len(kinds) > MOST:
         raise ValueError(f"column {column.name} has {len(kinds):,} values: leave it out, data.ignore=[{column.name}].")
     return column.astype(str).to_numpy()[:, None] == kinds

@@ -41,13 +41,12 @@ def tiny_shakespeare(data_dir: str, download: bool = True) -> FederatedDataset:
     """
     folder = Path(data_dir)
     obtain(folder / FILE, MD5, [URL], Origin("tiny_shakespeare", folder, URL), download)
-    parts: dict[str, list[tuple[np.ndarray, np.ndarray, int]]] = {"train": [], "test": []}
-    for group, text in enumerate(speeches((folder / FILE).read_text(encoding="utf-8")).values()):
-        x, y = sequences(encode(text))
-        cut = max(1, len(x) * 9 // 10)
-        parts["train"].append((x[:cut], y[:cut], group))
-        parts["test"].append((x[cut:], y[cut:], group))
-    train, test = (_joined(part) for part in parts.values())
+    said = speeches((folder / FILE).read_text(encoding="utf-8")).values()
+    xs, ys = zip(*(sequences(encode(text)) for text in said), strict=True)
+    sizes = [len(x) for x in xs]
+    is_train = np.concatenate([np.arange(size) < max(1, size * 9 // 10) for size in sizes])
+    whole = Split(np.concatenate(xs), np.concatenate(ys), np.repeat(np.arange(len(xs)), sizes))
+    train, test = whole.subset(is_train), whole.subset(~is_train)
     return FederatedDataset("tiny_shakespeare", len(ALPHABET), train, test, tuple(ALPHABET))
 
 
@@ -75,8 +74,3 @@ def sequences(tokens: np.ndarray, length: int = LENGTH) -> tuple[np.ndarray, np.
     x, y = padded[:-1].reshape(n, length), padded[1:].reshape(n, length).astype(np.int64)
     y[y == PAD] = IGNORE
     return x, y
-
-
-def _joined(part: list[tuple[np.ndarray, np.ndarray, int]]) -> Split:
-    x, y, groups = zip(*part, strict=True)
-    return Split(np.concatenate(x), np.concatenate(y), np.repeat(np.array(groups), [len(one) for one in x]))

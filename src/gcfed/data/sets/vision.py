@@ -1,14 +1,17 @@
-"""Sets that torchvision knows, through its own classes, downloaders and checksums; afterwards read from the cache."""
+"""Sets with official archives: those that torchvision knows, through its own classes, downloaders and checksums, and
+TinyImageNet, zipped or unpacked, or any part of it in the same layout. Afterwards they are read from the cache.
+"""
 
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gcfed.data.base import FederatedDataset
-from gcfed.data.sets.cache import Allocate, cached
-from gcfed.data.sets.files import Origin, md5sum, obtain
+from gcfed.data.sets.cache import Allocate, Raw, cached
+from gcfed.data.sets.files import Origin, decode, described, obtain, read_images, unpacked
 from gcfed.utils.checked import SettingError, checked
 
 CIFAR, EMNIST = "www.cs.toronto.edu/~kriz/cifar.html", "www.nist.gov/itl/products-and-services/emnist-dataset"
@@ -22,6 +25,11 @@ SETS: dict[str, tuple[str, str, dict[str, str]]] = {
     "emnist_balanced": ("EMNIST", EMNIST, {"split": "balanced"}),
 }
 
+TINY = "tiny-imagenet-200"
+ARCHIVE = f"{TINY}.zip"
+URL = f"http://cs231n.stanford.edu/{ARCHIVE}"
+MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
+
 
 @checked
 def torchvision_set(name: str, data_dir: str, download: bool = True) -> FederatedDataset:
@@ -30,28 +38,27 @@ def torchvision_set(name: str, data_dir: str, download: bool = True) -> Federate
     EMNIST's images stay transposed, as its files and torchvision have them. Searched are the unpacked files, then the
     archives in their place under ``data_dir``, then, with ``download``, their official addresses.
 
-    Raises ValueError for an unknown name or a wrong checksum, FileNotFoundError for missing files.
+    Raises ValueError for an unknown name or a wrong checksum, FileNotFoundError for missing or broken files.
     """
     if name not in SETS:
         raise SettingError("name", f"={name} is not one of {', '.join(SETS)}.")
-    return cached(data_dir, name, lambda allocate: _decode(name, Path(data_dir), download, allocate))
+    return cached(data_dir, name, lambda _: _decode(name, Path(data_dir), download))
 
 
-def _decode(name: str, folder: Path, download: bool, allocate: Allocate) -> dict[str, Any]:
+def _decode(name: str, folder: Path, download: bool) -> Raw:
     import torchvision.datasets  # seconds to import, and most runs read the cache
 
     class_name, page, options = SETS[name]
     cls = getattr(torchvision.datasets, class_name)
     origin = Origin(name, folder, f"https://{page}")
-    trouble = _trouble(cls, folder, options)
-    if not trouble:
-        return _copy(cls, folder, options, allocate)
-
     archives = _archives(cls, folder)
-    if not download and not all(path.exists() for path, _, _ in archives):
-        names = ", ".join(path.relative_to(folder).as_posix() for path, _, _ in archives)
-        error = FileNotFoundError if any("missing" in line for line in trouble) else ValueError
-        raise error(origin.advice("; ".join(trouble), names))
+    try:
+        return _read(cls, folder, options)
+    except (RuntimeError, ValueError, AssertionError, KeyError) as error:  # torchvision's, of files of each format
+        if not download and not all(path.exists() for path, _, _ in archives):
+            place = getattr(cls, "base_folder", f"{class_name}/raw")
+            names = ", ".join(path.relative_to(folder).as_posix() for path, _, _ in archives)
+            raise origin.missing(f"a file in {place} is missing or broken", names) from error
     # Unpacked aside: torchvision would write over what lies in the data folder, and a second process would read it half
     # written. The archive is kept, the unpacked files are not needed once the cache has them.
     with tempfile.TemporaryDirectory(prefix=".unpack-", dir=folder) as stage:
@@ -60,46 +67,18 @@ def _decode(name: str, folder: Path, download: bool, allocate: Allocate) -> dict
             link = Path(stage) / path.relative_to(folder)
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(path.resolve())
-        return _copy(cls, Path(stage), {**options, "download": True}, allocate)
+        return _read(cls, Path(stage), {**options, "download": True})
 
 
-def _copy(cls: Any, folder: Path, options: dict[str, Any], allocate: Allocate) -> dict[str, Any]:
+def _read(cls: Any, folder: Path, options: dict[str, Any]) -> Raw:
+    parts = {}
     for part in ("train", "test"):
         split = cls(folder, train=part == "train", **options)
-        images, labels = np.asarray(split.data), np.asarray(split.targets)
-        images = images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
-        allocate(f"{part}_x", images.shape, np.uint8)[:] = images
-        allocate(f"{part}_y", labels.shape, np.int64)[:] = labels
-    return {"num_classes": len(split.classes), "class_names": list(split.classes)}
-
-
-def _trouble(cls: Any, folder: Path, options: dict[str, str]) -> list[str]:
-    """What is wrong with the unpacked files, a line each; empty if nothing is."""
-    if hasattr(cls, "base_folder"):  # CIFAR lists every file with its checksum
-        listed = [*cls.train_list, *cls.test_list, (cls.meta["filename"], cls.meta["md5"])]
-        files = [(Path(cls.base_folder) / file, md5) for file, md5 in listed]
-    else:  # the MNIST family has none for unpacked files, but its headers tell their size
-        raw, split = Path(cls.__name__) / "raw", options.get("split")
-        parts = (f"emnist-{split}-train", f"emnist-{split}-test") if split else ("train", "t10k")
-        kinds = ("images-idx3-ubyte", "labels-idx1-ubyte")
-        files = [(raw / f"{part}-{kind}", "") for part in parts for kind in kinds]
-    wrong = ((file.as_posix(), _wrong(folder / file, md5)) for file, md5 in files)
-    return [f"{name} {what}" for name, what in wrong if what]
-
-
-def _wrong(path: Path, md5: str) -> str:
-    """What is wrong with a file, of whose checksum "" says that it is an IDX file of images or labels."""
-    from torchvision.datasets.mnist import read_sn3_pascalvincent_tensor
-
-    if not path.is_file():
-        return "is missing"
-    if md5:
-        return "has the wrong checksum" * (md5sum(path) != md5)
-    try:
-        axes = [*read_sn3_pascalvincent_tensor(str(path)).shape]
-    except (AssertionError, ValueError, RuntimeError, KeyError):
-        return "is truncated, empty or no IDX file"
-    return f"holds values of the shape {axes}" * (axes[1:] != [28, 28] * ("images" in path.name))
+        x = np.asarray(split.data)
+        if x.shape[1:] not in ((28, 28), (32, 32, 3)):  # the MNIST family's headers say any
+            raise ValueError(f"{part} images of the shape {[*x.shape]}")
+        parts[part] = (x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)), np.asarray(split.targets, np.int64)
+    return parts, len(split.classes), split.classes
 
 
 def _archives(cls: Any, folder: Path) -> list[tuple[Path, str, list[str]]]:
@@ -110,3 +89,59 @@ def _archives(cls: Any, folder: Path) -> list[tuple[Path, str, list[str]]]:
     if "url" in vars(cls):  # EMNIST: one archive for all its splits
         return [(raw / Path(cls.url).name, cls.md5, [cls.url])]
     return [(raw / file, md5, [mirror + file for mirror in cls.mirrors]) for file, md5 in cls.resources]
+
+
+def tiny_imagenet(data_dir: str, download: bool = True) -> FederatedDataset:
+    """TinyImageNet, [n, 3, 64, 64]; its validation images are the test split, its classes the lines of ``wnids.txt``.
+
+    Read from ``tiny-imagenet-200/`` in ``data_dir``, with whatever images are there, or else from the official
+    ``tiny-imagenet-200.zip``, which need not be unpacked and is downloaded if it may be.
+
+    Raises FileNotFoundError for missing pieces; ValueError for a wrong checksum, a broken image or an unknown class.
+    """
+    root, archive = Path(data_dir) / TINY, Path(data_dir) / ARCHIVE
+    origin = Origin("tiny_imagenet", root.parent, URL)
+
+    def build(allocate: Allocate) -> Raw:
+        if not root.is_dir():
+            obtain(archive, MD5, [URL], origin, download)
+        with unpacked(root, archive, URL) as folder:
+            return _read_tiny(folder, origin, allocate)
+
+    return cached(data_dir, "tiny_imagenet", build, described(root, ("train/*/images", "val/images"), archive))
+
+
+def _read_tiny(root: Path, origin: Origin, allocate: Allocate) -> Raw:
+    tables = [root / name for name in ("wnids.txt", "words.txt", "val/val_annotations.txt")]
+    origin.require(tables, ARCHIVE)
+    wnids = [wnid for wnid, *_ in _rows(tables[0], 1)]
+    words = dict(row[:2] for row in _rows(tables[1], 2, "\t"))
+    test = [(root / "val/images" / file, wnid) for file, wnid, *_ in _rows(tables[2], 2)]
+    origin.require([path for path, _ in test], ARCHIVE)
+    jpegs = [path for path in root.glob("train/*/images/[!.]*") if path.suffix.lower() in (".jpeg", ".jpg")]
+    train = [(path, path.parts[-3]) for path in sorted(jpegs)]
+
+    index = {wnid: i for i, wnid in enumerate(wnids)}
+    if len(index) < len(wnids):
+        raise ValueError(f"data set tiny_imagenet: {tables[0]} names a class twice: take the official one.")
+    if empty := sorted(index.keys() - {wnid for _, wnid in train}):
+        raise origin.missing(f"{root / 'train'} has no image for {len(empty)} classes such as {empty[0]}", ARCHIVE)
+    if unknown := sorted({wnid for _, wnid in (*train, *test)} - index.keys()):
+        raise ValueError(f"data set tiny_imagenet: class {unknown[0]} is not in {tables[0]}")
+    parts = {}
+    for part, samples in (("train", train), ("test", test)):
+        images = read_images((path for path, _ in samples), 64)
+        x = decode(images, len(samples), f"TinyImageNet {part}", room=partial(allocate, part))
+        parts[part] = x, np.array([index[wnid] for _, wnid in samples])
+    return parts, len(wnids), [words.get(wnid, wnid) for wnid in wnids]
+
+
+def _rows(path: Path, columns: int, separator: str | None = None) -> list[list[str]]:
+    """The columns of each line of a table, split at white space or the separator; at least so many."""
+    try:
+        rows = [line.split(separator) for line in path.read_text("utf-8").splitlines() if line.strip()]
+    except UnicodeDecodeError:
+        rows = [[]]
+    if not rows or min(map(len, rows)) < columns:
+        raise ValueError(f"data set tiny_imagenet: {path} is empty or damaged: take the official one.")
+    return rows
