@@ -106,7 +106,7 @@ GOOD = {
     [
         ({"columns": [{"label": "a", "mach": {}}]}, "mach"),
         ({"columns": [{"label": "b"}] * 2}, r"each label must be there once: rows \['r', 's'\], columns \['b', 'b'\]"),
-        ({"columns": [{"label": 0.1}]}, "each label must be a text: 0.1"),
+        ({"columns": [{"label": 0.1}]}, "label=0.1 must be text"),
         ({"columns": [{"label": "a"}, {"label": "c"}]}, "row r: by_column names no column: b"),
         ({"cells": {"r": [1], "s": []}}, "row r: give one entry for each of the 2 columns"),
         ({"cells": {"r": [1, [2.5]], "s": [1, 2]}}, r"row r, column b: \[2.5\] is no number"),

@@ -16,7 +16,7 @@ from pretend import CONTEXT, BasicLauncher, Launcher, composed, finish, outcome
 
 from gcfed.check import refuse_sweeps
 from gcfed.study import cost
-from gcfed.study.launch import launch
+from gcfed.study.jobs import launch
 from gcfed.study.sweep import sweep
 from gcfed.utils.resolvers import ROOT
 

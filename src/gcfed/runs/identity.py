@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -38,6 +38,15 @@ _NEUTRAL = re.compile(rf"({'|'.join(map(re.escape, NEUTRAL))})([./]|$)")
 def counts(key: str) -> bool:
     """Whether a dotted key, or a group such as ``hydra/launcher``, changes what a round computes."""
     return key in COUNTED or not _NEUTRAL.match(key)
+
+
+def key_of(override: str) -> str:
+    return override.lstrip("+~").split("=", 1)[0]
+
+
+def counted(overrides: Iterable[str]) -> list[str]:
+    """Those overrides whose keys count, sorted."""
+    return sorted(override for override in overrides if counts(key_of(override)))
 
 
 def leaves(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:

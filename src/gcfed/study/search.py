@@ -13,8 +13,7 @@ from omegaconf import OmegaConf
 from gcfed.runs.folder import CONFIG, Run, read_run
 from gcfed.runs.identity import differences, leaves
 from gcfed.runs.measures import higher_is_better, parse, value
-from gcfed.study.jobs import settings_of
-from gcfed.study.launch import launch
+from gcfed.study.jobs import launch, settings_of
 from gcfed.utils.files import replacing
 from gcfed.utils.lock import locked
 from gcfed.utils.resolvers import how_to_install
@@ -30,6 +29,7 @@ except ImportError as error:
 
 log = logging.getLogger(__name__)
 optuna.logging.set_verbosity(optuna.logging.WARNING)
+RESULTS = "optimization_results.yaml"
 RISE = 1000.0  # of a loss that was past the edge of what can be trained
 LOST = {"train/nonfinite_clients": "client updates left out", "train/refused_steps": "server steps taken back"}
 
@@ -60,8 +60,11 @@ def search(config: Any, context: Any, launcher: Any, arguments: list[str], **set
             f"{metric} is better where it is smaller: set hydra.sweeper.direction=minimize "
             "(of a tuned study +study.search.direction=minimize)."
         )
-    fixed = fixed_keys(context.config_loader.load_sweep_config(config, common), space)
-    fixed |= {"metric": metric, "direction": direction}
+    cfg = context.config_loader.load_sweep_config(config, common)
+    # What all trials have in common, by which a search is known again.
+    fixed = {key: v for key, v in leaves(cfg).items() if not any(f"{key}.".startswith(f"{name}.") for name in space)}
+    fixed |= {"rounds": cfg.rounds, "eval_every": cfg.eval_every, "metric": metric, "direction": direction}
+    fixed |= {f"params.{key}": repr(distribution) for key, distribution in space.items()}
     if seeds:
         fixed["seed"], common = [*seeds], [override for override in common if not override.startswith("seed=")]
     root = Path(config.hydra.sweep.dir).absolute()
@@ -72,7 +75,7 @@ def search(config: Any, context: Any, launcher: Any, arguments: list[str], **set
         while trials := going.draw():
             going.run(trials)
     states = [state_of(trial) for trial in going.study.trials]
-    ends = ", ".join(f"{states.count(state)} {word}" for state, word in (("fail", "failed"), ("refused", "refused")))
+    ends = f"{states.count('fail')} failed, {states.count('refused')} refused"
     say(f"search in {root}: {going.ended} trials, {ends}{going.best_so_far or '; none has a value'}")
     return best(going.study) is not None and "fail" not in states
 
@@ -83,7 +86,7 @@ class Outcome(NamedTuple):
     state: TrialState
     value: float = np.nan
     why: str = ""
-    edges: Mapping[str, float] = {}  # column → how far past the edge, above 0
+    edges: Mapping[str, tuple[float, str]] = {}
 
 
 @dataclass
@@ -126,18 +129,18 @@ class Search:
 
     def run(self, trials: list[Trial]) -> None:
         """Launches all runs of these trials at once, and tells Optuna what became of them."""
-        jobs: dict[int, dict[Path, list[str]]] = {}
+        runs: list[tuple[Trial, list[str], Path]] = []
         for trial in trials:
             say(f"trial {trial.number + 1} of {self.settings.n_trials}: {describe(trial)}{self.best_so_far}")
-            overrides = [*self.common, *(f"{key}={drawn}" for key, drawn in trial.params.items())]
             folder = self.root / name_of(trial)
-            seeded = {folder / f"seed_{seed}": [*overrides, f"seed={seed}"] for seed in self.seeds}
-            jobs[trial.number] = seeded or {folder: overrides}
-        calls = [(overrides, folder) for runs in jobs.values() for folder, overrides in runs.items()]
-        reasons = launch(self.launcher, calls, trials[0].number * (len(self.seeds) or 1))
-        why = {folder: reason for (_, folder), reason in zip(calls, reasons, strict=True)}
+            overrides = [*self.common, *(f"{key}={drawn}" for key, drawn in trial.params.items())]
+            seeded = [(trial, [*overrides, f"seed={seed}"], folder / f"seed_{seed}") for seed in self.seeds]
+            runs += seeded or [(trial, overrides, folder)]
+        first = trials[0].number * (len(self.seeds) or 1)
+        reasons = launch(self.launcher, [(overrides, folder) for _, overrides, folder in runs], first)
         for trial in trials:
-            self.tell(trial, {folder.name: outcome(folder, self.metric, why[folder]) for folder in jobs[trial.number]})
+            ended = [(folder, why) for (of, _, folder), why in zip(runs, reasons, strict=True) if of is trial]
+            self.tell(trial, {folder.name: outcome(folder, self.metric, why) for folder, why in ended})
             self.write()
 
     def tell(self, trial: Trial, runs: Mapping[str, Outcome]) -> None:
@@ -154,7 +157,7 @@ class Search:
             self.study.tell(trial, state=state)
             return
         for name, run in runs.items():
-            for column, how_far in run.edges.items():
+            for column, (how_far, _) in run.edges.items():
                 trial.set_constraint(f"{name} {column}", how_far)
         self.study.tell(trial, float(np.mean([run.value for run in runs.values()])))
 
@@ -172,7 +175,7 @@ class Search:
         if top := best(self.study):
             found: dict[str, Any] = {"best_params": top.params, "best_value": top.value, "best_trial": top.number}
             found |= {"folder": name_of(top), "metric": self.metric, "direction": self.study.direction.name.lower()}
-            with replacing(self.root / "optimization_results.yaml") as temporary:
+            with replacing(self.root / RESULTS) as temporary:
                 temporary.write_text(yaml.safe_dump({"name": "optuna"} | found, sort_keys=False))
 
 
@@ -187,8 +190,7 @@ def outcome(folder: Path, metric: str, reason: str) -> Outcome:
     column, found = parse(metric).column, value(run, metric)
     if found is not None:
         past = edges(run)
-        why = "; ".join(sentence for _, sentence in past.values())
-        return Outcome(TrialState.COMPLETE, found, why, {column: how_far for column, (how_far, _) in past.items()})
+        return Outcome(TrialState.COMPLETE, found, "; ".join(words for _, words in past.values()), past)
     if not {column, column.rpartition("/")[0]} & {*run.summary, *run.metrics}:
         known = ", ".join([*run.summary, *(f"last:{column}" for column in run.metrics)])
         raise ValueError(f"optimized_metric={metric} is not among what runs measure: {known}.")
@@ -215,13 +217,6 @@ def edges(run: Run) -> dict[str, tuple[float, str]]:
             words = f"{column} rose from {least[t]:.3g} to {curve[t]:.3g} in round {t}"
             found[column] = float(np.log10(min(curve[t] / least[t], 1e30))), words
     return found
-
-
-def fixed_keys(cfg: Any, space: Space) -> dict[str, Any]:
-    """What all trials of a search have in common, by which it is known again."""
-    fixed = {key: v for key, v in leaves(cfg).items() if not any(f"{key}.".startswith(f"{name}.") for name in space)}
-    fixed |= {"rounds": cfg.rounds, "eval_every": cfg.eval_every}
-    return fixed | {f"params.{key}": repr(distribution) for key, distribution in space.items()}
 
 
 def opened(storage: str | None, root: Path, fixed: Mapping[str, Any]) -> optuna.Study:
