@@ -11,7 +11,7 @@ import torch
 
 from benchmarks import gpu, kernels, peers, plain, workloads
 from gcfed.models.own import build_net
-from gcfed.runs.metrics_csv import read_metrics
+from gcfed.runs.reading import read_metrics
 from gcfed.utils.resolvers import ROOT
 
 PARTS = {"forward", "backward", "step", "hooks", "batch", "broadcast", "aggregate", "evaluate", "checkpoint", "loop"}

@@ -40,7 +40,7 @@ from gcfed.metrics.relative_error import relative_error
 from gcfed.runs.folder import CHECKPOINT, CONFIG, METRICS, SUMMARY, divergence
 from gcfed.runs.identity import hyperparameters, identity, setting
 from gcfed.runs.label_counts import label_counts
-from gcfed.runs.metrics_csv import column, read_metrics
+from gcfed.runs.reading import column, read_metrics
 from gcfed.runs.summary import (
     failure_recorded,
     last_figures,

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from gcfed.runs.folder import FAILURE, SUMMARY
 from gcfed.runs.measures import WINDOW, average, first_round, smooth, until
-from gcfed.runs.metrics_csv import column
+from gcfed.runs.reading import column
 from gcfed.utils.files import replacing
 from gcfed.utils.words import size
 

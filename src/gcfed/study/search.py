@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ try:
     import optuna
     from optuna.trial import FrozenTrial, Trial, TrialState
 
-    from gcfed.study.space import Settings, Space, check_metric, read_space, sampler_of
+    from gcfed.study.space import Settings, check_metric, read_space, sampler_of
 except ImportError as error:
     raise ValueError(f"A search needs Optuna, which is an extra: {how_to_install('optuna')} ({error})") from error
 
@@ -50,33 +49,16 @@ def search(config: Any, context: Any, launcher: Any, arguments: list[str], **set
         ValueError: settings that cannot work, the folder holds another search, or a metric that runs do not have.
     """
     known: Settings = settings_of("hydra.sweeper", Settings, OmegaConf.to_container(OmegaConf.create(settings)))
-    metric, direction, seeds = config.optimized_metric, known.direction, known.seeds or []
-    check_metric("optimized_metric", metric)
-    space, common = read_space(known.params, [a for a in arguments if a != "ckpt_path=last"])
-    if not space:
-        raise ValueError("A search needs hydra.sweeper.params, such as 'gc.lam=interval(0.0, 1.0)'.")
-    if direction == "maximize" and higher_is_better(metric) is False:
-        raise ValueError(
-            f"{metric} is better where it is smaller: set hydra.sweeper.direction=minimize "
-            "(of a tuned study +study.search.direction=minimize)."
-        )
-    cfg = context.config_loader.load_sweep_config(config, common)
-    # What all trials have in common, by which a search is known again.
-    fixed = {key: v for key, v in leaves(cfg).items() if not any(f"{key}.".startswith(f"{name}.") for name in space)}
-    fixed |= {"rounds": cfg.rounds, "eval_every": cfg.eval_every, "metric": metric, "direction": direction}
-    fixed |= {f"params.{key}": repr(distribution) for key, distribution in space.items()}
-    if seeds:
-        fixed["seed"], common = [*seeds], [override for override in common if not override.startswith("seed=")]
-    root = Path(config.hydra.sweep.dir).absolute()
-    with locked(root / ".lock") as holder:
+    going = Search(config, context, launcher, arguments, known)
+    with locked(going.root / ".lock") as holder:
         if holder:
-            raise ValueError(f"{holder} is at the search in {root}: one process does a search, n_jobs trials at once.")
-        going = Search(opened(known.storage, root, fixed), root, metric, known, space, common, seeds, launcher)
+            raise ValueError(f"{holder} is at the search in {going.root}: one process does it, n_jobs trials at once.")
+        going.open()
         while trials := going.draw():
             going.run(trials)
     states = [state_of(trial) for trial in going.study.trials]
     ends = f"{states.count('fail')} failed, {states.count('refused')} refused"
-    say(f"search in {root}: {going.ended} trials, {ends}{going.best_so_far or '; none has a value'}")
+    say(f"search in {going.root}: {going.ended} trials, {ends}{going.best_so_far or '; none has a value'}")
     return best(going.study) is not None and "fail" not in states
 
 
@@ -89,18 +71,55 @@ class Outcome(NamedTuple):
     edges: Mapping[str, tuple[float, str]] = {}
 
 
-@dataclass
 class Search:
-    """A search that goes on: where it lies, what is drawn and by whom, and what all its runs share."""
+    """What a search draws, and by what; what all its runs share; and once it is open, Optuna's study of its trials."""
 
     study: optuna.Study
-    root: Path
-    metric: str
-    settings: Settings
-    space: Space
-    common: list[str]  # overrides
-    seeds: list[int]  # of the runs of a trial; none: one run, with the seed of ``common``
-    launcher: Any
+
+    def __init__(self, config: Any, context: Any, launcher: Any, arguments: list[str], settings: Settings) -> None:
+        self.settings, self.launcher, self.metric = settings, launcher, config.optimized_metric
+        self.root, self.seeds = Path(config.hydra.sweep.dir).absolute(), settings.seeds or []
+        check_metric("optimized_metric", self.metric)
+        self.space, common = read_space(settings.params, [a for a in arguments if a != "ckpt_path=last"])
+        if not self.space:
+            raise ValueError("A search needs hydra.sweeper.params, such as 'gc.lam=interval(0.0, 1.0)'.")
+        if settings.direction == "maximize" and higher_is_better(self.metric) is False:
+            raise ValueError(
+                f"{self.metric} is better where it is smaller: set hydra.sweeper.direction=minimize "
+                "(of a tuned study +study.search.direction=minimize)."
+            )
+        cfg = context.config_loader.load_sweep_config(config, common)
+        searched = tuple(f"{name}." for name in self.space)
+        #: What all trials have in common, by which the search is known again.
+        self.fixed = {key: value for key, value in leaves(cfg).items() if not f"{key}.".startswith(searched)}
+        self.fixed |= {"rounds": cfg.rounds, "eval_every": cfg.eval_every}
+        self.fixed |= {"metric": self.metric, "direction": settings.direction}
+        self.fixed |= {f"params.{key}": repr(distribution) for key, distribution in self.space.items()}
+        if self.seeds:
+            self.fixed["seed"] = [*self.seeds]
+        self.common = [override for override in common if not (self.seeds and override.startswith("seed="))]
+
+    def open(self) -> None:
+        """Finds the search that lies in the storage, or begins one there.
+
+        Raises:
+            ValueError: it cannot be opened, or is another search; names it.
+        """
+        kept = self.settings.storage
+        address, name = kept or f"sqlite:///{self.root}/search.db", self.root.name if kept else "search"
+        try:
+            self.study = optuna.create_study(
+                storage=address, study_name=name, direction=self.settings.direction, load_if_exists=True
+            )
+        except Exception as error:  # SQLAlchemy's, a driver's, Optuna's own
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"hydra.sweeper.storage={address} cannot be opened: {reason}") from error
+        known = self.study.user_attrs.get("fixed", self.fixed)
+        if not self.ended:
+            known |= {"metric": self.metric}  # one that runs do not have ended the search; another may take its place
+        if odd := differences(known, self.fixed):
+            raise ValueError(f"{self.root} holds another search: {odd}. Take another folder, hydra.sweep.dir=<folder>.")
+        self.study.set_user_attr("fixed", self.fixed)
 
     @property
     def ended(self) -> int:
@@ -217,27 +236,6 @@ def edges(run: Run) -> dict[str, tuple[float, str]]:
             words = f"{column} rose from {least[t]:.3g} to {curve[t]:.3g} in round {t}"
             found[column] = float(np.log10(min(curve[t] / least[t], 1e30))), words
     return found
-
-
-def opened(storage: str | None, root: Path, fixed: Mapping[str, Any]) -> optuna.Study:
-    """The search that lies there, or a new one.
-
-    Raises:
-        ValueError: it cannot be opened, or is another search; names it.
-    """
-    address, name = storage or f"sqlite:///{root}/search.db", root.name if storage else "search"
-    try:
-        study = optuna.create_study(storage=address, study_name=name, direction=fixed["direction"], load_if_exists=True)
-    except Exception as error:  # SQLAlchemy's, a driver's, Optuna's own
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"hydra.sweeper.storage={address} cannot be opened: {reason}") from error
-    known = study.user_attrs.get("fixed", fixed)
-    if not any(trial.state.is_finished() for trial in study.trials):
-        known |= {"metric": fixed["metric"]}  # one that runs do not have ended the search; another may take its place
-    if odd := differences(known, fixed):
-        raise ValueError(f"{root} holds another search: {odd}. Take another folder, hydra.sweep.dir=<folder>.")
-    study.set_user_attr("fixed", fixed)
-    return study
 
 
 def best(study: optuna.Study) -> FrozenTrial | None:
