@@ -122,7 +122,10 @@ def value(run: Run, measure: str) -> float | None:
 
 def _value(run: Run, how: str, name: str, number: float, window: int, in_tests: bool) -> float | None:
     if not how:
-        return _of_summary(run, name)
+        key, _, target = name.rpartition("/")
+        costs = run.summary.get(key)
+        found = costs.get(target) if isinstance(costs, dict) else run.summary.get(name)
+        return _finite(found) if isinstance(found, int | float) else None
     curve = run.curve(name)
     if how in (">=", "<="):
         if window > 1 and len(curve):  # rounds without a test count for nothing
@@ -139,14 +142,6 @@ def _value(run: Run, how: str, name: str, number: float, window: int, in_tests: 
     if not len(values):
         return None
     return _finite(values[-1] if how in ("@", "last") else getattr(np, how)(values))
-
-
-def _of_summary(run: Run, name: str) -> float | None:
-    key, _, target = name.rpartition("/")
-    found = run.summary.get(name)
-    if found is None and isinstance(run.summary.get(key), dict):
-        found = run.summary[key].get(target)
-    return _finite(found) if isinstance(found, int | float) else None
 
 
 def _finite(number: float) -> float | None:

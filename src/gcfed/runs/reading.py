@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import yaml
 from pydantic import Field
 
-from gcfed.utils.checked import Count, Number, Whole, fits
+from gcfed.utils.checked import Count, Number, SettingError, Whole, fits
 from gcfed.utils.words import size
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def naming(path: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, OverflowError, RecursionError, yaml.YAMLError) as error:
         said = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+        kind = "" if type(error) in (ValueError, SettingError) else f"{type(error).__name__}: "
         raise ValueError(f"{path.name}: {kind}{' '.join(said.split())[:300]}") from None
 
 
