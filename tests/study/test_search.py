@@ -201,7 +201,7 @@ def test_where_a_launcher_that_is_not_hydras_own_fails_no_trial_has_failed(tmp_p
     [
         ({"bogus": 1}, "^hydra.sweeper.bogus=1 is read by nothing"),
         ({"params": {"gc.lam": "interval(1.0, 0.0)"}}, r"gc.lam=interval\(1.0, 0.0\) cannot be searched"),
-        ({"metric": "foo:test/acc"}, "^optimized_metric=foo:test/acc .* is not understood"),
+        ({"metric": "foo:test/acc"}, "^optimized_metric='foo:test/acc' is not understood"),
     ],
 )
 def test_a_mistake_is_named(tmp_path, settings, message):

@@ -22,7 +22,7 @@ try:
     import optuna
     from optuna.trial import FrozenTrial, Trial, TrialState
 
-    from gcfed.study.space import Settings, check_metric, read_space, sampler_of
+    from gcfed.study.space import Settings, read_space, sampler_of
 except ImportError as error:
     raise ValueError(f"A search needs Optuna, which is an extra: {how_to_install('optuna')} ({error})") from error
 
@@ -79,7 +79,7 @@ class Search:
     def __init__(self, config: Any, context: Any, launcher: Any, arguments: list[str], settings: Settings) -> None:
         self.settings, self.launcher, self.metric = settings, launcher, config.optimized_metric
         self.root, self.seeds = Path(config.hydra.sweep.dir).absolute(), settings.seeds or []
-        check_metric("optimized_metric", self.metric)
+        parse(self.metric or "", "optimized_metric")
         self.space, common = read_space(settings.params, [a for a in arguments if a != "ckpt_path=last"])
         if not self.space:
             raise ValueError("A search needs hydra.sweeper.params, such as 'gc.lam=interval(0.0, 1.0)'.")

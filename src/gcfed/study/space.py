@@ -64,7 +64,7 @@ class Tuning(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_metric("metric", self.metric)
+        parse(self.metric, "metric")
         for override, more in self.knobs.items():
             read_space(more, [], f"knobs.{override}")
 
@@ -78,14 +78,6 @@ def read_tuning(node: Any) -> Tuning:
     own = yaml.safe_load((CONFIGS / "hydra" / "sweeper" / "optuna.yaml").read_text(encoding="utf-8"))
     own = {key: value for key, value in own.items() if not key.startswith("_") and key not in ("n_trials", "params")}
     return settings_of("study.search", Tuning, {**own, **node})
-
-
-def check_metric(key: str, metric: Any) -> None:
-    """Refuses what is no measure of a finished run, by a SettingError."""
-    try:
-        parse(metric or "")
-    except (TypeError, ValueError) as error:
-        raise SettingError(key, f"={metric} is no measure of a run, such as mean:val/acc[10]: {error}") from None
 
 
 def sampler_of(node: Any, seed: int) -> optuna.samplers.BaseSampler:
