@@ -28,7 +28,7 @@ from benchmarks.workloads import compose_workload  # noqa: E402
 from gcfed.federated import streams as lanes  # noqa: E402
 from gcfed.federated.recorder import Graph  # noqa: E402
 from gcfed.run import RunResult, train  # noqa: E402
-from gcfed.runs.metrics_csv import read_metrics  # noqa: E402
+from gcfed.runs.reading import read_metrics  # noqa: E402
 
 ROUNDS = ("rounds=6", "eval_every=6", "callbacks.checkpoint.every=6")
 #: Name → overrides, streams, and whether convolutions may use TF32.

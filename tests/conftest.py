@@ -15,7 +15,7 @@ from omegaconf import DictConfig, open_dict
 from torch.utils.data import DataLoader
 
 import gcfed.runs.place  # noqa: F401
-from gcfed.runs.metrics_csv import read_metrics
+from gcfed.runs.reading import read_metrics
 from gcfed.utils.compose import Composer
 from gcfed.utils.resolvers import ROOT
 

@@ -10,7 +10,7 @@ from conftest import composer
 from omegaconf import OmegaConf
 
 from gcfed.runs.folder import Run, read_run
-from gcfed.runs.metrics_csv import read_metrics
+from gcfed.runs.reading import read_metrics
 from gcfed.runs.summary import summary_of
 
 ROW = {"train/loss": 1.0, "train/clients": 5, "train/nonfinite_clients": 0, "comm/down_bytes": 5000,

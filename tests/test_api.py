@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import gcfed
 from gcfed.api import interval
-from gcfed.runs.metrics_csv import read_metrics
+from gcfed.runs.reading import read_metrics
 from gcfed.utils.resolvers import ROOT
 
 SMALL = (

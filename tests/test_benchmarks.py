@@ -1,34 +1,37 @@
 """The benchmarks run, and say what they promise; how fast, no test asserts."""
 
 import json
-import os
 import re
-import subprocess
 import sys
 
 import pytest
 import torch
 
-from benchmarks import gpu, kernels, peers, plain, workloads
+from benchmarks import gpu, kernels, peers, plain, run, workloads
 from gcfed.models.own import build_net
-from gcfed.runs.metrics_csv import read_metrics
+from gcfed.runs.reading import read_metrics
 from gcfed.utils.resolvers import ROOT
 
 PARTS = {"forward", "backward", "step", "hooks", "batch", "broadcast", "aggregate", "evaluate", "checkpoint", "loop"}
 
 
-def bench(*args):
-    command = [sys.executable, "benchmarks/run.py", *args]
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=280, env=env)
+@pytest.fixture
+def bench(monkeypatch, capsys):
+    """``bench(words)`` is what ``python benchmarks/run.py <words>`` prints; the sitting is a process of its own."""
+
+    def call(*words):
+        monkeypatch.setattr(sys, "argv", ["run.py", *words])
+        run.main()
+        return capsys.readouterr().out
+
+    return call
 
 
 @pytest.mark.slow
-def test_a_sitting_measures_both_methods_and_the_plain_loop(tmp_path):
-    done = bench("digits", "--pairs", "1", "--layout", "2x1", "--out", str(tmp_path), "data.limit_train=300")
-    assert done.returncode == 0, done.stderr
-    assert "| GC-Fed |" in done.stdout
-    assert (tmp_path / "table.md").read_text() in done.stdout
+def test_a_sitting_measures_both_methods_and_the_plain_loop(bench, tmp_path):
+    said = bench("digits", "--pairs", "1", "--layout", "2x1", "--out", str(tmp_path), "data.limit_train=300")
+    assert "| GC-Fed |" in said
+    assert (tmp_path / "table.md").read_text() in said
     (figures,) = json.loads((tmp_path / "figures.json").read_text())
     assert (figures["processes"], figures["threads"], figures["precision"]) == (2, 1, "32-true")
     fedavg, gcfed = figures["rounds"]
@@ -65,11 +68,10 @@ def test_the_rate_of_matrix_products_is_the_best_of_several_shapes(monkeypatch):
     assert plain.gemm_rate(torch.device("cpu"), torch.float32) == 3.0
 
 
-def test_a_word_that_is_no_override_is_refused():
-    done = bench("digits", "fast")
-    assert done.returncode == 2
-    assert "fast" in done.stderr
-    assert "key=value" in done.stderr
+def test_a_word_that_is_no_override_is_refused(bench, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        bench("digits", "fast")
+    assert "fast: not an option, and not an override, which is key=value" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("algorithm", "stack"), [("fedavg", 1), ("scaffold", 5), ("fedsam", 1)])

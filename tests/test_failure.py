@@ -18,8 +18,8 @@ from gcfed.assemble import assemble
 from gcfed.checkpoints.reading import load_checkpoint
 from gcfed.checkpoints.writing import AtomicCheckpointIO
 from gcfed.run import train
-from gcfed.runs.failure import failure_recorded, headline
 from gcfed.runs.folder import CHECKPOINT, FAILURE
+from gcfed.runs.summary import failure_recorded, headline
 from gcfed.utils.command import one_sentence
 from gcfed.utils.files import in_words, replacing
 from gcfed.utils.signals import stoppable

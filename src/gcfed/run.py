@@ -37,13 +37,11 @@ from gcfed.federated.module import FederatedModule
 from gcfed.federated.processes.spread import trains_on_cpu
 from gcfed.federated.processes.strategy import partners
 from gcfed.metrics.global_model import relative_error
-from gcfed.runs.failure import failure_recorded
 from gcfed.runs.folder import CHECKPOINT, CONFIG, METRICS, SUMMARY, divergence
 from gcfed.runs.identity import hyperparameters, identity, setting
 from gcfed.runs.label_counts import label_counts
-from gcfed.runs.metrics_csv import column, read_metrics
-from gcfed.runs.printing import print_config, print_summary
-from gcfed.runs.summary import last_figures, summary_of, write_summary
+from gcfed.runs.reading import column, read_metrics
+from gcfed.runs.summary import failure_recorded, last_figures, print_config, print_summary, summary_of, write_summary
 from gcfed.utils.cpu import cores, keep_freed_memory
 from gcfed.utils.files import remove_temporaries, replacing
 from gcfed.utils.instantiate import replace_checked, require

@@ -24,12 +24,11 @@ class StudySweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """Raises errors that end in one sentence, by :func:`gcfed.utils.command.run_command`."""
+        from gcfed.study.sweep import sweep
         from gcfed.utils.signals import stoppable
 
         for key, value in self.settings.items():
             raise ValueError(f"hydra.sweeper.{key}={value} is read by nothing; ~hydra.sweeper.{key} leaves it out.")
-        from gcfed.study.sweep import sweep
-
         with stoppable():
             sweep(*self.start, arguments)
 

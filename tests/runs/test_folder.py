@@ -9,8 +9,7 @@ from run_folders import accuracies, write_run
 
 from gcfed.loggers.round_csv import RoundCSVLogger
 from gcfed.runs.folder import find_runs, is_run
-from gcfed.runs.metrics_csv import read_metrics
-from gcfed.runs.reading import read_yaml
+from gcfed.runs.reading import read_metrics, read_yaml
 
 
 def test_an_empty_cell_was_not_measured_and_nan_was_not_finite(tmp_path):
@@ -59,7 +58,7 @@ def test_a_config_is_as_yaml_reads_it(tmp_path, text):
     ("name", "text", "reason"),
     [
         ("config.yaml", "a: [", "ParserError"),
-        ("config.yaml", "- 1", "config.yaml: it=[1] must be a mapping"),
+        ("config.yaml", "- 1", "config.yaml: it=[1] must be a group of settings, or null"),
         ("summary.json", "{", "JSONDecodeError"),
         ("metrics.csv", "a,b\n1,2\n", "column 'round'"),
     ],

@@ -37,16 +37,13 @@ def test_the_end_has_what_was_asked_for_in_the_right_words_and_the_log_has_it_to
     assert [line for line in printed.splitlines() if line.strip() not in text] == []
 
 
-def test_of_one_test_there_is_no_mean(config, tmp_path, capsys):
-    train(config(*FAST, "rounds=1", folder=tmp_path))
-    assert "mean of the last" not in capsys.readouterr().out
-
-
-def test_the_config_is_printed_where_that_is_asked_for(config, tmp_path, log, capsys):
+def test_the_config_is_printed_where_that_is_asked_for_and_of_one_test_no_mean(config, tmp_path, log, capsys):
     train(config(*FAST, "rounds=1", "extras.print_config=true", "name=mine", folder=tmp_path / "run"))
     printed = capsys.readouterr().out
     for text in ("_target_: torch.optim.SGD", "num_clients: 8", "name: mine"):
         assert text in printed
         assert text in log.read_text(encoding="utf-8")
+    assert "test accuracy, last round" in printed
+    assert "mean of the last" not in printed
     with pytest.raises(ValueError, match=r"extras\.print_config=3 must be true or false"):
         train(config(*FAST, "extras.print_config=3", folder=tmp_path / "run"))

@@ -6,26 +6,32 @@ from types import SimpleNamespace
 
 from conftest import composer
 from hydra.core.utils import JobReturn, JobStatus
+from omegaconf import OmegaConf
 from run_folders import write_run
 
 
 @cache
 def composed(*overrides):
-    return composer.load([*overrides])
+    return composer(overrides)
 
 
-LOADER = SimpleNamespace(
-    list_groups=lambda parent: composer.groups, load_sweep_config=lambda _, overrides: composed(*overrides)
-)
-CONTEXT = SimpleNamespace(config_loader=LOADER)
+def plain(*overrides):
+    """A config of these values and a few others, without the files that Hydra takes long to read."""
+    few = "seed=1 rounds=1 eval_every=1 metrics={} callbacks={} client.optimizer.lr=0.01 tags.data=x tags.model=y"
+    return OmegaConf.from_dotlist([*few.split(), *overrides])
 
 
-def finish(folder, overrides, rounds, *, rows=None, **summary):
+def context(compose):
+    """Hydra's, as far as a sweep asks for it."""
+    groups = composer.groups if compose is composed else ()
+    load = {"list_groups": lambda parent: groups, "load_sweep_config": lambda _, overrides: compose(*overrides)}
+    return SimpleNamespace(config_loader=SimpleNamespace(**load))
+
+
+def finish(folder, overrides, rounds, *, rows=None, compose=composed, **summary):
     """What a run leaves behind when it has ended after so many rounds, by default of equal rows."""
-    summary = {"rounds": rounds, **summary}
-    words, seed = f"{' '.join(overrides)} rounds={rounds}", [o for o in overrides if o.startswith("seed=")]
-    more = {"seed": int(seed[-1].removeprefix("seed="))} if seed else {}
-    run = write_run(folder, rows or [{"test/acc": 0.5}] * rounds, words, summary=summary, **more)
+    cfg = OmegaConf.to_container(compose(*overrides, f"rounds={rounds}", "paths.output_dir=run"), resolve=True)
+    run = write_run(folder, rows or [{"test/acc": 0.5}] * rounds, summary={"rounds": rounds, **summary}, **cfg)
     (run.folder / "checkpoints").mkdir(exist_ok=True)
     (run.folder / "checkpoints" / "last.ckpt").touch()
 
@@ -43,8 +49,8 @@ class BasicLauncher:
     ``of`` takes the job's overrides, key → text, and its number; an error that it raises is the run's failure.
     """
 
-    def __init__(self, of=lambda values, number: {}):
-        self.of, self.calls = of, []
+    def __init__(self, of=lambda values, number: {}, compose=composed):
+        self.of, self.compose, self.calls = of, compose, []
 
     @property
     def jobs(self):
@@ -62,7 +68,7 @@ class BasicLauncher:
             return outcome(error)
         own = [override for override in job if not override.startswith(("hydra.", "ckpt_path"))]
         folder = Path(values["hydra.sweep.dir"]) / values["hydra.sweep.subdir"]
-        finish(folder, own, int(values.get("rounds", 1)), **summary)
+        finish(folder, own, int(values.get("rounds", 1)), compose=self.compose, **summary)
         return outcome()
 
 

@@ -1,11 +1,8 @@
 """From a study to its jobs: which cells, which overrides, which folders; and what they compose to."""
 
-import inspect
-
 import pytest
 import yaml
 from conftest import composer
-from hydra.utils import get_object
 from omegaconf import OmegaConf
 from pretend import composed
 
@@ -100,37 +97,16 @@ def test_a_mistake_is_named_with_the_way_out(node, arguments, message):
 STUDIES = sorted({p.stem for p in (ROOT / "configs" / "study").glob("*.yaml")} - {"base"})
 
 
-@pytest.mark.parametrize("path", STUDIES)
-def test_every_study_that_is_shipped_can_be_read(path):
+def test_every_study_that_is_shipped_can_be_read():
     """Names of rows and columns are those of the table, at both scales, and no two jobs share a folder."""
-    node = yaml.safe_load((ROOT / "configs" / "study" / f"{path}.yaml").read_text())["study"]
-    (full, gaps), (small, _) = (read_jobs(scale, node) for scale in ("full", "small"))
-    assert all(gaps)  # cells without a run say why
-    for jobs in (full, small):
-        assert len({job.folder for job in jobs}) == len({tuple(sorted(job.overrides)) for job in jobs}) == len(jobs)
-    assert len(full) >= len(small) > 0
-    assert not isinstance(node["table"], str) or node["table"] == path
-
-
-def refused(node, place=""):
-    """Keys of a composed config that the constructor beside them does not take."""
-    if node.get("_target_"):
-        known = inspect.signature(get_object(node["_target_"])).parameters
-        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
-            yield from (f"{place}{key}" for key in node if key not in known and not key.startswith("_"))
-    for key, value in node.items():
-        yield from refused(value, f"{place}{key}.") if isinstance(value, dict) else ()
-
-
-@pytest.mark.parametrize("path", STUDIES)
-def test_every_study_that_is_shipped_can_be_built(path):
-    """At both scales the first and the last job; ``model=cnn`` in place of a ResNet must leave no ``model.groups``."""
-    node = yaml.safe_load((ROOT / "configs" / "study" / f"{path}.yaml").read_text())["study"]
-    for scale in ("full", "small"):
-        jobs, _ = read_jobs(scale, node)
-        for job in (jobs[0], jobs[-1]):
-            cfg = composed(*job.overrides)
-            assert {*refused(OmegaConf.to_container(cfg))} == {"model.start"}, job.title  # of networks of all kinds
+    for path in STUDIES:
+        node = yaml.safe_load((ROOT / "configs" / "study" / f"{path}.yaml").read_text())["study"]
+        (full, gaps), (small, _) = (read_jobs(scale, node) for scale in ("full", "small"))
+        assert all(gaps)  # cells without a run say why
+        for jobs in (full, small):
+            assert len({job.folder for job in jobs}) == len({tuple(sorted(job.overrides)) for job in jobs}) == len(jobs)
+        assert len(full) >= len(small) > 0, path
+        assert not isinstance(node["table"], str) or node["table"] == path
 
 
 def test_what_is_shared_is_what_hydra_composes():

@@ -1,17 +1,21 @@
 """The papers' tables: what is printed, and that the settings and commands beside it are those of our configs."""
 
+import inspect
 import itertools
 
 import pytest
+import yaml
 from conftest import composer
+from hydra.utils import get_object
 from omegaconf import OmegaConf
 
 from gcfed.report.tables import UNITS
 from gcfed.runs.measures import parse
+from gcfed.study.jobs import read_jobs
 from gcfed.study.papers import Cell, load, names, table_of
 from gcfed.utils.resolvers import ROOT
 
-ABSENT = object()
+ABSENT, OF_ALL_NETWORKS = object(), {"model.start"}
 
 
 @pytest.fixture(scope="module")
@@ -73,25 +77,62 @@ def test_no_two_cells_with_unlike_numbers_are_one_run(tables):
             assert runs.setdefault(run, cell) == cell or row.by_column, (table.name, row.label, column.label)
 
 
-def test_the_listed_settings_are_those_of_our_configs(tables):
+def refused(node, place=""):
+    """Keys of a composed config that the constructor beside them does not take."""
+    if node.get("_target_"):
+        known = inspect.signature(get_object(node["_target_"])).parameters
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values()):
+            yield from (f"{place}{key}" for key in node if key not in known and not key.startswith("_"))
+    for key, value in node.items():
+        yield from refused(value, f"{place}{key}.") if isinstance(value, dict) else ()
+
+
+def words_of(overrides):
+    """The config files that they choose, a network also beside its experiment, and the keys that they set."""
+    chosen = {o for o in overrides if o.lstrip("~").split("=")[0] in composer.groups}
+    experiments, networks = ({o for o in chosen if o.startswith(kind)} for kind in ("experiment=", "model="))
+    return chosen | {*itertools.product(experiments, networks)} | {o.split("=")[0] for o in {*overrides} - chosen}
+
+
+@pytest.fixture(scope="module")
+def seen():
+    """The words of what has been composed, which Hydra takes long to do."""
+    return set()
+
+
+def test_the_listed_settings_are_those_of_our_configs(tables, seen):
     """Only where a paper's file says why not. Each algorithm, experiment and listed value is in a cell composed."""
-    seen = set()
     for table in tables:
         departed, width = set(), len(table.columns)
         places = {(r, c): (j - i) % width for i, r in enumerate(table.rows) for j, c in enumerate(table.columns)}
         # along the diagonals, on which row and column are both new
         for row, column, overrides in sorted(runnable(table), key=lambda cell: places[cell[:2]]):
             listed = table.settings(row, column)
-            files = {o for o in overrides if o.startswith(("algorithm=", "experiment="))}
-            news = files | {(key, repr(value)) for key, value in listed.items()}
+            news = {o for o in overrides if o.startswith(("algorithm=", "experiment="))}
+            news |= {(key, repr(value)) for key, value in listed.items()}
             news |= {(table.name, row.label) for _ in table.departures.keys() - departed}
             if not news <= seen:
-                seen |= news
+                seen |= news | words_of(overrides)
                 cfg = composer(overrides)
+                assert {*refused(OmegaConf.to_container(cfg))} <= OF_ALL_NETWORKS
                 ours = {key: OmegaConf.select(cfg, key, default=ABSENT) for key in listed}
                 assert ABSENT not in ours.values(), (table.name, row.label, column.label)
                 departed |= {key for key in listed if ours[key] != listed[key]}
         assert departed == table.departures.keys(), table.name
+
+
+def test_every_study_that_is_shipped_can_be_built(seen):
+    """All that their jobs say is in one composed; ``model=cnn`` in place of a ResNet must leave no ``model.groups``."""
+    jobs = []
+    for path in (ROOT / "configs" / "study").glob("[!b]*.yaml"):
+        node = yaml.safe_load(path.read_text())["study"]
+        jobs += [(words_of(job.overrides), job) for scale in ("full", "small") for job in read_jobs(scale, node)[0]]
+    left = set().union(*(words for words, _ in jobs)) - seen
+    while left:
+        words, job = max(jobs, key=lambda one: len(one[0] & left))
+        left -= words
+        cfg = OmegaConf.to_container(composer(job.overrides))
+        assert {*refused(cfg)} <= OF_ALL_NETWORKS, (job.folder, job.overrides)
 
 
 GOOD = {
@@ -106,7 +147,7 @@ GOOD = {
     [
         ({"columns": [{"label": "a", "mach": {}}]}, "mach"),
         ({"columns": [{"label": "b"}] * 2}, r"each label must be there once: rows \['r', 's'\], columns \['b', 'b'\]"),
-        ({"columns": [{"label": 0.1}]}, "each label must be a text: 0.1"),
+        ({"columns": [{"label": 0.1}]}, "label=0.1 must be text"),
         ({"columns": [{"label": "a"}, {"label": "c"}]}, "row r: by_column names no column: b"),
         ({"cells": {"r": [1], "s": []}}, "row r: give one entry for each of the 2 columns"),
         ({"cells": {"r": [1, [2.5]], "s": [1, 2]}}, r"row r, column b: \[2.5\] is no number"),

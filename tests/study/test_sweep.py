@@ -12,11 +12,11 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf, open_dict
-from pretend import CONTEXT, BasicLauncher, Launcher, composed, finish, outcome
+from pretend import BasicLauncher, Launcher, composed, context, finish, outcome
 
 from gcfed.check import refuse_sweeps
 from gcfed.study import cost
-from gcfed.study.launch import launch
+from gcfed.study.jobs import launch
 from gcfed.study.sweep import sweep
 from gcfed.utils.resolvers import ROOT
 
@@ -37,7 +37,8 @@ def study(tmp_path):
     def run(launcher, *arguments, name="try", **node):
         place = {"runtime": {"choices": {"study": name}}, "sweep": {"dir": str(run.root / name / "full")}}
         config = {"study": {"table": TABLE, **node}, "scale": "full", "hydra": place}
-        sweep(OmegaConf.create(config | {"paths": {"log_dir": str(tmp_path)}}), CONTEXT, launcher, [*arguments])
+        config = OmegaConf.create(config | {"paths": {"log_dir": str(tmp_path)}})
+        sweep(config, context(composed), launcher, [*arguments])
 
     run.root = tmp_path / "study"
     return run

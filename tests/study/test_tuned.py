@@ -1,9 +1,13 @@
 """A study that tunes each cell first: equal budgets, knobs of their own, and the best goes to every seed."""
 
+from functools import partial
+
 import pandas as pd
+import pretend
 import pytest
+import yaml
 from omegaconf import OmegaConf
-from pretend import CONTEXT, BasicLauncher
+from pretend import context, plain
 
 from gcfed.study.sweep import sweep
 from gcfed.utils.resolvers import CONFIGS
@@ -11,6 +15,7 @@ from gcfed.utils.resolvers import CONFIGS
 pytest.importorskip("optuna")
 from gcfed.study.space import read_space
 
+BasicLauncher = partial(pretend.BasicLauncher, compose=plain)
 METRIC = "test/acc_smooth10"
 ROWS = [
     {"label": "FedAvg", "overrides": ["algorithm=fedavg", "gc=none"]},
@@ -33,7 +38,7 @@ def go(folder, launcher, **node):
         "study": study | node, "scale": "full", "paths": {"log_dir": str(folder)},
         "hydra": {"runtime": {"choices": {"study": "mine"}}, "sweep": {"dir": str(folder / "study")}},
     }  # fmt: skip
-    sweep(OmegaConf.create(config), CONTEXT, launcher, ["rounds=2"])
+    sweep(OmegaConf.create(config), context(plain), launcher, ["rounds=2"])
 
 
 def result(values, number):
@@ -110,11 +115,13 @@ def test_a_loss_is_minimized_and_a_knob_of_no_job_is_named(tmp_path, capsys):
 
 
 def test_the_spaces_of_the_repositorys_own_studies_can_be_searched():
-    studies = {path.stem: OmegaConf.load(path).get("study", {}) for path in (CONFIGS / "study").glob("*.yaml")}
-    searches = {name: study.search for name, study in studies.items() if study.get("search")}
+    studies = {
+        path.stem: yaml.safe_load(path.read_text()).get("study", {}) for path in (CONFIGS / "study").glob("*.yaml")
+    }
+    searches = {name: study["search"] for name, study in studies.items() if study.get("search")}
     assert "tuned_cifar10" in searches
     for search in searches.values():
-        for params in (search.params, *search.knobs.values()):
+        for params in (search["params"], *search["knobs"].values()):
             space, rest = read_space(params, [])
             assert [*space] == [*params]
             assert not rest

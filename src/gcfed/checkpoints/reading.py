@@ -18,7 +18,7 @@ from gcfed.data.datamodule import FederatedDataModule
 from gcfed.federated.module import FederatedModule
 from gcfed.runs.folder import BEST, CHECKPOINT, PREVIOUS
 from gcfed.runs.identity import differences, identity, leaves
-from gcfed.runs.metrics_csv import column, read_metrics
+from gcfed.runs.reading import column, read_metrics
 from gcfed.utils.processes import in_sweep
 
 log = logging.getLogger(__name__)

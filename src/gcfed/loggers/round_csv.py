@@ -7,7 +7,7 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities import rank_zero_only
 
-from gcfed.runs.metrics_csv import read_metrics
+from gcfed.runs.reading import read_metrics
 from gcfed.utils.checked import SettingError, Whole, checked
 from gcfed.utils.files import replacing
 

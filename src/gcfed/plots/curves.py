@@ -10,7 +10,7 @@ from matplotlib.ticker import MaxNLocator
 
 from gcfed.plots.style import BLACK, BLUE, GREY, VERMILION, logarithmic, save, styled
 from gcfed.runs.measures import smooth
-from gcfed.runs.metrics_csv import column, read_metrics
+from gcfed.runs.reading import column, read_metrics
 
 
 @styled

@@ -10,8 +10,7 @@ import pandas as pd
 from gcfed.report.tables import Table, in_bold
 from gcfed.runs.folder import Run, folders, shown
 from gcfed.runs.measures import parse
-from gcfed.runs.metrics_csv import SIZE
-from gcfed.runs.reading import FINITE, LABEL, NODES, ROUNDS, naming, read_text, read_yaml, short
+from gcfed.runs.reading import FINITE, LABEL, NODES, ROUNDS, SIZE, naming, read_text, read_yaml, short
 from gcfed.utils.checked import fits
 
 TRIALS, RESULTS, STORAGE = "trials.csv", "optimization_results.yaml", "search.db"

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gcfed.runs.identity import digest, leaves
-from gcfed.runs.metrics_csv import column, read_metrics
-from gcfed.runs.reading import check_config, naming, read_summary, read_text, read_yaml
+from gcfed.runs.reading import check_config, column, naming, read_metrics, read_summary, read_text, read_yaml
 
 if TYPE_CHECKING:
     import pandas as pd

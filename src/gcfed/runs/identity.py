@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -40,6 +40,15 @@ def counts(key: str) -> bool:
     return key in COUNTED or not _NEUTRAL.match(key)
 
 
+def key_of(override: str) -> str:
+    return override.lstrip("+~").split("=", 1)[0]
+
+
+def counted(overrides: Iterable[str]) -> list[str]:
+    """Those overrides whose keys count, sorted."""
+    return sorted(override for override in overrides if counts(key_of(override)))
+
+
 def leaves(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
     """All that counts of a composed config, or of a run's ``config.yaml``: dotted key → plain value, by key.
 
@@ -48,18 +57,15 @@ def leaves(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
     """
     if isinstance(cfg, DictConfig):  # what does not count may be unknown yet, and is not resolved
         sections = {str(key): cfg[key] for key in cfg if counts(str(key))}
-        plain = {
-            k: OmegaConf.to_container(v, resolve=True) if OmegaConf.is_config(v) else v for k, v in sections.items()
-        }
-        cfg = plain | {key: OmegaConf.select(cfg, key) for key in (*COUNTED, *REPEATED)}
-    values = dict(_flat(cfg))
-    repeated = {name: values.get(name) for name in REPEATED}
-    found = {
-        key: _plain(value)
-        for key, value in values.items()
-        if value is not None and counts(key) and not _repeats(key, value, repeated)
-    }
-    return dict(sorted(found.items()))
+        below = {key: OmegaConf.to_container(v, resolve=True) for key, v in sections.items() if OmegaConf.is_config(v)}
+        cfg = sections | below | {key: OmegaConf.select(cfg, key) for key in (*COUNTED, *REPEATED)}
+    values, found = dict(_flat(cfg)), {}
+    for key in sorted(values):
+        value, (section, _, name) = values[key], key.rpartition(".")
+        repeats = section and name in REPEATED and value == values.get(name)
+        if value is not None and counts(key) and not repeats:
+            found[key] = _plain(value)
+    return found
 
 
 def _flat(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -71,11 +77,6 @@ def _flat(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
-
-
-def _repeats(key: str, value: Any, repeated: Mapping[str, Any]) -> bool:
-    section, _, name = key.rpartition(".")
-    return bool(section) and name in repeated and value == repeated[name]
 
 
 def _plain(value: Any) -> Any:

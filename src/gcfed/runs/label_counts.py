@@ -32,7 +32,6 @@ class LabelCounts:
     names: tuple[str, ...] = ()
 
     def save(self, folder: Path) -> None:
-        """Write the file into a run's folder."""
         with replacing(folder / LABEL_COUNTS) as temporary, temporary.open("wb") as file:
             np.savez(file, clients=self.clients, counts=self.counts, of=self.of, names=np.array(self.names, str))
 
@@ -45,11 +44,11 @@ class LabelCounts:
                     return None
                 names = tuple(map(str, file["names"])) if "names" in file else ()
                 found = cls(file["clients"], file["counts"], int(file["of"]), names)
+            rows, classes = found.counts.shape
+            fits = rows == len(found.clients) and len(names) in (0, classes) and all(map(str.isprintable, names))
+            return found if fits and found.counts.dtype.kind in "iu" and found.counts.min() >= 0 else None
         except (OSError, ValueError, TypeError, KeyError, EOFError, AttributeError, zipfile.BadZipFile):
             return None
-        fits = found.counts.ndim == 2 and len(found.counts) == len(found.clients) > 0 and found.counts.size > 0
-        fits = fits and len(found.names) in (0, found.counts.shape[1]) and all(map(str.isprintable, found.names))
-        return found if fits and found.counts.dtype.kind in "iu" and found.counts.min() >= 0 else None
 
 
 def label_counts(data: FederatedDataModule) -> LabelCounts | None:

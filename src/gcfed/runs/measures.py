@@ -11,6 +11,7 @@ import numpy as np
 
 from gcfed.runs.folder import Run
 from gcfed.runs.reading import FINITE
+from gcfed.utils.checked import SettingError, fits
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -94,19 +95,19 @@ def higher_is_better(measure: str) -> bool | None:
 
 
 @lru_cache(maxsize=256)
-def parse(measure: str) -> Measure:
+def parse(measure: str, key: str = "measure") -> Measure:
     """The parts of a measure as :func:`value` reads it.
 
     Raises:
-        ValueError: it is none; says which there are.
+        SettingError: it is none; names the key that it is given by, and says which there are.
     """
     for pattern in _PATTERNS:
-        if match := pattern.fullmatch(measure):
+        if match := pattern.fullmatch(fits(key, measure, str)):
             parts = match.groupdict()
             number = float(parts["number"] or math.inf)
             window, in_tests = int(parts.get("window") or 1), bool(parts.get("tests"))
             return Measure(parts["how"], parts["column"], number, window, in_tests)
-    raise ValueError(f"measure={measure!r} is not understood. {FORMS}")
+    raise SettingError(key, f"={measure!r} is not understood. {FORMS}")
 
 
 def value(run: Run, measure: str) -> float | None:
@@ -122,7 +123,10 @@ def value(run: Run, measure: str) -> float | None:
 
 def _value(run: Run, how: str, name: str, number: float, window: int, in_tests: bool) -> float | None:
     if not how:
-        return _of_summary(run, name)
+        key, _, target = name.rpartition("/")
+        costs = run.summary.get(key)
+        found = costs.get(target) if isinstance(costs, dict) else run.summary.get(name)
+        return _finite(found) if isinstance(found, int | float) else None
     curve = run.curve(name)
     if how in (">=", "<="):
         if window > 1 and len(curve):  # rounds without a test count for nothing
@@ -139,14 +143,6 @@ def _value(run: Run, how: str, name: str, number: float, window: int, in_tests: 
     if not len(values):
         return None
     return _finite(values[-1] if how in ("@", "last") else getattr(np, how)(values))
-
-
-def _of_summary(run: Run, name: str) -> float | None:
-    key, _, target = name.rpartition("/")
-    found = run.summary.get(name)
-    if found is None and isinstance(run.summary.get(key), dict):
-        found = run.summary[key].get(target)
-    return _finite(found) if isinstance(found, int | float) else None
 
 
 def _finite(number: float) -> float | None:

@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from gcfed.runs.folder import CHECKPOINT, CONFIG
-from gcfed.runs.identity import counts, digest, identity
+from gcfed.runs.identity import counted, digest, identity
 from gcfed.runs.reading import read_yaml
 from gcfed.utils.processes import job
 
@@ -49,11 +49,11 @@ def sweep_dir(base: str, ckpt_path: str | None) -> str:
     if ckpt_path == "last":
         # Hydra has no config for a sweep as a whole: its jobs share what stands on the command line.
         words = (word for word in sys.argv[1:] if not word.startswith("-"))
-        mine = _counted(word for word in words if "=" in word or word.startswith("~"))
+        mine = counted(word for word in words if "=" in word or word.startswith("~"))
         for sweep in sorted(Path(base).glob("multirun_*/"), reverse=True):
             try:
                 saved = read_yaml(sweep / "multirun.yaml")  # Hydra's own
-                if _counted(saved["hydra"]["overrides"]["task"]) == mine:
+                if counted(saved["hydra"]["overrides"]["task"]) == mine:
                     return str(sweep)
             except (ValueError, TypeError, KeyError, AttributeError) as error:
                 log.warning("%s is passed over, its multirun.yaml cannot be read: %s", sweep, error)
@@ -66,10 +66,6 @@ def job_dir(overrides: str) -> str:
     if name == overrides and len(name.encode()) <= 255:
         return name
     return f"{name.encode()[:200].decode(errors='ignore')}-{digest({'': overrides})}"
-
-
-def _counted(overrides: Any) -> list[str]:
-    return sorted(o for o in overrides if counts(o.lstrip("+~").split("=", 1)[0]))
 
 
 OmegaConf.register_new_resolver("run_dir", run_dir, replace=True)

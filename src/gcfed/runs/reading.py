@@ -1,7 +1,11 @@
-"""What lies in the folders of runs and searches, read against bounds and types: it may be damaged, or made to harm."""
+"""What lies in the folders of runs and searches, read against bounds and types: it may be damaged, or made to harm.
+
+``metrics.csv``, a row a round, is read here alone; ``gcfed.loggers.round_csv`` writes it.
+"""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -11,15 +15,19 @@ from contextlib import contextmanager
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import yaml
 from pydantic import Field
 
-from gcfed.utils.checked import Count, Number, Whole, fits
+from gcfed.utils.checked import Count, Number, SettingError, Whole, fits
 from gcfed.utils.words import size
 
+if TYPE_CHECKING:
+    import pandas as pd  # a run imports it at its end only
+
 LARGEST, DEPTH, NODES, LABEL = 2**20, 24, 20_000, 100  # letters of a file, levels, settings, letters of a name
+SIZE, COLUMNS = 2**28, 10_000  # of a table
 FINITE = 1e200  # of numbers beyond, no mean or deviation is one
 ROUNDS = 10_000_000
 Rounds = Annotated[int, Field(ge=0, le=ROUNDS)]
@@ -38,7 +46,7 @@ def naming(path: Path) -> Iterator[None]:
         yield
     except (OSError, ValueError, OverflowError, RecursionError, yaml.YAMLError) as error:
         said = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+        kind = "" if type(error) in (ValueError, SettingError) else f"{type(error).__name__}: "
         raise ValueError(f"{path.name}: {kind}{' '.join(said.split())[:300]}") from None
 
 
@@ -86,9 +94,7 @@ def plain(node: Any) -> Any:
 
 def mapping(key: str, value: Any) -> dict[Any, Any]:
     """``value``, if it is a mapping; {} for None."""
-    if isinstance(value, dict | None):
-        return value or {}
-    raise ValueError(f"{key}={str(value)[:100]} must be a mapping")
+    return fits(key, value, dict | None) or {}
 
 
 def short(key: str, value: Any) -> None:
@@ -157,3 +163,46 @@ def read_summary(path: Path) -> dict[str, Any]:
         if (ended := found.get("ended")) is not None:
             datetime.fromisoformat(ended).timestamp()
     return found
+
+
+def read_metrics(path: Path | None, *, text: bool = False) -> pd.DataFrame:
+    """The rows by round; none where there is no file, or None for one. A last line that a kill cut short is left out.
+
+    An empty cell, where nothing was measured, is NaN; one that says ``nan`` was measured, and is infinite like others
+    that are not finite, so that the last number of a run that diverged is not one from before.
+
+    Args:
+        text: cells as they stand in the file instead of numbers, to be written again as they were.
+
+    Raises:
+        ValueError: it is no table of numbers with a column ``round``.
+    """
+    import pandas as pd
+
+    whole = ""
+    if path is not None and path.exists():
+        with naming(path):
+            whole = read_text(path, SIZE)
+    whole = whole[: whole.rfind("\n") + 1]
+    if path is None or whole.count("\n") < 2:
+        return pd.DataFrame(index=pd.Index([], name="round", dtype="int64"))
+    header, body = whole.split("\n", 1)
+    with naming(path):
+        try:
+            if header.count(",") > COLUMNS:
+                raise ValueError(f"it has more than {COLUMNS:,} columns")
+            if text:
+                return pd.read_csv(io.StringIO(whole), dtype=str, keep_default_na=False).set_index("round", drop=False)
+            table = pd.read_csv(io.StringIO(f"{header}\n{body.replace('nan', 'inf')}"), index_col="round", dtype=float)
+            found, table.index = table.index, table.index.astype("int64")
+            if not ((table.index == found).all() and table.index.is_monotonic_increasing and table.index.is_unique):
+                raise ValueError("its rounds are no whole numbers that increase")
+            fits("round", int(found[-1]), Rounds)
+        except (ValueError, KeyError) as error:
+            raise ValueError(f"it is no table of numbers with a column 'round': {error}") from None
+    return table
+
+
+def column(metrics: pd.DataFrame, name: str) -> pd.Series:
+    """A column where it was measured, by round; empty where it never was."""
+    return metrics[name].dropna() if name in metrics else metrics.index[:0].to_series().astype(float)

@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from gcfed.runs.reading import Loader
+from gcfed.utils.checked import checked
 from gcfed.utils.resolvers import CONFIGS
 
 FOLDER = CONFIGS / "paper"
@@ -37,28 +38,30 @@ class Cell:
         return self.mean is not None or self.note[:3] not in ("", "N/A")
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class Axis:
     """A row or a column. ``overrides`` None: we cannot run it, and ``note`` says why."""
 
     label: str
-    overrides: Sequence[str] | None = ()
+    overrides: list[str] | None = field(default_factory=list)
     setting: dict[str, Any] = field(default_factory=dict)
     measure: str | None = None  # None here and in the next two: the table's
     unit: str | None = None
     higher_is_better: bool | None = None
     note: str = ""
-    by_column: dict[str, Axis] = field(default_factory=dict)  # of a row: what it adds in the column of that label
+    by_column: Mapping[str, Axis] = field(default_factory=dict)  # of a row: what it adds in the column of that label
 
 
+@checked
 @dataclass(frozen=True, kw_only=True)
 class PaperTable:
     """One table of a paper. The methods take one of its ``rows`` and one of its ``columns``."""
 
     name: str  # of the file
-    columns: tuple[Axis, ...]
-    rows: tuple[Axis, ...]
-    cells: dict[tuple[str, str], Cell]  # by the labels of row and column
+    columns: Sequence[Axis]
+    rows: Sequence[Axis]
+    cells: Mapping[tuple[str, str], Cell]  # by the labels of row and column
     paper: str = ""
     table: str = ""  # its number, or the place of the text that has the numbers
     title: str = ""
@@ -71,7 +74,7 @@ class PaperTable:
     setting: dict[str, Any] = field(default_factory=dict)
     unstated: str = ""  # what the paper does not say of its setting
     departures: dict[str, str] = field(default_factory=dict)  # key of a setting → why our runs do not keep it
-    overrides: Sequence[str] = ()
+    overrides: list[str] = field(default_factory=list)
     note: str = ""
 
     @property
@@ -86,7 +89,14 @@ class PaperTable:
     def command_overrides(self, row: Axis, column: Axis) -> tuple[str, ...] | None:
         """What follows ``python src/train.py`` for the cell's run, but for the seed; None where we cannot run it."""
         parts = (column.overrides, self.overrides, row.overrides, _extra(row, column).overrides)
-        return None if None in parts else tuple(str(override) for part in parts for override in part or ())
+        return None if None in parts else tuple(override for part in parts for override in part or ())
+
+    def gap(self, row: Axis, column: Axis) -> str:
+        """Why a study has no run of this cell; "" where it has one."""
+        if self.command_overrides(row, column) is None:
+            notes = (_extra(row, column).note, row.note, column.note)
+            return next(filter(None, notes), "it cannot be run here")
+        return "the paper has no number" * bool(self.paper and not self.cells[row.label, column.label].is_result)
 
     def of(self, name: str, row: Axis, column: Axis) -> Any:
         """``measure``, ``unit`` or ``higher_is_better`` of a cell; None where nobody says."""
@@ -126,7 +136,7 @@ def table_of(raw: Mapping[str, Any]) -> PaperTable:
         ValueError, TypeError, AttributeError: an unknown or a missing key, a label twice, not one entry for each row
             and column, or an entry that is no cell; names the place.
     """
-    rows, columns = (tuple(_axis(**item) for item in raw.get(kind) or ()) for kind in ("rows", "columns"))
+    rows, columns = ([_axis(**item) for item in raw.get(kind) or ()] for kind in ("rows", "columns"))
     labels, across = [row.label for row in rows], [column.label for column in columns]
     entries = raw.get("cells", dict.fromkeys(labels, [None] * len(across)))
     if not (labels and across) or {*entries} != {*labels} or any(len({*axis}) < len(axis) for axis in (labels, across)):
@@ -149,14 +159,12 @@ def slug(label: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", text).strip("-")
 
 
-def choose(key: str, words: Any, labels: Sequence[str]) -> set[str]:
+def choose(key: str, words: Sequence[Any] | None, labels: Sequence[str]) -> set[str]:
     """The labels that are asked for by themselves or by short name, where ``*`` stands for anything; None: all."""
     names: dict[str, str] = {}
     for label in labels:
         if (other := names.setdefault(slug(label), label)) != label:
             raise ValueError(f"study.table: {other} and {label} have the same short name, {slug(label)}: rename one.")
-    if not isinstance(words or [], list):
-        raise ValueError(f"study.{key}={words} must be a list, such as study.{key}=[{words}].")
     chosen = set()
     for word in map(str, words or ["*"]):
         found = matching(names, word.lower() if "*" in word else slug(word))
@@ -172,8 +180,6 @@ def _extra(row: Axis, column: Axis) -> Axis:
 
 
 def _axis(label: str, by_column: Mapping[str, Any] | None = None, **keys: Any) -> Axis:
-    if not isinstance(label, str):
-        raise ValueError(f"each label must be a text: {label}")
     return Axis(label, by_column={name: _axis(name, **extra) for name, extra in (by_column or {}).items()}, **keys)
 
 

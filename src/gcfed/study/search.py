@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,8 +12,7 @@ from omegaconf import OmegaConf
 from gcfed.runs.folder import CONFIG, Run, read_run
 from gcfed.runs.identity import differences, leaves
 from gcfed.runs.measures import higher_is_better, parse, value
-from gcfed.study.jobs import settings_of
-from gcfed.study.launch import launch
+from gcfed.study.jobs import launch, settings_of
 from gcfed.utils.files import replacing
 from gcfed.utils.lock import locked
 from gcfed.utils.resolvers import how_to_install
@@ -24,12 +22,13 @@ try:
     import optuna
     from optuna.trial import FrozenTrial, Trial, TrialState
 
-    from gcfed.study.space import Settings, Space, check_metric, read_space, sampler_of
+    from gcfed.study.space import Settings, read_space, sampler_of
 except ImportError as error:
     raise ValueError(f"A search needs Optuna, which is an extra: {how_to_install('optuna')} ({error})") from error
 
 log = logging.getLogger(__name__)
 optuna.logging.set_verbosity(optuna.logging.WARNING)
+RESULTS = "optimization_results.yaml"
 RISE = 1000.0  # of a loss that was past the edge of what can be trained
 LOST = {"train/nonfinite_clients": "client updates left out", "train/refused_steps": "server steps taken back"}
 
@@ -50,30 +49,16 @@ def search(config: Any, context: Any, launcher: Any, arguments: list[str], **set
         ValueError: settings that cannot work, the folder holds another search, or a metric that runs do not have.
     """
     known: Settings = settings_of("hydra.sweeper", Settings, OmegaConf.to_container(OmegaConf.create(settings)))
-    metric, direction, seeds = config.optimized_metric, known.direction, known.seeds or []
-    check_metric("optimized_metric", metric)
-    space, common = read_space(known.params, [a for a in arguments if a != "ckpt_path=last"])
-    if not space:
-        raise ValueError("A search needs hydra.sweeper.params, such as 'gc.lam=interval(0.0, 1.0)'.")
-    if direction == "maximize" and higher_is_better(metric) is False:
-        raise ValueError(
-            f"{metric} is better where it is smaller: set hydra.sweeper.direction=minimize "
-            "(of a tuned study +study.search.direction=minimize)."
-        )
-    fixed = fixed_keys(context.config_loader.load_sweep_config(config, common), space)
-    fixed |= {"metric": metric, "direction": direction}
-    if seeds:
-        fixed["seed"], common = [*seeds], [override for override in common if not override.startswith("seed=")]
-    root = Path(config.hydra.sweep.dir).absolute()
-    with locked(root / ".lock") as holder:
+    going = Search(config, context, launcher, arguments, known)
+    with locked(going.root / ".lock") as holder:
         if holder:
-            raise ValueError(f"{holder} is at the search in {root}: one process does a search, n_jobs trials at once.")
-        going = Search(opened(known.storage, root, fixed), root, metric, known, space, common, seeds, launcher)
+            raise ValueError(f"{holder} is at the search in {going.root}: one process does it, n_jobs trials at once.")
+        going.open()
         while trials := going.draw():
             going.run(trials)
     states = [state_of(trial) for trial in going.study.trials]
-    ends = ", ".join(f"{states.count(state)} {word}" for state, word in (("fail", "failed"), ("refused", "refused")))
-    say(f"search in {root}: {going.ended} trials, {ends}{going.best_so_far or '; none has a value'}")
+    ends = f"{states.count('fail')} failed, {states.count('refused')} refused"
+    say(f"search in {going.root}: {going.ended} trials, {ends}{going.best_so_far or '; none has a value'}")
     return best(going.study) is not None and "fail" not in states
 
 
@@ -83,21 +68,58 @@ class Outcome(NamedTuple):
     state: TrialState
     value: float = np.nan
     why: str = ""
-    edges: Mapping[str, float] = {}  # column → how far past the edge, above 0
+    edges: Mapping[str, tuple[float, str]] = {}
 
 
-@dataclass
 class Search:
-    """A search that goes on: where it lies, what is drawn and by whom, and what all its runs share."""
+    """What a search draws, and by what; what all its runs share; and once it is open, Optuna's study of its trials."""
 
     study: optuna.Study
-    root: Path
-    metric: str
-    settings: Settings
-    space: Space
-    common: list[str]  # overrides
-    seeds: list[int]  # of the runs of a trial; none: one run, with the seed of ``common``
-    launcher: Any
+
+    def __init__(self, config: Any, context: Any, launcher: Any, arguments: list[str], settings: Settings) -> None:
+        self.settings, self.launcher, self.metric = settings, launcher, config.optimized_metric
+        self.root, self.seeds = Path(config.hydra.sweep.dir).absolute(), settings.seeds or []
+        parse(self.metric or "", "optimized_metric")
+        self.space, common = read_space(settings.params, [a for a in arguments if a != "ckpt_path=last"])
+        if not self.space:
+            raise ValueError("A search needs hydra.sweeper.params, such as 'gc.lam=interval(0.0, 1.0)'.")
+        if settings.direction == "maximize" and higher_is_better(self.metric) is False:
+            raise ValueError(
+                f"{self.metric} is better where it is smaller: set hydra.sweeper.direction=minimize "
+                "(of a tuned study +study.search.direction=minimize)."
+            )
+        cfg = context.config_loader.load_sweep_config(config, common)
+        searched = tuple(f"{name}." for name in self.space)
+        #: What all trials have in common, by which the search is known again.
+        self.fixed = {key: value for key, value in leaves(cfg).items() if not f"{key}.".startswith(searched)}
+        self.fixed |= {"rounds": cfg.rounds, "eval_every": cfg.eval_every}
+        self.fixed |= {"metric": self.metric, "direction": settings.direction}
+        self.fixed |= {f"params.{key}": repr(distribution) for key, distribution in self.space.items()}
+        if self.seeds:
+            self.fixed["seed"] = [*self.seeds]
+        self.common = [override for override in common if not (self.seeds and override.startswith("seed="))]
+
+    def open(self) -> None:
+        """Finds the search that lies in the storage, or begins one there.
+
+        Raises:
+            ValueError: it cannot be opened, or is another search; names it.
+        """
+        kept = self.settings.storage
+        address, name = kept or f"sqlite:///{self.root}/search.db", self.root.name if kept else "search"
+        try:
+            self.study = optuna.create_study(
+                storage=address, study_name=name, direction=self.settings.direction, load_if_exists=True
+            )
+        except Exception as error:  # SQLAlchemy's, a driver's, Optuna's own
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"hydra.sweeper.storage={address} cannot be opened: {reason}") from error
+        known = self.study.user_attrs.get("fixed", self.fixed)
+        if not self.ended:
+            known |= {"metric": self.metric}  # one that runs do not have ended the search; another may take its place
+        if odd := differences(known, self.fixed):
+            raise ValueError(f"{self.root} holds another search: {odd}. Take another folder, hydra.sweep.dir=<folder>.")
+        self.study.set_user_attr("fixed", self.fixed)
 
     @property
     def ended(self) -> int:
@@ -126,18 +148,18 @@ class Search:
 
     def run(self, trials: list[Trial]) -> None:
         """Launches all runs of these trials at once, and tells Optuna what became of them."""
-        jobs: dict[int, dict[Path, list[str]]] = {}
+        runs: list[tuple[Trial, list[str], Path]] = []
         for trial in trials:
             say(f"trial {trial.number + 1} of {self.settings.n_trials}: {describe(trial)}{self.best_so_far}")
-            overrides = [*self.common, *(f"{key}={drawn}" for key, drawn in trial.params.items())]
             folder = self.root / name_of(trial)
-            seeded = {folder / f"seed_{seed}": [*overrides, f"seed={seed}"] for seed in self.seeds}
-            jobs[trial.number] = seeded or {folder: overrides}
-        calls = [(overrides, folder) for runs in jobs.values() for folder, overrides in runs.items()]
-        reasons = launch(self.launcher, calls, trials[0].number * (len(self.seeds) or 1))
-        why = {folder: reason for (_, folder), reason in zip(calls, reasons, strict=True)}
+            overrides = [*self.common, *(f"{key}={drawn}" for key, drawn in trial.params.items())]
+            seeded = [(trial, [*overrides, f"seed={seed}"], folder / f"seed_{seed}") for seed in self.seeds]
+            runs += seeded or [(trial, overrides, folder)]
+        first = trials[0].number * (len(self.seeds) or 1)
+        reasons = launch(self.launcher, [(overrides, folder) for _, overrides, folder in runs], first)
         for trial in trials:
-            self.tell(trial, {folder.name: outcome(folder, self.metric, why[folder]) for folder in jobs[trial.number]})
+            ended = [(folder, why) for (of, _, folder), why in zip(runs, reasons, strict=True) if of is trial]
+            self.tell(trial, {folder.name: outcome(folder, self.metric, why) for folder, why in ended})
             self.write()
 
     def tell(self, trial: Trial, runs: Mapping[str, Outcome]) -> None:
@@ -154,7 +176,7 @@ class Search:
             self.study.tell(trial, state=state)
             return
         for name, run in runs.items():
-            for column, how_far in run.edges.items():
+            for column, (how_far, _) in run.edges.items():
                 trial.set_constraint(f"{name} {column}", how_far)
         self.study.tell(trial, float(np.mean([run.value for run in runs.values()])))
 
@@ -172,7 +194,7 @@ class Search:
         if top := best(self.study):
             found: dict[str, Any] = {"best_params": top.params, "best_value": top.value, "best_trial": top.number}
             found |= {"folder": name_of(top), "metric": self.metric, "direction": self.study.direction.name.lower()}
-            with replacing(self.root / "optimization_results.yaml") as temporary:
+            with replacing(self.root / RESULTS) as temporary:
                 temporary.write_text(yaml.safe_dump({"name": "optuna"} | found, sort_keys=False))
 
 
@@ -187,8 +209,7 @@ def outcome(folder: Path, metric: str, reason: str) -> Outcome:
     column, found = parse(metric).column, value(run, metric)
     if found is not None:
         past = edges(run)
-        why = "; ".join(sentence for _, sentence in past.values())
-        return Outcome(TrialState.COMPLETE, found, why, {column: how_far for column, (how_far, _) in past.items()})
+        return Outcome(TrialState.COMPLETE, found, "; ".join(words for _, words in past.values()), past)
     if not {column, column.rpartition("/")[0]} & {*run.summary, *run.metrics}:
         known = ", ".join([*run.summary, *(f"last:{column}" for column in run.metrics)])
         raise ValueError(f"optimized_metric={metric} is not among what runs measure: {known}.")
@@ -215,34 +236,6 @@ def edges(run: Run) -> dict[str, tuple[float, str]]:
             words = f"{column} rose from {least[t]:.3g} to {curve[t]:.3g} in round {t}"
             found[column] = float(np.log10(min(curve[t] / least[t], 1e30))), words
     return found
-
-
-def fixed_keys(cfg: Any, space: Space) -> dict[str, Any]:
-    """What all trials of a search have in common, by which it is known again."""
-    fixed = {key: v for key, v in leaves(cfg).items() if not any(f"{key}.".startswith(f"{name}.") for name in space)}
-    fixed |= {"rounds": cfg.rounds, "eval_every": cfg.eval_every}
-    return fixed | {f"params.{key}": repr(distribution) for key, distribution in space.items()}
-
-
-def opened(storage: str | None, root: Path, fixed: Mapping[str, Any]) -> optuna.Study:
-    """The search that lies there, or a new one.
-
-    Raises:
-        ValueError: it cannot be opened, or is another search; names it.
-    """
-    address, name = storage or f"sqlite:///{root}/search.db", root.name if storage else "search"
-    try:
-        study = optuna.create_study(storage=address, study_name=name, direction=fixed["direction"], load_if_exists=True)
-    except Exception as error:  # SQLAlchemy's, a driver's, Optuna's own
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"hydra.sweeper.storage={address} cannot be opened: {reason}") from error
-    known = study.user_attrs.get("fixed", fixed)
-    if not any(trial.state.is_finished() for trial in study.trials):
-        known |= {"metric": fixed["metric"]}  # one that runs do not have ended the search; another may take its place
-    if odd := differences(known, fixed):
-        raise ValueError(f"{root} holds another search: {odd}. Take another folder, hydra.sweep.dir=<folder>.")
-    study.set_user_attr("fixed", fixed)
-    return study
 
 
 def best(study: optuna.Study) -> FrozenTrial | None:

@@ -34,7 +34,7 @@ class Settings:
     seeds: Seeds
     storage: str | None
     sampler: Any
-    params: Any
+    params: dict
 
     def __post_init__(self) -> None:
         different("seeds", self.seeds)
@@ -64,7 +64,7 @@ class Tuning(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_metric("metric", self.metric)
+        parse(self.metric, "metric")
         for override, more in self.knobs.items():
             read_space(more, [], f"knobs.{override}")
 
@@ -80,20 +80,6 @@ def read_tuning(node: Any) -> Tuning:
     return settings_of("study.search", Tuning, {**own, **node})
 
 
-def check_metric(key: str, metric: Any) -> None:
-    """Refuses what is no measure of a finished run.
-
-    Raises:
-        SettingError: names the key.
-    """
-    if not isinstance(metric, str) or not metric:
-        raise SettingError(key, f"={metric}: a search needs a measure of its runs, such as mean:val/acc[10].")
-    try:
-        parse(metric)
-    except ValueError as error:
-        raise SettingError(key, f"={metric}: {error}") from None
-
-
 def sampler_of(node: Any, seed: int) -> optuna.samplers.BaseSampler:
     """Optuna's sampler of ``hydra.sweeper.sampler``.
 
@@ -107,7 +93,9 @@ def sampler_of(node: Any, seed: int) -> optuna.samplers.BaseSampler:
     return made
 
 
-def read_space(params: Any, arguments: list[str], key: str = "hydra.sweeper.params") -> tuple[Space, list[str]]:
+def read_space(
+    params: Mapping[str, Any], arguments: list[str], name: str = "hydra.sweeper.params"
+) -> tuple[Space, list[str]]:
     """The space of a search in Optuna's words, out of Hydra's, and the overrides that all trials share.
 
     The command line wins over ``params``: a key to which it gives one value is searched no more.
@@ -115,37 +103,28 @@ def read_space(params: Any, arguments: list[str], key: str = "hydra.sweeper.para
     Raises:
         ValueError: words that are no override, or an interval that cannot be searched; names them.
     """
-    if not isinstance(params, Mapping):
-        raise SettingError(key, f"={params} must be a group of words such as gc.lam: interval(0.0, 1.0).")
-    for name, words in params.items():
+    for key, words in fits(name, params, dict).items():
         if not isinstance(words, str) or not words:
-            raise SettingError(f"{key}.{name}", f"={words} must be words such as interval(0.0, 1.0).")
-    space: Space = {}
-    common: dict[str, str] = {}
-    for text in [*(f"{key}={sweep}" for key, sweep in params.items()), *arguments]:
+            raise SettingError(f"{name}.{key}", f"={words} must be words such as interval(0.0, 1.0).")
+    found: dict[str, BaseDistribution | str] = {}
+    for text in [*(f"{key}={words}" for key, words in params.items()), *arguments]:
         try:
             override = OverridesParser.create().parse_override(text)
             key = override.get_key_element()
-            space.pop(key, None)
-            common.pop(key, None)
-            if override.is_sweep_override():
-                space[key] = distribution_of(override)
-            else:
-                common[key] = text
+            found.pop(key, None)  # the last word on a key also has the last place
+            found[key] = distribution_of(override) if override.is_sweep_override() else text
         except (HydraException, ValueError, ArithmeticError) as error:
             raise ValueError(f"{text} cannot be searched: {str(error).splitlines()[0]}") from None
-    return space, list(common.values())
+    space = {key: drawn for key, drawn in found.items() if not isinstance(drawn, str)}
+    return space, [text for text in found.values() if isinstance(text, str)]
 
 
 def distribution_of(override: Override) -> BaseDistribution:
     """``interval``, ``range`` or ``choice``; whole numbers where both ends are."""
     sweep: Any = override.value()
-    kind: dict[str, Any]
     if isinstance(sweep, IntervalSweep):
-        ends, kind = (
-            (fits("its start", sweep.start, Number), fits("its end", sweep.end, Number)),
-            {"log": "log" in sweep.tags},
-        )
+        ends = fits("its start", sweep.start, Number), fits("its end", sweep.end, Number)
+        kind: dict[str, Any] = {"log": "log" in sweep.tags}
     elif isinstance(sweep, RangeSweep):
         fits("its length", (sweep.stop - sweep.start) / sweep.step, Annotated[float, Field(ge=1e-9, le=1e6)])  # type: ignore[operator]
         values = list(sweep.range())

@@ -5,7 +5,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from gcfed.runs.folder import CHECKPOINT, SUMMARY, Run, find_runs, read_run
 from gcfed.runs.identity import differences, digest, leaves
-from gcfed.study.jobs import Job, read_jobs
-from gcfed.study.launch import launch, one_by_one
-from gcfed.study.tuned import tune
+from gcfed.runs.reading import mapping, read_yaml
+from gcfed.study.jobs import Job, is_in_process, launch, read_jobs
 from gcfed.utils.compose import Composer
 from gcfed.utils.lock import locked
 from gcfed.utils.words import say
@@ -105,12 +104,58 @@ def sweep(config: DictConfig, context: Any, launcher: Any, arguments: list[str])
         say(*(f"  {line}" for line in estimate([(work.cfg, work.cfg.rounds - work.rounds) for work in left])))
         return
     reasons: dict[str, str] = {}
-    for i, batch in enumerate([[work] for work in left] if one_by_one(launcher) else [left]):
+    for i, batch in enumerate([[work] for work in left] if is_in_process(launcher) else [left]):
         reasons |= run(batch, f"job {i + 1} of {len(left)}", i, root, launcher)
     roots = ",".join(sorted({str(work.folder.parent) for work in works}))
     papers = [f"papers=[{node['table']}]"] * isinstance(node["table"], str)
     say(f"report: python src/report.py {shlex.join([f'roots=[{roots}]', *papers])}")
     end(title, works, reasons)
+
+
+def tune(
+    jobs: Sequence[Job], node: Any, root: Path, config: Any, context: Any, launcher: Any, *, dry_run: bool = False
+) -> list[Job]:
+    """A study's jobs with the best that a search of each cell found, all with the same number of trials.
+
+    Args:
+        jobs: those of the study.
+        node: ``study.search``, see :class:`gcfed.study.space.Tuning`.
+        root: folder of the study; its searches lie in ``searches/<row>_<column>``.
+        dry_run: search for nothing; take what was found.
+
+    Raises:
+        ValueError: words that cannot be searched, before any search; or no trial of a search has a value.
+    """
+    from gcfed.study.search import RESULTS, search  # Optuna, an extra; a trial that fails is one of the budget
+    from gcfed.study.space import Settings, read_tuning
+
+    tuning = read_tuning(node)
+    own = {field.name: getattr(tuning, field.name) for field in fields(Settings)}
+    cells = {job.cell: job for job in jobs}  # of any seed, which a search has of its own
+    params = {cell: dict(tuning.params) for cell in cells}
+    for override, more in tuning.knobs.items():
+        having = [cell for cell, job in cells.items() if override in job.overrides]
+        for cell in having:
+            params[cell] |= more
+        if not having:
+            say(f"no job has {override}: study.search.knobs has {', '.join(more)} for nothing")
+    if dry_run:
+        say(f"{len(cells)} searches of {tuning.n_trials} trials each, unless they have ended; below, the runs")
+    found: dict[str, list[str]] = {}
+    for cell, job in cells.items():
+        folder = root / "searches" / cell
+        if not dry_run:
+            say(f"search for {job.title.rpartition(', seed')[0]}")
+            place = {"hydra": {"sweep": {"dir": str(folder)}}, "optimized_metric": tuning.metric}
+            common = [override for override in job.overrides if not override.startswith("seed=")]
+            overrides = [*common, *(tuning.overrides or ())]
+            search(OmegaConf.merge(config, place), context, launcher, overrides, **own | {"params": params[cell]})
+        results = read_yaml(folder / RESULTS) if (folder / RESULTS).is_file() else {}
+        if not (results or dry_run):
+            raise ValueError(f"No trial of {folder} has a value; its trials.csv says why. study.rows leaves it out.")
+        best_params = mapping(f"{folder / RESULTS}: best_params", results.get("best_params"))
+        found[cell] = [f"{key}={value}" for key, value in best_params.items()]
+    return [job._replace(overrides=[*job.overrides, *found[job.cell]]) for job in jobs]
 
 
 def look_up(jobs: Sequence[Job], root: Path, shelf: Path, compose: Callable[[Sequence[str]], Any]) -> list[Work]:
