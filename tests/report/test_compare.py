@@ -108,10 +108,10 @@ def test_what_a_cell_lacks_is_said_in_it(add, toy):
     assert [a[0], a[3], a[6], a[8]] == ["50.00 [1 of 2]", "60.00 [1 of 2] (2 of 4 rounds)", "no run", "–"]
     assert b.tolist()[:2] == ["no run", "60.00"]
     assert table.notes[1].startswith("Ours differs in rounds 2 (paper 4) [GC-Fed].")
-    assert table.notes[2:] == (
+    assert table.notes[2:] == [
         "In no mean: FedAvg, a: 2 of 4 rounds at seed 2.",
         "2 of 6 cells have runs. All of them: python src/train.py -m study=toy_table1",
-    )
+    ]
 
 
 def test_a_run_that_diverged_is_marked(add, toy):

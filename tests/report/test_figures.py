@@ -12,9 +12,10 @@ from run_folders import GCFED, PLACE, accuracies, run_of, write_run
 from gcfed.report import drawing, figures
 from gcfed.report.drawing import POINTS, agreement, curves, layer_map, seeds
 from gcfed.report.figures import draw
-from gcfed.report.groups import by_federation, grouped, sample
+from gcfed.report.groups import by_federation, grouped
+from gcfed.report.measures import interval, sample
 from gcfed.report.searches import Search
-from gcfed.report.verdict import interval, verdict
+from gcfed.report.verdict import verdict
 from gcfed.runs.folder import find_runs
 from gcfed.runs.label_counts import LabelCounts
 from gcfed.runs.measures import smooth
@@ -253,7 +254,7 @@ def test_families_and_partitions(tmp_path):
     LabelCounts(np.arange(3), np.eye(3, dtype=int), 3).save(run)
     failed = {}
     groups = grouped(find_runs([tmp_path / "logs"]))
-    pictures = draw(figures.plots(groups, {}), groups, tmp_path / "out", ["pdf"], failed)
+    pictures = draw([*figures.plots(groups, {}), *figures.partitions(groups)], tmp_path / "out", ["pdf"], failed)
     assert failed == {}
     names = {"test_acc_1", "test_loss_1", "drift_client_norm_1", "partition_1"}
     assert {picture.file.stem for picture in pictures} == names
@@ -265,7 +266,7 @@ def test_long_names_and_a_run_under_way_cost_no_figure(tmp_path):
     runs = [run_of(values=(0.2, 0.8), targets=[0.5], **{"labels.algorithm": n, "a.key": n}) for n in names]
     begun = with_column("cka/conv1", [0.8, 1.0], state="unfinished")
     failed = {}
-    pictures = draw(plots_of(*runs, begun).values(), [], tmp_path, [], failed)
+    pictures = draw(plots_of(*runs, begun).values(), tmp_path, [], failed)
     assert failed == {}
     assert {"comparison_1", "test_acc_1", "target_1"} <= {picture.file.stem for picture in pictures}
 
@@ -274,7 +275,7 @@ def test_a_warning_costs_its_figure_only(tmp_path, monkeypatch, unrendered):
     monkeypatch.setattr(drawing, "curves", lambda *args: warnings.warn("unreadable", UserWarning, stacklevel=1))
     runs = [run_of(values=(0.2, 0.8), targets=[0.5]), run_of(**GCFED, values=(0.6,), targets=[0.5])]
     failed = {}
-    pictures = draw(plots_of(*runs).values(), [], tmp_path, [], failed)
+    pictures = draw(plots_of(*runs).values(), tmp_path, [], failed)
     assert failed == {f"test accuracy (%), {PLACE}, 30 rounds": "UserWarning: unreadable"}
     names = ["comparison_1.png", "target_1.png"]
     assert [picture.file.name for picture in pictures] == sorted(path.name for path in tmp_path.iterdir()) == names

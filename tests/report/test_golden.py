@@ -9,7 +9,7 @@ from sample_runs import sample
 
 from gcfed.report.compare import Settings, compare
 from gcfed.report.groups import grouped
-from gcfed.report.groups import sample as over_seeds
+from gcfed.report.measures import sample as over_seeds
 from gcfed.runs.folder import find_runs
 from gcfed.runs.measures import value
 from gcfed.study.papers import load, names

@@ -6,7 +6,7 @@ import pytest
 from conftest import composer
 from omegaconf import OmegaConf
 
-from gcfed.report.tables import UNITS
+from gcfed.report.measures import UNITS
 from gcfed.runs.measures import parse
 from gcfed.study.papers import Cell, load, names, table_of
 from gcfed.utils.resolvers import ROOT

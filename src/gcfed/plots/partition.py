@@ -41,7 +41,7 @@ def draw_partition(folder: Path, data: FederatedDataModule) -> Path | None:
 @styled
 def plot_partition(
     label_counts: ArrayLike,
-    path: str | Path,
+    path: str | Path | None,
     title: str | None = None,
     max_clients: int = 50,
     *,
@@ -96,5 +96,6 @@ def plot_partition(
     subset = "" if len(drawn) == of else f" ({len(drawn)} of {of:,}, evenly spaced)"
     limits = {"xlim": (-0.7, len(drawn) - 0.3), "ylim": (-0.8, counts_SC.shape[1] - 0.2)}
     bubbles.set(xlabel=f"client{subset}", ylabel="class", **limits)
-    save(figure, path)
+    if path is not None:
+        save(figure, path)
     return figure

@@ -14,11 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from gcfed.plots.style import PALETTE, logarithmic
-from gcfed.report.groups import Group, Sample, sample
-from gcfed.report.names import symbol
+from gcfed.report.groups import Group, symbol
+from gcfed.report.measures import Sample, describe, interval, sample, states
 from gcfed.report.searches import Search
-from gcfed.report.tables import describe, states
-from gcfed.report.verdict import interval
 from gcfed.runs.folder import FINISHED, Run
 from gcfed.runs.measures import smooth
 

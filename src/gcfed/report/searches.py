@@ -86,12 +86,10 @@ def trials_table(searches: Mapping[Path, Search]) -> Table | None:
     if not parts:
         return None
     lines = pd.concat(parts, ignore_index=True)
-    texts = (
-        lines.drop(columns=["folder", "metric", "higher", "rank", "search"], errors="ignore").astype(object).fillna("–")
-    )
+    texts = lines.drop(columns=["folder", "metric", "higher", "rank", "search"], errors="ignore").fillna("–")
     texts = texts.map(lambda cell: f"{cell:.5g}" if isinstance(cell, float) else str(cell)).astype(object)
     lines["higher"] = lines["higher"].where(lines["metric"] != "", None)
     texts["value"] = in_bold(lines.assign(text=texts["value"]), ["search"])
     texts.insert(0, "search", lines["search"].mask(lines["search"] == lines["search"].shift(), ""))
     note = "Each search's best value in bold; its optimization_results.yaml has it with all its digits."
-    return Table("searches", "Searches", texts, lines.drop(columns=["higher", "rank"]), (note,))
+    return Table("searches", "Searches", texts, lines.drop(columns=["higher", "rank"]), [note])

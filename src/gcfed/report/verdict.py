@@ -2,69 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import combinations_with_replacement
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from gcfed.report.groups import Group, Sample
-from gcfed.report.tables import LAST_TESTS, MEASURES, Column, Unit, describe
+from gcfed.report.groups import Group
+from gcfed.report.measures import LAST_TESTS, MEASURES, Column, Paired, Sample, describe, paired
 from gcfed.runs.measures import WINDOW, parse
 
-KINDS, PERMUTED = 20, 16  # sets of seeds that are tried; pairs of which all signs are
-
-
-class Paired(NamedTuple):
-    """How far one sample is above another one, seed by seed; NaN where the seeds are too few to say."""
-
-    n: int
-    difference: float = math.nan
-    low: float = math.nan  # of the 95 % interval
-    high: float = math.nan
-    p: float = math.nan  # two-sided: of all choices of the differences' signs, the share whose mean is as far from 0
-
-    @property
-    def is_open(self) -> bool:
-        return self.low <= 0 <= self.high
-
-    def between(self, unit: Unit) -> str:
-        return "\u00a0to\u00a0".join(unit.differences(self.low, self.high))
-
-
-def paired(one: Sample, other: Sample) -> Paired:
-    """Mean, interval and exact permutation test of the differences over common seeds; p of at most 16 of them."""
-    d = np.array([one.values[seed] - other.values[seed] for seed in one.values if seed in other.values])
-    if len(d) < 2:
-        return Paired(len(d), *d)
-    p = math.nan
-    if len(d) <= PERMUTED:
-        signs = 1 - 2 * (np.arange(2 ** len(d))[:, None] >> np.arange(len(d)) & 1)  # all +1 first
-        means = np.abs(signs @ d) / len(d)
-        p = float((means >= means[0] * (1 - 1e-9)).mean())
-    return Paired(len(d), float(d.mean()), *interval(d), p)
-
-
-def interval(values: Any) -> tuple[float, float]:
-    """The 95 % interval of the mean, by Student's t; NaN of fewer than two values."""
-    if len(values) < 2:
-        return math.nan, math.nan
-    mean, half = np.mean(values), _quantile(len(values)) * np.std(values, ddof=1) / math.sqrt(len(values))
-    return float(mean - half), float(mean + half)
-
-
-@cache
-def _quantile(n: int) -> float:
-    """Student's t with n − 1 degrees of freedom at 97.5 %: with t = √(n − 1)·tan θ its density is ∝ cosⁿ⁻² θ."""
-    angles = np.linspace(0, math.pi / 2, 100_001)
-    heights = np.cos(angles) ** (n - 2)
-    areas = np.concatenate([[0.0], np.cumsum((heights[1:] + heights[:-1]) / 2)])
-    return math.sqrt(n - 1) * math.tan(np.interp(0.95 * areas[-1], areas, angles))
+KINDS = 20  # sets of seeds that are tried
 
 
 def equal_seeds(values: pd.DataFrame) -> pd.DataFrame:
@@ -103,8 +54,9 @@ class Verdict:
         """Whom the best is compared with: the reference, or the next one where the best is it."""
         return self.reference or 1
 
-    def equal(self, i: int, s: Sample) -> Sample:
-        """Of a method's sample what lies on the seeds that it is compared over."""
+    def sample(self, i: int, column: Column) -> Sample:
+        """A method's measure over the seeds that it is compared on."""
+        s = column.of(self.groups[i])
         return s.over(self.samples[i].values) if i < self.ranked else s
 
     def over(self, one: int, other: int) -> Paired:
@@ -134,16 +86,14 @@ class Verdict:
     @property
     def remarks(self) -> list[str]:
         """What must be known beside it: who is not told apart, who is next, by which measures another one is ahead."""
-        said = []
-        if self.over(0, self.other).is_open:
-            said.append("These seeds do not tell the two apart.")
+        said = ["These seeds do not tell the two apart."] * self.over(0, self.other).is_open
         if self.ranked and self.other != 1:
             pair = self.over(0, 1)
             apart = ", not told apart" * pair.is_open
             said.append(f"Next is {self.groups[1].method}, {self._gap(abs(pair.difference))} behind{apart}.")
         ahead = []
         for column in map(describe, MEASURES if self.ranked else ()):
-            best, other = (column.unit.rank(self.equal(i, column.of(self.groups[i]))) for i in (0, self.other))
+            best, other = (column.unit.rank(self.sample(i, column)) for i in (0, self.other))
             if column.higher is None or best is None or other is None:
                 continue
             if (other > best) if column.higher else (other < best):
