@@ -10,8 +10,7 @@ import pandas as pd
 import pytest
 from run_folders import curve, write_run
 
-from gcfed.report import drawing
-from gcfed.report import write_report
+from gcfed.report import drawing, write_report
 from gcfed.report.build import Incomplete
 from gcfed.utils.resolvers import ROOT
 

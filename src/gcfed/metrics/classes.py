@@ -109,7 +109,7 @@ class Classes(ServerMetric):
                 [["class", *self.class_names], *([name, *row] for name, row in rows)]
             )
         if self.figures:
-            from gcfed.plots.confusion import plot_confusion  # matplotlib
+            from gcfed.plots.pictures import plot_confusion  # matplotlib
 
             picture = Path(self.folder) / "confusion.png"
             title = f"{self.data.dataset.name}: the test split after round {round.index + 1:,}"

@@ -17,7 +17,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gcfed.plots.partition import plot_partition
+from gcfed.plots.pictures import plot_partition
 from gcfed.plots.style import PALETTE, save, styled
 from gcfed.report import drawing
 from gcfed.report.drawing import AGREEMENT, FAMILIES, LABELS, UPDATES
