@@ -74,7 +74,7 @@ def test_panels_share_the_scale_of_all_that_finished():
     lost = with_column("test/loss", [1.0, 1e9], "diverged", **GCFED)
     panels = {"high": [high], "low": [low, lost]}
     drawn = {name: partial(curves, grouped(runs), "test/loss", COLORS) for name, runs in panels.items()}
-    figure, _ = figures._drawn(figures.Plot("loss", "loss", "", drawn))
+    figure, _ = figures._drawn(drawn, 3.0)
     bottom, top = figure.axes[-1].get_ylim()
     assert 0 < bottom < 1
     assert 9 < top < 10
@@ -242,7 +242,7 @@ def test_searches_are_curves_of_the_best_value_so_far(axes, tmp_path):
         assert [*plot.panels] == ["FedAvg", "FedSAM"]
         plot.panels["FedAvg"](axes)
         np.testing.assert_allclose(axes.lines[-1].get_xydata().T, [[1, 2, 3, 4], best])
-    figure, _ = figures._drawn(plot)
+    figure, _ = figures._drawn(plot.panels, plot.height)
     assert [axes.get_title() for axes in figure.axes] == ["FedAvg", "FedSAM"]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["no GC", "Local GC", "Global GC", "GC-Fed"]
     assert not [*figures.of_searches(trials, {})]

@@ -107,7 +107,7 @@ def test_numbers_of_a_search_have_the_digits_that_tell_them_apart():
 )  # fmt: skip
 def test_every_difference_makes_a_group_with_a_label_of_its_own(difference):
     groups = grouped([run_of(), run_of(**difference)])
-    assert len({group.label for group in groups}) == len(groups) == 2
+    assert len({(group.method, group.federation) for group in groups}) == len(groups) == 2
 
 
 def test_mean_and_deviation_over_seeds_by_hand():
@@ -141,5 +141,5 @@ def test_federations_come_by_how_much_they_compare_and_lone_settings_last():
     three = [run_of(rounds=3, seed=seed, **more) for seed in (1, 2, 3) for more in ({}, GCFED)]
     lost = [run_of(rounds=4, seed=seed) for seed in range(9)] + [run_of("failed", rounds=4, **GCFED)]
     groups = grouped([*lone, *lost, *two, *three])
-    assert [group.planned for group in groups] == [3, 3, 2, 2, 1, 4, 4]
+    assert [group.runs[0].planned for group in groups] == [3, 3, 2, 2, 1, 4, 4]
     assert [compared(groups[:2]), compared(groups[2:4]), compared(groups[4:5]), compared(groups[5:])] == [6, 4, 0, 0]

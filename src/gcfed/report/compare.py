@@ -93,7 +93,7 @@ def compare(paper: PaperTable, groups: Sequence[Group], settings: Settings, *, e
     places = {(row, column): paper.command_overrides(row, column) for row in paper.rows for column in paper.columns}
     by_setting: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
-        by_setting[group.setting].append(group)
+        by_setting[group.runs[0].setting].append(group)
     full, tables = {asked for overrides in places.values() for asked in settings(overrides)[0]}, []
     for scale, part in _scales(paper.name).items():
         further = tuple(map(str, part.get("overrides") or ()))
@@ -106,14 +106,15 @@ def compare(paper: PaperTable, groups: Sequence[Group], settings: Settings, *, e
             asked, rounds = settings(overrides, further)
             known = [group for name in asked for group in by_setting[name]]
             if scale != FULL and full.intersection(asked):  # the full table has the paper's setting with other rounds
-                known = [group for group in known if group.planned == rounds]
-            ranks = [(g.ended > 0, g.planned == rounds, min(g.planned, rounds), g.ended) for g in known]
+                known = [group for group in known if group.runs[0].planned == rounds]
+            planned = [group.runs[0].planned for group in known]
+            ranks = [(g.ended > 0, n == rounds, min(n, rounds), g.ended) for g, n in zip(known, planned, strict=True)]
             best = known[ranks.index(max(ranks))] if known else None
             lines.append({"table": paper.name, "scale": scale, **_cell(paper, row, column, asked, rounds, best)})
         cells = pd.DataFrame(lines, dtype=object)
         if scale != FULL:  # no run is of two scales
             for group in set(cells["group"].dropna()):
-                by_setting[group.setting].remove(group)
+                by_setting[group.runs[0].setting].remove(group)
         if empty or cells["group"].notna().any():
             tables.append(_table(paper, cells, scale, further, empty=empty))
     return tables
@@ -127,10 +128,12 @@ def _cell(
     unit, printed = UNITS[paper.of("unit", row, column)], paper.cells[row.label, column.label]
     wanted = measure is not None and paper.command_overrides(row, column) is not None and printed.is_result
     s, ours, theirs, gap, gap_text = Sample({}), "no run" if wanted else "–", printed.note or "–", None, ""
-    if group and measure:
+    run = group.runs[0] if group else None
+    is_full = run is not None and run.planned == rounds
+    if group and run and measure:
         s = sample(group, measure, unit.factor)
         ours = mean_text(group, s, unit, paper.seeds or 1)
-        ours += f" ({group.planned} of {rounds} rounds)" * (s.mean is not None and group.planned != rounds)
+        ours += f" ({run.planned} of {rounds} rounds)" * (s.mean is not None and not is_full)
     if printed.mean is not None:
         theirs = unit.text(printed.mean) + ("" if printed.std is None else f" ({unit.text(printed.std)})")
         theirs += "+" if printed.note == "+" else f", {printed.note}" * bool(printed.note)
@@ -139,19 +142,19 @@ def _cell(
             gap_text = f"{'−' if gap < 0 else '+'}{unit.text(abs(gap))}"
             gap_text += f" ({abs(gap) / scatter:.1f} σ)" if scatter else ""  # of both, or of the one that there is
     differs = []
-    if group and group.setting != asked[0]:
-        differs.append(f"precision {group.runs[0].get('precision')}")
-    for key, wish in paper.settings(row, column).items() if group else ():
-        if (own := group.runs[0].get(key)) != wish:  # type: ignore[union-attr]
+    if run and run.setting != asked[0]:
+        differs.append(f"precision {run.get('precision')}")
+    for key, wish in paper.settings(row, column).items():
+        if run and run.get(key) != wish:
             why = f": {paper.departures[key].rstrip('.')}" if key in paper.departures else ""
-            differs.append(f"{key} {own} (paper {wish}{why})")
+            differs.append(f"{key} {run.get(key)} (paper {wish}{why})")
     return {
         "row": row.label, "column": column.label, "unit": unit.label,
-        **s.record, "rounds": group.planned if group else None, "rounds_asked": rounds or None,
+        **s.record, "rounds": run.planned if run else None, "rounds_asked": rounds or None,
         "paper_mean": printed.mean, "paper_std": printed.std, "paper_note": printed.note,
         "difference": gap, "differs_in": "; ".join(differs),
         "group": group, "wanted": wanted, "differences": differs, "higher": higher,
-        "ours": ours, "ours_rank": unit.rank(s) if group and group.planned == rounds else None,
+        "ours": ours, "ours_rank": unit.rank(s) if is_full else None,
         "paper": theirs, "paper_rank": None if printed.note else printed.mean, "gap": gap_text,
     }  # fmt: skip
 

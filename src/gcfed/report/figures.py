@@ -55,7 +55,9 @@ def draw(plots: Iterable[Plot], folder: Path, formats: Sequence[str], failed: di
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error", UserWarning)  # matplotlib's, of what cannot be read on the figure
-                figure, caption = (plot.panels(), plot.caption) if callable(plot.panels) else _drawn(plot)
+                figure, caption = (
+                    (plot.panels(), plot.caption) if callable(plot.panels) else _drawn(plot.panels, plot.height)
+                )
                 for path in files:
                     save(figure, path)
         except Exception as error:  # whatever it is, it must not cost the other figures and the tables
@@ -67,16 +69,16 @@ def draw(plots: Iterable[Plot], folder: Path, formats: Sequence[str], failed: di
     return drawn
 
 
-def _drawn(plot: Plot) -> tuple[Figure, str]:
-    """The figure and the caption of its panels, which have one legend, below them."""
-    n = len(plot.panels)
+def _drawn(panels: Panels, height: float) -> tuple[Figure, str]:
+    """The figure of the panels, which have one legend, below them, and their caption."""
+    n = len(panels)
     columns = 1 if n == 1 else 2 if n in (2, 4) else 3
     rows = -(-n // columns)
     width = (4.8, 6.4, 8.4)[columns - 1]
-    figure = Figure(figsize=(width, plot.height * rows))
+    figure = Figure(figsize=(width, height * rows))
     every = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel()
     caption, legend = "", dict[str, Any]()
-    for i, (axes, (title, panel)) in enumerate(zip(every, plot.panels.items(), strict=False)):
+    for i, (axes, (title, panel)) in enumerate(zip(every, panels.items(), strict=False)):
         caption = panel(axes)
         axes.set(title=title, ylabel="" if i % columns else fill(axes.get_ylabel(), 32))
         handles, labels = axes.get_legend_handles_labels()
@@ -87,7 +89,7 @@ def _drawn(plot: Plot) -> tuple[Figure, str]:
         labels = [fill(label, 48) for label in legend]
         abreast = min(len(labels), max(1, int(12 * width) // (7 + max(map(len, labels)))))
         lines = 1 + max(label.count("\n") for label in labels)
-        figure.set_figheight(plot.height * rows + 0.2 * lines * -(-len(labels) // abreast))
+        figure.set_figheight(height * rows + 0.2 * lines * -(-len(labels) // abreast))
         figure.legend([*legend.values()], labels, loc="outside lower center", ncols=abreast)
     return figure, caption
 
@@ -119,19 +121,20 @@ def plots(groups: Sequence[Group], verdicts: Mapping[str, Verdict], detailed: in
 def _measured(i: int, place: str, groups: Sequence[Group], colors: dict[str, Any]) -> Iterator[Plot]:
     """Whatever these methods of a federation measured, over the rounds; and the cost of a target accuracy."""
     columns = dict.fromkeys(name for group in groups for run in group.runs for name in run.metrics)
-    parts = _panels(groups)
+    parts, height = _panels(groups)
     shades = colors if "" in parts else _colors(chain(*parts.values()))
     for column in columns:
         if column in LABELS or column.partition("/")[0] in FAMILIES.keys() - {"test"}:
             name, title = re.sub(r"\W+", "_", column), LABELS.get(column, column)
             panels = {which: partial(drawing.curves, part, column, shades) for which, part in parts.items()}
-            yield Plot(f"{name}_{i}", title, place, panels, 3.0 if "" in parts else 2.4)
-    if "test/acc" in columns and (measure := _target(groups)):
-        column = describe(measure)
-        costs = {group.method: (group, column.of(group)) for group in groups}
-        plot = partial(drawing.seeds, costs, column.heading, colors)
-        yield Plot(f"target_{i}", column.title, place, {"": plot}, _height(costs))
-    if "test/acc" in columns and len({*map(_sent, groups)}) > 1:
+            yield Plot(f"{name}_{i}", title, place, panels, height)
+    # What a round of each sends, roughly: equal for methods that send the same.
+    sent = {f"{drawing.sent(next((run for run in g.runs if len(run.metrics)), g.runs[0])).mean():.2g}" for g in groups}
+    if "test/acc" in columns and (measure := _target(groups, in_bytes=len(sent) > 1)):
+        costs = {group.method: (group, describe(measure).of(group)) for group in groups}
+        plot = partial(drawing.seeds, costs, describe(measure).heading, colors)
+        yield Plot(f"target_{i}", describe(measure).title, place, {"": plot}, _height(costs))
+    if "test/acc" in columns and len(sent) > 1:
         plot = partial(drawing.curves, groups, "test/acc", colors, by_bytes=True)
         yield Plot(f"bytes_{i}", "Test accuracy by bytes", place, {"": plot})
     layers = [name for name in columns if name.startswith(AGREEMENT)]
@@ -153,18 +156,14 @@ def of_searches(trials: Mapping[Run, Path], searches: Mapping[Path, Search]) -> 
     held = {run: folder for run, folder in trials.items() if folder in searches and searches[folder].metric}
     firsts = {folder: run for run, folder in held.items()}.values()
     for i, (place, members) in enumerate(by_federation(grouped(firsts)).items(), start=1):
-        lines = [
-            replace(group, runs=(run,), methods={"search": held[run].name})
-            for group in members
-            for run in (*group.runs, *group.repeated)
-        ]
-        parts = _panels(lines)
-        shades = _colors(chain(*parts.values()))
-        panels = {}
+        every = [(group, run) for group in members for run in (*group.runs, *group.repeated)]
+        lines = [replace(group, runs=(run,), methods={"search": held[run].name}) for group, run in every]
+        parts, height = _panels(lines)
+        shades, panels = _colors(chain(*parts.values())), {}
         for which, part in parts.items():
-            of = {group.method: searches[held[group.runs[0]]] for group in part}
-            panels[which] = partial(drawing.best_so_far, of, shades)
-        yield Plot(f"trials_{i}", "Best value against trials", place, panels, 3.0 if "" in parts else 2.4)
+            grown = {group.method: searches[held[group.runs[0]]] for group in part}
+            panels[which] = partial(drawing.best_so_far, grown, shades)
+        yield Plot(f"trials_{i}", "Best value against trials", place, panels, height)
 
 
 def _colors(groups: Iterable[Group]) -> dict[str, Any]:
@@ -176,23 +175,23 @@ def _height(methods: Mapping[str, Any]) -> float:
     return 0.8 + sum(0.22 + 0.16 * (len(method) // 22) for method in methods)
 
 
-def _panels(groups: Sequence[Group]) -> dict[str, list[Group]]:
-    """The methods in one panel, or, where there are more than colours, the kinds of GC in a panel an algorithm."""
+def _panels(groups: Sequence[Group]) -> tuple[dict[str, list[Group]], float]:
+    """The methods in one panel, or, where there are more than colours, the kinds of GC in a panel an algorithm; and the
+    height of a panel."""
     parts: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
         algorithm, gc = (label_of(group.runs[0], kind) for kind in ("algorithm", "gc"))
         parts[algorithm].append(replace(group, methods={"gc": "no GC" if gc == "none" else gc}))
     alike = all(len({group.method for group in part}) == len(part) for part in parts.values())
-    return parts if alike and len(groups) >= max(8, 2 * len(parts)) else {"": list(groups)}
+    return (parts, 2.4) if alike and len(groups) >= max(8, 2 * len(parts)) else ({"": list(groups)}, 3.0)
 
 
-def _target(groups: Sequence[Group]) -> str:
-    """The highest target that half of several methods reached; in bytes where they differ in what they send."""
-    sent = {*map(_sent, groups)}
+def _target(groups: Sequence[Group], *, in_bytes: bool) -> str:
+    """The highest target that half of several methods reached."""
     for target in sorted({float(t) for g in groups for t in g.runs[0].get("targets") or ()}, reverse=True):
         samples = [sample(group, f"rounds:test/acc>={target:g}") for group in groups]
         if len(groups) > 1 and 2 * sum(bool(s.values) and not s.bound for s in samples) >= len(groups):
-            return f"bytes_to_target/{target:g}" if len(sent) > 1 else f"rounds:test/acc>={target:g}"
+            return f"bytes_to_target/{target:g}" if in_bytes else f"rounds:test/acc>={target:g}"
     return ""
 
 
@@ -227,15 +226,9 @@ def partitions(groups: Iterable[Group]) -> list[Plot]:
     held: dict[bytes, Plot] = {}
     for group in groups:
         if counts := LabelCounts.load(group.runs[0].folder):
-            about = {"clients": counts.clients, "of": counts.of, "names": counts.names}
+            about: dict[str, Any] = {"clients": counts.clients, "of": counts.of, "names": counts.names}
             figure = partial(plot_partition, counts.counts, None, max_clients=20, **about)
             caption = f"Samples of each class on each client, seed {group.runs[0].seed} (GC-Fed, Figure 5)."
             plot = Plot(f"partition_{len(held) + 1}", "Partition", group.federation, figure, caption=caption)
             held.setdefault(counts.counts.tobytes(), plot)
     return [*held.values()][:FEDERATIONS]
-
-
-def _sent(group: Group) -> str:
-    """What a round of the method sends, roughly; the same text for methods that send the same."""
-    run = next((run for run in group.runs if len(run.metrics)), group.runs[0])
-    return f"{run.metrics.filter(regex='^comm/.*_bytes$').sum(axis=1).mean():.2g}"

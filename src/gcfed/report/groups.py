@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -44,7 +45,7 @@ class Group:
     repeated: tuple[Run, ...]  # further runs of these seeds; the run that measured the most counts, of those the last
     methods: dict[str, str]  # algorithm and GC, then what else differs from the federation's runs of the same name
     places: dict[str, str]  # data, model, participation, partition, rounds, and what else tells two of them apart
-    texts: Mapping[str, str]  # dotted key → value, of the keys in which any two groups differ
+    texts: dict[str, str]  # dotted key → value, of the keys in which any two groups differ
 
     @property
     def method(self) -> str:
@@ -53,18 +54,6 @@ class Group:
     @property
     def federation(self) -> str:
         return ", ".join(self.places.values())
-
-    @property
-    def label(self) -> str:
-        return f"{self.method} ({self.federation})"
-
-    @property
-    def setting(self) -> str:
-        return self.runs[0].setting
-
-    @property
-    def planned(self) -> int:
-        return self.runs[0].planned
 
     @property
     def ended(self) -> int:
@@ -86,13 +75,32 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
         known = data[run.setting]
         classes = (run.summary.get("classes") or min(known)) if len(known) > 1 else ""
         members[run.setting, run.planned, run.get("eval_every"), classes].append(run)
-    texts = _differing([_values(same[0], key[-1]) for key, same in members.items()])
-    groups = [_group(same, texts.loc[i].to_dict()) for i, same in enumerate(members.values())]
+    groups, settings = [], []
+    for (_, planned, every, classes), same in members.items():
+        ordered = sorted(same, key=_weight)
+        last = {run.seed: run for run in ordered}
+        again = tuple(run for run in ordered if run is not last[run.seed])
+        groups.append(Group(tuple(last[seed] for seed in sorted(last)), again, *_names(same[0]), {}))
+        values = same[0].leaves | {"rounds": planned, "eval_every": every, "data.classes": classes, "seed": None}
+        settings.append(values | {key: option(same[0], key) for key in values if key.endswith("._target_")})
+    texts = _differing(settings)
+    for group, row in zip(groups, texts.to_dict("records"), strict=True):
+        group.texts.update(row)
     of_place = [key for key in texts if key.startswith(_FEDERATION)]
     _tell_apart([group.federation for group in groups], [group.places for group in groups], texts[of_place])
-    _tell_apart([group.label for group in groups], [group.methods for group in groups], texts.drop(columns=of_place))
+    labels = [(group.federation, group.method) for group in groups]
+    _tell_apart(labels, [group.methods for group in groups], texts.drop(columns=of_place))
     federations = by_federation(groups).values()
     return [group for members in sorted(federations, key=compared, reverse=True) for group in members]
+
+
+def _weight(run: Run) -> tuple[bool, int, float, Path]:
+    """Of runs of one seed the last one in this order counts: what ended, then what measured the most, then the newest.
+
+    When is in seconds: runs of two places have two time zones.
+    """
+    ended = datetime.fromisoformat(run.summary.get("ended") or _NEVER).timestamp()
+    return run.has_ended, len(run.get("metrics") or ()), ended, run.folder
 
 
 def by_federation(groups: Iterable[Group]) -> dict[str, list[Group]]:
@@ -109,43 +117,19 @@ def compared(groups: Sequence[Group]) -> int:
     return sum(results) if len(results) > 1 else 0
 
 
-def _values(run: Run, classes: str) -> dict[str, Any]:
-    """What the setting is, by dotted key; where the configs have a name for a choice, that name."""
-    values = run.leaves | {"rounds": run.planned, "eval_every": run.get("eval_every")}
-    values |= {"data.classes": classes} if classes else {}
-    values |= {key: option(run, key) for key in values if key.endswith("._target_")}
-    return {key: value for key, value in values.items() if key != "seed"}
-
-
-def _group(runs: Sequence[Run], texts: dict[str, str]) -> Group:
-    def counts(run: Run) -> tuple[Any, ...]:  # in seconds: runs of two places have two time zones
-        ended = datetime.fromisoformat(run.summary.get("ended") or _NEVER).timestamp()
-        return run.has_ended, len(run.get("metrics") or ()), ended, run.folder
-
-    ordered = sorted(runs, key=counts)
-    last = {run.seed: run for run in ordered}
-    repeated = tuple(run for run in ordered if run is not last[run.seed])
-    return Group(tuple(last[seed] for seed in sorted(last)), repeated, _method(runs[0]), _federation(runs[0]), texts)
-
-
 def label_of(run: Run, kind: str) -> str:
     """What people call the run's ``algorithm``, ``gc``, ``data`` or ``model``."""
     return str(run.get(f"labels.{kind}", run.get(f"tags.{kind}", "?")))
 
 
-def _method(run: Run) -> dict[str, str]:
-    """FedAvg, GC-Fed (which is FedAvg with gc=gcfed), FedProx + Local GC."""
+def _names(run: Run) -> tuple[dict[str, str], dict[str, str]]:
+    """FedAvg, GC-Fed (which is FedAvg with gc=gcfed), FedProx + Local GC; CIFAR-10, CNN, 5 of 100 clients, …."""
     algorithm, gc = label_of(run, "algorithm"), label_of(run, "gc")
-    if run.get("gc._target_") is None:
-        return {"algorithm": algorithm}
-    return {"algorithm": gc if run.get("tags.algorithm") == "fedavg" else f"{algorithm} + {gc}"}
-
-
-def _federation(run: Run) -> dict[str, str]:
-    """CIFAR-10, CNN, 5 of 100 clients, Dirichlet 0.1, 800 rounds."""
+    if run.get("gc._target_") is not None:
+        algorithm = gc if run.get("tags.algorithm") == "fedavg" else f"{algorithm} + {gc}"
     parameter = run.leaves.get("partition.alpha", run.leaves.get("partition.classes", ""))
     of = run.get("participation.num_clients") or "all"
-    return {
+    return {"algorithm": algorithm}, {
         "data": label_of(run, "data"),
         "model": label_of(run, "model"),
         "participation": f"{run.get('participation.per_round')} of {of} clients",
@@ -154,15 +138,15 @@ def _federation(run: Run) -> dict[str, str]:
     }
 
 
-def _tell_apart(labels: Sequence[str], names: Sequence[dict[str, str]], texts: pd.DataFrame) -> None:
+def _tell_apart(labels: Sequence[Any], names: Sequence[dict[str, str]], texts: pd.DataFrame) -> None:
     """Adds to names of equal labels the values that differ, but not those that most have."""
     equal = pd.Series(labels, dtype=object)
-    for members in (members for members in equal.groupby(equal).groups.values() if len(members) > 1):
+    for members in (indices for indices in equal.groupby(equal).groups.values() if len(indices) > 1):
         frame = variants(texts.loc[members])
         for key in frame:
             shares = frame[key].value_counts(normalize=True)
             for i, text, short in zip(members, frame[key], _in_few_digits(frame[key]), strict=True):
-                names[i] |= {key: described(key, short)} if shares[text] <= 0.5 else {}
+                names[i].update({key: described(key, short)} if shares[text] <= 0.5 else {})
 
 
 def option(run: Run, key: str) -> str:
@@ -188,11 +172,16 @@ def _files(group: str) -> dict[str, dict[str, Any]]:
 def _differing(settings: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
     """Texts of the keys in which the settings differ, a row each.
 
-    Classes come first, then what has a symbol: Adam with another η and β is Adam.
+    Classes come first, then what has a symbol: Adam with another η and β is Adam; ``partition.alpha`` rather than
+    ``data.partitioner.alpha``.
     """
+
+    def order(key: str) -> tuple[bool, bool, bool, int]:
+        return not key.endswith("_target_"), key not in SYMBOLS, key.startswith("data."), len(key)
+
     rows = [{key: _text(value) for key, value in values.items()} for values in settings]
     frame = pd.DataFrame(rows, dtype=object).fillna("")
-    return frame[sorted(frame.columns[frame.nunique() > 1], key=_precedence)]
+    return frame[sorted(frame.columns[frame.nunique() > 1], key=order)]
 
 
 def variants(texts: pd.DataFrame) -> pd.DataFrame:
@@ -204,11 +193,6 @@ def variants(texts: pd.DataFrame) -> pd.DataFrame:
     classes = {key: f"{key.rpartition('.')[0]}._target_" for key in kept}
     brought = [k for k, c in classes.items() if k != c and c in kept and kept.groupby(c)[k].nunique().max() == 1]
     return kept.drop(columns=brought)
-
-
-def _precedence(key: str) -> tuple[bool, bool, bool, int]:
-    """``partition.alpha`` rather than ``data.partitioner.alpha``."""
-    return not key.endswith("_target_"), key not in SYMBOLS, key.startswith("data."), len(key)
 
 
 def described(key: str, text: str) -> str:

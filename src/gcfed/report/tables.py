@@ -179,7 +179,7 @@ def measured(
         values = {key: {str(group.runs[0].leaves.get(key, "")) for group in groups} for key in told}
         common = [described(key, *found) for key, found in values.items() if len(found) == 1 and any(found)]
         notes[0] += f" All: {', '.join(common)}." * bool(common)
-    if lost := [f"{group.label}: {text}" for group in groups if (text := states(group.runs))]:
+    if lost := [f"{group.method} ({group.federation}): {text}" for group in groups if (text := states(group.runs))]:
         notes.append(f"In no mean: {'; '.join(lost)}.")
     if again := [f"{group.method}, seed {run.seed}: {run.folder.name}" for group in groups for run in group.repeated]:
         notes.append(
