@@ -14,8 +14,7 @@ import pytest
 import yaml
 from run_folders import curve, write_run
 
-from gcfed.report import write_report
-from gcfed.report.build import Incomplete
+from gcfed.report import Incomplete, write_report
 
 DEEP = "[" * 5000 + "]" * 5000
 BOMB = "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12))

@@ -10,8 +10,7 @@ import pandas as pd
 import pytest
 from run_folders import curve, write_run
 
-from gcfed.report import drawing, write_report
-from gcfed.report.build import Incomplete
+from gcfed.report import Incomplete, drawing, write_report
 from gcfed.utils.resolvers import ROOT
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)

@@ -33,7 +33,6 @@ class Settings:
         self._composer = Composer()
         self._runs = [group.runs[0] for group in groups]
         self._precisions = sorted({run.get("precision") or "" for run in self._runs} - {""})
-        self._having: dict[str, dict[Any, set[int]]] = {}  # at a key this value → which runs
         self._known: dict[tuple[str, ...], tuple[list[str], int]] = {}
 
     def __call__(self, overrides: tuple[str, ...] | None, scale: tuple[str, ...] = ()) -> tuple[list[str], int]:
@@ -41,16 +40,11 @@ class Settings:
 
         ([], 0) where it cannot be run, or no group has this data, model, algorithm and gc, and such numbers.
         """
-        overrides = None if overrides is None else (*overrides, *scale)
-        if overrides is None or not self._can_be(overrides):
+        if overrides is None:
             return [], 0
+        overrides = (*overrides, *scale)
         if overrides not in self._known:
-            cfg = self._composer(overrides)
-            own, others = setting(cfg), [precision for precision in self._precisions if precision != cfg.precision]
-            found = [own]
-            for cfg.precision in others:
-                found.append(setting(cfg))
-            self._known[overrides] = found, cfg.rounds
+            self._known[overrides] = self._compose(overrides) if self._can_be(overrides) else ([], 0)
         return self._known[overrides]
 
     def _can_be(self, overrides: tuple[str, ...]) -> bool:
@@ -59,15 +53,14 @@ class Settings:
         asked: dict[str, Any] = {f"tags.{kind}": chosen.get(f"tags.{kind}", chosen.get(kind)) for kind in _KINDS}
         held = {key: text for key, text in chosen.items() if key.startswith(_HELD) and counts(key)}
         asked |= {key: float(text) for key, text in held.items() if _NUMBER.fullmatch(text)}
-        fit = set(range(len(self._runs)))
-        for key, value in asked.items():
-            if key not in self._having:
-                self._having[key] = defaultdict(set)
-                for i, run in enumerate(self._runs):
-                    if isinstance(own := run.get(key), int | float | str):
-                        self._having[key][own].add(i)
-            fit &= fit if value is None else self._having[key][value]
-        return bool(fit)
+        return any(all(value in (None, run.get(key)) for key, value in asked.items()) for run in self._runs)
+
+    def _compose(self, overrides: tuple[str, ...]) -> tuple[list[str], int]:
+        cfg = self._composer(overrides)
+        found, others = [setting(cfg)], [precision for precision in self._precisions if precision != cfg.precision]
+        for cfg.precision in others:
+            found.append(setting(cfg))
+        return found, cfg.rounds
 
 
 @cache
@@ -75,12 +68,6 @@ def _choices(experiment: str) -> dict[str, str]:
     """The config files that an experiment chooses, by group."""
     defaults = _read(f"experiment/{experiment}").get("defaults", [])
     return {k.rpartition("/")[2]: v for entry in defaults if isinstance(entry, dict) for k, v in entry.items()}
-
-
-def _scales(name: str) -> dict[str, dict[str, Any]]:
-    """The scales that have overrides, of the study that makes a table's runs; the full one last."""
-    scales = _read(f"study/{name}").get("study", {}).get("scales") or {}
-    return {label: part for label, part in scales.items() if part.get("overrides")} | {FULL: {}}
 
 
 def _read(name: str) -> dict[str, Any]:
@@ -95,7 +82,9 @@ def compare(paper: PaperTable, groups: Sequence[Group], settings: Settings, *, e
     for group in groups:
         by_setting[group.runs[0].setting].append(group)
     full, tables = {asked for overrides in places.values() for asked in settings(overrides)[0]}, []
-    for scale, part in _scales(paper.name).items():
+    scales = _read(f"study/{paper.name}").get("study", {}).get("scales") or {}
+    smaller = {scale: part for scale, part in scales.items() if part.get("overrides")}
+    for scale, part in (smaller | {FULL: {}}).items():
         further = tuple(map(str, part.get("overrides") or ()))
         rows = choose("rows", part.get("rows"), [axis.label for axis in paper.rows])
         columns = choose("columns", part.get("columns"), [axis.label for axis in paper.columns])

@@ -153,25 +153,32 @@ def measured(
         s = verdict.sample(i, column) if verdict else column.of(group)
         about = {"federation": group.federation, "method": group.method, "setting": group.runs[0].setting}
         about |= {"measure": column.measure, "unit": column.unit.label, **s.record}
-        about |= verdict.record(i) if verdict and column == verdict.column else {}
+        about |= verdict.against(i)[0] if verdict and column == verdict.column else {}
         rank = column.unit.rank(s) if verdict is None or i < verdict.ranked else None
-        is_told = column == columns[0] or group.ended  # in the first column alone it stands why there is no number
-        lines.append({**about, "text": (s, column.unit) if is_told else None, "rank": rank, "higher": column.higher,
-                      "n": len(s.values), "group": group, "heading": column.heading})  # fmt: skip
+        lines.append(about | {"group": group, "sample": s, "n": len(s.values), "column": column, "rank": rank,
+                              "higher": column.higher})  # fmt: skip
     long = pd.DataFrame(lines, dtype=object)
-    long = long[long.groupby("measure")["mean"].transform("count") > 0] if lines else long
+    long = long[long.groupby("measure")["mean"].transform("count") > 0].copy() if lines else long
     if long.empty:
         return None
+    records = long[long["mean"].notna()].drop(columns=["group", "sample", "n", "column", "rank", "higher"])
     most = long.groupby(["measure", "federation"])["n"].transform("max")
-    cells = zip(long["group"], long["text"], most, strict=True)
-    long["text"] = [mean_text(group, *told, wanted) if told else "–" for group, told, wanted in cells]
+    first = long["measure"].iloc[0]  # in whose column alone it stands why a run has no number
+    long["text"] = [
+        mean_text(line.group, line.sample, line.column.unit, wanted)
+        if line.measure == first or line.group.ended
+        else "–"
+        for line, wanted in zip(long.itertuples(), most, strict=True)
+    ]
     long["text"] = in_bold(long, ["measure", "federation"])
-    records = long[long["mean"].notna()].drop(columns=["group", "n", "rank", "higher", "text", "heading"])
     places, notes = pd.Series([group.federation for group in groups]), [NOTE + EQUAL * bool(verdict)]
     texts: dict[str, Sequence[str]] = {"method": [group.method for group in groups]}
     for measure, part in long.groupby("measure", sort=False):
-        texts[part["heading"].iloc[0]] = [*part["text"]]
-        texts |= verdict.texts() if verdict and measure == verdict.column.measure else {}
+        texts[part["column"].iloc[0].heading] = [*part["text"]]
+        if verdict and measure == verdict.column.measure:
+            texts["seeds"] = [str(len(s.values)) for s in verdict.samples]
+            reference = verdict.groups[verdict.reference].method
+            texts[f"against {reference}"] = [verdict.against(i)[1] for i in range(len(groups))]
     if places.nunique() > 1:
         texts = {"federation": [*places.mask(places == places.shift(), "")], **texts}
     else:

@@ -54,41 +54,41 @@ class Verdict:
         """Whom the best is compared with: the reference, or the next one where the best is it."""
         return self.reference or 1
 
+    @property
+    def lead(self) -> Paired:
+        return paired(self.samples[0], self.samples[self.other])
+
     def sample(self, i: int, column: Column) -> Sample:
         """A method's measure over the seeds that it is compared on."""
         s = column.of(self.groups[i])
         return s.over(self.samples[i].values) if i < self.ranked else s
-
-    def over(self, one: int, other: int) -> Paired:
-        """How far a method is above another one."""
-        return paired(self.samples[one], self.samples[other])
 
     @property
     def headline(self) -> str:
         """``GC-Fed +4.2 points over FedAvg``."""
         if not self.ranked:
             return "No two methods have a seed in common"
-        best, gap = self.groups[0].method, self._gap(self.over(0, self.other).difference, sign="+")
+        best, gap = self.groups[0].method, self._gap(self.lead.difference, sign="+")
         over = "over" if self.column.higher else "against"
         return f"{best}{':' * (', ' in best)} {gap} {over} {self.groups[self.other].method}"
 
     @property
     def sureness(self) -> str:
         """``10 seeds, 95 % interval 3.3 to 5.2, p = 0.002``, or why there is none."""
-        pair = self.over(0, self.other)
-        if pair.n < 2:
-            return "one seed, which says nothing about chance" if pair.n else "equal seeds would compare them"
-        text = f"{pair.n} seeds, 95 % interval {pair.between(self.column.unit)}"
-        if (least := 2.0 ** (1 - pair.n)) > 0.05:
-            return f"{text}; with {pair.n} seeds p cannot be below {least:.3g}"
-        return f"{text}, p = {pair.p:.2g}" if pair.p == pair.p else text
+        n, p = self.lead.n, self.lead.p
+        if n < 2:
+            return "one seed, which says nothing about chance" if n else "equal seeds would compare them"
+        text = f"{n} seeds, 95 % interval {self.lead.between(self.column.unit)}"
+        if (least := 2.0 ** (1 - n)) > 0.05:
+            return f"{text}; with {n} seeds p cannot be below {least:.3g}"
+        return f"{text}, p = {p:.2g}" if p == p else text
 
     @property
     def remarks(self) -> list[str]:
         """What must be known beside it: who is not told apart, who is next, by which measures another one is ahead."""
-        said = ["These seeds do not tell the two apart."] * self.over(0, self.other).is_open
+        said = ["These seeds do not tell the two apart."] * self.lead.is_open
         if self.ranked and self.other != 1:
-            pair = self.over(0, 1)
+            pair = paired(*self.samples[:2])
             apart = ", not told apart" * pair.is_open
             said.append(f"Next is {self.groups[1].method}, {self._gap(abs(pair.difference))} behind{apart}.")
         ahead = []
@@ -105,20 +105,13 @@ class Verdict:
         label = "points" if self.column.unit.label == "%" else self.column.unit.label
         return f"{self.column.unit.differences(number, sign=sign)[0]} {label}".strip()
 
-    def record(self, i: int) -> dict[str, Any]:
-        """What a CSV has of a method beside the result."""
-        against = {"ranked": "yes" * (i < self.ranked), "reference": self.groups[self.reference].method}
-        return against | self.over(i, self.reference)._asdict()
-
-    def texts(self) -> dict[str, list[str]]:
-        """The columns of a table that say on how many seeds a method stands, and how far it is from the reference."""
-        texts = []
-        for i in range(len(self.groups)):
-            pair, unit = self.over(i, self.reference), self.column.unit
-            gap = unit.differences(pair.difference, sign="+")[0] if pair.n and i != self.reference else "–"
-            texts.append(f"{gap} ({pair.between(unit)})" if gap != "–" and pair.n > 1 else gap)
-        seeds = [str(len(s.values)) for s in self.samples]
-        return {"seeds": seeds, f"against {self.groups[self.reference].method}": texts}
+    def against(self, i: int) -> tuple[dict[str, Any], str]:
+        """How far a method is from the reference: what a CSV has of it, and what a table shows."""
+        reference, unit = self.groups[self.reference].method, self.column.unit
+        pair = paired(self.samples[i], self.samples[self.reference])
+        gap = unit.differences(pair.difference, sign="+")[0] if pair.n and i != self.reference else "–"
+        text = f"{gap} ({pair.between(unit)})" if gap != "–" and pair.n > 1 else gap
+        return {"ranked": "yes" * (i < self.ranked), "reference": reference, **pair._asdict()}, text
 
 
 def verdict(groups: Sequence[Group]) -> Verdict | None:
