@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from conftest import composer
 from sample_runs import sample
 
 from gcfed.report.compare import Settings, compare
@@ -13,6 +14,12 @@ from gcfed.report.measures import sample as over_seeds
 from gcfed.runs.folder import find_runs
 from gcfed.runs.measures import value
 from gcfed.study.papers import load, names
+
+
+@pytest.fixture(autouse=True)
+def _one_composer(monkeypatch):
+    """What is composed for the runs need not be composed again for the cells."""
+    monkeypatch.setattr("gcfed.report.compare.Composer", lambda: composer)
 
 
 def golden(name):

@@ -14,7 +14,8 @@ import pytest
 import yaml
 from run_folders import curve, write_run
 
-from gcfed.report import Incomplete, write_report
+from gcfed.report import write_report
+from gcfed.report.build import Incomplete
 
 DEEP = "[" * 5000 + "]" * 5000
 BOMB = "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12))

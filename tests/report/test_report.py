@@ -10,7 +10,8 @@ import pandas as pd
 import pytest
 from run_folders import curve, write_run
 
-from gcfed.report import Incomplete, drawing, write_report
+from gcfed.report import drawing, figures, write_report
+from gcfed.report.build import Incomplete
 from gcfed.utils.resolvers import ROOT
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -123,7 +124,7 @@ def test_the_papers_that_were_asked_for_while_nothing_has_ended(tmp_path):
     assert "after round 2 of 800" in (out / "report.md").read_text()
 
 
-def test_what_a_search_tried_is_no_method_and_what_stands_alone_is_not_the_best(tmp_path):
+def test_what_a_search_tried_is_no_method_and_what_stands_alone_is_not_the_best(tmp_path, unrendered):
     write_runs(tmp_path / "logs")
     search = tmp_path / "logs" / "search"
     for folder, lr in (("trial_0000", 0.1), ("trial_0001/seed_1", 0.2)):  # with hydra.sweeper.seeds
@@ -144,8 +145,10 @@ def test_what_a_search_tried_is_no_method_and_what_stands_alone_is_not_the_best(
 
 
 @pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium")
-def test_the_comparison_fits_on_a_telephone_by_day_and_by_night(tmp_path):
+def test_the_comparison_fits_on_a_telephone_by_day_and_by_night(tmp_path, monkeypatch):
     from playwright.sync_api import sync_playwright
+
+    monkeypatch.setattr(figures, "FEDERATIONS", 0)  # no figure but that of the comparison
 
     for seed in (1, 2, 3):
         for gc in ("none", "local", "gcfed gc.lam=0.25", "gcfed gc.lam=0.75"):
