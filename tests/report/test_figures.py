@@ -11,7 +11,7 @@ from run_folders import GCFED, PLACE, accuracies, run_of, write_run
 
 from gcfed.report import drawing, figures
 from gcfed.report.drawing import POINTS, agreement, curves, layer_map, seeds
-from gcfed.report.figures import draw
+from gcfed.report.figures import METHODS, draw
 from gcfed.report.groups import by_federation, grouped
 from gcfed.report.measures import interval, sample
 from gcfed.report.searches import Search
@@ -120,10 +120,11 @@ def test_every_seed_their_mean_and_its_interval_are_a_line_a_method(axes):
     runs = [run_of(seed=seed, values=(value,)) for seed, value in enumerate((0.5, 0.6, 0.7))]
     groups = grouped([*runs, run_of(**GCFED, values=(0.9,))])
     seeds({group.method: (group, sample(group, "last:test/acc", 100)) for group in groups}, "x", COLORS, axes)
-    bars, dots = axes.collections
-    np.testing.assert_allclose(bars.get_segments(), [[(end, 0) for end in interval([50, 60, 70])]])
-    np.testing.assert_allclose(axes.lines[0].get_xydata(), [(60, 0)])  # one seed has neither
-    np.testing.assert_allclose(dots.get_offsets(), [(50, 0), (60, 0), (70, 0), (90, 1)])
+    bar, *dots = axes.collections
+    np.testing.assert_allclose(bar.get_segments(), [[(end, 0) for end in interval([50, 60, 70])]])
+    assert [line.get_xydata().tolist() for line in axes.lines] == [[[60, 0]]]  # one seed has neither
+    np.testing.assert_allclose(dots[0].get_offsets(), [(50, 0), (60, 0), (70, 0)])
+    np.testing.assert_allclose(dots[1].get_offsets(), [(90, 1)])
     assert [label.get_text() for label in axes.get_yticklabels()] == ["fedavg", "gcfed"]
     assert axes.get_ylim() == (1.5, -0.5)  # the first one on top
 
@@ -261,14 +262,18 @@ def test_families_and_partitions(tmp_path):
     assert len(list((tmp_path / "out").glob("*.pdf"))) == 4
 
 
-def test_long_names_and_a_run_under_way_cost_no_figure(tmp_path):
+def test_long_names_and_a_run_under_way_cost_no_figure(axes, tmp_path):
     names = [f"{'a name of a method, ' * 5}{i}" for i in range(12)]
     runs = [run_of(values=(0.2, 0.8), targets=[0.5], **{"labels.algorithm": n, "a.key": n}) for n in names]
     begun = with_column("cka/conv1", [0.8, 1.0], state="unfinished")
     failed = {}
-    pictures = draw(plots_of(*runs, begun).values(), tmp_path, [], failed)
+    pictures = draw(plots_of(begun, *runs).values(), tmp_path, [], failed)
     assert failed == {}
     assert {"comparison_1", "test_acc_1", "target_1"} <= {picture.file.stem for picture in pictures}
+    for first, begun_is_there in ((0, False), (1, True)):  # of twelve methods those with results come first
+        plots_of(begun, *runs[first:])["test_acc_1"].panels[""](axes)
+        assert (len(legend(axes)), "fedavg" in legend(axes)) == (METHODS, begun_is_there)
+        axes.clear()
 
 
 def test_a_warning_costs_its_figure_only(tmp_path, monkeypatch, unrendered):

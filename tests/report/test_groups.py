@@ -6,7 +6,7 @@ import pytest
 from run_folders import GCFED, PLACE, run_of
 
 from gcfed.report.groups import compared, grouped
-from gcfed.report.measures import UNITS, Sample, mean_text, sample
+from gcfed.report.measures import Sample, describe, sample
 
 
 def methods(*runs):
@@ -116,7 +116,7 @@ def test_mean_and_deviation_over_seeds_by_hand():
     (group,) = grouped([*runs, *lost])
     s = sample(group, "last:test/acc", 100.0)
     assert (s.mean, s.std) == (pytest.approx(60), pytest.approx(10))
-    assert mean_text(group, s, UNITS["percent"], 5) == "60.00 (10.00) [3 of 5] †"
+    assert describe("last:test/acc").cell(group, s, 5) == "60.00 (10.00) [3 of 5] †"
     assert s.record["seeds"] == "1 2 6"
     assert sample(grouped(runs[:1])[0], "max:test/nothing") == Sample({})
 

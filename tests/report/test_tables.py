@@ -57,4 +57,4 @@ def test_the_best_of_a_group_is_bold(numbers, higher, bold):
     ],
 )
 def test_any_measure_has_a_title_and_a_unit(measure, title, unit, higher):
-    assert describe(measure) == (title, UNITS[unit], higher, measure)
+    assert describe(measure) == (title, *UNITS[unit], higher, measure)

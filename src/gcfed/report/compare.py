@@ -13,7 +13,7 @@ import pandas as pd
 import yaml
 
 from gcfed.report.groups import Group
-from gcfed.report.measures import UNITS, Sample, mean_text, sample, states
+from gcfed.report.measures import UNITS, Column, Sample, states
 from gcfed.report.tables import Minor, Table, in_bold
 from gcfed.runs.identity import counts, setting
 from gcfed.runs.reading import Loader
@@ -113,22 +113,22 @@ def _cell(
     paper: PaperTable, row: Axis, column: Axis, asked: Sequence[str], rounds: int, group: Group | None
 ) -> dict[str, Any]:
     """What programs read of a cell, up to ``differs_in``; then what people read, and what the best and notes are of."""
-    measure, higher = paper.of("measure", row, column), paper.of("higher_is_better", row, column)
-    unit, printed = UNITS[paper.of("unit", row, column)], paper.cells[row.label, column.label]
+    measure, unit, higher = (paper.of(name, row, column) for name in ("measure", "unit", "higher_is_better"))
+    shown, printed = Column("", *UNITS[unit], higher, measure), paper.cells[row.label, column.label]
     wanted = measure is not None and paper.command_overrides(row, column) is not None and printed.is_result
     s, ours, theirs, gap, gap_text = Sample({}), "no run" if wanted else "–", printed.note or "–", None, ""
     run = group.runs[0] if group else None
     is_full = run is not None and run.planned == rounds
     if group and run and measure:
-        s = sample(group, measure, unit.factor)
-        ours = mean_text(group, s, unit, paper.seeds or 1)
+        s = shown.of(group)
+        ours = shown.cell(group, s, paper.seeds or 1)
         ours += f" ({run.planned} of {rounds} rounds)" * (s.mean is not None and not is_full)
     if printed.mean is not None:
-        theirs = unit.text(printed.mean) + ("" if printed.std is None else f" ({unit.text(printed.std)})")
+        theirs = shown.text(printed.mean) + ("" if printed.std is None else f" ({shown.text(printed.std)})")
         theirs += "+" if printed.note == "+" else f", {printed.note}" * bool(printed.note)
         if s.mean is not None and not s.bound and printed.note != "+":
             gap, scatter = s.mean - printed.mean, math.hypot(s.std or 0.0, printed.std or 0.0)
-            gap_text = f"{'−' if gap < 0 else '+'}{unit.text(abs(gap))}"
+            gap_text = f"{'−' if gap < 0 else '+'}{shown.text(abs(gap))}"
             gap_text += f" ({abs(gap) / scatter:.1f} σ)" if scatter else ""  # of both, or of the one that there is
     differs = []
     if run and run.setting != asked[0]:
@@ -138,12 +138,12 @@ def _cell(
             why = f": {paper.departures[key].rstrip('.')}" if key in paper.departures else ""
             differs.append(f"{key} {run.get(key)} (paper {wish}{why})")
     return {
-        "row": row.label, "column": column.label, "unit": unit.label,
+        "row": row.label, "column": column.label, "unit": shown.unit,
         **s.record, "rounds": run.planned if run else None, "rounds_asked": rounds or None,
         "paper_mean": printed.mean, "paper_std": printed.std, "paper_note": printed.note,
         "difference": gap, "differs_in": "; ".join(differs),
         "group": group, "wanted": wanted, "differences": differs, "higher": higher,
-        "ours": ours, "ours_rank": unit.rank(s) if is_full else None,
+        "ours": ours, "ours_rank": shown.rank(s) if is_full else None,
         "paper": theirs, "paper_rank": None if printed.note else printed.mean, "gap": gap_text,
     }  # fmt: skip
 

@@ -78,12 +78,23 @@ def sample(group: Group, measure: str, factor: float = 1.0) -> Sample:
     return Sample(values, bound)
 
 
-class Unit(NamedTuple):
-    """``label`` stands behind a column's name, our numbers are multiplied by ``factor``, ``digits`` are Python's."""
+class Column(NamedTuple):
+    """How a measure is shown: our numbers are multiplied by ``factor``; ``digits`` are Python's."""
 
-    label: str
+    title: str
+    unit: str
     factor: float
     digits: str
+    higher: bool | None  # whether more is better; None: neither
+    measure: str
+
+    @property
+    def heading(self) -> str:
+        return f"{self.title} ({self.unit})" if self.unit not in ("", "rounds") else self.title
+
+    def of(self, group: Group) -> Sample:
+        """The measure over the group's seeds, in the column's unit."""
+        return sample(group, self.measure, self.factor)
 
     def text(self, number: float) -> str:
         """The number, already in this unit, as tables show it."""
@@ -96,18 +107,28 @@ class Unit(NamedTuple):
 
     def differences(self, *numbers: float, sign: str = "-") -> list[str]:
         """Points with one digit behind the dot, as far as it says anything."""
-        digits = ".1f" if self.label == "%" and max(map(abs, numbers)) >= 0.095 else ".2g"
+        digits = ".1f" if self.unit == "%" and max(map(abs, numbers)) >= 0.095 else ".2g"
         return [f"{number:{sign}{digits}}".replace("-", "−") for number in numbers]
 
+    def cell(self, group: Group, s: Sample, wanted: int) -> str:
+        """``61.20 (0.80) [2 of 3] †``: mean, deviation, seeds if there should be more, a diverged run; or why none."""
+        diverged = ", ".join(str(run.seed) for run in group.runs if run.state == DIVERGED)
+        if s.mean is None:
+            return f"diverged at seed {diverged}" if diverged else states(group.runs) or "–"
+        std = "" if s.std is None else f" ({self.text(s.std)})"
+        count = f" [{len(s.values)} of {wanted}]" if len(s.values) < wanted else ""
+        return f"{self.text(s.mean)}{'+' * s.bound}{std}{count}{' †' * bool(diverged)}"
 
+
+#: What stands behind a column's name, the factor and the digits.
 UNITS = {
-    "percent": Unit("%", 100.0, ".2f"),
-    "points": Unit("%", 100.0, ".3g"),
-    "rounds": Unit("rounds", 1.0, ".1f"),
-    "seconds": Unit("s", 1.0, ".3g"),
-    "MB": Unit("MB", 1e-6, ".4g"),
-    "1e-3": Unit("10⁻³", 1e3, ".3f"),
-    "none": Unit("", 1.0, ".4g"),
+    "percent": ("%", 100.0, ".2f"),
+    "points": ("%", 100.0, ".3g"),
+    "rounds": ("rounds", 1.0, ".1f"),
+    "seconds": ("s", 1.0, ".3g"),
+    "MB": ("MB", 1e-6, ".4g"),
+    "1e-3": ("10⁻³", 1e3, ".3f"),
+    "none": ("", 1.0, ".4g"),
 }
 #: The unit of what the column of a measure holds; the first that fits.
 _COLUMNS = {
@@ -116,47 +137,20 @@ _COLUMNS = {
 }  # fmt: skip
 
 
-class Column(NamedTuple):
-    """How a measure is shown."""
-
-    title: str
-    unit: Unit
-    higher: bool | None  # whether more is better; None: neither
-    measure: str
-
-    @property
-    def heading(self) -> str:
-        return f"{self.title} ({self.unit.label})" if self.unit.label not in ("", "rounds") else self.title
-
-    def of(self, group: Group) -> Sample:
-        """The measure over the group's seeds, in the column's unit."""
-        return sample(group, self.measure, self.unit.factor)
-
-
 def describe(measure: str) -> Column:
     """How any measure is shown."""
     parts = parse(measure)
     if parts.is_target:
         goal = f"{100 * parts.number:g} %" if "acc" in parts.column else f"{parts.number:g}"
         of = f" of {parts.column}" * (parts.column != "test/acc") + f", mean of {parts.window}" * (parts.window > 1)
-        return Column(f"rounds to {goal}{of}", UNITS["rounds"], False, measure)
+        return Column(f"rounds to {goal}{of}", *UNITS["rounds"], False, measure)
     title = _TITLES.get(measure, measure)
     if (tested := measure.replace("val/", "test/")) in _TITLES and tested != measure:
         title = f"validation {_TITLES[tested].removeprefix('test ')}"
     if match := re.fullmatch(r"(\w+)_to_target/([\d.]+)", measure):
         title = f"{match[1].replace('_', ' ')} to {100 * float(match[2]):g} %"
     unit = next(unit for part, unit in _COLUMNS.items() if part in parts.column)
-    return Column(title, UNITS[unit], higher_is_better(measure), measure)
-
-
-def mean_text(group: Group, s: Sample, unit: Unit, wanted: int) -> str:
-    """``61.20 (0.80) [2 of 3] †``: mean, deviation, seeds where there should be more, diverged runs; or why none."""
-    diverged = ", ".join(str(run.seed) for run in group.runs if run.state == DIVERGED)
-    if s.mean is None:
-        return f"diverged at seed {diverged}" if diverged else states(group.runs) or "–"
-    std = "" if s.std is None else f" ({unit.text(s.std)})"
-    count = f" [{len(s.values)} of {wanted}]" if len(s.values) < wanted else ""
-    return f"{unit.text(s.mean)}{'+' * s.bound}{std}{count}{' †' * bool(diverged)}"
+    return Column(title, *UNITS[unit], higher_is_better(measure), measure)
 
 
 def states(runs: Iterable[Run]) -> str:
@@ -178,8 +172,8 @@ class Paired(NamedTuple):
     def is_open(self) -> bool:
         return self.low <= 0 <= self.high
 
-    def between(self, unit: Unit) -> str:
-        return "\u00a0to\u00a0".join(unit.differences(self.low, self.high))
+    def between(self, column: Column) -> str:
+        return "\u00a0to\u00a0".join(column.differences(self.low, self.high))
 
 
 def paired(one: Sample, other: Sample) -> Paired:

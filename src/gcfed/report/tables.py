@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from gcfed.report.groups import SYMBOLS, Group, described
-from gcfed.report.measures import MEASURES, describe, mean_text, states
+from gcfed.report.measures import MEASURES, describe, states
 from gcfed.report.verdict import Verdict
 from gcfed.runs.folder import STATES, Run
 from gcfed.runs.measures import value
@@ -152,9 +152,9 @@ def measured(
     for column, (i, group) in product(columns, enumerate(groups)):
         s = verdict.sample(i, column) if verdict else column.of(group)
         about = {"federation": group.federation, "method": group.method, "setting": group.runs[0].setting}
-        about |= {"measure": column.measure, "unit": column.unit.label, **s.record}
+        about |= {"measure": column.measure, "unit": column.unit, **s.record}
         about |= verdict.against(i)[0] if verdict and column == verdict.column else {}
-        rank = column.unit.rank(s) if verdict is None or i < verdict.ranked else None
+        rank = column.rank(s) if verdict is None or i < verdict.ranked else None
         lines.append(about | {"group": group, "sample": s, "n": len(s.values), "column": column, "rank": rank,
                               "higher": column.higher})  # fmt: skip
     long = pd.DataFrame(lines, dtype=object)
@@ -165,9 +165,7 @@ def measured(
     most = long.groupby(["measure", "federation"])["n"].transform("max")
     first = long["measure"].iloc[0]  # in whose column alone it stands why a run has no number
     long["text"] = [
-        mean_text(line.group, line.sample, line.column.unit, wanted)
-        if line.measure == first or line.group.ended
-        else "–"
+        line.column.cell(line.group, line.sample, wanted) if line.measure == first or line.group.ended else "–"
         for line, wanted in zip(long.itertuples(), most, strict=True)
     ]
     long["text"] = in_bold(long, ["measure", "federation"])

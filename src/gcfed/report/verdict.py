@@ -78,7 +78,7 @@ class Verdict:
         n, p = self.lead.n, self.lead.p
         if n < 2:
             return "one seed, which says nothing about chance" if n else "equal seeds would compare them"
-        text = f"{n} seeds, 95 % interval {self.lead.between(self.column.unit)}"
+        text = f"{n} seeds, 95 % interval {self.lead.between(self.column)}"
         if (least := 2.0 ** (1 - n)) > 0.05:
             return f"{text}; with {n} seeds p cannot be below {least:.3g}"
         return f"{text}, p = {p:.2g}" if p == p else text
@@ -93,24 +93,24 @@ class Verdict:
             said.append(f"Next is {self.groups[1].method}, {self._gap(abs(pair.difference))} behind{apart}.")
         ahead = []
         for column in map(describe, MEASURES if self.ranked else ()):
-            best, other = (column.unit.rank(self.sample(i, column)) for i in (0, self.other))
+            best, other = (column.rank(self.sample(i, column)) for i in (0, self.other))
             if column.higher is None or best is None or other is None:
                 continue
             if (other > best) if column.higher else (other < best):
-                texts = f"{column.unit.text(other)} to {column.unit.text(best)} {column.unit.label}".strip()
+                texts = f"{column.text(other)} to {column.text(best)} {column.unit}".strip()
                 ahead.append(f"{column.title} ({texts})")
         return said + [f"{self.groups[self.other].method} is ahead by {' and '.join(ahead)}."] * bool(ahead)
 
     def _gap(self, number: float, sign: str = "-") -> str:
-        label = "points" if self.column.unit.label == "%" else self.column.unit.label
-        return f"{self.column.unit.differences(number, sign=sign)[0]} {label}".strip()
+        unit = "points" if self.column.unit == "%" else self.column.unit
+        return f"{self.column.differences(number, sign=sign)[0]} {unit}".strip()
 
     def against(self, i: int) -> tuple[dict[str, Any], str]:
         """How far a method is from the reference: what a CSV has of it, and what a table shows."""
-        reference, unit = self.groups[self.reference].method, self.column.unit
+        reference = self.groups[self.reference].method
         pair = paired(self.samples[i], self.samples[self.reference])
-        gap = unit.differences(pair.difference, sign="+")[0] if pair.n and i != self.reference else "–"
-        text = f"{gap} ({pair.between(unit)})" if gap != "–" and pair.n > 1 else gap
+        gap = self.column.differences(pair.difference, sign="+")[0] if pair.n and i != self.reference else "–"
+        text = f"{gap} ({pair.between(self.column)})" if gap != "–" and pair.n > 1 else gap
         return {"ranked": "yes" * (i < self.ranked), "reference": reference, **pair._asdict()}, text
 
 
