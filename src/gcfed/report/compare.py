@@ -33,6 +33,7 @@ class Settings:
         self._composer = Composer()
         self._runs = [group.runs[0] for group in groups]
         self._precisions = sorted({run.get("precision") or "" for run in self._runs} - {""})
+        self._values: dict[str, list[Any]] = {}  # by key, of each run
         self._known: dict[tuple[str, ...], tuple[list[str], int]] = {}
 
     def __call__(self, overrides: tuple[str, ...] | None, scale: tuple[str, ...] = ()) -> tuple[list[str], int]:
@@ -51,9 +52,12 @@ class Settings:
         chosen = dict(override.partition("=")[::2] for override in overrides)
         chosen = _choices(chosen.get("experiment", "")) | chosen
         asked: dict[str, Any] = {f"tags.{kind}": chosen.get(f"tags.{kind}", chosen.get(kind)) for kind in _KINDS}
+        asked = {key: name for key, name in asked.items() if name is not None}
         held = {key: text for key, text in chosen.items() if key.startswith(_HELD) and counts(key)}
         asked |= {key: float(text) for key, text in held.items() if _NUMBER.fullmatch(text)}
-        return any(all(value in (None, run.get(key)) for key, value in asked.items()) for run in self._runs)
+        for key in asked.keys() - self._values.keys():
+            self._values[key] = [run.get(key) for run in self._runs]
+        return not asked or tuple(asked.values()) in zip(*(self._values[key] for key in asked), strict=True)
 
     def _compose(self, overrides: tuple[str, ...]) -> tuple[list[str], int]:
         cfg = self._composer(overrides)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from textwrap import fill
 from typing import Any
 
@@ -42,16 +43,19 @@ _DASHES = ("-", (0, (4, 1.5)), (0, (8, 2)), (0, (6, 1.5, 1, 1.5)))  # of seven m
 
 def seeds(methods: Mapping[str, tuple[Group, Sample]], heading: str, colors: dict[str, Any], axes: Axes) -> str:
     """A line a method: the result of every seed, their mean and its 95 % interval; or why there is none."""
-    for y, (method, (group, s)) in enumerate(methods.items()):
-        x = [*s.values.values()]
-        if s.bound or not x:
+    numbers = {y: [*s.values.values()] for y, (_, s) in enumerate(methods.values()) if s.values and not s.bound}
+    several = {y: x for y, x in numbers.items() if len(x) > 1}
+    shades = [colors[method] for method in methods]
+    ends = np.array([interval(x) for x in several.values()]).reshape(-1, 2)
+    axes.hlines([*several], ends[:, 0], ends[:, 1], colors=[shades[y] for y in several], alpha=0.25, linewidth=9)
+    axes.plot([np.mean(x) for x in several.values()], [*several], "k|", markersize=11, markeredgewidth=2)
+    rows = [y for y, x in numbers.items() for _ in x]
+    sizes = [20 if y in several else 50 for y in rows]
+    axes.scatter([*chain(*numbers.values())], rows, sizes, [shades[y] for y in rows], zorder=3)
+    for y, (group, s) in enumerate(methods.values()):
+        if y not in numbers:
             why = "not reached by every seed" if s.bound else states(group.runs) or "not measured"
             axes.text(0.02, y, why, transform=axes.get_yaxis_transform(), va="center", fontsize="small")
-        elif len(x) > 1:
-            axes.hlines(y, *interval(x), colors=[colors[method]], alpha=0.25, linewidth=9)
-            axes.plot(np.mean(x), y, "k|", markersize=11, markeredgewidth=2)
-        if not s.bound:
-            axes.scatter(x, [y] * len(x), 20 if len(x) > 1 else 50, [colors[method]] * len(x), zorder=3)
     axes.set_yticks(range(len(methods)), [fill(method, 22) for method in methods])
     axes.set(xlabel=heading, ylim=(len(methods) - 0.5, -0.5))
     axes.grid(visible=False, axis="y")
