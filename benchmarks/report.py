@@ -12,7 +12,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from gcfed.report.build import report
+from gcfed.report import write_report
 from gcfed.runs.folder import find_runs
 from gcfed.utils.resolvers import ROOT
 
@@ -59,11 +59,8 @@ def main() -> None:
         started = time.perf_counter(), time.process_time()
         find_runs([folder])
         read = time.perf_counter() - started[0], time.process_time() - started[1]
-        cfg = {"roots": [str(folder)], "out": f"{name}/out", "papers": None, "measures": None, "empty": False,
-               "figures": True,
-               "formats": ["png", "pdf"]}  # fmt: skip
         started = time.perf_counter(), time.process_time()
-        report(cfg)
+        write_report(folder, out=f"{name}/out")
         whole = time.perf_counter() - started[0], time.process_time() - started[1]
     print(f"{runs} runs of {rounds} rounds: {whole[0]:.1f} s ({whole[1]:.1f} s of a core), reading {read[0]:.1f} s "
           f"({read[1]:.1f} s)")  # fmt: skip

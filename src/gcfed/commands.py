@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gcfed.utils.command import one_sentence, run_command, say_stop
 from gcfed.utils.signals import Stopped, stoppable
@@ -75,7 +75,9 @@ def _evaluate(cfg: DictConfig) -> None:
 def _report(cfg: DictConfig) -> None:
     from omegaconf import OmegaConf
 
-    from gcfed.report.build import report
+    from gcfed.report import write_report
 
     with one_sentence():
-        report(OmegaConf.to_container(cfg, resolve=True))  # type: ignore[arg-type]
+        settings: Any = OmegaConf.to_container(cfg, resolve=True)
+        roots = settings.pop("roots")
+        write_report(*([roots] if isinstance(roots, str) else roots or ()), **settings)

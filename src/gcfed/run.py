@@ -223,8 +223,7 @@ def finish(cfg: DictConfig, parts: Parts, folder: Path, trainer: Trainer, data: 
     summary = summary_of(metrics, cfg.targets, trainer.world_size)
     write_summary(folder, summary, about)
     if cfg.extras.figures:
-        from gcfed.plots.curves import plot_curves  # matplotlib
-        from gcfed.plots.partition import draw_partition
+        from gcfed.plots.pictures import draw_partition, plot_curves  # matplotlib
 
         plot_curves(metrics, folder / "curves.png")
         show(trainer.loggers, "curves", folder / "curves.png", summary["rounds"])

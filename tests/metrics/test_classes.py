@@ -14,7 +14,7 @@ from PIL import Image
 
 from gcfed.federated.stack import broadcast_state
 from gcfed.metrics.global_model import Classes
-from gcfed.plots.confusion import plot_confusion
+from gcfed.plots.pictures import plot_confusion
 from gcfed.run import train
 
 TINY = (
@@ -101,7 +101,7 @@ def test_a_run_that_is_ended_early_has_its_matrix_with_the_users_names_in_it(con
             Image.new("RGB", (6, 6), (120 * shade, i, 0)).save(tmp_path / "flowers" / name / f"{i}.png")
     shown, drawn = [], []
     monkeypatch.setattr("gcfed.metrics.base.show", lambda loggers, *about: shown.append(about))
-    monkeypatch.setattr("gcfed.plots.confusion.plot_confusion", lambda *about: drawn.append(about))
+    monkeypatch.setattr("gcfed.plots.pictures.plot_confusion", lambda *about: drawn.append(about))
     cfg = config(
         "data=image_folder", f"data.root={tmp_path / 'flowers'}", f"paths.data_dir={tmp_path}", "model.hidden=[4]",
         "gc.boundary=fc2", "participation.num_clients=2", "participation.per_round=2", "partition=iid", "rounds=3",

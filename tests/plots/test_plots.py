@@ -5,11 +5,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from gcfed.plots import partition, style
-from gcfed.plots.curves import plot_curves
-from gcfed.plots.leakage import plot_recovered
-from gcfed.plots.partition import draw_partition, plot_partition
-from gcfed.plots.surface import plot_surface
+from gcfed.plots import pictures, style
+from gcfed.plots.pictures import draw_partition, plot_curves, plot_partition, plot_recovered, plot_surface
 from gcfed.runs.label_counts import LabelCounts
 from gcfed.runs.measures import smooth
 from gcfed.utils.instantiate import build
@@ -116,7 +113,7 @@ def test_partition_of_any_shape(shape, value, tmp_path, unrendered):
 )
 def test_its_title_says_what_is_parted_and_how(config, tmp_path, monkeypatch, overrides, title):
     titles = []
-    monkeypatch.setattr(partition, "plot_partition", lambda counts, path, title, **kwargs: titles.append(title))
+    monkeypatch.setattr(pictures, "plot_partition", lambda counts, path, title, **kwargs: titles.append(title))
     data = build(config(*overrides).data)
     data.setup()
     draw_partition(tmp_path, data)

@@ -1,6 +1,7 @@
 """A paper's cell and the runs of its setting: what is looked up, what is said of it."""
 
 import pytest
+from conftest import composer
 from run_folders import accuracies, write_run
 
 from gcfed.report.compare import Settings, compare
@@ -31,7 +32,14 @@ cells:
   FedProx: [{mean: 10, note: failed}, 1000+]
   Lost: [40, N/A]
 """
-SAME = "data=digits model=mlp gc=none rounds=4"
+SAME = "data=digits model=mlp algorithm=fedavg gc=none rounds=4"
+GCFED = SAME.replace("none", "gcfed")
+
+
+@pytest.fixture(autouse=True)
+def _one_composer(monkeypatch):
+    """What is composed for the runs need not be composed again for the cells."""
+    monkeypatch.setattr("gcfed.report.compare.Composer", lambda: composer)
 
 
 @pytest.fixture
@@ -77,8 +85,8 @@ def test_a_cell_shows_the_runs_of_its_setting_however_they_were_made(add, toy):
 
 def test_runs_in_another_precision_are_of_the_cell_and_it_says_so(add, toy):
     add(f"{SAME} precision=bf16-mixed")
-    add(f"{SAME} gc=gcfed precision=bf16-mixed", 0.1, 0.2, 0.3, 0.8)
-    add(f"{SAME} gc=gcfed", 0.1, 0.2, 0.3, 0.6)  # the cell's own precision wins
+    add(f"{GCFED} precision=bf16-mixed", 0.1, 0.2, 0.3, 0.8)
+    add(GCFED, 0.1, 0.2, 0.3, 0.6)  # the cell's own precision wins
     table = toy()
     assert table.frame["a (%)"].tolist()[::3] == ["50.00 [1 of 2]", "60.00 [1 of 2]"]
     assert table.notes[1].startswith("Ours differs in precision bf16-mixed [FedAvg].")
@@ -102,16 +110,16 @@ def test_the_group_with_more_results_wins_over_one_with_more_beginnings(add, toy
 def test_what_a_cell_lacks_is_said_in_it(add, toy):
     add()
     add(SAME, 0.1, 0.2, seed=2, ended=False)
-    add(f"{SAME} gc=gcfed rounds=2", 0.5, 0.6)
+    add(f"{GCFED} rounds=2", 0.5, 0.6)
     table = toy(empty=True)
     a, b = table.frame["a (%)"], table.frame["b (%)"]
     assert [a[0], a[3], a[6], a[8]] == ["50.00 [1 of 2]", "60.00 [1 of 2] (2 of 4 rounds)", "no run", "–"]
     assert b.tolist()[:2] == ["no run", "60.00"]
     assert table.notes[1].startswith("Ours differs in rounds 2 (paper 4) [GC-Fed].")
-    assert table.notes[2:] == (
+    assert table.notes[2:] == [
         "In no mean: FedAvg, a: 2 of 4 rounds at seed 2.",
         "2 of 6 cells have runs. All of them: python src/train.py -m study=toy_table1",
-    )
+    ]
 
 
 def test_a_run_that_diverged_is_marked(add, toy):
@@ -122,8 +130,8 @@ def test_a_run_that_diverged_is_marked(add, toy):
 
 def test_the_best_is_of_full_runs_and_of_what_did_not_fail_in_the_paper(add, toy):
     add()
-    add(f"{SAME} algorithm=fedprox", 0.1, 0.2, 0.3, 0.6)
-    add(f"{SAME} gc=gcfed rounds=2", 0.5, 0.9)
+    add(SAME.replace("fedavg", "fedprox"), 0.1, 0.2, 0.3, 0.6)
+    add(f"{GCFED} rounds=2", 0.5, 0.9)
     assert [c for c in toy().frame["a (%)"] if isinstance(c, Best)] == ["58.00 (1.00)", "60.00 [1 of 2]"]
     frame = toy(("seeds: 2", "seeds: 2\nmethods_in: columns")).frame
     assert not any(isinstance(cell, Best) for cell in frame["a (%)"])

@@ -11,10 +11,11 @@ from run_folders import GCFED, PLACE, accuracies, run_of, write_run
 
 from gcfed.report import drawing, figures
 from gcfed.report.drawing import POINTS, agreement, curves, layer_map, seeds
-from gcfed.report.figures import draw
-from gcfed.report.groups import by_federation, grouped, sample
+from gcfed.report.figures import METHODS, draw
+from gcfed.report.groups import by_federation, grouped
+from gcfed.report.measures import interval, sample
 from gcfed.report.searches import Search
-from gcfed.report.verdict import interval, verdict
+from gcfed.report.verdict import verdict
 from gcfed.runs.folder import find_runs
 from gcfed.runs.label_counts import LabelCounts
 from gcfed.runs.measures import smooth
@@ -73,7 +74,7 @@ def test_panels_share_the_scale_of_all_that_finished():
     lost = with_column("test/loss", [1.0, 1e9], "diverged", **GCFED)
     panels = {"high": [high], "low": [low, lost]}
     drawn = {name: partial(curves, grouped(runs), "test/loss", COLORS) for name, runs in panels.items()}
-    figure, _ = figures._drawn(figures.Plot("loss", "loss", "", drawn))
+    figure, _ = figures._drawn(drawn, 3.0)
     bottom, top = figure.axes[-1].get_ylim()
     assert 0 < bottom < 1
     assert 9 < top < 10
@@ -241,7 +242,7 @@ def test_searches_are_curves_of_the_best_value_so_far(axes, tmp_path):
         assert [*plot.panels] == ["FedAvg", "FedSAM"]
         plot.panels["FedAvg"](axes)
         np.testing.assert_allclose(axes.lines[-1].get_xydata().T, [[1, 2, 3, 4], best])
-    figure, _ = figures._drawn(plot)
+    figure, _ = figures._drawn(plot.panels, plot.height)
     assert [axes.get_title() for axes in figure.axes] == ["FedAvg", "FedSAM"]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["no GC", "Local GC", "Global GC", "GC-Fed"]
     assert not [*figures.of_searches(trials, {})]
@@ -253,28 +254,32 @@ def test_families_and_partitions(tmp_path):
     LabelCounts(np.arange(3), np.eye(3, dtype=int), 3).save(run)
     failed = {}
     groups = grouped(find_runs([tmp_path / "logs"]))
-    pictures = draw(figures.plots(groups, {}), groups, tmp_path / "out", ["pdf"], failed)
+    pictures = draw([*figures.plots(groups, {}), *figures.partitions(groups)], tmp_path / "out", ["pdf"], failed)
     assert failed == {}
     names = {"test_acc_1", "test_loss_1", "drift_client_norm_1", "partition_1"}
     assert {picture.file.stem for picture in pictures} == names
     assert len(list((tmp_path / "out").glob("*.pdf"))) == 4
 
 
-def test_long_names_and_a_run_under_way_cost_no_figure(tmp_path):
+def test_long_names_and_a_run_under_way_cost_no_figure(axes, tmp_path):
     names = [f"{'a name of a method, ' * 5}{i}" for i in range(12)]
     runs = [run_of(values=(0.2, 0.8), targets=[0.5], **{"labels.algorithm": n, "a.key": n}) for n in names]
     begun = with_column("cka/conv1", [0.8, 1.0], state="unfinished")
     failed = {}
-    pictures = draw(plots_of(*runs, begun).values(), [], tmp_path, [], failed)
+    pictures = draw(plots_of(begun, *runs).values(), tmp_path, [], failed)
     assert failed == {}
     assert {"comparison_1", "test_acc_1", "target_1"} <= {picture.file.stem for picture in pictures}
+    for first, begun_is_there in ((0, False), (1, True)):  # of twelve methods those with results come first
+        plots_of(begun, *runs[first:])["test_acc_1"].panels[""](axes)
+        assert (len(legend(axes)), "fedavg" in legend(axes)) == (METHODS, begun_is_there)
+        axes.clear()
 
 
 def test_a_warning_costs_its_figure_only(tmp_path, monkeypatch, unrendered):
     monkeypatch.setattr(drawing, "curves", lambda *args: warnings.warn("unreadable", UserWarning, stacklevel=1))
     runs = [run_of(values=(0.2, 0.8), targets=[0.5]), run_of(**GCFED, values=(0.6,), targets=[0.5])]
     failed = {}
-    pictures = draw(plots_of(*runs).values(), [], tmp_path, [], failed)
+    pictures = draw(plots_of(*runs).values(), tmp_path, [], failed)
     assert failed == {f"test accuracy (%), {PLACE}, 30 rounds": "UserWarning: unreadable"}
     names = ["comparison_1.png", "target_1.png"]
     assert [picture.file.name for picture in pictures] == sorted(path.name for path in tmp_path.iterdir()) == names

@@ -5,14 +5,21 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from conftest import composer
 from sample_runs import sample
 
 from gcfed.report.compare import Settings, compare
 from gcfed.report.groups import grouped
-from gcfed.report.groups import sample as over_seeds
+from gcfed.report.measures import sample as over_seeds
 from gcfed.runs.folder import find_runs
 from gcfed.runs.measures import value
 from gcfed.study.papers import load, names
+
+
+@pytest.fixture(autouse=True)
+def _one_composer(monkeypatch):
+    """What is composed for the runs need not be composed again for the cells."""
+    monkeypatch.setattr("gcfed.report.compare.Composer", lambda: composer)
 
 
 def golden(name):

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from run_folders import GCFED, PLACE, run_of
 
-from gcfed.report.groups import Sample, compared, grouped, sample
+from gcfed.report.groups import compared, grouped
+from gcfed.report.measures import Sample, describe, sample
 
 
 def methods(*runs):
@@ -25,7 +26,7 @@ def test_how_long_and_how_often_tells_groups_apart():
     groups = grouped([run_of(), run_of(eval_every=7), run_of(rounds=9)])
     ends = ["30 rounds, tested every 1", "30 rounds, tested every 7", "9 rounds"]
     assert [group.federation for group in groups] == [f"{PLACE}, {end}" for end in ends]
-    assert len({group.setting for group in groups}) == 1
+    assert len({group.runs[0].setting for group in groups}) == 1
 
 
 def test_runs_over_other_data_are_no_repetitions():
@@ -106,7 +107,7 @@ def test_numbers_of_a_search_have_the_digits_that_tell_them_apart():
 )  # fmt: skip
 def test_every_difference_makes_a_group_with_a_label_of_its_own(difference):
     groups = grouped([run_of(), run_of(**difference)])
-    assert len({group.label for group in groups}) == len(groups) == 2
+    assert len({(group.method, group.federation) for group in groups}) == len(groups) == 2
 
 
 def test_mean_and_deviation_over_seeds_by_hand():
@@ -114,10 +115,10 @@ def test_mean_and_deviation_over_seeds_by_hand():
     lost = [run_of("failed", seed=4), run_of("unfinished", seed=5), run_of("diverged", seed=6, values=(0.1, 0.6))]
     (group,) = grouped([*runs, *lost])
     s = sample(group, "last:test/acc", 100.0)
-    assert (s.mean, s.std, [run.seed for run in s.others]) == (pytest.approx(60), pytest.approx(10), [4, 5])
-    assert s.diverged == (6,)
+    assert (s.mean, s.std) == (pytest.approx(60), pytest.approx(10))
+    assert describe("last:test/acc").cell(group, s, 5) == "60.00 (10.00) [3 of 5] †"
     assert s.record["seeds"] == "1 2 6"
-    assert sample(grouped(runs[:1])[0], "max:test/nothing") == Sample({}, others=(runs[0],))
+    assert sample(grouped(runs[:1])[0], "max:test/nothing") == Sample({})
 
 
 def test_a_target_that_was_not_reached_is_a_bound():
@@ -140,5 +141,5 @@ def test_federations_come_by_how_much_they_compare_and_lone_settings_last():
     three = [run_of(rounds=3, seed=seed, **more) for seed in (1, 2, 3) for more in ({}, GCFED)]
     lost = [run_of(rounds=4, seed=seed) for seed in range(9)] + [run_of("failed", rounds=4, **GCFED)]
     groups = grouped([*lone, *lost, *two, *three])
-    assert [group.planned for group in groups] == [3, 3, 2, 2, 1, 4, 4]
+    assert [group.runs[0].planned for group in groups] == [3, 3, 2, 2, 1, 4, 4]
     assert [compared(groups[:2]), compared(groups[2:4]), compared(groups[4:5]), compared(groups[5:])] == [6, 4, 0, 0]

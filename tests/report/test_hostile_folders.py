@@ -14,7 +14,8 @@ import pytest
 import yaml
 from run_folders import curve, write_run
 
-from gcfed.report.build import Incomplete, report
+from gcfed.report import write_report
+from gcfed.report.build import Incomplete
 
 DEEP = "[" * 5000 + "]" * 5000
 BOMB = "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 12))
@@ -189,14 +190,13 @@ def test_one_folder_does_not_cost_the_report(tmp_path, monkeypatch):
     logs = tmp_path / "logs"
     for seed in (1, 2):
         write_run(logs / f"good_{seed}", curve(0.4, 4, seed), "data=digits gc=none rounds=4", seed=seed)
-    asked = {"roots": [str(logs)], "out": str(tmp_path / "out"), "papers": [], "measures": None, "empty": False}
-    report(asked | {"figures": False})
+    write_report(logs, out=tmp_path / "out", papers=[], figures=False)
     tables = tmp_path / "out" / "tables"
     before = pd.read_csv(tables / "singles.csv")
     made = Hostile(logs)
     fill(made, random.Random(1))
     with pytest.raises(Incomplete, match="bad_1_ cannot be read"):
-        report(asked | {"figures": True, "formats": ["png"]})
+        write_report(logs, out=tmp_path / "out", papers=[], formats="png")
     said = (tmp_path / "out" / "report.md").read_text()
     lacks = [text.removeprefix("- Not in this report: ") for text in said.splitlines() if text.startswith("- Not in")]
     assert (tmp_path / "out" / "index.html").read_text().count('class="lack"') == len(lacks)

@@ -3,15 +3,8 @@
 import pandas as pd
 import pytest
 
-from gcfed.report.tables import (
-    UNITS,
-    Best,
-    Minor,
-    Table,
-    describe,
-    in_bold,
-    marked,
-)
+from gcfed.report.measures import UNITS, describe
+from gcfed.report.tables import Best, Minor, Table, in_bold, marked
 
 FRAME = pd.DataFrame([["a_b", Best("1.5 %")], [Minor("paper"), "λ | <x>"]], columns=["", "η (%)"], dtype=object)
 TABLE = Table("t_1", "A & B", FRAME, pd.DataFrame({"x": [1.0, None]}), ("100 % of `it`.",))
@@ -64,4 +57,4 @@ def test_the_best_of_a_group_is_bold(numbers, higher, bold):
     ],
 )
 def test_any_measure_has_a_title_and_a_unit(measure, title, unit, higher):
-    assert describe(measure) == (title, UNITS[unit], higher, measure)
+    assert describe(measure) == (title, *UNITS[unit], higher, measure)

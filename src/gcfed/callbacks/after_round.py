@@ -131,7 +131,7 @@ class PartitionPicture(AfterRound):
 
     def after_round(self, trainer: Trainer, row: dict[str, Any]) -> None:
         if self.wanted:
-            from gcfed.plots.partition import draw_partition
+            from gcfed.plots.pictures import draw_partition
 
             self.wanted = False
             if path := draw_partition(self.folder, trainer.datamodule):  # type: ignore[attr-defined]

@@ -95,7 +95,7 @@ class Classes(RoundTable, ServerMetric):
             table.writerow(["class", *names])
             table.writerows([name, *row] for name, row in zip(names, matrix_CC.tolist(), strict=True))
         if self.figures:
-            from gcfed.plots.confusion import plot_confusion  # matplotlib
+            from gcfed.plots.pictures import plot_confusion  # matplotlib
 
             picture = Path(self.folder) / "confusion.png"
             title = f"{self.data.dataset.name}: the test split after round {round.index + 1:,}"

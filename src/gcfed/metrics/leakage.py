@@ -118,7 +118,7 @@ class Leakage(ServerMetric):
 
     def _invert(self, seen: Observed, round: Round) -> tuple[float, ...]:
         """Attacks, draws, and returns the values of the columns."""
-        from gcfed.plots.leakage import plot_recovered  # matplotlib: only in the rounds that draw
+        from gcfed.plots.pictures import plot_recovered  # matplotlib: only in the rounds that draw
 
         net, shape, classes = self.module.net, tuple(seen.x.shape), self.data.num_classes
         # A round may end inside Lightning's test.

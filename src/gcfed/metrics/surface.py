@@ -117,7 +117,7 @@ class Surface(ServerMetric):
         with replacing(path) as temporary:
             np.savez(temporary, **found)  # type: ignore[arg-type]
         if self.figures:
-            from gcfed.plots.surface import plot_surface  # matplotlib: only in the rounds that draw
+            from gcfed.plots.pictures import plot_surface  # matplotlib: only in the rounds that draw
 
             plot_surface(found, picture := path.with_suffix(".png"))
             self.show(picture, round)

@@ -14,11 +14,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from gcfed.plots.style import PALETTE, logarithmic
-from gcfed.report.groups import Group, Sample, sample
-from gcfed.report.names import symbol
+from gcfed.report.groups import Group, symbol
+from gcfed.report.measures import Sample, describe, interval, sample, states
 from gcfed.report.searches import Search
-from gcfed.report.tables import describe, states
-from gcfed.report.verdict import interval
 from gcfed.runs.folder import FINISHED, Run
 from gcfed.runs.measures import smooth
 
@@ -68,15 +66,15 @@ def seeds(methods: Mapping[str, tuple[Group, Sample]], heading: str, colors: dic
 def curves(groups: Sequence[Group], column: str, colors: dict[str, Any], axes: Axes, *, by_bytes: bool = False) -> str:
     """A column over the rounds, or over the bytes sent: mean and deviation over each method's seeds; what has not
     finished is dotted."""
-    lines = {group.method: [run for run in group.runs if run.state == FINISHED] for group in groups}
-    parts = [(method, runs, False) for method, runs in lines.items() if runs]
+    parts = [(group.method, [run for run in group.runs if run.state == FINISHED], False) for group in groups]
     parts += [(group.method, [run], True) for group in groups for run in group.runs if run.state != FINISHED]
     looks = {m: {"color": color, "linestyle": _DASHES[i // 7 % 4]} for i, (m, color) in enumerate(colors.items())}
     low, high, scale = np.inf, -np.inf, None
-    for method, runs, is_lost in parts:
+    for method, runs, is_lost in (part for part in parts if part[1]):
         y = pd.DataFrame({run.seed: _thinned(run, column) for run in runs})
-        x = pd.DataFrame({run.seed: _sent(run) for run in runs}).reindex(y.index).mean(axis=1) if by_bytes else y.index
-        mean, std = y.mean(axis=1), y.std(axis=1)
+        x, mean, std = y.index, y.mean(axis=1), y.std(axis=1)
+        if by_bytes:
+            x = pd.DataFrame({run.seed: sent(run).cumsum() for run in runs}).reindex(y.index).mean(axis=1)
         if is_lost and scale is None and np.isfinite(high):
             scale = axes.dataLim.intervaly.copy()
         look = looks[method] | ({"linestyle": ":", "linewidth": 1.3} if is_lost else {})
@@ -105,9 +103,9 @@ def _thinned(run: Run, column: str) -> pd.Series:
     return curve.iloc[np.unique(np.linspace(0, len(curve) - 1, min(len(curve), POINTS)).astype(int))]
 
 
-def _sent(run: Run) -> pd.Series:
-    """GB that all clients have sent and received, by round."""
-    return run.metrics.filter(regex="^comm/.*_bytes$").sum(axis=1).cumsum() / 1e9
+def sent(run: Run) -> pd.Series:
+    """GB that all clients send and receive, by round."""
+    return run.metrics.filter(regex="^comm/.*_bytes$").sum(axis=1) / 1e9
 
 
 def against(points: pd.DataFrame, key: str, measure: str, colors: dict[str, Any], axes: Axes) -> str:
@@ -163,7 +161,7 @@ def best_so_far(searches: Mapping[str, Search], colors: dict[str, Any], axes: Ax
     """The best value after each trial, a line a search."""
     for name, search in searches.items():
         column = describe(search.metric)
-        values = column.unit.factor * search.values
+        values = column.factor * search.values
         best = (values.cummax() if search.higher else values.cummin()).ffill()
         axes.step(search.trials["number"] + 1, best, where="post", marker=".", label=name, color=colors[name])
         axes.set(xlabel="trials", ylabel=column.heading)

@@ -1,34 +1,40 @@
-"""Repetitions of a setting, and one measure over their seeds."""
+"""Repetitions of a setting, and what people call it: by what differs in it, in words."""
 
 from __future__ import annotations
 
-import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
-from statistics import fmean, stdev
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import yaml
 
-from gcfed.report.names import described, differing, in_few_digits, option, variants
-from gcfed.runs.folder import DIVERGED, Run
-from gcfed.runs.measures import parse, total, value
+from gcfed.runs.folder import Run
+from gcfed.runs.reading import LABEL, Loader
+from gcfed.utils.resolvers import CONFIGS
 
 #: Keys that say where, on what and against whom is trained; all others are the method's.
 _FEDERATION = (
-    "attack.",
-    "data.",
-    "model.",
-    "participation.",
-    "partition.",
-    "task.",
-    "trainer.",
-    "rounds",
-    "eval_every",
-)
+    "attack.", "data.", "model.", "participation.", "partition.", "task.", "trainer.", "rounds", "eval_every",
+)  # fmt: skip
+#: Keys that have another name than their last words.
+SYMBOLS = {
+    "gc.lam": "λ", "client.optimizer.lr": "η", "client.epochs": "epochs", "client.steps": "steps",
+    "client.batch_size": "batch", "methods.proximal.mu": "μ", "methods.ssf.ratio": "r/d", "methods.fedsub.ratio": "r/d",
+    "partition.alpha": "α", "participation.per_round": "clients a round", "participation.num_clients": "clients",
+    "data.validation": "validation split", "data.classes": "samples", "eval_every": "tested every",
+}  # fmt: skip
+#: Sections that go without saying.
+_PLAIN = re.compile(r"^(methods|client\.optimizer|client|data\.dataset|data|participation|partition|model)\.")
+#: Groups whose files name what their class is for; the labels of the others stand in a run's config.
+_OPTIONS = ("aggregator", "attack", "partition", "quantization")
+_PROPER = {"iid": "IID", "dirichlet": "Dirichlet"}
+_NEVER = "0001-01-01T00:00+00:00"
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,9 +43,9 @@ class Group:
 
     runs: tuple[Run, ...]  # one a seed, ascending
     repeated: tuple[Run, ...]  # further runs of these seeds; the run that measured the most counts, of those the last
-    methods: Mapping[str, str]  # algorithm and GC, then what else differs from the federation's runs of the same name
-    places: Mapping[str, str]  # data, model, participation, partition, rounds, and what else tells two of them apart
-    texts: Mapping[str, str]  # dotted key → value, of the keys in which any two groups differ
+    methods: dict[str, str]  # algorithm and GC, then what else differs from the federation's runs of the same name
+    places: dict[str, str]  # data, model, participation, partition, rounds, and what else tells two of them apart
+    texts: dict[str, str]  # dotted key → value, of the keys in which any two groups differ
 
     @property
     def method(self) -> str:
@@ -50,25 +56,9 @@ class Group:
         return ", ".join(self.places.values())
 
     @property
-    def setting(self) -> str:
-        return self.runs[0].setting
-
-    @property
-    def names(self) -> dict[str, Any]:
-        """What a CSV calls it by."""
-        return {"federation": self.federation, "method": self.method, "setting": self.setting}
-
-    @property
-    def planned(self) -> int:
-        return self.runs[0].planned
-
-    @property
-    def has_ended(self) -> bool:
-        return any(run.has_ended for run in self.runs)
-
-    @property
-    def label(self) -> str:
-        return f"{self.method} ({self.federation})"
+    def ended(self) -> int:
+        """How many of its runs came to their end."""
+        return sum(run.has_ended for run in self.runs)
 
 
 def grouped(runs: Iterable[Run]) -> list[Group]:
@@ -76,59 +66,55 @@ def grouped(runs: Iterable[Run]) -> list[Group]:
 
     Runs whose config cannot be read are in none.
     """
-    members: dict[tuple[str, int, Any, str], list[Run]] = defaultdict(list)
     readable = [run for run in runs if run.config]
     data: dict[str, set[str]] = defaultdict(set)  # checksums of a setting's data: its files may have changed
     for run in readable:
         data[run.setting] |= {run.summary.get("classes") or ""} - {""}
+    members: dict[tuple[str, int, Any, str], list[Run]] = defaultdict(list)
     for run in readable:
-        classes = run.summary.get("classes") or min(data[run.setting], default="")
+        known = data[run.setting]
+        classes = (run.summary.get("classes") or min(known)) if len(known) > 1 else ""
         members[run.setting, run.planned, run.get("eval_every"), classes].append(run)
-    if not members:
-        return []
-    values = [_values(same[0], key[-1] if len(data[key[0]]) > 1 else "") for key, same in members.items()]
-    texts = differing(values)
-    groups = [_group(same, texts.loc[i].to_dict()) for i, same in enumerate(members.values())]
-    for kind in ("places", "methods"):
-        groups = _distinct(groups, texts, kind)
-    places = list(by_federation(groups).values())
-    return [group for place in sorted(places, key=compared, reverse=True) for group in place]
+    groups, settings = [], []
+    for (_, planned, every, classes), same in members.items():
+        ordered = sorted(same, key=_weight)
+        last = {run.seed: run for run in ordered}
+        again = tuple(run for run in ordered if run is not last[run.seed])
+        groups.append(Group(tuple(last[seed] for seed in sorted(last)), again, *_names(same[0]), {}))
+        values = same[0].leaves | {"rounds": planned, "eval_every": every, "data.classes": classes, "seed": None}
+        settings.append(values | {key: option(same[0], key) for key in values if key.endswith("._target_")})
+    texts = _differing(settings)
+    for group, row in zip(groups, texts.to_dict("records"), strict=True):
+        group.texts.update(row)
+    of_place = [key for key in texts if key.startswith(_FEDERATION)]
+    _tell_apart([group.federation for group in groups], [group.places for group in groups], texts[of_place])
+    labels = [(group.federation, group.method) for group in groups]
+    _tell_apart(labels, [group.methods for group in groups], texts.drop(columns=of_place))
+    federations = by_federation(groups).values()
+    return [group for members in sorted(federations, key=compared, reverse=True) for group in members]
+
+
+def _weight(run: Run) -> tuple[bool, int, float, Path]:
+    """Of runs of one seed the last one in this order counts: what ended, then what measured the most, then the newest.
+
+    When is in seconds: runs of two places have two time zones.
+    """
+    ended = datetime.fromisoformat(run.summary.get("ended") or _NEVER).timestamp()
+    return run.has_ended, len(run.get("metrics") or ()), ended, run.folder
 
 
 def by_federation(groups: Iterable[Group]) -> dict[str, list[Group]]:
     """The groups of each federation, in the order of the first ones."""
-    found: dict[str, list[Group]] = defaultdict(list)
+    found: dict[str, list[Group]] = {}
     for group in groups:
-        found[group.federation].append(group)
-    return dict(found)
+        found.setdefault(group.federation, []).append(group)
+    return found
 
 
 def compared(groups: Sequence[Group]) -> int:
     """How many results of a federation can be compared: methods × seeds; 0 where only one method has any."""
-    results = [sum(run.has_ended for run in group.runs) for group in groups if group.has_ended]
+    results = [group.ended for group in groups if group.ended]
     return sum(results) if len(results) > 1 else 0
-
-
-def _values(run: Run, classes: str) -> dict[str, Any]:
-    """What the setting is, by dotted key; where the configs have a name for a choice, that name."""
-    values = run.leaves | {"rounds": run.planned, "eval_every": run.get("eval_every")}
-    values |= {"data.classes": classes} if classes else {}
-    values |= {key: option(run, key) for key in values if key.endswith("._target_")}
-    values.pop("seed", None)
-    return values
-
-
-def _group(runs: Sequence[Run], texts: dict[str, str]) -> Group:
-    ordered = sorted(runs, key=lambda run: (run.has_ended, len(run.get("metrics") or ()), _ended(run), run.folder))
-    last = {run.seed: run for run in ordered}
-    repeated = tuple(run for run in ordered if run is not last[run.seed])
-    return Group(tuple(last[seed] for seed in sorted(last)), repeated, _method(runs[0]), _federation(runs[0]), texts)
-
-
-def _ended(run: Run) -> float:
-    """When, in seconds; runs of two places have two time zones."""
-    text = run.summary.get("ended")
-    return datetime.fromisoformat(text).timestamp() if text else -math.inf
 
 
 def label_of(run: Run, kind: str) -> str:
@@ -136,19 +122,14 @@ def label_of(run: Run, kind: str) -> str:
     return str(run.get(f"labels.{kind}", run.get(f"tags.{kind}", "?")))
 
 
-def _method(run: Run) -> dict[str, str]:
-    """FedAvg, GC-Fed (which is FedAvg with gc=gcfed), FedProx + Local GC."""
+def _names(run: Run) -> tuple[dict[str, str], dict[str, str]]:
+    """FedAvg, GC-Fed (which is FedAvg with gc=gcfed), FedProx + Local GC; CIFAR-10, CNN, 5 of 100 clients, …."""
     algorithm, gc = label_of(run, "algorithm"), label_of(run, "gc")
-    if run.get("gc._target_") is None:
-        return {"algorithm": algorithm}
-    return {"algorithm": gc if run.get("tags.algorithm") == "fedavg" else f"{algorithm} + {gc}"}
-
-
-def _federation(run: Run) -> dict[str, str]:
-    """CIFAR-10, CNN, 5 of 100 clients, Dirichlet 0.1, 800 rounds."""
+    if run.get("gc._target_") is not None:
+        algorithm = gc if run.get("tags.algorithm") == "fedavg" else f"{algorithm} + {gc}"
     parameter = run.leaves.get("partition.alpha", run.leaves.get("partition.classes", ""))
     of = run.get("participation.num_clients") or "all"
-    return {
+    return {"algorithm": algorithm}, {
         "data": label_of(run, "data"),
         "model": label_of(run, "model"),
         "participation": f"{run.get('participation.per_round')} of {of} clients",
@@ -157,64 +138,86 @@ def _federation(run: Run) -> dict[str, str]:
     }
 
 
-def _distinct(groups: Sequence[Group], texts: pd.DataFrame, kind: str) -> list[Group]:
-    """Adds to equal places, or to equal methods of one, the values that differ, but not those that most have."""
-    equal = pd.Series([group.federation if kind == "places" else group.label for group in groups], dtype=object)
-    names = [dict(getattr(group, kind)) for group in groups]
-    own = texts[[key for key in texts if key.startswith(_FEDERATION) == (kind == "places")]]
-    for members in (members for members in equal.groupby(equal).groups.values() if len(members) > 1):
-        frame = variants(own.loc[members])
+def _tell_apart(labels: Sequence[Any], names: Sequence[dict[str, str]], texts: pd.DataFrame) -> None:
+    """Adds to names of equal labels the values that differ, but not those that most have."""
+    equal = pd.Series(labels, dtype=object)
+    for members in (indices for indices in equal.groupby(equal).groups.values() if len(indices) > 1):
+        frame = variants(texts.loc[members])
         for key in frame:
             shares = frame[key].value_counts(normalize=True)
-            for i, text, short in zip(members, frame[key], in_few_digits(frame[key]), strict=True):
-                names[i] |= {key: described(key, short)} if shares[text] <= 0.5 else {}
-    return [replace(group, **{kind: name}) for group, name in zip(groups, names, strict=True)]  # type: ignore[arg-type]
+            for i, text, short in zip(members, frame[key], _in_few_digits(frame[key]), strict=True):
+                names[i].update({key: described(key, short)} if shares[text] <= 0.5 else {})
 
 
-@dataclass(frozen=True)
-class Sample:
-    """One measure over the seeds of a group, in the unit that it is shown in."""
-
-    values: Mapping[int, float]  # by seed, of runs that came to their end and have one
-    bound: bool = False  # a run did not reach the target: its rounds stand in ``values``, the mean is a lower bound
-    diverged: tuple[int, ...] = ()  # their seeds, also in ``values`` where the number is finite
-    others: tuple[Run, ...] = ()  # not in the mean: they failed, are not finished, or have no such number
-
-    @cached_property
-    def mean(self) -> float | None:
-        return fmean(self.values.values()) if self.values else None
-
-    @cached_property
-    def std(self) -> float | None:
-        """The sample's; None for fewer than two runs, and of bounds."""
-        return stdev(self.values.values()) if len(self.values) > 1 and not self.bound else None
-
-    def over(self, seeds: Iterable[int]) -> Sample:
-        """Those of these seeds."""
-        return replace(self, values={seed: self.values[seed] for seed in seeds if seed in self.values})
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """What a CSV has of it."""
-        seeds, values = " ".join(map(str, self.values)), " ".join(map(repr, self.values.values()))
-        return {"mean": self.mean, "std": self.std, "bound": "yes" * self.bound, "seeds": seeds, "values": values}
+def option(run: Run, key: str) -> str:
+    """What the configs call the choice at a ``…._target_``: ``sign flip``; else the name of the class."""
+    group, target = key.removesuffix("._target_"), str(run.get(key, ""))
+    files = _files(group) if group in _OPTIONS else {}
+    fit = {name: node for name, node in files.items() if str(node.get("_target_")) == target}
+    if not fit:
+        name = target.rpartition(".")[2]
+        return re.sub("(?<=[a-z])(?=[A-Z])", " ", name).lower() if target.startswith("gcfed.") else name
+    own = run.get(group)
+    words = max(fit, key=lambda name: sum(own.get(k) == value for k, value in fit[name].items()))
+    return re.sub(r"^\w+", lambda word: _PROPER.get(word[0], word[0]), words.replace("_", " "))
 
 
-def sample(group: Group, measure: str, factor: float = 1.0) -> Sample:
-    """The measure over a group's seeds, times a factor.
+@cache
+def _files(group: str) -> dict[str, dict[str, Any]]:
+    """What the files of a group of ``configs`` set, by their names."""
+    paths = sorted((CONFIGS / group).glob("*.yaml"))
+    return {path.stem: yaml.load(path.read_text(encoding="utf-8"), Loader) for path in paths}
 
-    A target that a run did not reach has what the run took in all, its rounds or bytes.
+
+def _differing(settings: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Texts of the keys in which the settings differ, a row each.
+
+    Classes come first, then what has a symbol: Adam with another η and β is Adam; ``partition.alpha`` rather than
+    ``data.partitioner.alpha``.
     """
-    parts = parse(measure)
-    target, cost = parts.column if parts.is_target else "", parts.column.rpartition("/")
-    values, bound = {}, False
-    for run in group.runs:
-        number = value(run, measure) if run.has_ended else None
-        if run.has_ended and number is None and len(run.curve(target)):
-            number, bound = float(run.rounds), True
-        elif run.has_ended and number is None and cost[2] in (run.summary.get(cost[0]) or ()):
-            number, bound = total(run, cost[0]), True
-        if number is not None:
-            values[run.seed] = factor * number
-    diverged = tuple(run.seed for run in group.runs if run.state == DIVERGED)
-    return Sample(values, bound, diverged, tuple(run for run in group.runs if run.seed not in values))
+
+    def order(key: str) -> tuple[bool, bool, bool, int]:
+        return not key.endswith("_target_"), key not in SYMBOLS, key.startswith("data."), len(key)
+
+    rows = [{key: _text(value) for key, value in values.items()} for values in settings]
+    frame = pd.DataFrame(rows, dtype=object).fillna("")
+    return frame[sorted(frame.columns[frame.nunique() > 1], key=order)]
+
+
+def variants(texts: pd.DataFrame) -> pd.DataFrame:
+    """The columns in which these rows differ; of those that always change together one only, and none that a class
+    brings with it."""
+    texts = texts.loc[:, texts.nunique() > 1]
+    codes = pd.DataFrame({key: pd.factorize(texts[key])[0] for key in texts}, index=texts.index)
+    kept = texts.loc[:, ~codes.T.duplicated().to_numpy()]
+    classes = {key: f"{key.rpartition('.')[0]}._target_" for key in kept}
+    brought = [k for k, c in classes.items() if k != c and c in kept and kept.groupby(c)[k].nunique().max() == 1]
+    return kept.drop(columns=brought)
+
+
+def described(key: str, text: str) -> str:
+    """``η 0.1``, ``Adam``, ``momentum 0``; ``no λ`` for what is not set."""
+    text = text if len(text) <= LABEL else f"{text[:LABEL]}…"
+    if not text:
+        return f"no {symbol(key)}"
+    return text if key.endswith("_target_") else f"{symbol(key)} {text}"
+
+
+def symbol(key: str) -> str:
+    """``λ``; ``server lr``: the key without what goes without saying."""
+    words = _PLAIN.sub("", key.removesuffix("._target_"))
+    return SYMBOLS.get(key, re.sub("[._]+", " ", words).strip())
+
+
+def _in_few_digits(texts: pd.Series) -> pd.Series:
+    """Long numbers, as a search draws them, with three digits, or as many as tell them apart."""
+    for digits in range(3, 17):
+        short = texts.str.replace(r"^\d*\.\d{6,}$", lambda number: f"{float(number[0]):.{digits}g}", regex=True)  # noqa: B023
+        if short.nunique() == texts.nunique():
+            return short
+    return texts
+
+
+def _text(value: Any) -> str:
+    text = f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+    return text.rpartition(".")[2] if text.startswith(("gcfed.", "torch.")) else text

@@ -3,7 +3,7 @@
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import pandas as pd
 
@@ -35,36 +35,30 @@ def read_searches(roots: Sequence[Path], lacks: list[str]) -> dict[Path, Search]
     searches = {}
     for folder in sorted({folder.resolve() for folder, files in folders(roots) if TRIALS in files}):
         try:
-            searches[folder] = read_search(folder)
+            searches[folder] = _read(folder / TRIALS, folder / RESULTS)
         except ValueError as error:
             lacks.append(f"the search in {shown(folder)} cannot be read: {error}")
     return searches
 
 
-def read_search(folder: Path) -> Search:
-    """One folder.
-
-    Raises:
-        ValueError: its trials are no table with number and value, or its results no metric; names the file.
-    """
-    with naming(folder / TRIALS):
-        trials = pd.read_csv(io.StringIO(read_text(folder / TRIALS, SIZE)))
+def _read(path: Path, results: Path) -> Search:
+    """Raises ValueError, which names the file, where a number, a value or a metric is none."""
+    with naming(path):
+        trials = pd.read_csv(io.StringIO(read_text(path, SIZE)))
         if lack := {"number", "value"} - {*trials}:
             raise ValueError(f"it has no column {min(lack)}")
         trials[["number", "value"]] = trials[["number", "value"]].astype(float)
         odd = ~(trials["number"].between(0, ROUNDS) & (trials["value"].isna() | (trials["value"].abs() < FINITE)))
         if odd.any() or len(trials) > NODES or len(trials.columns) > LABEL:
             raise ValueError("its numbers are not finite, or it is too large")
-    found = read_yaml(folder / RESULTS, check_results) if (folder / RESULTS).exists() else {}
-    return Search(trials.astype({"number": int}), found.get("metric", ""), found.get("direction") != "minimize")
-
-
-def check_results(results: Mapping[str, Any]) -> None:
-    """Refuses ``optimization_results.yaml`` with what is no metric."""
-    if "metric" in results:
-        short("metric", results["metric"])
-        parse(results["metric"] or "")
-        fits("direction", results.get("direction"), Literal["maximize", "minimize"] | None)
+    found = read_yaml(results) if results.exists() else {}
+    with naming(results):
+        metric = found.get("metric", "")
+        short("metric", metric)
+        if "metric" in found:
+            parse(metric or "")
+        direction = fits("direction", found.get("direction"), Literal["maximize", "minimize"] | None)
+    return Search(trials.astype({"number": int}), metric, direction != "minimize")
 
 
 def search_of(run: Run) -> Path | None:
@@ -75,22 +69,21 @@ def search_of(run: Run) -> Path | None:
 
 def trials_table(searches: Mapping[Path, Search]) -> Table | None:
     """The trials of all searches, one below the other, the best value of each whose direction is known in bold."""
-    parts = [
-        search.trials.astype(object).assign(
-            search=shown(folder), metric=search.metric, higher=search.higher, rank=search.values
-        )
-        for folder, search in searches.items()
-        if len(search.trials)
-    ]
+    parts = []
+    for folder, search in searches.items():
+        about = {
+            "search": shown(folder),
+            "metric": search.metric,
+            "higher": search.higher if search.metric else None,
+            "rank": search.values,
+        }
+        parts += [search.trials.astype(object).assign(**about)] if len(search.trials) else []
     if not parts:
         return None
     lines = pd.concat(parts, ignore_index=True)
-    texts = (
-        lines.drop(columns=["folder", "metric", "higher", "rank", "search"], errors="ignore").astype(object).fillna("–")
-    )
+    texts = lines.drop(columns=["folder", "metric", "higher", "rank", "search"], errors="ignore").fillna("–")
     texts = texts.map(lambda cell: f"{cell:.5g}" if isinstance(cell, float) else str(cell)).astype(object)
-    lines["higher"] = lines["higher"].where(lines["metric"] != "", None)
     texts["value"] = in_bold(lines.assign(text=texts["value"]), ["search"])
     texts.insert(0, "search", lines["search"].mask(lines["search"] == lines["search"].shift(), ""))
     note = "Each search's best value in bold; its optimization_results.yaml has it with all its digits."
-    return Table("searches", "Searches", texts, lines.drop(columns=["higher", "rank"]), (note,))
+    return Table("searches", "Searches", texts, lines.drop(columns=["higher", "rank"]), [note])

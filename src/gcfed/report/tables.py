@@ -1,4 +1,4 @@
-"""Tables for people (Markdown, LaTeX, the page) and for programs (CSV), and how their numbers are shown."""
+"""Tables for people (Markdown, LaTeX, the page) and for programs (CSV): methods by measures, and every run."""
 
 from __future__ import annotations
 
@@ -7,83 +7,18 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import product
 from pathlib import Path
-from typing import NamedTuple
 
 import pandas as pd
 
-from gcfed.report.groups import Group, Sample, sample
-from gcfed.runs.folder import UNFINISHED, Run
-from gcfed.runs.measures import higher_is_better, parse
+from gcfed.report.groups import SYMBOLS, Group, described
+from gcfed.report.measures import MEASURES, describe, states
+from gcfed.report.verdict import Verdict
+from gcfed.runs.folder import STATES, Run
+from gcfed.runs.measures import value
 from gcfed.utils.files import replacing
 
-
-class Unit(NamedTuple):
-    """``label`` stands behind a column's name, our numbers are multiplied by ``factor``, ``digits`` are Python's."""
-
-    label: str
-    factor: float
-    digits: str
-
-    def text(self, number: float) -> str:
-        """The number, already in this unit, as tables show it."""
-        digits = ".0f" if "g" in self.digits and 1000 <= abs(number) < 1e9 else self.digits
-        return f"{number:{digits}}".removesuffix(".0")
-
-    def rank(self, s: Sample) -> float | None:
-        """The mean as it is shown, by which the best is marked; None where there is none, or a bound."""
-        return None if s.mean is None or s.bound else float(self.text(s.mean))
-
-    def differences(self, *numbers: float, sign: str = "-") -> list[str]:
-        """Points with one digit behind the dot, as far as it says anything."""
-        digits = ".1f" if self.label == "%" and max(map(abs, numbers)) >= 0.095 else ".2g"
-        return [f"{number:{sign}{digits}}".replace("-", "−") for number in numbers]
-
-
-class Column(NamedTuple):
-    """How a measure is shown."""
-
-    title: str
-    unit: Unit
-    higher: bool | None  # whether more is better; None: neither
-    measure: str
-
-    @property
-    def heading(self) -> str:
-        return f"{self.title} ({self.unit.label})" if self.unit.label not in ("", "rounds") else self.title
-
-    def of(self, group: Group) -> Sample:
-        """The measure over the group's seeds, in the column's unit."""
-        return sample(group, self.measure, self.unit.factor)
-
-
-UNITS = {
-    "percent": Unit("%", 100.0, ".2f"),
-    "points": Unit("%", 100.0, ".3g"),
-    "rounds": Unit("rounds", 1.0, ".1f"),
-    "seconds": Unit("s", 1.0, ".3g"),
-    "MB": Unit("MB", 1e-6, ".4g"),
-    "1e-3": Unit("10⁻³", 1e3, ".3f"),
-    "none": Unit("", 1.0, ".4g"),
-}
-LAST_TESTS = "mean:test/acc[10 tests]"
-#: The measures that are shown unless others are asked for, and their titles.
-MEASURES = {
-    LAST_TESTS: "accuracy, last 10 tests",
-    "max:test/acc": "best accuracy",
-    "last:test/acc": "accuracy at the end",
-    "last:test/relative_error": "relative error at the end",
-    "last:test/loss": "test loss at the end",
-    "sum:comm/down_bytes": "sent to clients",
-    "sum:comm/up_bytes": "sent by clients",
-    "time/round_s": "a round, median",
-}
-_TITLES = MEASURES | {"mean:test/acc[10]": "accuracy, last 10 rounds"}
-#: The unit of what the column of a measure holds; the first that fits.
-_COLUMNS = {
-    "_std": "percent", "personal/": "percent", "comm/": "MB", "time/": "seconds", "bytes": "MB", "acc": "percent",
-    "seconds": "seconds", "": "none",
-}  # fmt: skip
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "[": "{[}"}  # no \\[length]
 _LATEX |= {character: rf"\{character}" for character in "&%$#_{}"}
 _FLOAT = r"""%% For LuaLaTeX or XeLaTeX, with booktabs, graphicx and a font that has Greek letters.
@@ -111,6 +46,20 @@ _MARKUP = {
     "tex": (lambda text: text.translate(str.maketrans(_LATEX)), r"\textbf{{{}}}", r"\quad {}"),
     "html": (html.escape, "<strong>{}</strong>", "<small>{}</small>"),
 }
+#: Of each run: measure and form.
+_RUN = {
+    "final": ("last:test/acc", "{:.2%}"), "best": ("max:test/acc", "{:.2%}"),
+    "error": ("last:test/relative_error", "{:.3g}"), "seconds": ("sum:time/round_s", "{:.0f}"),
+}  # fmt: skip
+NOTE = (
+    "Mean (sample standard deviation) over seeds, the best in bold. [n of m]: of n seeds, where there should be m; †: "
+    "a run diverged, and is in the mean unless its value is not finite; +: a run that did not reach the target counts "
+    "with all its rounds or bytes, so that the mean is a lower bound."
+)
+EQUAL = (
+    " Methods are ranked over equal seeds, their differences taken seed by seed, with a 95 % interval (Student's t) "
+    "that knows nothing of the other methods."
+)
 
 
 class Best(str):
@@ -143,11 +92,16 @@ class Table:
     title: str
     frame: pd.DataFrame
     records: pd.DataFrame
-    notes: tuple[str, ...] = ()
+    notes: Sequence[str] = ()
 
     def write(self, folder: Path) -> None:
-        """``<name>.md``, ``.tex`` and ``.csv``."""
-        texts = {"md": self.markdown, "tex": self.latex(), "csv": self.records.to_csv(index=False)}
+        """``<name>.md``, ``.tex`` (a float, not wider than the text) and ``.csv``."""
+        title, *notes = (marked(text, "tex") for text in (self.title, *self.notes))
+        cells = self._marked("tex")
+        head, *rows = (rf"{' & '.join(row)} \\" for row in [[*cells], *cells.to_numpy()])
+        lines = "\n".join(rf"\par\smallskip{{\footnotesize {note}\par}}" for note in notes)
+        latex = _FLOAT % (title, self.name, "l" + "r" * (len(cells.columns) - 1), head, "\n".join(rows), lines)
+        texts = {"md": self.markdown, "tex": latex, "csv": self.records.to_csv(index=False)}
         write_texts({folder / f"{self.name}.{suffix}": text for suffix, text in texts.items()})
 
     def _marked(self, kind: str, columns: int | None = None) -> pd.DataFrame:
@@ -158,15 +112,6 @@ class Table:
         title, *notes = (marked(text, "md") for text in (self.title, *self.notes))
         lines = self._marked("md").to_markdown(index=False, disable_numparse=True)
         return "\n\n".join([f"## {title}", lines, *notes]) + "\n"
-
-    def latex(self) -> str:
-        """A float, not wider than the text."""
-        title, *notes = (marked(text, "tex") for text in (self.title, *self.notes))
-        cells = self._marked("tex")
-        head, *rows = (rf"{' & '.join(row)} \\" for row in [[*cells], *cells.to_numpy()])
-        notes = [rf"\par\smallskip{{\footnotesize {note}\par}}" for note in notes]
-        align = "l" + "r" * (len(cells.columns) - 1)
-        return _FLOAT % (title, self.name, align, head, "\n".join(rows), "\n".join(notes))
 
     def html(self, columns: int | None = None) -> str:
         """The ``<table>``, or its first columns, without notes."""
@@ -187,32 +132,80 @@ def in_bold(lines: pd.DataFrame, by: Sequence[str]) -> pd.Series:
     return pd.Series(texts, lines.index, dtype=object)
 
 
-def mean_text(s: Sample, unit: Unit, wanted: int) -> str:
-    """``61.20 (0.80) [2 of 3] †``: mean, deviation, seeds where there should be more, diverged runs; or why none."""
-    if s.mean is None:
-        return f"diverged at seed {', '.join(map(str, s.diverged))}" if s.diverged else states(s.others) or "–"
-    std = "" if s.std is None else f" ({unit.text(s.std)})"
-    count = f" [{len(s.values)} of {wanted}]" if len(s.values) < wanted else ""
-    return f"{unit.text(s.mean)}{'+' * s.bound}{std}{count}{' †' * bool(s.diverged)}"
+def usual(groups: Sequence[Group]) -> list[str]:
+    """The measures that are shown unless others are asked for: with rounds and bytes to each target that a run set
+    itself and one of them reached."""
+    runs = [run for group in groups for run in group.runs if run.has_ended]
+    asked = sorted({float(target) for run in runs for target in run.get("targets") or ()})
+    reached = [t for t in asked if any(value(run, f"rounds:test/acc>={t:g}") is not None for run in runs)]
+    return [*MEASURES, *(f"{cost}{t:g}" for cost in ("rounds:test/acc>=", "bytes_to_target/") for t in reached)]
 
 
-def states(runs: Iterable[Run]) -> str:
-    """``failed at seed 2, 50 of 800 rounds at seed 3``, of runs that have not come to their end."""
-    lost = [(run, f"{run.rounds} of {run.planned} rounds" if run.state == UNFINISHED else run.state) for run in runs]
-    return ", ".join(f"{state} at seed {run.seed}" for run, state in lost if not run.has_ended)
+def measured(
+    groups: Sequence[Group], measures: Iterable[str], name: str, title: str, verdict: Verdict | None = None
+) -> Table | None:
+    """A row a group, a column a measure; None where no run has any. Each federation's best is in bold.
+
+    With a verdict over the seeds that it is of, and with the differences in its measure.
+    """
+    lines, columns = [], [*map(describe, dict.fromkeys(measures))]
+    for column, (i, group) in product(columns, enumerate(groups)):
+        s = verdict.sample(i, column) if verdict else column.of(group)
+        about = {"federation": group.federation, "method": group.method, "setting": group.runs[0].setting}
+        about |= {"measure": column.measure, "unit": column.unit, **s.record}
+        about |= verdict.against(i)[0] if verdict and column == verdict.column else {}
+        rank = column.rank(s) if verdict is None or i < verdict.ranked else None
+        lines.append(about | {"group": group, "sample": s, "n": len(s.values), "column": column, "rank": rank,
+                              "higher": column.higher})  # fmt: skip
+    long = pd.DataFrame(lines, dtype=object)
+    long = long[long.groupby("measure")["mean"].transform("count") > 0].copy() if lines else long
+    if long.empty:
+        return None
+    records = long[long["mean"].notna()].drop(columns=["group", "sample", "n", "column", "rank", "higher"])
+    most = long.groupby(["measure", "federation"])["n"].transform("max")
+    first = long["measure"].iloc[0]  # in whose column alone it stands why a run has no number
+    long["text"] = [
+        line.column.cell(line.group, line.sample, wanted) if line.measure == first or line.group.ended else "–"
+        for line, wanted in zip(long.itertuples(), most, strict=True)
+    ]
+    long["text"] = in_bold(long, ["measure", "federation"])
+    places, notes = pd.Series([group.federation for group in groups]), [NOTE + EQUAL * bool(verdict)]
+    texts: dict[str, Sequence[str]] = {"method": [group.method for group in groups]}
+    for measure, part in long.groupby("measure", sort=False):
+        texts[part["column"].iloc[0].heading] = [*part["text"]]
+        if verdict and measure == verdict.column.measure:
+            texts["seeds"] = [str(len(s.values)) for s in verdict.samples]
+            reference = verdict.groups[verdict.reference].method
+            texts[f"against {reference}"] = [verdict.against(i)[1] for i in range(len(groups))]
+    if places.nunique() > 1:
+        texts = {"federation": [*places.mask(places == places.shift(), "")], **texts}
+    else:
+        told = [key for key in SYMBOLS if key.startswith(("client.", "gc.", "methods."))]  # and not by the federation
+        values = {key: {str(group.runs[0].leaves.get(key, "")) for group in groups} for key in told}
+        common = [described(key, *found) for key, found in values.items() if len(found) == 1 and any(found)]
+        notes[0] += f" All: {', '.join(common)}." * bool(common)
+    if lost := [f"{group.method} ({group.federation}): {text}" for group in groups if (text := states(group.runs))]:
+        notes.append(f"In no mean: {'; '.join(lost)}.")
+    if again := [f"{group.method}, seed {run.seed}: {run.folder.name}" for group in groups for run in group.repeated]:
+        notes.append(
+            f"Further runs of a seed; the one that measured the most counts, of equals the last: {'; '.join(again)}."
+        )
+    return Table(name, title, pd.DataFrame(texts, dtype=object), records, notes)
 
 
-def describe(measure: str) -> Column:
-    """How any measure is shown."""
-    parts = parse(measure)
-    if parts.is_target:
-        goal = f"{100 * parts.number:g} %" if "acc" in parts.column else f"{parts.number:g}"
-        of = f" of {parts.column}" * (parts.column != "test/acc") + f", mean of {parts.window}" * (parts.window > 1)
-        return Column(f"rounds to {goal}{of}", UNITS["rounds"], False, measure)
-    title = _TITLES.get(measure, measure)
-    if (tested := measure.replace("val/", "test/")) in _TITLES and tested != measure:
-        title = f"validation {_TITLES[tested].removeprefix('test ')}"
-    if match := re.fullmatch(r"(\w+)_to_target/([\d.]+)", measure):
-        title = f"{match[1].replace('_', ' ')} to {100 * float(match[2]):g} %"
-    unit = next(unit for part, unit in _COLUMNS.items() if part in parts.column)
-    return Column(title, UNITS[unit], higher_is_better(measure), measure)
+def all_runs(runs: Sequence[Run], groups: Sequence[Group], places: Mapping[Run, str]) -> Table:
+    """Every run with its place, those that did not end well first."""
+    names = {run: (group.method, group.federation) for group in groups for run in (*group.runs, *group.repeated)}
+    lines = []
+    for run in sorted(runs, key=lambda run: -STATES.index(run.state)):
+        method, federation = names.get(run, ("?", "?"))
+        about = {"state": run.state, "method": method, "federation": federation, "seed": run.seed}
+        about |= {"rounds": f"{run.rounds} of {run.planned}"}
+        numbers = {name: value(run, measure) for name, (measure, _) in _RUN.items()}
+        lines.append({**about, **numbers, "folder": places[run], "note": run.note})
+    records = pd.DataFrame(lines, dtype=object)
+    frame = records.copy()
+    for name, (_, form) in _RUN.items():
+        frame[name] = ["–" if number is None else form.format(number) for number in records[name]]
+    frame = frame.loc[:, (frame != "–").any()].astype(str)
+    return Table("runs", "All runs", frame, records, ["Seconds are those of all rounds together."])

@@ -2,69 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import combinations_with_replacement
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from gcfed.report.groups import Group, Sample
-from gcfed.report.tables import LAST_TESTS, MEASURES, Column, Unit, describe
+from gcfed.report.groups import Group
+from gcfed.report.measures import LAST_TESTS, MEASURES, Column, Paired, Sample, describe, paired
 from gcfed.runs.measures import WINDOW, parse
 
-KINDS, PERMUTED = 20, 16  # sets of seeds that are tried; pairs of which all signs are
-
-
-class Paired(NamedTuple):
-    """How far one sample is above another one, seed by seed; NaN where the seeds are too few to say."""
-
-    n: int
-    difference: float = math.nan
-    low: float = math.nan  # of the 95 % interval
-    high: float = math.nan
-    p: float = math.nan  # two-sided: of all choices of the differences' signs, the share whose mean is as far from 0
-
-    @property
-    def is_open(self) -> bool:
-        return self.low <= 0 <= self.high
-
-    def between(self, unit: Unit) -> str:
-        return "\u00a0to\u00a0".join(unit.differences(self.low, self.high))
-
-
-def paired(one: Sample, other: Sample) -> Paired:
-    """Mean, interval and exact permutation test of the differences over common seeds; p of at most 16 of them."""
-    d = np.array([one.values[seed] - other.values[seed] for seed in one.values if seed in other.values])
-    if len(d) < 2:
-        return Paired(len(d), *d)
-    p = math.nan
-    if len(d) <= PERMUTED:
-        signs = 1 - 2 * (np.arange(2 ** len(d))[:, None] >> np.arange(len(d)) & 1)  # all +1 first
-        means = np.abs(signs @ d) / len(d)
-        p = float((means >= means[0] * (1 - 1e-9)).mean())
-    return Paired(len(d), float(d.mean()), *interval(d), p)
-
-
-def interval(values: Any) -> tuple[float, float]:
-    """The 95 % interval of the mean, by Student's t; NaN of fewer than two values."""
-    if len(values) < 2:
-        return math.nan, math.nan
-    mean, half = np.mean(values), _quantile(len(values)) * np.std(values, ddof=1) / math.sqrt(len(values))
-    return float(mean - half), float(mean + half)
-
-
-@cache
-def _quantile(n: int) -> float:
-    """Student's t with n − 1 degrees of freedom at 97.5 %: with t = √(n − 1)·tan θ its density is ∝ cosⁿ⁻² θ."""
-    angles = np.linspace(0, math.pi / 2, 100_001)
-    heights = np.cos(angles) ** (n - 2)
-    areas = np.concatenate([[0.0], np.cumsum((heights[1:] + heights[:-1]) / 2)])
-    return math.sqrt(n - 1) * math.tan(np.interp(0.95 * areas[-1], areas, angles))
+KINDS = 20  # sets of seeds that are tried
 
 
 def equal_seeds(values: pd.DataFrame) -> pd.DataFrame:
@@ -103,72 +54,64 @@ class Verdict:
         """Whom the best is compared with: the reference, or the next one where the best is it."""
         return self.reference or 1
 
-    def equal(self, i: int, s: Sample) -> Sample:
-        """Of a method's sample what lies on the seeds that it is compared over."""
-        return s.over(self.samples[i].values) if i < self.ranked else s
+    @property
+    def lead(self) -> Paired:
+        return paired(self.samples[0], self.samples[self.other])
 
-    def over(self, one: int, other: int) -> Paired:
-        """How far a method is above another one."""
-        return paired(self.samples[one], self.samples[other])
+    def sample(self, i: int, column: Column) -> Sample:
+        """A method's measure over the seeds that it is compared on."""
+        s = column.of(self.groups[i])
+        return s.over(self.samples[i].values) if i < self.ranked else s
 
     @property
     def headline(self) -> str:
         """``GC-Fed +4.2 points over FedAvg``."""
         if not self.ranked:
             return "No two methods have a seed in common"
-        best, gap = self.groups[0].method, self._gap(self.over(0, self.other).difference, sign="+")
+        best, gap = self.groups[0].method, self._gap(self.lead.difference, sign="+")
         over = "over" if self.column.higher else "against"
         return f"{best}{':' * (', ' in best)} {gap} {over} {self.groups[self.other].method}"
 
     @property
     def sureness(self) -> str:
         """``10 seeds, 95 % interval 3.3 to 5.2, p = 0.002``, or why there is none."""
-        pair = self.over(0, self.other)
-        if pair.n < 2:
-            return "one seed, which says nothing about chance" if pair.n else "equal seeds would compare them"
-        text = f"{pair.n} seeds, 95 % interval {pair.between(self.column.unit)}"
-        if (least := 2.0 ** (1 - pair.n)) > 0.05:
-            return f"{text}; with {pair.n} seeds p cannot be below {least:.3g}"
-        return f"{text}, p = {pair.p:.2g}" if pair.p == pair.p else text
+        n, p = self.lead.n, self.lead.p
+        if n < 2:
+            return "one seed, which says nothing about chance" if n else "equal seeds would compare them"
+        text = f"{n} seeds, 95 % interval {self.lead.between(self.column)}"
+        if (least := 2.0 ** (1 - n)) > 0.05:
+            return f"{text}; with {n} seeds p cannot be below {least:.3g}"
+        return f"{text}, p = {p:.2g}" if p == p else text
 
     @property
     def remarks(self) -> list[str]:
         """What must be known beside it: who is not told apart, who is next, by which measures another one is ahead."""
-        said = []
-        if self.over(0, self.other).is_open:
-            said.append("These seeds do not tell the two apart.")
+        said = ["These seeds do not tell the two apart."] * self.lead.is_open
         if self.ranked and self.other != 1:
-            pair = self.over(0, 1)
+            pair = paired(*self.samples[:2])
             apart = ", not told apart" * pair.is_open
             said.append(f"Next is {self.groups[1].method}, {self._gap(abs(pair.difference))} behind{apart}.")
         ahead = []
         for column in map(describe, MEASURES if self.ranked else ()):
-            best, other = (column.unit.rank(self.equal(i, column.of(self.groups[i]))) for i in (0, self.other))
+            best, other = (column.rank(self.sample(i, column)) for i in (0, self.other))
             if column.higher is None or best is None or other is None:
                 continue
             if (other > best) if column.higher else (other < best):
-                texts = f"{column.unit.text(other)} to {column.unit.text(best)} {column.unit.label}".strip()
+                texts = f"{column.text(other)} to {column.text(best)} {column.unit}".strip()
                 ahead.append(f"{column.title} ({texts})")
         return said + [f"{self.groups[self.other].method} is ahead by {' and '.join(ahead)}."] * bool(ahead)
 
     def _gap(self, number: float, sign: str = "-") -> str:
-        label = "points" if self.column.unit.label == "%" else self.column.unit.label
-        return f"{self.column.unit.differences(number, sign=sign)[0]} {label}".strip()
+        unit = "points" if self.column.unit == "%" else self.column.unit
+        return f"{self.column.differences(number, sign=sign)[0]} {unit}".strip()
 
-    def record(self, i: int) -> dict[str, Any]:
-        """What a CSV has of a method beside the result."""
-        against = {"ranked": "yes" * (i < self.ranked), "reference": self.groups[self.reference].method}
-        return against | self.over(i, self.reference)._asdict()
-
-    def texts(self) -> dict[str, list[str]]:
-        """The columns of a table that say on how many seeds a method stands, and how far it is from the reference."""
-        texts = []
-        for i in range(len(self.groups)):
-            pair, unit = self.over(i, self.reference), self.column.unit
-            gap = unit.differences(pair.difference, sign="+")[0] if pair.n and i != self.reference else "–"
-            texts.append(f"{gap} ({pair.between(unit)})" if gap != "–" and pair.n > 1 else gap)
-        seeds = [str(len(s.values)) for s in self.samples]
-        return {"seeds": seeds, f"against {self.groups[self.reference].method}": texts}
+    def against(self, i: int) -> tuple[dict[str, Any], str]:
+        """How far a method is from the reference: what a CSV has of it, and what a table shows."""
+        reference = self.groups[self.reference].method
+        pair = paired(self.samples[i], self.samples[self.reference])
+        gap = self.column.differences(pair.difference, sign="+")[0] if pair.n and i != self.reference else "–"
+        text = f"{gap} ({pair.between(self.column)})" if gap != "–" and pair.n > 1 else gap
+        return {"ranked": "yes" * (i < self.ranked), "reference": reference, **pair._asdict()}, text
 
 
 def verdict(groups: Sequence[Group]) -> Verdict | None:

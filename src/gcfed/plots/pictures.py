@@ -1,0 +1,251 @@
+"""The pictures that runs leave: each function draws one, writes it to ``path`` and returns the figure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, PercentFormatter
+from numpy import ndarray
+from numpy.typing import ArrayLike
+
+from gcfed.data.partition import ByGroup
+from gcfed.data.shift import Shift
+from gcfed.plots.style import BLACK, BLUE, GREY, ORANGE, VERMILION, logarithmic, save, styled
+from gcfed.runs.label_counts import evenly, label_counts
+from gcfed.runs.measures import smooth
+from gcfed.runs.reading import column, read_metrics
+
+if TYPE_CHECKING:
+    from gcfed.data.datamodule import FederatedDataModule
+
+#: Models on the plane of a loss surface: marker, colour, size and words. Of a local model there is no entry.
+MARKS = {
+    "mean": ("D", ORANGE, 7, "their mean"),
+    "broadcast": ("s", BLUE, 7, "broadcast model"),
+    "global": ("*", VERMILION, 13, "new global model"),
+}
+
+
+@styled
+def plot_curves(metrics: pd.DataFrame | str | Path, path: str | Path) -> Figure:
+    """Test accuracy (raw and smoothed, best marked) and losses over the rounds.
+
+    A regression, which is tested but has no accuracies, has its relative error in their place, if it is measured.
+
+    Args:
+        metrics: by round, any of ``test/acc`` (0 to 1), ``train/loss``, ``test/loss``, NaN where a round was not
+            tested; or the ``metrics.csv`` that holds them.
+        path: where the picture goes.
+    """
+    table = metrics if isinstance(metrics, pd.DataFrame) else read_metrics(Path(metrics))
+    figure = Figure(figsize=(10, 3.8))
+    left, right = figure.subplots(1, 2)
+    acc, loss, error = (column(table, f"test/{name}") for name in ("acc", "loss", "relative_error"))
+    is_regression = acc.empty and not loss.empty
+    if is_regression:
+        left.set(title="Global model against the optimum", ylabel="‖W − W*‖ / ‖W*‖")
+        logarithmic(left, "y")
+        logarithmic(right, "y")
+        _line(left, error, BLUE, f"last: {error.iloc[-1]:.2e}" if len(error) else "")
+    else:
+        left.set(title="Global model on the test split", ylabel="test accuracy (%)")
+        _line(left, 100 * acc, BLUE, "each test", alpha=0.35, linewidth=1)
+        _line(left, 100 * smooth(acc), BLUE, f"mean of the last {min(10, len(acc))} tests", linewidth=2.2)
+        best = 100 * acc.nlargest(1)
+        label = "".join(f"best: {top:.1f} % in round {t}" for t, top in best.items())
+        _line(left, best, BLACK, label, marker="*", markersize=10)
+    _line(right, column(table, "train/loss"), VERMILION, "train loss", linewidth=1.4)
+    _line(right, loss, BLUE, "test loss", linewidth=1.4)
+    right.set(title="Loss", ylabel="squared error / 2" if is_regression else "cross-entropy (nats)")
+    for axes in (left, right):
+        axes.set_xlabel("communication round")
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
+        if axes.lines:
+            axes.legend()
+        else:
+            axes.text(0.5, 0.5, "nothing measured yet", ha="center", color=GREY, transform=axes.transAxes)
+    save(figure, path)
+    return figure
+
+
+def _line(axes: Axes, curve: pd.Series, color: str, label: str, **look: Any) -> None:
+    if len(curve):
+        look.setdefault("marker", "o" if len(curve) == 1 else None)  # a line through a single point is invisible
+        axes.plot(curve.index, curve, color=color, label=label, **look)
+
+
+def draw_partition(folder: Path, data: FederatedDataModule) -> Path | None:
+    """Draws ``partition.png`` into a run's folder and returns its path; None where there are no classes to draw."""
+    if (held := label_counts(data)) is None:
+        return None
+    deals = data.partitioner
+    kind = "natural" if isinstance(deals, ByGroup) else type(deals).__name__
+    if isinstance(deals, Shift):
+        deals = deals.of
+        kind += f" of {type(deals).__name__}"
+    # What a partitioner has first is what it is about.
+    first = [f"{key} = {value}".replace("alpha", "α") for key, value in [*vars(deals).items()][:1] if value is not None]
+    title = ", ".join([f"{data.dataset.name}: {held.of:,} clients", kind, *first])
+    path = folder / "partition.png"
+    plot_partition(held.counts, path, title, clients=held.clients, of=held.of, names=held.names)
+    return path
+
+
+@styled
+def plot_partition(
+    label_counts: ArrayLike,
+    path: str | Path | None,
+    title: str | None = None,
+    max_clients: int = 50,
+    *,
+    clients: ArrayLike | None = None,
+    of: int | None = None,
+    names: Sequence[str] = (),
+) -> Figure:
+    """How many samples of each class each client holds, as GC-Fed's Figure 5.
+
+    A bubble's area is proportional to the number of samples; the bars above count the samples of each client.
+
+    Args:
+        label_counts: integers [N, C], samples of class c on client n.
+        path: where the picture goes; None: nowhere.
+        title: goes above the picture.
+        max_clients: of more clients than this only so many are drawn, evenly spaced by their ids.
+        clients: their ids, [N], where the rows are some of ``of`` clients.
+        names: of the classes, [C], in place of their numbers.
+    """
+    counts_NC = np.asarray(label_counts)
+    drawn = evenly(len(counts_NC), max_clients)
+    counts_SC = counts_NC[drawn]
+    ids = drawn if clients is None else np.asarray(clients)[drawn]
+    of = of or len(counts_NC)
+    cell = np.clip(np.array([10, 6]) / counts_SC.shape, [0.2, 0.045], [0.5, 0.32])  # inches
+    width, height = np.maximum(cell * counts_SC.shape, [3.0, 1.8])
+
+    figure = Figure(figsize=(width + 1.8, height + 1.9))
+    bars, bubbles = figure.subplots(2, 1, sharex=True, height_ratios=[1, height])
+    bars.bar(range(len(drawn)), counts_SC.sum(axis=1), color=GREY, width=0.7)
+    bars.grid(axis="x", visible=False)
+    bars.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
+    bars.yaxis.set_major_formatter("{x:,.0f}")
+    bars.set(ylabel="samples", title=title)
+
+    area = (72 * max(cell.min(), 0.14)) ** 2 / max(counts_SC.max(), 1)  # points² a sample: the largest fills its cell
+    rows, classes = counts_SC.nonzero()
+    points = bubbles.scatter(rows, classes, s=area * counts_SC[rows, classes], color=BLUE, alpha=0.85, linewidths=0)
+    if len(rows):
+        few = len(np.unique(counts_SC[rows, classes])) < 4
+        look: dict[str, Any] = {"fmt": "{x:,.0f}", "func": lambda s: s / area, "color": BLUE}
+        examples = points.legend_elements("sizes", num=None if few else 4, **look)
+        bubbles.legend(*examples, title="samples", loc="upper left", bbox_to_anchor=(1, 1), labelspacing=1)
+    steps = (step * 10**e for e in count() for step in (1, 2, 5))
+    place = np.arange(0, len(drawn), next(step for step in steps if len(drawn) <= 20 * step))
+    bubbles.set_xticks(place, [str(i) for i in ids[place]])
+    bubbles.yaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
+    if names:
+        shown = evenly(len(names), 30)
+        bubbles.set_yticks(shown, [names[c][:20] for c in shown])
+    subset = "" if len(drawn) == of else f" ({len(drawn)} of {of:,}, evenly spaced)"
+    limits = {"xlim": (-0.7, len(drawn) - 0.3), "ylim": (-0.8, counts_SC.shape[1] - 0.2)}
+    bubbles.set(xlabel=f"client{subset}", ylabel="class", **limits)
+    if path is not None:
+        save(figure, path)
+    return figure
+
+
+@styled
+def plot_confusion(counts: ArrayLike, names: Sequence[str] | ndarray, path: str | Path, title: str = "") -> Figure:
+    """The shares of each class's samples that were taken for each class; up to 20 classes have them in percent.
+
+    Args:
+        counts: integers [C, C], samples of the class of a row that were taken for that of a column.
+        names: of the classes, [C]; of more than 50 some are left out.
+        path: where the picture goes.
+        title: goes above the picture, with the accuracy over all samples.
+    """
+    counts_CC = np.asarray(counts)
+    n, tested = len(counts_CC), counts_CC.sum(1, keepdims=True)
+    share_CC = np.ma.masked_array(counts_CC / np.maximum(tested, 1), mask=np.broadcast_to(tested == 0, counts_CC.shape))
+    shown = [name if len(name) <= 18 else f"{name[:17]}…" for name in map(str, names)]
+    side = float(np.clip(0.45 * n, 3.4, 9.0))  # inches
+    figure = Figure(figsize=(side + 1.9, side + 0.9))
+    axes = figure.subplots()
+    image = axes.imshow(share_CC, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
+    figure.colorbar(image, ax=axes, label="share of the class", format=PercentFormatter(1), shrink=0.8)
+    for row, taken in zip(*np.nonzero(counts_CC if n <= 20 else []), strict=True):
+        share = share_CC[row, taken]
+        colour = "white" if share > 0.55 else "black"
+        axes.text(taken, row, f"{100 * share:.0f}", ha="center", va="center", fontsize=8, color=colour)
+    ticks = np.arange(0, n, -(-n // 50))
+    size = 9 if n <= 25 else 6
+    axes.set_xticks(ticks, [shown[i] for i in ticks], rotation=90 if max(map(len, shown)) > 3 else 0, fontsize=size)
+    axes.set_yticks(ticks, [shown[i] for i in ticks], fontsize=size)
+    accuracy = counts_CC.trace() / max(counts_CC.sum(), 1)
+    axes.set(xlabel="taken for", ylabel="class", title=f"{title}\naccuracy {accuracy:.1%}".strip())
+    axes.grid(visible=False)
+    save(figure, path)
+    return figure
+
+
+@styled
+def plot_recovered(
+    original: ndarray, recovered: ndarray, above: Sequence[str], below: Sequence[str], path: str | Path
+) -> Figure:
+    """Images [B, C, H, W] in 0…1, one or three channels, that an attack recovered, below their originals.
+
+    ``above`` and ``below`` are the titles of the two rows, [B].
+    """
+    figure = Figure(figsize=(max(2.1 * len(original), 2.8), 4.6))
+    rows = figure.subplots(2, len(original), squeeze=False)
+    for axes, images, titles in zip(rows, (original, recovered), (above, below), strict=True):
+        for ax, image, title in zip(axes, images, titles, strict=True):
+            ax.imshow(image.transpose(1, 2, 0), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+            ax.set_title(title, fontsize=9)
+            ax.set_axis_off()
+    save(figure, path)
+    return figure
+
+
+@styled
+def plot_surface(surface: Mapping[str, ndarray], path: str | Path) -> Figure:
+    """Contour lines of the loss and six models on the plane through three local ones, as FedACG's Figure 2(a).
+
+    ``surface`` is what ``surface_round_<t>.npz`` holds (:mod:`gcfed.metrics.surface`), for instance by ``numpy.load``.
+    """
+    figure = Figure(figsize=(7.6, 5.2))
+    axes = figure.subplots()
+    loss_GG = np.ma.masked_invalid(surface["loss"])
+    low, high = loss_GG.min(), loss_GG.max()
+    if low < high:
+        levels = np.geomspace(max(low, 1e-6 * high), high, 16)[1:-1]  # in equal ratios
+        lines = axes.contour(surface["x"], surface["y"], loss_GG, levels=levels, cmap="cividis", linewidths=1.2)
+        axes.clabel(lines, levels[::2], fmt="%.3g", fontsize=7)
+    else:
+        axes.text(0.5, 0.5, "one loss everywhere", ha="center", transform=axes.transAxes)
+    rows = zip(surface["names"], surface["points"], surface["point_loss"], surface["distance"], strict=True)
+    for i, (name, (x, y), loss, distance) in enumerate(rows):
+        marker, colour, size, words = MARKS.get(name, ("o", BLACK, 7, f"w{'₁₂₃'[i % 3]}, {name}"))
+        if name not in MARKS:
+            axes.annotate(words[:2], (x, y), xytext=(5, 5), textcoords="offset points")
+        label = f"{words}: {loss:.3g}" + (f",\n{distance:.3g} off the plane" if distance > 0 else "")
+        axes.plot(x, y, marker, color=colour, markersize=size, markeredgecolor="white", label=label, zorder=3)
+    unit = "nats" if "acc" in surface else "squared error / 2"
+    axes.set(
+        title=f"{surface['split']} loss ({unit}) around three clients of round {surface['round']}".capitalize(),
+        xlabel="along w₂ − w₁ (Euclidean distance of the weights)",
+        ylabel="across, towards w₃ (same unit)",
+        xlim=surface["x"][[0, -1]],
+        ylim=surface["y"][[0, -1]],
+        aspect="equal",
+    )
+    axes.grid(visible=False)
+    axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1), title=f"{surface['split']} loss", alignment="left")
+    save(figure, path)
+    return figure
