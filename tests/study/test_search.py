@@ -10,8 +10,8 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from pretend import CONTEXT, BasicLauncher, Launcher
 
-from gcfed.utils.command import one_sentence
-from gcfed.utils.lock import locked
+from gcfed.commands import one_sentence
+from gcfed.utils.files import locked
 from hydra_plugins.gcfed_sweepers import OptunaSweeper
 
 pytest.importorskip("optuna")

@@ -18,7 +18,7 @@ from gcfed.study.jobs import Job, read_jobs
 from gcfed.study.launch import launch, one_by_one
 from gcfed.study.tuned import tune
 from gcfed.utils.compose import Composer
-from gcfed.utils.lock import locked
+from gcfed.utils.files import locked
 from gcfed.utils.words import say
 
 log = logging.getLogger(__name__)
