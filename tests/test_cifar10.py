@@ -4,6 +4,7 @@ import pytest
 import torch
 from conftest import DATA_DIR, read_rows
 
+from gcfed.assemble import build_module
 from gcfed.run import train
 
 pytestmark = [
@@ -26,11 +27,10 @@ def test_bf16_stays_near_float32(config, tmp_path):
     """One round: the same samples, weights within bfloat16's rounding of each other, parameters kept in float32."""
     updates = []
     for precision in ("32-true", "bf16-mixed"):
-        args = ("rounds=1", f"precision={precision}", "client.epochs=1")
-        start = train(config(*SMALL, *args, "client.optimizer.lr=0", folder=tmp_path / f"start{precision}"))
-        end = train(config(*SMALL, *args, folder=tmp_path / precision))
-        pairs = zip(end.module.net.parameters(), start.module.net.parameters(), strict=True)
+        cfg = config(*SMALL, "rounds=1", f"precision={precision}", "client.epochs=1", folder=tmp_path / precision)
+        start, end = build_module(cfg).net, train(cfg).module.net
+        assert all(p.dtype == torch.float32 for p in end.parameters())
+        pairs = zip(end.parameters(), start.parameters(), strict=True)
         updates.append(torch.cat([(a - b).detach().flatten() for a, b in pairs]))
-        assert all(p.dtype == torch.float32 for p in end.module.net.parameters())
     exact, rounded = updates
     assert 0 < (exact - rounded).norm() < 0.1 * exact.norm()

@@ -39,12 +39,13 @@ def start_agents(work, monkeypatch, folder=None):
     """Two agents, each of which calls a function in a worker: as ``torchrun`` does it, without the imports."""
     monkeypatch.undo()  # the ban on launchers other than ours: Lightning's finds these processes there
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # or Lightning takes all cores for each
-    launch = LaunchConfig(
-        min_nodes=2, max_nodes=2, nproc_per_node=1, run_id="nodes", rdzv_backend="c10d", start_method="fork",
-        rdzv_endpoint=f"127.0.0.1:{free_port()}", monitor_interval=0.05, max_restarts=0,
-    )  # fmt: skip
+    meeting = f"127.0.0.1:{free_port()}"
 
     def agent(rank):
+        launch = LaunchConfig(
+            min_nodes=2, max_nodes=2, nproc_per_node=1, run_id="nodes", start_method="fork", monitor_interval=0.05,
+            rdzv_backend="c10d", rdzv_endpoint=meeting, rdzv_configs={"is_host": rank == 1}, max_restarts=0,
+        )  # fmt: skip
         if folder is not None:
             with (folder / f"printed_{rank}").open("w") as file:
                 os.dup2(file.fileno(), 1)
