@@ -29,9 +29,8 @@ def keep_freed_memory() -> bool:
 def spin_briefly() -> None:
     """Lets OpenMP's threads wait for each other asleep after a few microseconds; before torch is imported.
 
-    A spinning thread holds the core that the thread it waits for needs as soon as another program has one of the two:
-    beside a busy loop on one of two cores a round of the digits took 0.58 s, and takes 0.28 s. On a free machine
-    nothing was lost.
+    A spinning thread holds the core that the thread it waits for needs once another program has one of the two: beside
+    a busy loop a round of the digits took 0.58 s, and takes 0.28 s. On a free machine nothing was lost.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
