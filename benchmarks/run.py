@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.workloads import WORKLOADS  # noqa: E402
-from gcfed.utils.cpu import cores  # noqa: E402
+from gcfed.utils.machine import cores  # noqa: E402
 
 
 def default_layouts() -> list[str]:

@@ -122,6 +122,15 @@ def _no_second_pytest(monkeypatch):
 TWO = ("trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2")
 
 
+def run_script(script: str, *words: str) -> None:
+    """``python src/<script> <words>``, in this process and for its terminal."""
+    sys.argv = [script, *words]
+    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+    os.environ["COLUMNS"] = "100"
+    GlobalHydra.instance().clear()
+    runpy.run_path(str(ROOT / "src" / script), run_name="__main__")
+
+
 def type_command(folder: Path, script: str, *words: str, code: int = 0) -> str:
     """What ``python src/<script> <words>`` prints; in a fork of this process, without the seconds of its imports."""
 
@@ -129,11 +138,7 @@ def type_command(folder: Path, script: str, *words: str, code: int = 0) -> str:
         with (folder / "printed.txt").open("w") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
-        sys.argv = [script, *words]
-        sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
-        os.environ["COLUMNS"] = "100"
-        GlobalHydra.instance().clear()
-        runpy.run_path(str(ROOT / "src" / script), run_name="__main__")
+        run_script(script, *words)
 
     process = multiprocessing.get_context("fork").Process(target=child)
     process.start()

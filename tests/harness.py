@@ -179,11 +179,11 @@ def listening(process="self"):
 
 
 class Listening(Callback):
-    """Writes down the addresses at which a process waits for connections."""
+    """Writes down the addresses at which a process waits for connections, since the parts of the run were built."""
 
     def __init__(self, folder: str) -> None:
-        self.folder = Path(folder)
+        self.folder, self.before = Path(folder), listening()
 
     def on_train_start(self, trainer, *_):
-        found = {place.split(":")[0] for place in listening()}
+        found = {place.split(":")[0] for place in listening() - self.before}
         (self.folder / f"listening_{trainer.global_rank}").write_text(" ".join(found))

@@ -80,7 +80,7 @@ def rounds(logs: Path) -> int:
 def kill_after(process: subprocess.Popen, logs: Path, row: int, delay: float = 0, *, child: bool = False) -> None:
     """Kills a run, or its second process, so many seconds after it has written this row; 0: after it was started."""
     while process.poll() is None and rounds(logs) < row:
-        time.sleep(0.002)
+        time.sleep(0.01)
     time.sleep(delay)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     if process.poll() is None:

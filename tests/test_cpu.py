@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gcfed.utils.cpu import cores
+from gcfed.utils.machine import cores
 
 
 @pytest.mark.parametrize(

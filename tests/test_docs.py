@@ -87,6 +87,7 @@ def test_bringing_your_own_takes_what_the_page_says(config, tmp_path, monkeypatc
 
 def printed():
     """Page and overrides of each command that a page prints, but those of ``bring-your-own.md``, which run above."""
+    seen = [[]]
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         begins = r"(?:python src/train\.py|`…)" if page.name == "commands.md" else r"python src/train\.py"
         for line in re.findall(begins + r" ([^`…<\n]+)", page.read_text().replace("\\\n", " ")):
@@ -96,9 +97,10 @@ def printed():
             # Not those that only print, the examples of errors, and the method that add-a-method.md adds.
             if (
                 page.name not in ("bring-your-own.md", "add-a-method.md")
-                and words
+                and words not in seen
                 and not {"--cfg", "--help", "gc=gcfd", "client.lr=0.1"} & {*words}
             ):
+                seen.append(words)
                 yield pytest.param(words, id=f"{page.name}: {' '.join(words)}")
 
 

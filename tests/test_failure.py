@@ -17,12 +17,11 @@ from omegaconf import open_dict
 from gcfed.assemble import assemble
 from gcfed.checkpoints.reading import load_checkpoint
 from gcfed.checkpoints.writing import AtomicCheckpointIO
+from gcfed.commands import one_sentence, stoppable
 from gcfed.run import train
 from gcfed.runs.folder import CHECKPOINT, FAILURE
 from gcfed.runs.summary import failure_recorded, headline
-from gcfed.utils.command import one_sentence
 from gcfed.utils.files import in_words, replacing
-from gcfed.utils.signals import stoppable
 
 FAST = ("rounds=3", "participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=40")
 ERRORS = {"key": KeyError("a key"), "ctrl_c": KeyboardInterrupt(), "text": ValueError("two\n  lines")}

@@ -8,8 +8,8 @@ from conftest import composer
 from hydra.errors import ConfigCompositionException
 
 import gcfed
+from gcfed.commands import ordered
 from gcfed.utils import instantiate, resolvers
-from gcfed.utils.command import ordered
 from gcfed.utils.compose import composed
 from gcfed.utils.hints import explained, meant
 

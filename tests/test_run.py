@@ -17,6 +17,7 @@ from gcfed.assemble import assemble
 from gcfed.checkpoints.reading import class_checksum, fingerprint
 from gcfed.federated.module import FederatedModule
 from gcfed.run import evaluate, train
+from gcfed.runs.identity import identity, setting
 
 FEW = ("rounds=4", "participation.num_clients=8", "client.epochs=2", "data.limit_train=200", "data.limit_test=100")
 FAST = (*FEW, "model.hidden=[32,16]")
@@ -25,6 +26,20 @@ CNN = (*FEW, "precision=64-true", "model=cnn", "rounds=2")
 
 def run(config, tmp_path, name, *overrides):
     return train(config(*overrides, folder=tmp_path / name))
+
+
+@pytest.fixture(scope="module")
+def kept():
+    return {}
+
+
+@pytest.fixture
+def finished(config, kept, tmp_path_factory):
+    """A run with all that it leaves, once."""
+    if not kept:
+        more = ("extras.figures=true", "logger=tensorboard")
+        kept["run"] = run(config, tmp_path_factory.mktemp("finished"), "run", *FAST, *more)
+    return kept["run"]
 
 
 # ------------------------------------------------------------------------------------------------ one code path
@@ -42,8 +57,8 @@ def test_the_layout_in_memory_changes_no_number(config, tmp_path):
     ],
 )
 def test_settings_of_gc_that_mean_the_same_are_the_same_bit_for_bit(config, tmp_path, one, other):
-    a = run(config, tmp_path, "a", *FAST, *one)
-    b = run(config, tmp_path, "b", *FAST, other)
+    a = run(config, tmp_path, "a", *FAST, "rounds=2", *one)
+    b = run(config, tmp_path, "b", *FAST, "rounds=2", other)
     assert torch.equal(final_weights(a), final_weights(b))
 
 
@@ -144,20 +159,18 @@ def test_runs_that_share_a_folder_for_states_do_not_share_states(config, tmp_pat
         train(config(*settings, "rounds=6", "ckpt_path=last", folder=tmp_path / "c"))
 
 
-def test_checkpoints_are_plain_and_the_model_is_exported(config, tmp_path):
-    result = run(config, tmp_path, "run", *FAST)
-    checkpoint = torch.load(tmp_path / "run/checkpoints/last.ckpt", weights_only=True)
+def test_checkpoints_are_plain_and_the_model_is_exported(finished):
+    checkpoint = torch.load(finished.folder / "checkpoints/last.ckpt", weights_only=True)
     assert checkpoint["global_step"] == 4
-    exported = load_file(tmp_path / "run/global_model.safetensors")
-    for name, tensor in result.module.net.state_dict().items():
+    exported = load_file(finished.folder / "global_model.safetensors")
+    for name, tensor in finished.module.net.state_dict().items():
         assert torch.equal(exported[name], tensor)
-    assert not list((tmp_path / "run").rglob(".*.safetensors"))
+    assert not list(finished.folder.rglob(".*.safetensors"))
 
 
 # -------------------------------------------------------------------------------------------- what a run leaves
-def test_the_run_folder(config, tmp_path):
-    result = run(config, tmp_path, "run", *FAST, "extras.figures=true", "logger=tensorboard")
-    folder = tmp_path / "run"
+def test_the_run_folder(finished):
+    result, folder = finished, finished.folder
     assert result.trainer.progress_bar_callback is None  # callbacks.progress is off: no bar of Lightning's instead
     written = ("metrics.csv", "config.yaml", "summary.json", "curves.png", "partition.png")
     for name in (*written, "partition.npz", "label_counts.npz"):
@@ -170,24 +183,26 @@ def test_the_run_folder(config, tmp_path):
     summary = json.loads((folder / "summary.json").read_text())
     data = result.trainer.datamodule
     assert (summary["data"], summary["classes"]) == (fingerprint(data), class_checksum(data))
+    about = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["gcfed"]
+    config_ = OmegaConf.load(folder / "config.yaml")
+    for key, value in (("identity", identity(config_)), ("setting", setting(config_))):
+        assert about[key] == summary[key] == value
     assert summary["test/acc"] == rows[-1]["test/acc"] == pytest.approx(result.metrics["test/acc"])
     assert summary["comm/up_bytes"] == 4 * bytes_
-    config_ = OmegaConf.load(folder / "config.yaml")
     assert config_.participation.per_round == 5
     saved = np.load(folder / "partition.npz")
     assert np.array_equal(saved["indices"], result.trainer.datamodule.partition.indices)
 
 
-def test_eval_reproduces_the_last_test(config, tmp_path):
-    result = run(config, tmp_path, "run", *FAST)
+def test_eval_reproduces_the_last_test(finished):
     cfg = OmegaConf.create({
-        "ckpt_path": str(tmp_path / "run/checkpoints/last.ckpt"), "override": {}, "paths": {},
+        "ckpt_path": str(finished.folder / "checkpoints/last.ckpt"), "override": {}, "paths": {},
         "trainer": {"_target_": "lightning.pytorch.Trainer", "logger": False, "enable_progress_bar": False,
                     "accelerator": "cpu", "enable_checkpointing": False},
     })  # fmt: skip
     metrics = evaluate(cfg)
     assert metrics["round"] == 4
-    assert metrics["test/acc"] == pytest.approx(result.metrics["test/acc"])
+    assert metrics["test/acc"] == pytest.approx(finished.metrics["test/acc"])
 
 
 # ---------------------------------------------------------------------------------------------------- behaviour
@@ -328,17 +343,16 @@ def test_a_sweep_in_every_process_of_ddp_is_refused(config, tmp_path, monkeypatc
         train(config("trainer=ddp", folder=tmp_path / "run"))
 
 
-def test_a_checkpoint_of_another_model_or_run_is_refused(config, tmp_path):
-    run(config, tmp_path, "run", *FAST)
-    checkpoint = tmp_path / "run/checkpoints/last.ckpt"
+def test_a_checkpoint_of_another_model_or_run_is_refused(config, finished, tmp_path):
+    checkpoint = finished.folder / "checkpoints/last.ckpt"
     before = checkpoint.read_bytes()
     with pytest.raises(ValueError, match=r"holds another model than CNN: .*model=…"):
-        train(config(*FEW, "model=cnn", f"ckpt_path={checkpoint}", folder=tmp_path / "run"))
+        train(config(*FEW, "model=cnn", f"ckpt_path={checkpoint}", folder=finished.folder))
     with pytest.raises(ValueError, match=r"belongs to another run: seed is 1 there, 2 here"):
-        train(config(*FAST, "seed=2", "ckpt_path=last", folder=tmp_path / "run"))
+        train(config(*FAST, "seed=2", "ckpt_path=last", folder=finished.folder))
     broken = tmp_path / "broken.ckpt"
     broken.write_bytes(before[:1000])
     with pytest.raises(ValueError, match="is damaged, or no checkpoint"):
         train(config(*FAST, f"ckpt_path={broken}", folder=tmp_path / "other"))
     assert checkpoint.read_bytes() == before
-    assert len(read_rows(tmp_path / "run/metrics.csv")) == 4
+    assert len(read_rows(finished.folder / "metrics.csv")) == 4

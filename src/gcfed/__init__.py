@@ -24,6 +24,6 @@ __all__ = ["Comparison", "RunResult", "compare", "configure", "report", "train"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'gcfed' has no attribute {name!r}")
-    if name == "report":
+    if name == "report":  # a package that can be called
         return import_module("gcfed.report")
     return getattr(import_module("gcfed.run" if name in ("RunResult", "train") else "gcfed.api"), name)

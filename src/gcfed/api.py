@@ -63,8 +63,8 @@ def compare(
     Args:
         configs: what people call a method → its config, of :func:`configure`.
         seeds: in place of the configs' own.
-        folder: each run has a folder of its own in it, ``<method>_seed<seed>``; one that is there is overwritten, or
-            continued where the config says ``ckpt_path=last``. None: a new one in ``logs/compare/``.
+        folder: of the runs' folders, ``<method>_seed<seed>``; one that is there is overwritten, or continued where the
+            config says ``ckpt_path=last``. None: a new one in ``logs/compare/``.
 
     Raises:
         ValueError: no config, seeds that are no different whole numbers, or a setting that cannot work; before any run.
@@ -112,12 +112,7 @@ class Comparison:
         return {method: values.loc[method].unstack("seed") for method in dict.fromkeys(m for m, _ in self.folders)}
 
     def table(self, column: str = "test/acc", tests: int = 10) -> pd.DataFrame:
-        """A row a method: mean over the seeds of a column's last tests, and the 95 % interval of that mean.
-
-        Args:
-            column: of :attr:`frame`.
-            tests: so many of the last, of which each seed has the mean; fewer if it has no more.
-        """
+        """A row a method: over the seeds the mean of a column's last so many tests, and its 95 % interval."""
         last = {method: curves.tail(tests).mean() for method, curves in self.curves(column).items()}
         rows = {method: (seeds.mean(), *interval(seeds), len(seeds)) for method, seeds in last.items()}
         return pd.DataFrame.from_dict(rows, orient="index", columns=["mean", "low", "high", "seeds"])

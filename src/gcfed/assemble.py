@@ -67,19 +67,16 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
     if module.task.has_classes != (data.labels.dtype.kind == "i"):
         task = "gcfed.tasks.SquaredError for numbers, gcfed.tasks.Classification for classes, which are integers"
         raise ValueError(f"task._target_={cfg.task._target_} is not for labels of {data.labels.dtype}: {task}.")
-    loop = build_loop(cfg, data.num_clients)
-    methods: Sequence[Part] = build_methods(cfg)
-    metrics: Sequence[Part] = parts_of(build_all(cfg, "metrics"))
-    if clients_only:
-        methods = [part for part in methods if isinstance(part, ClientPart)]
-        metrics = [part for part in metrics if isinstance(part, ClientPart)]
-    else:
-        check_samples(data, module.task.has_classes, is_text)
+    loop, kind = build_loop(cfg, data.num_clients), ClientPart if clients_only else Part
+    methods = [part for part in build_methods(cfg) if isinstance(part, kind)]
+    metrics = [part for part in parts_of(build_all(cfg, "metrics")) if isinstance(part, kind)]
+    if not clients_only:
+        _check_samples(data, module.task.has_classes, is_text)
     callbacks: list[Callback] = [loop, *methods, *metrics, *build_all(cfg, "callbacks")]
     loop.bind(callbacks, data, module)
     loop.stores.require_folder()
-    warn_of_disk(loop, module, data.num_clients)
-    return Parts(module, data, loop, list(methods), callbacks)
+    _warn_of_disk(loop, module, data.num_clients)
+    return Parts(module, data, loop, methods, callbacks)
 
 
 def described(cfg: DictConfig, data: FederatedDataModule) -> DictConfig:
@@ -108,26 +105,6 @@ def build_module(cfg: DictConfig) -> FederatedModule:
     return FederatedModule(net, require(cfg, "server"), task=require(cfg, "task"), channels_last=cfg.channels_last)
 
 
-def check_samples(data: FederatedDataModule, has_classes: bool, is_text: bool) -> None:
-    """Refuses data from which nothing can be learned, and warns of classes that are tested and never trained.
-
-    Raises:
-        ValueError: one class, or texts of one character, which stands for all that are unknown.
-    """
-    x = data.dataset.train.x
-    if is_text and not any((x[i : i + 1000] != x.flat[0]).any() for i in range(0, len(x), 1000)):
-        raise ValueError(f"data={data.dataset.name}: all characters of its texts are the same, or unknown.")
-    if not has_classes:
-        return
-    trained, tested = (np.bincount(y[y >= 0], minlength=data.num_classes) for y in (data.labels, data.test_labels))
-    present = np.flatnonzero(trained)
-    if len(present) < 2:
-        raise ValueError(f"data={data.dataset.name}: all training samples are of class {present}: nothing is to learn.")
-    strange = np.flatnonzero((tested > 0) & (trained == 0))
-    if len(strange) and data.labels.ndim == 1:  # of characters some are too rare
-        log.warning("no training sample is of the classes %s, of which the test split has samples", strange.tolist())
-
-
 def build_loop(cfg: DictConfig, num_clients: int) -> FederatedLoop:
     """The server's program: who takes part, what clients do, how their updates become one.
 
@@ -143,6 +120,10 @@ def build_loop(cfg: DictConfig, num_clients: int) -> FederatedLoop:
                 f"participation.per_round and participation.faults.extra={faults.extra} make {drawn} clients a round, "
                 f"of participation.num_clients={num_clients}."
             )
+    stores: ClientStores = require(cfg, "client_store")
+    run = Path(cfg.paths.output_dir).resolve()
+    if stores.folder is not None and not stores.folder.resolve().is_relative_to(run):  # each run has a part of it
+        stores.folder /= f"{run.name[:100]}-{digest({'': str(run)})}"
     federation = optional(cfg, "federation")
     return FederatedLoop(
         sampler=require(cfg.participation, "sampler", **size),
@@ -151,10 +132,20 @@ def build_loop(cfg: DictConfig, num_clients: int) -> FederatedLoop:
         rounds=cfg.rounds,
         seed=cfg.seed,
         eval_every=cfg.eval_every,
-        stores=client_stores(cfg),
+        stores=stores,
         faults=faults,
         federation=federation and partial(federation, cfg=cfg),
     )
+
+
+def build_methods(cfg: DictConfig) -> list[Part]:
+    """The ingredients of the algorithm, in the order in which their hooks run.
+
+    GC comes after all that correct gradients: P·(corrected gradient).
+    """
+    own = [LocalNorm()] if cfg.model.get("norm_policy") == "local" else []
+    rest = [optional(cfg, key) for key in ("gc", "attack", "quantization")]
+    return parts_of(m for m in (*own, *build_all(cfg, "methods"), *rest) if m is not None)
 
 
 def build_trainer(cfg: DictConfig, parts: Parts, callbacks: Sequence[Callback], resume_round: int = 0) -> Trainer:
@@ -172,39 +163,30 @@ def build_trainer(cfg: DictConfig, parts: Parts, callbacks: Sequence[Callback], 
     return require(cfg, "trainer", **layout, callbacks=list(callbacks), logger=loggers)
 
 
-def build_methods(cfg: DictConfig) -> list[Part]:
-    """The ingredients of the algorithm, in the order in which their hooks run.
-
-    GC comes after all that correct gradients: P·(corrected gradient).
-    """
-    parts = [optional(cfg, key) for key in ("gc", "attack", "quantization")]
-    own = [LocalNorm()] if cfg.model.get("norm_policy") == "local" else []
-    methods = [*own, *build_all(cfg, "methods"), *parts]
-    return parts_of(m for m in methods if m is not None)
-
-
-def client_stores(cfg: DictConfig) -> ClientStores:
-    """Those of the config; a folder that is not in the run's own has a part for each run."""
-    stores: ClientStores = require(cfg, "client_store")
-    run = Path(cfg.paths.output_dir).resolve()
-    if stores.folder is not None and not stores.folder.resolve().is_relative_to(run):
-        stores.folder /= f"{run.name[:100]}-{digest({'': str(run)})}"
-    return stores
+def _check_samples(data: FederatedDataModule, has_classes: bool, is_text: bool) -> None:
+    """Refuses data from which nothing can be learned, and warns of classes that are tested and never trained."""
+    x = data.dataset.train.x
+    if is_text and not any((x[i : i + 1000] != x.flat[0]).any() for i in range(0, len(x), 1000)):
+        raise ValueError(f"data={data.dataset.name}: all characters of its texts are the same, or unknown.")
+    if not has_classes:
+        return
+    trained, tested = (np.bincount(y[y >= 0], minlength=data.num_classes) for y in (data.labels, data.test_labels))
+    present = np.flatnonzero(trained)
+    if len(present) < 2:
+        raise ValueError(f"data={data.dataset.name}: all training samples are of class {present}: nothing is to learn.")
+    strange = np.flatnonzero((tested > 0) & (trained == 0))
+    if len(strange) and data.labels.ndim == 1:  # of characters some are too rare
+        log.warning("no training sample is of the classes %s, of which the test split has samples", strange.tolist())
 
 
-def warn_of_disk(loop: FederatedLoop, module: FederatedModule, num_clients: int) -> None:
+def _warn_of_disk(loop: FederatedLoop, module: FederatedModule, num_clients: int) -> None:
     """Says so when the clients' states, once all have taken part, would fill the disk."""
     needed = loop.stores.bytes_of(num_clients, sum(p.nbytes for p in module.net.parameters()))
     folder = (loop.stores.folder or Path()).absolute()
     free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
     if needed > free:
-        log.warning(
-            "the states of all %s clients will take %s, and %s has %s: set client_store.folder",
-            f"{num_clients:,}",
-            size(needed),
-            folder,
-            size(free),
-        )
+        states = f"the states of all {num_clients:,} clients will take {size(needed)}"
+        log.warning("%s, and %s has %s: set client_store.folder", states, folder, size(free))
 
 
 def describe(parts: Parts, trainer: Trainer) -> str:

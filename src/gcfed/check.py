@@ -16,7 +16,7 @@ from gcfed.federated.processes.spread import trains_on_cpu
 from gcfed.federated.processes.strategy import can_fork
 from gcfed.utils.checked import Count, Positive, Share, Whole, fits
 from gcfed.utils.hints import GROUPS_OF_CONFIGS, meant
-from gcfed.utils.processes import in_sweep
+from gcfed.utils.machine import in_sweep
 from gcfed.utils.resolvers import command
 
 PRECISIONS = ("32-true", "bf16-mixed", "64-true")
@@ -34,8 +34,9 @@ RANGES: dict[str, Any] = {
     "rounds": Count, "eval_every": Count, "seed": Whole, "precision_matmul": Literal["high", "medium"] | None,
     "targets": Sequence[Share], "optimized_metric": str | None, "client_store.folder": str | None,
     "channels_last": bool, "extras.figures": bool, "extras.print_config": bool | None,
+    "trainer.num_nodes": Count | None, "trainer.limit_val_batches": Positive | None,
+    "trainer.enable_model_summary": bool | None,
 }  # fmt: skip
-OF_TRAINER = {"num_nodes": Count | None, "limit_val_batches": Positive | None, "enable_model_summary": bool | None}
 FOLLOWED = {"precision": "precision", "rounds": "max_steps", "eval_every": "val_check_interval"}  # by the trainer's
 ROUNDS = {  # of the trainer, whose batch is a round
     "max_epochs": -1, "check_val_every_n_epoch": None, "num_sanity_val_steps": 0, "log_every_n_steps": 1,
@@ -55,11 +56,11 @@ def check(cfg: DictConfig) -> None:
         run: Any = OmegaConf.to_container(cfg, resolve=True)
     except OmegaConfBaseException as error:
         raise ValueError(" ".join(str(error).split())) from None
-    refuse_empty(run)
+    _refuse_empty(run)
     for key in GROUPS:
         if not isinstance(run.get(key), Mapping):
             raise ValueError(f"{key}={run.get(key)} must be a group of settings, as in configs/.")
-    refuse_unread(cfg)
+    _refuse_unread(cfg)
     choices = HydraConfig.get().runtime.choices if HydraConfig.initialized() else run["tags"]
     for key in ("data", "model", "algorithm", "gc"):
         if key in run["tags"] and key not in choices:  # Hydra's way to say that there are several
@@ -81,18 +82,11 @@ def check(cfg: DictConfig) -> None:
     for key, hint in RANGES.items():
         group, _, name = key.rpartition(".")
         fits(key, (run[group] if group else run).get(name), hint)
-    check_trainer(run)
+    _check_trainer(run["trainer"], run)
 
 
-def check_trainer(run: Mapping[str, Any]) -> None:
-    """Refuses settings of Lightning's trainer under which a batch would not be a round, and devices that are not here.
-
-    Raises:
-        ValueError: names the key and the remedy.
-    """
-    trainer = run["trainer"]
-    for key, hint in OF_TRAINER.items():
-        fits(f"trainer.{key}", trainer.get(key), hint)
+def _check_trainer(trainer: Mapping[str, Any], run: Mapping[str, Any]) -> None:
+    """Refuses settings of Lightning's trainer under which a batch would not be a round, and devices not there."""
     for key, its in FOLLOWED.items():
         value = trainer.get(its)
         if value is not None and repr(value) != repr(run[key]):  # a run is known by its own
@@ -100,10 +94,10 @@ def check_trainer(run: Mapping[str, Any]) -> None:
     for key, value in ROUNDS.items():
         if repr(trainer.get(key, value)) != repr(value):
             raise ValueError(f"trainer.{key}={trainer[key]} must be {value}: a batch of Lightning's is a round.")
+    accelerator: Any = trainer.get("accelerator")
     devices = trainer.get("devices", "auto")
     if not isinstance(devices, str) and not (isinstance(devices, list) and devices):
         fits("trainer.devices", devices, Count | Literal["auto"])
-    accelerator = trainer.get("accelerator")
     if accelerator in ("gpu", "cuda") and not torch.cuda.is_available():
         raise ValueError(
             f"trainer.accelerator={accelerator}: torch sees no GPU (CUDA) here. Take trainer=auto, or cpu."
@@ -113,12 +107,8 @@ def check_trainer(run: Mapping[str, Any]) -> None:
         raise ValueError("-m with trainer=ddp would start a sweep in every process: give each job a command.")
 
 
-def refuse_empty(node: Any, key: str = "") -> None:
-    """Refuses empty texts, which are no names of anything, and settings of a part that is not there.
-
-    Raises:
-        ValueError: names the key.
-    """
+def _refuse_empty(node: Any, key: str = "") -> None:
+    """Refuses empty texts, which are no names of anything, and settings of a part that is not there."""
     if node == "":
         raise ValueError(f"{key}='' is empty: give it a value, or null where it may have none.")
     if not isinstance(node, Mapping):
@@ -128,27 +118,21 @@ def refuse_empty(node: Any, key: str = "") -> None:
             part = f"{key}.{name}={node[name]} is read by nothing, since {key}._target_ names no part"
             raise ValueError(f"{part}: choose an option of {key.split('.')[0]}, or leave it out.")
     for name, inner in node.items():
-        refuse_empty(inner, f"{key}.{name}".lstrip("."))
+        _refuse_empty(inner, f"{key}.{name}".lstrip("."))
 
 
-def refuse_unread(cfg: DictConfig) -> None:
-    """Refuses keys that nothing reads, unless others follow them: those are settings of the user's own.
-
-    Raises:
-        ValueError: names the key, and the one that was meant.
-    """
+def _refuse_unread(cfg: DictConfig) -> None:
+    """Refuses keys that nothing reads, unless others follow them: those are settings of the user's own."""
     for group, known in READ.items():
         node = cfg[group] if group else cfg
         for key in (str(key) for key in node if key not in known):
             path = f"{group}.{key}".lstrip(".")
-            followed = (
-                rf"\$\{{\s*(?:{re.escape(path)}|\.+{re.escape(key)})\s*[.}}\[]"  # from beside it by its last part
-            )
+            # Those beside it may follow it by its last part.
+            followed = rf"\$\{{\s*(?:{re.escape(path)}|\.+{re.escape(key)})\s*[.}}\[]"
             if not re.search(followed, OmegaConf.to_yaml(cfg)):
                 keys = [f"{group}.{key}".lstrip(".") for key in known] + ([] if group else GROUPS_OF_CONFIGS)
-                raise ValueError(
-                    f"{path}={node[key]} is read by nothing{meant(path, keys) or f'; ~{path} leaves it out.'}"
-                )
+                remedy = meant(path, keys) or f"; ~{path} leaves it out."
+                raise ValueError(f"{path}={node[key]} is read by nothing{remedy}")
 
 
 def refuse_sweeps() -> None:

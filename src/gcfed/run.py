@@ -22,32 +22,21 @@ from torch import nn
 from gcfed.assemble import Parts, assemble, build_module, build_trainer, describe, described
 from gcfed.callbacks.after_round import EarlyStop
 from gcfed.check import check
-from gcfed.checkpoints.reading import (
-    RunRecord,
-    check_checkpoint,
-    check_rows,
-    class_checksum,
-    existing,
-    load_checkpoint,
-    load_weights,
-    resume_from,
-)
+from gcfed.checkpoints.reading import RunRecord, check_checkpoint, fitting_weights, load_checkpoint, resume_from
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.processes.spread import trains_on_cpu
 from gcfed.federated.processes.strategy import partners
 from gcfed.metrics.global_model import relative_error
 from gcfed.runs.folder import CHECKPOINT, CONFIG, METRICS, SUMMARY, divergence
-from gcfed.runs.identity import hyperparameters, identity, setting
+from gcfed.runs.identity import hyperparameters
 from gcfed.runs.label_counts import label_counts
 from gcfed.runs.reading import column, read_metrics
 from gcfed.runs.summary import failure_recorded, last_figures, print_config, print_summary, summary_of, write_summary
-from gcfed.utils.cpu import cores, keep_freed_memory
-from gcfed.utils.files import remove_temporaries, replacing
+from gcfed.utils.files import locked, remove_temporaries, replacing
 from gcfed.utils.instantiate import replace_checked, require
-from gcfed.utils.lock import locked
+from gcfed.utils.machine import cores, keep_freed_memory, leads
 from gcfed.utils.pictures import show
-from gcfed.utils.processes import leads, one_of_several
 
 if TYPE_CHECKING:
     import pandas as pd  # a run imports it at its end only
@@ -112,22 +101,10 @@ def train(cfg: DictConfig) -> RunResult:
 
 def _train(cfg: DictConfig, folder: Path) -> RunResult:
     checkpoint = resume_from(cfg.ckpt_path, folder)
-    if one_of_several() and checkpoint is None and (folder / CHECKPOINT).is_file():
-        raise ValueError(
-            f"{folder} holds a run of a job of this name: continue it with ckpt_path=last, or rename the job."
-        )
     parts = assemble(cfg)
     record, resume_round = RunRecord(cfg, parts.data), 0
     if checkpoint is not None:
-        checkpoint, resume_round = check_checkpoint(checkpoint, record, parts.module)
-        if resume_round > cfg.rounds:
-            raise ValueError(f"rounds={cfg.rounds}: {checkpoint} has {resume_round} already. Ask for as many or more.")
-        if "csv" in (cfg.get("logger") or {}):
-            check_rows(folder / METRICS, resume_round, cfg.rounds)
-        if resume_round == cfg.rounds:
-            log.info("%s has its %d rounds: nothing is left to train; rounds=<more> goes on", folder, resume_round)
-        else:
-            log.info("resuming %s after round %d", folder, resume_round)
+        checkpoint, resume_round = check_checkpoint(cfg, checkpoint, record, parts.module)
     trainer = build_trainer(cfg, parts, [*parts.callbacks, record], resume_round)
 
     with failure_recorded(folder, write=trainer.is_global_zero):  # from here on the settings are accepted
@@ -148,7 +125,7 @@ def _train(cfg: DictConfig, folder: Path) -> RunResult:
             trainer.strategy.checkpoint_io.teardown()
 
         if trainer.is_global_zero:
-            finish(cfg, parts, folder, trainer, record.content["data"])
+            finish(cfg, parts, folder, trainer, record.about)
     metrics = {k: float(v) for k, v in {**trainer.callback_metrics, **parts.loop.last_row}.items()}
     return RunResult(folder, metrics, parts.module, trainer, parts.loop)
 
@@ -160,8 +137,8 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
         ValueError: the checkpoint is damaged, not of this project, or its config names foreign code.
         FileNotFoundError: there is none, or its data are not there.
     """
-    path = existing(cfg.ckpt_path)
-    checkpoint = load_checkpoint(path)
+    checkpoint = load_checkpoint(cfg.ckpt_path)
+    path = Path(cfg.ckpt_path)
     run = OmegaConf.merge(checkpoint["gcfed"]["config"], {"paths": cfg.paths}, cfg.override or {})
     assert isinstance(run, DictConfig)
     foreign = not cfg.get("trust_config")
@@ -176,7 +153,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
         if key in run.model:
             run.model[key] = nothing  # those of the checkpoint come; it may make nothing be downloaded
     module = build_module(run)
-    load_weights(module, checkpoint, path)
+    module.net.load_state_dict(fitting_weights(module, checkpoint, path))
     cpu = {"accelerator": "cpu"} if trains_on_cpu(cfg.trainer.accelerator) else {}  # Lightning's auto is not, on a Mac
     trainer: Trainer = require(cfg, "trainer", **cpu)
     trainer.validate(module, datamodule=data, verbose=False)
@@ -201,7 +178,7 @@ def write_inputs(cfg: DictConfig, data: Any, folder: Path) -> None:
         held.save(folder)
 
 
-def finish(cfg: DictConfig, parts: Parts, folder: Path, trainer: Trainer, data: str) -> None:
+def finish(cfg: DictConfig, parts: Parts, folder: Path, trainer: Trainer, about: dict[str, str]) -> None:
     """What a run that has come to its end leaves: the global model, the summary, pictures, last figures for loggers.
 
     A run that was killed between its last checkpoint and here finds its way here again by ``ckpt_path=last``.
@@ -209,14 +186,8 @@ def finish(cfg: DictConfig, parts: Parts, folder: Path, trainer: Trainer, data: 
     state = {name: tensor.cpu().contiguous() for name, tensor in parts.module.net.state_dict().items()}
     with replacing(folder / "global_model.safetensors") as temporary:
         temporary.write_bytes(save(state, metadata={"round": str(trainer.global_step)}))
-    about = {
-        "identity": identity(cfg),
-        "setting": setting(cfg),
-        "data": data,  # as it was before the run: an attack may have changed labels
-        "classes": class_checksum(parts.data),
-    }
     if stopped := next((c.stopped for c in parts.callbacks if isinstance(c, EarlyStop)), ""):
-        about["stopped"] = stopped[:100]
+        about = about | {"stopped": stopped[:100]}
     metrics = read_metrics(folder / METRICS)
     if trainer.global_step not in column(metrics, "test/loss").index:
         return  # no logger has written its rows, or the last has no test

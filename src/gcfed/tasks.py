@@ -26,17 +26,11 @@ from gcfed.data.batch import Batch
 
 
 class Task:
-    """What the solver and the test ask of a task; ``[…]`` stands for any leading axes of samples.
+    """What the solver and the test ask of a task; ``[…]`` stands for any leading axes of samples."""
 
-    Attributes:
-        columns: the keys of :meth:`scores`.
-        roots: those of which a test reports the root of the mean.
-        has_classes: whether labels are classes and outputs their logits.
-    """
-
-    columns: tuple[str, ...] = ("test/loss",)
-    roots: tuple[str, ...] = ()
-    has_classes = False
+    columns: tuple[str, ...] = ("test/loss",)  # the keys of scores()
+    roots: tuple[str, ...] = ()  # those of which a test reports the root of the mean
+    has_classes = False  # whether labels are classes and outputs their logits
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The loss of every label, outputs ``[…, C]`` → ``[…]``; 0 where the label is padding."""

@@ -23,9 +23,9 @@ class StudySweeper(Sweeper):
         self.start = config, hydra_context, launcher
 
     def sweep(self, arguments: list[str]) -> None:
-        """Raises errors that end in one sentence, by :func:`gcfed.utils.command.run_command`."""
+        """Raises errors that end in one sentence, by :mod:`gcfed.commands`."""
+        from gcfed.commands import stoppable
         from gcfed.study.sweep import sweep
-        from gcfed.utils.signals import stoppable
 
         for key, value in self.settings.items():
             raise ValueError(f"hydra.sweeper.{key}={value} is read by nothing; ~hydra.sweeper.{key} leaves it out.")
@@ -37,8 +37,8 @@ class OptunaSweeper(StudySweeper):
     """An Optuna search: ``-m hparams_search=<name>``; its settings are in ``configs/hydra/sweeper/optuna.yaml``."""
 
     def sweep(self, arguments: list[str]) -> None:
+        from gcfed.commands import stoppable
         from gcfed.study.search import search
-        from gcfed.utils.signals import stoppable
 
         with stoppable():
             if not search(*self.start, arguments, **self.settings):

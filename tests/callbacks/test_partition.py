@@ -13,9 +13,7 @@ from gcfed.callbacks.after_round import PartitionPicture
 def test_it_is_drawn_where_it_is_wanted_and_not_there(tmp_path, monkeypatch, wanted, first, rounds, there):
     """One that is there in a run that begins is of another run."""
     drawn, shown = [], []
-    monkeypatch.setattr(
-        "gcfed.plots.partition.draw_partition", lambda *about: drawn.append(about) or tmp_path / "a.png"
-    )
+    monkeypatch.setattr("gcfed.plots.pictures.draw_partition", lambda *about: drawn.append(about) or tmp_path / "a.png")
     monkeypatch.setattr("gcfed.callbacks.after_round.show", lambda *about: shown.append(about))
     if there:
         (tmp_path / "partition.png").touch()

@@ -22,8 +22,8 @@ from gcfed.data.base import FederatedDataset, Split
 from gcfed.data.partition import Partition
 from gcfed.run import evaluate, train
 from gcfed.runs.folder import CHECKPOINT
+from gcfed.utils.files import locked
 from gcfed.utils.instantiate import check_targets, listed_targets
-from gcfed.utils.lock import locked
 from gcfed.utils.resolvers import ROOT
 
 FAST = ("rounds=2", "participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=40")
@@ -297,7 +297,7 @@ def test_eval_builds_what_the_checkpoint_names_if_it_may(run, finished, tmp_path
 
 def test_a_second_job_of_a_name_overwrites_no_run(run, finished, config, monkeypatch):
     run()
-    monkeypatch.setattr("gcfed.run.one_of_several", lambda: True)
+    monkeypatch.setattr("gcfed.checkpoints.reading.one_of_several", lambda: True)
     with pytest.raises(ValueError, match=r"a run of a job of this name: continue it with ckpt_path=last"):
         train(config(*FAST, folder=finished))
 

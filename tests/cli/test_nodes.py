@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -13,7 +12,7 @@ import kill
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import read_rows
+from conftest import read_rows, run_script
 from harness import final_weights, listening
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -21,8 +20,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from gcfed.federated.processes.strategy import CohortStrategy
 from gcfed.federated.store import ClientStores
 from gcfed.run import train
-from gcfed.utils.cpu import cores
-from gcfed.utils.resolvers import ROOT
+from gcfed.utils.machine import cores
 
 SMALL = (
     "gc=gcfed", "participation.num_clients=8", "participation.per_round=4", "client.epochs=1", "data.limit_train=200",
@@ -37,10 +35,31 @@ def free_port():
         return server.getsockname()[1]
 
 
-def on_two_nodes(work, monkeypatch):
-    """Calls a function in a worker of each of two agents, forked: as ``torchrun`` does it, without the imports."""
+def start_agents(work, monkeypatch, folder=None):
+    """Two agents, each of which calls a function in a worker: as ``torchrun`` does it, without the imports."""
     monkeypatch.undo()  # the ban on launchers other than ours: Lightning's finds these processes there
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # or Lightning takes all cores for each
+    meeting = f"127.0.0.1:{free_port()}"
+
+    def agent(rank):
+        launch = LaunchConfig(
+            min_nodes=2, max_nodes=2, nproc_per_node=1, run_id="nodes", start_method="fork", monitor_interval=0.05,
+            rdzv_backend="c10d", rdzv_endpoint=meeting, rdzv_configs={"is_host": rank == 1}, max_restarts=0,
+        )  # fmt: skip
+        if folder is not None:
+            with (folder / f"printed_{rank}").open("w") as file:
+                os.dup2(file.fileno(), 1)
+                os.dup2(file.fileno(), 2)
+        elastic_launch(launch, work)()
+
+    agents = [multiprocessing.get_context("fork").Process(target=agent, args=(rank,)) for rank in range(2)]
+    for process in agents:
+        process.start()
+    return agents
+
+
+def on_two_nodes(work, monkeypatch):
+    """Calls a function on two nodes; how they ended."""
 
     def in_a_thread():  # a fork has OpenMP's books, but not its threads
         failed = []
@@ -57,13 +76,7 @@ def on_two_nodes(work, monkeypatch):
         if failed:
             raise failed[0]
 
-    launch = LaunchConfig(
-        min_nodes=2, max_nodes=2, nproc_per_node=1, run_id="nodes", rdzv_backend="c10d", start_method="fork",
-        rdzv_endpoint=f"127.0.0.1:{free_port()}", monitor_interval=0.05,
-    )  # fmt: skip
-    agents = [multiprocessing.get_context("fork").Process(target=elastic_launch(launch, in_a_thread)) for _ in range(2)]
-    for agent in agents:
-        agent.start()
+    agents = start_agents(in_a_thread, monkeypatch)
     for agent in agents:
         agent.join(100)
     return [agent.exitcode for agent in agents]
@@ -108,31 +121,30 @@ def test_nodes_without_a_common_disk_are_refused_where_clients_keep_states(confi
         assert f"client_store.folder={tmp_path}" in (said / rank).read_text()
 
 
-def test_a_node_that_is_killed_ends_the_other_and_the_run_goes_on_alone(config, tmp_path):
+def test_a_node_that_is_killed_ends_the_other_and_the_run_goes_on_alone(config, tmp_path, monkeypatch):
     """And the processes wait for each other on the interface that was asked for, and on no other."""
-    port, logs = free_port(), tmp_path / "logs"
-    words = [*SMALL, "algorithm=scaffold"]
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=1", "--rdzv-backend=c10d",
-        f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=one", str(ROOT / "src/train.py"), *words, *NODES, "rounds=900",
-        f"paths.log_dir={logs}", "+callbacks.listening._target_=harness.Listening",
+    logs, words = tmp_path / "logs", [*SMALL, "algorithm=scaffold"]
+    typed = [
+        *words, *NODES, "rounds=900", f"paths.log_dir={logs}", "+callbacks.listening._target_=harness.Listening",
         f"+callbacks.listening.folder={tmp_path}",
     ]  # fmt: skip
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "tests"), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    agents = [
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env) for _ in "01"
-    ]
+
+    def work():
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        run_script("train.py", *typed)
+
+    agents = start_agents(work, monkeypatch, tmp_path)
     try:
         end = time.monotonic() + 100
-        while kill.rounds(logs) < 4 and agents[0].poll() is None and time.monotonic() < end:
+        while kill.rounds(logs) < 4 and agents[0].exitcode is None and time.monotonic() < end:
             time.sleep(0.02)
         agents[0].kill()
-        printed, _ = agents[1].communicate(timeout=60)
+        agents[1].join(60)
     finally:
         for agent in agents:
             agent.kill()
-    assert agents[1].returncode not in (0, None)
-    assert printed.count("another process of this run has ended") == 1
+    assert agents[1].exitcode not in (0, None)
+    assert (tmp_path / "printed_1").read_text().count("another process of this run has ended") == 1
     for rank in "01":
         assert set((tmp_path / f"listening_{rank}").read_text().split()) <= {"0100007F"}
 

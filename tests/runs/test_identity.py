@@ -77,10 +77,12 @@ def test_differences_name_the_keys():
 
 
 def test_hyperparameters_are_scalars_under_the_keys_of_the_command_line():
-    table = hyperparameters(composed("algorithm=fedprox", "gc.lam=0.5"))
+    table = hyperparameters(composed("algorithm=fedprox", "gc.lam=0.5", "+task.gamma=3", "+data.dataset.side=9"))
     wanted = {"data": "digits", "algorithm": "fedprox", "gc.lam": 0.5, "client.optimizer": "SGD", "rounds": 100}
     assert wanted.items() <= table.items()
     assert all(isinstance(value, bool | int | float | str) for value in table.values())
+    sections = {key.partition(".")[0] for key in table if "." in key}  # not of data, of the model or of the task
+    assert sections == {"aggregator", "client", "gc", "methods", "participation", "partition", "server"}
 
 
 def test_a_list_is_text_where_runs_are_compared():

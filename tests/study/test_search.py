@@ -12,8 +12,8 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from pretend import context, plain
 
-from gcfed.utils.command import one_sentence
-from gcfed.utils.lock import locked
+from gcfed.commands import one_sentence
+from gcfed.utils.files import locked
 from hydra_plugins.gcfed_sweepers import OptunaSweeper
 
 pytest.importorskip("optuna")

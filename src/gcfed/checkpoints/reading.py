@@ -13,13 +13,14 @@ import numpy as np
 import torch
 from lightning.pytorch import Callback
 from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
 
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.federated.module import FederatedModule
-from gcfed.runs.folder import BEST, CHECKPOINT, PREVIOUS
-from gcfed.runs.identity import differences, identity, leaves
+from gcfed.runs.folder import BEST, CHECKPOINT, METRICS, PREVIOUS
+from gcfed.runs.identity import differences, identity, leaves, setting
 from gcfed.runs.reading import column, read_metrics
-from gcfed.utils.processes import in_sweep
+from gcfed.utils.machine import in_sweep, one_of_several
 
 log = logging.getLogger(__name__)
 FORMAT = 2  # of what methods keep: 1 had a method's state in one object
@@ -33,17 +34,16 @@ SHAPE = {  # of a checkpoint: what a run reads of it, and of which kind that is
 class RunRecord(Callback):
     """Writes what the run is into its checkpoints, as plain Python.
 
-    ``data`` is a checksum of which client holds which label: files can change between two starts of a run.
+    ``about`` says it in short: its identity, its setting, and what its data are, whose files can change meanwhile.
     """
 
     def __init__(self, cfg: DictConfig, data: FederatedDataModule) -> None:
-        self.content: dict[str, Any] = {
-            "format": FORMAT,
-            "identity": identity(cfg),
-            "leaves": leaves(cfg),
-            "data": fingerprint(data),
-            "config": OmegaConf.to_container(cfg, resolve=False),
-        }
+        self.about = {
+            "identity": identity(cfg), "setting": setting(cfg), "data": fingerprint(data),
+            "classes": class_checksum(data),
+        }  # fmt: skip
+        config = OmegaConf.to_container(cfg, resolve=False)
+        self.content: dict[str, Any] = {"format": FORMAT, "leaves": leaves(cfg), "config": config, **self.about}
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         checkpoint["gcfed"] = self.content
@@ -79,16 +79,26 @@ def existing(path: Any) -> Path:
 
 
 def resume_from(ckpt_path: str | None, folder: Path) -> Path | None:
-    """The checkpoint to continue from; ``last`` is that of the run's own folder, which the config chose."""
+    """The checkpoint to continue from; ``last`` is that of the run's own folder, which the config chose.
+
+    Raises:
+        ValueError: it is none that a run goes on from, or a job of several processes would overwrite it.
+        FileNotFoundError: it is not there.
+    """
+    own = folder / CHECKPOINT
     if ckpt_path is None:
+        if one_of_several() and own.is_file():
+            raise ValueError(
+                f"{folder} holds a run of a job of this name: continue it with ckpt_path=last, or rename the job."
+            )
         return None
     if ckpt_path != "last":
         path = existing(ckpt_path)
         if path.name == BEST:  # clients' states are kept for the last two checkpoints only
             raise ValueError(f"ckpt_path={path} is to be tested, by src/eval.py: {CHECKPOINT.name} goes on.")
         return path
-    if (folder / CHECKPOINT).is_file():
-        return folder / CHECKPOINT
+    if own.is_file():
+        return own
     if in_sweep():
         log.warning("ckpt_path=last: this job of the sweep has not begun before; it starts in %s", folder)
         return None
@@ -98,12 +108,14 @@ def resume_from(ckpt_path: str | None, folder: Path) -> Path | None:
     )
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
+def load_checkpoint(path: Any) -> dict[str, Any]:
     """Reads a checkpoint of this project whole.
 
     Raises:
         ValueError: the file is damaged, or is none of ours; names it.
+        FileNotFoundError: it is not there.
     """
+    path = existing(path)
     try:
         with zipfile.ZipFile(path) as archive:  # torch writes the checksums, and reads past them
             if sum(item.file_size for item in archive.infolist()) > path.stat().st_size:
@@ -119,7 +131,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             node = node.get(name) if isinstance(node, Mapping) else None
         if not isinstance(node, kind):
             raise ValueError(f"{path} was not written by this project: its {key} is {type(node).__name__}.")
-    if not all(isinstance(tensor, torch.Tensor) for tensor in checkpoint["state_dict"].values()):
+    if not all(isinstance(tensor, Tensor) for tensor in checkpoint["state_dict"].values()):
         raise ValueError(f"{path} was not written by this project: its state_dict holds more than tensors.")
     return checkpoint
 
@@ -144,15 +156,15 @@ def load_whole(path: Path) -> tuple[Path, dict[str, Any]]:
         return previous, found
 
 
-def check_checkpoint(path: Path, record: RunRecord, module: FederatedModule) -> tuple[Path, int]:
-    """Refuses a checkpoint of another model, another run or other data.
+def check_checkpoint(cfg: DictConfig, path: Path, record: RunRecord, module: FederatedModule) -> tuple[Path, int]:
+    """The checkpoint to go on from, which is the one before where ``last.ckpt`` is damaged; its finished rounds.
 
-    Returns:
-        The checkpoint to go on from, which is the one before where ``last.ckpt`` is damaged; its finished rounds.
+    Raises:
+        ValueError: it is of another model, another run, other data or more rounds, or rows of the run are lost.
     """
     path, checkpoint = load_whole(path)
-    load_weights(module, checkpoint, path, dry=True)
-    there, here = checkpoint["gcfed"], record.content
+    fitting_weights(module, checkpoint, path)
+    there, here, rounds = checkpoint["gcfed"], record.content, int(checkpoint["global_step"])
     if there["identity"] != here["identity"]:
         raise ValueError(
             f"ckpt_path={path} belongs to another run: {differences(there['leaves'], here['leaves'])}. "
@@ -168,15 +180,20 @@ def check_checkpoint(path: Path, record: RunRecord, module: FederatedModule) -> 
             f"ckpt_path={path}: the data files have changed since (labels or clients, checksum {there['data']} then, "
             f"{here['data']} now). Put the old files back, or start anew without ckpt_path."
         )
-    return path, int(checkpoint["global_step"])
+    if rounds > cfg.rounds:
+        raise ValueError(f"rounds={cfg.rounds}: {path} has {rounds} already. Ask for as many or more.")
+    folder = Path(cfg.paths.output_dir)
+    if "csv" in (cfg.get("logger") or {}):
+        check_rows(folder / METRICS, rounds, cfg.rounds)
+    if rounds == cfg.rounds:
+        log.info("%s has its %d rounds: nothing is left to train; rounds=<more> goes on", folder, rounds)
+    else:
+        log.info("resuming %s after round %d", folder, rounds)
+    return path, rounds
 
 
 def check_rows(path: Path, rounds: int, last: int) -> None:
-    """Refuses to continue a run whose ``metrics.csv`` lacks a finished round, or the test of the ``last``.
-
-    Raises:
-        ValueError: names the file and the first round that is missing.
-    """
+    """Refuses to continue a run whose ``metrics.csv`` lacks a finished round, or the test of the ``last``."""
     rows = read_metrics(path)
     if missing := [t for t in range(1, rounds + 1) if t not in rows.index]:
         raise ValueError(
@@ -187,8 +204,8 @@ def check_rows(path: Path, rounds: int, last: int) -> None:
         raise ValueError(f"rounds={last}: the checkpoint has them, the last without a test. Ask for more.")
 
 
-def load_weights(module: FederatedModule, checkpoint: Mapping[str, Any], path: Path, *, dry: bool = False) -> None:
-    """Loads the global network; ``dry`` only compares.
+def fitting_weights(module: FederatedModule, checkpoint: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
+    """The global network's tensors, to be loaded into that of ``module``.
 
     Raises:
         ValueError: names or shapes differ: the checkpoint is of another model.
@@ -200,5 +217,4 @@ def load_weights(module: FederatedModule, checkpoint: Mapping[str, Any], path: P
             f"ckpt_path={path} holds another model than {type(module.net).__name__}: {odd}. "
             "Set model=… and data=… as in the run that wrote it."
         )
-    if not dry:
-        module.net.load_state_dict(theirs)
+    return theirs

@@ -53,11 +53,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self._tasks = [self._thread.submit(self._write, content, Path(path).resolve())]
 
     def then_delete(self, paths: Iterable[Path]) -> None:
-        """Deletes these files once the checkpoint that does not need them is on the disk."""
-        if self._thread is None or not self._tasks:
-            delete(paths)
-        else:
-            self._tasks.append(self._thread.submit(_delete_after, self._tasks[0], paths))
+        """Deletes these files once the checkpoint that was saved last, which does not need them, is on the disk."""
+        assert self._thread is not None
+        self._tasks.append(self._thread.submit(delete, paths, self._tasks[:1]))
 
     def wait(self, timeout: float | None = None) -> None:
         """Until what was saved is on the disk; at most so many seconds.
@@ -97,25 +95,18 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self.newest = path if last else self.newest
 
 
-def delete(paths: Iterable[Path]) -> None:
-    for path in paths:
-        path.unlink(missing_ok=True)
-
-
-def _delete_after(written: Future, paths: Iterable[Path]) -> None:
-    if written.exception() is None:
-        delete(paths)
+def delete(paths: Iterable[Path], written: Iterable[Future] = ()) -> None:
+    """Deletes files, unless what was to be ``written`` before was not."""
+    if all(task.exception() is None for task in written):
+        for path in paths:
+            path.unlink(missing_ok=True)
 
 
 @checked
 class RoundCheckpoint(AfterRound, Checkpoint):
-    """Writes ``last.ckpt`` when a round is finished, its test included; the one before becomes ``previous.ckpt``.
+    """Writes ``last.ckpt`` to the folder ``dirpath`` when a round is finished, its test included.
 
-    By :class:`AtomicCheckpointIO`, in place of Lightning's own writer.
-
-    Args:
-        dirpath: folder of the checkpoints.
-        every: rounds between two checkpoints; the last round is always saved.
+    After every so many rounds, and after the last; the one before becomes ``previous.ckpt``.
     """
 
     def __init__(self, dirpath: str, every: Count = 1) -> None:
@@ -151,10 +142,7 @@ class BestCheckpoint(AfterRound):
 
     Not a ``Checkpoint``, which Lightning would call after ``last.ckpt`` is saved: that one holds the best so far.
 
-    Args:
-        dirpath: folder of the checkpoints.
-        column: any of ``metrics.csv``, also one that is measured in some rounds only.
-        mode: ``max`` or ``min``.
+    The column may be any of ``metrics.csv``, also one that is measured in some rounds only.
 
     Raises:
         ValueError: in the first round that is tested: a column that the run does not have.

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from gcfed.runs.folder import CHECKPOINT, CONFIG
 from gcfed.runs.identity import counted, digest, identity
 from gcfed.runs.reading import read_yaml
-from gcfed.utils.processes import job
+from gcfed.utils.machine import job
 
 log = logging.getLogger(__name__)
 

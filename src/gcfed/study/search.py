@@ -13,8 +13,7 @@ from gcfed.runs.folder import CONFIG, Run, read_run
 from gcfed.runs.identity import differences, leaves
 from gcfed.runs.measures import higher_is_better, parse, value
 from gcfed.study.jobs import launch, settings_of
-from gcfed.utils.files import replacing
-from gcfed.utils.lock import locked
+from gcfed.utils.files import locked, replacing
 from gcfed.utils.resolvers import how_to_install
 from gcfed.utils.words import say
 

@@ -17,7 +17,7 @@ from gcfed.runs.identity import differences, digest, leaves
 from gcfed.runs.reading import mapping, read_yaml
 from gcfed.study.jobs import Job, is_in_process, launch, read_jobs
 from gcfed.utils.compose import Composer
-from gcfed.utils.lock import locked
+from gcfed.utils.files import locked
 from gcfed.utils.words import say
 
 log = logging.getLogger(__name__)

@@ -35,7 +35,10 @@ Whole = Annotated[int, Field(ge=0, lt=2**63)]
 Count = Annotated[int, Field(ge=1, lt=2**63)]
 
 _RULES = ConfigDict(strict=True, allow_inf_nan=False)
-_NAMES: dict[Any, str] = {bool: "true or false", str: "text", dict: "a group of settings", Any: "any value"}
+_NAMES: dict[Any, str] = {
+    int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "a group of settings",
+    Any: "any value", Callable: "a group of settings with a _target_",
+}  # fmt: skip
 T = TypeVar("T", bound=Callable[..., Any])
 V = TypeVar("V")
 
@@ -60,7 +63,13 @@ def checked(target: T) -> T:
         target.__init__ = checked(target.__init__)  # type: ignore[misc]
         return target
     signature = inspect.signature(target)
-    rules = functools.cache(lambda: _rules(target))  # once it is called: schemas cost time
+    kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    names = {name for name, parameter in signature.parameters.items() if parameter.kind not in kinds}
+
+    @functools.cache
+    def rules() -> dict[str, Any]:  # once it is called: schemas cost time
+        hints = get_type_hints(target, include_extras=True)
+        return {name: hint for name, hint in hints.items() if name in names and _is_plain(hint)}
 
     @functools.wraps(target)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -94,23 +103,12 @@ def _adapter(hint: Any) -> TypeAdapter:
     return TypeAdapter(hint, config=_RULES)
 
 
-def _rules(target: Callable[..., Any]) -> dict[str, Any]:
-    """Argument → its annotation, for those that are checked."""
-    variable = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    kinds = {name: parameter.kind for name, parameter in inspect.signature(target).parameters.items()}
-    hints = get_type_hints(target, include_extras=True)
-    return {
-        name: hint for name, hint in hints.items() if name in kinds and kinds[name] not in variable and _is_plain(hint)
-    }
-
-
 def _is_plain(hint: Any) -> bool:
     origin, args = get_origin(hint), get_args(hint)
-    if origin in (Literal, Callable):
-        return True
     if origin is Annotated:
         return _is_plain(args[0])
-    return hint in (int, float, bool, str, NoneType, Any, dict) or (bool(args) and all(map(_is_plain, args)))
+    plain = origin in (Literal, Callable) or hint in (int, float, bool, str, NoneType, Any, dict)
+    return plain or (bool(args) and all(map(_is_plain, args)))
 
 
 def _refuse_call(signature: inspect.Signature, given: dict[str, Any], error: TypeError) -> NoReturn:
@@ -130,27 +128,37 @@ def in_words(hint: Any) -> str:
     """What an annotation allows: ``a whole number of at least 1, or null``."""
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        return _number_in_words(args[0], args[1].metadata)
+        return _NAMES[args[0]] + _range_in_words(args[1].metadata)
     if origin is Literal:
-        *some, last = map(_shown, args)
+        *some, last = ({None: "null", True: "true", False: "false"}.get(arg, str(arg)) for arg in args)
         return f"{', '.join(some)} or {last}" if some else last
     if origin in (Union, UnionType):
         null = ", or null" * (NoneType in args)
         return " or ".join(in_words(arg) for arg in args if arg is not NoneType) + null
-    if origin is Callable or hint is Callable:
-        return "a group of settings with a _target_"
+    if origin in _NAMES or hint in _NAMES:
+        return _NAMES[origin or hint]
     if origin is not None and issubclass(origin, Sequence):
         entries = [in_words(arg) for arg in args if arg is not ...]
         if origin is tuple and ... not in args:
             return f"a list of {len(args)}: {'; '.join(entries)}"
         return f"a list, each entry {entries[0]}"
-    if hint in (int, float):
-        return _number_in_words(hint, [])
-    return _NAMES.get(origin or hint, getattr(hint, "__name__", str(hint)))
+    return getattr(hint, "__name__", str(hint))
 
 
-def _shown(value: Any) -> str:
-    return {None: "null", True: "true", False: "false"}.get(value, str(value))
+def _range_in_words(bounds: Sequence[Any]) -> str:
+    """The bounds that a reader needs, not those that only keep numbers finite."""
+    signs = ("ge", "gt", "le", "lt")
+    found = {sign: getattr(bound, sign) for bound in bounds for sign in signs if hasattr(bound, sign)}
+    if found.get("ge") == SMALLEST:
+        found["gt"] = 0
+    low, high = found.get("gt", found.get("ge", -LARGEST)), found.get("le", found.get("lt", LARGEST))
+    if low <= -LARGEST:
+        return f" of at most {high:,}" if high < LARGEST else ""
+    if high < LARGEST and "le" in found and "gt" not in found:
+        return f" from {low:,} to {high:,}"
+    above = f" above {low:,}" if "gt" in found else f" of at least {low:,}"
+    below = f", {'at most' if 'le' in found else 'below'} {high:,}" if high < LARGEST else ""
+    return above + below
 
 
 def _hidden(value: Any) -> str:
@@ -160,23 +168,3 @@ def _hidden(value: Any) -> str:
     if 0 < value < SMALLEST:
         return f", and at least {SMALLEST:g}"
     return ", and smaller" if LARGEST < value < float("inf") else ""
-
-
-def _number_in_words(kind: type, bounds: Sequence[Any]) -> str:
-    what = {int: "a whole number", float: "a number"}[kind]
-    found = {
-        sign: getattr(bound, sign) for bound in bounds for sign in ("ge", "gt", "le", "lt") if hasattr(bound, sign)
-    }
-    low, high = found.get("ge", found.get("gt")), found.get("le", found.get("lt"))
-    if high is not None and high >= LARGEST:
-        high = None  # nobody need read a bound that only keeps numbers finite
-    if low == SMALLEST:
-        low, found = 0, found | {"gt": 0}
-    if low is None or low <= -LARGEST:
-        return what if high is None else f"{what} of at most {high:,}"
-    above = f"above {low:,}" if "gt" in found else f"of at least {low:,}"
-    if high is None:
-        return f"{what} {above}"
-    if "gt" not in found and "le" in found:
-        return f"{what} from {low:,} to {high:,}"
-    return f"{what} {above}, {'at most' if 'le' in found else 'below'} {high:,}"

@@ -1,16 +1,22 @@
-"""Files appear whole or not at all, and what the system has against them is said in words."""
+"""Files appear whole or not at all, one process at a time, and what the system has against them is said in words."""
+
+from __future__ import annotations
 
 import errno
+import fcntl
+import logging
 import os
 import re
 import shutil
+import socket
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
 from gcfed.utils.words import size
 
+log = logging.getLogger(__name__)
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -19,9 +25,10 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yields a temporary path in the same folder that takes the place of ``path`` once the block has succeeded.
 
     Raises:
-        OSError: the system's, with the path.
+        OSError: the system's, with the path; or what is there is no regular file, such as ``/dev/full``.
     """
-    refuse_device(path)
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is there, and no regular file", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}{path.suffix}")
     try:
@@ -35,40 +42,56 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def refuse_device(path: Path) -> None:
-    """Refuses to replace or to delete what is there and is no regular file, such as ``/dev/full``.
-
-    Raises:
-        OSError: it is a device, a pipe or a folder.
-    """
-    if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "it is there, and no regular file", str(path))
-
-
-def scratch() -> TemporaryDirectory:
-    """A temporary folder of this process; what killed processes left of theirs goes."""
-    for left in Path(gettempdir()).glob("gcfed_[0-9]*_*"):
-        with suppress(OSError, ValueError):
-            if left.stat().st_uid == os.getuid() and not _is_alive(int(left.name.split("_")[1])):
-                shutil.rmtree(left)
-    return TemporaryDirectory(prefix=f"gcfed_{os.getpid()}_")
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
 def remove_temporaries(folder: Path) -> None:
     """Deletes what :func:`replacing` left in a folder when its process was killed; for one who holds its lock."""
     for path in folder.glob(".*"):
         if re.fullmatch(r"\..*(\.\w+)\.\d+\1", path.name) and path.is_file():
             path.unlink(missing_ok=True)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[str]:
+    """Yields "" where this process has the lock now, else who has it: ``process 123 on node4``.
+
+    The system lets go of it when the process ends, however it ends; the file is deleted by whoever held it to the end.
+    Where the file system has no locks, as some shared disks, a warning says so and everyone gets it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            yield file.read().strip() or "another process"
+            return
+        except OSError as error:
+            log.warning("%s: %s. Start one process at a time here: nothing else keeps two apart.", path, error)
+            yield ""
+            return
+        if not (path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())):
+            yield "a process that has just ended"  # it deleted the file between our opening and locking it
+            return
+        try:
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            file.flush()
+            yield ""
+        finally:
+            path.unlink(missing_ok=True)
+            fcntl.flock(file, fcntl.LOCK_UN)  # closing alone would leave it to processes that were forked meanwhile
+
+
+def scratch() -> TemporaryDirectory:
+    """A temporary folder of this process; what killed processes left of theirs goes."""
+    for left in Path(gettempdir()).glob("gcfed_[0-9]*_*"):
+        try:
+            if left.stat().st_uid == os.getuid():
+                os.kill(int(left.name.split("_")[1]), 0)
+        except ProcessLookupError:
+            shutil.rmtree(left, ignore_errors=True)
+        except (OSError, ValueError):  # somebody else's process has the number now, or another has removed it
+            continue
+    return TemporaryDirectory(prefix=f"gcfed_{os.getpid()}_")
 
 
 def in_words(error: BaseException, folder: Path | None = None) -> str:
@@ -78,26 +101,20 @@ def in_words(error: BaseException, folder: Path | None = None) -> str:
         error: any.
         folder: of the run; None: it has none yet, so an error about a file means that it cannot be made.
     """
-    return " ".join([_in_words(error, folder), *getattr(error, "__notes__", ())])
+    said = " ".join(str(error).split())
+    if isinstance(error, OSError) and (error.filename is not None or error.errno in FULL):
+        said = _of_a_file(error, Path(error.filename or folder or "."), folder)
+    return " ".join([said, *getattr(error, "__notes__", ())])
 
 
-def _in_words(error: BaseException, folder: Path | None) -> str:
-    if not isinstance(error, OSError) or (error.filename is None and error.errno not in FULL):
-        return " ".join(str(error).split())
-    path, full = Path(error.filename or folder or "."), error.errno in FULL
-    ours = folder is None or path.is_relative_to(folder)
+def _of_a_file(error: OSError, path: Path, folder: Path | None) -> str:
+    # Path.is_dir() may raise, of too long a name (Python 3.11)
+    full, ours = error.errno in FULL, folder is None or path.is_relative_to(folder)
     if not (full or ours):
         return f"{path}: {error.strerror}."
-    there = next(parent for parent in (path, *path.absolute().parents) if _is_folder(parent))
+    there = next(parent for parent in (path, *path.absolute().parents) if os.path.isdir(parent))  # noqa: PTH112
     said = f"{path} cannot be written: {error.strerror}; {size(shutil.disk_usage(there).free)} are free there."
     if full:
         goes_on = folder is not None and ours  # a report, and a run that has not begun, have no checkpoint
         return f"{said} Make room{'; then ckpt_path=last goes on after the last checkpoint' * goes_on}."
     return f"{said} Take a folder that you may write to: paths.log_dir=<folder> (a report: out=<folder>)."
-
-
-def _is_folder(path: Path) -> bool:
-    try:
-        return path.is_dir()
-    except OSError:  # too long a name, or below a folder that may not be entered (Python 3.11)
-        return False

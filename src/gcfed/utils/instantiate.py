@@ -54,13 +54,15 @@ def build(node: DictConfig | None, **kwargs: Any) -> Any:
 
 def _built(value: Any) -> Any:
     """A setting of a node, in which the nodes that name a ``_target_`` are built."""
-    if OmegaConf.is_dict(value):
-        if "_target_" not in value:
-            return {key: _built(value[key]) for key in value}
-        if value["_target_"] is None:
-            raise BuildError(f"{value._get_full_key('_target_')}=null must be the name of what is built.")
-        return build(value)
-    return [_built(item) for item in value] if OmegaConf.is_list(value) else value
+    if OmegaConf.is_list(value):
+        return [_built(item) for item in value]
+    if not OmegaConf.is_dict(value):
+        return value
+    if "_target_" not in value:
+        return {key: _built(value[key]) for key in value}
+    if value["_target_"] is None:
+        raise BuildError(f"{value._get_full_key('_target_')}=null must be the name of what is built.")
+    return build(value)
 
 
 def _key(node: DictConfig, name: str) -> str:
@@ -74,11 +76,11 @@ def optional(cfg: DictConfig, key: str, **kwargs: Any) -> Any:
     """The object of the node at ``key``; None where that is null, absent or without ``_target_``.
 
     Raises:
-        ValueError: it is no node, or as :func:`build`; names the key.
+        BuildError: it is no node, or as :func:`build`; names the key.
     """
     node = cfg.get(key)
     if node is not None and not OmegaConf.is_dict(node):
-        raise ValueError(f"{cfg._get_full_key(key)}={node} must be a group of settings, or null.")
+        raise BuildError(f"{cfg._get_full_key(key)}={node} must be a group of settings, or null.")
     return build(node, **kwargs)
 
 
@@ -86,12 +88,12 @@ def require(cfg: DictConfig, key: str, **kwargs: Any) -> Any:
     """The object of a part that no run can do without.
 
     Raises:
-        ValueError: there is none, or as :func:`build`; names the key.
+        BuildError: there is none, or as :func:`optional`.
     """
     built = optional(cfg, key, **kwargs)
     if built is None:
         shown = f"._target_={cfg[key].get('_target_')}" if OmegaConf.is_dict(cfg.get(key)) else f"={cfg.get(key)}"
-        raise ValueError(f"{cfg._get_full_key(key)}{shown} builds nothing, and no run can do without it.")
+        raise BuildError(f"{cfg._get_full_key(key)}{shown} builds nothing, and no run can do without it.")
     return built
 
 
@@ -101,17 +103,17 @@ def build_all(cfg: DictConfig, key: str, **common: Any) -> list[Any]:
     ``common`` goes to those nodes that name the key.
 
     Raises:
-        ValueError: no dict of nodes, nor null, or as :func:`build`; names the key.
+        BuildError: it is neither a dict nor null, or as :func:`optional`.
     """
     nodes = cfg.get(key)
     if nodes is None:
         return []
     if not OmegaConf.is_dict(nodes):
-        raise ValueError(f"{key}={nodes} must be groups of settings, or null.")
+        raise BuildError(f"{key}={nodes} must be groups of settings, or null.")
     built = []
     for name, node in nodes.items():
-        known = common.keys() & (node.keys() if OmegaConf.is_dict(node) else set())
-        built.append(optional(nodes, str(name), **{k: common[k] for k in known}))
+        named = {k: value for k, value in common.items() if OmegaConf.is_dict(node) and k in node}
+        built.append(optional(nodes, str(name), **named))
     return [obj for obj in built if obj is not None]
 
 
@@ -127,11 +129,7 @@ def installed(package: str, key: str) -> None:
 
 
 def replace_checked(config: DictConfig, keys: Iterable[str], path: Path) -> None:
-    """Puts what these parts of a checkpoint's config resolve to in their place, once :func:`check_targets` passes it.
-
-    Raises:
-        ValueError: it does not.
-    """
+    """Puts what these parts of a config resolve to in their place, once :func:`check_targets` lets it pass."""
     resolved = {key: OmegaConf.to_container(config[key], resolve=True) for key in keys}
     check_targets(resolved, str(path))
     config.update(resolved)
@@ -160,8 +158,7 @@ def check_targets(config: Mapping[str, Any], origin: str, groups: tuple[str, ...
 def listed_targets(groups: tuple[str, ...] = OF_A_MODEL) -> frozenset[str]:
     """What our own configs name in these groups, and as tasks: read off their files."""
     files = [CONFIGS / "train.yaml", *(path for group in groups for path in (CONFIGS / group).glob("**/*.yaml"))]
-    trees = [OmegaConf.to_container(OmegaConf.load(path)) for path in files]
-    found = (item for tree in trees for item in _targets(tree))
+    found = (item for path in files for item in _targets(OmegaConf.to_container(OmegaConf.load(path))))
     return frozenset(target for key, target in found if not (key.startswith("hydra.") or "${" in target))
 
 
@@ -173,8 +170,7 @@ def _is_layer_or_optimizer(target: str) -> bool:
 
         return name in list_models()
     found = {"torch.nn": vars(torch.nn), "torch.optim": vars(torch.optim)}.get(package, {}).get(name)
-    kinds = (torch.nn.Module, torch.optim.Optimizer)
-    home = ("torch.nn.modules.", "torch.optim.")
+    kinds, home = (torch.nn.Module, torch.optim.Optimizer), ("torch.nn.modules.", "torch.optim.")
     return isinstance(found, type) and issubclass(found, kinds) and found.__module__.startswith(home)
 
 
@@ -182,8 +178,6 @@ def _targets(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     """What a tree names to be called, and its texts that a config made of it would read as interpolations."""
     items = tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, list) else ()
     for key, value in items:
-        if key == "_target_" and value is not None:
-            yield f"{prefix}_target_", str(value)
-        elif isinstance(value, str) and "${" in value:
-            yield f"{prefix}{key}", value
+        if (key == "_target_" and value is not None) or (isinstance(value, str) and "${" in value):
+            yield f"{prefix}{key}", str(value)
         yield from _targets(value, f"{prefix}{key}.")

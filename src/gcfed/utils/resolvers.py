@@ -1,12 +1,13 @@
 """OmegaConf resolvers of the configs, and where these and the project lie."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from omegaconf import OmegaConf
 
-from gcfed.utils.cpu import cores
-from gcfed.utils.processes import nodes, processes_of_node
+from gcfed.utils.machine import cores, nodes, processes_of_node
 
 _CLONE = Path(__file__).resolve().parents[3]
 _PACKAGED = Path(__file__).resolve().parents[1] / "configs"
@@ -47,26 +48,21 @@ def last_layer(hidden: list[int] | int | None) -> str | None:
     return "fc2" if isinstance(hidden, int) else f"fc{len(hidden) + 1}"
 
 
-def length(values: list, times: int = 1) -> int:
-    """The number of values, times a factor: the clients that follow from a list of data sets."""
-    return len(values) * times
-
-
-def class_name(target: str | None) -> str:
-    """The last part of a dotted name: ``Net`` of ``mynet.Net``."""
-    return str(target).rpartition(".")[2]
-
-
 def stem(path: object, default: str) -> str:
     """What a run on a file, a folder or a module is called: ``flowers`` for ``../flowers/`` or ``flowers.npz``."""
     return (Path(str(path)).resolve().stem if path else "") or default
 
 
-def task_of(regression: object) -> str:
-    """The task of a table whose target is a number, or a class."""
-    return f"gcfed.tasks.{'SquaredError' if regression is True else 'Classification'}"
-
-
-for _resolver in (all_devices, class_name, command, last_layer, length, nodes, stem, task_of):
-    OmegaConf.register_new_resolver(_resolver.__name__, _resolver, replace=True)
-OmegaConf.register_new_resolver("project_root", lambda: str(ROOT), replace=True)
+_RESOLVERS: dict[str, Callable[..., Any]] = {
+    "all_devices": all_devices,
+    "class_name": lambda target: str(target).rpartition(".")[2],  # Net of mynet.Net
+    "command": command,
+    "last_layer": last_layer,
+    "length": lambda values, times=1: len(values) * times,  # the clients that follow from a list of data sets
+    "nodes": nodes,
+    "project_root": lambda: str(ROOT),
+    "stem": stem,
+    "task_of": lambda regression: f"gcfed.tasks.{'SquaredError' if regression is True else 'Classification'}",
+}
+for _name, _resolver in _RESOLVERS.items():
+    OmegaConf.register_new_resolver(_name, _resolver, replace=True)

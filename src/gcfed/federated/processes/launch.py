@@ -20,8 +20,8 @@ from lightning.pytorch.strategies.launchers.launcher import _Launcher
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from gcfed.utils.cpu import cores
 from gcfed.utils.files import in_words, scratch
+from gcfed.utils.machine import cores
 
 log = logging.getLogger(__name__)
 _PR_SET_PDEATHSIG = 1  # from linux/prctl.h

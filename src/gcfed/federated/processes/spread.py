@@ -10,8 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.processes.strategy import CohortStrategy, can_fork
-from gcfed.utils.cpu import cores, present_memory
-from gcfed.utils.processes import one_of_several
+from gcfed.utils.machine import cores, one_of_several, present_memory
 
 
 def trains_on_cpu(accelerator: str) -> bool:
