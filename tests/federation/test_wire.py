@@ -41,7 +41,7 @@ class Both(Sites):
 
     def __init__(self, stacks, shapes, cfg):
         stores = ClientStores(cfg.client_store.dtype, folder=f"{cfg.paths.output_dir}/index")
-        super().__init__(Stacks(stacks.program, stores, stacks.per_round, stacks.faults), shapes, cfg, env="wire")
+        super().__init__(Stacks(stacks.program, stores, stacks.per_round), shapes, cfg, env="wire")
         self.simulation = stacks
 
     def fit(self, download, clients):
@@ -61,7 +61,7 @@ def content(upload):
     """Of an upload, less the times that measurements took."""
     for notes in upload.notes.values():
         notes.pop("seconds", None)
-    return {**vars(upload), "levels": {name: vars(own) for name, own in upload.levels.items()}}
+    return {**vars(upload), "levels": {name: own._asdict() for name, own in upload.levels.items()}}
 
 
 def run(config, folder, *overrides, federation=None, **methods):

@@ -87,7 +87,9 @@ def pack_upload(upload: Upload) -> bytes:
     delta, levels = dict(upload.delta), upload.levels
     for name in _in_bits(levels):
         delta[name] = levels[name].encode(delta[name])
-    return pack("upload", vars(upload) | {"delta": delta, "levels": {name: vars(own) for name, own in levels.items()}})
+    return pack(
+        "upload", vars(upload) | {"delta": delta, "levels": {name: own._asdict() for name, own in levels.items()}}
+    )
 
 
 def unpack_upload(message: bytes, round: int, shapes: Mapping[str, Params], clients: Iterable[int]) -> Upload:
