@@ -43,13 +43,19 @@ class Rehearses(Spy):
 
 
 class Keeps(ClientPart):
-    """Writes its state as soon as training is over, before anything is sent."""
+    """Writes its state as soon as training is over, before anything is sent; counts whose uploads have left."""
+
+    def __init__(self):
+        self.sent = 0
 
     def validate(self, setup):
         self.store = setup.stores.open("kept")
 
     def on_clients_end(self, stack, download):
         self.store.write(stack.clients, stack.full, download.round)
+
+    def on_sent(self, upload, download):
+        self.sent += len(upload.clients)
 
 
 class Conspires(ClientPart):
@@ -68,11 +74,12 @@ class Conspires(ClientPart):
 def test_clients_rehearse_what_they_send_and_neither_states_nor_rows_change(federation, tmp_path, k):
     found = []
     for name, methods in (("without", []), ("with", [Rehearses(), Conspires()])):
-        net, rows, stores = make_net(), [], ClientStores(folder=tmp_path / name)
+        net, rows, stores, keeps = make_net(), [], ClientStores(folder=tmp_path / name), Keeps()
         end = train_rounds(
-            net, federation, sgd(), rounds=4, methods=[Scaffold(), Keeps(), *methods], stores=stores, k=k,
+            net, federation, sgd(), rounds=4, methods=[Scaffold(), keeps, *methods], stores=stores, k=k,
             on_round=lambda round, row, rows=rows: rows.append({n: v for n, v in row.items() if "time/" not in n}),
         )  # fmt: skip
+        assert keeps.sent == 4 * 3
         everybody, like = np.arange(federation.num_clients), {n: p.detach() for n, p in net.named_parameters()}
         both = [stores.open("scaffold"), stores.open("kept")]
         states = [t for store in both for t in store.read(everybody, like).values()]

@@ -83,4 +83,5 @@ def test_the_bound_is_checkpointed():
     method, again = ClipUpdate(quantile=0.5), ClipUpdate(quantile=0.5)
     clipped(method, upload_of([0.5]))
     again.parts[1].load_state_dict(method.parts[1].state_dict())
+    assert method.parts[1].state_dict()["server"].keys() == {"clip_update"}
     assert clipped(again, upload_of([0.5]))["clip_update/max_norm"] == pytest.approx(np.exp(-0.2 * 0.5))

@@ -14,6 +14,7 @@ from torch import nn
 
 from gcfed.federated.stack import ClientStack, broadcast_state
 from gcfed.federated.store import ClientStores
+from gcfed.methods.clip_update import ClipUpdate
 from gcfed.methods.fedcurv import FedCurv
 
 LAM = 0.7
@@ -122,6 +123,13 @@ def test_the_sums_are_those_of_the_clients_states(federation):
         own = stores.open(f"fedcurv_{part}").read(members[-1], sums)
         torch.testing.assert_close(flat({n: t.sum(0) for n, t in own.items()}), flat(sums), rtol=0, atol=1e-12)
         assert flat(sums).abs().sum() > 0
+
+
+def test_what_others_send_down_goes_with_its_sums(federation):
+    """The bound of another part is there where clients train: without it the run would end."""
+    cut = ClipUpdate(1e6)
+    ours = train_rounds(make_net(), federation, sgd(), rounds=3, methods=[cut, FedCurv(LAM)])
+    assert torch.equal(ours, train_rounds(make_net(), federation, sgd(), rounds=3, methods=[FedCurv(LAM)]))
 
 
 def test_recurrent_networks_are_refused():

@@ -61,6 +61,7 @@ def test_no_run_notices_the_attack_which_is_the_same_however_it_runs(config, tmp
 
     def listens(*args, random, **settings):
         seeds.append(random.initial_seed())
+        assert settings == {"iterations": 2, "restarts": 2, "optimizer": "lbfgs", "lr": 1.0}
         return invert_gradient(*args, random=random, **settings)
 
     monkeypatch.setattr("gcfed.metrics.base.show", lambda loggers, *about: shown.append(about))

@@ -87,6 +87,12 @@ LOSSES = [{"test/loss": 1.0}] * 2
         ([{"test/loss": "-inf"}, {"test/loss": 1.0}], {}, "finished", ""),
         ([{}, {"train/nonfinite_clients": 5}], {}, "diverged", "no client of round 2 sent finite numbers"),
         ([{"train/nonfinite_clients": 5}, {"train/nonfinite_clients": 4}], {}, "finished", ""),
+        (
+            [{"train/nonfinite_clients": 1, "train/clients": 1}],
+            {},
+            "diverged",
+            "no client of round 1 sent finite numbers",
+        ),
     ],
 )
 def test_how_a_run_ended(tmp_path, rows, more, state, note):
