@@ -60,7 +60,7 @@ class Visitor(MutationVisitor):
     """mutmut's, which would leave out decorated functions; left out is what is said to users, and assertions."""
 
     def _skip_node_and_children(self, node):
-        code = code_of(node) if isinstance(node, cst.Call | cst.SimpleString | cst.Arg) else ""
+        code = code_of(node).strip() if isinstance(node, cst.Call | cst.SimpleString | cst.Arg | cst.Expr) else ""
         if isinstance(node, cst.Raise | cst.Assert | cst.Decorator) or (code and not unsaid(code, "")):
             return True
         decorated = isinstance(node, cst.FunctionDef) and node.decorators

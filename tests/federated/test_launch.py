@@ -152,6 +152,15 @@ def test_a_fork_of_a_process_with_openmp_threads_computes_with_threads_of_its_ow
     assert [path.read_text() for path in sorted(tmp_path.iterdir())] == ["True with 2 threads"] * 2
 
 
+@pytest.mark.parametrize(
+    ("accelerator", "gpu", "expected"),
+    [("cpu", True, True), ("auto", True, False), ("auto", False, True), ("gpu", False, False)],
+)
+def test_what_trains_on_the_cpu(monkeypatch, accelerator, gpu, expected):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+    assert layout.trains_on_cpu(accelerator) is expected
+
+
 @linux
 def test_who_kills_the_first_process_kills_all(tmp_path):
     def work():

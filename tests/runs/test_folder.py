@@ -3,12 +3,13 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 from run_folders import accuracies, write_run
 
 from gcfed.loggers.round_csv import RoundCSVLogger
-from gcfed.runs.folder import find_runs, is_run
+from gcfed.runs.folder import ending, find_runs, is_run
 from gcfed.runs.reading import read_metrics, read_yaml
 
 
@@ -98,6 +99,12 @@ LOSSES = [{"test/loss": 1.0}] * 2
 def test_how_a_run_ended(tmp_path, rows, more, state, note):
     run = write_run(tmp_path / "a", rows, **more)
     assert (run.state, run.note, run.rounds) == (state, note, len(rows))
+
+
+def test_a_summary_that_names_no_rounds_does_not_finish_a_run(tmp_path):
+    assert ending(tmp_path, 2, {"test/acc": 0.5}, pd.DataFrame({"test/loss": [1.0]}, index=[1])) == (
+        "unfinished", "after round 1 of 2",
+    )  # fmt: skip
 
 
 def test_runs_are_found_once(tmp_path):
