@@ -82,7 +82,7 @@ def test_a_run_has_the_same_bits_on_one_two_and_three_processes(tmp_path, monkey
     """Of three each finishes a share of the sums' entries, some at a time; two send each other all, in one message."""
     runs, weighting = [], "uniform" if make() else "samples"
     for world in (1, 2, 3):
-        monkeypatch.setattr(sums, "SMALL", 0 if world == 3 else 1 << 16)
+        monkeypatch.setattr(sums, "SMALL", 0 if world == 3 else 1 << 18)
         monkeypatch.setattr(sums, "BLOCK", 10)
         runs.append(
             train_rounds(

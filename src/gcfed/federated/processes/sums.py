@@ -12,7 +12,7 @@ from torch.nn.functional import pad
 
 from gcfed.federated.processes.strategy import rank_and_world
 
-SMALL = 1 << 16
+SMALL = 1 << 18
 """Entries of sums that travel whole, in one message, which takes less time than two of fewer bytes."""
 BLOCK = 1 << 20
 """Entries that are on their way at once: what they need beside the model stays small."""
