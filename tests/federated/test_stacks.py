@@ -81,3 +81,11 @@ def test_a_rehearsal_outside_of_a_round_stays_on_the_present_stream(before):
     with stacks.Streams(torch.device("cuda"), 2).in_turn():
         before.do("rehearsal")
     assert before.stream.done == ["rehearsal"]
+
+
+def test_counting_activations_leaves_the_network_as_it_was():
+    """One hidden layer of 3 and its activation, and an output of 2, in float32."""
+    net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
+    assert stacks.activation_bytes(net, torch.zeros(1, 4)) == 4 * (3 + 3 + 2)
+    assert net.training
+    assert not any(layer._forward_hooks for layer in net)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gcfed.runs.reading import check_config
+from gcfed.runs.reading import check_config, plain
 
 RIGHT = {"seed": 1, "rounds": 10}
 
@@ -26,3 +26,11 @@ def test_what_a_report_takes_ends_where_it_says(key, right, wrong):
     for value in wrong:
         with pytest.raises(ValueError, match=rf"^{key}\b"):
             check_config(RIGHT | {key: value})
+
+
+@pytest.mark.parametrize("whole", [2**63, -(2**63)])
+def test_a_whole_number_has_at_most_64_bits(whole):
+    smaller = whole - 1 if whole > 0 else whole + 1
+    plain({"a": [smaller]})
+    with pytest.raises(ValueError, match="more than 64 bits"):
+        plain({"a": [whole]})
