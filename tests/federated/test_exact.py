@@ -103,15 +103,15 @@ def test_a_share_of_the_entries_at_a_time_makes_the_whole(monkeypatch):
     monkeypatch.setattr(sums, "sum_over_processes", lambda tensors: [3 * t for t in tensors])
     blocks = []
 
-    def share(parts, finish, *more):
+    def share(parts, finish):
         blocks.append(len(parts[0]))
-        return finish(parts, *more)
+        return finish(parts)
 
     monkeypatch.setattr(sums, "_finish_share", share)
     shapes = (4, 3, 2, 2), (0,), (), (7,)
     pairs = [[torch.randn(shape, dtype=torch.float64) for _ in range(2)] for shape in shapes]
     pairs[0] = [t.to(memory_format=torch.channels_last) for t in pairs[0]]
-    made = sums.finish_over_processes(pairs, lambda parts, two: (parts[0] - two * parts[1]).float(), torch.tensor(2.0))
+    made = sums.finish_over_processes(pairs, lambda two: lambda p: (p[0] - two * p[1]).float(), torch.tensor(2.0))
     for (a, b), found in zip(pairs, made, strict=True):
         assert torch.equal(found, (a - 6 * b).float())
         assert found.stride() == a.stride()

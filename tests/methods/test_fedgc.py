@@ -363,7 +363,7 @@ def test_several_processes_find_the_same_update():
         def finish(sums, made, *more):
             added = iter(reduce([*(part for parts in sums for part in parts), *more]))
             sums, more = [[next(added) for _ in parts] for parts in sums], list(added)
-            return [made(parts, *more) for parts in sums]
+            return [*map(made(*more), sums)]
 
         found[rank] = run(parts, Round(0, 1, clients, 20, {}, lr=0.1, reduce=reduce, finish=finish))
 

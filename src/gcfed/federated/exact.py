@@ -8,7 +8,7 @@ than 2¹⁵. Beyond that they are as good as any in float64, but order may show 
 2⁻⁹², numbers keep all their digits down to 10⁻²⁰.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
@@ -84,17 +84,22 @@ def means(sums: Sequence[ExactSum], round: Round, weight: Tensor | None = None) 
     results: dict[int, Tensor] = {}
     for kind in dict.fromkeys((len(s.parts), s.dtype) for s in sums):
         places = [i for i, s in enumerate(sums) if (len(s.parts), s.dtype) == kind]
-        finish = partial(_over, dtype=kind[1])
+        finish = partial(_over, kind[1])
         results |= zip(places, round.finish([sums[i].parts for i in places], finish, weight), strict=True)
     return [results[i] for i in range(len(sums))]
 
 
-def _over(parts: Sequence[Tensor], weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """The smallest part first; in the memory of the last."""
-    *rest, total = parts
-    for part in reversed(rest):
-        total.add_(part)
-    return total.div_(torch.where(weight > 0, weight, 1.0)).to(dtype)
+def _over(dtype: torch.dtype, weight: Tensor) -> Callable[[Sequence[Tensor]], Tensor]:
+    """Adds up parts, the smallest first, in the memory of the last, and divides by this weight."""
+    divisor = torch.where(weight > 0, weight, 1.0)
+
+    def over(parts: Sequence[Tensor]) -> Tensor:
+        *rest, total = parts
+        for part in reversed(rest):
+            total.add_(part)
+        return total.div_(divisor).to(dtype)
+
+    return over
 
 
 def _pieces(values: Tensor, sums: Sequence[Tensor]) -> Iterator[tuple[Tensor, ...]]:

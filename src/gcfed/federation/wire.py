@@ -47,9 +47,8 @@ def _started() -> Connection:
     if _process is None or _process.poll() is not None:
         _pipe, theirs = Pipe()
         code = f"from gcfed.federation.wire import serve; serve({theirs.fileno()})"
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(filter(None, sys.path))
-        }  # the user's own classes, too
+        places = os.pathsep.join(filter(None, sys.path))  # the user's own classes, too
+        environment = os.environ | {"PYTHONPATH": places}
         _process = subprocess.Popen([sys.executable, "-c", code], pass_fds=[theirs.fileno()], env=environment)
         theirs.close()
     return _pipe

@@ -12,6 +12,7 @@ from torch.nn.functional import pad
 
 from gcfed.federated.processes.strategy import rank_and_world
 
+Combine = Callable[[Sequence[Tensor]], Tensor]
 SMALL = 1 << 18
 """Entries of sums that travel whole, in one message, which takes less time than two of fewer bytes."""
 BLOCK = 1 << 20
@@ -35,34 +36,33 @@ def sum_over_processes(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 def finish_over_processes(
-    sums: Sequence[Sequence[Tensor]], finish: Callable[..., Tensor], *more: Tensor
+    sums: Sequence[Sequence[Tensor]], finish: Callable[..., Combine], *more: Tensor
 ) -> list[Tensor]:
-    """``finish(parts, *more)`` of each sum, once its parts, and ``more``, are added up over all processes.
+    """``finish(*more)(parts)`` of each sum, once its parts, and ``more``, are added up over all processes.
 
     Each process adds up and finishes its share of the entries, and what comes of it goes to all: of two processes each
     sends half of the parts and half of the result, where :func:`sum_over_processes` would send all parts.
 
     Args:
         sums: each some parts, ``[*shape]``, as many and of one type in all sums.
-        finish: works on entries one by one; ``[*shape]``.
+        finish: called once; what it returns works on entries one by one, parts to one tensor, ``[*shape]``.
         more: few numbers.
     """
     if rank_and_world()[1] == 1:
-        return [finish(parts, *more) for parts in sums]
+        return [*map(finish(*more), sums)]
     likes = [parts[0] for parts in sums]
     sizes = [like.numel() for like in likes]
     if sum(sizes) <= SMALL:
         added = iter(sum_over_processes([*(part for parts in sums for part in parts), *more]))
         sums = [[next(added) for _ in parts] for parts in sums]
-        more = tuple(added)
-        return [finish(parts, *more) for parts in sums]
-    more = tuple(sum_over_processes(more))
+        return [*map(finish(*added), sums)]
+    finish_entries = finish(*sum_over_processes(more))
     flat = [[part.reshape(-1) for part in parts] for parts in sums]
     finished: list[list[Tensor]] = [[] for _ in sums]
     for block in _blocks(sizes):
         pieces_of = ([part[span] for part in flat[i]] for i, span in block)
         parts = [torch.cat(pieces) for pieces in zip(*pieces_of, strict=True)]
-        pieces = _finish_share(parts, finish, *more).split([span.stop - span.start for _, span in block])
+        pieces = _finish_share(parts, finish_entries).split([span.stop - span.start for _, span in block])
         for (i, _), piece in zip(block, pieces, strict=True):
             finished[i].append(piece)
     whole = (torch.cat(pieces).view_as(like) for pieces, like in zip(finished, likes, strict=True))
@@ -87,7 +87,7 @@ def _blocks(sizes: Sequence[int]) -> Iterator[list[tuple[int, slice]]]:
         yield block
 
 
-def _finish_share(parts: Sequence[Tensor], finish: Callable[..., Tensor], *more: Tensor) -> Tensor:
+def _finish_share(parts: Sequence[Tensor], finish: Combine) -> Tensor:
     """``[n]`` of parts ``[n]``, of which each process finishes as many entries."""
     world, n = rank_and_world()[1], len(parts[0])
     share = -(-n // world)
@@ -96,7 +96,7 @@ def _finish_share(parts: Sequence[Tensor], finish: Callable[..., Tensor], *more:
         sent[:, i] = pad(part, (0, world * share - n)).view(world, share)
     received = torch.empty_like(sent)
     _wait(dist.all_to_all_single(received, sent, async_op=True), sent)
-    mine = finish(list(received.sum(0)), *more)
+    mine = finish(list(received.sum(0)))
     whole = mine.new_empty(world * share)
     _wait(dist.all_gather_into_tensor(whole, mine, async_op=True), mine)
     return whole[:n]
