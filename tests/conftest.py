@@ -1,18 +1,21 @@
-"""Shared helpers: small federations in memory, and real runs through the composed config."""
+"""Shared helpers: real runs through the composed config.
 
+No torch at its head: the process that hands out the tests reads this before there is a worker.
+"""
+
+import importlib.metadata
 import multiprocessing
 import os
 import runpy
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
-import numpy as np
+import omegaconf
 import pytest
-import torch
 from hydra.core.global_hydra import GlobalHydra
-from lightning.pytorch import LightningDataModule
 from omegaconf import DictConfig, open_dict
-from torch.utils.data import DataLoader
 
 import gcfed.runs.place  # noqa: F401
 from gcfed.runs.reading import read_metrics
@@ -20,6 +23,10 @@ from gcfed.utils.compose import Composer
 from gcfed.utils.resolvers import ROOT
 
 composer = Composer()  # by which tests compose what differs in values alone once
+# A tenth of a small run is to parse the interpolations that all configs have, and to read the entry points of all
+# packages for Lightning's trainer.
+omegaconf.base.parse = cache(omegaconf.base.parse)
+importlib.metadata.entry_points = cache(importlib.metadata.entry_points)
 DATA_DIR = Path(os.environ.get("DATA_DIR", ROOT / "data"))
 
 
@@ -31,6 +38,8 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(autouse=True)
 def _one_thread():
     """Small tensors gain nothing from more, and two threads lose much where another program has one of the cores."""
+    import torch
+
     torch.set_num_threads(1)
 
 
@@ -40,47 +49,10 @@ def read_rows(path: str | Path) -> list[dict[str, float]]:
     return [{key: value for key, value in row.items() if value == value} for row in rows]
 
 
-class ArrayData(LightningDataModule):
-    """Clients' data in memory, as the engine sees them: no transform, no test."""
-
-    def __init__(self, x: torch.Tensor, y: torch.Tensor, clients: list[np.ndarray]) -> None:
-        super().__init__()
-        self.x, self.y, self.clients = x, y, clients
-        self.num_clients, self.rounds, self.input_shape = len(clients), 1, tuple(x.shape[1:])
-
-    def client(self, client: int) -> np.ndarray:
-        return self.clients[client]
-
-    def sizes(self, clients: np.ndarray) -> np.ndarray:
-        return np.array([len(self.clients[k]) for k in clients])
-
-    def draw(self, rng, shape):
-        return None
-
-    def fetch(self, index, augment):
-        return self.x[index], self.y[index]
-
-    def to_device(self, device, dtype, memory_format):
-        pass
-
-    def train_dataloader(self):
-        return DataLoader(range(self.rounds), batch_size=None)
-
-    def val_dataloader(self):
-        return DataLoader([])
-
-
-def random_federation(sizes=(7, 12, 5, 9, 1), features=6, classes=4, seed=0, dtype=torch.float64) -> ArrayData:
-    """Clients of unequal sizes with random inputs and labels."""
-    g = torch.Generator().manual_seed(seed)
-    n = sum(sizes)
-    x = torch.randn(n, features, generator=g, dtype=dtype)
-    y = torch.randint(classes, (n,), generator=g)
-    return ArrayData(x, y, np.split(np.arange(n), np.cumsum(sizes)[:-1]))
-
-
 @pytest.fixture
-def federation() -> ArrayData:
+def federation():
+    from harness import random_federation
+
     return random_federation()
 
 
@@ -131,20 +103,26 @@ def run_script(script: str, *words: str) -> None:
     runpy.run_path(str(ROOT / "src" / script), run_name="__main__")
 
 
-def type_command(folder: Path, script: str, *words: str, code: int = 0) -> str:
-    """What ``python src/<script> <words>`` prints; in a fork of this process, without the seconds of its imports."""
+def forked(call: Callable[[], object], printed: Path) -> int | None:
+    """Calls in a fork of this process, without the seconds of its imports; what it prints is in a file. How it ends."""
 
     def child() -> None:
-        with (folder / "printed.txt").open("w") as file:
+        with printed.open("w") as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
-        run_script(script, *words)
+        call()
 
     process = multiprocessing.get_context("fork").Process(target=child)
     process.start()
     process.join(240)
+    return process.exitcode
+
+
+def type_command(folder: Path, script: str, *words: str, code: int = 0) -> str:
+    """What ``python src/<script> <words>`` prints."""
+    ended = forked(lambda: run_script(script, *words), folder / "printed.txt")
     printed = (folder / "printed.txt").read_text()
-    assert process.exitcode == code, printed[-4000:]
+    assert ended == code, printed[-4000:]
     return printed
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from conftest import ArrayData
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.plugins.environments import LightningEnvironment
 from torch import nn
+from torch.utils.data import DataLoader
 
 from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.client import ClientProgram
@@ -29,6 +29,45 @@ from gcfed.utils.resolvers import ROOT
 ALGORITHMS = sorted(path.stem for path in (ROOT / "configs/algorithm").glob("*.yaml"))
 CPU = torch.device("cpu")
 PLAIN_SERVER = partial(torch.optim.SGD, lr=1.0)
+
+
+class ArrayData(LightningDataModule):
+    """Clients' data in memory, as the engine sees them: no transform, no test."""
+
+    def __init__(self, x: torch.Tensor, y: torch.Tensor, clients: list[np.ndarray]) -> None:
+        super().__init__()
+        self.x, self.y, self.clients = x, y, clients
+        self.num_clients, self.rounds, self.input_shape = len(clients), 1, tuple(x.shape[1:])
+
+    def client(self, client: int) -> np.ndarray:
+        return self.clients[client]
+
+    def sizes(self, clients: np.ndarray) -> np.ndarray:
+        return np.array([len(self.clients[k]) for k in clients])
+
+    def draw(self, rng, shape):
+        return None
+
+    def fetch(self, index, augment):
+        return self.x[index], self.y[index]
+
+    def to_device(self, device, dtype, memory_format):
+        pass
+
+    def train_dataloader(self):
+        return DataLoader(range(self.rounds), batch_size=None)
+
+    def val_dataloader(self):
+        return DataLoader([])
+
+
+def random_federation(sizes=(7, 12, 5, 9, 1), features=6, classes=4, seed=0, dtype=torch.float64) -> ArrayData:
+    """Clients of unequal sizes with random inputs and labels."""
+    g = torch.Generator().manual_seed(seed)
+    n = sum(sizes)
+    x = torch.randn(n, features, generator=g, dtype=dtype)
+    y = torch.randint(classes, (n,), generator=g)
+    return ArrayData(x, y, np.split(np.arange(n), np.cumsum(sizes)[:-1]))
 
 
 def make_net(seed=0, dtype=torch.float64):

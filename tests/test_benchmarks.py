@@ -1,11 +1,16 @@
 """The benchmarks run, and say what they promise; how fast, no test asserts."""
 
 import json
+import os
 import re
+import runpy
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import forked
 
 from benchmarks import gpu, kernels, peers, plain, run, workloads
 from gcfed.models.own import build_net
@@ -18,6 +23,16 @@ PARTS = {"forward", "backward", "step", "hooks", "batch", "broadcast", "aggregat
 @pytest.fixture
 def bench(monkeypatch, capsys):
     """``bench(words)`` is what ``python benchmarks/run.py <words>`` prints; the sitting is a process of its own."""
+
+    def sit(command, env, stdout, **_):
+        def call():
+            os.environ.update(env)
+            sys.argv = command[2:]
+            runpy.run_module(command[2], run_name="__main__")
+
+        return SimpleNamespace(returncode=forked(call, Path(stdout.name)))
+
+    monkeypatch.setattr(run, "subprocess", SimpleNamespace(run=sit, STDOUT=None))
 
     def call(*words):
         monkeypatch.setattr(sys, "argv", ["run.py", *words])

@@ -5,8 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from conftest import ArrayData
-from harness import make_download
+from harness import ArrayData, make_download
 
 from gcfed.federated.client_store import ClientStore
 from gcfed.federated.solver import LocalSolver

@@ -8,10 +8,9 @@ import logging
 import re
 from contextlib import contextmanager
 from copy import deepcopy
-from functools import cache, partial
+from functools import partial
 from math import inf, nan
 
-import omegaconf
 import pytest
 import torch
 from conftest import composer
@@ -87,7 +86,7 @@ def composed(tmp_path_factory):
 @contextmanager
 def quick_builds(monkeypatch):
     """Parts with the same settings are shared: no case trains them."""
-    built, plain = {}, instantiate.build
+    built, plain, plain_net = {}, instantiate.build, assembly.build_net
 
     def build(node, **kwargs):
         if any(not isinstance(value, int) for value in kwargs.values()) or not isinstance(node, DictConfig):
@@ -110,9 +109,15 @@ def quick_builds(monkeypatch):
             PRESENT["resolved"] = OmegaConf.to_container(cfg, **kwargs)
             return PRESENT["resolved"]
 
+    def build_net(cfg):
+        key = repr(PRESENT["resolved"].get("model"))
+        if key not in built:
+            built[key] = plain_net(cfg)
+        return built[key]
+
     monkeypatch.setattr(instantiate, "build", build)
+    monkeypatch.setattr(assembly, "build_net", build_net)
     monkeypatch.setattr("gcfed.check.OmegaConf", Recording)
-    monkeypatch.setattr(omegaconf.base, "parse", cache(omegaconf.base.parse))  # of interpolations: half of the time
     monkeypatch.setattr(assembly, "seed_everything", lambda *_, **__: None)
     logging.disable(logging.WARNING)
     yield

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import ArrayData, random_federation
-from harness import make_net, sgd, train_rounds
+from harness import ArrayData, make_net, random_federation, sgd, train_rounds
 from torch import nn
 
 from gcfed.data.augment import VectorTransform

@@ -5,8 +5,7 @@ from math import ceil
 import numpy as np
 import pytest
 import torch
-from conftest import random_federation
-from harness import PLAIN_SERVER, Cohorts, make_net, make_upload, sgd, train_rounds
+from harness import PLAIN_SERVER, Cohorts, make_net, make_upload, random_federation, sgd, train_rounds
 from torch import nn
 
 from gcfed.aggregators.coordinates import Median, TrimmedMean

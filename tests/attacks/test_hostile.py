@@ -8,8 +8,17 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import random_federation
-from harness import Spy, final_weights, make_download, make_net, make_setup, make_upload, sgd, train_rounds
+from harness import (
+    Spy,
+    final_weights,
+    make_download,
+    make_net,
+    make_setup,
+    make_upload,
+    random_federation,
+    sgd,
+    train_rounds,
+)
 
 from gcfed.aggregators.coordinates import Median, TrimmedMean
 from gcfed.aggregators.krum import Bulyan, Krum, MultiKrum

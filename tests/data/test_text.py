@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import ArrayData
-from harness import sgd, train_rounds, weights
+from harness import ArrayData, sgd, train_rounds, weights
 
 from gcfed.data.augment import ImageTransform, TextTransform
 from gcfed.data.base import IGNORE, FederatedDataset, Split

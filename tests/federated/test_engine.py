@@ -7,8 +7,18 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import random_federation
-from harness import CPU, Spy, make_download, make_net, make_round, make_upload, sgd, train_rounds, weights
+from harness import (
+    CPU,
+    Spy,
+    make_download,
+    make_net,
+    make_round,
+    make_upload,
+    random_federation,
+    sgd,
+    train_rounds,
+    weights,
+)
 from torch import nn
 
 from gcfed.federated.aggregate import MeanAggregator

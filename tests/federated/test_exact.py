@@ -7,8 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from conftest import random_federation
-from harness import make_net, make_round, make_upload, sgd, train_rounds
+from harness import make_net, make_round, make_upload, random_federation, sgd, train_rounds
 
 from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.exact import ExactSum, means

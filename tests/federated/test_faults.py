@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import random_federation
-from harness import Spy, make_net, sgd, train_rounds, weights
+from harness import Spy, make_net, random_federation, sgd, train_rounds, weights
 
 from gcfed.aggregators.coordinates import Median
 from gcfed.assemble import assemble

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from conftest import ArrayData, random_federation
-from harness import Sizes, Spy, sgd, train_rounds, weights
+from harness import ArrayData, Sizes, Spy, random_federation, sgd, train_rounds, weights
 from torch import nn
 
 from gcfed.methods.quantization import Quantization

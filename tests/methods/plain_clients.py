@@ -5,8 +5,7 @@ Nothing of the engine but its batch order. The loss is written by each test, as 
 
 import numpy as np
 import torch
-from conftest import ArrayData
-from harness import Spy, sgd
+from harness import ArrayData, Spy, sgd
 from torch import nn
 
 from gcfed.federated.batches import plan_batches

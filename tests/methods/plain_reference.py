@@ -5,8 +5,7 @@ import copy
 import numpy as np
 import torch
 import torch.nn.functional as F
-from conftest import ArrayData
-from harness import CPU, weights
+from harness import CPU, ArrayData, weights
 from torch import nn
 from torch.func import functional_call
 

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import random_federation
-from harness import make_net, make_setup, sgd, train_rounds
+from harness import make_net, make_setup, random_federation, sgd, train_rounds
 from torch import nn
 
 from gcfed.federated.method import ClientPart

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from conftest import random_federation
-from harness import sgd, train_rounds
+from harness import random_federation, sgd, train_rounds
 from plain_clients import Net
 
 from gcfed.federated.faults import Faults

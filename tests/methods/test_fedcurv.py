@@ -5,8 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from conftest import random_federation
-from harness import client_of, make_net, make_setup, server_of, sgd, train_rounds, weights
+from harness import client_of, make_net, make_setup, random_federation, server_of, sgd, train_rounds, weights
 from plain_clients import Net
 from plain_clients import federation as sequence_federation
 from plain_reference import batches, broken, cohort, flat, local_sgd, loss_at

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import random_federation
-from harness import CPU, Sizes, make_net, server_of, sgd, train_rounds, weights
+from harness import CPU, Sizes, make_net, random_federation, server_of, sgd, train_rounds, weights
 from torch import nn
 from torch.func import functional_call
 

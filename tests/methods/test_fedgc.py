@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import quadprog
 import torch
-from conftest import ArrayData
 from harness import (
+    ArrayData,
     Sizes,
     client_of,
     make_download,

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import random_federation
-from harness import make_net, make_setup, sgd, train_rounds, weights
+from harness import make_net, make_setup, random_federation, sgd, train_rounds, weights
 from plain_reference import batches, cohort, loss_at
 from torch import nn
 from torch.func import functional_call

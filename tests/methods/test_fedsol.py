@@ -5,8 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from conftest import ArrayData
-from harness import make_net, sgd, train_rounds, weights
+from harness import ArrayData, make_net, sgd, train_rounds, weights
 from plain_reference import batches, cohort, loss_at
 from torch import nn
 from torch.func import functional_call, grad

@@ -5,8 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import random_federation
-from harness import PLAIN_SERVER, make_net, make_setup, sgd
+from harness import PLAIN_SERVER, make_net, make_setup, random_federation, sgd
 
 from gcfed.aggregators.coordinates import Median
 from gcfed.federated.aggregate import MeanAggregator

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from conftest import random_federation, read_rows
-from harness import Spy, make_net, sgd, train_rounds
+from conftest import read_rows
+from harness import Spy, make_net, random_federation, sgd, train_rounds
 from recording import of_metric
 
 from gcfed.federated.method import Order

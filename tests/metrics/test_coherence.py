@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import random_federation
-from harness import make_net
+from harness import make_net, random_federation
 from recording import EXACT, NAN_CLIENT, measured
 
 from gcfed.metrics.cohort import Coherence

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import ArrayData, random_federation
-from harness import make_net
+from harness import ArrayData, make_net, random_federation
 from recording import EXACT, NAN_CLIENT, measured
 from torch import nn
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import TWO, random_federation, read_rows
-from harness import Cohorts, final_weights, make_net, sgd, train_rounds, weights
+from conftest import TWO, read_rows
+from harness import Cohorts, final_weights, make_net, random_federation, sgd, train_rounds, weights
 from omegaconf import open_dict
 from recording import Recorder
 

@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import ArrayData, random_federation
-from harness import sgd, train_rounds
+from harness import ArrayData, random_federation, sgd, train_rounds
 from recording import NAN_CLIENT, Recorder
 from torch import nn
 

@@ -5,8 +5,8 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from conftest import random_federation, read_rows
-from harness import Spy, make_net, make_setup, sgd, train_rounds
+from conftest import read_rows
+from harness import Spy, make_net, make_setup, random_federation, sgd, train_rounds
 from omegaconf import OmegaConf
 from torch import nn
 from torchvision.ops import FrozenBatchNorm2d
