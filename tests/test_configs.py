@@ -4,15 +4,14 @@ from functools import partial
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from gcfed.assemble import build_methods, build_module
 from gcfed.data.partition import DirichletBalanced
 from gcfed.data.sampling import DynamicPopulation, cohort_size
 from gcfed.federated.loop import FederatedLoop
-from gcfed.federated.method import Order
 from gcfed.methods.centralization import GlobalGC, LocalGC
 from gcfed.methods.quantization import Quantization
+from gcfed.methods.scaffold import ControlVariates, MeanVariate
 from gcfed.optim.partial import probe_optimizer
 from gcfed.study import papers
 from gcfed.utils.instantiate import build, build_all
@@ -81,22 +80,12 @@ def test_every_option_instantiates(config, group, option):
     instantiate(config(*GOES_WITH.get((group, option), []), f"{group}={option}"))
 
 
-@pytest.mark.parametrize("algorithm", options("algorithm"))
-def test_every_algorithm_goes_with_gc(config, algorithm):
-    """GC is orthogonal to the algorithm (Table 7): it sees the corrected gradients and changes nothing else."""
-    for gc in ("local", "global", "gcfed") if algorithm == "scaffold" else ("gcfed",):
-        cfg = config(f"algorithm={algorithm}", f"gc={gc}")
-        methods = instantiate(cfg)[2]
-        places = [i for i, part in enumerate(methods) if isinstance(part, LocalGC | GlobalGC)]
-        assert all(part.order > Order.CORRECTS for part in methods[places[-1] + 1 :])
-        expected = [LocalGC] * (gc in ("local", "gcfed")) + [GlobalGC] * (gc in ("global", "gcfed"))
-        assert [type(methods[i]) for i in places] == expected
-        assert cfg.name.endswith(f"_{algorithm}_{gc}")
-        rest = [type(part) for part in methods if not isinstance(part, LocalGC | GlobalGC)]
-        none = (
-            config("algorithm=scaffold", "gc=none") if algorithm == "scaffold" else OmegaConf.merge(cfg, {"gc": None})
-        )
-        assert [type(part) for part in build_methods(none)] == rest
+def test_gc_sees_the_corrected_gradients_and_changes_nothing_else(config):
+    """Both sides at once, with every algorithm, in test_contract.py."""
+    for gc, expected in (("local", [LocalGC]), ("global", [GlobalGC]), ("none", [])):
+        cfg = config("algorithm=scaffold", f"gc={gc}")
+        assert cfg.name.endswith(f"_scaffold_{gc}")
+        assert [type(part) for part in build_methods(cfg)] == [ControlVariates, MeanVariate, *expected]
 
 
 @pytest.mark.parametrize("option", options("trainer"))

@@ -10,11 +10,14 @@ import pytest
 import torch
 from conftest import TWO, read_rows
 from harness import ALGORITHMS, Spy, final_weights, make_net, sgd, train_rounds
-from omegaconf import open_dict
+from omegaconf import OmegaConf, open_dict
 from tapes import train_twice
 
+from gcfed.assemble import build_methods
 from gcfed.checkpoints.reading import load_checkpoint
+from gcfed.federated.method import Order
 from gcfed.federated.store import ClientStores
+from gcfed.methods.centralization import GlobalGC, LocalGC
 from gcfed.methods.fedvarp import FedVARP
 from gcfed.methods.scaffold import Scaffold
 from gcfed.run import train
@@ -67,10 +70,21 @@ class KillInRound(Spy):
             raise Killed
 
 
+def assert_gc_comes_after_what_corrects(cfg):
+    """GC is orthogonal to the algorithm (Table 7): it sees the corrected gradients and changes nothing else."""
+    methods = build_methods(cfg)
+    places = [i for i, part in enumerate(methods) if isinstance(part, LocalGC | GlobalGC)]
+    assert [type(methods[i]) for i in places] == [LocalGC, GlobalGC]
+    assert all(part.order > Order.CORRECTS for part in methods[places[-1] + 1 :])
+    rest = [type(part) for i, part in enumerate(methods) if i not in places]
+    assert [type(part) for part in build_methods(OmegaConf.merge(cfg, {"gc": None}))] == rest
+
+
 @pytest.mark.parametrize(("algorithm", "gc"), [*((name, "gcfed") for name in ALGORITHMS), ("fedavg", "warmup")])
 def test_stacks_recorded_steps_processes_and_a_killed_run_agree(config, tmp_path, monkeypatch, algorithm, gc):
     """Four runs of one setting. State from before the kill is used after it."""
     composed = config(f"algorithm={algorithm}", f"gc={gc}", *TINY)
+    assert_gc_comes_after_what_corrects(composed)
 
     def setting(folder, **changes):
         cfg = copy.deepcopy(composed)
