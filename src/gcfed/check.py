@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from gcfed.federated.processes.spread import trains_on_cpu
 from gcfed.federated.processes.strategy import can_fork
 from gcfed.utils.checked import Count, Positive, Share, Whole, fits
-from gcfed.utils.hints import GROUPS_OF_CONFIGS, meant
+from gcfed.utils.compose import GROUPS_OF_CONFIGS, meant
 from gcfed.utils.machine import in_sweep
 from gcfed.utils.resolvers import command
 

@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -47,19 +48,29 @@ def _run(name: str, task: Callable[[DictConfig], Any]) -> None:
     with stoppable(at_once=True):
         import hydra
         from hydra._internal import utils as hydra_utils
+        from hydra.errors import HydraException
 
         import gcfed.runs.place  # noqa: F401  (its resolvers name the folders of runs)
-        from gcfed.utils.compose import shorthand
-        from gcfed.utils.hints import check_groups
+        from gcfed.utils.compose import check_groups, composed, explained, shorthand
         from gcfed.utils.machine import spin_briefly
         from gcfed.utils.resolvers import CONFIGS
+
+        def explaining(func: Callable[[], Any]) -> Any:
+            with one_sentence():
+                try:
+                    return func()
+                except HydraException as error:
+                    if _wants_traceback():
+                        raise
+                    words = [word for word in sys.argv[1:] if _is_override(word)]
+                    raise ValueError(explained(error, words, partial(composed, name))) from None
 
         spin_briefly()
         sys.path.append(str(Path.cwd()))  # where a user's own networks, data and methods lie
         sys.argv[1:] = ordered(shorthand(sys.argv[1:]))
         main = hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=name)(task)
         report = hydra_utils.run_and_report
-        hydra_utils.run_and_report = lambda func: report(lambda: _explaining(name, func))
+        hydra_utils.run_and_report = lambda func: report(lambda: explaining(func))
         with one_sentence():
             check_groups(sys.argv[1:])
             try:
@@ -109,22 +120,6 @@ def ordered(words: Sequence[str]) -> list[str]:
 
 def _is_override(word: str) -> bool:
     return not word.startswith("-") and ("=" in word or word.startswith("~"))
-
-
-def _explaining(name: str, func: Callable[[], Any]) -> Any:
-    from hydra.errors import HydraException
-
-    from gcfed.utils.compose import composed
-    from gcfed.utils.hints import explained
-
-    with one_sentence():
-        try:
-            return func()
-        except HydraException as error:
-            if _wants_traceback():
-                raise
-            words = [word for word in sys.argv[1:] if _is_override(word)]
-            raise ValueError(explained(error, words, lambda overrides: composed(name, overrides))) from None
 
 
 def _wants_traceback() -> bool:
