@@ -67,7 +67,7 @@ def test_a_job_of_a_sweep_that_has_not_begun_starts_and_a_run_does_not(tmp_path,
     assert resume_from("last", tmp_path / "anything") is None
 
 
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(config, tmp_path, caplog):
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(config, tmp_path, monkeypatch, caplog):
     """With clients' states, bit for bit; a damaged one never becomes the one before."""
     last, previous = (tmp_path / "run" / "checkpoints" / name for name in ("last.ckpt", "previous.ckpt"))
 
@@ -87,6 +87,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(config, tmp_path, capl
     assert [load_checkpoint(path)["global_step"] for path in (last, previous)] == [3, 2]
     for path in (last, previous):
         path.write_bytes(b"")
+    monkeypatch.setattr("gcfed.run.assemble", lambda _: pytest.fail("data were prepared for nothing"))
     with pytest.raises(ValueError, match=r"last\.ckpt is damaged.*previous\.ckpt is damaged.*Start anew"):
         go("run", 4, "ckpt_path=last")
 
