@@ -20,7 +20,7 @@ from tensorboard.plugins.hparams.list_session_groups import Handler
 from gcfed.loggers.tensorboard import RoundTensorBoardLogger
 from gcfed.run import train
 from gcfed.runs.identity import hyperparameters
-from gcfed.utils.pictures import show
+from gcfed.utils.words import show
 
 FAST = (
     "logger=tensorboard", "participation.num_clients=8", "client.epochs=1", "data.limit_train=100",

@@ -16,7 +16,7 @@ from gcfed.loggers import trackers
 from gcfed.loggers.trackers import RoundMLflowLogger
 from gcfed.run import train
 from gcfed.utils import instantiate
-from gcfed.utils.pictures import show
+from gcfed.utils.words import show
 
 FAST = ("participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=40")
 pytestmark = pytest.mark.slow

@@ -36,7 +36,7 @@ from gcfed.runs.summary import failure_recorded, last_figures, print_config, pri
 from gcfed.utils.files import locked, remove_temporaries, replacing
 from gcfed.utils.instantiate import replace_checked, require
 from gcfed.utils.machine import cores, keep_freed_memory, leads
-from gcfed.utils.pictures import show
+from gcfed.utils.words import show
 
 if TYPE_CHECKING:
     import pandas as pd  # a run imports it at its end only

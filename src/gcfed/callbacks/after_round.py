@@ -18,7 +18,7 @@ from gcfed.federated.method import Part, ServerPart
 from gcfed.federated.round import Round
 from gcfed.runs.measures import DECAY, WINDOW
 from gcfed.utils.checked import Count, Weight, checked
-from gcfed.utils.pictures import show
+from gcfed.utils.words import show
 
 log = logging.getLogger(__name__)
 BAR = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
@@ -34,17 +34,13 @@ class AfterRound(Callback):
         raise NotImplementedError
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        self._look(trainer)
-
-    def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            self._look(trainer)
-
-    def _look(self, trainer: Trainer) -> None:
         loop = FederatedLoop.of(trainer)
-        if loop.last_row is not self._seen and not loop.row:  # else the round is still to be tested
+        if loop.last_row and loop.last_row is not self._seen and not loop.row:  # else the round is still to be tested
             self._seen = loop.last_row
             self.after_round(trainer, loop.last_row)
+
+    def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
+        self.on_train_batch_end(trainer)
 
 
 def measured(trainer: Trainer, row: dict[str, Any], key: str, column: str) -> float | None:
