@@ -308,11 +308,10 @@ def test_what_is_tested_must_be_named():
         evaluate(OmegaConf.create({"ckpt_path": None}))
 
 
-def test_a_checkpoint_of_another_shape_is_refused(config, tmp_path):
+def test_a_checkpoint_of_another_shape_is_refused(run, finished, tmp_path):
     """Each part that a run reads, in the place of which something else stands, or nothing."""
-    train(config("rounds=1", "participation.num_clients=8", "data.limit_train=100", folder=tmp_path / "run"))
-    path = tmp_path / "run" / CHECKPOINT
-    whole = torch.load(path, weights_only=True)
+    run()
+    whole = torch.load(finished / CHECKPOINT, weights_only=True)
     for key in SHAPE:
         for wrong in ("x" if SHAPE[key] is not str else 3, [1] if SHAPE[key] is not list else {}, None):
             broken = {**whole, "gcfed": {**whole["gcfed"]}}

@@ -5,6 +5,7 @@ import logging
 import sys
 import time
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,14 +29,14 @@ LINE = "{desc} {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 class AfterRound(Callback):
     """Calls :meth:`after_round` once a round."""
 
-    _seen: dict[str, Any] | None = None  # the last row
+    _seen: Mapping[str, Any] = {}  # the last row
 
     def after_round(self, trainer: Trainer, row: dict[str, Any]) -> None:
         raise NotImplementedError
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         loop = FederatedLoop.of(trainer)
-        if loop.last_row and loop.last_row is not self._seen and not loop.row:  # else the round is still to be tested
+        if loop.last_row != self._seen and not loop.row:  # else the round is still to be tested
             self._seen = loop.last_row
             self.after_round(trainer, loop.last_row)
 

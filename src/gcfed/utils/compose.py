@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from difflib import get_close_matches
+from functools import partial
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -23,6 +24,7 @@ from gcfed.utils.resolvers import CONFIGS, how_to_install
 Compose = Callable[[list[str]], DictConfig]
 GROUPS_OF_CONFIGS = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*") if path.is_dir())
 _NO_NAME = re.compile(r"(.*[\[,])?\s*(null|true|false|[-+.\d]+)\s*([\],].*)?", re.IGNORECASE)
+_KEY = re.compile(r"[^/@:]+")  # of no group
 _UNKNOWN = re.compile(r"Could not override '(?P<key>[^']+)'")
 
 
@@ -66,7 +68,7 @@ class Composer:
     """
 
     def __init__(self, load: Compose | None = None, groups: Collection[str] = GROUPS_OF_CONFIGS) -> None:
-        self.load, self.groups = load or (lambda overrides: composed("train", overrides)), groups
+        self.load, self.groups = load or partial(composed, "train"), groups
         self._composed: dict[tuple[str, ...], DictConfig] = {}
 
     def __call__(self, overrides: Sequence[str]) -> DictConfig:
@@ -77,7 +79,8 @@ class Composer:
         """
         try:
             parsed = OverridesParser.create().parse_overrides(list(overrides))
-            values = [o for o in parsed if o.type.name == "CHANGE" and self._is_value(o.key_or_group)]
+            values = [o for o in parsed if o.type.name == "CHANGE" and _KEY.fullmatch(o.key_or_group)]
+            values = [o for o in values if o.key_or_group not in self.groups]
             if len(values) + sum(o.key_or_group in self.groups for o in parsed) < len(parsed):
                 values = []  # with additions and deletions the order could matter
             files = tuple(str(o.input_line) for o in parsed if o not in values)
@@ -92,9 +95,6 @@ class Composer:
         except (HydraException, OmegaConfBaseException) as error:
             raise ValueError(explained(error, overrides, self.load)) from None
         return cfg
-
-    def _is_value(self, key: str) -> bool:
-        return key not in self.groups and not any(c in key for c in "/@:")
 
 
 def check_groups(words: Iterable[str]) -> None:
