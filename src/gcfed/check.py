@@ -88,7 +88,7 @@ def _check_trainer(trainer: Mapping[str, Any], run: Mapping[str, Any]) -> None:
     for key, its in FOLLOWED.items():
         value = trainer.get(its, run[key])
         if repr(value) != repr(run[key]):  # a run is known by its own
-            raise ValueError(f"trainer.{its}={value} is not {key}={run[key]}: set {key}={value}, which it follows.")
+            raise ValueError(f"trainer.{its}={value} is not {key}={run[key]}: set {key}, which it follows.")
     for key, value in ROUNDS.items():
         if repr(trainer.get(key, value)) != repr(value):
             raise ValueError(f"trainer.{key}={trainer[key]} must be {value}: a batch of Lightning's is a round.")

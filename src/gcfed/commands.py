@@ -28,21 +28,6 @@ log = logging.getLogger(__name__)
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def train() -> None:
-    """``python src/train.py experiment=cifar10_cnn_gcfed seed=2``: every key is in ``configs/``."""
-    _run("train", _train)
-
-
-def evaluate() -> None:
-    """``python src/eval.py ckpt_path=logs/…/checkpoints/last.ckpt``: the global model on the test split."""
-    _run("eval", _evaluate)
-
-
-def report() -> None:
-    """``python src/report.py 'roots=[logs]' out=logs/report``: tables, figures and a page of finished runs."""
-    _run("report", _report)
-
-
 def _run(name: str, task: Callable[[DictConfig], Any]) -> None:
     """Calls the task with the config that Hydra composes of ``configs/<name>.yaml`` and the command line."""
     with stoppable(at_once=True):
@@ -80,6 +65,7 @@ def _run(name: str, task: Callable[[DictConfig], Any]) -> None:
 
 
 def _train(cfg: DictConfig) -> float | None:
+    """``python src/train.py experiment=cifar10_cnn_gcfed seed=2``: every key is in ``configs/``."""
     with stoppable(at_once=True):  # torch and lightning: not needed for --help and --cfg
         from lightning.pytorch.utilities.exceptions import SIGTERMException
 
@@ -95,6 +81,7 @@ def _train(cfg: DictConfig) -> float | None:
 
 
 def _evaluate(cfg: DictConfig) -> None:
+    """``python src/eval.py ckpt_path=logs/…/checkpoints/last.ckpt``: the global model on the test split."""
     with stoppable(at_once=True):
         from gcfed.run import evaluate
 
@@ -103,6 +90,7 @@ def _evaluate(cfg: DictConfig) -> None:
 
 
 def _report(cfg: DictConfig) -> None:
+    """``python src/report.py 'roots=[logs]' out=logs/report``: tables, figures and a page of finished runs."""
     from omegaconf import OmegaConf
 
     from gcfed.report import write_report
@@ -111,6 +99,10 @@ def _report(cfg: DictConfig) -> None:
         settings: Any = OmegaConf.to_container(cfg, resolve=True)
         roots = settings.pop("roots")
         write_report(*([roots] if isinstance(roots, str) else roots or ()), **settings)
+
+
+train, evaluate = partial(_run, "train", _train), partial(_run, "eval", _evaluate)
+report = partial(_run, "report", _report)
 
 
 def ordered(words: Sequence[str]) -> list[str]:

@@ -112,12 +112,7 @@ class EarlyStop(AfterRound, EarlyStopping):
 
 @checked
 class PartitionPicture(AfterRound):
-    """Draws how the data lie on the clients, ``partition.png``, after the first round, so that a run begins no later.
-
-    Args:
-        folder: of the run.
-        draw: whether to.
-    """
+    """Draws ``partition.png``, how the data lie on the clients, after the first round: a run begins no later for it."""
 
     def __init__(self, folder: str, draw: bool = True) -> None:
         self.folder, self.wanted = Path(folder), draw
