@@ -90,6 +90,9 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(config, tmp_path, monk
     monkeypatch.setattr("gcfed.run.assemble", lambda _: pytest.fail("data were prepared for nothing"))
     with pytest.raises(ValueError, match=r"last\.ckpt is damaged.*previous\.ckpt is damaged.*Start anew"):
         go("run", 4, "ckpt_path=last")
+    (other := last.with_name("other.ckpt")).touch()
+    with pytest.raises(ValueError, match=r"^[^;]*other\.ckpt is damaged[^;]*$"):  # what lies beside it is not its own
+        resume_from(str(other), tmp_path / "run")
 
 
 def test_a_run_whose_data_have_changed_does_not_go_on(run, monkeypatch):
