@@ -71,8 +71,10 @@ def test_a_run_that_is_started_anew_removes_it_and_the_old_summary(config, tmp_p
     assert not (tmp_path / "summary.json").exists()
     run(config, tmp_path, "none")
     assert not (tmp_path / FAILURE).exists()
+    (tmp_path / "global_model.safetensors").unlink()
     run(config, tmp_path, "none", "logger=none")
-    assert not {"metrics.csv", "summary.json"} & {path.name for path in tmp_path.iterdir()}
+    left = {path.name for path in tmp_path.iterdir()}
+    assert {"metrics.csv", "summary.json", "global_model.safetensors"} & left == {"global_model.safetensors"}
 
 
 def test_a_user_who_stops_a_run_is_named(config, tmp_path):

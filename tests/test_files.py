@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from gcfed.loggers.round_csv import RoundCSVLogger
+from gcfed.loggers.folder import RoundCSVLogger
 from gcfed.utils.files import replacing, scratch
 
 

@@ -10,8 +10,7 @@ from hydra.errors import ConfigCompositionException
 import gcfed
 from gcfed.commands import ordered
 from gcfed.utils import instantiate, resolvers
-from gcfed.utils.compose import composed
-from gcfed.utils.hints import explained, meant
+from gcfed.utils.compose import composed, explained, meant
 
 
 @pytest.mark.parametrize(

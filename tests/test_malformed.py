@@ -24,7 +24,7 @@ from gcfed.check import GROUPS as SECTIONS
 from gcfed.check import KEYS, check
 from gcfed.study.jobs import read_jobs, settings_of
 from gcfed.utils import instantiate
-from gcfed.utils.hints import check_groups
+from gcfed.utils.compose import check_groups
 from gcfed.utils.resolvers import ROOT
 
 VALUES = (nan, inf, -1, 0, 1e300, "x", "", True, None, [], {})

@@ -17,10 +17,10 @@ from tensorboard.plugins.hparams import api_pb2
 from tensorboard.plugins.hparams.backend_context import Context
 from tensorboard.plugins.hparams.list_session_groups import Handler
 
-from gcfed.loggers.tensorboard import RoundTensorBoardLogger
+from gcfed.loggers.folder import RoundTensorBoardLogger
 from gcfed.run import train
 from gcfed.runs.identity import hyperparameters
-from gcfed.utils.pictures import show
+from gcfed.utils.words import show
 
 FAST = (
     "logger=tensorboard", "participation.num_clients=8", "client.epochs=1", "data.limit_train=100",

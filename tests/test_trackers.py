@@ -16,7 +16,7 @@ from gcfed.loggers import trackers
 from gcfed.loggers.trackers import RoundMLflowLogger
 from gcfed.run import train
 from gcfed.utils import instantiate
-from gcfed.utils.pictures import show
+from gcfed.utils.words import show
 
 FAST = ("participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=40")
 pytestmark = pytest.mark.slow
@@ -145,9 +145,3 @@ def test_a_missing_package_is_named_with_its_command(config, tmp_path, monkeypat
     monkeypatch.setattr(instantiate, "find_spec", lambda name: found)
     with pytest.raises(ValueError, match=r"logger=wandb needs a package: .* -e '\.\[wandb\]'"):
         train(config(*FAST, "logger=wandb", folder=tmp_path))
-
-
-def test_a_run_without_loggers_leaves_its_model(config, tmp_path):
-    train(config(*FAST, "logger=none", "rounds=1", folder=tmp_path))
-    assert (tmp_path / "global_model.safetensors").is_file()
-    assert not (tmp_path / "metrics.csv").exists()

@@ -14,7 +14,6 @@ from gcfed.assemble import build_module
 from gcfed.checkpoints.writing import AtomicCheckpointIO
 from gcfed.run import evaluate, train
 from gcfed.utils.instantiate import build
-from gcfed.utils.resolvers import ROOT
 
 FAST = ("rounds=3", "participation.num_clients=8", "client.epochs=1", "data.limit_train=200", "data.limit_test=60")
 
@@ -101,16 +100,6 @@ def test_what_hooks_see(config, tmp_path, poison):
     watch = next(c for c in result.trainer.callbacks if isinstance(c, Watch))
     assert watch.same == [True] * 3
     assert watch.aggregated == (0 if poison else 3)
-
-
-def test_a_refused_resume_changes_nothing_in_the_run(config, tmp_path):
-    train(config(*FAST, folder=tmp_path / "run"))
-    before = {p: p.read_bytes() for p in sorted((tmp_path / "run").rglob("*")) if p.is_file()}
-    with pytest.raises(ValueError, match="belongs to another run"):
-        train(config(*FAST, "seed=2", "ckpt_path=last", folder=tmp_path / "run"))
-    assert {p: p.read_bytes() for p in sorted((tmp_path / "run").rglob("*")) if p.is_file()} == before
-    hydra = OmegaConf.load(ROOT / "configs/hydra/default.yaml")
-    assert hydra.output_subdir is None  # Hydra itself would write before the run could refuse
 
 
 def test_evaluation_looks_for_the_data_where_it_is_told(config, tmp_path):

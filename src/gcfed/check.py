@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from gcfed.federated.processes.spread import trains_on_cpu
 from gcfed.federated.processes.strategy import can_fork
 from gcfed.utils.checked import Count, Positive, Share, Whole, fits
-from gcfed.utils.hints import GROUPS_OF_CONFIGS, meant
+from gcfed.utils.compose import GROUPS_OF_CONFIGS, meant
 from gcfed.utils.machine import in_sweep
 from gcfed.utils.resolvers import command
 
@@ -72,13 +72,11 @@ def check(cfg: DictConfig) -> None:
     for key, value in folders.items():
         if not isinstance(value, str):
             raise ValueError(f"{key}={value} must be a folder.")
-    for key in ("precision", "trainer.precision"):
-        precision = OmegaConf.select(cfg, key)
-        if precision not in PRECISIONS:
-            raise ValueError(
-                f"{key}={precision} is not supported: choose {', '.join(PRECISIONS)}. 16-mixed scales the loss, so "
-                "gradient hooks (GC, SCAFFOLD, clipping) would see scaled gradients."
-            )
+    if (precision := run.get("precision")) not in PRECISIONS:
+        raise ValueError(
+            f"precision={precision} is not supported: choose {', '.join(PRECISIONS)}. 16-mixed scales the loss, so "
+            "gradient hooks (GC, SCAFFOLD, clipping) would see scaled gradients."
+        )
     for key, hint in RANGES.items():
         group, _, name = key.rpartition(".")
         fits(key, (run[group] if group else run).get(name), hint)
@@ -88,9 +86,9 @@ def check(cfg: DictConfig) -> None:
 def _check_trainer(trainer: Mapping[str, Any], run: Mapping[str, Any]) -> None:
     """Refuses settings of Lightning's trainer under which a batch would not be a round, and devices not there."""
     for key, its in FOLLOWED.items():
-        value = trainer.get(its)
-        if value is not None and repr(value) != repr(run[key]):  # a run is known by its own
-            raise ValueError(f"trainer.{its}={value} is not {key}={run[key]}: set {key}={value}, which it follows.")
+        value = trainer.get(its, run[key])
+        if repr(value) != repr(run[key]):  # a run is known by its own
+            raise ValueError(f"trainer.{its}={value} is not {key}={run[key]}: set {key}, which it follows.")
     for key, value in ROUNDS.items():
         if repr(trainer.get(key, value)) != repr(value):
             raise ValueError(f"trainer.{key}={trainer[key]} must be {value}: a batch of Lightning's is a round.")

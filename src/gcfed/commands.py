@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -27,39 +28,34 @@ log = logging.getLogger(__name__)
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def train() -> None:
-    """``python src/train.py experiment=cifar10_cnn_gcfed seed=2``: every key is in ``configs/``."""
-    _run("train", _train)
-
-
-def evaluate() -> None:
-    """``python src/eval.py ckpt_path=logs/…/checkpoints/last.ckpt``: the global model on the test split."""
-    _run("eval", _evaluate)
-
-
-def report() -> None:
-    """``python src/report.py 'roots=[logs]' out=logs/report``: tables, figures and a page of finished runs."""
-    _run("report", _report)
-
-
 def _run(name: str, task: Callable[[DictConfig], Any]) -> None:
     """Calls the task with the config that Hydra composes of ``configs/<name>.yaml`` and the command line."""
     with stoppable(at_once=True):
         import hydra
         from hydra._internal import utils as hydra_utils
+        from hydra.errors import HydraException
 
         import gcfed.runs.place  # noqa: F401  (its resolvers name the folders of runs)
-        from gcfed.utils.compose import shorthand
-        from gcfed.utils.hints import check_groups
+        from gcfed.utils.compose import check_groups, composed, explained, shorthand
         from gcfed.utils.machine import spin_briefly
         from gcfed.utils.resolvers import CONFIGS
+
+        def explaining(func: Callable[[], Any]) -> Any:
+            with one_sentence():
+                try:
+                    return func()
+                except HydraException as error:
+                    if _wants_traceback():
+                        raise
+                    words = [word for word in sys.argv[1:] if _is_override(word)]
+                    raise ValueError(explained(error, words, partial(composed, name))) from None
 
         spin_briefly()
         sys.path.append(str(Path.cwd()))  # where a user's own networks, data and methods lie
         sys.argv[1:] = ordered(shorthand(sys.argv[1:]))
         main = hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=name)(task)
         report = hydra_utils.run_and_report
-        hydra_utils.run_and_report = lambda func: report(lambda: _explaining(name, func))
+        hydra_utils.run_and_report = lambda func: report(lambda: explaining(func))
         with one_sentence():
             check_groups(sys.argv[1:])
             try:
@@ -69,6 +65,7 @@ def _run(name: str, task: Callable[[DictConfig], Any]) -> None:
 
 
 def _train(cfg: DictConfig) -> float | None:
+    """``python src/train.py experiment=cifar10_cnn_gcfed seed=2``: every key is in ``configs/``."""
     with stoppable(at_once=True):  # torch and lightning: not needed for --help and --cfg
         from lightning.pytorch.utilities.exceptions import SIGTERMException
 
@@ -84,6 +81,7 @@ def _train(cfg: DictConfig) -> float | None:
 
 
 def _evaluate(cfg: DictConfig) -> None:
+    """``python src/eval.py ckpt_path=logs/…/checkpoints/last.ckpt``: the global model on the test split."""
     with stoppable(at_once=True):
         from gcfed.run import evaluate
 
@@ -92,6 +90,7 @@ def _evaluate(cfg: DictConfig) -> None:
 
 
 def _report(cfg: DictConfig) -> None:
+    """``python src/report.py 'roots=[logs]' out=logs/report``: tables, figures and a page of finished runs."""
     from omegaconf import OmegaConf
 
     from gcfed.report import write_report
@@ -102,6 +101,10 @@ def _report(cfg: DictConfig) -> None:
         write_report(*([roots] if isinstance(roots, str) else roots or ()), **settings)
 
 
+train, evaluate = partial(_run, "train", _train), partial(_run, "eval", _evaluate)
+report = partial(_run, "report", _report)
+
+
 def ordered(words: Sequence[str]) -> list[str]:
     """Overrides before flags: Hydra's parser knows no override behind ``-m`` once one stood before it."""
     return sorted(words, key=lambda word: not _is_override(word))
@@ -109,22 +112,6 @@ def ordered(words: Sequence[str]) -> list[str]:
 
 def _is_override(word: str) -> bool:
     return not word.startswith("-") and ("=" in word or word.startswith("~"))
-
-
-def _explaining(name: str, func: Callable[[], Any]) -> Any:
-    from hydra.errors import HydraException
-
-    from gcfed.utils.compose import composed
-    from gcfed.utils.hints import explained
-
-    with one_sentence():
-        try:
-            return func()
-        except HydraException as error:
-            if _wants_traceback():
-                raise
-            words = [word for word in sys.argv[1:] if _is_override(word)]
-            raise ValueError(explained(error, words, lambda overrides: composed(name, overrides))) from None
 
 
 def _wants_traceback() -> bool:

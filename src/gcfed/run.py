@@ -36,7 +36,7 @@ from gcfed.runs.summary import failure_recorded, last_figures, print_config, pri
 from gcfed.utils.files import locked, remove_temporaries, replacing
 from gcfed.utils.instantiate import replace_checked, require
 from gcfed.utils.machine import cores, keep_freed_memory, leads
-from gcfed.utils.pictures import show
+from gcfed.utils.words import show
 
 if TYPE_CHECKING:
     import pandas as pd  # a run imports it at its end only
@@ -100,11 +100,12 @@ def train(cfg: DictConfig) -> RunResult:
 
 
 def _train(cfg: DictConfig, folder: Path) -> RunResult:
-    checkpoint = resume_from(cfg.ckpt_path, folder)
+    found = resume_from(cfg.ckpt_path, folder)
     parts = assemble(cfg)
-    record, resume_round = RunRecord(cfg, parts.data), 0
-    if checkpoint is not None:
-        checkpoint, resume_round = check_checkpoint(cfg, checkpoint, record, parts.module)
+    record, checkpoint, resume_round = RunRecord(cfg, parts.data), None, 0
+    if found is not None:
+        checkpoint, resume_round = found[0], check_checkpoint(cfg, *found, record, parts.module)
+        del found  # a file that is soon replaced takes room until it is closed
     trainer = build_trainer(cfg, parts, [*parts.callbacks, record], resume_round)
 
     with failure_recorded(folder, write=trainer.is_global_zero):  # from here on the settings are accepted

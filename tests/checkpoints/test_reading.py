@@ -67,7 +67,7 @@ def test_a_job_of_a_sweep_that_has_not_begun_starts_and_a_run_does_not(tmp_path,
     assert resume_from("last", tmp_path / "anything") is None
 
 
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(config, tmp_path, caplog):
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(config, tmp_path, monkeypatch, caplog):
     """With clients' states, bit for bit; a damaged one never becomes the one before."""
     last, previous = (tmp_path / "run" / "checkpoints" / name for name in ("last.ckpt", "previous.ckpt"))
 
@@ -87,8 +87,12 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(config, tmp_path, capl
     assert [load_checkpoint(path)["global_step"] for path in (last, previous)] == [3, 2]
     for path in (last, previous):
         path.write_bytes(b"")
+    monkeypatch.setattr("gcfed.run.assemble", lambda _: pytest.fail("data were prepared for nothing"))
     with pytest.raises(ValueError, match=r"last\.ckpt is damaged.*previous\.ckpt is damaged.*Start anew"):
         go("run", 4, "ckpt_path=last")
+    (other := last.with_name("other.ckpt")).touch()
+    with pytest.raises(ValueError, match=r"^[^;]*other\.ckpt is damaged[^;]*$"):  # what lies beside it is not its own
+        resume_from(str(other), tmp_path / "run")
 
 
 def test_a_run_whose_data_have_changed_does_not_go_on(run, monkeypatch):
@@ -307,11 +311,10 @@ def test_what_is_tested_must_be_named():
         evaluate(OmegaConf.create({"ckpt_path": None}))
 
 
-def test_a_checkpoint_of_another_shape_is_refused(config, tmp_path):
+def test_a_checkpoint_of_another_shape_is_refused(run, finished, tmp_path):
     """Each part that a run reads, in the place of which something else stands, or nothing."""
-    train(config("rounds=1", "participation.num_clients=8", "data.limit_train=100", folder=tmp_path / "run"))
-    path = tmp_path / "run" / CHECKPOINT
-    whole = torch.load(path, weights_only=True)
+    run()
+    whole = torch.load(finished / CHECKPOINT, weights_only=True)
     for key in SHAPE:
         for wrong in ("x" if SHAPE[key] is not str else 3, [1] if SHAPE[key] is not list else {}, None):
             broken = {**whole, "gcfed": {**whole["gcfed"]}}

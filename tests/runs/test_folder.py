@@ -8,7 +8,7 @@ import pytest
 import yaml
 from run_folders import accuracies, write_run
 
-from gcfed.loggers.round_csv import RoundCSVLogger
+from gcfed.loggers.folder import RoundCSVLogger
 from gcfed.runs.folder import ending, find_runs, is_run
 from gcfed.runs.reading import read_metrics, read_yaml
 

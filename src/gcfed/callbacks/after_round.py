@@ -5,6 +5,7 @@ import logging
 import sys
 import time
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from gcfed.federated.method import Part, ServerPart
 from gcfed.federated.round import Round
 from gcfed.runs.measures import DECAY, WINDOW
 from gcfed.utils.checked import Count, Weight, checked
-from gcfed.utils.pictures import show
+from gcfed.utils.words import show
 
 log = logging.getLogger(__name__)
 BAR = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
@@ -28,23 +29,19 @@ LINE = "{desc} {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 class AfterRound(Callback):
     """Calls :meth:`after_round` once a round."""
 
-    _seen: dict[str, Any] | None = None  # the last row
+    _seen: Mapping[str, Any] = {}  # the last row
 
     def after_round(self, trainer: Trainer, row: dict[str, Any]) -> None:
         raise NotImplementedError
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        self._look(trainer)
-
-    def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            self._look(trainer)
-
-    def _look(self, trainer: Trainer) -> None:
         loop = FederatedLoop.of(trainer)
-        if loop.last_row is not self._seen and not loop.row:  # else the round is still to be tested
+        if loop.last_row != self._seen and not loop.row:  # else the round is still to be tested
             self._seen = loop.last_row
             self.after_round(trainer, loop.last_row)
+
+    def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
+        self.on_train_batch_end(trainer)
 
 
 def measured(trainer: Trainer, row: dict[str, Any], key: str, column: str) -> float | None:
@@ -115,12 +112,7 @@ class EarlyStop(AfterRound, EarlyStopping):
 
 @checked
 class PartitionPicture(AfterRound):
-    """Draws how the data lie on the clients, ``partition.png``, after the first round, so that a run begins no later.
-
-    Args:
-        folder: of the run.
-        draw: whether to.
-    """
+    """Draws ``partition.png``, how the data lie on the clients, after the first round: a run begins no later for it."""
 
     def __init__(self, folder: str, draw: bool = True) -> None:
         self.folder, self.wanted = Path(folder), draw

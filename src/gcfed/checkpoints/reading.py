@@ -64,22 +64,10 @@ def class_checksum(data: FederatedDataModule) -> str:
     return f"{zlib.crc32(np.concatenate(sizes).tobytes()):08x}"
 
 
-def existing(path: Any) -> Path:
-    """``ckpt_path`` as the file that it names.
+def resume_from(ckpt_path: Any, folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The checkpoint to continue from, with its path; ``last`` is that of the run's own folder, which the config chose.
 
-    Raises:
-        ValueError: it names none.
-        FileNotFoundError: the file is not there.
-    """
-    if not isinstance(path, str | Path):
-        raise ValueError(f"ckpt_path={path} names no checkpoint: give ckpt_path=<run>/{CHECKPOINT}.")
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"ckpt_path={path}: there is no such file. Checkpoints are <run>/{CHECKPOINT}.")
-    return Path(path)
-
-
-def resume_from(ckpt_path: str | None, folder: Path) -> Path | None:
-    """The checkpoint to continue from; ``last`` is that of the run's own folder, which the config chose.
+    In place of a damaged ``last.ckpt`` it is the one before it.
 
     Raises:
         ValueError: it is none that a run goes on from, or a job of several processes would overwrite it.
@@ -92,20 +80,30 @@ def resume_from(ckpt_path: str | None, folder: Path) -> Path | None:
                 f"{folder} holds a run of a job of this name: continue it with ckpt_path=last, or rename the job."
             )
         return None
-    if ckpt_path != "last":
-        path = existing(ckpt_path)
-        if path.name == BEST:  # clients' states are kept for the last two checkpoints only
-            raise ValueError(f"ckpt_path={path} is to be tested, by src/eval.py: {CHECKPOINT.name} goes on.")
-        return path
-    if own.is_file():
-        return own
-    if in_sweep():
-        log.warning("ckpt_path=last: this job of the sweep has not begun before; it starts in %s", folder)
-        return None
-    raise FileNotFoundError(
-        f"ckpt_path=last: no earlier run with these settings has a checkpoint (this one would write to {folder}). "
-        f"Repeat the overrides of the run to continue, or give ckpt_path=<run>/{CHECKPOINT}."
-    )
+    if ckpt_path == "last" and not own.is_file():
+        if in_sweep():
+            log.warning("ckpt_path=last: this job of the sweep has not begun before; it starts in %s", folder)
+            return None
+        raise FileNotFoundError(
+            f"ckpt_path=last: no earlier run with these settings has a checkpoint (this one would write to {folder}). "
+            f"Repeat the overrides of the run to continue, or give ckpt_path=<run>/{CHECKPOINT}."
+        )
+    wanted = own if ckpt_path == "last" else ckpt_path
+    path = Path(str(wanted))
+    if path.name == BEST:  # clients' states are kept for the last two checkpoints only
+        raise ValueError(f"ckpt_path={path} is to be tested, by src/eval.py: {CHECKPOINT.name} goes on.")
+    try:
+        return path, load_checkpoint(wanted)
+    except ValueError as error:
+        previous = path.with_name(PREVIOUS.name)
+        if path.name != CHECKPOINT.name or not previous.is_file():
+            raise
+        try:
+            found = load_checkpoint(previous)
+        except ValueError as another:
+            raise ValueError(f"{error}; {another}. Start anew without ckpt_path.") from another
+        log.warning("%s. The run goes on from %s, the checkpoint before it.", error, previous)
+        return previous, found
 
 
 def load_checkpoint(path: Any) -> dict[str, Any]:
@@ -115,7 +113,11 @@ def load_checkpoint(path: Any) -> dict[str, Any]:
         ValueError: the file is damaged, or is none of ours; names it.
         FileNotFoundError: it is not there.
     """
-    path = existing(path)
+    if not isinstance(path, str | Path):
+        raise ValueError(f"ckpt_path={path} names no checkpoint: give ckpt_path=<run>/{CHECKPOINT}.")
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"ckpt_path={path}: there is no such file. Checkpoints are <run>/{CHECKPOINT}.")
     try:
         with zipfile.ZipFile(path) as archive:  # torch writes the checksums, and reads past them
             if sum(item.file_size for item in archive.infolist()) > path.stat().st_size:
@@ -136,33 +138,14 @@ def load_checkpoint(path: Any) -> dict[str, Any]:
     return checkpoint
 
 
-def load_whole(path: Path) -> tuple[Path, dict[str, Any]]:
-    """A checkpoint with its path; in place of a damaged ``last.ckpt`` the one before it.
-
-    Raises:
-        ValueError: both are damaged, or it has another name; names them.
-    """
-    try:
-        return path, load_checkpoint(path)
-    except ValueError as error:
-        previous = path.with_name(PREVIOUS.name)
-        if path.name != CHECKPOINT.name or not previous.is_file():
-            raise
-        try:
-            found = load_checkpoint(previous)
-        except ValueError as another:
-            raise ValueError(f"{error}; {another}. Start anew without ckpt_path.") from another
-        log.warning("%s. The run goes on from %s, the checkpoint before it.", error, previous)
-        return previous, found
-
-
-def check_checkpoint(cfg: DictConfig, path: Path, record: RunRecord, module: FederatedModule) -> tuple[Path, int]:
-    """The checkpoint to go on from, which is the one before where ``last.ckpt`` is damaged; its finished rounds.
+def check_checkpoint(
+    cfg: DictConfig, path: Path, checkpoint: Mapping[str, Any], record: RunRecord, module: FederatedModule
+) -> int:
+    """How many rounds the checkpoint has, from which this run goes on.
 
     Raises:
         ValueError: it is of another model, another run, other data or more rounds, or rows of the run are lost.
     """
-    path, checkpoint = load_whole(path)
     fitting_weights(module, checkpoint, path)
     there, here, rounds = checkpoint["gcfed"], record.content, int(checkpoint["global_step"])
     if there["identity"] != here["identity"]:
@@ -189,7 +172,7 @@ def check_checkpoint(cfg: DictConfig, path: Path, record: RunRecord, module: Fed
         log.info("%s has its %d rounds: nothing is left to train; rounds=<more> goes on", folder, rounds)
     else:
         log.info("resuming %s after round %d", folder, rounds)
-    return path, rounds
+    return rounds
 
 
 def check_rows(path: Path, rounds: int, last: int) -> None:

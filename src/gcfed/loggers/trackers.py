@@ -50,10 +50,6 @@ class _Remote(Logger):
         self._id_file = Path(save_dir, f"{self.tracker}.id")
         return self._id_file.read_text() if resume_round and self._id_file.is_file() else None
 
-    def _keep_id(self, run_id: str | None) -> None:
-        with replacing(self._id_file) as temporary:
-            temporary.write_text(run_id or "")
-
     @property
     @rank_zero_experiment
     def experiment(self) -> Any:
@@ -61,6 +57,8 @@ class _Remote(Logger):
         if not self._begun:
             self._begun = True
             self._do(self._begin, must=True)
+            with replacing(self._id_file) as temporary:
+                temporary.write_text(str(self.version))
         return super().experiment  # type: ignore[misc]
 
     def _begin(self) -> None: ...
@@ -117,7 +115,6 @@ class RoundWandbLogger(_Remote, WandbLogger):
 
         wandb.finish()  # an earlier job of a sweep that was refused or failed
         run = self.experiment
-        self._keep_id(run.id)
         run.define_metric("round")
         run.define_metric("*", step_metric="round")
         run.config.update(dict(self._table), allow_val_change=True)
@@ -190,7 +187,6 @@ class RoundMLflowLogger(_Remote, MLFlowLogger):
         if resumed:
             self._logged = max((m.step for m in client.get_metric_history(self._run_id, "round")), default=0)
         else:
-            self._keep_id(self._run_id)
             MLFlowLogger.log_hyperparams(self, dict(self._table))  # its parameters cannot change
 
     @rank_zero_only

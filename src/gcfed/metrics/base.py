@@ -19,7 +19,7 @@ from gcfed.federated.round import Round, places
 from gcfed.federated.stack import ClientStack
 from gcfed.utils.checked import Count, checked
 from gcfed.utils.files import replacing
-from gcfed.utils.pictures import show
+from gcfed.utils.words import show
 
 AT_ONCE = 500
 """Samples of a forward pass."""

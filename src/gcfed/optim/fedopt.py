@@ -36,10 +36,7 @@ class _FedOpt(Optimizer):
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """Takes one step; parameters without a gradient are left alone. Returns the closure's loss, if one is given."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             if not params:

@@ -1,6 +1,6 @@
 """What lies in the folders of runs and searches, read against bounds and types: it may be damaged, or made to harm.
 
-``metrics.csv``, a row a round, is read here alone; ``gcfed.loggers.round_csv`` writes it.
+``metrics.csv``, a row a round, is read here alone; ``gcfed.loggers.folder`` writes it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,15 @@
-"""Overrides made into configs, as the commands do it."""
+"""Overrides made into configs, as the commands do it, and what was meant by a word that Hydra does not know."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from copy import deepcopy
+from difflib import get_close_matches
+from functools import partial
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
@@ -14,8 +19,13 @@ from hydra.errors import ConfigCompositionException, HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from gcfed.utils.hints import GROUPS_OF_CONFIGS, explained
-from gcfed.utils.resolvers import CONFIGS
+from gcfed.utils.resolvers import CONFIGS, how_to_install
+
+Compose = Callable[[list[str]], DictConfig]
+GROUPS_OF_CONFIGS = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*") if path.is_dir())
+_NO_NAME = re.compile(r"(.*[\[,])?\s*(null|true|false|[-+.\d]+)\s*([\],].*)?", re.IGNORECASE)
+_KEY = re.compile(r"[^/@:]+")  # of no group
+_UNKNOWN = re.compile(r"Could not override '(?P<key>[^']+)'")
 
 
 def shorthand(overrides: Iterable[str]) -> list[str]:
@@ -57,10 +67,8 @@ class Composer:
         groups: the folders of ``configs``: an override of one chooses a file, any other one sets a value.
     """
 
-    def __init__(
-        self, load: Callable[[list[str]], DictConfig] | None = None, groups: Collection[str] = GROUPS_OF_CONFIGS
-    ) -> None:
-        self.load, self.groups = load or (lambda overrides: composed("train", overrides)), groups
+    def __init__(self, load: Compose | None = None, groups: Collection[str] = GROUPS_OF_CONFIGS) -> None:
+        self.load, self.groups = load or partial(composed, "train"), groups
         self._composed: dict[tuple[str, ...], DictConfig] = {}
 
     def __call__(self, overrides: Sequence[str]) -> DictConfig:
@@ -71,7 +79,8 @@ class Composer:
         """
         try:
             parsed = OverridesParser.create().parse_overrides(list(overrides))
-            values = [o for o in parsed if o.type.name == "CHANGE" and self._is_value(o.key_or_group)]
+            values = [o for o in parsed if o.type.name == "CHANGE" and _KEY.fullmatch(o.key_or_group)]
+            values = [o for o in values if o.key_or_group not in self.groups]
             if len(values) + sum(o.key_or_group in self.groups for o in parsed) < len(parsed):
                 values = []  # with additions and deletions the order could matter
             files = tuple(str(o.input_line) for o in parsed if o not in values)
@@ -87,5 +96,63 @@ class Composer:
             raise ValueError(explained(error, overrides, self.load)) from None
         return cfg
 
-    def _is_value(self, key: str) -> bool:
-        return key not in self.groups and not any(c in key for c in "/@:")
+
+def check_groups(words: Iterable[str]) -> None:
+    """Refuses ``gc=null`` and the like, of which Hydra only says that something must be a string.
+
+    Raises:
+        ValueError: names the word, the options and how to leave a group out.
+    """
+    for word in words:
+        group, _, option = word.partition("=")
+        if group in ("hydra.sweeper", "hydra.launcher"):
+            raise ValueError(f"{word} must be a group of settings: choose one by {group.replace('.', '/')}=<name>.")
+        if group in GROUPS_OF_CONFIGS and _NO_NAME.fullmatch(option):
+            options = sorted(path.stem for path in CONFIGS.glob(f"{group}/*.yaml") if path.stem != "base")
+            raise ValueError(f"{word} names no option of {group}: choose {', '.join(options)}, or ~{group} for none.")
+
+
+def explained(error: Exception, words: Sequence[str], compose: Compose) -> str:
+    """What Hydra has against the overrides ``words``, in one sentence, with what was meant.
+
+    ``compose`` makes configs of overrides, for the keys that there are.
+    """
+    group, _, option = (getattr(error, "missing_cfg_file", None) or "").rpartition("/")
+    if group:  # Hydra knows the options, and says them with its search path
+        options = [name for name in getattr(error, "options", None) or () if name != "base"]
+        extra = option.partition("_")[0]
+        if group == "hydra/launcher" and extra in ("joblib", "submitit"):
+            return f"{group}={option} needs a package: {how_to_install(extra)}"
+        listed = ", ".join(options) or "none"
+        return f"{group}={option} is unknown{meant(option, options) or '.'} There are {listed}."
+    if unknown := _UNKNOWN.search(str(error)):
+        key, keys = unknown["key"], list[str]()
+        word = next((word for word in words if word.partition("=")[0] == key), key)
+        for overrides in ([other for other in words if other != word], []):  # else those of the default config
+            with suppress(HydraException, ValueError):
+                keys += _keys(OmegaConf.to_container(compose(overrides)))
+                break
+        return f"{word} sets nothing{meant(key, [*keys, *GROUPS_OF_CONFIGS]) or f': there is no key {key}.'}"
+    return " ".join(str(error).split())
+
+
+def _keys(tree: Any, prefix: str = "") -> Iterable[str]:
+    for key, value in tree.items() if isinstance(tree, dict) else ():
+        yield f"{prefix}{key}"
+        yield from _keys(value, f"{prefix}{key}.")
+
+
+def meant(key: str, known: Iterable[str]) -> str:
+    """``: did you mean client.optimizer.lr?``, or nothing.
+
+    Meant are keys that end in the same word, or else in the one that is most alike: rather those of the same group,
+    or as deep.
+    """
+    by_name: dict[str, list[str]] = {}
+    for other in dict.fromkeys(known):
+        by_name.setdefault(other.split(".")[-1], []).append(other)
+    name, group = key.split(".")[-1], key.split(".")[0]
+    found = by_name.get(name) or [o for near in get_close_matches(name, by_name, n=1) for o in by_name[near]]
+    ours = [other for other in found if other.split(".")[0] == group]
+    found = ours or [other for other in found if other.count(".") == key.count(".")] or found
+    return f": did you mean {' or '.join(found[:3])}?" if found else ""

@@ -80,13 +80,6 @@ def nodes() -> int:
     return int(count) if count and one_of_several() else 1
 
 
-def processes_of_node() -> int | None:
-    """How many processes ``torchrun`` or ``srun`` made on each node; None where neither did."""
-    if not one_of_several():
-        return None
-    return int(os.environ.get("LOCAL_WORLD_SIZE") or int(os.environ["SLURM_NTASKS"]) // nodes())
-
-
 def job() -> str | None:
     """A folder for all processes of one run, which have no clock in common; None for a run of one command.
 

@@ -1,5 +1,6 @@
 """OmegaConf resolvers of the configs, and where these and the project lie."""
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from gcfed.utils.machine import cores, nodes, processes_of_node
+from gcfed.utils.machine import cores, nodes, one_of_several
 
 _CLONE = Path(__file__).resolve().parents[3]
 _PACKAGED = Path(__file__).resolve().parents[1] / "configs"
@@ -32,8 +33,8 @@ def how_to_install(extra: str) -> str:
 
 def all_devices(accelerator: str) -> int:
     """Processes a node of ``trainer=ddp``: those that a launcher made, else one a GPU, or one a core of a CPU."""
-    if (there := processes_of_node()) is not None:
-        return there
+    if one_of_several():
+        return int(os.environ.get("LOCAL_WORLD_SIZE") or int(os.environ["SLURM_NTASKS"]) // nodes())
     import torch
 
     if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():

@@ -1,6 +1,9 @@
-"""Numbers as people say them, and lines for people."""
+"""Numbers as people say them, lines for people, and pictures for those who watch a run."""
 
 import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
 
 
 def size(count: float) -> str:
@@ -16,3 +19,10 @@ def say(*lines: str) -> None:
     """To the terminal: a sweep's own words, apart from its jobs' log."""
     sys.stdout.write("\n".join([*lines, ""]))
     sys.stdout.flush()
+
+
+def show(loggers: Iterable[Any], name: str, path: Path, step: int) -> None:
+    """Hands a PNG file to every logger that takes pictures: TensorBoard's, W&B's. ``step`` is the round."""
+    for logger in loggers:
+        if hasattr(logger, "log_image"):
+            logger.log_image(name, [str(path)], step=step)

@@ -1,16 +1,22 @@
-"""TensorBoard in the run's own folder: curves, hyperparameters, pictures; one event file, resumed in place."""
+"""Loggers in the run's own folder, a row a round: ``metrics.csv``, and TensorBoard's events with pictures.
+
+``resume_round`` of each is the last finished round of the checkpoint that the run continues; 0 starts anew.
+"""
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.loggers.logger import rank_zero_experiment
 from lightning.pytorch.utilities import rank_zero_only
 
-from gcfed.utils.checked import Whole, checked
+from gcfed.runs.reading import read_metrics
+from gcfed.utils.checked import SettingError, Whole, checked
+from gcfed.utils.files import replacing
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -23,8 +29,56 @@ CHARTS = {
 
 
 @checked
+class RoundCSVLogger(Logger):
+    """Appends one row a round to ``metrics.csv``; a resumed run drops the rows after its checkpoint.
+
+    A metric that appears for the first time in a later round adds a column to the whole file.
+    """
+
+    name = "csv"
+    version = ""
+
+    def __init__(self, path: str, resume_round: Whole = 0) -> None:
+        super().__init__()
+        self.path = Path(path)
+        if self.path.exists() and not self.path.is_file():  # a device, which would be replaced
+            raise SettingError("path", f"={path} is there, and no regular file: name another.")
+        self.columns: list[str] = []
+        self._resume_round: int | None = resume_round  # until the file has begun
+
+    @rank_zero_only
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Begins the file; the resolved config lies beside it."""
+        if self._resume_round == 0:
+            self.path.unlink(missing_ok=True)
+        elif self._resume_round is not None:
+            rows = read_metrics(self.path, text=True)
+            kept = rows[rows.index.astype(int) <= self._resume_round]
+            self._write(list(kept.columns), kept.to_dict("records"))
+        self._resume_round = None
+
+    @rank_zero_only
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        if "round" not in metrics:
+            return
+        self.log_hyperparams({})
+        if new := [name for name in metrics if name not in self.columns]:
+            rows = read_metrics(self.path, text=True).to_dict("records") if self.columns else []
+            self._write([*self.columns, *new], rows)
+        with self.path.open("a", newline="") as file:
+            csv.DictWriter(file, self.columns).writerow(metrics)
+
+    def _write(self, columns: list[str], rows: list[dict[Any, Any]]) -> None:
+        self.columns = columns
+        with replacing(self.path) as temporary, temporary.open("w", newline="") as file:
+            writer = csv.DictWriter(file, columns)
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+@checked
 class RoundTensorBoardLogger(TensorBoardLogger):
-    """Lightning's, in ``save_dir`` itself: a row of metrics at its round, pictures, and the hparams tab.
+    """Lightning's, in ``save_dir`` itself: one event file, resumed in place, with curves, pictures and the hparams tab.
 
     A resumed run copies what its file has up to the checkpoint into a new one, which takes its place: of two entries
     that are true of a run as a whole (its hyperparameters, how it ended) TensorBoard would keep the first.
