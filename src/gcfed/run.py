@@ -117,8 +117,9 @@ def _train(cfg: DictConfig, folder: Path) -> RunResult:
             if cfg.extras.get("print_config"):
                 print_config(cfg)
             log.info(describe(parts, trainer))
+        compared = hyperparameters(cfg)
         for logger in trainer.loggers:
-            logger.log_hyperparams(hyperparameters(cfg))
+            logger.log_hyperparams(compared)
         try:
             with partners():
                 trainer.fit(parts.module, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True)

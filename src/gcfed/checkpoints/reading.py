@@ -18,7 +18,7 @@ from torch import Tensor
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.federated.module import FederatedModule
 from gcfed.runs.folder import BEST, CHECKPOINT, METRICS, PREVIOUS
-from gcfed.runs.identity import differences, identity, leaves, setting
+from gcfed.runs.identity import differences, digest, leaves
 from gcfed.runs.reading import column, read_metrics
 from gcfed.utils.machine import in_sweep, one_of_several
 
@@ -38,12 +38,12 @@ class RunRecord(Callback):
     """
 
     def __init__(self, cfg: DictConfig, data: FederatedDataModule) -> None:
+        counted, config = leaves(cfg), OmegaConf.to_container(cfg, resolve=False)
         self.about = {
-            "identity": identity(cfg), "setting": setting(cfg), "data": fingerprint(data),
+            "identity": digest(counted), "setting": digest(counted, without="seed"), "data": fingerprint(data),
             "classes": class_checksum(data),
         }  # fmt: skip
-        config = OmegaConf.to_container(cfg, resolve=False)
-        self.content: dict[str, Any] = {"format": FORMAT, "leaves": leaves(cfg), "config": config, **self.about}
+        self.content: dict[str, Any] = {"format": FORMAT, "leaves": counted, "config": config, **self.about}
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         checkpoint["gcfed"] = self.content

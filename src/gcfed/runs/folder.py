@@ -48,7 +48,7 @@ class Run:
 
     @cached_property
     def setting(self) -> str:
-        return digest({key: value for key, value in self.leaves.items() if key != "seed"})
+        return digest(self.leaves, without="seed")
 
     @property
     def seed(self) -> int:

@@ -85,8 +85,9 @@ def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def digest(values: Mapping[str, Any]) -> str:
-    """Twelve hexadecimal digits of what :func:`leaves` returns."""
+def digest(values: Mapping[str, Any], without: str | None = None) -> str:
+    """Twelve hexadecimal digits of what :func:`leaves` returns, less one key."""
+    values = {key: value for key, value in values.items() if key != without}
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
@@ -97,7 +98,7 @@ def identity(cfg: DictConfig | Mapping[str, Any]) -> str:
 
 def setting(cfg: DictConfig | Mapping[str, Any]) -> str:
     """The identity without the seed: runs of one setting are repetitions."""
-    return digest({key: value for key, value in leaves(cfg).items() if key != "seed"})
+    return digest(leaves(cfg), without="seed")
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any], most: int = 6) -> str:

@@ -36,7 +36,7 @@ def build(node: DictConfig | None, **kwargs: Any) -> Any:
         if key in node and not isinstance(node[key], kind):
             raise BuildError(f"{node._get_full_key(key)}={node[key]} must be {what}.")
     try:
-        target = hydra.utils.instantiate({"_target_": node["_target_"], "_partial_": True}).func
+        target = _located(node["_target_"])
         settings = {str(key): _built(node[key]) for key in node if key not in _HYDRAS} | kwargs
         positional = _built(node.get("_args_") or [])
         return (partial(partial, target) if node.get("_partial_") else target)(*positional, **settings)
@@ -50,6 +50,17 @@ def build(node: DictConfig | None, **kwargs: Any) -> Any:
         shown = ", ".join(f"{k!s}={v}" for k, v in node.items() if not (OmegaConf.is_dict(v) and v))
         where: Any = node._get_full_key(None)
         raise BuildError(f"{where} cannot be built of {shown}: {text}") from cause
+
+
+def _located(name: str) -> Any:
+    _allow(name)
+    return hydra.utils.get_object(name)
+
+
+@cache
+def _allow(name: str) -> None:
+    """Hydra's own refusals, once a name: they take it longer than anything else here."""
+    hydra.utils.instantiate({"_target_": name, "_partial_": True})
 
 
 def _built(value: Any) -> Any:
