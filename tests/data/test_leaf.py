@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from gcfed.data.base import FederatedDataset
-from gcfed.data.sets.leaf import celeba, femnist, shakespeare
-from gcfed.data.sets.text import ALPHABET, PAD
+from gcfed.data.sets.leaf import ALPHABET, PAD, celeba, femnist, shakespeare
 from gcfed.run import train
 
 RNG = np.random.default_rng(0)
