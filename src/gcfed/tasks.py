@@ -1,20 +1,8 @@
 """What labels mean: the loss of an output, and what a test reports. ``task`` in the config; the data set chooses.
 
-A loss of one's own is a class in a file of the working folder, chosen by its name: with these lines in ``mine.py``,
-``task._target_=mine.Focal +task.gamma=3`` trains with it, and ``test/loss`` reports it.
-
-    from gcfed.tasks import Classification
-
-    class Focal(Classification):                        # Lin et al., ICCV 2017
-        def __init__(self, gamma=2.0):
-            self.gamma = gamma
-
-        def losses(self, outputs, y):                   # logits […, C], classes […] → […]
-            losses = super().losses(outputs, y)
-            return (1 - (-losses).exp()) ** self.gamma * losses
-
-For numbers instead of classes it is one of :class:`SquaredError`, or of :class:`Task` itself. Further columns of a test
-come from ``columns`` and ``scores``. The class is a part of the run's identity, and its arguments are.
+A loss of one's own is a class in a file of the working folder (docs/bring-your-own.md): one of :class:`Classification`,
+for numbers of :class:`SquaredError`, or of :class:`Task` itself. Further columns of a test come from ``columns`` and
+``scores``. The class is a part of the run's identity, and its arguments are.
 """
 
 from dataclasses import dataclass

@@ -52,23 +52,13 @@ class FederatedDataModule(LightningDataModule):
     """
 
     def __init__(
-        self,
-        *,
-        dataset: Callable[[], FederatedDataset],
-        transform: Callable[..., Any],
-        partitioner: Callable[..., Partition],
-        num_clients: Count | None,
-        rounds: Count,
-        seed: Whole,
-        num_classes: Count | None,
-        input_shape: Sequence[Count] | None,
-        eval_batch_size: Count | Literal["auto"] = "auto",
-        limit_train: Count | None = None,
-        limit_test: Count | None = None,
-        validation: Inside | None = None,
-        client_test: Inside | None = None,
+        self, *, dataset: Callable[[], FederatedDataset], transform: Callable[..., Any],
+        partitioner: Callable[..., Partition], num_clients: Count | None, rounds: Count, seed: Whole,
+        num_classes: Count | None, input_shape: Sequence[Count] | None,
+        eval_batch_size: Count | Literal["auto"] = "auto", limit_train: Count | None = None,
+        limit_test: Count | None = None, validation: Inside | None = None, client_test: Inside | None = None,
         standardize: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         if input_shape is not None:
             if not input_shape:

@@ -27,16 +27,9 @@ def digits() -> FederatedDataset:
 
 @checked
 def synthetic(
-    *,
-    num_classes: Count = 10,
-    shape: Sequence[Count] = (1, 8, 8),
-    num_train: Count = 10_000,
-    num_test: Count = 2_000,
-    noise: Weight = 64.0,
-    seed: Whole = 0,
-    num_groups: Count | None = None,
-    shift: Weight = 32.0,
-) -> FederatedDataset:
+    *, num_classes: Count = 10, shape: Sequence[Count] = (1, 8, 8), num_train: Count = 10_000, num_test: Count = 2_000,
+    noise: Weight = 64.0, seed: Whole = 0, num_groups: Count | None = None, shift: Weight = 32.0,
+) -> FederatedDataset:  # fmt: skip
     """A task to learn, of any size: each class is a 4×4 pattern of brightness, seen through Gaussian noise.
 
     ``shape`` is (C, H, W); ``noise`` and ``shift`` are standard deviations in grey levels (0 … 255). ``num_groups``

@@ -23,17 +23,9 @@ if TYPE_CHECKING:
 
 @checked
 def huggingface(
-    name: str | None,
-    data_dir: str,
-    *,
-    subset: str | None = None,
-    input: str | None = None,
-    label: str | None = None,
-    groups: str | None = None,
-    size: Side | None = None,
-    length: Side = LENGTH,
-    test: Inside = 0.2,
-) -> FederatedDataset:
+    name: str | None, data_dir: str, *, subset: str | None = None, input: str | None = None, label: str | None = None,
+    groups: str | None = None, size: Side | None = None, length: Side = LENGTH, test: Inside = 0.2,
+) -> FederatedDataset:  # fmt: skip
     """The split ``train``, and ``test`` or ``validation`` if it has labels: images [n, C, H, W], or texts [n, length]
     of LEAF's characters, cut or padded where each has a label, else in pieces with the next character as each one's.
 

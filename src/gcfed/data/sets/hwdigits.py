@@ -41,12 +41,9 @@ Digits = tuple[np.ndarray, np.ndarray]
 
 @checked
 def hwdigits(
-    data_dir: str,
-    download: bool = True,
-    *,
-    sets: Sequence[str] = ("mnist", "mnist_m", "usps", "svhn"),
+    data_dir: str, download: bool = True, *, sets: Sequence[str] = ("mnist", "mnist_m", "usps", "svhn"),
     one_class: bool = False,
-) -> FederatedDataset:
+) -> FederatedDataset:  # fmt: skip
     """The sets one after another, [n, 3, 32, 32]: grey images in three equal channels, small ones enlarged bilinearly.
 
     Groups, of both splits, are the places of the sets in ``sets`` (HWDigits-4), or with ``one_class`` ten times the
