@@ -87,7 +87,7 @@ def test_the_engine_regresses_as_a_plain_loop_does(k):
 
 
 class Focal(Classification):
-    """As tasks.py has it for users."""
+    """Lin et al., ICCV 2017."""
 
     def __init__(self, gamma=2.0):
         self.gamma = gamma

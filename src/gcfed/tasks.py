@@ -1,28 +1,41 @@
 """What labels mean: the loss of an output, and what a test reports. ``task`` in the config; the data set chooses.
 
-A loss of one's own is a class in a file of the working folder, chosen by its name: with these lines in ``mine.py``,
-``task._target_=mine.Focal +task.gamma=3`` trains with it, and ``test/loss`` reports it.
-
-    from gcfed.tasks import Classification
-
-    class Focal(Classification):                        # Lin et al., ICCV 2017
-        def __init__(self, gamma=2.0):
-            self.gamma = gamma
-
-        def losses(self, outputs, y):                   # logits […, C], classes […] → […]
-            losses = super().losses(outputs, y)
-            return (1 - (-losses).exp()) ** self.gamma * losses
-
-For numbers instead of classes it is one of :class:`SquaredError`, or of :class:`Task` itself. Further columns of a test
-come from ``columns`` and ``scores``. The class is a part of the run's identity, and its arguments are.
+A loss of one's own is a class in a file of the working folder (docs/bring-your-own.md): one of :class:`Classification`,
+for numbers of :class:`SquaredError`, or of :class:`Task` itself. Further columns of a test come from ``columns`` and
+``scores``. The class is a part of the run's identity, and its arguments are.
 """
+
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from gcfed.data.base import IGNORE
-from gcfed.data.batch import Batch
+
+
+@dataclass
+class Batch:
+    """One local step's samples of the n active clients.
+
+    x: inputs, ``[n, B, *input]``.
+    y: labels, ``[n, B]``, of sequences ``[n, B, T]``, where a negative one is padding, or to regress on ``[n, B, C]``.
+    mask: 1 where a label is real and 0 where it is padding, in the shape of the labels; None where all are real.
+    count: real labels of each client, ``[n]``.
+    rows: 1 where a sample is real and 0 where it is padding, ``[n, B]``; None where all are real.
+    """
+
+    x: Tensor
+    y: Tensor
+    mask: Tensor | None
+    count: Tensor
+    rows: Tensor | None = None
+
+    def mean(self, values_KB: Tensor) -> Tensor:
+        """Each client's mean over its real labels, a value for each label → ``[n]``."""
+        if self.mask is None:
+            return values_KB.flatten(1).mean(1)
+        return (values_KB * self.mask).flatten(1).sum(1) / self.count
 
 
 class Task:

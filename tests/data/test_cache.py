@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gcfed.data.sets.cache import MANIFEST, cached
+from gcfed.data.sets.files import MANIFEST, cached
 from gcfed.utils.files import in_words
 
 
@@ -15,12 +15,12 @@ class Build:
     def __init__(self, value=1, n=6):
         self.value, self.n, self.calls = value, n, 0
 
-    def __call__(self, allocate):
+    def __call__(self, keep):
         self.calls += 1
-        x = allocate("train", (self.n, 1, 4, 4))
-        x[:] = self.value
-        train = x, np.arange(self.n) % 3, np.full(self.n, 7)
-        return {"train": train, "test": (np.zeros((2, 1, 4, 4), np.uint8), np.arange(2), None)}, 3, "abc"
+        blocks = (np.full((m, 1, 4, 4), self.value, np.uint8) for m in (1, 2, self.n - 3))
+        keep("train", blocks, np.arange(self.n) % 3, np.full(self.n, 7))
+        keep("test", np.zeros((2, 1, 4, 4), np.uint8), np.arange(2))
+        return 3, "abc"
 
 
 def check(dataset, value=1, n=6):
@@ -96,8 +96,8 @@ def test_a_cache_of_before_checksums_is_kept(tmp_path):
 
 
 def test_a_killed_build_leaves_no_cache(tmp_path):
-    def killed(allocate):
-        allocate("train", (6, 1, 4, 4))[:] = 9
+    def killed(keep):
+        keep("train", np.zeros((6, 1, 4, 4), np.uint8), np.arange(6))
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -113,7 +113,7 @@ def test_a_build_killed_while_its_files_move_is_built_again(tmp_path, monkeypatc
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("gcfed.data.sets.cache.json.dumps", killed)
+        patch.setattr("gcfed.data.sets.files.json.dumps", killed)
         with pytest.raises(KeyboardInterrupt):
             cached(tmp_path, "toy", Build(value=2), "v2")
     check(cached(tmp_path, "toy", Build(value=1), "v1"), value=1)  # the files were v2's by then
@@ -131,8 +131,8 @@ def test_another_source_is_built_again_and_an_unknown_one_is_not(tmp_path, caplo
 
 def test_a_build_within_a_build(tmp_path):
     class Slow(Build):
-        def __call__(self, allocate):
-            info = super().__call__(allocate)
+        def __call__(self, keep):
+            info = super().__call__(keep)
             self.other = cached(tmp_path, "toy", Build())  # the other process begins later and ends earlier
             return info
 

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from gcfed.data.sets.huggingface import huggingface
-from gcfed.data.sets.text import ALPHABET, PAD
+from gcfed.data.sets.leaf import ALPHABET, PAD
 from gcfed.run import train
 
 datasets = pytest.importorskip("datasets")
@@ -124,7 +124,7 @@ def test_what_cannot_be_read_is_named(tmp_path, monkeypatch):
     columns["image"][7] = {"bytes": png(size=(9, 9)), "path": None}
     with pytest.raises(
         ValueError,
-        match=r"the image of row 7 is 9×9, the image of row 0 is 5×4: give all one size, as by data\.size=64",
+        match=r"of row 7 is 9×9, data\.input=image of row 0 is 5×4: give all one size, as by data\.size=64",
     ):
         huggingface(saved(tmp_path / "a", {"": (columns, features)}), str(tmp_path / "data"))
     columns["image"][7] = {"bytes": b"text", "path": None}

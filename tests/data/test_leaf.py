@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from gcfed.data.base import FederatedDataset
-from gcfed.data.sets.leaf import celeba, femnist, shakespeare
-from gcfed.data.sets.text import ALPHABET, PAD
+from gcfed.data.sets.files import decode
+from gcfed.data.sets.leaf import ALPHABET, FACE, PAD, celeba, femnist, shakespeare
 from gcfed.run import train
 
 RNG = np.random.default_rng(0)
@@ -92,6 +92,7 @@ def test_celeba(tmp_path):
     raw.mkdir(parents=True)
     for i in range(4):
         Image.new("L" if i == 3 else "RGB", (178, 218), i * 60 if i == 3 else (i * 60, 0, 255)).save(raw / f"{i}.jpg")
+    Image.effect_noise((178, 218), 90).convert("RGB").save(raw / "2.jpg")
     files = {
         "train/all": {"20": (["0.jpg", "2.jpg"], [0.0, 1.0]), "3": (["1.jpg"], [1.0])},
         "test/all": {"3": (["3.jpg"], [0])},
@@ -101,7 +102,12 @@ def test_celeba(tmp_path):
     assert dataset.train.x.shape == (3, 3, 84, 84)
     assert (dataset.train.y.tolist(), dataset.test.y.tolist()) == ([0, 1, 1], [0])
     assert dataset.train.groups.tolist() == [0, 0, 1]
-    np.testing.assert_allclose(dataset.train.x.mean((2, 3)), [[0, 0, 255], [120, 0, 255], [60, 0, 255]], atol=3)
+    np.testing.assert_allclose(dataset.train.x[::2].mean((2, 3)), [[0, 0, 255], [60, 0, 255]], atol=3)
+    (bilinear,) = decode([raw / "2.jpg"], "as other sets have it", size=FACE)
+    for x, kind in ((dataset.train.x[1], "BICUBIC"), (bilinear[0], "BILINEAR")):
+        with Image.open(raw / "2.jpg") as image:
+            resized = image.resize((84, 84), Image.Resampling[kind])
+        np.testing.assert_array_equal(x, np.asarray(resized).transpose(2, 0, 1))
     np.testing.assert_allclose(dataset.test.x.mean((2, 3)), [[180, 180, 180]], atol=3)
 
     (raw / "1.jpg").write_bytes(b"text")

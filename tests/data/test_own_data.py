@@ -243,12 +243,13 @@ def test_the_transform_that_samples_ask_for():
     np.testing.assert_allclose(auto.mean, IMAGES.mean((0, 2, 3)) / 255)
     np.testing.assert_allclose(auto.std, IMAGES.std((0, 2, 3)) / 255)
     assert auto.flip
-    assert AutoTransform([0.5], [0.1])(IMAGES).mean == (0.5,) * 3
+    assert AutoTransform([0.5], [0.1])(IMAGES).mean == (0.5,)
     given = AutoTransform(mean=[0.5, 0.4, 0.3])(IMAGES)
     assert (given.mean, given.std) == ((0.5, 0.4, 0.3), auto.std)
-    assert AutoTransform(std=[0.1])(IMAGES).std == (0.1,) * 3
-    with pytest.raises(ValueError, match=r"data\.transform\.mean has 2 values, the images 3 channels"):
-        AutoTransform(mean=[0.5, 0.4])(IMAGES)
+    assert AutoTransform(std=[0.1])(IMAGES).std == (0.1,)
+    for key in ("mean", "std"):
+        with pytest.raises(ValueError, match=rf"data\.transform\.{key} has 2 values; .* has 3 channels"):
+            AutoTransform(**{key: [0.5, 0.4]})(IMAGES)
     assert AutoTransform()(np.zeros((2, 1, 3, 3), np.uint8)).std == (0.01,)  # an empty channel
     assert type(AutoTransform()(IMAGES[:, 0, 0])) is TextTransform
     assert type(AutoTransform()(IMAGES[:, 0, 0] / 1.0)) is VectorTransform

@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from harness import train_rounds
 from plain_clients import ROUNDS, SOLVER, Bytes, Net, federation, layers, plain_rounds
 
-from gcfed.data.batch import Batch
 from gcfed.federated.forward import Output
 from gcfed.methods.feddecorr import FedDecorr
+from gcfed.tasks import Batch
 
 
 def decorrelation(features, scale):

@@ -23,8 +23,7 @@ from gcfed.methods.proximal import Proximal
 from gcfed.methods.requirements import has_part
 from gcfed.methods.scaffold import Scaffold
 from gcfed.models.cnn import CNN
-from gcfed.models.norm import apply_policy, batch_norms
-from gcfed.models.own import build_net, fitted, timm_net, torchvision_net
+from gcfed.models.own import apply_policy, batch_norms, build_net, fitted, timm_net, torchvision_net
 from gcfed.run import train
 from gcfed.utils.compose import shorthand
 

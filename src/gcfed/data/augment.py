@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor
 
-from gcfed.utils.checked import Number, Positive, SettingError, checked
+from gcfed.utils.checked import Number, Positive, checked
 from gcfed.utils.device import on_device
 
 
@@ -44,19 +44,16 @@ class ImageTransform(Transform):
     rotation: Annotated[int, Field(ge=0, le=180)] = 0
 
     def __post_init__(self) -> None:
-        if not len(self.mean) == len(self.std) > 0:
-            name = "std" if self.mean else "mean"
-            raise SettingError(name, f" must pair up: mean={[*self.mean]}, std={[*self.std]}.")
         self.mean, self.std = tuple(self.mean), tuple(self.std)
         self._affine: tuple[Tensor, Tensor] | None = None
 
     def check(self, input_shape: tuple[int, ...]) -> None:
         """Raises ValueError for statistics of another number of channels."""
-        if len(self.mean) not in (1, input_shape[0]):
-            raise ValueError(
-                f"data.transform.mean has {len(self.mean)} values; data.input_shape={list(input_shape)} has "
-                f"{input_shape[0]} channels."
-            )
+        shape, channels = list(input_shape), input_shape[0]
+        for key, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) not in (1, channels):
+                what = f"data.transform.{key} has {len(values)} values"
+                raise ValueError(f"{what}; data.input_shape={shape} has {channels} channels.")
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray | None:
         """What happens to ``shape`` images, ``[*shape, 3]``: row and column of the crop, flip; with rotation a fourth,
@@ -158,8 +155,7 @@ class AutoTransform(Transform):
     def __init__(
         self, mean: Sequence[float] | None = None, std: Sequence[float] | None = None, **augmentation: Any
     ) -> None:
-        known = len(mean or std or [0.0])
-        ImageTransform(mean or [0.0] * known, std or [1.0] * known, **augmentation)  # refuses what cannot work
+        ImageTransform(mean or [0.0], std or [1.0], **augmentation)  # refuses what cannot work
         self.mean, self.std, self.augmentation = mean, std, augmentation
 
     def __call__(self, x: np.ndarray) -> Transform:
@@ -170,8 +166,6 @@ class AutoTransform(Transform):
         shares = np.stack([np.bincount(x[:, c].ravel(), minlength=256) for c in range(channels)]) / x[:, 0].size
         mean = shares @ levels
         std = np.sqrt(np.maximum(shares @ levels**2 - mean**2, 1e-4))  # an empty channel is left as it is
-        given = {"mean": self.mean or mean, "std": self.std or std}
-        for key, values in given.items():
-            if len(values) not in (1, channels):
-                raise ValueError(f"data.transform.{key} has {len(values)} values, the images {channels} channels.")
-        return ImageTransform(*(np.broadcast_to(v, channels).tolist() for v in given.values()), **self.augmentation)
+        transform = ImageTransform(self.mean or mean.tolist(), self.std or std.tolist(), **self.augmentation)
+        transform.check(x.shape[1:])
+        return transform

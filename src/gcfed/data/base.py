@@ -2,6 +2,7 @@
 vectors with vectors to regress on.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,22 +29,21 @@ class Split:
     groups: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        vectors, n = self.x.dtype in FLOATS and self.x.ndim == 2, self.x.shape[:1]
-        if not vectors and (self.x.dtype != np.uint8 or self.x.ndim not in (2, 4)):
-            found = f"{self.x.dtype} {[*self.x.shape]}"
-            raise ValueError(f"samples must be uint8 [n, C, H, W] or [n, T], or floats [n, d], not {found}")
-        if vectors and not np.isfinite(self.x).all():
-            raise ValueError("samples must be finite numbers")
-        targets = vectors and self.y.dtype in FLOATS
-        if targets and (self.y.ndim != 2 or self.y.shape[:1] != n):
-            raise ValueError(f"targets must be floats [{len(self)}, C], not {self.y.dtype} {[*self.y.shape]}")
-        if targets and not np.isfinite(self.y).all():
-            raise ValueError("targets must be finite numbers")
-        shapes = [n, self.x.shape] if self.x.ndim == 2 and not vectors else [n]
-        for name, values, allowed in (("labels", None if targets else self.y, shapes), ("groups", self.groups, [n])):
+        x, y, n = self.x, self.y, self.x.shape[:1]
+        vectors = x.dtype in FLOATS and x.ndim == 2
+        if not vectors and (x.dtype != np.uint8 or x.ndim not in (2, 4)):
+            raise ValueError(f"samples must be uint8 [n, C, H, W] or [n, T], or floats [n, d], not {_kind(x)}")
+        targets = vectors and y.dtype in FLOATS
+        if targets and (y.ndim != 2 or y.shape[:1] != n):
+            raise ValueError(f"targets must be floats [{len(self)}, C], not {_kind(y)}")
+        shapes = [n, x.shape] if x.ndim == 2 and not vectors else [n]
+        for name, values, allowed in (("labels", None if targets else y, shapes), ("groups", self.groups, [n])):
             if values is not None and (values.dtype != np.int64 or values.shape not in allowed):
                 wanted = " or ".join(str([*shape]) for shape in allowed)
-                raise ValueError(f"{name} must be int64 {wanted}, not {values.dtype} {[*values.shape]}")
+                raise ValueError(f"{name} must be int64 {wanted}, not {_kind(values)}")
+        for name, values in (("samples", x), ("targets", y)):
+            if values.dtype in FLOATS and not np.isfinite(values).all():
+                raise ValueError(f"{name} must be finite numbers")
 
     def __len__(self) -> int:
         return len(self.x)
@@ -78,19 +78,23 @@ class FederatedDataset:
     optimum: dict[str, np.ndarray] | None = None
 
     def __post_init__(self) -> None:
+        for wrong in self._wrong():
+            raise ValueError(f"data set {self.name!r}: {wrong}")
+
+    def _wrong(self) -> Iterator[str]:
         for part, split in (("train", self.train), ("test", self.test)):
             if len(split) == 0:
-                raise ValueError(f"data set {self.name!r}: the {part} split is empty")
-            if split.y.dtype in FLOATS:
+                yield f"the {part} split is empty"
+            elif split.y.dtype in FLOATS:
                 if split.y.shape[1] != self.num_classes:
-                    raise ValueError(f"data set {self.name!r}: {part} targets have {split.y.shape[1]} components")
-                continue
-            if not len(split.classes):
-                raise ValueError(f"data set {self.name!r}: all labels of the {part} split are padding ({IGNORE})")
-            low, high = int(split.classes.min()), int(split.classes.max())
-            if low < 0 or high >= self.num_classes:
-                raise ValueError(f"data set {self.name!r}: {part} labels {low} … {high} for {self.num_classes} classes")
+                    yield f"{part} targets have {split.y.shape[1]} components"
+            elif not len(split.classes):
+                yield f"all labels of the {part} split are padding ({IGNORE})"
+            elif (low := split.classes.min()) < 0 or split.classes.max() >= self.num_classes:
+                yield f"{part} labels {low} … {split.classes.max()} for {self.num_classes} classes"
         if self.class_names is not None and len(self.class_names) != self.num_classes:
-            raise ValueError(
-                f"data set {self.name!r}: {len(self.class_names)} class names for {self.num_classes} classes"
-            )
+            yield f"{len(self.class_names)} class names for {self.num_classes} classes"
+
+
+def _kind(array: np.ndarray) -> str:
+    return f"{array.dtype} {[*array.shape]}"

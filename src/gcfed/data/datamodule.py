@@ -52,23 +52,13 @@ class FederatedDataModule(LightningDataModule):
     """
 
     def __init__(
-        self,
-        *,
-        dataset: Callable[[], FederatedDataset],
-        transform: Callable[..., Any],
-        partitioner: Callable[..., Partition],
-        num_clients: Count | None,
-        rounds: Count,
-        seed: Whole,
-        num_classes: Count | None,
-        input_shape: Sequence[Count] | None,
-        eval_batch_size: Count | Literal["auto"] = "auto",
-        limit_train: Count | None = None,
-        limit_test: Count | None = None,
-        validation: Inside | None = None,
-        client_test: Inside | None = None,
+        self, *, dataset: Callable[[], FederatedDataset], transform: Callable[..., Any],
+        partitioner: Callable[..., Partition], num_clients: Count | None, rounds: Count, seed: Whole,
+        num_classes: Count | None, input_shape: Sequence[Count] | None,
+        eval_batch_size: Count | Literal["auto"] = "auto", limit_train: Count | None = None,
+        limit_test: Count | None = None, validation: Inside | None = None, client_test: Inside | None = None,
         standardize: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__()
         if input_shape is not None:
             if not input_shape:
@@ -132,14 +122,12 @@ class FederatedDataModule(LightningDataModule):
         if self.client_test:
             self.partition, self.tests_of_clients = self.partition.parted(self.client_test, self.seed)
         self.num_clients = self.partition.num_clients
-        few = np.count_nonzero(self.partition.sizes <= 2)
-        if 2 * few > self.num_clients:
+        if 2 * (few := np.count_nonzero(self.partition.sizes <= 2)) > self.num_clients:
+            what = f"{few} of {self.num_clients} clients hold one or two training samples"
             log.warning(
-                "%d of %d clients hold one or two training samples: lower participation.num_clients, or deal more "
-                "evenly, as by a larger partition.alpha",
-                few,
-                self.num_clients,
+                "%s: lower participation.num_clients, or deal more evenly, as by a larger partition.alpha", what
             )
+        self.test_labels, self.num_test, self.smallest_test = tests[0].y, len(tests[0]), min(map(len, tests))
         self._train, *self._tests = map(_tensors, (train, *tests))
 
     def _fit(self, *splits: Split) -> None:
@@ -165,8 +153,7 @@ class FederatedDataModule(LightningDataModule):
             if values.dtype in FLOATS:
                 mean, std = standards(values)
                 self.scaling |= {f"{key}_mean": mean, f"{key}_std": std}
-                scaled = [((getattr(split, key) - mean) / std).astype(values.dtype) for split in splits]
-                splits = [replace(split, **{key: of_split}) for split, of_split in zip(splits, scaled, strict=True)]
+                splits = [replace(s, **{key: ((getattr(s, key) - mean) / std).astype(values.dtype)}) for s in splits]
         return splits
 
     def to_device(self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format) -> None:
@@ -179,8 +166,7 @@ class FederatedDataModule(LightningDataModule):
     # ----------------------------------------------------------------------------------- ClientData, for the loop
     def sizes(self, clients: np.ndarray) -> np.ndarray:
         """Number of samples of clients, ``[K] → [K]``."""
-        offsets = self.partition.offsets
-        return offsets[clients + 1] - offsets[clients]
+        return self.partition.sizes[clients]
 
     def client(self, client: int) -> np.ndarray:
         return self.partition.client(client)
@@ -204,19 +190,6 @@ class FederatedDataModule(LightningDataModule):
         draws = None if augment is None else augment.flatten(0, -2)
         inputs = self.transform(x[index.flatten()], draws, self._dtype, self._memory_format)
         return inputs.view(*index.shape, *inputs.shape[1:]), y[index]
-
-    @property
-    def num_test(self) -> int:
-        return len(self._tests[0][1])
-
-    @property
-    def test_labels(self) -> np.ndarray:
-        return self._tests[0][1].numpy()
-
-    @property
-    def smallest_test(self) -> int:
-        """Number of samples of the smaller one of test and validation split."""
-        return min(len(y) for _, y in self._tests)
 
     def fetch_test(self, bounds: tuple[int, int], of: int = 0) -> tuple[Tensor, Tensor]:
         """Inputs and labels of a slice of the test split, or, ``of=1``, of the validation split."""
@@ -255,9 +228,9 @@ def standards(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _subset(split: Split, limit: int | None, seed: int, purpose: str) -> Split:
-    if limit is None or limit >= len(split.y):
+    if limit is None or limit >= len(split):
         return split
-    return split.subset(np.sort(generator(seed, purpose).choice(len(split.y), limit, replace=False)))
+    return split.subset(np.sort(generator(seed, purpose).choice(len(split), limit, replace=False)))
 
 
 def _tensors(split: Split) -> tuple[Tensor, Tensor]:

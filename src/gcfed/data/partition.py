@@ -7,6 +7,7 @@ Every partitioner names one owner per sample, so that no sample can be dealt twi
 
 import logging
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -49,7 +50,7 @@ class Partition:
         owner_n[self.indices] = np.repeat(np.arange(self.num_clients), self.sizes)
         return owner_n
 
-    @property
+    @cached_property
     def sizes(self) -> np.ndarray:
         """Samples held by each client, int64 [N]."""
         return np.diff(self.offsets)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from gcfed.data.batch import Batch
+from gcfed.tasks import Batch
 from gcfed.utils.device import on_device
 from gcfed.utils.rng import generator
 

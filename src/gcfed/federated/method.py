@@ -15,7 +15,6 @@ import torch
 from lightning.pytorch import Callback
 from torch import Tensor
 
-from gcfed.data.batch import Batch
 from gcfed.data.sampling import ClientSampler
 from gcfed.federated.aggregate import Aggregator
 from gcfed.federated.client_store import ClientStore
@@ -27,6 +26,7 @@ from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import ClientStack
 from gcfed.federated.store import ClientStores
 from gcfed.federated.transport import Transport
+from gcfed.tasks import Batch
 
 
 class Order(IntEnum):

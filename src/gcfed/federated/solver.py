@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim import Optimizer
 
-from gcfed.data.batch import Batch
 from gcfed.federated.batches import BatchPlan, ClientData, Kind, has_single, number_of_steps, plan_batches
 from gcfed.federated.messages import Download
 from gcfed.federated.recorder import Graph, Losses, Recorder, recorded
@@ -27,6 +26,7 @@ from gcfed.federated.stack import (
     uses_batch_statistics,
 )
 from gcfed.optim.partial import fused, probe_optimizer, try_optimizer, unprofiled_step
+from gcfed.tasks import Batch
 from gcfed.utils.checked import Count, Positive, PositiveShare, SettingError, checked
 from gcfed.utils.device import on_device
 

@@ -10,7 +10,7 @@ from torch import nn
 from gcfed.federated.messages import finite_clients
 from gcfed.federated.method import ClientPart, ClientStack, Download, Setup
 from gcfed.methods.requirements import plain_server
-from gcfed.models.norm import batch_norms
+from gcfed.models.own import batch_norms
 
 
 class LocalNorm(ClientPart):

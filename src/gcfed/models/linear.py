@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import nn
 
 from gcfed.models.stages import Staged
 from gcfed.utils.checked import Count, checked
@@ -19,7 +19,3 @@ class Linear(Staged, nn.Module):
         super().__init__()
         self.fc = nn.Linear(math.prod(input_shape), num_classes, bias=False)
         nn.init.zeros_(self.fc.weight)
-
-    def features(self, x_B: Tensor) -> Tensor:
-        """The samples themselves, h_BF."""
-        return x_B.flatten(1)

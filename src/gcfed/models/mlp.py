@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import nn
 
 from gcfed.models.stages import Staged, add_linear, init_kaiming
 from gcfed.utils.checked import Count, checked
@@ -23,7 +23,3 @@ class MLP(Staged, nn.Module):
         super().__init__()
         self.names = add_linear(self, [math.prod(input_shape), *hidden, num_classes])
         self.apply(init_kaiming)
-
-    def features(self, x_BCHW: Tensor) -> Tensor:
-        """The last hidden layer after its ReLU, h_BF; without one, the sample."""
-        return super().features(x_BCHW).flatten(1)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torchvision.models.resnet import conv3x3
 
 from gcfed.models.stages import Staged, image_shape
 from gcfed.utils.checked import Count, checked
@@ -17,10 +18,6 @@ from gcfed.utils.checked import Count, checked
 
 def scalar(value: float) -> nn.Parameter:
     return nn.Parameter(torch.tensor([value]))
-
-
-def conv3x3(channels_in: int, channels: int) -> nn.Conv2d:
-    return nn.Conv2d(channels_in, channels, kernel_size=3, padding=1, bias=False)
 
 
 class FixupConv(nn.Module):

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
+from torchvision.models.resnet import conv3x3
 
 from gcfed.models.stages import Staged, group_norm, image_shape, init_kaiming
 from gcfed.utils.checked import Count, SettingError, checked
@@ -24,11 +25,8 @@ class BasicBlock(nn.Module):
     def __init__(self, channels_in: int, channels: int, norm: Norm) -> None:
         super().__init__()
         self.widens = channels - channels_in
-        stride = 2 if self.widens else 1
-        self.conv1 = nn.Conv2d(channels_in, channels, kernel_size=3, stride=stride, padding=1, bias=False)
-        self.norm1 = norm(channels)
-        self.conv2 = nn.Conv2d(channels, channels, kernel_size=3, padding=1, bias=False)
-        self.norm2 = norm(channels)
+        self.conv1, self.norm1 = conv3x3(channels_in, channels, stride=2 if self.widens else 1), norm(channels)
+        self.conv2, self.norm2 = conv3x3(channels, channels), norm(channels)
         nn.init.zeros_(self.norm2.get_parameter("weight"))
 
     def forward(self, h_BCHW: Tensor) -> Tensor:
@@ -63,8 +61,7 @@ class ResNetCIFAR(Staged, nn.Module):
         make_norm: Norm = nn.BatchNorm2d if norm == "batch" else group_norm(groups, 16)
         n = (depth - 2) // 6
         channels, _, _ = image_shape(input_shape, 1, "it takes images")
-        self.conv1 = nn.Conv2d(channels, 16, kernel_size=3, padding=1, bias=False)
-        self.norm1 = make_norm(16)
+        self.conv1, self.norm1 = conv3x3(channels, 16), make_norm(16)
         self.layer1, self.layer2, self.layer3 = (
             nn.Sequential(*[BasicBlock(width if i else before, width, make_norm) for i in range(n)])
             for before, width in ((16, 16), (16, 32), (32, 64))

@@ -7,13 +7,9 @@ import numpy as np
 
 from gcfed.data.base import FederatedDataset, Split
 from gcfed.data.dealing import held_out
-from gcfed.data.sets.hwdigits import hwdigits as hwdigits
-from gcfed.data.sets.leaf import celeba as celeba
-from gcfed.data.sets.leaf import femnist as femnist
-from gcfed.data.sets.leaf import shakespeare as shakespeare
-from gcfed.data.sets.text import tiny_shakespeare as tiny_shakespeare
-from gcfed.data.sets.vision import tiny_imagenet as tiny_imagenet
-from gcfed.data.sets.vision import torchvision_set as torchvision_set
+from gcfed.data.sets.hwdigits import hwdigits  # noqa: F401
+from gcfed.data.sets.leaf import celeba, femnist, shakespeare, tiny_shakespeare  # noqa: F401
+from gcfed.data.sets.vision import tiny_imagenet, torchvision_set  # noqa: F401
 from gcfed.utils.checked import Count, SettingError, Weight, Whole, checked
 from gcfed.utils.rng import generator
 
@@ -31,16 +27,9 @@ def digits() -> FederatedDataset:
 
 @checked
 def synthetic(
-    *,
-    num_classes: Count = 10,
-    shape: Sequence[Count] = (1, 8, 8),
-    num_train: Count = 10_000,
-    num_test: Count = 2_000,
-    noise: Weight = 64.0,
-    seed: Whole = 0,
-    num_groups: Count | None = None,
-    shift: Weight = 32.0,
-) -> FederatedDataset:
+    *, num_classes: Count = 10, shape: Sequence[Count] = (1, 8, 8), num_train: Count = 10_000, num_test: Count = 2_000,
+    noise: Weight = 64.0, seed: Whole = 0, num_groups: Count | None = None, shift: Weight = 32.0,
+) -> FederatedDataset:  # fmt: skip
     """A task to learn, of any size: each class is a 4×4 pattern of brightness, seen through Gaussian noise.
 
     ``shape`` is (C, H, W); ``noise`` and ``shift`` are standard deviations in grey levels (0 … 255). ``num_groups``

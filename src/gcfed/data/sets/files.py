@@ -1,5 +1,9 @@
-"""The raw files of a set: checked, fetched, unpacked, decoded, and named where something is wrong. Nothing here deletes
-a file.
+"""From the raw files of a set, checked, fetched, unpacked, decoded, and named where something is wrong, to its cache.
+
+A set is decoded once: its arrays lie in ``<data_dir>/cache/<name>/*.npy``, memory-mapped by every later run. They are
+written beside their final name and moved into place, the manifest last: without a manifest that has their checksums
+there is no cache. Two processes that build at once both succeed, since each hands out the files that it wrote itself.
+A folder ``.build-*`` that no process is at work on was left by a killed build: delete it. No raw file is ever deleted.
 """
 
 from __future__ import annotations
@@ -7,26 +11,35 @@ from __future__ import annotations
 import hashlib
 import http.client
 import io
+import json
+import logging
+import math
 import os
 import re
 import shutil
 import tarfile
-import tempfile
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from gcfed.data.base import FederatedDataset, Split
+from gcfed.utils.files import replacing
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+log = logging.getLogger(__name__)
+
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """Of images; others that Pillow knows start programs (EPS)."""
+GREY = ("1", "L")
 
 
 @dataclass(frozen=True)
@@ -75,7 +88,7 @@ def obtain(path: Path, md5: str, urls: Sequence[str], origin: Origin, download: 
 
     path.parent.mkdir(parents=True, exist_ok=True)
     failures = []
-    with tempfile.TemporaryDirectory(prefix=".download-", dir=path.parent) as stage:
+    with TemporaryDirectory(prefix=".download-", dir=path.parent) as stage:
         for url in urls:
             try:
                 download_url(url, stage, path.name, md5)
@@ -96,7 +109,7 @@ def unpacked(folder: Path, archive: Path, page: str) -> Iterator[Path]:
     if folder.is_dir():
         yield folder
         return
-    with tempfile.TemporaryDirectory(prefix=".unpack-", dir=archive.parent) as stage:
+    with TemporaryDirectory(prefix=".unpack-", dir=archive.parent) as stage:
         safely = {} if archive.suffix == ".zip" else {"filter": "data"}
         try:
             shutil.unpack_archive(archive, stage, **safely)  # type: ignore[arg-type]
@@ -119,63 +132,172 @@ def described(folder: Path, parts: Sequence[str], archive: Path) -> str:
     return f"{archive.name} of {archive.stat().st_size} bytes" if archive.is_file() else ""
 
 
+def rows_of(path: Path, columns: int, separator: str | None = None) -> list[list[str]]:
+    """The columns of each line of a table, split at white space or the separator.
+
+    Raises ValueError where there is no line, or one with fewer columns.
+    """
+    try:
+        rows = [line.split(separator) for line in path.read_text("utf-8").splitlines() if line.strip()]
+    except UnicodeDecodeError:
+        rows = [[]]
+    if not rows or min(map(len, rows)) < columns:
+        raise ValueError(f"{path} is empty or damaged: take the official one.")
+    return rows
+
+
 def is_plain(name: object) -> bool:
     """Whether it is a file's bare name, which cannot lead out of its folder."""
     return isinstance(name, str) and re.fullmatch(r"[\w-][\w.-]*", name) is not None
 
 
-def read_image(path: Path, side: int | None = None) -> Image:
-    """An image in RGB; its size is known before its pixels are decoded.
-
-    Raises ValueError, with its path, for a file that is no image, has more than 8 bits a channel, is far larger than
-    photographs are, or is no square of this side.
-    """
+def open_image(path: Path) -> Image:
+    """An image whose pixels are not decoded yet; one far larger than photographs are is refused before."""
     from PIL import Image
 
-    try:
-        with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning):
-            image = Image.open(io.BytesIO(path.read_bytes()), formats=FORMATS)
-        if side and image.size != (side, side):
-            raise ValueError(f"it is {image.width}×{image.height}, not {side}×{side}")
-        if image.mode[0] in "IF":
-            raise ValueError("it has more than 8 bits a channel")
-        return image.convert("RGB")
-    except Exception as error:  # whatever Pillow raises over a broken file
-        reason = str(error).partition(" <")[0]  # without the address of the buffer
-        raise ValueError(f"{path} is no readable image ({reason}): put a sound one in its place.") from error
-
-
-def read_images(paths: Iterable[Path], side: int | None = None) -> Iterator[tuple[str, Image]]:
-    """Each image as :func:`read_image` reads it, and its path for errors."""
-    return ((str(path), read_image(path, side)) for path in paths)
+    with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning):
+        return Image.open(io.BytesIO(path.read_bytes()), formats=FORMATS)
 
 
 def decode(
-    images: Iterable[tuple[str, Image]], count: int, what: str, *, size: int | None = None, bicubic: bool = False,
-    room: Callable[[tuple[int, ...]], np.ndarray] = lambda shape: np.empty(shape, np.uint8),
-) -> np.ndarray:  # fmt: skip
-    """So many images, each with its name for errors, as uint8 [count, C, H, W], under a bar called ``what``.
+    images: Sequence[Any], what: str, *, opened: Callable[[Any], Image] = open_image, named: Callable[[Any], str] = str,
+    side: int | None = None, size: int | None = None, bicubic: bool = False, grey: bool | None = False,
+) -> Iterator[np.ndarray]:  # fmt: skip
+    """Each image as uint8 [1, C, H, W], under a bar called ``what``.
 
     Args:
+        images: what ``opened`` makes an image of, as a path; errors call it by its ``named``.
+        side: of the square that each must be.
         size: side of the square to which they are resized, bilinearly or ``bicubic``; None: all are of one size.
-        room: makes the array of this shape.
+        grey: one channel in place of three; None: if the first one has no colours.
 
-    Raises ValueError, with the names, for images of several sizes.
+    Raises ValueError, with the name, for what is no image, has more than 8 bits a channel, or another size or colours.
     """
     from PIL.Image import Resampling
     from tqdm import tqdm
 
-    x, first = np.zeros((0, 0, 0, 0)), ""
-    for i, (name, image) in enumerate(tqdm(images, desc=what, total=count, unit="image", disable=None)):
+    first: tuple[str, Image] | None = None
+    for entry in tqdm(images, desc=what, unit="image", disable=None):
+        name = named(entry)
+        try:
+            image = opened(entry)
+            if side and image.size != (side, side):
+                raise ValueError(f"it is {image.width}×{image.height}, not {side}×{side}")
+            grey = image.mode in GREY if grey is None else grey
+            if grey and image.mode not in GREY:
+                raise ValueError("it has colours, or is transparent, and the first one is grey: convert one of them")
+            if image.mode[0] in "IF":
+                raise ValueError(f"Pillow's mode {image.mode} has more than 8 bits a channel: convert it to 8")
+            image = image.convert("L" if grey else "RGB")
+        except Exception as error:  # whatever Pillow raises over a broken image
+            reason = str(error).partition(" <")[0]  # without the address of the buffer
+            raise ValueError(f"{name} is no readable image ({reason}): put a sound one in its place.") from error
         if size:
             image = image.resize((size, size), Resampling.BICUBIC if bicubic else Resampling.BILINEAR)
-        pixels = np.asarray(image).reshape(image.height, image.width, -1).transpose(2, 0, 1)
-        if i == 0:
-            x, first = room((count, *pixels.shape)), name
-        if pixels.shape != x.shape[1:]:
-            raise ValueError(
-                f"{name} is {image.width}×{image.height}, {first} is {x.shape[3]}×{x.shape[2]}: give all one size, as "
-                "by data.size=64."
-            )
-        x[i] = pixels
-    return x
+        first = first or (name, image)
+        if image.size != first[1].size:
+            there = f"{first[0]} is {first[1].width}×{first[1].height}"
+            remedy = "give all one size, as by data.size=64."
+            raise ValueError(f"{name} is {image.width}×{image.height}, {there}: {remedy}")
+        yield np.asarray(image).reshape(1, image.height, image.width, -1).transpose(0, 3, 1, 2)
+
+
+# ------------------------------------------------------------------------------------------------------ the cache
+FORMAT = 1
+MANIFEST = "manifest.json"
+
+Keep = Callable[..., None]
+"""``keep("train", x, y, groups)``: a part's samples, or blocks of them, which memory need not hold; labels; groups."""
+Build = Callable[[Keep], tuple[int, Sequence[str]]]
+"""Keeps ``train`` and ``test``, and returns the number of classes and their names, if there are any."""
+
+
+def cached(data_dir: str | Path, name: str, build: Build, source: str = "") -> FederatedDataset:
+    """The set ``name`` from its cache, or built there first.
+
+    ``source`` describes the raw files where their content is not fixed by a checksum; a cache of another source is
+    built anew. An empty one (raw files gone, or fixed) accepts what is there.
+
+    Raises what ``build`` raises; ValueError for samples and labels that do not fit together; OSError when the cache
+    cannot be written.
+    """
+    folder = Path(data_dir) / "cache" / name
+    if (found := _read(folder, source)) is not None:
+        return found
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        stage = TemporaryDirectory(prefix=".build-", dir=folder)
+    except OSError as error:
+        error.add_note(f"The decoded data are kept in {folder}: make it writable, or set paths.data_dir (DATA_DIR).")
+        raise
+    with stage as scratch:
+        return _build(folder, Path(scratch), build, source)
+
+
+def _read(folder: Path, source: str) -> FederatedDataset | None:
+    """What a sound cache holds; None, and why, for one that must be built (again)."""
+    if not (folder / MANIFEST).exists():
+        return None
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        if manifest["format"] != FORMAT:
+            raise ValueError(f"it has format {manifest['format']}, not {FORMAT}")
+        if source and manifest["source"] != source:
+            raise ValueError(f"it was made from {manifest['source']!r}, and the raw files are now {source!r}")
+        for key, checksum in manifest.get("crc32", {}).items():  # caches of before have none
+            if _checksum(folder / f"{key}.npy") != checksum:
+                raise ValueError(f"{key}.npy has the wrong checksum")
+        return _dataset(folder.name, folder, manifest["arrays"], manifest["info"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        log.warning("Building the cache %s again: %s", folder, error)
+        return None
+
+
+def _checksum(path: Path) -> int:
+    return zlib.crc32(np.memmap(path, mode="r").data)  # 3 GB a second
+
+
+def _build(folder: Path, scratch: Path, build: Build, source: str) -> FederatedDataset:
+    def keep(part: str, x: Any, y: np.ndarray, groups: np.ndarray | None = None) -> None:
+        blocks, count = ([x], len(x)) if isinstance(x, np.ndarray) else (x, len(y))
+        end = 0
+        for block in blocks:
+            if end == 0:
+                # A memory map on a full disk dies by a signal; this dies with a reason.
+                shape, free = (count, *block.shape[1:]), shutil.disk_usage(scratch).free
+                if (size := math.prod(shape) * block.itemsize) > free:
+                    needed = f"{part}_x needs {size:,} bytes and the disk has {free:,} left; set paths.data_dir"
+                    raise OSError(f"{folder}: {needed}")
+                out = np.lib.format.open_memmap(scratch / f"{part}_x.npy", mode="w+", dtype=block.dtype, shape=shape)
+            out[end : end + len(block)] = block
+            end += len(block)
+        out.flush()
+        for kind, array in (("y", y), ("groups", groups)):
+            if array is not None:
+                np.save(scratch / f"{part}_{kind}.npy", array)
+
+    num_classes, names = build(keep)
+    checksums = {path.stem: _checksum(path) for path in sorted(scratch.glob("*.npy"))}
+    info = {"num_classes": num_classes, "class_names": [*names]}
+    try:
+        # Opened before they move: should another process replace them next, these maps keep this build's files.
+        dataset = _dataset(folder.name, scratch, checksums, info)
+    except ValueError as error:  # and nothing is kept of it
+        raise ValueError(f"{error}: get the files of {folder.name} in {folder.parents[1]} anew.") from error
+    (folder / MANIFEST).unlink(missing_ok=True)
+    for key in checksums:
+        (scratch / f"{key}.npy").replace(folder / f"{key}.npy")
+    manifest = {"format": FORMAT, "source": source, "info": info, "arrays": [*checksums], "crc32": checksums}
+    with replacing(folder / MANIFEST) as temporary:
+        temporary.write_text(json.dumps(manifest))
+    return dataset
+
+
+def _dataset(name: str, folder: Path, keys: Collection[str], info: dict[str, Any]) -> FederatedDataset:
+    def split(part: str) -> Split:
+        # Labels and groups are small and read at random: into memory. Images stay on disk until somebody asks.
+        small = {key: np.load(folder / f"{part}_{key}.npy") for key in ("y", "groups") if f"{part}_{key}" in keys}
+        return Split(np.load(folder / f"{part}_x.npy", mmap_mode="r"), **small)
+
+    names = tuple(info.get("class_names") or ())
+    return FederatedDataset(name, info["num_classes"], split("train"), split("test"), names or None)

@@ -21,8 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from gcfed.data.base import FederatedDataset, Split
-from gcfed.data.sets.cache import MANIFEST, Allocate, Raw, cached
-from gcfed.data.sets.files import Origin, decode, described, is_plain, obtain, read_images, unpacked
+from gcfed.data.sets.files import MANIFEST, Keep, Origin, cached, decode, described, is_plain, obtain, rows_of, unpacked
 from gcfed.data.sets.vision import torchvision_set
 from gcfed.utils.checked import SettingError, checked
 from gcfed.utils.rng import generator
@@ -30,6 +29,7 @@ from gcfed.utils.rng import generator
 log = logging.getLogger(__name__)
 
 SIZE = 32
+DIGITS = {*"0123456789"}
 COMPRESSED = 15  # of an element in a MATLAB file
 MNIST_M = "http://yaroslav.ganin.net/"
 USPS = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass.html#usps"
@@ -41,12 +41,9 @@ Digits = tuple[np.ndarray, np.ndarray]
 
 @checked
 def hwdigits(
-    data_dir: str,
-    download: bool = True,
-    *,
-    sets: Sequence[str] = ("mnist", "mnist_m", "usps", "svhn"),
+    data_dir: str, download: bool = True, *, sets: Sequence[str] = ("mnist", "mnist_m", "usps", "svhn"),
     one_class: bool = False,
-) -> FederatedDataset:
+) -> FederatedDataset:  # fmt: skip
     """The sets one after another, [n, 3, 32, 32]: grey images in three equal channels, small ones enlarged bilinearly.
 
     Groups, of both splits, are the places of the sets in ``sets`` (HWDigits-4), or with ``one_class`` ten times the
@@ -71,16 +68,13 @@ def hwdigits(
     return dataset
 
 
-def _build(sets: Sequence[str], folder: Path, download: bool, allocate: Allocate) -> Raw:
-    parts = {}
+def _build(sets: Sequence[str], folder: Path, download: bool, keep: Keep) -> tuple[int, str]:
     for part in ("train", "test"):
         digits = [_read(name, folder, download, part, sets) for name in sets]
-        sizes = [len(y) for _, y in digits]
-        x = allocate(part, (sum(sizes), 3, SIZE, SIZE))
-        for (images, _), end, size in zip(digits, np.cumsum(sizes), sizes, strict=True):
-            _fit(images, x[end - size : end])
-        parts[part] = x, np.concatenate([y for _, y in digits]), np.repeat(np.arange(len(sets)), sizes)
-    return parts, 10, "0123456789"
+        owners = np.repeat(np.arange(len(sets)), [len(y) for _, y in digits])
+        blocks = (block for images, _ in digits for block in _fitted(images))
+        keep(part, blocks, np.concatenate([y for _, y in digits]), owners)
+    return 10, "0123456789"
 
 
 def _read(name: str, folder: Path, download: bool, part: str, sets: Sequence[str]) -> Digits:
@@ -92,8 +86,8 @@ def _read(name: str, folder: Path, download: bool, part: str, sets: Sequence[str
         raise FileNotFoundError(f"{error} Or leave {name} out: data.dataset.sets=[{others}]") from error
 
 
-def _fit(images: np.ndarray, out: np.ndarray) -> None:
-    """uint8 [n, 1 or 3, H, W] into [n, 3, 32, 32]; one channel fills all three."""
+def _fitted(images: np.ndarray) -> Iterator[np.ndarray]:
+    """uint8 [n, 1 or 3, H, W] in blocks [m, 3, 32, 32]; one channel fills all three."""
     import torch  # seconds to import, and most runs read the cache
     import torch.nn.functional as F
 
@@ -101,15 +95,7 @@ def _fit(images: np.ndarray, out: np.ndarray) -> None:
         block = torch.tensor(images[start : start + 4096], dtype=torch.float32)
         if block.shape[2:] != (SIZE, SIZE):
             block = F.interpolate(block, size=(SIZE, SIZE), mode="bilinear", align_corners=False).round_()
-        out[start : start + 4096] = block.numpy()
-
-
-def _digits(labels: Sequence[object]) -> np.ndarray:
-    """The digits 0 … 9, written or not, int64 [n]."""
-    written = [str(label) for label in labels]
-    if not written or not {*"0123456789"} >= {*written}:
-        raise ValueError("its labels are not digits")
-    return np.array(written).astype(np.int64)
+        yield block.expand(-1, 3, -1, -1).to(torch.uint8).numpy()
 
 
 # ------------------------------------------------------------------------------------------------------- the sets
@@ -128,9 +114,9 @@ def _usps(folder: Path, download: bool, part: str) -> Digits:
     try:
         with np.errstate(invalid="raise"):  # of what is no number
             split = torchvision.datasets.USPS(root, train=part == "train")
-        if len(split.data) != len(split.targets):
-            raise ValueError("a line has no 256 values")
-        return split.data[:, None], _digits(split.targets)
+        if not 0 < len(split.data) == len(split.targets) or not {*map(str, split.targets)} <= DIGITS:
+            raise ValueError("a line has no digit, or not 256 values")
+        return split.data[:, None], np.array(split.targets)
     except (OSError, EOFError, ValueError, IndexError, FloatingPointError) as error:
         raise ValueError(f"data set usps: {root / file} cannot be read ({error}): move it away.") from error
 
@@ -178,16 +164,16 @@ def _mnist_m(folder: Path, download: bool, part: str) -> Digits:
     with unpacked(folder / "mnist_m", archive, MNIST_M) as root:
         table = root / f"mnist_m_{part}_labels.txt"
         origin.require([table], archive.name)
-        try:
-            rows = [line.split() for line in table.read_text("utf-8").splitlines() if line.strip()]
-            if any(len(row) != 2 or not is_plain(row[0]) for row in rows):
-                raise ValueError("a line is not the name of an image and its label")
-            y = _digits([label for _, label in rows])
-        except ValueError as error:
-            raise ValueError(f"data set mnist_m: {table} cannot be read ({error}): get the archive anew.") from error
-        paths = [root / f"mnist_m_{part}" / file for file, _ in rows]
+        rows = rows_of(table, 2)
+        if not all(is_plain(file) and label in DIGITS for file, label, *_ in rows):
+            raise ValueError(
+                f"{table} has a line that is not the name of an image and its digit: take the official one."
+            )
+        paths = [root / f"mnist_m_{part}" / file for file, *_ in rows]
         origin.require(paths, archive.name)
-        return decode(read_images(paths, SIZE), len(paths), f"MNIST-M {part}"), y
+        return np.concatenate([*decode(paths, f"MNIST-M {part}", side=SIZE)]), np.array(
+            [int(label) for _, label, *_ in rows]
+        )
 
 
 def _mnist_m_blend(folder: Path, download: bool, part: str) -> Digits:

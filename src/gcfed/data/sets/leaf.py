@@ -1,4 +1,5 @@
-"""LEAF's FEMNIST, CelebA and Shakespeare, from the JSON files that its preprocessing leaves.
+"""LEAF's FEMNIST, CelebA and Shakespeare, from the JSON files that its preprocessing leaves; and characters as tokens,
+with TinyShakespeare, one small file of plays.
 
 "LEAF: A Benchmark for Federated Settings" (Caldas et al. 2019). Searched are ``femnist/data/{train,test}/*.json`` (and
 so on) in the data folder, which may thus be the ``data`` folder of LEAF's repository, or in a clone ``leaf`` beside
@@ -8,16 +9,14 @@ Where LEAF's files are not there, FileNotFoundError says how to make them; a fil
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from gcfed.data.base import FederatedDataset
-from gcfed.data.sets.cache import Allocate, Raw, cached
-from gcfed.data.sets.files import Origin, decode, is_plain, read_images
-from gcfed.data.sets.text import ALPHABET, LENGTH, PAD, encode
+from gcfed.data.base import IGNORE, FederatedDataset, Split
+from gcfed.data.sets.files import Keep, Origin, cached, decode, is_plain, obtain
 
 REPOSITORY = "https://github.com/TalwalkarLab/leaf"
 # What LEAF's own pages give for the whole set, each user's samples split into training and testing.
@@ -34,7 +33,75 @@ Samples = tuple[np.ndarray, np.ndarray]
 """x [n, …] and y int64 [n] of one user."""
 Read = Callable[[list, list], Samples]
 
+ALPHABET = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+"""LEAF's 80 characters; a token is an index into them."""
+PAD = len(ALPHABET)
+"""The token of padding, and of a character outside the alphabet; it is no class."""
+LENGTH = 80
+"""Characters of a sequence."""
 
+TINY = "shakespeare/input.txt"
+URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+MD5 = "6fb458f1232090904fb40fe944165e91"
+
+_TOKEN_OF_CODE = np.full(128, PAD, np.uint8)
+_TOKEN_OF_CODE[[ord(character) for character in ALPHABET]] = np.arange(PAD)
+
+
+def encode(text: str) -> np.ndarray:
+    """The token of each character, uint8 [len(text)]."""
+    codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
+    return _TOKEN_OF_CODE[np.minimum(codes, 127)]  # 127 is no printable character
+
+
+def tiny_shakespeare(data_dir: str, download: bool = True) -> FederatedDataset:
+    """A million characters of Shakespeare, 299 speakers: tokens [n, 80], the next character's label at every position.
+
+    What a speaker says is put together and cut into sequences; the first 90 % of them, at least one, are for training,
+    the rest for testing. The groups are the speakers in the order of their appearance. The last sequence of a speaker
+    is padded.
+
+    Raises FileNotFoundError if ``shakespeare/input.txt`` is not in ``data_dir`` and cannot be downloaded; ValueError
+    for a wrong checksum.
+    """
+    folder = Path(data_dir)
+    obtain(folder / TINY, MD5, [URL], Origin("tiny_shakespeare", folder, URL), download)
+    said = speeches((folder / TINY).read_text(encoding="utf-8")).values()
+    xs, ys = zip(*(sequences(encode(text)) for text in said), strict=True)
+    sizes = [len(x) for x in xs]
+    is_train = np.concatenate([np.arange(size) < max(1, size * 9 // 10) for size in sizes])
+    whole = Split(np.concatenate(xs), np.concatenate(ys), np.repeat(np.arange(len(xs)), sizes))
+    train, test = whole.subset(is_train), whole.subset(~is_train)
+    return FederatedDataset("tiny_shakespeare", len(ALPHABET), train, test, tuple(ALPHABET))
+
+
+def speeches(play: str) -> dict[str, str]:
+    """Everything that each speaker says, by name.
+
+    A speech is a paragraph under a line ``Name:``; a name without a speech under it is left out.
+    """
+    said: dict[str, list[str]] = {}
+    for paragraph in re.split(r"\n{2,}", play.strip("\n")):
+        name, colon, speech = paragraph.partition(":\n")
+        if colon:
+            said.setdefault(name, []).append(speech + "\n")
+    return {name: "".join(spoken) for name, spoken in said.items()}
+
+
+def sequences(tokens: np.ndarray, length: int = LENGTH) -> tuple[np.ndarray, np.ndarray]:
+    """uint8 [m] → tokens uint8 [n, length] and, at every position, the next one as its label, int64 [n, length].
+
+    The last sequence is filled up with ``PAD``. Where the next token is ``PAD`` or none, the label is −100.
+    """
+    n = -(-(len(tokens) - 1) // length)
+    padded = np.full(n * length + 1, PAD, np.uint8)
+    padded[: len(tokens)] = tokens
+    x, y = padded[:-1].reshape(n, length), padded[1:].reshape(n, length).astype(np.int64)
+    y[y == PAD] = IGNORE
+    return x, y
+
+
+# ------------------------------------------------------------------------------------------------------- LEAF
 def femnist(data_dir: str) -> FederatedDataset:
     """Handwritten characters of 28×28 by writer, [n, 1, 28, 28], 62 classes; ink is 0 and paper 255, as in LEAF."""
     return _leaf("femnist", data_dir, _characters, CHARACTERS)
@@ -49,7 +116,7 @@ def celeba(data_dir: str) -> FederatedDataset:
 
 
 def shakespeare(data_dir: str) -> FederatedDataset:
-    """80 characters, [n, 80], and the one that follows, [n], by role; see :data:`gcfed.data.sets.text.ALPHABET`.
+    """80 characters, [n, 80], and the one that follows, [n], by role; see :data:`gcfed.data.sets.leaf.ALPHABET`.
 
     A sample is left out whose label is not in LEAF's alphabet.
     """
@@ -98,7 +165,7 @@ def _leaf(name: str, data_dir: str, read: Read, classes: Sequence[str]) -> Feder
     root = next((place / "data" for place in places if (place / "data" / "train").is_dir()), places[0] / "data")
     files = {part: sorted(filter(Path.is_file, (root / part).glob("*.json"))) for part in ("train", "test")}
 
-    def build(allocate: Allocate) -> Raw:
+    def build(keep: Keep) -> tuple[int, Sequence[str]]:
         if missing := [part for part, found in files.items() if not found]:
             raise FileNotFoundError(
                 f"data set {name}: no JSON file in {(root / missing[0]).resolve()}. To make it, clone "
@@ -107,21 +174,18 @@ def _leaf(name: str, data_dir: str, read: Read, classes: Sequence[str]) -> Feder
             )
         users = {part: list(_users(name, part, paths, read)) for part, paths in files.items()}
         number = {user: i for i, user in enumerate(sorted({user for part in users.values() for user, _, _ in part}))}
-        parts = {}
         for part, samples in users.items():
             if not samples:
                 raise ValueError(f"data set {name}: its files hold no {part} samples; get them anew.")
             names, xs, ys = zip(*samples, strict=True)
-            y, room = np.concatenate(ys), partial(allocate, part)
+            x: Iterable[np.ndarray] = xs
             if name == "celeba":
                 folder = root / "raw" / "img_align_celeba"
-                paths = [folder / file for file in np.concatenate(xs).tolist()]
-                Origin(name, folder, FACES).require(paths, "the images img_align_celeba")
-                x = decode(read_images(paths), len(paths), f"CelebA {part}", size=FACE, bicubic=True, room=room)
-            else:
-                x = np.concatenate(xs, out=room((len(y), *xs[0].shape[1:])))
-            parts[part] = x, y, np.repeat([number[user] for user in names], [*map(len, ys)])
-        return parts, len(classes), classes
+                faces = [folder / file for file in np.concatenate(xs).tolist()]
+                Origin(name, folder, FACES).require(faces, "the images img_align_celeba")
+                x = decode(faces, f"CelebA {part}", size=FACE, bicubic=True)
+            keep(part, x, np.concatenate(ys), np.repeat([number[user] for user in names], [*map(len, ys)]))
+        return len(classes), classes
 
     sizes = {part: sum(path.stat().st_size for path in found) for part, found in files.items() if found}
     source = ", ".join(f"{len(files[part])} {part} files of {size} bytes" for part, size in sizes.items())

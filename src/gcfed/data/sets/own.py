@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from inspect import signature
 from numbers import Real
 from pathlib import Path
@@ -17,8 +16,7 @@ from pydantic import Field
 from gcfed.data.base import IGNORE, FederatedDataset, Split
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.dealing import held_out
-from gcfed.data.sets.cache import Allocate, Raw, cached
-from gcfed.data.sets.files import decode, read_images
+from gcfed.data.sets.files import Keep, cached, decode
 from gcfed.utils.checked import Inside, SettingError, checked
 from gcfed.utils.rng import generator
 
@@ -87,7 +85,7 @@ def image_folder(
     tests = [folder / name for name in TESTS if (folder / name).is_dir()]
     places = [folder / "train", *tests[:1]] if (folder / "train").is_dir() else [folder]
     found = [_listed(place, clients) for place in places]
-    names = [sorted({name for _, name, _ in images}) for images in found]
+    names = [sorted({*images[:, 1]}) for images in found]
     classes = names[0]
     if len(classes) < 2 or names[-1] != classes:
         raise ValueError(
@@ -95,22 +93,19 @@ def image_folder(
             f"one of images for each of at least two classes{', below one for each client' * clients}."
         )
     if len(found) == 1:
-        kinds = np.array([classes.index(name) for _, name, _ in found[0]])
-        chosen = held_out(kinds, test, generator(0, "test"))
-        found = [[found[0][i] for i in np.flatnonzero(chosen == is_test)] for is_test in (False, True)]
+        chosen = held_out(found[0][:, 1], test, generator(0, "test"))
+        found = [found[0][~chosen], found[0][chosen]]
 
-    def build(allocate: Allocate) -> Raw:
-        parts = {}
+    def build(keep: Keep) -> tuple[int, Sequence[str]]:
         for part, images in zip(("train", "test"), found, strict=True):
-            paths, kinds, owners = zip(*images, strict=True)
-            room = partial(allocate, part)
-            x = decode(read_images(paths), len(paths), f"images of {part}", size=size, room=room)
+            paths, kinds, owners = images.T
             groups = np.unique(owners, return_inverse=True)[1] if clients else None
-            parts[part] = x, np.array([classes.index(name) for name in kinds]), groups
-        return parts, len(classes), classes
+            y = np.searchsorted(classes, kinds.astype(str))
+            keep(part, decode(paths, f"images of {part}", size=size), y, groups)
+        return len(classes), classes
 
     key = hashlib.sha256(f"{folder} {size} {test}{' clients' * clients}".encode()).hexdigest()[:12]
-    source = written([path for images in found for path, *_ in images])
+    source = written([path for images in found for path in images[:, 0]])
     return replace(cached(data_dir, f"image_folder_{key}", build, source), name=folder.name)
 
 
@@ -120,23 +115,18 @@ def written(files: Sequence[Path]) -> str:
     return f"{len(about)} files, {hashlib.sha256(repr(about).encode()).hexdigest()}"
 
 
-def _listed(folder: Path, clients: bool) -> list[tuple[Path, str, str]]:
-    """Each image with its class and its client, in the order of their names; hidden files and what is no image are
+def _listed(folder: Path, clients: bool) -> np.ndarray:
+    """Each image's path, class and client, [n, 3], in the order of their names; hidden files and what is no image are
     passed over.
     """
-    listed = []
-    for client in _folders(folder) if clients else [folder]:
-        for kind in _folders(client):
-            files = (path for path in kind.rglob("*") if path.suffix.lower() in SUFFIXES and path.name[0] != ".")
-            images = [(path, kind.name, client.name) for path in sorted(files) if path.is_file()]
-            if not images:
-                raise ValueError(f"data.root: {kind} holds no image: add some, or take the folder away.")
-            listed += images
-    return listed
-
-
-def _folders(folder: Path) -> list[Path]:
-    return [path for path in sorted(folder.iterdir()) if path.is_dir() and path.name[0] != "."]
+    listed: list[tuple[Path, str, str]] = []
+    for kind in filter(Path.is_dir, sorted(folder.glob("[!.]*/[!.]*" if clients else "[!.]*"))):
+        files = (path for path in kind.rglob("*") if path.suffix.lower() in SUFFIXES and path.name[0] != ".")
+        images = [(path, kind.name, kind.parent.name) for path in sorted(files) if path.is_file()]
+        if not images:
+            raise ValueError(f"data.root: {kind} holds no image: add some, or take the folder away.")
+        listed += images
+    return np.array(listed, object).reshape(-1, 3)
 
 
 def _named(classes: list[str]) -> str:

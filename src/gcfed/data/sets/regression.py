@@ -9,17 +9,9 @@ from gcfed.utils.rng import generator
 
 @checked
 def matrix_regression(
-    *,
-    num_clients: Count = 20,
-    features: Count = 100,
-    outputs: Count = 10,
-    samples: Count = 200,
-    test_samples: Count = 50,
-    shift: Weight = 2.0,
-    noise: Weight = 0.1,
-    ridge: Weight = 0.1,
-    seed: Whole = 0,
-) -> FederatedDataset:
+    *, num_clients: Count = 20, features: Count = 100, outputs: Count = 10, samples: Count = 200,
+    test_samples: Count = 50, shift: Weight = 2.0, noise: Weight = 0.1, ridge: Weight = 0.1, seed: Whole = 0,
+) -> FederatedDataset:  # fmt: skip
     """Clients that see one linear map through features around means of their own.
 
     Client k draws x = m_k + N(0, I) with m_k = ν N(0, I), and y = xW + σ N(0, I) with a W ~ N(0, 1) that all share.

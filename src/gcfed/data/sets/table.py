@@ -25,16 +25,10 @@ MOST = 1000
 
 @checked
 def csv(
-    path: str | None,
-    *,
-    target: str | None,
-    categorical: Sequence[str] = (),
-    ignore: Sequence[str] = (),
-    missing: Literal["refuse", "mean"] = "refuse",
-    regression: bool = False,
-    groups: str | None = None,
+    path: str | None, *, target: str | None, categorical: Sequence[str] = (), ignore: Sequence[str] = (),
+    missing: Literal["refuse", "mean"] = "refuse", regression: bool = False, groups: str | None = None,
     test: Inside = 0.2,
-) -> FederatedDataset:
+) -> FederatedDataset:  # fmt: skip
     """The rows of a table, float32 [n, d]: numbers as they are, then, for each other column, one of 0 and 1 for each of
     the values that the training rows have, in their order.
 

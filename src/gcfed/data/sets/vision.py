@@ -3,15 +3,14 @@ TinyImageNet, zipped or unpacked, or any part of it in the same layout. Afterwar
 """
 
 import tempfile
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gcfed.data.base import FederatedDataset
-from gcfed.data.sets.cache import Allocate, Raw, cached
-from gcfed.data.sets.files import Origin, decode, described, obtain, read_images, unpacked
+from gcfed.data.sets.files import Keep, Origin, cached, decode, described, obtain, rows_of, unpacked
 from gcfed.utils.checked import SettingError, checked
 
 CIFAR, EMNIST = "www.cs.toronto.edu/~kriz/cifar.html", "www.nist.gov/itl/products-and-services/emnist-dataset"
@@ -42,18 +41,35 @@ def torchvision_set(name: str, data_dir: str, download: bool = True) -> Federate
     """
     if name not in SETS:
         raise SettingError("name", f"={name} is not one of {', '.join(SETS)}.")
-    return cached(data_dir, name, lambda _: _decode(name, Path(data_dir), download))
+
+    def build(keep: Keep) -> tuple[int, Sequence[str]]:
+        splits = _load(name, Path(data_dir), download)
+        for part, split in zip(("train", "test"), splits, strict=True):
+            x = np.asarray(split.data)
+            keep(part, x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2), np.asarray(split.targets, np.int64))
+        return len(splits[0].classes), splits[0].classes
+
+    return cached(data_dir, name, build)
 
 
-def _decode(name: str, folder: Path, download: bool) -> Raw:
+def _load(name: str, folder: Path, download: bool) -> list[Any]:
+    """Torchvision's set to train on, and the one to test on."""
     import torchvision.datasets  # seconds to import, and most runs read the cache
 
     class_name, page, options = SETS[name]
     cls = getattr(torchvision.datasets, class_name)
+
+    def splits(place: Path, **more: bool) -> list[Any]:
+        found = [cls(place, train=train, **options, **more) for train in (True, False)]
+        for split in found:
+            if split.data.shape[1:] not in ((28, 28), (32, 32, 3)):  # the MNIST family's headers say any
+                raise ValueError(f"images of the shape {[*split.data.shape]}")
+        return found
+
     origin = Origin(name, folder, f"https://{page}")
     archives = _archives(cls, folder)
     try:
-        return _read(cls, folder, options)
+        return splits(folder)
     except (RuntimeError, ValueError, AssertionError, KeyError) as error:  # torchvision's, of files of each format
         if not download and not all(path.exists() for path, _, _ in archives):
             place = getattr(cls, "base_folder", f"{class_name}/raw")
@@ -67,18 +83,7 @@ def _decode(name: str, folder: Path, download: bool) -> Raw:
             link = Path(stage) / path.relative_to(folder)
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(path.resolve())
-        return _read(cls, Path(stage), {**options, "download": True})
-
-
-def _read(cls: Any, folder: Path, options: dict[str, Any]) -> Raw:
-    parts = {}
-    for part in ("train", "test"):
-        split = cls(folder, train=part == "train", **options)
-        x = np.asarray(split.data)
-        if x.shape[1:] not in ((28, 28), (32, 32, 3)):  # the MNIST family's headers say any
-            raise ValueError(f"{part} images of the shape {[*x.shape]}")
-        parts[part] = (x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)), np.asarray(split.targets, np.int64)
-    return parts, len(split.classes), split.classes
+        return splits(Path(stage), download=True)
 
 
 def _archives(cls: Any, folder: Path) -> list[tuple[Path, str, list[str]]]:
@@ -102,21 +107,21 @@ def tiny_imagenet(data_dir: str, download: bool = True) -> FederatedDataset:
     root, archive = Path(data_dir) / TINY, Path(data_dir) / ARCHIVE
     origin = Origin("tiny_imagenet", root.parent, URL)
 
-    def build(allocate: Allocate) -> Raw:
+    def build(keep: Keep) -> tuple[int, Sequence[str]]:
         if not root.is_dir():
             obtain(archive, MD5, [URL], origin, download)
         with unpacked(root, archive, URL) as folder:
-            return _read_tiny(folder, origin, allocate)
+            return _read_tiny(folder, origin, keep)
 
     return cached(data_dir, "tiny_imagenet", build, described(root, ("train/*/images", "val/images"), archive))
 
 
-def _read_tiny(root: Path, origin: Origin, allocate: Allocate) -> Raw:
+def _read_tiny(root: Path, origin: Origin, keep: Keep) -> tuple[int, list[str]]:
     tables = [root / name for name in ("wnids.txt", "words.txt", "val/val_annotations.txt")]
     origin.require(tables, ARCHIVE)
-    wnids = [wnid for wnid, *_ in _rows(tables[0], 1)]
-    words = dict(row[:2] for row in _rows(tables[1], 2, "\t"))
-    test = [(root / "val/images" / file, wnid) for file, wnid, *_ in _rows(tables[2], 2)]
+    wnids = [wnid for wnid, *_ in rows_of(tables[0], 1)]
+    words = dict(row[:2] for row in rows_of(tables[1], 2, "\t"))
+    test = [(root / "val/images" / file, wnid) for file, wnid, *_ in rows_of(tables[2], 2)]
     origin.require([path for path, _ in test], ARCHIVE)
     jpegs = [path for path in root.glob("train/*/images/[!.]*") if path.suffix.lower() in (".jpeg", ".jpg")]
     train = [(path, path.parts[-3]) for path in sorted(jpegs)]
@@ -128,20 +133,7 @@ def _read_tiny(root: Path, origin: Origin, allocate: Allocate) -> Raw:
         raise origin.missing(f"{root / 'train'} has no image for {len(empty)} classes such as {empty[0]}", ARCHIVE)
     if unknown := sorted({wnid for _, wnid in (*train, *test)} - index.keys()):
         raise ValueError(f"data set tiny_imagenet: class {unknown[0]} is not in {tables[0]}")
-    parts = {}
     for part, samples in (("train", train), ("test", test)):
-        images = read_images((path for path, _ in samples), 64)
-        x = decode(images, len(samples), f"TinyImageNet {part}", room=partial(allocate, part))
-        parts[part] = x, np.array([index[wnid] for _, wnid in samples])
-    return parts, len(wnids), [words.get(wnid, wnid) for wnid in wnids]
-
-
-def _rows(path: Path, columns: int, separator: str | None = None) -> list[list[str]]:
-    """The columns of each line of a table, split at white space or the separator; at least so many."""
-    try:
-        rows = [line.split(separator) for line in path.read_text("utf-8").splitlines() if line.strip()]
-    except UnicodeDecodeError:
-        rows = [[]]
-    if not rows or min(map(len, rows)) < columns:
-        raise ValueError(f"data set tiny_imagenet: {path} is empty or damaged: take the official one.")
-    return rows
+        images = decode([path for path, _ in samples], f"TinyImageNet {part}", side=64)
+        keep(part, images, np.array([index[wnid] for _, wnid in samples]))
+    return len(wnids), [words.get(wnid, wnid) for wnid in wnids]
