@@ -36,11 +36,6 @@ class ClientProgram:
     parts: Sequence[ClientPart]
     faults: Faults = field(default_factory=Faults)
 
-    def steps(self, clients: np.ndarray, round: int, seed: int) -> np.ndarray:
-        """Local steps that these clients do in a round, ``[K]``."""
-        planned = self.solver.num_steps(self.data.sizes(clients))
-        return self.faults.steps(planned, clients, round, seed)
-
     def receive(self, download: Download) -> None:
         """What the server sent has come."""
         self.module.net.train()

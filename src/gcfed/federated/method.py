@@ -21,11 +21,10 @@ from gcfed.federated.client_store import ClientStore
 from gcfed.federated.forward import Output, Params
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.module import FederatedModule
-from gcfed.federated.round import Round
+from gcfed.federated.round import Round, Transport
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import ClientStack
 from gcfed.federated.store import ClientStores
-from gcfed.federated.transport import Transport
 from gcfed.tasks import Batch
 
 

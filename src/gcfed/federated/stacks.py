@@ -22,10 +22,10 @@ from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.method import Order
 from gcfed.federated.processes.strategy import rank_and_world
+from gcfed.federated.round import Transport
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import cannot_stack, has_convolutions, has_dropout
 from gcfed.federated.store import ClientStores
-from gcfed.federated.transport import Transport
 
 STREAMS = 8  # at most: more side by side than a GPU has work for
 
@@ -35,13 +35,9 @@ class Stacks(Transport):
 
     def __init__(self, program: ClientProgram, stores: ClientStores, per_round: int) -> None:
         self.program, self.stores, self.per_round = program, stores, per_round
-        self.faults = program.faults
 
-    def steps(self, clients: np.ndarray, round: int, seed: int) -> np.ndarray:
-        return self.program.steps(clients, round, seed)
-
-    def arrivals(self, drawn: np.ndarray, round: int, seed: int) -> np.ndarray:
-        return self.faults.survivors(drawn, self.steps(drawn, round, seed), round, seed)
+    def planned(self, clients: np.ndarray) -> np.ndarray:
+        return self.program.solver.num_steps(self.program.data.sizes(clients))
 
     def fit(self, download: Download, clients: np.ndarray) -> Iterator[Upload]:
         streams = self.layout.streams
@@ -69,7 +65,8 @@ class Stacks(Transport):
 
     def share(self, download: Download, clients: np.ndarray) -> list[np.ndarray]:
         """This process's share of these clients, as the ids of one stack after the other."""
-        mine = assign(clients, self.steps(clients, download.round, download.seed), *rank_and_world())
+        work = self.program.faults.steps(self.planned(clients), clients, download.round, download.seed)
+        mine = assign(clients, work, *rank_and_world())
         return np.split(mine, range(self.layout.k, len(mine), self.layout.k)) if len(mine) else []
 
     @cached_property
