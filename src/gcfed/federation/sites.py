@@ -226,8 +226,8 @@ class Sites(Transport):
 
     def _task(self, clients: list[int]) -> dict[str, Any]:
         """What a site needs beside the download: who of its clients trains, and from which states."""
-        stores = self.stacks.stores
-        states = {n: stores.open(n).references(clients) for n in stores.names if stores.open(n).elsewhere}
+        stores = self.stacks.stores.opened
+        states = {name: store.references(clients) for name, store in stores.items() if store.elsewhere}
         return {"clients": clients, "states": states}
 
     def _note(self, states: Mapping[str, Any]) -> None:

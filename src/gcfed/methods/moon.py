@@ -35,7 +35,7 @@ class Moon(ClientPart):
         self.mu, self.temperature = mu, temperature
 
     def on_clients_start(self, stack: ClientStack, download: Download) -> None:
-        known = [client in self.store for client in stack.clients]
+        known = [self.store.version(client) is not None for client in stack.clients]
         self._known: Tensor | None = None
         self._previous: Params = {}
         if any(known):
