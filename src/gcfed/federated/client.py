@@ -69,7 +69,7 @@ class ClientProgram:
         )  # fmt: skip
         module.clients = stack
         for part in parts:
-            part.stack = stack
+            part.stack, part.prepared = stack, {}
             part.on_clients_start(stack, download)
         autocast = module.trainer.precision_plugin.forward_context
         hook = module.after_backward()
@@ -83,6 +83,7 @@ class ClientProgram:
     ) -> Upload:
         """The uploads of a stack, whose memory they take over."""
         for part in self.parts:
+            part.prepared = {}
             part.on_clients_end(stack, download)
         delta = stack.delta()
         upload = Upload(
@@ -96,6 +97,7 @@ class ClientProgram:
                 upload.finite = upload.finite & finite_clients(tensors)
         for part in self.parts if sends else ():
             part.on_sent(upload, download)
+            part.own = {}
         return upload
 
     def reply(self, reply: Mapping[str, Params], download: Download) -> None:

@@ -142,11 +142,15 @@ class ClientPart(Part):
             recorded (:mod:`gcfed.federated.recorder`); without it the run's steps are not.
         task_weight: factor on the task's own loss, for methods that balance it against their term.
         stack: the clients that train at present.
+        prepared: what ``on_clients_start`` makes for their local steps, by name; forgotten when these are over.
+        own: what it reads of their states, to be written in ``on_sent``; forgotten after that.
     """
 
     needs_features = needs_stages = graphable = False
     task_weight = 1.0
     stack: ClientStack
+    prepared: Params
+    own: Params
 
     @property
     def moves_weights(self) -> bool:

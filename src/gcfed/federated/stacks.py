@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from gcfed.federated.batches import ClientData
+from gcfed.data.datamodule import FederatedDataModule
 from gcfed.federated.client import ClientProgram
 from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, Upload
@@ -153,7 +153,7 @@ class Streams:
 
 
 def layout(
-    stack: int | str, batch_size: int, cohort: int, net: nn.Module, device: torch.device, data: ClientData
+    stack: int | str, batch_size: int, cohort: int, net: nn.Module, device: torch.device, data: FederatedDataModule
 ) -> tuple[int, int]:
     """K, the clients of a stack (``client.stack``), and the number of streams on which stacks train side by side.
 

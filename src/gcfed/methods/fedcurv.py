@@ -12,7 +12,6 @@ models more a client while it trains; for F_k, ``chunk`` models.
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
@@ -68,7 +67,7 @@ class CurvaturePenalty(ClientPart):
             for name, t in own.items():
                 torch.sub(sums[name], t.mul_(per_client(included.to(t.device), t)), out=t)
 
-    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_after_backward(self, *_: object) -> None:
         grads, weights, curvature, center = self.stack.with_grads(self.stack.full, *self._others.values())
         pull = torch._foreach_mul(weights, curvature)
         torch._foreach_sub_(pull, center)
