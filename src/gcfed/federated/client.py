@@ -16,7 +16,7 @@ from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, Upload, finite_clients
 from gcfed.federated.method import ClientPart, Part
 from gcfed.federated.module import FederatedModule
-from gcfed.federated.recorder import Recorder
+from gcfed.federated.recorder import Graph
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import ClientStack
 from gcfed.utils.rng import torch_seed
@@ -105,7 +105,7 @@ class ClientProgram:
         for part in self.parts:
             part.on_reply(reply, download)
 
-    def _recorder(self) -> Recorder | None:
+    def _recorder(self) -> Graph | None:
         """What records local steps, if all that takes part in them allows it."""
         others = [c for c in self.module.trainer.callbacks if not isinstance(c, Part)]  # type: ignore[attr-defined]
         listened = any(type(other).on_after_backward is not Callback.on_after_backward for other in others)

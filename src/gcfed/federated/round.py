@@ -59,9 +59,6 @@ Shapes = Callable[[], Mapping[str, Params]]
 Reduce = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 """Sums tensors over all processes, in one message; the identity where there is one process."""
 
-Finish = Callable[..., Sequence[Tensor]]
-"""Sums over all processes, and what is made of each: :func:`~gcfed.federated.processes.sums.finish_over_processes`."""
-
 
 @dataclass
 class Round:
@@ -92,7 +89,7 @@ class Round:
     start: Params
     lr: float
     reduce: Reduce = sum_over_processes
-    finish: Finish = finish_over_processes
+    finish: Callable[..., Sequence[Tensor]] = finish_over_processes
     server: Optimizer | None = None
     lost: int = 0
     reply: dict[str, Params] = field(default_factory=dict)

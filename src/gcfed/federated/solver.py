@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.federated.batches import BatchPlan, Kind, counts_of_pass, plan_batches
 from gcfed.federated.messages import Download
-from gcfed.federated.recorder import Graph, Losses, Recorder, recorded
+from gcfed.federated.recorder import Graph, Losses, recorded
 from gcfed.federated.stack import (
     ClientStack,
     Output,
@@ -124,7 +124,7 @@ class LocalSolver:
         finally:
             net.train(training)
 
-    def recorder(self, net: nn.Module, device: torch.device) -> Recorder | None:
+    def recorder(self, net: nn.Module, device: torch.device) -> Graph | None:
         """What records this network's steps on the present stream; None where each is launched from Python."""
         if not self.graphs or device.type != "cuda" or is_recurrent(net) or not is_graphable(net):
             return None
@@ -163,7 +163,7 @@ class LocalSolver:
         parts: Sequence[LocalHooks],
         after_backward: Callable[[], object],
         autocast: Callable[[], AbstractContextManager] = nullcontext,
-        recorder: Recorder | None = None,
+        recorder: Graph | None = None,
     ) -> Tensor:
         """Trains the stack through its plan; ``after_backward`` calls that hook of the parts, ``lr`` is η_l.
 

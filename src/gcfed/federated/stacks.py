@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.federated.client import ClientProgram
-from gcfed.federated.forward import Params
+from gcfed.federated.forward import Params, evaluating
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.method import Order
 from gcfed.federated.processes.strategy import rank_and_world
@@ -182,12 +182,10 @@ def activation_bytes(net: nn.Module, sample: Tensor) -> int:
         returned.extend(t.nbytes for t in tree_leaves(output) if isinstance(t, Tensor))
 
     hooks = [layer.register_forward_hook(count) for layer in net.modules() if not list(layer.children())]
-    training = net.training
     try:
-        with torch.no_grad():
-            net.eval()(sample)
+        with torch.no_grad(), evaluating(net):
+            net(sample)
     finally:
-        net.train(training)
         for hook in hooks:
             hook.remove()
     return sum(returned)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
+from gcfed.federated.forward import evaluating
 from gcfed.federated.method import ClientPart, ClientStack, Download, Method, Params, Round, ServerPart, Setup, Upload
 from gcfed.federated.stack import is_recurrent, per_client
 from gcfed.methods.requirements import full_uploads, mean_aggregator
@@ -75,9 +76,8 @@ class CurvaturePenalty(ClientPart):
 
     def on_clients_end(self, stack: ClientStack, download: Download) -> None:
         self._others = {}
-        stack.net.eval()
-        each = [self._fisher(stack, row, self.data.client(k)) for row, k in enumerate(stack.clients.tolist())]
-        stack.net.train()
+        with evaluating(stack.net):
+            each = [self._fisher(stack, row, self.data.client(k)) for row, k in enumerate(stack.clients.tolist())]
         fisher = {name: torch.stack([one[name] for one in each]) for name in self.trained_names}
         self._own = {"fisher": fisher, "center": {name: t * stack.full[name] for name, t in fisher.items()}}
 
