@@ -74,13 +74,9 @@ class MeanAggregator:
         weight = upload.finite.to(torch.float32)
         if self.weighting == "samples":
             weight = weight * on_device(upload.num_samples, weight.device)
-        self.add_weighted(upload.delta, weight)
-
-    def add_weighted(self, values: Params, weight: Tensor) -> None:
-        """Takes in tensors ``[K, *shape]`` with weights ``[K]``."""
         weight = weight.double()
         self._weight = weight.sum() if self._weight is None else self._weight + weight.sum()
-        for name, value in values.items():
+        for name, value in upload.delta.items():
             if name not in self._sums:
                 self._sums[name] = ExactSum(value[0], self._bins)
             self._sums[name].add(value, weight)

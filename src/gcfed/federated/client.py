@@ -109,7 +109,8 @@ class ClientProgram:
         """What records local steps, if all that takes part in them allows it."""
         others = [c for c in self.module.trainer.callbacks if not isinstance(c, Part)]  # type: ignore[attr-defined]
         listened = any(type(other).on_after_backward is not Callback.on_after_backward for other in others)
-        graphable = all(part.graphable for part in self.parts if part.in_steps)
+        in_steps = ("before_step", "calibrate", "local_loss", "on_after_backward", "after_step")
+        graphable = all(part.graphable for part in self.parts if part.overrides(*in_steps))
         return self.solver.recorder(self.module.net, self.module.device) if graphable and not listened else None
 
 

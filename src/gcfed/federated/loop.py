@@ -67,7 +67,6 @@ class FederatedLoop(Callback):
 
     @staticmethod
     def of(trainer: Trainer) -> FederatedLoop:
-        """The loop of a trainer."""
         return next(c for c in trainer.callbacks if isinstance(c, FederatedLoop))  # type: ignore[attr-defined]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -160,11 +160,6 @@ class ClientPart(Part):
         """Those of these hooks that it has itself."""
         return [hook for hook in hooks if getattr(type(self), hook) is not getattr(ClientPart, hook)]
 
-    @property
-    def in_steps(self) -> bool:
-        """Whether it takes part in local steps."""
-        return bool(self.overrides("before_step", "calibrate", "local_loss", "on_after_backward", "after_step"))
-
     def on_download(self, download: Download) -> None:
         """What the server sent has come, once a round, before any stack."""
 
@@ -268,7 +263,6 @@ class Method:
             part.method = type(self).__name__
 
     def meet(self, setup: Setup) -> None:
-        """As :meth:`Part.meet`, of all its parts."""
         for part in self.parts:
             part.meet(setup)
 

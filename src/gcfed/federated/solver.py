@@ -151,7 +151,6 @@ class LocalSolver:
         )  # fmt: skip
 
     def _pass(self, size: int) -> list[int]:
-        """Samples of each mini-batch of a client's pass."""
         return counts_of_pass(size, self.batch_size, self.last_batch)
 
     def train(

@@ -125,8 +125,6 @@ class ClientConstraint(ClientPart):
 
 
 class ServerConstraint(ServerPart):
-    """SGC, and g' for clients that cannot know it."""
-
     def __init__(self, margin: float, cgc: bool, sgc: bool) -> None:
         self.margin, self.cgc, self.sgc = margin, cgc, sgc
         self._warned = False
