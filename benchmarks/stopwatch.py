@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import Trainer
 
 import gcfed.federated.client as client_module
-import gcfed.federated.loop as loop_module
+import gcfed.federated.processes.sums as sums_module
 import gcfed.federated.solver as solver_module
 from gcfed.checkpoints.writing import RoundCheckpoint
 from gcfed.federated.batches import BatchPlan
@@ -79,7 +79,7 @@ class Stopwatch:
             self.wrap(owner, name, "aggregate")
         self.wrap(loop.aggregator, "reduce", "aggregate")
         self.wrap(module, "training_step", "aggregate")
-        self.wrap(loop_module, "sum_over_processes", "wait for the other processes")
+        self.wrap(sums_module, "_wait", "wait for the other processes")
         self.wrap(loop, "on_train_batch_start", "loop")
         self.wrap(module, "validation_step", "evaluate")
         for callback in trainer.checkpoint_callbacks:

@@ -21,7 +21,7 @@ from gcfed.federated.faults import Faults
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.method import ClientPart, Part, parts_of
 from gcfed.federated.module import FederatedModule
-from gcfed.federated.processes.spread import spread, trains_on_cpu
+from gcfed.federated.processes.strategy import spread, trains_on_cpu
 from gcfed.federated.store import ClientStores
 from gcfed.methods.local_norm import LocalNorm
 from gcfed.models.own import build_net
@@ -154,7 +154,7 @@ def build_trainer(cfg: DictConfig, parts: Parts, callbacks: Sequence[Callback], 
     Raises:
         ValueError: a setting that cannot work; names the key.
     """
-    layout = spread(cfg.trainer, parts.loop, parts.module, parts.data.smallest_test)
+    layout = spread(cfg.trainer, parts.loop.sampler.per_round, parts.module.net, parts.data.smallest_test)
     if trains_on_cpu(cfg.trainer.accelerator):
         layout["accelerator"] = "cpu"  # which Lightning's auto is not on a Mac
     if "enable_progress_bar" not in cfg.trainer:  # without ours, Lightning would draw its own

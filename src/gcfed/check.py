@@ -12,8 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from gcfed.federated.processes.spread import trains_on_cpu
-from gcfed.federated.processes.strategy import can_fork
+from gcfed.federated.processes.strategy import can_fork, trains_on_cpu
 from gcfed.utils.checked import Count, Positive, Share, Whole, fits
 from gcfed.utils.compose import GROUPS_OF_CONFIGS, meant
 from gcfed.utils.machine import in_sweep

@@ -25,8 +25,7 @@ from gcfed.check import check
 from gcfed.checkpoints.reading import RunRecord, check_checkpoint, fitting_weights, load_checkpoint, resume_from
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.module import FederatedModule
-from gcfed.federated.processes.spread import trains_on_cpu
-from gcfed.federated.processes.strategy import partners
+from gcfed.federated.processes.strategy import partners, trains_on_cpu
 from gcfed.metrics.global_model import relative_error
 from gcfed.runs.folder import CHECKPOINT, CONFIG, METRICS, SUMMARY, divergence
 from gcfed.runs.identity import hyperparameters

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from harness import (
     CPU,
     Spy,
+    client_of,
     make_download,
     make_net,
     make_round,
@@ -25,12 +26,14 @@ from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.batches import plan_batches
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.messages import finite_clients
+from gcfed.federated.method import Order
 from gcfed.federated.round import Tally, Totals
 from gcfed.federated.solver import LocalSolver, clip_client_grads_
 from gcfed.federated.stack import ClientStack, broadcast_state, uses_batch_statistics
 from gcfed.federated.stacks import assign, layout
 from gcfed.methods.centralization import GradientCentralization
 from gcfed.methods.proximal import Proximal
+from gcfed.methods.scaffold import Scaffold
 from gcfed.models.cnn import CNN
 from gcfed.models.mlp import MLP
 from gcfed.utils.rng import generator
@@ -406,6 +409,21 @@ def test_clients_of_a_stack_drop_different_units():
     one = np.ones(2, np.int64)
     logits_KBC = ClientStack(net, broadcast_state(net), np.arange(2), one, one)(torch.ones(2, 3, 4)).logits_KBC
     assert not torch.equal(logits_KBC[0], logits_KBC[1])
+
+
+def test_what_a_stack_needed_is_free_when_it_is_over(federation):
+    method, seen = Scaffold(), []
+    variates = client_of(method)
+
+    class Looks(Spy):
+        order = Order.MEASURES
+
+        def on_clients_end(self, stack, download):
+            seen.append((len(variates.prepared), len(variates.own)))
+
+    train_rounds(make_net(), federation, solver(), rounds=1, methods=[method, Looks()])
+    assert seen == [(0, 4)] * 3
+    assert variates.own == {}
 
 
 def test_a_wrapped_pass_repeats_the_clients_first_samples():

@@ -9,8 +9,7 @@ import pytest
 import torch
 from harness import make_net, make_round, make_upload, random_federation, sgd, train_rounds
 
-from gcfed.federated.aggregate import MeanAggregator
-from gcfed.federated.exact import ExactSum, means
+from gcfed.federated.aggregate import ExactSum, MeanAggregator, means
 from gcfed.federated.processes import sums
 from gcfed.federated.store import ClientStores
 from gcfed.methods.fedcurv import FedCurv
@@ -25,7 +24,7 @@ from gcfed.methods.ssf import SSF
 @pytest.mark.parametrize("shape", [(400,), (20, 4, 5), ()])
 @pytest.mark.parametrize(("bins", "unit"), [(2, 1.0), (3, 1.0), (3, 1e-13)])
 def test_every_order_and_split_has_the_bits_of_the_exact_sum(monkeypatch, shape, bins, unit):
-    monkeypatch.setattr("gcfed.federated.exact.PIECE", 64)
+    monkeypatch.setattr("gcfed.federated.aggregate.PIECE", 64)
     g, k = torch.Generator().manual_seed(0), 30
     scale = unit * 10.0 ** torch.randint(-16 if unit == 1 else -5, 1, (k, *shape), generator=g)
     values, weights = torch.randn(k, *shape, generator=g) * scale, torch.randint(1, 900, (k,), generator=g).double()

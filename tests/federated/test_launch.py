@@ -18,7 +18,7 @@ from lightning.pytorch import Callback
 from omegaconf import OmegaConf, open_dict
 
 from gcfed.federated.processes import launch
-from gcfed.federated.processes import spread as layout
+from gcfed.federated.processes import strategy as layout
 from gcfed.federated.processes.strategy import CohortStrategy, can_fork
 from gcfed.run import train
 
@@ -198,10 +198,8 @@ def spread(
     monkeypatch.setattr(layout, "cores", lambda: cores)
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
     monkeypatch.setattr(layout, "present_memory", lambda: memory)
-    loop = type("Loop", (), {"sampler": type("Sampler", (), {"per_round": per_round})})
-    module = type("Module", (), {"net": torch.nn.Linear(1000, 1000)})  # 4 MB
     trainer = OmegaConf.create({"devices": devices, "accelerator": accelerator, "all": 1000})
-    return layout.spread(trainer, loop, module, tested)
+    return layout.spread(trainer, per_round, torch.nn.Linear(1000, 1000), tested)  # 4 MB
 
 
 @linux

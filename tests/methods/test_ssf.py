@@ -219,7 +219,7 @@ def test_on_the_device_its_state_is_smaller_than_scaffolds(federation):
         order = Order.PROJECTS
 
         def on_clients_start(self, stack, download):
-            sizes.append(nbytes(client_of(method)._correction))
+            sizes.append(nbytes(client_of(method).prepared))
 
     train_rounds(wide_and_tall(), federation, sgd(), rounds=2, methods=[method, Watch()], k=3)
     assert sizes == [3 * COORDINATES] * 2

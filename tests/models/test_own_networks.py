@@ -12,7 +12,7 @@ from torch import nn
 from torchvision.ops import FrozenBatchNorm2d
 
 from gcfed.assemble import assemble
-from gcfed.federated.batches import has_single, plan_batches
+from gcfed.federated.batches import counts_of_pass, plan_batches
 from gcfed.federated.stack import cannot_stack, is_graphable
 from gcfed.methods.centralization import GradientCentralization
 from gcfed.methods.fedcurv import FedCurv
@@ -233,7 +233,8 @@ def test_a_batch_of_one_sample_is_foreseen(last_batch, steps):
     args = {"batch_size": 4, "steps": steps, "last_batch": last_batch}
     data = random_federation(sizes=sizes)
     plan = plan_batches(data, np.arange(6), seed=1, round_index=0, epochs=2, to_device=torch.from_numpy, **args)
-    assert has_single(sizes, **args).tolist() == (plan.counts == 1).any(1).tolist()
+    foreseen = [1 in counts_of_pass(size, 4, last_batch)[:steps] for size in sizes.tolist()]
+    assert foreseen == (plan.counts == 1).any(1).tolist()
 
 
 # ------------------------------------------------------------------------------------------------------ whole runs

@@ -169,6 +169,7 @@ class FederatedDataModule(LightningDataModule):
         return self.partition.sizes[clients]
 
     def client(self, client: int) -> np.ndarray:
+        """Indices of a client's samples, ``[n_k]``."""
         return self.partition.client(client)
 
     def class_counts(self, clients: np.ndarray) -> np.ndarray:
@@ -183,9 +184,11 @@ class FederatedDataModule(LightningDataModule):
         self._train = (self._train[0], torch.from_numpy(self.labels).to(self._train[1].device))
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray | None:
+        """Random augmentation for ``shape`` samples, integers ``[*shape, A]``, or None."""
         return self.transform.draw(rng, shape)
 
     def fetch(self, index: Tensor, augment: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Inputs ``[*index.shape, *input]`` and labels ``[*index.shape]`` on the device."""
         x, y = self._train
         draws = None if augment is None else augment.flatten(0, -2)
         inputs = self.transform(x[index.flatten()], draws, self._dtype, self._memory_format)

@@ -4,31 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from math import ceil
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from gcfed.data.datamodule import FederatedDataModule
 from gcfed.tasks import Batch
 from gcfed.utils.device import on_device
 from gcfed.utils.rng import generator
-
-
-class ClientData(Protocol):
-    """The clients' samples; ``FederatedDataModule`` is one, a test may bring its own."""
-
-    def client(self, client: int) -> np.ndarray:
-        """Indices of a client's samples, ``[n_k]``."""
-
-    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray | None:
-        """Random augmentation for ``shape`` samples, integers ``[*shape, A]``, or None."""
-
-    def fetch(self, index: Tensor, augment: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Inputs ``[*index.shape, *input]`` and labels ``[*index.shape]`` on the device."""
 
 
 class Kind(NamedTuple):
@@ -71,7 +58,7 @@ class BatchPlan:
         counts = np.where(np.arange(longest) < steps[:, None], self.counts[:, :longest], 0)
         return BatchPlan(self.index[:, :longest], None if self.augment is None else self.augment[:, :longest], counts)
 
-    def batch(self, data: ClientData, step: int | Tensor, kind: Kind) -> Batch:
+    def batch(self, data: FederatedDataModule, step: int | Tensor, kind: Kind) -> Batch:
         """A step of the clients that are not done by then; its number may be a tensor ``[1]`` on the device."""
         n, size, even = kind
 
@@ -89,43 +76,32 @@ class BatchPlan:
         return Batch(x, y, mask, mask.flatten(1).sum(1).clamp(min=1), rows)
 
 
-def number_of_steps(size: int, *, batch_size: int, epochs: int, steps: int | None, last_batch: str) -> int:
-    """Local steps of a client with ``size`` samples."""
-    if steps is not None:
-        return steps
-    per_epoch = max(1, size // batch_size) if last_batch == "drop" else ceil(size / batch_size)
-    return epochs * per_epoch
-
-
-def has_single(sizes: np.ndarray, *, batch_size: int, steps: int | None, last_batch: str) -> np.ndarray:
-    """Which clients with so many samples have a batch of a single one, bool ``[K]``."""
-    short = sizes % batch_size == 1  # at the end of a pass, if it gets there
-    if steps is not None:
-        short &= sizes <= steps * batch_size
-    whole = {"keep": short | (sizes == 1), "drop": sizes == 1, "wrap": np.zeros_like(sizes, dtype=bool)}
-    return whole[last_batch] | (batch_size == 1)
+def counts_of_pass(size: int, batch_size: int, last_batch: str) -> list[int]:
+    """Samples of each mini-batch of a pass over ``size``; ``last_batch`` as the solver has it."""
+    whole, rest = divmod(size, batch_size)
+    if last_batch == "wrap":
+        return [batch_size] * (whole + (rest > 0))
+    dropped = last_batch == "drop" and whole > 0
+    return [batch_size] * whole + [rest] * (rest > 0 and not dropped)
 
 
 def _client_steps(
     samples: np.ndarray, rng: np.random.Generator, *, batch_size: int, epochs: int, steps: int | None, last_batch: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """Indices ``[T, B]`` and counts ``[T]`` of one client: a new order every epoch, cut into batches."""
+    counts = counts_of_pass(len(samples), batch_size, last_batch)
     if last_batch == "wrap":  # the GC-Fed authors' code: whole batches, by repeating the first samples
-        samples = np.resize(samples, ceil(len(samples) / batch_size) * batch_size)
-    cut = partial(number_of_steps, len(samples), batch_size=batch_size, last_batch=last_batch)
-    total, per_epoch = cut(epochs=epochs, steps=steps), cut(epochs=1, steps=None)
-    rounds = ceil(total / per_epoch)
-    order = rng.permuted(np.broadcast_to(samples, (rounds, len(samples))), axis=1)
-    slots = np.full((rounds, per_epoch * batch_size), samples[0], dtype=np.int64)
-    used = min(len(samples), slots.shape[1])
+        samples = np.resize(samples, sum(counts))
+    total = steps or epochs * len(counts)
+    passes, used = ceil(total / len(counts)), sum(counts)
+    order = rng.permuted(np.broadcast_to(samples, (passes, len(samples))), axis=1)
+    slots = np.full((passes, len(counts) * batch_size), samples[0], dtype=np.int64)
     slots[:, :used] = order[:, :used]
-    counts = np.full(per_epoch, batch_size)
-    counts[-1] = used - (per_epoch - 1) * batch_size
-    return slots.reshape(-1, batch_size)[:total], np.tile(counts, rounds)[:total]
+    return slots.reshape(-1, batch_size)[:total], np.tile(counts, passes)[:total]
 
 
 def plan_batches(
-    data: ClientData,
+    data: FederatedDataModule,
     clients: np.ndarray,
     *,
     seed: int,
@@ -134,9 +110,10 @@ def plan_batches(
     to_device: Callable[[np.ndarray], Tensor],
     **passes: Any,
 ) -> BatchPlan:
-    """The plan of K clients, with ``passes`` as :func:`number_of_steps` takes them.
+    """The plan of K clients; what a client draws depends on (seed, round, client) alone.
 
-    What a client draws depends on (seed, round, client) alone.
+    Args:
+        passes: ``epochs``, ``steps`` and ``last_batch``, as the solver has them.
     """
     samples = [data.client(client) for client in clients.tolist()]
     # The plan is dense: no batch needs more room than a million samples, or the largest client where it has more.

@@ -16,7 +16,7 @@ from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, Upload, finite_clients
 from gcfed.federated.method import ClientPart, Part
 from gcfed.federated.module import FederatedModule
-from gcfed.federated.recorder import Recorder
+from gcfed.federated.recorder import Graph
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import ClientStack
 from gcfed.utils.rng import torch_seed
@@ -35,11 +35,6 @@ class ClientProgram:
     solver: LocalSolver
     parts: Sequence[ClientPart]
     faults: Faults = field(default_factory=Faults)
-
-    def steps(self, clients: np.ndarray, round: int, seed: int) -> np.ndarray:
-        """Local steps that these clients do in a round, ``[K]``."""
-        planned = self.solver.num_steps(self.data.sizes(clients))
-        return self.faults.steps(planned, clients, round, seed)
 
     def receive(self, download: Download) -> None:
         """What the server sent has come."""
@@ -74,7 +69,7 @@ class ClientProgram:
         )  # fmt: skip
         module.clients = stack
         for part in parts:
-            part.stack = stack
+            part.stack, part.prepared = stack, {}
             part.on_clients_start(stack, download)
         autocast = module.trainer.precision_plugin.forward_context
         hook = module.after_backward()
@@ -88,6 +83,7 @@ class ClientProgram:
     ) -> Upload:
         """The uploads of a stack, whose memory they take over."""
         for part in self.parts:
+            part.prepared = {}
             part.on_clients_end(stack, download)
         delta = stack.delta()
         upload = Upload(
@@ -101,6 +97,7 @@ class ClientProgram:
                 upload.finite = upload.finite & finite_clients(tensors)
         for part in self.parts if sends else ():
             part.on_sent(upload, download)
+            part.own = {}
         return upload
 
     def reply(self, reply: Mapping[str, Params], download: Download) -> None:
@@ -108,11 +105,12 @@ class ClientProgram:
         for part in self.parts:
             part.on_reply(reply, download)
 
-    def _recorder(self) -> Recorder | None:
+    def _recorder(self) -> Graph | None:
         """What records local steps, if all that takes part in them allows it."""
         others = [c for c in self.module.trainer.callbacks if not isinstance(c, Part)]  # type: ignore[attr-defined]
         listened = any(type(other).on_after_backward is not Callback.on_after_backward for other in others)
-        graphable = all(part.graphable for part in self.parts if part.in_steps)
+        in_steps = ("before_step", "calibrate", "local_loss", "on_after_backward", "after_step")
+        graphable = all(part.graphable for part in self.parts if part.overrides(*in_steps))
         return self.solver.recorder(self.module.net, self.module.device) if graphable and not listened else None
 
 

@@ -10,9 +10,7 @@ takes each client's version of that checkpoint's round. The files of the last tw
 import os
 import re
 import zlib
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from itertools import repeat
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +42,12 @@ class ClientStore:
         self.forgets = False  # nothing that is written stays
         self._held: dict[int, Tensor] = {}  # the present versions that lie on a GPU, ``[P]``
         self._version: dict[int, int] = {}
-        self._checkpointed: dict[int, int] = {}
+        self._checkpointed: dict[int, int] = {}  # the versions of the last checkpoint
         self._checksum: dict[int, int] = {}  # of the checkpointed versions
-        self._replaced: list[Path] = []  # since the last checkpoint, which needs them
         self._previous: list[Path] = []  # the checkpoint before needs them, the last does not
 
-    def __contains__(self, client: int) -> bool:
-        return int(client) in self._version
+    def path(self, client: int, version: int) -> Path:
+        return self.folder / f"{client}-{version}.bin"
 
     def version(self, client: int) -> int | None:
         """Index of the round in which this client's state was last written; None where it has none."""
@@ -65,15 +62,15 @@ class ClientStore:
         dtype = self.dtype or next(iter(like.values())).dtype
         for row, client in enumerate(clients.tolist()):
             vector = self._held.get(client)
-            if vector is None and client in self:
-                path = self._path(client, self._version[client])
+            if vector is None and client in self._version:
+                path = self.path(client, self._version[client])
                 vector = torch.from_file(str(path), size=sum(sizes), dtype=dtype)  # a memory map
-            parts = repeat(None) if vector is None else vector.split(sizes)
-            for (name, t), part in zip(like.items(), parts, strict=False):
-                if part is not None:
-                    out[name][row].copy_(part.view(t.shape), non_blocking=True)
-                else:
-                    out[name][row] = 0 if default is None else default[name]
+            if vector is None:
+                for name, t in out.items():
+                    t[row] = 0 if default is None else default[name]
+                continue
+            for (name, t), part in zip(like.items(), vector.split(sizes), strict=True):
+                out[name][row].copy_(part.view(t.shape), non_blocking=True)
         return out
 
     def rounded(self, values: Params) -> Params:
@@ -112,13 +109,9 @@ class ClientStore:
 
     def mark_written(self, client: int, round: int) -> None:
         """Notes that a client has a version of this round, also one that another process wrote."""
-        before = self._version.get(client)
-        if before is not None and before != round:
-            path = self._path(client, before)
-            if self._checkpointed.get(client) == before:
-                self._replaced.append(path)
-            else:
-                path.unlink(missing_ok=True)
+        before = self._version.get(client, round)
+        if before not in (round, self._checkpointed.get(client)):
+            self.path(client, before).unlink(missing_ok=True)
         self._version[client] = round
 
     # ----------------------------------------------------------------------------------------------- checkpoints
@@ -131,7 +124,7 @@ class ClientStore:
             "clients": torch.tensor(clients, dtype=torch.int64),
             "rounds": torch.tensor([self._version[c] for c in clients], dtype=torch.int64),
             "checksums": torch.tensor([self._checksum[c] for c in clients], dtype=torch.int64),
-            "previous": [path.name for path in self._replaced],  # what the checkpoint before this one needs, beside it
+            "previous": [path.name for path in self._replaced()],  # what the checkpoint before needs beside this one's
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -155,7 +148,7 @@ class ClientStore:
             ValueError: one is gone or is not what the checkpoint refers to; names it.
         """
         for client in self._version if clients is None else clients:
-            path = self._path(client, self._version[client])
+            path = self.path(client, self._version[client])
             if not path.is_file() or zlib.crc32(path.read_bytes()) != self._checksum[client]:
                 raise ValueError(
                     f"{path} is {'damaged' if path.is_file() else 'not there'}: the checkpoint refers to this client's "
@@ -165,14 +158,14 @@ class ClientStore:
 
     def clear(self) -> None:
         """Deletes the versions that neither the loaded checkpoint nor the one before it needs."""
-        needed = {self._path(*item) for item in self._version.items()} | set(self._previous)
+        needed = {self.path(*item) for item in self._version.items()} | set(self._previous)
         for path in self.folder.glob("*"):
             if path not in needed and _VERSION.fullmatch(path.name):
                 path.unlink()
 
     def rotate(self) -> list[Path]:
         """Begins a new checkpoint; the files that neither the one just made nor the one before refers to."""
-        obsolete, self._previous, self._replaced = self._previous, self._replaced, []
+        obsolete, self._previous = self._previous, self._replaced()
         self._checkpointed = dict(self._version)
         return obsolete
 
@@ -182,6 +175,10 @@ class ClientStore:
             self._version = dict(self._checkpointed)
             self._held.clear()
 
+    def _replaced(self) -> list[Path]:
+        """What the last checkpoint needs beside the present versions."""
+        return [self.path(c, version) for c, version in self._checkpointed.items() if self._version.get(c) != version]
+
     def _settle(self, clients: Iterable[int]) -> None:
         """Waits until what these clients wrote since the last checkpoint is on the disk, and notes its checksums."""
         for client in clients:
@@ -190,27 +187,28 @@ class ClientStore:
                 continue
             if client in self._held:
                 self._save(client, version, self._held[client])
-            with self._path(client, version).open("rb") as file:
+            with self.path(client, version).open("rb") as file:
                 os.fsync(file.fileno())
                 self._checksum[client] = zlib.crc32(file.read())
 
     def _save(self, client: int, version: int, vector: Tensor) -> None:
-        with replacing(self._path(client, version)) as temporary:
+        with replacing(self.path(client, version)) as temporary:
             temporary.write_bytes(vector.cpu().view(torch.uint8).numpy().data)
-
-    def _path(self, client: int, version: int) -> Path:
-        return self.folder / f"{client}-{version}.bin"
 
     # --------------------------------------------------------------------------- states at sites, counted by a server
     def references(self, clients: Iterable[int]) -> list[Reference]:
-        """What a server knows of these clients' states: the versions that count, and those that checkpoints need."""
-        kept: dict[int, set[int]] = defaultdict(set)
-        for path in (*self._replaced, *self._previous):
+        """The versions of these clients that count, and those that checkpoints need: what a server knows of them, or
+        what a site tells of its own, once they are on its disk.
+        """
+        needed = {client: set[int]() for client in clients}
+        if not self.elsewhere:
+            self._settle(needed)
+        for path in self._previous:
             client, version = map(int, path.stem.split("-"))
-            kept[client].add(version)
-        for client in (clients := list(clients)):
-            kept[client] |= {index[client] for index in (self._version, self._checkpointed) if client in index}
-        return [(c, self._version.get(c), self._checksum.get(c, 0), sorted(kept[c])) for c in clients]
+            needed.get(client, set()).add(version)
+        for client, versions in needed.items():
+            versions |= {index[client] for index in (self._version, self._checkpointed) if client in index}
+        return [(c, self._version.get(c), self._checksum.get(c, 0), sorted(v)) for c, v in needed.items()]
 
     def note(self, references: Iterable[Reference]) -> None:
         """Counts these versions, from here on: what a site has written, or what it has gone back to."""
@@ -228,23 +226,18 @@ class ClientStore:
         Raises:
             ValueError: one is gone or damaged; names it.
         """
-        self._replaced, self.shared = [], True  # files, also beside a GPU
-        for client, version, checksum, kept in references:
+        self.shared = True  # files, also beside a GPU
+        for client, version, checksum, needed in references:
             known = self._version.pop(client, None), self._checksum.pop(client, None)
             self._checkpointed.pop(client, None)
             for path in self.folder.glob(f"{client}-*.bin"):
-                if int(path.stem.split("-")[1]) not in kept:
+                if int(path.stem.split("-")[1]) not in needed:
                     path.unlink()
             if version is not None:
                 self._version[client] = self._checkpointed[client] = version
                 self._checksum[client] = checksum
                 if known != (version, checksum):  # it was not this process that wrote it
                     self.check([client])
-
-    def written(self, clients: Iterable[int]) -> list[Reference]:
-        """What a site tells of these clients' states, once they are on its disk."""
-        self._settle(clients := list(clients))
-        return [(c, self._version.get(c), self._checksum.get(c, 0), []) for c in clients]
 
 
 def _fits(device: torch.device) -> bool:

@@ -11,6 +11,17 @@ from torch.func import vmap
 Params = dict[str, Tensor]
 
 
+@contextmanager
+def evaluating(net: nn.Module) -> Iterator[None]:
+    """The network in evaluation mode for a while."""
+    training = net.training
+    net.eval()
+    try:
+        yield
+    finally:
+        net.train(training)
+
+
 class Output(NamedTuple):
     """What the clients' networks return on one batch.
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
@@ -19,12 +20,10 @@ from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, finite_clients, nbytes
 from gcfed.federated.method import ClientPart, Order, Part, ServerPart, Setup, upload_shapes, validate_parts
 from gcfed.federated.module import FederatedModule
-from gcfed.federated.processes.sums import finish_over_processes, sum_over_processes
-from gcfed.federated.round import Round, Tally, Totals
+from gcfed.federated.round import Round, Shapes, Tally, Totals, Transport
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stacks import Stacks
 from gcfed.federated.store import ClientStores
-from gcfed.federated.transport import Shapes, Transport
 from gcfed.utils.checked import SettingError
 
 log = logging.getLogger(__name__)
@@ -68,7 +67,6 @@ class FederatedLoop(Callback):
 
     @staticmethod
     def of(trainer: Trainer) -> FederatedLoop:
-        """The loop of a trainer."""
         return next(c for c in trainer.callbacks if isinstance(c, FederatedLoop))  # type: ignore[attr-defined]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -147,11 +145,15 @@ class FederatedLoop(Callback):
         """The cohort of a round, less who will not come back."""
         t, num_clients = trainer.global_step, self.data.num_clients
         drawn = self.sampler(t, num_clients, self.seed)
-        cohort = self.transport.arrivals(drawn, t, self.seed)
+        cohort = self.faults.survivors(drawn, self._steps(drawn, t), t, self.seed)
         return Round(
-            t, self.seed, cohort, num_clients, dict(model), self.solver.lr(t), reduce=sum_over_processes,
-            finish=finish_over_processes, server=trainer.optimizers[0], lost=len(drawn) - len(cohort),
+            t, self.seed, cohort, num_clients, dict(model), self.solver.lr(t), server=trainer.optimizers[0],
+            lost=len(drawn) - len(cohort),
         )  # fmt: skip
+
+    def _steps(self, clients: np.ndarray, index: int) -> np.ndarray:
+        """Local steps that these clients do in a round, ``[K]``."""
+        return self.faults.steps(self.transport.planned(clients), clients, index, self.seed)
 
     def _send(self, round: Round) -> Download:
         """What goes to every client."""
@@ -215,9 +217,8 @@ class FederatedLoop(Callback):
         if faulty or self.transport.remote:
             row["train/dropped_clients"] = round.lost
         if faulty:
-            planned = self.solver.num_steps(self.data.sizes(round.cohort))
-            done = self.transport.steps(round.cohort, round.index, round.seed)
-            row["train/stragglers"] = int((done < planned).sum())
+            fewer = self._steps(round.cohort, round.index) < self.transport.planned(round.cohort)
+            row["train/stragglers"] = int(fewer.sum())
         return row
 
     # ------------------------------------------------------------------------------------- the end of a round

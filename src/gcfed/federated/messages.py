@@ -28,7 +28,6 @@ class Message:
     """A dataclass of tensors, and of what goes beside them."""
 
     def to(self, device: torch.device) -> Self:
-        """This message on a device."""
         this: Any = self
         return replace(this, **tree_map_only(Tensor, lambda t: t.to(device), vars(self)))
 

@@ -21,11 +21,10 @@ from gcfed.federated.client_store import ClientStore
 from gcfed.federated.forward import Output, Params
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.module import FederatedModule
-from gcfed.federated.round import Round
+from gcfed.federated.round import Round, Transport
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import ClientStack
 from gcfed.federated.store import ClientStores
-from gcfed.federated.transport import Transport
 from gcfed.tasks import Batch
 
 
@@ -143,11 +142,15 @@ class ClientPart(Part):
             recorded (:mod:`gcfed.federated.recorder`); without it the run's steps are not.
         task_weight: factor on the task's own loss, for methods that balance it against their term.
         stack: the clients that train at present.
+        prepared: what ``on_clients_start`` makes for their local steps, by name; forgotten when these are over.
+        own: what it reads of their states, to be written in ``on_sent``; forgotten after that.
     """
 
     needs_features = needs_stages = graphable = False
     task_weight = 1.0
     stack: ClientStack
+    prepared: Params
+    own: Params
 
     @property
     def moves_weights(self) -> bool:
@@ -156,11 +159,6 @@ class ClientPart(Part):
     def overrides(self, *hooks: str) -> list[str]:
         """Those of these hooks that it has itself."""
         return [hook for hook in hooks if getattr(type(self), hook) is not getattr(ClientPart, hook)]
-
-    @property
-    def in_steps(self) -> bool:
-        """Whether it takes part in local steps."""
-        return bool(self.overrides("before_step", "calibrate", "local_loss", "on_after_backward", "after_step"))
 
     def on_download(self, download: Download) -> None:
         """What the server sent has come, once a round, before any stack."""
@@ -265,7 +263,6 @@ class Method:
             part.method = type(self).__name__
 
     def meet(self, setup: Setup) -> None:
-        """As :meth:`Part.meet`, of all its parts."""
         for part in self.parts:
             part.meet(setup)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -21,22 +20,18 @@ from gcfed.federated.batches import Kind
 Step = Callable[[], object]
 
 
-class Recorder(Protocol):
-    """Records steps and plays them back."""
-
-    def record(self, step: Step) -> Step:
-        """Runs the step once, and returns what runs it again on the same memory."""
-
-
 class Graph:
-    """Records CUDA graphs on one stream, which must not be the default one; they share their memory."""
+    """Records steps as CUDA graphs on one stream, which must not be the default one; they share their memory."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         self._last: torch.cuda.CUDAGraph | None = None  # without a graph the pool would be given back
 
     def record(self, step: Step) -> Step:
-        """As :class:`Recorder`. Without ``torch.cuda.graph``, which waits for the device and empties its cache."""
+        """Runs the step once, and returns what runs it again on the same memory.
+
+        Without ``torch.cuda.graph``, which waits for the device and empties its cache.
+        """
         graph = torch.cuda.CUDAGraph()
         enabled = gc.isenabled()
         gc.disable()  # what it frees could free memory of the device, which a capture forbids
@@ -79,7 +74,7 @@ class Losses:
 
 
 def recorded(
-    step: Callable[[int | Tensor, Kind], None], recorder: Recorder, device: torch.device
+    step: Callable[[int | Tensor, Kind], None], recorder: Graph, device: torch.device
 ) -> Callable[[int | Tensor, Kind], None]:
     """The same step, whose kinds are recorded at their second time; its number is counted on the device."""
     number = torch.zeros(1, dtype=torch.int64, device=device)

@@ -1,8 +1,8 @@
-"""One communication round, as the server sees it, and what it counts."""
+"""One communication round: how messages travel, what the server knows of it, and what it counts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -10,14 +10,54 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gcfed.federated.forward import Params
-from gcfed.federated.messages import Upload
+from gcfed.federated.messages import Download, Upload
+from gcfed.federated.processes.sums import finish_over_processes, sum_over_processes
+from gcfed.federated.solver import LocalSolver
 from gcfed.utils.device import on_device
+
+
+class Transport(Protocol):
+    """The seam between the server's program and the clients', which cannot tell one transport from another."""
+
+    remote: bool = False
+    """Whether clients are on machines of their own: they vanish, know only themselves, and what the server's parts
+    keep of them lies there."""
+    missing: np.ndarray = np.zeros(0, dtype=np.int64)
+    """Clients of the last ``fit`` that have not come back."""
+
+    def start(self) -> None:
+        """Called once before the first round; a checkpoint has been loaded."""
+        return
+
+    def planned(self, clients: np.ndarray) -> np.ndarray:
+        """Local steps that are asked of these clients in a round, ``[K]``."""
+
+    def fit(self, download: Download, clients: np.ndarray) -> Iterator[Upload]:
+        """Local training of these clients: their uploads, K at a time, those that this process trains."""
+
+    def rehearse(
+        self, download: Download, clients: np.ndarray, solver: LocalSolver | None = None, here: bool = False
+    ) -> Iterator[Upload]:
+        """What these clients would send, each for itself; they keep nothing of it, and nothing is measured.
+
+        They train by ``solver`` in place of the run's; ``here``: all of them on this process, which asks alone.
+        """
+
+    def reply(self, reply: Mapping[str, Params], download: Download) -> None:
+        """Tells the clients of a round something when it is over."""
+
+    def test(self, model: Callable[[], Params]) -> Mapping[str, tuple[float, float]] | None:
+        """A test by the clients of the model, a copy of which ``model`` makes: column → mean score and the samples
+        behind it; None: the server tests.
+        """
+        return None
+
+
+Shapes = Callable[[], Mapping[str, Params]]
+"""Tells what a client sends in the present round: ``"delta"`` and the names beside it → tensors like its own."""
 
 Reduce = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 """Sums tensors over all processes, in one message; the identity where there is one process."""
-
-Finish = Callable[..., Sequence[Tensor]]
-"""Sums over all processes, and what is made of each: :func:`~gcfed.federated.processes.sums.finish_over_processes`."""
 
 
 @dataclass
@@ -48,8 +88,8 @@ class Round:
     num_clients: int
     start: Params
     lr: float
-    reduce: Reduce
-    finish: Finish
+    reduce: Reduce = sum_over_processes
+    finish: Callable[..., Sequence[Tensor]] = finish_over_processes
     server: Optimizer | None = None
     lost: int = 0
     reply: dict[str, Params] = field(default_factory=dict)

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim import Optimizer
 
-from gcfed.federated.batches import BatchPlan, ClientData, Kind, has_single, number_of_steps, plan_batches
+from gcfed.data.datamodule import FederatedDataModule
+from gcfed.federated.batches import BatchPlan, Kind, counts_of_pass, plan_batches
 from gcfed.federated.messages import Download
-from gcfed.federated.recorder import Graph, Losses, Recorder, recorded
+from gcfed.federated.recorder import Graph, Losses, recorded
 from gcfed.federated.stack import (
     ClientStack,
     Output,
@@ -107,8 +108,8 @@ class LocalSolver:
         if not uses_batch_statistics(net):
             return
         sizes = data.sizes(np.arange(data.num_clients))
-        single = has_single(sizes, batch_size=self.batch_size, steps=self.steps, last_batch=self.last_batch)
-        if not len(alone := np.flatnonzero(single)):
+        alone = [client for client, size in enumerate(sizes.tolist()) if 1 in self._pass(size)[: self.steps]]
+        if not alone:
             return
         like, training = next(net.parameters()), net.training
         buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
@@ -123,7 +124,7 @@ class LocalSolver:
         finally:
             net.train(training)
 
-    def recorder(self, net: nn.Module, device: torch.device) -> Recorder | None:
+    def recorder(self, net: nn.Module, device: torch.device) -> Graph | None:
         """What records this network's steps on the present stream; None where each is launched from Python."""
         if not self.graphs or device.type != "cuda" or is_recurrent(net) or not is_graphable(net):
             return None
@@ -136,30 +137,32 @@ class LocalSolver:
 
     def num_steps(self, sizes: np.ndarray) -> np.ndarray:
         """Local steps of clients with so many samples, ``[K] → [K]``."""
-        return np.array([number_of_steps(size, **self._passes) for size in sizes.tolist()], dtype=np.int64)
+        steps = [self.steps or self.epochs * len(self._pass(size)) for size in sizes.tolist()]
+        return np.array(steps, dtype=np.int64)
 
-    def plan(self, data: ClientData, clients: np.ndarray, download: Download, device: torch.device) -> BatchPlan:
+    def plan(
+        self, data: FederatedDataModule, clients: np.ndarray, download: Download, device: torch.device
+    ) -> BatchPlan:
         """Draws all mini-batches of these clients for this round."""
         return plan_batches(
-            data, clients, seed=download.seed, round_index=download.round, **self._passes,
+            data, clients, seed=download.seed, round_index=download.round, batch_size=self.batch_size,
+            epochs=self.epochs, steps=self.steps, last_batch=self.last_batch,
             to_device=lambda array: on_device(array, device),
         )  # fmt: skip
 
-    @property
-    def _passes(self) -> dict[str, Any]:
-        """How a client goes through its samples."""
-        return {name: getattr(self, name) for name in ("batch_size", "epochs", "steps", "last_batch")}
+    def _pass(self, size: int) -> list[int]:
+        return counts_of_pass(size, self.batch_size, self.last_batch)
 
     def train(
         self,
         stack: ClientStack,
         plan: BatchPlan,
-        data: ClientData,
+        data: FederatedDataModule,
         lr: float,
         parts: Sequence[LocalHooks],
         after_backward: Callable[[], object],
         autocast: Callable[[], AbstractContextManager] = nullcontext,
-        recorder: Recorder | None = None,
+        recorder: Graph | None = None,
     ) -> Tensor:
         """Trains the stack through its plan; ``after_backward`` calls that hook of the parts, ``lr`` is η_l.
 

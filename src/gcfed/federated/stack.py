@@ -1,7 +1,7 @@
 """K clones of one network, trained in lock-step: every client-side tensor leads with the client axis K."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from gcfed.federated.forward import Output, Params, Single, SqueezedSingle, Stacked, Swap, Tap
+from gcfed.federated.forward import Output, Params, Single, SqueezedSingle, Stacked, Swap, Tap, evaluating
 from gcfed.tasks import CLASSIFICATION, Task
 
 
@@ -140,24 +140,13 @@ class ClientStack:
             features, stages: what to return beside the logits.
         """
         tap = Tap(self.net, features, stages or first > 0)
-        with self._without_dropout():
+        with evaluating(self.net) if self._has_modes else nullcontext():
             if params is not None:
                 state = {name: t.detach() for name, t in self._graph.state.items()} | self._graph.enter(params)
                 return self._graph.call(tap, state, x_KB, first)
             with self._swap.holding(self.start):
                 out = tap(x_KB.flatten(0, 1), first)
         return tap.output([t.unflatten(0, x_KB.shape[:2]) for t in out])
-
-    @contextmanager
-    def _without_dropout(self) -> Iterator[None]:
-        training = self.net.training
-        if self._has_modes:
-            self.net.eval()
-        try:
-            yield
-        finally:
-            if self._has_modes:
-                self.net.train(training)
 
     def shrink(self, n: int, optimizer: Optimizer) -> None:
         """Goes on with the first n clients; parameters and optimizer state of the others stay where they are."""

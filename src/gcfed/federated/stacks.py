@@ -16,16 +16,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from gcfed.federated.batches import ClientData
+from gcfed.data.datamodule import FederatedDataModule
 from gcfed.federated.client import ClientProgram
-from gcfed.federated.forward import Params
+from gcfed.federated.forward import Params, evaluating
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.method import Order
 from gcfed.federated.processes.strategy import rank_and_world
+from gcfed.federated.round import Transport
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import cannot_stack, has_convolutions, has_dropout
 from gcfed.federated.store import ClientStores
-from gcfed.federated.transport import Transport
 
 STREAMS = 8  # at most: more side by side than a GPU has work for
 
@@ -35,13 +35,9 @@ class Stacks(Transport):
 
     def __init__(self, program: ClientProgram, stores: ClientStores, per_round: int) -> None:
         self.program, self.stores, self.per_round = program, stores, per_round
-        self.faults = program.faults
 
-    def steps(self, clients: np.ndarray, round: int, seed: int) -> np.ndarray:
-        return self.program.steps(clients, round, seed)
-
-    def arrivals(self, drawn: np.ndarray, round: int, seed: int) -> np.ndarray:
-        return self.faults.survivors(drawn, self.steps(drawn, round, seed), round, seed)
+    def planned(self, clients: np.ndarray) -> np.ndarray:
+        return self.program.solver.num_steps(self.program.data.sizes(clients))
 
     def fit(self, download: Download, clients: np.ndarray) -> Iterator[Upload]:
         streams = self.layout.streams
@@ -69,7 +65,8 @@ class Stacks(Transport):
 
     def share(self, download: Download, clients: np.ndarray) -> list[np.ndarray]:
         """This process's share of these clients, as the ids of one stack after the other."""
-        mine = assign(clients, self.steps(clients, download.round, download.seed), *rank_and_world())
+        work = self.program.faults.steps(self.planned(clients), clients, download.round, download.seed)
+        mine = assign(clients, work, *rank_and_world())
         return np.split(mine, range(self.layout.k, len(mine), self.layout.k)) if len(mine) else []
 
     @cached_property
@@ -156,7 +153,7 @@ class Streams:
 
 
 def layout(
-    stack: int | str, batch_size: int, cohort: int, net: nn.Module, device: torch.device, data: ClientData
+    stack: int | str, batch_size: int, cohort: int, net: nn.Module, device: torch.device, data: FederatedDataModule
 ) -> tuple[int, int]:
     """K, the clients of a stack (``client.stack``), and the number of streams on which stacks train side by side.
 
@@ -185,12 +182,10 @@ def activation_bytes(net: nn.Module, sample: Tensor) -> int:
         returned.extend(t.nbytes for t in tree_leaves(output) if isinstance(t, Tensor))
 
     hooks = [layer.register_forward_hook(count) for layer in net.modules() if not list(layer.children())]
-    training = net.training
     try:
-        with torch.no_grad():
-            net.eval()(sample)
+        with torch.no_grad(), evaluating(net):
+            net(sample)
     finally:
-        net.train(training)
         for hook in hooks:
             hook.remove()
     return sum(returned)

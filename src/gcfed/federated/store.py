@@ -23,23 +23,26 @@ class ClientStores:
     Args:
         dtype: of what is stored: null (that of the model) or ``bfloat16`` (half the size of float32).
         folder: where files go; None: a temporary one, without checkpoints.
+
+    Attributes:
+        opened: the stores, by name.
     """
 
     def __init__(self, dtype: Literal["bfloat16"] | None = None, folder: str | Path | None = None) -> None:
         self.dtype = None if dtype is None else torch.bfloat16
         self.folder = None if folder is None else Path(folder)
+        self.opened: dict[str, ClientStore] = {}
         self._temporary: tempfile.TemporaryDirectory | None = None
-        self._stores: dict[str, ClientStore] = {}
         self._loaded: dict[str, Any] = {}
 
     def open(self, name: str) -> ClientStore:
         """The store of this name; the same one each time."""
-        if name not in self._stores:
+        if name not in self.opened:
             if self.folder is None:
                 self._temporary = self._temporary or scratch()
             folder = self.folder or Path(self._temporary.name)  # type: ignore[union-attr]
-            self._stores[name] = ClientStore(folder / name, dtype=self.dtype)
-        return self._stores[name]
+            self.opened[name] = ClientStore(folder / name, dtype=self.dtype)
+        return self.opened[name]
 
     def start(self, world_size: int, *, first: bool = True) -> None:
         """Called once before the first round, on every process: takes up a loaded checkpoint.
@@ -51,7 +54,7 @@ class ClientStores:
         """
         if world_size > 1:
             self.require_folder()
-        for name, store in self._stores.items():
+        for name, store in self.opened.items():
             store.shared = world_size > 1
             if name in self._loaded:
                 store.load_state_dict(self._loaded[name])
@@ -66,7 +69,7 @@ class ClientStores:
         Raises:
             ValueError: a method keeps states and there is no folder for them.
         """
-        if self._stores and self.folder is None:
+        if self.opened and self.folder is None:
             raise ValueError("client_store.folder=null: checkpoints refer to clients' states there; name a folder.")
 
     def require_common_disk(self, strategy: Strategy) -> None:
@@ -75,7 +78,7 @@ class ClientStores:
         Raises:
             ValueError: a method keeps states, and their folder is not the same everywhere.
         """
-        if not self._stores or self.folder is None:
+        if not self.opened or self.folder is None:
             return
         mark = self.folder / strategy.broadcast(f".seen-{secrets.token_hex(8)}")
         if strategy.is_global_zero:
@@ -93,41 +96,36 @@ class ClientStores:
 
     def finish_round(self, cohort: np.ndarray, round: int) -> None:
         """Every process notes what the others have written for this round's cohort."""
-        for store in self._stores.values():
+        for store in self.opened.values():
             for client in cohort.tolist():
-                if store._path(client, round).is_file():
+                if store.path(client, round).is_file():
                     store.mark_written(client, round)
 
     @contextmanager
     def forgetting(self) -> Iterator[None]:
         """Whatever clients do in here, they keep what they had."""
         try:
-            for store in self._stores.values():
+            for store in self.opened.values():
                 store.forgets = True
             yield
         finally:
-            for store in self._stores.values():
+            for store in self.opened.values():
                 store.forgets = False
 
-    @property
-    def names(self) -> list[str]:
-        """Of the stores that are open."""
-        return list(self._stores)
-
     def release(self) -> None:
-        for store in self._stores.values():
+        for store in self.opened.values():
             store.release()
 
     def rotate(self) -> list[Path]:
-        return [path for store in self._stores.values() for path in store.rotate()]
+        return [path for store in self.opened.values() for path in store.rotate()]
 
     def bytes_of(self, num_clients: int, model_bytes: int) -> int:
         """What the states of all clients would take; 0 where no method keeps any."""
-        return len(self._stores) * num_clients * model_bytes // (2 if self.dtype is torch.bfloat16 else 1)
+        return len(self.opened) * num_clients * model_bytes // (2 if self.dtype is torch.bfloat16 else 1)
 
     def state_dict(self) -> dict[str, Any]:
         self.require_folder()
-        return {name: store.state_dict() for name, store in self._stores.items()}
+        return {name: store.state_dict() for name, store in self.opened.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._loaded = state_dict

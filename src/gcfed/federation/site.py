@@ -128,7 +128,7 @@ class Site:
         path.write_text(checksum)
         self.stacks, self.run = stacks, about["run"]
         sizes = data.sizes(np.array(self.clients)).tolist()
-        return {"clients": self.clients, "sizes": sizes, "stores": stacks.stores.names}, []
+        return {"clients": self.clients, "sizes": sizes, "stores": list(stacks.stores.opened)}, []
 
     def _config(self, own: Settings, folder: Path, about: About) -> DictConfig:
         """The config that has come, made this site's: with its folders and its data."""
@@ -180,8 +180,8 @@ class Site:
         return self._written(about["clients"]), []
 
     def _written(self, clients: Sequence[int]) -> About:
-        stores = self.stacks.stores
-        return {"states": {name: stores.open(name).written(clients) for name in stores.names}}
+        stores = self.stacks.stores.opened
+        return {"states": {name: store.references(clients) for name, store in stores.items()}}
 
     def test(self, about: About, message: bytes) -> tuple[About, list[bytes]]:
         """Tests a model on what its clients hold for tests: column → mean and number of labels."""

@@ -24,8 +24,8 @@ from gcfed import __version__
 from gcfed.assemble import described
 from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, Upload
+from gcfed.federated.round import Shapes, Transport
 from gcfed.federated.stacks import Stacks
-from gcfed.federated.transport import Shapes, Transport
 from gcfed.federation.packing import MessageError, pack, pack_download, unpack_upload
 from gcfed.federation.site import clients_config
 from gcfed.runs.identity import digest, identity
@@ -83,7 +83,7 @@ class Sites(Transport):
     """The server's side: asks the sites whose clients are in the cohort, and waits for them until a deadline.
 
     Args:
-        stacks: the simulation's, whose faults and stores are the run's.
+        stacks: the simulation's, whose stores are the run's.
         shapes: what a client sends in the present round.
         cfg: the run's config, of which the sites get what is the clients'.
         env: ``local``: a server and sites on this machine; ``prod``: those that were provisioned; ``wire``: a second
@@ -181,12 +181,8 @@ class Sites(Transport):
             raise ValueError(f"federation: no site holds the clients {nobodys}: see clients in the sites' gcfed.yaml.")
 
     # ------------------------------------------------------------------------------------------------------ a round
-    def steps(self, clients: np.ndarray, round: int, seed: int) -> np.ndarray:
-        planned = self.stacks.program.solver.num_steps(self._sizes[clients])
-        return self.stacks.faults.steps(planned, clients, round, seed)
-
-    def arrivals(self, drawn: np.ndarray, round: int, seed: int) -> np.ndarray:
-        return self.stacks.faults.survivors(drawn, self.steps(drawn, round, seed), round, seed)
+    def planned(self, clients: np.ndarray) -> np.ndarray:
+        return self.stacks.program.solver.num_steps(self._sizes[clients])
 
     def fit(self, download: Download, clients: np.ndarray) -> Iterator[Upload]:
         """The uploads of these clients as they come.
@@ -230,8 +226,8 @@ class Sites(Transport):
 
     def _task(self, clients: list[int]) -> dict[str, Any]:
         """What a site needs beside the download: who of its clients trains, and from which states."""
-        stores = self.stacks.stores
-        states = {n: stores.open(n).references(clients) for n in stores.names if stores.open(n).elsewhere}
+        stores = self.stacks.stores.opened
+        states = {name: store.references(clients) for name, store in stores.items() if store.elsewhere}
         return {"clients": clients, "states": states}
 
     def _note(self, states: Mapping[str, Any]) -> None:

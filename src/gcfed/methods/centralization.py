@@ -111,7 +111,7 @@ class LocalGC(ClientPart):
     def on_download(self, download: Download) -> None:
         self._now = self.rounds is None or download.round < self.rounds
 
-    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_after_backward(self, *_: object) -> None:
         for name, ndim in self.ndim.items() if self._now else ():
             if (grad := self.stack.leaves[name].grad) is not None:  # [n, *shape]
                 centralize_(grad, ndim, self.mean)

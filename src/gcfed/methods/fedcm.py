@@ -10,7 +10,6 @@ local steps. Weight decay enters after α has scaled the gradient, and Δ carrie
 """
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
 
 from gcfed.federated.method import ClientPart, Download, Method, Params, Round, ServerPart, Upload
 from gcfed.methods.requirements import local_sgd, mean_aggregator
@@ -41,7 +40,7 @@ class ClientMomentum(ClientPart):
     def on_download(self, download: Download) -> None:
         self._direction = download.extra["fedcm"]
 
-    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_after_backward(self, *_: object) -> None:
         grads, direction = self.stack.with_grads(self._direction)
         torch._foreach_lerp_(grads, direction, 1 - self.alpha)
 

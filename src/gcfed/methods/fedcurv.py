@@ -12,10 +12,10 @@ models more a client while it trains; for F_k, ``chunk`` models.
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
+from gcfed.federated.forward import evaluating
 from gcfed.federated.method import ClientPart, ClientStack, Download, Method, Params, Round, ServerPart, Setup, Upload
 from gcfed.federated.stack import is_recurrent, per_client
 from gcfed.methods.requirements import full_uploads, mean_aggregator
@@ -68,7 +68,7 @@ class CurvaturePenalty(ClientPart):
             for name, t in own.items():
                 torch.sub(sums[name], t.mul_(per_client(included.to(t.device), t)), out=t)
 
-    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_after_backward(self, *_: object) -> None:
         grads, weights, curvature, center = self.stack.with_grads(self.stack.full, *self._others.values())
         pull = torch._foreach_mul(weights, curvature)
         torch._foreach_sub_(pull, center)
@@ -76,9 +76,8 @@ class CurvaturePenalty(ClientPart):
 
     def on_clients_end(self, stack: ClientStack, download: Download) -> None:
         self._others = {}
-        stack.net.eval()
-        each = [self._fisher(stack, row, self.data.client(k)) for row, k in enumerate(stack.clients.tolist())]
-        stack.net.train()
+        with evaluating(stack.net):
+            each = [self._fisher(stack, row, self.data.client(k)) for row, k in enumerate(stack.clients.tolist())]
         fisher = {name: torch.stack([one[name] for one in each]) for name in self.trained_names}
         self._own = {"fisher": fisher, "center": {name: t * stack.full[name] for name, t in fisher.items()}}
 

@@ -13,7 +13,6 @@ has its own number of local steps τ_k, so that c is a mean of gradients, not of
 from typing import Literal
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
 
 from gcfed.federated.method import ClientStack, Download, Method, Params, Round, Setup, Upload
 from gcfed.methods.requirements import exact_store, full_uploads, local_sgd, mean_aggregator, plain_server
@@ -54,20 +53,20 @@ class LocalDrift(ControlVariates):
     def on_clients_start(self, stack: ClientStack, download: Download) -> None:
         """The constant part α (h_k − w) + c − c_k of each client's extra gradient, ``[K, *shape]``."""
         control = download.extra["feddc"]
-        self._drift, self._own = (store.read(stack.clients, control) for store in (self.drifts, self.store))
+        self._drift, self.own = (store.read(stack.clients, control) for store in (self.drifts, self.store))
         pull = torch._foreach_sub(list(self._drift.values()), [download.model[name] for name in control])
         torch._foreach_mul_(pull, self.alpha)
         torch._foreach_add_(pull, list(control.values()))
-        torch._foreach_sub_(pull, list(self._own.values()))
-        self._correction = dict(zip(control, pull, strict=True))
+        torch._foreach_sub_(pull, list(self.own.values()))
+        self.prepared = dict(zip(control, pull, strict=True))
 
-    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        grads, correction, weights = self.stack.with_grads(self._correction, self.stack.full)
+    def on_after_backward(self, *_: object) -> None:
+        grads, correction, weights = self.stack.with_grads(self.prepared, self.stack.full)
         torch._foreach_add_(grads, correction)
         torch._foreach_add_(grads, weights, alpha=self.alpha)
 
     def on_upload(self, upload: Upload, download: Download) -> None:
-        known = download.extra["feddc"] if self.takes_out else self._own
+        known = download.extra["feddc"] if self.takes_out else self.own
         upload.send("feddc", gradients_beyond(known, upload, upload.num_steps * download.lr))  # c_k⁺ − c_k
 
     def on_sent(self, upload: Upload, download: Download) -> None:

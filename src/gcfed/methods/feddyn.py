@@ -43,15 +43,14 @@ class DynamicPull(Proximal):
 
     def on_clients_start(self, stack: ClientStack, download: Download) -> None:
         start = {name: download.model[name] for name in self.trained_names}
-        self._own = self.store.read(stack.clients, start)
-        anchor = torch._foreach_neg(list(self._own.values()))
+        self.own = self.store.read(stack.clients, start)
+        anchor = torch._foreach_neg(list(self.own.values()))
         torch._foreach_add_(anchor, list(start.values()))
-        self.anchor = dict(zip(start, anchor, strict=True))
+        self.prepared = dict(zip(start, anchor, strict=True))
 
     def on_sent(self, upload: Upload, download: Download) -> None:
         """Each client adds the Δ_k that the server got from it, so that u stays the mean of the u_k."""
-        self.store.move(upload.clients, self._own, upload.delta, upload.finite, download.round)
-        self._own = {}
+        self.store.move(upload.clients, self.own, upload.delta, upload.finite, download.round)
 
 
 class UpdateSum(ServerPart):

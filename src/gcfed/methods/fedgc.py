@@ -32,7 +32,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 
-from gcfed.federated.exact import ExactSum, means
+from gcfed.federated.aggregate import ExactSum, means
 from gcfed.federated.method import ClientPart, Download, Method, Params, Round, ServerPart, Setup, Upload
 from gcfed.federated.stack import per_client
 from gcfed.methods.requirements import local_sgd, mean_aggregator
@@ -125,8 +125,6 @@ class ClientConstraint(ClientPart):
 
 
 class ServerConstraint(ServerPart):
-    """SGC, and g' for clients that cannot know it."""
-
     def __init__(self, margin: float, cgc: bool, sgc: bool) -> None:
         self.margin, self.cgc, self.sgc = margin, cgc, sgc
         self._warned = False

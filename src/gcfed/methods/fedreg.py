@@ -20,10 +20,10 @@ from dataclasses import KW_ONLY, dataclass, replace
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
-from gcfed.federated.batches import ClientData, Kind
+from gcfed.data.datamodule import FederatedDataModule
+from gcfed.federated.batches import Kind
 from gcfed.federated.method import Batch, ClientPart, ClientStack, Download, LocalSolver, Order, Params, Setup
 from gcfed.federated.stack import client_norms, per_client
 from gcfed.utils.checked import Count, Positive, PositiveShare, Share, checked
@@ -86,7 +86,7 @@ class FedReg(ClientPart):
             loss = batch.mean(-stack.reference(x, params=params).logits_KBC.log_softmax(-1).mean(-1))
             self._mask = dict(zip(params, _grads(loss, params), strict=True))
 
-    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_after_backward(self, *_: object) -> None:
         stack = self.stack
         with torch.no_grad():
             if self._unmoved:  # back, bit for bit, before any other method sees them
@@ -134,7 +134,7 @@ class PseudoPass:
     def __init__(
         self,
         stack: ClientStack,
-        data: ClientData,
+        data: FederatedDataModule,
         solver: LocalSolver,
         download: Download,
         etas: tuple[float, float],

@@ -41,17 +41,13 @@ class FedSub(Method):
     """
 
     def __init__(self, *, ratio: PositiveShare = 0.2, refresh: Count = 5, update_absent: bool = False) -> None:
-        spaces = Subspaces(ratio, refresh)
-        super().__init__(Duals(spaces, update_absent), MeanDual(spaces, update_absent))
+        spaces = Subspaces(ratio, refresh, update_absent)
+        super().__init__(Duals(spaces), MeanDual(spaces))
 
 
 class Duals(SubspaceClient):
     needs = (*SubspaceClient.needs, exact_store)
     keeps = "fedsub"
-
-    def __init__(self, spaces: Subspaces, update_absent: bool) -> None:
-        super().__init__(spaces)
-        self.update_absent = update_absent
 
     def on_download(self, download: Download) -> None:
         super().on_download(download)
@@ -59,13 +55,13 @@ class Duals(SubspaceClient):
 
     def on_clients_start(self, stack: ClientStack, download: Download) -> None:
         like = {name: self.space[name].project(download.model[name]) for name in self.trained_names}
-        self._dual = self.store.read(stack.clients, like)
+        self.own = self.store.read(stack.clients, like)
         self._turn(stack.clients, download)
-        first = self._dual[self.trained_names[0]]
+        first = self.own[self.trained_names[0]]
         scale = on_device(1 / (download.lr * stack.num_steps), first.device, first.dtype)
         absent = download.extra.get("fedsub", {})
-        duals = {name: dual + absent[name] if absent else dual for name, dual in self._dual.items()}
-        self._correction = {name: dual * per_client(scale, dual) for name, dual in duals.items()}
+        duals = {name: dual + absent[name] if absent else dual for name, dual in self.own.items()}
+        self.prepared = {name: dual * per_client(scale, dual) for name, dual in duals.items()}
 
     def _turn(self, clients: np.ndarray, download: Download) -> None:
         """λ_k ← P_newᵀ P_old λ_k; an old P is drawn again, one tensor at a time."""
@@ -74,8 +70,8 @@ class Duals(SubspaceClient):
         now, projector = self.spaces.epoch(download.round), self.spaces.projector
         for epoch in set(epochs.tolist()) - {-1, now}:
             rows = torch.from_numpy(np.flatnonzero(epochs == epoch))
-            between = range(epoch + 1, now) if self.update_absent else ()
-            for name, dual in self._dual.items():
+            between = range(epoch + 1, now) if self.spaces.turns_absent else ()
+            for name, dual in self.own.items():
                 like = download.model[name]
                 old = projector(download.seed, epoch, name, like)
                 for middle in between:
@@ -85,9 +81,8 @@ class Duals(SubspaceClient):
 
     def on_sent(self, upload: Upload, download: Download) -> None:
         """λ_k + b_k, until b̄ is known; a client whose numbers are not finite keeps its λ_k."""
-        self.store.move(upload.clients, self._dual, upload.delta, upload.finite, download.round)
+        self.store.move(upload.clients, self.own, upload.delta, upload.finite, download.round)
         self._sent.append((upload.clients, upload.finite))
-        self._dual = {}
 
     def on_reply(self, reply: Mapping[str, Params], download: Download) -> None:
         mean = reply.get("fedsub", {})
@@ -100,13 +95,9 @@ class Duals(SubspaceClient):
 
 
 class MeanDual(SubspaceServer):
-    def __init__(self, spaces: Subspaces, update_absent: bool) -> None:
-        super().__init__(spaces)
-        self.update_absent = update_absent
-
     def on_broadcast(self, download: Download, round: Round) -> None:
         super().on_broadcast(download, round)
-        if self.update_absent:
+        if self.spaces.turns_absent:
             self._absent = self.server_state("absent", self.coordinates)
             before, now = (self.spaces.epoch(t) for t in (round.index - 1, round.index))
             if before not in (-1, now):
@@ -117,7 +108,7 @@ class MeanDual(SubspaceServer):
 
     def on_aggregate_end(self, update: Params, round: Round) -> None:
         mean = {name: update[name] for name in self.trained_names}
-        if self.update_absent:
+        if self.spaces.turns_absent:
             for name, dual in self._absent.items():
                 dual.sub_(mean[name])
         else:

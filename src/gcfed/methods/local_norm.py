@@ -14,8 +14,6 @@ from gcfed.models.own import batch_norms
 
 
 class LocalNorm(ClientPart):
-    """Keeps the tensors of batch normalisation on each client."""
-
     method, keeps = "model.norm_policy=local", "batch_norm"
     needs = (plain_server("the global model has the mean of the clients' batch norms"),)
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gcfed.federated.messages import finite_clients
-from gcfed.federated.method import Batch, ClientPart, ClientStack, Download, Output, Params
+from gcfed.federated.method import Batch, ClientPart, ClientStack, Download, Output
 from gcfed.methods.requirements import network_parts
 from gcfed.utils.checked import Positive, Weight, checked
 
@@ -35,21 +35,19 @@ class Moon(ClientPart):
         self.mu, self.temperature = mu, temperature
 
     def on_clients_start(self, stack: ClientStack, download: Download) -> None:
-        known = [client in self.store for client in stack.clients]
-        self._known: Tensor | None = None
-        self._previous: Params = {}
-        if any(known):
+        known = torch.tensor([self.store.version(client) is not None for client in stack.clients])
+        if known.any():
             like = next(iter(stack.start.values()))
-            self._known = torch.tensor(known).to(like.device, like.dtype)
-            self._previous = self.store.read(stack.clients, stack.start, default=stack.start)
+            self._known = known.to(like.device, like.dtype)
+            self.prepared = self.store.read(stack.clients, stack.start, default=stack.start)
 
     def local_loss(self, stack: ClientStack, batch: Batch, out: Output) -> Tensor | None:
-        if self._known is None:
+        if not self.prepared:
             return None
         n = stack.active
         with torch.no_grad():
             of_global = stack.reference(batch.x, features=True)
-            previous = {name: t[:n] for name, t in self._previous.items()}
+            previous = {name: t[:n] for name, t in self.prepared.items()}
             of_previous = stack.reference(batch.x, params=previous, features=True)
         terms = F.softplus((_similarity(out, of_previous) - _similarity(out, of_global)) / self.temperature)
         mean = terms.mean(1) if batch.rows is None else (terms * batch.rows).sum(1) / batch.rows.sum(1)
@@ -57,7 +55,6 @@ class Moon(ClientPart):
 
     def on_clients_end(self, stack: ClientStack, download: Download) -> None:
         """A model that has diverged is no reference: its client keeps the one before."""
-        self._previous = {}
         self.store.write(stack.clients, stack.full, download.round, finite_clients(stack.full))
 
 

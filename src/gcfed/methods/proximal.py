@@ -4,9 +4,8 @@ It enters as its gradient, so no graph is built for it; ``train/loss`` reports t
 """
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
 
-from gcfed.federated.method import ClientPart, ClientStack, Download, Params
+from gcfed.federated.method import ClientPart, ClientStack, Download
 from gcfed.utils.checked import Weight, checked
 
 
@@ -25,11 +24,8 @@ class Proximal(ClientPart):
         self.mu = mu
 
     def on_clients_start(self, stack: ClientStack, download: Download) -> None:
-        self.anchor: Params = stack.start
+        self.prepared = stack.start
 
-    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        grads, weights, anchor = self.stack.with_grads(self.stack.full, self.anchor)
+    def on_after_backward(self, *_: object) -> None:
+        grads, weights, anchor = self.stack.with_grads(self.stack.full, self.prepared)
         torch._foreach_add_(grads, torch._foreach_sub(weights, anchor), alpha=self.mu)
-
-    def on_clients_end(self, stack: ClientStack, download: Download) -> None:
-        self.anchor = {}

@@ -6,7 +6,6 @@ w̃ = w + ρ g/‖g‖ with g = ∇F_k(w), then w ← w − η ∇F_k(w̃), both
 from collections.abc import Callable, Sequence
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from gcfed.federated.method import Batch, ClientPart, ClientStack, Order, Params, Setup
@@ -48,7 +47,7 @@ class Sam(ClientPart):
         """How far to move the weights ``stack.leaves``, ``[n, *shape]`` each."""
         return along(list(stack.gradients(objective()).values()), self.rho)
 
-    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_after_backward(self, *_: object) -> None:
         """Puts the weights back, bit for bit, before any other method sees them."""
         stack = self.stack
         with torch.no_grad():

@@ -10,7 +10,6 @@ global one. Weight decay is part of the gradient that c_k estimates, since torch
 
 import numpy as np
 import torch
-from lightning.pytorch import LightningModule, Trainer
 
 from gcfed.federated.method import ClientPart, ClientStack, Download, Method, Needs, Round, ServerPart, Setup, Upload
 from gcfed.federated.stack import Params, per_client
@@ -56,16 +55,13 @@ class ControlVariates(ClientPart):
 
     def on_clients_start(self, stack: ClientStack, download: Download) -> None:
         control = download.extra["scaffold"]
-        self._own = self.store.read(stack.clients, control)
-        correction = torch._foreach_neg(list(self._own.values()))
+        self.own = self.store.read(stack.clients, control)
+        correction = torch._foreach_neg(list(self.own.values()))
         torch._foreach_add_(correction, list(control.values()))
-        self._correction: Params = dict(zip(control, correction, strict=True))
+        self.prepared = dict(zip(control, correction, strict=True))
 
-    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        torch._foreach_add_(*self.stack.with_grads(self._correction))
-
-    def on_clients_end(self, stack: ClientStack, download: Download) -> None:
-        self._correction = {}
+    def on_after_backward(self, *_: object) -> None:
+        torch._foreach_add_(*self.stack.with_grads(self.prepared))
 
     def on_upload(self, upload: Upload, download: Download) -> None:
         steps = upload.num_steps
@@ -73,14 +69,13 @@ class ControlVariates(ClientPart):
             steps = effective_steps(steps, self.momentum, nesterov=self.nesterov)
         change = gradients_beyond(download.extra["scaffold"], upload, steps * download.lr)
         if self.store.dtype is not None:  # sent is the change of what is kept, so that c stays the mean of that
-            new = self.store.rounded({name: self._own[name] + moved for name, moved in change.items()})
-            change = {name: t.sub_(self._own[name]) for name, t in new.items()}
+            new = self.store.rounded({name: self.own[name] + moved for name, moved in change.items()})
+            change = {name: t.sub_(self.own[name]) for name, t in new.items()}
         upload.send("scaffold", change)
 
     def on_sent(self, upload: Upload, download: Download) -> None:
         """Where an upload does not count, its client keeps the old c_k, so that c stays their mean."""
-        self.store.move(upload.clients, self._own, upload.extra[self.message], upload.finite, download.round)
-        self._own = {}
+        self.store.move(upload.clients, self.own, upload.extra[self.message], upload.finite, download.round)
 
 
 class MeanVariate(ServerPart):

@@ -46,7 +46,7 @@ class ProjectedVariates(SubspaceClient):
 
     def on_clients_start(self, stack: ClientStack, download: Download) -> None:
         control, own = download.extra["ssf"], self.store.read(stack.clients, _on_cpu(self, download))
-        self._correction = {n: c - self.space[n].project(own[n].to(c.device)) for n, c in control.items()}
+        self.prepared = {n: c - self.space[n].project(own[n].to(c.device)) for n, c in control.items()}
 
     def on_upload(self, upload: Upload, download: Download) -> None:
         super().on_upload(upload, download)

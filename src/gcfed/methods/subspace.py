@@ -21,11 +21,10 @@ from collections.abc import Sequence
 from math import prod
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from gcfed.federated.forward import Params
-from gcfed.federated.method import ClientPart, ClientStack, Download, Needs, Order, Round, ServerPart, Setup, Upload
+from gcfed.federated.method import ClientPart, Download, Needs, Order, Round, ServerPart, Setup, Upload
 from gcfed.methods.requirements import local_sgd, mean_aggregator, plain_server
 from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.rng import torch_seed
@@ -72,10 +71,11 @@ class Subspaces:
     Args:
         ratio: r/d, of each tensor; r is rounded, and at least 1.
         refresh: T_p, rounds from one draw of the projectors to the next.
+        turns_absent: whether what is kept of a client is turned at every draw, also while it is away (FedSub).
     """
 
-    def __init__(self, ratio: float, refresh: int) -> None:
-        self.ratio, self.refresh = ratio, refresh
+    def __init__(self, ratio: float, refresh: int, turns_absent: bool = False) -> None:
+        self.ratio, self.refresh, self.turns_absent = ratio, refresh, turns_absent
         self._drawn: tuple[int, int] | None = None
         self._space: dict[str, Projector] = {}
 
@@ -99,13 +99,12 @@ class Subspaces:
 
 
 class SubspaceClient(ClientPart):
-    """Trains and uploads in the subspace of an epoch; a subclass sets ``_correction`` for each stack."""
+    """Trains and uploads in the subspace of an epoch; a subclass prepares the correction of each stack."""
 
     graphable = True
     order = Order.PROJECTS
     corrects_drift = True
     needs: Needs = (local_sgd("a local step is plain SGD on the coordinates"),)
-    _correction: Params
 
     def __init__(self, spaces: Subspaces) -> None:
         self.spaces = spaces
@@ -122,18 +121,15 @@ class SubspaceClient(ClientPart):
         self.space = self.spaces.space(download.seed, download.round, download.model, self.trained_names)
 
     @torch.no_grad()
-    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_after_backward(self, *_: object) -> None:
         stack = self.stack
         for name, grad in stack.named_grads():
             if self.weight_decay:  # SGD adds it after the hooks: in comes its projection, out what SGD will add
                 grad.add_(stack.leaves[name], alpha=self.weight_decay)
-            z = self.space[name].project(grad).add_(self._correction[name][: stack.active])
+            z = self.space[name].project(grad).add_(self.prepared[name][: stack.active])
             grad.copy_(self.space[name].lift(z))
             if self.weight_decay:
                 grad.sub_(stack.leaves[name], alpha=self.weight_decay)
-
-    def on_clients_end(self, stack: ClientStack, download: Download) -> None:
-        self._correction = {}
 
     def on_upload(self, upload: Upload, download: Download) -> None:
         for name in self.trained_names:  # one at a time, so that a stack's updates are never there twice

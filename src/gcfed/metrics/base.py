@@ -1,17 +1,16 @@
 """What the measurements share: the rounds in which they look, the way of what clients note, means over the cohort."""
 
 import csv
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from gcfed.federated.forward import Params
+from gcfed.federated.forward import Params, evaluating
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.method import ClientPart, Order, Part, ServerPart, Setup
 from gcfed.federated.processes.strategy import rank_and_world
@@ -239,17 +238,6 @@ def device_of(tensors: Params) -> torch.device:
 def zeros(round: Round, *shape: int) -> Tensor:
     """For sums over a round, float64 where its model is."""
     return torch.zeros(shape, dtype=torch.float64, device=device_of(round.start))
-
-
-@contextmanager
-def evaluating(net: nn.Module) -> Iterator[None]:
-    """The network in evaluation mode for a while."""
-    training = net.training
-    net.eval()
-    try:
-        yield
-    finally:
-        net.train(training)
 
 
 def client_state(stack: ClientStack, client: int) -> Params:
