@@ -33,13 +33,6 @@ def test_trials_stand_one_below_the_other(tmp_path):
     assert trials_table({}) is None
 
 
-def test_what_a_search_refused_is_not_its_best(tmp_path):
-    (tmp_path / "trials.csv").write_text("number,state,value\n0,complete,0.5\n1,refused,0.9\n2,complete,0.7\n")
-    (tmp_path / "optimization_results.yaml").write_text("metric: last:test/acc\n")
-    table = trials_table(read_searches([tmp_path], []))
-    assert [isinstance(cell, Best) for cell in table.frame["value"]] == [False, False, True]
-
-
 def test_a_search_without_trials_is_a_line_less(tmp_path):
     (tmp_path / "trials.csv").write_text(TRIALS.format("gc.lam").partition("\n")[0] + "\n")
     searches = read_searches([tmp_path], [])

@@ -161,7 +161,7 @@ def best_so_far(searches: Mapping[str, Search], colors: dict[str, Any], axes: Ax
     """The best value after each trial, a line a search."""
     for name, search in searches.items():
         column = describe(search.metric)
-        values = column.factor * search.values
+        values = column.factor * search.trials["value"]
         best = (values.cummax() if search.higher else values.cummin()).ffill()
         axes.step(search.trials["number"] + 1, best, where="post", marker=".", label=name, color=colors[name])
         axes.set(xlabel="trials", ylabel=column.heading)

@@ -14,7 +14,7 @@ import numpy as np
 
 from gcfed.report.groups import Group
 from gcfed.runs.folder import DIVERGED, UNFINISHED, Run
-from gcfed.runs.measures import higher_is_better, parse, total, value
+from gcfed.runs.measures import parse, total, value
 
 LAST_TESTS = "mean:test/acc[10 tests]"
 #: The measures that are shown unless others are asked for, and their titles.
@@ -130,27 +130,21 @@ UNITS = {
     "1e-3": ("10⁻³", 1e3, ".3f"),
     "none": ("", 1.0, ".4g"),
 }
-#: The unit of what the column of a measure holds; the first that fits.
-_COLUMNS = {
-    "_std": "percent", "personal/": "percent", "comm/": "MB", "time/": "seconds", "bytes": "MB", "acc": "percent",
-    "seconds": "seconds", "": "none",
-}  # fmt: skip
 
 
 def describe(measure: str) -> Column:
     """How any measure is shown."""
     parts = parse(measure)
+    (unit, higher), title = parts.kind, _TITLES.get(measure, measure)
     if parts.is_target:
         goal = f"{100 * parts.number:g} %" if "acc" in parts.column else f"{parts.number:g}"
         of = f" of {parts.column}" * (parts.column != "test/acc") + f", mean of {parts.window}" * (parts.window > 1)
-        return Column(f"rounds to {goal}{of}", *UNITS["rounds"], False, measure)
-    title = _TITLES.get(measure, measure)
-    if (tested := measure.replace("val/", "test/")) in _TITLES and tested != measure:
+        title = f"rounds to {goal}{of}"
+    elif (tested := measure.replace("val/", "test/")) in _TITLES and tested != measure:
         title = f"validation {_TITLES[tested].removeprefix('test ')}"
-    if match := re.fullmatch(r"(\w+)_to_target/([\d.]+)", measure):
+    elif match := re.fullmatch(r"(\w+)_to_target/([\d.]+)", measure):
         title = f"{match[1].replace('_', ' ')} to {100 * float(match[2]):g} %"
-    unit = next(unit for part, unit in _COLUMNS.items() if part in parts.column)
-    return Column(title, *UNITS[unit], higher_is_better(measure), measure)
+    return Column(title, *UNITS[unit], higher, measure)
 
 
 def states(runs: Iterable[Run]) -> str:

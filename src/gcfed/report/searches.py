@@ -24,11 +24,6 @@ class Search(NamedTuple):
     metric: str
     higher: bool
 
-    @property
-    def values(self) -> pd.Series:
-        """Those that a trial can be the best by: a search refuses some, past the edge of stability."""
-        return self.trials["value"].mask(self.trials.reindex(columns=["state"])["state"] == "refused")
-
 
 def read_searches(roots: Sequence[Path], lacks: list[str]) -> dict[Path, Search]:
     """The searches below the roots, by folder; ``lacks`` takes those that cannot be read."""
@@ -75,7 +70,7 @@ def trials_table(searches: Mapping[Path, Search]) -> Table | None:
             "search": shown(folder),
             "metric": search.metric,
             "higher": search.higher if search.metric else None,
-            "rank": search.values,
+            "rank": search.trials["value"],
         }
         parts += [search.trials.astype(object).assign(**about)] if len(search.trials) else []
     if not parts:

@@ -76,22 +76,18 @@ class Measure(NamedTuple):
     def is_target(self) -> bool:
         return self.how in (">=", "<=")
 
+    @property
+    def kind(self) -> tuple[str, bool | None]:
+        """In which unit it is shown, and whether more is better; None for neither."""
+        return ("rounds", False) if self.is_target else next(_KINDS[part] for part in _KINDS if part in self.column)
 
-#: What of a column's name says whether more is better; the first that fits, and None for neither.
-_BETTER: dict[str, bool | None] = {
-    "acc_diff/": None, "_std": None, "personal/": True, "comm/": None, "time/": None, "bytes": False, "acc": True,
-    "loss": False, "error": False, "seconds": False, "": None,
+
+#: What of a column's name says its kind; the first that fits.
+_KINDS: dict[str, tuple[str, bool | None]] = {
+    "acc_diff/": ("percent", None), "_std": ("percent", None), "personal/": ("percent", True), "comm/": ("MB", None),
+    "time/": ("seconds", None), "bytes": ("MB", False), "acc": ("percent", True), "loss": ("none", False),
+    "error": ("none", False), "seconds": ("seconds", False), "": ("none", None),
 }  # fmt: skip
-
-
-def higher_is_better(measure: str) -> bool | None:
-    """None where neither is; of a target the fewer rounds.
-
-    Raises:
-        ValueError: the string is no measure.
-    """
-    parts = parse(measure)
-    return False if parts.is_target else next(_BETTER[part] for part in _BETTER if part in parts.column)
 
 
 @lru_cache(maxsize=256)

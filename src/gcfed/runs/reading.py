@@ -1,5 +1,6 @@
 """What lies in the folders of runs and searches, read against bounds and types: it may be damaged, or made to harm.
 
+Every function here raises ValueError of what it does not take; those that read a file name it, checks name the key.
 ``metrics.csv``, a row a round, is read here alone; ``gcfed.loggers.folder`` writes it.
 """
 
@@ -13,7 +14,7 @@ import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,7 @@ import yaml
 from pydantic import Field
 
 from gcfed.utils.checked import Count, Number, SettingError, Whole, fits
+from gcfed.utils.resolvers import CONFIGS
 from gcfed.utils.words import size
 
 if TYPE_CHECKING:
@@ -35,13 +37,16 @@ Figure = Annotated[float, Field(ge=-FINITE, le=FINITE)] | None
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster, where PyYAML was built with it
 
 
+@cache
+def shipped(name: str) -> dict[str, Any]:
+    """What a file of our ``configs`` sets, ``attack/sign_flip``; {} where there is none."""
+    path = CONFIGS / f"{name}.yaml"
+    return yaml.load(path.read_text(encoding="utf-8"), Loader) if path.is_file() else {}
+
+
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """What is wrong with a file, in one line with its name.
-
-    Raises:
-        ValueError: in place of whatever the system or a parser raises.
-    """
+    """What is wrong with a file, in one line with its name, in place of whatever the system or a parser raises."""
     try:
         yield
     except (OSError, ValueError, OverflowError, RecursionError, yaml.YAMLError) as error:
@@ -51,11 +56,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def read_text(path: Path, most: int = LARGEST, errors: str = "strict") -> str:
-    """A file's text.
-
-    Raises:
-        ValueError: it is no regular file, larger than ``most`` letters, or not in UTF-8.
-    """
+    """The text of a regular file in UTF-8, of so many letters at most."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe that nobody writes to would wait for ever
     with os.fdopen(descriptor, encoding="utf-8", errors=errors) as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -78,11 +79,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def plain(node: Any) -> Any:
-    """The tree, if its whole numbers have at most 64 bits and each mapping has one kind of keys.
-
-    Raises:
-        ValueError: they have not.
-    """
+    """The tree, if its whole numbers have at most 64 bits and each mapping has one kind of keys."""
     if isinstance(node, dict) and len({*map(type, node)}) > 1:
         raise ValueError(f"its keys are of several kinds: {', '.join(map(repr, [*node][:5]))}")
     if isinstance(node, int) and abs(node) >= 2**63:
@@ -107,9 +104,6 @@ def read_yaml(path: Path, check: Callable[[dict[Any, Any]], object] = bool) -> d
     """A mapping from a file, {} from an empty one; ``check`` raises if it is not as it must be.
 
     Each block of the top level is read once: most are alike in all runs of a sweep.
-
-    Raises:
-        ValueError: it cannot be read, is no mapping, or not as it must be; names the file.
     """
     with naming(path):
         if (text := read_text(path)).count(":") > NODES:
@@ -124,11 +118,7 @@ def read_yaml(path: Path, check: Callable[[dict[Any, Any]], object] = bool) -> d
 
 
 def check_config(config: Mapping[str, Any]) -> None:
-    """Whether a report can compute with a run's ``config.yaml``, of which other keys may have any value.
-
-    Raises:
-        ValueError: it cannot; names the key.
-    """
+    """Refuses a run's ``config.yaml`` that a report cannot compute with; other keys may have any value."""
     fits("seed", config.get("seed"), Whole)
     fits("rounds", config.get("rounds"), Rounds)
     fits("eval_every", config.get("eval_every"), Count | None)
@@ -143,11 +133,7 @@ def check_config(config: Mapping[str, Any]) -> None:
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """A run's ``summary.json``; {} where there is none, since the run has not come to its end.
-
-    Raises:
-        ValueError: a figure is no number, or there is more than figures; names file and key.
-    """
+    """A run's ``summary.json``, of figures; {} where there is none, since the run has not come to its end."""
     if not path.exists():
         return {}
     with naming(path):
@@ -173,9 +159,6 @@ def read_metrics(path: Path | None, *, text: bool = False) -> pd.DataFrame:
 
     Args:
         text: cells as they stand in the file instead of numbers, to be written again as they were.
-
-    Raises:
-        ValueError: it is no table of numbers with a column ``round``.
     """
     import pandas as pd
 

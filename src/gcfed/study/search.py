@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from gcfed.runs.folder import CONFIG, Run, read_run
 from gcfed.runs.identity import differences, leaves
-from gcfed.runs.measures import higher_is_better, parse, value
+from gcfed.runs.measures import parse, value
 from gcfed.study.jobs import launch, settings_of
 from gcfed.utils.files import locked, replacing
 from gcfed.utils.resolvers import how_to_install
@@ -78,11 +78,11 @@ class Search:
     def __init__(self, config: Any, context: Any, launcher: Any, arguments: list[str], settings: Settings) -> None:
         self.settings, self.launcher, self.metric = settings, launcher, config.optimized_metric
         self.root, self.seeds = Path(config.hydra.sweep.dir).absolute(), settings.seeds or []
-        parse(self.metric or "", "optimized_metric")
+        _, higher = parse(self.metric or "", "optimized_metric").kind
         self.space, common = read_space(settings.params, [a for a in arguments if a != "ckpt_path=last"])
         if not self.space:
             raise ValueError("A search needs hydra.sweeper.params, such as 'gc.lam=interval(0.0, 1.0)'.")
-        if settings.direction == "maximize" and higher_is_better(self.metric) is False:
+        if settings.direction == "maximize" and higher is False:
             raise ValueError(
                 f"{self.metric} is better where it is smaller: set hydra.sweeper.direction=minimize "
                 "(of a tuned study +study.search.direction=minimize)."

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import optuna
-import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
@@ -14,10 +13,10 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from pydantic import Field
 
 from gcfed.runs.measures import parse
+from gcfed.runs.reading import shipped
 from gcfed.study.jobs import Seeds, different, settings_of
 from gcfed.utils.checked import Count, Number, SettingError, Whole, checked, fits
 from gcfed.utils.instantiate import require
-from gcfed.utils.resolvers import CONFIGS
 
 Space = dict[str, BaseDistribution]
 
@@ -75,8 +74,8 @@ def read_tuning(node: Any) -> Tuning:
     Raises:
         ValueError: a setting that cannot be, or is missing; names it.
     """
-    own = yaml.safe_load((CONFIGS / "hydra" / "sweeper" / "optuna.yaml").read_text(encoding="utf-8"))
-    own = {key: value for key, value in own.items() if not key.startswith("_") and key not in ("n_trials", "params")}
+    own = {key: value for key, value in shipped("hydra/sweeper/optuna").items() if not key.startswith("_")}
+    del own["n_trials"], own["params"]
     return settings_of("study.search", Tuning, {**own, **node})
 
 
