@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pandas as pd
 from omegaconf import DictConfig, open_dict
 
-from gcfed.report.measures import interval
+from gcfed.report.verdict import interval
 from gcfed.runs.folder import CHECKPOINT
 from gcfed.runs.place import run_dir
 from gcfed.utils.checked import Whole, fits

@@ -13,9 +13,9 @@ from typing import Any
 import pandas as pd
 
 from gcfed.report.groups import Group
-from gcfed.report.measures import UNITS, Column, Sample, states
 from gcfed.report.tables import Minor, Table, in_bold
 from gcfed.runs.identity import counts, setting
+from gcfed.runs.measures import UNITS, Column, Sample, states
 from gcfed.runs.reading import shipped
 from gcfed.study.papers import Axis, PaperTable, choose
 from gcfed.utils.compose import Composer
@@ -111,8 +111,8 @@ def _cell(
     run = group.runs[0] if group else None
     is_full = run is not None and run.planned == rounds
     if group and run and measure:
-        s = shown.of(group)
-        ours = shown.cell(group, s, paper.seeds or 1)
+        s = shown.of(group.runs)
+        ours = shown.cell(group.runs, s, paper.seeds or 1)
         ours += f" ({run.planned} of {rounds} rounds)" * (s.mean is not None and not is_full)
     if printed.mean is not None:
         theirs = shown.text(printed.mean) + ("" if printed.std is None else f" ({shown.text(printed.std)})")

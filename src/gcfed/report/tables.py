@@ -7,16 +7,15 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from gcfed.report.groups import SYMBOLS, Group, described
-from gcfed.report.measures import MEASURES, describe, states
 from gcfed.report.verdict import Verdict
 from gcfed.runs.folder import STATES, Run
-from gcfed.runs.measures import value
+from gcfed.runs.measures import MEASURES, describe, states, value
 from gcfed.utils.files import replacing
 
 _LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "[": "{[}"}  # no \\[length]
@@ -26,13 +25,7 @@ _FLOAT = r"""%% For LuaLaTeX or XeLaTeX, with booktabs, graphicx and a font that
 \centering\small
 \caption{%s}\label{tab:%s}
 \resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%%
-\begin{tabular}{%s}
-\toprule
-%s
-\midrule
-%s
-\bottomrule
-\end{tabular}}
+%s}
 %s
 \end{table}
 """
@@ -97,10 +90,9 @@ class Table:
     def write(self, folder: Path) -> None:
         """``<name>.md``, ``.tex`` (a float, not wider than the text) and ``.csv``."""
         title, *notes = (marked(text, "tex") for text in (self.title, *self.notes))
-        cells = self._marked("tex")
-        head, *rows = (rf"{' & '.join(row)} \\" for row in [[*cells], *cells.to_numpy()])
+        tabular = self._marked("tex").to_latex(index=False, column_format=f"l{'r' * (self.frame.shape[1] - 1)}")
         lines = "\n".join(rf"\par\smallskip{{\footnotesize {note}\par}}" for note in notes)
-        latex = _FLOAT % (title, self.name, "l" + "r" * (len(cells.columns) - 1), head, "\n".join(rows), lines)
+        latex = _FLOAT % (title, self.name, tabular.rstrip(), lines)
         texts = {"md": self.markdown, "tex": latex, "csv": self.records.to_csv(index=False)}
         write_texts({folder / f"{self.name}.{suffix}": text for suffix, text in texts.items()})
 
@@ -148,35 +140,32 @@ def measured(
 
     With a verdict over the seeds that it is of, and with the differences in its measure.
     """
-    lines, columns = [], [*map(describe, dict.fromkeys(measures))]
-    for column, (i, group) in product(columns, enumerate(groups)):
-        s = verdict.sample(i, column) if verdict else column.of(group)
-        about = {"federation": group.federation, "method": group.method, "setting": group.runs[0].setting}
-        about |= {"measure": column.measure, "unit": column.unit, **s.record}
-        about |= verdict.against(i)[0] if verdict and column == verdict.column else {}
-        rank = column.rank(s) if verdict is None or i < verdict.ranked else None
-        lines.append(about | {"group": group, "sample": s, "n": len(s.values), "column": column, "rank": rank,
-                              "higher": column.higher})  # fmt: skip
-    long = pd.DataFrame(lines, dtype=object)
-    long = long[long.groupby("measure")["mean"].transform("count") > 0].copy() if lines else long
-    if long.empty:
-        return None
-    records = long[long["mean"].notna()].drop(columns=["group", "sample", "n", "column", "rank", "higher"])
-    most = long.groupby(["measure", "federation"])["n"].transform("max")
-    first = long["measure"].iloc[0]  # in whose column alone it stands why a run has no number
-    long["text"] = [
-        line.column.cell(line.group, line.sample, wanted) if line.measure == first or line.group.ended else "–"
-        for line, wanted in zip(long.itertuples(), most, strict=True)
-    ]
-    long["text"] = in_bold(long, ["measure", "federation"])
-    places, notes = pd.Series([group.federation for group in groups]), [NOTE + EQUAL * bool(verdict)]
+    places, notes = pd.Series([group.federation for group in groups], dtype=object), [NOTE + EQUAL * bool(verdict)]
     texts: dict[str, Sequence[str]] = {"method": [group.method for group in groups]}
-    for measure, part in long.groupby("measure", sort=False):
-        texts[part["column"].iloc[0].heading] = [*part["text"]]
-        if verdict and measure == verdict.column.measure:
-            texts["seeds"] = [str(len(s.values)) for s in verdict.samples]
+    records: list[dict[str, Any]] = []
+    for column in map(describe, dict.fromkeys(measures)):
+        samples = [verdict.sample(i, column) if verdict else column.of(group.runs) for i, group in enumerate(groups)]
+        if not any(s.values for s in samples):
+            continue
+        wanted = pd.Series([len(s.values) for s in samples]).groupby(places).transform("max")
+        cells = [  # why a run has no number stands in the first column alone
+            column.cell(group.runs, s, n) if group.ended or not records else "–"
+            for group, s, n in zip(groups, samples, wanted, strict=True)
+        ]
+        ranks = [column.rank(s) if verdict is None or i < verdict.ranked else None for i, s in enumerate(samples)]
+        cells_of = {"federation": places, "text": cells, "rank": ranks, "higher": column.higher}
+        texts[column.heading] = [*in_bold(pd.DataFrame(cells_of, dtype=object), ["federation"])]
+        for i, (group, s) in enumerate(zip(groups, samples, strict=True)):
+            about = {"federation": group.federation, "method": group.method, "setting": group.runs[0].setting}
+            about |= {"measure": column.measure, "unit": column.unit, **s.record}
+            about |= verdict.against(i)[0] if verdict and column == verdict.column else {}
+            records += [about] * bool(s.values)
+        if verdict and column == verdict.column:
+            texts["seeds"] = [str(len(s.values)) for s in samples]
             reference = verdict.groups[verdict.reference].method
             texts[f"against {reference}"] = [verdict.against(i)[1] for i in range(len(groups))]
+    if not records:
+        return None
     if places.nunique() > 1:
         texts = {"federation": [*places.mask(places == places.shift(), "")], **texts}
     else:
@@ -190,7 +179,8 @@ def measured(
         notes.append(
             f"Further runs of a seed; the one that measured the most counts, of equals the last: {'; '.join(again)}."
         )
-    return Table(name, title, pd.DataFrame(texts, dtype=object), records, notes)
+    lines = pd.DataFrame(records, dtype=object).drop(columns="n", errors="ignore")  # seeds has them
+    return Table(name, title, pd.DataFrame(texts, dtype=object), lines, notes)
 
 
 def all_runs(runs: Sequence[Run], groups: Sequence[Group], places: Mapping[Run, str]) -> Table:

@@ -97,11 +97,7 @@ def find_runs(roots: Iterable[str | Path]) -> list[Run]:
 
 
 def folders(roots: Iterable[str | Path]) -> Iterator[tuple[Path, list[str]]]:
-    """Every folder below the roots, with the names of its files; not those within runs.
-
-    Raises:
-        FileNotFoundError: a root is not there.
-    """
+    """Every folder below the roots, which must be there, with the names of its files; not those within runs."""
     for root in map(Path, roots):
         if not root.is_dir():
             raise FileNotFoundError(

@@ -51,7 +51,7 @@ class LabelCounts:
             return None
 
 
-def label_counts(data: FederatedDataModule) -> LabelCounts | None:
+def counts_of(data: FederatedDataModule) -> LabelCounts | None:
     """Of up to 50 clients, evenly spaced; None where labels are no classes."""
     if data.labels.dtype.kind != "i":
         return None

@@ -38,14 +38,8 @@ def search(config: Any, context: Any, launcher: Any, arguments: list[str], **set
     A trial's value is the mean over its runs, one a seed. One with a run that fails, or that has no finite value
     ("pruned"), counts and keeps its reason, as in Optuna's own loop; so does one that is refused (:func:`edges`).
 
-    Args:
-        settings: those of ``configs/hydra/sweeper/optuna.yaml``.
-
-    Returns:
-        Whether a trial has a value, and none failed.
-
-    Raises:
-        ValueError: settings that cannot work, the folder holds another search, or a metric that runs do not have.
+    Returns whether a trial has a value, and none failed. It raises ValueError of settings (those of
+    ``configs/hydra/sweeper/optuna.yaml``) that cannot work, another search in the folder, or a metric that no run has.
     """
     known: Settings = settings_of("hydra.sweeper", Settings, OmegaConf.to_container(OmegaConf.create(settings)))
     going = Search(config, context, launcher, arguments, known)
@@ -99,11 +93,7 @@ class Search:
         self.common = [override for override in common if not (self.seeds and override.startswith("seed="))]
 
     def open(self) -> None:
-        """Finds the search that lies in the storage, or begins one there.
-
-        Raises:
-            ValueError: it cannot be opened, or is another search; names it.
-        """
+        """Finds the search that lies in the storage, or begins one there; ValueError if it is another one."""
         kept = self.settings.storage
         address, name = kept or f"sqlite:///{self.root}/search.db", self.root.name if kept else "search"
         try:
@@ -198,11 +188,7 @@ class Search:
 
 
 def outcome(folder: Path, metric: str, reason: str) -> Outcome:
-    """Reads a trial's run; ``reason`` is the launcher's word on why it failed, or "".
-
-    Raises:
-        ValueError: runs do not measure the metric.
-    """
+    """Reads a trial's run; ``reason`` is the launcher's word on why it failed, or "". ValueError ends the search."""
     if not ((folder / CONFIG).is_file() and (run := read_run(folder)).has_ended):
         return Outcome(TrialState.FAIL, why=reason or "its folder holds no finished run")
     column, found = parse(metric).column, value(run, metric)

@@ -74,9 +74,7 @@ def sweep(config: DictConfig, context: Any, launcher: Any, arguments: list[str])
     """Runs the jobs of ``configs/study/<name>.yaml`` that are not finished; the launcher is the user's choice.
 
     Hydra's own launcher gets one job after the other, another one all at once. Exit code 1 if a job is not finished.
-
-    Raises:
-        ValueError, FileNotFoundError: a study, a part of it or a folder that is not as it must be; before any job.
+    Of a study, a part of it or a folder that is not as it must be an error says so before any job.
     """
     name, loader = config.hydra.runtime.choices.get("study"), context.config_loader
     if name is None:
@@ -117,14 +115,9 @@ def tune(
 ) -> list[Job]:
     """A study's jobs with the best that a search of each cell found, all with the same number of trials.
 
-    Args:
-        jobs: those of the study.
-        node: ``study.search``, see :class:`gcfed.study.space.Tuning`.
-        root: folder of the study; its searches lie in ``searches/<row>_<column>``.
-        dry_run: search for nothing; take what was found.
-
-    Raises:
-        ValueError: words that cannot be searched, before any search; or no trial of a search has a value.
+    ``node`` is ``study.search`` (:class:`gcfed.study.space.Tuning`); the searches lie in ``searches/<row>_<column>``
+    below the study's folder, ``root``; a dry run searches for nothing and takes what was found. ValueError: words that
+    cannot be searched, before any search; or no trial of a search has a value.
     """
     from gcfed.study.search import RESULTS, search  # Optuna, an extra; a trial that fails is one of the budget
     from gcfed.study.space import Settings, read_tuning
