@@ -13,7 +13,7 @@ from gcfed.report import drawing, figures
 from gcfed.report.drawing import POINTS, agreement, curves, layer_map, seeds
 from gcfed.report.figures import METHODS, draw
 from gcfed.report.groups import by_federation, grouped
-from gcfed.report.searches import Search
+from gcfed.report.tables import Search
 from gcfed.report.verdict import interval, verdict
 from gcfed.runs.folder import find_runs
 from gcfed.runs.label_counts import LabelCounts

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from gcfed.report.searches import Search, read_searches, trials_table
-from gcfed.report.tables import Best
+from gcfed.report.tables import Best, Search, read_searches, trials_table
 
 TRIALS = "number,state,value,seconds,folder,{}\n0,complete,0.5,2.0,0,0.1\n1,complete,0.7,1,1,0.3\n2,fail,,,,0.2\n"
 

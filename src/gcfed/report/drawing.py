@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from gcfed.plots.style import PALETTE, logarithmic
 from gcfed.report.groups import Group, symbol
-from gcfed.report.searches import Search
+from gcfed.report.tables import Search
 from gcfed.report.verdict import interval
 from gcfed.runs.folder import FINISHED, Run
 from gcfed.runs.measures import Sample, describe, sample, smooth, states

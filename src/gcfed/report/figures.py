@@ -22,7 +22,7 @@ from gcfed.plots.style import PALETTE, save, styled
 from gcfed.report import drawing
 from gcfed.report.drawing import AGREEMENT, FAMILIES, LABELS, UPDATES
 from gcfed.report.groups import Group, by_federation, grouped, label_of, symbol, variants
-from gcfed.report.searches import Search
+from gcfed.report.tables import Search
 from gcfed.report.verdict import Verdict, main_measure
 from gcfed.runs.folder import Run
 from gcfed.runs.label_counts import LabelCounts

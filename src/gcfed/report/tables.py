@@ -1,25 +1,34 @@
-"""Tables for people (Markdown, LaTeX, the page) and for programs (CSV): methods by measures, and every run."""
+"""Tables for people (Markdown, LaTeX, the page) and for programs (CSV): methods by measures, every run, searches."""
 
 from __future__ import annotations
 
 import html
+import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 
 from gcfed.report.groups import SYMBOLS, Group, described
 from gcfed.report.verdict import Verdict
-from gcfed.runs.folder import STATES, Run
-from gcfed.runs.measures import MEASURES, describe, states, value
+from gcfed.runs.folder import RESULTS, STATES, STORAGE, TRIALS, Run, folders, shown
+from gcfed.runs.measures import MEASURES, describe, parse, states, value
+from gcfed.runs.reading import FINITE, LABEL, NODES, ROUNDS, SIZE, naming, read_text, read_yaml, short
+from gcfed.utils.checked import fits
 from gcfed.utils.files import replacing
 
-_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "[": "{[}"}  # no \\[length]
-_LATEX |= {character: rf"\{character}" for character in "&%$#_{}"}
+_MARKS = re.compile(r"([\\`*|]|(?<=])\()")  # of Markdown, in a line of text
+_LATEX = {character: rf"\{character}" for character in "&%$#_{}"}  # and "[", or it would be the length of a \\
+_LATEX |= {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "[": "{[}",
+}  # no \\[length]
 _FLOAT = r"""%% For LuaLaTeX or XeLaTeX, with booktabs, graphicx and a font that has Greek letters.
 \begin{table}
 \centering\small
@@ -31,11 +40,7 @@ _FLOAT = r"""%% For LuaLaTeX or XeLaTeX, with booktabs, graphicx and a font that
 """
 #: A cell's text in md, tex or html: how it is escaped, set in bold, and shown as the first of a minor line.
 _MARKUP = {
-    "md": (
-        lambda text: re.sub(r"([\\`*|]|(?<=])\()", r"\\\1", " ".join(text.split())).replace("<", "&lt;"),
-        "**{}**",
-        "*{}*",
-    ),
+    "md": (lambda text: _MARKS.sub(r"\\\1", " ".join(text.split())).replace("<", "&lt;"), "**{}**", "*{}*"),
     "tex": (lambda text: text.translate(str.maketrans(_LATEX)), r"\textbf{{{}}}", r"\quad {}"),
     "html": (html.escape, "<strong>{}</strong>", "<small>{}</small>"),
 }
@@ -199,3 +204,71 @@ def all_runs(runs: Sequence[Run], groups: Sequence[Group], places: Mapping[Run, 
         frame[name] = ["–" if number is None else form.format(number) for number in records[name]]
     frame = frame.loc[:, (frame != "–").any()].astype(str)
     return Table("runs", "All runs", frame, records, ["Seconds are those of all rounds together."])
+
+
+class Search(NamedTuple):
+    """``trials`` has a row a trial, ``metric`` is what they are compared by; "" where no trial has a value, or an
+    older version wrote the results without it."""
+
+    trials: pd.DataFrame
+    metric: str
+    higher: bool
+
+
+def read_searches(roots: Sequence[Path], lacks: list[str]) -> dict[Path, Search]:
+    """The searches below the roots, by folder; ``lacks`` takes those that cannot be read."""
+    searches = {}
+    for folder in sorted({folder.resolve() for folder, files in folders(roots) if TRIALS in files}):
+        try:
+            searches[folder] = _read(folder / TRIALS, folder / RESULTS)
+        except ValueError as error:
+            lacks.append(f"the search in {shown(folder)} cannot be read: {error}")
+    return searches
+
+
+def _read(path: Path, results: Path) -> Search:
+    """Raises ValueError, which names the file, where a number, a value or a metric is none."""
+    with naming(path):
+        trials = pd.read_csv(io.StringIO(read_text(path, SIZE)))
+        if lack := {"number", "value"} - {*trials}:
+            raise ValueError(f"it has no column {min(lack)}")
+        trials[["number", "value"]] = trials[["number", "value"]].astype(float)
+        odd = ~(trials["number"].between(0, ROUNDS) & (trials["value"].isna() | (trials["value"].abs() < FINITE)))
+        if odd.any() or len(trials) > NODES or len(trials.columns) > LABEL:
+            raise ValueError("its numbers are not finite, or it is too large")
+    found = read_yaml(results) if results.exists() else {}
+    with naming(results):
+        metric = found.get("metric", "")
+        short("metric", metric)
+        if "metric" in found:
+            parse(metric or "")
+        direction = fits("direction", found.get("direction"), Literal["maximize", "minimize"] | None)
+    return Search(trials.astype({"number": int}), metric, direction != "minimize")
+
+
+def search_of(run: Run) -> Path | None:
+    """The folder of the search that the run is a trial of, or one of a trial's seeds."""
+    above = run.folder.parents[:2]
+    return next((folder for folder in above if (folder / TRIALS).exists() or (folder / STORAGE).exists()), None)
+
+
+def trials_table(searches: Mapping[Path, Search]) -> Table | None:
+    """The trials of all searches, one below the other, the best value of each whose direction is known in bold."""
+    parts = []
+    for folder, search in searches.items():
+        about = {
+            "search": shown(folder),
+            "metric": search.metric,
+            "higher": search.higher if search.metric else None,
+            "rank": search.trials["value"],
+        }
+        parts += [search.trials.astype(object).assign(**about)] if len(search.trials) else []
+    if not parts:
+        return None
+    lines = pd.concat(parts, ignore_index=True)
+    texts = lines.drop(columns=["folder", "metric", "higher", "rank", "search"], errors="ignore").fillna("–")
+    texts = texts.map(lambda cell: f"{cell:.5g}" if isinstance(cell, float) else str(cell)).astype(object)
+    texts["value"] = in_bold(lines.assign(text=texts["value"]), ["search"])
+    texts.insert(0, "search", lines["search"].mask(lines["search"] == lines["search"].shift(), ""))
+    note = "Each search's best value in bold; its optimization_results.yaml has it with all its digits."
+    return Table("searches", "Searches", texts, lines.drop(columns=["higher", "rank"]), [note])

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 CONFIG, SUMMARY, METRICS, FAILURE = "config.yaml", "summary.json", "metrics.csv", "failure.txt"
+TRIALS, RESULTS, STORAGE = "trials.csv", "optimization_results.yaml", "search.db"  # of a search
 CHECKPOINT = Path("checkpoints") / "last.ckpt"
 PREVIOUS = CHECKPOINT.with_name("previous.ckpt")
 BEST = "best.ckpt"  # beside them

@@ -9,7 +9,7 @@ import numpy as np
 import yaml
 from omegaconf import OmegaConf
 
-from gcfed.runs.folder import CONFIG, Run, read_run
+from gcfed.runs.folder import CONFIG, RESULTS, STORAGE, TRIALS, Run, read_run
 from gcfed.runs.identity import differences, leaves
 from gcfed.runs.measures import parse, value
 from gcfed.study.jobs import launch, settings_of
@@ -27,7 +27,6 @@ except ImportError as error:
 
 log = logging.getLogger(__name__)
 optuna.logging.set_verbosity(optuna.logging.WARNING)
-RESULTS = "optimization_results.yaml"
 RISE = 1000.0  # of a loss that was past the edge of what can be trained
 LOST = {"train/nonfinite_clients": "client updates left out", "train/refused_steps": "server steps taken back"}
 
@@ -95,7 +94,7 @@ class Search:
     def open(self) -> None:
         """Finds the search that lies in the storage, or begins one there; ValueError if it is another one."""
         kept = self.settings.storage
-        address, name = kept or f"sqlite:///{self.root}/search.db", self.root.name if kept else "search"
+        address, name = kept or f"sqlite:///{self.root}/{STORAGE}", self.root.name if kept else "search"
         try:
             self.study = optuna.create_study(
                 storage=address, study_name=name, direction=self.settings.direction, load_if_exists=True
@@ -178,7 +177,7 @@ class Search:
         table["value"] = table["value"].where(table["state"] != "refused")  # or it might look like the best
         table["duration"] = table["duration"].dt.total_seconds().round(1)
         table.insert(4, "folder", [name_of(trial) for trial in trials])
-        with replacing(self.root / "trials.csv") as temporary:
+        with replacing(self.root / TRIALS) as temporary:
             table.rename(columns={"duration": "seconds"}).to_csv(temporary, index=False)
         if top := best(self.study):
             found: dict[str, Any] = {"best_params": top.params, "best_value": top.value, "best_trial": top.number}
