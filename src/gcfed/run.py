@@ -30,8 +30,7 @@ from gcfed.federated.processes.strategy import partners
 from gcfed.metrics.global_model import relative_error
 from gcfed.runs.folder import CHECKPOINT, CONFIG, METRICS, SUMMARY, divergence
 from gcfed.runs.identity import hyperparameters
-from gcfed.runs.label_counts import counts_of
-from gcfed.runs.reading import column, read_metrics
+from gcfed.runs.reading import column, counts_of, read_metrics
 from gcfed.runs.summary import failure_recorded, last_figures, print_config, print_summary, summary_of, write_summary
 from gcfed.utils.files import locked, remove_temporaries, replacing
 from gcfed.utils.instantiate import replace_checked, require

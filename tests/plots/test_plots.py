@@ -7,8 +7,8 @@ import pytest
 
 from gcfed.plots import pictures, style
 from gcfed.plots.pictures import draw_partition, plot_curves, plot_partition, plot_recovered, plot_surface
-from gcfed.runs.label_counts import LabelCounts
 from gcfed.runs.measures import smooth
+from gcfed.runs.reading import LabelCounts
 from gcfed.utils.instantiate import build
 
 

@@ -16,8 +16,8 @@ from gcfed.report.groups import by_federation, grouped
 from gcfed.report.tables import Search
 from gcfed.report.verdict import interval, verdict
 from gcfed.runs.folder import find_runs
-from gcfed.runs.label_counts import LabelCounts
 from gcfed.runs.measures import sample, smooth
+from gcfed.runs.reading import LabelCounts
 
 COLORS = {"fedavg": "#0072B2", "gcfed": "#D55E00"}
 

@@ -18,9 +18,8 @@ from numpy.typing import ArrayLike
 from gcfed.data.partition import ByGroup
 from gcfed.data.shift import Shift
 from gcfed.plots.style import BLACK, BLUE, GREY, ORANGE, VERMILION, logarithmic, save, styled
-from gcfed.runs.label_counts import LabelCounts, counts_of, evenly
 from gcfed.runs.measures import smooth
-from gcfed.runs.reading import column, read_metrics
+from gcfed.runs.reading import LabelCounts, column, counts_of, evenly, read_metrics
 
 if TYPE_CHECKING:
     from gcfed.data.datamodule import FederatedDataModule

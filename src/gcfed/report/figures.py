@@ -25,8 +25,8 @@ from gcfed.report.groups import Group, by_federation, grouped, label_of, symbol,
 from gcfed.report.tables import Search
 from gcfed.report.verdict import Verdict, main_measure
 from gcfed.runs.folder import Run
-from gcfed.runs.label_counts import LabelCounts
 from gcfed.runs.measures import describe, sample
+from gcfed.runs.reading import LabelCounts
 
 FEDERATIONS, METHODS, MAPS = 6, 12, 4  # that are drawn: federations with all that they measured, methods of each, maps
 Panels = Mapping[str, Callable[[Axes], str]]  # title → what draws it and returns the caption

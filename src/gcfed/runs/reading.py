@@ -11,8 +11,10 @@ import json
 import os
 import re
 import stat
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cache, lru_cache
 from pathlib import Path
@@ -22,12 +24,18 @@ import yaml
 from pydantic import Field
 
 from gcfed.utils.checked import Count, Number, SettingError, Whole, fits
+from gcfed.utils.files import replacing
 from gcfed.utils.resolvers import CONFIGS
 from gcfed.utils.words import size
 
 if TYPE_CHECKING:
-    import pandas as pd  # a run imports it at its end only
+    import numpy as np  # nothing heavy is imported before Hydra has asked for the folder of a run
+    import pandas as pd
+    from numpy.typing import NDArray
 
+    from gcfed.data.datamodule import FederatedDataModule
+
+LABEL_COUNTS = "label_counts.npz"
 LARGEST, DEPTH, NODES, LABEL = 2**20, 24, 20_000, 100  # letters of a file, levels, settings, letters of a name
 SIZE, COLUMNS = 2**28, 10_000  # of a table
 FINITE = 1e200  # of numbers beyond, no mean or deviation is one
@@ -189,3 +197,54 @@ def read_metrics(path: Path | None, *, text: bool = False) -> pd.DataFrame:
 def column(metrics: pd.DataFrame, name: str) -> pd.Series:
     """A column where it was measured, by round; empty where it never was."""
     return metrics[name].dropna() if name in metrics else metrics.index[:0].to_series().astype(float)
+
+
+@dataclass(frozen=True, eq=False)
+class LabelCounts:
+    """How many samples of each class some clients of a run hold: ``label_counts.npz``, small for any federation."""
+
+    clients: NDArray[np.int64]  # ids [S]
+    counts: NDArray[np.int64]  # [S, C], samples of class c on client s
+    of: int  # clients in all
+    names: tuple[str, ...] = ()  # of the classes, [C], where they have any
+
+    def save(self, folder: Path) -> None:
+        import numpy as np
+
+        with replacing(folder / LABEL_COUNTS) as temporary, temporary.open("wb") as file:
+            np.savez(file, clients=self.clients, counts=self.counts, of=self.of, names=np.array(self.names, str))
+
+    @classmethod
+    def load(cls, folder: Path) -> LabelCounts | None:
+        """Read it back; None where a run's folder has none, or none that can be read."""
+        import numpy as np
+
+        try:
+            with np.load(folder / LABEL_COUNTS) as file:
+                if sum(part.file_size for part in file.zip.infolist()) > 2**26:
+                    return None
+                names = tuple(map(str, file["names"])) if "names" in file else ()
+                found = cls(file["clients"], file["counts"], int(file["of"]), names)
+            rows, classes = found.counts.shape
+            is_whole = rows == len(found.clients) and len(names) in (0, classes) and all(map(str.isprintable, names))
+            return found if is_whole and found.counts.dtype.kind in "iu" and found.counts.min() >= 0 else None
+        except (OSError, ValueError, TypeError, KeyError, EOFError, AttributeError, zipfile.BadZipFile):
+            return None
+
+
+def counts_of(data: FederatedDataModule) -> LabelCounts | None:
+    """Of up to 50 clients, evenly spaced; None where labels are no classes."""
+    if data.labels.dtype.kind != "i":
+        return None
+    assert data.partition is not None
+    clients = evenly(data.num_clients, 50)
+    counts = data.partition.label_counts(data.labels, data.num_classes, clients=clients)
+    names = data.dataset.class_names or ()
+    return LabelCounts(clients, counts, data.num_clients, names if len(names) == data.num_classes else ())
+
+
+def evenly(n: int, most: int) -> NDArray[np.int64]:
+    """At most ``most`` of the ids 0 to n − 1, evenly spaced."""
+    import numpy as np
+
+    return np.unique(np.arange(most) * n // most)
