@@ -16,7 +16,7 @@ def test_trials_stand_one_below_the_other(tmp_path):
     searches = read_searches([tmp_path], lacks)
     assert len(lacks) == 1
     assert "empty cannot be read: trials.csv: EmptyDataError: No columns" in lacks[0]
-    assert [search[1:] for search in searches.values()] == [("last:test/loss", False), ("", True)]
+    assert [search[1:] for search in searches.values()] == [("last:test/loss", False), ("", None)]
     table = trials_table(searches)
     assert [Path(name).name for name in table.frame["search"]] == ["mine", "", ""] * 2
     assert table.frame.drop(columns="search").to_numpy().tolist() == [

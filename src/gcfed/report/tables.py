@@ -207,12 +207,11 @@ def all_runs(runs: Sequence[Run], groups: Sequence[Group], places: Mapping[Run, 
 
 
 class Search(NamedTuple):
-    """``trials`` has a row a trial, ``metric`` is what they are compared by; "" where no trial has a value, or an
-    older version wrote the results without it."""
+    """``metric`` is what trials are compared by; "" where none has a value, or an older version did not write it."""
 
-    trials: pd.DataFrame
+    trials: pd.DataFrame  # a row a trial
     metric: str
-    higher: bool
+    higher: bool | None  # whether more is better; None without a metric
 
 
 def read_searches(roots: Sequence[Path], lacks: list[str]) -> dict[Path, Search]:
@@ -243,7 +242,7 @@ def _read(path: Path, results: Path) -> Search:
         if "metric" in found:
             parse(metric or "")
         direction = fits("direction", found.get("direction"), Literal["maximize", "minimize"] | None)
-    return Search(trials.astype({"number": int}), metric, direction != "minimize")
+    return Search(trials.astype({"number": int}), metric, direction != "minimize" if metric else None)
 
 
 def search_of(run: Run) -> Path | None:
@@ -254,15 +253,11 @@ def search_of(run: Run) -> Path | None:
 
 def trials_table(searches: Mapping[Path, Search]) -> Table | None:
     """The trials of all searches, one below the other, the best value of each whose direction is known in bold."""
-    parts = []
-    for folder, search in searches.items():
-        about = {
-            "search": shown(folder),
-            "metric": search.metric,
-            "higher": search.higher if search.metric else None,
-            "rank": search.trials["value"],
-        }
-        parts += [search.trials.astype(object).assign(**about)] if len(search.trials) else []
+    parts = [
+        trials.astype(object).assign(search=shown(folder), metric=metric, higher=higher, rank=trials["value"])
+        for folder, (trials, metric, higher) in searches.items()
+        if len(trials)
+    ]
     if not parts:
         return None
     lines = pd.concat(parts, ignore_index=True)
