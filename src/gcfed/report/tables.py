@@ -160,15 +160,15 @@ def measured(
         ranks = [column.rank(s) if verdict is None or i < verdict.ranked else None for i, s in enumerate(samples)]
         cells_of = {"federation": places, "text": cells, "rank": ranks, "higher": column.higher}
         texts[column.heading] = [*in_bold(pd.DataFrame(cells_of, dtype=object), ["federation"])]
-        for i, (group, s) in enumerate(zip(groups, samples, strict=True)):
+        decides = verdict if verdict and column == verdict.column else None
+        against = [decides.against(i) if decides else ({}, "") for i in range(len(groups))]
+        for group, s, (apart, _) in zip(groups, samples, against, strict=True):
             about = {"federation": group.federation, "method": group.method, "setting": group.runs[0].setting}
-            about |= {"measure": column.measure, "unit": column.unit, **s.record}
-            about |= verdict.against(i)[0] if verdict and column == verdict.column else {}
+            about |= {"measure": column.measure, "unit": column.unit, **s.record, **apart}
             records += [about] * bool(s.values)
-        if verdict and column == verdict.column:
+        if decides:
             texts["seeds"] = [str(len(s.values)) for s in samples]
-            reference = verdict.groups[verdict.reference].method
-            texts[f"against {reference}"] = [verdict.against(i)[1] for i in range(len(groups))]
+            texts[f"against {groups[decides.reference].method}"] = [text for _, text in against]
     if not records:
         return None
     if places.nunique() > 1:

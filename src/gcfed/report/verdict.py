@@ -109,8 +109,7 @@ class Verdict:
 
     def sample(self, i: int, column: Column) -> Sample:
         """A method's measure over the seeds that it is compared on."""
-        s = column.of(self.groups[i].runs)
-        return s.over(self.samples[i].values) if i < self.ranked else s
+        return column.of(self.groups[i].runs, self.samples[i].values if i < self.ranked else None)
 
     @property
     def headline(self) -> str:
@@ -172,7 +171,7 @@ def verdict(groups: Sequence[Group]) -> Verdict | None:
         return None
     equal = equal_seeds(values)
     order = [*equal.mean().sort_values(ascending=not column.higher, kind="stable").index] if len(equal) else []
-    ranked, samples = len(order), samples | {i: samples[i].over(equal.index) for i in order}
+    ranked, samples = len(order), samples | {i: column.of(groups[i].runs, equal.index) for i in order}
     order += sorted(samples.keys() - {*order}, key=lambda i: (not samples[i].values, i))
     plain = (place for place, i in enumerate(order[:ranked]) if _is_plain(groups[i]))
     return Verdict(column, [groups[i] for i in order], [samples[i] for i in order], ranked, next(plain, 0))

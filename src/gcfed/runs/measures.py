@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -170,10 +170,6 @@ class Sample:
         """The sample's; None for fewer than two runs, and of bounds."""
         return stdev(self.values.values()) if len(self.values) > 1 and not self.bound else None
 
-    def over(self, seeds: Iterable[int]) -> Sample:
-        """Those of these seeds."""
-        return replace(self, values={seed: self.values[seed] for seed in seeds if seed in self.values})
-
     @property
     def record(self) -> dict[str, Any]:
         """What a CSV has of it."""
@@ -214,9 +210,9 @@ class Column(NamedTuple):
     def heading(self) -> str:
         return f"{self.title} ({self.unit})" if self.unit not in ("", "rounds") else self.title
 
-    def of(self, runs: Iterable[Run]) -> Sample:
-        """The measure over the seeds of runs, in the column's unit."""
-        return sample(runs, self.measure, self.factor)
+    def of(self, runs: Iterable[Run], seeds: Container[int] | None = None) -> Sample:
+        """The measure over these or all seeds of the runs, in the column's unit."""
+        return sample((run for run in runs if seeds is None or run.seed in seeds), self.measure, self.factor)
 
     def text(self, number: float) -> str:
         """The number, already in this unit, as tables show it."""

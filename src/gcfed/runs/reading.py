@@ -170,15 +170,12 @@ def read_metrics(path: Path | None, *, text: bool = False) -> pd.DataFrame:
     """
     import pandas as pd
 
-    whole = ""
-    if path is not None and path.exists():
-        with naming(path):
-            whole = read_text(path, SIZE)
-    whole = whole[: whole.rfind("\n") + 1]
-    if path is None or whole.count("\n") < 2:
-        return pd.DataFrame(index=pd.Index([], name="round", dtype="int64"))
-    header, body = whole.split("\n", 1)
-    with naming(path):
+    with naming(path or Path()):
+        whole = read_text(path, SIZE) if path is not None and path.exists() else ""
+        whole = whole[: whole.rfind("\n") + 1]
+        if whole.count("\n") < 2:
+            return pd.DataFrame(index=pd.Index([], name="round", dtype="int64"))
+        header, body = whole.split("\n", 1)
         try:
             if header.count(",") > COLUMNS:
                 raise ValueError(f"it has more than {COLUMNS:,} columns")

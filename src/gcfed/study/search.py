@@ -155,18 +155,14 @@ class Search:
         states = {run.state for run in runs.values()}
         state = next(s for s in (TrialState.FAIL, TrialState.PRUNED, TrialState.COMPLETE) if s in states)
         whys = {name: run.why for name, run in runs.items() if run.state == state and run.why}
-        if whys:
-            reason = "; ".join(f"{name}: {why}" if len(runs) > 1 else why for name, why in whys.items())
+        is_whole = state == TrialState.COMPLETE
+        if reason := "; ".join(f"{name}: {why}" if len(runs) > 1 else why for name, why in whys.items()):
             trial.set_user_attr("reason", reason)
-            word = "refused" if state == TrialState.COMPLETE else state.name.lower()
-            log.error("%s %s: %s", name_of(trial), word, reason)
-        if state != TrialState.COMPLETE:
-            self.study.tell(trial, state=state)
-            return
-        for name, run in runs.items():
-            for column, (how_far, _) in run.edges.items():
-                trial.set_constraint(f"{name} {column}", how_far)
-        self.study.tell(trial, float(np.mean([run.value for run in runs.values()])))
+            log.error("%s %s: %s", name_of(trial), "refused" if is_whole else state.name.lower(), reason)
+        past = [(name, *edge) for name, run in runs.items() for edge in run.edges.items() if is_whole]
+        for name, column, (how_far, _) in past:
+            trial.set_constraint(f"{name} {column}", how_far)
+        self.study.tell(trial, float(np.mean([run.value for run in runs.values()])) if is_whole else None, state)
 
     def write(self) -> None:
         """``trials.csv``, a row a trial, and the best one in ``optimization_results.yaml``."""
