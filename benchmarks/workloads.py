@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-import gcfed.runs.place  # noqa: F401
+import gcfed.runs.folder  # noqa: F401
 from gcfed.utils.resolvers import ROOT
 
 

@@ -17,7 +17,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, open_dict
 
-import gcfed.runs.place  # noqa: F401
+import gcfed.runs.folder  # noqa: F401
 from gcfed.runs.reading import read_metrics
 from gcfed.utils.compose import Composer
 from gcfed.utils.resolvers import ROOT

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 import pandas as pd
 from omegaconf import DictConfig, open_dict
 
-from gcfed.report.measures import interval
-from gcfed.runs.folder import CHECKPOINT
-from gcfed.runs.place import run_dir
+from gcfed.report.verdict import interval
+from gcfed.runs.folder import CHECKPOINT, run_dir
 from gcfed.utils.checked import Whole, fits
 from gcfed.utils.compose import Composer, shorthand
 

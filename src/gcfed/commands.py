@@ -35,7 +35,7 @@ def _run(name: str, task: Callable[[DictConfig], Any]) -> None:
         from hydra._internal import utils as hydra_utils
         from hydra.errors import HydraException
 
-        import gcfed.runs.place  # noqa: F401  (its resolvers name the folders of runs)
+        import gcfed.runs.folder  # noqa: F401  (its resolvers name the folders of runs)
         from gcfed.utils.compose import check_groups, composed, explained, shorthand
         from gcfed.utils.machine import spin_briefly
         from gcfed.utils.resolvers import CONFIGS

@@ -29,8 +29,7 @@ from gcfed.federated.processes.strategy import partners, trains_on_cpu
 from gcfed.metrics.global_model import relative_error
 from gcfed.runs.folder import CHECKPOINT, CONFIG, METRICS, SUMMARY, divergence
 from gcfed.runs.identity import hyperparameters
-from gcfed.runs.label_counts import label_counts
-from gcfed.runs.reading import column, read_metrics
+from gcfed.runs.reading import column, counts_of, read_metrics
 from gcfed.runs.summary import failure_recorded, last_figures, print_config, print_summary, summary_of, write_summary
 from gcfed.utils.files import locked, remove_temporaries, replacing
 from gcfed.utils.instantiate import replace_checked, require
@@ -175,7 +174,7 @@ def write_inputs(cfg: DictConfig, data: Any, folder: Path) -> None:
     if data.scaling:
         with replacing(folder / "scaling.npz") as temporary:
             np.savez(temporary, **data.scaling)
-    if (held := label_counts(data)) is not None:
+    if (held := counts_of(data)) is not None:
         held.save(folder)
 
 

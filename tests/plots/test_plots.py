@@ -7,8 +7,8 @@ import pytest
 
 from gcfed.plots import pictures, style
 from gcfed.plots.pictures import draw_partition, plot_curves, plot_partition, plot_recovered, plot_surface
-from gcfed.runs.label_counts import LabelCounts
 from gcfed.runs.measures import smooth
+from gcfed.runs.reading import LabelCounts
 from gcfed.utils.instantiate import build
 
 
@@ -79,7 +79,7 @@ def test_classes_have_their_names(tmp_path, unrendered):
     LabelCounts(np.arange(3), np.eye(3, 2, dtype=int), 3, ("cat", "d$g")).save(tmp_path)
     held = LabelCounts.load(tmp_path)
     assert held.names == ("cat", "d$g")
-    _, bubbles = plot_partition(held.counts, tmp_path / "partition.png", names=held.names).axes
+    _, bubbles = plot_partition(held, tmp_path / "partition.png").axes
     assert [label.get_text() for label in bubbles.get_yticklabels()] == ["cat", "d$g"]
     for names in (("cat",), ("cat", "a\nb")):
         LabelCounts(np.arange(3), np.eye(3, 2, dtype=int), 3, names).save(tmp_path)

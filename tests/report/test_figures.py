@@ -13,12 +13,11 @@ from gcfed.report import drawing, figures
 from gcfed.report.drawing import POINTS, agreement, curves, layer_map, seeds
 from gcfed.report.figures import METHODS, draw
 from gcfed.report.groups import by_federation, grouped
-from gcfed.report.measures import interval, sample
-from gcfed.report.searches import Search
-from gcfed.report.verdict import verdict
+from gcfed.report.tables import Search
+from gcfed.report.verdict import interval, verdict
 from gcfed.runs.folder import find_runs
-from gcfed.runs.label_counts import LabelCounts
-from gcfed.runs.measures import smooth
+from gcfed.runs.measures import sample, smooth
+from gcfed.runs.reading import LabelCounts
 
 COLORS = {"fedavg": "#0072B2", "gcfed": "#D55E00"}
 
@@ -119,7 +118,7 @@ def test_sweeps_with_other_settings_are_lines_of_their_own(axes):
 def test_every_seed_their_mean_and_its_interval_are_a_line_a_method(axes):
     runs = [run_of(seed=seed, values=(value,)) for seed, value in enumerate((0.5, 0.6, 0.7))]
     groups = grouped([*runs, run_of(**GCFED, values=(0.9,))])
-    seeds({group.method: (group, sample(group, "last:test/acc", 100)) for group in groups}, "x", COLORS, axes)
+    seeds({group.method: (group, sample(group.runs, "last:test/acc", 100)) for group in groups}, "x", COLORS, axes)
     bars, dots = axes.collections
     np.testing.assert_allclose(bars.get_segments(), [[(end, 0) for end in interval([50, 60, 70])]])
     np.testing.assert_allclose(axes.lines[0].get_xydata(), [(60, 0)])  # one seed has neither
@@ -130,7 +129,7 @@ def test_every_seed_their_mean_and_its_interval_are_a_line_a_method(axes):
 
 def test_the_cost_of_a_target_says_who_did_not_reach_it(axes):
     groups = grouped([run_of(values=(0.2, 0.8)), run_of(**GCFED, values=(0.2,))])
-    costs = {group.method: (group, sample(group, "rounds:test/acc>=0.8")) for group in groups}
+    costs = {group.method: (group, sample(group.runs, "rounds:test/acc>=0.8")) for group in groups}
     seeds(costs, "rounds", COLORS, axes)
     np.testing.assert_allclose(axes.collections[-1].get_offsets(), [(2, 0)])
     assert axes.texts[-1].get_text() == "not reached by every seed"

@@ -10,8 +10,8 @@ from sample_runs import sample
 
 from gcfed.report.compare import Settings, compare
 from gcfed.report.groups import grouped
-from gcfed.report.measures import sample as over_seeds
 from gcfed.runs.folder import find_runs
+from gcfed.runs.measures import sample as over_seeds
 from gcfed.runs.measures import value
 from gcfed.study.papers import load, names
 
@@ -44,7 +44,7 @@ def groups(runs):
 def test_repetitions_are_found_and_their_measures_are_the_same(groups):
     by_name = {re.sub(r"_s\d+$", "", group.runs[0].folder.name): group for group in groups}
     for row in golden("measures").itertuples():
-        s = over_seeds(by_name[row.runs], row.measure)
+        s = over_seeds(by_name[row.runs].runs, row.measure)
         assert (s.mean, s.std, s.bound) == (near(row.mean), near(row.std), row.bound == "yes"), row
         assert " ".join(map(str, s.values)) == (row.seeds or ""), row
 

@@ -6,7 +6,7 @@ import pytest
 from run_folders import GCFED, PLACE, run_of
 
 from gcfed.report.groups import compared, grouped
-from gcfed.report.measures import Sample, describe, sample
+from gcfed.runs.measures import Sample, describe, sample
 
 
 def methods(*runs):
@@ -114,25 +114,25 @@ def test_mean_and_deviation_over_seeds_by_hand():
     runs = [run_of(seed=seed, values=(0.1, last)) for seed, last in ((1, 0.5), (2, 0.7))]
     lost = [run_of("failed", seed=4), run_of("unfinished", seed=5), run_of("diverged", seed=6, values=(0.1, 0.6))]
     (group,) = grouped([*runs, *lost])
-    s = sample(group, "last:test/acc", 100.0)
+    s = sample(group.runs, "last:test/acc", 100.0)
     assert (s.mean, s.std) == (pytest.approx(60), pytest.approx(10))
-    assert describe("last:test/acc").cell(group, s, 5) == "60.00 (10.00) [3 of 5] †"
+    assert describe("last:test/acc").cell(group.runs, s, 5) == "60.00 (10.00) [3 of 5] †"
     assert s.record["seeds"] == "1 2 6"
-    assert sample(grouped(runs[:1])[0], "max:test/nothing") == Sample({})
+    assert sample(runs[:1], "max:test/nothing") == Sample({})
 
 
 def test_a_target_that_was_not_reached_is_a_bound():
     runs = [run_of(seed=1, values=(0.2, 0.8, 0.9)), run_of(seed=2, values=(0.2, 0.3, 0.4, 0.5))]
     (group,) = grouped([*runs, run_of("unfinished", seed=3, values=(0.1,))])
-    s = sample(group, "rounds:test/acc>=0.7")
+    s = sample(group.runs, "rounds:test/acc>=0.7")
     assert (dict(s.values), s.mean, s.std, s.bound) == ({1: 2.0, 2: 4.0}, 3.0, None, True)
-    assert not sample(grouped(runs[:1])[0], "rounds:test/acc>=0.7").bound
+    assert not sample(runs[:1], "rounds:test/acc>=0.7").bound
     sent = {"comm/down_bytes": 6, "comm/up_bytes": 4}
     runs = [run_of(seed=s, summary={"bytes_to_target": {"0.7": b}, **sent}) for s, b in ((1, 5), (2, None))]
-    s = sample(grouped(runs)[0], "bytes_to_target/0.7")
+    s = sample(runs, "bytes_to_target/0.7")
     assert (dict(s.values), s.mean, s.bound) == ({1: 5.0, 2: 10.0}, 7.5, True)
     runs = [run_of(seed=s, summary={"client_seconds_to_target": {"0.7": t}}) for s, t in ((1, 5), (2, None))]
-    assert sample(grouped(runs)[0], "client_seconds_to_target/0.7").bound  # what it took in all is not known
+    assert sample(runs, "client_seconds_to_target/0.7").bound  # what it took in all is not known
 
 
 def test_federations_come_by_how_much_they_compare_and_lone_settings_last():

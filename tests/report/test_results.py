@@ -4,8 +4,8 @@ import pytest
 from run_folders import GCFED, PLACE, run_of
 
 from gcfed.report.groups import grouped
-from gcfed.report.measures import MEASURES
 from gcfed.report.tables import Best, all_runs, measured, usual
+from gcfed.runs.measures import MEASURES
 
 
 def test_a_federation_is_a_table_of_methods_by_measures():

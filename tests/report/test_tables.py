@@ -3,8 +3,8 @@
 import pandas as pd
 import pytest
 
-from gcfed.report.measures import UNITS, describe
 from gcfed.report.tables import Best, Minor, Table, in_bold, marked
+from gcfed.runs.measures import UNITS, describe
 
 FRAME = pd.DataFrame([["a_b", Best("1.5 %")], [Minor("paper"), "λ | <x>"]], columns=["", "η (%)"], dtype=object)
 TABLE = Table("t_1", "A & B", FRAME, pd.DataFrame({"x": [1.0, None]}), ("100 % of `it`.",))

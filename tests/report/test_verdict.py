@@ -8,9 +8,9 @@ import pytest
 from run_folders import GCFED, run_of
 
 from gcfed.report.groups import grouped
-from gcfed.report.measures import Sample, interval, paired
 from gcfed.report.tables import Best, measured
-from gcfed.report.verdict import equal_seeds, main_measure, verdict
+from gcfed.report.verdict import equal_seeds, interval, main_measure, paired, verdict
+from gcfed.runs.measures import Sample
 
 LOCAL = {"tags.gc": "local", "gc._target_": "gcfed.methods.centralization.LocalGC"}
 

@@ -6,7 +6,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from gcfed.runs.place import job_dir, run_dir, sweep_dir
+from gcfed.runs.folder import job_dir, run_dir, sweep_dir
 from gcfed.utils.compose import shorthand
 
 

@@ -9,8 +9,7 @@ from conftest import composer
 from hydra.utils import get_object
 from omegaconf import OmegaConf
 
-from gcfed.report.measures import UNITS
-from gcfed.runs.measures import parse
+from gcfed.runs.measures import UNITS, parse
 from gcfed.study.jobs import read_jobs
 from gcfed.study.papers import Cell, load, names, table_of
 from gcfed.utils.resolvers import ROOT

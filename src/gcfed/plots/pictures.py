@@ -18,9 +18,8 @@ from numpy.typing import ArrayLike
 from gcfed.data.partition import ByGroup
 from gcfed.data.shift import Shift
 from gcfed.plots.style import BLACK, BLUE, GREY, ORANGE, VERMILION, logarithmic, save, styled
-from gcfed.runs.label_counts import evenly, label_counts
 from gcfed.runs.measures import smooth
-from gcfed.runs.reading import column, read_metrics
+from gcfed.runs.reading import LabelCounts, column, counts_of, evenly, read_metrics
 
 if TYPE_CHECKING:
     from gcfed.data.datamodule import FederatedDataModule
@@ -83,9 +82,9 @@ def _line(axes: Axes, curve: pd.Series, color: str, label: str, **look: Any) -> 
 
 def draw_partition(folder: Path, data: FederatedDataModule) -> Path | None:
     """Draws ``partition.png`` into a run's folder and returns its path; None where there are no classes to draw."""
-    if (held := label_counts(data)) is None:
+    if (held := counts_of(data)) is None:
         return None
-    deals = data.partitioner
+    deals, path = data.partitioner, folder / "partition.png"
     kind = "natural" if isinstance(deals, ByGroup) else type(deals).__name__
     if isinstance(deals, Shift):
         deals = deals.of
@@ -93,39 +92,31 @@ def draw_partition(folder: Path, data: FederatedDataModule) -> Path | None:
     # What a partitioner has first is what it is about.
     first = [f"{key} = {value}".replace("alpha", "α") for key, value in [*vars(deals).items()][:1] if value is not None]
     title = ", ".join([f"{data.dataset.name}: {held.of:,} clients", kind, *first])
-    path = folder / "partition.png"
-    plot_partition(held.counts, path, title, clients=held.clients, of=held.of, names=held.names)
+    plot_partition(held, path, title)
     return path
 
 
 @styled
 def plot_partition(
-    label_counts: ArrayLike,
-    path: str | Path | None,
-    title: str | None = None,
-    max_clients: int = 50,
-    *,
-    clients: ArrayLike | None = None,
-    of: int | None = None,
-    names: Sequence[str] = (),
+    label_counts: ArrayLike | LabelCounts, path: str | Path | None, title: str | None = None, max_clients: int = 50
 ) -> Figure:
     """How many samples of each class each client holds, as GC-Fed's Figure 5.
 
     A bubble's area is proportional to the number of samples; the bars above count the samples of each client.
 
     Args:
-        label_counts: integers [N, C], samples of class c on client n.
+        label_counts: integers [N, C], samples of class c on client n; or with the clients' ids and the classes' names.
         path: where the picture goes; None: nowhere.
         title: goes above the picture.
         max_clients: of more clients than this only so many are drawn, evenly spaced by their ids.
-        clients: their ids, [N], where the rows are some of ``of`` clients.
-        names: of the classes, [C], in place of their numbers.
     """
-    counts_NC = np.asarray(label_counts)
-    drawn = evenly(len(counts_NC), max_clients)
-    counts_SC = counts_NC[drawn]
-    ids = drawn if clients is None else np.asarray(clients)[drawn]
-    of = of or len(counts_NC)
+    if isinstance(label_counts, LabelCounts):
+        held = label_counts
+    else:
+        counts_NC = np.asarray(label_counts)
+        held = LabelCounts(np.arange(len(counts_NC)), counts_NC, len(counts_NC))
+    drawn = evenly(len(held.counts), max_clients)
+    counts_SC = held.counts[drawn]
     cell = np.clip(np.array([10, 6]) / counts_SC.shape, [0.2, 0.045], [0.5, 0.32])  # inches
     width, height = np.maximum(cell * counts_SC.shape, [3.0, 1.8])
 
@@ -147,12 +138,12 @@ def plot_partition(
         bubbles.legend(*examples, title="samples", loc="upper left", bbox_to_anchor=(1, 1), labelspacing=1)
     steps = (step * 10**e for e in count() for step in (1, 2, 5))
     place = np.arange(0, len(drawn), next(step for step in steps if len(drawn) <= 20 * step))
-    bubbles.set_xticks(place, [str(i) for i in ids[place]])
+    bubbles.set_xticks(place, [str(i) for i in held.clients[drawn[place]]])
     bubbles.yaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
-    if names:
-        shown = evenly(len(names), 30)
-        bubbles.set_yticks(shown, [names[c][:20] for c in shown])
-    subset = "" if len(drawn) == of else f" ({len(drawn)} of {of:,}, evenly spaced)"
+    if held.names:
+        shown = evenly(len(held.names), 30)
+        bubbles.set_yticks(shown, [held.names[c][:20] for c in shown])
+    subset = "" if len(drawn) == held.of else f" ({len(drawn)} of {held.of:,}, evenly spaced)"
     limits = {"xlim": (-0.7, len(drawn) - 0.3), "ylim": (-0.8, counts_SC.shape[1] - 0.2)}
     bubbles.set(xlabel=f"client{subset}", ylabel="class", **limits)
     if path is not None:

@@ -13,8 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gcfed.report.compare import Settings, compare
 from gcfed.report.groups import by_federation, grouped
-from gcfed.report.searches import read_searches, search_of, trials_table
-from gcfed.report.tables import all_runs, marked, measured, usual, write_texts
+from gcfed.report.tables import all_runs, marked, measured, read_searches, search_of, trials_table, usual, write_texts
 from gcfed.report.verdict import verdict
 from gcfed.runs.folder import STATES, find_runs, shown
 from gcfed.runs.measures import FORMS, parse

@@ -7,18 +7,18 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cache
+from itertools import product
 from typing import Any
 
 import pandas as pd
-import yaml
 
 from gcfed.report.groups import Group
-from gcfed.report.measures import UNITS, Column, Sample, states
 from gcfed.report.tables import Minor, Table, in_bold
 from gcfed.runs.identity import counts, setting
-from gcfed.runs.reading import Loader
+from gcfed.runs.measures import UNITS, Column, Sample, states
+from gcfed.runs.reading import shipped
 from gcfed.study.papers import Axis, PaperTable, choose
-from gcfed.utils.compose import CONFIGS, Composer
+from gcfed.utils.compose import Composer
 
 FULL = "full"
 _HELD = ("client.", "data.", "model.", "participation.", "partition.")  # sections that every run has
@@ -30,36 +30,32 @@ class Settings:
     """Settings and rounds that a cell's overrides ask for, composed only where one of the groups can be its runs."""
 
     def __init__(self, groups: Sequence[Group]) -> None:
-        self._composer = Composer()
-        self._runs = [group.runs[0] for group in groups]
-        self._precisions = sorted({run.get("precision") or "" for run in self._runs} - {""})
-        self._values: dict[str, list[Any]] = {}  # by key, of each run
-        self._known: dict[tuple[str, ...], tuple[list[str], int]] = {}
+        runs = [group.runs[0] for group in groups]
+        self._precisions = sorted({run.get("precision") or "" for run in runs} - {""})
+        self._values = cache(lambda key: [run.get(key) for run in runs])
+        self._composer, self._asked = Composer(), cache(self._compose)
 
     def __call__(self, overrides: tuple[str, ...] | None, scale: tuple[str, ...] = ()) -> tuple[list[str], int]:
         """The cell's own setting first, then the same in the precisions of other runs.
 
         ([], 0) where it cannot be run, or no group has this data, model, algorithm and gc, and such numbers.
         """
-        if overrides is None:
-            return [], 0
-        overrides = (*overrides, *scale)
-        if overrides not in self._known:
-            self._known[overrides] = self._compose(overrides) if self._can_be(overrides) else ([], 0)
-        return self._known[overrides]
+        return ([], 0) if overrides is None else self._asked((*overrides, *scale))
 
     def _can_be(self, overrides: tuple[str, ...]) -> bool:
         chosen = dict(override.partition("=")[::2] for override in overrides)
-        chosen = _choices(chosen.get("experiment", "")) | chosen
+        defaults = shipped(f"experiment/{chosen.get('experiment')}").get("defaults", [])
+        files = {key: name for entry in defaults if isinstance(entry, dict) for key, name in entry.items()}
+        chosen = {key.rpartition("/")[2]: name for key, name in files.items()} | chosen
         asked: dict[str, Any] = {f"tags.{kind}": chosen.get(f"tags.{kind}", chosen.get(kind)) for kind in _KINDS}
         asked = {key: name for key, name in asked.items() if name is not None}
         held = {key: text for key, text in chosen.items() if key.startswith(_HELD) and counts(key)}
         asked |= {key: float(text) for key, text in held.items() if _NUMBER.fullmatch(text)}
-        for key in asked.keys() - self._values.keys():
-            self._values[key] = [run.get(key) for run in self._runs]
-        return not asked or tuple(asked.values()) in zip(*(self._values[key] for key in asked), strict=True)
+        return not asked or tuple(asked.values()) in zip(*map(self._values, asked), strict=True)
 
     def _compose(self, overrides: tuple[str, ...]) -> tuple[list[str], int]:
+        if not self._can_be(overrides):
+            return [], 0
         cfg = self._composer(overrides)
         found, others = [setting(cfg)], [precision for precision in self._precisions if precision != cfg.precision]
         for cfg.precision in others:
@@ -67,28 +63,15 @@ class Settings:
         return found, cfg.rounds
 
 
-@cache
-def _choices(experiment: str) -> dict[str, str]:
-    """The config files that an experiment chooses, by group."""
-    defaults = _read(f"experiment/{experiment}").get("defaults", [])
-    return {k.rpartition("/")[2]: v for entry in defaults if isinstance(entry, dict) for k, v in entry.items()}
-
-
-def _read(name: str) -> dict[str, Any]:
-    path = CONFIGS / f"{name}.yaml"
-    return yaml.load(path.read_text(encoding="utf-8"), Loader) if path.is_file() else {}
-
-
 def compare(paper: PaperTable, groups: Sequence[Group], settings: Settings, *, empty: bool = False) -> list[Table]:
     """The table beside the runs of each scale of its study that has any; with ``empty``, rows without runs too."""
-    places = {(row, column): paper.command_overrides(row, column) for row in paper.rows for column in paper.columns}
+    places = {cell: paper.command_overrides(*cell) for cell in product(paper.rows, paper.columns)}
     by_setting: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
         by_setting[group.runs[0].setting].append(group)
     full, tables = {asked for overrides in places.values() for asked in settings(overrides)[0]}, []
-    scales = _read(f"study/{paper.name}").get("study", {}).get("scales") or {}
-    smaller = {scale: part for scale, part in scales.items() if part.get("overrides")}
-    for scale, part in (smaller | {FULL: {}}).items():
+    scales = shipped(f"study/{paper.name}").get("study", {}).get("scales") or {}
+    for scale, part in ({name: part for name, part in scales.items() if part.get("overrides")} | {FULL: {}}).items():
         further = tuple(map(str, part.get("overrides") or ()))
         rows = choose("rows", part.get("rows"), [axis.label for axis in paper.rows])
         columns = choose("columns", part.get("columns"), [axis.label for axis in paper.columns])
@@ -124,8 +107,8 @@ def _cell(
     run = group.runs[0] if group else None
     is_full = run is not None and run.planned == rounds
     if group and run and measure:
-        s = shown.of(group)
-        ours = shown.cell(group, s, paper.seeds or 1)
+        s = shown.of(group.runs)
+        ours = shown.cell(group.runs, s, paper.seeds or 1)
         ours += f" ({run.planned} of {rounds} rounds)" * (s.mean is not None and not is_full)
     if printed.mean is not None:
         theirs = shown.text(printed.mean) + ("" if printed.std is None else f" ({shown.text(printed.std)})")

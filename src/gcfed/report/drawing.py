@@ -15,10 +15,10 @@ from matplotlib.ticker import MaxNLocator
 
 from gcfed.plots.style import PALETTE, logarithmic
 from gcfed.report.groups import Group, symbol
-from gcfed.report.measures import Sample, describe, interval, sample, states
-from gcfed.report.searches import Search
+from gcfed.report.tables import Search
+from gcfed.report.verdict import interval
 from gcfed.runs.folder import FINISHED, Run
-from gcfed.runs.measures import smooth
+from gcfed.runs.measures import Sample, describe, sample, smooth, states
 
 matplotlib.use("agg")  # seaborn imports pyplot, which would look for a display
 
@@ -124,7 +124,7 @@ def against(points: pd.DataFrame, key: str, measure: str, colors: dict[str, Any]
 
 def layer_map(groups: Sequence[Group], layers: Sequence[str], axes: Axes) -> str:
     """Linear CKA of local and broadcast model, methods by layers, mean over all rounds and seeds."""
-    rows = {g.method: {layer[4:]: sample(g, f"mean:{layer}").mean for layer in layers} for g in groups}
+    rows = {g.method: {layer[4:]: sample(g.runs, f"mean:{layer}").mean for layer in layers} for g in groups}
     table = pd.DataFrame(rows, dtype=float).T.dropna(how="all")
     _heat(table, axes, vmax=1.0, annot=len(layers) <= 8, fmt=".2f")
     return "Linear CKA of the clients' models and the model they started from, by layer (GC-Fed, Figure 7)."
@@ -161,7 +161,7 @@ def best_so_far(searches: Mapping[str, Search], colors: dict[str, Any], axes: Ax
     """The best value after each trial, a line a search."""
     for name, search in searches.items():
         column = describe(search.metric)
-        values = column.factor * search.values
+        values = column.factor * search.trials["value"]
         best = (values.cummax() if search.higher else values.cummin()).ffill()
         axes.step(search.trials["number"] + 1, best, where="post", marker=".", label=name, color=colors[name])
         axes.set(xlabel="trials", ylabel=column.heading)

@@ -22,11 +22,11 @@ from gcfed.plots.style import PALETTE, save, styled
 from gcfed.report import drawing
 from gcfed.report.drawing import AGREEMENT, FAMILIES, LABELS, UPDATES
 from gcfed.report.groups import Group, by_federation, grouped, label_of, symbol, variants
-from gcfed.report.measures import describe, sample
-from gcfed.report.searches import Search
+from gcfed.report.tables import Search
 from gcfed.report.verdict import Verdict, main_measure
 from gcfed.runs.folder import Run
-from gcfed.runs.label_counts import LabelCounts
+from gcfed.runs.measures import describe, sample
+from gcfed.runs.reading import LabelCounts
 
 FEDERATIONS, METHODS, MAPS = 6, 12, 4  # that are drawn: federations with all that they measured, methods of each, maps
 Panels = Mapping[str, Callable[[Axes], str]]  # title → what draws it and returns the caption
@@ -131,7 +131,7 @@ def _measured(i: int, place: str, groups: Sequence[Group], colors: dict[str, Any
     # What a round of each sends, roughly: equal for methods that send the same.
     sent = {f"{drawing.sent(next((run for run in g.runs if len(run.metrics)), g.runs[0])).mean():.2g}" for g in groups}
     if "test/acc" in columns and (measure := _target(groups, in_bytes=len(sent) > 1)):
-        costs = {group.method: (group, describe(measure).of(group)) for group in groups}
+        costs = {group.method: (group, describe(measure).of(group.runs)) for group in groups}
         plot = partial(drawing.seeds, costs, describe(measure).heading, colors)
         yield Plot(f"target_{i}", describe(measure).title, place, {"": plot}, _height(costs))
     if "test/acc" in columns and len(sent) > 1:
@@ -146,7 +146,7 @@ def _measured(i: int, place: str, groups: Sequence[Group], colors: dict[str, Any
         plot = partial(drawing.longest_updates, group)
         yield Plot(f"updates_{i}_{j}", f"The longest updates, {group.method}", place, {"": plot}, 4.2)
     layers = [name for name in columns if name.startswith("cka/")]
-    if any(sample(group, f"mean:{layer}").values for group in groups for layer in layers):
+    if any(sample(group.runs, f"mean:{layer}").values for group in groups for layer in layers):
         plot = partial(drawing.layer_map, groups, layers)
         yield Plot(f"cka_{i}", "Similarity by layer", place, {"": plot}, 1.6 + 0.4 * len(groups))
 
@@ -189,7 +189,7 @@ def _panels(groups: Sequence[Group]) -> tuple[dict[str, list[Group]], float]:
 def _target(groups: Sequence[Group], *, in_bytes: bool) -> str:
     """The highest target that half of several methods reached."""
     for target in sorted({float(t) for g in groups for t in g.runs[0].get("targets") or ()}, reverse=True):
-        samples = [sample(group, f"rounds:test/acc>={target:g}") for group in groups]
+        samples = [sample(group.runs, f"rounds:test/acc>={target:g}") for group in groups]
         if len(groups) > 1 and 2 * sum(bool(s.values) and not s.bound for s in samples) >= len(groups):
             return f"bytes_to_target/{target:g}" if in_bytes else f"rounds:test/acc>={target:g}"
     return ""
@@ -214,7 +214,7 @@ def _sweeps(groups: Sequence[Group], colors: dict[str, Any]) -> Iterator[Plot]:
             gaps = [name for name in members[0].runs[0].metrics if name.startswith("gap/") and "per_round" in key]
             for measure in (main_measure(members), *(f"mean:{gap}" for gap in gaps)):
                 for i in indices:
-                    y = list(describe(measure).of(ended[i]).values.values())
+                    y = list(describe(measure).of(ended[i].runs).values.values())
                     parts[place, measure].append(pd.DataFrame({"x": x[i], "y": y, "method": method}))
         for i, ((place, measure), points) in enumerate(parts.items(), start=1):
             plot = partial(drawing.against, pd.concat(points), key, measure, colors)
@@ -226,8 +226,7 @@ def partitions(groups: Iterable[Group]) -> list[Plot]:
     held: dict[bytes, Plot] = {}
     for group in groups:
         if counts := LabelCounts.load(group.runs[0].folder):
-            about: dict[str, Any] = {"clients": counts.clients, "of": counts.of, "names": counts.names}
-            figure = partial(plot_partition, counts.counts, None, max_clients=20, **about)
+            figure = partial(plot_partition, counts, None, max_clients=20)
             caption = f"Samples of each class on each client, seed {group.runs[0].seed} (GC-Fed, Figure 5)."
             plot = Plot(f"partition_{len(held) + 1}", "Partition", group.federation, figure, caption=caption)
             held.setdefault(counts.counts.tobytes(), plot)

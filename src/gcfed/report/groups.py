@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 
 from gcfed.runs.folder import Run
-from gcfed.runs.reading import LABEL, Loader
+from gcfed.runs.reading import LABEL, shipped
 from gcfed.utils.resolvers import CONFIGS
 
 #: Keys that say where, on what and against whom is trained; all others are the method's.
@@ -152,7 +151,7 @@ def _tell_apart(labels: Sequence[Any], names: Sequence[dict[str, str]], texts: p
 def option(run: Run, key: str) -> str:
     """What the configs call the choice at a ``…._target_``: ``sign flip``; else the name of the class."""
     group, target = key.removesuffix("._target_"), str(run.get(key, ""))
-    files = _files(group) if group in _OPTIONS else {}
+    files = {name: shipped(f"{group}/{name}") for name in _options(group)} if group in _OPTIONS else {}
     fit = {name: node for name, node in files.items() if str(node.get("_target_")) == target}
     if not fit:
         name = target.rpartition(".")[2]
@@ -163,10 +162,8 @@ def option(run: Run, key: str) -> str:
 
 
 @cache
-def _files(group: str) -> dict[str, dict[str, Any]]:
-    """What the files of a group of ``configs`` set, by their names."""
-    paths = sorted((CONFIGS / group).glob("*.yaml"))
-    return {path.stem: yaml.load(path.read_text(encoding="utf-8"), Loader) for path in paths}
+def _options(group: str) -> list[str]:
+    return sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
 
 
 def _differing(settings: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

@@ -1,48 +1,46 @@
-"""Tables for people (Markdown, LaTeX, the page) and for programs (CSV): methods by measures, and every run."""
+"""Tables for people (Markdown, LaTeX, the page) and for programs (CSV): methods by measures, every run, searches."""
 
 from __future__ import annotations
 
 import html
+import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import product
 from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 
 from gcfed.report.groups import SYMBOLS, Group, described
-from gcfed.report.measures import MEASURES, describe, states
 from gcfed.report.verdict import Verdict
-from gcfed.runs.folder import STATES, Run
-from gcfed.runs.measures import value
+from gcfed.runs.folder import RESULTS, STATES, STORAGE, TRIALS, Run, folders, shown
+from gcfed.runs.measures import MEASURES, describe, parse, states, value
+from gcfed.runs.reading import FINITE, LABEL, NODES, ROUNDS, SIZE, naming, read_text, read_yaml, short
+from gcfed.utils.checked import fits
 from gcfed.utils.files import replacing
 
-_LATEX = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "[": "{[}"}  # no \\[length]
-_LATEX |= {character: rf"\{character}" for character in "&%$#_{}"}
+_MARKS = re.compile(r"([\\`*|]|(?<=])\()")  # of Markdown, in a line of text
+_LATEX = {character: rf"\{character}" for character in "&%$#_{}"}  # and "[", or it would be the length of a \\
+_LATEX |= {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "[": "{[}",
+}  # no \\[length]
 _FLOAT = r"""%% For LuaLaTeX or XeLaTeX, with booktabs, graphicx and a font that has Greek letters.
 \begin{table}
 \centering\small
 \caption{%s}\label{tab:%s}
 \resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%%
-\begin{tabular}{%s}
-\toprule
-%s
-\midrule
-%s
-\bottomrule
-\end{tabular}}
+%s}
 %s
 \end{table}
 """
 #: A cell's text in md, tex or html: how it is escaped, set in bold, and shown as the first of a minor line.
 _MARKUP = {
-    "md": (
-        lambda text: re.sub(r"([\\`*|]|(?<=])\()", r"\\\1", " ".join(text.split())).replace("<", "&lt;"),
-        "**{}**",
-        "*{}*",
-    ),
+    "md": (lambda text: _MARKS.sub(r"\\\1", " ".join(text.split())).replace("<", "&lt;"), "**{}**", "*{}*"),
     "tex": (lambda text: text.translate(str.maketrans(_LATEX)), r"\textbf{{{}}}", r"\quad {}"),
     "html": (html.escape, "<strong>{}</strong>", "<small>{}</small>"),
 }
@@ -97,10 +95,9 @@ class Table:
     def write(self, folder: Path) -> None:
         """``<name>.md``, ``.tex`` (a float, not wider than the text) and ``.csv``."""
         title, *notes = (marked(text, "tex") for text in (self.title, *self.notes))
-        cells = self._marked("tex")
-        head, *rows = (rf"{' & '.join(row)} \\" for row in [[*cells], *cells.to_numpy()])
+        tabular = self._marked("tex").to_latex(index=False, column_format=f"l{'r' * (self.frame.shape[1] - 1)}")
         lines = "\n".join(rf"\par\smallskip{{\footnotesize {note}\par}}" for note in notes)
-        latex = _FLOAT % (title, self.name, "l" + "r" * (len(cells.columns) - 1), head, "\n".join(rows), lines)
+        latex = _FLOAT % (title, self.name, tabular.rstrip(), lines)
         texts = {"md": self.markdown, "tex": latex, "csv": self.records.to_csv(index=False)}
         write_texts({folder / f"{self.name}.{suffix}": text for suffix, text in texts.items()})
 
@@ -148,35 +145,32 @@ def measured(
 
     With a verdict over the seeds that it is of, and with the differences in its measure.
     """
-    lines, columns = [], [*map(describe, dict.fromkeys(measures))]
-    for column, (i, group) in product(columns, enumerate(groups)):
-        s = verdict.sample(i, column) if verdict else column.of(group)
-        about = {"federation": group.federation, "method": group.method, "setting": group.runs[0].setting}
-        about |= {"measure": column.measure, "unit": column.unit, **s.record}
-        about |= verdict.against(i)[0] if verdict and column == verdict.column else {}
-        rank = column.rank(s) if verdict is None or i < verdict.ranked else None
-        lines.append(about | {"group": group, "sample": s, "n": len(s.values), "column": column, "rank": rank,
-                              "higher": column.higher})  # fmt: skip
-    long = pd.DataFrame(lines, dtype=object)
-    long = long[long.groupby("measure")["mean"].transform("count") > 0].copy() if lines else long
-    if long.empty:
-        return None
-    records = long[long["mean"].notna()].drop(columns=["group", "sample", "n", "column", "rank", "higher"])
-    most = long.groupby(["measure", "federation"])["n"].transform("max")
-    first = long["measure"].iloc[0]  # in whose column alone it stands why a run has no number
-    long["text"] = [
-        line.column.cell(line.group, line.sample, wanted) if line.measure == first or line.group.ended else "–"
-        for line, wanted in zip(long.itertuples(), most, strict=True)
-    ]
-    long["text"] = in_bold(long, ["measure", "federation"])
-    places, notes = pd.Series([group.federation for group in groups]), [NOTE + EQUAL * bool(verdict)]
+    places, notes = pd.Series([group.federation for group in groups], dtype=object), [NOTE + EQUAL * bool(verdict)]
     texts: dict[str, Sequence[str]] = {"method": [group.method for group in groups]}
-    for measure, part in long.groupby("measure", sort=False):
-        texts[part["column"].iloc[0].heading] = [*part["text"]]
-        if verdict and measure == verdict.column.measure:
-            texts["seeds"] = [str(len(s.values)) for s in verdict.samples]
-            reference = verdict.groups[verdict.reference].method
-            texts[f"against {reference}"] = [verdict.against(i)[1] for i in range(len(groups))]
+    records: list[dict[str, Any]] = []
+    for column in map(describe, dict.fromkeys(measures)):
+        samples = [verdict.sample(i, column) if verdict else column.of(group.runs) for i, group in enumerate(groups)]
+        if not any(s.values for s in samples):
+            continue
+        wanted = pd.Series([len(s.values) for s in samples]).groupby(places).transform("max")
+        cells = [  # why a run has no number stands in the first column alone
+            column.cell(group.runs, s, n) if group.ended or not records else "–"
+            for group, s, n in zip(groups, samples, wanted, strict=True)
+        ]
+        ranks = [column.rank(s) if verdict is None or i < verdict.ranked else None for i, s in enumerate(samples)]
+        cells_of = {"federation": places, "text": cells, "rank": ranks, "higher": column.higher}
+        texts[column.heading] = [*in_bold(pd.DataFrame(cells_of, dtype=object), ["federation"])]
+        decides = verdict if verdict and column == verdict.column else None
+        against = [decides.against(i) if decides else ({}, "") for i in range(len(groups))]
+        for group, s, (apart, _) in zip(groups, samples, against, strict=True):
+            about = {"federation": group.federation, "method": group.method, "setting": group.runs[0].setting}
+            about |= {"measure": column.measure, "unit": column.unit, **s.record, **apart}
+            records += [about] * bool(s.values)
+        if decides:
+            texts["seeds"] = [str(len(s.values)) for s in samples]
+            texts[f"against {groups[decides.reference].method}"] = [text for _, text in against]
+    if not records:
+        return None
     if places.nunique() > 1:
         texts = {"federation": [*places.mask(places == places.shift(), "")], **texts}
     else:
@@ -190,7 +184,8 @@ def measured(
         notes.append(
             f"Further runs of a seed; the one that measured the most counts, of equals the last: {'; '.join(again)}."
         )
-    return Table(name, title, pd.DataFrame(texts, dtype=object), records, notes)
+    lines = pd.DataFrame(records, dtype=object).drop(columns="n", errors="ignore")  # seeds has them
+    return Table(name, title, pd.DataFrame(texts, dtype=object), lines, notes)
 
 
 def all_runs(runs: Sequence[Run], groups: Sequence[Group], places: Mapping[Run, str]) -> Table:
@@ -209,3 +204,66 @@ def all_runs(runs: Sequence[Run], groups: Sequence[Group], places: Mapping[Run, 
         frame[name] = ["–" if number is None else form.format(number) for number in records[name]]
     frame = frame.loc[:, (frame != "–").any()].astype(str)
     return Table("runs", "All runs", frame, records, ["Seconds are those of all rounds together."])
+
+
+class Search(NamedTuple):
+    """``metric`` is what trials are compared by; "" where none has a value, or an older version did not write it."""
+
+    trials: pd.DataFrame  # a row a trial
+    metric: str
+    higher: bool | None  # whether more is better; None without a metric
+
+
+def read_searches(roots: Sequence[Path], lacks: list[str]) -> dict[Path, Search]:
+    """The searches below the roots, by folder; ``lacks`` takes those that cannot be read."""
+    searches = {}
+    for folder in sorted({folder.resolve() for folder, files in folders(roots) if TRIALS in files}):
+        try:
+            searches[folder] = _read(folder / TRIALS, folder / RESULTS)
+        except ValueError as error:
+            lacks.append(f"the search in {shown(folder)} cannot be read: {error}")
+    return searches
+
+
+def _read(path: Path, results: Path) -> Search:
+    """Raises ValueError, which names the file, where a number, a value or a metric is none."""
+    with naming(path):
+        trials = pd.read_csv(io.StringIO(read_text(path, SIZE)))
+        if lack := {"number", "value"} - {*trials}:
+            raise ValueError(f"it has no column {min(lack)}")
+        trials[["number", "value"]] = trials[["number", "value"]].astype(float)
+        odd = ~(trials["number"].between(0, ROUNDS) & (trials["value"].isna() | (trials["value"].abs() < FINITE)))
+        if odd.any() or len(trials) > NODES or len(trials.columns) > LABEL:
+            raise ValueError("its numbers are not finite, or it is too large")
+    found = read_yaml(results) if results.exists() else {}
+    with naming(results):
+        metric = found.get("metric", "")
+        short("metric", metric)
+        if "metric" in found:
+            parse(metric or "")
+        direction = fits("direction", found.get("direction"), Literal["maximize", "minimize"] | None)
+    return Search(trials.astype({"number": int}), metric, direction != "minimize" if metric else None)
+
+
+def search_of(run: Run) -> Path | None:
+    """The folder of the search that the run is a trial of, or one of a trial's seeds."""
+    above = run.folder.parents[:2]
+    return next((folder for folder in above if (folder / TRIALS).exists() or (folder / STORAGE).exists()), None)
+
+
+def trials_table(searches: Mapping[Path, Search]) -> Table | None:
+    """The trials of all searches, one below the other, the best value of each whose direction is known in bold."""
+    parts = [
+        trials.astype(object).assign(search=shown(folder), metric=metric, higher=higher, rank=trials["value"])
+        for folder, (trials, metric, higher) in searches.items()
+        if len(trials)
+    ]
+    if not parts:
+        return None
+    lines = pd.concat(parts, ignore_index=True)
+    texts = lines.drop(columns=["folder", "metric", "higher", "rank", "search"], errors="ignore").fillna("–")
+    texts = texts.map(lambda cell: f"{cell:.5g}" if isinstance(cell, float) else str(cell)).astype(object)
+    texts["value"] = in_bold(lines.assign(text=texts["value"]), ["search"])
+    texts.insert(0, "search", lines["search"].mask(lines["search"] == lines["search"].shift(), ""))
+    note = "Each search's best value in bold; its optimization_results.yaml has it with all its digits."
+    return Table("searches", "Searches", texts, lines.drop(columns=["higher", "rank"]), [note])

@@ -2,20 +2,69 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations_with_replacement
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from gcfed.report.groups import Group
-from gcfed.report.measures import LAST_TESTS, MEASURES, Column, Paired, Sample, describe, paired
-from gcfed.runs.measures import WINDOW, parse
+from gcfed.runs.measures import LAST_TESTS, MEASURES, WINDOW, Column, Sample, describe, parse
 
 KINDS = 20  # sets of seeds that are tried
+PERMUTED = 16  # pairs of which all signs are tried
+
+
+class Paired(NamedTuple):
+    """How far one sample is above another one, seed by seed; NaN where the seeds are too few to say."""
+
+    n: int
+    difference: float = math.nan
+    low: float = math.nan  # of the 95 % interval
+    high: float = math.nan
+    p: float = math.nan  # two-sided: of all choices of the differences' signs, the share whose mean is as far from 0
+
+    @property
+    def is_open(self) -> bool:
+        return self.low <= 0 <= self.high
+
+    def between(self, column: Column) -> str:
+        return "\u00a0to\u00a0".join(column.differences(self.low, self.high))
+
+
+def paired(one: Sample, other: Sample) -> Paired:
+    """Mean, interval and exact permutation test of the differences over common seeds; p of at most 16 of them."""
+    d = np.array([one.values[seed] - other.values[seed] for seed in one.values if seed in other.values])
+    if len(d) < 2:
+        return Paired(len(d), *d)
+    p = math.nan
+    if len(d) <= PERMUTED:
+        signs = 1 - 2 * (np.arange(2 ** len(d))[:, None] >> np.arange(len(d)) & 1)  # all +1 first
+        means = np.abs(signs @ d) / len(d)
+        p = float((means >= means[0] * (1 - 1e-9)).mean())
+    return Paired(len(d), float(d.mean()), *interval(d), p)
+
+
+def interval(values: Any) -> tuple[float, float]:
+    """The 95 % interval of the mean, by Student's t; NaN of fewer than two values."""
+    if len(values) < 2:
+        return math.nan, math.nan
+    mean, half = np.mean(values), _quantile(len(values)) * np.std(values, ddof=1) / math.sqrt(len(values))
+    return float(mean - half), float(mean + half)
+
+
+@cache
+def _quantile(n: int) -> float:
+    """Student's t with n − 1 degrees of freedom at 97.5 %: with t = √(n − 1)·tan θ its density is ∝ cosⁿ⁻² θ."""
+    angles = np.linspace(0, math.pi / 2, 100_001)
+    heights = np.cos(angles) ** (n - 2)
+    areas = np.concatenate([[0.0], np.cumsum((heights[1:] + heights[:-1]) / 2)])
+    return math.sqrt(n - 1) * math.tan(np.interp(0.95 * areas[-1], areas, angles))
 
 
 def equal_seeds(values: pd.DataFrame) -> pd.DataFrame:
@@ -60,8 +109,7 @@ class Verdict:
 
     def sample(self, i: int, column: Column) -> Sample:
         """A method's measure over the seeds that it is compared on."""
-        s = column.of(self.groups[i])
-        return s.over(self.samples[i].values) if i < self.ranked else s
+        return column.of(self.groups[i].runs, self.samples[i].values if i < self.ranked else None)
 
     @property
     def headline(self) -> str:
@@ -117,13 +165,13 @@ class Verdict:
 def verdict(groups: Sequence[Group]) -> Verdict | None:
     """None where fewer than two methods have a result."""
     column = describe(main_measure(groups))
-    samples = {i: column.of(group) for i, group in enumerate(groups)}
+    samples = {i: column.of(group.runs) for i, group in enumerate(groups)}
     values = pd.DataFrame({i: pd.Series(s.values, dtype=float) for i, s in samples.items()})
     if values.notna().any().sum() < 2:
         return None
     equal = equal_seeds(values)
     order = [*equal.mean().sort_values(ascending=not column.higher, kind="stable").index] if len(equal) else []
-    ranked, samples = len(order), samples | {i: samples[i].over(equal.index) for i in order}
+    ranked, samples = len(order), samples | {i: column.of(groups[i].runs, equal.index) for i in order}
     order += sorted(samples.keys() - {*order}, key=lambda i: (not samples[i].values, i))
     plain = (place for place, i in enumerate(order[:ranked]) if _is_plain(groups[i]))
     return Verdict(column, [groups[i] for i in order], [samples[i] for i in order], ranked, next(plain, 0))

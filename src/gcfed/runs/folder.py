@@ -1,22 +1,30 @@
-"""Run folders: read one, find all, and say how each run ended."""
+"""Run folders: read one, find all, say how each ended, and where the next one is: a new one, or one to continue."""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gcfed.runs.identity import digest, leaves
+from omegaconf import OmegaConf
+
+from gcfed.runs.identity import counted, digest, identity, leaves
 from gcfed.runs.reading import check_config, column, naming, read_metrics, read_summary, read_text, read_yaml
+from gcfed.utils.machine import job
 
 if TYPE_CHECKING:
     import pandas as pd
 
+log = logging.getLogger(__name__)
 CONFIG, SUMMARY, METRICS, FAILURE = "config.yaml", "summary.json", "metrics.csv", "failure.txt"
+TRIALS, RESULTS, STORAGE = "trials.csv", "optimization_results.yaml", "search.db"  # of a search
 CHECKPOINT = Path("checkpoints") / "last.ckpt"
 PREVIOUS = CHECKPOINT.with_name("previous.ckpt")
 BEST = "best.ckpt"  # beside them
@@ -97,11 +105,7 @@ def find_runs(roots: Iterable[str | Path]) -> list[Run]:
 
 
 def folders(roots: Iterable[str | Path]) -> Iterator[tuple[Path, list[str]]]:
-    """Every folder below the roots, with the names of its files; not those within runs.
-
-    Raises:
-        FileNotFoundError: a root is not there.
-    """
+    """Every folder below the roots, which must be there, with the names of its files; not those within runs."""
     for root in map(Path, roots):
         if not root.is_dir():
             raise FileNotFoundError(
@@ -171,3 +175,57 @@ def divergence(metrics: pd.DataFrame) -> str:
     if len(losses) and abs(losses.iloc[-1]) == float("inf"):
         return f"the test loss of round {losses.index[-1]} is not finite"
     return ""
+
+
+def run_dir(base: str, ckpt_path: Any, now: str, changed: str = "", *, _root_: Any) -> str:
+    """Where a run writes: ``<base>/<now>_<changed>``, or in the folder of the run which ``ckpt_path`` continues.
+
+    ``changed`` are the overrides, of which the name takes what Hydra reads in a ``ckpt_path``: TensorBoard shows it.
+
+    ``ckpt_path=last`` is the newest run under ``base`` with a checkpoint and the identity of this config.
+    """
+    overrides = re.sub(r"[^\w.+-]+", "-", changed.replace(",", "_"))[:100].strip("-_")
+    new = Path(base) / (job() or "_".join(filter(None, (now, overrides))))
+    if not isinstance(ckpt_path, str):  # null, or what the run refuses
+        return str(new)
+    if ckpt_path != "last":
+        path = Path(ckpt_path)
+        return str(path.parent.parent if path.parent.name == "checkpoints" else new)
+    wanted = identity(_root_)
+    found = sorted(Path(base).glob(f"*/{CHECKPOINT}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for folder in (path.parent.parent for path in found):
+        try:
+            if identity(read_yaml(folder / CONFIG)) == wanted:
+                return str(folder)
+        except ValueError as error:
+            log.warning("%s is passed over: %s", folder, error)
+    return str(new)
+
+
+def sweep_dir(base: str, ckpt_path: str | None) -> str:
+    """A new folder for a sweep; with ``ckpt_path=last`` that of the newest one with the same overrides, to continue."""
+    if ckpt_path == "last":
+        # Hydra has no config for a sweep as a whole: its jobs share what stands on the command line.
+        words = (word for word in sys.argv[1:] if not word.startswith("-"))
+        mine = counted(word for word in words if "=" in word or word.startswith("~"))
+        for sweep in sorted(Path(base).glob("multirun_*/"), reverse=True):
+            try:
+                saved = read_yaml(sweep / "multirun.yaml")  # Hydra's own
+                if counted(saved["hydra"]["overrides"]["task"]) == mine:
+                    return str(sweep)
+            except (ValueError, TypeError, KeyError, AttributeError) as error:
+                log.warning("%s is passed over, its multirun.yaml cannot be read: %s", sweep, error)
+    return str(Path(base) / datetime.now().strftime("multirun_%Y-%m-%d_%H-%M-%S-%f"))
+
+
+def job_dir(overrides: str) -> str:
+    """The name of a sweep's job: its overrides, as one folder of at most the 255 bytes that file systems take."""
+    name = re.sub(r"[/\\]", "-", overrides)
+    if name == overrides and len(name.encode()) <= 255:
+        return name
+    return f"{name.encode()[:200].decode(errors='ignore')}-{digest({'': overrides})}"
+
+
+OmegaConf.register_new_resolver("run_dir", run_dir, replace=True)
+OmegaConf.register_new_resolver("job_dir", job_dir, replace=True)
+OmegaConf.register_new_resolver("sweep_dir", sweep_dir, replace=True, use_cache=True)

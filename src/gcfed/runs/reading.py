@@ -1,5 +1,6 @@
 """What lies in the folders of runs and searches, read against bounds and types: it may be damaged, or made to harm.
 
+Every function here raises ValueError of what it does not take; those that read a file name it, checks name the key.
 ``metrics.csv``, a row a round, is read here alone; ``gcfed.loggers.folder`` writes it.
 """
 
@@ -10,10 +11,12 @@ import json
 import os
 import re
 import stat
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,11 +24,18 @@ import yaml
 from pydantic import Field
 
 from gcfed.utils.checked import Count, Number, SettingError, Whole, fits
+from gcfed.utils.files import replacing
+from gcfed.utils.resolvers import CONFIGS
 from gcfed.utils.words import size
 
 if TYPE_CHECKING:
-    import pandas as pd  # a run imports it at its end only
+    import numpy as np  # nothing heavy is imported before Hydra has asked for the folder of a run
+    import pandas as pd
+    from numpy.typing import NDArray
 
+    from gcfed.data.datamodule import FederatedDataModule
+
+LABEL_COUNTS = "label_counts.npz"
 LARGEST, DEPTH, NODES, LABEL = 2**20, 24, 20_000, 100  # letters of a file, levels, settings, letters of a name
 SIZE, COLUMNS = 2**28, 10_000  # of a table
 FINITE = 1e200  # of numbers beyond, no mean or deviation is one
@@ -35,13 +45,16 @@ Figure = Annotated[float, Field(ge=-FINITE, le=FINITE)] | None
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times faster, where PyYAML was built with it
 
 
+@cache
+def shipped(name: str) -> dict[str, Any]:
+    """What a file of our ``configs`` sets, ``attack/sign_flip``; {} where there is none."""
+    path = CONFIGS / f"{name}.yaml"
+    return yaml.load(path.read_text(encoding="utf-8"), Loader) if path.is_file() else {}
+
+
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """What is wrong with a file, in one line with its name.
-
-    Raises:
-        ValueError: in place of whatever the system or a parser raises.
-    """
+    """What is wrong with a file, in one line with its name, in place of whatever the system or a parser raises."""
     try:
         yield
     except (OSError, ValueError, OverflowError, RecursionError, yaml.YAMLError) as error:
@@ -51,11 +64,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def read_text(path: Path, most: int = LARGEST, errors: str = "strict") -> str:
-    """A file's text.
-
-    Raises:
-        ValueError: it is no regular file, larger than ``most`` letters, or not in UTF-8.
-    """
+    """The text of a regular file in UTF-8, of so many letters at most."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe that nobody writes to would wait for ever
     with os.fdopen(descriptor, encoding="utf-8", errors=errors) as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -78,11 +87,7 @@ def parse_yaml(text: str) -> Any:
 
 
 def plain(node: Any) -> Any:
-    """The tree, if its whole numbers have at most 64 bits and each mapping has one kind of keys.
-
-    Raises:
-        ValueError: they have not.
-    """
+    """The tree, if its whole numbers have at most 64 bits and each mapping has one kind of keys."""
     if isinstance(node, dict) and len({*map(type, node)}) > 1:
         raise ValueError(f"its keys are of several kinds: {', '.join(map(repr, [*node][:5]))}")
     if isinstance(node, int) and abs(node) >= 2**63:
@@ -107,9 +112,6 @@ def read_yaml(path: Path, check: Callable[[dict[Any, Any]], object] = bool) -> d
     """A mapping from a file, {} from an empty one; ``check`` raises if it is not as it must be.
 
     Each block of the top level is read once: most are alike in all runs of a sweep.
-
-    Raises:
-        ValueError: it cannot be read, is no mapping, or not as it must be; names the file.
     """
     with naming(path):
         if (text := read_text(path)).count(":") > NODES:
@@ -124,11 +126,7 @@ def read_yaml(path: Path, check: Callable[[dict[Any, Any]], object] = bool) -> d
 
 
 def check_config(config: Mapping[str, Any]) -> None:
-    """Whether a report can compute with a run's ``config.yaml``, of which other keys may have any value.
-
-    Raises:
-        ValueError: it cannot; names the key.
-    """
+    """Refuses a run's ``config.yaml`` that a report cannot compute with; other keys may have any value."""
     fits("seed", config.get("seed"), Whole)
     fits("rounds", config.get("rounds"), Rounds)
     fits("eval_every", config.get("eval_every"), Count | None)
@@ -143,11 +141,7 @@ def check_config(config: Mapping[str, Any]) -> None:
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """A run's ``summary.json``; {} where there is none, since the run has not come to its end.
-
-    Raises:
-        ValueError: a figure is no number, or there is more than figures; names file and key.
-    """
+    """A run's ``summary.json``, of figures; {} where there is none, since the run has not come to its end."""
     if not path.exists():
         return {}
     with naming(path):
@@ -173,21 +167,15 @@ def read_metrics(path: Path | None, *, text: bool = False) -> pd.DataFrame:
 
     Args:
         text: cells as they stand in the file instead of numbers, to be written again as they were.
-
-    Raises:
-        ValueError: it is no table of numbers with a column ``round``.
     """
     import pandas as pd
 
-    whole = ""
-    if path is not None and path.exists():
-        with naming(path):
-            whole = read_text(path, SIZE)
-    whole = whole[: whole.rfind("\n") + 1]
-    if path is None or whole.count("\n") < 2:
-        return pd.DataFrame(index=pd.Index([], name="round", dtype="int64"))
-    header, body = whole.split("\n", 1)
-    with naming(path):
+    with naming(path or Path()):
+        whole = read_text(path, SIZE) if path is not None and path.exists() else ""
+        whole = whole[: whole.rfind("\n") + 1]
+        if whole.count("\n") < 2:
+            return pd.DataFrame(index=pd.Index([], name="round", dtype="int64"))
+        header, body = whole.split("\n", 1)
         try:
             if header.count(",") > COLUMNS:
                 raise ValueError(f"it has more than {COLUMNS:,} columns")
@@ -206,3 +194,54 @@ def read_metrics(path: Path | None, *, text: bool = False) -> pd.DataFrame:
 def column(metrics: pd.DataFrame, name: str) -> pd.Series:
     """A column where it was measured, by round; empty where it never was."""
     return metrics[name].dropna() if name in metrics else metrics.index[:0].to_series().astype(float)
+
+
+@dataclass(frozen=True, eq=False)
+class LabelCounts:
+    """How many samples of each class some clients of a run hold: ``label_counts.npz``, small for any federation."""
+
+    clients: NDArray[np.int64]  # ids [S]
+    counts: NDArray[np.int64]  # [S, C], samples of class c on client s
+    of: int  # clients in all
+    names: tuple[str, ...] = ()  # of the classes, [C], where they have any
+
+    def save(self, folder: Path) -> None:
+        import numpy as np
+
+        with replacing(folder / LABEL_COUNTS) as temporary, temporary.open("wb") as file:
+            np.savez(file, clients=self.clients, counts=self.counts, of=self.of, names=np.array(self.names, str))
+
+    @classmethod
+    def load(cls, folder: Path) -> LabelCounts | None:
+        """Read it back; None where a run's folder has none, or none that can be read."""
+        import numpy as np
+
+        try:
+            with np.load(folder / LABEL_COUNTS) as file:
+                if sum(part.file_size for part in file.zip.infolist()) > 2**26:
+                    return None
+                names = tuple(map(str, file["names"])) if "names" in file else ()
+                found = cls(file["clients"], file["counts"], int(file["of"]), names)
+            rows, classes = found.counts.shape
+            is_whole = rows == len(found.clients) and len(names) in (0, classes) and all(map(str.isprintable, names))
+            return found if is_whole and found.counts.dtype.kind in "iu" and found.counts.min() >= 0 else None
+        except (OSError, ValueError, TypeError, KeyError, EOFError, AttributeError, zipfile.BadZipFile):
+            return None
+
+
+def counts_of(data: FederatedDataModule) -> LabelCounts | None:
+    """Of up to 50 clients, evenly spaced; None where labels are no classes."""
+    if data.labels.dtype.kind != "i":
+        return None
+    assert data.partition is not None
+    clients = evenly(data.num_clients, 50)
+    counts = data.partition.label_counts(data.labels, data.num_classes, clients=clients)
+    names = data.dataset.class_names or ()
+    return LabelCounts(clients, counts, data.num_clients, names if len(names) == data.num_classes else ())
+
+
+def evenly(n: int, most: int) -> NDArray[np.int64]:
+    """At most ``most`` of the ids 0 to n − 1, evenly spaced."""
+    import numpy as np
+
+    return np.unique(np.arange(most) * n // most)

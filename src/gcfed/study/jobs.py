@@ -71,11 +71,7 @@ class Study(Choice):
 
 
 def settings_of(where: str, kind: Callable[..., Any], node: Any) -> Any:
-    """A group of settings as the dataclass that checks it.
-
-    Raises:
-        ValueError: it is none, or a setting that cannot be; names it below ``where``.
-    """
+    """A group of settings as the dataclass that checks it; or ValueError, which names a setting below ``where``."""
     if not isinstance(node, Mapping):
         raise ValueError(f"{where}={node} must be a group of settings.")
     try:
@@ -153,10 +149,8 @@ def is_in_process(launcher: Launcher) -> bool:
 def launch(launcher: Launcher, jobs: Sequence[tuple[Sequence[str], Path]], first: int) -> list[str]:
     """Runs jobs, each by its overrides in its folder, from the checkpoint there if there is one.
 
-    Returns ``ValueError: …`` of each job that failed, else ""; ``first`` is the number of the first job.
-
-    Raises:
-        ValueError: the launcher itself failed, and not in this process.
+    Returns the error of each job that failed, else ""; ``first`` is the number of the first job. It raises ValueError
+    if the launcher itself failed, and not in this process.
     """
     calls = []
     for overrides, folder in jobs:

@@ -110,12 +110,7 @@ def names() -> list[str]:
 
 
 def load(path_or_name: str | Path) -> PaperTable:
-    """Reads a table of ``configs/paper`` by its name, or any file by its path.
-
-    Raises:
-        FileNotFoundError: there is no such table.
-        ValueError: it is none, as :func:`table_of` says; names the file.
-    """
+    """Reads a table of ``configs/paper`` by its name, or any file by its path; a ValueError names the file."""
     path = Path(path_or_name) if Path(path_or_name).suffix else FOLDER / f"{path_or_name}.yaml"
     if not path.is_file():
         raise FileNotFoundError(f"There is no {path}; the tables are {', '.join(names())}.")
@@ -132,9 +127,8 @@ def load(path_or_name: str | Path) -> PaperTable:
 def table_of(raw: Mapping[str, Any]) -> PaperTable:
     """The table that a YAML file holds, or a study of its own, which has no ``cells``.
 
-    Raises:
-        ValueError, TypeError, AttributeError: an unknown or a missing key, a label twice, not one entry for each row
-            and column, or an entry that is no cell; names the place.
+    It raises ValueError, TypeError or AttributeError, with the place, of an unknown or a missing key, a label twice,
+    not one entry for each row and column, or an entry that is no cell.
     """
     rows, columns = ([_axis(**item) for item in raw.get(kind) or ()] for kind in ("rows", "columns"))
     labels, across = [row.label for row in rows], [column.label for column in columns]

@@ -9,9 +9,9 @@ import numpy as np
 import yaml
 from omegaconf import OmegaConf
 
-from gcfed.runs.folder import CONFIG, Run, read_run
+from gcfed.runs.folder import CONFIG, RESULTS, STORAGE, TRIALS, Run, read_run
 from gcfed.runs.identity import differences, leaves
-from gcfed.runs.measures import higher_is_better, parse, value
+from gcfed.runs.measures import parse, value
 from gcfed.study.jobs import launch, settings_of
 from gcfed.utils.files import locked, replacing
 from gcfed.utils.resolvers import how_to_install
@@ -27,7 +27,6 @@ except ImportError as error:
 
 log = logging.getLogger(__name__)
 optuna.logging.set_verbosity(optuna.logging.WARNING)
-RESULTS = "optimization_results.yaml"
 RISE = 1000.0  # of a loss that was past the edge of what can be trained
 LOST = {"train/nonfinite_clients": "client updates left out", "train/refused_steps": "server steps taken back"}
 
@@ -38,14 +37,8 @@ def search(config: Any, context: Any, launcher: Any, arguments: list[str], **set
     A trial's value is the mean over its runs, one a seed. One with a run that fails, or that has no finite value
     ("pruned"), counts and keeps its reason, as in Optuna's own loop; so does one that is refused (:func:`edges`).
 
-    Args:
-        settings: those of ``configs/hydra/sweeper/optuna.yaml``.
-
-    Returns:
-        Whether a trial has a value, and none failed.
-
-    Raises:
-        ValueError: settings that cannot work, the folder holds another search, or a metric that runs do not have.
+    Returns whether a trial has a value, and none failed. It raises ValueError of settings (those of
+    ``configs/hydra/sweeper/optuna.yaml``) that cannot work, another search in the folder, or a metric that no run has.
     """
     known: Settings = settings_of("hydra.sweeper", Settings, OmegaConf.to_container(OmegaConf.create(settings)))
     going = Search(config, context, launcher, arguments, known)
@@ -78,11 +71,11 @@ class Search:
     def __init__(self, config: Any, context: Any, launcher: Any, arguments: list[str], settings: Settings) -> None:
         self.settings, self.launcher, self.metric = settings, launcher, config.optimized_metric
         self.root, self.seeds = Path(config.hydra.sweep.dir).absolute(), settings.seeds or []
-        parse(self.metric or "", "optimized_metric")
+        _, higher = parse(self.metric or "", "optimized_metric").kind
         self.space, common = read_space(settings.params, [a for a in arguments if a != "ckpt_path=last"])
         if not self.space:
             raise ValueError("A search needs hydra.sweeper.params, such as 'gc.lam=interval(0.0, 1.0)'.")
-        if settings.direction == "maximize" and higher_is_better(self.metric) is False:
+        if settings.direction == "maximize" and higher is False:
             raise ValueError(
                 f"{self.metric} is better where it is smaller: set hydra.sweeper.direction=minimize "
                 "(of a tuned study +study.search.direction=minimize)."
@@ -99,13 +92,9 @@ class Search:
         self.common = [override for override in common if not (self.seeds and override.startswith("seed="))]
 
     def open(self) -> None:
-        """Finds the search that lies in the storage, or begins one there.
-
-        Raises:
-            ValueError: it cannot be opened, or is another search; names it.
-        """
+        """Finds the search that lies in the storage, or begins one there; ValueError if it is another one."""
         kept = self.settings.storage
-        address, name = kept or f"sqlite:///{self.root}/search.db", self.root.name if kept else "search"
+        address, name = kept or f"sqlite:///{self.root}/{STORAGE}", self.root.name if kept else "search"
         try:
             self.study = optuna.create_study(
                 storage=address, study_name=name, direction=self.settings.direction, load_if_exists=True
@@ -166,18 +155,14 @@ class Search:
         states = {run.state for run in runs.values()}
         state = next(s for s in (TrialState.FAIL, TrialState.PRUNED, TrialState.COMPLETE) if s in states)
         whys = {name: run.why for name, run in runs.items() if run.state == state and run.why}
-        if whys:
-            reason = "; ".join(f"{name}: {why}" if len(runs) > 1 else why for name, why in whys.items())
+        is_whole = state == TrialState.COMPLETE
+        if reason := "; ".join(f"{name}: {why}" if len(runs) > 1 else why for name, why in whys.items()):
             trial.set_user_attr("reason", reason)
-            word = "refused" if state == TrialState.COMPLETE else state.name.lower()
-            log.error("%s %s: %s", name_of(trial), word, reason)
-        if state != TrialState.COMPLETE:
-            self.study.tell(trial, state=state)
-            return
-        for name, run in runs.items():
-            for column, (how_far, _) in run.edges.items():
-                trial.set_constraint(f"{name} {column}", how_far)
-        self.study.tell(trial, float(np.mean([run.value for run in runs.values()])))
+            log.error("%s %s: %s", name_of(trial), "refused" if is_whole else state.name.lower(), reason)
+        past = [(name, *edge) for name, run in runs.items() for edge in run.edges.items() if is_whole]
+        for name, column, (how_far, _) in past:
+            trial.set_constraint(f"{name} {column}", how_far)
+        self.study.tell(trial, float(np.mean([run.value for run in runs.values()])) if is_whole else None, state)
 
     def write(self) -> None:
         """``trials.csv``, a row a trial, and the best one in ``optimization_results.yaml``."""
@@ -188,7 +173,7 @@ class Search:
         table["value"] = table["value"].where(table["state"] != "refused")  # or it might look like the best
         table["duration"] = table["duration"].dt.total_seconds().round(1)
         table.insert(4, "folder", [name_of(trial) for trial in trials])
-        with replacing(self.root / "trials.csv") as temporary:
+        with replacing(self.root / TRIALS) as temporary:
             table.rename(columns={"duration": "seconds"}).to_csv(temporary, index=False)
         if top := best(self.study):
             found: dict[str, Any] = {"best_params": top.params, "best_value": top.value, "best_trial": top.number}
@@ -198,11 +183,7 @@ class Search:
 
 
 def outcome(folder: Path, metric: str, reason: str) -> Outcome:
-    """Reads a trial's run; ``reason`` is the launcher's word on why it failed, or "".
-
-    Raises:
-        ValueError: runs do not measure the metric.
-    """
+    """Reads a trial's run; ``reason`` is the launcher's word on why it failed, or "". ValueError ends the search."""
     if not ((folder / CONFIG).is_file() and (run := read_run(folder)).has_ended):
         return Outcome(TrialState.FAIL, why=reason or "its folder holds no finished run")
     column, found = parse(metric).column, value(run, metric)

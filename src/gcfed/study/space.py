@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import optuna
-import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 from hydra.errors import HydraException
@@ -14,10 +13,10 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from pydantic import Field
 
 from gcfed.runs.measures import parse
+from gcfed.runs.reading import shipped
 from gcfed.study.jobs import Seeds, different, settings_of
 from gcfed.utils.checked import Count, Number, SettingError, Whole, checked, fits
 from gcfed.utils.instantiate import require
-from gcfed.utils.resolvers import CONFIGS
 
 Space = dict[str, BaseDistribution]
 
@@ -70,22 +69,14 @@ class Tuning(Settings):
 
 
 def read_tuning(node: Any) -> Tuning:
-    """``study.search``, over the sweeper's own settings but for the number of trials, and what they search.
-
-    Raises:
-        ValueError: a setting that cannot be, or is missing; names it.
-    """
-    own = yaml.safe_load((CONFIGS / "hydra" / "sweeper" / "optuna.yaml").read_text(encoding="utf-8"))
-    own = {key: value for key, value in own.items() if not key.startswith("_") and key not in ("n_trials", "params")}
+    """``study.search``, over the sweeper's own settings but for the number of trials, and what they search."""
+    own = {key: value for key, value in shipped("hydra/sweeper/optuna").items() if not key.startswith("_")}
+    del own["n_trials"], own["params"]
     return settings_of("study.search", Tuning, {**own, **node})
 
 
 def sampler_of(node: Any, seed: int) -> optuna.samplers.BaseSampler:
-    """Optuna's sampler of ``hydra.sweeper.sampler``.
-
-    Raises:
-        ValueError: it makes none.
-    """
+    """Optuna's sampler of ``hydra.sweeper.sampler``; or ValueError, if it makes none."""
     tree = OmegaConf.create({"hydra": {"sweeper": {"sampler": node}}})  # an error names the key
     made = require(tree.hydra.sweeper, "sampler", seed=seed)
     if not isinstance(made, optuna.samplers.BaseSampler):
@@ -98,10 +89,8 @@ def read_space(
 ) -> tuple[Space, list[str]]:
     """The space of a search in Optuna's words, out of Hydra's, and the overrides that all trials share.
 
-    The command line wins over ``params``: a key to which it gives one value is searched no more.
-
-    Raises:
-        ValueError: words that are no override, or an interval that cannot be searched; names them.
+    The command line wins over ``params``: a key to which it gives one value is searched no more. A ValueError names
+    words that are no override, or an interval that cannot be searched.
     """
     for key, words in fits(name, params, dict).items():
         if not isinstance(words, str) or not words:

@@ -12,7 +12,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from gcfed.runs.folder import CHECKPOINT, SUMMARY, Run, find_runs, read_run
+from gcfed.runs.folder import CHECKPOINT, RESULTS, SUMMARY, TRIALS, Run, find_runs, read_run
 from gcfed.runs.identity import differences, digest, leaves
 from gcfed.runs.reading import mapping, read_yaml
 from gcfed.study.jobs import Job, is_in_process, launch, read_jobs
@@ -74,9 +74,7 @@ def sweep(config: DictConfig, context: Any, launcher: Any, arguments: list[str])
     """Runs the jobs of ``configs/study/<name>.yaml`` that are not finished; the launcher is the user's choice.
 
     Hydra's own launcher gets one job after the other, another one all at once. Exit code 1 if a job is not finished.
-
-    Raises:
-        ValueError, FileNotFoundError: a study, a part of it or a folder that is not as it must be; before any job.
+    Of a study, a part of it or a folder that is not as it must be an error says so before any job.
     """
     name, loader = config.hydra.runtime.choices.get("study"), context.config_loader
     if name is None:
@@ -117,16 +115,11 @@ def tune(
 ) -> list[Job]:
     """A study's jobs with the best that a search of each cell found, all with the same number of trials.
 
-    Args:
-        jobs: those of the study.
-        node: ``study.search``, see :class:`gcfed.study.space.Tuning`.
-        root: folder of the study; its searches lie in ``searches/<row>_<column>``.
-        dry_run: search for nothing; take what was found.
-
-    Raises:
-        ValueError: words that cannot be searched, before any search; or no trial of a search has a value.
+    ``node`` is ``study.search`` (:class:`gcfed.study.space.Tuning`); the searches lie in ``searches/<row>_<column>``
+    below the study's folder, ``root``; a dry run searches for nothing and takes what was found. ValueError: words that
+    cannot be searched, before any search; or no trial of a search has a value.
     """
-    from gcfed.study.search import RESULTS, search  # Optuna, an extra; a trial that fails is one of the budget
+    from gcfed.study.search import search  # Optuna, an extra; a trial that fails is one of the budget
     from gcfed.study.space import Settings, read_tuning
 
     tuning = read_tuning(node)
@@ -152,7 +145,7 @@ def tune(
             search(OmegaConf.merge(config, place), context, launcher, overrides, **own | {"params": params[cell]})
         results = read_yaml(folder / RESULTS) if (folder / RESULTS).is_file() else {}
         if not (results or dry_run):
-            raise ValueError(f"No trial of {folder} has a value; its trials.csv says why. study.rows leaves it out.")
+            raise ValueError(f"No trial of {folder} has a value; its {TRIALS} says why. study.rows leaves it out.")
         best_params = mapping(f"{folder / RESULTS}: best_params", results.get("best_params"))
         found[cell] = [f"{key}={value}" for key, value in best_params.items()]
     return [job._replace(overrides=[*job.overrides, *found[job.cell]]) for job in jobs]
