@@ -12,10 +12,10 @@ import os
 import secrets
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
+from functools import cache
 from io import StringIO
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
@@ -32,7 +32,7 @@ from omegaconf import OmegaConf
 
 from gcfed.federated.processes.launch import end_with_parent
 from gcfed.federation.flare import Relay, SiteEnd
-from gcfed.federation.sites import Line
+from gcfed.federation.wire import Line, python, write_settings
 from gcfed.utils.files import scratch
 
 logging.getLogger("nvflare").setLevel(logging.WARNING)
@@ -81,9 +81,9 @@ class FlareLine(Line):
         ConnectionError: no NVFlare server, or it does not start the job; says what it said.
     """
 
-    def __init__(self, kit: Path, sites: int | list[str]) -> None:
+    def __init__(self, kit: Path, sites: int | Sequence[str]) -> None:
         self.kit, there = kit, connected(kit)
-        self.sites = there if isinstance(sites, int) else sites
+        self.sites = there if isinstance(sites, int) else list(sites)
         if set(self.sites) - set(there) or (isinstance(sites, int) and sites != len(there)):
             raise ConnectionError(f"federation.sites={sites}: connected are {', '.join(there) or 'none'}.")
         self._submit()
@@ -137,15 +137,7 @@ class FlareLine(Line):
             self._abort(session)
 
 
-_lines: dict[str, FlareLine] = {}
-
-
-def line_of(kit: Path, sites: int | list[str]) -> FlareLine:
-    """The line to the sites of these names, or to so many that are connected; one for all runs of this process."""
-    key = f"{kit} {sites}"
-    if key not in _lines:
-        _lines[key] = FlareLine(kit, sites)
-    return _lines[key]
+line_of = cache(FlareLine)  # one serves all runs of this process
 
 
 def write_job(folder: str, sites: list[str], address: str, key: str) -> str:
@@ -191,16 +183,13 @@ class LocalFederation:
 
     def _start(self, kit: Path) -> subprocess.Popen:
         kind = "server" if kit.name == SERVER else "client"
-        words = ["-m", str(kit), "-s", f"fed_{kind}.json", "--set", "secure_train=true", "org=local", f"uid={kit.name}"]
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(str(Path(path).resolve()) for path in sys.path),
-            "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
-        }
-        module = f"nvflare.private.fed.app.{kind}.{kind}_train"
+        words = ["-u", "-m", f"nvflare.private.fed.app.{kind}.{kind}_train", "-m", str(kit), "-s", f"fed_{kind}.json"]
+        settings = ["--set", "secure_train=true", "org=local", f"uid={kit.name}", "config_folder=config"]
+        devices = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "")}
         with (kit / "log").open("a") as file:
-            return subprocess.Popen(
-                [sys.executable, "-u", "-m", module, *words, "config_folder=config"], env=environment, cwd=kit,
-                stdout=file, stderr=file, start_new_session=True, preexec_fn=end_with_parent,
+            return python(
+                *words, *settings, environment=devices, cwd=kit, stdout=file, stderr=file, start_new_session=True,
+                preexec_fn=end_with_parent,
             )  # fmt: skip
 
     def stop(self) -> None:
@@ -232,9 +221,9 @@ def local_line(output: Path, sites: int | list[str], data_dir: str) -> FlareLine
             _federation.stop()
         _federation = LocalFederation(output / "federation", names)
     for site in names:
-        own = {"states": str(output / "sites" / site), "data_dir": data_dir, "trust_config": True, "threads": 1}
-        OmegaConf.save(OmegaConf.create(own), _federation.kits / site / "local" / "gcfed.yaml")
-    return line_of(_federation.kits / ADMIN, names)
+        settings, states = _federation.kits / site / "local" / "gcfed.yaml", str(output / "sites" / site)
+        write_settings(settings, data_dir, states=states, threads=1)
+    return line_of(_federation.kits / ADMIN, tuple(names))
 
 
 def provision(folder: Path, sites: list[str]) -> Path:
