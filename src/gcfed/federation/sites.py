@@ -12,6 +12,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,49 +37,43 @@ BEGIN = 300.0  # seconds in which a site must have built what it needs for a run
 _numbers = itertools.count()  # of the questions of this process: a line may serve one run after the other
 
 
+@checked
+@dataclass(eq=False)
 class Sites(Stacks):
     """The server's side: asks the sites whose clients are in the cohort, and waits for them until a deadline.
+
+    Its settings are told in configs/federation/nvflare.yaml; clients of ``wire`` see what those of a simulation see.
 
     Args:
         stacks: the simulation's, in whose place sites train.
         shapes: what a client sends in the present round.
         cfg: the run's config, of which the sites get what is the clients'.
-        env: ``local``: a server and sites on this machine; ``prod``: those that were provisioned; ``wire``: a second
-            interpreter, whose clients see what those of a simulation see.
-        sites: how many, or their names.
-        kit: the startup kit by which jobs are submitted; for ``prod``.
-        deadline: seconds that a site has, in which its clients train.
-        least: clients that must have come by then, or the run stops; None: the whole cohort.
-        evaluate: who tests the global model, ``server`` or ``clients``.
 
     Raises:
         ValueError: a setting that cannot work; names the key.
     """
 
-    @checked
-    def __init__(
-        self,
-        stacks: Stacks,
-        shapes: Shapes,
-        cfg: DictConfig,
-        *,
-        env: Literal["local", "prod", "wire"] = "local",
-        sites: Count | list[str] = 5,
-        kit: str | None = None,
-        deadline: Positive = 600.0,
-        least: Count | None = None,
-        evaluate: Literal["server", "clients"] = "server",
-    ) -> None:
-        super().__init__(stacks.program, stacks.stores, stacks.per_round)
-        self.shapes, self.cfg, self.remote = shapes, cfg, env != "wire"
-        if (env == "prod") != (kit is not None):
-            raise ValueError(f"federation.kit={kit}: federation.env=prod needs the admin's startup kit, and only that.")
-        self.env, self.sites, self.kit = env, sites, kit
-        self.deadline, self.least, self.evaluate = deadline, least, evaluate
-        if evaluate == "clients" and cfg.data.get("client_test") is None:
+    stacks: Stacks
+    shapes: Shapes
+    cfg: DictConfig
+    _: KW_ONLY
+    env: Literal["local", "prod", "wire"] = "local"
+    sites: Count | list[str] = 5
+    kit: str | None = None
+    deadline: Positive = 600.0
+    least: Count | None = None
+    evaluate: Literal["server", "clients"] = "server"
+
+    def __post_init__(self) -> None:
+        super().__init__(self.stacks.program, self.stacks.stores, self.stacks.per_round)
+        self.remote = self.env != "wire"
+        if (self.env == "prod") != (self.kit is not None):
+            needed = "federation.env=prod needs the admin's startup kit, and only that"
+            raise ValueError(f"federation.kit={self.kit}: {needed}.")
+        if self.evaluate == "clients" and self.cfg.data.get("client_test") is None:
             raise ValueError("federation.evaluate=clients tests on samples of the clients' own: set data.client_test.")
-        self.output = Path(cfg.paths.output_dir).resolve()
-        self.run = f"{identity(cfg)}-{digest({'': str(self.output)})}"  # where states lie at the sites
+        self.output = Path(self.cfg.paths.output_dir).resolve()
+        self.run = f"{identity(self.cfg)}-{digest({'': str(self.output)})}"  # where states lie at the sites
         self._held: dict[str, list[int]] = {}  # site → its clients
         self._asked: dict[str, tuple[int, str]] = {}  # site → the question at which it is, its number and its name
         self._vanished: set[str] = set()

@@ -65,12 +65,6 @@ class Surface(ServerMetric):
     A measured round costs grid² + 6 passes over the samples, dealt to the processes. Three local models are kept until
     the round is over, on the CPU. It adds nothing to the rows of metrics.
 
-    Args:
-        grid: G, nodes along each side of the square.
-        margin: what the square leaves free around the six points on each side, in parts of their extent.
-        samples: on which the loss is measured, drawn once by the run's seed; null: all.
-        split: of which they are: ``train``, of all clients, as in the paper, or ``test``.
-
     Raises:
         ValueError: at ``validate``, a cohort of fewer than three.
     """
