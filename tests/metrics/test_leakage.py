@@ -129,7 +129,7 @@ def test_of_a_subspace_it_sees_what_is_uploaded(config, tmp_path, monkeypatch):
 
 def test_it_recovers_an_image_from_fedavg_and_less_from_eight_levels(config, tmp_path):
     """Of a network without kinks; quantization to 4 bits is a method that stands between the image and the server."""
-    attack = ("metrics=leakage", "metrics.leakage.iterations=40", "rounds=1", "gc=none")
+    attack = ("metrics=leakage", "metrics.leakage.iterations=40", "metrics.leakage.restarts=2", "rounds=1", "gc=none")
     (plain,), (coarse,) = (
         run(config, tmp_path / str(len(more)), *attack, *more, model="Smooth")[1]
         for more in ((), ("quantization=fedpaq", "quantization.bits=4"))
