@@ -17,6 +17,7 @@ from harness import final_weights
 from omegaconf import OmegaConf
 
 from gcfed import __version__
+from gcfed.federation.packing import pack
 from gcfed.federation.site import Settings, Site, check_config, clients_config
 from gcfed.federation.sites import Sites
 from gcfed.federation.wire import Answer, Line
@@ -339,6 +340,13 @@ def test_a_site_does_what_its_own_clients_are_asked_and_no_more(federated):
         ({"run": site.run, "clients": [0, 1]}, "a does not hold the clients [1]"),
     ):
         assert sentence in site.answer("fit", about)["failure"]
+
+
+def test_numbers_in_the_place_of_tensors_are_a_failure_of_their_site(federated, monkeypatch):
+    garbled = lambda upload: pack("upload", vars(upload) | {"delta": dict.fromkeys(upload.delta, 1.0)})  # noqa: E731
+    monkeypatch.setattr("gcfed.federation.site.pack_upload", garbled)
+    with pytest.raises(ConnectionError, match=r"0 of 5 clients came .*a failed: 'float' object has no attribute"):
+        federated("rounds=1")
 
 
 # ----------------------------------------------------------------------------------------------- data and tests

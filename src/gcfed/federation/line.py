@@ -85,7 +85,8 @@ class FlareLine(Line):
         self.kit, there = kit, connected(kit)
         self.sites = there if isinstance(sites, int) else list(sites)
         if set(self.sites) - set(there) or (isinstance(sites, int) and sites != len(there)):
-            raise ConnectionError(f"federation.sites={sites}: connected are {', '.join(there) or 'none'}.")
+            asked = sites if isinstance(sites, int) else self.sites
+            raise ConnectionError(f"federation.sites={asked}: connected are {', '.join(there) or 'none'}.")
         self._submit()
 
     def _submit(self) -> None:
@@ -155,11 +156,8 @@ def write_job(folder: str, sites: list[str], address: str, key: str) -> str:
 
 # ------------------------------------------------------------------------------------ all of them on this machine
 class LocalFederation:
-    """The processes of a server and of its sites, each with startup kit and certificate; they end with this one.
-
-    Args:
-        folder: where kits and logs lie.
-        sites: names.
+    """The processes of a server and of its sites, whose kits, certificates and logs lie in a folder; they end with this
+    one.
 
     Raises:
         ConnectionError: they do not find each other.
@@ -209,10 +207,7 @@ _federation: LocalFederation | None = None
 def local_line(output: Path, sites: int | list[str], data_dir: str) -> FlareLine:
     """The line to the federation of this process, which is begun with its first run and serves those that follow.
 
-    Args:
-        output: the run's folder, below which its sites keep their clients' states.
-        sites: their names, or how many.
-        data_dir: where they find data sets.
+    The sites, so many or of these names, keep their clients' states below ``output``, the run's folder.
     """
     global _federation
     names = [f"site-{i + 1}" for i in range(sites)] if isinstance(sites, int) else sites

@@ -67,13 +67,7 @@ _pipe: Connection
 
 
 class Interpreter(Line):
-    """One site with all clients, in the second interpreter.
-
-    Args:
-        home: where it keeps their states.
-        data_dir: where it finds data sets.
-        device: on which it trains, ``cpu`` or ``cuda``.
-    """
+    """One site with all clients in the second interpreter: keeps their states in ``home``, trains on ``device``."""
 
     ended = "federation=wire: the clients' interpreter has ended; its own words stand above."
 
