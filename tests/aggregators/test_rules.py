@@ -86,7 +86,7 @@ def aggregate(rule, delta, stacks):
         upload = make_upload({name: t[rows].clone() for name, t in delta.items()}, np.ones(len(rows)))
         upload.clients = np.array(rows) * 3
         rule.add(upload, round)
-    update = rule.reduce(round)
+    update = rule.reduce(round, start)
     assert {name: t.shape for name, t in update.items()} == {name: t.shape for name, t in start.items()}
     return torch.cat([update[name].flatten() for name in sorted(update)])
 

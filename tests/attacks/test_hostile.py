@@ -188,8 +188,8 @@ def test_robust_rules_stand_a_fifth_of_sign_flipping_clients_and_the_mean_does_n
     def accuracy(aggregator, attack):
         result = train(config(
             f"aggregator={aggregator}", f"attack={attack}", "gc=none", "partition=iid", "participation.per_round=10",
-            "rounds=40", "eval_every=40", "client.epochs=3", "client.optimizer.lr=0.05", "model.hidden=[64]",
-            "client.stack=10", "callbacks.checkpoint.every=40",
+            "rounds=20", "eval_every=20", "client.epochs=3", "client.optimizer.lr=0.05", "model.hidden=[64]",
+            "client.stack=10", "callbacks.checkpoint.every=20",
             *([] if aggregator in ("mean", "median") else ["aggregator.hostile=0.3"]),
             folder=tmp_path / f"{aggregator}_{attack}",
         ))  # fmt: skip

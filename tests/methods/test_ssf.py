@@ -18,7 +18,7 @@ from gcfed.methods.quantization import Quantization
 from gcfed.methods.scaffold import Scaffold
 from gcfed.methods.ssf import SSF
 from gcfed.methods.subspace import random_basis
-from gcfed.metrics.uploads import Gap
+from gcfed.metrics.updates import Gap
 from gcfed.run import train
 
 

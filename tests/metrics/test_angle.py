@@ -9,7 +9,7 @@ from recording import of_metric
 
 from gcfed.federated.method import Order
 from gcfed.methods.ssf import SSF
-from gcfed.metrics.uploads import Angle
+from gcfed.metrics.updates import Angle
 from gcfed.run import train
 
 EXACT = {"rel": 1e-9, "abs": 1e-9}

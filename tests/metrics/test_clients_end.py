@@ -10,8 +10,8 @@ from harness import ArrayData, make_net, random_federation, sgd, train_rounds
 from recording import EXACT, NAN_CLIENT, measured
 from torch import nn
 
-from gcfed.metrics.cohort import Drift
 from gcfed.metrics.local_models import CKA, Clients, Personal, linear_cka
+from gcfed.metrics.updates import Drift
 from gcfed.models.mlp import MLP
 
 

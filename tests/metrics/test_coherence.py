@@ -5,7 +5,7 @@ import pytest
 from harness import make_net, random_federation
 from recording import EXACT, NAN_CLIENT, measured
 
-from gcfed.metrics.cohort import Coherence
+from gcfed.metrics.updates import Coherence
 
 
 def expected(start, locals_):

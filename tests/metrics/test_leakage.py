@@ -93,27 +93,27 @@ def test_no_run_notices_the_attack_which_is_the_same_however_it_runs(config, tmp
 def test_it_sees_the_gradient_of_the_images(config, tmp_path, monkeypatch, settings):
     """In the first round all of these send −η times autograd's gradient on the drawn client's images."""
     seen = []
-    monkeypatch.setattr(Leakage, "_invert", lambda self, observed, round: seen.append((observed, round)) or [0.0] * 4)
+    monkeypatch.setattr(Leakage, "attack", lambda self, *known: seen.append(known) or [0.0] * 4)
     more = ("gc=none", "metrics.leakage.images=3", "rounds=1")
     result, rows = run(config, tmp_path, *LEAKAGE, *settings, *more)
-    ((observed, round),) = seen
-    assert observed.client in round.cohort
-    assert observed.x.shape == (3, 1, 8, 8)
+    ((client, x, y, gradient, round),) = seen
+    assert client in round.cohort
+    assert x.shape == (3, 1, 8, 8)
     net = result.module.net
     net.load_state_dict(round.start)
     net.zero_grad()
-    nn.functional.cross_entropy(net(observed.x), observed.y).backward()
+    nn.functional.cross_entropy(net(x), y).backward()
     for name, p in net.named_parameters():
-        torch.testing.assert_close(observed.gradient[name], p.grad, rtol=1e-9, atol=1e-12)
-    owned = result.loop.data.fetch(torch.as_tensor(result.loop.data.client(observed.client)), None)[0]
-    assert all((owned == x).flatten(1).all(1).any() for x in observed.x)
+        torch.testing.assert_close(gradient[name], p.grad, rtol=1e-9, atol=1e-12)
+    owned = result.loop.data.fetch(torch.as_tensor(result.loop.data.client(client)), None)[0]
+    assert all((owned == one).flatten(1).all(1).any() for one in x)
     assert rows[0].keys() >= COLUMNS
 
 
 def test_of_a_subspace_it_sees_what_is_uploaded(config, tmp_path, monkeypatch):
     """The projected gradient, which knows no weight decay, and quantized where its coordinates are."""
     seen = []
-    monkeypatch.setattr(Leakage, "_invert", lambda self, observed, round: seen.append(observed.gradient) or [0.0] * 4)
+    monkeypatch.setattr(Leakage, "attack", lambda self, *known: seen.append(known[3]) or [0.0] * 4)
     settings = ("gc=none", "rounds=1", "algorithm=ssf", "methods.ssf.ratio=0.5", "client.optimizer.weight_decay=0.5")
     for more in ((), ("quantization=fedpaq", "quantization.bits=4")):
         result, _ = run(config, tmp_path / str(len(more)), *LEAKAGE, *settings, *more)
@@ -129,7 +129,7 @@ def test_of_a_subspace_it_sees_what_is_uploaded(config, tmp_path, monkeypatch):
 
 def test_it_recovers_an_image_from_fedavg_and_less_from_eight_levels(config, tmp_path):
     """Of a network without kinks; quantization to 4 bits is a method that stands between the image and the server."""
-    attack = ("metrics=leakage", "metrics.leakage.iterations=40", "rounds=1", "gc=none")
+    attack = ("metrics=leakage", "metrics.leakage.iterations=40", "metrics.leakage.restarts=2", "rounds=1", "gc=none")
     (plain,), (coarse,) = (
         run(config, tmp_path / str(len(more)), *attack, *more, model="Smooth")[1]
         for more in ((), ("quantization=fedpaq", "quantization.bits=4"))

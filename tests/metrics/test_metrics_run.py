@@ -18,9 +18,8 @@ from gcfed.federated.client import ClientProgram
 from gcfed.federated.method import parts_of
 from gcfed.methods.proximal import Proximal
 from gcfed.methods.scaffold import Scaffold
-from gcfed.metrics.cohort import Updates
 from gcfed.metrics.local_models import Clients, Forgetting
-from gcfed.metrics.uploads import Gap
+from gcfed.metrics.updates import Gap, Updates
 from gcfed.run import train
 
 N = 6

@@ -136,7 +136,7 @@ def test_a_federation_that_was_provisioned_is_reached_by_its_kit(config, federat
     reference = run(*words, folder="local")
     prod = ("federation.env=prod", f"federation.kit={kit}", "federation.sites=[site-1,site-2]")
     result = train(config(*SMALL, *words, *prod, folder=tmp_path / "prod"))
-    line.line_of(kit, ["site-1", "site-2"]).close()
+    line.line_of(kit, ("site-1", "site-2")).close()
     assert torch.equal(final_weights(reference), final_weights(result))
     assert result.loop.last_row["test/acc"] == pytest.approx(reference.loop.last_row["test/acc"], abs=1e-6)
 
@@ -159,8 +159,8 @@ def test_a_site_that_is_killed_drops_out_and_comes_back_with_its_states(run, con
     """Killed with its upload under way; the round goes on without it, the next begins with a new job."""
     words, send, victim = ("algorithm=scaffold", "federation.least=3"), FlareLine.send, job_of(federation, "site-3")
 
-    def kill(self, site, number, verb, about, message):
-        send(self, site, number, verb, about, message)
+    def kill(self, site, number, verb, about):
+        send(self, site, number, verb, about)
         with suppress(ProcessLookupError):
             if (site, verb, about["round"]) == ("site-5", "fit", 2):  # after site-3, which now trains
                 os.kill(victim, signal.SIGKILL)
@@ -177,11 +177,11 @@ def test_a_site_that_comes_late_is_refused_and_gets_the_present_model(
 ):
     send, asleep = FlareLine.send, job_of(federation, "site-3")
 
-    def stop(self, site, number, verb, about, message):
+    def stop(self, site, number, verb, about):
         if (site, verb, about["round"]) == ("site-1", "fit", 2):
             os.kill(asleep, signal.SIGSTOP)
             threading.Timer(7.0, os.kill, (asleep, signal.SIGCONT)).start()
-        send(self, site, number, verb, about, message)
+        send(self, site, number, verb, about)
 
     monkeypatch.setattr(FlareLine, "send", stop)
     result = run("algorithm=scaffold", "federation.least=3", "federation.deadline=6")

@@ -49,9 +49,8 @@ class CohortRule:
             self._table = updates.new_zeros(len(round.asked), updates.shape[1])
         self._table[on_device(round.places(upload.clients), updates.device)] = updates
 
-    def reduce(self, round: Round, like: Params | None = None) -> Params:
-        """The rule's update, name → ``[*shape]`` of ``like``, by default the model's; zeros without a finite client."""
-        like = like or round.start
+    def reduce(self, round: Round, like: Params) -> Params:
+        """The rule's update, name → ``[*shape]`` of ``like``; zeros without a finite client."""
         sizes = {name: like[name].numel() for name in self._ordered(like)}
         table, self._table = self._table, None
         if table is None:  # this process trained none of the cohort

@@ -14,12 +14,7 @@ from gcfed.utils.checked import Count, Positive, checked
 
 @checked
 class GeometricMedian(Median):
-    """``v ← Σ_k β_k Δ_k / Σ_k β_k`` with ``β_k = 1 / max(ν, ‖v − Δ_k‖)``.
-
-    Args:
-        iterations: of the algorithm.
-        nu: ν, the distance below which updates count alike.
-    """
+    """``v ← Σ_k β_k Δ_k / Σ_k β_k`` with ``β_k = 1 / max(ν, ‖v − Δ_k‖)``."""
 
     def __init__(self, iterations: Count = 10, nu: Positive = 1e-6) -> None:
         self.iterations, self.nu = iterations, nu

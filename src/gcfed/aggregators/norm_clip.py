@@ -49,7 +49,7 @@ class NormClip:
                 clipped |= {name: t * per_client(scale, t) for name, t in part.items()}
         self._mean.add(replace(upload, delta=clipped), round)
 
-    def reduce(self, round: Round, like: Params | None = None) -> Params:
+    def reduce(self, round: Round, like: Params) -> Params:
         """The mean of the clipped updates, as :class:`MeanAggregator`'s."""
         return self._mean.reduce(round, like)
 

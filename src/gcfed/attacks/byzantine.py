@@ -29,10 +29,8 @@ OFTEN = 0.01  # of the rounds: what a rule may fail to stand without a word
 @checked
 @dataclass(eq=False)
 class Attack(ClientPart):
-    """Lets some clients send something else; ``train/hostile_clients`` counts them in each round's cohort.
-
-    Args:
-        clients: share of all clients that are hostile; their number is rounded.
+    """Lets a share of all clients, whose number is rounded, send something else; ``train/hostile_clients`` counts them
+    in each round's cohort.
     """
 
     order = Order.ATTACKS
@@ -126,11 +124,7 @@ class Scale(Attack):
 @checked
 @dataclass(eq=False)
 class Gaussian(Attack):
-    """Hostile clients send normal noise in place of every tensor.
-
-    Args:
-        factor: the noise's standard deviation, in units of the root mean square of the tensor that it replaces.
-    """
+    """Hostile clients send normal noise in place of every tensor, ``factor`` times its root mean square."""
 
     factor: Weight = 10.0
 

@@ -50,10 +50,10 @@ class Relay:
         try:
             while not wait([call], ALIVE).done:
                 site(timeout=ALIVE).alive()
-            answer = (*call.result(), "")
+            answer = call.result(), ""
         except Exception as error:  # of a killed process NVFlare says that the call has timed out, at once
             ended = "timed out" in str(error)
-            answer = ({}, [], "its process has ended, or cannot be reached" if ended else str(error))
+            answer = {}, "its process has ended, or cannot be reached" if ended else str(error)
         with self._sending:
             self.line.send((site.name, number, *answer))
 
@@ -70,7 +70,7 @@ class SiteEnd:
         return True
 
     @collab.publish
-    def answer(self, verb: str, about: dict[str, Any], message: bytes) -> tuple[dict[str, Any], list[bytes]]:
+    def answer(self, verb: str, about: dict[str, Any]) -> dict[str, Any]:
         """What :meth:`gcfed.federation.site.Site.answer` says."""
         workspace, name = collab.workspace, collab.site_name
         with self._lock:
@@ -79,4 +79,4 @@ class SiteEnd:
 
                 local, home = Path(workspace.get_site_config_dir()), Path(workspace.get_root_dir())
                 self._site = Site(name, local / "gcfed.yaml", home / "gcfed")
-            return self._site.answer(verb, about, message)
+            return self._site.answer(verb, about)

@@ -12,10 +12,10 @@ import os
 import secrets
 import socket
 import subprocess
-import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
+from functools import cache
 from io import StringIO
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
@@ -32,7 +32,7 @@ from omegaconf import OmegaConf
 
 from gcfed.federated.processes.launch import end_with_parent
 from gcfed.federation.flare import Relay, SiteEnd
-from gcfed.federation.sites import Line
+from gcfed.federation.wire import Line, python, write_settings
 from gcfed.utils.files import scratch
 
 logging.getLogger("nvflare").setLevel(logging.WARNING)
@@ -81,11 +81,12 @@ class FlareLine(Line):
         ConnectionError: no NVFlare server, or it does not start the job; says what it said.
     """
 
-    def __init__(self, kit: Path, sites: int | list[str]) -> None:
+    def __init__(self, kit: Path, sites: int | Sequence[str]) -> None:
         self.kit, there = kit, connected(kit)
-        self.sites = there if isinstance(sites, int) else sites
+        self.sites = there if isinstance(sites, int) else list(sites)
         if set(self.sites) - set(there) or (isinstance(sites, int) and sites != len(there)):
-            raise ConnectionError(f"federation.sites={sites}: connected are {', '.join(there) or 'none'}.")
+            asked = sites if isinstance(sites, int) else self.sites
+            raise ConnectionError(f"federation.sites={asked}: connected are {', '.join(there) or 'none'}.")
         self._submit()
 
     def _submit(self) -> None:
@@ -137,15 +138,7 @@ class FlareLine(Line):
             self._abort(session)
 
 
-_lines: dict[str, FlareLine] = {}
-
-
-def line_of(kit: Path, sites: int | list[str]) -> FlareLine:
-    """The line to the sites of these names, or to so many that are connected; one for all runs of this process."""
-    key = f"{kit} {sites}"
-    if key not in _lines:
-        _lines[key] = FlareLine(kit, sites)
-    return _lines[key]
+line_of = cache(FlareLine)  # one serves all runs of this process
 
 
 def write_job(folder: str, sites: list[str], address: str, key: str) -> str:
@@ -163,11 +156,8 @@ def write_job(folder: str, sites: list[str], address: str, key: str) -> str:
 
 # ------------------------------------------------------------------------------------ all of them on this machine
 class LocalFederation:
-    """The processes of a server and of its sites, each with startup kit and certificate; they end with this one.
-
-    Args:
-        folder: where kits and logs lie.
-        sites: names.
+    """The processes of a server and of its sites, whose kits, certificates and logs lie in a folder; they end with this
+    one.
 
     Raises:
         ConnectionError: they do not find each other.
@@ -191,16 +181,13 @@ class LocalFederation:
 
     def _start(self, kit: Path) -> subprocess.Popen:
         kind = "server" if kit.name == SERVER else "client"
-        words = ["-m", str(kit), "-s", f"fed_{kind}.json", "--set", "secure_train=true", "org=local", f"uid={kit.name}"]
-        environment = os.environ | {
-            "PYTHONPATH": os.pathsep.join(str(Path(path).resolve()) for path in sys.path),
-            "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", ""),
-        }
-        module = f"nvflare.private.fed.app.{kind}.{kind}_train"
+        words = ["-u", "-m", f"nvflare.private.fed.app.{kind}.{kind}_train", "-m", str(kit), "-s", f"fed_{kind}.json"]
+        settings = ["--set", "secure_train=true", "org=local", f"uid={kit.name}", "config_folder=config"]
+        devices = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "")}
         with (kit / "log").open("a") as file:
-            return subprocess.Popen(
-                [sys.executable, "-u", "-m", module, *words, "config_folder=config"], env=environment, cwd=kit,
-                stdout=file, stderr=file, start_new_session=True, preexec_fn=end_with_parent,
+            return python(
+                *words, *settings, environment=devices, cwd=kit, stdout=file, stderr=file, start_new_session=True,
+                preexec_fn=end_with_parent,
             )  # fmt: skip
 
     def stop(self) -> None:
@@ -220,10 +207,7 @@ _federation: LocalFederation | None = None
 def local_line(output: Path, sites: int | list[str], data_dir: str) -> FlareLine:
     """The line to the federation of this process, which is begun with its first run and serves those that follow.
 
-    Args:
-        output: the run's folder, below which its sites keep their clients' states.
-        sites: their names, or how many.
-        data_dir: where they find data sets.
+    The sites, so many or of these names, keep their clients' states below ``output``, the run's folder.
     """
     global _federation
     names = [f"site-{i + 1}" for i in range(sites)] if isinstance(sites, int) else sites
@@ -232,9 +216,9 @@ def local_line(output: Path, sites: int | list[str], data_dir: str) -> FlareLine
             _federation.stop()
         _federation = LocalFederation(output / "federation", names)
     for site in names:
-        own = {"states": str(output / "sites" / site), "data_dir": data_dir, "trust_config": True, "threads": 1}
-        OmegaConf.save(OmegaConf.create(own), _federation.kits / site / "local" / "gcfed.yaml")
-    return line_of(_federation.kits / ADMIN, names)
+        settings, states = _federation.kits / site / "local" / "gcfed.yaml", str(output / "sites" / site)
+        write_settings(settings, data_dir, states=states, threads=1)
+    return line_of(_federation.kits / ADMIN, tuple(names))
 
 
 def provision(folder: Path, sites: list[str]) -> Path:

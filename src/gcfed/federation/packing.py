@@ -1,7 +1,7 @@
 """Messages as bytes: tensors in safetensors, the rest in its header as JSON, with a version."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -72,24 +72,21 @@ def pack_download(download: Download) -> bytes:
     return pack("download", vars(download))
 
 
-def unpack_download(message: bytes, model: Mapping[str, Tensor]) -> Download:
+def unpack_download(message: bytes, model: Params) -> Download:
     """What the server sent; ``model`` is the receiver's own, of whose names and shapes it must be.
 
     Raises:
         MessageError: it is not; names the tensor.
     """
     content = unpack(message, "download")
-    refuse_other("the model", shapes_of(content["model"]), shapes_of(model))
+    refuse_other("the model", content["model"], model)
     return Download(**content | {"cohort": np.array(content["cohort"], dtype=np.int64)})
 
 
 def pack_upload(upload: Upload) -> bytes:
-    delta, levels = dict(upload.delta), upload.levels
-    for name in _in_bits(levels):
-        delta[name] = levels[name].encode(delta[name])
-    return pack(
-        "upload", vars(upload) | {"delta": delta, "levels": {name: own._asdict() for name, own in levels.items()}}
-    )
+    bits = {name: own.encode(upload.delta[name]) for name, own in upload.levels.items() if own.bits <= MOST_BITS}
+    levels = {name: own._asdict() for name, own in upload.levels.items()}
+    return pack("upload", vars(upload) | {"delta": upload.delta | bits, "levels": levels})
 
 
 def unpack_upload(message: bytes, round: int, shapes: Mapping[str, Params], clients: Iterable[int]) -> Upload:
@@ -109,30 +106,24 @@ def unpack_upload(message: bytes, round: int, shapes: Mapping[str, Params], clie
     if strangers := sorted(set(content["clients"]) - set(clients)):
         raise MessageError(f"an upload of clients that nobody asked: {strangers}.")
     delta, levels = content["delta"], {name: Levels(**own) for name, own in content["levels"].items()}
-    for name in _in_bits(levels) & delta.keys() & shapes["delta"].keys():
-        delta[name] = levels[name].decode(delta[name], shapes["delta"][name])
+    for name, own in levels.items():
+        if own.bits <= MOST_BITS and name in delta and name in shapes["delta"]:
+            delta[name] = own.decode(delta[name], shapes["delta"][name])
     for name, like in shapes.items():
         sent = delta if name == "delta" else content["extra"].get(name, {})
-        k = len(content["clients"])
-        refuse_other(f"an upload's {name}", shapes_of(sent), {n: (k, *t.shape) for n, t in like.items()})
+        refuse_other(f"an upload's {name}", sent, like, len(content["clients"]))
     arrays = {name: np.array(content[name]) for name in ("clients", "num_samples", "num_steps", "num_seen")}
     return Upload(**content | arrays | {"levels": levels})
 
 
-def _in_bits(levels: Mapping[str, Levels]) -> set[str]:
-    return {name for name, own in levels.items() if own.bits <= MOST_BITS}
-
-
-def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, Sequence[int]]:
-    return {name: list(t.shape) for name, t in tensors.items()}
-
-
-def refuse_other(what: str, sent: Mapping[str, Sequence[int]], known: Mapping[str, Sequence[int]]) -> None:
-    """Raises MessageError, naming the first tensor that is missing, unknown or of another shape than is known here."""
-    for name, shape in known.items():
+def refuse_other(what: str, sent: Params, known: Params, *clients: int) -> None:
+    """Raises MessageError, naming the first tensor that is missing, unknown or of another shape than is known here, of
+    so many ``clients``.
+    """
+    for name, like in known.items():
         if name not in sent:
             raise MessageError(f"{what} lacks {name}: it is of another model or method.")
-        if tuple(sent[name]) != tuple(shape):
-            raise MessageError(f"{what} has {name} as {tuple(sent[name])}, and here it is {tuple(shape)}.")
+        if (shape := (*sent[name].shape,)) != (expected := (*clients, *like.shape)):
+            raise MessageError(f"{what} has {name} as {shape}, and here it is {expected}.")
     if unknown := sorted(set(sent) - set(known)):
         raise MessageError(f"{what} has {unknown[0]}, which is not known here: it is of another model or method.")

@@ -49,7 +49,7 @@ TEST = 1e-6  # share set aside where a site has no test split: one sample, since
 AT_ONCE = 2_000  # samples of a test
 
 About = dict[str, Any]
-"""What goes beside a message, of plain values."""
+"""A question or an answer: plain values, and messages as bytes."""
 
 
 @checked
@@ -94,25 +94,25 @@ class Site:
     def __init__(self, name: str, settings: Path, home: Path) -> None:
         self.name, self.settings, self.home, self.run = name, settings, home, ""
 
-    def answer(self, verb: str, about: About, message: bytes) -> tuple[About, list[bytes]]:
-        """What the site has to say to ``configure``, ``fit``, ``reply`` or ``test``, and its uploads; or why it
-        refuses, or cannot: ``failure``.
+    def answer(self, verb: str, about: About) -> About:
+        """What the site has to say to ``configure``, ``fit``, ``reply`` or ``test``; or why it refuses, or cannot:
+        ``failure``.
         """
         verbs = {"configure": self.configure, "fit": self.fit, "reply": self.reply, "test": self.test}
         try:
             if verb != "configure" and about["run"] != self.run:
                 raise MessageError(f"{self.name} knows nothing of the run {about['run']}: its job has begun anew.")
-            return verbs[verb](about, message)
+            return verbs[verb](about)
         except Exception as error:
-            return {"failure": f"{type(error).__name__}: {in_words(error)}"}, []
+            return {"failure": f"{type(error).__name__}: {in_words(error)}"}
 
-    def configure(self, about: About, message: bytes) -> tuple[About, list[bytes]]:
+    def configure(self, about: About) -> About:
         """Builds the clients' side of a run; refuses another version of this project, or other data than before."""
         if about["version"] != __version__:
             raise ValueError(f"the server has gcfed {about['version']}, and {self.name} has {__version__}.")
         self.run, own = "", Settings.read(self.settings)
         vars(self).pop("stacks", None)  # and with it its memory
-        self.clients: list[int] = sorted(about["share"] if own.clients is None else own.clients)
+        self.clients: list[int] = sorted({*(about["share"] if own.clients is None else own.clients)})
         folder = Path(own.states or self.home / "states") / Path(about["run"]).name
         cfg = self._config(own, folder, about)
         torch.set_num_threads(own.threads or torch.get_num_threads())
@@ -128,7 +128,7 @@ class Site:
         path.write_text(checksum)
         self.stacks, self.run = stacks, about["run"]
         sizes = data.sizes(np.array(self.clients)).tolist()
-        return {"clients": self.clients, "sizes": sizes, "stores": list(stacks.stores.opened)}, []
+        return {"clients": self.clients, "sizes": sizes, "stores": list(stacks.stores.opened)}
 
     def _config(self, own: Settings, folder: Path, about: About) -> DictConfig:
         """The config that has come, made this site's: with its folders and its data."""
@@ -138,8 +138,22 @@ class Site:
             config["data"] = {key: value for key, value in data.items() if key in known}
         if not own.trust_config:
             check_config(config, f"{self.name}: the server")
-        if brings:
-            config["data"] |= self._own_data(data, own, about)
+        if brings:  # samples of its own take the place of the run's
+            transform = {key: value for key, value in about["transform"].items() if key in data["transform"]}
+            config["data"] |= {
+                "_target_": f"{FederatedDataModule.__module__}.FederatedDataModule",
+                "dataset": {
+                    "_target_": f"{__name__}.own_samples", "_partial_": True, "arrays": own.arrays,
+                    "folder": own.folder, "data_dir": own.data_dir or str(self.home / "cache"),
+                    "size": data.get("size"), "classes": about["classes"],
+                    "standardize": data.get("standardize", False),
+                },
+                "partitioner": {
+                    "_target_": f"{__name__}.deal", "_partial_": True, "clients": self.clients,
+                    "by": data["partitioner"],
+                },
+                "transform": data["transform"] | transform,
+            }  # fmt: skip
         cfg = OmegaConf.create(config | PLAIN)
         cfg.paths.data_dir, cfg.paths.output_dir = own.data_dir or "data", str(folder)
         cfg.trainer.precision, cfg.client_store.folder = cfg.precision, str(folder / "clients")
@@ -147,46 +161,30 @@ class Site:
             cfg.data.dataset.data_dir = own.data_dir
         return cfg
 
-    def _own_data(self, data: Mapping[str, Any], own: Settings, about: About) -> dict[str, Any]:
-        """What takes the place of the run's in its ``data``, where the site brings samples of its own."""
-        samples = {
-            "arrays": own.arrays, "folder": own.folder, "data_dir": own.data_dir or str(self.home / "cache"),
-            "size": data.get("size"), "classes": about["classes"], "standardize": data.get("standardize", False),
-        }  # fmt: skip
-        dealt = {"_target_": f"{__name__}.deal", "_partial_": True, "clients": self.clients, "by": data["partitioner"]}
-        return {
-            "_target_": f"{FederatedDataModule.__module__}.FederatedDataModule",
-            "dataset": {"_target_": f"{__name__}.own_samples", "_partial_": True, **samples},
-            "partitioner": dealt,
-            "transform": data["transform"] | {k: v for k, v in about["transform"].items() if k in data["transform"]},
-        }
-
-    def fit(self, about: About, message: bytes) -> tuple[About, list[bytes]]:
+    def fit(self, about: About) -> About:
         """Trains some of its clients, from the states that the server counts."""
         clients, stores = about["clients"], self.stacks.stores
         if strangers := sorted(set(clients) - set(self.clients)):
             raise MessageError(f"{self.name} does not hold the clients {strangers}.")
-        download = unpack_download(message, self.model).to(self.stacks.program.module.device)
+        download = unpack_download(about["message"], self.model).to(self.stacks.program.module.device)
         for name, references in about["states"].items():
             stores.open(name).adopt(references)
         uploads = [pack_upload(upload) for upload in self.stacks.fit(download, np.array(clients, dtype=np.int64))]
-        return self._written(clients), uploads
+        return {"uploads": uploads, "states": self._written(clients)}
 
-    def reply(self, about: About, message: bytes) -> tuple[About, list[bytes]]:
+    def reply(self, about: About) -> About:
         """What the server tells its clients of a round that is over."""
-        device, reply = self.stacks.program.module.device, unpack(message, "reply")
-        told = {part: {name: t.to(device) for name, t in tensors.items()} for part, tensors in reply.items()}
-        self.stacks.reply(told, Download(about["round"], 0, 0.0, {}, np.array([])))
-        return self._written(about["clients"]), []
+        told = Download(about["round"], 0, 0.0, {}, np.array([]), unpack(about["message"], "reply"))
+        self.stacks.reply(told.to(self.stacks.program.module.device).extra, told)
+        return {"states": self._written(about["clients"])}
 
     def _written(self, clients: Sequence[int]) -> About:
-        stores = self.stacks.stores.opened
-        return {"states": {name: store.references(clients) for name, store in stores.items()}}
+        return {name: store.references(clients) for name, store in self.stacks.stores.opened.items()}
 
-    def test(self, about: About, message: bytes) -> tuple[About, list[bytes]]:
+    def test(self, about: About) -> About:
         """Tests a model on what its clients hold for tests: column → mean and number of labels."""
         module, data = self.stacks.program.module, self.stacks.program.data
-        state = {name: t.to(module.device) for name, t in unpack(message, "model").items()}
+        state = {name: t.to(module.device) for name, t in unpack(about["message"], "model").items()}
         index = torch.from_numpy(np.concatenate([data.tests_of_clients.client(k) for k in self.clients]))
         sums, labels = dict.fromkeys(module.task.columns, 0.0), 0
         module.net.eval()
@@ -197,7 +195,7 @@ class Site:
                 labels += int(real.sum())
                 for column, scores in module.task.scores(functional_call(module.net, state, (x,)), y).items():
                     sums[column] += float((scores * real).double().sum())
-        return {"scores": {column: (total / max(labels, 1), labels) for column, total in sums.items()}}, []
+        return {"scores": {column: (total / max(labels, 1), labels) for column, total in sums.items()}}
 
 
 # ------------------------------------------------------------------------------------------------------- the config

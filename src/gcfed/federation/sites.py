@@ -11,11 +11,10 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import suppress
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from omegaconf import DictConfig
@@ -24,10 +23,11 @@ from gcfed import __version__
 from gcfed.assemble import described
 from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, Upload
-from gcfed.federated.round import Shapes, Transport
+from gcfed.federated.round import Shapes
 from gcfed.federated.stacks import Stacks
 from gcfed.federation.packing import MessageError, pack, pack_download, unpack_upload
-from gcfed.federation.site import clients_config
+from gcfed.federation.site import About, clients_config
+from gcfed.federation.wire import Answer, Interpreter, Line
 from gcfed.runs.identity import digest, identity
 from gcfed.utils.checked import Count, Positive, checked
 from gcfed.utils.instantiate import installed
@@ -37,98 +37,51 @@ BEGIN = 300.0  # seconds in which a site must have built what it needs for a run
 _numbers = itertools.count()  # of the questions of this process: a line may serve one run after the other
 
 
-class Answer(NamedTuple):
-    """What came from a site to the question of this number: what it says, its uploads, or why it is ``gone``."""
-
-    site: str
-    number: int
-    about: dict[str, Any]
-    uploads: list[bytes]
-    gone: str = ""
-
-    @property
-    def failure(self) -> str:
-        """Why it is no answer."""
-        return self.gone or self.about.get("failure", "")
-
-
-class Line:
-    """Questions to sites and their answers, through a pipe to who reaches them; a call of one waits for no other."""
-
-    sites: list[str]  # their names, in an order that does not change
-    pipe: Connection
-    ended: str  # what it means that the pipe has been closed at its other end
-
-    def send(self, site: str, number: int, verb: str, about: dict[str, Any], message: bytes) -> None:
-        with suppress(BrokenPipeError):  # then nothing can be received
-            self.pipe.send((site, number, verb, about, message))
-
-    def receive(self, seconds: float) -> Answer | None:
-        """The next answer; None where none has come after so many seconds.
-
-        Raises:
-            ConnectionError: no answer can come any more.
-        """
-        try:
-            return Answer(*self.pipe.recv()) if self.pipe.poll(seconds) else None
-        except (EOFError, ConnectionResetError):
-            raise ConnectionError(self.ended) from None
-
-    def renew(self, vanished: Collection[str]) -> bool:
-        """Begins anew with all sites that are there, if one of those that had vanished is; whether it has."""
-        return False
-
-
-class Sites(Transport):
+@checked
+@dataclass(eq=False)
+class Sites(Stacks):
     """The server's side: asks the sites whose clients are in the cohort, and waits for them until a deadline.
 
+    Its settings are told in configs/federation/nvflare.yaml; clients of ``wire`` see what those of a simulation see.
+
     Args:
-        stacks: the simulation's, whose stores are the run's.
+        stacks: the simulation's, in whose place sites train.
         shapes: what a client sends in the present round.
         cfg: the run's config, of which the sites get what is the clients'.
-        env: ``local``: a server and sites on this machine; ``prod``: those that were provisioned; ``wire``: a second
-            interpreter, whose clients see what those of a simulation see.
-        sites: how many, or their names.
-        kit: the startup kit by which jobs are submitted; for ``prod``.
-        deadline: seconds that a site has, in which its clients train.
-        least: clients that must have come by then, or the run stops; None: the whole cohort.
-        evaluate: who tests the global model, ``server`` or ``clients``.
 
     Raises:
         ValueError: a setting that cannot work; names the key.
     """
 
-    @checked
-    def __init__(
-        self,
-        stacks: Stacks,
-        shapes: Shapes,
-        cfg: DictConfig,
-        *,
-        env: Literal["local", "prod", "wire"] = "local",
-        sites: Count | list[str] = 5,
-        kit: str | None = None,
-        deadline: Positive = 600.0,
-        least: Count | None = None,
-        evaluate: Literal["server", "clients"] = "server",
-    ) -> None:
-        self.stacks, self.shapes, self.cfg, self.remote = stacks, shapes, cfg, env != "wire"
-        if (env == "prod") != (kit is not None):
-            raise ValueError(f"federation.kit={kit}: federation.env=prod needs the admin's startup kit, and only that.")
-        self.env, self.sites, self.kit = env, sites, kit
-        self.deadline, self.least, self.evaluate = deadline, least, evaluate
-        if evaluate == "clients" and cfg.data.get("client_test") is None:
+    stacks: Stacks
+    shapes: Shapes
+    cfg: DictConfig
+    _: KW_ONLY
+    env: Literal["local", "prod", "wire"] = "local"
+    sites: Count | list[str] = 5
+    kit: str | None = None
+    deadline: Positive = 600.0
+    least: Count | None = None
+    evaluate: Literal["server", "clients"] = "server"
+
+    def __post_init__(self) -> None:
+        super().__init__(self.stacks.program, self.stacks.stores, self.stacks.per_round)
+        self.remote = self.env != "wire"
+        if (self.env == "prod") != (self.kit is not None):
+            needed = "federation.env=prod needs the admin's startup kit, and only that"
+            raise ValueError(f"federation.kit={self.kit}: {needed}.")
+        if self.evaluate == "clients" and self.cfg.data.get("client_test") is None:
             raise ValueError("federation.evaluate=clients tests on samples of the clients' own: set data.client_test.")
-        self.output = Path(cfg.paths.output_dir).resolve()
-        self.run = f"{identity(cfg)}-{digest({'': str(self.output)})}"  # where states lie at the sites
+        self.output = Path(self.cfg.paths.output_dir).resolve()
+        self.run = f"{identity(self.cfg)}-{digest({'': str(self.output)})}"  # where states lie at the sites
         self._held: dict[str, list[int]] = {}  # site → its clients
         self._asked: dict[str, tuple[int, str]] = {}  # site → the question at which it is, its number and its name
         self._vanished: set[str] = set()
-        self._came: dict[str, dict[str, Any]] = {}  # site → its task in the present round, which it has done
+        self._came: dict[str, About] = {}  # site → its task in the present round, which it has done
 
     # ------------------------------------------------------------------------------------------------ the beginning
     def start(self) -> None:
-        if self.stacks.program.module.trainer.world_size > 1:
+        if self.program.module.trainer.world_size > 1:
             raise ValueError("federation needs trainer.devices=1: the sites train, the server only adds up.")
         self.line = self.open_line()
         self._configure(resumed=self.cfg.ckpt_path is not None)
@@ -137,15 +90,13 @@ class Sites(Transport):
         """By NVFlare, or to the second interpreter; it serves one run of this process after the other."""
         data_dir = str(self.cfg.paths.data_dir)
         if self.env == "wire":
-            from gcfed.federation.wire import Interpreter
-
-            return Interpreter(self.output / "wire", data_dir, self.stacks.program.module.device.type)
+            return Interpreter(self.output / "wire", data_dir, self.program.module.device.type)
         installed("nvflare", "federation=nvflare")
         from gcfed.federation.line import line_of, local_line
 
-        if self.kit is not None:
-            return line_of(Path(self.kit), self.sites)
-        return local_line(self.output, self.sites, data_dir)
+        if self.kit is None:
+            return local_line(self.output, self.sites, data_dir)
+        return line_of(Path(self.kit), self.sites if isinstance(self.sites, int) else tuple(self.sites))
 
     def _configure(self, resumed: bool) -> None:
         """Tells every site what run this is, and learns which clients it holds.
@@ -153,36 +104,34 @@ class Sites(Transport):
         Raises:
             ValueError: a site refuses, or a client is held by two sites or by none; with the reasons.
         """
-        data, module, names = self.stacks.program.data, self.stacks.program.module, self.line.sites
-        transform, classes = data.transform, data.dataset.class_names
+        data, module, names = self.program.data, self.program.module, self.line.sites
+        transform, classes, n = data.transform, data.dataset.class_names, data.num_clients
         about = {
-            "version": __version__, "num_clients": data.num_clients, "resumed": resumed,
+            "version": __version__, "num_clients": n, "resumed": resumed,
             "config": clients_config(described(self.cfg, data)),
             "classes": classes or [str(c) for c in range(data.num_classes)] if module.task.has_classes else None,
             "transform": {key: list(getattr(transform, key)) for key in ("mean", "std") if hasattr(transform, key)},
         }  # fmt: skip
-        tasks = {s: about | {"share": list(range(i, data.num_clients, len(names)))} for i, s in enumerate(names)}
-        self._held, self._sizes = {}, np.zeros(data.num_clients, dtype=np.int64)
+        tasks = {site: about | {"share": list(range(i, n, len(names)))} for i, site in enumerate(names)}
+        self._held, self._sizes = {}, np.zeros(n, dtype=np.int64)
         for answer in self._answers("configure", b"", tasks, BEGIN):
             if answer.failure:
                 raise ValueError(f"federation: {answer.site} refuses this run: {answer.failure}")
-            clients = answer.about["clients"]
-            for other, theirs in self._held.items():
-                if both := sorted(set(clients) & set(theirs)):
-                    raise ValueError(f"federation: {answer.site} and {other} both hold the clients {both}.")
-            self._held[answer.site] = clients
+            self._held[answer.site] = clients = answer.about["clients"]
             self._sizes[clients] = answer.about["sizes"]
             for name in answer.about["stores"]:
-                self.stacks.stores.open(name).elsewhere = True
+                self.stores.open(name).elsewhere = True
         if silent := sorted(set(names) - set(self._held)):
             raise ValueError(f"federation: {', '.join(silent)} did not begin within {BEGIN:g} s.")
-        nobodys = sorted(set(range(data.num_clients)) - {k for held in self._held.values() for k in held})
-        if nobodys:
-            raise ValueError(f"federation: no site holds the clients {nobodys}: see clients in the sites' gcfed.yaml.")
+        holders = np.bincount(np.concatenate([*self._held.values()]).astype(np.int64), minlength=n)
+        if (wrong := np.flatnonzero(holders != 1)).size:
+            holding = " and ".join(sorted(site for site, clients in self._held.items() if wrong[0] in clients))
+            known = f"client {wrong[0]} is held by {holding or 'no site'}"
+            raise ValueError(f"federation: {known}: see clients in the sites' gcfed.yaml.")
 
     # ------------------------------------------------------------------------------------------------------ a round
     def planned(self, clients: np.ndarray) -> np.ndarray:
-        return self.stacks.program.solver.num_steps(self._sizes[clients])
+        return self.program.solver.num_steps(self._sizes[clients])
 
     def fit(self, download: Download, clients: np.ndarray) -> Iterator[Upload]:
         """The uploads of these clients as they come.
@@ -194,7 +143,7 @@ class Sites(Transport):
             log.info("round %d: sites are back; all have been told anew what run this is", download.round + 1)
             self._vanished, self._asked = set(), {}
             self._configure(resumed=True)
-        shapes, device, cohort = self.shapes(), self.stacks.program.module.device, set(clients.tolist())
+        shapes, device, cohort = self.shapes(), self.program.module.device, set(clients.tolist())
         asked = {site: sorted(cohort & set(held)) for site, held in self._held.items()}
         tasks = {site: self._task(own) for site, own in asked.items() if own}
         missing, self._came = dict.fromkeys(tasks, "did not answer"), {}
@@ -203,8 +152,9 @@ class Sites(Transport):
             try:
                 if answer.failure:
                     raise MessageError(answer.failure)
-                uploads = [unpack_upload(u, download.round, shapes, task["clients"]) for u in answer.uploads]
-            except (ValueError, KeyError, TypeError) as error:  # of a site that sends what no site of ours does
+                sent = answer.about["uploads"]
+                uploads = [unpack_upload(u, download.round, shapes, task["clients"]) for u in sent]
+            except (ValueError, KeyError, TypeError, AttributeError) as error:  # of a site that is none of ours
                 missing[answer.site] = f"failed: {error}"
                 continue
             del missing[answer.site]
@@ -224,15 +174,15 @@ class Sites(Transport):
                 "ckpt_path=last goes on after the last finished round."
             )
 
-    def _task(self, clients: list[int]) -> dict[str, Any]:
+    def _task(self, clients: list[int]) -> About:
         """What a site needs beside the download: who of its clients trains, and from which states."""
-        stores = self.stacks.stores.opened
+        stores = self.stores.opened
         states = {name: store.references(clients) for name, store in stores.items() if store.elsewhere}
         return {"clients": clients, "states": states}
 
     def _note(self, states: Mapping[str, Any]) -> None:
         for name, references in states.items():
-            self.stacks.stores.open(name).note(references)
+            self.stores.open(name).note(references)
 
     def rehearse(self, *_: Any, **__: Any) -> Iterator[Upload]:
         raise ValueError("metrics=gap and metrics=leakage ask what clients would send: with federation=none alone.")
@@ -251,8 +201,8 @@ class Sites(Transport):
     def test(self, model: Callable[[], Params]) -> Mapping[str, tuple[float, float]] | None:
         if self.evaluate == "server":
             return None
-        tasks: dict[str, dict[str, Any]] = {site: {} for site in self._held if site not in self._asked}
-        round, sums = self.stacks.program.module.trainer.global_step, dict[str, tuple[float, float]]()
+        tasks: dict[str, About] = {site: {} for site in self._held if site not in self._asked}
+        round, sums = self.program.module.trainer.global_step, dict[str, tuple[float, float]]()
         for answer in self._answers("test", pack("model", model()), tasks, self.deadline):
             if answer.failure:
                 log.warning("round %d: %s did not test the model: %s", round, answer.site, answer.failure)
@@ -263,20 +213,18 @@ class Sites(Transport):
             raise ConnectionError(f"round {round}: no site has tested the model within federation.deadline.")
         return {column: (total / max(weight, 1.0), weight) for column, (total, weight) in sums.items()}
 
-    def _answers(
-        self, verb: str, message: bytes, tasks: Mapping[str, Mapping[str, Any]], seconds: float
-    ) -> Iterator[Answer]:
+    def _answers(self, verb: str, message: bytes, tasks: Mapping[str, About], seconds: float) -> Iterator[Answer]:
         """What these sites answer, each to its own task, as it comes, for so many seconds.
 
         A site that is still at something older is asked as soon as it has answered that, which nobody wants any more.
         """
         until, waiting, began = time.monotonic() + seconds, set(tasks), next(_numbers)
-        round = self.stacks.program.module.trainer.global_step
+        round = self.program.module.trainer.global_step
         while waiting and (left := until - time.monotonic()) > 0:
             for site in sorted(waiting - self._asked.keys()):
                 self._asked[site] = next(_numbers), f"round {round + 1} ({verb})"
-                about = {**tasks[site], "run": self.run, "round": round}
-                self.line.send(site, self._asked[site][0], verb, about, message)
+                about = {**tasks[site], "run": self.run, "round": round, "message": message}
+                self.line.send(site, self._asked[site][0], verb, about)
             answer = self.line.receive(left)
             if answer is None:
                 return

@@ -1,57 +1,100 @@
-"""The line to a second interpreter, which is started once and serves one run after the other."""
+"""Lines to sites, by which questions and answers pass, and that to a second interpreter.
+
+It is started once and serves one run after the other.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Collection
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from omegaconf import OmegaConf
 
-from gcfed.federation.site import Site
-from gcfed.federation.sites import Line
+from gcfed.federation.site import About, Site
+
+
+class Answer(NamedTuple):
+    """What came from a site to the question of this number: what it says, or why it is ``gone``."""
+
+    site: str
+    number: int
+    about: About
+    gone: str = ""
+
+    @property
+    def failure(self) -> str:
+        """Why it is no answer."""
+        return self.gone or self.about.get("failure", "")
+
+
+class Line:
+    """Questions to sites and their answers, through a pipe to who reaches them; a call of one waits for no other."""
+
+    sites: list[str]  # their names, in an order that does not change
+    pipe: Connection
+    ended: str  # what it means that the pipe has been closed at its other end
+
+    def send(self, site: str, number: int, verb: str, about: About) -> None:
+        with suppress(BrokenPipeError):  # then nothing can be received
+            self.pipe.send((site, number, verb, about))
+
+    def receive(self, seconds: float) -> Answer | None:
+        """The next answer; None where none has come after so many seconds.
+
+        Raises:
+            ConnectionError: no answer can come any more.
+        """
+        try:
+            return Answer(*self.pipe.recv()) if self.pipe.poll(seconds) else None
+        except (EOFError, ConnectionResetError):
+            raise ConnectionError(self.ended) from None
+
+    def renew(self, vanished: Collection[str]) -> bool:
+        """Begins anew with all sites that are there, if one of those that had vanished is; whether it has."""
+        return False
+
 
 _process: subprocess.Popen | None = None
 _pipe: Connection
 
 
 class Interpreter(Line):
-    """One site with all clients, in the second interpreter.
-
-    Args:
-        home: where it keeps their states.
-        data_dir: where it finds data sets.
-        device: on which it trains, ``cpu`` or ``cuda``.
-    """
+    """One site with all clients in the second interpreter: keeps their states in ``home``, trains on ``device``."""
 
     ended = "federation=wire: the clients' interpreter has ended; its own words stand above."
 
     def __init__(self, home: Path, data_dir: str, device: str) -> None:
-        own = {"data_dir": data_dir, "trust_config": True, "threads": torch.get_num_threads()}
-        home.mkdir(parents=True, exist_ok=True)
-        OmegaConf.save(
-            OmegaConf.create(own | {"accelerator": "cpu" if device == "cpu" else "gpu"}), home / "gcfed.yaml"
-        )
-        self.sites, self.pipe = ["clients"], _started()
+        global _process, _pipe
+        if _process is None or _process.poll() is not None:
+            _pipe, theirs = Pipe()
+            code = f"from gcfed.federation.wire import serve; serve({theirs.fileno()})"
+            _process = python("-c", code, pass_fds=[theirs.fileno()])
+            theirs.close()
+        accelerator = "cpu" if device == "cpu" else "gpu"
+        write_settings(home / "gcfed.yaml", data_dir, threads=torch.get_num_threads(), accelerator=accelerator)
+        self.sites, self.pipe = ["clients"], _pipe
         self.pipe.send(home)
 
 
-def _started() -> Connection:
-    """The pipe to the second interpreter."""
-    global _process, _pipe
-    if _process is None or _process.poll() is not None:
-        _pipe, theirs = Pipe()
-        code = f"from gcfed.federation.wire import serve; serve({theirs.fileno()})"
-        places = os.pathsep.join(filter(None, sys.path))  # the user's own classes, too
-        environment = os.environ | {"PYTHONPATH": places}
-        _process = subprocess.Popen([sys.executable, "-c", code], pass_fds=[theirs.fileno()], env=environment)
-        theirs.close()
-    return _pipe
+def python(*words: str, environment: dict[str, str] | None = None, **how: Any) -> subprocess.Popen:
+    """A Python that finds what this one does, the user's own classes too."""
+    places = os.pathsep.join(str(Path(path).resolve()) for path in sys.path)
+    known = os.environ | {"PYTHONPATH": places} | (environment or {})
+    return subprocess.Popen([sys.executable, *words], env=known, **how)
+
+
+def write_settings(path: Path, data_dir: str, **settings: Any) -> None:
+    """The ``gcfed.yaml`` of a site on this machine, which trusts its server."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    OmegaConf.save(OmegaConf.create({"data_dir": data_dir, "trust_config": True, **settings}), path)
 
 
 def serve(end: int) -> None:
@@ -64,4 +107,4 @@ def serve(end: int) -> None:
                 site = Site("clients", asked / "gcfed.yaml", asked)
             else:
                 name, number, *question = asked
-                pipe.send((name, number, *site.answer(*question)))
+                pipe.send((name, number, site.answer(*question)))

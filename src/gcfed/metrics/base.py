@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gcfed.federated.forward import Params, evaluating
 from gcfed.federated.messages import Download, Upload
@@ -115,8 +115,8 @@ class ServerMetric(Metric, ServerPart):
 class ClientMetric(Metric, ClientPart):
     """What clients look at when their local training is over. It travels in ``notes``, which add up.
 
-    Three functions of their arguments say what: clients call :meth:`note`, the server :meth:`zeros` and
-    :meth:`summary`.
+    Two functions of their arguments say what: clients call :meth:`note`, and the server, which begins with the note of
+    :class:`NoClients`, :meth:`summary`.
     """
 
     @property
@@ -124,11 +124,7 @@ class ClientMetric(Metric, ClientPart):
         return self, Sums(self)
 
     def note(self, stack: ClientStack, download: Download) -> Params:
-        """Name → sum over the clients of a stack; ``seconds``, if it is there, is no time of training."""
-        raise NotImplementedError
-
-    def zeros(self, round: Round) -> Params:
-        """The sums of no client, in the order in which processes exchange them."""
+        """Name → sum over the K ≥ 0 clients of a stack; ``seconds``, if it is there, is no time of training."""
         raise NotImplementedError
 
     def summary(self, sums: Params, round: Round) -> dict[str, float]:
@@ -139,6 +135,14 @@ class ClientMetric(Metric, ClientPart):
     def on_clients_end(self, stack: ClientStack, download: Download) -> None:
         if self.due(download.round):
             stack.notes[self.name] = self.note(stack, download)
+
+
+class NoClients(ClientStack):
+    """A stack of K = 0 clients, of which there is no more than what a note reads."""
+
+    def __init__(self, start: Params) -> None:
+        self.net, self.clients = nn.Identity(), np.zeros(0, dtype=np.int64)
+        self.full = {name: t.new_empty(0, *t.shape) for name, t in start.items()}
 
 
 class Sums(ServerMetric):
@@ -153,7 +157,8 @@ class Sums(ServerMetric):
         return f"{type(self).__name__} of {self.name}"  # there may be several
 
     def begin(self, download: Download, round: Round) -> None:
-        self._sums = self.half.zeros(round)
+        self._sums = self.half.note(NoClients(round.start), download)
+        self._sums.pop("seconds", None)
 
     def take(self, upload: Upload, round: Round) -> None:
         if note := upload.notes.get(self.name):
@@ -177,19 +182,21 @@ class OwnNumbers(ClientMetric):
     columns: tuple[str, ...]
     """What :meth:`measure` returns; known from ``validate`` on."""
 
-    def measure(self, stack: ClientStack, client: int, download: Download) -> Tensor:
-        """The numbers of one client (its row in the stack), one for each of ``columns``, float64 on the device."""
+    def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:
+        """One number for each of ``columns``, float64 on the device, of the client in this row of the stack, whose
+        network its training left as ``own``.
+        """
         raise NotImplementedError
 
     def note(self, stack: ClientStack, download: Download) -> Params:
         started = now(device := device_of(stack.full))
+        values_KV = torch.zeros(len(stack), len(self.columns), dtype=torch.float64, device=device)
         with evaluating(stack.net):
-            values_KV = torch.stack([self.measure(stack, i, download) for i in range(len(stack))])
+            for row, values in enumerate(values_KV):
+                own = {name: t[row] for name, t in stack.full.items()}
+                values.copy_(self.measure(stack, row, own, download))
         seconds = torch.tensor(now(device) - started, dtype=torch.float64)
         return {"values": in_cohort(values_KV, stack, download), "seconds": seconds}
-
-    def zeros(self, round: Round) -> Params:
-        return {"values": zeros(round, len(round.cohort), len(self.columns))}
 
     def summary(self, sums: Params, round: Round) -> dict[str, float]:
         values_KV = sums["values"][round.places(round.cohort)]
@@ -238,11 +245,6 @@ def device_of(tensors: Params) -> torch.device:
 def zeros(round: Round, *shape: int) -> Tensor:
     """For sums over a round, float64 where its model is."""
     return torch.zeros(shape, dtype=torch.float64, device=device_of(round.start))
-
-
-def client_state(stack: ClientStack, client: int) -> Params:
-    """One client's network as its training left it, name → ``[*shape]``; views."""
-    return {name: t[client] for name, t in stack.full.items()}
 
 
 def in_cohort(values_K: Tensor, stack: ClientStack, download: Download) -> Tensor:

@@ -1,12 +1,12 @@
 """How the global model does, beyond accuracy and loss: class by class, and against a known optimum."""
 
-import csv
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -90,10 +90,8 @@ class Classes(RoundTable, ServerMetric):
         if self._last is None or rank_and_world()[0] != 0:
             return
         (round, matrix_CC), self._last, names = self._last, None, self.class_names
-        with replacing(Path(self.folder) / "confusion.csv") as temporary, temporary.open("w", newline="") as file:
-            table = csv.writer(file, lineterminator="\n")
-            table.writerow(["class", *names])
-            table.writerows([name, *row] for name, row in zip(names, matrix_CC.tolist(), strict=True))
+        with replacing(Path(self.folder) / "confusion.csv") as temporary:
+            pd.DataFrame(matrix_CC, pd.Index(names, name="class"), names).to_csv(temporary, lineterminator="\n")
         if self.figures:
             from gcfed.plots.pictures import plot_confusion  # matplotlib
 

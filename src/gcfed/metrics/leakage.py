@@ -29,15 +29,6 @@ from gcfed.utils.checked import Count, Positive, checked
 from gcfed.utils.rng import generator, torch_seed
 
 
-class Observed(NamedTuple):
-    """An upload, and what it was made of."""
-
-    client: int
-    x: Tensor  # [B, *input]
-    y: Tensor  # [B]
-    gradient: Params
-
-
 @checked
 @dataclass(eq=False)
 class Leakage(ServerMetric):
@@ -60,13 +51,6 @@ class Leakage(ServerMetric):
     0) proves no privacy: ReLU and max-pooling resist this attack by their kinks alone, and under Fixup initialization
     nothing but the last layer has a gradient in the first round. The network is attacked in evaluation mode; with
     dropout or batch statistics, clients have other gradients in training.
-
-    Args:
-        images: batch of the attacked step.
-        iterations: of the attack; one of ``lbfgs`` is up to 20 passes, one of ``adam`` a single one.
-        restarts: starting points of the attack, of which the best match counts.
-        optimizer: of the attack.
-        lr: of that optimizer; null: 1 for ``lbfgs``, 0.1 for ``adam``.
 
     Raises:
         ValueError: at ``validate``, data that are no images.
@@ -92,8 +76,8 @@ class Leakage(ServerMetric):
         solver.steps, solver.batch_size, solver.optimizer = 1, self.images, partial(torch.optim.SGD, lr=1.0)
 
     def begin(self, download: Download, round: Round) -> None:
-        """One client's upload after one step; None where it is not finite, and on other processes than the first."""
-        self._observed: Observed | None = None
+        """Attacks on the first process, if the upload is finite."""
+        self._values = zeros(round, 5)  # of the columns, and how many attacks there were
         if not self.module.trainer.is_global_zero:
             return
         device = self.module.device
@@ -104,41 +88,39 @@ class Leakage(ServerMetric):
             plan = self.solver.plan(self.data, clients, download, device)
             batch = plan.batch(self.data, 0, plan.kinds[0])
             gradient = {name: t[0] / -round.lr for name, t in self.as_sent(upload, self.names).items()}
-            self._observed = Observed(int(clients[0]), batch.x[0], batch.y[0], gradient)
+            values = self.attack(int(clients[0]), batch.x[0], batch.y[0], gradient, round)
+            self._values[:] = torch.tensor([*values, 1.0])
 
     def columns(self, round: Round) -> dict[str, float]:
-        sums = zeros(round, 5)
-        if self._observed is not None:
-            sums[:] = torch.tensor([*self._invert(self._observed, round), 1.0])
-            self._observed = None
-        (sums,) = round.reduce([sums])
+        (sums,) = round.reduce([self._values])
         *values, measured = sums.tolist()
         names = ("mse", "psnr", "labels", "mismatch")
         return {f"leakage/{name}": value for name, value in zip(names, values, strict=True) if measured}
 
-    def _invert(self, seen: Observed, round: Round) -> tuple[float, ...]:
-        """Attacks, draws, and returns the values of the columns."""
+    def attack(self, client: int, x: Tensor, y: Tensor, gradient: Params, round: Round) -> tuple[float, ...]:
+        """The values of the columns, once it is drawn what the gradient of a client's ``[B, *input]`` and ``[B]``
+        gives away.
+        """
         from gcfed.plots.pictures import plot_recovered  # matplotlib: only in the rounds that draw
 
-        net, shape, classes = self.module.net, tuple(seen.x.shape), self.data.num_classes
-        # A round may end inside Lightning's test.
-        with evaluating(net), torch.inference_mode(False), torch.enable_grad():
+        with evaluating(self.module.net):
             found = invert_gradient(
-                net, round.start, seen.gradient, shape, classes, iterations=self.iterations, restarts=self.restarts,
-                optimizer=self.optimizer, lr=self.lr or {"lbfgs": 1.0, "adam": 0.1}[self.optimizer],
+                self.module.net, round.start, gradient, tuple(x.shape), self.data.num_classes,
+                iterations=self.iterations, restarts=self.restarts, optimizer=self.optimizer,
+                lr=self.lr or {"lbfgs": 1.0, "adam": 0.1}[self.optimizer],
                 random=torch.Generator().manual_seed(torch_seed(round.seed, "leakage", round.index)),
             )  # fmt: skip
-        original, recovered = self._pixels(seen.x), self._pixels(found.x)
+        original, recovered = self._pixels(x), self._pixels(found.x)
         order = nearest(original, recovered)
         recovered, labels_B = recovered[order], found.labels[order].argmax(1)
         mse_B = (original - recovered).square().flatten(1).mean(1)
         psnr_B = -10 * mse_B.log10()
-        above = [f"client {seen.client}, class {y}" for y in seen.y.tolist()]
+        above = [f"client {client}, class {label}" for label in y.tolist()]
         below = [f"MSE {m:.4f}, {p:.1f} dB" for m, p in zip(mse_B.tolist(), psnr_B.tolist(), strict=True)]
         path = Path(self.folder) / f"leakage_round_{round.index + 1}.png"
         plot_recovered(original.float().cpu().numpy(), recovered.float().cpu().numpy(), above, below, path)
         self.show(path, round)
-        means = [mse_B.mean(), psnr_B.mean(), (labels_B == seen.y).double().mean()]
+        means = [mse_B.mean(), psnr_B.mean(), (labels_B == y).double().mean()]
         return *torch.stack([mean.double() for mean in means]).tolist(), found.mismatch
 
     def _pixels(self, x: Tensor) -> Tensor:

@@ -16,10 +16,10 @@ from torch.func import functional_call
 from gcfed.federated.forward import Params, Swap, Tap
 from gcfed.federated.messages import Download
 from gcfed.federated.method import Setup
-from gcfed.federated.round import Round
+from gcfed.federated.round import Round, places
 from gcfed.federated.stack import ClientStack
 from gcfed.methods.requirements import has_part
-from gcfed.metrics.base import AT_ONCE, OwnNumbers, client_state, device_of, drawn, fetch_tests, floats
+from gcfed.metrics.base import AT_ONCE, OwnNumbers, device_of, drawn, fetch_tests, floats
 from gcfed.utils.checked import Count, checked
 from gcfed.utils.rng import generator
 
@@ -43,16 +43,15 @@ class Clients(OwnNumbers):
         """The indices of the samples on which a client is looked at."""
         return self.data.client(client)
 
-    def measure(self, stack: ClientStack, client: int, download: Download) -> Tensor:
-        networks = (stack.start, client_state(stack, client))
-        index = torch.as_tensor(self.samples(int(stack.clients[client])), device=device_of(stack.start))
+    def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:
+        index = torch.as_tensor(self.samples(int(stack.clients[row])), device=device_of(own))
         sums = torch.zeros(len(self.columns), dtype=torch.float64, device=index.device)
         labels = torch.zeros_like(sums[0])
         for part in index.split(AT_ONCE):
             x, y = self.data.fetch(part, None)
             labels += (y >= 0).sum()
             numbers = []
-            for state in networks:
+            for state in (stack.start, own):
                 logits = functional_call(stack.net, state, (x,))
                 numbers += [(logits.argmax(-1) == y).sum(), stack.task.losses(logits, y).sum()]
             sums += torch.stack([n.double() for n in numbers])
@@ -109,9 +108,6 @@ class Forgetting(OwnNumbers):
     =====================  =========================================================  =============
 
     A measured round costs |S| + 1 passes over the drawn samples. A client with a loss that is not finite is left out.
-
-    Args:
-        samples: of each client, drawn anew in each measured round; null: all that it has.
     """
 
     every: Count = 10
@@ -124,23 +120,23 @@ class Forgetting(OwnNumbers):
     def on_download(self, download: Download) -> None:
         self._before: Tensor | None = None
 
-    def measure(self, stack: ClientStack, client: int, download: Download) -> Tensor:
+    def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:
         cohort = download.cohort
         if self._before is None:
             rngs = (generator(download.seed, "forgetting", download.round, int(i)) for i in cohort)
             chosen = [drawn(self.data.client(int(i)), self.samples, rng) for i, rng in zip(cohort, rngs, strict=True)]
             sizes = [len(samples) for samples in chosen]
-            owner, device = np.repeat(np.arange(len(chosen)), sizes), device_of(stack.full)
+            owner, device = np.repeat(np.arange(len(chosen)), sizes), device_of(own)
             self._index, self._owner = (torch.as_tensor(a, device=device) for a in (np.concatenate(chosen), owner))
             sums = self._sums_of(stack, stack.start, len(cohort))
             weight = self.data.sizes(cohort) / sizes  # a draw stands for all
             loss, labels = (sums * torch.as_tensor(weight, device=sums.device)).sum(1)
             self._before = loss / labels
-        losses, labels = self._sums_of(stack, client_state(stack, client), len(cohort))
+        losses, labels = self._sums_of(stack, own, len(cohort))
         losses = losses / labels
-        own = int(np.flatnonzero(cohort == stack.clients[client])[0])
-        others = torch.cat([losses[:own], losses[own + 1 :]])  # of a cohort of one: nobody, whose mean is NaN
-        values = torch.stack([self._before, losses.mean(), losses[own], others.mean()])
+        (home,) = places(cohort, stack.clients[[row]])
+        others = torch.cat([losses[:home], losses[home + 1 :]])  # of a cohort of one: nobody, whose mean is NaN
+        values = torch.stack([self._before, losses.mean(), losses[home], others.mean()])
         return torch.where(losses.isfinite().all(), values, torch.nan)
 
     def _sums_of(self, stack: ClientStack, state: Params, cohort: int) -> Tensor:
@@ -174,9 +170,6 @@ def linear_cka(x: Tensor, y: Tensor) -> Tensor:
 class CKA(OwnNumbers):
     """Similarity of client and broadcast model: ``cka/<stage>`` for each of the network's stages (GC-Fed, Figure 7).
 
-    Args:
-        samples: number of test samples on which they are compared, drawn once by the run's seed.
-
     Raises:
         ValueError: at ``validate``, a network without ``stages()``.
     """
@@ -201,11 +194,11 @@ class CKA(OwnNumbers):
     def on_download(self, download: Download) -> None:
         self._broadcast: list[Tensor] | None = None
 
-    def measure(self, stack: ClientStack, client: int, download: Download) -> Tensor:
+    def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:
         if self._broadcast is None:
             self._broadcast = self.stages(stack.start, download.seed)
-        pairs = zip(self._broadcast, self.stages(client_state(stack, client), download.seed), strict=True)
-        return torch.stack([linear_cka(theirs, own).double() for theirs, own in pairs])
+        pairs = zip(self._broadcast, self.stages(own, download.seed), strict=True)
+        return torch.stack([linear_cka(theirs, ours).double() for theirs, ours in pairs])
 
     def stages(self, state: Params, seed: int) -> list[Tensor]:
         """The outputs of all stages on the probe, each ``[samples, …]``."""

@@ -15,7 +15,7 @@ import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -38,16 +38,15 @@ THREE = 3
 
 
 class LocalModels(ClientMetric):
-    """Notes the first three finite local models of a stack, on the CPU, under ``<client> <name>``."""
+    """Notes the first three finite local models of a stack, on the CPU: client → name → ``[*shape]``."""
 
     name = "surface"
 
-    def note(self, stack: ClientStack, download: Download) -> Params:
-        finite, note = finite_clients(stack.full).tolist(), Params()
-        for row in [row for row in np.argsort(stack.clients).tolist() if finite[row]][:THREE]:
-            for name, t in stack.full.items():
-                note[f"{stack.clients[row]} {name}"] = t[row].to("cpu", copy=True)
-        return note
+    def note(self, stack: ClientStack, download: Download) -> dict[str, Any]:
+        finite = finite_clients(stack.full).tolist()
+        rows = [row for row in np.argsort(stack.clients).tolist() if finite[row]][:THREE]
+        models = ({name: t[row].to("cpu", copy=True) for name, t in stack.full.items()} for row in rows)
+        return dict(zip(map(str, stack.clients[rows]), models, strict=True))
 
 
 @checked
@@ -64,12 +63,6 @@ class Surface(ServerMetric):
 
     A measured round costs grid² + 6 passes over the samples, dealt to the processes. Three local models are kept until
     the round is over, on the CPU. It adds nothing to the rows of metrics.
-
-    Args:
-        grid: G, nodes along each side of the square.
-        margin: what the square leaves free around the six points on each side, in parts of their extent.
-        samples: on which the loss is measured, drawn once by the run's seed; null: all.
-        split: of which they are: ``train``, of all clients, as in the paper, or ``test``.
 
     Raises:
         ValueError: at ``validate``, a cohort of fewer than three.
@@ -101,9 +94,8 @@ class Surface(ServerMetric):
         self._held: dict[int, Params] = {}  # client → its model: the first three that were seen here
 
     def take(self, upload: Upload, round: Round) -> None:
-        for key, t in upload.notes.get(self.name, {}).items():
-            client, name = key.split(" ", 1)
-            self._held.setdefault(int(client), {})[name] = t
+        seen: dict[str, Any] = upload.notes.get(self.name, {})
+        self._held |= {int(client): model for client, model in seen.items()}
         self._held = dict(sorted(self._held.items())[:THREE])
 
     def columns(self, round: Round) -> dict[str, float]:
