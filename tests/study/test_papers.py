@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+import random
 
 import pytest
 import yaml
@@ -122,8 +123,9 @@ def test_the_listed_settings_are_those_of_our_configs(tables, seen):
         cell = max(cells, key=lambda cell: len(cell[0] & left))
         left -= cell[0]
         compare(*cell)
-    for cell in cells:  # for what departs in few of a table's cells
-        if cell[1].departures.keys() - departed[cell[1].name] and not {*cell[2]} <= seen:
+    for cell in random.Random(1).sample(cells, len(cells)):  # for what departs in few of a table's cells
+        _, table, _, listed = cell
+        if (table.departures.keys() - departed[table.name]) & listed.keys():
             compare(*cell)
     assert departed == {table.name: {*table.departures} for table in tables}
 
