@@ -9,11 +9,13 @@ import os
 import runpy
 import sys
 from collections.abc import Callable
+from copy import copy, deepcopy
 from functools import cache
 from pathlib import Path
 
 import omegaconf
 import pytest
+from hydra._internal.config_repository import ConfigRepository
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, open_dict
 
@@ -23,8 +25,27 @@ from gcfed.utils.compose import Composer
 from gcfed.utils.resolvers import ROOT
 
 composer = Composer()  # by which tests compose what differs in values alone once
-# A tenth of a small run is to parse the interpolations that all configs have, and to read the entry points of all
-# packages for Lightning's trainer.
+
+
+def read_once(load: Callable) -> Callable:
+    """Hydra's reading of a config file, once for all compositions; what it returns is the caller's own."""
+    read = {}
+
+    def load_config(self, config_path):
+        key = (*(source.path for source in self.sources), config_path)
+        if key not in read:
+            read[key] = load(self, config_path)
+        found = copy(read[key])
+        if found is not None:
+            found.config = deepcopy(found.config)
+        return found
+
+    return load_config
+
+
+# A third of a composition is to read the files. A tenth of a small run is to parse the interpolations that all configs
+# have, and to read the entry points of all packages for Lightning's trainer.
+ConfigRepository.load_config = read_once(ConfigRepository.load_config)
 omegaconf.base.parse = cache(omegaconf.base.parse)
 importlib.metadata.entry_points = cache(importlib.metadata.entry_points)
 DATA_DIR = Path(os.environ.get("DATA_DIR", ROOT / "data"))
