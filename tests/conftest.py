@@ -7,6 +7,7 @@ import importlib.metadata
 import multiprocessing
 import os
 import runpy
+import shutil
 import sys
 from collections.abc import Callable
 from copy import copy, deepcopy
@@ -98,9 +99,15 @@ def config(tmp_path):
 
 
 def pytest_configure(config):
-    """The suite is of the CPU, also where there is a GPU; its own tests are ``pytest -m cuda -n 0``."""
+    """The suite is of the CPU, also where there is a GPU; its own tests are ``pytest -m cuda -n 0``.
+
+    Its folders lie in memory where that has room: a disk is waited for with every file that a round replaces.
+    """
     if config.option.markexpr != "cuda":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    memory = Path("/dev/shm")
+    if memory.is_dir() and shutil.disk_usage(memory).free > 8 * 2**30:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(memory))
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,8 @@
-"""The command line as a user types it: each test starts real processes."""
+"""The command line as a user types it: each test starts processes, most of them forks, which need not import torch."""
 
 import json
+import multiprocessing
+import os
 import random
 import re
 import signal
@@ -8,11 +10,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import kill
 import pytest
 import torch
-from conftest import read_rows, type_command
+from conftest import read_rows, run_script, type_command
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -38,9 +41,17 @@ def test_a_run_is_killed_and_continues_in_its_folder(tmp_path):
     """
     args = ["rounds=12", "targets=[0.1]", "trainer.accelerator=cpu", *FAST]
     two = [*args, "trainer=ddp", "trainer.devices=2", f"paths.log_dir={tmp_path / 'killed'}"]
-    process = kill.start(*two)
+
+    def start():
+        os.setsid()
+        run_script("train.py", *two)
+
+    fork = multiprocessing.get_context("fork").Process(target=start)
+    fork.start()
+    process = SimpleNamespace(pid=fork.pid, poll=lambda: fork.exitcode, communicate=lambda timeout: (None, fork.join()))
     kill.kill_after(process, tmp_path / "killed", 3)
     kill.finish(process)
+    assert fork.exitcode == -signal.SIGKILL
     assert 3 <= kill.rounds(tmp_path / "killed") < 12
     assert "resuming" in type_command(tmp_path, "train.py", *two, "ckpt_path=last")
     folder = the_run(tmp_path / "killed")
