@@ -26,7 +26,7 @@ ROOT = Path(__file__).parent.parent
 SITE, CONFIGS = ROOT / ".site", ROOT / "configs"
 HEAD = ["key", "default", "may be", "what it is"]
 API = {  # package → its modules that own parts build on; None: all
-    "federated": ["method", "messages", "round", "stack", "solver", "aggregate", "store", "transport"],
+    "federated": ["method", "messages", "round", "stack", "solver", "aggregate", "store"],
     **dict.fromkeys(["methods", "aggregators", "attacks", "data", "models", "metrics", "optim"]),
 }
 
