@@ -9,6 +9,8 @@ from safetensors.torch import save
 
 from gcfed.federated.messages import Download, Levels, Upload, nbytes
 from gcfed.federation.packing import (
+    TENSOR,
+    VERSION,
     MessageError,
     pack_download,
     pack_upload,
@@ -150,6 +152,11 @@ def test_other_versions_other_kinds_and_damaged_messages_are_refused():
     header = {"version": 99, "kind": "download", "content": {}}
     with pytest.raises(MessageError, match="version 99, and this project reads version 2"):
         unpack_download(save({"t": torch.ones(1)}, metadata={"gcfed": json.dumps(header)}), MODEL)
+    for strides in ([0, 0], [1, 1], [3, 2], [100, 1], [2], ["1", 1]):
+        content = {"model": {TENSOR: "0", "strides": strides}}
+        header = json.dumps({"version": VERSION, "kind": "download", "content": content})
+        with pytest.raises(MessageError, match="cannot be read"):
+            unpack_download(save({"0": torch.ones(3, 2)}, metadata={"gcfed": header}), MODEL)
     for damaged in (b"", b"\xff" * 40, message[:100], message[:-1], save({"t": torch.ones(1)})):
         with pytest.raises(MessageError, match="cannot be read"):
             unpack_download(damaged, MODEL)

@@ -6,6 +6,7 @@ The same through NVFlare, with its processes and certificates: tests/real_sites,
 import errno
 import json
 import re
+import time
 from collections import deque
 from pathlib import Path
 
@@ -17,7 +18,8 @@ from harness import final_weights
 from omegaconf import OmegaConf
 
 from gcfed import __version__
-from gcfed.federation.packing import pack
+from gcfed.federated.messages import Download
+from gcfed.federation.packing import pack, pack_download, unpack
 from gcfed.federation.site import Settings, Site, check_config, clients_config
 from gcfed.federation.sites import Sites
 from gcfed.federation.wire import Answer, Line
@@ -46,12 +48,14 @@ class LineHere(Line):
         own: what a site's ``gcfed.yaml`` says beside ``trust_config``.
         upset: called with (site, verb, about) before a site works; what it returns: ``None``, or why the site fails;
             ``"late"``: the answer comes after the next one that is waited for in vain.
+        garbled: called with (site, verb, answer), makes what comes instead.
+        away: for each time that the line is renewed who is not there then.
     """
 
-    def __init__(self, folder, names, own=None, upset=None):
+    def __init__(self, folder, names, own=None, upset=None, garbled=None, away=()):
         self.sites, self.folder, self.own = list(names), folder, own or {}
-        self.upset = upset or (lambda *_: None)
-        self.answers, self.late, self.renewed = deque(), deque(), 0
+        self.upset, self.garbled = upset or (lambda *_: None), garbled or (lambda site, verb, answer: answer)
+        self.answers, self.late, self.renewed, self.away = deque(), deque(), 0, deque(away)
         self.begin()
 
     def begin(self):
@@ -69,7 +73,7 @@ class LineHere(Line):
             gone = why.startswith("vanished")
             self.answers.append(Answer(site, number, {} if gone else {"failure": why}, why * gone))
             return
-        said = plain(self.programs[site].answer(verb, plain(about)))
+        said = self.garbled(site, verb, plain(self.programs[site].answer(verb, plain(about))))
         queue = self.late if why == "late" else self.answers
         queue.append(Answer(site, number, said))
 
@@ -83,15 +87,15 @@ class LineHere(Line):
     def renew(self, vanished):
         self.renewed += 1
         self.begin()
-        return True
+        return self.away.popleft() if self.away else ()
 
 
 @pytest.fixture
 def federated(config, tmp_path, monkeypatch):
-    """``federated(*overrides, own=…, upset=…)`` runs a federation of three sites; its result and its line."""
+    """``federated(*overrides, own=…, …)`` runs a federation of three sites; its result and its line."""
 
-    def run(*overrides, folder="run", names=("a", "b", "c"), own=None, upset=None, line=None):
-        line = line or LineHere(tmp_path / folder / "sites", names, own, upset)
+    def run(*overrides, folder="run", names=("a", "b", "c"), **how):
+        line = LineHere(tmp_path / folder / "sites", names, **how)
         monkeypatch.setattr(Sites, "open_line", lambda self: line)
         cfg = config(*TINY, "federation=nvflare", *overrides, folder=tmp_path / folder)
         return train(cfg), line
@@ -134,11 +138,11 @@ def test_sites_of_several_clients_compute_what_the_simulation_does(federated, si
 
 
 # ------------------------------------------------------------------------------------------------------ who vanishes
-def survivors(federated, simulated, monkeypatch, lost, *words, upset):
+def survivors(federated, simulated, monkeypatch, lost, *words, **how):
     """A run in which sites fail equals a simulation in which their clients drop out of the same rounds."""
     from gcfed.federated.faults import Faults
 
-    result, line = federated(*words, "federation.least=1", upset=upset)
+    result, line = federated(*words, "federation.least=1", **how)
     monkeypatch.setattr(
         Faults, "survivors", lambda self, drawn, steps, round, seed: np.setdiff1d(drawn, lost.get(round, []))
     )
@@ -190,6 +194,45 @@ def test_a_site_that_comes_back_has_its_states(federated, simulated, monkeypatch
     assert line.renewed == 1
 
 
+def test_a_site_that_stays_away_is_not_asked_and_the_others_go_on(federated, simulated, monkeypatch, caplog):
+    """The server of the sites may take it for connected: the job begins anew without it, until it is there."""
+    asked = []
+
+    def upset(site, verb, about):
+        asked.append((site, verb, about.get("round")))
+        return "vanished: no power" if asked[-1] == ("b", "fit", 1) else None
+
+    lost = dict.fromkeys((1, 2), CLIENTS_OF_B)
+    words, away = ("algorithm=scaffold", "participation.per_round=7"), [{"b"}]
+    _, line = survivors(federated, simulated, monkeypatch, lost, *words, upset=upset, away=away)
+    assert line.renewed == 2
+    assert [(verb, round) for site, verb, round in asked if site == "b"] == [
+        ("configure", 0), ("fit", 0), ("fit", 1), ("configure", 3), ("fit", 3)
+    ]  # fmt: skip
+    assert "round 3: b did not answer" in caplog.text
+
+
+def test_a_site_that_refuses_a_job_begun_anew_drops_out(federated, caplog):
+    """And one that is silent, while the others are asked what they were."""
+
+    def upset(site, verb, about):
+        if (site, verb, about.get("round")) == ("b", "fit", 1):
+            return "vanished: killed"
+        return "no disk" if (site, verb, about.get("round")) == ("b", "configure", 2) else None
+
+    result, _ = federated("participation.per_round=7", "federation.least=1", upset=upset)
+    assert [row["train/dropped_clients"] for row in read_rows(result.folder / "metrics.csv")] == [0, 2, 2, 2]
+    assert "b refuses this run: no disk" in caplog.text
+
+
+def test_what_came_in_time_counts_however_long_the_server_takes_for_it(federated, simulated):
+    def upset(site, verb, about):
+        time.sleep(0.06 * (verb == "fit"))
+
+    result, _ = federated("federation.deadline=0.05", upset=upset)
+    assert torch.equal(final_weights(simulated()), final_weights(result))
+
+
 def test_a_site_that_does_not_hear_the_reply_keeps_what_it_had(federated, caplog):
     def upset(site, verb, about):
         return "gone" if (site, verb, about.get("round")) == ("b", "reply", 1) else None
@@ -235,13 +278,15 @@ def test_a_server_that_forgets_a_round_goes_back_to_the_states_of_its_checkpoint
     assert torch.equal(final_weights(simulated(*words)), final_weights(result))
 
 
-def test_a_state_that_is_damaged_at_a_site_is_named(federated, tmp_path):
+def test_a_state_that_is_damaged_at_a_site_is_named_in_every_round(federated, tmp_path, caplog):
     words = ("algorithm=scaffold", "participation.per_round=7")
     federated(*words, "rounds=2")
     (damaged,) = (tmp_path / "run/sites/c").rglob("2-1.bin")
     damaged.write_bytes(b"\0" * damaged.stat().st_size)
-    with pytest.raises(ConnectionError, match=r"c failed: ValueError: .*2-1.bin is damaged"):
-        federated(*words, f"ckpt_path={tmp_path}/run/checkpoints/last.ckpt")
+    result, _ = federated(*words, f"ckpt_path={tmp_path}/run/checkpoints/last.ckpt", "federation.least=1")
+    for round in (3, 4):  # it is never trained from
+        assert re.search(rf"round {round}: c failed: ValueError: .*2-1.bin is damaged", caplog.text)
+    assert [row["train/dropped_clients"] for row in read_rows(result.folder / "metrics.csv")] == [0, 0, 2, 2]
 
 
 # ------------------------------------------------------------------------------------------------ what is refused
@@ -321,15 +366,33 @@ REACHES_FURTHER = (
 )
 
 
+EVIL = {"_target_": "os.system"}
+BESIDE = (  # the config, at a site with data of its own
+    ({"transform": EVIL}, "would call data.transform._target_=os.system"),
+    ({"transform": {"mean": [EVIL]}}, "would call data.transform.mean.0._target_=os.system"),
+    ({"classes": [EVIL]}, "would call classes.0._target_=os.system"),
+    ({"classes": ["${oc.env:HOME}"]}, "would call classes.0=${oc.env:HOME}"),
+    ({"run": "../other"}, "the run '../other' has no name that a folder can have"),
+    ({"run": ".."}, "the run '..' has no name"),
+)
+
+
 @pytest.mark.parametrize("own", ["{}", "{arrays: own.npz}"])
 def test_a_config_that_reaches_further_is_refused_unless_its_site_trusts_it(config, tmp_path, own):
     (tmp_path / "gcfed.yaml").write_text(own)
     site, whole = Site("b", tmp_path / "gcfed.yaml", tmp_path), sent(config, "gc=none")
+    about = {"version": __version__, "run": "x", "share": [0], "config": whole, "classes": None, "transform": {}}
     for key, value, sentence in REACHES_FURTHER:
         cfg = OmegaConf.create(whole)
         OmegaConf.update(cfg, key, value, force_add=True)
-        about = {"version": __version__, "run": "x", "share": [0], "config": OmegaConf.to_container(cfg)}
-        assert sentence in site.answer("configure", about)["failure"]
+        assert sentence in site.answer("configure", about | {"config": OmegaConf.to_container(cfg)})["failure"]
+    tuples = whole | {"model": whole["model"] | {"x": (EVIL,)}}  # which a config turns into lists
+    assert "would call model.x.0._target_=os.system" in site.answer("configure", about | {"config": tuples})["failure"]
+    for changes, sentence in BESIDE if "arrays" in own else BESIDE[-2:]:
+        assert sentence in site.answer("configure", about | changes)["failure"]
+    if "arrays" in own:
+        sized = whole | {"data": whole["data"] | {"size": EVIL}}
+        assert "would call size._target_" in site.answer("configure", about | {"config": sized})["failure"]
 
 
 def test_a_site_does_what_its_own_clients_are_asked_and_no_more(federated):
@@ -340,6 +403,84 @@ def test_a_site_does_what_its_own_clients_are_asked_and_no_more(federated):
         ({"run": site.run, "clients": [0, 1]}, "a does not hold the clients [1]"),
     ):
         assert sentence in site.answer("fit", about)["failure"]
+
+
+def test_a_server_deletes_no_file_but_states_of_the_clients_that_it_asks(federated, tmp_path):
+    _, line = federated("algorithm=scaffold", "rounds=1")
+    site, other = line.programs["a"], tmp_path / "other"
+    other.mkdir()
+    (other / "scan-7.bin").write_bytes(b"mine")
+    (mine,) = site.stacks.stores.opened
+    message = pack_download(Download(1, 1, 0.1, site.model, np.array([0])))
+    for states in (
+        {str(other): [["*", None, 0, []]]}, {str(other): [[0, None, 0, []]]}, {mine: [["*", None, 0, []]]},
+        {mine: [[3, None, 0, []]]}, {mine: [[0, None, 0, ["1"]]]},
+    ):  # fmt: skip
+        about = {"run": site.run, "clients": [0], "states": states, "message": message}
+        assert "no state of this run" in site.answer("fit", about)["failure"]
+    assert [path.name for path in other.iterdir()] == ["scan-7.bin"]
+    assert list(site.stacks.stores.opened) == [mine]
+
+
+def edited(**changes):
+    """A site's answer, each upload of which says something else."""
+
+    def edit(answer):
+        contents = [unpack(message, "upload") for message in answer["uploads"]]
+        told = [{key: change(content[key]) for key, change in changes.items()} for content in contents]
+        return answer | {"uploads": [pack("upload", c | new) for c, new in zip(contents, told, strict=True)]}
+
+    return edit
+
+
+def outside(answer):
+    """Files of the server, in two steps: the version that is replaced would be deleted."""
+    return answer | {"states": {"scaffold": [["/etc/host", 7, 0, []]]}}
+
+
+ANSWERS = {
+    "no uploads": (lambda answer: answer | {"uploads": []}, r"uploads of the clients \[\], and asked were"),
+    "one client twice": (lambda answer: answer | {"uploads": answer["uploads"] * 2}, "uploads of the clients"),
+    "no states": (lambda answer: {"uploads": answer["uploads"]}, "failed: 'states'"),
+    "another's state": (lambda answer: answer | {"states": {"scaffold": [[0, 1, 2, []]]}}, "no state of this run"),
+    "another store": (lambda answer: answer | {"states": {"../x": [[1, 1, 2, []]]}}, "no state of this run"),
+    "a path": (outside, "no state of this run"),
+    "no loss": (edited(loss=lambda _: None), "failed: 'NoneType'"),
+    "losses of others": (edited(loss=lambda t: t.repeat(2)), "an upload has loss as"),
+    "whole numbers for truth": (edited(finite=lambda t: t.repeat(2)), "an upload has finite as"),
+    "half a sample": (edited(num_samples=lambda n: [0.5 for _ in n]), "with num_samples="),
+    "samples of others": (edited(num_seen=lambda n: [*n, *n]), "with num_seen="),
+    "complex": (edited(delta=lambda d: {n: t.to(torch.complex64) for n, t in d.items()}), "in torch.complex64"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_an_answer_that_is_not_as_it_must_be_is_a_failure_of_its_site(federated, simulated, monkeypatch, caplog, kind):
+    """Alone: the others' uploads count, and nothing that it says of states does."""
+    change, sentence = ANSWERS[kind]
+
+    def garbled(site, verb, answer):
+        return change(answer) if (site, verb) == ("b", "fit") else answer
+
+    lost = dict.fromkeys(range(2), CLIENTS_OF_B)
+    words = ("algorithm=scaffold", "participation.per_round=7", "rounds=2")
+    survivors(federated, simulated, monkeypatch, lost, *words, garbled=garbled)
+    assert re.search(f"round 2: b failed: .*{sentence}|round 2: b {sentence}", caplog.text)
+
+
+def test_the_server_sees_itself_whose_numbers_are_finite(federated):
+    """A client that calls its numbers finite, and they are not, is left out like others."""
+    lies = edited(
+        delta=lambda d: {name: t * float("nan") for name, t in d.items()}, finite=lambda t: torch.ones_like(t)
+    )
+
+    def garbled(site, verb, answer):
+        return lies(answer) if (site, verb) == ("b", "fit") else answer
+
+    result, _ = federated("participation.per_round=7", "federation.least=1", garbled=garbled)
+    rows = read_rows(result.folder / "metrics.csv")
+    assert [(row["train/nonfinite_clients"], row["train/refused_steps"]) for row in rows] == [(2, 0)] * 4
+    assert rows[-1]["test/loss"] != rows[0]["test/loss"]
 
 
 def test_numbers_in_the_place_of_tensors_are_a_failure_of_their_site(federated, monkeypatch):

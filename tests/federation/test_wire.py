@@ -44,6 +44,11 @@ class Both(Sites):
         super().__init__(Stacks(stacks.program, stores, stacks.per_round), shapes, cfg, env="wire")
         self.simulation = stacks
 
+    def start(self):
+        for name in self.simulation.stores.opened:
+            self.stores.open(name)
+        super().start()
+
     def fit(self, download, clients):
         came = list(super().fit(download, clients))
         for upload, other in zip(self.simulation.fit(download, clients), came, strict=True):

@@ -110,7 +110,7 @@ class ClientStore:
     def mark_written(self, client: int, round: int) -> None:
         """Notes that a client has a version of this round, also one that another process wrote."""
         before = self._version.get(client, round)
-        if before not in (round, self._checkpointed.get(client)):
+        if not self.elsewhere and before not in (round, self._checkpointed.get(client)):
             self.path(client, before).unlink(missing_ok=True)
         self._version[client] = round
 
@@ -237,7 +237,11 @@ class ClientStore:
                 self._version[client] = self._checkpointed[client] = version
                 self._checksum[client] = checksum
                 if known != (version, checksum):  # it was not this process that wrote it
-                    self.check([client])
+                    try:
+                        self.check([client])
+                    except ValueError:
+                        del self._version[client], self._checkpointed[client], self._checksum[client]
+                        raise
 
 
 def _fits(device: torch.device) -> bool:

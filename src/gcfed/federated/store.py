@@ -2,7 +2,7 @@
 
 import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from lightning.pytorch.strategies import Strategy
 
-from gcfed.federated.client_store import ClientStore
+from gcfed.federated.client_store import ClientStore, Reference
 from gcfed.utils.checked import checked
 from gcfed.utils.files import scratch
 
@@ -100,6 +100,19 @@ class ClientStores:
             for client in cohort.tolist():
                 if store.path(client, round).is_file():
                     store.mark_written(client, round)
+
+    def told(self, states: Any, clients: Sequence[int]) -> list[tuple[ClientStore, list[Reference]]]:
+        """What another machine says of the states of these clients, by store: nothing else is touched by its word.
+
+        Raises:
+            ValueError: it names another store or client, or a version that is no whole number.
+        """
+        for name, references in states.items():
+            for client, version, checksum, needed in references:
+                numbers = (client, checksum, *needed, *([] if version is None else [version]))
+                if name not in self.opened or client not in clients or any(type(n) is not int for n in numbers):
+                    raise ValueError(f"{name!r}, client {client!r}, version {version!r}: no state of this run.")
+        return [(self.opened[name], references) for name, references in states.items()]
 
     @contextmanager
     def forgetting(self) -> Iterator[None]:

@@ -40,6 +40,7 @@ SERVER, ADMIN = "localhost", "admin@local.net"  # of a federation on this machin
 START = 120.0  # seconds for its processes to find each other
 SUBMIT = 120.0  # and for NVFlare to start a job's
 ENDING = 20.0  # and to end them
+AGAIN = 300.0  # and until a site is tried again at which they did not start: one without power seems connected for long
 #: What sites and server build of a job's config beside NVFlare's own: no more.
 ALLOWED = [f"{kind.__module__}.{kind.__name__}" for kind in (Relay, SiteEnd, CollabController, CollabExecutor)]
 
@@ -87,9 +88,12 @@ class FlareLine(Line):
         if set(self.sites) - set(there) or (isinstance(sites, int) and sites != len(there)):
             asked = sites if isinstance(sites, int) else self.sites
             raise ConnectionError(f"federation.sites={asked}: connected are {', '.join(there) or 'none'}.")
-        self._submit()
+        self._tried: dict[str, float] = {}  # when the job could not be started at a site that seemed connected
+        if missing := self._submit():
+            raise ConnectionError(f"NVFlare could not start the job at {', '.join(sorted(missing))}: see their logs.")
 
-    def _submit(self) -> None:
+    def _submit(self) -> set[str]:
+        """Submits the job; the sites at which it could not be started."""
         key = secrets.token_bytes(32)
         with scratch() as folder:  # for this user alone
             address = f"{folder}/run"
@@ -104,8 +108,7 @@ class FlareLine(Line):
             f"NVFlare's server has ended the job {self._job}. The same command with ckpt_path=last goes on after the "
             "last finished round."
         )
-        if missing := sorted(set(self.sites) - set(self.pipe.recv())):
-            raise ConnectionError(f"NVFlare could not start the job at {', '.join(missing)}: see their logs.")
+        return set(self.sites) - set(self.pipe.recv())
 
     def _accept(self, listener: Listener, session: Session) -> Connection:
         listener._listener._socket.settimeout(1.0)  # type: ignore[attr-defined]
@@ -123,12 +126,14 @@ class FlareLine(Line):
         with suppress(Exception):  # it may have ended just now
             session.abort_job(self._job)
 
-    def renew(self, vanished: Collection[str]) -> bool:
-        if not set(connected(self.kit)) & set(vanished):
-            return False
+    def renew(self, vanished: Collection[str]) -> Collection[str] | None:
+        there, now = set(connected(self.kit)) & set(vanished), time.monotonic()
+        if not any(now - self._tried.get(site, -AGAIN) >= AGAIN for site in there):
+            return None
         self.close()
-        self._submit()
-        return True
+        missing = self._submit()
+        self._tried |= dict.fromkeys(missing, now)
+        return missing
 
     def close(self) -> None:
         """Hangs up, by which the job ends, and waits until it has."""

@@ -11,7 +11,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from gcfed.federated.forward import Params
-from gcfed.federated.messages import Download, Levels, Upload
+from gcfed.federated.messages import Download, Levels, Upload, finite_clients
 
 VERSION = 2
 MOST_BITS = 22  # of a level that a float32 tells from its neighbours; more travel as they are
@@ -52,14 +52,18 @@ def unpack(message: bytes, kind: str) -> dict[str, Any]:
     def decoded(node: dict[str, Any]) -> Any:
         if TENSOR not in node:
             return node
-        t = tensors[node[TENSOR]]
+        t, step = tensors[node[TENSOR]], 1
+        for stride, size in sorted((s, n) for s, n in zip(node["strides"], t.shape, strict=True) if n > 1):
+            if stride != step:
+                raise ValueError(f"strides {node['strides']} of a tensor of shape {(*t.shape,)}")
+            step *= size
         return torch.empty_strided(t.shape, node["strides"], dtype=t.dtype).copy_(t)
 
     try:
         tensors, size = load(message), int.from_bytes(message[:8], "little")
         text = json.loads(message[8 : 8 + size])["__metadata__"]["gcfed"]
         header = json.loads(text, object_hook=decoded)
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
         raise MessageError(f"a message of {len(message):,} bytes cannot be read: {error}") from None
     if header["version"] != VERSION:
         raise MessageError(f"a message of version {header['version']}, and this project reads version {VERSION}.")
@@ -90,7 +94,7 @@ def pack_upload(upload: Upload) -> bytes:
 
 
 def unpack_upload(message: bytes, round: int, shapes: Mapping[str, Params], clients: Iterable[int]) -> Upload:
-    """What K clients sent.
+    """What K clients sent; who is finite is seen here, too.
 
     Args:
         round: that they should answer.
@@ -98,32 +102,39 @@ def unpack_upload(message: bytes, round: int, shapes: Mapping[str, Params], clie
         clients: that may answer.
 
     Raises:
-        MessageError: it answers another round, or is of other clients, names or shapes; names them.
+        MessageError: it answers another round, or is of other clients, names, shapes or types; names them.
     """
     content = unpack(message, "upload")
     if content["round"] != round:
         raise MessageError(f"an upload that answers round {content['round'] + 1}, and this is round {round + 1}.")
     if strangers := sorted(set(content["clients"]) - set(clients)):
         raise MessageError(f"an upload of clients that nobody asked: {strangers}.")
+    arrays = {name: np.array(content[name]) for name in ("clients", "num_samples", "num_steps", "num_seen")}
+    k, counted = len(arrays["clients"]), {"finite": content["finite"].bool(), "loss": content["loss"].double()}
+    if odd := [name for name, a in arrays.items() if a.shape != (k,) or a.dtype.kind != "i"]:
+        raise MessageError(f"an upload of {k} clients with {odd[0]}={content[odd[0]]}.")
+    refuse_other("an upload", counted, {"finite": torch.tensor(True), "loss": torch.tensor(0.0).double()}, k)
     delta, levels = content["delta"], {name: Levels(**own) for name, own in content["levels"].items()}
     for name, own in levels.items():
         if own.bits <= MOST_BITS and name in delta and name in shapes["delta"]:
             delta[name] = own.decode(delta[name], shapes["delta"][name])
     for name, like in shapes.items():
         sent = delta if name == "delta" else content["extra"].get(name, {})
-        refuse_other(f"an upload's {name}", sent, like, len(content["clients"]))
-    arrays = {name: np.array(content[name]) for name in ("clients", "num_samples", "num_steps", "num_seen")}
-    return Upload(**content | arrays | {"levels": levels})
+        refuse_other(f"an upload's {name}", sent, like, k)
+    finite = torch.stack([counted["finite"], *map(finite_clients, (delta, *content["extra"].values()))]).all(0)
+    return Upload(**content | arrays | {"levels": levels, "finite": finite})
 
 
 def refuse_other(what: str, sent: Params, known: Params, *clients: int) -> None:
-    """Raises MessageError, naming the first tensor that is missing, unknown or of another shape than is known here, of
-    so many ``clients``.
+    """Raises MessageError, naming the first tensor that is missing, unknown or of another shape or type than is known
+    here, of so many ``clients``.
     """
     for name, like in known.items():
         if name not in sent:
             raise MessageError(f"{what} lacks {name}: it is of another model or method.")
         if (shape := (*sent[name].shape,)) != (expected := (*clients, *like.shape)):
             raise MessageError(f"{what} has {name} as {shape}, and here it is {expected}.")
+        if sent[name].dtype != like.dtype:
+            raise MessageError(f"{what} has {name} in {sent[name].dtype}, and here it is in {like.dtype}.")
     if unknown := sorted(set(sent) - set(known)):
         raise MessageError(f"{what} has {unknown[0]}, which is not known here: it is of another model or method.")

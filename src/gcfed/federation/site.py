@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -100,6 +101,8 @@ class Site:
         """
         verbs = {"configure": self.configure, "fit": self.fit, "reply": self.reply, "test": self.test}
         try:
+            message = {"message": about["message"]} if "message" in about else {}
+            about = json.loads(json.dumps({k: v for k, v in about.items() if k != "message"})) | message  # plain values
             if verb != "configure" and about["run"] != self.run:
                 raise MessageError(f"{self.name} knows nothing of the run {about['run']}: its job has begun anew.")
             return verbs[verb](about)
@@ -110,10 +113,12 @@ class Site:
         """Builds the clients' side of a run; refuses another version of this project, or other data than before."""
         if about["version"] != __version__:
             raise ValueError(f"the server has gcfed {about['version']}, and {self.name} has {__version__}.")
+        if not re.fullmatch(r"[\w-]+", about["run"]):
+            raise ValueError(f"the run {about['run']!r} has no name that a folder can have.")
         self.run, own = "", Settings.read(self.settings)
         vars(self).pop("stacks", None)  # and with it its memory
         self.clients: list[int] = sorted({*(about["share"] if own.clients is None else own.clients)})
-        folder = Path(own.states or self.home / "states") / Path(about["run"]).name
+        folder = Path(own.states or self.home / "states") / about["run"]
         cfg = self._config(own, folder, about)
         torch.set_num_threads(own.threads or torch.get_num_threads())
         stacks = build_clients(cfg, own.accelerator)
@@ -133,26 +138,27 @@ class Site:
     def _config(self, own: Settings, folder: Path, about: About) -> DictConfig:
         """The config that has come, made this site's: with its folders and its data."""
         config, data, brings = dict(about["config"]), about["config"]["data"], own.arrays or own.folder
+        beside: About = {}
         if brings:
             known = signature(FederatedDataModule).parameters.keys() - {"dataset"}
+            transform = {key: value for key, value in about["transform"].items() if key in data["transform"]}
+            beside = {"classes": about["classes"]} | {key: data.get(key) for key in ("size", "standardize")}
             config["data"] = {key: value for key, value in data.items() if key in known}
+            config["data"]["transform"] = data["transform"] | transform
         if not own.trust_config:
             check_config(config, f"{self.name}: the server")
+            check_targets(beside, f"{self.name}: the server")
         if brings:  # samples of its own take the place of the run's
-            transform = {key: value for key, value in about["transform"].items() if key in data["transform"]}
             config["data"] |= {
                 "_target_": f"{FederatedDataModule.__module__}.FederatedDataModule",
                 "dataset": {
                     "_target_": f"{__name__}.own_samples", "_partial_": True, "arrays": own.arrays,
-                    "folder": own.folder, "data_dir": own.data_dir or str(self.home / "cache"),
-                    "size": data.get("size"), "classes": about["classes"],
-                    "standardize": data.get("standardize", False),
+                    "folder": own.folder, "data_dir": own.data_dir or str(self.home / "cache"), **beside,
                 },
                 "partitioner": {
                     "_target_": f"{__name__}.deal", "_partial_": True, "clients": self.clients,
                     "by": data["partitioner"],
                 },
-                "transform": data["transform"] | transform,
             }  # fmt: skip
         cfg = OmegaConf.create(config | PLAIN)
         cfg.paths.data_dir, cfg.paths.output_dir = own.data_dir or "data", str(folder)
@@ -167,8 +173,8 @@ class Site:
         if strangers := sorted(set(clients) - set(self.clients)):
             raise MessageError(f"{self.name} does not hold the clients {strangers}.")
         download = unpack_download(about["message"], self.model).to(self.stacks.program.module.device)
-        for name, references in about["states"].items():
-            stores.open(name).adopt(references)
+        for store, references in stores.told(about["states"], clients):
+            store.adopt(references)
         uploads = [pack_upload(upload) for upload in self.stacks.fit(download, np.array(clients, dtype=np.int64))]
         return {"uploads": uploads, "states": self._written(clients)}
 
@@ -228,7 +234,7 @@ def _texts(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     """All texts of a tree, with their keys."""
     if isinstance(tree, str):
         yield prefix, tree
-    items = tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, list) else ()
+    items = tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, list | tuple) else ()
     for key, value in items:
         yield from _texts(value, f"{prefix}.{key}".lstrip("."))
 
@@ -261,7 +267,7 @@ def deal(
 
 def own_samples(
     arrays: str | None, folder: str | None, data_dir: str, size: int | None, classes: Sequence[str] | None,
-    standardize: bool,
+    standardize: bool | None,
 ) -> FederatedDataset:  # fmt: skip
     """The samples of a site, their labels as numbers of the run's classes.
 

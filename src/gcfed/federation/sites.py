@@ -12,6 +12,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -34,6 +35,7 @@ from gcfed.utils.instantiate import installed
 
 log = logging.getLogger(__name__)
 BEGIN = 300.0  # seconds in which a site must have built what it needs for a run
+GARBLED = (ValueError, KeyError, TypeError, AttributeError, RuntimeError)  # what an answer gives that is not as ours
 _numbers = itertools.count()  # of the questions of this process: a line may serve one run after the other
 
 
@@ -75,6 +77,7 @@ class Sites(Stacks):
         self.output = Path(self.cfg.paths.output_dir).resolve()
         self.run = f"{identity(self.cfg)}-{digest({'': str(self.output)})}"  # where states lie at the sites
         self._held: dict[str, list[int]] = {}  # site → its clients
+        self._sizes = np.zeros(self.program.data.num_clients, dtype=np.int64)  # of their data
         self._asked: dict[str, tuple[int, str]] = {}  # site → the question at which it is, its number and its name
         self._vanished: set[str] = set()
         self._came: dict[str, About] = {}  # site → its task in the present round, which it has done
@@ -102,7 +105,8 @@ class Sites(Stacks):
         """Tells every site what run this is, and learns which clients it holds.
 
         Raises:
-            ValueError: a site refuses, or a client is held by two sites or by none; with the reasons.
+            ValueError: a site refuses, or a client is held by two sites or by none; with the reasons. Later in a run a
+                site that refuses or is silent is only warned of: its clients drop out.
         """
         data, module, names = self.program.data, self.program.module, self.line.sites
         transform, classes, n = data.transform, data.dataset.class_names, data.num_clients
@@ -112,17 +116,23 @@ class Sites(Stacks):
             "classes": classes or [str(c) for c in range(data.num_classes)] if module.task.has_classes else None,
             "transform": {key: list(getattr(transform, key)) for key in ("mean", "std") if hasattr(transform, key)},
         }  # fmt: skip
-        tasks = {site: about | {"share": list(range(i, n, len(names)))} for i, site in enumerate(names)}
-        self._held, self._sizes = {}, np.zeros(n, dtype=np.int64)
+        shares = {site: list(range(i, n, len(names))) for i, site in enumerate(names)}
+        tasks = {site: about | {"share": share} for site, share in shares.items() if site not in self._vanished}
+        begins, lost = not self._held, dict.fromkeys(tasks, f"did not begin within {BEGIN:g} s")
         for answer in self._answers("configure", b"", tasks, BEGIN):
-            if answer.failure:
-                raise ValueError(f"federation: {answer.site} refuses this run: {answer.failure}")
-            self._held[answer.site] = clients = answer.about["clients"]
-            self._sizes[clients] = answer.about["sizes"]
-            for name in answer.about["stores"]:
-                self.stores.open(name).elsewhere = True
-        if silent := sorted(set(names) - set(self._held)):
-            raise ValueError(f"federation: {', '.join(silent)} did not begin within {BEGIN:g} s.")
+            lost[answer.site] = f"refuses this run: {answer.failure}"
+            if not answer.failure:
+                del lost[answer.site]
+                self._held[answer.site] = clients = answer.about["clients"]
+                self._sizes[clients] = answer.about["sizes"]
+                for name in answer.about["stores"]:
+                    if name not in self.stores.opened:
+                        raise ValueError(f"federation: {answer.site} keeps {name!r}, which no method of this run does.")
+                    self.stores.open(name).elsewhere = True
+        for site, why in lost.items():
+            if begins:
+                raise ValueError(f"federation: {site} {why}")
+            log.warning("%s %s", site, why)
         holders = np.bincount(np.concatenate([*self._held.values()]).astype(np.int64), minlength=n)
         if (wrong := np.flatnonzero(holders != 1)).size:
             holding = " and ".join(sorted(site for site, clients in self._held.items() if wrong[0] in clients))
@@ -139,27 +149,32 @@ class Sites(Stacks):
         Raises:
             ConnectionError: fewer clients than ``least`` have come until the deadline; says who failed, and why.
         """
-        if self._vanished and self.line.renew(self._vanished):
-            log.info("round %d: sites are back; all have been told anew what run this is", download.round + 1)
-            self._vanished, self._asked = set(), {}
+        if self._vanished and (away := self.line.renew(self._vanished)) is not None:
+            log.info("round %d: sites are back; all are told anew what run this is", download.round + 1)
+            self._vanished, self._asked = set(away), {}
             self._configure(resumed=True)
         shapes, device, cohort = self.shapes(), self.program.module.device, set(clients.tolist())
         asked = {site: sorted(cohort & set(held)) for site, held in self._held.items()}
         tasks = {site: self._task(own) for site, own in asked.items() if own}
         missing, self._came = dict.fromkeys(tasks, "did not answer"), {}
-        for answer in self._answers("fit", pack_download(download), tasks, self.deadline):
+        there = {site: task for site, task in tasks.items() if site not in self._vanished}
+        for answer in self._answers("fit", pack_download(download), there, self.deadline):
             task = tasks[answer.site]
             try:
                 if answer.failure:
                     raise MessageError(answer.failure)
                 sent = answer.about["uploads"]
                 uploads = [unpack_upload(u, download.round, shapes, task["clients"]) for u in sent]
-            except (ValueError, KeyError, TypeError, AttributeError) as error:  # of a site that is none of ours
+                if (clients_of := sorted(k for u in uploads for k in u.clients.tolist())) != task["clients"]:
+                    raise MessageError(f"uploads of the clients {clients_of}, and asked were {task['clients']}.")
+                states = self.stores.told(answer.about["states"], task["clients"])
+            except GARBLED as error:
                 missing[answer.site] = f"failed: {error}"
                 continue
             del missing[answer.site]
             self._came[answer.site] = task
-            self._note(answer.about["states"])
+            for store, references in states:
+                store.note(references)
             yield from (uploads.pop(0).to(device) for _ in range(len(uploads)))
         lost = sorted(client for site in missing for client in tasks[site]["clients"])
         self.missing = np.array(lost, dtype=np.int64)
@@ -180,35 +195,40 @@ class Sites(Stacks):
         states = {name: store.references(clients) for name, store in stores.items() if store.elsewhere}
         return {"clients": clients, "states": states}
 
-    def _note(self, states: Mapping[str, Any]) -> None:
-        for name, references in states.items():
-            self.stores.open(name).note(references)
-
     def rehearse(self, *_: Any, **__: Any) -> Iterator[Upload]:
         raise ValueError("metrics=gap and metrics=leakage ask what clients would send: with federation=none alone.")
 
     def reply(self, reply: Mapping[str, Params], download: Download) -> None:
         """Tells the clients that came; those of a site that does not hear it keep what they had before the round."""
-        deaf = set(self._came)
+        states = {site: task["states"] for site, task in self._came.items()}
+        deaf = set(states)
         for answer in self._answers("reply", pack("reply", reply), self._came, self.deadline):
-            if not answer.failure:
+            with suppress(*GARBLED):
+                self.stores.told(answer.about["states"], self._came[answer.site]["clients"])
+                states[answer.site] = answer.about["states"]
                 deaf.discard(answer.site)
-                self._note(answer.about["states"])
-        for site in sorted(deaf):
-            log.warning("round %d: %s did not hear how it ended", download.round + 1, site)
-            self._note(self._came[site]["states"])
+        for site, said in states.items():
+            if site in deaf:
+                log.warning("round %d: %s did not hear how it ended", download.round + 1, site)
+            for store, references in self.stores.told(said, self._came[site]["clients"]):
+                store.note(references)
 
     def test(self, model: Callable[[], Params]) -> Mapping[str, tuple[float, float]] | None:
         if self.evaluate == "server":
             return None
-        tasks: dict[str, About] = {site: {} for site in self._held if site not in self._asked}
-        round, sums = self.program.module.trainer.global_step, dict[str, tuple[float, float]]()
+        tasks: dict[str, About] = {site: {} for site in self._held.keys() - self._asked.keys() - self._vanished}
+        columns, round = self.program.module.task.columns, self.program.module.trainer.global_step
+        sums: dict[str, tuple[float, float]] = {}
         for answer in self._answers("test", pack("model", model()), tasks, self.deadline):
-            if answer.failure:
-                log.warning("round %d: %s did not test the model: %s", round, answer.site, answer.failure)
-            for column, (mean, weight) in answer.about.get("scores", {}).items():
-                total, before = sums.get(column, (0.0, 0.0))
-                sums[column] = total + mean * weight, before + weight
+            try:
+                if answer.failure:
+                    raise MessageError(answer.failure)
+                scores = {column: tuple(map(float, answer.about["scores"][column])) for column in columns}
+                for column, (mean, weight) in scores.items():
+                    total, before = sums.get(column, (0.0, 0.0))
+                    sums[column] = total + mean * weight, before + weight
+            except GARBLED as error:
+                log.warning("round %d: %s did not test the model: %s", round, answer.site, error)
         if not sums:
             raise ConnectionError(f"round {round}: no site has tested the model within federation.deadline.")
         return {column: (total / max(weight, 1.0), weight) for column, (total, weight) in sums.items()}
@@ -220,8 +240,9 @@ class Sites(Stacks):
         """
         until, waiting, began = time.monotonic() + seconds, set(tasks), next(_numbers)
         round = self.program.module.trainer.global_step
-        while waiting and (left := until - time.monotonic()) > 0:
-            for site in sorted(waiting - self._asked.keys()):
+        while waiting:  # what has come by then counts, however long its uploads waited here
+            left = max(until - time.monotonic(), 0.0)
+            for site in sorted(waiting - self._asked.keys()) if left else ():
                 self._asked[site] = next(_numbers), f"round {round + 1} ({verb})"
                 about = {**tasks[site], "run": self.run, "round": round, "message": message}
                 self.line.send(site, self._asked[site][0], verb, about)

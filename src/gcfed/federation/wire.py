@@ -57,9 +57,11 @@ class Line:
         except (EOFError, ConnectionResetError):
             raise ConnectionError(self.ended) from None
 
-    def renew(self, vanished: Collection[str]) -> bool:
-        """Begins anew with all sites that are there, if one of those that had vanished is; whether it has."""
-        return False
+    def renew(self, vanished: Collection[str]) -> Collection[str] | None:
+        """Begins anew with all sites that are there, if one of those that had vanished is: who is still away; None
+        where it has not begun anew.
+        """
+        return None
 
 
 _process: subprocess.Popen | None = None

@@ -187,7 +187,7 @@ def _is_layer_or_optimizer(target: str) -> bool:
 
 def _targets(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     """What a tree names to be called, and its texts that a config made of it would read as interpolations."""
-    items = tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, list) else ()
+    items = tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, list | tuple) else ()
     for key, value in items:
         if (key == "_target_" and value is not None) or (isinstance(value, str) and "${" in value):
             yield f"{prefix}{key}", str(value)
