@@ -121,6 +121,11 @@ def test_colluding_clients_send_what_they_make_of_the_honest():
     torch.testing.assert_close(upload.delta["w"][hostile], expected)
     delta, upload, hostile = attacked(IPM(0.3, epsilon=0.5))
     torch.testing.assert_close(upload.delta["w"][hostile], (-0.5 * delta[~hostile].mean(0)).expand(3, 4, 2))
+    upload.finite[hostile] = False  # their own training has diverged, which what they send does not show
+    attack = IPM(0.3)
+    attack.num_clients = N
+    attack.on_upload(upload, make_download({}, cohort=range(N)))
+    assert upload.finite.all()
     assert z_max(50, 12) == pytest.approx(NormalDist().inv_cdf(24 / 38))  # the paper's setting: s = 14
 
 

@@ -1,11 +1,16 @@
 """Clipped updates: each client's norm is bounded, and the adaptive bound comes to rest at its quantile."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
 from harness import Sizes, make_download, make_net, make_round, make_setup, make_upload, sgd, train_rounds, weights
 
 from gcfed.methods.clip_update import ClipUpdate
+from gcfed.methods.fedgc import FedGC
+from gcfed.methods.lookahead import LookAhead
+from gcfed.methods.ssf import SSF
 
 
 def upload_of(norms):
@@ -85,3 +90,24 @@ def test_the_bound_is_checkpointed():
     again.parts[1].load_state_dict(method.parts[1].state_dict())
     assert method.parts[1].state_dict()["server"].keys() == {"clip_update"}
     assert clipped(again, upload_of([0.5]))["clip_update/max_norm"] == pytest.approx(np.exp(-0.2 * 0.5))
+
+
+def server(lam=0.85):
+    return partial(torch.optim.SGD, lr=1.0, momentum=lam)
+
+
+@pytest.mark.parametrize(
+    ("methods", "more"),
+    [
+        ((lambda: ClipUpdate(0.02), lambda: SSF(ratio=0.5)), {}),
+        ((LookAhead, FedGC), {"server": server()}),
+    ],
+    ids=["clipped SSF", "FedGC ahead"],
+)
+def test_a_run_does_not_know_in_which_order_its_methods_are_listed(federation, methods, more):
+    """What reads an update reads it before it is shortened, and what reads the model as clients get it."""
+    one, other = (
+        train_rounds(make_net(), federation, sgd(), rounds=4, methods=[make() for make in listed], **more)
+        for listed in (methods, methods[::-1])
+    )
+    assert torch.equal(one, other)

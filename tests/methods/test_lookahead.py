@@ -8,8 +8,9 @@ from harness import Sizes, make_download, make_net, make_round, make_setup, sgd,
 from plain_reference import batches, cohort, local_sgd
 from torch.optim import SGD, Adam
 
-from gcfed.federated.method import validate_parts
+from gcfed.federated.method import parts_of, validate_parts
 from gcfed.federated.stack import broadcast_state
+from gcfed.methods.clip_update import ClipUpdate
 from gcfed.methods.lookahead import LookAhead
 from gcfed.methods.proximal import Proximal
 
@@ -89,5 +90,6 @@ def test_servers_that_go_elsewhere_are_refused_by_name(make, words):
 def test_other_mistakes_are_refused_by_name():
     with pytest.raises(ValueError, match=r"methods\.lookahead\.update=delta needs server\.momentum=0, not 0\.85"):
         LookAhead(update="delta").meet(make_setup(make_net(), server=server(0.85)))
-    with pytest.raises(ValueError, match="two LookAheads"):
-        validate_parts(make_setup(make_net(), methods=[LookAhead(), LookAhead()], server=server(0.85)))
+    for kind in (LookAhead, ClipUpdate):
+        with pytest.raises(ValueError, match=rf"methods: {kind.__name__} is there twice\. Keep one of them\."):
+            validate_parts(make_setup(make_net(), methods=parts_of([kind(), kind()]), server=server(0.85)))

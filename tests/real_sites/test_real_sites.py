@@ -55,6 +55,24 @@ def run(config, federation, tmp_path):
     return run
 
 
+def test_a_site_that_only_seems_connected_costs_no_second_job_for_a_while(monkeypatch):
+    jobs, now, there = [], [1000.0], ["a", "b"]
+    here = FlareLine.__new__(FlareLine)
+    vars(here).update(kit=None, sites=["a", "b"], _tried={}, close=lambda: None)
+    here._submit = lambda: jobs.append(now[0]) or {"b"}
+    monkeypatch.setattr(line, "connected", lambda kit: there)
+    monkeypatch.setattr(line.time, "monotonic", lambda: now[0])
+    assert here.renew({"b"}) == {"b"}
+    assert here.renew({"b"}) is None
+    assert here.renew({"a", "b"}) == {"b"}  # another one is back
+    now[0] += line.AGAIN
+    there.remove("b")
+    assert here.renew({"b"}) is None
+    there.append("b")
+    assert here.renew({"b"}) == {"b"}
+    assert jobs == [1000.0, 1000.0, 1000.0 + line.AGAIN]
+
+
 def descendants(pid):
     """The processes below one, with it."""
     table = subprocess.run(["ps", "-e", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout

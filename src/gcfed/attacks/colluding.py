@@ -47,6 +47,7 @@ class Collusion(Attack):
         if len(rows) and bool(honest.any()):
             for t in messages(upload):
                 t[rows] = self.together(t[honest], len(rows))
+            upload.finite[rows] = True  # whatever became of their own training
 
 
 @checked

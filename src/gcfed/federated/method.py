@@ -33,15 +33,17 @@ class Order(IntEnum):
 
     What moves the weights comes first, so that the others see them where they were; then terms and corrections of the
     gradient, and GC after them; what projects on a subspace after all of them, since a gradient edited later would
-    leave it; attacks on what is ready to be sent; quantization after what it rounds; measurements last.
+    leave it; what shortens an update once the others have read it; attacks on what is ready to be sent; quantization
+    after what it rounds; measurements last. A server part that moves where clients start comes first, too.
     """
 
     MOVES_WEIGHTS = 0
     CORRECTS = 1
     PROJECTS = 2
-    ATTACKS = 3
-    QUANTIZES = 4
-    MEASURES = 5
+    SHORTENS = 3
+    ATTACKS = 4
+    QUANTIZES = 5
+    MEASURES = 6
 
 
 @dataclass(frozen=True)
@@ -278,6 +280,9 @@ def validate_parts(setup: Setup) -> None:
     Raises:
         ValueError: a combination that cannot work; names the config key and the reason.
     """
+    kept = [part.state_key for part in setup.parts if isinstance(part, ServerPart)]
+    if twice := next((part.title for part in setup.parts if kept.count(part.state_key) > 1), ""):
+        raise ValueError(f"methods: {twice} is there twice. Keep one of them.")
     corrections = list(dict.fromkeys(part.title for part in setup.parts if part.corrects_drift))
     if len(corrections) > 1:
         raise ValueError(

@@ -22,6 +22,8 @@ class Transport(Protocol):
     remote: bool = False
     """Whether clients are on machines of their own: they vanish, know only themselves, and what the server's parts
     keep of them lies there."""
+    apart: bool = False
+    """Whether clients are in another process, with which ends what they keep in no store."""
     missing: np.ndarray = np.zeros(0, dtype=np.int64)
     """Clients of the last ``fit`` that have not come back."""
 

@@ -65,6 +65,7 @@ class Sites(Stacks):
     deadline: Positive = 600.0
     least: Count | None = None
     evaluate: Literal["server", "clients"] = "server"
+    apart = True
 
     def __post_init__(self) -> None:
         super().__init__(self.stacks.program, self.stacks.stores, self.stacks.per_round)

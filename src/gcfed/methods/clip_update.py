@@ -32,7 +32,7 @@ class ClipUpdate(Method):
 
 
 class Clip(ClientPart):
-    order = Order.PROJECTS  # a shorter update lies in the same subspace
+    order = Order.SHORTENS
 
     def validate(self, setup: Setup) -> None:
         self._no_steps = no_steps(setup)

@@ -128,12 +128,13 @@ class ServerConstraint(ServerPart):
     def __init__(self, margin: float, cgc: bool, sgc: bool) -> None:
         self.margin, self.cgc, self.sgc = margin, cgc, sgc
         self._warned = False
+        self._told = -1  # the last round that began in this process
 
     def validate(self, setup: Setup) -> None:
         if self.sgc:
             need = mean_aggregator("every client's update constrains it once more")
             need(setup, f"{self.title} with methods.fedgc.sgc=true")
-        self.may_miss = setup.transport.remote
+        self.may_miss, self.apart = setup.transport.remote, setup.transport.apart
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         self._uploads: list[Upload] = []
@@ -143,7 +144,8 @@ class ServerConstraint(ServerPart):
         start = {name: download.model[name] for name in self.trained_names}
         known = "previous" in self._server
         previous = self.server_state("previous", start)
-        if known and (len(round.cohort) < round.num_clients or self.may_miss):
+        resumed, self._told = self._told != round.index - 1, round.index
+        if known and (len(round.cohort) < round.num_clients or self.may_miss or (self.apart and resumed)):
             download.extra["fedgc"] = {name: now - previous[name] for name, now in start.items()}
         torch._foreach_copy_(list(previous.values()), list(start.values()))
         device = next(iter(start.values())).device

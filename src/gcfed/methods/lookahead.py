@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch.optim import SGD
 
-from gcfed.federated.method import Download, Params, Round, ServerPart, Setup
+from gcfed.federated.method import Download, Order, Params, Round, ServerPart, Setup
 from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.checked import ShareBelow1, checked
 
@@ -29,13 +29,12 @@ class LookAhead(ServerPart):
     """
 
     moves_start = True
+    order = Order.MOVES_WEIGHTS  # of the start: others send what they make of the model as clients get it
 
     def __init__(self, momentum: ShareBelow1 = 0.85, update: Literal["momentum", "delta"] = "momentum") -> None:
         self.momentum, self.update = momentum, update
 
     def validate(self, setup: Setup) -> None:
-        if sum(isinstance(part, LookAhead) for part in setup.parts) > 1:
-            raise ValueError("methods: two LookAheads would look ahead twice. Keep one of them.")
         server = probe_optimizer(setup.module.server)
         if not isinstance(server, SGD):
             raise ValueError(

@@ -31,7 +31,7 @@ class Sam(ClientPart):
         self.rho = rho
 
     def validate(self, setup: Setup) -> None:
-        movers = [part.title for part in setup.parts if part.order is Order.MOVES_WEIGHTS]
+        movers = [part.title for part in setup.parts if isinstance(part, ClientPart) and part.moves_weights]
         if len(movers) > 1:
             raise ValueError(
                 f"methods: {' and '.join(movers)} both move the weights of a local step. Keep one of them."
