@@ -104,3 +104,18 @@ def test_a_comparison_that_cannot_work_is_refused(tmp_path, more, seeds, sentenc
     with pytest.raises(ValueError, match=sentence):
         gcfed.compare(configs, seeds, tmp_path / "runs")
     assert [*tmp_path.rglob("metrics.csv")] == []
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda cfg: gcfed.compare({"one": cfg}, seeds=3), r"^seeds=3 must be several, as seeds=\(1, 2, 3\)\.$"),
+        (lambda cfg: gcfed.compare([cfg]), r'^configs must have names: \{"FedAvg": gcfed\.configure\('),
+        (gcfed.compare, "^configs must have names"),
+        (lambda cfg: gcfed.compare({"one": "rounds=2"}), r'^a str is no config: gcfed\.configure\("rounds=2", '),
+        (lambda cfg: gcfed.train("rounds=2"), r'^a str is no config: gcfed\.configure\("rounds=2", '),
+    ],
+)
+def test_what_is_given_in_the_wrong_form_is_told_the_right_one(call, sentence):
+    with pytest.raises(TypeError, match=sentence):
+        call(gcfed.configure(SMALL))

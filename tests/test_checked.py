@@ -95,6 +95,12 @@ def test_what_is_unknown_or_missing_is_named():
     with pytest.raises(ValueError, match=r"^size=0 must be"):
         Required(0)
 
+    @checked
+    def takes_all(size: Count, **settings: Any) -> None: ...
+
+    with pytest.raises(ValueError, match=r"^size is missing\.$"):
+        takes_all(other=1)
+
 
 def test_the_key_of_an_error_is_that_of_the_node_or_of_what_it_follows():
     part = {"_target_": HERE, "rounds": "${rounds}", "lam": 0.5}

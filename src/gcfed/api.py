@@ -67,10 +67,15 @@ def compare(
 
     Raises:
         ValueError: no config, seeds that are no different whole numbers, or a setting that cannot work; before any run.
+        TypeError: configs without names, what is no config, or a single seed.
     """
     from gcfed.check import check
     from gcfed.run import train
 
+    if not isinstance(configs, Mapping) or isinstance(configs, DictConfig):
+        raise TypeError('configs must have names: {"FedAvg": gcfed.configure("gc=none"), "GC": gcfed.configure()}.')
+    if not isinstance(seeds, Iterable):
+        raise TypeError(f"seeds={seeds} must be several, as seeds=(1, 2, 3).")
     chosen: list[int] = fits("seeds", list(seeds), Sequence[Whole])
     names = {method: re.sub(r"[^\w.+-]+", "-", method).strip("-.") or "run" for method in configs}
     if not names or len({*names.values()}) < len(names) or not chosen or len({*chosen}) < len(chosen):

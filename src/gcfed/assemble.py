@@ -97,9 +97,15 @@ def described(cfg: DictConfig, data: FederatedDataModule) -> DictConfig:
 
 
 def build_module(cfg: DictConfig) -> FederatedModule:
-    """The global network, initialised by the seed, under its server optimizer."""
+    """The global network, initialised by the seed, under its server optimizer.
+
+    Raises:
+        ValueError: none of its parameters is trained, or as :func:`build_net`.
+    """
     seed_everything(torch_seed(cfg.seed, "initialisation") % 2**32, verbose=False)
     net = build_net(cfg)
+    if not any(p.requires_grad for p in net.parameters()):
+        raise ValueError(f"model: no parameter of {type(net).__name__} has requires_grad: nothing would be trained.")
     if cfg.precision == "64-true":  # Lightning converts it too, but only after a checkpoint was loaded into it
         net = net.double()
     return FederatedModule(net, require(cfg, "server"), task=require(cfg, "task"), channels_last=cfg.channels_last)
@@ -198,7 +204,11 @@ def describe(parts: Parts, trainer: Trainer) -> str:
     names = ", ".join(dict.fromkeys(part.title for part in parts.methods)) or "none"
     assert data.partition is not None
     sizes = data.partition.sizes
+    reserve = f", {loop.faults.extra} of them in reserve" if loop.faults.extra else ""
+    total = sum(p.numel() for p in net.parameters())
+    trained = sum(p.numel() for p in net.parameters() if p.requires_grad)
+    of_them = f", {trained:,} of them trained" if trained < total else ""
     return (
-        f"{type(net).__name__} with {sum(p.numel() for p in net.parameters()):,} parameters; {data.num_clients:,} "
-        f"clients with {sizes.min()} to {sizes.max()} samples; {loop.sampler}, {where}; methods: {names}"
+        f"{type(net).__name__} with {total:,} parameters{of_them}; {data.num_clients:,} clients with {sizes.min()} to "
+        f"{sizes.max()} samples; {loop.sampler}{reserve}, {where}; methods: {names}"
     )

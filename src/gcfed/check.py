@@ -49,8 +49,11 @@ def check(cfg: DictConfig) -> None:
 
     Raises:
         ValueError: names the key and the remedy.
+        TypeError: it is no config.
     """
     refuse_sweeps()
+    if not isinstance(cfg, DictConfig):
+        raise TypeError(f'a {type(cfg).__name__} is no config: gcfed.configure("rounds=2", "gc=none") makes one.')
     try:
         run: Any = OmegaConf.to_container(cfg, resolve=True)
     except OmegaConfBaseException as error:

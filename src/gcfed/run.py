@@ -76,6 +76,7 @@ def train(cfg: DictConfig) -> RunResult:
         ValueError: a setting that cannot work; names the key and the remedy, before the first round.
         FileNotFoundError: data or a checkpoint that is not there.
         OSError: the folder cannot be written to.
+        TypeError: it is no config.
     """
     check(cfg)
     keep_freed_memory()

@@ -220,6 +220,13 @@ def test_folders_that_do_not_fit_are_named(tmp_path):
     refused("tulip holds no image: add some")
 
 
+MINE = ("data=own", f"data.dataset._target_={__name__}.load")
+
+
+def load(samples, factor=None):
+    return {"x": np.zeros((samples, 2)) * factor, "y": np.arange(samples) % 2}
+
+
 @pytest.mark.parametrize(
     ("overrides", "key"),
     [
@@ -229,11 +236,20 @@ def test_folders_that_do_not_fit_are_named(tmp_path):
         (["data=mnist", "data.dataset.name=x"], r"data\.dataset\.name=x is not one of"),
         (["data=synthetic", "data.dataset.num_test=0"], r"data\.dataset\.num_test=0 must be a whole number of at"),
         (["data=arrays", "data.test=2"], r"data\.test=2 must be a number above 0"),
+        ([*MINE], r"data\.dataset\.samples is missing\. Add \+data\.dataset\.samples=….$"),
+        ([*MINE, "+data.dataset.sampls=5"], r"data\.dataset\.sampls=5 is read by nothing: did you mean samples\?$"),
     ],
 )
 def test_settings_of_loaders_are_told_by_the_keys_that_users_set(config, overrides, key):
     with pytest.raises(ValueError, match=f"^{key}"):
         build(config(*overrides).data).setup()
+
+
+def test_what_a_users_function_raises_itself_is_left_alone(config):
+    data = build(config(*MINE, "+data.dataset.samples=5").data)
+    with pytest.raises(TypeError, match=r"^unsupported operand") as caught:
+        data.setup()
+    assert caught.traceback[-1].name == "load"
 
 
 # ---------------------------------------------------------------------------------------- what the data decide

@@ -43,6 +43,16 @@ def test_targets_to_regress_on_are_numbers_whole_or_not(tmp_path):
         assert {age: y for age, (_, y) in by_age(dataset).items()} == {row[0]: [row[place]] for row in ROWS}
 
 
+@pytest.mark.parametrize(("distinct", "options", "said"), [
+    (21, {}, ["n: 21 different numbers are taken for 21 classes; data.regression=true predicts the number"]),
+    (20, {}, []), (21, {"regression": True}, []),
+])  # fmt: skip
+def test_many_numbers_that_are_taken_for_classes_are_told(tmp_path, caplog, distinct, options, said):
+    path = write(tmp_path / "x.csv", [(i, i % distinct) for i in range(210)], "age,n")
+    csv(path, target="n", **options)
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == said
+
+
 def test_a_table_of_categories_alone(tmp_path):
     dataset = csv(write(tmp_path / "x.csv"), target="paid", ignore=["age", "code", "rate"])
     assert (dataset.train.x.sum(1) == 1).all()

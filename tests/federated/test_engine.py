@@ -246,6 +246,7 @@ def test_the_deal_is_a_partition_with_the_largest_first():
     assert [p.tolist() for p in parts] == [[5, 3], [9, 8]]
     assert assign(cohort, work, 0, 1).tolist() == [5, 9, 8, 3]
     assert len(assign(cohort, work, 6, 7)) == 0
+    assert [len(assign(np.arange(9), np.ones(9), rank, 3)) for rank in range(3)] == [3, 3, 3]
 
 
 def test_running_statistics_are_averaged_and_refuse_stacks(federation):

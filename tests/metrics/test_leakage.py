@@ -11,7 +11,7 @@ from harness import final_weights, make_setup
 from omegaconf import open_dict
 from torch import nn
 
-from gcfed.data.augment import TextTransform, VectorTransform
+from gcfed.data.augment import ImageTransform, TextTransform, VectorTransform
 from gcfed.federated.method import ClientPart
 from gcfed.methods.ssf import ProjectedMean
 from gcfed.metrics.leakage import Leakage, invert_gradient, nearest
@@ -154,6 +154,13 @@ def test_a_round_without_a_finite_upload_has_nothing_to_invert(config, tmp_path)
     _, rows = run(config, tmp_path, *LEAKAGE, "rounds=1", broken, "gc=none")
     assert not COLUMNS & rows[0].keys()
     assert not list(tmp_path.glob("*.png"))
+
+
+def test_the_pixels_of_coloured_images_are_those_before_the_transform(tmp_path):
+    transform, attack = ImageTransform([0.5, 0.4, 0.3], [0.1, 0.2, 0.3]), Leakage(str(tmp_path))
+    attack.data = SimpleNamespace(transform=transform)
+    images = torch.arange(2 * 3 * 4 * 5, dtype=torch.uint8).view(2, 3, 4, 5)
+    torch.testing.assert_close(attack._pixels(transform(images, None)), images / 255)
 
 
 def test_each_original_meets_the_nearest_that_is_left():

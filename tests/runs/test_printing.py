@@ -4,9 +4,11 @@ import logging
 import re
 
 import pytest
+from torch import nn
 
 from gcfed.run import train
 from gcfed.runs.folder import read_run
+from gcfed.utils.compose import shorthand
 
 FAST = ("participation.num_clients=8", "client.epochs=1", "data.limit_train=200", "data.limit_test=60")
 
@@ -37,6 +39,34 @@ def test_the_end_has_what_was_asked_for_in_the_right_words_and_the_log_has_it_to
     assert [line for line in printed.splitlines() if line.strip() not in text] == []
 
 
+class Adapted(nn.Sequential):
+    """Of 902 parameters 132 are trained."""
+
+    def __init__(self):
+        super().__init__(nn.Flatten(), nn.Linear(64, 10), nn.Linear(10, 12), nn.Linear(12, 10, bias=False))
+        super().requires_grad_(False)
+        self[2].requires_grad_()
+
+
+class Frozen(Adapted):
+    def __init__(self):
+        super().__init__()
+        self.requires_grad_(False)
+
+
+def test_what_is_trained_who_is_in_reserve_and_who_was_lost(config, tmp_path, log, capsys, caplog):
+    faults = ("participation.per_round=5", "participation.faults.extra=2", "participation.faults.stragglers=0.9")
+    own = shorthand([f"model._target_={__name__}.Adapted"])
+    with caplog.at_level(logging.INFO):
+        train(config(*FAST, *own, *faults, "rounds=2", "gc=none", folder=tmp_path / "run"))
+    assert "Adapted with 902 parameters, 132 of them trained; 8 clients" in caplog.text
+    assert "UniformSampler(per_round=7), 2 of them in reserve, 1 at once" in caplog.text
+    slow = read_run(tmp_path / "run").metrics["train/stragglers"].sum()
+    assert f"│ 4, {slow:.0f} " in re.search("clients lost, slow.*", capsys.readouterr().out)[0]
+    with pytest.raises(ValueError, match=r"^model: no parameter of Frozen has requires_grad"):
+        train(config(*FAST, *shorthand([f"model._target_={__name__}.Frozen"]), folder=tmp_path / "frozen"))
+
+
 def test_the_config_is_printed_where_that_is_asked_for_and_of_one_test_no_mean(config, tmp_path, log, capsys):
     train(config(*FAST, "rounds=1", "extras.print_config=true", "name=mine", folder=tmp_path / "run"))
     printed = capsys.readouterr().out
@@ -44,6 +74,7 @@ def test_the_config_is_printed_where_that_is_asked_for_and_of_one_test_no_mean(c
         assert text in printed
         assert text in log.read_text(encoding="utf-8")
     assert "test accuracy, last round" in printed
+    assert "clients lost" not in printed
     assert "mean of the last" not in printed
     with pytest.raises(ValueError, match=r"extras\.print_config=3 must be true or false"):
         train(config(*FAST, "extras.print_config=3", folder=tmp_path / "run"))

@@ -148,6 +148,9 @@ def _figures(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, str
     rows["seconds a client's round"] = f"{summary['client_seconds']:.3g}"
     if count := summary["train/nonfinite_clients"]:
         rows["client updates left out"] = f"{count} (not finite)"
+    lost, slow = (column(metrics, f"train/{kind}").sum() for kind in ("dropped_clients", "stragglers"))
+    if lost or slow:
+        rows["clients lost, slow"] = f"{lost:.0f}, {slow:.0f}"
     return rows
 
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -73,10 +73,7 @@ def checked(target: T) -> T:
 
     @functools.wraps(target)
     def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            given = signature.bind(*args, **kwargs).arguments
-        except TypeError as error:
-            _refuse_call(signature, kwargs, error)
+        given = bind(signature, args, kwargs)
         for name, hint in rules().items():
             if name in given:
                 fits(name, given[name], hint)
@@ -111,17 +108,26 @@ def _is_plain(hint: Any) -> bool:
     return plain or (bool(args) and all(map(_is_plain, args)))
 
 
-def _refuse_call(signature: inspect.Signature, given: dict[str, Any], error: TypeError) -> NoReturn:
-    """Names the argument that is not known, or the one that is missing."""
-    names = [name for name in signature.parameters if name != "self"]
-    for name in given.keys() - set(names):
-        near = get_close_matches(name, names, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"choose of {', '.join(names) or 'none'}."
-        raise SettingError(name, f"={given[name]} is read by nothing: {hint}") from None
-    for name, parameter in signature.parameters.items():
-        if parameter.default is parameter.empty and name not in given and f"'{name}'" in str(error):
-            raise SettingError(name, " is missing.") from None
-    raise error
+def bind(signature: inspect.Signature, args: Sequence[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name.
+
+    Raises:
+        SettingError: an argument is not known, or missing.
+        TypeError: a call that cannot be for another reason.
+    """
+    try:
+        return signature.bind(*args, **given).arguments
+    except TypeError as error:
+        takes_all = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+        names = [name for name in signature.parameters if name != "self"]
+        for name in () if takes_all else given.keys() - set(names):
+            near = get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"choose of {', '.join(names) or 'none'}."
+            raise SettingError(name, f"={given[name]} is read by nothing: {hint}") from None
+        for name, parameter in signature.parameters.items():
+            if parameter.default is parameter.empty and name not in given and f"'{name}'" in str(error):
+                raise SettingError(name, " is missing.") from None
+        raise
 
 
 def in_words(hint: Any) -> str:

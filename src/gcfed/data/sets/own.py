@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from inspect import signature
 from numbers import Real
 from pathlib import Path
@@ -17,7 +18,7 @@ from gcfed.data.base import IGNORE, FederatedDataset, Split
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.dealing import held_out
 from gcfed.data.sets.files import Keep, cached, decode
-from gcfed.utils.checked import Inside, SettingError, checked
+from gcfed.utils.checked import Inside, SettingError, bind, checked
 from gcfed.utils.rng import generator
 
 Side = Annotated[int, Field(ge=1, le=10_000)]
@@ -36,7 +37,10 @@ def own_data(
         dataset: returns a :class:`FederatedDataset`, or arrays as in :func:`from_arrays`.
         test: share of the samples that become the test split where there is none; the same for all seeds.
         settings: of :class:`FederatedDataModule`; and those of ``dataset``, to which the config has passed them on.
+
+    Raises SettingError for an argument of ``dataset`` that is missing or that it does not take.
     """
+    _refuse_call(dataset)
     passed_on = settings.keys() & getattr(dataset, "keywords", {}).keys() - signature(FederatedDataModule).parameters
     for key in passed_on:
         del settings[key]
@@ -53,6 +57,21 @@ def own_data(
         return found if isinstance(found, FederatedDataset) else from_arrays(found, name, test)
 
     return FederatedDataModule(dataset=load, **settings)
+
+
+def _refuse_call(dataset: Callable[[], Any]) -> None:
+    """Names what a call of ``dataset`` would lack; what it raises by itself, when it runs, keeps its traceback."""
+    call = dataset if isinstance(dataset, partial) else partial(dataset)
+    try:
+        known = signature(call.func)
+    except (TypeError, ValueError):  # of what is written in C
+        return
+    try:
+        bind(known, call.args, call.keywords)
+    except SettingError as error:
+        key = f"dataset.{error.name}"
+        add = "" if error.name in call.keywords else f" Add +data.{key}=…."
+        raise SettingError(key, error.rest + add) from None
 
 
 def unnamed(**_: Any) -> None:

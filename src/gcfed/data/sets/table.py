@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 MOST = 1000
 """Categories of a column; what has more is a name, a number of a record or a free text."""
+FEW = 20
+"""Classes that are numbers; what has more may be meant to be regressed on."""
 
 
 @checked
@@ -98,6 +100,9 @@ def _target(rows: DataFrame, name: str, regression: bool) -> np.ndarray:
         raise ValueError(f"data.target={name} holds no numbers, which data.regression=true needs.")
     if not regression and kind == "f":
         raise ValueError(f"data.target={name} holds numbers with fractions: data.regression=true regresses on them.")
+    if not regression and kind in "iu" and (n := rows[name].nunique()) > FEW:
+        words = "%s: %d different numbers are taken for %d classes; data.regression=true predicts the number"
+        log.warning(words, name, n, n)
     return rows[name].to_numpy(np.float64 if regression else np.int64 if kind in "iu" else np.str_)
 
 
