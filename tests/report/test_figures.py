@@ -16,9 +16,10 @@ from gcfed.report.groups import by_federation, grouped
 from gcfed.report.tables import Search
 from gcfed.report.verdict import interval, verdict
 from gcfed.runs.folder import find_runs
-from gcfed.runs.measures import sample, smooth
+from gcfed.runs.measures import describe, smooth
 from gcfed.runs.reading import LabelCounts
 
+ACCURACY = describe("last:test/acc")
 COLORS = {"fedavg": "#0072B2", "gcfed": "#D55E00"}
 
 
@@ -118,7 +119,7 @@ def test_sweeps_with_other_settings_are_lines_of_their_own(axes):
 def test_every_seed_their_mean_and_its_interval_are_a_line_a_method(axes):
     runs = [run_of(seed=seed, values=(value,)) for seed, value in enumerate((0.5, 0.6, 0.7))]
     groups = grouped([*runs, run_of(**GCFED, values=(0.9,))])
-    seeds({group.method: (group, sample(group.runs, "last:test/acc", 100)) for group in groups}, "x", COLORS, axes)
+    seeds({group.method: (group, ACCURACY.of(group.runs)) for group in groups}, ACCURACY, COLORS, axes)
     bars, dots = axes.collections
     np.testing.assert_allclose(bars.get_segments(), [[(end, 0) for end in interval([50, 60, 70])]])
     np.testing.assert_allclose(axes.lines[0].get_xydata(), [(60, 0)])  # one seed has neither
@@ -127,12 +128,20 @@ def test_every_seed_their_mean_and_its_interval_are_a_line_a_method(axes):
     assert axes.get_ylim() == (1.5, -0.5)  # the first one on top
 
 
+@pytest.mark.parametrize(("values", "limits"), [((0.2, 0.9), (0, 100)), ((0.5, 0.51), (43.51, 57.49))])
+def test_an_interval_does_not_stretch_the_axis_to_where_no_accuracy_is(axes, values, limits):
+    (group,) = grouped([run_of(seed=seed, values=(value,)) for seed, value in enumerate(values)])
+    seeds({"fedavg": (group, ACCURACY.of(group.runs))}, ACCURACY, COLORS, axes)
+    assert axes.get_xlim() == pytest.approx(limits, abs=0.01)
+
+
 def test_the_cost_of_a_target_says_who_did_not_reach_it(axes):
     groups = grouped([run_of(values=(0.2, 0.8)), run_of(**GCFED, values=(0.2,))])
-    costs = {group.method: (group, sample(group.runs, "rounds:test/acc>=0.8")) for group in groups}
-    seeds(costs, "rounds", COLORS, axes)
+    rounds = describe("rounds:test/acc>=0.8")
+    seeds({group.method: (group, rounds.of(group.runs)) for group in groups}, rounds, COLORS, axes)
     np.testing.assert_allclose(axes.collections[-1].get_offsets(), [(2, 0)])
     assert axes.texts[-1].get_text() == "not reached by every seed"
+    assert axes.get_xticks().tolist() == [1, 2, 3]  # whole rounds
 
 
 def test_every_federation_that_compares_has_its_figure_and_others_only_if_they_are_among_the_first():

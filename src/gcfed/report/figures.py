@@ -18,9 +18,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gcfed.plots.pictures import plot_partition
-from gcfed.plots.style import PALETTE, save, styled
+from gcfed.plots.style import LABELS, PALETTE, save, styled
 from gcfed.report import drawing
-from gcfed.report.drawing import AGREEMENT, FAMILIES, LABELS, UPDATES
+from gcfed.report.drawing import AGREEMENT, FAMILIES, UPDATES
 from gcfed.report.groups import Group, by_federation, grouped, label_of, symbol, variants
 from gcfed.report.tables import Search
 from gcfed.report.verdict import Verdict, main_measure
@@ -111,7 +111,7 @@ def plots(groups: Sequence[Group], verdicts: Mapping[str, Verdict], detailed: in
             colors = _colors(shown)
         if decided:
             lines = {group.method: (group, s) for group, s in best.items()}
-            plot = partial(drawing.seeds, lines, decided.column.heading, colors)
+            plot = partial(drawing.seeds, lines, decided.column, colors)
             found.append(Plot(f"comparison_{i}", "Who is ahead", place, {"": plot}, _height(lines), i > detailed))
         if i <= detailed:
             found += _measured(i, place, shown, colors)
@@ -131,9 +131,10 @@ def _measured(i: int, place: str, groups: Sequence[Group], colors: dict[str, Any
     # What a round of each sends, roughly: equal for methods that send the same.
     sent = {f"{drawing.sent(next((run for run in g.runs if len(run.metrics)), g.runs[0])).mean():.2g}" for g in groups}
     if "test/acc" in columns and (measure := _target(groups, in_bytes=len(sent) > 1)):
-        costs = {group.method: (group, describe(measure).of(group.runs)) for group in groups}
-        plot = partial(drawing.seeds, costs, describe(measure).heading, colors)
-        yield Plot(f"target_{i}", describe(measure).title, place, {"": plot}, _height(costs))
+        target = describe(measure)
+        costs = {group.method: (group, target.of(group.runs)) for group in groups}
+        plot = partial(drawing.seeds, costs, target, colors)
+        yield Plot(f"target_{i}", target.title, place, {"": plot}, _height(costs))
     if "test/acc" in columns and len(sent) > 1:
         plot = partial(drawing.curves, groups, "test/acc", colors, by_bytes=True)
         yield Plot(f"bytes_{i}", "Test accuracy by bytes", place, {"": plot})
