@@ -14,7 +14,7 @@ from gcfed.report.drawing import POINTS, agreement, curves, layer_map, seeds
 from gcfed.report.figures import METHODS, draw
 from gcfed.report.groups import by_federation, grouped
 from gcfed.report.tables import Search
-from gcfed.report.verdict import interval, verdict
+from gcfed.report.verdict import interval, main_measure, verdict
 from gcfed.runs.folder import find_runs
 from gcfed.runs.measures import describe, smooth
 from gcfed.runs.reading import LabelCounts
@@ -47,11 +47,25 @@ def legend(axes):
 def test_a_line_is_the_mean_over_seeds_and_its_band_is_their_deviation(axes):
     values = np.random.default_rng(0).random((2, 12))
     runs = [run_of(seed=seed, values=tuple(row)) for seed, row in enumerate(values)]
-    curves(grouped(runs), "test/acc", COLORS, axes)
+    curves(grouped(runs), "test/acc", COLORS, axes, smoothed=True)
     means = np.array([100 * smooth(run.curve("test/acc")) for run in runs])
     np.testing.assert_allclose(axes.lines[0].get_ydata(), means.mean(0))
     band = axes.collections[0].get_paths()[0].vertices
     assert band[:, 1].max() == pytest.approx((means.mean(0) + means.std(0, ddof=1)).max())
+
+
+@pytest.mark.parametrize("tests", [9, 10])
+def test_a_curve_ends_where_its_table_says(axes, tests):
+    """Both take ten tests where all that finished have them; what diverged early does not change the curve."""
+    values = tuple(np.random.default_rng(0).random(tests))
+    runs = [run_of(values=values), run_of(**GCFED, values=values[::-1])]
+    caption = plots_of(*runs)["test_acc_1"].panels[""](axes)
+    groups = grouped(runs)
+    ends = [describe(main_measure(groups)).of(group.runs).mean for group in groups]
+    assert [line.get_ydata()[-1] for line in axes.lines] == pytest.approx(ends)
+    assert ("mean of the last 10 tests" in caption) == (tests == 10)
+    runs += [run_of(state, values=(0.5,), seed=2) for state in ("diverged", "unfinished")]
+    assert plots_of(*runs)["test_acc_1"].panels[""](axes).startswith(caption)
 
 
 def test_long_curves_are_thinned_and_infinities_left_out(axes):
@@ -284,7 +298,7 @@ def test_long_names_and_a_run_under_way_cost_no_figure(axes, tmp_path):
 
 
 def test_a_warning_costs_its_figure_only(tmp_path, monkeypatch, unrendered):
-    monkeypatch.setattr(drawing, "curves", lambda *args: warnings.warn("unreadable", UserWarning, stacklevel=1))
+    monkeypatch.setattr(drawing, "curves", lambda *args, **look: warnings.warn("unreadable", UserWarning, stacklevel=1))
     runs = [run_of(values=(0.2, 0.8), targets=[0.5]), run_of(**GCFED, values=(0.6,), targets=[0.5])]
     failed = {}
     pictures = draw(plots_of(*runs).values(), tmp_path, [], failed)

@@ -19,8 +19,9 @@ BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK, YELLOW = PALETTE = (
 )  # fmt: skip
 GREY = "#8A8A8A"
 
-#: How figures call columns.
+#: How figures call columns, and the factors of those that they show in another unit.
 LABELS = {"test/acc": "test accuracy (%)", "test/loss": "test loss", "test/relative_error": "relative error"}
+FACTORS = {"test/acc": 100}
 
 #: Decorator: figures made inside have the style.
 styled = matplotlib.rc_context({

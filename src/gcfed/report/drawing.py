@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from textwrap import fill
 from typing import Any
@@ -12,12 +12,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from gcfed.plots.style import LABELS, PALETTE, logarithmic, ticks
+from gcfed.plots.style import FACTORS, LABELS, PALETTE, logarithmic, ticks
 from gcfed.report.groups import Group, symbol
 from gcfed.report.tables import Search
 from gcfed.report.verdict import interval
 from gcfed.runs.folder import FINISHED, Run
-from gcfed.runs.measures import Column, Sample, describe, sample, smooth, states
+from gcfed.runs.measures import WINDOW, Column, Sample, describe, sample, smooth, states
 
 matplotlib.use("agg")  # seaborn imports pyplot, which would look for a display
 
@@ -64,15 +64,30 @@ def seeds(methods: Mapping[str, tuple[Group, Sample]], column: Column, colors: d
     return "Dots: seeds. Lines: their mean. Bars: its 95 % interval (Student's t)."
 
 
-def curves(groups: Sequence[Group], column: str, colors: dict[str, Any], axes: Axes, *, by_bytes: bool = False) -> str:
-    """A column over the rounds, or over the bytes sent: mean and deviation over each method's seeds; what has not
-    finished is dotted."""
+def has_windows(groups: Iterable[Group]) -> bool:
+    """Whether every run that finished has ten tests to average; where none has, every one that was tested."""
+    tested = [run for group in groups for run in group.runs if len(run.curve("test/acc"))]
+    finished = [run for run in tested if run.state == FINISHED]
+    return min((len(run.curve("test/acc")) for run in finished or tested), default=0) >= WINDOW
+
+
+def curves(
+    groups: Sequence[Group],
+    column: str,
+    colors: dict[str, Any],
+    axes: Axes,
+    *,
+    smoothed: bool = False,
+    by_bytes: bool = False,
+) -> str:
+    """A column over the rounds, or over the bytes sent: mean and deviation over each method's seeds, of each test or
+    ``smoothed``; what has not finished is dotted."""
     parts = [(group.method, [run for run in group.runs if run.state == FINISHED], False) for group in groups]
     parts += [(group.method, [run], True) for group in groups for run in group.runs if run.state != FINISHED]
     looks = {m: {"color": color, "linestyle": _DASHES[i // 7 % 4]} for i, (m, color) in enumerate(colors.items())}
     low, high, scale = np.inf, -np.inf, None
     for method, runs, is_lost in (part for part in parts if part[1]):
-        y = pd.DataFrame({run.seed: _thinned(run, column) for run in runs})
+        y = pd.DataFrame({run.seed: _thinned(run, column, smoothed) for run in runs})
         x, mean, std = y.index, y.mean(axis=1), y.std(axis=1)
         if by_bytes:
             x = pd.DataFrame({run.seed: sent(run).cumsum() for run in runs}).reindex(y.index).mean(axis=1)
@@ -92,15 +107,15 @@ def curves(groups: Sequence[Group], column: str, colors: dict[str, Any], axes: A
     axes.set(xlabel="GB up and down" if by_bytes else "communication round", ylabel=LABELS.get(column, column))
     ticks(axes, whole=not by_bytes)
     caption = FAMILIES.get(column.partition("/")[0], column) + ". Lines: mean over seeds; bands: standard deviation."
-    caption += " Each point is the mean of the last 10 tests." * (column == "test/acc")
+    caption += " Each point is the mean of the last 10 tests." * smoothed
     caption += " All clients' traffic together (FedGC, Figure 6)." * by_bytes
     return caption + " Dotted: runs that diverged, failed or are not finished." * any(lost for *_, lost in parts)
 
 
-def _thinned(run: Run, column: str) -> pd.Series:
+def _thinned(run: Run, column: str, smoothed: bool) -> pd.Series:
     """So many points of a curve, without what is not finite."""
     curve = run.curve(column).replace(np.inf, np.nan).dropna()
-    curve = 100 * smooth(curve) if column == "test/acc" else curve
+    curve = FACTORS.get(column, 1) * (smooth(curve) if smoothed else curve)
     return curve.iloc[np.unique(np.linspace(0, len(curve) - 1, min(len(curve), POINTS)).astype(int))]
 
 

@@ -123,10 +123,14 @@ def _measured(i: int, place: str, groups: Sequence[Group], colors: dict[str, Any
     columns = dict.fromkeys(name for group in groups for run in group.runs for name in run.metrics)
     parts, height = _panels(groups)
     shades = colors if "" in parts else _colors(chain(*parts.values()))
+    smoothed = drawing.has_windows(groups)
     for column in columns:
         if column in LABELS or column.partition("/")[0] in FAMILIES.keys() - {"test"}:
             name, title = re.sub(r"\W+", "_", column), LABELS.get(column, column)
-            panels = {which: partial(drawing.curves, part, column, shades) for which, part in parts.items()}
+            panels = {
+                which: partial(drawing.curves, part, column, shades, smoothed=smoothed and column == "test/acc")
+                for which, part in parts.items()
+            }
             yield Plot(f"{name}_{i}", title, place, panels, height)
     # What a round of each sends, roughly: equal for methods that send the same.
     sent = {f"{drawing.sent(next((run for run in g.runs if len(run.metrics)), g.runs[0])).mean():.2g}" for g in groups}
@@ -136,7 +140,7 @@ def _measured(i: int, place: str, groups: Sequence[Group], colors: dict[str, Any
         plot = partial(drawing.seeds, costs, target, colors)
         yield Plot(f"target_{i}", target.title, place, {"": plot}, _height(costs))
     if "test/acc" in columns and len(sent) > 1:
-        plot = partial(drawing.curves, groups, "test/acc", colors, by_bytes=True)
+        plot = partial(drawing.curves, groups, "test/acc", colors, smoothed=smoothed, by_bytes=True)
         yield Plot(f"bytes_{i}", "Test accuracy by bytes", place, {"": plot})
     layers = [name for name in columns if name.startswith(AGREEMENT)]
     agreed = [g for g in groups if any({*layers} & {*run.metrics} for run in g.runs)]
