@@ -74,6 +74,11 @@ def test_long_curves_are_thinned_and_infinities_left_out(axes):
     assert (len(x), x[0], x[-1]) == (POINTS, 1, 799)
 
 
+def test_the_legend_has_no_method_that_did_not_measure_the_column(axes):
+    curves(grouped([with_column("gap/l2", [0.1, 0.2]), run_of(**GCFED)]), "gap/l2", COLORS, axes)
+    assert legend(axes) == ["fedavg"]
+
+
 def test_what_has_not_finished_is_dotted_and_does_not_set_the_scale(axes):
     runs = [with_column("test/loss", [2.0, 1.0]), with_column("test/loss", [1.0, 1e9], "diverged", **GCFED)]
     assert "Dotted" in curves(grouped(runs), "test/loss", COLORS, axes)
@@ -183,6 +188,7 @@ def test_layers_are_a_map(axes):
     run = with_column("cka/conv1", [0.8, 1.0])
     run.metrics["cka/fc"] = [0.2, 0.4]
     layer_map(grouped([run]), ["cka/conv1", "cka/fc"], axes)
+    assert [(label.get_text(), label.get_rotation()) for label in axes.get_yticklabels()] == [("fedavg", 0)]
     np.testing.assert_allclose(axes.collections[0].get_array().ravel(), [0.9, 0.3])
 
 

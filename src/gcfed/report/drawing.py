@@ -88,6 +88,8 @@ def curves(
     low, high, scale = np.inf, -np.inf, None
     for method, runs, is_lost in (part for part in parts if part[1]):
         y = pd.DataFrame({run.seed: _thinned(run, column, smoothed) for run in runs})
+        if y.empty:
+            continue
         x, mean, std = y.index, y.mean(axis=1), y.std(axis=1)
         if by_bytes:
             x = pd.DataFrame({run.seed: sent(run).cumsum() for run in runs}).reindex(y.index).mean(axis=1)
@@ -140,7 +142,7 @@ def against(points: pd.DataFrame, key: str, measure: str, colors: dict[str, Any]
 
 def layer_map(groups: Sequence[Group], layers: Sequence[str], axes: Axes) -> str:
     """Linear CKA of local and broadcast model, methods by layers, mean over all rounds and seeds."""
-    rows = {g.method: {layer[4:]: sample(g.runs, f"mean:{layer}").mean for layer in layers} for g in groups}
+    rows = {fill(g.method, 22): {layer[4:]: sample(g.runs, f"mean:{layer}").mean for layer in layers} for g in groups}
     table = pd.DataFrame(rows, dtype=float).T.dropna(how="all")
     _heat(table, axes, vmax=1.0, annot=len(layers) <= 8, fmt=".2f")
     return "Linear CKA of the clients' models and the model they started from, by layer (GC-Fed, Figure 7)."
@@ -189,4 +191,5 @@ def _heat(table: pd.DataFrame, axes: Axes, **look: Any) -> None:
     import seaborn  # half a second, for reports that have a map
 
     seaborn.heatmap(table, cmap="cividis", ax=axes, **look)
+    axes.tick_params(axis="y", labelrotation=0)
     axes.set(xlabel="", ylabel="")
