@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file
 
 import gcfed
-from gcfed.api import interval
+from gcfed.api import Comparison, interval
 from gcfed.runs.reading import read_metrics
 from gcfed.utils.resolvers import ROOT
 
@@ -64,20 +64,25 @@ def test_a_comparison_is_of_the_runs_that_one_would_make_by_hand(tmp_path):
     assert comparison.frame.loc["FedAvg", 1]["train/loss"].tolist() == alone["train/loss"].tolist()
     assert comparison.folders["GC, Fed", 3] == tmp_path / "runs" / "GC-Fed_seed3"
     acc = [comparison.frame.loc["GC, Fed", seed]["test/acc"] for seed in (3, 1)]
-    table, means = comparison.table(tests=2), [curve.iloc[-2:].mean() for curve in acc]
-    assert [*table.index] == ["GC, Fed", "FedAvg"]
-    half = 12.7062 * abs(means[0] - means[1]) / 2
-    expected = [np.mean(means), np.mean(means) - half, np.mean(means) + half, 2]
-    assert table.loc["GC, Fed"].tolist() == pytest.approx(expected, rel=1e-4)
+    assert [*comparison.table().index] == ["GC, Fed", "FedAvg"]
+    for wanted, tests in ((2, 2), (3, 3), (4, 1), (10, 1)):  # three there are: of fewer than wanted the last one
+        means = [curve.iloc[-tests:].mean() for curve in acc]
+        half = 12.7062 * abs(means[0] - means[1]) / 2
+        expected = [np.mean(means), np.mean(means) - half, np.mean(means) + half, 2, tests]
+        assert comparison.table(tests=wanted).loc["GC, Fed"].tolist() == pytest.approx(expected, rel=1e-4)
     with pytest.raises(ValueError, match=r"^column=acc is none of train/loss, "):
         comparison.table("acc")
 
     assert comparison.figure("train/loss").axes[0].get_ylabel() == "train/loss"
     (axes,) = comparison.figure().axes
+    assert axes.get_ylabel() == "test accuracy (%)"
+    assert [t for t in axes.get_xticks() if 1 <= t <= 3] == [1, 2, 3]
     drawn = [line.get_ydata().tolist() for line in axes.lines]
     assert {len(drawn), len(axes.collections)} == {6, 2}  # of each method its seeds and the mean, and the interval
-    assert all(curve.tolist() in drawn for curve in (*acc, (acc[0] + acc[1]) / 2))
+    assert all((100 * curve).tolist() in drawn for curve in (*acc, (acc[0] + acc[1]) / 2))
     assert [text.get_text() for text in axes.get_legend().get_texts()] == [*configs]
+    (axes,) = Comparison(comparison.frame.query("round == 3"), comparison.folders).figure().axes
+    assert axes.lines[2].get_marker() == "o"
 
     before = {key: (folder / "metrics.csv").read_text() for key, folder in comparison.folders.items()}
     gcfed.compare(configs, seeds=[1], folder=tmp_path / "runs")

@@ -116,27 +116,36 @@ class Comparison:
         return {method: values.loc[method].unstack("seed") for method in dict.fromkeys(m for m, _ in self.folders)}
 
     def table(self, column: str = "test/acc", tests: int = 10) -> pd.DataFrame:
-        """A row a method: over the seeds the mean of a column's last so many tests, and its 95 % interval."""
-        last = {method: curves.tail(tests).mean() for method, curves in self.curves(column).items()}
-        rows = {method: (seeds.mean(), *interval(seeds), len(seeds)) for method, seeds in last.items()}
-        return pd.DataFrame.from_dict(rows, orient="index", columns=["mean", "low", "high", "seeds"])
+        """A row a method: over the seeds the mean of a column's last so many tests, and its 95 % interval.
+
+        Where any run has fewer, it is the last test alone, of all runs, as in the report; ``tests`` says how many.
+        """
+        curves = self.curves(column)
+        if min(runs.count().min() for runs in curves.values()) < tests:
+            tests = 1
+        last = {method: runs.apply(lambda run: run.dropna().tail(tests).mean()) for method, runs in curves.items()}
+        rows = {method: (seeds.mean(), *interval(seeds), len(seeds), tests) for method, seeds in last.items()}
+        return pd.DataFrame.from_dict(rows, orient="index", columns=["mean", "low", "high", "seeds", "tests"])
 
     def figure(self, column: str = "test/acc") -> Figure:
         """A column over the rounds: each seed thin, each method's mean thick, and the mean's 95 % interval shaded."""
         from matplotlib.figure import Figure
 
-        from gcfed.plots.style import PALETTE, styled
+        from gcfed.plots.style import FACTORS, LABELS, PALETTE, styled, ticks
 
         @styled
         def draw() -> Figure:
             figure = Figure(figsize=(6.4, 3.8))
             axes = figure.subplots()
             for (method, curves), color in zip(self.curves(column).items(), cycle(PALETTE), strict=False):
+                curves *= FACTORS.get(column, 1)
                 low, high = zip(*(interval(seeds.dropna()) for _, seeds in curves.iterrows()), strict=True)
                 axes.plot(curves, color=color, alpha=0.35, linewidth=0.8)
                 axes.fill_between(curves.index, low, high, color=color, alpha=0.15, linewidth=0)
-                axes.plot(curves.mean(axis=1), color=color, label=method)
-            axes.set(xlabel="communication round", ylabel=column)
+                marker = "o" if len(curves) == 1 else None  # a line through a single point is invisible
+                axes.plot(curves.mean(axis=1), color=color, label=method, marker=marker)
+            axes.set(xlabel="communication round", ylabel=LABELS.get(column, column))
+            ticks(axes)
             axes.legend()
             return figure
 

@@ -14,11 +14,12 @@ from gcfed.report.drawing import POINTS, agreement, curves, layer_map, seeds
 from gcfed.report.figures import METHODS, draw
 from gcfed.report.groups import by_federation, grouped
 from gcfed.report.tables import Search
-from gcfed.report.verdict import interval, verdict
+from gcfed.report.verdict import interval, main_measure, verdict
 from gcfed.runs.folder import find_runs
-from gcfed.runs.measures import sample, smooth
+from gcfed.runs.measures import describe, smooth
 from gcfed.runs.reading import LabelCounts
 
+ACCURACY = describe("last:test/acc")
 COLORS = {"fedavg": "#0072B2", "gcfed": "#D55E00"}
 
 
@@ -46,17 +47,36 @@ def legend(axes):
 def test_a_line_is_the_mean_over_seeds_and_its_band_is_their_deviation(axes):
     values = np.random.default_rng(0).random((2, 12))
     runs = [run_of(seed=seed, values=tuple(row)) for seed, row in enumerate(values)]
-    curves(grouped(runs), "test/acc", COLORS, axes)
+    curves(grouped(runs), "test/acc", COLORS, axes, smoothed=True)
     means = np.array([100 * smooth(run.curve("test/acc")) for run in runs])
     np.testing.assert_allclose(axes.lines[0].get_ydata(), means.mean(0))
     band = axes.collections[0].get_paths()[0].vertices
     assert band[:, 1].max() == pytest.approx((means.mean(0) + means.std(0, ddof=1)).max())
 
 
+@pytest.mark.parametrize("tests", [9, 10])
+def test_a_curve_ends_where_its_table_says(axes, tests):
+    """Both take ten tests where all that finished have them; what diverged early does not change the curve."""
+    values = tuple(np.random.default_rng(0).random(tests))
+    runs = [run_of(values=values), run_of(**GCFED, values=values[::-1])]
+    caption = plots_of(*runs)["test_acc_1"].panels[""](axes)
+    groups = grouped(runs)
+    ends = [describe(main_measure(groups)).of(group.runs).mean for group in groups]
+    assert [line.get_ydata()[-1] for line in axes.lines] == pytest.approx(ends)
+    assert ("mean of the last 10 tests" in caption) == (tests == 10)
+    runs += [run_of(state, values=(0.5,), seed=2) for state in ("diverged", "unfinished")]
+    assert plots_of(*runs)["test_acc_1"].panels[""](axes).startswith(caption)
+
+
 def test_long_curves_are_thinned_and_infinities_left_out(axes):
     curves(grouped([with_column("test/loss", [*np.linspace(2, 1, 799), np.inf])]), "test/loss", COLORS, axes)
     x = axes.lines[0].get_xdata()
     assert (len(x), x[0], x[-1]) == (POINTS, 1, 799)
+
+
+def test_the_legend_has_no_method_that_did_not_measure_the_column(axes):
+    curves(grouped([with_column("gap/l2", [0.1, 0.2]), run_of(**GCFED)]), "gap/l2", COLORS, axes)
+    assert legend(axes) == ["fedavg"]
 
 
 def test_what_has_not_finished_is_dotted_and_does_not_set_the_scale(axes):
@@ -118,7 +138,7 @@ def test_sweeps_with_other_settings_are_lines_of_their_own(axes):
 def test_every_seed_their_mean_and_its_interval_are_a_line_a_method(axes):
     runs = [run_of(seed=seed, values=(value,)) for seed, value in enumerate((0.5, 0.6, 0.7))]
     groups = grouped([*runs, run_of(**GCFED, values=(0.9,))])
-    seeds({group.method: (group, sample(group.runs, "last:test/acc", 100)) for group in groups}, "x", COLORS, axes)
+    seeds({group.method: (group, ACCURACY.of(group.runs)) for group in groups}, ACCURACY, COLORS, axes)
     bars, dots = axes.collections
     np.testing.assert_allclose(bars.get_segments(), [[(end, 0) for end in interval([50, 60, 70])]])
     np.testing.assert_allclose(axes.lines[0].get_xydata(), [(60, 0)])  # one seed has neither
@@ -127,12 +147,20 @@ def test_every_seed_their_mean_and_its_interval_are_a_line_a_method(axes):
     assert axes.get_ylim() == (1.5, -0.5)  # the first one on top
 
 
+@pytest.mark.parametrize(("values", "limits"), [((0.2, 0.9), (0, 100)), ((0.5, 0.51), (43.51, 57.49))])
+def test_an_interval_does_not_stretch_the_axis_to_where_no_accuracy_is(axes, values, limits):
+    (group,) = grouped([run_of(seed=seed, values=(value,)) for seed, value in enumerate(values)])
+    seeds({"fedavg": (group, ACCURACY.of(group.runs))}, ACCURACY, COLORS, axes)
+    assert axes.get_xlim() == pytest.approx(limits, abs=0.01)
+
+
 def test_the_cost_of_a_target_says_who_did_not_reach_it(axes):
     groups = grouped([run_of(values=(0.2, 0.8)), run_of(**GCFED, values=(0.2,))])
-    costs = {group.method: (group, sample(group.runs, "rounds:test/acc>=0.8")) for group in groups}
-    seeds(costs, "rounds", COLORS, axes)
+    rounds = describe("rounds:test/acc>=0.8")
+    seeds({group.method: (group, rounds.of(group.runs)) for group in groups}, rounds, COLORS, axes)
     np.testing.assert_allclose(axes.collections[-1].get_offsets(), [(2, 0)])
     assert axes.texts[-1].get_text() == "not reached by every seed"
+    assert axes.get_xticks().tolist() == [1, 2, 3]  # whole rounds
 
 
 def test_every_federation_that_compares_has_its_figure_and_others_only_if_they_are_among_the_first():
@@ -160,6 +188,7 @@ def test_layers_are_a_map(axes):
     run = with_column("cka/conv1", [0.8, 1.0])
     run.metrics["cka/fc"] = [0.2, 0.4]
     layer_map(grouped([run]), ["cka/conv1", "cka/fc"], axes)
+    assert [(label.get_text(), label.get_rotation()) for label in axes.get_yticklabels()] == [("fedavg", 0)]
     np.testing.assert_allclose(axes.collections[0].get_array().ravel(), [0.9, 0.3])
 
 
@@ -275,7 +304,7 @@ def test_long_names_and_a_run_under_way_cost_no_figure(axes, tmp_path):
 
 
 def test_a_warning_costs_its_figure_only(tmp_path, monkeypatch, unrendered):
-    monkeypatch.setattr(drawing, "curves", lambda *args: warnings.warn("unreadable", UserWarning, stacklevel=1))
+    monkeypatch.setattr(drawing, "curves", lambda *args, **look: warnings.warn("unreadable", UserWarning, stacklevel=1))
     runs = [run_of(values=(0.2, 0.8), targets=[0.5]), run_of(**GCFED, values=(0.6,), targets=[0.5])]
     failed = {}
     pictures = draw(plots_of(*runs).values(), tmp_path, [], failed)

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from gcfed.data.partition import ByGroup
 from gcfed.data.shift import Shift
-from gcfed.plots.style import BLACK, BLUE, GREY, ORANGE, VERMILION, logarithmic, save, styled
+from gcfed.plots.style import BLACK, BLUE, GREY, ORANGE, VERMILION, logarithmic, save, styled, ticks
 from gcfed.runs.measures import smooth
 from gcfed.runs.reading import LabelCounts, column, counts_of, evenly, read_metrics
 
@@ -65,7 +65,7 @@ def plot_curves(metrics: pd.DataFrame | str | Path, path: str | Path) -> Figure:
     right.set(title="Loss", ylabel="squared error / 2" if is_regression else "cross-entropy (nats)")
     for axes in (left, right):
         axes.set_xlabel("communication round")
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
+        ticks(axes, 8)
         if axes.lines:
             axes.legend()
         else:

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatter
+from matplotlib.ticker import LogFormatter, MaxNLocator
 
 from gcfed.utils.files import replacing
 
@@ -18,6 +18,10 @@ BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK, YELLOW = PALETTE = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442",
 )  # fmt: skip
 GREY = "#8A8A8A"
+
+#: How figures call columns, and the factors of those that they show in another unit.
+LABELS = {"test/acc": "test accuracy (%)", "test/loss": "test loss", "test/relative_error": "relative error"}
+FACTORS = {"test/acc": 100}
 
 #: Decorator: figures made inside have the style.
 styled = matplotlib.rc_context({
@@ -35,6 +39,11 @@ styled = matplotlib.rc_context({
     "legend.frameon": False, "legend.fontsize": 9, "legend.title_fontsize": 9,
     "pdf.fonttype": 42,  # TrueType: text stays text, and publishers refuse Type 3
 })  # fmt: skip
+
+
+def ticks(axes: Axes, most: int = 6, *, whole: bool = True) -> None:
+    """Ticks of the x axis; of rounds and trials, which are whole, none between them."""
+    axes.xaxis.set_major_locator(MaxNLocator(most, integer=whole, min_n_ticks=1 if whole else 2))
 
 
 def logarithmic(axes: Axes, which: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from textwrap import fill
 from typing import Any
@@ -11,21 +11,19 @@ import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
 
-from gcfed.plots.style import PALETTE, logarithmic
+from gcfed.plots.style import FACTORS, LABELS, PALETTE, logarithmic, ticks
 from gcfed.report.groups import Group, symbol
 from gcfed.report.tables import Search
 from gcfed.report.verdict import interval
 from gcfed.runs.folder import FINISHED, Run
-from gcfed.runs.measures import Sample, describe, sample, smooth, states
+from gcfed.runs.measures import WINDOW, Column, Sample, describe, sample, smooth, states
 
 matplotlib.use("agg")  # seaborn imports pyplot, which would look for a display
 
 POINTS = 40  # that are drawn of a curve
 UPDATES = "updates.csv"
 AGREEMENT = "gc/rho/"
-LABELS = {"test/acc": "test accuracy (%)", "test/loss": "test loss", "test/relative_error": "relative error"}
 #: What a family of columns is, and the figure of a paper that shows it.
 FAMILIES = {
     "test": "Global model on the test split (GC-Fed, Figures 4 and 6)",
@@ -41,7 +39,7 @@ FAMILIES = {
 _DASHES = ("-", (0, (4, 1.5)), (0, (8, 2)), (0, (6, 1.5, 1, 1.5)))  # of seven methods each
 
 
-def seeds(methods: Mapping[str, tuple[Group, Sample]], heading: str, colors: dict[str, Any], axes: Axes) -> str:
+def seeds(methods: Mapping[str, tuple[Group, Sample]], column: Column, colors: dict[str, Any], axes: Axes) -> str:
     """A line a method: the result of every seed, their mean and its 95 % interval; or why there is none."""
     numbers = {y: [*s.values.values()] for y, (_, s) in enumerate(methods.values()) if s.values and not s.bound}
     several = {y: x for y, x in numbers.items() if len(x) > 1}
@@ -51,27 +49,47 @@ def seeds(methods: Mapping[str, tuple[Group, Sample]], heading: str, colors: dic
     axes.plot([np.mean(x) for x in several.values()], [*several], "k|", markersize=11, markeredgewidth=2)
     rows = [y for y, x in numbers.items() for _ in x]
     sizes = [20 if y in several else 50 for y in rows]
-    axes.scatter([*chain(*numbers.values())], rows, sizes, [shades[y] for y in rows], zorder=3)
+    axes.scatter([*chain(*numbers.values())], rows, sizes, [shades[y] for y in rows], zorder=3, clip_on=False)
     for y, (group, s) in enumerate(methods.values()):
         if y not in numbers:
             why = "not reached by every seed" if s.bound else states(group.runs) or "not measured"
             axes.text(0.02, y, why, transform=axes.get_yaxis_transform(), va="center", fontsize="small")
     axes.set_yticks(range(len(methods)), [fill(method, 22) for method in methods])
-    axes.set(xlabel=heading, ylim=(len(methods) - 0.5, -0.5))
+    axes.set(xlabel=column.heading, ylim=(len(methods) - 0.5, -0.5))
     axes.grid(visible=False, axis="y")
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=5))
+    low, high = axes.get_xlim()
+    if min(chain(*numbers.values()), default=-1) >= 0:  # intervals of few seeds go where no result can be
+        axes.set_xlim(max(low, 0), min(high, 100) if column.unit == "%" else high)
+    ticks(axes, 5, whole=column.unit == "rounds")
     return "Dots: seeds. Lines: their mean. Bars: its 95 % interval (Student's t)."
 
 
-def curves(groups: Sequence[Group], column: str, colors: dict[str, Any], axes: Axes, *, by_bytes: bool = False) -> str:
-    """A column over the rounds, or over the bytes sent: mean and deviation over each method's seeds; what has not
-    finished is dotted."""
+def has_windows(groups: Iterable[Group]) -> bool:
+    """Whether every run that finished has ten tests to average; where none has, every one that was tested."""
+    tested = [run for group in groups for run in group.runs if len(run.curve("test/acc"))]
+    finished = [run for run in tested if run.state == FINISHED]
+    return min((len(run.curve("test/acc")) for run in finished or tested), default=0) >= WINDOW
+
+
+def curves(
+    groups: Sequence[Group],
+    column: str,
+    colors: dict[str, Any],
+    axes: Axes,
+    *,
+    smoothed: bool = False,
+    by_bytes: bool = False,
+) -> str:
+    """A column over the rounds, or over the bytes sent: mean and deviation over each method's seeds, of each test or
+    ``smoothed``; what has not finished is dotted."""
     parts = [(group.method, [run for run in group.runs if run.state == FINISHED], False) for group in groups]
     parts += [(group.method, [run], True) for group in groups for run in group.runs if run.state != FINISHED]
     looks = {m: {"color": color, "linestyle": _DASHES[i // 7 % 4]} for i, (m, color) in enumerate(colors.items())}
     low, high, scale = np.inf, -np.inf, None
     for method, runs, is_lost in (part for part in parts if part[1]):
-        y = pd.DataFrame({run.seed: _thinned(run, column) for run in runs})
+        y = pd.DataFrame({run.seed: _thinned(run, column, smoothed) for run in runs})
+        if y.empty:
+            continue
         x, mean, std = y.index, y.mean(axis=1), y.std(axis=1)
         if by_bytes:
             x = pd.DataFrame({run.seed: sent(run).cumsum() for run in runs}).reindex(y.index).mean(axis=1)
@@ -89,17 +107,17 @@ def curves(groups: Sequence[Group], column: str, colors: dict[str, Any], axes: A
     if column == "test/relative_error" or (column != "test/acc" and low > 0 and high > 1000 * low):
         logarithmic(axes, "y")
     axes.set(xlabel="GB up and down" if by_bytes else "communication round", ylabel=LABELS.get(column, column))
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=not by_bytes))
+    ticks(axes, whole=not by_bytes)
     caption = FAMILIES.get(column.partition("/")[0], column) + ". Lines: mean over seeds; bands: standard deviation."
-    caption += " Each point is the mean of the last 10 tests." * (column == "test/acc")
+    caption += " Each point is the mean of the last 10 tests." * smoothed
     caption += " All clients' traffic together (FedGC, Figure 6)." * by_bytes
     return caption + " Dotted: runs that diverged, failed or are not finished." * any(lost for *_, lost in parts)
 
 
-def _thinned(run: Run, column: str) -> pd.Series:
+def _thinned(run: Run, column: str, smoothed: bool) -> pd.Series:
     """So many points of a curve, without what is not finite."""
     curve = run.curve(column).replace(np.inf, np.nan).dropna()
-    curve = 100 * smooth(curve) if column == "test/acc" else curve
+    curve = FACTORS.get(column, 1) * (smooth(curve) if smoothed else curve)
     return curve.iloc[np.unique(np.linspace(0, len(curve) - 1, min(len(curve), POINTS)).astype(int))]
 
 
@@ -124,7 +142,7 @@ def against(points: pd.DataFrame, key: str, measure: str, colors: dict[str, Any]
 
 def layer_map(groups: Sequence[Group], layers: Sequence[str], axes: Axes) -> str:
     """Linear CKA of local and broadcast model, methods by layers, mean over all rounds and seeds."""
-    rows = {g.method: {layer[4:]: sample(g.runs, f"mean:{layer}").mean for layer in layers} for g in groups}
+    rows = {fill(g.method, 22): {layer[4:]: sample(g.runs, f"mean:{layer}").mean for layer in layers} for g in groups}
     table = pd.DataFrame(rows, dtype=float).T.dropna(how="all")
     _heat(table, axes, vmax=1.0, annot=len(layers) <= 8, fmt=".2f")
     return "Linear CKA of the clients' models and the model they started from, by layer (GC-Fed, Figure 7)."
@@ -165,7 +183,7 @@ def best_so_far(searches: Mapping[str, Search], colors: dict[str, Any], axes: Ax
         best = (values.cummax() if search.higher else values.cummin()).ffill()
         axes.step(search.trials["number"] + 1, best, where="post", marker=".", label=name, color=colors[name])
         axes.set(xlabel="trials", ylabel=column.heading)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    ticks(axes)
     return "The best value after as many trials, as the search saw it."
 
 
@@ -173,4 +191,5 @@ def _heat(table: pd.DataFrame, axes: Axes, **look: Any) -> None:
     import seaborn  # half a second, for reports that have a map
 
     seaborn.heatmap(table, cmap="cividis", ax=axes, **look)
+    axes.tick_params(axis="y", labelrotation=0)
     axes.set(xlabel="", ylabel="")

@@ -18,9 +18,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gcfed.plots.pictures import plot_partition
-from gcfed.plots.style import PALETTE, save, styled
+from gcfed.plots.style import LABELS, PALETTE, save, styled
 from gcfed.report import drawing
-from gcfed.report.drawing import AGREEMENT, FAMILIES, LABELS, UPDATES
+from gcfed.report.drawing import AGREEMENT, FAMILIES, UPDATES
 from gcfed.report.groups import Group, by_federation, grouped, label_of, symbol, variants
 from gcfed.report.tables import Search
 from gcfed.report.verdict import Verdict, main_measure
@@ -111,7 +111,7 @@ def plots(groups: Sequence[Group], verdicts: Mapping[str, Verdict], detailed: in
             colors = _colors(shown)
         if decided:
             lines = {group.method: (group, s) for group, s in best.items()}
-            plot = partial(drawing.seeds, lines, decided.column.heading, colors)
+            plot = partial(drawing.seeds, lines, decided.column, colors)
             found.append(Plot(f"comparison_{i}", "Who is ahead", place, {"": plot}, _height(lines), i > detailed))
         if i <= detailed:
             found += _measured(i, place, shown, colors)
@@ -123,19 +123,24 @@ def _measured(i: int, place: str, groups: Sequence[Group], colors: dict[str, Any
     columns = dict.fromkeys(name for group in groups for run in group.runs for name in run.metrics)
     parts, height = _panels(groups)
     shades = colors if "" in parts else _colors(chain(*parts.values()))
+    smoothed = drawing.has_windows(groups)
     for column in columns:
         if column in LABELS or column.partition("/")[0] in FAMILIES.keys() - {"test"}:
             name, title = re.sub(r"\W+", "_", column), LABELS.get(column, column)
-            panels = {which: partial(drawing.curves, part, column, shades) for which, part in parts.items()}
+            panels = {
+                which: partial(drawing.curves, part, column, shades, smoothed=smoothed and column == "test/acc")
+                for which, part in parts.items()
+            }
             yield Plot(f"{name}_{i}", title, place, panels, height)
     # What a round of each sends, roughly: equal for methods that send the same.
     sent = {f"{drawing.sent(next((run for run in g.runs if len(run.metrics)), g.runs[0])).mean():.2g}" for g in groups}
     if "test/acc" in columns and (measure := _target(groups, in_bytes=len(sent) > 1)):
-        costs = {group.method: (group, describe(measure).of(group.runs)) for group in groups}
-        plot = partial(drawing.seeds, costs, describe(measure).heading, colors)
-        yield Plot(f"target_{i}", describe(measure).title, place, {"": plot}, _height(costs))
+        target = describe(measure)
+        costs = {group.method: (group, target.of(group.runs)) for group in groups}
+        plot = partial(drawing.seeds, costs, target, colors)
+        yield Plot(f"target_{i}", target.title, place, {"": plot}, _height(costs))
     if "test/acc" in columns and len(sent) > 1:
-        plot = partial(drawing.curves, groups, "test/acc", colors, by_bytes=True)
+        plot = partial(drawing.curves, groups, "test/acc", colors, smoothed=smoothed, by_bytes=True)
         yield Plot(f"bytes_{i}", "Test accuracy by bytes", place, {"": plot})
     layers = [name for name in columns if name.startswith(AGREEMENT)]
     agreed = [g for g in groups if any({*layers} & {*run.metrics} for run in g.runs)]
