@@ -26,8 +26,10 @@ def log(tmp_path, monkeypatch):
 
 def test_the_end_has_what_was_asked_for_in_the_right_words_and_the_log_has_it_too(config, tmp_path, log, capsys):
     asked = ("metrics=[personal,drift]", "data.client_test=0.3", "data.validation=0.1", "targets=[0.01]")
-    train(config(*FAST, *asked, "rounds=3", folder=tmp_path / "run"))
-    printed, run = capsys.readouterr().out, read_run(tmp_path / "run")
+    folder = tmp_path / "metrics=[personal]"  # no colour
+    train(config(*FAST, *asked, "rounds=3", folder=folder))
+    printed, run = capsys.readouterr().out, read_run(folder)
+    assert f"  {folder}\n" in printed
     last = run.metrics.iloc[-1]
     rows = dict(re.findall(r"^│ (.+?) +│ (.+?) +│$", printed, re.MULTILINE))
     assert rows["mean of the last 3 tests"] == f"{run.metrics['test/acc'].mean():.2%}"
