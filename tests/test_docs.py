@@ -22,9 +22,10 @@ from gcfed.utils.resolvers import ROOT
 
 
 def files_in(text):
-    """name → content of the blocks whose first line is ``# <name>``."""
-    bodies = re.findall(r"```(?:python|yaml)\n# (.*?)```", text, re.DOTALL)
-    return dict(body.split("\n", 1) for body in bodies)
+    """name → content of the blocks at whose head ``# <name>`` stands, as a reader pastes them."""
+    bodies = re.findall(r"```(?:python|yaml)\n(.*?)```", text, re.DOTALL)
+    named = [(re.search(r"\A(?:# @.*\n)*# (\S+\.(?:py|yaml))\n", body), body) for body in bodies]
+    return {head[1]: body for head, body in named if head}
 
 
 @pytest.fixture
