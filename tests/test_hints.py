@@ -44,6 +44,7 @@ def test_the_same_word_elsewhere_comes_before_a_word_that_is_alike():
     assert meant("client.lr", known) == ": did you mean client.optimizer.lr?"
     assert meant("clients.steps", ["client.step", "x"]) == ": did you mean client.step?"
     assert meant("quite.other", ["client.step"]) == ""
+    assert meant("step", ["step", "steps"]) == ": did you mean steps?"  # not what was typed
 
 
 def test_overrides_may_stand_on_both_sides_of_a_flag():

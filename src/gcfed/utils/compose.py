@@ -146,10 +146,10 @@ def meant(key: str, known: Iterable[str]) -> str:
     """``: did you mean client.optimizer.lr?``, or nothing.
 
     Meant are keys that end in the same word, or else in the one that is most alike: rather those of the same group,
-    or as deep.
+    or as deep. What was typed is not what was meant.
     """
     by_name: dict[str, list[str]] = {}
-    for other in dict.fromkeys(known):
+    for other in dict.fromkeys(other for other in known if other != key):
         by_name.setdefault(other.split(".")[-1], []).append(other)
     name, group = key.split(".")[-1], key.split(".")[0]
     found = by_name.get(name) or [o for near in get_close_matches(name, by_name, n=1) for o in by_name[near]]
