@@ -22,9 +22,10 @@ from gcfed.utils.resolvers import ROOT
 
 
 def files_in(text):
-    """name → content of the blocks whose first line is ``# <name>``."""
-    bodies = re.findall(r"```(?:python|yaml)\n# (.*?)```", text, re.DOTALL)
-    return dict(body.split("\n", 1) for body in bodies)
+    """name → content of the blocks at whose head ``# <name>`` stands, as a reader pastes them."""
+    bodies = re.findall(r"```(?:python|yaml)\n(.*?)```", text, re.DOTALL)
+    named = [(re.search(r"\A(?:# @.*\n)*# (\S+\.(?:py|yaml))\n", body), body) for body in bodies]
+    return {head[1]: body for head, body in named if head}
 
 
 @pytest.fixture
@@ -106,7 +107,7 @@ def printed():
 
 @pytest.mark.parametrize("words", [*printed()])
 def test_each_command_of_the_pages_is_accepted(config, words):
-    """A sweep by the first of its values, a study by its first job."""
+    """A sweep by the first of its values, a study by its first job. A column that is named is one that is measured."""
     known = OverridesParser.create().parse_overrides(shorthand(words))
     first = [next(o.sweep_string_iterator()) if o.is_sweep_override() else o.get_value_element_as_str() for o in known]
     words = [f"{o.input_line.partition('=')[0]}={value}" for o, value in zip(known, first, strict=True)]
@@ -115,6 +116,8 @@ def test_each_command_of_the_pages_is_accepted(config, words):
         own = [word for word in words if not re.match(r"(study|scale)[.=]", word)]
         cfg = config(*read_jobs(cfg.scale, OmegaConf.to_container(cfg.study), own)[0][0].overrides)
     check(cfg)
+    for named in re.findall(r"column=(\w+)/", " ".join(words)):
+        assert named == "test" or named in cfg.metrics
 
 
 def test_the_tests_of_each_promise_are_there():

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from functools import partial
 
 import pytest
 from conftest import composer
@@ -10,7 +11,7 @@ from hydra.errors import ConfigCompositionException
 import gcfed
 from gcfed.commands import ordered
 from gcfed.utils import instantiate, resolvers
-from gcfed.utils.compose import composed, explained, meant
+from gcfed.utils.compose import Composer, composed, explained, meant
 
 
 @pytest.mark.parametrize(
@@ -22,6 +23,12 @@ from gcfed.utils.compose import composed, explained, meant
         (["lr=0.1"], "lr=0.1 sets nothing: did you mean client.optimizer.lr or server.lr?"),
         (["algorithm=fedprox", "methods.x.mu=1"], "methods.x.mu=1 sets nothing: did you mean methods.proximal.mu?"),
         (["methods.prox.mu=1"], "methods.prox.mu=1 sets nothing: there is no key methods.prox.mu."),
+        (["seed=1,2,3"], "seed=1,2,3 is a sweep: add -m; a list is 'seed=[1,2,3]'."),
+        (["rounds=range(1,3)"], "rounds=range(1,3) is a sweep: add -m."),
+        (["seed=2", "rounds", "5"], "rounds is no setting: write rounds=<value>, one word without spaces."),
+        (["rounds=", "5"], "5 is no setting: write <key>=<value>, one word without spaces."),
+        (["a/b"], "a/b is no setting: write ckpt_path=a/b, one word without spaces."),
+        (["x.ckpt"], "x.ckpt is no setting: write ckpt_path=x.ckpt, one word without spaces."),
         (["gc=zzz"], "gc=zzz is unknown. There are gcfed, global, local, none, warmup."),
         (["gc=gcfd"], "gc=gcfd is unknown: did you mean gcfed? There are gcfed, global, local, none, warmup."),
     ],
@@ -32,7 +39,27 @@ def test_a_wrong_word_is_answered_with_what_was_meant(words, sentence):
     assert str(said.value) == sentence
 
 
+@pytest.mark.parametrize(
+    ("name", "word", "sentence"),
+    [
+        ("eval", "data=mnist", "data=mnist sets nothing: {run}; +override.data.<key>=<value> changes them."),
+        ("eval", "data.size=3", "data.size=3 sets nothing: {run}; +override.data.size=3 changes them."),
+        ("eval", "override.gc=3", "override.gc=3 sets nothing: {run}; +override.gc=3 changes them."),
+        ("eval", "precision=3", "precision=3 sets nothing: did you mean trainer.precision?"),
+        ("eval", "paths.x=3", "paths.x=3 sets nothing: there is no key paths.x."),
+        ("report", "logs/", "logs/ is no setting: write roots=logs/, one word without spaces."),
+    ],
+)
+def test_the_other_commands_know_their_own_keys(name, word, sentence):
+    with pytest.raises(ValueError) as said:  # noqa: PT011  (the whole sentence is compared)
+        Composer(partial(composed, name))([word])
+    assert str(said.value) == sentence.format(run="a run is tested with its own settings")
+
+
 def test_hydras_other_sentences_come_through_as_one():
+    with pytest.raises(ValueError, match=r"^[^\n]*name=it's[^\n]*$") as said:  # without the address of Hydra's page
+        composer(["name=it's"])
+    assert "http" not in str(said.value)
     error = ConfigCompositionException("Could not append.\n  An item\nis there.")
     assert explained(error, [], lambda _: composed("train", [])) == "Could not append. An item is there."
     with pytest.raises(ValueError, match="did you mean rounds"):
@@ -44,6 +71,7 @@ def test_the_same_word_elsewhere_comes_before_a_word_that_is_alike():
     assert meant("client.lr", known) == ": did you mean client.optimizer.lr?"
     assert meant("clients.steps", ["client.step", "x"]) == ": did you mean client.step?"
     assert meant("quite.other", ["client.step"]) == ""
+    assert meant("step", ["step", "steps"]) == ": did you mean steps?"  # not what was typed
 
 
 def test_overrides_may_stand_on_both_sides_of_a_flag():

@@ -323,7 +323,12 @@ def test_a_round_without_a_finite_client_leaves_everything_as_it_was(config, tmp
         (["callbacks.checkpoint.every=1.5"], r"callbacks\.checkpoint\.every=1\.5"),
         (["model=cnn", "model.input_shape=[1,2,2]"], r"(?i)cnn|input_shape"),
         (["+round=5"], r"^round=5 is read by nothing: did you mean rounds\?"),
+        (["+algorithm.tags={algorithm: x}", "+algorithm.methods={}"], "^algorithm/<name>.yaml: its first line must be "
+         r'"# @package _global_".*\(tags, methods\) lies under algorithm'),
         (["+participation.dropout=0.5"], r"^participation\.dropout=0\.5 is read by nothing; ~participation\.dropout"),
+        (["task._target_=gcfed.tasks.SquareError"], "gcfed.tasks has no SquareError: did you mean SquaredError"),
+        (["data=own", "data.dataset._target_=gcfed.tasks.zzz"], r"^data\.dataset cannot .*: gcfed.tasks has no zzz\.$"),
+        (["task._target_=gcfed.nowhere.Task"], r"No module named 'gcfed\.nowhere'"),
         (["data=matrix_regression", "model=lstm"], r"model=lstm reads texts"),
         (["+data.dataset.download=false"], r"data\.dataset .*unexpected keyword argument 'download'"),
         (["precision=16-mixed"], r"precision=16-mixed.*bf16-mixed"),

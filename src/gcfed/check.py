@@ -130,6 +130,12 @@ def _refuse_unread(cfg: DictConfig) -> None:
             # Those beside it may follow it by its last part.
             followed = rf"\$\{{\s*(?:{re.escape(path)}|\.+{re.escape(key)})\s*[.}}\[]"
             if not re.search(followed, OmegaConf.to_yaml(cfg)):
+                if path in GROUPS_OF_CONFIGS and OmegaConf.is_dict(node[key]):
+                    chosen = HydraConfig.get().runtime.choices.get(path) if HydraConfig.initialized() else "<name>"
+                    raise ValueError(
+                        f'{path}/{chosen}.yaml: its first line must be "# @package _global_". Without it, what it sets '
+                        f"({', '.join(map(str, node[key]))}) lies under {path}, where nothing reads it."
+                    )
                 keys = [f"{group}.{key}".lstrip(".") for key in known] + ([] if group else GROUPS_OF_CONFIGS)
                 remedy = meant(path, keys) or f"; ~{path} leaves it out."
                 raise ValueError(f"{path}={node[key]} is read by nothing{remedy}")

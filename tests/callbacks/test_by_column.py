@@ -114,10 +114,18 @@ def test_a_run_is_not_stopped_between_two_tests(config, tmp_path):
     assert np.isfinite(read_run(tmp_path).summary["test/acc"])
 
 
-@pytest.mark.parametrize("name", ["best", "early_stopping"])
-def test_a_column_that_no_round_has_is_named_after_the_first_one(config, tmp_path, name):
-    with pytest.raises(ValueError, match=rf"^callbacks\.{name}\.column=test/ac is no column.*train/loss.*test/acc"):
-        run(config, tmp_path, f"callbacks={name}", f"callbacks.{name}.column=test/ac", "rounds=3")
+@pytest.mark.parametrize(
+    ("name", "column", "hint"),
+    [
+        ("best", "personal/local_acc", "metrics=personal measures such columns; "),
+        ("early_stopping", "test/ac", ""),
+        ("early_stopping", "clients/crest", ""),  # there are others of this metric's
+    ],
+)
+def test_a_column_that_no_round_has_is_named_after_the_first_one(config, tmp_path, name, column, hint):
+    said = rf"^callbacks\.{name}\.column={column} is no column of this run; {hint}there are round, .*test/acc"
+    with pytest.raises(ValueError, match=said):
+        run(config, tmp_path, f"callbacks={name}", f"callbacks.{name}.column={column}", "rounds=3")
     assert len(read_rows(tmp_path / "metrics.csv")) == 1
 
 

@@ -307,8 +307,11 @@ def test_a_second_job_of_a_name_overwrites_no_run(run, finished, config, monkeyp
 
 
 def test_what_is_tested_must_be_named():
-    with pytest.raises(ValueError, match="ckpt_path=None names no checkpoint"):
+    with pytest.raises(ValueError, match=r"^ckpt_path=None names no checkpoint: give ckpt_path=<run>/checkpoints/last"):
         evaluate(OmegaConf.create({"ckpt_path": None}))
+    weights = "run/global_model.safetensors"
+    with pytest.raises(ValueError, match=f"{weights} holds weights alone.*: give <run>/checkpoints/last.ckpt"):
+        evaluate(OmegaConf.create({"ckpt_path": weights}))
 
 
 def test_a_checkpoint_of_another_shape_is_refused(run, finished, tmp_path):

@@ -123,6 +123,8 @@ def test_a_command_behind_which_nobody_reads_on_ends_quietly_under_its_own_name(
     ("word", "sentence"),
     [
         ("gcc=local", "gcc=local sets nothing: did you mean gc?"),
+        ("rounds", "rounds is no setting: write rounds=<value>, one word without spaces. (HYDRA"),
+        ("seed=1,2,3", "seed=1,2,3 is a sweep: add -m; a list is 'seed=[1,2,3]'. (HYDRA"),
         (
             "gc=[local,null]",
             "gc=[local,null] names no option of gc: choose gcfed, global, local, none, warmup, or ~gc for none.",

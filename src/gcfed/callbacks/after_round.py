@@ -19,6 +19,7 @@ from gcfed.federated.method import Part, ServerPart
 from gcfed.federated.round import Round
 from gcfed.runs.measures import DECAY, WINDOW
 from gcfed.utils.checked import Count, Weight, checked
+from gcfed.utils.resolvers import CONFIGS
 from gcfed.utils.words import show
 
 log = logging.getLogger(__name__)
@@ -52,7 +53,11 @@ def measured(trainer: Trainer, row: dict[str, Any], key: str, column: str) -> fl
     """
     sparse = any(isinstance(part, Part) and getattr(part, "every", 1) > 1 for part in trainer.callbacks)  # type: ignore[attr-defined]
     if column not in row and FederatedLoop.of(trainer).tested(row["round"]) and not sparse:
-        raise ValueError(f"{key}={column} is no column of this run; there are {', '.join(row)}.")
+        metric = column.partition("/")[0]
+        measures = metric in {other.partition("/")[0] for other in row}
+        known = (CONFIGS / "metrics" / f"{metric}.yaml").is_file()
+        which = f"metrics={metric} measures such columns; " * (known and not measures)
+        raise ValueError(f"{key}={column} is no column of this run; {which}there are {', '.join(row)}.")
     return float(row[column]) if column in row else None
 
 

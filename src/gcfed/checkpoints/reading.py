@@ -110,12 +110,14 @@ def load_checkpoint(path: Any) -> dict[str, Any]:
     """Reads a checkpoint of this project whole.
 
     Raises:
-        ValueError: the file is damaged, or is none of ours; names it.
+        ValueError: the file is damaged, none of ours, or holds weights alone; names it.
         FileNotFoundError: it is not there.
     """
     if not isinstance(path, str | Path):
         raise ValueError(f"ckpt_path={path} names no checkpoint: give ckpt_path=<run>/{CHECKPOINT}.")
     path = Path(path)
+    if path.suffix == ".safetensors":
+        raise ValueError(f"ckpt_path={path} holds weights alone, which model.start takes: give <run>/{CHECKPOINT}.")
     if not path.is_file():
         raise FileNotFoundError(f"ckpt_path={path}: there is no such file. Checkpoints are <run>/{CHECKPOINT}.")
     try:

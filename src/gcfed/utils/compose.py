@@ -15,7 +15,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Quote, QuotedString
-from hydra.errors import ConfigCompositionException, HydraException
+from hydra.errors import ConfigCompositionException, HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
@@ -26,6 +26,7 @@ GROUPS_OF_CONFIGS = sorted(path.relative_to(CONFIGS).as_posix() for path in CONF
 _NO_NAME = re.compile(r"(.*[\[,])?\s*(null|true|false|[-+.\d]+)\s*([\],].*)?", re.IGNORECASE)
 _KEY = re.compile(r"[^/@:]+")  # of no group
 _UNKNOWN = re.compile(r"Could not override '(?P<key>[^']+)'")
+_SWEEP = re.compile(r"((?P<commas>Ambiguous value for argument)|Sweep parameters) '(?P<word>.*)'")
 
 
 def shorthand(overrides: Iterable[str]) -> list[str]:
@@ -80,7 +81,7 @@ class Composer:
         try:
             parsed = OverridesParser.create().parse_overrides(list(overrides))
             values = [o for o in parsed if o.type.name == "CHANGE" and _KEY.fullmatch(o.key_or_group)]
-            values = [o for o in values if o.key_or_group not in self.groups]
+            values = [o for o in values if not (o.key_or_group in self.groups or o.is_sweep_override())]
             if len(values) + sum(o.key_or_group in self.groups for o in parsed) < len(parsed):
                 values = []  # with additions and deletions the order could matter
             files = tuple(str(o.input_line) for o in parsed if o not in values)
@@ -126,14 +127,32 @@ def explained(error: Exception, words: Sequence[str], compose: Compose) -> str:
         listed = ", ".join(options) or "none"
         return f"{group}={option} is unknown{meant(option, options) or '.'} There are {listed}."
     if unknown := _UNKNOWN.search(str(error)):
-        key, keys = unknown["key"], list[str]()
+        key = unknown["key"]
         word = next((word for word in words if word.partition("=")[0] == key), key)
-        for overrides in ([other for other in words if other != word], []):  # else those of the default config
-            with suppress(HydraException, ValueError):
-                keys += _keys(OmegaConf.to_container(compose(overrides)))
-                break
+        keys = _known(compose, [other for other in words if other != word])
+        group = key.partition(".")[0]
+        if "override" in keys and (group == "override" or group in {*GROUPS_OF_CONFIGS} - {*keys}):  # src/eval.py
+            change = f"{key}.<key>=<value>" if group == key else word.removeprefix("override.")
+            return f"{word} sets nothing: a run is tested with its own settings; +override.{change} changes them."
         return f"{word} sets nothing{meant(key, [*keys, *GROUPS_OF_CONFIGS]) or f': there is no key {key}.'}"
-    return " ".join(str(error).split())
+    if isinstance(error, OverrideParseException) and "=" not in (word := error.override):
+        keys = _known(compose)
+        path = "/" in word or word.endswith(".ckpt")
+        file = "ckpt_path" if "ckpt_path" in keys else "roots"
+        key = file if path else word if word in (*keys, *GROUPS_OF_CONFIGS) else "<key>"
+        return f"{word} is no setting: write {key}={word if path else '<value>'}, one word without spaces."
+    if sweep := _SWEEP.match(str(error)):
+        key, _, values = (word := sweep["word"]).partition("=")
+        return f"{word} is a sweep: add -m" + (f"; a list is '{key}=[{values}]'." if sweep["commas"] else ".")
+    return " ".join(str(error).partition("\nSee https://")[0].split())
+
+
+def _known(compose: Compose, words: Sequence[str] = ()) -> list[str]:
+    """The keys that there are under the overrides, or else in the default config."""
+    for overrides in ([*words], []):
+        with suppress(HydraException, ValueError):
+            return [*_keys(OmegaConf.to_container(compose(overrides)))]
+    return []
 
 
 def _keys(tree: Any, prefix: str = "") -> Iterable[str]:
@@ -146,10 +165,10 @@ def meant(key: str, known: Iterable[str]) -> str:
     """``: did you mean client.optimizer.lr?``, or nothing.
 
     Meant are keys that end in the same word, or else in the one that is most alike: rather those of the same group,
-    or as deep.
+    or as deep. What was typed is not what was meant.
     """
     by_name: dict[str, list[str]] = {}
-    for other in dict.fromkeys(known):
+    for other in dict.fromkeys(other for other in known if other != key):
         by_name.setdefault(other.split(".")[-1], []).append(other)
     name, group = key.split(".")[-1], key.split(".")[0]
     found = by_name.get(name) or [o for near in get_close_matches(name, by_name, n=1) for o in by_name[near]]

@@ -1,6 +1,7 @@
 """The one way from a config node to an object."""
 
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, partial
 from importlib.util import find_spec
@@ -13,6 +14,7 @@ from hydra.errors import InstantiationException
 from omegaconf import DictConfig, Node, OmegaConf
 
 from gcfed.utils.checked import SettingError
+from gcfed.utils.compose import meant
 from gcfed.utils.resolvers import CONFIGS, how_to_install
 
 OF_A_MODEL = ("data", "model", "server", "partition")
@@ -53,7 +55,14 @@ def build(node: DictConfig | None, **kwargs: Any) -> Any:
 
 
 def _located(name: str) -> Any:
-    _allow(name)
+    try:
+        _allow(name)
+    except InstantiationException:
+        module, _, part = name.rpartition(".")
+        found = vars(sys.modules[module]) if module in sys.modules else None
+        if found is None or part in found:
+            raise
+        raise ValueError(f"{module} has no {part}{meant(part, found) or '.'}") from None
     return hydra.utils.get_object(name)
 
 
