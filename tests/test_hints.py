@@ -22,6 +22,11 @@ from gcfed.utils.compose import Composer, composed, explained, meant
         (["client.lr=0.1"], "client.lr=0.1 sets nothing: did you mean client.optimizer.lr?"),
         (["lr=0.1"], "lr=0.1 sets nothing: did you mean client.optimizer.lr or server.lr?"),
         (["algorithm=fedprox", "methods.x.mu=1"], "methods.x.mu=1 sets nothing: did you mean methods.proximal.mu?"),
+        (["client.epoch=3"], "client.epoch=3 sets nothing: did you mean client.epochs?"),
+        (
+            ["data=own", "data.dataset._target_=mydata.load", "data.dataset.samples=5"],
+            "data.dataset.samples=5 sets nothing: +data.dataset.samples=5 gives it to what data.dataset builds.",
+        ),
         (["methods.prox.mu=1"], "methods.prox.mu=1 sets nothing: there is no key methods.prox.mu."),
         (["seed=1,2,3"], "seed=1,2,3 is a sweep: add -m; a list is 'seed=[1,2,3]'."),
         (["rounds=range(1,3)"], "rounds=range(1,3) is a sweep: add -m."),

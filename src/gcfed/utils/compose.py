@@ -134,7 +134,10 @@ def explained(error: Exception, words: Sequence[str], compose: Compose) -> str:
         if "override" in keys and (group == "override" or group in {*GROUPS_OF_CONFIGS} - {*keys}):  # src/eval.py
             change = f"{key}.<key>=<value>" if group == key else word.removeprefix("override.")
             return f"{word} sets nothing: a run is tested with its own settings; +override.{change} changes them."
-        return f"{word} sets nothing{meant(key, [*keys, *GROUPS_OF_CONFIGS]) or f': there is no key {key}.'}"
+        hint, place = meant(key, [*keys, *GROUPS_OF_CONFIGS]), key.rpartition(".")[0]
+        if f"{place}._target_" in keys and f" {group}." not in hint:  # what is the user's own may take anything
+            return f"{word} sets nothing: +{word} gives it to what {place} builds."
+        return f"{word} sets nothing{hint or f': there is no key {key}.'}"
     if isinstance(error, OverrideParseException) and "=" not in (word := error.override):
         keys = _known(compose)
         path = "/" in word or word.endswith(".ckpt")
