@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from threading import Event
@@ -49,9 +50,10 @@ def wandb_records(path):
 
 
 def check_wandb(folder, accuracies):
-    ids, rows, axes, pictures = set(), [], {}, []
-    for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
-        for record in wandb_records(path):
+    until, rows = time.monotonic() + 20, []
+    while len(rows) < len(accuracies) and time.monotonic() < until:  # its own process ends the file a little later
+        ids, rows, axes, pictures = set(), [], {}, []
+        for record in (r for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")) for r in wandb_records(path)):
             ids |= {record.run.run_id} - {""}
             axes[record.metric.glob_name] = record.metric.step_metric
             items = {(item.key or item.nested_key[0]): json.loads(item.value_json) for item in record.history.item}
