@@ -42,6 +42,8 @@ def wandb_records(path):
             at += 32768 - at % 32768
             continue
         size, kind = struct.unpack("<xxxxHB", data[at : at + 7])
+        if at + 7 + size > len(data):  # it is being written
+            return
         part += data[at + 7 : at + 7 + size]
         at += 7 + size
         if kind in (1, 4):  # whole, or its last part
