@@ -57,7 +57,7 @@ def test_a_sitting_measures_both_methods_and_the_plain_loop(bench, tmp_path):
         assert rows["time/round_s"] > rows["time/train_s"] > 0
     parts = figures["gcfed"]["parts_s"]
     assert parts.keys() >= PARTS
-    assert min(parts["hooks"], parts["step"]) > parts["forward"] / 50  # a part that is wrapped in vain takes no time
+    assert min(parts[name] for name in PARTS) > 0  # a part that is wrapped in vain takes no time
     assert 0 < figures["gcfed"]["of_gemm"] < 1
     # 64·512 + 512·256 + 256·10 weights, two operations each, three products a weight but for the first layer's inputs
     assert figures["mflop_per_sample"] == pytest.approx(2e-6 * (2 * 64 * 512 + 3 * (512 * 256 + 256 * 10)))
