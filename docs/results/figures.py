@@ -66,11 +66,10 @@ def equal_rate() -> Figure:
 
 def global_gc_remedies() -> Figure:
     figure = Figure(figsize=(11, 4.4))
-    for axes, number, alpha in zip(figure.subplots(1, 2), (1, 2), ("0.1", "0.05"), strict=True):
-        rows = [(row[0], numbers(row[1])) for row in table("global-gc.md", number)]
-        dots(axes, rows, VERMILION)
+    columns = [{row[0]: numbers(row[1]) for row in table("global-gc.md", number)} for number in (1, 2)]
+    for axes, column, alpha in zip(figure.subplots(1, 2, sharey=True), columns, ("0.1", "0.05"), strict=True):
+        dots(axes, [(name, column.get(name, [])) for name in columns[0]], VERMILION)
         axes.set(title=f"α {alpha}", xlabel="test accuracy (%)")
-        axes.tick_params(axis="y", labelsize=7)
     return figure
 
 
@@ -79,11 +78,11 @@ def gc_warmup() -> Figure:
     tables = [table("gc-warmup.md", number) for number in (0, 1)]
     titles = ("digits", "Fashion-MNIST", "CIFAR-10", "MNIST", "MNIST-M")
     columns = [(tables[0], 1), (tables[0], 2), (tables[0], 3), (tables[1], 1), (tables[1], 2)]
-    for axes, title, (rows, column) in zip(figure.subplots(1, 5), titles, columns, strict=True):
-        known = [(re.sub("^a rule .*", "rule", row[0].split(",")[0]), row[column]) for row in rows]
-        dots(axes, [(name, numbers(cell.partition(":")[2])) for name, cell in known if ":" in cell], VERMILION)
+    names = {row[0].split(",")[0]: re.sub("^a rule .*", "a rule", row[0].split(",")[0]) for row in tables[0]}
+    for axes, title, (rows, column) in zip(figure.subplots(1, 5, sharey=True), titles, columns, strict=True):
+        cells = {row[0].split(",")[0]: row[column].partition(":")[2] for row in rows}
+        dots(axes, [(name, numbers(cells.get(key, ""))) for key, name in names.items()], VERMILION)
         axes.set(title=title, xlabel="test accuracy (%)")
-        axes.tick_params(labelsize=7)
     return figure
 
 
@@ -122,7 +121,7 @@ def coherence() -> Figure:
             )
         axes.axhline(0.2, color=GREY, lw=1, ls=":")
         axes.set(title=f"rounds {title}", ylabel="ρ" * (column == 2))
-    axes.legend()
+    axes.legend(handlelength=4)
     return figure
 
 

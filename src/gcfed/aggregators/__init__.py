@@ -1,0 +1,1 @@
+"""Rules in place of the mean."""

@@ -1,0 +1,1 @@
+"""Hostile clients: what they send."""

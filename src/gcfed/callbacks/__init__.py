@@ -1,0 +1,1 @@
+"""What follows a round: progress, smoothing, an early end."""

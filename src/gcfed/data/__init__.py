@@ -1,0 +1,1 @@
+"""Partitions, cohorts, augmentation; samples as tensors on the device, batches by index."""

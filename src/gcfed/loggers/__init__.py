@@ -1,0 +1,1 @@
+"""Where rows of metrics go: metrics.csv, TensorBoard, W&B, MLflow."""

@@ -1,0 +1,1 @@
+"""Measurements beside accuracy and loss, and what an upload gives away."""

@@ -1,0 +1,1 @@
+"""Networks, each with GC-Fed's borderline in its YAML."""

@@ -1,0 +1,1 @@
+"""Cores, files, locks, checks of settings, random generators."""
