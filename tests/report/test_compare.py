@@ -128,6 +128,19 @@ def test_a_run_that_diverged_is_marked(add, toy):
     assert toy(("last:test/acc", "min:test/acc")).frame["a (%)"][0].endswith("[1 of 2] †")
 
 
+def test_a_run_stopped_early_is_not_full(add, toy):
+    add(f"{SAME} callbacks=early_stopping", 0.1, 0.9, summary={"rounds": 2, "stopped": "no better"})
+    add(GCFED, 0.1, 0.2, 0.3, 0.6)
+    assert toy().frame["a (%)"].tolist()[0] == "90.00 [1 of 2] (2 of 4 rounds)"
+
+
+def test_what_failed_in_the_paper_has_no_deviation_to_count_in(add, toy):
+    for seed, last in ((1, 0.4), (2, 0.6)):
+        add(SAME, 0.1, 0.2, 0.3, last, seed=seed)
+    failed = toy(("[50, 3]", "{mean: 50, note: failed}"))
+    assert failed.frame["a (%)"].tolist() == ["50.00 (14.14)", "50.00, failed", "+0.00"]
+
+
 def test_the_best_is_of_full_runs_and_of_what_did_not_fail_in_the_paper(add, toy):
     add()
     add(SAME.replace("fedavg", "fedprox"), 0.1, 0.2, 0.3, 0.6)

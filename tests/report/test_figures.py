@@ -74,6 +74,14 @@ def test_long_curves_are_thinned_and_infinities_left_out(axes):
     assert (len(x), x[0], x[-1]) == (POINTS, 1, 799)
 
 
+def test_a_mean_is_of_rounds_that_all_seeds_have(axes):
+    """A seed that was stopped early, or tested seldom, must not make the line jump from its level to the others'."""
+    early = run_of(seed=1, values=(0.9,) * 97)
+    curves(grouped([early, run_of(seed=2, values=(0.1,) * 200)]), "test/acc", COLORS, axes)
+    assert axes.lines[0].get_xdata()[-1] == 97
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), 50)
+
+
 def test_the_legend_has_no_method_that_did_not_measure_the_column(axes):
     curves(grouped([with_column("gap/l2", [0.1, 0.2]), run_of(**GCFED)]), "gap/l2", COLORS, axes)
     assert legend(axes) == ["fedavg"]

@@ -25,6 +25,22 @@ def test_a_federation_is_a_table_of_methods_by_measures():
     assert measured(grouped(runs), ["max:test/nothing"], "f", "F") is None
 
 
+def test_what_of_local_training_differs_between_methods_is_said_below_the_table():
+    """A lead that comes of another learning rate must not look like a method's."""
+    runs = [run_of(), run_of(**GCFED, **{"client.optimizer.lr": 0.1, "client.clip_norm": 10.0})]
+    moon = {"tags.algorithm": "moon", "methods.moon._target_": "gcfed.methods.moon.MOON"}
+    runs += [run_of(**moon)]
+    assert measured(grouped(runs), ["last:test/acc"], "f", "F").notes[-2:] == [
+        "Local training is not alike: η 0.01, but 0.1 (gcfed); clip norm none, but 10 (gcfed).",
+        "In the mean, though stopped early: "
+        + "; ".join(f"{name}, seed 1: 1 of 30 rounds" for name in ("fedavg", "gcfed", "moon")) + ".",
+    ]  # fmt: skip
+    alike = measured(grouped([run_of(rounds=1), run_of(rounds=1, **GCFED)]), ["last:test/acc"], "f", "F")
+    assert len(alike.notes) == 1
+    lam = [run_of(rounds=1, **GCFED, **{"client.optimizer.lr": lr}) for lr in (0.1, 0.2)]  # said by their names
+    assert len(measured(grouped(lam), ["last:test/acc"], "f", "F").notes) == 1
+
+
 def test_targets_that_any_run_reached_are_columns():
     summary = {"bytes_to_target": {"0.5": 3e6}}
     reached = run_of(values=(0.2, 0.6), targets=[0.5, 0.9], summary=summary)

@@ -105,18 +105,20 @@ def _cell(
     wanted = measure is not None and paper.command_overrides(row, column) is not None and printed.is_result
     s, ours, theirs, gap, gap_text = Sample({}), "no run" if wanted else "–", printed.note or "–", None, ""
     run = group.runs[0] if group else None
-    is_full = run is not None and run.planned == rounds
+    done = min([run.planned, *(r.rounds for r in group.runs if r.has_ended)]) if group and run else 0
+    is_full = run is not None and done == rounds
     if group and run and measure:
         s = shown.of(group.runs)
         ours = shown.cell(group.runs, s, paper.seeds or 1)
-        ours += f" ({run.planned} of {rounds} rounds)" * (s.mean is not None and not is_full)
+        ours += f" ({done} of {rounds} rounds)" * (s.mean is not None and not is_full)
     if printed.mean is not None:
         theirs = shown.text(printed.mean) + ("" if printed.std is None else f" ({shown.text(printed.std)})")
         theirs += "+" if printed.note == "+" else f", {printed.note}" * bool(printed.note)
         if s.mean is not None and not s.bound and printed.note != "+":
             gap, scatter = s.mean - printed.mean, math.hypot(s.std or 0.0, printed.std or 0.0)
             gap_text = f"{'−' if gap < 0 else '+'}{shown.text(abs(gap))}"
-            gap_text += f" ({abs(gap) / scatter:.1f} σ)" if scatter else ""  # of both, or of the one that there is
+            known = scatter and not printed.note  # what failed has no scatter
+            gap_text += f" ({abs(gap) / scatter:.1f} σ)" if known else ""  # of both, or of the one that there is
     differs = []
     if run and run.setting != asked[0]:
         differs.append(f"precision {run.get('precision')}")

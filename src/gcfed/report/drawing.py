@@ -87,7 +87,7 @@ def curves(
     looks = {m: {"color": color, "linestyle": _DASHES[i // 7 % 4]} for i, (m, color) in enumerate(colors.items())}
     low, high, scale = np.inf, -np.inf, None
     for method, runs, is_lost in (part for part in parts if part[1]):
-        y = pd.DataFrame({run.seed: _thinned(run, column, smoothed) for run in runs})
+        y = _thinned({run.seed: _finite(run, column, smoothed) for run in runs})
         if y.empty:
             continue
         x, mean, std = y.index, y.mean(axis=1), y.std(axis=1)
@@ -108,17 +108,23 @@ def curves(
         logarithmic(axes, "y")
     axes.set(xlabel="GB up and down" if by_bytes else "communication round", ylabel=LABELS.get(column, column))
     ticks(axes, whole=not by_bytes)
-    caption = FAMILIES.get(column.partition("/")[0], column) + ". Lines: mean over seeds; bands: standard deviation."
+    caption = FAMILIES.get(column.partition("/")[0], column)
+    caption += ". Lines: mean over the seeds that finished; bands: standard deviation."
     caption += " Each point is the mean of the last 10 tests." * smoothed
     caption += " All clients' traffic together (FedGC, Figure 6)." * by_bytes
     return caption + " Dotted: runs that diverged, failed or are not finished." * any(lost for *_, lost in parts)
 
 
-def _thinned(run: Run, column: str, smoothed: bool) -> pd.Series:
-    """So many points of a curve, without what is not finite."""
+def _finite(run: Run, column: str, smoothed: bool) -> pd.Series:
     curve = run.curve(column).replace(np.inf, np.nan).dropna()
-    curve = FACTORS.get(column, 1) * (smooth(curve) if smoothed else curve)
-    return curve.iloc[np.unique(np.linspace(0, len(curve) - 1, min(len(curve), POINTS)).astype(int))]
+    return FACTORS.get(column, 1) * (smooth(curve) if smoothed else curve)
+
+
+def _thinned(curves: Mapping[int, pd.Series]) -> pd.DataFrame:
+    """So many points of the seeds' curves, at rounds that all have which were measured: a mean of now these seeds, now
+    those would jump."""
+    y = pd.DataFrame({seed: curve for seed, curve in curves.items() if len(curve)}).dropna()
+    return y.iloc[np.unique(np.linspace(0, len(y) - 1, min(len(y), POINTS)).astype(int))]
 
 
 def sent(run: Run) -> pd.Series:
@@ -154,7 +160,7 @@ def agreement(group: Group, layers: Sequence[str], axes: Axes) -> str:
     table = table.dropna(how="all").rename(columns=lambda name: name.removeprefix(AGREEMENT))
     cells = [part for part in np.array_split(np.arange(len(table)), POINTS) if len(part)]
     means = pd.DataFrame({table.index[part[-1]]: table.iloc[part].mean() for part in cells})
-    _heat(means, axes, vmin=0, vmax=1)
+    _heat(means, axes, vmin=0, vmax=1, cbar_kws={"label": "ρ"})
     axes.set(xlabel="communication round")
     return "Whether clients agree in what P takes out of an update (ρ): 1 they do, 1/m it is noise. Mean over seeds."
 
@@ -168,7 +174,7 @@ def longest_updates(group: Group, axes: Axes) -> str:
     table = table.pivot(index="who", columns="tensor", values=["norm", "share"])
     longest = table["norm"].max(axis=1).nlargest(12).index
     norms, shares = table["norm"].loc[longest], table["share"].loc[longest]
-    _heat(np.log10(norms), axes, annot=shares, fmt=".0%")
+    _heat(np.log10(norms), axes, annot=shares, fmt=".0%", cbar_kws={"label": "log₁₀ ‖Δ‖"})
     return (
         f"Seed {run.seed}. Colour: log10 of the length of a client's update; number: the share of its square that "
         "gradient centralization takes out."

@@ -21,6 +21,8 @@ from gcfed.utils.resolvers import CONFIGS
 _FEDERATION = (
     "attack.", "data.", "model.", "participation.", "partition.", "task.", "trainer.", "rounds", "eval_every",
 )  # fmt: skip
+#: Keys of local training, which is no method's.
+_TRAINING = ("client.", "precision")
 #: Keys that have another name than their last words.
 SYMBOLS = {
     "gc.lam": "λ", "client.optimizer.lr": "η", "client.epochs": "epochs", "client.steps": "steps",
@@ -146,6 +148,21 @@ def _tell_apart(labels: Sequence[Any], names: Sequence[dict[str, str]], texts: p
             shares = frame[key].value_counts(normalize=True)
             for i, text, short in zip(members, frame[key], _in_few_digits(frame[key]), strict=True):
                 names[i].update({key: described(key, short)} if shares[text] <= 0.5 else {})
+
+
+def unlike(groups: Sequence[Group]) -> list[str]:
+    """In what of local training these differ, where no name says it: ``η 0.01, but 0.1 (FedAvg)``."""
+    texts = pd.DataFrame([group.texts for group in groups], dtype=object).fillna("")
+    texts = texts.loc[:, texts.nunique() > 1]
+    told = {key for group in groups for key in group.methods}
+    told |= {key for key in texts if f"{key.rpartition('.')[0]}._target_" in {*texts} - {key}}  # a class brings these
+    said = []
+    for key in (key for key in texts if key.startswith(_TRAINING) and key not in told):
+        values = _in_few_digits(texts[key]).replace("", "none")
+        usual, *others = values.value_counts().index
+        who = {text: ", ".join(groups[i].method for i in values.index[values == text]) for text in others}
+        said.append(f"{symbol(key)} {usual}, but {', '.join(f'{text} ({names})' for text, names in who.items())}")
+    return said
 
 
 def option(run: Run, key: str) -> str:

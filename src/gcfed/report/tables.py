@@ -13,9 +13,9 @@ from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 
-from gcfed.report.groups import SYMBOLS, Group, described
+from gcfed.report.groups import SYMBOLS, Group, by_federation, described, unlike
 from gcfed.report.verdict import Verdict
-from gcfed.runs.folder import RESULTS, STATES, STORAGE, TRIALS, Run, folders, shown
+from gcfed.runs.folder import FINISHED, RESULTS, STATES, STORAGE, TRIALS, Run, folders, shown
 from gcfed.runs.measures import MEASURES, describe, parse, states, value
 from gcfed.runs.reading import FINITE, LABEL, NODES, ROUNDS, SIZE, naming, read_text, read_yaml, short
 from gcfed.utils.checked import fits
@@ -184,6 +184,13 @@ def measured(
         notes.append(
             f"Further runs of a seed; the one that measured the most counts, of equals the last: {'; '.join(again)}."
         )
+    for place, members in by_federation(groups).items():
+        if differ := unlike(members):
+            notes.append(f"Local training is not alike{f' ({place})' * (places.nunique() > 1)}: {'; '.join(differ)}.")
+    early = [(g.method, run) for g in groups for run in g.runs if run.state == FINISHED and run.rounds < run.planned]
+    if early:
+        of = [f"{method}, seed {run.seed}: {run.rounds} of {run.planned} rounds" for method, run in early]
+        notes.append(f"In the mean, though stopped early: {'; '.join(of)}.")
     lines = pd.DataFrame(records, dtype=object).drop(columns="n", errors="ignore")  # seeds has them
     return Table(name, title, pd.DataFrame(texts, dtype=object), lines, notes)
 
