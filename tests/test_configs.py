@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gcfed.assemble import build_methods, build_module
+from gcfed.check import check
 from gcfed.data.partition import DirichletBalanced
 from gcfed.data.sampling import DynamicPopulation, cohort_size
 from gcfed.federated.loop import FederatedLoop
@@ -204,6 +205,12 @@ def test_the_borderline_follows_the_hidden_widths(config, hidden, last):
     for model in ("fedgc_cnn", "cnn", "femnist_cnn"):
         assert config("data=mnist", f"model={model}", f"++model.hidden={hidden}").gc.boundary == last
     assert config("data=mnist", "model=cnn").gc.boundary == "fc2"
+
+
+@pytest.mark.parametrize("experiment", sorted(path.stem for path in (ROOT / "configs/experiment").glob("*.yaml")))
+def test_any_algorithm_can_be_run_in_any_experiment(config, experiment):
+    """Settings of the experiment's own method and metrics do not stand in its way."""
+    check(config(f"experiment={experiment}", "algorithm=fedavg", "metrics=none"))
 
 
 @pytest.mark.parametrize("experiment", ["cifar10_resnet9_fedgc", "cifar100_resnet9_fedgc"])

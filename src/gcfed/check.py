@@ -114,7 +114,8 @@ def _refuse_empty(node: Any, key: str = "") -> None:
     if not isinstance(node, Mapping):
         return
     if PART.fullmatch(key) and node.get("_target_") is None:
-        for name in node.keys() - {"_target_", "boundary", "layer_boundary"}:  # a model sets these two, gc or not
+        # A model sets boundary and experiments the other two, whatever part is chosen.
+        for name in node.keys() - {"_target_", "boundary", "layerwise", "every"}:
             part = f"{key}.{name}={node[name]} is read by nothing, since {key}._target_ names no part"
             raise ValueError(f"{part}: choose an option of {key.split('.')[0]}, or leave it out.")
     for name, inner in node.items():

@@ -97,6 +97,12 @@ def test_noise_has_its_size_and_is_each_clients_own():
     assert not torch.equal(upload.delta["w"][7], upload.delta["w"][6])
 
 
+@pytest.mark.parametrize(("share", "said"), [(0.02, 1), (0.03, 0), (0.0, 0)])
+def test_a_share_that_is_nobody_is_told_of(caplog, share, said):
+    Scale(share).validate(make_setup(make_net(), data=random_federation(sizes=(1,) * 20)))
+    assert caplog.text.count("is nobody") == said
+
+
 def test_who_is_hostile_is_drawn_once_a_run():
     first = hostile(0.2, 50, seed=1)
     assert len(set(first)) == 10

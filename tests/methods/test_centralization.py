@@ -45,6 +45,18 @@ def test_projection_equals_a_loop_over_entries(mean, shape, memory_format):
     torch.testing.assert_close(grad, expected[0], rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize(
+    ("shape", "mean"),
+    [((4, 1), "out"), ((4, 1, 1), "out"), ((1,), "out"), ((4, 3, 1, 1), "out_in"), ((4, 1, 5, 5), "out_kernel")],
+)
+def test_a_mean_of_a_single_number_takes_nothing_out(shape, mean):
+    """Or a layer of one input, an adapter of rank 1 and a scale of each channel would never move."""
+    grad = torch.randn(3, *shape)
+    projected = grad.clone()
+    centralize_(projected, len(shape), mean)
+    assert torch.equal(projected, grad)
+
+
 @pytest.mark.parametrize("mean", MEAN_AXES)
 def test_it_is_an_orthogonal_projection(mean):
     g, h = torch.randn(2, 4, 3, 3, 3, dtype=torch.float64)
@@ -182,9 +194,14 @@ def test_local_gc_may_end_after_some_rounds():
     assert not torch.equal(found, always)
 
 
-def test_both_need_a_borderline_between_them():
+def test_both_need_a_borderline_between_them_and_one_alone_no_setting_of_the_other():
     with pytest.raises(ValueError, match=r"boundary and lam are null"):
         GradientCentralization()
+    for key, value in {"lam": 0.0, "local_rounds": 3}.items():
+        with pytest.raises(ValueError, match=rf"{key}={value} is read by nothing: this gc has no Local GC"):
+            GradientCentralization(local=False, **{key: value})
+    with pytest.raises(ValueError, match=r"server_boundary=fc1 is read by nothing: this gc has no Global GC"):
+        GradientCentralization(server=False, server_boundary="fc1")
 
 
 def test_an_unknown_boundary_lists_the_names_that_exist():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import train_rounds
+from harness import make_net, make_setup, random_federation, train_rounds
 from plain_clients import ROUNDS, SOLVER, Bytes, Net, federation, layers, plain_rounds
 
 from gcfed.methods.fedntd import FedNTD
@@ -33,3 +33,11 @@ def test_rounds_equal_an_independent_loop(k, sequences, beta, tau, weight):
     expected = plain_rounds(data, objective)
     got = train_rounds(Net(), data, SOLVER, rounds=ROUNDS, methods=[FedNTD(beta, tau, weight), Bytes()], k=k)
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize(("classes", "said"), [(2, 1), (3, 0)])
+def test_of_two_classes_nothing_is_to_distil_and_it_says_so(caplog, classes, said):
+    data = random_federation(sizes=(1,) * 5)
+    data.num_classes = classes
+    FedNTD().validate(make_setup(make_net(), data=data))
+    assert caplog.text.count("FedNTD adds nothing") == said

@@ -73,8 +73,8 @@ class BoundedRule(CohortRule):
     """A rule that is told how many clients may be hostile and stands as many.
 
     Args:
-        hostile: share of the cohort that may be hostile; f is that many clients, rounded up. In a round with too few
-            finite clients for f, it is the largest number for which they suffice.
+        hostile: share of a cohort that may be hostile; f is that share of a round's finite clients, rounded up, or the
+            largest number for which they suffice.
     """
 
     per_hostile, spare = 2, 1  # the rule needs a cohort of per_hostile · f + spare clients

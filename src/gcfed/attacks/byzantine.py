@@ -42,6 +42,8 @@ class Attack(ClientPart):
 
     def validate(self, setup: Setup) -> None:
         self.num_clients = setup.data.num_clients
+        if self.clients and not hostile_count(self.clients, self.num_clients):
+            log.warning("attack.clients=%s of %d clients is nobody: raise it.", self.clients, self.num_clients)
         if isinstance(setup.aggregator, BoundedRule):
             self._warn_of_many(setup.aggregator, setup.cohort)
 

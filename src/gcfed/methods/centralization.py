@@ -38,11 +38,12 @@ def centralize_(grad: Tensor, ndim: int, mean: Mean = "out") -> None:
     Args:
         ndim: number of axes of the parameter itself, without the client axis.
         mean: shape of μ for convolutions; other tensors average over all axes but the first, and vectors over their
-            only one.
+            only one. A mean of a single number takes nothing out: it would be all that there is to train.
     """
     axes = MEAN_AXES[mean] if ndim == 4 else tuple(range(-max(ndim - 1, 1), 0))
     total = grad.sum(axes, keepdim=True)
-    grad.sub_(total, alpha=total.numel() / grad.numel())  # two kernels; a mean would divide in one of its own
+    if total.numel() < grad.numel():
+        grad.sub_(total, alpha=total.numel() / grad.numel())  # two kernels; a mean would divide in one of its own
 
 
 @checked
@@ -79,6 +80,11 @@ class GradientCentralization(Method):
                 " and lam are null, and local and server need a borderline: set boundary to a module of the model "
                 "or lam in [0, 1], or take gc=local or gc=global.",
             )
+        of_local, of_server = {"lam": lam, "local_rounds": local_rounds}, {"server_boundary": server_boundary}
+        for has, kind, settings in ((local, "Local", of_local), (server, "Global", of_server)):
+            for key, value in settings.items() if not has else ():
+                if value is not None:
+                    raise SettingError(key, f"={value} is read by nothing: this gc has no {kind} GC.")
         least = 2 if tensors == "weights" else 1
         self.local = LocalGC(lam, boundary, local_rounds, mean, least)
         self.server = GlobalGC(server_boundary, mean, least)

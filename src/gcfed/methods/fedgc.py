@@ -104,7 +104,7 @@ class ClientConstraint(ClientPart):
         if "fedgc" in download.extra:
             return download.extra["fedgc"]
         before = self._before or self._last
-        return {name: last - before[name] for name, last in self._last.items()}
+        return {name: last - before[name].to(last.device) for name, last in self._last.items()}  # a checkpoint's: CPU
 
     def on_upload(self, upload: Upload, download: Download) -> None:
         if not self.cgc:

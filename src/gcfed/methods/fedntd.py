@@ -1,11 +1,15 @@
 """Not-true distillation: FedNTD (Lee et al., NeurIPS 2022, Algorithm 1)."""
 
+import logging
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gcfed.federated.method import Batch, ClientPart, ClientStack, Output
+from gcfed.federated.method import Batch, ClientPart, ClientStack, Output, Setup
 from gcfed.utils.checked import Positive, Weight, checked
+
+log = logging.getLogger(__name__)
 
 
 @checked
@@ -25,6 +29,10 @@ class FedNTD(ClientPart):
 
     def __init__(self, beta: Weight = 1.0, tau: Positive = 1.0, ce_weight: Weight = 1.0) -> None:
         self.beta, self.tau, self.task_weight = beta, tau, ce_weight
+
+    def validate(self, setup: Setup) -> None:
+        if setup.data.num_classes < 3:
+            log.warning("FedNTD adds nothing here: of two classes one is not true, and there is nothing to distil.")
 
     def local_loss(self, stack: ClientStack, batch: Batch, out: Output) -> Tensor:
         with torch.no_grad():
