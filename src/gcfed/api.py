@@ -18,6 +18,7 @@ from gcfed.report.verdict import interval
 from gcfed.runs.folder import CHECKPOINT, run_dir
 from gcfed.utils.checked import Whole, fits
 from gcfed.utils.compose import Composer, shorthand
+from gcfed.utils.machine import job
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -83,7 +84,7 @@ def compare(
     for cfg in configs.values():
         check(cfg)
     first = next(iter(configs.values()))
-    root = Path(folder or Path(first.paths.log_dir, "compare", f"{datetime.now():{NOW}}"))
+    root = Path(folder or Path(first.paths.log_dir, "compare", job() or f"{datetime.now():{NOW}}"))
     frames, folders = {}, {}
     for seed in chosen:
         for method, cfg in configs.items():

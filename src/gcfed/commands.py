@@ -64,7 +64,7 @@ def _run(name: str, task: Callable[[DictConfig], Any]) -> None:
                 sys.stdout.flush()
 
 
-def _train(cfg: DictConfig) -> float | None:
+def _train(cfg: DictConfig) -> None:
     """``python src/train.py experiment=cifar10_cnn_gcfed seed=2``: every key is in ``configs/``."""
     with stoppable(at_once=True):  # torch and lightning: not needed for --help and --cfg
         from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -74,10 +74,9 @@ def _train(cfg: DictConfig) -> float | None:
 
     with one_sentence(errors=not in_sweep()), stoppable():
         try:
-            result = train(cfg)
+            train(cfg)
         except SIGTERMException as stop:  # Lightning's word for it, from a run of several processes
             raise Stopped(int(str(stop.code)) - 128) from None
-    return result.metrics.get(cfg.optimized_metric) if cfg.optimized_metric else None
 
 
 def _evaluate(cfg: DictConfig) -> None:

@@ -104,15 +104,19 @@ def test_two_nodes_have_the_bits_of_one_and_go_on_where_one_has_stopped(config, 
     assert [row["round"] for row in read_rows(tmp_path / "half" / "metrics.csv")] == [1, 2, 3, 4, 5, 6]
 
 
-def test_nodes_without_a_common_disk_are_refused_where_clients_keep_states(config, tmp_path, monkeypatch):
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_processes_without_a_common_folder_are_refused_where_clients_keep_states(config, tmp_path, monkeypatch, nodes):
+    """Also on one machine, where each may have named its own after the time."""
     said = tmp_path / "said"
     said.mkdir()
 
     def work():
         rank = os.environ["RANK"]
+        if nodes == 1:
+            os.environ |= {"GROUP_WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": rank}
         cfg = config(*SMALL, *NODES, "algorithm=scaffold", "rounds=2", folder=tmp_path / "run")
         cfg.client_store.folder = str(tmp_path / f"disk{rank}")
-        with pytest.raises(ValueError, match="not the same folder on all nodes") as error:
+        with pytest.raises(ValueError, match="not the same folder in all processes") as error:
             train(cfg)
         (said / rank).write_text(str(error.value))
 

@@ -181,7 +181,7 @@ def test_states_in_bfloat16_keep_the_servers_mean(federation, algorithm):
 
 
 class WatchUploads(Spy):
-    """Counts the tensors of earlier uploads that are alive when a stack starts."""
+    """Counts the tensors of earlier uploads that are alive when a stack starts, and when a round is over."""
 
     alive: ClassVar[list[int]] = []
     received: ClassVar[list] = []
@@ -192,12 +192,15 @@ class WatchUploads(Spy):
     def on_receive(self, upload, round):
         self.received += [weakref.ref(t) for t in (*upload.delta.values(), *upload.extra["scaffold"].values())]
 
+    def on_round_end(self, row, round):
+        self.on_clients_start(None, None)
+
 
 def test_nothing_holds_an_upload_while_the_next_client_trains(config, tmp_path):
-    """Each would be a model's size, which VGG11 would feel."""
+    """Nor after the last, which the test would feel: each is of the model's size."""
     cfg = config("algorithm=scaffold", *TINY, "rounds=1", folder=tmp_path)
     with open_dict(cfg):
         cfg.callbacks["watch"] = {"_target_": f"{__name__}.WatchUploads"}
     train(cfg)
-    assert WatchUploads.alive == [0, 0, 0]
+    assert WatchUploads.alive == [0, 0, 0, 0]
     assert WatchUploads.received

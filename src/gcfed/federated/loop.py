@@ -74,7 +74,7 @@ class FederatedLoop(Callback):
         if self.data is not trainer.datamodule:  # type: ignore[attr-defined]
             self.bind(trainer.callbacks, trainer.datamodule, pl_module)  # type: ignore[attr-defined]
         self.stacks.__dict__.pop("layout", None)  # the device is known only now
-        if trainer.num_nodes > 1:
+        if trainer.world_size > 1:
             self.stores.require_common_disk(trainer.strategy)
         self.transport.start()
         pl_module.test_elsewhere = self.transport.test

@@ -163,8 +163,9 @@ class ClientStack:
         """The clients' updates ``w_k − w``, name → ``[K, *shape]``; takes over the stack's memory, which is spent."""
         self.leaves = {}
         self._graph = Stacked(self._swap, {}, {})  # and with the old one its gradients
-        torch._foreach_sub_(list(self.full.values()), [self.start[name] for name in self.full])
-        return self.full
+        full, self.full, self._buffers = self.full, {}, {}  # parts keep the stack until the next one, and not these
+        torch._foreach_sub_(list(full.values()), [self.start[name] for name in full])
+        return full
 
 
 def has_layers(net: nn.Module, kind: type[nn.Module]) -> bool:

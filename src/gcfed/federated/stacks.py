@@ -43,9 +43,9 @@ class Stacks(Transport):
         streams = self.layout.streams
         self.program.receive(download)
         with streams.round():
-            for stack in self.share(download, clients):
+            for ids in self.share(download, clients):
                 with streams.stack():
-                    trained = [self.program.train(download, stack, streams.in_turn)]
+                    trained = [self.program.train(download, ids, streams.in_turn)]
                     with streams.in_turn():
                         yield trained.pop()  # not kept here: nothing holds an upload while the next stack trains
 
@@ -57,8 +57,8 @@ class Stacks(Transport):
         alone = replace(program, solver=solver or program.solver, parts=parts)
         alone.receive(download)
         with self.stores.forgetting():
-            for stack in [clients] if here else self.share(download, clients):
-                yield alone.train(download, stack, sends=False)
+            for ids in [clients] if here else self.share(download, clients):
+                yield alone.train(download, ids, sends=False)
 
     def reply(self, reply: Mapping[str, Params], download: Download) -> None:
         self.program.reply(reply, download)

@@ -73,7 +73,7 @@ class ClientStores:
             raise ValueError("client_store.folder=null: checkpoints refer to clients' states there; name a folder.")
 
     def require_common_disk(self, strategy: Strategy) -> None:
-        """Refuses nodes of which one does not see what another writes for it.
+        """Refuses processes of which one does not see what another writes for it.
 
         Raises:
             ValueError: a method keeps states, and their folder is not the same everywhere.
@@ -90,8 +90,9 @@ class ClientStores:
             mark.unlink()
         if not common:
             raise ValueError(
-                f"client_store.folder={self.folder} is not the same folder on all nodes: a client that trains on "
-                "another node than before would not find its state. Name one on a disk that all of them see."
+                f"client_store.folder={self.folder} is not the same folder in all processes: a client that trains in "
+                "another one than before would not find its state. Name one on a disk that all nodes see, and one run "
+                "folder for all processes (hydra.run.dir, folder=)."
             )
 
     def finish_round(self, cohort: np.ndarray, round: int) -> None:

@@ -82,7 +82,8 @@ def _line(axes: Axes, curve: pd.Series, color: str, label: str, **look: Any) -> 
 
 def draw_partition(folder: Path, data: FederatedDataModule) -> Path | None:
     """Draws ``partition.png`` into a run's folder and returns its path; None where there are no classes to draw."""
-    if (held := counts_of(data)) is None:
+    # As the run wrote them before its first round: attacks change labels.
+    if (held := LabelCounts.load(folder) or counts_of(data)) is None:
         return None
     deals, path = data.partitioner, folder / "partition.png"
     kind = "natural" if isinstance(deals, ByGroup) else type(deals).__name__

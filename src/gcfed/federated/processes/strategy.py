@@ -19,6 +19,8 @@ from torch import nn
 from gcfed.federated.processes.launch import ForkLauncher, end_with_parent
 from gcfed.utils.machine import cores, one_of_several, present_memory
 
+MEETING = timedelta(minutes=30)  # in which all processes must have come: one may have been refused alone, and ended
+
 
 class CohortStrategy(DDPStrategy):
     """Every process holds the global model and trains its share of the cohort; updates are summed once a round.
@@ -71,7 +73,7 @@ class CohortStrategy(DDPStrategy):
                     listening = socket.create_server(found[4][:2], family=found[0])
         world = environment.world_size()
         store = dist.TCPStore(
-            address, port, world, rank == 0, self._timeout or timedelta(days=1),
+            address, port, world, rank == 0, MEETING,
             wait_for_workers=False, master_listen_fd=listening.detach() if listening else None,
         )  # fmt: skip
         backend = self._get_process_group_backend()
