@@ -82,6 +82,11 @@ def check(cfg: DictConfig) -> None:
     for key, hint in RANGES.items():
         group, _, name = key.rpartition(".")
         fits(key, (run[group] if group else run).get(name), hint)
+    by, loader = run["partition"].get("by"), run["data"].get("dataset")
+    if by is not None and "groups" not in (loader if isinstance(loader, Mapping) else {}):
+        raise ValueError(
+            f"partition.by={by} is read by nothing: data={run['tags'].get('data')} says whose samples are."
+        )
     _check_trainer(run["trainer"], run)
 
 

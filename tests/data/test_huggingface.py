@@ -88,7 +88,7 @@ def test_texts_with_classes(tmp_path):
     dataset = huggingface(name, str(tmp_path / "data"), length=10)
     assert dataset.train.x.shape == (16, 10)
     read = {"".join((*ALPHABET, "_")[t] for t in x) for split in (dataset.train, dataset.test) for x in split.x}
-    assert read == {text[:10].ljust(10, "_") for text in TEXTS}
+    assert read == {text[:10].rjust(10, "_") for text in TEXTS}  # a network reads the last position
     assert len(ALPHABET) == PAD
 
 
@@ -102,6 +102,14 @@ def test_texts_without_classes_have_the_next_character(tmp_path):
     shown, wanted = dataset.train.x[:, 1:], dataset.train.y[:, :-1]
     np.testing.assert_array_equal(shown[wanted >= 0], wanted[wanted >= 0])
     assert len(np.unique(dataset.train.groups)) == 5
+
+
+def test_two_columns_of_classes_are_no_text_to_continue(tmp_path):
+    columns = {"text": TEXTS, "coarse": CLASSES, "fine": CLASSES}
+    name = saved(tmp_path, {"": (columns, {"text": STRING, "coarse": CLASS, "fine": CLASS})})
+    with pytest.raises(ValueError, match=r"data\.label=null: name the column of the classes, one of coarse, fine"):
+        huggingface(name, str(tmp_path / "data"), length=10)
+    assert huggingface(name, str(tmp_path / "data"), length=10, label="fine").num_classes == 2
 
 
 @pytest.mark.parametrize(

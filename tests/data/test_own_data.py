@@ -28,6 +28,7 @@ CLASSES = np.arange(N) % 4
     [
         (IMAGES, (3, 6, 5)),
         (IMAGES.transpose(0, 2, 3, 1), (3, 6, 5)),
+        (IMAGES.repeat(2, 1).transpose(0, 2, 3, 1)[..., :4], (4, 6, 5)),
         (IMAGES[:, 0], (1, 6, 5)),
         (IMAGES[:, 0, 0], (5,)),
         (IMAGES[:, 0, 0].astype(np.float16), (5,)),
@@ -36,7 +37,8 @@ CLASSES = np.arange(N) % 4
 def test_samples_of_every_shape(x, shape):
     dataset = from_arrays({"x": x, "y": CLASSES, "x_test": x[:8], "y_test": CLASSES[:8]}, "mine.npz", 0.2)
     assert (dataset.name, dataset.train.x.shape, dataset.test.x.shape) == ("mine", (N, *shape), (8, *shape))
-    np.testing.assert_array_equal(dataset.train.x.reshape(N, -1), IMAGES.reshape(N, -1)[:, : np.prod(shape)])
+    images = IMAGES.repeat(2, 1) if shape[0] == 4 else IMAGES
+    np.testing.assert_array_equal(dataset.train.x.reshape(N, -1), images.reshape(N, -1)[:, : np.prod(shape)])
     assert dataset.train.x.dtype == (np.float32 if x.dtype == np.float16 else np.uint8)
 
 
@@ -267,6 +269,11 @@ def test_the_transform_that_samples_ask_for():
         with pytest.raises(ValueError, match=rf"data\.transform\.{key} has 2 values; .* has 3 channels"):
             AutoTransform(**{key: [0.5, 0.4]})(IMAGES)
     assert AutoTransform()(np.zeros((2, 1, 3, 3), np.uint8)).std == (0.01,)  # an empty channel
+    many = np.repeat(IMAGES, 60, 0)  # more than are counted at once
+    np.testing.assert_allclose(AutoTransform()(many).mean, auto.mean)
+    for settings, words in (({"flip": True}, "crops, flips"), ({"mean": [0.5]}, "mean and std are of images")):
+        with pytest.raises(ValueError, match=words):
+            AutoTransform(**settings)(IMAGES[:, 0, 0] / 1.0)
     assert type(AutoTransform()(IMAGES[:, 0, 0])) is TextTransform
     assert type(AutoTransform()(IMAGES[:, 0, 0] / 1.0)) is VectorTransform
     for transform in (TextTransform, VectorTransform):

@@ -43,6 +43,28 @@ def test_targets_to_regress_on_are_numbers_whole_or_not(tmp_path):
         assert {age: y for age, (_, y) in by_age(dataset).items()} == {row[0]: [row[place]] for row in ROWS}
 
 
+def test_the_row_numbers_that_pandas_writes_are_no_feature(tmp_path, caplog):
+    """They tell the class of a file that is sorted by it."""
+    frame = pd.DataFrame(ROWS, columns=HEAD.split(","))
+    frame.to_csv(tmp_path / "x.csv")
+    options = {"target": "paid", "ignore": ["work", "code", "rate"]}
+    assert by_age(csv(str(tmp_path / "x.csv"), **options)) == by_age(csv(write(tmp_path / "y.csv"), **options))
+    assert "taken for the rows' numbers" in caplog.text
+    kept = csv(str(tmp_path / "x.csv"), **options, categorical=["Unnamed: 0"])
+    assert kept.train.x.shape[1] > 1
+
+
+def test_a_column_of_numbers_with_a_word_among_them_is_refused(tmp_path):
+    rows = [(20 + i, "?" if i in (3, 7) else i, i % 2) for i in range(20)]
+    path = write(tmp_path / "x.csv", rows, "age,power,label")
+    with pytest.raises(ValueError, match=r"column power holds numbers and '\?': empty such cells .*data\.categorical"):
+        csv(path, target="label", missing="mean")
+    assert csv(path, target="label", ignore=["power"]).train.x.shape[1] == 1
+    assert csv(path, target="label", categorical=["power"]).train.x.shape[1] > 10
+    few = [(age, "word" if i % 2 else i, label) for i, (age, _, label) in enumerate(rows)]
+    assert csv(write(tmp_path / "y.csv", few, "age,power,label"), target="label").train.x.shape[1] > 2
+
+
 @pytest.mark.parametrize(("distinct", "options", "said"), [
     (21, {}, ["n: 21 different numbers are taken for 21 classes; data.regression=true predicts the number"]),
     (20, {}, []), (21, {"regression": True}, []),

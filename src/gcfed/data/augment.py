@@ -161,9 +161,14 @@ class AutoTransform(Transform):
     def __call__(self, x: np.ndarray) -> Transform:
         """The transform of training samples like these, [n, …]."""
         if x.ndim != 4:
-            return VectorTransform() if x.dtype.kind == "f" else TextTransform()
+            if self.mean or self.std:
+                raise ValueError("data.transform: mean and std are of images; vectors have data.standardize.")
+            return (VectorTransform if x.dtype.kind == "f" else TextTransform)(**self.augmentation)
         channels, levels = x.shape[1], np.arange(256) / 255
-        shares = np.stack([np.bincount(x[:, c].ravel(), minlength=256) for c in range(channels)]) / x[:, 0].size
+        counts = np.zeros((channels, 256), np.int64)
+        for block in np.array_split(x, -(-len(x) // 1000)):  # a copy of all would be as large as they are
+            counts += [np.bincount(block[:, c].ravel(), minlength=256) for c in range(channels)]
+        shares = counts / x[:, 0].size
         mean = shares @ levels
         std = np.sqrt(np.maximum(shares @ levels**2 - mean**2, 1e-4))  # an empty channel is left as it is
         transform = ImageTransform(self.mean or mean.tolist(), self.std or std.tolist(), **self.augmentation)

@@ -63,7 +63,9 @@ def huggingface(
         return dataset.num_classes, names if len(names) == dataset.num_classes else dataset.class_names or ()
 
     where = Path(name).resolve() if files else name
-    key = hashlib.sha256(repr((where, subset, input, label, groups, size, length, test)).encode()).hexdigest()[:12]
+    key = hashlib.sha256(
+        repr((where, subset, input, label, groups, size, length, test, "padded before")).encode()
+    ).hexdigest()[:12]
     source = written(files) if files else ""
     return replace(cached(data_dir, f"huggingface_{key}", build, source), name=Path(name).name)
 
@@ -97,6 +99,8 @@ def _columns(rows: Dataset, named: dict[str, Any]) -> dict[str, Any]:
     kinds = {name: (type(feature).__name__, getattr(feature, "dtype", "")) for name, feature in others.items()}
     classes = [name for name, (kind, _) in kinds.items() if kind == "ClassLabel"]
     label = named["y"] or (classes[0] if len(classes) == 1 else "label" if "label" in kinds else None)
+    if label is None and classes:
+        raise ValueError(f"data.label=null: name the column of the classes, one of {', '.join(classes)}.")
     images = [name for name, (kind, _) in kinds.items() if kind == "Image"]
     texts = [name for name, (_, dtype) in kinds.items() if "string" in dtype and name != label]
     if named["x"] is None and len(images or texts) != 1:
@@ -128,5 +132,6 @@ def _arrays(
         if "groups" in content:
             content["groups"] = np.repeat(content["groups"], [len(piece) for piece, _ in pieces])
         return {"x": x, **content}
-    filled = "".join(text[:length].ljust(length, "\0") for text in texts)  # what no alphabet has is padding
+    # What no alphabet has is padding, before the text: a network reads its label off the last position.
+    filled = "".join(text[:length].rjust(length, "\0") for text in texts)
     return {"x": encode(filled).reshape(-1, length), **content}

@@ -246,6 +246,7 @@ def _samples(x: np.ndarray) -> np.ndarray:
         return x.astype(np.float32)
     if x.dtype == np.uint8 and x.ndim == 3:
         return x[:, None]
-    if x.dtype == np.uint8 and x.ndim == 4 and x.shape[1] not in (1, 3) and x.shape[3] in (1, 3):
+    last = x.ndim == 4 and (x.shape[3] in (1, 3) or x.shape[3] < min(x.shape[1:3]))  # where the channels are
+    if x.dtype == np.uint8 and last and x.shape[1] not in (1, 3):
         return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
     return x  # right, or refused

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 MOST = 1000
 """Categories of a column; what has more is a name, a number of a record or a free text."""
+INDEX = "Unnamed: 0"
+"""What pandas calls the column of row numbers that its own ``to_csv`` writes."""
 FEW = 20
 """Classes that are numbers; what has more may be meant to be regressed on."""
 
@@ -53,12 +55,18 @@ def csv(
     y = _target(rows, str(target), regression)
     if not is_test.any():
         is_test = held_out(y[:, None] if regression else y, test, generator(0, "test"))
+    if INDEX in rows and INDEX not in {target, groups, *ignore, *categorical} and rows[INDEX].dtype.kind == "i":
+        log.warning("%s: the first column has no name, so it is taken for the rows' numbers, and left out", path)
+        ignore = [*ignore, INDEX]
     taken = rows[[name for name in rows if name not in {target, groups, *ignore}]]
     if taken.columns.empty:
         raise SettingError("ignore", f"={[*ignore]} leaves no column to learn from.")
     for name in taken if missing == "refuse" else ():
         _full(rows[name], f"leave it out, data.ignore=[{name}], or take the training rows' mean, data.missing=mean")
     coded = [name for name in taken if name in categorical or taken[name].dtype.kind not in "iuf"]
+    for name in coded:
+        if name not in categorical and taken[name].dtype.kind != "b":
+            _text(taken[name])
     numbers = taken.drop(columns=coded).apply(lambda column: column.fillna(column[~is_test].mean()))
     switches = [_one_hot(taken[name], is_test) for name in coded]
     x = np.concatenate([numbers.to_numpy(np.float64), *switches], axis=1, dtype=np.float32)
@@ -68,6 +76,19 @@ def csv(
     if whose is not None:
         content["groups"] = whose[~is_test]
     return from_arrays(content, str(path), test)
+
+
+def _text(column: Series) -> None:
+    """Refuses numbers among which something else, such as the ? of an unknown one, made a text of each."""
+    import pandas as pd
+
+    odd = column[pd.to_numeric(column, errors="coerce").isna() & column.notna()]
+    if 0 < len(odd) < column.notna().sum() / 2:
+        raise ValueError(
+            f"column {column.name} holds numbers and {odd.iloc[0]!r}: empty such cells (data.missing=mean then fills "
+            f"them), leave it out, data.ignore=[{column.name}], or say that all are codes, "
+            f"data.categorical=[{column.name}]."
+        )
 
 
 def _read(path: str | None) -> tuple[DataFrame, np.ndarray, np.ndarray | None]:
