@@ -71,7 +71,9 @@ class SiteEnd:
 
     @collab.publish
     def answer(self, verb: str, about: dict[str, Any]) -> dict[str, Any]:
-        """What :meth:`gcfed.federation.site.Site.answer` says."""
+        """What :meth:`gcfed.federation.site.Site.answer` says; to a site nothing: NVFlare lets it ask, too."""
+        if collab.caller != "server":
+            raise PermissionError(f"{collab.caller} is a site, and the server alone asks.")
         workspace, name = collab.workspace, collab.site_name
         with self._lock:
             if self._site is None:
