@@ -418,8 +418,28 @@ def test_a_server_deletes_no_file_but_states_of_the_clients_that_it_asks(federat
     ):  # fmt: skip
         about = {"run": site.run, "clients": [0], "states": states, "message": message}
         assert "no state of this run" in site.answer("fit", about)["failure"]
+    for round in (-1, "../../other/x"):
+        message = pack_download(Download(round, 1, 0.1, site.model, np.array([0])))
+        about = {"run": site.run, "clients": [0], "states": {}, "message": message}
+        assert "which is none" in site.answer("fit", about)["failure"]
     assert [path.name for path in other.iterdir()] == ["scan-7.bin"]
     assert list(site.stacks.stores.opened) == [mine]
+
+
+def test_a_reply_is_to_the_round_that_a_site_has_trained_in(federated, tmp_path):
+    """Whatever round its server says: the state that it changes is a file of that name."""
+    _, line = federated("algorithm=fedsub", "rounds=1", "participation.per_round=7")
+    site = line.programs["a"]
+    message = pack_download(Download(5, 1, 0.1, site.model, np.array([0])))
+    assert "failure" not in site.answer("fit", {"run": site.run, "clients": [0], "states": {}, "message": message})
+    (upload,) = site.stacks.stores.opened["fedsub"].folder.glob("0-5.bin")
+    before, mean = upload.read_bytes(), unpack(site.answer("fit", {
+        "run": site.run, "clients": [0], "states": {}, "message": message,
+    })["uploads"][0], "upload")["delta"]  # fmt: skip
+    reply = pack("reply", {"fedsub": {name: t[0] for name, t in mean.items()}})
+    site.answer("reply", {"run": site.run, "clients": [0], "round": "x/../../../escaped", "message": reply})
+    assert not list(tmp_path.rglob("escaped*"))
+    assert upload.read_bytes() != before
 
 
 def edited(**changes):

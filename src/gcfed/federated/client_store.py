@@ -47,7 +47,7 @@ class ClientStore:
         self._previous: list[Path] = []  # the checkpoint before needs them, the last does not
 
     def path(self, client: int, version: int) -> Path:
-        return self.folder / f"{client}-{version}.bin"
+        return self.folder / f"{client:d}-{version:d}.bin"
 
     def version(self, client: int) -> int | None:
         """Index of the round in which this client's state was last written; None where it has none."""

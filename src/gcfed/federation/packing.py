@@ -15,6 +15,8 @@ from gcfed.federated.messages import Download, Levels, Upload, finite_clients
 
 VERSION = 2
 MOST_BITS = 22  # of a level that a float32 tells from its neighbours; more travel as they are
+BITS = range(2, 33)  # that a level may have
+NUMBERS = range(2**63)  # of rounds: what an index has room for
 TENSOR = "tensor|"  # what stands in the place of one: a key that no name of a tensor or part is
 
 
@@ -80,9 +82,11 @@ def unpack_download(message: bytes, model: Params) -> Download:
     """What the server sent; ``model`` is the receiver's own, of whose names and shapes it must be.
 
     Raises:
-        MessageError: it is not; names the tensor.
+        MessageError: it is not, or of no round; names the tensor.
     """
     content = unpack(message, "download")
+    if type(content["round"]) is not int or content["round"] not in NUMBERS:
+        raise MessageError(f"a download of round {content['round']!r}, which is none.")
     refuse_other("the model", content["model"], model)
     return Download(**content | {"cohort": np.array(content["cohort"], dtype=np.int64)})
 

@@ -91,6 +91,7 @@ class Site:
     """
 
     stacks: Stacks
+    round: int  # of the last download
 
     def __init__(self, name: str, settings: Path, home: Path) -> None:
         self.name, self.settings, self.home, self.run = name, settings, home, ""
@@ -173,6 +174,7 @@ class Site:
         if strangers := sorted(set(clients) - set(self.clients)):
             raise MessageError(f"{self.name} does not hold the clients {strangers}.")
         download = unpack_download(about["message"], self.model).to(self.stacks.program.module.device)
+        self.round = download.round
         for store, references in stores.told(about["states"], clients):
             store.adopt(references)
         uploads = [pack_upload(upload) for upload in self.stacks.fit(download, np.array(clients, dtype=np.int64))]
@@ -180,7 +182,7 @@ class Site:
 
     def reply(self, about: About) -> About:
         """What the server tells its clients of a round that is over."""
-        told = Download(about["round"], 0, 0.0, {}, np.array([]), unpack(about["message"], "reply"))
+        told = Download(self.round, 0, 0.0, {}, np.array([]), unpack(about["message"], "reply"))
         self.stacks.reply(told.to(self.stacks.program.module.device).extra, told)
         return {"states": self._written(about["clients"])}
 
