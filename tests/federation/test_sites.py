@@ -458,6 +458,10 @@ def outside(answer):
     return answer | {"states": {"scaffold": [["/etc/host", 7, 0, []]]}}
 
 
+def stated(version, checksum=0):
+    return lambda answer: answer | {"states": {"scaffold": [[1, version, checksum, []]]}}
+
+
 ANSWERS = {
     "no uploads": (lambda answer: answer | {"uploads": []}, r"uploads of the clients \[\], and asked were"),
     "one client twice": (lambda answer: answer | {"uploads": answer["uploads"] * 2}, "uploads of the clients"),
@@ -465,6 +469,9 @@ ANSWERS = {
     "another's state": (lambda answer: answer | {"states": {"scaffold": [[0, 1, 2, []]]}}, "no state of this run"),
     "another store": (lambda answer: answer | {"states": {"../x": [[1, 1, 2, []]]}}, "no state of this run"),
     "a path": (outside, "no state of this run"),
+    "a version before the first": (stated(-1), "no state of this run"),
+    "a version beyond all": (stated(2**63), "no state of this run"),
+    "a checksum beyond all": (stated(1, 2**64 - 1), "no state of this run"),
     "no loss": (edited(loss=lambda _: None), "failed: 'NoneType'"),
     "losses of others": (edited(loss=lambda t: t.repeat(2)), "an upload has loss as"),
     "whole numbers for truth": (edited(finite=lambda t: t.repeat(2)), "an upload has finite as"),

@@ -39,6 +39,7 @@ class ClientStore:
         self.folder, self.dtype = folder, dtype
         self.shared = False  # with other processes, which read files
         self.elsewhere = False  # the files lie at sites; what is here is the index of those that count
+        self.servers = False  # a table of the server's, of which no site has a say
         self.forgets = False  # nothing that is written stays
         self._held: dict[int, Tensor] = {}  # the present versions that lie on a GPU, ``[P]``
         self._version: dict[int, int] = {}

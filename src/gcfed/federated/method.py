@@ -207,6 +207,12 @@ class ServerPart(Part):
     every process.
     """
 
+    def meet(self, setup: Setup) -> None:
+        before = set(setup.stores.opened)
+        super().meet(setup)
+        for name in setup.stores.opened.keys() - before:
+            setup.stores.opened[name].servers = True
+
     def on_broadcast(self, download: Download, round: Round) -> None:
         """Before the model goes down: replace entries of ``download.model``, fill ``download.extra``."""
 

@@ -127,8 +127,8 @@ class Sites(Stacks):
                 self._held[answer.site] = clients = answer.about["clients"]
                 self._sizes[clients] = answer.about["sizes"]
                 for name in answer.about["stores"]:
-                    if name not in self.stores.opened:
-                        raise ValueError(f"federation: {answer.site} keeps {name!r}, which no method of this run does.")
+                    if name not in self.stores.of_clients:
+                        raise ValueError(f"federation: {answer.site} keeps {name!r}, which no client of this run does.")
                     self.stores.open(name).elsewhere = True
         for site, why in lost.items():
             if begins:
