@@ -362,6 +362,9 @@ REACHES_FURTHER = (
     ("data.partitioner._target_", "os.system", "would call data.partitioner._target_=os.system"),
     ("model.weights", "/etc/passwd", "names model.weights=/etc/passwd, a place outside"),
     ("metrics.updates.path", "../../x", "a place outside"),
+    ("model.name", "local-dir:/home/alice/model", "a place outside"),
+    ("model.name", "hf-hub:mallory/net", "a place outside"),
+    ("model.name", "hf-\nhub:mal\tlory/net", "a place outside"),
     ("server_secret", 1, "has server_secret, which is not for clients"),
 )
 

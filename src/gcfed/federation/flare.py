@@ -6,6 +6,7 @@ that it is sent, but for these classes by their names (docs/federation.md).
 
 from __future__ import annotations
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -79,6 +80,10 @@ class SiteEnd:
             if self._site is None:
                 from gcfed.federation.site import Site  # torch: not before the job has begun
 
-                local, home = Path(workspace.get_site_config_dir()), Path(workspace.get_root_dir())
+                local, home = (
+                    Path(place()).resolve() for place in (workspace.get_site_config_dir, workspace.get_root_dir)
+                )
+                (home / "gcfed").mkdir(exist_ok=True)
+                os.chdir(home / "gcfed")  # what the server's config names must not be a file of the kit
                 self._site = Site(name, local / "gcfed.yaml", home / "gcfed")
             return self._site.answer(verb, about)
