@@ -154,6 +154,7 @@ def survivors(federated, simulated, monkeypatch, lost, *words, **how):
     return result, line
 
 
+CLIP = tuple(f"+methods.clip_update.{key}" for key in ("_target_=gcfed.methods.clip_update.ClipUpdate", "quantile=0.3"))
 CLIENTS_OF_B = [1, 4]  # of seven, dealt to three sites
 
 
@@ -496,6 +497,50 @@ def test_an_answer_that_is_not_as_it_must_be_is_a_failure_of_its_site(federated,
     words = ("algorithm=scaffold", "participation.per_round=7", "rounds=2")
     survivors(federated, simulated, monkeypatch, lost, *words, garbled=garbled)
     assert re.search(f"round 2: b failed: .*{sentence}|round 2: b {sentence}", caplog.text)
+
+
+SERVERS = {  # what a part of the server reads: words, and what comes in its place
+    "table": (("algorithm=fedvarp",), lambda answer: answer | {"states": {"fedvarp": [[1, 7, 0, []]]}}),
+    "note": (("algorithm=fedgc",), edited(notes=lambda _: {})),
+    "sums": (("metrics=drift", "metrics.drift.every=1"), edited(notes=lambda _: {"drift": {"": torch.zeros(9)}})),
+    "bit": (CLIP, edited(extra=lambda _: {})),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+def test_what_the_servers_parts_read_is_looked_at_before_them(federated, simulated, monkeypatch, kind):
+    words, change = SERVERS[kind]
+
+    def garbled(site, verb, answer):
+        return change(answer) if (site, verb) == ("b", "fit") else answer
+
+    lost = dict.fromkeys(range(2), CLIENTS_OF_B)
+    survivors(federated, simulated, monkeypatch, lost, *words, "participation.per_round=7", "rounds=2", garbled=garbled)
+
+
+@pytest.mark.parametrize("sent", [torch.ones(2), {"1": 3.0}, {"1": {"x": torch.ones(2)}}, {"99": {}, "x": {}}], ids=str)
+def test_local_models_that_are_none_are_not_drawn(federated, sent):
+    def garbled(site, verb, answer):
+        return edited(notes=lambda _: {"surface": sent})(answer) if (site, verb) == ("b", "fit") else answer
+
+    words = ("metrics=surface", "metrics.surface.every=1", "metrics.surface.grid=3", "metrics.surface.figures=false")
+    result, _ = federated(*words, "rounds=1", "participation.per_round=7", garbled=garbled)
+    names = np.load(result.folder / "surface_round_1.npz")["names"].tolist()
+    assert names[:3] == ["client 0", "client 2", "client 3"]
+
+
+def test_a_site_does_not_keep_the_servers_table(federated):
+    def garbled(site, verb, answer):
+        return answer | {"stores": ["fedvarp"]} if verb == "configure" else answer
+
+    with pytest.raises(ValueError, match="a keeps 'fedvarp', which no client of this run does"):
+        federated("algorithm=fedvarp", garbled=garbled)
+
+
+def test_paths_of_a_site_go_from_its_file(tmp_path):
+    (tmp_path / "gcfed.yaml").write_text("{arrays: own.npz, states: /states}")
+    own = Settings.read(tmp_path / "gcfed.yaml")
+    assert (own.arrays, own.states, own.folder) == (str(tmp_path / "own.npz"), "/states", None)
 
 
 def test_the_server_sees_itself_whose_numbers_are_finite(federated):

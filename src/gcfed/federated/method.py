@@ -224,6 +224,10 @@ class ServerPart(Part):
         """
         return {}
 
+    def notes(self, round: Round) -> dict[str, Params]:
+        """What it reads of ``Upload.notes``: their names → tensors like those of a note."""
+        return {}
+
     def on_receive(self, upload: Upload, round: Round) -> None:
         """K uploads have come, in whatever order; before they are aggregated."""
 
