@@ -12,6 +12,7 @@ from gcfed.federation.packing import (
     TENSOR,
     VERSION,
     MessageError,
+    pack,
     pack_download,
     pack_upload,
     unpack_download,
@@ -25,7 +26,8 @@ MODEL = {
     "a.first": torch.randn(2, 3).bfloat16(),
     "scale": torch.tensor(3.5),
 }
-SHAPES = {"delta": MODEL, "control": {"scale": MODEL["scale"]}}
+SHAPES = {"delta": MODEL, "control": {"scale": MODEL["scale"]}, "bits": {"whole": torch.tensor(True)}}
+NOTES = {"drift": {"": torch.zeros(3)}}
 
 
 def a_download(**changes):
@@ -66,7 +68,7 @@ def test_a_download_comes_out_as_it_went_in_with_its_order_and_memory_format():
 
 def test_an_upload_comes_out_as_it_went_in():
     sent = an_upload()
-    came = unpack_upload(pack_upload(sent), 3, SHAPES, [2, 5, 6])
+    came = unpack_upload(pack_upload(sent), 3, SHAPES, [2, 5, 6], NOTES)
     for name in ("clients", "num_samples", "num_steps", "num_seen"):
         np.testing.assert_array_equal(getattr(came, name), getattr(sent, name))
     assert_same({"finite": came.finite, "loss": came.loss}, {"finite": sent.finite, "loss": sent.loss})
@@ -106,7 +108,7 @@ def test_quantized_values_travel_in_their_bits_and_come_out_the_same(bits, dtype
     levels = {n: Levels(bits, own) for n, own in zip(values, torch.stack(norms, 1), strict=True)}
     sent = an_upload((1, 2, 3), delta=values, levels=levels, extra={}, notes={})
     message = pack_upload(sent)
-    came = unpack_upload(message, 3, {"delta": {name: t[0] for name, t in values.items()}}, [1, 2, 3])
+    came = unpack_upload(message, 3, {"delta": {name: t[0] for name, t in values.items()}}, [1, 2, 3], {})
     for name, t in values.items():
         torch.testing.assert_close(came.delta[name], t, rtol=0, atol=0, equal_nan=True)
     payload = len(message) - int.from_bytes(message[:8], "little") - 8
@@ -124,6 +126,8 @@ def without(tensors, name):
         (lambda: a_download(model=without(MODEL, "scale")), "lacks scale"),
         (lambda: a_download(model=MODEL | {"more": torch.ones(1)}), "has more, which is not known"),
         (lambda: a_download(model=MODEL | {"scale": torch.ones(2)}), r"has scale as \(2,\), and here it is \(\)"),
+        (lambda: a_download(round="../x"), "of round '../x', which is none"),
+        (lambda: a_download(round=-1), "of round -1, which is none"),
     ],
 )
 def test_a_download_of_another_model_is_refused_by_name(download, words):
@@ -138,17 +142,24 @@ def test_a_download_of_another_model_is_refused_by_name(download, words):
         ({"clients": np.array([5, 8])}, r"nobody asked: \[8\]"),
         ({"extra": {}}, "control lacks scale"),
         ({"delta": {}}, "delta lacks conv.weight"),
+        ({"num_samples": np.array([-99, 1])}, r"num_samples=\[-99, 1\]"),
+        ({"extra": an_upload().extra | {"x": {"y": torch.zeros(2)}}}, "has x beside Δ, which no method"),
+        ({"extra": an_upload().extra | {"delta": {"y": torch.zeros(2)}}}, "has delta beside Δ, which no method"),
+        ({"levels": {"scale": Levels(2**70, torch.ones(2))}}, f"has scale in {2**70} bits, and they may be 2 to 32"),
+        ({"levels": {"scale": Levels(30, torch.ones(3))}}, r"levels has scale as \(3,\), and here it is \(2,\)"),
+        ({"notes": {}}, "note drift lacks "),
+        ({"notes": {"drift": {"": torch.zeros(4)}}}, r"note drift has  as \(4,\), and here it is \(3,\)"),
     ],
 )
 def test_an_upload_that_does_not_fit_is_refused_by_name(changes, words):
     with pytest.raises(MessageError, match=words):
-        unpack_upload(pack_upload(an_upload(**changes)), 3, SHAPES, [2, 5])
+        unpack_upload(pack_upload(an_upload(**changes)), 3, SHAPES, [2, 5], NOTES)
 
 
 def test_other_versions_other_kinds_and_damaged_messages_are_refused():
     message = pack_download(a_download())
     with pytest.raises(MessageError, match="is a download, where a upload was expected"):
-        unpack_upload(message, 3, SHAPES, [2, 5])
+        unpack_upload(message, 3, SHAPES, [2, 5], NOTES)
     header = {"version": 99, "kind": "download", "content": {}}
     with pytest.raises(MessageError, match="version 99, and this project reads version 2"):
         unpack_download(save({"t": torch.ones(1)}, metadata={"gcfed": json.dumps(header)}), MODEL)
@@ -160,3 +171,10 @@ def test_other_versions_other_kinds_and_damaged_messages_are_refused():
     for damaged in (b"", b"\xff" * 40, message[:100], message[:-1], save({"t": torch.ones(1)})):
         with pytest.raises(MessageError, match="cannot be read"):
             unpack_download(damaged, MODEL)
+
+
+def test_bits_of_a_tensor_that_nobody_knows_are_refused():
+    """Here it is packed by hand: no upload of ours can have them."""
+    content = vars(an_upload()) | {"levels": {"nope": Levels(30, torch.ones(2))._asdict()}}
+    with pytest.raises(MessageError, match="an upload's levels has nope, which is not known here"):
+        unpack_upload(pack("upload", content), 3, SHAPES, [2, 5], NOTES)

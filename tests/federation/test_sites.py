@@ -154,6 +154,7 @@ def survivors(federated, simulated, monkeypatch, lost, *words, **how):
     return result, line
 
 
+CLIP = tuple(f"+methods.clip_update.{key}" for key in ("_target_=gcfed.methods.clip_update.ClipUpdate", "quantile=0.3"))
 CLIENTS_OF_B = [1, 4]  # of seven, dealt to three sites
 
 
@@ -362,6 +363,9 @@ REACHES_FURTHER = (
     ("data.partitioner._target_", "os.system", "would call data.partitioner._target_=os.system"),
     ("model.weights", "/etc/passwd", "names model.weights=/etc/passwd, a place outside"),
     ("metrics.updates.path", "../../x", "a place outside"),
+    ("model.name", "local-dir:/home/alice/model", "a place outside"),
+    ("model.name", "hf-hub:mallory/net", "a place outside"),
+    ("model.name", "hf-\nhub:mal\tlory/net", "a place outside"),
     ("server_secret", 1, "has server_secret, which is not for clients"),
 )
 
@@ -418,8 +422,28 @@ def test_a_server_deletes_no_file_but_states_of_the_clients_that_it_asks(federat
     ):  # fmt: skip
         about = {"run": site.run, "clients": [0], "states": states, "message": message}
         assert "no state of this run" in site.answer("fit", about)["failure"]
+    for round in (-1, "../../other/x"):
+        message = pack_download(Download(round, 1, 0.1, site.model, np.array([0])))
+        about = {"run": site.run, "clients": [0], "states": {}, "message": message}
+        assert "which is none" in site.answer("fit", about)["failure"]
     assert [path.name for path in other.iterdir()] == ["scan-7.bin"]
     assert list(site.stacks.stores.opened) == [mine]
+
+
+def test_a_reply_is_to_the_round_that_a_site_has_trained_in(federated, tmp_path):
+    """Whatever round its server says: the state that it changes is a file of that name."""
+    _, line = federated("algorithm=fedsub", "rounds=1", "participation.per_round=7")
+    site = line.programs["a"]
+    message = pack_download(Download(5, 1, 0.1, site.model, np.array([0])))
+    assert "failure" not in site.answer("fit", {"run": site.run, "clients": [0], "states": {}, "message": message})
+    (upload,) = site.stacks.stores.opened["fedsub"].folder.glob("0-5.bin")
+    before, mean = upload.read_bytes(), unpack(site.answer("fit", {
+        "run": site.run, "clients": [0], "states": {}, "message": message,
+    })["uploads"][0], "upload")["delta"]  # fmt: skip
+    reply = pack("reply", {"fedsub": {name: t[0] for name, t in mean.items()}})
+    site.answer("reply", {"run": site.run, "clients": [0], "round": "x/../../../escaped", "message": reply})
+    assert not list(tmp_path.rglob("escaped*"))
+    assert upload.read_bytes() != before
 
 
 def edited(**changes):
@@ -438,6 +462,10 @@ def outside(answer):
     return answer | {"states": {"scaffold": [["/etc/host", 7, 0, []]]}}
 
 
+def stated(version, checksum=0):
+    return lambda answer: answer | {"states": {"scaffold": [[1, version, checksum, []]]}}
+
+
 ANSWERS = {
     "no uploads": (lambda answer: answer | {"uploads": []}, r"uploads of the clients \[\], and asked were"),
     "one client twice": (lambda answer: answer | {"uploads": answer["uploads"] * 2}, "uploads of the clients"),
@@ -445,6 +473,9 @@ ANSWERS = {
     "another's state": (lambda answer: answer | {"states": {"scaffold": [[0, 1, 2, []]]}}, "no state of this run"),
     "another store": (lambda answer: answer | {"states": {"../x": [[1, 1, 2, []]]}}, "no state of this run"),
     "a path": (outside, "no state of this run"),
+    "a version before the first": (stated(-1), "no state of this run"),
+    "a version beyond all": (stated(2**63), "no state of this run"),
+    "a checksum beyond all": (stated(1, 2**64 - 1), "no state of this run"),
     "no loss": (edited(loss=lambda _: None), "failed: 'NoneType'"),
     "losses of others": (edited(loss=lambda t: t.repeat(2)), "an upload has loss as"),
     "whole numbers for truth": (edited(finite=lambda t: t.repeat(2)), "an upload has finite as"),
@@ -466,6 +497,50 @@ def test_an_answer_that_is_not_as_it_must_be_is_a_failure_of_its_site(federated,
     words = ("algorithm=scaffold", "participation.per_round=7", "rounds=2")
     survivors(federated, simulated, monkeypatch, lost, *words, garbled=garbled)
     assert re.search(f"round 2: b failed: .*{sentence}|round 2: b {sentence}", caplog.text)
+
+
+SERVERS = {  # what a part of the server reads: words, and what comes in its place
+    "table": (("algorithm=fedvarp",), lambda answer: answer | {"states": {"fedvarp": [[1, 7, 0, []]]}}),
+    "note": (("algorithm=fedgc",), edited(notes=lambda _: {})),
+    "sums": (("metrics=drift", "metrics.drift.every=1"), edited(notes=lambda _: {"drift": {"": torch.zeros(9)}})),
+    "bit": (CLIP, edited(extra=lambda _: {})),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SERVERS)
+def test_what_the_servers_parts_read_is_looked_at_before_them(federated, simulated, monkeypatch, kind):
+    words, change = SERVERS[kind]
+
+    def garbled(site, verb, answer):
+        return change(answer) if (site, verb) == ("b", "fit") else answer
+
+    lost = dict.fromkeys(range(2), CLIENTS_OF_B)
+    survivors(federated, simulated, monkeypatch, lost, *words, "participation.per_round=7", "rounds=2", garbled=garbled)
+
+
+@pytest.mark.parametrize("sent", [torch.ones(2), {"1": 3.0}, {"1": {"x": torch.ones(2)}}, {"99": {}, "x": {}}], ids=str)
+def test_local_models_that_are_none_are_not_drawn(federated, sent):
+    def garbled(site, verb, answer):
+        return edited(notes=lambda _: {"surface": sent})(answer) if (site, verb) == ("b", "fit") else answer
+
+    words = ("metrics=surface", "metrics.surface.every=1", "metrics.surface.grid=3", "metrics.surface.figures=false")
+    result, _ = federated(*words, "rounds=1", "participation.per_round=7", garbled=garbled)
+    names = np.load(result.folder / "surface_round_1.npz")["names"].tolist()
+    assert names[:3] == ["client 0", "client 2", "client 3"]
+
+
+def test_a_site_does_not_keep_the_servers_table(federated):
+    def garbled(site, verb, answer):
+        return answer | {"stores": ["fedvarp"]} if verb == "configure" else answer
+
+    with pytest.raises(ValueError, match="a keeps 'fedvarp', which no client of this run does"):
+        federated("algorithm=fedvarp", garbled=garbled)
+
+
+def test_paths_of_a_site_go_from_its_file(tmp_path):
+    (tmp_path / "gcfed.yaml").write_text("{arrays: own.npz, states: /states}")
+    own = Settings.read(tmp_path / "gcfed.yaml")
+    assert (own.arrays, own.states, own.folder) == (str(tmp_path / "own.npz"), "/states", None)
 
 
 def test_the_server_sees_itself_whose_numbers_are_finite(federated):

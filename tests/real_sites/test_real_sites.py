@@ -25,8 +25,12 @@ from safetensors.torch import load_file
 
 pytest.importorskip("nvflare")
 
+from nvflare.collab.api.app import ClientApp
+from nvflare.collab.runtime.dispatch import make_participant_map
+
 from gcfed.federated.faults import Faults
 from gcfed.federation import line
+from gcfed.federation.flare import SiteEnd
 from gcfed.federation.line import FlareLine
 from gcfed.run import train
 
@@ -71,6 +75,28 @@ def test_a_site_that_only_seems_connected_costs_no_second_job_for_a_while(monkey
     there.append("b")
     assert here.renew({"b"}) == {"b"}
     assert jobs == [1000.0, 1000.0, 1000.0 + line.AGAIN]
+
+
+class Connected(str):
+    """A site, as NVFlare's server knows it."""
+
+    name = property(str)
+    get_fqcn = str.__str__
+
+
+def test_a_site_is_asked_by_its_server_alone():
+    """NVFlare tells who calls, the server by this name, and lets all participants of a job call."""
+    app, (server, site) = (
+        ClientApp(SiteEnd()),
+        make_participant_map("server.job", "job", [Connected("site-2")]).values(),
+    )
+    app.name = "site-1"
+    with (
+        app.new_context(site, app.name),
+        pytest.raises(PermissionError, match="site-2 is a site, and the server alone"),
+    ):
+        SiteEnd().answer("fit", {})
+    assert server == "server"
 
 
 def descendants(pid):

@@ -39,6 +39,7 @@ class ClientStore:
         self.folder, self.dtype = folder, dtype
         self.shared = False  # with other processes, which read files
         self.elsewhere = False  # the files lie at sites; what is here is the index of those that count
+        self.servers = False  # a table of the server's, of which no site has a say
         self.forgets = False  # nothing that is written stays
         self._held: dict[int, Tensor] = {}  # the present versions that lie on a GPU, ``[P]``
         self._version: dict[int, int] = {}
@@ -47,7 +48,7 @@ class ClientStore:
         self._previous: list[Path] = []  # the checkpoint before needs them, the last does not
 
     def path(self, client: int, version: int) -> Path:
-        return self.folder / f"{client}-{version}.bin"
+        return self.folder / f"{client:d}-{version:d}.bin"
 
     def version(self, client: int) -> int | None:
         """Index of the round in which this client's state was last written; None where it has none."""

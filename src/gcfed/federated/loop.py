@@ -162,15 +162,17 @@ class FederatedLoop(Callback):
             part.on_broadcast(download, round)
         return download
 
-    def _shapes(self) -> dict[str, Params]:
-        """What a client sends in this round."""
+    def _shapes(self) -> tuple[dict[str, Params], dict[str, Params]]:
+        """What a client sends in this round, and what it notes."""
         assert self.round is not None
-        return upload_shapes(self.server_parts, self.round)
+        notes = {name: like for part in self.server_parts for name, like in part.notes(self.round).items()}
+        return upload_shapes(self.server_parts, self.round), notes
 
     def _take(self, download: Download, round: Round, device: torch.device) -> tuple[Params, Totals]:
         """Takes in the uploads as they come and reduces them to one update."""
-        tally, shapes = Tally(device), self._shapes()
-        extra = {name: self.aggregator.beside() for name in shapes if name != "delta"}
+        tally, (shapes, _) = Tally(device), self._shapes()
+        floats = [name for name, like in shapes.items() if all(t.is_floating_point() for t in like.values())]
+        extra = {name: self.aggregator.beside() for name in floats if name != "delta"}
         looks_first = sorted(self.server_parts, key=lambda part: part.order is not Order.MEASURES)
         for upload in self.transport.fit(download, round.cohort):
             for part in looks_first:

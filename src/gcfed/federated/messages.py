@@ -129,7 +129,7 @@ class Upload(Message):
     def send(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Sends more than Δ: ``tensors``, name → ``[K, *shape]``, which the server's part meets in ``on_receive``.
 
-        Where that lists ``name`` in ``uploads``, their mean becomes ``round.received[name]``, or what the run's
+        That lists ``name`` in ``uploads``; of floats their mean becomes ``round.received[name]``, or what the run's
         aggregator makes of them. A client whose numbers are not all finite counts for nothing.
         """
         self.extra[name] = dict(tensors)

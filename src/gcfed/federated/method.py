@@ -207,6 +207,12 @@ class ServerPart(Part):
     every process.
     """
 
+    def meet(self, setup: Setup) -> None:
+        before = set(setup.stores.opened)
+        super().meet(setup)
+        for name in setup.stores.opened.keys() - before:
+            setup.stores.opened[name].servers = True
+
     def on_broadcast(self, download: Download, round: Round) -> None:
         """Before the model goes down: replace entries of ``download.model``, fill ``download.extra``."""
 
@@ -216,6 +222,10 @@ class ServerPart(Part):
         Under ``"delta"``: entries of Δ that clients put in other coordinates than the model's, which
         ``on_aggregate_end`` turns back.
         """
+        return {}
+
+    def notes(self, round: Round) -> dict[str, Params]:
+        """What it reads of ``Upload.notes``: their names → tensors like those of a note."""
         return {}
 
     def on_receive(self, upload: Upload, round: Round) -> None:

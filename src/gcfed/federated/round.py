@@ -55,8 +55,10 @@ class Transport(Protocol):
         return None
 
 
-Shapes = Callable[[], Mapping[str, Params]]
-"""Tells what a client sends in the present round: ``"delta"`` and the names beside it → tensors like its own."""
+Shapes = Callable[[], tuple[Mapping[str, Params], Mapping[str, Params]]]
+"""Tells what a client sends in the present round: ``"delta"`` and the names beside it → tensors like its own; and what
+is noted of it.
+"""
 
 Reduce = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 """Sums tensors over all processes, in one message; the identity where there is one process."""

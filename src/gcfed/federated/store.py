@@ -102,18 +102,25 @@ class ClientStores:
                 if store.path(client, round).is_file():
                     store.mark_written(client, round)
 
+    @property
+    def of_clients(self) -> dict[str, ClientStore]:
+        """Those of ``opened`` that clients keep, of which a site may speak."""
+        return {name: store for name, store in self.opened.items() if not store.servers}
+
     def told(self, states: Any, clients: Sequence[int]) -> list[tuple[ClientStore, list[Reference]]]:
         """What another machine says of the states of these clients, by store: nothing else is touched by its word.
 
         Raises:
-            ValueError: it names another store or client, or a version that is no whole number.
+            ValueError: it names another store or client, or a version that no checkpoint has room for.
         """
+        known = self.of_clients
         for name, references in states.items():
             for client, version, checksum, needed in references:
                 numbers = (client, checksum, *needed, *([] if version is None else [version]))
-                if name not in self.opened or client not in clients or any(type(n) is not int for n in numbers):
+                sound = all(type(n) is int and 0 <= n < 2**63 for n in numbers)
+                if name not in known or client not in clients or not sound:
                     raise ValueError(f"{name!r}, client {client!r}, version {version!r}: no state of this run.")
-        return [(self.opened[name], references) for name, references in states.items()]
+        return [(known[name], references) for name, references in states.items()]
 
     @contextmanager
     def forgetting(self) -> Iterator[None]:

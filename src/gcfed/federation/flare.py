@@ -6,6 +6,7 @@ that it is sent, but for these classes by their names (docs/federation.md).
 
 from __future__ import annotations
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -71,12 +72,18 @@ class SiteEnd:
 
     @collab.publish
     def answer(self, verb: str, about: dict[str, Any]) -> dict[str, Any]:
-        """What :meth:`gcfed.federation.site.Site.answer` says."""
+        """What :meth:`gcfed.federation.site.Site.answer` says; to a site nothing: NVFlare lets it ask, too."""
+        if collab.caller != "server":
+            raise PermissionError(f"{collab.caller} is a site, and the server alone asks.")
         workspace, name = collab.workspace, collab.site_name
         with self._lock:
             if self._site is None:
                 from gcfed.federation.site import Site  # torch: not before the job has begun
 
-                local, home = Path(workspace.get_site_config_dir()), Path(workspace.get_root_dir())
+                local, home = (
+                    Path(place()).resolve() for place in (workspace.get_site_config_dir, workspace.get_root_dir)
+                )
+                (home / "gcfed").mkdir(exist_ok=True)
+                os.chdir(home / "gcfed")  # what the server's config names must not be a file of the kit
                 self._site = Site(name, local / "gcfed.yaml", home / "gcfed")
             return self._site.answer(verb, about)

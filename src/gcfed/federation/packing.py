@@ -15,6 +15,8 @@ from gcfed.federated.messages import Download, Levels, Upload, finite_clients
 
 VERSION = 2
 MOST_BITS = 22  # of a level that a float32 tells from its neighbours; more travel as they are
+BITS = range(2, 33)  # that a level may have
+NUMBERS = range(2**63)  # of rounds: what an index has room for
 TENSOR = "tensor|"  # what stands in the place of one: a key that no name of a tensor or part is
 
 
@@ -80,9 +82,11 @@ def unpack_download(message: bytes, model: Params) -> Download:
     """What the server sent; ``model`` is the receiver's own, of whose names and shapes it must be.
 
     Raises:
-        MessageError: it is not; names the tensor.
+        MessageError: it is not, or of no round; names the tensor.
     """
     content = unpack(message, "download")
+    if type(content["round"]) is not int or content["round"] not in NUMBERS:
+        raise MessageError(f"a download of round {content['round']!r}, which is none.")
     refuse_other("the model", content["model"], model)
     return Download(**content | {"cohort": np.array(content["cohort"], dtype=np.int64)})
 
@@ -93,16 +97,19 @@ def pack_upload(upload: Upload) -> bytes:
     return pack("upload", vars(upload) | {"delta": upload.delta | bits, "levels": levels})
 
 
-def unpack_upload(message: bytes, round: int, shapes: Mapping[str, Params], clients: Iterable[int]) -> Upload:
+def unpack_upload(
+    message: bytes, round: int, shapes: Mapping[str, Params], clients: Iterable[int], notes: Mapping[str, Params]
+) -> Upload:
     """What K clients sent; who is finite is seen here, too.
 
     Args:
         round: that they should answer.
         shapes: what each of them should send: ``"delta"`` and the names beside it → tensors of one client.
         clients: that may answer.
+        notes: what is read of theirs, as ``shapes``, but not by client.
 
     Raises:
-        MessageError: it answers another round, or is of other clients, names, shapes or types; names them.
+        MessageError: it answers another round, or is of other clients, names, shapes, types or bits; names them.
     """
     content = unpack(message, "upload")
     if content["round"] != round:
@@ -111,18 +118,27 @@ def unpack_upload(message: bytes, round: int, shapes: Mapping[str, Params], clie
         raise MessageError(f"an upload of clients that nobody asked: {strangers}.")
     arrays = {name: np.array(content[name]) for name in ("clients", "num_samples", "num_steps", "num_seen")}
     k, counted = len(arrays["clients"]), {"finite": content["finite"].bool(), "loss": content["loss"].double()}
-    if odd := [name for name, a in arrays.items() if a.shape != (k,) or a.dtype.kind != "i"]:
+    if odd := [name for name, a in arrays.items() if a.shape != (k,) or a.dtype.kind != "i" or a.min(initial=0) < 0]:
         raise MessageError(f"an upload of {k} clients with {odd[0]}={content[odd[0]]}.")
     refuse_other("an upload", counted, {"finite": torch.tensor(True), "loss": torch.tensor(0.0).double()}, k)
     delta, levels = content["delta"], {name: Levels(**own) for name, own in content["levels"].items()}
+    norms = {name: own.norms for name, own in levels.items()}
+    refuse_other("an upload's levels", norms, dict.fromkeys(norms.keys() & shapes["delta"], torch.tensor(0.0)), k)
     for name, own in levels.items():
-        if own.bits <= MOST_BITS and name in delta and name in shapes["delta"]:
+        if type(own.bits) is not int or own.bits not in BITS:
+            raise MessageError(f"an upload has {name} in {own.bits!r} bits, and they may be {BITS[0]} to {BITS[-1]}.")
+        if own.bits <= MOST_BITS and name in delta:
             delta[name] = own.decode(delta[name], shapes["delta"][name])
+    if unknown := sorted(content["extra"].keys() - (shapes.keys() - {"delta"})):
+        raise MessageError(f"an upload has {unknown[0]} beside Δ, which no method of this run reads.")
     for name, like in shapes.items():
         sent = delta if name == "delta" else content["extra"].get(name, {})
         refuse_other(f"an upload's {name}", sent, like, k)
+    noted = {**content["notes"]}
+    for name, like in notes.items():
+        refuse_other(f"an upload's note {name}", noted.get(name, {}), like)
     finite = torch.stack([counted["finite"], *map(finite_clients, (delta, *content["extra"].values()))]).all(0)
-    return Upload(**content | arrays | {"levels": levels, "finite": finite})
+    return Upload(**content | arrays | {"notes": noted, "levels": levels, "finite": finite})
 
 
 def refuse_other(what: str, sent: Params, known: Params, *clients: int) -> None:

@@ -56,7 +56,7 @@ About = dict[str, Any]
 @checked
 @dataclass(frozen=True)
 class Settings:
-    """What a site brings: its ``gcfed.yaml``, of which all keys may be left out."""
+    """What a site brings: its ``gcfed.yaml``, of which all keys may be left out; paths go from the file's folder."""
 
     clients: list[Whole] | None = None  # ids of the run's that it holds; None: those that the server proposes
     arrays: str | None = None  # the .npz that is its data, as for data=arrays
@@ -76,7 +76,8 @@ class Settings:
         """
         given: Any = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
         try:
-            return cls(**given)
+            places = {key: given[key] for key in ("arrays", "folder", "data_dir", "states") if given.get(key)}
+            return cls(**given | {key: str(path.resolve().parent / place) for key, place in places.items()})
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path}: {error}") from None
 
@@ -91,6 +92,7 @@ class Site:
     """
 
     stacks: Stacks
+    round: int  # of the last download
 
     def __init__(self, name: str, settings: Path, home: Path) -> None:
         self.name, self.settings, self.home, self.run = name, settings, home, ""
@@ -173,6 +175,7 @@ class Site:
         if strangers := sorted(set(clients) - set(self.clients)):
             raise MessageError(f"{self.name} does not hold the clients {strangers}.")
         download = unpack_download(about["message"], self.model).to(self.stacks.program.module.device)
+        self.round = download.round
         for store, references in stores.told(about["states"], clients):
             store.adopt(references)
         uploads = [pack_upload(upload) for upload in self.stacks.fit(download, np.array(clients, dtype=np.int64))]
@@ -180,7 +183,7 @@ class Site:
 
     def reply(self, about: About) -> About:
         """What the server tells its clients of a round that is over."""
-        told = Download(about["round"], 0, 0.0, {}, np.array([]), unpack(about["message"], "reply"))
+        told = Download(self.round, 0, 0.0, {}, np.array([]), unpack(about["message"], "reply"))
         self.stacks.reply(told.to(self.stacks.program.module.device).extra, told)
         return {"states": self._written(about["clients"])}
 
@@ -223,7 +226,7 @@ def check_config(config: Mapping[str, Any], origin: str) -> None:
         raise ValueError(f"{origin}: its config has {unknown[0]}, which is not for clients.")
     check_targets(config, origin, (*GROUPS, "algorithm", "server"))
     for key, text in _texts(config):
-        if PurePath(text).is_absolute() or ".." in PurePath(text).parts or re.match(r"~|\w+://", text):
+        if PurePath(text).is_absolute() or ".." in PurePath(text).parts or re.search(r"^~|:[^ ]*/", text):
             raise ValueError(
                 f"{origin}: its config names {key}={text}, a place outside the site's own folder: give the site its "
                 "data (arrays, folder, data_dir), or say trust_config: true in its gcfed.yaml."

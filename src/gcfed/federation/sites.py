@@ -127,8 +127,8 @@ class Sites(Stacks):
                 self._held[answer.site] = clients = answer.about["clients"]
                 self._sizes[clients] = answer.about["sizes"]
                 for name in answer.about["stores"]:
-                    if name not in self.stores.opened:
-                        raise ValueError(f"federation: {answer.site} keeps {name!r}, which no method of this run does.")
+                    if name not in self.stores.of_clients:
+                        raise ValueError(f"federation: {answer.site} keeps {name!r}, which no client of this run does.")
                     self.stores.open(name).elsewhere = True
         for site, why in lost.items():
             if begins:
@@ -154,7 +154,7 @@ class Sites(Stacks):
             log.info("round %d: sites are back; all are told anew what run this is", download.round + 1)
             self._vanished, self._asked = set(away), {}
             self._configure(resumed=True)
-        shapes, device, cohort = self.shapes(), self.program.module.device, set(clients.tolist())
+        (shapes, notes), device, cohort = self.shapes(), self.program.module.device, set(clients.tolist())
         asked = {site: sorted(cohort & set(held)) for site, held in self._held.items()}
         tasks = {site: self._task(own) for site, own in asked.items() if own}
         missing, self._came = dict.fromkeys(tasks, "did not answer"), {}
@@ -165,7 +165,7 @@ class Sites(Stacks):
                 if answer.failure:
                     raise MessageError(answer.failure)
                 sent = answer.about["uploads"]
-                uploads = [unpack_upload(u, download.round, shapes, task["clients"]) for u in sent]
+                uploads = [unpack_upload(u, download.round, shapes, task["clients"], notes) for u in sent]
                 if (clients_of := sorted(k for u in uploads for k in u.clients.tolist())) != task["clients"]:
                     raise MessageError(f"uploads of the clients {clients_of}, and asked were {task['clients']}.")
                 states = self.stores.told(answer.about["states"], task["clients"])

@@ -96,7 +96,9 @@ def python(*words: str, environment: dict[str, str] | None = None, **how: Any) -
 def write_settings(path: Path, data_dir: str, **settings: Any) -> None:
     """The ``gcfed.yaml`` of a site on this machine, which trusts its server."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(OmegaConf.create({"data_dir": data_dir, "trust_config": True, **settings}), path)
+    OmegaConf.save(
+        OmegaConf.create({"data_dir": str(Path(data_dir).resolve()), "trust_config": True, **settings}), path
+    )
 
 
 def serve(end: int) -> None:

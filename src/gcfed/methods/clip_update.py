@@ -59,6 +59,9 @@ class Bound(ServerPart):
         self._share: torch.Tensor | None = None
         download.extra["clip_update"] = {"bound": self._bound}
 
+    def uploads(self, round: Round) -> dict[str, Params]:
+        return {"clip_update": {"whole": self._whole > 0}}
+
     def on_receive(self, upload: Upload, round: Round) -> None:
         bits = upload.extra["clip_update"]["whole"]
         self._whole = self._whole + (bits & upload.finite).sum()

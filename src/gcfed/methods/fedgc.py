@@ -151,6 +151,9 @@ class ServerConstraint(ServerPart):
         device = next(iter(start.values())).device
         self._counts = torch.zeros(2, dtype=torch.float64, device=device)  # projected, uploaded
 
+    def notes(self, round: Round) -> dict[str, Params]:
+        return {"fedgc": {"projected": self._counts.long()}} if self.cgc else {}
+
     def on_receive(self, upload: Upload, round: Round) -> None:
         if self.cgc:
             self._counts += upload.notes["fedgc"]["projected"]

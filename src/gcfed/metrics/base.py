@@ -157,8 +157,11 @@ class Sums(ServerMetric):
         return f"{type(self).__name__} of {self.name}"  # there may be several
 
     def begin(self, download: Download, round: Round) -> None:
-        self._sums = self.half.note(NoClients(round.start), download)
-        self._sums.pop("seconds", None)
+        self._note = self.half.note(NoClients(round.start), download)
+        self._sums = {name: total for name, total in self._note.items() if name != "seconds"}
+
+    def notes(self, round: Round) -> dict[str, Params]:
+        return {self.name: self._note} if self.due_in(round) else {}
 
     def take(self, upload: Upload, round: Round) -> None:
         if note := upload.notes.get(self.name):
@@ -168,7 +171,7 @@ class Sums(ServerMetric):
 
     def columns(self, round: Round) -> dict[str, float]:
         sums = dict(zip(self._sums, round.reduce([*self._sums.values()]), strict=True))
-        self._sums = {}  # no memory between two measurements
+        self._sums = self._note = {}  # no memory between two measurements
         return self.half.summary(sums, round)
 
 

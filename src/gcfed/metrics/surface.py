@@ -94,8 +94,10 @@ class Surface(ServerMetric):
         self._held: dict[int, Params] = {}  # client → its model: the first three that were seen here
 
     def take(self, upload: Upload, round: Round) -> None:
-        seen: dict[str, Any] = upload.notes.get(self.name, {})
-        self._held |= {int(client): model for client, model in seen.items()}
+        seen: Any = upload.notes.get(self.name)  # as a site has sent it, which may have been anything
+        for client in upload.clients.tolist() if isinstance(seen, dict) else ():
+            if _kinds(model := seen.get(str(client))) == _kinds(round.start):
+                self._held[client] = model
         self._held = dict(sorted(self._held.items())[:THREE])
 
     def columns(self, round: Round) -> dict[str, float]:
@@ -177,6 +179,11 @@ class Surface(ServerMetric):
         if of_test:
             return [fetch_tests(self.data, part) for part in parts]
         return [self.data.fetch(torch.as_tensor(part, device=device), None) for part in parts]
+
+
+def _kinds(model: Any) -> Any:
+    tensors = model.items() if isinstance(model, dict) else ()
+    return {name: (t.shape, t.dtype) for name, t in tensors if isinstance(t, Tensor)}
 
 
 class Plane:
