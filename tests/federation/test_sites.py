@@ -204,12 +204,14 @@ def test_a_site_that_stays_away_is_not_asked_and_the_others_go_on(federated, sim
 
     lost = dict.fromkeys((1, 2), CLIENTS_OF_B)
     words, away = ("algorithm=scaffold", "participation.per_round=7"), [{"b"}]
-    _, line = survivors(federated, simulated, monkeypatch, lost, *words, upset=upset, away=away)
+    result, line = survivors(federated, simulated, monkeypatch, lost, *words, upset=upset, away=away)
     assert line.renewed == 2
     assert [(verb, round) for site, verb, round in asked if site == "b"] == [
         ("configure", 0), ("fit", 0), ("fit", 1), ("configure", 3), ("fit", 3)
     ]  # fmt: skip
     assert "round 3: b did not answer" in caplog.text
+    sent = [row["comm/down_bytes"] for row in read_rows(result.folder / "metrics.csv")]
+    assert [bytes_ * 7 / sent[0] for bytes_ in sent] == [7, 7, 5, 7]  # to whom nothing was sent does not count
 
 
 def test_a_site_that_refuses_a_job_begun_anew_drops_out(federated, caplog):

@@ -80,6 +80,7 @@ class Sites(Stacks):
         self._held: dict[str, list[int]] = {}  # site → its clients
         self._sizes = np.zeros(self.program.data.num_clients, dtype=np.int64)  # of their data
         self._asked: dict[str, tuple[int, str]] = {}  # site → the question at which it is, its number and its name
+        self._sent: set[str] = set()  # the sites that got the present question
         self._vanished: set[str] = set()
         self._came: dict[str, About] = {}  # site → its task in the present round, which it has done
 
@@ -178,6 +179,7 @@ class Sites(Stacks):
                 store.note(references)
             yield from (uploads.pop(0).to(device) for _ in range(len(uploads)))
         lost = sorted(client for site in missing for client in tasks[site]["clients"])
+        self.unasked = sum(len(asked[site]) for site in tasks.keys() - self._sent)
         self.missing = np.array(lost, dtype=np.int64)
         reasons = [f"{site} {why}" for site, why in missing.items()]
         for reason in reasons:
@@ -240,6 +242,7 @@ class Sites(Stacks):
         A site that is still at something older is asked as soon as it has answered that, which nobody wants any more.
         """
         until, waiting, began = time.monotonic() + seconds, set(tasks), next(_numbers)
+        self._sent = set()
         round = self.program.module.trainer.global_step
         while waiting:  # what has come by then counts, however long its uploads waited here
             left = max(until - time.monotonic(), 0.0)
@@ -247,6 +250,7 @@ class Sites(Stacks):
                 self._asked[site] = next(_numbers), f"round {round + 1} ({verb})"
                 about = {**tasks[site], "run": self.run, "round": round, "message": message}
                 self.line.send(site, self._asked[site][0], verb, about)
+                self._sent.add(site)
             answer = self.line.receive(left)
             if answer is None:
                 return
