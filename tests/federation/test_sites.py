@@ -227,6 +227,39 @@ def test_a_site_that_refuses_a_job_begun_anew_drops_out(federated, caplog):
     assert "b refuses this run: no disk" in caplog.text
 
 
+CONFIGURED = (
+    ({"clients": [99, 4]}, r"it holds the clients \[99, 4\] with 2 sizes, and the run began with \[1, 4\]"),
+    ({"clients": "ab"}, "clients=ab must be a list"),
+    ({"clients": [-1, 4]}, r"clients=\[-1, 4\] must be a list"),
+    ({"clients": None}, "clients=None must be a list"),
+    ({"clients": [0, 3]}, r"it holds the clients \[0, 3\]"),
+    ({"sizes": [2**70, 1]}, "sizes=.* must be a list"),
+    ({"sizes": [10**12, 1]}, "sizes=.* must be a list"),
+    ({"sizes": [1]}, "with 1 sizes"),
+    ({"stores": [["x"]]}, "stores=.* must be a list"),
+    ({"stores": ["x"]}, "it keeps 'x'"),
+    ({"failure": "\x1b[2J" + "x" * 600}, r" \[2Jx{496}$"),
+)
+
+
+def test_a_site_that_comes_back_and_says_something_else_of_itself_drops_out(federated, caplog):
+    """Of numbers, of other clients than before, and of its reasons as many as it likes."""
+    said = iter([{}, *(change for change, _ in CONFIGURED)])
+
+    def garbled(site, verb, answer):
+        return answer | next(said) if (site, verb) == ("b", "configure") else answer
+
+    def upset(site, verb, about):
+        return "vanished: killed" if (site, verb) == ("b", "fit") else None
+
+    words = ("participation.per_round=7", "federation.least=1", f"rounds={len(CONFIGURED) + 1}")
+    result, _ = federated(*words, garbled=garbled, upset=upset)
+    assert {row["train/dropped_clients"] for row in read_rows(result.folder / "metrics.csv")} == {2}
+    refused = [record.getMessage() for record in caplog.records if "refuses this run" in record.getMessage()]
+    for (_, sentence), message in zip(CONFIGURED, refused, strict=True):
+        assert re.search(f"b refuses this run: .*{sentence}|b refuses this run: {sentence}", message)
+
+
 def test_what_came_in_time_counts_however_long_the_server_takes_for_it(federated, simulated):
     def upset(site, verb, about):
         time.sleep(0.06 * (verb == "fit"))
@@ -330,6 +363,7 @@ def test_sites_that_do_not_fit_together_are_refused(federated, own, sentence):
         (("federation.env=prod",), "federation.kit=None"),
         (("federation.least=0",), "federation.least=0"),
         (("federation.deadline=0",), "federation.deadline=0"),
+        (("federation.deadline=86401",), "federation.deadline=86401 must be a number above 0, at most 86,400"),
         (("federation.evaluate=clients",), "set data.client_test"),
         (("federation.evaluate=nobody",), "federation.evaluate=nobody"),
     ],

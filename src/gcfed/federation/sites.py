@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from omegaconf import DictConfig
+from pydantic import Field
 
 from gcfed import __version__
 from gcfed.assemble import described
@@ -30,13 +31,21 @@ from gcfed.federation.packing import MessageError, pack, pack_download, unpack_u
 from gcfed.federation.site import About, clients_config
 from gcfed.federation.wire import Answer, Interpreter, Line
 from gcfed.runs.identity import digest, identity
-from gcfed.utils.checked import Count, Positive, checked
+from gcfed.utils.checked import SMALLEST, Count, Whole, checked, fits
 from gcfed.utils.instantiate import installed
 
 log = logging.getLogger(__name__)
 BEGIN = 300.0  # seconds in which a site must have built what it needs for a run
-GARBLED = (ValueError, KeyError, TypeError, AttributeError, RuntimeError)  # what an answer gives that is not as ours
+#: What an answer gives that is not as ours.
+GARBLED = (ValueError, LookupError, ArithmeticError, TypeError, AttributeError, RuntimeError)
+#: What a site tells of itself; a round lists the batches of so many samples.
+HOLDS = {"clients": list[Whole], "sizes": list[Annotated[int, Field(ge=0, le=10**8)]], "stores": list[str]}
 _numbers = itertools.count()  # of the questions of this process: a line may serve one run after the other
+
+
+def shown(error: Exception) -> str:
+    """What is wrong with an answer, of which a site may choose the words: fit to be printed."""
+    return "".join(c if c.isprintable() else " " for c in str(error)[:500])
 
 
 @checked
@@ -62,7 +71,7 @@ class Sites(Stacks):
     env: Literal["local", "prod", "wire"] = "local"
     sites: Count | list[str] = 5
     kit: str | None = None
-    deadline: Positive = 600.0
+    deadline: Annotated[float, Field(ge=SMALLEST, le=86_400)] = 600.0
     least: Count | None = None
     evaluate: Literal["server", "clients"] = "server"
     apart = True
@@ -122,15 +131,24 @@ class Sites(Stacks):
         tasks = {site: about | {"share": share} for site, share in shares.items() if site not in self._vanished}
         begins, lost = not self._held, dict.fromkeys(tasks, f"did not begin within {BEGIN:g} s")
         for answer in self._answers("configure", b"", tasks, BEGIN):
-            lost[answer.site] = f"refuses this run: {answer.failure}"
-            if not answer.failure:
-                del lost[answer.site]
-                self._held[answer.site] = clients = answer.about["clients"]
-                self._sizes[clients] = answer.about["sizes"]
-                for name in answer.about["stores"]:
+            try:
+                if answer.failure:
+                    raise MessageError(answer.failure)
+                clients, sizes, stores = (fits(key, answer.about[key], kind) for key, kind in HOLDS.items())
+                before = clients if begins else self._held[answer.site]
+                if len(clients) != len(sizes) or max(clients, default=0) >= n or clients != before:
+                    known = f" of {n}" if begins else f", and the run began with {before}"
+                    raise MessageError(f"it holds the clients {clients} with {len(sizes)} sizes{known}.")
+                for name in stores:
                     if name not in self.stores.opened:
-                        raise ValueError(f"federation: {answer.site} keeps {name!r}, which no method of this run does.")
-                    self.stores.open(name).elsewhere = True
+                        raise MessageError(f"it keeps {name!r}, which no method of this run does.")
+            except GARBLED as error:
+                lost[answer.site] = f"refuses this run: {shown(error)}"
+                continue
+            del lost[answer.site]
+            self._held[answer.site], self._sizes[clients] = clients, sizes
+            for name in stores:
+                self.stores.open(name).elsewhere = True
         for site, why in lost.items():
             if begins:
                 raise ValueError(f"federation: {site} {why}")
@@ -171,7 +189,7 @@ class Sites(Stacks):
                     raise MessageError(f"uploads of the clients {clients_of}, and asked were {task['clients']}.")
                 states = self.stores.told(answer.about["states"], task["clients"])
             except GARBLED as error:
-                missing[answer.site] = f"failed: {error}"
+                missing[answer.site] = f"failed: {shown(error)}"
                 continue
             del missing[answer.site]
             self._came[answer.site] = task
