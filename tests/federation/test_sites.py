@@ -592,5 +592,31 @@ def test_clients_test_the_global_model_on_their_own_samples(federated):
     assert len(index) != data.num_test
 
 
+def test_a_site_that_does_not_test_as_it_must_is_left_out_and_named(federated, caplog):
+    """And where nobody has tested, the row says NaN: no run ends by that, nor stops early."""
+    lies = {1: [float("nan"), 5], 2: [1e300, 5], 3: [0.5, -5], 4: [10**400, 5], 5: [1.0]}
+    rounds = iter(lies.values())
+
+    def garbled(site, verb, answer):
+        if (site, verb) != ("b", "test"):
+            return answer
+        return answer | {"scores": answer["scores"] | {"test/loss": next(rounds, answer["scores"]["test/loss"])}}
+
+    def upset(site, verb, about):
+        return "no power" if verb == "test" and about["round"] == len(lies) + 1 else None
+
+    words = ("federation.evaluate=clients", "data.client_test=0.3", "data.limit_train=600", "callbacks=early_stopping")
+    result, _ = federated(*words, f"rounds={len(lies) + 2}", garbled=garbled, upset=upset)
+    *some, nobody, _ = rows = read_rows(result.folder / "metrics.csv")
+    assert len(rows) == len(lies) + 2
+    assert all(0 < row["test/loss"] < 10 and 0 <= row["test/acc"] <= 1 for row in some)
+    assert np.isnan([nobody["test/loss"], nobody["test/acc"]]).all()
+    assert np.isfinite([rows[-1]["test/acc_ema"], nobody["test/acc_smooth10"]]).all()
+    for round in lies:
+        assert f"round {round}: not all sites have tested the model: b failed: " in caplog.text
+    everyone = "a failed: no power; b failed: no power; c failed: no power"
+    assert f"round {len(lies) + 1}: not all sites have tested the model: {everyone}" in caplog.text
+
+
 def test_settings_have_defaults(tmp_path):
     assert Settings.read(tmp_path / "none.yaml") == Settings()

@@ -40,6 +40,7 @@ BEGIN = 300.0  # seconds in which a site must have built what it needs for a run
 GARBLED = (ValueError, LookupError, ArithmeticError, TypeError, AttributeError, RuntimeError)
 #: What a site tells of itself; a round lists the batches of so many samples.
 HOLDS = {"clients": list[Whole], "sizes": list[Annotated[int, Field(ge=0, le=10**8)]], "stores": list[str]}
+MOST = 1e20  # of a mean score: times a weight it is finite in float32
 _numbers = itertools.count()  # of the questions of this process: a line may serve one run after the other
 
 
@@ -239,19 +240,26 @@ class Sites(Stacks):
             return None
         tasks: dict[str, About] = {site: {} for site in self._held.keys() - self._asked.keys() - self._vanished}
         columns, round = self.program.module.task.columns, self.program.module.trainer.global_step
-        sums: dict[str, tuple[float, float]] = {}
+        sums = dict.fromkeys(columns, (0.0, 0.0))  # as it is where nobody tests, the mean is NaN
+        absent = {site: "did not answer" if site in tasks else "is away or busy" for site in sorted(self._held)}
         for answer in self._answers("test", pack("model", model()), tasks, self.deadline):
             try:
                 if answer.failure:
                     raise MessageError(answer.failure)
                 scores = {column: tuple(map(float, answer.about["scores"][column])) for column in columns}
                 for column, (mean, weight) in scores.items():
-                    total, before = sums.get(column, (0.0, 0.0))
-                    sums[column] = total + mean * weight, before + weight
+                    if not (abs(mean) <= MOST and 0 <= weight < 2**53):
+                        raise MessageError(f"{column} is {mean:g} over {weight:g} samples.")
             except GARBLED as error:
-                log.warning("round %d: %s did not test the model: %s", round, answer.site, error)
-        if not sums:
-            raise ConnectionError(f"round {round}: no site has tested the model within federation.deadline.")
+                absent[answer.site] = f"failed: {shown(error)}"
+                continue
+            del absent[answer.site]
+            for column, (mean, weight) in scores.items():
+                total, before = sums[column]
+                sums[column] = total + mean * weight, before + weight
+        if absent:
+            reasons = "; ".join(f"{site} {why}" for site, why in absent.items())
+            log.warning("round %d: not all sites have tested the model: %s", round, reasons)
         return {column: (total / max(weight, 1.0), weight) for column, (total, weight) in sums.items()}
 
     def _answers(self, verb: str, message: bytes, tasks: Mapping[str, About], seconds: float) -> Iterator[Answer]:
