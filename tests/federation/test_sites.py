@@ -205,12 +205,14 @@ def test_a_site_that_stays_away_is_not_asked_and_the_others_go_on(federated, sim
 
     lost = dict.fromkeys((1, 2), CLIENTS_OF_B)
     words, away = ("algorithm=scaffold", "participation.per_round=7"), [{"b"}]
-    _, line = survivors(federated, simulated, monkeypatch, lost, *words, upset=upset, away=away)
+    result, line = survivors(federated, simulated, monkeypatch, lost, *words, upset=upset, away=away)
     assert line.renewed == 2
     assert [(verb, round) for site, verb, round in asked if site == "b"] == [
         ("configure", 0), ("fit", 0), ("fit", 1), ("configure", 3), ("fit", 3)
     ]  # fmt: skip
     assert "round 3: b did not answer" in caplog.text
+    sent = [row["comm/down_bytes"] for row in read_rows(result.folder / "metrics.csv")]
+    assert [bytes_ * 7 / sent[0] for bytes_ in sent] == [7, 7, 5, 7]  # to whom nothing was sent does not count
 
 
 def test_a_site_that_refuses_a_job_begun_anew_drops_out(federated, caplog):
@@ -224,6 +226,39 @@ def test_a_site_that_refuses_a_job_begun_anew_drops_out(federated, caplog):
     result, _ = federated("participation.per_round=7", "federation.least=1", upset=upset)
     assert [row["train/dropped_clients"] for row in read_rows(result.folder / "metrics.csv")] == [0, 2, 2, 2]
     assert "b refuses this run: no disk" in caplog.text
+
+
+CONFIGURED = (
+    ({"clients": [99, 4]}, r"it holds the clients \[99, 4\] with 2 sizes, and the run began with \[1, 4\]"),
+    ({"clients": "ab"}, "clients=ab must be a list"),
+    ({"clients": [-1, 4]}, r"clients=\[-1, 4\] must be a list"),
+    ({"clients": None}, "clients=None must be a list"),
+    ({"clients": [0, 3]}, r"it holds the clients \[0, 3\]"),
+    ({"sizes": [2**70, 1]}, "sizes=.* must be a list"),
+    ({"sizes": [10**12, 1]}, "sizes=.* must be a list"),
+    ({"sizes": [1]}, "with 1 sizes"),
+    ({"stores": [["x"]]}, "stores=.* must be a list"),
+    ({"stores": ["x"]}, "it keeps 'x'"),
+    ({"failure": "\x1b[2J" + "x" * 600}, r" \[2Jx{496}$"),
+)
+
+
+def test_a_site_that_comes_back_and_says_something_else_of_itself_drops_out(federated, caplog):
+    """Of numbers, of other clients than before, and of its reasons as many as it likes."""
+    said = iter([{}, *(change for change, _ in CONFIGURED)])
+
+    def garbled(site, verb, answer):
+        return answer | next(said) if (site, verb) == ("b", "configure") else answer
+
+    def upset(site, verb, about):
+        return "vanished: killed" if (site, verb) == ("b", "fit") else None
+
+    words = ("participation.per_round=7", "federation.least=1", f"rounds={len(CONFIGURED) + 1}")
+    result, _ = federated(*words, garbled=garbled, upset=upset)
+    assert {row["train/dropped_clients"] for row in read_rows(result.folder / "metrics.csv")} == {2}
+    refused = [record.getMessage() for record in caplog.records if "refuses this run" in record.getMessage()]
+    for (_, sentence), message in zip(CONFIGURED, refused, strict=True):
+        assert re.search(f"b refuses this run: .*{sentence}|b refuses this run: {sentence}", message)
 
 
 def test_what_came_in_time_counts_however_long_the_server_takes_for_it(federated, simulated):
@@ -329,6 +364,7 @@ def test_sites_that_do_not_fit_together_are_refused(federated, own, sentence):
         (("federation.env=prod",), "federation.kit=None"),
         (("federation.least=0",), "federation.least=0"),
         (("federation.deadline=0",), "federation.deadline=0"),
+        (("federation.deadline=86401",), "federation.deadline=86401 must be a number above 0, at most 86,400"),
         (("federation.evaluate=clients",), "set data.client_test"),
         (("federation.evaluate=nobody",), "federation.evaluate=nobody"),
     ],
@@ -629,6 +665,32 @@ def test_clients_test_the_global_model_on_their_own_samples(federated):
     assert row["test/acc"] == pytest.approx(float((logits.argmax(1) == y).double().mean()), abs=1e-6)
     assert row["test/loss"] == pytest.approx(float(torch.nn.functional.cross_entropy(logits, y)), rel=1e-5)
     assert len(index) != data.num_test
+
+
+def test_a_site_that_does_not_test_as_it_must_is_left_out_and_named(federated, caplog):
+    """And where nobody has tested, the row says NaN: no run ends by that, nor stops early."""
+    lies = {1: [float("nan"), 5], 2: [1e300, 5], 3: [0.5, -5], 4: [10**400, 5], 5: [1.0]}
+    rounds = iter(lies.values())
+
+    def garbled(site, verb, answer):
+        if (site, verb) != ("b", "test"):
+            return answer
+        return answer | {"scores": answer["scores"] | {"test/loss": next(rounds, answer["scores"]["test/loss"])}}
+
+    def upset(site, verb, about):
+        return "no power" if verb == "test" and about["round"] == len(lies) + 1 else None
+
+    words = ("federation.evaluate=clients", "data.client_test=0.3", "data.limit_train=600", "callbacks=early_stopping")
+    result, _ = federated(*words, f"rounds={len(lies) + 2}", garbled=garbled, upset=upset)
+    *some, nobody, _ = rows = read_rows(result.folder / "metrics.csv")
+    assert len(rows) == len(lies) + 2
+    assert all(0 < row["test/loss"] < 10 and 0 <= row["test/acc"] <= 1 for row in some)
+    assert np.isnan([nobody["test/loss"], nobody["test/acc"]]).all()
+    assert np.isfinite([rows[-1]["test/acc_ema"], nobody["test/acc_smooth10"]]).all()
+    for round in lies:
+        assert f"round {round}: not all sites have tested the model: b failed: " in caplog.text
+    everyone = "a failed: no power; b failed: no power; c failed: no power"
+    assert f"round {len(lies) + 1}: not all sites have tested the model: {everyone}" in caplog.text
 
 
 def test_settings_have_defaults(tmp_path):

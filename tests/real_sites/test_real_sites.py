@@ -13,7 +13,10 @@ import subprocess
 import threading
 import time
 from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Listener
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,9 +32,10 @@ from nvflare.collab.api.app import ClientApp
 from nvflare.collab.runtime.dispatch import make_participant_map
 
 from gcfed.federated.faults import Faults
-from gcfed.federation import line
+from gcfed.federation import flare, line
 from gcfed.federation.flare import SiteEnd
 from gcfed.federation.line import FlareLine
+from gcfed.federation.wire import Line
 from gcfed.run import train
 
 SMALL = (
@@ -69,12 +73,59 @@ def test_a_site_that_only_seems_connected_costs_no_second_job_for_a_while(monkey
     assert here.renew({"b"}) == {"b"}
     assert here.renew({"b"}) is None
     assert here.renew({"a", "b"}) == {"b"}  # another one is back
+    assert here.renew({"a"}) is None  # and dies in every round
     now[0] += line.AGAIN
     there.remove("b")
     assert here.renew({"b"}) is None
     there.append("b")
     assert here.renew({"b"}) == {"b"}
     assert jobs == [1000.0, 1000.0, 1000.0 + line.AGAIN]
+    now[0] += line.AGAIN
+    monkeypatch.setattr(line, "connected", lambda kit: 1 / 0)
+    assert here.renew({"b"}) is None  # an admin's session that fails ends no job
+
+
+def test_a_line_that_has_lost_a_site_serves_no_other_run(monkeypatch):
+    closed = []
+
+    class Fake(Line):
+        def __init__(self, kit, sites):
+            self.pipe, self.theirs = Pipe()
+
+        def close(self):
+            closed.append(self)
+
+    monkeypatch.setattr(line, "FlareLine", Fake)
+    first = line.line_of("kit", ("a",))
+    assert line.line_of("kit", ("a",)) is first
+    first.theirs.send(("a", 1, {}, "its process has ended"))
+    assert first.receive(1.0).gone
+    second = line.line_of("kit", ("a",))
+    assert closed == [first] != [second]
+    second.theirs.close()
+    second.ended = "ended"
+    with pytest.raises(ConnectionError, match="ended"):
+        second.receive(1.0)
+    assert line.line_of("kit", ("a",)) is not second
+
+
+def test_a_site_that_is_not_in_the_job_is_gone(monkeypatch, tmp_path):
+    """The relay serves the others on."""
+    site = lambda **_: SimpleNamespace(answer=lambda *_: {"here": 1}, alive=lambda: True)  # noqa: E731
+    site.name = "a"
+    context = SimpleNamespace(is_aborted=lambda: False)
+    monkeypatch.setattr(flare, "collab", SimpleNamespace(clients=[site], context=context))
+    with Listener(str(tmp_path / "run"), "AF_UNIX", authkey=b"key") as listener:
+        relay = threading.Thread(target=flare.Relay(str(tmp_path / "run"), b"key".hex()).relay)
+        relay.start()
+        with listener.accept() as pipe:
+            assert pipe.recv() == ["a"]
+            for name, said in (("b", ({}, "is not in this job")), ("a", ({"here": 1}, ""))):
+                pipe.send((name, 7, "fit", {}))
+                assert pipe.poll(10.0)
+                assert pipe.recv() == (name, 7, *said)
+        relay.join(10.0)
+    assert not relay.is_alive()
 
 
 class Connected(str):

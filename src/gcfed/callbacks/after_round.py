@@ -6,6 +6,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping
+from math import isnan
 from pathlib import Path
 from typing import Any, Literal
 
@@ -103,7 +104,7 @@ class EarlyStop(AfterRound, EarlyStopping):
         if not FederatedLoop.of(trainer).tested(row["round"]):
             return  # the last row of a run has a test
         value = measured(trainer, row, "callbacks.early_stopping.column", self.monitor)
-        if value is not None:
+        if value is not None and not (isnan(value) and trainer.lightning_module.untested):
             trainer.callback_metrics[self.monitor] = torch.tensor(value)
             EarlyStopping.on_validation_end(self, trainer, trainer.lightning_module)
 
@@ -188,10 +189,11 @@ class SmoothedAccuracy(ServerPart):
         if "test/acc" not in row:
             return
         acc = row["test/acc"]
-        self.last.append(acc)
-        self.ema = acc if self.ema is None else DECAY * self.ema + (1 - DECAY) * acc
-        row[f"test/acc_smooth{WINDOW}"] = sum(self.last) / len(self.last)
-        row["test/acc_ema"] = self.ema
+        if not isnan(acc):  # as where no site has tested
+            self.last.append(acc)
+            self.ema = acc if self.ema is None else DECAY * self.ema + (1 - DECAY) * acc
+        row[f"test/acc_smooth{WINDOW}"] = sum(self.last) / len(self.last) if self.last else acc
+        row["test/acc_ema"] = acc if self.ema is None else self.ema
 
     def state_dict(self) -> dict[str, Any]:
         return {"last": list(self.last), "ema": self.ema}

@@ -202,7 +202,8 @@ class FederatedLoop(Callback):
     def _count(self, download: Download, round: Round, totals: Totals) -> dict[str, Any]:
         """The round's row of metrics, as far as it is known."""
         cohort = len(round.cohort)
-        down_bytes = (cohort + round.lost) * download.nbytes + cohort * sum(map(nbytes, round.reply.values()))
+        sent = cohort + round.lost - self.transport.unasked
+        down_bytes = sent * download.nbytes + cohort * sum(map(nbytes, round.reply.values()))
         row = {
             "round": round.index + 1,
             "train/loss": totals.loss / totals.losses if totals.losses else float("nan"),

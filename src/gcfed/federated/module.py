@@ -157,6 +157,11 @@ class FederatedModule(LightningModule):
         for column, (mean, weight) in (self._tested or {}).items():
             self.test_means[column].update(torch.tensor([mean]), torch.tensor([weight]))  # type: ignore[operator]
 
+    @property
+    def untested(self) -> bool:
+        """Whether the last test was left to others and nobody has done it: its columns are NaN."""
+        return self._tested is not None and not any(weight for _, weight in self._tested.values())
+
     def validation_step(self, batch: tuple[int, int], batch_idx: int, dataloader_idx: int = 0) -> Any:
         """Returns outputs ``[B, …, C]`` and labels ``[B, …]``, for callbacks that look at a batch of a test."""
         x, y = self.trainer.datamodule.fetch_test(batch, dataloader_idx)  # type: ignore[attr-defined]

@@ -26,6 +26,8 @@ class Transport(Protocol):
     """Whether clients are in another process, with which ends what they keep in no store."""
     missing: np.ndarray = np.zeros(0, dtype=np.int64)
     """Clients of the last ``fit`` that have not come back."""
+    unasked: int = 0
+    """How many of the missing were sent nothing."""
 
     def start(self) -> None:
         """Called once before the first round; a checkpoint has been loaded."""
@@ -78,7 +80,7 @@ class Round:
         reduce: every process must call it, so never from a hook of an upload.
         finish: sums over the processes what has the model's size, in fewer bytes than ``reduce``.
         server: the server's optimizer, whose momentum a method may send ahead; None in a loop without one.
-        lost: clients that got the broadcast and did not come back: they are not in the cohort.
+        lost: clients that were drawn and did not come back: they are not in the cohort.
         reply: what the server tells the cohort once the round is over, by name; ``on_aggregate_end`` fills it.
         num_finite: clients whose updates were finite; known from ``on_aggregate_end`` on.
         received: what clients sent beside Δ, by the name given to ``Upload.send``: the mean over the finite clients, or

@@ -16,7 +16,7 @@ from typing import Any
 
 from nvflare.collab import collab
 
-DAY = 86_400.0  # the sites' deadline is the run's, not the call's
+WEEK = 604_800.0  # the sites' deadline is the run's, of at most a day, and not the call's
 ALIVE = 10.0  # seconds that a site has to say that it is there
 
 
@@ -41,13 +41,16 @@ class Relay:
             self.line.send(sorted(sites))
             while not context.is_aborted():
                 if self.line.poll(1.0):
-                    site, *asked = self.line.recv()
-                    self.calls.submit(self._call, sites[site], *asked)
+                    site, number, *question = self.line.recv()
+                    if site in sites:
+                        self.calls.submit(self._call, sites[site], number, *question)
+                    else:
+                        self._send(site, number, {}, "is not in this job")
         self.calls.shutdown(wait=False, cancel_futures=True)
 
     def _call(self, site: Any, number: int, *question: Any) -> None:
         """Sends what a site answers, or why it is gone: a machine without power does not say so, and is asked."""
-        call = self.calls.submit(lambda: site(timeout=DAY).answer(*question))
+        call = self.calls.submit(lambda: site(timeout=WEEK).answer(*question))
         try:
             while not wait([call], ALIVE).done:
                 site(timeout=ALIVE).alive()
@@ -55,8 +58,11 @@ class Relay:
         except Exception as error:  # of a killed process NVFlare says that the call has timed out, at once
             ended = "timed out" in str(error)
             answer = {}, "its process has ended, or cannot be reached" if ended else str(error)
+        self._send(site.name, number, *answer)
+
+    def _send(self, *answer: Any) -> None:
         with self._sending:
-            self.line.send((site.name, number, *answer))
+            self.line.send(answer)
 
 
 class SiteEnd:

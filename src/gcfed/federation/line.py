@@ -15,7 +15,6 @@ import subprocess
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
-from functools import cache
 from io import StringIO
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
@@ -35,12 +34,13 @@ from gcfed.federation.flare import Relay, SiteEnd
 from gcfed.federation.wire import Line, python, write_settings
 from gcfed.utils.files import scratch
 
+log = logging.getLogger(__name__)
 logging.getLogger("nvflare").setLevel(logging.WARNING)
 SERVER, ADMIN = "localhost", "admin@local.net"  # of a federation on this machine
 START = 120.0  # seconds for its processes to find each other
 SUBMIT = 120.0  # and for NVFlare to start a job's
 ENDING = 20.0  # and to end them
-AGAIN = 300.0  # and until a site is tried again at which they did not start: one without power seems connected for long
+AGAIN = 300.0  # until a site is tried again: one without power seems connected for long, one may die in every round
 #: What sites and server build of a job's config beside NVFlare's own: no more.
 ALLOWED = [f"{kind.__module__}.{kind.__name__}" for kind in (Relay, SiteEnd, CollabController, CollabExecutor)]
 
@@ -88,7 +88,7 @@ class FlareLine(Line):
         if set(self.sites) - set(there) or (isinstance(sites, int) and sites != len(there)):
             asked = sites if isinstance(sites, int) else self.sites
             raise ConnectionError(f"federation.sites={asked}: connected are {', '.join(there) or 'none'}.")
-        self._tried: dict[str, float] = {}  # when the job could not be started at a site that seemed connected
+        self._tried: dict[str, float] = {}  # when the job was begun anew for a site
         if missing := self._submit():
             raise ConnectionError(f"NVFlare could not start the job at {', '.join(sorted(missing))}: see their logs.")
 
@@ -127,12 +127,17 @@ class FlareLine(Line):
             session.abort_job(self._job)
 
     def renew(self, vanished: Collection[str]) -> Collection[str] | None:
-        there, now = set(connected(self.kit)) & set(vanished), time.monotonic()
+        try:
+            there, now = set(connected(self.kit)) & set(vanished), time.monotonic()
+        except Exception as error:  # the job goes on, whatever becomes of an admin's session
+            log.warning("sites that may be back are not asked for: %s", error)
+            return None
         if not any(now - self._tried.get(site, -AGAIN) >= AGAIN for site in there):
             return None
         self.close()
         missing = self._submit()
-        self._tried |= dict.fromkeys(missing, now)
+        self._tried |= dict.fromkeys(there, now)
+        self.lost = bool(missing)
         return missing
 
     def close(self) -> None:
@@ -143,7 +148,17 @@ class FlareLine(Line):
             self._abort(session)
 
 
-line_of = cache(FlareLine)  # one serves all runs of this process
+_lines: dict[tuple[Path, int | tuple[str, ...]], FlareLine] = {}
+
+
+def line_of(kit: Path, sites: int | tuple[str, ...]) -> FlareLine:
+    """The line that serves all runs of this process, or a new one where a site has been lost to it."""
+    line = _lines.pop((kit, sites), None)
+    if line is not None and line.lost:
+        line.close()
+        line = None
+    _lines[kit, sites] = line = line or FlareLine(kit, sites)
+    return line
 
 
 def write_job(folder: str, sites: list[str], address: str, key: str) -> str:

@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from omegaconf import DictConfig
+from pydantic import Field
 
 from gcfed import __version__
 from gcfed.assemble import described
@@ -30,13 +31,22 @@ from gcfed.federation.packing import MessageError, pack, pack_download, unpack_u
 from gcfed.federation.site import About, clients_config
 from gcfed.federation.wire import Answer, Interpreter, Line
 from gcfed.runs.identity import digest, identity
-from gcfed.utils.checked import Count, Positive, checked
+from gcfed.utils.checked import SMALLEST, Count, Whole, checked, fits
 from gcfed.utils.instantiate import installed
 
 log = logging.getLogger(__name__)
 BEGIN = 300.0  # seconds in which a site must have built what it needs for a run
-GARBLED = (ValueError, KeyError, TypeError, AttributeError, RuntimeError)  # what an answer gives that is not as ours
+#: What an answer gives that is not as ours.
+GARBLED = (ValueError, LookupError, ArithmeticError, TypeError, AttributeError, RuntimeError)
+#: What a site tells of itself; a round lists the batches of so many samples.
+HOLDS = {"clients": list[Whole], "sizes": list[Annotated[int, Field(ge=0, le=10**8)]], "stores": list[str]}
+MOST = 1e20  # of a mean score: times a weight it is finite in float32
 _numbers = itertools.count()  # of the questions of this process: a line may serve one run after the other
+
+
+def shown(error: Exception) -> str:
+    """What is wrong with an answer, of which a site may choose the words: fit to be printed."""
+    return "".join(c if c.isprintable() else " " for c in str(error)[:500])
 
 
 @checked
@@ -62,7 +72,7 @@ class Sites(Stacks):
     env: Literal["local", "prod", "wire"] = "local"
     sites: Count | list[str] = 5
     kit: str | None = None
-    deadline: Positive = 600.0
+    deadline: Annotated[float, Field(ge=SMALLEST, le=86_400)] = 600.0
     least: Count | None = None
     evaluate: Literal["server", "clients"] = "server"
     apart = True
@@ -80,6 +90,7 @@ class Sites(Stacks):
         self._held: dict[str, list[int]] = {}  # site → its clients
         self._sizes = np.zeros(self.program.data.num_clients, dtype=np.int64)  # of their data
         self._asked: dict[str, tuple[int, str]] = {}  # site → the question at which it is, its number and its name
+        self._sent: set[str] = set()  # the sites that got the present question
         self._vanished: set[str] = set()
         self._came: dict[str, About] = {}  # site → its task in the present round, which it has done
 
@@ -121,15 +132,24 @@ class Sites(Stacks):
         tasks = {site: about | {"share": share} for site, share in shares.items() if site not in self._vanished}
         begins, lost = not self._held, dict.fromkeys(tasks, f"did not begin within {BEGIN:g} s")
         for answer in self._answers("configure", b"", tasks, BEGIN):
-            lost[answer.site] = f"refuses this run: {answer.failure}"
-            if not answer.failure:
-                del lost[answer.site]
-                self._held[answer.site] = clients = answer.about["clients"]
-                self._sizes[clients] = answer.about["sizes"]
-                for name in answer.about["stores"]:
+            try:
+                if answer.failure:
+                    raise MessageError(answer.failure)
+                clients, sizes, stores = (fits(key, answer.about[key], kind) for key, kind in HOLDS.items())
+                before = clients if begins else self._held[answer.site]
+                if len(clients) != len(sizes) or max(clients, default=0) >= n or clients != before:
+                    known = f" of {n}" if begins else f", and the run began with {before}"
+                    raise MessageError(f"it holds the clients {clients} with {len(sizes)} sizes{known}.")
+                for name in stores:
                     if name not in self.stores.of_clients:
-                        raise ValueError(f"federation: {answer.site} keeps {name!r}, which no client of this run does.")
-                    self.stores.open(name).elsewhere = True
+                        raise MessageError(f"it keeps {name!r}, which no client of this run does.")
+            except GARBLED as error:
+                lost[answer.site] = f"refuses this run: {shown(error)}"
+                continue
+            del lost[answer.site]
+            self._held[answer.site], self._sizes[clients] = clients, sizes
+            for name in stores:
+                self.stores.open(name).elsewhere = True
         for site, why in lost.items():
             if begins:
                 raise ValueError(f"federation: {site} {why}")
@@ -170,7 +190,7 @@ class Sites(Stacks):
                     raise MessageError(f"uploads of the clients {clients_of}, and asked were {task['clients']}.")
                 states = self.stores.told(answer.about["states"], task["clients"])
             except GARBLED as error:
-                missing[answer.site] = f"failed: {error}"
+                missing[answer.site] = f"failed: {shown(error)}"
                 continue
             del missing[answer.site]
             self._came[answer.site] = task
@@ -178,6 +198,7 @@ class Sites(Stacks):
                 store.note(references)
             yield from (uploads.pop(0).to(device) for _ in range(len(uploads)))
         lost = sorted(client for site in missing for client in tasks[site]["clients"])
+        self.unasked = sum(len(asked[site]) for site in tasks.keys() - self._sent)
         self.missing = np.array(lost, dtype=np.int64)
         reasons = [f"{site} {why}" for site, why in missing.items()]
         for reason in reasons:
@@ -219,19 +240,26 @@ class Sites(Stacks):
             return None
         tasks: dict[str, About] = {site: {} for site in self._held.keys() - self._asked.keys() - self._vanished}
         columns, round = self.program.module.task.columns, self.program.module.trainer.global_step
-        sums: dict[str, tuple[float, float]] = {}
+        sums = dict.fromkeys(columns, (0.0, 0.0))  # as it is where nobody tests, the mean is NaN
+        absent = {site: "did not answer" if site in tasks else "is away or busy" for site in sorted(self._held)}
         for answer in self._answers("test", pack("model", model()), tasks, self.deadline):
             try:
                 if answer.failure:
                     raise MessageError(answer.failure)
                 scores = {column: tuple(map(float, answer.about["scores"][column])) for column in columns}
                 for column, (mean, weight) in scores.items():
-                    total, before = sums.get(column, (0.0, 0.0))
-                    sums[column] = total + mean * weight, before + weight
+                    if not (abs(mean) <= MOST and 0 <= weight < 2**53):
+                        raise MessageError(f"{column} is {mean:g} over {weight:g} samples.")
             except GARBLED as error:
-                log.warning("round %d: %s did not test the model: %s", round, answer.site, error)
-        if not sums:
-            raise ConnectionError(f"round {round}: no site has tested the model within federation.deadline.")
+                absent[answer.site] = f"failed: {shown(error)}"
+                continue
+            del absent[answer.site]
+            for column, (mean, weight) in scores.items():
+                total, before = sums[column]
+                sums[column] = total + mean * weight, before + weight
+        if absent:
+            reasons = "; ".join(f"{site} {why}" for site, why in absent.items())
+            log.warning("round %d: not all sites have tested the model: %s", round, reasons)
         return {column: (total / max(weight, 1.0), weight) for column, (total, weight) in sums.items()}
 
     def _answers(self, verb: str, message: bytes, tasks: Mapping[str, About], seconds: float) -> Iterator[Answer]:
@@ -240,6 +268,7 @@ class Sites(Stacks):
         A site that is still at something older is asked as soon as it has answered that, which nobody wants any more.
         """
         until, waiting, began = time.monotonic() + seconds, set(tasks), next(_numbers)
+        self._sent = set()
         round = self.program.module.trainer.global_step
         while waiting:  # what has come by then counts, however long its uploads waited here
             left = max(until - time.monotonic(), 0.0)
@@ -247,6 +276,7 @@ class Sites(Stacks):
                 self._asked[site] = next(_numbers), f"round {round + 1} ({verb})"
                 about = {**tasks[site], "run": self.run, "round": round, "message": message}
                 self.line.send(site, self._asked[site][0], verb, about)
+                self._sent.add(site)
             answer = self.line.receive(left)
             if answer is None:
                 return

@@ -32,7 +32,7 @@ class Answer(NamedTuple):
     @property
     def failure(self) -> str:
         """Why it is no answer."""
-        return self.gone or self.about.get("failure", "")
+        return self.gone or str(self.about.get("failure", ""))
 
 
 class Line:
@@ -41,6 +41,7 @@ class Line:
     sites: list[str]  # their names, in an order that does not change
     pipe: Connection
     ended: str  # what it means that the pipe has been closed at its other end
+    lost: bool = False  # whether a site, or all of them, cannot be reached by it any more
 
     def send(self, site: str, number: int, verb: str, about: About) -> None:
         with suppress(BrokenPipeError):  # then nothing can be received
@@ -53,8 +54,11 @@ class Line:
             ConnectionError: no answer can come any more.
         """
         try:
-            return Answer(*self.pipe.recv()) if self.pipe.poll(seconds) else None
+            answer = Answer(*self.pipe.recv()) if self.pipe.poll(seconds) else None
+            self.lost |= answer is not None and bool(answer.gone)
+            return answer
         except (EOFError, ConnectionResetError):
+            self.lost = True
             raise ConnectionError(self.ended) from None
 
     def renew(self, vanished: Collection[str]) -> Collection[str] | None:
