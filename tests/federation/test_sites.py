@@ -569,7 +569,7 @@ def test_a_site_does_not_keep_the_servers_table(federated):
     def garbled(site, verb, answer):
         return answer | {"stores": ["fedvarp"]} if verb == "configure" else answer
 
-    with pytest.raises(ValueError, match="a keeps 'fedvarp', which no client of this run does"):
+    with pytest.raises(ValueError, match="a refuses this run: it keeps 'fedvarp', which no client"):
         federated("algorithm=fedvarp", garbled=garbled)
 
 
@@ -667,9 +667,9 @@ def test_clients_test_the_global_model_on_their_own_samples(federated):
     assert len(index) != data.num_test
 
 
-def test_a_site_that_does_not_test_as_it_must_is_left_out_and_named(federated, caplog):
-    """And where nobody has tested, the row says NaN: no run ends by that, nor stops early."""
-    lies = {1: [float("nan"), 5], 2: [1e300, 5], 3: [0.5, -5], 4: [10**400, 5], 5: [1.0]}
+def test_a_site_that_does_not_test_as_it_must_is_left_out_and_named(federated, tmp_path, caplog):
+    """And where nobody has tested, the row has no test: no run ends by that, nor stops early, but by the last."""
+    lies = {1: [float("nan"), 5], 2: [1e300, 5], 3: [0.5, -5], 4: [10**400, 5], 5: [1.0], 6: [0.5, 0.5]}
     rounds = iter(lies.values())
 
     def garbled(site, verb, answer):
@@ -685,12 +685,18 @@ def test_a_site_that_does_not_test_as_it_must_is_left_out_and_named(federated, c
     *some, nobody, _ = rows = read_rows(result.folder / "metrics.csv")
     assert len(rows) == len(lies) + 2
     assert all(0 < row["test/loss"] < 10 and 0 <= row["test/acc"] <= 1 for row in some)
-    assert np.isnan([nobody["test/loss"], nobody["test/acc"]]).all()
-    assert np.isfinite([rows[-1]["test/acc_ema"], nobody["test/acc_smooth10"]]).all()
+    assert not [name for name in nobody if name.startswith("test/")]
+    assert np.isfinite(rows[-1]["test/acc_ema"])
     for round in lies:
         assert f"round {round}: not all sites have tested the model: b failed: " in caplog.text
     everyone = "a failed: no power; b failed: no power; c failed: no power"
     assert f"round {len(lies) + 1}: not all sites have tested the model: {everyone}" in caplog.text
+    with pytest.raises(ConnectionError, match="no site has tested the last model"):
+        federated(*words, f"rounds={len(lies) + 1}", folder="short", upset=upset)
+    result, _ = federated(
+        *words, f"rounds={len(lies) + 1}", f"ckpt_path={tmp_path}/short/checkpoints/last.ckpt", folder="short"
+    )
+    assert result.loop.last_row["test/acc"] > 0
 
 
 def test_settings_have_defaults(tmp_path):

@@ -6,7 +6,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping
-from math import isnan
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,7 +52,7 @@ def measured(trainer: Trainer, row: dict[str, Any], key: str, column: str) -> fl
         ValueError: no round has it: this one is tested, and nothing is measured in some rounds only. Names the ``key``.
     """
     sparse = any(isinstance(part, Part) and getattr(part, "every", 1) > 1 for part in trainer.callbacks)  # type: ignore[attr-defined]
-    if column not in row and FederatedLoop.of(trainer).tested(row["round"]) and not sparse:
+    if column not in row and "test/loss" in row and not sparse:  # which lacks, too, where no site has tested
         metric = column.partition("/")[0]
         measures = metric in {other.partition("/")[0] for other in row}
         known = (CONFIGS / "metrics" / f"{metric}.yaml").is_file()
@@ -104,7 +103,7 @@ class EarlyStop(AfterRound, EarlyStopping):
         if not FederatedLoop.of(trainer).tested(row["round"]):
             return  # the last row of a run has a test
         value = measured(trainer, row, "callbacks.early_stopping.column", self.monitor)
-        if value is not None and not (isnan(value) and trainer.lightning_module.untested):
+        if value is not None:
             trainer.callback_metrics[self.monitor] = torch.tensor(value)
             EarlyStopping.on_validation_end(self, trainer, trainer.lightning_module)
 
@@ -189,11 +188,10 @@ class SmoothedAccuracy(ServerPart):
         if "test/acc" not in row:
             return
         acc = row["test/acc"]
-        if not isnan(acc):  # as where no site has tested
-            self.last.append(acc)
-            self.ema = acc if self.ema is None else DECAY * self.ema + (1 - DECAY) * acc
-        row[f"test/acc_smooth{WINDOW}"] = sum(self.last) / len(self.last) if self.last else acc
-        row["test/acc_ema"] = acc if self.ema is None else self.ema
+        self.last.append(acc)
+        self.ema = acc if self.ema is None else DECAY * self.ema + (1 - DECAY) * acc
+        row[f"test/acc_smooth{WINDOW}"] = sum(self.last) / len(self.last)
+        row["test/acc_ema"] = self.ema
 
     def state_dict(self) -> dict[str, Any]:
         return {"last": list(self.last), "ema": self.ema}

@@ -68,6 +68,7 @@ class FederatedModule(LightningModule):
         self._before: Params = {}
         self.task = task
         self.test_elsewhere: Callable[[Callable[[], Params]], Mapping[str, tuple[float, float]] | None] | None = None
+        self._tested: Mapping[str, tuple[float, float]] | None = None
         roots = [column in getattr(task, "roots", ()) for column in task.columns]
         self.columns = [list(task.columns), [column.replace("test/", "val/") for column in task.columns]]  # by split
         pairs = [pair for columns in self.columns for pair in zip(columns, roots, strict=True)]
@@ -118,9 +119,9 @@ class FederatedModule(LightningModule):
         return call
 
     def tested(self) -> list[str]:
-        """The columns that a test adds to the row of a round."""
+        """The columns that a test adds to the row of a round; those of others who test only if one has done it."""
         splits = 2 if getattr(self.trainer.datamodule, "validation", None) else 1  # type: ignore[attr-defined]
-        return [column for columns in self.columns[:splits] for column in columns]
+        return [column for columns in self.columns[self._tested == {} : splits] for column in columns]
 
     def on_validation_start(self) -> None:
         """Brings the data to the device, before a run as before a test."""
@@ -156,11 +157,6 @@ class FederatedModule(LightningModule):
         self._tested = self.test_elsewhere(self.broadcast_state) if self.test_elsewhere else None
         for column, (mean, weight) in (self._tested or {}).items():
             self.test_means[column].update(torch.tensor([mean]), torch.tensor([weight]))  # type: ignore[operator]
-
-    @property
-    def untested(self) -> bool:
-        """Whether the last test was left to others and nobody has done it: its columns are NaN."""
-        return self._tested is not None and not any(weight for _, weight in self._tested.values())
 
     def validation_step(self, batch: tuple[int, int], batch_idx: int, dataloader_idx: int = 0) -> Any:
         """Returns outputs ``[B, …, C]`` and labels ``[B, …]``, for callbacks that look at a batch of a test."""

@@ -52,7 +52,7 @@ class Transport(Protocol):
 
     def test(self, model: Callable[[], Params]) -> Mapping[str, tuple[float, float]] | None:
         """A test by the clients of the model, a copy of which ``model`` makes: column → mean score and the samples
-        behind it; None: the server tests.
+        behind it, none where nobody has tested; None: the server tests.
         """
         return None
 

@@ -240,7 +240,7 @@ class Sites(Stacks):
             return None
         tasks: dict[str, About] = {site: {} for site in self._held.keys() - self._asked.keys() - self._vanished}
         columns, round = self.program.module.task.columns, self.program.module.trainer.global_step
-        sums = dict.fromkeys(columns, (0.0, 0.0))  # as it is where nobody tests, the mean is NaN
+        sums = dict.fromkeys(columns, (0.0, 0.0))
         absent = {site: "did not answer" if site in tasks else "is away or busy" for site in sorted(self._held)}
         for answer in self._answers("test", pack("model", model()), tasks, self.deadline):
             try:
@@ -248,7 +248,7 @@ class Sites(Stacks):
                     raise MessageError(answer.failure)
                 scores = {column: tuple(map(float, answer.about["scores"][column])) for column in columns}
                 for column, (mean, weight) in scores.items():
-                    if not (abs(mean) <= MOST and 0 <= weight < 2**53):
+                    if not (abs(mean) <= MOST and 0 <= weight < 2**53 and weight.is_integer()):
                         raise MessageError(f"{column} is {mean:g} over {weight:g} samples.")
             except GARBLED as error:
                 absent[answer.site] = f"failed: {shown(error)}"
@@ -260,7 +260,13 @@ class Sites(Stacks):
         if absent:
             reasons = "; ".join(f"{site} {why}" for site, why in absent.items())
             log.warning("round %d: not all sites have tested the model: %s", round, reasons)
-        return {column: (total / max(weight, 1.0), weight) for column, (total, weight) in sums.items()}
+        if not all(weight for _, weight in sums.values()):  # NaN would say that the run has diverged
+            if round >= self.cfg.rounds:
+                raise ConnectionError(
+                    "no site has tested the last model. The same command with ckpt_path=last goes on."
+                )
+            return {}
+        return {column: (total / weight, weight) for column, (total, weight) in sums.items()}
 
     def _answers(self, verb: str, message: bytes, tasks: Mapping[str, About], seconds: float) -> Iterator[Answer]:
         """What these sites answer, each to its own task, as it comes, for so many seconds.
