@@ -82,7 +82,7 @@ def test_a_table_of_categories_alone(tmp_path):
 
 
 def test_a_file_a_client_and_a_file_to_test_on(tmp_path):
-    """By their names, in whatever order the system lists them; here they are made in neither that order nor its reverse."""
+    """By their names, whatever the order in which the system lists them, here that of their making or its reverse."""
     parts = {"b": ROWS[:5], "a": ROWS[5:9], "c": ROWS[9:12], "test": ROWS[12:16], "val": ROWS[16:]}
     for name, rows in parts.items():
         write(tmp_path / "sites" / f"{name}.csv", rows)
