@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from math import isnan, sqrt
 from types import ModuleType
 
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 import gcfed
-from gcfed.api import Comparison, interval
+from gcfed.api import Comparison
 from gcfed.runs.reading import read_metrics
 from gcfed.utils.resolvers import ROOT
 
@@ -43,15 +42,6 @@ def test_a_run_from_python_and_its_folder_agree(tmp_path):
     again = gcfed.configure(*SMALL, "name=mine", log_dir, "gc=none", "rounds=4", "ckpt_path=last")
     assert again.paths.output_dir == str(result.folder)
     assert gcfed.configure(*SMALL, "name=mine", log_dir).paths.output_dir != str(result.folder)
-
-
-@pytest.mark.parametrize(("n", "t"), [(2, 12.70620), (3, 4.30265), (10, 2.26216), (31, 2.04227)])
-def test_the_interval_of_a_mean_is_students(n, t):
-    """Quantiles as tables print them."""
-    values = np.random.default_rng(n).normal(size=n)
-    half = t * sqrt(sum((values - values.mean()) ** 2) / (n - 1) / n)
-    assert interval(values) == pytest.approx((values.mean() - half, values.mean() + half), rel=1e-4)
-    assert isnan(interval(values[:1])[0])
 
 
 @pytest.mark.slow

@@ -123,6 +123,23 @@ def test_a_full_disk_ends_in_one_sentence_and_loses_nothing(config, tmp_path, mo
     assert run(config, tmp_path / "run", None, f"algorithm={algorithm}", "ckpt_path=last").metrics["round"] == 3
 
 
+def test_a_last_checkpoint_that_cannot_be_written_is_the_error_of_its_run(config, tmp_path, monkeypatch):
+    """There is no next round that would wait for it."""
+    write, calls = AtomicCheckpointIO._write, []
+
+    def third_fails(self, content, path):
+        calls.append(path)
+        if len(calls) == 3:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        write(self, content, path)
+
+    monkeypatch.setattr(AtomicCheckpointIO, "_write", third_fails)
+    with pytest.raises(OSError, match="No space left"):
+        run(config, tmp_path, None)
+    assert (tmp_path / FAILURE).exists()
+    assert not (tmp_path / "summary.json").exists()
+
+
 def test_what_the_system_says_is_put_into_words(tmp_path):
     assert in_words(ValueError("gc.lam=2\n is wrong")) == "gc.lam=2 is wrong"
     assert in_words(FileNotFoundError("data/x is missing")) == "data/x is missing"

@@ -5,7 +5,6 @@ import pytest
 
 from gcfed.data import sampling
 from gcfed.data.sampling import DynamicPopulation, UniformSampler, cohort_size
-from gcfed.utils.rng import generator
 
 SAMPLERS = [UniformSampler(5), DynamicPopulation(5, live=20, every=10)]
 
@@ -53,26 +52,6 @@ def test_live_set_changes_only_between_stages_and_only_to_clients_that_were_not_
     assert abs(np.mean(stayed) - 0.5) < 5 * 0.5 / np.sqrt(9 * 250)
     for round in (0, 99, 100, 950):
         assert np.isin(sampler(round, 1000, 1), sampler.live_clients(round, 1000, 1)).all()
-
-
-@pytest.mark.parametrize(("live", "probability"), [(8, 0.5), (15, 0.9), (20, 0.5), (4, 0.0)])
-def test_the_population_is_the_plain_loop(live, probability):
-    """Who leaves, and who of those that wait takes the place, client by client."""
-    sampler = DynamicPopulation(4, live=live, every=3, replace_probability=probability)
-    for seed, round in itertools.product((1, 2), range(12)):
-        ids = sorted(generator(seed, "population", 0).choice(20, live, replace=False, shuffle=False).tolist())
-        for stage in range(1, round // 3 + 1):
-            rng = generator(seed, "population", stage)
-            waiting = [k for k in range(20) if k not in ids]
-            leaving = [place for place, u in enumerate(rng.random(live)) if u < probability]
-            leaving = rng.permutation(leaving).astype(int)[: len(waiting)].tolist()
-            ranks = rng.choice(len(waiting), len(leaving), replace=False).tolist() if leaving else []
-            for place, rank in zip(leaving, ranks, strict=True):
-                ids[place] = waiting[rank]
-            ids.sort()
-        assert sampler.live_clients(round, 20, seed).tolist() == ids
-        places = generator(seed, "cohort", round).choice(live, 4, replace=False, shuffle=False)
-        assert sampler(round, 20, seed).tolist() == [ids[place] for place in sorted(places.tolist())]
 
 
 def test_live_set_at_the_edges():

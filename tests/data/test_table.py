@@ -82,13 +82,15 @@ def test_a_table_of_categories_alone(tmp_path):
 
 
 def test_a_file_a_client_and_a_file_to_test_on(tmp_path):
-    for name, rows in (("b", ROWS[:5]), ("a", ROWS[5:12]), ("test", ROWS[12:16]), ("val", ROWS[16:])):
+    """By their names, whatever the order in which the system lists them, here that of their making or its reverse."""
+    parts = {"b": ROWS[:5], "a": ROWS[5:9], "c": ROWS[9:12], "test": ROWS[12:16], "val": ROWS[16:]}
+    for name, rows in parts.items():
         write(tmp_path / "sites" / f"{name}.csv", rows)
     dataset = csv(str(tmp_path / "sites"), target="paid", ignore=["work"])
-    assert dataset.train.x[:, 0].tolist() == [*range(25, 32), *range(20, 25)]
-    assert dataset.train.groups.tolist() == [0] * 7 + [1] * 5
+    assert dataset.train.x[:, 0].tolist() == [*range(25, 29), *range(20, 25), *range(29, 32)]
+    assert dataset.train.groups.tolist() == [0] * 4 + [1] * 5 + [2] * 3
     assert dataset.test.x[:, 0].tolist() == [32, 33, 34, 35]
-    for name in ("a", "val"):
+    for name in ("a", "c", "val"):
         (tmp_path / "sites" / f"{name}.csv").unlink()
     assert csv(str(tmp_path / "sites"), target="paid").train.groups is None  # of one client there is nothing natural
     owned = csv(write(tmp_path / "one.csv"), target="paid", groups="work")

@@ -1,5 +1,6 @@
 """Processes of one CPU run: forked, of the same numbers, and ended together whatever becomes of one of them."""
 
+import json
 import multiprocessing
 import os
 import signal
@@ -21,6 +22,7 @@ from gcfed.federated.processes import launch
 from gcfed.federated.processes import strategy as layout
 from gcfed.federated.processes.strategy import CohortStrategy, can_fork
 from gcfed.run import train
+from gcfed.runs.reading import read_metrics
 
 TINY = ("rounds=3", "data.limit_train=200", "data.limit_test=80", "precision=64-true", "client.epochs=1")
 linux = pytest.mark.skipif(not can_fork(), reason="forks under Linux only, and where torch sees no GPU")
@@ -96,6 +98,10 @@ def test_forked_processes_have_the_numbers_of_one_and_leave_nothing_behind(confi
         listening = (tmp_path / f"listening_{rank}").read_text().split()
         assert set(listening) <= {"0100007F", "00000000000000000000000001000000"}
         assert listening
+    frame = read_metrics(tmp_path / "two0" / "metrics.csv")
+    summary = json.loads((tmp_path / "two0" / "summary.json").read_text())
+    each = 2 * frame["time/train_s"] / frame["train/clients"]  # of both processes
+    assert summary["client_seconds"] == pytest.approx(each.median())
 
 
 class Trouble(Callback):

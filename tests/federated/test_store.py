@@ -1,5 +1,6 @@
 """Client state survives rounds, processes and kills; checkpoints refer to it and do not copy it."""
 
+import os
 import shutil
 
 import numpy as np
@@ -113,11 +114,19 @@ def test_a_damaged_file_is_refused(tmp_path, damage):
         resumed(tmp_path, state)
 
 
-def test_a_checkpoint_writes_only_what_changed_and_keeps_what_it_needs(tmp_path):
+def test_a_checkpoint_writes_only_what_changed_and_keeps_what_it_needs(tmp_path, monkeypatch):
+    """And waits until that is on the disk: a checkpoint that refers to a file which a power cut empties is none."""
+    synced, fsync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: (synced.append(os.fstat(file).st_ino), fsync(file)))
+
+    def inodes(*names):
+        return [(tmp_path / "c" / name).stat().st_ino for name in names]
+
     stores = ClientStores(folder=tmp_path)
     store = stores.open("c")
     store.write(ids(1, 2), values(1.0, 2.0), 0)
     first = stores.state_dict()
+    assert synced == inodes("1-0.bin", "2-0.bin")
     prune(stores)
     assert files(tmp_path) == ["1-0.bin", "2-0.bin"]
     untouched = (tmp_path / "c" / "1-0.bin").stat().st_mtime_ns
@@ -132,6 +141,7 @@ def test_a_checkpoint_writes_only_what_changed_and_keeps_what_it_needs(tmp_path)
     for _ in range(2):
         stores.state_dict()
         prune(stores)
+    assert synced[2:] == inodes("2-2.bin")
     assert files(tmp_path) == ["1-0.bin", "2-2.bin"]
     assert (tmp_path / "c" / "1-0.bin").stat().st_mtime_ns == untouched
     with pytest.raises(ValueError, match=r"2-0\.bin is not there"):

@@ -14,14 +14,12 @@ from gcfed.methods.scaffold import Scaffold
 from gcfed.methods.ssf import SSF
 
 
-def reference(
-    net, data, solver, *, rounds, ratio, refresh=1, weight_decay=0.0, gamma=1.0, lr=0.1, size=3, update_absent=False
-):
+def reference(net, data, solver, *, rounds, ratio, refresh=1, weight_decay=0.0, gamma=1.0, size=3, update_absent=False):
     """The authors' rule; a dual is kept with the space in which it was written, or all of them follow every round."""
     w = {n: p.detach().clone() for n, p in net.named_parameters()}
     duals = {}
     for t in range(rounds):
-        space = Coordinates(w, t, ratio, refresh)
+        space, lr = Coordinates(w, t, ratio, refresh), solver.lr(t)
         z0, moves, mine = space.down(w), {}, {}
         if update_absent:
             zero = {n: torch.zeros_like(v) for n, v in z0.items()}
@@ -52,7 +50,7 @@ def reference(
     ("ratio", "refresh", "weight_decay", "gamma"), [(0.3, 1, 0.0, 1.0), (0.5, 3, 0.05, 0.7), (0.01, 2, 0.05, 1.0)]
 )
 def test_it_is_the_plain_loop(federation, k, ratio, refresh, weight_decay, gamma):
-    solver, method = sgd(weight_decay=weight_decay), FedSub(ratio=ratio, refresh=refresh)
+    solver, method = sgd(weight_decay=weight_decay, lr_decay=0.8), FedSub(ratio=ratio, refresh=refresh)
     stores = ClientStores()
     ours = train_rounds(
         wide_and_tall(), federation, solver, rounds=7, methods=[method], k=k, server=server(gamma), stores=stores,
@@ -70,8 +68,9 @@ def test_it_is_the_plain_loop(federation, k, ratio, refresh, weight_decay, gamma
 @pytest.mark.parametrize("refresh", [1, 2])
 def test_absent_clients_may_follow_the_authors_rule_in_every_round(federation, refresh):
     run = {"ratio": 0.5, "refresh": refresh, "update_absent": True}
-    ours = train_rounds(wide_and_tall(), federation, sgd(), rounds=7, methods=[FedSub(**run)], k=2, server=server(1.0))
-    theirs, _ = reference(wide_and_tall(), federation, sgd(), rounds=7, **run)
+    solver = sgd(lr_decay=0.8)
+    ours = train_rounds(wide_and_tall(), federation, solver, rounds=7, methods=[FedSub(**run)], k=2, server=server(1.0))
+    theirs, _ = reference(wide_and_tall(), federation, solver, rounds=7, **run)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
 
 

@@ -73,13 +73,13 @@ def local_iteration(net, space, w, data_batches, correction, lr, weight_decay):
     return z, {n: sum(g[n] for g in grads) / len(grads) for n in z}
 
 
-def reference(net, data, solver, *, rounds, ratio, refresh=1, weight_decay=0.0, gamma=1.0, lr=0.1, size=3):
+def reference(net, data, solver, *, rounds, ratio, refresh=1, weight_decay=0.0, gamma=1.0, size=3):
     w = {n: p.detach().clone() for n, p in net.named_parameters()}
     count = len(data.clients)
     c = {n: torch.zeros_like(v) for n, v in w.items()}
     own = {k: dict(c) for k in range(count)}
     for t in range(rounds):
-        space = Coordinates(w, t, ratio, refresh)
+        space, lr = Coordinates(w, t, ratio, refresh), solver.lr(t)
         z0, moves, changes = space.down(w), [], []
         for k in cohort(data, t, size):
             correction = combine(torch.sub, space.down(c), space.down(own[k]))
@@ -105,7 +105,7 @@ def server(gamma):
     ("ratio", "refresh", "weight_decay", "gamma"), [(0.3, 1, 0.0, 1.0), (0.5, 4, 0.05, 0.7), (0.01, 2, 0.05, 1.0)]
 )
 def test_it_is_the_papers_iteration(federation, k, ratio, refresh, weight_decay, gamma):
-    solver, method = sgd(weight_decay=weight_decay), SSF(ratio=ratio, refresh=refresh)
+    solver, method = sgd(weight_decay=weight_decay, lr_decay=0.8), SSF(ratio=ratio, refresh=refresh)
     ours = train_rounds(wide_and_tall(), federation, solver, methods=[method], rounds=6, k=k, server=server(gamma))
     theirs, c = reference(
         wide_and_tall(), federation, solver, rounds=6, ratio=ratio, refresh=refresh, weight_decay=weight_decay,

@@ -28,6 +28,9 @@ class Edits(Spy):
             if self.poisoned and client == NAN_CLIENT:
                 upload.delta["2.bias"][row, 0] = float("nan")
 
+    def on_receive(self, upload, round):
+        upload.delta["2.weight"] -= 1.0  # metrics have looked by then
+
     def on_aggregate_end(self, update, round):
         update["2.weight"].mul_(-3)
 

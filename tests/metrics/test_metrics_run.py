@@ -103,6 +103,23 @@ def test_the_gap_is_that_to_a_run_of_all_clients(monkeypatch, method, aggregator
     assert of_all["gap/cosine"] == pytest.approx(1)
 
 
+def test_a_round_without_a_finite_client_leaves_nothing_in_the_gap(monkeypatch):
+    """Those that rehearse it have finite updates: they are of that round, and not of the next that is measured."""
+    data, last = random_federation(), []
+    data.x[data.clients[2]] = float("inf")
+    monkeypatch.setattr(Cohorts, "__call__", lambda self, t, *_: np.array([[0], [2], [3]][t]))
+    for every in (1, 3):
+        rows = []
+        train_rounds(
+            make_net(), data, sgd(), rounds=3, methods=[Gap(every=every)], cohort_of=1,
+            on_round=lambda _, row, rows=rows: rows.append(row),
+        )  # fmt: skip
+        assert rows[1]["train/nonfinite_clients"] == 1
+        last.append({name: value for name, value in rows[2].items() if name.startswith("gap/")})
+    assert len(last[0]) == 3
+    assert last[0] == last[1]
+
+
 def test_rehearsals_and_measurements_are_no_training_time(config, tmp_path, monkeypatch):
     train_clients, seconds = ClientProgram.train, 0
 
@@ -124,10 +141,11 @@ def test_rehearsals_and_measurements_are_no_training_time(config, tmp_path, monk
         monkeypatch.setattr(metric, "measure", slowly(metric.measure))
     monkeypatch.setattr("gcfed.federated.loop.time", SimpleNamespace(perf_counter=lambda: seconds))
     monkeypatch.setattr("gcfed.metrics.base.perf_counter", lambda: seconds)
-    more = ("metrics=[gap,clients,personal,forgetting]", "data.client_test=0.3", "metrics.forgetting.every=1")
-    _, rows = run(config, tmp_path, *more, "rounds=1", "client.stack=1")  # three clients rehearse
-    assert rows[0]["time/train_s"] == 3
-    assert rows[0]["time/round_s"] == 9303
+    names = ("gap", "clients", "personal", "forgetting")
+    more = (f"metrics=[{','.join(names)}]", "data.client_test=0.3", *(f"metrics.{name}.every=1" for name in names))
+    _, rows = run(config, tmp_path, *more, "rounds=2", "client.stack=1")  # three clients rehearse
+    assert [row["time/train_s"] for row in rows] == [3, 3]
+    assert [row["time/round_s"] for row in rows] == [9303, 9303]
 
 
 def test_what_was_trained_is_counted_and_by_whom_is_written(config, tmp_path):

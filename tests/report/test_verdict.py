@@ -1,6 +1,7 @@
 """Who is ahead in a federation, by how much and how sure, over equal seeds."""
 
 from itertools import product
+from math import isnan
 
 import numpy as np
 import pandas as pd
@@ -49,6 +50,7 @@ def test_the_interval_is_student_s(n, t):
     values = np.random.default_rng(n).normal(size=n)
     half = t * values.std(ddof=1) / n**0.5
     assert interval(values) == pytest.approx((values.mean() - half, values.mean() + half), rel=1e-4)
+    assert isnan(interval(values[:1])[0])
 
 
 def test_the_interval_covers_the_truth_in_95_of_100_cases():
