@@ -38,6 +38,7 @@ class ArrayData(LightningDataModule):
         super().__init__()
         self.x, self.y, self.clients = x, y, clients
         self.num_clients, self.rounds, self.input_shape = len(clients), 1, tuple(x.shape[1:])
+        self.num_classes = 1 + int(y.max())
 
     def client(self, client: int) -> np.ndarray:
         return self.clients[client]

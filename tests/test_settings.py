@@ -151,7 +151,7 @@ def test_a_setting_is_taken_up_to_the_ends_of_its_range_and_named_beyond(line):
     needed = {name for name, p in inspect.signature(cls).parameters.items() if p.default is inspect.Parameter.empty}
     for name, kind in (setting.split(" ", 1) for setting in kinds):
         taken, refused = edges(kind)
-        others = {key: REQUIRED[key] for key in needed - {name}} | ({"lam": 0.5} if prefix == "gc" else {})
+        others = {key: REQUIRED[key] for key in needed - {name}} | ({"boundary": "fc2"} if prefix == "gc" else {})
         for value in taken:
             cls(**others | {name: value})
         for value in refused:

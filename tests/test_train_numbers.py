@@ -101,7 +101,8 @@ def center(net, names, mean):
     """Subtracts each output's mean over its inputs from the gradients; for convolutions [out, in, h, w] see Table 8."""
     for name, p in net.named_parameters():
         if name in names:
-            p.grad -= p.grad.mean(MEAN_OVER[mean] if p.dim() == 4 else tuple(range(1, p.dim())), keepdim=True)
+            means = p.grad.mean(MEAN_OVER[mean] if p.dim() == 4 else tuple(range(1, p.dim())), keepdim=True)
+            p.grad -= means if means.numel() < p.numel() else 0  # the mean of one number is all that there is
 
 
 def velocities(steps):

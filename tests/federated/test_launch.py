@@ -20,7 +20,7 @@ from omegaconf import OmegaConf, open_dict
 
 from gcfed.federated.processes import launch
 from gcfed.federated.processes import strategy as layout
-from gcfed.federated.processes.strategy import CohortStrategy, can_fork
+from gcfed.federated.processes.strategy import MEETING, CohortStrategy, can_fork
 from gcfed.run import train
 from gcfed.runs.reading import read_metrics
 
@@ -68,7 +68,7 @@ def test_the_first_process_listens_where_it_was_told(monkeypatch, rank, address,
     monkeypatch.setattr(strategy, "_get_process_group_backend", lambda: "gloo")
     strategy._meet()
     args, place, more = calls["store"]
-    assert args == (address, port, 2, rank == 0, timedelta(seconds=5))
+    assert args == (address, port, 2, rank == 0, MEETING)
     assert place == (("127.0.0.1", port) if listens else None)
     assert more == {"wait_for_workers": False}
     assert calls["group"] == (
