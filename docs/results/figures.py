@@ -1,13 +1,18 @@
-"""Figures of the tables on these pages, so that picture and table say the same: python docs/results/figures.py"""
+"""Figures of the tables on these pages, so that picture and table say the same: python docs/results/figures.py
+
+``table5.csv`` has the tests of Table 5's long runs, whose folders were too large to keep.
+"""
 
 import re
 from pathlib import Path
 
 import matplotlib
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gcfed.plots.style import BLUE, GREY, VERMILION, save, styled
+from gcfed.plots.style import BLUE, GREEN, GREY, VERMILION, save, styled
+from gcfed.runs.measures import smooth
 
 HERE = Path(__file__).parent
 NUMBER = r"\d+(?:\.\d+)?"
@@ -48,6 +53,31 @@ def table8() -> Figure:
             axes.plot([mean - deviation, mean + deviation], [i + 0.12] * 2, color=GREY, lw=1.5)
         axes.set(title=f"α {alpha}", xlabel="test accuracy (%)")
     axes.legend(loc="upper left", fontsize=8)
+    return figure
+
+
+def table5() -> Figure:
+    """Means of ten tests; thin: each seed; at the end the paper's mean and deviation."""
+    figure = Figure(figsize=(8, 3.4))
+    axes, tests = figure.subplots(), pd.read_csv(HERE / "table5.csv", index_col="round")
+    for method, color, mean, deviation in (("GC-Fed", VERMILION, 72.44, 2.14), ("FedAvg", BLUE, 66.44, 1.40)):
+        seeds = [smooth(tests[name].dropna()) for name in tests if re.fullmatch(rf"{method}, seed \d", name)]
+        for seed in seeds:
+            axes.plot(seed, color=color, lw=0.8, alpha=0.6)
+        axes.plot(pd.concat(seeds, axis=1).mean(axis=1, skipna=False), color=color, lw=2.5, label=method)
+        axes.errorbar(815, mean, deviation, color=color, marker="D", ms=5, capsize=3, label=f"{method} in the paper")
+    axes.set(xlabel="communication round", ylabel="test accuracy (%)")
+    axes.legend(loc="lower right", ncols=2)
+    return figure
+
+
+def table5_clipped() -> Figure:
+    figure = Figure(figsize=(8, 3.4))
+    axes, tests = figure.subplots(), pd.read_csv(HERE / "table5.csv", index_col="round")
+    for method, color in (("GC-Fed", VERMILION), ("Global GC", GREEN), ("FedAvg", BLUE)):
+        axes.plot(smooth(tests[f"{method}, clipped, seed 1"].dropna()), color=color, lw=2, label=f"{method}, clipped")
+    axes.set(xlabel="communication round", ylabel="test accuracy (%)")
+    axes.legend(loc="lower right")
     return figure
 
 
@@ -128,8 +158,9 @@ def coherence() -> Figure:
 if __name__ == "__main__":
     matplotlib.use("agg")
     drawings = {
-        "gcfed_table8": table8, "equal_rate": equal_rate, "global_gc_remedies": global_gc_remedies,
-        "gc_warmup": gc_warmup, "every_method": every_method, "robust": robust, "coherence": coherence,
+        "gcfed_table5": table5, "gcfed_table5_clipped": table5_clipped, "gcfed_table8": table8,
+        "equal_rate": equal_rate, "global_gc_remedies": global_gc_remedies, "gc_warmup": gc_warmup,
+        "every_method": every_method, "robust": robust, "coherence": coherence,
     }  # fmt: skip
     for name, draw in drawings.items():
         save(styled(draw)(), HERE.parent / "images" / f"{name}.png")
