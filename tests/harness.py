@@ -105,6 +105,11 @@ def make_setup(
     )  # fmt: skip
 
 
+def with_batch_norm():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 4)).double()
+
+
 class Spy(ClientPart, ServerPart):
     """Looks at both sides of a round, as no method may."""
 

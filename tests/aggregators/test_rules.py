@@ -5,7 +5,7 @@ from math import ceil
 import numpy as np
 import pytest
 import torch
-from harness import PLAIN_SERVER, Cohorts, make_net, make_upload, random_federation, sgd, train_rounds
+from harness import PLAIN_SERVER, Cohorts, make_net, make_upload, random_federation, server_of, sgd, train_rounds
 from torch import nn
 
 from gcfed.aggregators.coordinates import Median, TrimmedMean
@@ -17,7 +17,9 @@ from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.processes.sums import finish_over_processes
 from gcfed.federated.round import Round
+from gcfed.federated.store import ClientStores
 from gcfed.methods.local_norm import LocalNorm
+from gcfed.methods.scaffold import Scaffold
 
 
 def krum_scores(x, f):
@@ -191,9 +193,27 @@ def test_a_cohort_that_is_too_small_is_refused(rule, per_round, message):
         loop.bind([], random_federation(sizes=(3,) * 12), module)
 
 
-def test_what_goes_beside_the_updates_has_the_same_rule():
-    rule = MultiKrum(0.3)
-    assert (type(rule.beside()), rule.beside().hostile) == (MultiKrum, 0.3)
+@pytest.mark.parametrize(
+    ("rule", "definition"),
+    [
+        (Median(), lambda x: np.median(x, 0)),
+        (NormClip(0.1), lambda x: np.mean([row * min(1, 0.1 / np.linalg.norm(row)) for row in x], 0)),
+        (MultiKrum(0.2), lambda x: multi_krum(x, 1)),
+        (MeanAggregator(), lambda x: x.mean(0)),
+    ],
+)
+def test_what_goes_beside_the_updates_is_reduced_by_the_same_rule(rule, definition):
+    method, stores = Scaffold(), ClientStores()
+    train_rounds(
+        make_net(), random_federation(), sgd(), rounds=1, cohort_of=5, methods=[method], aggregator=rule, stores=stores
+    )
+    own = stores.open("scaffold").read(np.arange(5), server_of(method).control)
+    rows = torch.cat([t.flatten(1) for t in own.values()], 1).numpy()
+    reduced = torch.cat([t.flatten() for t in server_of(method).control.values()])
+    torch.testing.assert_close(reduced, torch.from_numpy(definition(rows)), rtol=0, atol=1e-12)
+
+
+def test_nothing_beside_the_updates_is_weighted_by_samples():
     assert MeanAggregator("samples").beside().weighting == "uniform"
 
 

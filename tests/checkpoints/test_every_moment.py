@@ -3,12 +3,20 @@
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+import torch
+from harness import Cohorts, sgd
 from omegaconf import open_dict
 
 from gcfed.checkpoints.reading import load_checkpoint
+from gcfed.checkpoints.writing import RoundCheckpoint
+from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.client_store import ClientStore
+from gcfed.federated.loop import FederatedLoop
+from gcfed.federated.store import ClientStores
 from gcfed.run import train
 from gcfed.runs.folder import CHECKPOINT, PREVIOUS
 
@@ -63,3 +71,18 @@ def test_last_and_previous_are_whole_whenever_files_change(config, tmp_path, mon
     assert checkpoints == [False, *[True] * (4 if every == 1 else 2)]
     assert min(seen.values()) > 1
     assert is_whole(run, CHECKPOINT) >= is_whole(run, PREVIOUS)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_every_process_keeps_the_states_of_the_last_checkpoint(tmp_path, first):
+    stores = ClientStores(folder=tmp_path)
+    loop = FederatedLoop(sampler=Cohorts(1), solver=sgd(), aggregator=MeanAggregator(), rounds=9, seed=1, stores=stores)
+    store, state = stores.open("c"), {"w": torch.ones(1, 3)}
+    trainer = SimpleNamespace(
+        callbacks=[loop], global_step=1, max_steps=9, should_stop=False, is_global_zero=first,
+        save_checkpoint=lambda *_, **__: loop.state_dict(), strategy=SimpleNamespace(checkpoint_io=None),
+    )  # fmt: skip
+    store.write(np.array([1]), state, 0)
+    RoundCheckpoint(str(tmp_path)).after_round(trainer, {})
+    store.write(np.array([1]), state, 1)
+    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == ["1-0.bin", "1-1.bin"]

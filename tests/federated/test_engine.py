@@ -35,6 +35,7 @@ from gcfed.methods.proximal import Proximal
 from gcfed.methods.scaffold import Scaffold
 from gcfed.models.cnn import CNN
 from gcfed.models.mlp import MLP
+from gcfed.models.resnet_cifar import ResNetCIFAR
 from gcfed.utils.rng import generator
 
 
@@ -386,3 +387,34 @@ def test_a_wrapped_pass_repeats_the_clients_first_samples():
         to_device=torch.from_numpy,
     )  # fmt: skip
     assert np.bincount(plan.index.flatten()).tolist() == [2, 2, 2, 1, 1, 1, 1, 1, 1]
+
+
+def test_a_teacher_with_batch_norms_is_in_evaluation_mode_and_learns_nothing():
+    net = ResNetCIFAR(depth=8, input_shape=(3, 8, 8), num_classes=4, norm="batch").double()
+    stack = ClientStack(net, broadcast_state(net), np.arange(1), np.ones(1), np.ones(1))
+    before, x = {name: t.clone() for name, t in stack.start.items()}, torch.randn(1, 5, 3, 8, 8).double()
+    taught = stack.reference(x).logits_KBC
+    assert all(torch.equal(t, before[name]) for name, t in stack.start.items())
+    assert net.training
+    torch.testing.assert_close(taught[0], net.eval()(x[0]))
+
+
+class Sends(Spy):
+    """Beside a Δ that is finite, client 1 sends a number that is not."""
+
+    def on_upload(self, upload, download):
+        numbers = [torch.inf if client == 1 else 2.0 for client in upload.clients.tolist()]
+        upload.send("more", {"v": torch.tensor(numbers)})
+
+    def uploads(self, round):
+        return {"more": {"v": torch.zeros(())}}
+
+
+@pytest.mark.parametrize("k", [1, 5])
+def test_who_sends_beside_its_update_what_is_not_finite_is_left_out(federation, k):
+    seen = []
+    train_rounds(
+        make_net(), federation, sgd(), rounds=1, cohort_of=5, k=k, methods=[Sends()],
+        on_round=lambda round, row: seen.append((row["train/nonfinite_clients"], round.received["more"]["v"].item())),
+    )  # fmt: skip
+    assert seen == [(1, 2.0)]

@@ -8,6 +8,7 @@ import torch
 from harness import Spy, make_net, sgd, train_rounds, weights
 
 from gcfed.federated.module import FederatedModule
+from gcfed.methods.lookahead import LookAhead
 from gcfed.optim.fedopt import FedAdam
 
 
@@ -68,3 +69,15 @@ def test_buffers_are_put_back_too():
     assert module.refused
     for name, t in before.items():
         assert torch.equal(net.state_dict()[name], t)
+
+
+@pytest.mark.parametrize(("update", "momentum"), [("momentum", 0.85), ("delta", 0.0)])
+def test_it_goes_back_to_the_model_and_not_to_where_clients_started(federation, update, momentum):
+    net, seen = make_net(), []
+    train_rounds(
+        net, federation, sgd(), rounds=3, methods=[LookAhead(update=update), Breaks("update")],
+        server=partial(torch.optim.SGD, lr=1.0, momentum=momentum),
+        on_round=lambda _, row: seen.append((row["train/refused_steps"], weights(net).clone())),
+    )  # fmt: skip
+    assert [refused for refused, _ in seen] == [0, 1, 0]
+    assert torch.equal(seen[1][1], seen[0][1])

@@ -125,6 +125,18 @@ def test_the_share_of_tensors_is_that_in_decimals():
     assert len(gc.ndim) == 29  # 0.29 · 100 is 28.999… in floating point
 
 
+def test_the_share_is_of_the_tensors_that_are_trained(caplog):
+    """A frozen backbone would push adapters, which come last, beyond any share."""
+    model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(4)))
+    model[:2].requires_grad_(False)
+    gc = GradientCentralization(lam=0.5).local
+    meet(gc, model)
+    assert [*gc.ndim] == ["2.weight"]
+    assert not caplog.records
+    meet(GradientCentralization(lam=0.2).local, model)
+    assert "there is no Local GC" in caplog.text
+
+
 @pytest.mark.parametrize("k", [1, 3])
 def test_local_gc_touches_only_the_tensors_before_the_borderline(k):
     model = net()

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from harness import Sizes, make_download, make_net, make_round, make_setup, make_upload, sgd, train_rounds, weights
+from plain_reference import broken
 
 from gcfed.methods.clip_update import ClipUpdate
 from gcfed.methods.fedgc import FedGC
@@ -111,3 +112,13 @@ def test_a_run_does_not_know_in_which_order_its_methods_are_listed(federation, m
         for listed in (methods, methods[::-1])
     )
     assert torch.equal(one, other)
+
+
+def test_a_finite_bit_does_not_bring_back_an_update_that_is_not(federation):
+    seen = []
+    trained = train_rounds(
+        make_net(), broken(federation, 1), sgd(), rounds=2, cohort_of=5, methods=[ClipUpdate(0.05)],
+        on_round=lambda _, row: seen.append((row["train/nonfinite_clients"], row["train/refused_steps"])),
+    )  # fmt: skip
+    assert seen == [(1, 0)] * 2
+    assert not torch.equal(trained, weights(make_net()))

@@ -1,12 +1,13 @@
-"""A client whose weights become infinite: nothing of it stays with the server or with the client."""
+"""Nothing of a client whose weights become infinite stays with server or client; statistics are no steps to correct."""
 
 import pytest
 import torch
-from harness import random_federation, sgd, train_rounds
+from harness import Spy, random_federation, sgd, train_rounds, with_batch_norm
 from plain_clients import Net
 
 from gcfed.federated.faults import Faults
 from gcfed.federated.method import ClientPart, Order
+from gcfed.methods.clip_update import ClipUpdate
 from gcfed.methods.fedcm import FedCM
 from gcfed.methods.fedcurv import FedCurv
 from gcfed.methods.feddc import FedDC
@@ -14,7 +15,9 @@ from gcfed.methods.feddyn import FedDyn
 from gcfed.methods.fedgc import FedGC
 from gcfed.methods.fedsub import FedSub
 from gcfed.methods.fedvarp import FedVARP
+from gcfed.methods.local_norm import LocalNorm
 from gcfed.methods.moon import Moon
+from gcfed.methods.quantization import Quantization
 from gcfed.methods.scaffold import Scaffold
 from gcfed.methods.ssf import SSF
 
@@ -49,3 +52,36 @@ def test_who_diverges_is_as_one_who_drops_out(cls, k):
     assert lost == [0, 1, 0] + [0] * 3
     torch.testing.assert_close(*runs, rtol=0, atol=1e-12)
     assert runs[0].isfinite().all()
+
+
+def test_who_diverges_keeps_its_own_batch_norms():
+    data, runs = random_federation(sizes=(8, 12, 4, 8)), []
+    for other, faults in (([Diverges()], None), ([], DropsOut())):
+        methods = [LocalNorm(), *other]
+        runs.append(train_rounds(with_batch_norm(), data, sgd(), rounds=3, cohort_of=4, methods=methods, faults=faults))
+    torch.testing.assert_close(*runs, rtol=0, atol=1e-12)
+
+
+class Statistics(Spy):
+    """Each client's running statistics at the end of its training, in the order of training."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_clients_end(self, stack, download):
+        self.seen += [torch.cat([t[i] for n, t in stack.full.items() if "running" in n]) for i in range(len(stack))]
+
+
+@pytest.mark.parametrize(
+    "cls", [ClipUpdate, FedCM, FedCurv, FedDC, FedDyn, FedGC, FedSub, FedVARP, Quantization, Scaffold, SSF]
+)
+def test_running_statistics_are_the_cohorts_mean_whatever_the_method(cls):
+    """A method corrects, keeps or projects steps alone."""
+    net, watch = with_batch_norm(), Statistics()
+
+    def on_round(round, row):
+        mean, watch.seen = torch.stack(watch.seen).mean(0), []
+        torch.testing.assert_close(torch.cat([net[1].running_mean, net[1].running_var]), mean, rtol=1e-12, atol=1e-12)
+
+    data = random_federation(sizes=(8, 12, 4, 8, 16))
+    train_rounds(net, data, sgd(), rounds=4, methods=[cls(), watch], on_round=on_round)

@@ -41,7 +41,8 @@ def test_rounds_equal_an_independent_loop(k, sequences, scale):
 def term(features_KBF, rows=None, **kwargs):
     y = torch.zeros(features_KBF.shape[:2])
     batch = Batch(features_KBF, y, rows, y.sum(1), rows)
-    return FedDecorr(**kwargs).local_loss(None, batch, Output(features_KBF, features_KBF))
+    learned = features_KBF.requires_grad_() if features_KBF.is_leaf else features_KBF
+    return FedDecorr(**kwargs).local_loss(None, batch, Output(learned, learned))
 
 
 @pytest.mark.parametrize("scale", ["paper", "authors"])

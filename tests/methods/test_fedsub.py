@@ -7,14 +7,30 @@ from harness import server_of, sgd, train_rounds
 from plain_reference import batches, cohort, flat
 from test_ssf import COORDINATES, Coordinates, combine, local_iteration, sent, server, wide_and_tall
 
+from gcfed.federated.faults import Faults
 from gcfed.federated.store import ClientStores
 from gcfed.methods.fedsub import FedSub
 from gcfed.methods.quantization import Quantization
 from gcfed.methods.scaffold import Scaffold
 from gcfed.methods.ssf import SSF
 
+NONE = Faults()
 
-def reference(net, data, solver, *, rounds, ratio, refresh=1, weight_decay=0.0, gamma=1.0, size=3, update_absent=False):
+
+def reference(
+    net,
+    data,
+    solver,
+    *,
+    rounds,
+    ratio,
+    refresh=1,
+    weight_decay=0.0,
+    gamma=1.0,
+    size=3,
+    update_absent=False,
+    faults=NONE,
+):
     """The authors' rule; a dual is kept with the space in which it was written, or all of them follow every round."""
     w = {n: p.detach().clone() for n, p in net.named_parameters()}
     duals = {}
@@ -33,7 +49,8 @@ def reference(net, data, solver, *, rounds, ratio, refresh=1, weight_decay=0.0, 
                 mine[k] = {n: torch.zeros_like(v) for n, v in z0.items()}
             steps = list(batches(data, solver, k, t))
             correction = {n: v / (lr * len(steps)) for n, v in mine[k].items()}
-            z, _ = local_iteration(net, space, w, steps, correction, lr, weight_decay)
+            (done,) = faults.steps(np.array([len(steps)]), np.array([k]), t, 5)
+            z, _ = local_iteration(net, space, w, steps[:done], correction, lr, weight_decay)
             moves[k] = combine(torch.sub, z, z0)
         mean = {n: sum(m[n] for m in moves.values()) / len(moves) for n in z0}
         if update_absent:
@@ -74,6 +91,13 @@ def test_absent_clients_may_follow_the_authors_rule_in_every_round(federation, r
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
 
 
+def test_a_straggler_applies_the_part_of_its_dual_for_which_it_has_time(federation):
+    solver, run = sgd(epochs=4), {"rounds": 6, "faults": Faults(stragglers=0.7)}
+    ours = train_rounds(wide_and_tall(), federation, solver, methods=[FedSub(ratio=0.5, refresh=99)], k=2, **run)
+    theirs, _ = reference(wide_and_tall(), federation, solver, ratio=0.5, refresh=99, **run)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize("ratio", [0.5, 1.0])
 def test_in_one_subspace_with_all_clients_the_dual_is_scaffolds_correction(federation, ratio):
     """λ_k/(ητ) = Pᵀ(c − c_k); with all of the space, the whole method is SCAFFOLD."""
@@ -106,7 +130,10 @@ def test_the_first_round_is_without_a_correction(federation):
 def test_the_bytes_are_those_of_the_coordinates(federation):
     uploads, down = sent(FedSub(ratio=0.25), data=federation)
     assert uploads == [COORDINATES] * 2
-    assert down == COORDINATES  # and as much at the end of the round
+    assert down == COORDINATES
+    rows, run = [], {"rounds": 1, "methods": [FedSub(ratio=0.25)], "on_round": lambda _, row: rows.append(row)}
+    train_rounds(wide_and_tall(), federation, sgd(), **run)
+    assert rows[0]["comm/down_bytes"] == 3 * 2 * COORDINATES  # as much again at the end of the round
 
 
 def test_with_quantization_the_duals_still_sum_to_zero(federation):

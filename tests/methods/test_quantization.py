@@ -99,6 +99,11 @@ def test_draws_and_bytes_are_a_clients_own(bits):
     download.round += 1
     quantization(bits).on_upload(other, download)
     assert not torch.equal(other.delta["w"], sent[3]["w"])
+    other = uploads(3)[0]
+    other.clients = np.arange(3) + 10
+    download.seed += 1
+    quantization(bits).on_upload(other, download)
+    assert not torch.equal(other.delta["w"], sent[3]["w"])
     twins = uploads(3)[0]
     for t in twins.delta.values():
         t[1] = t[0]

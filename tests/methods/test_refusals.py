@@ -1,11 +1,13 @@
 """What each method asks of the rest of the algorithm: the settings that it refuses, by its own name, and no others."""
 
 import re
+from copy import deepcopy
 from functools import partial
 
 import pytest
 import torch
-from harness import PLAIN_SERVER, make_net, make_setup, random_federation, sgd
+import torch.nn.functional as F
+from harness import PLAIN_SERVER, make_net, make_setup, random_federation, sgd, train_rounds
 
 from gcfed.aggregators.coordinates import Median
 from gcfed.federated.aggregate import MeanAggregator
@@ -17,6 +19,7 @@ from gcfed.methods.feddc import FedDC
 from gcfed.methods.feddecorr import FedDecorr
 from gcfed.methods.feddyn import FedDyn
 from gcfed.methods.fedgc import FedGC
+from gcfed.methods.fedlc import FedLC
 from gcfed.methods.fedmlb import FedMLB
 from gcfed.methods.fedsub import FedSub
 from gcfed.methods.fedvarp import FedVARP
@@ -25,6 +28,8 @@ from gcfed.methods.quantization import Quantization
 from gcfed.methods.scaffold import Scaffold
 from gcfed.methods.ssf import SSF
 from gcfed.models.mlp import MLP
+from gcfed.models.resnet_cifar import ResNetCIFAR
+from gcfed.tasks import Classification
 
 SETTINGS = {
     "adam": ({"solver": LocalSolver(partial(torch.optim.Adam, lr=0.1))}, "client=sgd, not Adam"),
@@ -40,6 +45,7 @@ SETTINGS = {
     "rounded": ({"stores": ClientStores("bfloat16")}, "client_store.dtype=null"),
 }
 NET = MLP(input_shape=(6,), num_classes=4, hidden=(5,))
+LINEAR = MLP(input_shape=(6,), num_classes=4, hidden=())
 SERVER = "server decay yogi"
 REFUSED = {
     FedGC: "adam median", FedDC: f"adam momentum samples median half {SERVER} quantized rounded",
@@ -61,3 +67,33 @@ def test_a_method_takes_and_refuses(cls, tmp_path):
                 method.meet(setup)
         else:
             method.meet(setup)
+
+
+@pytest.mark.parametrize("cls", [FedDecorr, Moon])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_features_without_a_trained_weight_are_refused(cls, frozen):
+    """A term on them has no gradient: the run would be FedAvg under another name."""
+    net = deepcopy(NET if frozen else LINEAR).double()
+    net.requires_grad_(not frozen)
+    net.fc2.requires_grad_() if frozen else None
+    with pytest.raises(ValueError, match=rf"^{cls.__name__} .*no trained weight"):
+        train_rounds(net, random_federation(), sgd(), rounds=1, methods=[cls()])
+
+
+def test_two_calls_of_a_network_a_step_are_refused_where_they_count():
+    batch, group = (ResNetCIFAR(input_shape=(3, 8, 8), num_classes=4, depth=8, norm=n) for n in ("batch", "group"))
+    FedMLB().meet(make_setup(batch, methods=[FedMLB()]))
+    FedMLB().meet(make_setup(group, methods=[FedMLB(), Moon()]))
+    with pytest.raises(ValueError, match=r"FedMLB and Moon call model=ResNetCIFAR twice a step"):
+        FedMLB().meet(make_setup(batch, methods=[FedMLB(), Moon()]))
+
+
+def test_a_loss_that_is_infinite_where_a_class_is_missing_is_refused():
+    class Smoothed(Classification):
+        def losses(self, outputs, y):
+            return F.cross_entropy(outputs, y, reduction="none", label_smoothing=0.1)
+
+    run = {"data": random_federation(), "task": Smoothed()}
+    FedLC(tau=0.0).meet(make_setup(NET, **run))
+    with pytest.raises(ValueError, match=r"^FedLC .*task=Smoothed is infinite"):
+        FedLC().meet(make_setup(NET, **run))

@@ -212,6 +212,17 @@ def test_personal(k, poisoned):
         }
 
 
+def test_a_client_without_a_test_sample_calls_no_network():
+    class Picky(nn.Linear):
+        def forward(self, x):
+            assert len(x) > 0
+            return super().forward(x)
+
+    data, _ = with_own_tests((7, 1))
+    (row,), _, _ = measured(Personal(every=1), Picky(6, 4).double(), data, rounds=1, cohort_of=2)
+    assert 0 <= row["personal/global_acc"] <= 1
+
+
 def test_the_worst_tenth_is_of_eleven_clients_two():
     data, tests = with_own_tests((60,) * 11)
     (row,), ((start, _),), _ = measured(Personal(every=1), make_net(), data, rounds=1, cohort_of=11)

@@ -68,7 +68,7 @@ def test_no_run_notices_the_attack_which_is_the_same_however_it_runs(config, tmp
     monkeypatch.setattr("gcfed.metrics.leakage.invert_gradient", listens)
     settings = ("algorithm=scaffold", "gc=none", "client.stack=1")
     without, a = run(config, tmp_path / "without", *settings, model="Frozen")
-    attack = (*LEAKAGE, "metrics.leakage.images=2")
+    attack = (*LEAKAGE, "metrics.leakage.images=2", "metrics.leakage.figures=true")
     observed, b = run(config, tmp_path / "leakage", *settings, *attack, model="Frozen")
     assert torch.equal(final_weights(observed), final_weights(without))
     for t, (plain, row) in enumerate(zip(a, b, strict=True)):

@@ -60,6 +60,8 @@ def test_the_experiment_runs_its_opponents(config, tmp_path, algorithm):
         ((*TINY, "data.limit_train=20"), r"data\.limit_train=20 moves the optimum"),
         ((*TINY, "partition=sizes"), r"clients with \d+ to \d+ of them count alike.*aggregator=weighted_mean"),
         ((*TINY, "data.client_test=0.5"), r"data\.client_test=0\.5 moves the optimum"),
+        ((*TINY, "+data.standardize=true"), r"data\.standardize=True moves the optimum"),
+        ((*TINY, "data.dataset.num_clients=8"), r"clients have .*: let all groups be clients"),
         ((*TINY, "task._target_=gcfed.tasks.Classification"), "is not for labels of float32"),
         ((*TINY, "model=mlp"), r"other parameters, fc\.weight.*model=linear"),
         ((*TINY, "metrics.relative_error.every=0"), r"metrics\.relative_error\.every=0"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import read_rows
-from harness import Spy, make_net, make_setup, random_federation, sgd, train_rounds
+from harness import Spy, make_net, make_setup, random_federation, sgd, train_rounds, with_batch_norm
 from omegaconf import OmegaConf
 from torch import nn
 from torchvision.ops import FrozenBatchNorm2d
@@ -95,11 +95,6 @@ def of_torchvision(name, side, **settings):
 class Scalar(nn.Module):
     def forward(self, x):
         return x.sum()
-
-
-def with_batch_norm():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 4)).double()
 
 
 @pytest.mark.parametrize(

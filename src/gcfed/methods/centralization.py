@@ -1,8 +1,9 @@
 """Gradient centralization, local and global: GC-Fed (arXiv 2503.13180, Algorithm 1).
 
 ``P = I − eeᵀ`` takes the mean over a layer's inputs out of the gradient of each output: for a weight ``[out, in]`` or
-``[out, in, kh, kw]`` the mean over every axis but the first. Local GC projects each local gradient of the first layers
-(line 14), Global GC the aggregated update of all layers (line 20).
+``[out, in, kh, kw]`` the mean over every axis but the first. The authors do so everywhere, and so an embedding
+``[tokens, dim]`` loses the mean over its outputs. Local GC projects each local gradient of the first layers (line 14),
+Global GC the aggregated update of all layers (line 20).
 """
 
 import logging
@@ -53,7 +54,7 @@ class GradientCentralization(Method):
     Args:
         local: centralize the clients' gradients of the tensors before the borderline.
         server: centralize the aggregated update (Global GC).
-        lam: λ; the first ⌊λL⌋ of the L parameter tensors get Local GC. Wins over ``boundary``.
+        lam: λ; the first ⌊λL⌋ of the L parameter tensors that are trained get Local GC. Wins over ``boundary``.
         boundary: name of the first module that gets no Local GC (``fc2``, ``classifier``, …); ``auto``: the last
             one with parameters; None: Local GC in every layer, which only ``server=False`` allows.
         mean: shape of μ in convolutions, Table 8.
@@ -102,7 +103,7 @@ class LocalGC(ClientPart):
 
     def validate(self, setup: Setup) -> None:
         net = setup.module.net
-        names = [name for name, _ in net.named_parameters()]
+        names = [name for name, param in net.named_parameters() if self.lam is None or param.requires_grad]
         before = len(names)
         if self.lam is not None:
             before = floor(self.lam * len(names) + 1e-9)  # 0.29 · 100 is 28.999… in floating point
@@ -113,6 +114,8 @@ class LocalGC(ClientPart):
         elif self.boundary is not None:
             before = _first(net, names, "boundary", self.boundary)
         self.ndim = _axes(net, names[:before], self.least)
+        if not self.ndim and self.lam != 0:
+            log.warning("there is no Local GC: no trained weight lies before its borderline (gc.boundary, gc.lam)")
 
     def on_download(self, download: Download) -> None:
         self._now = self.rounds is None or download.round < self.rounds

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gcfed.federated.method import Batch, ClientPart, ClientStack, Output
-from gcfed.methods.requirements import network_parts
+from gcfed.methods.requirements import check_learned, network_parts
 from gcfed.utils.checked import Weight, checked
 
 EPS = 1e-8  # added to a feature's variance, as the authors do: a constant one is uncorrelated with all others
@@ -37,8 +37,8 @@ class FedDecorr(ClientPart):
         self.beta, self.scale = beta, scale
 
     def local_loss(self, stack: ClientStack, batch: Batch, out: Output) -> Tensor:
-        assert out.features_KBF is not None
-        x = out.features_KBF.to(torch.promote_types(out.features_KBF.dtype, torch.float32))
+        features = check_learned(out, self.title)
+        x = features.to(torch.promote_types(features.dtype, torch.float32))
         rows = x.new_ones(x.shape[:2]) if batch.rows is None else batch.rows.to(x.dtype)
         rows, count = rows.unsqueeze(-1), rows.sum(1)
         x = (x - (x * rows).sum(1, keepdim=True) / count.view(-1, 1, 1)) * rows

@@ -30,6 +30,12 @@ class FedLC(ClientPart):
 
     def validate(self, setup: Setup) -> None:
         self._data = setup.data
+        absent = torch.zeros(1, setup.data.num_classes).index_fill_(1, torch.tensor([1]), -torch.inf)
+        if self.tau and not setup.module.task.losses(absent, torch.tensor([0])).isfinite().all():
+            raise ValueError(
+                f"{self.title} takes the classes that a client lacks out of the softmax, and there the loss of task="
+                f"{type(setup.module.task).__name__} is infinite (as label smoothing's is): take the cross-entropy."
+            )
 
     def on_clients_start(self, stack: ClientStack, download: Download) -> None:
         counts = torch.from_numpy(self._data.class_counts(stack.clients)).double()

@@ -6,10 +6,11 @@ and on through the broadcast model's, which stay as they are but let the gradien
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from gcfed.federated.method import Batch, ClientPart, ClientStack, Output, Setup
 from gcfed.methods.requirements import network_parts
+from gcfed.models.own import batch_norms
 from gcfed.utils.checked import Positive, Weight, checked
 
 
@@ -35,10 +36,18 @@ class FedMLB(ClientPart):
         self.ce, self.kl, self.tau = ce, kl, tau
 
     def validate(self, setup: Setup) -> None:
-        if len(setup.module.net.stages()) < 2:  # type: ignore[operator]
+        net = setup.module.net
+        others = [part.title for part in setup.parts if isinstance(part, ClientPart) and part.needs_features]
+        if others and (batch_norms(net) or any(isinstance(m, nn.Dropout) and m.p for m in net.modules())):
+            raise ValueError(
+                f"{self.title} and {others[0]} call model={type(net).__name__} twice a step, for its stages and its "
+                "features: batch statistics would move twice, and dropout draw two masks. Take one of the two, or "
+                "model.norm=group and no dropout."
+            )
+        if len(net.stages()) < 2:  # type: ignore[operator]
             raise ValueError(
                 f"methods.fedmlb grafts a network's first stages onto another's later ones, but model="
-                f"{type(setup.module.net).__name__} has a single stage: give it a hidden layer, as model.hidden does."
+                f"{type(net).__name__} has a single stage: give it a hidden layer, as model.hidden does."
             )
 
     def local_loss(self, stack: ClientStack, batch: Batch, out: Output) -> Tensor:

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 class FedNTD(ClientPart):
     """Adds β τ² KL(teacher ‖ client) over the C − 1 classes other than the label; the teacher is the broadcast model.
 
-    FedNTD's own code leaves τ² out, GC-Fed's has it; at τ = 1 they agree.
+    FedACG's code leaves τ² out, FedNTD's own and GC-Fed's have it; at τ = 1 they agree.
 
     Args:
         beta: β, weight of the distillation.

@@ -8,7 +8,8 @@
 The rules are those of the authors' published code. λ_k/(ητ) settles at Pᵀ(∇F − ∇F_k), what SCAFFOLD adds; with a P that
 stays, all clients in every round and equal numbers of steps, FedSub is SCAFFOLD in that subspace. But at each new P the
 part of λ_k outside the new subspace is lost; and λ_k has the scale of the ητ_k that made it, so that it settles a
-little aside where η decays or τ_k differs among clients.
+little aside where η decays. τ_k counts the steps that client k was to make: a straggler applies that part of λ_k alone
+for which it had time, where the whole of it in one step of ten would be ten times too much.
 
 There all clients take part in every round. Here one that was away keeps its λ_k and turns it once, from the P in which
 it is written to the present one: turned through each P in between, almost nothing would be left of it.
@@ -24,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcfed.federated.method import ClientStack, Download, Method, Params, Round, Upload
+from gcfed.federated.method import ClientStack, Download, Method, Params, Round, Setup, Upload
 from gcfed.federated.stack import per_client
 from gcfed.methods.requirements import exact_store
 from gcfed.methods.subspace import SubspaceClient, Subspaces, SubspaceServer
@@ -49,6 +50,10 @@ class Duals(SubspaceClient):
     needs = (*SubspaceClient.needs, exact_store)
     keeps = "fedsub"
 
+    def validate(self, setup: Setup) -> None:
+        super().validate(setup)
+        self._num_steps = setup.solver.num_steps
+
     def on_download(self, download: Download) -> None:
         super().on_download(download)
         self._sent: list[tuple[np.ndarray, Tensor]] = []  # clients, and which of them are finite
@@ -58,7 +63,7 @@ class Duals(SubspaceClient):
         self.own = self.store.read(stack.clients, like)
         self._turn(stack.clients, download)
         first = self.own[self.trained_names[0]]
-        scale = on_device(1 / (download.lr * stack.num_steps), first.device, first.dtype)
+        scale = on_device(1 / (download.lr * self._num_steps(stack.num_samples)), first.device, first.dtype)
         absent = download.extra.get("fedsub", {})
         duals = {name: dual + absent[name] if absent else dual for name, dual in self.own.items()}
         self.prepared = {name: dual * per_client(scale, dual) for name, dual in duals.items()}

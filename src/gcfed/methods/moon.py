@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gcfed.federated.messages import finite_clients
 from gcfed.federated.method import Batch, ClientPart, ClientStack, Download, Output
-from gcfed.methods.requirements import network_parts
+from gcfed.methods.requirements import check_learned, network_parts
 from gcfed.utils.checked import Positive, Weight, checked
 
 
@@ -42,6 +42,7 @@ class Moon(ClientPart):
             self.prepared = self.store.read(stack.clients, stack.start, default=stack.start)
 
     def local_loss(self, stack: ClientStack, batch: Batch, out: Output) -> Tensor | None:
+        check_learned(out, self.title)
         if not self.prepared:
             return None
         n = stack.active

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from functools import partial, wraps
 from typing import Concatenate, ParamSpec
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import SGD
 
 from gcfed.federated.aggregate import MeanAggregator
-from gcfed.federated.method import ClientPart, Need, Order, Setup
+from gcfed.federated.method import ClientPart, Need, Order, Output, Setup
 from gcfed.optim.partial import probe_optimizer
 
 Options = ParamSpec("Options")
@@ -95,6 +95,17 @@ def _network_parts(setup: Setup, *parts: str) -> str:
 
 
 network_parts = partial(_network_parts, "give it these methods, or take one of src/gcfed/models")
+
+
+def check_learned(out: Output, title: str) -> Tensor:
+    """The features; ValueError where no trained weight lies before the head, and a term on them would do nothing."""
+    assert out.features_KBF is not None
+    if not out.features_KBF.requires_grad:
+        raise ValueError(
+            f"{title} changes the features, and no trained weight lies before this model's head: it would be FedAvg. "
+            "Give the model a hidden layer, as model.hidden does, or train weights before its head."
+        )
+    return out.features_KBF
 
 
 def has_part(net: nn.Module, part: str) -> bool:

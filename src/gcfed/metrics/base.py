@@ -50,15 +50,16 @@ class Metric(Part):
         return (index + 1) % self.every == 0 or index + 1 >= self.rounds
 
     def params(self, start: Params, axes: int = 0) -> Params:
-        """The parameters of a model that have at least so many axes; those of two are the weights."""
-        return {name: start[name] for name in self.names if start[name].dim() >= axes}
+        """The parameters of a model that have at least so many axes; of two, those with inputs to take a mean over."""
+        known = {name: start[name] for name in self.names if start[name].dim() >= axes}
+        return {name: t for name, t in known.items() if axes < 2 or t[0].numel() > 1}
 
 
 class ServerMetric(Metric, ServerPart):
     """What the server measures, of uploads as they arrive and of its model, in the rounds that are due.
 
     Where it says ``begin``, ``take`` and ``columns``, the hooks of a round without clients, and of others that are not
-    measured, do nothing. What measuring took of local training, :attr:`seconds`, is no time of training.
+    measured, do nothing. What ``begin`` took, and clients that say so, :attr:`seconds`, is no time of training.
     """
 
     seconds = 0.0
@@ -165,7 +166,8 @@ class Sums(ServerMetric):
 
     def take(self, upload: Upload, round: Round) -> None:
         if note := upload.notes.get(self.name):
-            self.seconds += float(note.get("seconds", 0.0))
+            if not self.transport.remote:  # sites have clocks of their own, and measure side by side
+                self.seconds += float(note.get("seconds", 0.0))
             for name, total in self._sums.items():
                 total += note[name].to(total)
 

@@ -115,7 +115,7 @@ class RelativeError(ServerMetric):
         self.data.setup()
         optimum, sizes = self.data.dataset.optimum, self.data.partition.sizes
         weighting = getattr(setup.aggregator, "weighting", "uniform")
-        parts = {key: getattr(self.data, key) for key in ("limit_train", "validation", "client_test")}
+        parts = {key: getattr(self.data, key) for key in ("limit_train", "validation", "client_test", "standardize")}
         moving = [f"data.{key}={part}" for key, part in parts.items() if part]
         self.network = dict(self.module.net.named_parameters())
         wrong = ""
@@ -123,6 +123,8 @@ class RelativeError(ServerMetric):
             wrong = f"needs a known optimum, and data={self.data.dataset.name} has none: take data=matrix_regression"
         elif moving:
             wrong = f"knows one optimum, and {moving[0]} moves the optimum: take fewer data.dataset.samples instead"
+        elif (dealt := sizes.sum()) < (there := len(self.data.labels)):
+            wrong = f"knows the optimum of all {there:,} samples, and clients have {dealt:,}: let all groups be clients"
         elif weighting == "uniform" and sizes.min() < sizes.max():
             alike = f"clients with {sizes.min()} to {sizes.max()} of them count alike: take partition=natural"
             wrong = f"knows the optimum of all samples, and {alike} (or, for FedAvg, aggregator=weighted_mean)"

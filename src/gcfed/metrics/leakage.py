@@ -53,7 +53,7 @@ class Leakage(ServerMetric):
     dropout or batch statistics, clients have other gradients in training.
 
     Raises:
-        ValueError: at ``validate``, data that are no images.
+        ValueError: at ``validate``, data that are no images, or of other than one or three channels.
     """
 
     folder: str
@@ -63,6 +63,7 @@ class Leakage(ServerMetric):
     restarts: Count = 4
     optimizer: Literal["lbfgs", "adam"] = "lbfgs"
     lr: Positive | None = None
+    figures: bool = True
 
     name = "leakage"
     rehearses = True
@@ -70,8 +71,10 @@ class Leakage(ServerMetric):
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
-        if not hasattr(setup.data.transform, "std"):
-            raise ValueError("metrics=leakage recovers images, and these data are none: leave it out of metrics.")
+        if not hasattr(setup.data.transform, "std") or setup.data.input_shape[0] not in (1, 3):
+            raise ValueError(
+                "metrics=leakage recovers images of one or three channels, and these are none: leave it out of metrics."
+            )
         self.solver = solver = copy.copy(setup.solver)
         solver.steps, solver.batch_size, solver.optimizer = 1, self.images, partial(torch.optim.SGD, lr=1.0)
 
@@ -101,8 +104,6 @@ class Leakage(ServerMetric):
         """The values of the columns, once it is drawn what the gradient of a client's ``[B, *input]`` and ``[B]``
         gives away.
         """
-        from gcfed.plots.pictures import plot_recovered  # matplotlib: only in the rounds that draw
-
         with evaluating(self.module.net):
             found = invert_gradient(
                 self.module.net, round.start, gradient, tuple(x.shape), self.data.num_classes,
@@ -117,9 +118,12 @@ class Leakage(ServerMetric):
         psnr_B = -10 * mse_B.log10()
         above = [f"client {client}, class {label}" for label in y.tolist()]
         below = [f"MSE {m:.4f}, {p:.1f} dB" for m, p in zip(mse_B.tolist(), psnr_B.tolist(), strict=True)]
-        path = Path(self.folder) / f"leakage_round_{round.index + 1}.png"
-        plot_recovered(original.float().cpu().numpy(), recovered.float().cpu().numpy(), above, below, path)
-        self.show(path, round)
+        if self.figures:
+            from gcfed.plots.pictures import plot_recovered  # matplotlib: only in the rounds that draw
+
+            path = Path(self.folder) / f"leakage_round_{round.index + 1}.png"
+            plot_recovered(original.float().cpu().numpy(), recovered.float().cpu().numpy(), above, below, path)
+            self.show(path, round)
         means = [mse_B.mean(), psnr_B.mean(), (labels_B == y).double().mean()]
         return *torch.stack([mean.double() for mean in means]).tolist(), found.mismatch
 

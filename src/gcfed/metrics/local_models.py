@@ -46,6 +46,8 @@ class Clients(OwnNumbers):
     def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:
         index = torch.as_tensor(self.samples(int(stack.clients[row])), device=device_of(own))
         sums = torch.zeros(len(self.columns), dtype=torch.float64, device=index.device)
+        if not len(index):  # a network may not take an empty batch
+            return sums / 0
         labels = torch.zeros_like(sums[0])
         for part in index.split(AT_ONCE):
             x, y = self.data.fetch(part, None)

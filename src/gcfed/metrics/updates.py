@@ -124,7 +124,8 @@ class Drift(ClientMetric):
 class Coherence(ClientMetric):
     """Whether the clients agree in what gradient centralization takes out of their updates: ``gc/rho/<tensor>``.
 
-    P takes the mean over each output's inputs out of an update. Of the m clients of a round,
+    P takes the mean over each output's inputs out of an update (``gc.mean=out``, whatever mean the run's GC has). Of
+    the m clients of a round,
 
         gc/rho/<tensor> = ‖mean_k (I − P)Δ_k‖² / mean_k ‖(I − P)Δ_k‖²
 
@@ -238,8 +239,9 @@ class Gap(ServerMetric):
     ================  =====================================
 
     Both are means of what clients upload, weighted as the aggregator weights them, over parameters, before the server
-    makes more of them (Global GC, momentum, a table). A measured round costs N/|S| rounds of training: it enters
-    ``time/round_s``, but not ``time/train_s``.
+    makes more of them (Global GC, momentum, a table). Attacks that see a whole cohort (ALIE, IPM) see none in a
+    rehearsal: outside the cohort, their clients train as all do. A measured round costs N/|S| rounds of training: it
+    enters ``time/round_s``, but not ``time/train_s``.
     """
 
     every: Count = 10
