@@ -202,7 +202,6 @@ def describe(parts: Parts, trainer: Trainer) -> str:
     k = {"auto": 1 if device.type == "cpu" else "as many as fit"}.get(str(loop.solver.stack), loop.solver.stack)
     where = f"{k} at once on {device}" + (f" in each of {processes} processes" if processes > 1 else "")
     names = ", ".join(dict.fromkeys(part.title for part in parts.methods)) or "none"
-    assert data.partition is not None
     sizes = data.partition.sizes
     reserve = f", {loop.faults.extra} of them in reserve" if loop.faults.extra else ""
     total = sum(p.numel() for p in net.parameters())

@@ -22,7 +22,7 @@ from gcfed.data.base import FLOATS, FederatedDataset, Split
 from gcfed.data.dealing import held_out
 from gcfed.data.partition import Partition
 from gcfed.data.shift import Shift
-from gcfed.utils.checked import Count, Inside, SettingError, Whole, checked
+from gcfed.utils.checked import Count, Inside, SettingError, Whole, bind, checked
 from gcfed.utils.rng import generator
 
 log = logging.getLogger(__name__)
@@ -64,11 +64,7 @@ class FederatedDataModule(LightningDataModule):
             if not input_shape:
                 raise SettingError("input_shape", "=[] must be the shape of one sample.")
             transform.check(tuple(input_shape))  # type: ignore[attr-defined]
-        if isinstance(dataset, partial):
-            try:
-                signature(dataset.func).bind(*dataset.args, **dataset.keywords)
-            except TypeError as error:
-                raise SettingError("dataset", f" ({dataset.func.__name__}): {error}") from None
+        refuse_call(dataset)
         self.load, self.partitioner = dataset, partitioner
         self.transform: Any = transform
         self.rounds, self.seed, self.eval_batch_size = rounds, seed, eval_batch_size
@@ -219,6 +215,21 @@ class FederatedDataModule(LightningDataModule):
             slices = [(start, min(start + step, n)) for start in range(0, n, step)]
             loaders.append(DataLoader(slices[self.trainer.global_rank :: world], batch_size=None))  # type: ignore[arg-type]
         return loaders
+
+
+def refuse_call(dataset: Callable[[], Any]) -> None:
+    """Names what a call of ``dataset`` would lack; what it raises by itself, when it runs, keeps its traceback."""
+    call = dataset if isinstance(dataset, partial) else partial(dataset)
+    try:
+        known = signature(call.func)
+    except (TypeError, ValueError):  # of what is written in C
+        return
+    try:
+        bind(known, call.args, call.keywords)
+    except SettingError as error:
+        key = f"dataset.{error.name}"
+        add = "" if error.name in call.keywords else f" Add +data.{key}=…."
+        raise SettingError(key, error.rest + add) from None
 
 
 def standards(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

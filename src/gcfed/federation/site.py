@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path, PurePath
@@ -28,6 +28,7 @@ from gcfed.federated.messages import Download
 from gcfed.federated.stacks import Stacks
 from gcfed.federation.packing import MessageError, pack_upload, unpack, unpack_download
 from gcfed.utils.checked import Count, Whole, checked
+from gcfed.utils.compose import walk
 from gcfed.utils.files import in_words
 from gcfed.utils.instantiate import check_targets
 
@@ -225,21 +226,12 @@ def check_config(config: Mapping[str, Any], origin: str) -> None:
     if unknown := sorted(set(config) - set(SENT)):
         raise ValueError(f"{origin}: its config has {unknown[0]}, which is not for clients.")
     check_targets(config, origin, (*GROUPS, "algorithm", "server"))
-    for key, text in _texts(config):
+    for key, text in ((key, value) for key, value in walk(config) if isinstance(value, str)):
         if PurePath(text).is_absolute() or ".." in PurePath(text).parts or re.search(r"^~|:[^ ]*/", text):
             raise ValueError(
                 f"{origin}: its config names {key}={text}, a place outside the site's own folder: give the site its "
                 "data (arrays, folder, data_dir), or say trust_config: true in its gcfed.yaml."
             )
-
-
-def _texts(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """All texts of a tree, with their keys."""
-    if isinstance(tree, str):
-        yield prefix, tree
-    items = tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, list | tuple) else ()
-    for key, value in items:
-        yield from _texts(value, f"{prefix}.{key}".lstrip("."))
 
 
 def build_clients(cfg: DictConfig, accelerator: str) -> Stacks:

@@ -110,7 +110,11 @@ def names() -> list[str]:
 
 
 def load(path_or_name: str | Path) -> PaperTable:
-    """Reads a table of ``configs/paper`` by its name, or any file by its path; a ValueError names the file."""
+    """Reads a table of ``configs/paper`` by its name, or any file by its path; a ValueError names the file.
+
+    ``shared_setting`` names a file of ``configs/paper/setting``: any keys, before which the table's own go, and rows
+    and columns by label.
+    """
     path = Path(path_or_name) if Path(path_or_name).suffix else FOLDER / f"{path_or_name}.yaml"
     if not path.is_file():
         raise FileNotFoundError(f"There is no {path}; the tables are {', '.join(names())}.")
@@ -118,9 +122,13 @@ def load(path_or_name: str | Path) -> PaperTable:
         raw = yaml.load(path.read_text(encoding="utf-8"), Loader)
         if shared := raw.pop("shared_setting", None):  # a file of configs/paper/setting
             common = yaml.load((FOLDER / "setting" / f"{shared}.yaml").read_text(encoding="utf-8"), Loader)
-            raw["setting"] = common | raw.get("setting", {})
+            raw["setting"] = common["setting"] | raw.get("setting", {})
+            for kind in ("rows", "columns"):  # a label alone is that of a shared one
+                known = common.pop(kind, {})
+                raw[kind] = [{"label": one} | known[one] if isinstance(one, str) else one for one in raw[kind]]
+            raw = common | raw
         return table_of(raw | {"name": path.stem})
-    except (OSError, TypeError, ValueError, AttributeError) as error:
+    except (OSError, TypeError, ValueError, AttributeError, KeyError) as error:
         raise ValueError(f"{path} is no table of a paper: {error}") from None
 
 

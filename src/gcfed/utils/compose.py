@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from difflib import get_close_matches
@@ -154,14 +154,16 @@ def _known(compose: Compose, words: Sequence[str] = ()) -> list[str]:
     """The keys that there are under the overrides, or else in the default config."""
     for overrides in ([*words], []):
         with suppress(HydraException, ValueError):
-            return [*_keys(OmegaConf.to_container(compose(overrides)))]
+            return [key for key, _ in walk(OmegaConf.to_container(compose(overrides)))]
     return []
 
 
-def _keys(tree: Any, prefix: str = "") -> Iterable[str]:
-    for key, value in tree.items() if isinstance(tree, dict) else ():
-        yield f"{prefix}{key}"
-        yield from _keys(value, f"{prefix}{key}.")
+def walk(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """All that a tree holds, with its dotted key: also its branches, and what is in lists."""
+    items = tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, list | tuple) else ()
+    for key, value in items:
+        yield f"{prefix}{key}", value
+        yield from walk(value, f"{prefix}{key}.")
 
 
 def meant(key: str, known: Iterable[str]) -> str:

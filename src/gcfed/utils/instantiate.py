@@ -14,7 +14,7 @@ from hydra.errors import InstantiationException
 from omegaconf import DictConfig, Node, OmegaConf
 
 from gcfed.utils.checked import SettingError
-from gcfed.utils.compose import meant
+from gcfed.utils.compose import meant, walk
 from gcfed.utils.resolvers import CONFIGS, how_to_install
 
 OF_A_MODEL = ("data", "model", "server", "partition")
@@ -194,10 +194,8 @@ def _is_layer_or_optimizer(target: str) -> bool:
     return isinstance(found, type) and issubclass(found, kinds) and found.__module__.startswith(home)
 
 
-def _targets(tree: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+def _targets(tree: Any) -> Iterator[tuple[str, str]]:
     """What a tree names to be called, and its texts that a config made of it would read as interpolations."""
-    items = tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, list | tuple) else ()
-    for key, value in items:
-        if (key == "_target_" and value is not None) or (isinstance(value, str) and "${" in value):
-            yield f"{prefix}{key}", str(value)
-        yield from _targets(value, f"{prefix}{key}.")
+    for key, value in walk(tree):
+        if (key.rpartition(".")[2] == "_target_" and value is not None) or (isinstance(value, str) and "${" in value):
+            yield key, str(value)

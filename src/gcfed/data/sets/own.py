@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from inspect import signature
 from numbers import Real
 from pathlib import Path
@@ -15,10 +14,10 @@ import numpy as np
 from pydantic import Field
 
 from gcfed.data.base import IGNORE, FederatedDataset, Split
-from gcfed.data.datamodule import FederatedDataModule
+from gcfed.data.datamodule import FederatedDataModule, refuse_call
 from gcfed.data.dealing import held_out
 from gcfed.data.sets.files import Keep, cached, decode
-from gcfed.utils.checked import Inside, SettingError, bind, checked
+from gcfed.utils.checked import Inside, SettingError, checked
 from gcfed.utils.rng import generator
 
 Side = Annotated[int, Field(ge=1, le=10_000)]
@@ -40,7 +39,7 @@ def own_data(
 
     Raises SettingError for an argument of ``dataset`` that is missing or that it does not take.
     """
-    _refuse_call(dataset)
+    refuse_call(dataset)
     passed_on = settings.keys() & getattr(dataset, "keywords", {}).keys() - signature(FederatedDataModule).parameters
     for key in passed_on:
         del settings[key]
@@ -57,21 +56,6 @@ def own_data(
         return found if isinstance(found, FederatedDataset) else from_arrays(found, name, test)
 
     return FederatedDataModule(dataset=load, **settings)
-
-
-def _refuse_call(dataset: Callable[[], Any]) -> None:
-    """Names what a call of ``dataset`` would lack; what it raises by itself, when it runs, keeps its traceback."""
-    call = dataset if isinstance(dataset, partial) else partial(dataset)
-    try:
-        known = signature(call.func)
-    except (TypeError, ValueError):  # of what is written in C
-        return
-    try:
-        bind(known, call.args, call.keywords)
-    except SettingError as error:
-        key = f"dataset.{error.name}"
-        add = "" if error.name in call.keywords else f" Add +data.{key}=…."
-        raise SettingError(key, error.rest + add) from None
 
 
 def unnamed(**_: Any) -> None:
