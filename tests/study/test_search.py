@@ -128,7 +128,7 @@ def test_one_seed_past_the_edge_refuses_its_trial(tmp_path):
     assert trials(tmp_path)[0]["reason"] == "seed_5: 1 server steps taken back"
     assert not (tmp_path / "optimization_results.yaml").exists()
     study = load_study(study_name="search", storage=f"sqlite:///{tmp_path}/search.db")
-    assert study.trials[0].constraints == {"seed_5 train/refused_steps": 1.0}
+    assert study.trials[0].constraints == {"edges": 1.0}
     go(
         tmp_path,
         BasicLauncher(lambda *_: {METRIC: 0.3, "rows": [{"train/refused_steps": 0}]}),
@@ -136,6 +136,39 @@ def test_one_seed_past_the_edge_refuses_its_trial(tmp_path):
         n_trials=2,
     )
     assert trials(tmp_path)[1]["state"] == "complete"
+    study = load_study(study_name="search", storage=f"sqlite:///{tmp_path}/search.db")
+    assert study.trials[1].constraints == {"edges": 0.0}  # Optuna's GP wants one of every trial
+
+
+def test_a_negative_loss_has_no_edge(tmp_path):
+    rows = [{"train/loss": x, "test/loss": -x} for x in (0.5, -1.0, 0.6)]
+    assert go(tmp_path, BasicLauncher(lambda *_: {METRIC: 0.5, "rows": rows}), "rounds=3", n_trials=1)
+    assert trials(tmp_path)[0]["state"] == "complete"
+
+
+def test_a_kill_while_a_trial_is_drawn_or_written_loses_nothing(tmp_path):
+    go(tmp_path / "straight", BasicLauncher(result))
+    go(tmp_path / "stopped", BasicLauncher(result), n_trials=1)
+    load_study(study_name="search", storage=f"sqlite:///{tmp_path}/stopped/search.db").ask()  # draws nothing
+    go(tmp_path / "stopped", BasicLauncher(result))
+    (tmp_path / "stopped" / "trials.csv").unlink()
+    go(tmp_path / "stopped", BasicLauncher(result))
+    straight, stopped = ([row | {"seconds": ""} for row in trials(tmp_path / name)] for name in ("straight", "stopped"))
+    assert straight == stopped
+
+
+@pytest.mark.parametrize(
+    ("words", "settings", "message"),
+    [
+        (["seed=1,2,3"], {}, r"seed would be searched.*hydra\.sweeper\.seeds=\[1,2,3\]"),
+        (["client.epochs=tag(log, range(1,1000))"], {}, r"tag\(log, …\) is known for intervals alone"),
+        (["gc.lam=tag(logarithmic, interval(0.1,1))"], {}, r"tag\(logarithmic, …\)"),
+        ([], {"sampler": {"_target_": "optuna.samplers.BruteForceSampler"}}, r"sampler ends a study by itself"),
+    ],
+)
+def test_what_would_be_searched_otherwise_than_meant_is_refused(tmp_path, words, settings, message):
+    with pytest.raises(ValueError, match=message):
+        go(tmp_path, BasicLauncher(result), *words, **settings)
 
 
 def test_a_trial_has_a_run_a_seed_and_their_mean_is_its_value(tmp_path):

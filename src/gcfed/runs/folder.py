@@ -153,7 +153,8 @@ def ending(folder: Path, planned: int, summary: Mapping[str, Any], metrics: pd.D
     broken = divergence(metrics)
     if summary and metrics.empty:
         return FAILED, f"it came to its end, but its {METRICS} is missing"
-    if summary and (summary.get("rounds", 0) >= planned or "stopped" in summary):
+    went_on = len(metrics) and summary.get("rounds", metrics.index[-1]) != metrics.index[-1]  # since it stopped early
+    if summary and (summary.get("rounds", 0) >= planned or ("stopped" in summary and not went_on)):
         return (DIVERGED, broken) if broken else (FINISHED, "")
     where = f"after round {metrics.index[-1] if len(metrics) else 0} of {planned}"
     failure = folder / FAILURE

@@ -233,7 +233,6 @@ def counts_of(data: FederatedDataModule) -> LabelCounts | None:
     """Of up to 50 clients, evenly spaced; None where labels are no classes."""
     if data.labels.dtype.kind != "i":
         return None
-    assert data.partition is not None
     clients = evenly(data.num_clients, 50)
     counts = data.partition.label_counts(data.labels, data.num_classes, clients=clients)
     names = data.dataset.class_names or ()

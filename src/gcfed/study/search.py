@@ -48,6 +48,7 @@ def search(config: Any, context: Any, launcher: Any, arguments: list[str], **set
         going.open()
         while trials := going.draw():
             going.run(trials)
+        going.write()  # also where the last trial's was lost
     states = [state_of(trial) for trial in going.study.trials]
     ends = f"{states.count('fail')} failed, {states.count('refused')} refused"
     say(f"search in {going.root}: {going.ended} trials, {ends}{going.best_so_far or '; none has a value'}")
@@ -73,6 +74,8 @@ class Search:
         self.root, self.seeds = Path(config.hydra.sweep.dir).absolute(), settings.seeds or []
         _, higher = parse(self.metric or "", "optimized_metric").kind
         self.space, common = read_space(settings.params, [a for a in arguments if a != "ckpt_path=last"])
+        if "seed" in self.space:
+            raise ValueError("seed would be searched: for several seeds a trial take 'hydra.sweeper.seeds=[1,2,3]'.")
         if not self.space:
             raise ValueError("A search needs hydra.sweeper.params, such as 'gc.lam=interval(0.0, 1.0)'.")
         if settings.direction == "maximize" and higher is False:
@@ -121,18 +124,26 @@ class Search:
     def draw(self) -> list[Trial]:
         """The next trials, at most ``n_jobs``: first what a stopped search left behind; none when it has ended."""
         wanted = min(self.settings.n_jobs, self.settings.n_trials - self.ended)
-        left = [Trial(self.study, t._trial_id) for t in self.study.trials if not t.state.is_finished()]
-        trials = left[: self.settings.n_jobs] if wanted > 0 else []
+        left = [t for t in self.study.trials if not t.state.is_finished()] if wanted > 0 else []
+        trials = []
+        for t in left[: self.settings.n_jobs]:
+            self._seed(t.number)
+            trials.append(Trial(self.study, t._trial_id))
+            for name, distribution in self.space.items():  # the search may have been stopped before all were drawn
+                trials[-1]._suggest(name, distribution)
         while len(trials) < wanted:
             index = len(self.study.trials)
             folder = self.root / f"trial_{index:04d}"
             if folder.exists():  # what it holds is of other draws
                 raise ValueError(f"The storage does not know of {folder}: move the folder away, or take another one.")
-            # What is drawn depends on the seed and the trials so far, not on a restart.
-            draw = np.random.SeedSequence([self.settings.seed, index]).generate_state(1)
-            self.study.sampler = sampler_of(self.settings.sampler, int(draw[0]))
+            self._seed(index)
             trials.append(self.study.ask(self.space))
         return trials
+
+    def _seed(self, index: int) -> None:
+        """What a trial draws depends on the seed and the trials before it, not on a restart."""
+        draw = np.random.SeedSequence([self.settings.seed, index]).generate_state(1)
+        self.study.sampler = sampler_of(self.settings.sampler, int(draw[0]))
 
     def run(self, trials: list[Trial]) -> None:
         """Launches all runs of these trials at once, and tells Optuna what became of them."""
@@ -159,9 +170,8 @@ class Search:
         if reason := "; ".join(f"{name}: {why}" if len(runs) > 1 else why for name, why in whys.items()):
             trial.set_user_attr("reason", reason)
             log.error("%s %s: %s", name_of(trial), "refused" if is_whole else state.name.lower(), reason)
-        past = [(name, *edge) for name, run in runs.items() for edge in run.edges.items() if is_whole]
-        for name, column, (how_far, _) in past:
-            trial.set_constraint(f"{name} {column}", how_far)
+        if is_whole:  # a constraint of each trial: some samplers want as many of all
+            trial.set_constraint("edges", sum(how_far for run in runs.values() for how_far, _ in run.edges.values()))
         self.study.tell(trial, float(np.mean([run.value for run in runs.values()])) if is_whole else None, state)
 
     def write(self) -> None:
@@ -200,8 +210,8 @@ def edges(run: Run) -> dict[str, tuple[float, str]]:
     """Where a run was past the edge of what can be trained: column → (how far, above 0; in words).
 
     Updates were left out, server steps taken back, or a loss was in some round a thousand times what it had been, and
-    above its first round's. To Optuna these are constraints: a trial that violates one is never the best, and samplers
-    learn to avoid it.
+    above its first round's; of a loss that is negative it cannot be said. To Optuna how far is a constraint: a trial
+    that violates it is never the best, and samplers that know constraints learn to avoid it.
     """
     found = {}
     for column, what in LOST.items():
@@ -210,7 +220,7 @@ def edges(run: Run) -> dict[str, tuple[float, str]]:
     for column in ("train/loss", "test/loss"):
         curve = run.curve(column)
         least = curve.cummin().shift()  # of the rounds before
-        past = curve[(curve >= RISE * least) & (curve > curve.head(1).sum())]
+        past = curve[(least >= 0) & (curve >= RISE * least) & (curve > curve.head(1).sum())]
         if len(past):
             t = past.idxmax()
             words = f"{column} rose from {least[t]:.3g} to {curve[t]:.3g} in round {t}"

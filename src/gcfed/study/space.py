@@ -40,6 +40,8 @@ class Settings:
         if self.storage == "":
             raise SettingError("storage", "='' must be an address such as sqlite:///search.db, or null.")
         space, made = read_space(self.params, [], "params")[0], sampler_of(self.sampler, 0)
+        if isinstance(made, optuna.samplers.GridSampler | optuna.samplers.BruteForceSampler):
+            raise SettingError("sampler", " ends a study by itself, as n_trials does: sweep a grid with -m key=a,b.")
         try:
             optuna.create_study(sampler=made).ask(space)
         except Exception as error:  # some samplers look at their settings only now
@@ -111,6 +113,8 @@ def read_space(
 def distribution_of(override: Override) -> BaseDistribution:
     """``interval``, ``range`` or ``choice``; whole numbers where both ends are."""
     sweep: Any = override.value()
+    if odd := sweep.tags - ({"log"} if isinstance(sweep, IntervalSweep) else set()):
+        raise ValueError(f"tag({min(odd)}, …) is known for intervals alone, and as log")
     if isinstance(sweep, IntervalSweep):
         ends = fits("its start", sweep.start, Number), fits("its end", sweep.end, Number)
         kind: dict[str, Any] = {"log": "log" in sweep.tags}
