@@ -94,6 +94,17 @@ def equal_rate() -> Figure:
     return figure
 
 
+def tuned_gains() -> Figure:
+    figure = Figure(figsize=(7, 2.6))
+    axes, rows = figure.subplots(), []
+    for method, plain, gcfed, _ in table("tuned.md", 0):
+        rows.append((method, [b - a for a, b in zip(numbers(plain), numbers(gcfed), strict=True)]))
+    dots(axes, rows, VERMILION)
+    axes.axvline(0, color=GREY, lw=1)
+    axes.set(xlabel="gain of GC-Fed over the method without GC (points), by seed")
+    return figure
+
+
 def global_gc_remedies() -> Figure:
     figure = Figure(figsize=(11, 4.4))
     columns = [{row[0]: numbers(row[1]) for row in table("global-gc.md", number)} for number in (1, 2)]
@@ -159,7 +170,8 @@ if __name__ == "__main__":
     matplotlib.use("agg")
     drawings = {
         "gcfed_table5": table5, "gcfed_table5_clipped": table5_clipped, "gcfed_table8": table8,
-        "equal_rate": equal_rate, "global_gc_remedies": global_gc_remedies, "gc_warmup": gc_warmup,
+        "equal_rate": equal_rate, "tuned_cifar10_gains": tuned_gains,
+        "global_gc_remedies": global_gc_remedies, "gc_warmup": gc_warmup,
         "every_method": every_method, "robust": robust, "coherence": coherence,
     }  # fmt: skip
     for name, draw in drawings.items():
