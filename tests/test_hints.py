@@ -35,6 +35,10 @@ from gcfed.utils.compose import Composer, composed, explained, meant
         (["a/b"], "a/b is no setting: write ckpt_path=a/b, one word without spaces."),
         (["x.ckpt"], "x.ckpt is no setting: write ckpt_path=x.ckpt, one word without spaces."),
         (["gc=zzz"], "gc=zzz is unknown. There are gcfed, global, local, none, warmup."),
+        (
+            ["logger=[tensorboard,csvv]"],
+            "logger=csvv is unknown: did you mean csv? There are csv, many, mlflow, none, tensorboard, wandb.",
+        ),
         (["gc=gcfd"], "gc=gcfd is unknown: did you mean gcfed? There are gcfed, global, local, none, warmup."),
     ],
 )  # fmt: skip

@@ -15,7 +15,7 @@ from tapes import train_twice
 
 from gcfed.assemble import build_methods
 from gcfed.checkpoints.reading import load_checkpoint
-from gcfed.federated.method import Order
+from gcfed.federated.method import ClientPart, Order, ServerPart
 from gcfed.federated.store import ClientStores
 from gcfed.methods.centralization import GlobalGC, LocalGC
 from gcfed.methods.fedvarp import FedVARP
@@ -137,6 +137,14 @@ class StepsByItself(Spy):
     def after_step(self, stack, batch): ...
 
 
+class Misspelt(ClientPart):
+    def on_uplaod(self, upload, download): ...
+
+
+class OtherSide(ServerPart):
+    def local_loss(self, stack, batch, out): ...
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -160,6 +168,15 @@ class StepsByItself(Spy):
         (
             (f"+methods.mine._target_={__name__}.StepsByItself",),
             r"StepsByItself\.after_step is called only with order = Order\.MOVES_WEIGHTS",
+        ),
+        (("+methods.mine._target_=torch.nn.ReLU",), "ReLU is no method: make it a ClientPart, a ServerPart, or"),
+        (
+            (f"+methods.mine._target_={__name__}.Misspelt",),
+            r"Misspelt\.on_uplaod is never called: a ClientPart has no such hook: did you mean on_upload\?",
+        ),
+        (
+            (f"+methods.mine._target_={__name__}.OtherSide",),
+            r"OtherSide\.local_loss is never called: a ServerPart has no such hook; the other side has\.",
         ),
     ],
 )

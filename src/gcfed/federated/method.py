@@ -5,6 +5,7 @@ Who writes one finds all that its hooks meet in this module: messages, rounds, s
 
 from __future__ import annotations
 
+import difflib
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -118,6 +119,7 @@ class Part(Callback):
     def meet(self, setup: Setup) -> None:
         """Looks at the run before the first round; raises ValueError, naming the key, for what cannot work."""
         self.trained_names = setup.names
+        check_hooks(self)
         for need in self.needs:
             need(setup, self.title)
         if self.keeps:
@@ -280,8 +282,22 @@ class Method:
 
 
 def parts_of(methods: Iterable[Method | Part]) -> list[Part]:
-    """The parts of these methods, in the order in which their hooks are called."""
+    """The parts of these methods, in the order in which their hooks are called; ValueError for what is no method."""
+    methods = list(methods)
+    if odd := next((method for method in methods if not isinstance(method, Method | Part)), None):
+        raise ValueError(f"{type(odd).__name__} is no method: make it a ClientPart, a ServerPart, or a Method of both.")
     return sorted((part for method in methods for part in method.parts), key=lambda part: part.order)
+
+
+def check_hooks(part: Part) -> None:
+    """Raises ValueError for a hook that nothing calls: misspelt, or of the side that the part is not on."""
+    sides = [side for side in (ClientPart, ServerPart) if isinstance(part, side)]
+    for name in dir(type(part)) if sides else ():
+        other = hasattr(ClientPart, name) or hasattr(ServerPart, name)
+        if (other or name.startswith(("on_", "before_", "after_"))) and not any(hasattr(side, name) for side in sides):
+            near = difflib.get_close_matches(name, [] if other else dir(sides[0]), 1)
+            way = f": did you mean {near[0]}?" if near else "; the other side has." if other else "."
+            raise ValueError(f"{part.title}.{name} is never called: a {sides[0].__name__} has no such hook{way}")
 
 
 def validate_parts(setup: Setup) -> None:

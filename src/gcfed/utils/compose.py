@@ -109,8 +109,13 @@ def check_groups(words: Iterable[str]) -> None:
         if group in ("hydra.sweeper", "hydra.launcher"):
             raise ValueError(f"{word} must be a group of settings: choose one by {group.replace('.', '/')}=<name>.")
         if group in GROUPS_OF_CONFIGS and _NO_NAME.fullmatch(option):
-            options = sorted(path.stem for path in CONFIGS.glob(f"{group}/*.yaml") if path.stem != "base")
-            raise ValueError(f"{word} names no option of {group}: choose {', '.join(options)}, or ~{group} for none.")
+            options = ", ".join(options_of(group))
+            raise ValueError(f"{word} names no option of {group}: choose {options}, or ~{group} for none.")
+
+
+def options_of(group: str) -> list[str]:
+    """What we ship of a group; Hydra names no options where one word of a list is unknown."""
+    return sorted(path.stem for path in CONFIGS.glob(f"{group}/*.yaml") if path.stem != "base")
 
 
 def explained(error: Exception, words: Sequence[str], compose: Compose) -> str:
@@ -120,7 +125,7 @@ def explained(error: Exception, words: Sequence[str], compose: Compose) -> str:
     """
     group, _, option = (getattr(error, "missing_cfg_file", None) or "").rpartition("/")
     if group:  # Hydra knows the options, and says them with its search path
-        options = [name for name in getattr(error, "options", None) or () if name != "base"]
+        options = [name for name in getattr(error, "options", None) or options_of(group) if name != "base"]
         extra = option.partition("_")[0]
         if group == "hydra/launcher" and extra in ("joblib", "submitit"):
             return f"{group}={option} needs a package: {how_to_install(extra)}"
