@@ -105,6 +105,20 @@ def tuned_gains() -> Figure:
     return figure
 
 
+def tuned_tasks() -> Figure:
+    """Each seed's gain, its mean, and the 95 % interval of the mean."""
+    figure = Figure(figsize=(9, 2.4))
+    tables = [table("tuned-tasks.md", number) for number in (0, 1)]
+    for axes, rows, title in zip(figure.subplots(1, 2), tables, ("Fashion-MNIST, CNN", "TinyShakespeare, LSTM"), strict=True):
+        gains = [(row[0], np.subtract(numbers(row[2]), numbers(row[1]))) for row in rows]
+        dots(axes, gains, VERMILION)
+        for i, (_, gain) in enumerate(gains):
+            axes.plot(interval(gain), [i, i], color=VERMILION, lw=2, alpha=0.5)
+        axes.axvline(0, color=GREY, lw=1)
+        axes.set(title=title, xlabel="gain of GC-Fed over no GC (points), by seed")
+    return figure
+
+
 def global_gc_remedies() -> Figure:
     figure = Figure(figsize=(11, 4.4))
     columns = [{row[0]: numbers(row[1]) for row in table("global-gc.md", number)} for number in (1, 2)]
