@@ -27,6 +27,8 @@ from gcfed.utils.compose import Composer, composed, explained, meant
             ["data=own", "data.dataset._target_=mydata.load", "data.dataset.samples=5"],
             "data.dataset.samples=5 sets nothing: +data.dataset.samples=5 gives it to what data.dataset builds.",
         ),
+        (["data=csv", "partition.by=job"], "partition.by=job sets nothing: it is a setting of partition=natural."),
+        (["partition.min_siz=2"], "partition.min_siz=2 sets nothing: did you mean partition.min_size?"),
         (["methods.prox.mu=1"], "methods.prox.mu=1 sets nothing: there is no key methods.prox.mu."),
         (["seed=1,2,3"], "seed=1,2,3 is a sweep: add -m; a list is 'seed=[1,2,3]'."),
         (["rounds=range(1,3)"], "rounds=range(1,3) is a sweep: add -m."),

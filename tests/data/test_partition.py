@@ -200,8 +200,8 @@ def test_by_group():
         (lambda: Colour(IID(), "rgb"), "^orders=rgb must be a list"),
         (lambda: Colour(IID(), ["rgg"]), r"^orders=\['rgg'\] must be a list, each entry rgb, "),
         (lambda: Colour(IID()).shifted(PIXELS[:, :1], *CLIENTS), "partition=colour is for colour images"),
-        (lambda: ByGroup()(LABELS, None), "no groups"),
-        (lambda: ByGroup()(LABELS, 11, groups=LABELS), "participation.num_clients=11, .* 10 groups"),
+        (lambda: ByGroup()(LABELS, None), "no groups .* data=csv .* partition.by=<column> names them"),
+        (lambda: ByGroup()(LABELS, 11, groups=LABELS), "participation.num_clients=11, but the training .* 10 groups"),
     ],
 )
 def test_impossible_partitions_are_refused_by_name(make, words):

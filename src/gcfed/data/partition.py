@@ -278,14 +278,14 @@ class ByGroup(Partitioner):
     ) -> Partition:
         if groups is None:
             raise ValueError(
-                "partition=natural: this data set has no groups (writers, speakers, domains) to be clients; take "
-                "partition=dirichlet, iid or classes."
+                "partition=natural: these data have no groups (writers, speakers, domains) to be clients. Of data=csv and "
+                "data=huggingface partition.by=<column> names them; for others take partition=dirichlet, iid or classes."
             )
         values, rank_n = np.unique(groups, return_inverse=True)
         num_clients = len(values) if num_clients is None else num_clients
         if num_clients > len(values):
             raise ValueError(
-                f"participation.num_clients={num_clients}, but the data set has {len(values)} groups: "
+                f"participation.num_clients={num_clients}, but the training samples are of {len(values)} groups: "
                 f"set participation.num_clients={len(values)} or null"
             )
         kept = np.sort(generator(seed, "partition").choice(len(values), num_clients, replace=False))

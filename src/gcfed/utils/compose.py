@@ -139,7 +139,11 @@ def explained(error: Exception, words: Sequence[str], compose: Compose) -> str:
         if "override" in keys and (group == "override" or group in {*GROUPS_OF_CONFIGS} - {*keys}):  # src/eval.py
             change = f"{key}.<key>=<value>" if group == key else word.removeprefix("override.")
             return f"{word} sets nothing: a run is tested with its own settings; +override.{change} changes them."
-        hint, place = meant(key, [*keys, *GROUPS_OF_CONFIGS]), key.rpartition(".")[0]
+        place, _, name = key.rpartition(".")
+        files = sorted((CONFIGS / place).glob("*.yaml")) if place in GROUPS_OF_CONFIGS else []
+        if others := [path.stem for path in files if name in OmegaConf.load(path)]:
+            return f"{word} sets nothing: it is a setting of {place}={' or '.join(others)}."
+        hint = meant(key, [*keys, *GROUPS_OF_CONFIGS])
         if f"{place}._target_" in keys and f" {group}." not in hint:  # what is the user's own may take anything
             return f"{word} sets nothing: +{word} gives it to what {place} builds."
         return f"{word} sets nothing{hint or f': there is no key {key}.'}"
