@@ -135,7 +135,7 @@ def test_settings_that_do_not_fit_are_named(tmp_path, options, words):
 
 
 def test_files_that_do_not_fit_are_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"data\.path=null is no CSV file, nor a folder with some"):
+    with pytest.raises(FileNotFoundError, match=r"data\.path=null is no CSV file, .* as in data\.path=people\.csv"):
         csv(None, target="paid")
     write(tmp_path / "s" / "a.csv")
     write(tmp_path / "s" / "b.csv", head="age,job,code,paid,rate")
@@ -145,6 +145,9 @@ def test_files_that_do_not_fit_are_named(tmp_path):
         (tmp_path / "s" / "a.csv").write_bytes(content)
         with pytest.raises(ValueError, match=r"a\.csv cannot be read as a CSV file|a\.csv has no row"):
             csv(str(tmp_path / "s" / "a.csv"), target="b")
+    (tmp_path / "s" / "a.csv").write_text("a;b\n1,5;2\n2,5;3\n")
+    with pytest.raises(ValueError, match=r"a\.csv has one column, 'a;b': a comma must part its cells"):
+        csv(str(tmp_path / "s" / "a.csv"), target="b")
     names = pd.DataFrame({"name": [f"n{i}" for i in range(3000)], "y": np.arange(3000) % 2})
     names.to_csv(tmp_path / "names.csv", index=False)
     with pytest.raises(ValueError, match=r"^column name has 2,400 values: leave it out, data\.ignore=\[name\]"):

@@ -100,13 +100,16 @@ def _read(path: str | None) -> tuple[DataFrame, np.ndarray, np.ndarray | None]:
     tests = [place / f"{name}.csv" for name in TESTS if place / f"{name}.csv" in files]
     files = [file for file in files if file not in tests[1:]]
     if not files:
-        raise FileNotFoundError(f"data.path={path or 'null'} is no CSV file, nor a folder with some.")
+        example = "give yours, as in data.path=people.csv data.target=income"
+        raise FileNotFoundError(f"data.path={path or 'null'} is no CSV file, nor a folder with some: {example}.")
     tables: list[DataFrame] = []
     for file in files:
         try:
             tables.append(pd.read_csv(file, skipinitialspace=True))
         except (ValueError, OSError) as error:  # ParserError, EmptyDataError, UnicodeDecodeError are the first
             raise ValueError(f"{file} cannot be read as a CSV file ({' '.join(str(error).split())}).") from error
+        if tables[-1].shape[1] == 1:
+            raise ValueError(f"{file} has one column, {tables[-1].columns[0]!r}: a comma must part its cells.")
         if not len(tables[-1]) or {*tables[-1]} != {*tables[0]}:
             raise ValueError(f"{file} has no row, or other columns than {files[0]}: {', '.join(map(str, tables[-1]))}.")
     names = np.repeat([file.stem for file in files], [len(table) for table in tables])
