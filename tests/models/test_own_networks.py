@@ -26,6 +26,7 @@ from gcfed.models.cnn import CNN
 from gcfed.models.own import apply_policy, batch_norms, build_net, fitted, timm_net, torchvision_net
 from gcfed.run import train
 from gcfed.utils.compose import shorthand
+from gcfed.utils.instantiate import build
 
 SMALL = ("rounds=2", "client.epochs=1", "data.limit_train=120", "data.limit_test=40")
 
@@ -108,7 +109,9 @@ class Scalar(nn.Module):
         (lambda: fitted(Net(), (3, 8, 8), 0), "num_classes=0 must be"),
         (lambda: fitted(Hidden(), (3, 8, 8), 10), r"Hidden makes .* shape \[2, 5\] .*data\.num_classes=10"),
         (lambda: fitted(Scalar(), (3, 8, 8), 10), r"Scalar makes an output of the shape \[\]"),
-        (lambda: build_net(OmegaConf.create({"model": {"_target_": "nonet.Net"}})), r"no module nonet in .* or"),
+        (lambda: build_net(OmegaConf.create({"model": {"_target_": None}})), r"model=own: name your network, .*mynet"),
+        (lambda: build_net(OmegaConf.create({"model": {"_target_": "nonet.Net"}})), r"^model .* no module nonet in .* or"),
+        (lambda: build(OmegaConf.create({"_target_": "gcfed.tusks.Own"})), r"no module gcfed\.tusks in .* or installed"),
         (lambda: apply_policy(Net(), "mean"), "norm_policy=mean must be average, local, fixed or group"),
         (lambda: apply_policy(make_net(), "local"), r"norm_policy=local: Sequential has no batch norm"),
         (lambda: apply_policy(with_batch_norm(), "fixed"), r"BatchNorm2d alone, and 1 is a BatchNorm1d"),

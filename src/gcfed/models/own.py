@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torchvision.ops import FrozenBatchNorm2d
 
 from gcfed.utils.checked import Count, SettingError, checked
-from gcfed.utils.instantiate import build, installed, require
+from gcfed.utils.instantiate import build, installed
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,9 @@ def build_net(cfg: DictConfig) -> nn.Module:
         ValueError: it cannot be built, is no network or does not fit the data; names the key.
         FileNotFoundError: the checkpoint that it is to start from is not there.
     """
-    node, target = cfg.model.copy(), str(cfg.model.get("_target_"))
+    if cfg.model.get("_target_") is None:
+        raise ValueError("model=own: name your network, as in model._target_=mynet.Net.")
+    node, target = cfg.model.copy(), str(cfg.model._target_)
     own = not target.startswith("gcfed.")
     shape = {key: node[key] for key in ("input_shape", "num_classes") if key in node}
     with open_dict(node):
@@ -44,7 +46,7 @@ def build_net(cfg: DictConfig) -> nn.Module:
         optional = {"last_only"} & {*node} | ({*shape} if own else set())
         for key in optional - _arguments(target) if own or optional else ():
             node.pop(key)
-    net = build(node) if node.get("_target_") else require(cfg, "model")
+    net = build(node)
     if not isinstance(net, nn.Module):
         raise ValueError(f"model._target_={target} makes a {type(net).__name__}, not a torch.nn.Module.")
     try:
@@ -59,9 +61,6 @@ def _arguments(target: str) -> set[str]:
     module, _, name = target.rpartition(".")
     try:
         return set(inspect.signature(getattr(import_module(module), name)).parameters)
-    except ModuleNotFoundError as error:
-        where = f"there is no module {error.name} in {Path.cwd()} or installed."
-        raise ValueError(f"model._target_={target}: {where}") from None
     except Exception:  # whatever a user's file raises, building it raises again, and says so
         return set()
 

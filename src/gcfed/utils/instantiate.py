@@ -57,7 +57,10 @@ def build(node: DictConfig | None, **kwargs: Any) -> Any:
 def _located(name: str) -> Any:
     try:
         _allow(name)
-    except InstantiationException:
+    except InstantiationException as error:
+        lost = error.__cause__ and error.__cause__.__cause__
+        if isinstance(lost, ModuleNotFoundError):
+            raise ValueError(f"there is no module {lost.name} in {Path.cwd()} or installed.") from None
         module, _, part = name.rpartition(".")
         found = vars(sys.modules[module]) if module in sys.modules else None
         if found is None or part in found:
