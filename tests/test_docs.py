@@ -15,6 +15,7 @@ from PIL import Image
 
 import gcfed.methods
 from gcfed.check import check
+from gcfed.models.own import fitted
 from gcfed.run import train
 from gcfed.study.jobs import read_jobs
 from gcfed.utils.compose import shorthand
@@ -84,6 +85,12 @@ def test_bringing_your_own_takes_what_the_page_says(config, tmp_path, monkeypatc
     )
     overrides = shorthand(shlex.split(command, comments=True))
     assert train(config(*small, *overrides, "participation.num_clients=4")).metrics["round"] == 1
+
+
+def test_the_pages_network_takes_images_of_any_size():
+    exec(files_in(OWN)["mynet.py"], page := {})
+    for shape in ((1, 8, 8), (3, 32, 32), (1, 28, 28)):
+        fitted(page["Net"](10), shape, 10)
 
 
 def printed():
