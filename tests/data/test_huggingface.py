@@ -170,3 +170,9 @@ def test_a_run_with_natural_clients(tmp_path, config):
     result = train(config(*mine))
     data = result.trainer.datamodule
     assert (data.num_clients, data.partition.sizes.tolist(), data.num_test) == (5, [4] * 5, 4)
+
+
+def test_the_column_of_clients_below_a_shift_of_their_images(config):
+    shifted = ("partition=rotation", "partition.of._target_=gcfed.data.partition.ByGroup", "+partition.of.by=writer")
+    for words, column in ((shifted, "writer"), (("partition=natural", "partition.by=writer"), "writer"), ((), None)):
+        assert config("data=huggingface", *words).data.dataset.groups == column
