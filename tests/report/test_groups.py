@@ -6,6 +6,7 @@ import pytest
 from run_folders import GCFED, PLACE, run_of
 
 from gcfed.report.groups import compared, grouped
+from gcfed.report.verdict import verdict
 from gcfed.runs.measures import Sample, describe, sample
 
 
@@ -79,9 +80,31 @@ def test_choices_are_called_as_in_the_configs_and_classes_bring_their_settings()
         ", ".join([*group.places.values()][3:]) for group in grouped([run_of(**natural), run_of(**own), *validated])
     ]
     assert places == [
-        "natural, 30 rounds", "OwnPartition, 30 rounds", "Dirichlet 0.1, 30 rounds, no validation split",
+        "natural, 30 rounds", "mine.OwnPartition, 30 rounds", "Dirichlet 0.1, 30 rounds, no validation split",
         "Dirichlet 0.1, 30 rounds, validation split 0.1",
     ]  # fmt: skip
+
+
+def test_a_users_own_method_has_a_name_of_its_own():
+    """A YAML on top of ``fedavg`` inherits its label, a method on the command line its tag too."""
+    ours, half = {"labels.algorithm": "FedAvg", "labels.gc": "GC-Fed"}, {"methods.half._target_": "mine.Half"}
+    ntd = {"methods.ntd._target_": "gcfed.methods.fedntd.FedNTD"}
+    scaffold = {"tags.algorithm": "scaffold", "labels.algorithm": "SCAFFOLD"}
+    scaffold |= {"methods.scaffold._target_": "gcfed.methods.scaffold.Scaffold"}
+    for more, gc, name in (
+        (half, {}, "FedAvg + Half"),
+        (half, GCFED, "FedAvg + Half + GC-Fed"),
+        (half | {"tags.algorithm": "half"}, {}, "half"),
+        (half | {"labels.algorithm": "Half"}, GCFED, "Half + GC-Fed"),
+        (scaffold | ntd, {}, "SCAFFOLD + FedNTD"),
+        (scaffold, {}, "SCAFFOLD"),
+        ({}, GCFED | {"tags.gc": "own"}, "own"),
+    ):
+        assert methods(run_of(**ours | more | gc)) == [name]
+    other = {"methods.half._target_": "other.Half"}
+    names = methods(*(run_of(**ours | more) for more in (half, other, {})))
+    assert names == ["FedAvg + Half, mine.Half", "FedAvg + Half, other.Half", "FedAvg"]
+    assert verdict(grouped([run_of(**ours), run_of(values=(0.9,), **ours | half)])).reference == 1  # FedAvg as it is
 
 
 def test_one_odd_run_does_not_lengthen_the_others_names():

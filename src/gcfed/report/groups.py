@@ -34,6 +34,7 @@ SYMBOLS = {
 _PLAIN = re.compile(r"^(methods|client\.optimizer|client|data\.dataset|data|participation|partition|model)\.")
 #: Groups whose files name what their class is for; the labels of the others stand in a run's config.
 _OPTIONS = ("aggregator", "attack", "partition", "quantization")
+_METHOD = re.compile(r"methods\.[^.]+\._target_")
 _PROPER = {"iid": "IID", "dirichlet": "Dirichlet"}
 _NEVER = "0001-01-01T00:00+00:00"
 
@@ -119,15 +120,32 @@ def compared(groups: Sequence[Group]) -> int:
 
 
 def label_of(run: Run, kind: str) -> str:
-    """What people call the run's ``algorithm``, ``gc``, ``data`` or ``model``."""
-    return str(run.get(f"labels.{kind}", run.get(f"tags.{kind}", "?")))
+    """What people call the run's ``algorithm``, ``gc``, ``data`` or ``model``.
+
+    That is its tag where the label was left as a config of ours has it. A method that was added to an algorithm of ours
+    is named with it: SCAFFOLD + FedNTD.
+    """
+    tag, ours = run.get(f"tags.{kind}", "?"), _labels(kind)
+    label = run.get(f"labels.{kind}", tag)
+    if label not in ours.values():
+        return str(label)
+    if tag not in ours:
+        return str(tag)
+    known = {part["_target_"] for part in shipped(f"{kind}/{tag}").get("methods", {}).values()}
+    targets = [str(value) for key, value in run.leaves.items() if kind == "algorithm" and _METHOD.fullmatch(key)]
+    return " + ".join([label, *(target.rpartition(".")[2] for target in targets if target not in known)])
+
+
+def is_fedavg(run: Run) -> bool:
+    """Without any method but GC."""
+    return label_of(run, "algorithm").lower() == "fedavg"
 
 
 def _names(run: Run) -> tuple[dict[str, str], dict[str, str]]:
     """FedAvg, GC-Fed (which is FedAvg with gc=gcfed), FedProx + Local GC; CIFAR-10, CNN, 5 of 100 clients, …."""
     algorithm, gc = label_of(run, "algorithm"), label_of(run, "gc")
     if run.get("gc._target_") is not None:
-        algorithm = gc if run.get("tags.algorithm") == "fedavg" else f"{algorithm} + {gc}"
+        algorithm = gc if is_fedavg(run) else f"{algorithm} + {gc}"
     parameter = run.leaves.get("partition.alpha", run.leaves.get("partition.classes", ""))
     of = run.get("participation.num_clients") or "all"
     return {"algorithm": algorithm}, {
@@ -171,11 +189,17 @@ def option(run: Run, key: str) -> str:
     files = {name: shipped(f"{group}/{name}") for name in _options(group)} if group in _OPTIONS else {}
     fit = {name: node for name, node in files.items() if str(node.get("_target_")) == target}
     if not fit:
-        name = target.rpartition(".")[2]
+        name = target.rpartition(".")[2] if target.startswith(("gcfed.", "torch.")) else target  # of two a.Net, b.Net
         return re.sub("(?<=[a-z])(?=[A-Z])", " ", name).lower() if target.startswith("gcfed.") else name
     own = run.get(group)
     words = max(fit, key=lambda name: sum(own.get(k) == value for k, value in fit[name].items()))
     return re.sub(r"^\w+", lambda word: _PROPER.get(word[0], word[0]), words.replace("_", " "))
+
+
+@cache
+def _labels(kind: str) -> dict[str, str]:
+    """What our configs call each choice of a group, by its tag."""
+    return {name: label for name in _options(kind) if (label := shipped(f"{kind}/{name}").get("labels", {}).get(kind))}
 
 
 @cache

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from gcfed.report.groups import Group
+from gcfed.report.groups import Group, is_fedavg
 from gcfed.runs.measures import LAST_TESTS, MEASURES, WINDOW, Column, Sample, describe, parse
 
 KINDS = 20  # sets of seeds that are tried
@@ -182,4 +182,4 @@ def _is_plain(group: Group) -> bool:
     run = group.runs[0]
     on_top = run.get("gc._target_") or run.get("quantization._target_")
     means = str(run.get("aggregator._target_", "Mean")).rpartition(".")[2].startswith("Mean")
-    return run.get("tags.algorithm") == "fedavg" and not on_top and means
+    return is_fedavg(run) and not on_top and means
