@@ -170,6 +170,11 @@ def test_checkpoints_are_plain_and_the_model_is_exported(finished):
 
 
 # -------------------------------------------------------------------------------------------- what a run leaves
+def test_without_our_checkpoints_lightning_writes_none(config, tmp_path):
+    run(config, tmp_path, "run", *FAST, "rounds=1", "callbacks.checkpoint=null")
+    assert [*tmp_path.rglob("*.ckpt")] == []
+
+
 def test_the_run_folder(finished):
     result, folder = finished, finished.folder
     assert result.trainer.progress_bar_callback is None  # callbacks.progress is off: no bar of Lightning's instead

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 from lightning.pytorch import Callback, Trainer, seed_everything
-from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from gcfed.data.augment import TextTransform, VectorTransform
@@ -163,8 +163,9 @@ def build_trainer(cfg: DictConfig, parts: Parts, callbacks: Sequence[Callback], 
     layout = spread(cfg.trainer, parts.loop.sampler.per_round, parts.module.net, parts.data.smallest_test)
     if trains_on_cpu(cfg.trainer.accelerator):
         layout["accelerator"] = "cpu"  # which Lightning's auto is not on a Mac
-    if "enable_progress_bar" not in cfg.trainer:  # without ours, Lightning would draw its own
-        layout["enable_progress_bar"] = any(isinstance(callback, ProgressBar) for callback in callbacks)
+    for key, kind in (("enable_progress_bar", ProgressBar), ("enable_checkpointing", Checkpoint)):
+        if key not in cfg.trainer:  # without ours, Lightning would take its own
+            layout[key] = any(isinstance(callback, kind) for callback in callbacks)
     loggers = build_all(cfg, "logger", resume_round=resume_round)
     return require(cfg, "trainer", **layout, callbacks=list(callbacks), logger=loggers)
 
