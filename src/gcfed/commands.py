@@ -96,6 +96,7 @@ def _report(cfg: DictConfig) -> None:
 
     with one_sentence():
         settings: Any = OmegaConf.to_container(cfg, resolve=True)
+        del settings["paths"]
         roots = settings.pop("roots")
         write_report(*([roots] if isinstance(roots, str) else roots or ()), **settings)
 

@@ -40,20 +40,21 @@ def test_as_a_user_types_it(tmp_path):
     write_runs(tmp_path / "logs" / "a")
     table5 = "experiment=cifar10_cnn_gcfed partition.alpha=0.05"
     write_run(tmp_path / "logs" / "b", curve(0.5, 2), table5, ended=False)
+    (folder := tmp_path / "elsewhere").mkdir()
     code = (
         "import atexit, runpy, sys; sys.argv[0] = 'src/report.py'\n"
         "atexit.register(lambda: print('with torch' if 'torch' in sys.modules else 'without torch'))\n"
         f"runpy.run_path({str(ROOT / 'src' / 'report.py')!r}, run_name='__main__')"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, "roots=[logs]", "papers=[gcfed_table5]"],
-        cwd=tmp_path, capture_output=True, text=True,
+        [sys.executable, "-c", code, f"paths.log_dir={tmp_path}/logs", "papers=[gcfed_table5]"],
+        cwd=folder, capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "5 runs of 4 settings: 3 finished, 1 failed, 1 unfinished" in done.stdout
     assert done.stdout.rstrip().endswith("without torch")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["logs"]  # nothing but the report
+    assert [*folder.iterdir()] == []  # nothing but the report, where the runs are
     out = tmp_path / "logs" / "report"
     assert tables(out) == {"federation_1", "gcfed_table5", "runs"}  # a debug run is no run
     assert {path.suffix for path in out.glob("tables/runs.*")} == {".md", ".tex", ".csv"}
@@ -79,7 +80,7 @@ def test_as_a_user_types_it(tmp_path):
     ("changed", "error", "message"),
     [
         ({"roots": ["nowhere"]}, FileNotFoundError, "roots=.*nowhere: there is no such folder"),
-        ({"roots": []}, ValueError, "There is no run below logs"),
+        ({"roots": []}, ValueError, "There is no run below .*logs"),
         ({"papers": ["gcfed_table99"]}, FileNotFoundError, "gcfed_table5"),
         ({"measures": ["median:x"]}, ValueError, "'median:x' is not understood"),
         ({"out": "file"}, ValueError, "out=file is a file; name a folder"),
@@ -89,6 +90,7 @@ def test_as_a_user_types_it(tmp_path):
 )
 def test_what_cannot_be_is_said(tmp_path, monkeypatch, changed, error, message):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("gcfed.report.build.ROOT", tmp_path)
     (tmp_path / "file").touch()
     (tmp_path / "logs").mkdir()
     with pytest.raises(error, match=message):

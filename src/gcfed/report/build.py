@@ -19,6 +19,7 @@ from gcfed.runs.folder import STATES, find_runs, shown
 from gcfed.runs.measures import FORMS, parse
 from gcfed.study.papers import load, names
 from gcfed.utils.checked import checked
+from gcfed.utils.resolvers import ROOT
 
 Words = str | Sequence[str]  # one, or several
 
@@ -30,7 +31,7 @@ class Incomplete(ValueError):
 @checked
 def write_report(
     *roots: str | Path,
-    out: str | Path = "logs/report",
+    out: str | Path = ROOT / "logs" / "report",
     papers: Words | None = None,
     measures: Words | None = None,
     empty: bool = False,
@@ -40,7 +41,7 @@ def write_report(
     """Tables, figures and a page of finished runs, as ``python src/report.py`` makes them; returns the page.
 
     Args:
-        roots: folders below which runs are looked for; none: ``logs``.
+        roots: folders below which runs are looked for; none: ``logs``, where runs go.
         out: folder of the report.
         papers: tables of ``configs/paper`` to compare with; None: all.
         measures: of the tables by federation, ``"mean:test/acc[10]"``; None: the usual ones.
@@ -53,7 +54,7 @@ def write_report(
         ValueError: there is no run below the roots, or an argument that cannot be; names it.
         Incomplete: a figure cannot be drawn, no run has a measure, or a folder cannot be read; all else is written.
     """
-    out, folders, asked = Path(out), [Path(root) for root in roots or ["logs"]], _listed(measures)
+    out, folders, asked = Path(out), [Path(root) for root in roots or [ROOT / "logs"]], _listed(measures)
     if out.is_file():
         raise ValueError(f"out={out} is a file; name a folder, which need not be there.")
     for measure in asked:

@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 from gcfed.runs.identity import counted, digest, identity, leaves
 from gcfed.runs.reading import check_config, column, naming, read_metrics, read_summary, read_text, read_yaml
 from gcfed.utils.machine import job
+from gcfed.utils.resolvers import ROOT
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -109,7 +110,7 @@ def folders(roots: Iterable[str | Path]) -> Iterator[tuple[Path, list[str]]]:
     for root in map(Path, roots):
         if not root.is_dir():
             raise FileNotFoundError(
-                f"roots={root}: there is no such folder. Runs lie in logs/, or where hydra.run.dir put them."
+                f"roots={root}: there is no such folder. Runs lie in {ROOT / 'logs'}, or where paths.log_dir put them."
             )
         seen, base = set[str](), os.path.realpath(root)
         for name, below, files in os.walk(root, followlinks=True):
