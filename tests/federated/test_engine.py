@@ -418,3 +418,27 @@ def test_who_sends_beside_its_update_what_is_not_finite_is_left_out(federation, 
         on_round=lambda round, row: seen.append((row["train/nonfinite_clients"], round.received["more"]["v"].item())),
     )  # fmt: skip
     assert seen == [(1, 2.0)]
+
+
+class Misfit(Sends):
+    def __init__(self, sends):
+        super().__init__()
+        self.sends = sends
+
+    def on_upload(self, upload, download):
+        for name, tensors in self.sends.items():
+            upload.send(name, {key: t.expand(len(upload.clients), *t.shape) for key, t in tensors.items()})
+
+
+@pytest.mark.parametrize(
+    ("sends", "words"),
+    [
+        ({}, "more lacks v"),
+        ({"more": {"v": torch.zeros(2)}}, r"more has v as \(1, 2\), and here it is \(1,\)"),
+        ({"more": {"v": torch.zeros((), dtype=torch.int64)}}, "more has v in torch.int64, and here it is in torch.f"),
+        ({"more": {"v": torch.zeros(())}, "less": {"u": torch.zeros(())}}, "less has u, which is not known here"),
+    ],
+)
+def test_a_message_that_its_method_does_not_list_is_refused_by_method_and_key(federation, sends, words):
+    with pytest.raises(ValueError, match=f"^Misfit: on_upload does not send what uploads.. lists: an upload's {words}"):
+        train_rounds(make_net(), federation, sgd(), rounds=1, methods=[Misfit(sends)])

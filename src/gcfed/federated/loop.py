@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from gcfed.federated.aggregate import Aggregator
 from gcfed.federated.client import ClientProgram
 from gcfed.federated.faults import Faults
 from gcfed.federated.forward import Params
-from gcfed.federated.messages import Download, finite_clients, nbytes
+from gcfed.federated.messages import Download, MessageError, Upload, finite_clients, nbytes, refuse_other
 from gcfed.federated.method import ClientPart, Order, Part, ServerPart, Setup, upload_shapes, validate_parts
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.round import Round, Shapes, Tally, Totals, Transport
@@ -175,6 +175,7 @@ class FederatedLoop(Callback):
         extra = {name: self.aggregator.beside() for name in floats if name != "delta"}
         looks_first = sorted(self.server_parts, key=lambda part: part.order is not Order.MEASURES)
         for upload in self.transport.fit(download, round.cohort):
+            self._refuse_misfit(upload, shapes, round)
             for part in looks_first:
                 part.on_receive(upload, round)
             for name, aggregator in extra.items():
@@ -190,6 +191,18 @@ class FederatedLoop(Callback):
         self.stores.finish_round(round.cohort, round.index)  # only now has every process sent, so written, what it has
         round.num_finite = int(totals.finite)
         return update, totals
+
+    def _refuse_misfit(self, upload: Upload, shapes: Mapping[str, Params], round: Round) -> None:
+        """Raises ValueError, naming method and key, where a client part sends other than its server part reads."""
+        for name in {**shapes, **upload.extra}:
+            sent = upload.delta if name == "delta" else upload.extra.get(name, {})
+            try:
+                refuse_other(f"an upload's {name}", sent, shapes.get(name, {}), len(upload.clients))
+            except MessageError as error:
+                lists = [part.title for part in self.server_parts if name in part.uploads(round)]
+                sends = [part.title for part in self.stacks.program.parts if part.overrides("on_upload")]
+                who = " or ".join(dict.fromkeys(lists or sends))
+                raise ValueError(f"{who}: on_upload does not send what uploads() lists: {error}") from None
 
     def _answer(self, download: Download, round: Round) -> None:
         """Tells the cohort what it must know of the round, if anything."""

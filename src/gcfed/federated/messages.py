@@ -19,6 +19,10 @@ from torch.utils._pytree import tree_map_only
 from gcfed.federated.forward import Params
 
 
+class MessageError(ValueError):
+    """A message that is not what was expected."""
+
+
 def nbytes(tensors: Mapping[str, Tensor]) -> int:
     """Size of a set of tensors in bytes."""
     return sum(t.numel() * t.element_size() for t in tensors.values())
@@ -149,3 +153,18 @@ def finite_clients(delta: Params) -> Tensor:
     """
     sums = [t.sum(dim=tuple(range(1, t.dim()))) if t.dim() > 1 else t for t in delta.values()]
     return torch.stack([s.to(torch.float64) for s in sums]).isfinite().all(0)
+
+
+def refuse_other(what: str, sent: Params, known: Params, *clients: int) -> None:
+    """Raises MessageError, naming the first tensor that is missing, unknown or of another shape or type than is known
+    here, of so many ``clients``.
+    """
+    for name, like in known.items():
+        if name not in sent:
+            raise MessageError(f"{what} lacks {name}: it is of another model or method.")
+        if (shape := (*sent[name].shape,)) != (expected := (*clients, *like.shape)):
+            raise MessageError(f"{what} has {name} as {shape}, and here it is {expected}.")
+        if sent[name].dtype != like.dtype:
+            raise MessageError(f"{what} has {name} in {sent[name].dtype}, and here it is in {like.dtype}.")
+    if unknown := sorted(set(sent) - set(known)):
+        raise MessageError(f"{what} has {unknown[0]}, which is not known here: it is of another model or method.")

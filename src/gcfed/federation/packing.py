@@ -11,17 +11,13 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from gcfed.federated.forward import Params
-from gcfed.federated.messages import Download, Levels, Upload, finite_clients
+from gcfed.federated.messages import Download, Levels, MessageError, Upload, finite_clients, refuse_other
 
 VERSION = 2
 MOST_BITS = 22  # of a level that a float32 tells from its neighbours; more travel as they are
 BITS = range(2, 33)  # that a level may have
 NUMBERS = range(2**63)  # of rounds: what an index has room for
 TENSOR = "tensor|"  # what stands in the place of one: a key that no name of a tensor or part is
-
-
-class MessageError(ValueError):
-    """A message that is not what was expected."""
 
 
 def pack(kind: str, content: Mapping[str, Any]) -> bytes:
@@ -139,18 +135,3 @@ def unpack_upload(
         refuse_other(f"an upload's note {name}", noted.get(name, {}), like)
     finite = torch.stack([counted["finite"], *map(finite_clients, (delta, *content["extra"].values()))]).all(0)
     return Upload(**content | arrays | {"notes": noted, "levels": levels, "finite": finite})
-
-
-def refuse_other(what: str, sent: Params, known: Params, *clients: int) -> None:
-    """Raises MessageError, naming the first tensor that is missing, unknown or of another shape or type than is known
-    here, of so many ``clients``.
-    """
-    for name, like in known.items():
-        if name not in sent:
-            raise MessageError(f"{what} lacks {name}: it is of another model or method.")
-        if (shape := (*sent[name].shape,)) != (expected := (*clients, *like.shape)):
-            raise MessageError(f"{what} has {name} as {shape}, and here it is {expected}.")
-        if sent[name].dtype != like.dtype:
-            raise MessageError(f"{what} has {name} in {sent[name].dtype}, and here it is in {like.dtype}.")
-    if unknown := sorted(set(sent) - set(known)):
-        raise MessageError(f"{what} has {unknown[0]}, which is not known here: it is of another model or method.")

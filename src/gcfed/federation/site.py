@@ -24,9 +24,9 @@ from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.partition import Partition, Partitioner
 from gcfed.data.sets.own import arrays as read_arrays
 from gcfed.data.sets.own import image_folder
-from gcfed.federated.messages import Download
+from gcfed.federated.messages import Download, MessageError
 from gcfed.federated.stacks import Stacks
-from gcfed.federation.packing import MessageError, pack_upload, unpack, unpack_download
+from gcfed.federation.packing import pack_upload, unpack, unpack_download
 from gcfed.utils.checked import Count, Whole, checked
 from gcfed.utils.compose import walk
 from gcfed.utils.files import in_words

@@ -24,10 +24,10 @@ from pydantic import Field
 from gcfed import __version__
 from gcfed.assemble import described
 from gcfed.federated.forward import Params
-from gcfed.federated.messages import Download, Upload
+from gcfed.federated.messages import Download, MessageError, Upload
 from gcfed.federated.round import Shapes
 from gcfed.federated.stacks import Stacks
-from gcfed.federation.packing import MessageError, pack, pack_download, unpack_upload
+from gcfed.federation.packing import pack, pack_download, unpack_upload
 from gcfed.federation.site import About, clients_config
 from gcfed.federation.wire import Answer, Interpreter, Line
 from gcfed.runs.identity import digest, identity
