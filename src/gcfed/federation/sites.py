@@ -275,7 +275,8 @@ class Sites(Stacks):
         """
         until, waiting, began = time.monotonic() + seconds, set(tasks), next(_numbers)
         self._sent = set()
-        round = self.program.module.trainer.global_step
+        step = self.program.module.trainer.global_step
+        round = step + (verb != "test")  # a test comes after the server's step
         while waiting:  # what has come by then counts, however long its uploads waited here
             left = max(until - time.monotonic(), 0.0)
             for site in sorted(waiting - self._asked.keys()) if left else ():
@@ -296,4 +297,4 @@ class Sites(Stacks):
                 yield answer
             else:
                 what = asked if answer.number == number else "another run"
-                log.warning("%s answers %s, and this is round %d: refused", answer.site, what, round + 1)
+                log.warning("%s answers %s, and this is round %d: refused", answer.site, what, round)
