@@ -664,9 +664,13 @@ class Dropping(MLP):
         return super().head(F.dropout(h, 0.5, self.training))
 
 
-def test_clients_test_the_global_model_on_their_own_samples(federated, simulated):
+OWN_TESTS = ("federation.evaluate=clients", "data.client_test=0.3", "data.limit_train=600")
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def test_clients_test_the_global_model_on_their_own_samples(federated, simulated, precision):
     """The row has the mean over all their samples, as one test on all of them together gives it; and they train on."""
-    words = ("federation.evaluate=clients", "data.client_test=0.3", "data.limit_train=600")
+    words = (*OWN_TESTS, f"precision={precision}")
     words += (f"model._target_={__name__}.Dropping",)
     result, _ = federated(*words)
     assert torch.equal(final_weights(simulated(*words)), final_weights(result))
@@ -694,7 +698,7 @@ def test_a_site_that_does_not_test_as_it_must_is_left_out_and_named(federated, t
     def upset(site, verb, about):
         return "no power" if verb == "test" and about["round"] == len(lies) + 1 else None
 
-    words = ("federation.evaluate=clients", "data.client_test=0.3", "data.limit_train=600", "callbacks=early_stopping")
+    words = (*OWN_TESTS, "callbacks=early_stopping")
     result, _ = federated(*words, f"rounds={len(lies) + 2}", garbled=garbled, upset=upset)
     *some, nobody, _ = rows = read_rows(result.folder / "metrics.csv")
     assert len(rows) == len(lies) + 2
@@ -711,6 +715,22 @@ def test_a_site_that_does_not_test_as_it_must_is_left_out_and_named(federated, t
         *words, f"rounds={len(lies) + 1}", f"ckpt_path={tmp_path}/short/checkpoints/last.ckpt", folder="short"
     )
     assert result.loop.last_row["test/acc"] > 0
+
+
+def test_a_site_without_clients_stands_by(federated, tmp_path, caplog):
+    """Also with data of its own; and an answer that comes late is told by the round of its question."""
+
+    def upset(site, verb, about):
+        return "late" if (site, verb, about["round"]) == ("b", "test", 1) else None
+
+    x = np.random.default_rng(0).integers(0, 16, (60, 1, 8, 8), dtype=np.uint8)
+    np.savez(tmp_path / "c.npz", x=x, y=np.arange(60) % 10)
+    words = (*OWN_TESTS, "participation.num_clients=2", "participation.per_round=2", "rounds=2")
+    result, line = federated(*words, own={"c": {"arrays": str(tmp_path / "c.npz")}}, upset=upset)
+    assert line.programs["c"].clients == []
+    assert np.isfinite(result.loop.last_row["test/loss"])
+    assert "not all sites have tested the model: b did not answer" in caplog.text
+    assert "b answers round 1 (test), and this is round 2: refused" in caplog.text
 
 
 def test_settings_have_defaults(tmp_path):

@@ -135,7 +135,7 @@ class Site:
         folder.mkdir(parents=True, exist_ok=True)
         path.write_text(checksum)
         self.stacks, self.run = stacks, about["run"]
-        sizes = data.sizes(np.array(self.clients)).tolist()
+        sizes = data.sizes(np.array(self.clients, dtype=np.int64)).tolist()
         return {"clients": self.clients, "sizes": sizes, "stores": list(stacks.stores.opened)}
 
     def _config(self, own: Settings, folder: Path, about: About) -> DictConfig:
@@ -195,7 +195,8 @@ class Site:
         """Tests a model on what its clients hold for tests: column → mean and number of labels."""
         module, data = self.stacks.program.module, self.stacks.program.data
         state = {name: t.to(module.device) for name, t in unpack(about["message"], "model").items()}
-        index = torch.from_numpy(np.concatenate([data.tests_of_clients.client(k) for k in self.clients]))
+        tests = [data.tests_of_clients.client(k) for k in self.clients]
+        index = torch.from_numpy(np.concatenate([np.zeros(0, dtype=np.int64), *tests]))
         sums, labels = dict.fromkeys(module.task.columns, 0.0), 0
         module.net.eval()
         with torch.no_grad():
@@ -257,7 +258,7 @@ def deal(
     owner_n = np.zeros(len(labels), np.int64)
     if len(clients) > 1:
         owner_n = by(labels, len(clients), seed=seed, groups=groups).owners(len(labels))
-    return Partition.from_owners(np.append(clients, -1)[owner_n], num_clients)
+    return Partition.from_owners(np.array([*clients, -1])[owner_n], num_clients)
 
 
 def own_samples(
