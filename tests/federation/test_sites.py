@@ -676,9 +676,9 @@ def test_clients_test_the_global_model_on_their_own_samples(federated, simulated
     assert torch.equal(final_weights(simulated(*words)), final_weights(result))
     data, net = result.trainer.datamodule, result.module.net.eval()
     index = torch.from_numpy(data.tests_of_clients.indices)
-    with torch.no_grad():
+    with torch.no_grad(), result.trainer.precision_plugin.forward_context():
         x, y = data.fetch(index, None)
-        logits = net(x)
+        logits = net(x).float()
     row = result.loop.last_row
     assert row["test/acc"] == pytest.approx(float((logits.argmax(1) == y).double().mean()), abs=1e-6)
     assert row["test/loss"] == pytest.approx(float(F.cross_entropy(logits, y)), rel=1e-5)

@@ -199,7 +199,7 @@ class Site:
         index = torch.from_numpy(np.concatenate([np.zeros(0, dtype=np.int64), *tests]))
         sums, labels = dict.fromkeys(module.task.columns, 0.0), 0
         module.net.eval()
-        with torch.no_grad():
+        with torch.no_grad(), module.trainer.precision_plugin.forward_context():
             for part in index.to(module.device).split(AT_ONCE):
                 x, y = data.fetch(part, None)
                 real = module.task.real(y)
