@@ -366,6 +366,8 @@ def test_sites_that_do_not_fit_together_are_refused(federated, own, sentence):
         (("metrics=leakage",), "Leakage asks what clients would send"),
         (("metrics=forgetting",), "Forgetting sees the whole cohort"),
         (("federation.env=prod",), "federation.kit=None"),
+        (("federation.sites=[]",), r"federation.sites=\[\]: name one or more, each once"),
+        (("federation.sites=[a,a]",), r"federation.sites=\['a', 'a'\]: name one or more, each once"),
         (("federation.least=0",), "federation.least=0"),
         (("federation.deadline=0",), "federation.deadline=0"),
         (("federation.deadline=86401",), "federation.deadline=86401 must be a number above 0, at most 86,400"),

@@ -83,6 +83,8 @@ class Sites(Stacks):
         if (self.env == "prod") != (self.kit is not None):
             needed = "federation.env=prod needs the admin's startup kit, and only that"
             raise ValueError(f"federation.kit={self.kit}: {needed}.")
+        if not isinstance(self.sites, int) and not 0 < len(self.sites) == len(set(self.sites)):
+            raise ValueError(f"federation.sites={self.sites}: name one or more, each once.")
         if self.evaluate == "clients" and self.cfg.data.get("client_test") is None:
             raise ValueError("federation.evaluate=clients tests on samples of the clients' own: set data.client_test.")
         self.output = Path(self.cfg.paths.output_dir).resolve()
