@@ -156,6 +156,7 @@ class Sites(Stacks):
             if begins:
                 raise ValueError(f"federation: {site} {why}")
             log.warning("%s %s", site, why)
+            self._vanished |= {site} - self._asked.keys()  # who refuses is tried again; who is silent may still answer
         holders = np.bincount(np.concatenate([*self._held.values()]).astype(np.int64), minlength=n)
         if (wrong := np.flatnonzero(holders != 1)).size:
             holding = " and ".join(sorted(site for site, clients in self._held.items() if wrong[0] in clients))
@@ -282,8 +283,8 @@ class Sites(Stacks):
         while waiting:  # what has come by then counts, however long its uploads waited here
             left = max(until - time.monotonic(), 0.0)
             for site in sorted(waiting - self._asked.keys()) if left else ():
-                self._asked[site] = next(_numbers), f"round {round + 1} ({verb})"
-                about = {**tasks[site], "run": self.run, "round": round, "message": message}
+                self._asked[site] = next(_numbers), f"round {round} ({verb})"
+                about = {**tasks[site], "run": self.run, "round": step, "message": message}
                 self.line.send(site, self._asked[site][0], verb, about)
                 self._sent.add(site)
             answer = self.line.receive(left)
