@@ -1,5 +1,7 @@
 """Clients in another interpreter send, bit for bit, what clients by reference do: what was read was sent."""
 
+import os
+
 import pytest
 import torch
 from harness import ALGORITHMS, final_weights
@@ -8,6 +10,7 @@ from omegaconf import OmegaConf
 from gcfed.federated.stacks import Stacks
 from gcfed.federated.store import ClientStores
 from gcfed.federation.sites import Sites
+from gcfed.federation.wire import python
 from gcfed.methods.scaffold import ControlVariates, MeanVariate, Scaffold
 from gcfed.run import train
 from gcfed.utils.resolvers import ROOT
@@ -131,3 +134,10 @@ def test_a_client_that_reads_the_servers_object_is_caught(config, tmp_path):
 def test_what_a_wire_cannot_do_is_refused(config, tmp_path):
     with pytest.raises(ValueError, match=r"metrics=gap .* federation=none alone"):
         run(config, tmp_path / "run", "metrics=gap", "metrics.gap.every=1", federation=WIRE)
+
+
+def test_a_ctrl_c_is_for_the_run_alone():
+    """A terminal sends it to all that share its session; the run then ends the others."""
+    with python("-c", "import time; time.sleep(60.0)") as process:
+        assert os.getsid(process.pid) == process.pid
+        process.kill()

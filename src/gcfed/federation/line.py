@@ -29,7 +29,6 @@ from nvflare.lighter.provision import prepare_builders, prepare_packager, prepar
 from nvflare.lighter.provisioner import Provisioner
 from omegaconf import OmegaConf
 
-from gcfed.federated.processes.launch import end_with_parent
 from gcfed.federation.flare import Relay, SiteEnd
 from gcfed.federation.wire import Line, python, write_settings
 from gcfed.utils.files import scratch
@@ -205,10 +204,7 @@ class LocalFederation:
         settings = ["--set", "secure_train=true", "org=local", f"uid={kit.name}", "config_folder=config"]
         devices = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "")}
         with (kit / "log").open("a") as file:
-            return python(
-                *words, *settings, environment=devices, cwd=kit, stdout=file, stderr=file, start_new_session=True,
-                preexec_fn=end_with_parent,
-            )  # fmt: skip
+            return python(*words, *settings, environment=devices, cwd=kit, stdout=file, stderr=file)
 
     def stop(self) -> None:
         """Ends all processes."""

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from omegaconf import OmegaConf
 
+from gcfed.federated.processes.launch import end_with_parent
 from gcfed.federation.site import About, Site
 
 
@@ -91,9 +92,12 @@ class Interpreter(Line):
 
 
 def python(*words: str, environment: dict[str, str] | None = None, **how: Any) -> subprocess.Popen:
-    """A Python that finds what this one does, the user's own classes too."""
+    """A Python that finds what this one does, the user's own classes too; it ends with this one, and a Ctrl-C that is
+    for this one does not reach it.
+    """
     places = os.pathsep.join(str(Path(path).resolve()) for path in sys.path)
     known = os.environ | {"PYTHONPATH": places} | (environment or {})
+    how |= {"start_new_session": True, "preexec_fn": end_with_parent}
     return subprocess.Popen([sys.executable, *words], env=known, **how)
 
 
