@@ -12,6 +12,7 @@ import ssl
 import subprocess
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Listener
@@ -109,23 +110,37 @@ def test_a_line_that_has_lost_a_site_serves_no_other_run(monkeypatch):
     assert line.line_of("kit", ("a",)) is not second
 
 
-def test_a_site_that_is_not_in_the_job_is_gone(monkeypatch, tmp_path):
-    """The relay serves the others on."""
+@pytest.fixture
+def relay(monkeypatch, tmp_path):
+    """The end of the line at the run, and what becomes of the relay to the one site of its job."""
     site = lambda **_: SimpleNamespace(answer=lambda *_: {"here": 1}, alive=lambda: True)  # noqa: E731
     site.name = "a"
     context = SimpleNamespace(is_aborted=lambda: False)
     monkeypatch.setattr(flare, "collab", SimpleNamespace(clients=[site], context=context))
-    with Listener(str(tmp_path / "run"), "AF_UNIX", authkey=b"key") as listener:
-        relay = threading.Thread(target=flare.Relay(str(tmp_path / "run"), b"key".hex()).relay)
-        relay.start()
+    with Listener(str(tmp_path / "run"), "AF_UNIX", authkey=b"key") as listener, ThreadPoolExecutor() as pool:
+        ends = pool.submit(flare.Relay(str(tmp_path / "run"), b"key".hex()).relay)
         with listener.accept() as pipe:
-            assert pipe.recv() == ["a"]
-            for name, said in (("b", ({}, "is not in this job")), ("a", ({"here": 1}, ""))):
-                pipe.send((name, 7, "fit", {}))
-                assert pipe.poll(10.0)
-                assert pipe.recv() == (name, 7, *said)
-        relay.join(10.0)
-    assert not relay.is_alive()
+            yield pipe, ends
+
+
+def test_a_site_that_is_not_in_the_job_is_gone(relay):
+    """The relay serves the others on."""
+    pipe, ends = relay
+    assert pipe.recv() == ["a"]
+    for name, said in (("b", ({}, "is not in this job")), ("a", ({"here": 1}, ""))):
+        pipe.send((name, 7, "fit", {}))
+        assert pipe.poll(10.0)
+        assert pipe.recv() == (name, 7, *said)
+    pipe.close()
+    assert ends.result(10.0) is None
+
+
+def test_a_run_that_ends_with_answers_unread_ends_its_job(relay):
+    pipe, ends = relay
+    pipe.send(("a", 7, "fit", {}))
+    time.sleep(1.0)
+    pipe.close()
+    assert ends.result(10.0) is None
 
 
 class Connected(str):

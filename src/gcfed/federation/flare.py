@@ -37,7 +37,8 @@ class Relay:
         """Until the run hangs up, or the job is aborted."""
         sites, context = {site.name: site for site in collab.clients}, collab.context
         self.calls = ThreadPoolExecutor(100 * len(sites))  # one to a machine without power does not come back
-        with suppress(EOFError), Client(self.address, "AF_UNIX", authkey=bytes.fromhex(self.key)) as self.line:
+        hung_up = suppress(EOFError, ConnectionResetError)  # the second with answers that nobody has read
+        with hung_up, Client(self.address, "AF_UNIX", authkey=bytes.fromhex(self.key)) as self.line:
             self.line.send(sorted(sites))
             while not context.is_aborted():
                 if self.line.poll(1.0):
