@@ -143,6 +143,24 @@ def test_a_run_that_ends_with_answers_unread_ends_its_job(relay):
     assert ends.result(10.0) is None
 
 
+def test_a_federation_of_which_a_process_has_ended_is_begun_anew(monkeypatch, tmp_path):
+    class Fake:
+        def __init__(self, folder, sites):
+            self.kits, self.sites, self.ended, self.runs = tmp_path, sites, [], True
+
+        def stop(self):
+            self.runs = False
+
+    monkeypatch.setattr(line, "_federation", None)
+    monkeypatch.setattr(line, "LocalFederation", Fake)
+    monkeypatch.setattr(line, "line_of", lambda kit, names: line._federation)
+    first = line.local_line(tmp_path, 2, "data")
+    assert line.local_line(tmp_path, 2, "data") is first
+    first.ended.append("site-1")
+    assert line.local_line(tmp_path, 2, "data") is not first
+    assert not first.runs
+
+
 class Connected(str):
     """A site, as NVFlare's server knows it."""
 

@@ -190,13 +190,19 @@ class LocalFederation:
             self.processes[name] = self._start(self.kits / name)
         until, there = time.monotonic() + START, set[str]()
         while set(sites) - there:
-            if ended := [name for name, process in self.processes.items() if process.poll() is not None]:
-                raise ConnectionError(f"{ended[0]} of the federation has ended: see {self.kits / ended[0] / 'log'}.")
+            if self.ended:
+                place = self.kits / self.ended[0] / "log"
+                raise ConnectionError(f"{self.ended[0]} of the federation has ended: see {place}.")
             if time.monotonic() > until:
                 raise ConnectionError(f"the sites do not find their server: see the logs below {self.kits}.")
             time.sleep(1.0)
             with suppress(ConnectionError):  # not yet
                 there = set(connected(self.kits / ADMIN))
+
+    @property
+    def ended(self) -> list[str]:
+        """Those of its processes that have ended."""
+        return [name for name, process in self.processes.items() if process.poll() is not None]
 
     def _start(self, kit: Path) -> subprocess.Popen:
         kind = "server" if kit.name == SERVER else "client"
@@ -227,10 +233,10 @@ def local_line(output: Path, sites: int | list[str], data_dir: str) -> FlareLine
     """
     global _federation
     names = [f"site-{i + 1}" for i in range(sites)] if isinstance(sites, int) else sites
-    if _federation is None or _federation.sites != names:
-        if _federation is not None:
-            _federation.stop()
-        _federation = LocalFederation(output / "federation", names)
+    if _federation is not None and (_federation.sites != names or _federation.ended):
+        _federation.stop()
+        _federation = None
+    _federation = _federation or LocalFederation(output / "federation", names)
     for site in names:
         settings, states = _federation.kits / site / "local" / "gcfed.yaml", str(output / "sites" / site)
         write_settings(settings, data_dir, states=states, threads=1)
