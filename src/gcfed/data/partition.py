@@ -278,8 +278,8 @@ class ByGroup(Partitioner):
     ) -> Partition:
         if groups is None:
             raise ValueError(
-                "partition=natural: these data have no groups (writers, speakers, domains) to be clients. Of data=csv and "
-                "data=huggingface partition.by=<column> names them; for others take partition=dirichlet, iid or classes."
+                "partition=natural: these data have no groups (writers, speakers, domains) to be clients. Of data=csv "
+                "and data=huggingface partition.by=<column> names them; else take partition=dirichlet, iid or classes."
             )
         values, rank_n = np.unique(groups, return_inverse=True)
         num_clients = len(values) if num_clients is None else num_clients
