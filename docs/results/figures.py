@@ -110,7 +110,7 @@ def tuned_tasks() -> Figure:
     """Each seed's gain, its mean, and the 95 % interval of the mean."""
     figure = Figure(figsize=(7, 2.2))
     axes, rows = figure.subplots(), []
-    for method, plain, gcfed, _ in table("tuned-tasks.md", 0):
+    for method, plain, gcfed, _ in table("tuned-tasks.md", 1):
         rows.append((method, [b - a for a, b in zip(numbers(plain), numbers(gcfed), strict=True)]))
     dots(axes, rows, VERMILION)
     for i, (_, gains) in enumerate(rows):
