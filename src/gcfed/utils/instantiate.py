@@ -58,14 +58,13 @@ def _located(name: str) -> Any:
     try:
         _allow(name)
     except InstantiationException as error:
-        lost = error.__cause__ and error.__cause__.__cause__
-        if isinstance(lost, ModuleNotFoundError):
-            raise ValueError(f"there is no module {lost.name} in {Path.cwd()} or installed.") from None
         module, _, part = name.rpartition(".")
-        found = vars(sys.modules[module]) if module in sys.modules else None
-        if found is None or part in found:
-            raise
-        raise ValueError(f"{module} has no {part}{meant(part, found) or '.'}") from None
+        if module in sys.modules and part not in (found := vars(sys.modules[module])):
+            raise ValueError(f"{module} has no {part}{meant(part, found) or '.'}") from None
+        lost = error.__cause__ and error.__cause__.__cause__
+        if module not in sys.modules and isinstance(lost, ModuleNotFoundError):
+            raise ValueError(f"there is no module {lost.name} in {Path.cwd()} or installed.") from None
+        raise
     return hydra.utils.get_object(name)
 
 
