@@ -56,6 +56,11 @@ def outputs(notebook, kind=""):
     return [output.data[kind] for output in found if kind in output.get("data", {})] if kind else found
 
 
+def results(notebook):
+    """The kinds of its outputs but for what was printed, which comes in more parts where the machine is busy."""
+    return [output.output_type for output in outputs(notebook) if output.output_type != "stream"]
+
+
 def test_a_config_from_python_is_that_of_the_command_line():
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
@@ -90,7 +95,7 @@ def test_the_notebooks_run_at_a_small_scale(tmp_path, monkeypatch):
             NotebookClient(notebook, km=manager, timeout=300).execute()
             assert len(outputs(notebook, "image/png")) == len(outputs(stored, "image/png")) > 0, path.stem
             known = [numbers(line) for line in printed(stored)]
-            assert len(outputs(notebook)) == len(outputs(stored))
+            assert results(notebook) == results(stored)
             assert len(printed(notebook)) > 1
             for text, found in map(numbers, printed(notebook)):  # stored outputs are those of the present code
                 near = (pytest.approx(values, abs=0.02, rel=0.01) for words, values in known if words == text)

@@ -16,6 +16,7 @@ from omegaconf import DictConfig, open_dict
 
 from gcfed.report.verdict import interval
 from gcfed.runs.folder import CHECKPOINT, run_dir
+from gcfed.runs.measures import smooth
 from gcfed.utils.checked import Whole, fits
 from gcfed.utils.compose import Composer, shorthand
 from gcfed.utils.machine import job
@@ -116,17 +117,17 @@ class Comparison:
         values = self.frame[column].dropna()
         return {method: values.loc[method].unstack("seed") for method in dict.fromkeys(m for m, _ in self.folders)}
 
-    def table(self, column: str = "test/acc", tests: int = 10) -> pd.DataFrame:
-        """A row a method: over the seeds the mean of a column's last so many tests, and its 95 % interval.
+    def table(self, column: str = "test/acc", rounds: int = 10) -> pd.DataFrame:
+        """A row a method: over the seeds the mean of a column in the last so many rounds, and its 95 % interval.
 
-        Where any run has fewer, it is the last test alone, of all runs, as in the report; ``tests`` says how many.
+        Where any run has fewer, it is the last value alone, of all runs, as in the report; ``rounds`` says how many.
         """
         curves = self.curves(column)
-        if min(runs.count().min() for runs in curves.values()) < tests:
-            tests = 1
-        last = {method: runs.apply(lambda run: run.dropna().tail(tests).mean()) for method, runs in curves.items()}
-        rows = {method: (seeds.mean(), *interval(seeds), len(seeds), tests) for method, seeds in last.items()}
-        return pd.DataFrame.from_dict(rows, orient="index", columns=["mean", "low", "high", "seeds", "tests"])
+        if min(runs.apply(pd.Series.last_valid_index).min() for runs in curves.values()) < rounds:
+            rounds = 1
+        last = {m: runs.apply(lambda run: smooth(run.dropna(), rounds).iloc[-1]) for m, runs in curves.items()}
+        rows = {method: (seeds.mean(), *interval(seeds), len(seeds), rounds) for method, seeds in last.items()}
+        return pd.DataFrame.from_dict(rows, orient="index", columns=["mean", "low", "high", "seeds", "rounds"])
 
     def figure(self, column: str = "test/acc") -> Figure:
         """A column over the rounds: each seed thin, each method's mean thick, and the mean's 95 % interval shaded."""

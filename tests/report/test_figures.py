@@ -56,14 +56,14 @@ def test_a_line_is_the_mean_over_seeds_and_its_band_is_their_deviation(axes):
 
 @pytest.mark.parametrize("tests", [9, 10])
 def test_a_curve_ends_where_its_table_says(axes, tests):
-    """Both take ten tests where all that finished have them; what diverged early does not change the curve."""
+    """Both take ten rounds where all that finished have them; what diverged early does not change the curve."""
     values = tuple(np.random.default_rng(0).random(tests))
     runs = [run_of(values=values), run_of(**GCFED, values=values[::-1])]
     caption = plots_of(*runs)["test_acc_1"].panels[""](axes)
     groups = grouped(runs)
     ends = [describe(main_measure(groups)).of(group.runs).mean for group in groups]
     assert [line.get_ydata()[-1] for line in axes.lines] == pytest.approx(ends)
-    assert ("mean of the last 10 tests" in caption) == (tests == 10)
+    assert ("mean of the tests in 10 rounds" in caption) == (tests == 10)
     runs += [run_of(state, values=(0.5,), seed=2) for state in ("diverged", "unfinished")]
     assert plots_of(*runs)["test_acc_1"].panels[""](axes).startswith(caption)
 

@@ -48,7 +48,7 @@ def test_the_best_of_a_group_is_bold(numbers, higher, bold):
     ("measure", "title", "unit", "higher"),
     [
         ("max:test/acc", "best accuracy", "percent", True),
-        ("mean:test/acc[10 tests]", "accuracy, last 10 tests", "percent", True),
+        ("mean:test/acc[10]", "accuracy, last 10 rounds", "percent", True),
         ("last:val/loss", "validation loss at the end", "none", False),
         ("rounds:test/acc>=0.8", "rounds to 80 %", "rounds", False),
         ("rounds:test/loss<=0.5", "rounds to 0.5 of test/loss", "rounds", False),

@@ -32,7 +32,7 @@ def test_the_end_has_what_was_asked_for_in_the_right_words_and_the_log_has_it_to
     assert f"  {folder}\n" in printed
     last = run.metrics.iloc[-1]
     rows = dict(re.findall(r"^│ (.+?) +│ (.+?) +│$", printed, re.MULTILINE))
-    assert rows["mean of the last 3 tests"] == f"{run.metrics['test/acc'].mean():.2%}"
+    assert rows["mean of the last 3 rounds"] == f"{run.metrics['test/acc'].mean():.2%}"
     assert rows["validation accuracy, last round"] == f"{last['val/acc']:.2%}"
     assert rows["to 1%"].startswith("1 rounds, ")
     assert f"local_acc {last['personal/local_acc']:.4g}" in rows["personal"]

@@ -4,7 +4,6 @@ import io
 import logging
 import sys
 import time
-from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -176,26 +175,26 @@ class RoundProgressBar(AfterRound):
 class SmoothedAccuracy(ServerPart):
     """The accuracies that tables report, ``test/acc_smooth10`` and ``test/acc_ema`` (FedACG's), in tested rounds.
 
-    The former is the mean of the last ten tests: at ``eval_every=1`` of the last ten rounds, as in GC-Fed's tables.
+    The former is the mean of the tests in the last ten rounds, as in GC-Fed's tables.
     The summary of a run reads the accuracies themselves and does not need them.
     """
 
     def __init__(self) -> None:
-        self.last: deque[float] = deque(maxlen=WINDOW)
+        self.last: dict[int, float] = {}  # round → its test
         self.ema: float | None = None  # the first test starts it
 
     def on_round_end(self, row: dict[str, Any], round: Round) -> None:
         if "test/acc" not in row:
             return
-        acc = row["test/acc"]
-        self.last.append(acc)
+        t, acc = row["round"], row["test/acc"]
+        self.last = {s: a for s, a in self.last.items() if s > t - WINDOW} | {t: acc}
         self.ema = acc if self.ema is None else DECAY * self.ema + (1 - DECAY) * acc
-        row[f"test/acc_smooth{WINDOW}"] = sum(self.last) / len(self.last)
+        row[f"test/acc_smooth{WINDOW}"] = sum(self.last.values()) / len(self.last)
         row["test/acc_ema"] = self.ema
 
     def state_dict(self) -> dict[str, Any]:
-        return {"last": list(self.last), "ema": self.ema}
+        return {"last": self.last, "ema": self.ema}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.last.extend(state_dict["last"])
+        self.last = dict(state_dict["last"])
         self.ema = state_dict["ema"]

@@ -23,7 +23,7 @@ from gcfed.runs.reading import column, read_metrics
 from gcfed.utils.machine import in_sweep, one_of_several
 
 log = logging.getLogger(__name__)
-FORMAT = 2  # of what methods keep: 1 had a method's state in one object
+FORMAT = 3  # of what parts keep: 1 had a method's state in one object, 2 the last accuracies without rounds
 SHAPE = {  # of a checkpoint: what a run reads of it, and of which kind that is
     "state_dict": Mapping, "global_step": int, "callbacks": Mapping, "loops": Mapping, "optimizer_states": list,
     "lr_schedulers": list, "gcfed": Mapping, "gcfed.identity": str, "gcfed.leaves": Mapping, "gcfed.data": str,

@@ -56,7 +56,7 @@ def plot_curves(metrics: pd.DataFrame | str | Path, path: str | Path) -> Figure:
     else:
         left.set(title="Global model on the test split", ylabel="test accuracy (%)")
         _line(left, 100 * acc, BLUE, "each test", alpha=0.35, linewidth=1)
-        _line(left, 100 * smooth(acc), BLUE, f"mean of the last {min(10, len(acc))} tests", linewidth=2.2)
+        _line(left, 100 * smooth(acc), BLUE, "mean of 10 rounds", linewidth=2.2)
         best = 100 * acc.nlargest(1)
         label = "".join(f"best: {top:.1f} % in round {t}" for t, top in best.items())
         _line(left, best, BLACK, label, marker="*", markersize=10)

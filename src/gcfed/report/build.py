@@ -14,7 +14,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from gcfed.report.compare import Settings, compare
 from gcfed.report.groups import by_federation, grouped
 from gcfed.report.tables import all_runs, marked, measured, read_searches, search_of, trials_table, usual, write_texts
-from gcfed.report.verdict import verdict
+from gcfed.report.verdict import main_measure, verdict
 from gcfed.runs.folder import STATES, find_runs, shown
 from gcfed.runs.measures import FORMS, parse
 from gcfed.study.papers import load, names
@@ -81,7 +81,9 @@ def write_report(
         first = [found.column.measure, *(asked or usual(found.groups))]
         details[place] = measured(found.groups, first, f"federation_{i}", place, found)
     alone = [group for group in groups if group.federation not in verdicts]
-    singles = measured(alone, asked or usual(alone), "singles", "Settings that nothing is compared with")
+    singles = measured(
+        alone, asked or [main_measure(alone), *usual(alone)], "singles", "Settings that nothing is compared with"
+    )
     there = {measure for table in (*details.values(), singles) if table for measure in table.records["measure"]}
     if lost := [measure for measure in asked if measure not in there]:
         lacks.append(f"no finished run has the measures {', '.join(lost)}. {FORMS}")

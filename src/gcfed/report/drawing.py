@@ -65,10 +65,10 @@ def seeds(methods: Mapping[str, tuple[Group, Sample]], column: Column, colors: d
 
 
 def has_windows(groups: Iterable[Group]) -> bool:
-    """Whether every run that finished has ten tests to average; where none has, every one that was tested."""
+    """Whether every run that finished has ten rounds to average; where none has, every one that was tested."""
     tested = [run for group in groups for run in group.runs if len(run.curve("test/acc"))]
     finished = [run for run in tested if run.state == FINISHED]
-    return min((len(run.curve("test/acc")) for run in finished or tested), default=0) >= WINDOW
+    return min((int(run.curve("test/acc").index[-1]) for run in finished or tested), default=0) >= WINDOW
 
 
 def curves(
@@ -110,7 +110,7 @@ def curves(
     ticks(axes, whole=not by_bytes)
     caption = FAMILIES.get(column.partition("/")[0], column)
     caption += ". Lines: mean over the seeds that finished; bands: standard deviation."
-    caption += " Each point is the mean of the last 10 tests." * smoothed
+    caption += " Each point is the mean of the tests in 10 rounds." * smoothed
     caption += " All clients' traffic together (FedGC, Figure 6)." * by_bytes
     return caption + " Dotted: runs that diverged, failed or are not finished." * any(lost for *_, lost in parts)
 

@@ -130,8 +130,8 @@ def in_bold(lines: pd.DataFrame, by: Sequence[str]) -> pd.Series:
 
 
 def usual(groups: Sequence[Group]) -> list[str]:
-    """The measures that are shown unless others are asked for: with rounds and bytes to each target that a run set
-    itself and one of them reached."""
+    """What is shown beside the measure that decides, unless others are asked for: rounds and bytes, too, to each target
+    that a run set itself and one of them reached."""
     runs = [run for group in groups for run in group.runs if run.has_ended]
     asked = sorted({float(target) for run in runs for target in run.get("targets") or ()})
     reached = [t for t in asked if any(value(run, f"rounds:test/acc>={t:g}") is not None for run in runs)]

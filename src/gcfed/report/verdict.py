@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from gcfed.report.groups import Group, is_fedavg
-from gcfed.runs.measures import LAST_TESTS, MEASURES, WINDOW, Column, Sample, describe, parse
+from gcfed.runs.measures import LAST_ROUNDS, MEASURES, WINDOW, Column, Sample, describe, parse
 
 KINDS = 20  # sets of seeds that are tried
 PERMUTED = 16  # pairs of which all signs are tried
@@ -77,12 +77,12 @@ def equal_seeds(values: pd.DataFrame) -> pd.DataFrame:
 
 
 def main_measure(groups: Sequence[Group]) -> str:
-    """What decides: the accuracy of the last ten tests if all have so many, else of the last one; where there are no
+    """What decides: the accuracy of the last ten rounds if all have so many, else of the last test; where there are no
     accuracies, the relative error, else the loss."""
     runs = [run for group in groups for run in group.runs]
-    tests = [n for run in runs if run.has_ended and (n := len(run.curve("test/acc")))]
-    if min(tests, default=0) >= WINDOW:
-        return LAST_TESTS
+    rounds = [curve.index[-1] for run in runs if run.has_ended and len(curve := run.curve("test/acc"))]
+    if min(rounds, default=0) >= WINDOW:
+        return LAST_ROUNDS
     wanted = ("last:test/acc", "last:test/relative_error", "last:test/loss")
     columns = {name for run in runs for name in run.metrics}
     return next((measure for measure in wanted if parse(measure).column in columns), wanted[-1])

@@ -19,9 +19,9 @@ from gcfed.utils.checked import SettingError, fits
 if TYPE_CHECKING:
     import pandas as pd
 
-WINDOW, DECAY = 10, 0.9  # tests in GC-Fed's moving mean, and FedACG's exponential average
+WINDOW, DECAY = 10, 0.9  # rounds of GC-Fed's moving mean, and of FedACG's exponential average
 _PATTERNS = [
-    re.compile(r"(?P<how>max|min|mean|sum|last):(?P<column>[^\[\]]+)(?:\[(?P<number>\d+)(?P<tests> tests)?\])?"),
+    re.compile(r"(?P<how>max|min|mean|sum|last):(?P<column>[^\[\]]+)(?:\[(?P<number>\d+)\])?"),
     re.compile(
         r"rounds:(?P<column>[^\[\]]+?)(?:\[(?P<window>\d+)\])?(?P<how>>=|<=)(?P<number>-?\d*\.?\d+(?:e[+-]?\d+)?)"
     ),
@@ -30,15 +30,14 @@ _PATTERNS = [
 ]
 FORMS = (
     "There are keys of summary.json (test/acc_smooth10, bytes_to_target/0.8), columns of metrics.csv reduced over the "
-    "rounds (max:test/acc; min:, mean:, sum:, last: too), over the last 10 of them (mean:test/acc[10]) or over the "
-    "last 10 tests of no fewer (mean:test/acc[10 tests]), the last test up to a round (test/acc@500), and the first "
-    "round at a target (rounds:test/acc>=0.8, rounds:test/loss<=0.5; rounds:test/acc[10]>=0.8 of means of ten rounds)."
+    "rounds (max:test/acc; min:, mean:, sum:, last: too) or over the last 10 of them (mean:test/acc[10]), the last "
+    "test up to a round (test/acc@500), and the first round at a target (rounds:test/acc>=0.8, rounds:test/loss<=0.5; "
+    "rounds:test/acc[10]>=0.8 of means of ten rounds)."
 )
 
-LAST_TESTS = "mean:test/acc[10 tests]"
-#: The measures that are shown unless others are asked for, and their titles.
+LAST_ROUNDS = f"mean:test/acc[{WINDOW}]"
+#: The measures that are shown beside the one that decides unless others are asked for, and their titles.
 MEASURES = {
-    LAST_TESTS: "accuracy, last 10 tests",
     "max:test/acc": "best accuracy",
     "last:test/acc": "accuracy at the end",
     "last:test/relative_error": "relative error at the end",
@@ -47,12 +46,13 @@ MEASURES = {
     "sum:comm/up_bytes": "sent by clients",
     "time/round_s": "a round, median",
 }
-_TITLES = MEASURES | {"mean:test/acc[10]": "accuracy, last 10 rounds"}
+_TITLES = MEASURES | {LAST_ROUNDS: f"accuracy, last {WINDOW} rounds"}
 
 
-def smooth(curve: pd.Series) -> pd.Series:
-    """Each test's mean with the nine before it, as far as there are so many: GC-Fed's tables."""
-    return curve.rolling(WINDOW, min_periods=1).mean()
+def smooth(curve: pd.Series, rounds: int = WINDOW) -> pd.Series:
+    """Of each test the mean with those of the rounds before it, so many with its own: GC-Fed's tables."""
+    every = range(1, curve.index[-1] + 1) if len(curve) else curve.index  # those without a test count for nothing
+    return curve.reindex(every).rolling(rounds, min_periods=1).mean()[curve.index]
 
 
 def average(curve: pd.Series) -> pd.Series:
@@ -87,7 +87,6 @@ class Measure(NamedTuple):
     column: str  # or a key of the summary
     number: float  # the window in rounds, infinite for all of them; the target; the round
     window: int = 1  # of a target: rounds whose tests are averaged
-    in_tests: bool = False  # the window is in tests
 
     @property
     def is_target(self) -> bool:
@@ -114,8 +113,7 @@ def parse(measure: str, key: str = "measure") -> Measure:
         if match := pattern.fullmatch(fits(key, measure, str)):
             parts = match.groupdict()
             number = float(parts["number"] or math.inf)
-            window, in_tests = int(parts.get("window") or 1), bool(parts.get("tests"))
-            return Measure(parts["how"], parts["column"], number, window, in_tests)
+            return Measure(parts["how"], parts["column"], number, int(parts.get("window") or 1))
     raise SettingError(key, f"={measure!r} is not understood. {FORMS}")
 
 
@@ -126,7 +124,7 @@ def value(run: Run, measure: str) -> float | None:
     return run.known[measure]
 
 
-def _value(run: Run, how: str, name: str, number: float, window: int, in_tests: bool) -> float | None:
+def _value(run: Run, how: str, name: str, number: float, window: int) -> float | None:
     if not how:
         key, _, target = name.rpartition("/")
         costs = run.summary.get(key)
@@ -134,15 +132,10 @@ def _value(run: Run, how: str, name: str, number: float, window: int, in_tests: 
         return _finite(found) if isinstance(found, int | float) else None
     curve = run.curve(name)
     if how in (">=", "<="):
-        if window > 1 and len(curve):  # rounds without a test count for nothing
-            means = curve.reindex(range(1, curve.index[-1] + 1)).rolling(window, min_periods=1).mean()
-            curve = means[curve.index]
-        return first_round(curve, number, at_most=how == "<=")
+        return first_round(smooth(curve, window) if window > 1 else curve, number, at_most=how == "<=")
     rounds, values = curve.index.to_numpy(), curve.to_numpy()
     if how == "@":
         values = values[rounds <= number] if run.rounds >= number else values[:0]
-    elif in_tests:
-        values = values[-int(number) :] if 0 < number <= len(values) else values[:0]
     else:
         values = values[rounds > run.rounds - number]
     if not len(values):

@@ -137,7 +137,7 @@ def _figures(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, str
         rows["test accuracy, last round"] = f"{summary['test/acc']:.2%}"
         rows["best"] = f"{summary['test/acc_best']:.2%} in round {summary['best_round']}"
     if tests > 1:
-        rows[f"mean of the last {min(tests, WINDOW)} tests"] = f"{summary['test/acc_smooth10']:.2%}"
+        rows[f"mean of the last {min(summary['rounds'], WINDOW)} rounds"] = f"{summary['test/acc_smooth10']:.2%}"
     if len(validated := column(metrics, "val/acc")):
         rows["validation accuracy, last round"] = f"{validated.iloc[-1]:.2%}"
     sent, seconds = summary["bytes_to_target"], summary["client_seconds_to_target"]
