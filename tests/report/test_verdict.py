@@ -172,6 +172,8 @@ def test_the_last_ten_rounds_decide_if_there_are_ten():
     assert main_measure(grouped([sparse])) == "mean:test/acc[10]"
     found = of([sparse], [run_of(values=[0.1] * 20, **GCFED)])
     assert table_of(found).frame.iloc[0, 1] == "70.00"  # of 0.5 to 0.9
+    lost = [run_of("diverged", values=(0.3, 0.1), **GCFED)]  # has no ten rounds, and counts with what it has
+    assert table_of(of([sparse], lost)).frame.iloc[:, 1].tolist() == ["70.00", "20.00 †"]
     assert main_measure(grouped([run_of("failed", values=(0.5,))])) == "last:test/acc"
 
 

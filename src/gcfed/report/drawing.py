@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from textwrap import fill
 from typing import Any
@@ -17,7 +17,7 @@ from gcfed.report.groups import Group, symbol
 from gcfed.report.tables import Search
 from gcfed.report.verdict import interval
 from gcfed.runs.folder import FINISHED, Run
-from gcfed.runs.measures import WINDOW, Column, Sample, describe, sample, smooth, states
+from gcfed.runs.measures import Column, Sample, describe, sample, smooth, states
 
 matplotlib.use("agg")  # seaborn imports pyplot, which would look for a display
 
@@ -62,13 +62,6 @@ def seeds(methods: Mapping[str, tuple[Group, Sample]], column: Column, colors: d
         axes.set_xlim(max(low, 0), min(high, 100) if column.unit == "%" else high)
     ticks(axes, 5, whole=column.unit == "rounds")
     return "Dots: seeds. Lines: their mean. Bars: its 95 % interval (Student's t)."
-
-
-def has_windows(groups: Iterable[Group]) -> bool:
-    """Whether every run that finished has ten rounds to average; where none has, every one that was tested."""
-    tested = [run for group in groups for run in group.runs if len(run.curve("test/acc"))]
-    finished = [run for run in tested if run.state == FINISHED]
-    return min((int(run.curve("test/acc").index[-1]) for run in finished or tested), default=0) >= WINDOW
 
 
 def curves(

@@ -25,7 +25,7 @@ from gcfed.report.groups import Group, by_federation, grouped, label_of, symbol,
 from gcfed.report.tables import Search
 from gcfed.report.verdict import Verdict, main_measure
 from gcfed.runs.folder import Run
-from gcfed.runs.measures import describe, sample
+from gcfed.runs.measures import LAST_ROUNDS, describe, sample
 from gcfed.runs.reading import LabelCounts
 
 FEDERATIONS, METHODS, MAPS = 6, 12, 4  # that are drawn: federations with all that they measured, methods of each, maps
@@ -123,7 +123,7 @@ def _measured(i: int, place: str, groups: Sequence[Group], colors: dict[str, Any
     columns = dict.fromkeys(name for group in groups for run in group.runs for name in run.metrics)
     parts, height = _panels(groups)
     shades = colors if "" in parts else _colors(chain(*parts.values()))
-    smoothed = drawing.has_windows(groups)
+    smoothed = main_measure(groups) == LAST_ROUNDS
     for column in columns:
         if column in LABELS or column.partition("/")[0] in FAMILIES.keys() - {"test"}:
             name, title = re.sub(r"\W+", "_", column), LABELS.get(column, column)

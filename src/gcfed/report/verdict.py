@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from gcfed.report.groups import Group, is_fedavg
+from gcfed.runs.folder import FINISHED
 from gcfed.runs.measures import LAST_ROUNDS, MEASURES, WINDOW, Column, Sample, describe, parse
 
 KINDS = 20  # sets of seeds that are tried
@@ -77,11 +78,12 @@ def equal_seeds(values: pd.DataFrame) -> pd.DataFrame:
 
 
 def main_measure(groups: Sequence[Group]) -> str:
-    """What decides: the accuracy of the last ten rounds if all have so many, else of the last test; where there are no
-    accuracies, the relative error, else the loss."""
+    """What decides: the accuracy of the last ten rounds if all that finished have so many, or where none has, all that
+    were tested; else of the last test; where there are no accuracies, the relative error, else the loss."""
     runs = [run for group in groups for run in group.runs]
-    rounds = [curve.index[-1] for run in runs if run.has_ended and len(curve := run.curve("test/acc"))]
-    if min(rounds, default=0) >= WINDOW:
+    tested = [run for run in runs if len(run.curve("test/acc"))]
+    finished = [run for run in tested if run.state == FINISHED]
+    if min((run.curve("test/acc").index[-1] for run in finished or tested), default=0) >= WINDOW:
         return LAST_ROUNDS
     wanted = ("last:test/acc", "last:test/relative_error", "last:test/loss")
     columns = {name for run in runs for name in run.metrics}
