@@ -183,6 +183,17 @@ def test_local_statistics_are_each_clients_own_and_the_server_has_their_mean(gc)
                 assert (models[round][name] - mean).abs().max() > 1e-3
 
 
+def test_clients_keep_the_statistics_of_frozen_batch_norms():
+    watch, net = Starts(), with_batch_norm()
+    net[1].requires_grad_(False)
+    train_rounds(net, random_federation(sizes=(8, 12)), sgd(), rounds=2, methods=[LocalNorm(), watch], cohort_of=2)
+    for k in (0, 1):
+        for name in ("1.running_mean", "1.running_var"):
+            assert torch.equal(watch.begin[1][k][name], watch.end[0][k][name])
+    assert not torch.equal(watch.begin[1][0]["1.running_mean"], watch.begin[1][1]["1.running_mean"])
+    assert torch.equal(net[1].weight, with_batch_norm()[1].weight)
+
+
 def test_on_a_gpu_a_users_module_is_recorded_if_it_says_that_it_can_be():
     net = nn.Sequential(nn.Flatten(), Net())
     assert not is_graphable(net)
