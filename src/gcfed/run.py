@@ -184,7 +184,8 @@ def finish(cfg: DictConfig, parts: Parts, folder: Path, trainer: Trainer, about:
 
     A run that was killed between its last checkpoint and here finds its way here again by ``ckpt_path=last``.
     """
-    state = {name: tensor.cpu().contiguous() for name, tensor in parts.module.net.state_dict().items()}
+    tensors = parts.module.net.state_dict()  # copied, since safetensors refuses a weight that two modules share
+    state = {n: t.to("cpu", copy=True, memory_format=torch.contiguous_format) for n, t in tensors.items()}
     with replacing(folder / "global_model.safetensors") as temporary:
         temporary.write_bytes(save(state, metadata={"round": str(trainer.global_step)}))
     if stopped := next((c.stopped for c in parts.callbacks if isinstance(c, EarlyStop)), ""):

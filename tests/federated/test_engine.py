@@ -364,6 +364,22 @@ def test_clients_of_a_stack_drop_different_units():
     assert not torch.equal(logits_KBC[0], logits_KBC[1])
 
 
+def test_dropout_is_drawn_for_a_client_a_round_and_a_seed_whoever_else_trains(federation):
+    def draws(seed, cohort_of=3):
+        drawn = {}
+
+        class Draws(Spy):
+            def on_clients_start(self, stack, download):
+                drawn[seed, download.round, *stack.clients.tolist()] = tuple(torch.rand(2).tolist())
+
+        train_rounds(make_net(), federation, sgd(), rounds=2, seed=seed, cohort_of=cohort_of, methods=[Draws()])
+        return drawn
+
+    few = draws(5) | draws(6)
+    assert few.items() <= (draws(5, cohort_of=5) | draws(6, cohort_of=5)).items()
+    assert len(set(few.values())) == len(few) == 2 * 2 * 3
+
+
 def test_what_a_stack_needed_is_free_when_it_is_over(federation):
     method, seen = Scaffold(), []
     variates = client_of(method)

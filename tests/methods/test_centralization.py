@@ -223,3 +223,7 @@ def test_an_unknown_boundary_lists_the_names_that_exist():
         meet(GradientCentralization(boundary="fc").local)
     with pytest.raises(ValueError, match=r"There are: 0, 1"):
         meet(GradientCentralization(boundary="head").local, nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+    tied = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, bias=False), nn.Linear(2, 2))
+    tied[1].weight = tied[0].weight
+    with pytest.raises(ValueError, match=r"gc\.boundary='1' names no module .*There are: 0, 2\."):
+        meet(GradientCentralization(boundary="1").local, tied)  # whose one weight is the first's

@@ -3,6 +3,7 @@
 import copy
 import re
 import weakref
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -14,12 +15,18 @@ from omegaconf import OmegaConf, open_dict
 from tapes import train_twice
 
 from gcfed.assemble import build_methods
+from gcfed.attacks.byzantine import Scale
 from gcfed.checkpoints.reading import load_checkpoint
 from gcfed.federated.method import ClientPart, Order, ServerPart
 from gcfed.federated.store import ClientStores
 from gcfed.methods.centralization import GlobalGC, LocalGC
+from gcfed.methods.clip_update import ClipUpdate
+from gcfed.methods.feddc import FedDC
+from gcfed.methods.feddyn import FedDyn
 from gcfed.methods.fedvarp import FedVARP
+from gcfed.methods.quantization import Quantization
 from gcfed.methods.scaffold import Scaffold
+from gcfed.methods.ssf import SSF
 from gcfed.run import train
 from gcfed.runs.folder import CHECKPOINT
 from gcfed.utils.resolvers import ROOT
@@ -186,15 +193,27 @@ def test_what_cannot_work_together_is_refused_by_name(config, tmp_path, override
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("algorithm", ["scaffold", "fedvarp"])
-def test_states_in_bfloat16_keep_the_servers_mean(federation, algorithm):
-    """The server adds up what is kept, rounded: so its mean is that of the clients' states, however many rounds."""
-    method, stores = {"scaffold": Scaffold, "fedvarp": FedVARP}[algorithm](), ClientStores(dtype="bfloat16")
-    train_rounds(make_net(), federation, sgd(), rounds=20, methods=[method], stores=stores)
-    server = method.parts[-1].server_state({"scaffold": "c", "fedvarp": "y"}[algorithm], {})
-    states = stores.open(algorithm).read(np.arange(5), server)
-    for name, mean in server.items():
-        torch.testing.assert_close(states[name].mean(0), mean, rtol=0, atol=1e-12)
+MEANS = {  # a store of the clients' states → the server's mean of them
+    Scaffold: {"scaffold": "c"}, SSF: {"ssf": "c"}, FedVARP: {"fedvarp": "y"}, FedDyn: {"feddyn": "u"},
+    FedDC: {"feddc_control": "c", "feddc_drift": "h"},
+}  # fmt: skip
+ROUNDED, CUT, HOSTILE, IN_BITS = "bfloat16", partial(ClipUpdate, 0.02), partial(Scale, 0.4, factor=-1.5), Quantization
+
+
+@pytest.mark.parametrize(("cls", "change"), [
+    *((cls, change) for cls in MEANS for change in (CUT, HOSTILE)), (SSF, IN_BITS), (FedVARP, IN_BITS),
+    (FedDyn, IN_BITS), (Scaffold, ROUNDED), (FedVARP, ROUNDED),
+])  # fmt: skip
+def test_the_server_has_the_mean_of_the_states_whatever_becomes_of_uploads(federation, cls, change):
+    """Both take in what was sent, and as it is kept: not what a client meant."""
+    method, stores = cls(), ClientStores(dtype=change if change == ROUNDED else None)
+    others = [] if change == ROUNDED else [change()]
+    train_rounds(make_net(), federation, sgd(), rounds=10, methods=[method, *others], stores=stores)
+    for store, name in MEANS[cls].items():
+        means = method.parts[-1].server_state(name, {})
+        states = stores.open(store).read(np.arange(5), means)
+        for tensor, mean in means.items():
+            torch.testing.assert_close(states[tensor].mean(0), mean, rtol=1e-12, atol=1e-12)
 
 
 class WatchUploads(Spy):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import read_rows
-from harness import Spy, make_net, make_setup, random_federation, sgd, train_rounds, with_batch_norm
+from harness import ArrayData, Spy, make_net, make_setup, random_federation, sgd, train_rounds, with_batch_norm
 from omegaconf import OmegaConf
 from torch import nn
 from torchvision.ops import FrozenBatchNorm2d
@@ -183,6 +183,17 @@ def test_local_statistics_are_each_clients_own_and_the_server_has_their_mean(gc)
                 assert (models[round][name] - mean).abs().max() > 1e-3
 
 
+def test_clients_keep_the_statistics_of_frozen_batch_norms():
+    watch, net = Starts(), with_batch_norm()
+    net[1].requires_grad_(False)
+    train_rounds(net, random_federation(sizes=(8, 12)), sgd(), rounds=2, methods=[LocalNorm(), watch], cohort_of=2)
+    for k in (0, 1):
+        for name in ("1.running_mean", "1.running_var"):
+            assert torch.equal(watch.begin[1][k][name], watch.end[0][k][name])
+    assert not torch.equal(watch.begin[1][0]["1.running_mean"], watch.begin[1][1]["1.running_mean"])
+    assert torch.equal(net[1].weight, with_batch_norm()[1].weight)
+
+
 def test_on_a_gpu_a_users_module_is_recorded_if_it_says_that_it_can_be():
     net = nn.Sequential(nn.Flatten(), Net())
     assert not is_graphable(net)
@@ -233,6 +244,27 @@ def test_a_batch_of_one_sample_is_foreseen(last_batch, steps):
     plan = plan_batches(data, np.arange(6), seed=1, round_index=0, epochs=2, to_device=torch.from_numpy, **args)
     foreseen = [1 in counts_of_pass(size, 4, last_batch)[:steps] for size in sizes.tolist()]
     assert foreseen == (plan.counts == 1).any(1).tolist()
+
+
+class Words(nn.Module):
+    """Of texts: normalises over all their positions, or over what is left of a text when it is pooled."""
+
+    last_only = True
+
+    def __init__(self, pools):
+        super().__init__()
+        self.pools, self.embed, self.norm, self.head = pools, nn.Embedding(5, 3), nn.BatchNorm1d(3), nn.Linear(3, 4)
+
+    def forward(self, x):
+        h = self.embed(x)
+        return self.head(self.norm(h.mean(1)) if self.pools else self.norm(h.mT).mean(2))
+
+
+def test_a_batch_of_one_text_is_tried_as_a_text():
+    data = ArrayData(torch.zeros(9, 6, dtype=torch.int64), torch.arange(9) % 4, np.split(np.arange(9), [4]))
+    sgd().validate(Words(pools=False), data)
+    with pytest.raises(ValueError, match=r"Words normalises over batches, and 1 of 2 clients have one of a single"):
+        sgd().validate(Words(pools=True), data)
 
 
 # ------------------------------------------------------------------------------------------------------ whole runs

@@ -6,12 +6,14 @@ from conftest import read_rows
 from harness import final_weights
 from omegaconf import OmegaConf
 from safetensors.torch import save_file
+from torch import nn
 
 from gcfed.assemble import assemble
 from gcfed.models.mlp import MLP
 from gcfed.models.own import begin_at
 from gcfed.run import evaluate, train
 from gcfed.runs.identity import identity
+from gcfed.utils.compose import shorthand
 
 SMALL = ("model.hidden=[8]", "client.epochs=1", "data.limit_train=100", "data.limit_test=40", "rounds=2")
 
@@ -25,15 +27,29 @@ def same(a, b):
     return a.keys() == b.keys() and all(torch.equal(t, b[name]) for name, t in a.items())
 
 
-def test_a_run_begins_at_the_end_of_another_and_is_another_run(config, tmp_path):
+class Tied(nn.Module):
+    """Two layers share a weight, as the first and the last of a language model do."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two, self.head = nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 10)
+        self.two.weight = self.one.weight
+
+    def forward(self, x):
+        return self.head(self.two(self.one(x.flatten(1)).relu()).relu())
+
+
+@pytest.mark.parametrize("model", [SMALL[0], f"model._target_={__name__}.Tied"])
+def test_a_run_begins_at_the_end_of_another_and_is_another_run(config, tmp_path, model):
     """From either file of a run, bit for bit: clients that stay where they are leave the other's last test."""
-    first = train(config(*SMALL, folder=tmp_path / "first"))
+    small = (*shorthand([model]), *SMALL[1:])
+    first = train(config(*small, folder=tmp_path / "first"))
     files = [tmp_path / "first" / name for name in ("checkpoints/last.ckpt", "global_model.safetensors")]
     for file in files:
-        cfg = config(*SMALL, "seed=2", f"model.start={file}", folder=tmp_path / "second")
+        cfg = config(*small, "seed=2", f"model.start={file}", folder=tmp_path / "second")
         assert same(assemble(cfg).module.net.state_dict(), first.module.net.state_dict())
-        assert identity(cfg) != identity(config(*SMALL, "seed=2"))
-    still = train(config(*SMALL, f"model.start={files[1]}", "client.optimizer.lr=0.0", folder=tmp_path / "still"))
+        assert identity(cfg) != identity(config(*small, "seed=2"))
+    still = train(config(*small, f"model.start={files[1]}", "client.optimizer.lr=0.0", folder=tmp_path / "still"))
     old, new = (read_rows(tmp_path / name / "metrics.csv") for name in ("first", "still"))
     assert new[0]["test/loss"] == old[-1]["test/loss"]
     assert torch.equal(final_weights(still), final_weights(first))

@@ -128,10 +128,9 @@ class Stacked:
         """After a backward pass: brings the gradients to the leaves."""
 
     def gradients(self, loss: Tensor) -> Params:
-        """Gradients by the leaves that are trained, name → ``[n, *shape]``; zeros where none arrives."""
-        leaves = {name: t for name, t in self.leaves.items() if t.requires_grad}
-        grads = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-        return dict(zip(leaves, grads, strict=True))
+        """Gradients by the leaves, name → ``[n, *shape]``; zeros where none arrives."""
+        grads = torch.autograd.grad(loss, list(self.leaves.values()), materialize_grads=True)
+        return dict(zip(self.leaves, grads, strict=True))
 
 
 class SqueezedSingle(Stacked):
@@ -154,9 +153,9 @@ class Single(Stacked):
 
     def __init__(self, swap: Swap, leaves: Params, buffers: Params) -> None:
         super().__init__(swap, leaves, {})
-        self.inputs = {name: t[0].detach().requires_grad_(t.requires_grad) for name, t in leaves.items()}
-        self.state = self.inputs | self.enter(buffers)
-        self._pairs = list(zip(self.inputs.values(), leaves.values(), strict=True))
+        inputs = {name: t[0].detach().requires_grad_() for name, t in leaves.items()}
+        self.state = inputs | self.enter(buffers)
+        self._pairs = list(zip(inputs.values(), leaves.values(), strict=True))
 
     def enter(self, params: Mapping[str, Tensor]) -> Params:
         return {name: t[0] for name, t in params.items()}
@@ -174,10 +173,9 @@ class Single(Stacked):
                 entry.grad = None
 
     def gradients(self, loss: Tensor) -> Params:
-        pairs = {n: (self.inputs[n], leaf) for n, leaf in self.leaves.items() if leaf.requires_grad}
-        grads = torch.autograd.grad(loss, [t for pair in pairs.values() for t in pair], allow_unused=True)
+        grads = torch.autograd.grad(loss, [t for pair in self._pairs for t in pair], allow_unused=True)
         result = {}
-        for (name, (_, leaf)), by_input, by_leaf in zip(pairs.items(), grads[::2], grads[1::2], strict=True):
+        for (name, leaf), by_input, by_leaf in zip(self.leaves.items(), grads[::2], grads[1::2], strict=True):
             grad = torch.zeros_like(leaf) if by_input is None else by_input.unsqueeze(0)
             result[name] = grad if by_leaf is None else grad + by_leaf
         return result

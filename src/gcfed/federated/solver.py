@@ -112,9 +112,10 @@ class LocalSolver:
         if not alone:
             return
         like, training = next(net.parameters()), net.training
+        sample = like.new_zeros(1, *data.input_shape, dtype=torch.int64 if hasattr(net, "last_only") else None)  # texts
         buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
         try:
-            functional_call(net.train(), buffers, like.new_zeros(1, *data.input_shape))
+            functional_call(net.train(), buffers, sample)
         except ValueError as error:
             raise ValueError(
                 f"{type(net).__name__} normalises over batches, and {len(alone)} of {len(sizes)} clients have "

@@ -155,7 +155,7 @@ def _first(net: nn.Module, names: Sequence[str], key: str, module: str) -> int:
     for i, name in enumerate(names):
         if name.startswith(f"{module}."):
             return i
-    modules = [name for name, m in net.named_modules() if name and next(m.parameters(), None) is not None]
+    modules = [m for m, _ in net.named_modules() if m and any(name.startswith(f"{m}.") for name in names)]
     raise ValueError(
         f"gc.{key}={module!r} names no module of {type(net).__name__} with parameters. "
         f"There are: {', '.join(modules)}. Set gc.{key} to one of them{', or gc.lam' * (key == 'boundary')}."

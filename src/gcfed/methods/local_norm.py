@@ -23,7 +23,8 @@ class LocalNorm(ClientPart):
                 f"{self.method} does not go with {others[0]}, which compares a client with the broadcast model, where "
                 "it does not start: choose average, fixed or group."
             )
-        self.kept = _of_batch_norms(setup.module.net)
+        travels = setup.module.travels  # what is frozen is the same everywhere
+        self.kept = [name for name in _of_batch_norms(setup.module.net) if name in travels]
 
     def on_clients_start(self, stack: ClientStack, download: Download) -> None:
         start = {name: stack.start[name] for name in self.kept}
