@@ -24,9 +24,11 @@ pytestmark = pytest.mark.slow
 
 
 class Picture(Callback):
-    """Shows one when the run begins."""
+    """Shows one when the run begins, from the first process, as metrics do."""
 
     def on_train_start(self, trainer, pl_module):
+        if not trainer.is_global_zero:
+            return
         path = Path(trainer.default_root_dir, "picture.png")
         Image.new("RGB", (2, 2)).save(path)
         show(trainer.loggers, "picture", path, trainer.global_step)
