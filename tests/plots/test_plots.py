@@ -59,8 +59,9 @@ def test_a_failed_write_leaves_the_old_picture(tmp_path, monkeypatch):
     assert (path.read_bytes(), list(tmp_path.iterdir())) == (b"old", [path])
 
 
-def test_partition_holds_the_data(tmp_path, unrendered):
-    counts_NC = np.random.default_rng(0).integers(-20, 30, size=(12, 7)).clip(0)
+@pytest.mark.parametrize("most", [4, 30])
+def test_partition_holds_the_data(tmp_path, most):
+    counts_NC = np.random.default_rng(0).integers(-most, most, size=(12, 7), endpoint=True).clip(0)
     bars, bubbles = plot_partition(counts_NC, tmp_path / "partition.png", title="α = 0.1").axes
     assert [bar.get_height() for bar in bars.patches] == counts_NC.sum(axis=1).tolist()
     assert bars.get_title() == "α = 0.1"
@@ -72,6 +73,8 @@ def test_partition_holds_the_data(tmp_path, unrendered):
     sizes = [handle.get_markersize() ** 2 for handle in examples.legend_handles]
     numbers = [float(text.get_text()) for text in examples.get_texts()]
     np.testing.assert_allclose(np.divide(sizes, numbers), drawn_NC.max() / counts_NC.max())
+    middles = [handle.get_transform().transform(handle.get_xydata())[0, 1] for handle in examples.legend_handles]
+    assert (-np.diff(middles) * 72 / 160 >= np.convolve(np.sqrt(sizes), [0.5, 0.5], "valid")).all()  # 160 dots an inch
 
 
 def test_classes_have_their_names(tmp_path, unrendered):
@@ -95,7 +98,9 @@ def test_many_clients_are_thinned_and_the_label_says_so(tmp_path, unrendered):
     assert "40 of 1,030" in bubbles.get_xlabel()
 
 
-@pytest.mark.parametrize(("shape", "value"), [((1, 1), 5), ((1, 10), 5), ((3, 200), 5), ((60, 2), 5), ((3, 4), 0)])
+@pytest.mark.parametrize(
+    ("shape", "value"), [((1, 1), 5), ((1, 10), 5), ((3, 200), 5), ((60, 2), 5), ((3, 4), 0), ((3, 10_000), 5)]
+)
 def test_partition_of_any_shape(shape, value, tmp_path, unrendered):
     figure = plot_partition(np.full(shape, value), tmp_path / "partition.png")
     assert max(figure.get_size_inches()) < 15

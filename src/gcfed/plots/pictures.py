@@ -119,7 +119,7 @@ def plot_partition(
     drawn = evenly(len(held.counts), max_clients)
     counts_SC = held.counts[drawn]
     cell = np.clip(np.array([10, 6]) / counts_SC.shape, [0.2, 0.045], [0.5, 0.32])  # inches
-    width, height = np.maximum(cell * counts_SC.shape, [3.0, 1.8])
+    width, height = np.clip(cell * counts_SC.shape, [3.0, 1.8], 12.0)
 
     figure = Figure(figsize=(width + 1.8, height + 1.9))
     bars, bubbles = figure.subplots(2, 1, sharex=True, height_ratios=[1, height])
@@ -135,8 +135,8 @@ def plot_partition(
     if len(rows):
         few = len(np.unique(counts_SC[rows, classes])) < 4
         look: dict[str, Any] = {"fmt": "{x:,.0f}", "func": lambda s: s / area, "color": BLUE}
-        examples = points.legend_elements("sizes", num=None if few else 4, **look)
-        bubbles.legend(*examples, title="samples", loc="upper left", bbox_to_anchor=(1, 1), labelspacing=1)
+        examples = points.legend_elements("sizes", num=None if few else MaxNLocator(4, integer=True), **look)
+        bubbles.legend(*examples, title="samples", loc="upper left", bbox_to_anchor=(1, 1), labelspacing=1.6)
     steps = (step * 10**e for e in count() for step in (1, 2, 5))
     place = np.arange(0, len(drawn), next(step for step in steps if len(drawn) <= 20 * step))
     bubbles.set_xticks(place, [str(i) for i in held.clients[drawn[place]]])
