@@ -39,11 +39,22 @@ def test_little_or_nothing_to_draw(columns, tmp_path, unrendered):
     assert empty == [columns.get("test/acc") != [0.5], "train/loss" not in columns]
 
 
-def test_a_regression_has_no_accuracy_to_draw(tmp_path, unrendered):
-    table = pd.DataFrame({"test/loss": [3.0, 2.0], "test/relative_error": [0.5, 0.25]}, index=[1, 2])
+@pytest.mark.parametrize(("tests", "drawn", "label", "scales"), [
+    ({"test/rmse": [3, 2], "test/relative_error": [0.5, 0.01]}, [0.5, 0.01], "relative error", ["log", "linear"]),
+    ({"test/rmse": [3e4, 2e4], "test/loss": [99, 1]}, [3e4, 2e4], "root mean squared error", ["linear", "log"]),
+    ({"test/loss": [0.5, -2.0], "test/r2": [-0.5, 0.9]}, [-0.5, 0.9], "test/r2", ["linear", "linear"]),
+    ({"train/loss": [0.5, -2.0], "test/mae": [0.0, 2.0]}, [0.0, 2.0], "test/mae", ["linear", "linear"]),
+])  # fmt: skip
+def test_a_regression_has_what_it_tests_in_place_of_accuracies(tests, drawn, label, scales, tmp_path, unrendered):
+    table = pd.DataFrame({"train/loss": [4.0, 3.0], "test/loss": [3.0, 2.0], **tests}, index=[1, 2])
     error, loss = plot_curves(table, tmp_path / "curves.png").axes
-    assert [list(line.get_ydata()) for line in error.lines] == [[0.5, 0.25]]
-    assert ("acc" in error.get_ylabel(), "squared error" in loss.get_ylabel()) == (False, True)
+    assert [list(line.get_ydata()) for line in error.lines] == [drawn]
+    assert [list(line.get_ydata()) for line in loss.lines] == [list(table["train/loss"]), list(table["test/loss"])]
+    assert (error.get_ylabel(), [axes.get_yscale() for axes in (error, loss)]) == (label, scales)
+    for axes in (error, loss):
+        low, high = axes.get_ylim()
+        assert all(low < y < high for line in axes.lines for y in line.get_ydata())
+    assert ("squared error" in loss.get_ylabel()) == ("test/rmse" in tests)
 
 
 def test_a_failed_write_leaves_the_old_picture(tmp_path, monkeypatch):

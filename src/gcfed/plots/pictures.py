@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from gcfed.data.partition import ByGroup
 from gcfed.data.shift import Shift
-from gcfed.plots.style import BLACK, BLUE, GREY, ORANGE, VERMILION, logarithmic, save, styled, ticks
+from gcfed.plots.style import BLACK, BLUE, GREY, LABELS, ORANGE, VERMILION, logarithmic, save, styled, ticks
 from gcfed.runs.measures import smooth
 from gcfed.runs.reading import LabelCounts, column, counts_of, evenly, read_metrics
 
@@ -36,23 +36,26 @@ MARKS = {
 def plot_curves(metrics: pd.DataFrame | str | Path, path: str | Path) -> Figure:
     """Test accuracy (raw and smoothed, best marked) and losses over the rounds.
 
-    A regression, which is tested but has no accuracies, has its relative error in their place, if it is measured.
+    A regression, which is tested but has no accuracies, has in their place its relative error or else what its task
+    tests beside the loss, its RMSE. What is positive throughout, and falls far, has a logarithmic axis.
 
     Args:
-        metrics: by round, any of ``test/acc`` (0 to 1), ``train/loss``, ``test/loss``, NaN where a round was not
-            tested; or the ``metrics.csv`` that holds them.
+        metrics: by round, any of ``test/acc`` (0 to 1), ``train/loss``, ``test/loss``, ``test/…``, NaN where a round
+            was not tested; or the ``metrics.csv`` that holds them.
         path: where the picture goes.
     """
     table = metrics if isinstance(metrics, pd.DataFrame) else read_metrics(Path(metrics))
     figure = Figure(figsize=(10, 3.8))
     left, right = figure.subplots(1, 2)
-    acc, loss, error = (column(table, f"test/{name}") for name in ("acc", "loss", "relative_error"))
+    acc, loss = column(table, "test/acc"), column(table, "test/loss")
+    others = ["test/relative_error", *(name for name in table if name.startswith("test/") and name != "test/loss")]
+    known = next((name for name in others if len(column(table, name))), "")
     is_regression = acc.empty and not loss.empty
     if is_regression:
-        left.set(title="Global model against the optimum", ylabel="‖W − W*‖ / ‖W*‖")
-        logarithmic(left, "y")
-        logarithmic(right, "y")
-        _line(left, error, BLUE, f"last: {error.iloc[-1]:.2e}" if len(error) else "")
+        error, where = column(table, known), "against the optimum" if known == others[0] else "on the test split"
+        left.set(title=f"Global model {where}", ylabel=LABELS.get(known, known))
+        _line(left, error, BLUE, f"last: {error.iloc[-1]:.4g}" if known else "")
+        unit = "squared error / 2" if "test/rmse" in table else "loss"
     else:
         left.set(title="Global model on the test split", ylabel="test accuracy (%)")
         _line(left, 100 * acc, BLUE, "each test", alpha=0.35, linewidth=1)
@@ -60,10 +63,14 @@ def plot_curves(metrics: pd.DataFrame | str | Path, path: str | Path) -> Figure:
         best = 100 * acc.nlargest(1)
         label = "".join(f"best: {top:.1f} % in round {t}" for t, top in best.items())
         _line(left, best, BLACK, label, marker="*", markersize=10)
+        unit = "cross-entropy (nats)"
     _line(right, column(table, "train/loss"), VERMILION, "train loss", linewidth=1.4)
     _line(right, loss, BLUE, "test loss", linewidth=1.4)
-    right.set(title="Loss", ylabel="squared error / 2" if is_regression else "cross-entropy (nats)")
+    right.set(title="Loss", ylabel=unit)
     for axes in (left, right):
+        drawn = [y for line in axes.lines for y in line.get_ydata()]
+        if is_regression and max(drawn, default=0) > 30 * min(drawn, default=0) > 0:
+            logarithmic(axes, "y")
         axes.set_xlabel("communication round")
         ticks(axes, 8)
         if axes.lines:
