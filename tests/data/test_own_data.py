@@ -302,15 +302,16 @@ def test_vectors_and_targets_are_standardised_by_the_training_samples(config, tm
     x = np.stack([rng.normal(5e4, 2e4, 90), rng.integers(0, 2, 90), np.full(90, 0.1)], 1)
     y = rng.normal(3e5, 4e4, 90)
     np.savez(tmp_path / "x.npz", x=x, y=y)
-    mine = ("data=arrays", f"data.path={tmp_path}/x.npz", "data.validation=0.2", "partition=iid", "model=linear",
-            "participation.num_clients=40", "task._target_=gcfed.tasks.SquaredError")  # fmt: skip
+    mine = ("data=arrays", f"data.path={tmp_path}/x.npz", "data.validation=0.2", "data.client_test=0.5",
+            "partition=iid", "model=linear", "participation.num_clients=4",
+            "task._target_=gcfed.tasks.SquaredError")  # fmt: skip
     cfg, built = config(*mine), []
     for cfg.data.standardize in (True, False):
         built.append(build(cfg.data))
         built[-1].setup()
     scaled, raw = built
-    trained, target = (tensor.double().numpy() for tensor in raw._train)
-    assert len(trained) == 58  # what is held out and what is tested say nothing of mean and deviation
+    trained, target = (tensor.double().numpy()[raw.partition.indices] for tensor in raw._train)
+    assert len(trained) == 28  # what is held out and what is tested say nothing of mean and deviation
     mean, std = np.array([trained[:, 0].mean(), 0, np.float32(0.1)]), np.array([trained[:, 0].std(), 1, 1])
     for ours, plain in zip([scaled._train, *scaled._tests], [raw._train, *raw._tests], strict=True):
         np.testing.assert_allclose(ours[0], (plain[0].numpy() - mean) / std, rtol=0, atol=1e-6)

@@ -103,8 +103,7 @@ class FederatedDataModule(LightningDataModule):
         train = _subset(train, self.limit_train, self.seed, "limit_train")
         test = _subset(self.dataset.test, self.limit_test, self.seed, "limit_test")
         self._fit(train, test)
-        train, *tests = self._standardized([train, test, *held])
-        self.labels = train.y
+        tests = [test, *held]
         self.partition = self.partitioner(train.y, self.num_clients, seed=self.seed, groups=train.groups)
         if isinstance(self.partitioner, Shift):
             change = self.partitioner.shifted
@@ -117,6 +116,8 @@ class FederatedDataModule(LightningDataModule):
             self.transform = self.transform(train.x)
         if self.client_test:
             self.partition, self.tests_of_clients = self.partition.parted(self.client_test, self.seed)
+        train, *tests = self._standardized([train, *tests])
+        self.labels = train.y
         self.num_clients = self.partition.num_clients
         if 2 * (few := np.count_nonzero(self.partition.sizes <= 2)) > self.num_clients:
             what = f"{few} of {self.num_clients} clients hold one or two training samples"
@@ -143,11 +144,14 @@ class FederatedDataModule(LightningDataModule):
                 )
 
     def _standardized(self, splits: list[Split]) -> list[Split]:
-        """Float samples and targets less the mean of the first split's, over their standard deviation."""
+        """Float samples and targets less the mean of the first split's, over their standard deviation; of the clients'
+        own tests neither knows.
+        """
+        aside = self.tests_of_clients.indices if self.tests_of_clients else []
         for key in ("x", "y") if self.standardize else ():
             values = getattr(splits[0], key)
             if values.dtype in FLOATS:
-                mean, std = standards(values)
+                mean, std = standards(np.delete(values, aside, 0))
                 self.scaling |= {f"{key}_mean": mean, f"{key}_std": std}
                 splits = [replace(s, **{key: ((getattr(s, key) - mean) / std).astype(values.dtype)}) for s in splits]
         return splits
