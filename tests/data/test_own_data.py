@@ -61,8 +61,10 @@ def test_labels_of_tokens_and_targets():
     tokens = IMAGES[:, 0, 0] % 7
     dataset = from_arrays({"x": tokens, "y": tokens.astype(int) - 1}, "mine.npz", 0.2)
     assert (dataset.num_classes, dataset.train.y.shape, dataset.train.y.min()) == (6, (32, 5), -100)
-    dataset = from_arrays({"x": IMAGES[:, 0, 0] / 2, "y": CLASSES / 2}, "mine.npz", 0.2)
-    assert (dataset.num_classes, dataset.train.y.shape, dataset.train.y.dtype) == (1, (32, 1), np.float32)
+    for dtype, kept in ((np.float16, np.float32), (np.float32, np.float32), (np.float64, np.float64)):
+        content = {"x": (IMAGES[:, 0, 0] / 2).astype(dtype), "y": (CLASSES / 2).astype(dtype)}
+        train = from_arrays(content, "mine.npz", 0.2).train
+        assert (train.y.shape, train.x.dtype, train.y.dtype) == ((32, 1), kept, kept)
 
 
 def test_the_test_split_is_drawn_once_and_groups_follow():
@@ -299,8 +301,8 @@ def test_images_are_normalised_as_the_clients_see_them(config, tmp_path):
 
 def test_vectors_and_targets_are_standardised_by_the_training_samples(config, tmp_path):
     rng = np.random.default_rng(1)
-    x = np.stack([rng.normal(5e4, 2e4, 90), rng.integers(0, 2, 90), np.full(90, 0.1)], 1)
-    y = rng.normal(3e5, 4e4, 90)
+    x = np.stack([rng.normal(1.7e12, 2e4, 90), rng.integers(0, 2, 90), np.full(90, 0.1)], 1)  # milliseconds since 1970
+    y = rng.normal(1.7e12, 4e4, 90)
     np.savez(tmp_path / "x.npz", x=x, y=y)
     mine = ("data=arrays", f"data.path={tmp_path}/x.npz", "data.validation=0.2", "data.client_test=0.5",
             "partition=iid", "model=linear", "participation.num_clients=4",
@@ -312,11 +314,14 @@ def test_vectors_and_targets_are_standardised_by_the_training_samples(config, tm
     scaled, raw = built
     trained, target = (tensor.double().numpy()[raw.partition.indices] for tensor in raw._train)
     assert len(trained) == 28  # what is held out and what is tested say nothing of mean and deviation
-    mean, std = np.array([trained[:, 0].mean(), 0, np.float32(0.1)]), np.array([trained[:, 0].std(), 1, 1])
+    assert {*trained[:, 0], *target[:, 0]} <= {*x[:, 0], *y}  # a float32 knows every second minute
+    mean, std = np.array([trained[:, 0].mean(), 0, 0.1]), np.array([trained[:, 0].std(), 1, 1])
     for ours, plain in zip([scaled._train, *scaled._tests], [raw._train, *raw._tests], strict=True):
         np.testing.assert_allclose(ours[0], (plain[0].numpy() - mean) / std, rtol=0, atol=1e-6)
         np.testing.assert_allclose(ours[1], (plain[1].numpy() - target.mean()) / target.std(), rtol=0, atol=1e-6)
-    assert scaled._train[0].dtype == scaled._train[1].dtype == torch.float32
+    for data in built:
+        data.to_device(torch.device("cpu"), torch.float32, torch.contiguous_format)
+        assert {tensor.dtype for tensor in [*data._train, *data._tests[0], *data._tests[1]]} == {torch.float32}
     assert not raw.scaling
 
 

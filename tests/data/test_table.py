@@ -39,7 +39,7 @@ def test_numbers_stay_and_each_value_of_a_category_has_a_column(tmp_path):
 def test_targets_to_regress_on_are_numbers_whole_or_not(tmp_path):
     for target, place in (("rate", 4), ("code", 2)):
         dataset = csv(write(tmp_path / "x.csv"), target=target, ignore=["work", "paid"], regression=True)
-        assert (dataset.num_classes, dataset.train.y.dtype) == (1, np.float32)
+        assert (dataset.num_classes, dataset.train.y.dtype) == (1, np.float64)
         assert {age: y for age, (_, y) in by_age(dataset).items()} == {row[0]: [row[place]] for row in ROWS}
 
 
@@ -110,7 +110,7 @@ def test_empty_cells_are_refused_or_are_the_mean_of_the_training_rows(tmp_path):
             csv(str(tmp_path / "t"), target="paid", ignore=others)
     filled = by_age(csv(str(tmp_path / "t"), target="paid", missing="mean"))
     known = [row[4] for row in rows[:16] if row[4] != ""]
-    assert filled[23][0] == [3, np.float32(np.mean(known)), 1, 0, 0]
+    assert filled[23][0] == [3, np.mean(known), 1, 0, 0]
     assert filled[24][0] == [0, 2, 0, 0, 0]
     assert filled[25][0] == [1, 2.5, 0, 0, 1]
 

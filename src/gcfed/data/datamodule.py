@@ -157,9 +157,13 @@ class FederatedDataModule(LightningDataModule):
         return splits
 
     def to_device(self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format) -> None:
-        """Moves the splits to the device, once; batches come in ``dtype`` and ``memory_format``."""
+        """Moves the splits to the device, once; floats and batches come in ``dtype``, these in ``memory_format``."""
+
+        def moved(t: Tensor) -> Tensor:
+            return (t.to(dtype) if t.is_floating_point() else t).to(device)
+
         if device != self._device:
-            self._train, *self._tests = [(x.to(device), y.to(device)) for x, y in (self._train, *self._tests)]
+            self._train, *self._tests = [(moved(x), moved(y)) for x, y in (self._train, *self._tests)]
             self._device = device
         self._dtype, self._memory_format = dtype, memory_format
 

@@ -33,7 +33,7 @@ def csv(
     missing: Literal["refuse", "mean"] = "refuse", regression: bool = False, groups: str | None = None,
     test: Inside = 0.2,
 ) -> FederatedDataset:  # fmt: skip
-    """The rows of a table, float32 [n, d]: numbers as they are, then, for each other column, one of 0 and 1 for each of
+    """The rows of a table, float64 [n, d]: numbers as they are, then, for each other column, one of 0 and 1 for each of
     the values that the training rows have, in their order.
 
     Args:
@@ -69,7 +69,7 @@ def csv(
             _text(taken[name])
     numbers = taken.drop(columns=coded).apply(lambda column: column.fillna(column[~is_test].mean()))
     switches = [_one_hot(taken[name], is_test) for name in coded]
-    x = np.concatenate([numbers.to_numpy(np.float64), *switches], axis=1, dtype=np.float32)
+    x = np.concatenate([numbers.to_numpy(np.float64), *switches], axis=1)
     log.info("%s: %d columns make %d numbers of a row; categories: %s", path, taken.shape[1], x.shape[1], coded)
     content = {"x": x[~is_test], "y": y[~is_test], "x_test": x[is_test], "y_test": y[is_test]}
     whose = owners if groups is None else _full(rows[groups]).to_numpy()
