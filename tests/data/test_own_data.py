@@ -67,7 +67,7 @@ def test_labels_of_tokens_and_targets():
         assert (train.y.shape, train.x.dtype, train.y.dtype) == ((32, 1), kept, kept)
 
 
-def test_the_test_split_is_drawn_once_and_groups_follow():
+def test_the_test_split_is_drawn_once_and_groups_follow(caplog):
     groups = np.array(["b", "a"])[CLASSES % 2]
     dataset = from_arrays({"x": IMAGES, "y": CLASSES, "groups": groups}, "mine.npz", 0.2)
     assert np.bincount(dataset.test.y).tolist() == [2, 2, 2, 2]
@@ -76,6 +76,9 @@ def test_the_test_split_is_drawn_once_and_groups_follow():
     assert whole == {x.tobytes() for x in IMAGES}
     again = from_arrays({"x": IMAGES, "y": CLASSES}, "mine.npz", 0.2)
     np.testing.assert_array_equal(again.test.x, dataset.test.x)
+    assert not caplog.text
+    from_arrays({"x": IMAGES, "y": CLASSES, "groups": np.arange(N)}, "mine.npz", 0.2)
+    assert "mine.npz: 8 of 40 groups have all their samples in the test split" in caplog.text
 
 
 def test_columns_of_pandas_are_arrays():
@@ -186,7 +189,7 @@ def test_a_folder_without_a_test_split_gives_a_part_of_each_class(tmp_path):
     assert len(seen) == 30
 
 
-def test_a_folder_a_client_makes_natural_clients(tmp_path):
+def test_a_folder_a_client_makes_natural_clients(tmp_path, caplog):
     for name, classes in (("zoe", {"rose": 4, "tulip": 1}), ("bob", {"tulip": 5})):
         write_images(tmp_path / "flowers/train" / name, classes)
     write_images(tmp_path / "flowers/test/carl", {"rose": 1, "tulip": 2})
@@ -199,6 +202,11 @@ def test_a_folder_a_client_makes_natural_clients(tmp_path):
     clients = ByGroup()(whole.train.y, None, seed=1, groups=whole.train.groups)
     assert clients.label_counts(whole.train.y, 2).sum(0).tolist() == [2, 3]
     assert clients.label_counts(whole.train.y, 2)[0, 0] == 0  # bob has no rose
+    assert "groups" not in caplog.text
+    for i in range(4):
+        write_images(tmp_path / f"small/{i}", {"rose" if i % 2 else "tulip": 1})
+    assert len(image_folder(str(tmp_path / "small"), str(tmp_path), test=0.5, clients=True).train) == 2
+    assert "small: 2 of 4 groups have all their samples in the test split" in caplog.text
     with pytest.raises(ValueError, match=r"has folders for more, .* below one for each client"):
         image_folder(str(tmp_path / "flowers/train/zoe"), str(tmp_path), clients=True)
 

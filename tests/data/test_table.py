@@ -81,7 +81,7 @@ def test_a_table_of_categories_alone(tmp_path):
     assert (np.bincount(dataset.train.x.argmax(1)) >= 4).all()
 
 
-def test_a_file_a_client_and_a_file_to_test_on(tmp_path):
+def test_a_file_a_client_and_a_file_to_test_on(tmp_path, caplog):
     """By their names, whatever the order in which the system lists them, here that of their making or its reverse."""
     parts = {"b": ROWS[:5], "a": ROWS[5:9], "c": ROWS[9:12], "test": ROWS[12:16], "val": ROWS[16:]}
     for name, rows in parts.items():
@@ -96,6 +96,9 @@ def test_a_file_a_client_and_a_file_to_test_on(tmp_path):
     owned = csv(write(tmp_path / "one.csv"), target="paid", groups="work")
     assert owned.train.x.shape == (16, 3)
     np.testing.assert_array_equal(owned.train.groups, (owned.train.x[:, 0] - 20) % 3)
+    assert not caplog.text
+    assert len(set(csv(write(tmp_path / "one.csv"), target="paid", groups="age").train.groups)) == 16
+    assert "one.csv: 4 of 20 groups have all their samples in the test split" in caplog.text
 
 
 def test_empty_cells_are_refused_or_are_the_mean_of_the_training_rows(tmp_path):

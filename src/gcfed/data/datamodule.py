@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from gcfed.data.augment import AutoTransform
 from gcfed.data.base import FLOATS, FederatedDataset, Split
-from gcfed.data.dealing import held_out
+from gcfed.data.dealing import held_out, tell_lost
 from gcfed.data.partition import Partition
 from gcfed.data.shift import Shift
 from gcfed.utils.checked import Count, Inside, SettingError, Whole, bind, checked
@@ -99,6 +99,7 @@ class FederatedDataModule(LightningDataModule):
         train, held = self.dataset.train, []
         if self.validation:
             chosen = held_out(train.y, self.validation, generator(0, "validation"))
+            tell_lost(train.groups, chosen, self.dataset.name, "validation")
             train, held = train.subset(~chosen), [train.subset(chosen)]
         train = _subset(train, self.limit_train, self.seed, "limit_train")
         test = _subset(self.dataset.test, self.limit_test, self.seed, "limit_test")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from gcfed.data.base import FederatedDataset
-from gcfed.data.dealing import held_out
+from gcfed.data.dealing import held_out, tell_lost
 from gcfed.data.sets.own import TESTS, from_arrays, require_columns
 from gcfed.utils.checked import Inside, SettingError, checked
 from gcfed.utils.rng import generator
@@ -53,8 +53,10 @@ def csv(
     named = {"data.target": [target], "data.categorical": categorical, "data.ignore": ignore}
     require_columns(rows.columns, named | {"partition.by": [] if groups is None else [groups]})
     y = _target(rows, str(target), regression)
+    whose = owners if groups is None else _full(rows[groups]).to_numpy()
     if not is_test.any():
         is_test = held_out(y[:, None] if regression else y, test, generator(0, "test"))
+        tell_lost(whose, is_test, str(path), "test")
     if INDEX in rows and INDEX not in {target, groups, *ignore, *categorical} and rows[INDEX].dtype.kind == "i":
         log.warning("%s: the first column has no name, so it is taken for the rows' numbers, and left out", path)
         ignore = [*ignore, INDEX]
@@ -72,7 +74,6 @@ def csv(
     x = np.concatenate([numbers.to_numpy(np.float64), *switches], axis=1)
     log.info("%s: %d columns make %d numbers of a row; categories: %s", path, taken.shape[1], x.shape[1], coded)
     content = {"x": x[~is_test], "y": y[~is_test], "x_test": x[is_test], "y_test": y[is_test]}
-    whose = owners if groups is None else _full(rows[groups]).to_numpy()
     if whose is not None:
         content["groups"] = whose[~is_test]
     return from_arrays(content, str(path), test)
