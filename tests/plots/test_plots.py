@@ -171,11 +171,16 @@ def test_contours_and_points_are_where_they_belong(tmp_path):
     assert matplotlib.image.imread(tmp_path / "new" / "surface.png").std() > 0.02
 
 
-@pytest.mark.parametrize(("losses", "lines"), [(2, False), (np.nan, False), ([0, np.nan, np.inf, 3, 1, 2, 1e9], True)])
-def test_losses_that_are_equal_or_not_finite(tmp_path, losses, lines, unrendered):
+@pytest.mark.parametrize(
+    ("losses", "lines"),
+    [(2, 0), (np.nan, 0), ([0, np.nan, np.inf, 3, 1, 2, 1e9], 14), ([-9, -8, -7, -6, -5, -4, 4], 14)],
+)
+def test_losses_that_are_equal_or_not_finite_or_below_zero(tmp_path, losses, lines, unrendered):
     regression = {key: value for key, value in surface(np.full((7, 7), losses)).items() if key != "acc"}
     axes, contours = drawn(regression, tmp_path / "surface.png")
-    assert (bool(contours), len(axes.lines)) == (lines, 6)
+    levels = contours.levels if contours else np.zeros(0)
+    assert (len(levels), len(axes.lines)) == (lines, 6)
+    assert np.median(levels) < 0 if np.min(losses) < 0 else (levels >= 0).all()
     assert "squared error / 2" in axes.get_title()
 
 

@@ -223,7 +223,9 @@ def plot_surface(surface: Mapping[str, ndarray], path: str | Path) -> Figure:
     loss_GG = np.ma.masked_invalid(surface["loss"])
     low, high = loss_GG.min(), loss_GG.max()
     if low < high:
-        levels = np.geomspace(max(low, 1e-6 * high), high, 16)[1:-1]  # in equal ratios
+        # In equal ratios, which losses below zero have not.
+        spaced = np.linspace(low, high, 16) if low < 0 else np.geomspace(max(low, 1e-6 * high), high, 16)
+        levels = spaced[1:-1]
         lines = axes.contour(surface["x"], surface["y"], loss_GG, levels=levels, cmap="cividis", linewidths=1.2)
         axes.clabel(lines, levels[::2], fmt="%.3g", fontsize=7)
     else:
