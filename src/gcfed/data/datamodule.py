@@ -148,7 +148,7 @@ class FederatedDataModule(LightningDataModule):
         """Float samples and targets less the mean of the first split's, over their standard deviation; of the clients'
         own tests neither knows.
         """
-        aside = self.tests_of_clients.indices if self.tests_of_clients else []
+        aside = self.tests_of_clients.indices if self.tests_of_clients else np.zeros(0, np.int64)
         for key in ("x", "y") if self.standardize else ():
             values = getattr(splits[0], key)
             if values.dtype in FLOATS:
