@@ -165,6 +165,7 @@ def test_classes_without_a_client_are_told_of(caplog):
 
 
 def test_by_group(caplog):
+    caplog.set_level(logging.INFO)
     groups = np.array([7, 2, 7, 9, 2, 7])
     for num_clients in (3, None):
         partition = ByGroup()(np.zeros(6, np.int64), num_clients, seed=1, groups=groups)

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from gcfed.data.augment import AutoTransform
 from gcfed.data.base import FLOATS, FederatedDataset, Split
-from gcfed.data.dealing import held_out, tell_lost
+from gcfed.data.dealing import held_out, tell_absent
 from gcfed.data.partition import Partition
 from gcfed.data.shift import Shift
 from gcfed.utils.checked import Count, Inside, SettingError, Whole, bind, checked
@@ -99,7 +99,7 @@ class FederatedDataModule(LightningDataModule):
         train, held = self.dataset.train, []
         if self.validation:
             chosen = held_out(train.y, self.validation, generator(0, "validation"))
-            tell_lost(train.groups, chosen, self.dataset.name, "validation")
+            tell_absent(train.groups, chosen, self.dataset.name, "validation")
             train, held = train.subset(~chosen), [train.subset(chosen)]
         train = _subset(train, self.limit_train, self.seed, "limit_train")
         test = _subset(self.dataset.test, self.limit_test, self.seed, "limit_test")
@@ -158,13 +158,13 @@ class FederatedDataModule(LightningDataModule):
         return splits
 
     def to_device(self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format) -> None:
-        """Moves the splits to the device, once; floats and batches come in ``dtype``, these in ``memory_format``."""
+        """Moves the splits to the device, once; batches come in ``dtype`` and ``memory_format``."""
 
-        def moved(t: Tensor) -> Tensor:
-            return (t.to(dtype) if t.is_floating_point() else t).to(device)
+        def move(t: Tensor) -> Tensor:
+            return t.to(device, torch.promote_types(dtype, torch.float32) if t.dtype == torch.float64 else t.dtype)
 
         if device != self._device:
-            self._train, *self._tests = [(moved(x), moved(y)) for x, y in (self._train, *self._tests)]
+            self._train, *self._tests = [(move(x), move(y)) for x, y in (self._train, *self._tests)]
             self._device = device
         self._dtype, self._memory_format = dtype, memory_format
 

@@ -84,8 +84,8 @@ def held_out(labels: np.ndarray, share: float, rng: np.random.Generator) -> np.n
     return placed(np.diff(np.arange(n + 1) * count // n) == 1, order)  # every so many in the order of classes
 
 
-def tell_lost(groups: np.ndarray | None, aside: np.ndarray, name: str, split: str) -> None:
+def tell_absent(groups: np.ndarray | None, aside: np.ndarray, name: str, split: str) -> None:
     """Says so where all samples of natural clients, [n], are set aside, bool [n], so that they are no clients."""
-    if groups is not None and (lost := len(np.setdiff1d(groups, groups[~aside]))):
+    if groups is not None and (absent := len(np.setdiff1d(groups, groups[~aside]))):
         words = "%s: %d of %d groups have all their samples in the %s split, and cannot be clients"
-        log.warning(words, name, lost, len(np.unique(groups)), split)
+        log.warning(words, name, absent, len(np.unique(groups)), split)

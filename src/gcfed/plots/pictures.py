@@ -49,12 +49,12 @@ def plot_curves(metrics: pd.DataFrame | str | Path, path: str | Path) -> Figure:
     left, right = figure.subplots(1, 2)
     acc, loss = column(table, "test/acc"), column(table, "test/loss")
     others = ["test/relative_error", *(name for name in table if name.startswith("test/") and name != "test/loss")]
-    known = next((name for name in others if len(column(table, name))), "")
+    measure = next((name for name in others if len(column(table, name))), "")
     is_regression = acc.empty and not loss.empty
     if is_regression:
-        error, where = column(table, known), "against the optimum" if known == others[0] else "on the test split"
-        left.set(title=f"Global model {where}", ylabel=LABELS.get(known, known))
-        _line(left, error, BLUE, f"last: {error.iloc[-1]:.4g}" if known else "")
+        error, where = column(table, measure), "against the optimum" if measure == others[0] else "on the test split"
+        left.set(title=f"Global model {where}", ylabel=LABELS.get(measure, measure))
+        _line(left, error, BLUE, f"last: {error.iloc[-1]:.4g}" if measure else "")
         unit = "squared error / 2" if "test/rmse" in table else "loss"
     else:
         left.set(title="Global model on the test split", ylabel="test accuracy (%)")
@@ -68,8 +68,8 @@ def plot_curves(metrics: pd.DataFrame | str | Path, path: str | Path) -> Figure:
     _line(right, loss, BLUE, "test loss", linewidth=1.4)
     right.set(title="Loss", ylabel=unit)
     for axes in (left, right):
-        drawn = [y for line in axes.lines for y in line.get_ydata()]
-        if is_regression and max(drawn, default=0) > 30 * min(drawn, default=0) > 0:
+        values = [y for line in axes.lines for y in line.get_ydata()]
+        if is_regression and max(values, default=0) > 30 * min(values, default=0) > 0:
             logarithmic(axes, "y")
         axes.set_xlabel("communication round")
         ticks(axes, 8)
@@ -224,8 +224,8 @@ def plot_surface(surface: Mapping[str, ndarray], path: str | Path) -> Figure:
     low, high = loss_GG.min(), loss_GG.max()
     if low < high:
         # In equal ratios, which losses below zero have not.
-        spaced = np.linspace(low, high, 16) if low < 0 else np.geomspace(max(low, 1e-6 * high), high, 16)
-        levels = spaced[1:-1]
+        levels = np.linspace(low, high, 16) if low < 0 else np.geomspace(max(low, 1e-6 * high), high, 16)
+        levels = levels[1:-1]
         lines = axes.contour(surface["x"], surface["y"], loss_GG, levels=levels, cmap="cividis", linewidths=1.2)
         axes.clabel(lines, levels[::2], fmt="%.3g", fontsize=7)
     else:

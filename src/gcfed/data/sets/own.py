@@ -15,7 +15,7 @@ from pydantic import Field
 
 from gcfed.data.base import IGNORE, FederatedDataset, Split
 from gcfed.data.datamodule import FederatedDataModule, refuse_call
-from gcfed.data.dealing import held_out, tell_lost
+from gcfed.data.dealing import held_out, tell_absent
 from gcfed.data.sets.files import Keep, cached, decode
 from gcfed.utils.checked import Inside, SettingError, checked
 from gcfed.utils.rng import generator
@@ -97,7 +97,7 @@ def image_folder(
         )
     if len(found) == 1:
         chosen = held_out(found[0][:, 1], test, generator(0, "test"))
-        tell_lost(found[0][:, 2] if clients else None, chosen, folder.name, "test")
+        tell_absent(found[0][:, 2] if clients else None, chosen, folder.name, "test")
         found = [found[0][~chosen], found[0][chosen]]
 
     def build(keep: Keep) -> tuple[int, Sequence[str]]:
@@ -181,7 +181,7 @@ def from_arrays(content: Any, name: str, test: float) -> FederatedDataset:
         train, *rest = (Split(_samples(found[f"x{part}"]), y[i], None if i else groups) for i, part in enumerate(parts))
         if not rest:
             chosen = held_out(train.y, test, generator(0, "test"))
-            tell_lost(groups, chosen, name, "test")
+            tell_absent(groups, chosen, name, "test")
             train, rest = train.subset(~chosen), [train.subset(chosen)]
         return FederatedDataset(Path(name).stem, num_classes, train, rest[0], names)
     except ValueError as error:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from gcfed.data.base import FederatedDataset
-from gcfed.data.dealing import held_out, tell_lost
+from gcfed.data.dealing import held_out, tell_absent
 from gcfed.data.sets.own import TESTS, from_arrays, require_columns
 from gcfed.utils.checked import Inside, SettingError, checked
 from gcfed.utils.rng import generator
@@ -56,7 +56,7 @@ def csv(
     whose = owners if groups is None else _full(rows[groups]).to_numpy()
     if not is_test.any():
         is_test = held_out(y[:, None] if regression else y, test, generator(0, "test"))
-        tell_lost(whose, is_test, str(path), "test")
+        tell_absent(whose, is_test, str(path), "test")
     if INDEX in rows and INDEX not in {target, groups, *ignore, *categorical} and rows[INDEX].dtype.kind == "i":
         log.warning("%s: the first column has no name, so it is taken for the rows' numbers, and left out", path)
         ignore = [*ignore, INDEX]
