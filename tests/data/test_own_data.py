@@ -61,11 +61,13 @@ def test_labels_of_tokens_and_targets():
     tokens = IMAGES[:, 0, 0] % 7
     dataset = from_arrays({"x": tokens, "y": tokens.astype(int) - 1}, "mine.npz", 0.2)
     assert (dataset.num_classes, dataset.train.y.shape, dataset.train.y.min()) == (6, (32, 5), -100)
-    dataset = from_arrays({"x": IMAGES[:, 0, 0] / 2, "y": CLASSES / 2}, "mine.npz", 0.2)
-    assert (dataset.num_classes, dataset.train.y.shape, dataset.train.y.dtype) == (1, (32, 1), np.float32)
+    for dtype, kept in ((np.float16, np.float32), (np.float32, np.float32), (np.float64, np.float64)):
+        content = {"x": (IMAGES[:, 0, 0] / 2).astype(dtype), "y": (CLASSES / 2).astype(dtype)}
+        train = from_arrays(content, "mine.npz", 0.2).train
+        assert (train.y.shape, train.x.dtype, train.y.dtype) == ((32, 1), kept, kept)
 
 
-def test_the_test_split_is_drawn_once_and_groups_follow():
+def test_the_test_split_is_drawn_once_and_groups_follow(caplog):
     groups = np.array(["b", "a"])[CLASSES % 2]
     dataset = from_arrays({"x": IMAGES, "y": CLASSES, "groups": groups}, "mine.npz", 0.2)
     assert np.bincount(dataset.test.y).tolist() == [2, 2, 2, 2]
@@ -74,6 +76,9 @@ def test_the_test_split_is_drawn_once_and_groups_follow():
     assert whole == {x.tobytes() for x in IMAGES}
     again = from_arrays({"x": IMAGES, "y": CLASSES}, "mine.npz", 0.2)
     np.testing.assert_array_equal(again.test.x, dataset.test.x)
+    assert not caplog.text
+    from_arrays({"x": IMAGES, "y": CLASSES, "groups": np.arange(N)}, "mine.npz", 0.2)
+    assert "mine.npz: 8 of 40 groups have all their samples in the test split" in caplog.text
 
 
 def test_columns_of_pandas_are_arrays():
@@ -184,7 +189,7 @@ def test_a_folder_without_a_test_split_gives_a_part_of_each_class(tmp_path):
     assert len(seen) == 30
 
 
-def test_a_folder_a_client_makes_natural_clients(tmp_path):
+def test_a_folder_a_client_makes_natural_clients(tmp_path, caplog):
     for name, classes in (("zoe", {"rose": 4, "tulip": 1}), ("bob", {"tulip": 5})):
         write_images(tmp_path / "flowers/train" / name, classes)
     write_images(tmp_path / "flowers/test/carl", {"rose": 1, "tulip": 2})
@@ -197,6 +202,11 @@ def test_a_folder_a_client_makes_natural_clients(tmp_path):
     clients = ByGroup()(whole.train.y, None, seed=1, groups=whole.train.groups)
     assert clients.label_counts(whole.train.y, 2).sum(0).tolist() == [2, 3]
     assert clients.label_counts(whole.train.y, 2)[0, 0] == 0  # bob has no rose
+    assert "groups" not in caplog.text
+    for i in range(4):
+        write_images(tmp_path / f"small/{i}", {"rose" if i % 2 else "tulip": 1})
+    assert len(image_folder(str(tmp_path / "small"), str(tmp_path), test=0.5, clients=True).train) == 2
+    assert "small: 2 of 4 groups have all their samples in the test split" in caplog.text
     with pytest.raises(ValueError, match=r"has folders for more, .* below one for each client"):
         image_folder(str(tmp_path / "flowers/train/zoe"), str(tmp_path), clients=True)
 
@@ -299,23 +309,27 @@ def test_images_are_normalised_as_the_clients_see_them(config, tmp_path):
 
 def test_vectors_and_targets_are_standardised_by_the_training_samples(config, tmp_path):
     rng = np.random.default_rng(1)
-    x = np.stack([rng.normal(5e4, 2e4, 90), rng.integers(0, 2, 90), np.full(90, 0.1)], 1)
-    y = rng.normal(3e5, 4e4, 90)
+    x = np.stack([rng.normal(1.7e12, 2e4, 90), rng.integers(0, 2, 90), np.full(90, 0.1)], 1)  # milliseconds since 1970
+    y = rng.normal(1.7e12, 4e4, 90)
     np.savez(tmp_path / "x.npz", x=x, y=y)
-    mine = ("data=arrays", f"data.path={tmp_path}/x.npz", "data.validation=0.2", "partition=iid", "model=linear",
-            "participation.num_clients=40", "task._target_=gcfed.tasks.SquaredError")  # fmt: skip
+    mine = ("data=arrays", f"data.path={tmp_path}/x.npz", "data.validation=0.2", "data.client_test=0.5",
+            "partition=iid", "model=linear", "participation.num_clients=4",
+            "task._target_=gcfed.tasks.SquaredError")  # fmt: skip
     cfg, built = config(*mine), []
     for cfg.data.standardize in (True, False):
         built.append(build(cfg.data))
         built[-1].setup()
     scaled, raw = built
-    trained, target = (tensor.double().numpy() for tensor in raw._train)
-    assert len(trained) == 58  # what is held out and what is tested say nothing of mean and deviation
-    mean, std = np.array([trained[:, 0].mean(), 0, np.float32(0.1)]), np.array([trained[:, 0].std(), 1, 1])
+    trained, target = (tensor.double().numpy()[raw.partition.indices] for tensor in raw._train)
+    assert len(trained) == 28  # what is held out and what is tested say nothing of mean and deviation
+    assert {*trained[:, 0], *target[:, 0]} <= {*x[:, 0], *y}  # a float32 knows every second minute
+    mean, std = np.array([trained[:, 0].mean(), 0, 0.1]), np.array([trained[:, 0].std(), 1, 1])
     for ours, plain in zip([scaled._train, *scaled._tests], [raw._train, *raw._tests], strict=True):
         np.testing.assert_allclose(ours[0], (plain[0].numpy() - mean) / std, rtol=0, atol=1e-6)
         np.testing.assert_allclose(ours[1], (plain[1].numpy() - target.mean()) / target.std(), rtol=0, atol=1e-6)
-    assert scaled._train[0].dtype == scaled._train[1].dtype == torch.float32
+    for data in built:
+        data.to_device(torch.device("cpu"), torch.float32, torch.contiguous_format)
+        assert {tensor.dtype for tensor in [*data._train, *data._tests[0], *data._tests[1]]} == {torch.float32}
     assert not raw.scaling
 
 

@@ -164,11 +164,16 @@ def test_classes_without_a_client_are_told_of(caplog):
 # natural clients
 
 
-def test_by_group():
+def test_by_group(caplog):
+    caplog.set_level(logging.INFO)
     groups = np.array([7, 2, 7, 9, 2, 7])
     for num_clients in (3, None):
         partition = ByGroup()(np.zeros(6, np.int64), num_clients, seed=1, groups=groups)
         assert [partition.client(k).tolist() for k in range(3)] == [[1, 4], [0, 2, 5], [3]]
+    assert not caplog.text
+    partition = ByGroup()(np.zeros(6, np.int64), 2, seed=1, groups=groups)
+    lost = 6 - partition.sizes.sum()
+    assert f"2 of 3 groups are clients, {lost} of 6 samples nobody's" in caplog.text
 
 
 # refusals

@@ -39,7 +39,7 @@ def test_numbers_stay_and_each_value_of_a_category_has_a_column(tmp_path):
 def test_targets_to_regress_on_are_numbers_whole_or_not(tmp_path):
     for target, place in (("rate", 4), ("code", 2)):
         dataset = csv(write(tmp_path / "x.csv"), target=target, ignore=["work", "paid"], regression=True)
-        assert (dataset.num_classes, dataset.train.y.dtype) == (1, np.float32)
+        assert (dataset.num_classes, dataset.train.y.dtype) == (1, np.float64)
         assert {age: y for age, (_, y) in by_age(dataset).items()} == {row[0]: [row[place]] for row in ROWS}
 
 
@@ -81,7 +81,7 @@ def test_a_table_of_categories_alone(tmp_path):
     assert (np.bincount(dataset.train.x.argmax(1)) >= 4).all()
 
 
-def test_a_file_a_client_and_a_file_to_test_on(tmp_path):
+def test_a_file_a_client_and_a_file_to_test_on(tmp_path, caplog):
     """By their names, whatever the order in which the system lists them, here that of their making or its reverse."""
     parts = {"b": ROWS[:5], "a": ROWS[5:9], "c": ROWS[9:12], "test": ROWS[12:16], "val": ROWS[16:]}
     for name, rows in parts.items():
@@ -96,6 +96,9 @@ def test_a_file_a_client_and_a_file_to_test_on(tmp_path):
     owned = csv(write(tmp_path / "one.csv"), target="paid", groups="work")
     assert owned.train.x.shape == (16, 3)
     np.testing.assert_array_equal(owned.train.groups, (owned.train.x[:, 0] - 20) % 3)
+    assert not caplog.text
+    assert len(set(csv(write(tmp_path / "one.csv"), target="paid", groups="age").train.groups)) == 16
+    assert "one.csv: 4 of 20 groups have all their samples in the test split" in caplog.text
 
 
 def test_empty_cells_are_refused_or_are_the_mean_of_the_training_rows(tmp_path):
@@ -110,7 +113,7 @@ def test_empty_cells_are_refused_or_are_the_mean_of_the_training_rows(tmp_path):
             csv(str(tmp_path / "t"), target="paid", ignore=others)
     filled = by_age(csv(str(tmp_path / "t"), target="paid", missing="mean"))
     known = [row[4] for row in rows[:16] if row[4] != ""]
-    assert filled[23][0] == [3, np.float32(np.mean(known)), 1, 0, 0]
+    assert filled[23][0] == [3, np.mean(known), 1, 0, 0]
     assert filled[24][0] == [0, 2, 0, 0, 0]
     assert filled[25][0] == [1, 2.5, 0, 0, 1]
 

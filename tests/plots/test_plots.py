@@ -39,11 +39,22 @@ def test_little_or_nothing_to_draw(columns, tmp_path, unrendered):
     assert empty == [columns.get("test/acc") != [0.5], "train/loss" not in columns]
 
 
-def test_a_regression_has_no_accuracy_to_draw(tmp_path, unrendered):
-    table = pd.DataFrame({"test/loss": [3.0, 2.0], "test/relative_error": [0.5, 0.25]}, index=[1, 2])
+@pytest.mark.parametrize(("tests", "drawn", "label", "scales"), [
+    ({"test/rmse": [3, 2], "test/relative_error": [0.5, 0.01]}, [0.5, 0.01], "relative error", ["log", "linear"]),
+    ({"test/rmse": [3e4, 2e4], "test/loss": [99, 1]}, [3e4, 2e4], "root mean squared error", ["linear", "log"]),
+    ({"test/loss": [0.5, -2.0], "test/r2": [-0.5, 0.9]}, [-0.5, 0.9], "test/r2", ["linear", "linear"]),
+    ({"train/loss": [0.5, -2.0], "test/mae": [0.0, 2.0]}, [0.0, 2.0], "test/mae", ["linear", "linear"]),
+])  # fmt: skip
+def test_a_regression_has_what_it_tests_in_place_of_accuracies(tests, drawn, label, scales, tmp_path, unrendered):
+    table = pd.DataFrame({"train/loss": [4.0, 3.0], "test/loss": [3.0, 2.0], **tests}, index=[1, 2])
     error, loss = plot_curves(table, tmp_path / "curves.png").axes
-    assert [list(line.get_ydata()) for line in error.lines] == [[0.5, 0.25]]
-    assert ("acc" in error.get_ylabel(), "squared error" in loss.get_ylabel()) == (False, True)
+    assert [list(line.get_ydata()) for line in error.lines] == [drawn]
+    assert [list(line.get_ydata()) for line in loss.lines] == [list(table["train/loss"]), list(table["test/loss"])]
+    assert (error.get_ylabel(), [axes.get_yscale() for axes in (error, loss)]) == (label, scales)
+    for axes in (error, loss):
+        low, high = axes.get_ylim()
+        assert all(low < y < high for line in axes.lines for y in line.get_ydata())
+    assert ("squared error" in loss.get_ylabel()) == ("test/rmse" in tests)
 
 
 def test_a_failed_write_leaves_the_old_picture(tmp_path, monkeypatch):
@@ -59,8 +70,9 @@ def test_a_failed_write_leaves_the_old_picture(tmp_path, monkeypatch):
     assert (path.read_bytes(), list(tmp_path.iterdir())) == (b"old", [path])
 
 
-def test_partition_holds_the_data(tmp_path, unrendered):
-    counts_NC = np.random.default_rng(0).integers(-20, 30, size=(12, 7)).clip(0)
+@pytest.mark.parametrize("most", [4, 30])
+def test_partition_holds_the_data(tmp_path, most):
+    counts_NC = np.random.default_rng(0).integers(-most, most, size=(12, 7), endpoint=True).clip(0)
     bars, bubbles = plot_partition(counts_NC, tmp_path / "partition.png", title="α = 0.1").axes
     assert [bar.get_height() for bar in bars.patches] == counts_NC.sum(axis=1).tolist()
     assert bars.get_title() == "α = 0.1"
@@ -72,6 +84,8 @@ def test_partition_holds_the_data(tmp_path, unrendered):
     sizes = [handle.get_markersize() ** 2 for handle in examples.legend_handles]
     numbers = [float(text.get_text()) for text in examples.get_texts()]
     np.testing.assert_allclose(np.divide(sizes, numbers), drawn_NC.max() / counts_NC.max())
+    middles = [handle.get_transform().transform(handle.get_xydata())[0, 1] for handle in examples.legend_handles]
+    assert (-np.diff(middles) * 72 / 160 >= np.convolve(np.sqrt(sizes), [0.5, 0.5], "valid")).all()  # 160 dots an inch
 
 
 def test_classes_have_their_names(tmp_path, unrendered):
@@ -95,7 +109,9 @@ def test_many_clients_are_thinned_and_the_label_says_so(tmp_path, unrendered):
     assert "40 of 1,030" in bubbles.get_xlabel()
 
 
-@pytest.mark.parametrize(("shape", "value"), [((1, 1), 5), ((1, 10), 5), ((3, 200), 5), ((60, 2), 5), ((3, 4), 0)])
+@pytest.mark.parametrize(
+    ("shape", "value"), [((1, 1), 5), ((1, 10), 5), ((3, 200), 5), ((60, 2), 5), ((3, 4), 0), ((3, 10_000), 5)]
+)
 def test_partition_of_any_shape(shape, value, tmp_path, unrendered):
     figure = plot_partition(np.full(shape, value), tmp_path / "partition.png")
     assert max(figure.get_size_inches()) < 15
@@ -155,11 +171,16 @@ def test_contours_and_points_are_where_they_belong(tmp_path):
     assert matplotlib.image.imread(tmp_path / "new" / "surface.png").std() > 0.02
 
 
-@pytest.mark.parametrize(("losses", "lines"), [(2, False), (np.nan, False), ([0, np.nan, np.inf, 3, 1, 2, 1e9], True)])
-def test_losses_that_are_equal_or_not_finite(tmp_path, losses, lines, unrendered):
+@pytest.mark.parametrize(
+    ("losses", "lines"),
+    [(2, 0), (np.nan, 0), ([0, np.nan, np.inf, 3, 1, 2, 1e9], 14), ([-9, -8, -7, -6, -5, -4, 4], 14)],
+)
+def test_losses_that_are_equal_or_not_finite_or_below_zero(tmp_path, losses, lines, unrendered):
     regression = {key: value for key, value in surface(np.full((7, 7), losses)).items() if key != "acc"}
     axes, contours = drawn(regression, tmp_path / "surface.png")
-    assert (bool(contours), len(axes.lines)) == (lines, 6)
+    levels = contours.levels if contours else np.zeros(0)
+    assert (len(levels), len(axes.lines)) == (lines, 6)
+    assert np.median(levels) < 0 if np.min(losses) < 0 else (levels >= 0).all()
     assert "squared error / 2" in axes.get_title()
 
 

@@ -233,12 +233,14 @@ def test_a_point_by_bytes_is_a_round_of_all_seeds(axes):
 
 def test_the_longest_updates_are_a_map_of_clients_and_layers(axes, tmp_path):
     run = run_of(folder=tmp_path)
-    lines = ["1,7,conv,10,5", "1,7,fc,1,0", "1,9,conv,100,100", "1,9,fc,inf,nan"]
+    lines = ["1,7,conv,10,5", "1,7,fc,0,0", "1,8,conv,nan,nan", "1,8,fc,inf,inf", "1,9,conv,100,100", "1,9,fc,1,0"]
     (tmp_path / "updates.csv").write_text("\n".join(["round,client,tensor,norm,removed", *lines]))
     plots_of(run)["updates_1_1"].panels[""](axes)
-    np.testing.assert_allclose(axes.collections[0].get_array().filled(-1), [[2, -1], [1, 0]])
-    assert [text.get_text() for text in axes.get_yticklabels()] == ["round 1, client 9", "round 1, client 7"]
-    assert [text.get_text() for text in axes.texts] == ["100%", "25%", "0%"]
+    cells = axes.collections[0]
+    np.testing.assert_allclose(cells.get_array().filled(-1), [[-1, -1], [2, 0], [1, -1]])
+    assert cells.get_clim() == (0, 2)
+    assert [text.get_text() for text in axes.get_yticklabels()] == [f"round 1, client {k}" for k in (8, 9, 7)]
+    assert [text.get_text() for text in axes.texts] == ["100%", "0%", "25%"]
 
 
 def kinds_of_gc(folder="/nowhere"):
@@ -286,15 +288,17 @@ def test_searches_are_curves_of_the_best_value_so_far(axes, tmp_path):
 
 def test_families_and_partitions(tmp_path):
     run = tmp_path / "logs" / "a"
-    write_run(run, accuracies(0.5, 0.6, **{"drift/client_norm": [1, 1]}), "data=digits gc=none rounds=2")
+    write_run(
+        run, accuracies(0.5, 0.6, **{"drift/client_norm": [1, 1], "test/rmse": [2, 1]}), "data=digits gc=none rounds=2"
+    )
     LabelCounts(np.arange(3), np.eye(3, dtype=int), 3).save(run)
     failed = {}
     groups = grouped(find_runs([tmp_path / "logs"]))
     pictures = draw([*figures.plots(groups, {}), *figures.partitions(groups)], tmp_path / "out", ["pdf"], failed)
     assert failed == {}
-    names = {"test_acc_1", "test_loss_1", "drift_client_norm_1", "partition_1"}
+    names = {"test_acc_1", "test_loss_1", "test_rmse_1", "drift_client_norm_1", "partition_1"}
     assert {picture.file.stem for picture in pictures} == names
-    assert len(list((tmp_path / "out").glob("*.pdf"))) == 4
+    assert len(list((tmp_path / "out").glob("*.pdf"))) == 5
 
 
 def test_long_names_and_a_run_under_way_cost_no_figure(axes, tmp_path):

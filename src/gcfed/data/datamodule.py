@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 from gcfed.data.augment import AutoTransform
 from gcfed.data.base import FLOATS, FederatedDataset, Split
-from gcfed.data.dealing import held_out
+from gcfed.data.dealing import held_out, tell_absent
 from gcfed.data.partition import Partition
 from gcfed.data.shift import Shift
 from gcfed.utils.checked import Count, Inside, SettingError, Whole, bind, checked
@@ -99,12 +99,12 @@ class FederatedDataModule(LightningDataModule):
         train, held = self.dataset.train, []
         if self.validation:
             chosen = held_out(train.y, self.validation, generator(0, "validation"))
+            tell_absent(train.groups, chosen, self.dataset.name, "validation")
             train, held = train.subset(~chosen), [train.subset(chosen)]
         train = _subset(train, self.limit_train, self.seed, "limit_train")
         test = _subset(self.dataset.test, self.limit_test, self.seed, "limit_test")
         self._fit(train, test)
-        train, *tests = self._standardized([train, test, *held])
-        self.labels = train.y
+        tests = [test, *held]
         self.partition = self.partitioner(train.y, self.num_clients, seed=self.seed, groups=train.groups)
         if isinstance(self.partitioner, Shift):
             change = self.partitioner.shifted
@@ -117,6 +117,8 @@ class FederatedDataModule(LightningDataModule):
             self.transform = self.transform(train.x)
         if self.client_test:
             self.partition, self.tests_of_clients = self.partition.parted(self.client_test, self.seed)
+        train, *tests = self._standardized([train, *tests])
+        self.labels = train.y
         self.num_clients = self.partition.num_clients
         if 2 * (few := np.count_nonzero(self.partition.sizes <= 2)) > self.num_clients:
             what = f"{few} of {self.num_clients} clients hold one or two training samples"
@@ -143,19 +145,26 @@ class FederatedDataModule(LightningDataModule):
                 )
 
     def _standardized(self, splits: list[Split]) -> list[Split]:
-        """Float samples and targets less the mean of the first split's, over their standard deviation."""
+        """Float samples and targets less the mean of the first split's, over their standard deviation; of the clients'
+        own tests neither knows.
+        """
+        aside = self.tests_of_clients.indices if self.tests_of_clients else np.zeros(0, np.int64)
         for key in ("x", "y") if self.standardize else ():
             values = getattr(splits[0], key)
             if values.dtype in FLOATS:
-                mean, std = standards(values)
+                mean, std = standards(np.delete(values, aside, 0))
                 self.scaling |= {f"{key}_mean": mean, f"{key}_std": std}
                 splits = [replace(s, **{key: ((getattr(s, key) - mean) / std).astype(values.dtype)}) for s in splits]
         return splits
 
     def to_device(self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format) -> None:
         """Moves the splits to the device, once; batches come in ``dtype`` and ``memory_format``."""
+
+        def move(t: Tensor) -> Tensor:
+            return t.to(device, torch.promote_types(dtype, torch.float32) if t.dtype == torch.float64 else t.dtype)
+
         if device != self._device:
-            self._train, *self._tests = [(x.to(device), y.to(device)) for x, y in (self._train, *self._tests)]
+            self._train, *self._tests = [(move(x), move(y)) for x, y in (self._train, *self._tests)]
             self._device = device
         self._dtype, self._memory_format = dtype, memory_format
 

@@ -1,6 +1,10 @@
 """The arithmetic under the partitioners: Dirichlet draws that cannot underflow, counts turned into owners, shares."""
 
+import logging
+
 import numpy as np
+
+log = logging.getLogger(__name__)
 
 
 def log_gamma(alpha: float, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
@@ -78,3 +82,10 @@ def held_out(labels: np.ndarray, share: float, rng: np.random.Generator) -> np.n
     count = min(max(round(share * n), 1), n - 1)
     order = in_order(labels if labels.ndim == 1 else np.zeros(n), rng)
     return placed(np.diff(np.arange(n + 1) * count // n) == 1, order)  # every so many in the order of classes
+
+
+def tell_absent(groups: np.ndarray | None, aside: np.ndarray, name: str, split: str) -> None:
+    """Says so where all samples of natural clients, [n], are set aside, bool [n], so that they are no clients."""
+    if groups is not None and (absent := len(np.setdiff1d(groups, groups[~aside]))):
+        words = "%s: %d of %d groups have all their samples in the %s split, and cannot be clients"
+        log.warning(words, name, absent, len(np.unique(groups)), split)

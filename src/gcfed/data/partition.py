@@ -290,4 +290,7 @@ class ByGroup(Partitioner):
             )
         kept = np.sort(generator(seed, "partition").choice(len(values), num_clients, replace=False))
         owner_n = np.where(np.isin(rank_n, kept), np.searchsorted(kept, rank_n), -1)
+        if spare := np.count_nonzero(owner_n < 0):
+            words = "%d of %d groups are clients, %d of %d samples nobody's: participation.num_clients=null takes all"
+            log.info(words, num_clients, len(values), spare, len(owner_n))
         return Partition.from_owners(owner_n, num_clients)

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from gcfed.data.partition import ByGroup
 from gcfed.data.shift import Shift
-from gcfed.plots.style import BLACK, BLUE, GREY, ORANGE, VERMILION, logarithmic, save, styled, ticks
+from gcfed.plots.style import BLACK, BLUE, GREY, LABELS, ORANGE, VERMILION, logarithmic, save, styled, ticks
 from gcfed.runs.measures import smooth
 from gcfed.runs.reading import LabelCounts, column, counts_of, evenly, read_metrics
 
@@ -36,23 +36,26 @@ MARKS = {
 def plot_curves(metrics: pd.DataFrame | str | Path, path: str | Path) -> Figure:
     """Test accuracy (raw and smoothed, best marked) and losses over the rounds.
 
-    A regression, which is tested but has no accuracies, has its relative error in their place, if it is measured.
+    A regression, which is tested but has no accuracies, has in their place its relative error or else what its task
+    tests beside the loss, its RMSE. What is positive throughout, and falls far, has a logarithmic axis.
 
     Args:
-        metrics: by round, any of ``test/acc`` (0 to 1), ``train/loss``, ``test/loss``, NaN where a round was not
-            tested; or the ``metrics.csv`` that holds them.
+        metrics: by round, any of ``test/acc`` (0 to 1), ``train/loss``, ``test/loss``, ``test/…``, NaN where a round
+            was not tested; or the ``metrics.csv`` that holds them.
         path: where the picture goes.
     """
     table = metrics if isinstance(metrics, pd.DataFrame) else read_metrics(Path(metrics))
     figure = Figure(figsize=(10, 3.8))
     left, right = figure.subplots(1, 2)
-    acc, loss, error = (column(table, f"test/{name}") for name in ("acc", "loss", "relative_error"))
+    acc, loss = column(table, "test/acc"), column(table, "test/loss")
+    others = ["test/relative_error", *(name for name in table if name.startswith("test/") and name != "test/loss")]
+    measure = next((name for name in others if len(column(table, name))), "")
     is_regression = acc.empty and not loss.empty
     if is_regression:
-        left.set(title="Global model against the optimum", ylabel="‖W − W*‖ / ‖W*‖")
-        logarithmic(left, "y")
-        logarithmic(right, "y")
-        _line(left, error, BLUE, f"last: {error.iloc[-1]:.2e}" if len(error) else "")
+        error, where = column(table, measure), "against the optimum" if measure == others[0] else "on the test split"
+        left.set(title=f"Global model {where}", ylabel=LABELS.get(measure, measure))
+        _line(left, error, BLUE, f"last: {error.iloc[-1]:.4g}" if measure else "")
+        unit = "squared error / 2" if "test/rmse" in table else "loss"
     else:
         left.set(title="Global model on the test split", ylabel="test accuracy (%)")
         _line(left, 100 * acc, BLUE, "each test", alpha=0.35, linewidth=1)
@@ -60,10 +63,14 @@ def plot_curves(metrics: pd.DataFrame | str | Path, path: str | Path) -> Figure:
         best = 100 * acc.nlargest(1)
         label = "".join(f"best: {top:.1f} % in round {t}" for t, top in best.items())
         _line(left, best, BLACK, label, marker="*", markersize=10)
+        unit = "cross-entropy (nats)"
     _line(right, column(table, "train/loss"), VERMILION, "train loss", linewidth=1.4)
     _line(right, loss, BLUE, "test loss", linewidth=1.4)
-    right.set(title="Loss", ylabel="squared error / 2" if is_regression else "cross-entropy (nats)")
+    right.set(title="Loss", ylabel=unit)
     for axes in (left, right):
+        values = [y for line in axes.lines for y in line.get_ydata()]
+        if is_regression and max(values, default=0) > 30 * min(values, default=0) > 0:
+            logarithmic(axes, "y")
         axes.set_xlabel("communication round")
         ticks(axes, 8)
         if axes.lines:
@@ -119,7 +126,7 @@ def plot_partition(
     drawn = evenly(len(held.counts), max_clients)
     counts_SC = held.counts[drawn]
     cell = np.clip(np.array([10, 6]) / counts_SC.shape, [0.2, 0.045], [0.5, 0.32])  # inches
-    width, height = np.maximum(cell * counts_SC.shape, [3.0, 1.8])
+    width, height = np.clip(cell * counts_SC.shape, [3.0, 1.8], 12.0)
 
     figure = Figure(figsize=(width + 1.8, height + 1.9))
     bars, bubbles = figure.subplots(2, 1, sharex=True, height_ratios=[1, height])
@@ -135,8 +142,8 @@ def plot_partition(
     if len(rows):
         few = len(np.unique(counts_SC[rows, classes])) < 4
         look: dict[str, Any] = {"fmt": "{x:,.0f}", "func": lambda s: s / area, "color": BLUE}
-        examples = points.legend_elements("sizes", num=None if few else 4, **look)
-        bubbles.legend(*examples, title="samples", loc="upper left", bbox_to_anchor=(1, 1), labelspacing=1)
+        examples = points.legend_elements("sizes", num=None if few else MaxNLocator(4, integer=True), **look)
+        bubbles.legend(*examples, title="samples", loc="upper left", bbox_to_anchor=(1, 1), labelspacing=1.6)
     steps = (step * 10**e for e in count() for step in (1, 2, 5))
     place = np.arange(0, len(drawn), next(step for step in steps if len(drawn) <= 20 * step))
     bubbles.set_xticks(place, [str(i) for i in held.clients[drawn[place]]])
@@ -216,7 +223,9 @@ def plot_surface(surface: Mapping[str, ndarray], path: str | Path) -> Figure:
     loss_GG = np.ma.masked_invalid(surface["loss"])
     low, high = loss_GG.min(), loss_GG.max()
     if low < high:
-        levels = np.geomspace(max(low, 1e-6 * high), high, 16)[1:-1]  # in equal ratios
+        # In equal ratios, which losses below zero have not.
+        levels = np.linspace(low, high, 16) if low < 0 else np.geomspace(max(low, 1e-6 * high), high, 16)
+        levels = levels[1:-1]
         lines = axes.contour(surface["x"], surface["y"], loss_GG, levels=levels, cmap="cividis", linewidths=1.2)
         axes.clabel(lines, levels[::2], fmt="%.3g", fontsize=7)
     else:

@@ -20,7 +20,10 @@ BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK, YELLOW = PALETTE = (
 GREY = "#8A8A8A"
 
 #: How figures call columns, and the factors of those that they show in another unit.
-LABELS = {"test/acc": "test accuracy (%)", "test/loss": "test loss", "test/relative_error": "relative error"}
+LABELS = {
+    "test/acc": "test accuracy (%)", "test/loss": "test loss", "test/rmse": "root mean squared error",
+    "test/relative_error": "relative error",
+}  # fmt: skip
 FACTORS = {"test/acc": 100}
 
 #: Decorator: figures made inside have the style.

@@ -165,12 +165,12 @@ def longest_updates(group: Group, axes: Axes) -> str:
     table["who"] = "round " + table["round"].astype(str) + ", client " + table["client"].astype(str)
     table["share"] = (table["removed"] / table["norm"]) ** 2
     table = table.pivot(index="who", columns="tensor", values=["norm", "share"])
-    longest = table["norm"].max(axis=1).nlargest(12).index
+    longest = table["norm"].fillna(np.inf).max(axis=1).nlargest(12).index
     norms, shares = table["norm"].loc[longest], table["share"].loc[longest]
-    _heat(np.log10(norms), axes, annot=shares, fmt=".0%", cbar_kws={"label": "log₁₀ ‖Δ‖"})
+    _heat(np.log10(norms.where(norms > 0)), axes, annot=shares, fmt=".0%", cbar_kws={"label": "log₁₀ ‖Δ‖"})
     return (
         f"Seed {run.seed}. Colour: log10 of the length of a client's update; number: the share of its square that "
-        "gradient centralization takes out."
+        "gradient centralization takes out. Empty: not finite, or of no length."
     )
 
 

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from gcfed.data.base import IGNORE, FederatedDataset, Split
 from gcfed.data.datamodule import FederatedDataModule, refuse_call
-from gcfed.data.dealing import held_out
+from gcfed.data.dealing import held_out, tell_absent
 from gcfed.data.sets.files import Keep, cached, decode
 from gcfed.utils.checked import Inside, SettingError, checked
 from gcfed.utils.rng import generator
@@ -97,6 +97,7 @@ def image_folder(
         )
     if len(found) == 1:
         chosen = held_out(found[0][:, 1], test, generator(0, "test"))
+        tell_absent(found[0][:, 2] if clients else None, chosen, folder.name, "test")
         found = [found[0][~chosen], found[0][chosen]]
 
     def build(keep: Keep) -> tuple[int, Sequence[str]]:
@@ -180,6 +181,7 @@ def from_arrays(content: Any, name: str, test: float) -> FederatedDataset:
         train, *rest = (Split(_samples(found[f"x{part}"]), y[i], None if i else groups) for i, part in enumerate(parts))
         if not rest:
             chosen = held_out(train.y, test, generator(0, "test"))
+            tell_absent(groups, chosen, name, "test")
             train, rest = train.subset(~chosen), [train.subset(chosen)]
         return FederatedDataset(Path(name).stem, num_classes, train, rest[0], names)
     except ValueError as error:
@@ -219,7 +221,7 @@ def _labels(parts: list[np.ndarray]) -> tuple[list[np.ndarray], int, tuple[str, 
         tokens = [np.where(part < 0, IGNORE, part).astype(np.int64) for part in parts]
         return tokens, 1 + max(int(part.max(initial=0)) for part in tokens), None
     if kinds == {"f"}:
-        targets = [part.reshape(len(part), -1).astype(np.float32) for part in parts]
+        targets = [_floats(part.reshape(len(part), -1)) for part in parts]
         return targets, targets[0].shape[1], None
     raise ValueError(f"y holds {parts[0].dtype} {[*parts[0].shape]}, neither classes nor floats to regress on")
 
@@ -227,10 +229,15 @@ def _labels(parts: list[np.ndarray]) -> tuple[list[np.ndarray], int, tuple[str, 
 def _samples(x: np.ndarray) -> np.ndarray:
     """Samples as a :class:`Split` has them."""
     if x.dtype.kind == "f" and x.ndim == 2:
-        return x.astype(np.float32)
+        return _floats(x)
     if x.dtype == np.uint8 and x.ndim == 3:
         return x[:, None]
     last = x.ndim == 4 and (x.shape[3] in (1, 3) or x.shape[3] < min(x.shape[1:3]))  # where the channels are
     if x.dtype == np.uint8 and last and x.shape[1] not in (1, 3):
         return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
     return x  # right, or refused
+
+
+def _floats(values: np.ndarray) -> np.ndarray:
+    """Numbers as precise as they are, until they are standardized: a float32 has 7 digits, and a time stamp 13."""
+    return values.astype(np.float32 if values.itemsize < 8 else np.float64)

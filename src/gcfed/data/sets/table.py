@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from gcfed.data.base import FederatedDataset
-from gcfed.data.dealing import held_out
+from gcfed.data.dealing import held_out, tell_absent
 from gcfed.data.sets.own import TESTS, from_arrays, require_columns
 from gcfed.utils.checked import Inside, SettingError, checked
 from gcfed.utils.rng import generator
@@ -33,7 +33,7 @@ def csv(
     missing: Literal["refuse", "mean"] = "refuse", regression: bool = False, groups: str | None = None,
     test: Inside = 0.2,
 ) -> FederatedDataset:  # fmt: skip
-    """The rows of a table, float32 [n, d]: numbers as they are, then, for each other column, one of 0 and 1 for each of
+    """The rows of a table, float64 [n, d]: numbers as they are, then, for each other column, one of 0 and 1 for each of
     the values that the training rows have, in their order.
 
     Args:
@@ -53,8 +53,10 @@ def csv(
     named = {"data.target": [target], "data.categorical": categorical, "data.ignore": ignore}
     require_columns(rows.columns, named | {"partition.by": [] if groups is None else [groups]})
     y = _target(rows, str(target), regression)
+    whose = owners if groups is None else _full(rows[groups]).to_numpy()
     if not is_test.any():
         is_test = held_out(y[:, None] if regression else y, test, generator(0, "test"))
+        tell_absent(whose, is_test, str(path), "test")
     if INDEX in rows and INDEX not in {target, groups, *ignore, *categorical} and rows[INDEX].dtype.kind == "i":
         log.warning("%s: the first column has no name, so it is taken for the rows' numbers, and left out", path)
         ignore = [*ignore, INDEX]
@@ -69,10 +71,9 @@ def csv(
             _text(taken[name])
     numbers = taken.drop(columns=coded).apply(lambda column: column.fillna(column[~is_test].mean()))
     switches = [_one_hot(taken[name], is_test) for name in coded]
-    x = np.concatenate([numbers.to_numpy(np.float64), *switches], axis=1, dtype=np.float32)
+    x = np.concatenate([numbers.to_numpy(np.float64), *switches], axis=1)
     log.info("%s: %d columns make %d numbers of a row; categories: %s", path, taken.shape[1], x.shape[1], coded)
     content = {"x": x[~is_test], "y": y[~is_test], "x_test": x[is_test], "y_test": y[is_test]}
-    whose = owners if groups is None else _full(rows[groups]).to_numpy()
     if whose is not None:
         content["groups"] = whose[~is_test]
     return from_arrays(content, str(path), test)
