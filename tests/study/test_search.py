@@ -200,7 +200,10 @@ def test_a_metric_that_runs_do_not_have_ends_it_after_the_first_one(tmp_path):
     assert len(launcher.jobs) == 1
     go(tmp_path, launcher, metric="test/acc_best")  # the trial goes on, under the right name
     assert len(launcher.jobs) == 5
-    assert not go(tmp_path / "target", launcher, metric="rounds_to_target/0.9", n_trials=1)  # no typo: pruned
+    target = {"metric": "rounds_to_target/0.9", "n_trials": 1}
+    assert not go(tmp_path / "target", launcher, **target, direction="minimize")  # no typo: pruned
+    with pytest.raises(ValueError, match=r"rounds_to_target/0\.9 is better where it is smaller"):
+        go(tmp_path / "most", launcher, **target)
 
 
 def test_one_folder_holds_one_search_of_one_process(tmp_path):
