@@ -33,6 +33,9 @@ SETTINGS = {
 }  # fmt: skip
 
 
+PATIENCE = "callbacks.early_stopping.patience"
+
+
 def result(values, number):
     return {METRIC: float(values["gc.lam"])}
 
@@ -211,6 +214,7 @@ def test_one_folder_holds_one_search_of_one_process(tmp_path):
     go(tmp_path, BasicLauncher(result), "rounds=2", "trainer.devices=1", n_trials=2)  # changes no result
     for arguments, message in (
         (["rounds=3"], "rounds is 2 there, 3 here"),
+        (["rounds=2", f"{PATIENCE}=3"], f"{PATIENCE} is None there, 3 here"),
         (["rounds=2", "client.optimizer.lr=0.5"], "client.optimizer.lr is .* there, 0.5 here"),
         (["rounds=2", "gc.lam=interval(0.5, 1.0)"], "params.gc.lam is .*low=0.0.* there, .*low=0.5"),
     ):

@@ -21,6 +21,7 @@ from gcfed.utils.files import locked
 from gcfed.utils.words import say
 
 log = logging.getLogger(__name__)
+STOP = "callbacks.early_stopping"
 FINISHED, BEGUN, NEW, OTHER = "finished", "to continue", "to start", "not to be run"
 
 
@@ -44,7 +45,7 @@ class Work:
             return
         run = read_run(self.folder)
         self.rounds, self.why = run.rounds, self.lack(run)
-        stopped = "stopped" in run.summary and run.rounds <= asked and self.cfg.callbacks.get("early_stopping")
+        stopped = "stopped" in run.summary and run.rounds <= asked and OmegaConf.select(self.cfg, STOP)
         if not self.why and run.has_ended and (run.rounds == asked or stopped):
             self.state = FINISHED
         elif not self.why and begun and 0 < run.rounds <= asked:
@@ -54,20 +55,26 @@ class Work:
             self.state, self.why = OTHER, self.why or rounds + ", and there is no checkpoint" * (not begun)
 
     def lack(self, run: Run) -> str:
-        """Why a run is not the job's: another identity, or fewer measurements than it asks for; "" if it is."""
+        """Why a run is not the job's: another identity or early end, or fewer measurements than it asks for; or ""."""
         if odd := differences(run.leaves, self.leaves) if run.config else run.note:
             return odd
         there, here = (min(n, self.cfg.rounds) for n in (run.get("eval_every") or 1, self.cfg.eval_every))
         if there != here:  # the last round is always tested
             return f"eval_every is {there} there, {here} here"
-        metrics: Any = OmegaConf.to_container(self.cfg.metrics or OmegaConf.create())
-        for name, asked in ((name, asked) for name, asked in metrics.items() if asked):
-            if not (has := run.get(f"metrics.{name}")):
-                return f"it has no metrics={name}"
+        for name, asked in self.beside.items():
+            if not (has := run.get(name)):
+                return f"it has no {name.replace('.', '=', 1)}"
             for key, value in asked.items():
                 if "${" not in str(value) and has.get(key) != value:  # else it follows other keys
-                    return f"metrics.{name}.{key} is {has.get(key)} there, {value} here"
+                    return f"{name}.{key} is {has.get(key)} there, {value} here"
         return ""
+
+    @property
+    def beside(self) -> dict[str, Any]:
+        """What it asks for that is no part of its identity: its metrics, and what may end it early, by dotted key."""
+        nodes = {f"metrics.{name}": node for name, node in (self.cfg.metrics or {}).items()}
+        nodes[STOP] = OmegaConf.select(self.cfg, STOP)
+        return {name: OmegaConf.to_container(node) for name, node in nodes.items() if node}
 
 
 def sweep(config: DictConfig, context: Any, launcher: Any, arguments: list[str]) -> None:
@@ -162,8 +169,7 @@ def look_up(jobs: Sequence[Job], root: Path, shelf: Path, compose: Callable[[Seq
         except (ValueError, OmegaConfBaseException) as error:
             raise ValueError(f"{job.title}: {' '.join(str(error).split())}") from None
         key = digest(work.leaves), cfg.rounds
-        metrics = OmegaConf.to_yaml(cfg.metrics or {})
-        if works.setdefault((*key, cfg.eval_every, metrics), work) is not work:
+        if works.setdefault((*key, cfg.eval_every, str(work.beside)), work) is not work:
             continue  # the same run as another cell's
         work.look()
         twins = [run for run in runs if (run.identity, run.rounds) == key and not work.lack(run)]
