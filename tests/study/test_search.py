@@ -257,7 +257,7 @@ def test_without_optuna_one_sentence_names_the_extra(monkeypatch, capsys):
     said = "A search needs Optuna, which is an extra: .venv/bin/uv pip install -e '.[optuna]'"
     assert capsys.readouterr().err.startswith(said)
     with pytest.raises(ValueError, match="A search needs Optuna"):
-        tune([], {}, Path(), None, None, None)
+        tune([], {}, Path(), None, None, None, None)
 
 
 @pytest.mark.parametrize(
