@@ -110,13 +110,18 @@ def test_a_folder_with_another_run_is_named_and_left_alone(study, capsys, then, 
     assert f"{FEDAVG} holds another run: {why}" in capsys.readouterr().out or why is None
 
 
-def test_a_job_that_was_stopped_early_is_finished_where_that_is_asked_for(study, capsys):
-    finish(study.root / "try" / "full" / FEDAVG, ["gc=none", "partition.alpha=0.1", STOP], 3, stopped="no better")
-    stop, go_on = BasicLauncher(), BasicLauncher()
-    study(stop, STOP, rows=["FedAvg"])
-    assert not stop.calls
-    study(go_on, rows=["FedAvg"])
-    assert len(go_on.calls) == 1
+@pytest.mark.parametrize(
+    ("words", "goes_on"),
+    [((STOP,), False), ((), True), ((STOP, "rounds=9"), True), ((STOP, "rounds=3"), True)],
+    ids=str,
+)
+def test_a_job_that_was_stopped_early_is_finished_where_that_is_asked_for(study, words, goes_on):
+    """After two of four rounds. Where nine are asked for it stops at once, to be compared with those of nine."""
+    overrides, rows = ["gc=none", "partition.alpha=0.1", STOP], [{"test/acc": 0.5}] * 2
+    finish(study.root / "try" / "full" / FEDAVG, overrides, 4, rows=rows, stopped="no better")
+    launcher = BasicLauncher()
+    study(launcher, *words, rows=["FedAvg"])
+    assert [job[-1].startswith("ckpt_path=") for job in launcher.jobs] == [True] * goes_on
 
 
 def test_a_mistake_is_named_before_any_job(study):

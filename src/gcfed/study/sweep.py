@@ -46,7 +46,7 @@ class Work:
             return
         run = read_run(self.folder)
         self.rounds, self.why = run.rounds, self.lack(run)
-        stopped = "stopped" in run.summary and run.rounds <= asked and OmegaConf.select(self.cfg, STOP)
+        stopped = "stopped" in run.summary and run.planned == asked and OmegaConf.select(self.cfg, STOP)
         if not self.why and run.has_ended and (run.rounds == asked or stopped):
             self.state = FINISHED
         elif not self.why and begun and 0 < run.rounds <= asked:
