@@ -47,7 +47,7 @@ def seeds(methods: Mapping[str, tuple[Group, Sample]], column: Column, colors: d
     ends = np.array([interval(x) for x in several.values()]).reshape(-1, 2)
     axes.hlines([*several], ends[:, 0], ends[:, 1], colors=[shades[y] for y in several], alpha=0.25, linewidth=9)
     axes.plot([np.mean(x) for x in several.values()], [*several], "k|", markersize=11, markeredgewidth=2)
-    dots = pd.DataFrame([(x, y) for y, found in numbers.items() for x in found], columns=["x", "y"])
+    dots = pd.DataFrame([(x, y) for y, values in numbers.items() for x in values], columns=["x", "y"])
     equal = dots.groupby(["x", "y"])["y"]
     place, of = equal.cumcount(), equal.transform("size")  # equal ones would lie on each other
     rows = dots["y"] + (place - (of - 1) / 2) * np.minimum(0.2, 0.8 / of)

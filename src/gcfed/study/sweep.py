@@ -91,16 +91,16 @@ def sweep(config: DictConfig, context: Any, launcher: Any, arguments: list[str])
     node: Any = OmegaConf.to_container(config.study)
     jobs, gaps = read_jobs(config.scale, node, arguments)
     root = Path(config.hydra.sweep.dir).absolute()
-    lost, trials = dict[str, str](), list[Any]()
+    failures, trials = dict[str, str](), list[Any]()
     if node.get("search") is not None:
         dry_run = bool(node.get("dry_run"))
-        jobs, lost, trials = tune(jobs, node["search"], root, compose, config, context, launcher, dry_run=dry_run)
+        jobs, failures, trials = tune(jobs, node["search"], root, compose, config, context, launcher, dry_run=dry_run)
     works = look_up(jobs, root, Path(config.paths.log_dir) / "study", compose)
     title, number = f"study {name}, scale {config.scale}", Counter(work.state for work in works)
     say(f"{title}: {len(works)} jobs in {root}", f"  {', '.join(f'{number[s]} {s}' for s in (FINISHED, BEGUN, NEW))}")
     for why, count in gaps.items():
         say(f"  left out: {count} cells, {why}")
-    say(*(f"  not to be run: {job}: {why}" for job, why in lost.items()))
+    say(*(f"  not to be run: {job}: {why}" for job, why in failures.items()))
     for work in (work for work in works if work.state == OTHER):
         say(f"  not to be run: {work.job.title}: {work.folder} holds another run: {work.why}.")
     if number[OTHER]:
@@ -119,7 +119,7 @@ def sweep(config: DictConfig, context: Any, launcher: Any, arguments: list[str])
     roots = ",".join(sorted({str(work.folder.parent) for work in works}))
     papers = [f"papers=[{node['table']}]"] * isinstance(node["table"], str)
     say(f"report: python src/report.py {shlex.join([f'roots=[{roots}]', *papers])}")
-    end(title, works, reasons, lost)
+    end(title, works, reasons, failures)
 
 
 def tune(
@@ -156,7 +156,7 @@ def tune(
     seeds = {f"seed={seed}" for trial in searches.values() for seed in tuning.seeds or [trial.cfg.seed]}
     if both := sorted(seeds & {override for job in jobs for override in job.overrides}):
         raise ValueError(f"{both[0]} is of a search and of a run: set study.seeds, or study.search.seeds, to others.")
-    found, lost, trials = dict[str, list[str]](), dict[str, str](), list[tuple[DictConfig, int]]()
+    found, failures, trials = dict[str, list[str]](), dict[str, str](), list[tuple[DictConfig, int]]()
     for cell, trial in searches.items():
         left = dry_run * max(0, tuning.n_trials - len([*trial.folder.glob("trial_*")]))
         trials += [(trial.cfg, trial.cfg.rounds)] * left * len(tuning.seeds or [trial.cfg.seed])
@@ -168,12 +168,12 @@ def tune(
         file = trial.folder / RESULTS
         if not (file.is_file() or left):
             why = f"no trial of its search has a value, as {trial.folder / TRIALS} says"
-            lost[cell] = f"{why}; a larger study.search.n_trials goes on"
+            failures[cell] = f"{why}; a larger study.search.n_trials goes on"
             continue
         best_params = mapping(f"{file}: best_params", read_yaml(file).get("best_params") if file.is_file() else None)
         found[cell] = [f"{key}={value}" for key, value in best_params.items()]
     tuned = [job._replace(overrides=[*job.overrides, *found[job.cell]]) for job in jobs if job.cell in found]
-    return tuned, {job.title: lost[job.cell] for job in jobs if job.cell in lost}, trials
+    return tuned, {job.title: failures[job.cell] for job in jobs if job.cell in failures}, trials
 
 
 def work_of(job: Job, folder: Path, compose: Compose) -> Work:
@@ -224,9 +224,9 @@ def run(batch: Sequence[Work], name: str, first: int, root: Path, launcher: Any)
     return reasons
 
 
-def end(title: str, works: Sequence[Work], reasons: dict[str, str], lost: dict[str, str]) -> None:
+def end(title: str, works: Sequence[Work], reasons: dict[str, str], failures: dict[str, str]) -> None:
     """Says how the study ended, as the folders have it; exit code 1 if a job is not finished, or none was made."""
-    lines = [f"  {job}: {why}" for job, why in lost.items()]
+    lines = [f"  {job}: {why}" for job, why in failures.items()]
     for work in works:
         work.look()
         if work.state != FINISHED:
@@ -235,7 +235,7 @@ def end(title: str, works: Sequence[Work], reasons: dict[str, str], lost: dict[s
     if not lines:
         say(f"{title}: all {len(works)} jobs are finished")
         return
-    jobs = len(works) + len(lost)
+    jobs = len(works) + len(failures)
     head = f"{title}: {jobs - len(lines)} of {jobs} jobs are finished; these are not:"
     log.error("\n".join([head, *lines, "The same command tries them again. To start one anew, move its folder away."]))
     raise SystemExit(1)
