@@ -16,7 +16,7 @@ from gcfed.report.groups import by_federation, grouped
 from gcfed.report.tables import Search
 from gcfed.report.verdict import interval, main_measure, verdict
 from gcfed.runs.folder import find_runs
-from gcfed.runs.measures import describe, smooth
+from gcfed.runs.measures import Sample, describe, smooth
 from gcfed.runs.reading import LabelCounts
 
 ACCURACY = describe("last:test/acc")
@@ -169,6 +169,20 @@ def test_the_cost_of_a_target_says_who_did_not_reach_it(axes):
     np.testing.assert_allclose(axes.collections[-1].get_offsets(), [(2, 0)])
     assert axes.texts[-1].get_text() == "not reached by every seed"
     assert axes.get_xticks().tolist() == [1, 2, 3]  # whole rounds
+
+
+def test_seeds_of_equal_results_are_dots_above_each_other(axes):
+    """Tested every fifth round, five seeds reach a target in two different ones; twelve find room as well."""
+    reached = {"fedavg": (5, 10, 5, 5, 10), "gcfed": (5,) * 12}
+    groups = {gc: (group, Sample(dict(enumerate(map(float, reached[gc])))))
+              for gc, group in zip(reached, grouped([run_of(), run_of(**GCFED)]), strict=True)}  # fmt: skip
+    seeds(groups, describe("rounds:test/acc>=0.8"), COLORS, axes)
+    dots = axes.collections[-1].get_offsets()
+    assert len({*map(tuple, np.round(dots, 6))}) == 17
+    assert dots[:, 0].tolist() == [5, 10, 5, 5, 10, *[5] * 12]
+    rows = np.repeat([0, 1], [5, 12])
+    assert (np.abs(dots[:, 1] - rows) < 0.5).all()  # on their method's line
+    assert dots[:, 1].mean() == pytest.approx(rows.mean())
 
 
 def test_every_federation_that_compares_has_its_figure_and_others_only_if_they_are_among_the_first():

@@ -114,9 +114,9 @@ def test_one_odd_run_does_not_lengthen_the_others_names():
 
 
 def test_numbers_of_a_search_have_the_digits_that_tell_them_apart():
-    rates = (0.1, 0.013725923743207623, 0.013741120005912)
+    rates = (0.1, 0.013725923743207623, 0.013741120005912, 1.3725923743207623e-05)
     runs = [run_of(**{"client.optimizer.lr": rate}) for rate in rates]
-    assert methods(*runs) == ["fedavg, η 0.1", "fedavg, η 0.01373", "fedavg, η 0.01374"]
+    assert methods(*runs) == [f"fedavg, η {rate}" for rate in ("0.1", "0.01373", "0.01374", "1.373e-05")]
 
 
 @pytest.mark.parametrize(

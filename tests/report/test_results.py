@@ -9,9 +9,10 @@ from gcfed.runs.measures import MEASURES
 
 
 def test_a_federation_is_a_table_of_methods_by_measures():
-    runs = [run_of(seed=s, values=(0.1, 0.4 + s / 10)) for s in (1, 2)]
+    same = {"client.optimizer.lr": 0.013725923743207623, "eval_every": 5}  # a search's best
+    runs = [run_of(seed=s, values=(0.1, 0.4 + s / 10), **same) for s in (1, 2)]
     moon = {"tags.algorithm": "moon", "methods.moon._target_": "gcfed.methods.moon.MOON"}
-    runs += [run_of(**GCFED, values=(0.2, 0.9)), run_of("failed", values=(0.2,), **moon)]
+    runs += [run_of(**GCFED, **same, values=(0.2, 0.9)), run_of("failed", values=(0.2,), **moon, **same)]
     table = measured(grouped(runs), ["last:test/acc", "max:test/acc", "max:test/nothing"], "f", "F")
     assert table.frame.to_dict("list") == {
         "method": ["fedavg", "gcfed", "moon"],
@@ -19,7 +20,7 @@ def test_a_federation_is_a_table_of_methods_by_measures():
         "best accuracy (%)": ["55.00 (7.07)", "90.00 [1 of 2]", "–"],
     }
     assert [isinstance(cell, Best) for cell in table.frame["best accuracy (%)"]] == [False, True, False]
-    assert table.notes[0].endswith("All: η 0.01, epochs 5.")
+    assert table.notes[0].endswith("All: η 0.0137, epochs 5, tested every 5 rounds.")
     assert f"moon ({PLACE}, 30 rounds): failed at seed 1" in table.notes[1]
     assert table.records["mean"].tolist() == pytest.approx([55, 90, 55, 90])
     assert measured(grouped(runs), ["max:test/nothing"], "f", "F") is None

@@ -53,6 +53,8 @@ def test_the_best_of_a_group_is_bold(numbers, higher, bold):
         ("rounds:test/acc>=0.8", "rounds to 80 %", "rounds", False),
         ("rounds:test/loss<=0.5", "rounds to 0.5 of test/loss", "rounds", False),
         ("bytes_to_target/0.8", "bytes to 80 %", "MB", False),
+        ("rounds_to_target/0.8", "rounds to 80 %", "rounds", False),
+        ("rounds_to_target_ema/0.8", "rounds_to_target_ema/0.8", "rounds", False),
         ("time/round_s", "a round, median", "seconds", None),
     ],
 )

@@ -33,6 +33,9 @@ SETTINGS = {
 }  # fmt: skip
 
 
+PATIENCE = "callbacks.early_stopping.patience"
+
+
 def result(values, number):
     return {METRIC: float(values["gc.lam"])}
 
@@ -200,7 +203,10 @@ def test_a_metric_that_runs_do_not_have_ends_it_after_the_first_one(tmp_path):
     assert len(launcher.jobs) == 1
     go(tmp_path, launcher, metric="test/acc_best")  # the trial goes on, under the right name
     assert len(launcher.jobs) == 5
-    assert not go(tmp_path / "target", launcher, metric="rounds_to_target/0.9", n_trials=1)  # no typo: pruned
+    target = {"metric": "rounds_to_target/0.9", "n_trials": 1}
+    assert not go(tmp_path / "target", launcher, **target, direction="minimize")  # no typo: pruned
+    with pytest.raises(ValueError, match=r"rounds_to_target/0\.9 is better where it is smaller"):
+        go(tmp_path / "most", launcher, **target)
 
 
 def test_one_folder_holds_one_search_of_one_process(tmp_path):
@@ -208,6 +214,7 @@ def test_one_folder_holds_one_search_of_one_process(tmp_path):
     go(tmp_path, BasicLauncher(result), "rounds=2", "trainer.devices=1", n_trials=2)  # changes no result
     for arguments, message in (
         (["rounds=3"], "rounds is 2 there, 3 here"),
+        (["rounds=2", f"{PATIENCE}=3"], f"{PATIENCE} is None there, 3 here"),
         (["rounds=2", "client.optimizer.lr=0.5"], "client.optimizer.lr is .* there, 0.5 here"),
         (["rounds=2", "gc.lam=interval(0.5, 1.0)"], "params.gc.lam is .*low=0.0.* there, .*low=0.5"),
     ):
@@ -250,7 +257,7 @@ def test_without_optuna_one_sentence_names_the_extra(monkeypatch, capsys):
     said = "A search needs Optuna, which is an extra: .venv/bin/uv pip install -e '.[optuna]'"
     assert capsys.readouterr().err.startswith(said)
     with pytest.raises(ValueError, match="A search needs Optuna"):
-        tune([], {}, Path(), None, None, None)
+        tune([], {}, Path(), None, None, None, None)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from gcfed.study.sweep import sweep
 from gcfed.utils.resolvers import ROOT
 
 FEDAVG, GCFED = "fedavg_alpha-0.1_s1", "gc-fed_alpha-0.1_s1"
+STOP, PATIENCE = "callbacks=early_stopping", "callbacks.early_stopping.patience"
 
 
 TABLE = {
@@ -93,6 +94,9 @@ def test_the_same_run_of_another_study_counts_and_a_longer_one_does_not(study, c
         (("metrics=[drift,gap]",), ("metrics=gap",), None),  # more than is asked for
         (("metrics=drift",), ("metrics=[drift,gap]", "metrics.gap=null"), None),
         (("eval_every=7",), ("eval_every=4",), None),  # of four rounds the last alone
+        ((STOP, f"{PATIENCE}=3"), (STOP,), f"{PATIENCE} is 3 there, 20 here"),
+        ((), (STOP,), "it has no callbacks=early_stopping"),
+        ((STOP,), (), None),  # it never ended it
         (("client.epochs=5",), ("extras.figures=false", "trainer.devices=1", "targets=[0.3]"), None),
     ],
 )
@@ -106,13 +110,18 @@ def test_a_folder_with_another_run_is_named_and_left_alone(study, capsys, then, 
     assert f"{FEDAVG} holds another run: {why}" in capsys.readouterr().out or why is None
 
 
-def test_a_job_that_was_stopped_early_is_finished_where_that_is_asked_for(study, capsys):
-    finish(study.root / "try" / "full" / FEDAVG, ["gc=none", "partition.alpha=0.1"], 3, stopped="no better")
-    stop, go_on = BasicLauncher(), BasicLauncher()
-    study(stop, "callbacks=early_stopping", rows=["FedAvg"])
-    assert not stop.calls
-    study(go_on, rows=["FedAvg"])
-    assert len(go_on.calls) == 1
+@pytest.mark.parametrize(
+    ("words", "goes_on"),
+    [((STOP,), False), ((), True), ((STOP, "rounds=9"), True), ((STOP, "rounds=3"), True)],
+    ids=str,
+)
+def test_a_job_that_was_stopped_early_is_finished_where_that_is_asked_for(study, words, goes_on):
+    """After two of four rounds. Where nine are asked for it stops at once, to be compared with those of nine."""
+    overrides, rows = ["gc=none", "partition.alpha=0.1", STOP], [{"test/acc": 0.5}] * 2
+    finish(study.root / "try" / "full" / FEDAVG, overrides, 4, rows=rows, stopped="no better")
+    launcher = BasicLauncher()
+    study(launcher, *words, rows=["FedAvg"])
+    assert [job[-1].startswith("ckpt_path=") for job in launcher.jobs] == [True] * goes_on
 
 
 def test_a_mistake_is_named_before_any_job(study):
@@ -126,8 +135,9 @@ def test_cells_that_an_override_makes_equal_are_one_run(study):
     assert [job[0][-3] for job in launcher.calls] == ["gc=local"]
 
 
-def test_cells_that_measure_otherwise_are_two_runs(study, capsys):
-    columns = [{"label": f"every {n}", "overrides": ["metrics=gap", f"metrics.gap.every={n}"]} for n in (1, 2)]
+@pytest.mark.parametrize(("chosen", "key"), [("metrics=gap", "metrics.gap.every"), (STOP, PATIENCE)])
+def test_cells_that_measure_or_end_otherwise_are_two_runs(study, capsys, chosen, key):
+    columns = [{"label": f"every {n}", "overrides": [chosen, f"{key}={n}"]} for n in (1, 2)]
     study(BasicLauncher(), dry_run=True, table={**TABLE, "columns": columns}, rows=["FedAvg"])
     assert "2 jobs in" in capsys.readouterr().out
 

@@ -1,5 +1,6 @@
 """A study that tunes each cell first: equal budgets, knobs of their own, and the best goes to every seed."""
 
+import re
 from functools import partial
 
 import pandas as pd
@@ -9,6 +10,7 @@ import yaml
 from omegaconf import OmegaConf
 from pretend import context, plain
 
+from gcfed.study import cost
 from gcfed.study.sweep import sweep
 from gcfed.utils.resolvers import CONFIGS
 
@@ -72,7 +74,7 @@ def test_each_cell_has_as_many_trials_and_its_runs_have_the_best(tmp_path, capsy
     assert "4 finished, 0 " in capsys.readouterr().out
 
 
-def test_a_trial_that_fails_is_one_of_the_budget_and_a_cell_without_any_value_is_named(tmp_path):
+def test_a_trial_that_fails_is_one_of_the_budget(tmp_path):
     def fails_once(values, number):
         if number == 1 and "data.validation" in values:
             raise ValueError("too large a rate")
@@ -82,8 +84,52 @@ def test_a_trial_that_fails_is_one_of_the_budget_and_a_cell_without_any_value_is
     go(tmp_path, launcher, search=SEARCH | {"n_jobs": 2})
     assert [len(call) for call in launcher.calls[:4]] == [2, 2, 2, 2]  # four trials a cell, two at once
     assert len(launcher.jobs) == 8 + 4
-    with pytest.raises(ValueError, match=r"No trial of .*searches.fedavg_digits has a value"):
-        go(tmp_path / "none", BasicLauncher(lambda *_: {METRIC: None}))
+
+
+def test_a_cell_whose_search_finds_nothing_is_named_and_the_others_run(tmp_path, caplog, capsys):
+    """It has no runs: with whatever rate the config has they would stand beside tuned ones."""
+
+    def of(values, number):
+        return {METRIC: None} if values["algorithm"] == "fedavg" else result(values, number)
+
+    launcher = BasicLauncher(of)
+    for trials in (8, 0):  # nor when the study is started again
+        with pytest.raises(SystemExit):
+            go(tmp_path, launcher)
+        runs = [job for job in launcher.jobs[trials:] if "data.validation=0.1" not in job]
+        assert [(job[0], "seed=1" in job) for job in runs] == [("algorithm=fedprox", first) for first in (True, False)]
+        assert "2 of 4 jobs are finished; these are not" in caplog.text
+        for seed in (1, 2):
+            assert f"FedAvg, digits, seed {seed}: no trial of its search has a value" in caplog.text
+        assert str(tmp_path / "study" / "searches" / "fedavg_digits" / "trials.csv") in caplog.text
+        caplog.clear()
+    capsys.readouterr()
+    go(tmp_path, launcher, dry_run=True)
+    assert "2 finished, 0 to continue, 0 to start\n  not to be run: FedAvg, digits, seed 1: " in capsys.readouterr().out
+    more = BasicLauncher(result)
+    go(tmp_path, more, search=SEARCH | {"n_trials": 5}, rows=["FedAvg"])
+    assert ["data.validation=0.1" in job for job in more.jobs] == [True, False, False]
+
+
+def test_a_dry_run_counts_the_trials_that_are_to_come(tmp_path, capsys, monkeypatch):
+    """A round is half an hour, and each run has two and leaves a megabyte; a trial has a run with each of two seeds."""
+    monkeypatch.setattr(cost, "cost", lambda cfg, steps: (1800.0, 10**6))
+    search = SEARCH | {"seeds": [8, 9]}
+    for trials, runs in ((2 * 4, 4), (4, 2)):
+        go(tmp_path, None, search=search, dry_run=True)
+        hours = 2 * trials + runs
+        assert re.search(rf"about {hours}\.0 h on one core,.* and {hours} MB of disk\n", capsys.readouterr().out)
+        go(tmp_path, BasicLauncher(result), search=search, rows=["FedAvg"])
+
+
+def test_a_mistake_in_any_cell_or_a_seed_that_a_run_has_is_named_before_any_search(tmp_path):
+    rows = [*ROWS, {"label": "FedSAM", "overrides": ["algorithm=fedsam", "client.epochs=${nothing}"]}]
+    table = {"rows": rows, "columns": [{"label": "digits", "overrides": []}]}
+    with pytest.raises(ValueError, match=r"^FedSAM, digits, seed \d: .*nothing"):
+        go(tmp_path, None, table=table)
+    for words in ({"seeds": [7, 9]}, {"seeds": [1], "search": SEARCH | {"overrides": ["data.validation=0.1"]}}):
+        with pytest.raises(ValueError, match=r"^seed=[19] is of a search and of a run"):
+            go(tmp_path, None, **words)
 
 
 def test_a_dry_run_and_a_mistake_start_nothing(tmp_path, capsys):

@@ -47,9 +47,12 @@ def seeds(methods: Mapping[str, tuple[Group, Sample]], column: Column, colors: d
     ends = np.array([interval(x) for x in several.values()]).reshape(-1, 2)
     axes.hlines([*several], ends[:, 0], ends[:, 1], colors=[shades[y] for y in several], alpha=0.25, linewidth=9)
     axes.plot([np.mean(x) for x in several.values()], [*several], "k|", markersize=11, markeredgewidth=2)
-    rows = [y for y, x in numbers.items() for _ in x]
-    sizes = [20 if y in several else 50 for y in rows]
-    axes.scatter([*chain(*numbers.values())], rows, sizes, [shades[y] for y in rows], zorder=3, clip_on=False)
+    dots = pd.DataFrame([(x, y) for y, values in numbers.items() for x in values], columns=["x", "y"])
+    equal = dots.groupby(["x", "y"])["y"]
+    place, of = equal.cumcount(), equal.transform("size")  # equal ones would lie on each other
+    rows = dots["y"] + (place - (of - 1) / 2) * np.minimum(0.2, 0.8 / of)
+    sizes = [20 if y in several else 50 for y in dots["y"]]
+    axes.scatter(dots["x"], rows, sizes, [shades[y] for y in dots["y"]], zorder=3, clip_on=False)
     for y, (group, s) in enumerate(methods.values()):
         if y not in numbers:
             why = "not reached by every seed" if s.bound else states(group.runs) or "not measured"

@@ -164,7 +164,7 @@ def _tell_apart(labels: Sequence[Any], names: Sequence[dict[str, str]], texts: p
         frame = variants(texts.loc[members])
         for key in frame:
             shares = frame[key].value_counts(normalize=True)
-            for i, text, short in zip(members, frame[key], _in_few_digits(frame[key]), strict=True):
+            for i, text, short in zip(members, frame[key], in_few_digits(frame[key]), strict=True):
                 names[i].update({key: described(key, short)} if shares[text] <= 0.5 else {})
 
 
@@ -176,7 +176,7 @@ def unlike(groups: Sequence[Group]) -> list[str]:
     told |= {key for key in texts if f"{key.rpartition('.')[0]}._target_" in {*texts} - {key}}  # a class brings these
     said = []
     for key in (key for key in texts if key.startswith(_TRAINING) and key not in told):
-        values = _in_few_digits(texts[key]).replace("", "none")
+        values = in_few_digits(texts[key]).replace("", "none")
         usual, *others = values.value_counts().index
         who = {text: ", ".join(groups[i].method for i in values.index[values == text]) for text in others}
         said.append(f"{symbol(key)} {usual}, but {', '.join(f'{text} ({names})' for text, names in who.items())}")
@@ -247,10 +247,10 @@ def symbol(key: str) -> str:
     return SYMBOLS.get(key, re.sub("[._]+", " ", words).strip())
 
 
-def _in_few_digits(texts: pd.Series) -> pd.Series:
+def in_few_digits(texts: pd.Series) -> pd.Series:
     """Long numbers, as a search draws them, with three digits, or as many as tell them apart."""
     for digits in range(3, 17):
-        short = texts.str.replace(r"^\d*\.\d{6,}$", lambda number: f"{float(number[0]):.{digits}g}", regex=True)  # noqa: B023
+        short = texts.str.replace(r"^\d*\.\d{6,}(e-\d+)?$", lambda number: f"{float(number[0]):.{digits}g}", regex=True)  # noqa: B023
         if short.nunique() == texts.nunique():
             return short
     return texts

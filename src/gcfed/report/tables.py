@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import pandas as pd
 
-from gcfed.report.groups import SYMBOLS, Group, by_federation, described, unlike
+from gcfed.report.groups import SYMBOLS, Group, by_federation, described, in_few_digits, unlike
 from gcfed.report.verdict import Verdict
 from gcfed.runs.folder import FINISHED, RESULTS, STATES, STORAGE, TRIALS, Run, folders, shown
 from gcfed.runs.measures import MEASURES, describe, parse, states, value
@@ -175,8 +175,11 @@ def measured(
         texts = {"federation": [*places.mask(places == places.shift(), "")], **texts}
     else:
         told = [key for key in SYMBOLS if key.startswith(("client.", "gc.", "methods."))]  # and not by the federation
-        values = {key: {str(group.runs[0].leaves.get(key, "")) for group in groups} for key in told}
+        own = [group.runs[0].leaves for group in groups]
+        values = {key: {*in_few_digits(pd.Series([str(one.get(key, "")) for one in own]))} for key in told}
         common = [described(key, *found) for key, found in values.items() if len(found) == 1 and any(found)]
+        every = groups[0].runs[0].get("eval_every") or 1  # a federation's are equal
+        common += [f"tested every {every} rounds"] * (every > 1)
         notes[0] += f" All: {', '.join(common)}." * bool(common)
     if lost := [f"{group.method} ({group.federation}): {text}" for group in groups if (text := states(group.runs))]:
         notes.append(f"In no mean: {'; '.join(lost)}.")

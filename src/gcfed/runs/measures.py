@@ -102,7 +102,8 @@ class Measure(NamedTuple):
 _KINDS: dict[str, tuple[str, bool | None]] = {
     "acc_diff/": ("percent", None), "_std": ("percent", None), "personal/": ("percent", True), "comm/": ("MB", None),
     "time/": ("seconds", None), "bytes": ("MB", False), "acc": ("percent", True), "loss": ("none", False),
-    "error": ("none", False), "rmse": ("none", False), "seconds": ("seconds", False), "": ("none", None),
+    "rounds_to": ("rounds", False), "error": ("none", False), "rmse": ("none", False), "seconds": ("seconds", False),
+    "": ("none", None),
 }  # fmt: skip
 
 

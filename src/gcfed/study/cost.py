@@ -21,10 +21,11 @@ from gcfed.utils.words import size
 def estimate(left: Sequence[tuple[DictConfig, int]]) -> list[str]:
     """Of jobs by their configs and the rounds that they have to go; nothing is downloaded, and no error stops it."""
     steps: dict[str, float] = {}  # seconds of one, of each data set and model
+    costs = dict[int, tuple[float, int]]()  # trials of a search have one config
     hours, disk, unknown = 0.0, 0, []
     for cfg, rounds in left:
         try:
-            seconds, stored = cost(cfg, steps)
+            seconds, stored = costs[id(cfg)] = costs.get(id(cfg)) or cost(cfg, steps)
             hours, disk = hours + rounds * seconds / 3600, disk + stored
         except Exception as error:
             unknown.append(f"not counted: {cfg.tags.data}, {cfg.tags.model}: {' '.join(str(error).split())[:150]}")

@@ -88,6 +88,8 @@ class Search:
         #: What all trials have in common, by which the search is known again.
         self.fixed = {key: value for key, value in leaves(cfg).items() if not f"{key}.".startswith(searched)}
         self.fixed |= {"rounds": cfg.rounds, "eval_every": cfg.eval_every}
+        ends = OmegaConf.select(cfg, "callbacks.early_stopping") or {}
+        self.fixed |= {f"callbacks.early_stopping.{key}": value for key, value in ends.items()}
         self.fixed |= {"metric": self.metric, "direction": settings.direction}
         self.fixed |= {f"params.{key}": repr(distribution) for key, distribution in self.space.items()}
         if self.seeds:

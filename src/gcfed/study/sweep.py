@@ -21,6 +21,8 @@ from gcfed.utils.files import locked
 from gcfed.utils.words import say
 
 log = logging.getLogger(__name__)
+Compose = Callable[[Sequence[str]], Any]
+STOP = "callbacks.early_stopping"
 FINISHED, BEGUN, NEW, OTHER = "finished", "to continue", "to start", "not to be run"
 
 
@@ -44,7 +46,7 @@ class Work:
             return
         run = read_run(self.folder)
         self.rounds, self.why = run.rounds, self.lack(run)
-        stopped = "stopped" in run.summary and run.rounds <= asked and self.cfg.callbacks.get("early_stopping")
+        stopped = "stopped" in run.summary and run.planned == asked and OmegaConf.select(self.cfg, STOP)
         if not self.why and run.has_ended and (run.rounds == asked or stopped):
             self.state = FINISHED
         elif not self.why and begun and 0 < run.rounds <= asked:
@@ -54,20 +56,26 @@ class Work:
             self.state, self.why = OTHER, self.why or rounds + ", and there is no checkpoint" * (not begun)
 
     def lack(self, run: Run) -> str:
-        """Why a run is not the job's: another identity, or fewer measurements than it asks for; "" if it is."""
+        """Why a run is not the job's: another identity or early end, or fewer measurements than it asks for; or ""."""
         if odd := differences(run.leaves, self.leaves) if run.config else run.note:
             return odd
         there, here = (min(n, self.cfg.rounds) for n in (run.get("eval_every") or 1, self.cfg.eval_every))
         if there != here:  # the last round is always tested
             return f"eval_every is {there} there, {here} here"
-        metrics: Any = OmegaConf.to_container(self.cfg.metrics or OmegaConf.create())
-        for name, asked in ((name, asked) for name, asked in metrics.items() if asked):
-            if not (has := run.get(f"metrics.{name}")):
-                return f"it has no metrics={name}"
+        for name, asked in self.beside.items():
+            if not (has := run.get(name)):
+                return f"it has no {name.replace('.', '=', 1)}"
             for key, value in asked.items():
                 if "${" not in str(value) and has.get(key) != value:  # else it follows other keys
-                    return f"metrics.{name}.{key} is {has.get(key)} there, {value} here"
+                    return f"{name}.{key} is {has.get(key)} there, {value} here"
         return ""
+
+    @property
+    def beside(self) -> dict[str, Any]:
+        """What it asks for that is no part of its identity: its metrics, and what may end it early, by dotted key."""
+        nodes = {f"metrics.{name}": node for name, node in (self.cfg.metrics or {}).items()}
+        nodes[STOP] = OmegaConf.select(self.cfg, STOP)
+        return {name: OmegaConf.to_container(node) for name, node in nodes.items() if node}
 
 
 def sweep(config: DictConfig, context: Any, launcher: Any, arguments: list[str]) -> None:
@@ -83,13 +91,16 @@ def sweep(config: DictConfig, context: Any, launcher: Any, arguments: list[str])
     node: Any = OmegaConf.to_container(config.study)
     jobs, gaps = read_jobs(config.scale, node, arguments)
     root = Path(config.hydra.sweep.dir).absolute()
+    failures, trials = dict[str, str](), list[Any]()
     if node.get("search") is not None:
-        jobs = tune(jobs, node["search"], root, config, context, launcher, dry_run=bool(node.get("dry_run")))
+        dry_run = bool(node.get("dry_run"))
+        jobs, failures, trials = tune(jobs, node["search"], root, compose, config, context, launcher, dry_run=dry_run)
     works = look_up(jobs, root, Path(config.paths.log_dir) / "study", compose)
     title, number = f"study {name}, scale {config.scale}", Counter(work.state for work in works)
     say(f"{title}: {len(works)} jobs in {root}", f"  {', '.join(f'{number[s]} {s}' for s in (FINISHED, BEGUN, NEW))}")
     for why, count in gaps.items():
         say(f"  left out: {count} cells, {why}")
+    say(*(f"  not to be run: {job}: {why}" for job, why in failures.items()))
     for work in (work for work in works if work.state == OTHER):
         say(f"  not to be run: {work.job.title}: {work.folder} holds another run: {work.why}.")
     if number[OTHER]:
@@ -99,7 +110,8 @@ def sweep(config: DictConfig, context: Any, launcher: Any, arguments: list[str])
         from gcfed.study.cost import estimate  # torch
 
         say(*(f"  {work.state:<13} {work.job.title}  ({work.folder.name})" for work in works))
-        say(*(f"  {line}" for line in estimate([(work.cfg, work.cfg.rounds - work.rounds) for work in left])))
+        runs = [(work.cfg, work.cfg.rounds - work.rounds) for work in left]
+        say(*(f"  {line}" for line in estimate([*trials, *runs])))
         return
     reasons: dict[str, str] = {}
     for i, batch in enumerate([[work] for work in left] if is_in_process(launcher) else [left]):
@@ -107,17 +119,19 @@ def sweep(config: DictConfig, context: Any, launcher: Any, arguments: list[str])
     roots = ",".join(sorted({str(work.folder.parent) for work in works}))
     papers = [f"papers=[{node['table']}]"] * isinstance(node["table"], str)
     say(f"report: python src/report.py {shlex.join([f'roots=[{roots}]', *papers])}")
-    end(title, works, reasons)
+    end(title, works, reasons, failures)
 
 
 def tune(
-    jobs: Sequence[Job], node: Any, root: Path, config: Any, context: Any, launcher: Any, *, dry_run: bool = False
-) -> list[Job]:
+    jobs: Sequence[Job], node: Any, root: Path, compose: Compose, config: Any, context: Any, launcher: Any, *,
+    dry_run: bool = False,
+) -> tuple[list[Job], dict[str, str], list[tuple[DictConfig, int]]]:  # fmt: skip
     """A study's jobs with the best that a search of each cell found, all with the same number of trials.
 
     ``node`` is ``study.search`` (:class:`gcfed.study.space.Tuning`); the searches lie in ``searches/<row>_<column>``
-    below the study's folder, ``root``; a dry run searches for nothing and takes what was found. ValueError: words that
-    cannot be searched, before any search; or no trial of a search has a value.
+    below the study's folder, ``root``. Second, by title, why jobs are left out whose search found nothing. A dry run
+    searches for nothing and takes what was found; third, the trials to come: configs and rounds. ValueError, before any
+    search: a config that cannot be, words that cannot be searched, or a seed of the searches that a job has, too.
     """
     from gcfed.study.search import search  # Optuna, an extra; a trial that fails is one of the budget
     from gcfed.study.space import Settings, read_tuning
@@ -133,37 +147,52 @@ def tune(
         if not having:
             say(f"no job has {override}: study.search.knobs has {', '.join(more)} for nothing")
     if dry_run:
-        say(f"{len(cells)} searches of {tuning.n_trials} trials each, unless they have ended; below, the runs")
-    found: dict[str, list[str]] = {}
+        say(f"{len(cells)} searches of {tuning.n_trials} trials each, unless they have ended, count below, as runs do")
+    searches = {}
     for cell, job in cells.items():
-        folder = root / "searches" / cell
+        common = [override for override in job.overrides if not override.startswith("seed=")]
+        job = job._replace(overrides=[*common, *(tuning.overrides or ())])
+        searches[cell] = work_of(job, root / "searches" / cell, compose)
+    seeds = {f"seed={seed}" for trial in searches.values() for seed in tuning.seeds or [trial.cfg.seed]}
+    if both := sorted(seeds & {override for job in jobs for override in job.overrides}):
+        raise ValueError(f"{both[0]} is of a search and of a run: set study.seeds, or study.search.seeds, to others.")
+    found, failures, trials = dict[str, list[str]](), dict[str, str](), list[tuple[DictConfig, int]]()
+    for cell, trial in searches.items():
+        left = dry_run * max(0, tuning.n_trials - len([*trial.folder.glob("trial_*")]))
+        trials += [(trial.cfg, trial.cfg.rounds)] * left * len(tuning.seeds or [trial.cfg.seed])
         if not dry_run:
-            say(f"search for {job.title.rpartition(', seed')[0]}")
-            place = {"hydra": {"sweep": {"dir": str(folder)}}, "optimized_metric": tuning.metric}
-            common = [override for override in job.overrides if not override.startswith("seed=")]
-            overrides = [*common, *(tuning.overrides or ())]
-            search(OmegaConf.merge(config, place), context, launcher, overrides, **own | {"params": params[cell]})
-        results = read_yaml(folder / RESULTS) if (folder / RESULTS).is_file() else {}
-        if not (results or dry_run):
-            raise ValueError(f"No trial of {folder} has a value; its {TRIALS} says why. study.rows leaves it out.")
-        best_params = mapping(f"{folder / RESULTS}: best_params", results.get("best_params"))
+            say(f"search for {trial.job.title.rpartition(', seed')[0]}")
+            place = {"hydra": {"sweep": {"dir": str(trial.folder)}}, "optimized_metric": tuning.metric}
+            asked = own | {"params": params[cell]}
+            search(OmegaConf.merge(config, place), context, launcher, trial.job.overrides, **asked)
+        file = trial.folder / RESULTS
+        if not (file.is_file() or left):
+            why = f"no trial of its search has a value, as {trial.folder / TRIALS} says"
+            failures[cell] = f"{why}; a larger study.search.n_trials goes on"
+            continue
+        best_params = mapping(f"{file}: best_params", read_yaml(file).get("best_params") if file.is_file() else None)
         found[cell] = [f"{key}={value}" for key, value in best_params.items()]
-    return [job._replace(overrides=[*job.overrides, *found[job.cell]]) for job in jobs]
+    tuned = [job._replace(overrides=[*job.overrides, *found[job.cell]]) for job in jobs if job.cell in found]
+    return tuned, {job.title: failures[job.cell] for job in jobs if job.cell in failures}, trials
 
 
-def look_up(jobs: Sequence[Job], root: Path, shelf: Path, compose: Callable[[Sequence[str]], Any]) -> list[Work]:
+def work_of(job: Job, folder: Path, compose: Compose) -> Work:
+    """The job with its config; ValueError, with its title, where that cannot be."""
+    try:
+        cfg = compose(job.overrides)
+        return Work(job, cfg, leaves(cfg), folder)
+    except (ValueError, OmegaConfBaseException) as error:
+        raise ValueError(f"{job.title}: {' '.join(str(error).split())}") from None
+
+
+def look_up(jobs: Sequence[Job], root: Path, shelf: Path, compose: Compose) -> list[Work]:
     """Each different run once, with its folder's state; a finished one of another study below ``shelf`` counts."""
     runs = [run for run in find_runs([shelf]) if run.has_ended] if shelf.is_dir() else []
     works: dict[Any, Work] = {}
     for job in jobs:
-        try:
-            cfg = compose(job.overrides)
-            work = Work(job, cfg, leaves(cfg), root / job.folder)
-        except (ValueError, OmegaConfBaseException) as error:
-            raise ValueError(f"{job.title}: {' '.join(str(error).split())}") from None
-        key = digest(work.leaves), cfg.rounds
-        metrics = OmegaConf.to_yaml(cfg.metrics or {})
-        if works.setdefault((*key, cfg.eval_every, metrics), work) is not work:
+        work = work_of(job, root / job.folder, compose)
+        key = digest(work.leaves), work.cfg.rounds
+        if works.setdefault((*key, work.cfg.eval_every, str(work.beside)), work) is not work:
             continue  # the same run as another cell's
         work.look()
         twins = [run for run in runs if (run.identity, run.rounds) == key and not work.lack(run)]
@@ -195,17 +224,18 @@ def run(batch: Sequence[Work], name: str, first: int, root: Path, launcher: Any)
     return reasons
 
 
-def end(title: str, works: Sequence[Work], reasons: dict[str, str]) -> None:
-    """Says how the study ended, as the folders have it; exit code 1 if a job is not finished."""
-    lines = []
+def end(title: str, works: Sequence[Work], reasons: dict[str, str], failures: dict[str, str]) -> None:
+    """Says how the study ended, as the folders have it; exit code 1 if a job is not finished, or none was made."""
+    lines = [f"  {job}: {why}" for job, why in failures.items()]
     for work in works:
         work.look()
         if work.state != FINISHED:
             why = reasons.get(work.job.title) or work.why or "it was stopped"
-            lines += [f"  {work.job.title}: {why}", f"    {work.folder}"]
+            lines += [f"  {work.job.title}: {why}\n    {work.folder}"]
     if not lines:
         say(f"{title}: all {len(works)} jobs are finished")
         return
-    head = f"{title}: {len(works) - len(lines) // 2} of {len(works)} jobs are finished; these are not:"
+    jobs = len(works) + len(failures)
+    head = f"{title}: {jobs - len(lines)} of {jobs} jobs are finished; these are not:"
     log.error("\n".join([head, *lines, "The same command tries them again. To start one anew, move its folder away."]))
     raise SystemExit(1)
