@@ -72,8 +72,13 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
     metrics = [part for part in parts_of(build_all(cfg, "metrics")) if isinstance(part, kind)]
     if not clients_only:
         _check_samples(data, module.task.has_classes, is_text)
-    callbacks: list[Callback] = [loop, *methods, *metrics, *build_all(cfg, "callbacks")]
+    own = build_all(cfg, "callbacks")
+    callbacks: list[Callback] = [loop, *methods, *metrics, *own]
     loop.bind(callbacks, data, module)
+    for callback in own if loop.transport.apart else ():  # clients elsewhere build methods and metrics alone
+        if isinstance(callback, ClientPart) or type(callback).on_after_backward is not Callback.on_after_backward:
+            part = f"callbacks: {type(callback).__name__} takes part in local training, which federation has elsewhere"
+            raise ValueError(f"{part}: make it a ClientPart, under methods (docs/add-a-method.md).")
     loop.stores.require_folder()
     _warn_of_disk(loop, module, data.num_clients)
     return Parts(module, data, loop, methods, callbacks)
