@@ -265,17 +265,28 @@ class Listener(Callback):
         self.heard += 1
 
 
+NOTED = []
+
+
+def note(trainer, pl_module):
+    """As a callback's own hook, which its class does not have."""
+    NOTED.append(1)
+
+
 def test_any_callback_hears_of_a_local_step(config, tmp_path, monkeypatch):
     cfg = config(*FAST, "rounds=1", folder=tmp_path)
     with open_dict(cfg):
         cfg.callbacks.listener = {"_target_": f"{__name__}.Listener"}
+        own = {"_target_": f"{__name__}.note", "_partial_": True}
+        cfg.callbacks.own = {"_target_": "lightning.pytorch.callbacks.LambdaCallback", "on_after_backward": own}
     calls = []
+    NOTED.clear()
     monkeypatch.setattr(FederatedModule, "on_after_backward", lambda self: calls.append(1))
     result = train(cfg)
     cohort = result.loop.round.cohort
     steps = result.loop.solver.num_steps(result.loop.data.sizes(cohort)).sum()
     heard = next(c for c in result.trainer.callbacks if isinstance(c, Listener)).heard
-    assert heard == len(calls) == steps > 0
+    assert heard == len(calls) == len(NOTED) == steps > 0
 
 
 @pytest.mark.parametrize("stack", [1, 4])

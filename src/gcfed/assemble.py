@@ -20,7 +20,7 @@ from gcfed.data.sampling import cohort_size
 from gcfed.federated.faults import Faults
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.method import ClientPart, Part, parts_of
-from gcfed.federated.module import FederatedModule
+from gcfed.federated.module import FederatedModule, hears_of_steps
 from gcfed.federated.processes.strategy import spread, trains_on_cpu
 from gcfed.federated.store import ClientStores
 from gcfed.methods.local_norm import LocalNorm
@@ -76,7 +76,7 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
     callbacks: list[Callback] = [loop, *methods, *metrics, *own]
     loop.bind(callbacks, data, module)
     for callback in own if loop.transport.apart else ():  # clients elsewhere build methods and metrics alone
-        if isinstance(callback, ClientPart) or type(callback).on_after_backward is not Callback.on_after_backward:
+        if isinstance(callback, ClientPart) or hears_of_steps(callback):
             part = f"callbacks: {type(callback).__name__} takes part in local training, which federation has elsewhere"
             raise ValueError(f"{part}: make it a ClientPart, under methods (docs/add-a-method.md).")
     loop.stores.require_folder()
