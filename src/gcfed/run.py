@@ -160,7 +160,8 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     module = build_module(run)
     module.net.load_state_dict(fitting_weights(module, checkpoint, path))
     cpu = {"accelerator": "cpu"} if trains_on_cpu(cfg.trainer.accelerator) else {}  # Lightning's auto is not, on a Mac
-    trainer: Trainer = require(cfg, "trainer", **cpu)
+    precision = cfg.trainer.get("precision") or run.get("precision")
+    trainer: Trainer = require(cfg, "trainer", precision=precision, **cpu)
     trainer.validate(module, datamodule=data, verbose=False)
     metrics = {key: float(trainer.callback_metrics[key]) for key in module.tested()}
     params = dict(module.net.cpu().named_parameters())
