@@ -353,6 +353,9 @@ def test_a_round_without_a_finite_client_leaves_everything_as_it_was(config, tmp
         (["precision_matmul=tf32"], r"precision_matmul=tf32.*high"),
         (["ckpt_path=nowhere.ckpt"], r"ckpt_path=nowhere\.ckpt: there is no such file"),
         (["ckpt_path=last"], r"ckpt_path=last"),
+        (["+callbacks.x._target_=gcfed.methods.scaffold.Scaffold"], "^callbacks: Scaffold is no Callback"),
+        (["+callbacks.x._target_=torch.nn.ReLU"], "^callbacks: ReLU is no Callback of Lightning's"),
+        (["+logger.x._target_=torch.nn.ReLU"], "^logger: ReLU is no Logger of Lightning's"),
     ],
 )  # fmt: skip
 def test_bad_input_is_refused_before_the_first_round(config, tmp_path, overrides, message):
