@@ -92,6 +92,7 @@ def test_a_comparison_is_of_the_runs_that_one_would_make_by_hand(tmp_path):
         ([], [1, 1], "different seeds"),
         ([], [1.5], r"seeds=\[1.5\] must be a list, each entry a whole number of at least 0"),
         ([], [], "different seeds"),
+        (["ckpt_path=run/checkpoints/last.ckpt"], [1], "goes on in its own folders, by ckpt_path=last"),
     ],
 )
 def test_a_comparison_that_cannot_work_is_refused(tmp_path, more, seeds, sentence):

@@ -35,8 +35,8 @@ OF_OTHER_DATA = {"metrics=relative_error", "partition=colour", "partition=natura
 SMALL = ("callbacks.progress=null", "extras.figures=false", "model.hidden=[8]", "trainer.devices=1")
 # Options that set keys of their own and are built from the digits alone.
 GROUPS = (
-    "aggregator", "algorithm", "attack", "client", "client_store", "gc", "logger", "metrics", "participation",
-    "partition", "quantization", "server",
+    "aggregator", "algorithm", "attack", "callbacks", "client", "client_store", "federation", "gc", "logger", "metrics",
+    "participation", "partition", "quantization", "server",
 )  # fmt: skip
 # Names, what is read before or after the run is built, and what the run sets itself.
 ELSEWHERE = (

@@ -200,15 +200,17 @@ def test_the_run_folder(finished):
     assert np.array_equal(saved["indices"], result.trainer.datamodule.partition.indices)
 
 
-def test_eval_reproduces_the_last_test(finished):
+@pytest.mark.parametrize("precision", ["64-true", "bf16-mixed"])
+def test_eval_reproduces_the_last_test(config, tmp_path, precision):
+    result = run(config, tmp_path, "run", *FAST, "rounds=2", f"precision={precision}")
     cfg = OmegaConf.create({
-        "ckpt_path": str(finished.folder / "checkpoints/last.ckpt"), "override": {}, "paths": {},
+        "ckpt_path": str(result.folder / "checkpoints/last.ckpt"), "override": {}, "paths": {},
         "trainer": {"_target_": "lightning.pytorch.Trainer", "logger": False, "enable_progress_bar": False,
                     "accelerator": "cpu", "enable_checkpointing": False},
     })  # fmt: skip
     metrics = evaluate(cfg)
-    assert metrics["round"] == 4
-    assert metrics["test/acc"] == pytest.approx(finished.metrics["test/acc"])
+    assert metrics["round"] == 2
+    assert metrics["test/loss"] == pytest.approx(result.metrics["test/loss"], rel=1e-7)
 
 
 # ---------------------------------------------------------------------------------------------------- behaviour
@@ -265,17 +267,28 @@ class Listener(Callback):
         self.heard += 1
 
 
+NOTED = []
+
+
+def note(trainer, pl_module):
+    """As a callback's own hook, which its class does not have."""
+    NOTED.append(1)
+
+
 def test_any_callback_hears_of_a_local_step(config, tmp_path, monkeypatch):
     cfg = config(*FAST, "rounds=1", folder=tmp_path)
     with open_dict(cfg):
         cfg.callbacks.listener = {"_target_": f"{__name__}.Listener"}
+        own = {"_target_": f"{__name__}.note", "_partial_": True}
+        cfg.callbacks.own = {"_target_": "lightning.pytorch.callbacks.LambdaCallback", "on_after_backward": own}
     calls = []
+    NOTED.clear()
     monkeypatch.setattr(FederatedModule, "on_after_backward", lambda self: calls.append(1))
     result = train(cfg)
     cohort = result.loop.round.cohort
     steps = result.loop.solver.num_steps(result.loop.data.sizes(cohort)).sum()
     heard = next(c for c in result.trainer.callbacks if isinstance(c, Listener)).heard
-    assert heard == len(calls) == steps > 0
+    assert heard == len(calls) == len(NOTED) == steps > 0
 
 
 @pytest.mark.parametrize("stack", [1, 4])
@@ -340,6 +353,9 @@ def test_a_round_without_a_finite_client_leaves_everything_as_it_was(config, tmp
         (["precision_matmul=tf32"], r"precision_matmul=tf32.*high"),
         (["ckpt_path=nowhere.ckpt"], r"ckpt_path=nowhere\.ckpt: there is no such file"),
         (["ckpt_path=last"], r"ckpt_path=last"),
+        (["+callbacks.x._target_=gcfed.methods.scaffold.Scaffold"], "^callbacks: Scaffold is no Callback"),
+        (["+callbacks.x._target_=torch.nn.ReLU"], "^callbacks: ReLU is no Callback of Lightning's"),
+        (["+logger.x._target_=torch.nn.ReLU"], "^logger: ReLU is no Logger of Lightning's"),
     ],
 )  # fmt: skip
 def test_bad_input_is_refused_before_the_first_round(config, tmp_path, overrides, message):

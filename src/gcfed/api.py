@@ -84,6 +84,8 @@ def compare(
         raise ValueError(f"A comparison needs different names and different seeds: {', '.join(names)}; {chosen}.")
     for cfg in configs.values():
         check(cfg)
+        if cfg.ckpt_path not in (None, "last"):
+            raise ValueError(f"ckpt_path={cfg.ckpt_path}: a comparison goes on in its own folders, by ckpt_path=last.")
     first = next(iter(configs.values()))
     root = Path(folder or Path(first.paths.log_dir, "compare", job() or f"{datetime.now():{NOW}}"))
     frames, folders = {}, {}

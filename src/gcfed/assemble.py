@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
+from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from gcfed.data.augment import TextTransform, VectorTransform
@@ -20,7 +22,7 @@ from gcfed.data.sampling import cohort_size
 from gcfed.federated.faults import Faults
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.method import ClientPart, Part, parts_of
-from gcfed.federated.module import FederatedModule
+from gcfed.federated.module import FederatedModule, hears_of_steps
 from gcfed.federated.processes.strategy import spread, trains_on_cpu
 from gcfed.federated.store import ClientStores
 from gcfed.methods.local_norm import LocalNorm
@@ -72,8 +74,13 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
     metrics = [part for part in parts_of(build_all(cfg, "metrics")) if isinstance(part, kind)]
     if not clients_only:
         _check_samples(data, module.task.has_classes, is_text)
-    callbacks: list[Callback] = [loop, *methods, *metrics, *build_all(cfg, "callbacks")]
+    own = _build_each(cfg, "callbacks", Callback)
+    callbacks: list[Callback] = [loop, *methods, *metrics, *own]
     loop.bind(callbacks, data, module)
+    for callback in own if loop.transport.apart else ():  # clients elsewhere build methods and metrics alone
+        if isinstance(callback, ClientPart) or hears_of_steps(callback):
+            part = f"callbacks: {type(callback).__name__} takes part in local training, which federation has elsewhere"
+            raise ValueError(f"{part}: make it a ClientPart, under methods (docs/add-a-method.md).")
     loop.stores.require_folder()
     _warn_of_disk(loop, module, data.num_clients)
     return Parts(module, data, loop, methods, callbacks)
@@ -166,8 +173,15 @@ def build_trainer(cfg: DictConfig, parts: Parts, callbacks: Sequence[Callback], 
     for key, kind in (("enable_progress_bar", ProgressBar), ("enable_checkpointing", Checkpoint)):
         if key not in cfg.trainer:  # without ours, Lightning would take its own
             layout[key] = any(isinstance(callback, kind) for callback in callbacks)
-    loggers = build_all(cfg, "logger", resume_round=resume_round)
+    loggers = _build_each(cfg, "logger", Logger, resume_round=resume_round)
     return require(cfg, "trainer", **layout, callbacks=list(callbacks), logger=loggers)
+
+
+def _build_each(cfg: DictConfig, key: str, kind: type, **common: int) -> list[Any]:
+    built = build_all(cfg, key, **common)
+    if odd := next((part for part in built if not isinstance(part, kind)), None):
+        raise ValueError(f"{key}: {type(odd).__name__} is no {kind.__name__} of Lightning's, as all under {key} are.")
+    return built
 
 
 def _check_samples(data: FederatedDataModule, has_classes: bool, is_text: bool) -> None:

@@ -31,6 +31,7 @@ from gcfed.runs.folder import CHECKPOINT, CONFIG, METRICS, SUMMARY, divergence
 from gcfed.runs.identity import hyperparameters
 from gcfed.runs.reading import column, counts_of, read_metrics
 from gcfed.runs.summary import failure_recorded, last_figures, print_config, print_summary, summary_of, write_summary
+from gcfed.utils.compose import meant
 from gcfed.utils.files import locked, remove_temporaries, replacing
 from gcfed.utils.instantiate import replace_checked, require
 from gcfed.utils.machine import cores, keep_freed_memory, leads
@@ -140,8 +141,11 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     """
     checkpoint = load_checkpoint(cfg.ckpt_path)
     path = Path(cfg.ckpt_path)
-    run = OmegaConf.merge(checkpoint["gcfed"]["config"], {"paths": cfg.paths}, cfg.override or {})
+    config = checkpoint["gcfed"]["config"]
+    run = OmegaConf.merge(config, {"paths": cfg.paths}, cfg.override or {})
     assert isinstance(run, DictConfig)
+    if unknown := next((str(key) for key in run if key not in config), ""):
+        raise ValueError(f"override.{unknown} sets nothing{meant(unknown, config) or f': a run has no {unknown}.'}")
     foreign = not cfg.get("trust_config")
     if foreign:
         replace_checked(run, ("data",), path)
@@ -156,7 +160,8 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     module = build_module(run)
     module.net.load_state_dict(fitting_weights(module, checkpoint, path))
     cpu = {"accelerator": "cpu"} if trains_on_cpu(cfg.trainer.accelerator) else {}  # Lightning's auto is not, on a Mac
-    trainer: Trainer = require(cfg, "trainer", **cpu)
+    precision = cfg.trainer.get("precision") or run.get("precision")
+    trainer: Trainer = require(cfg, "trainer", precision=precision, **cpu)
     trainer.validate(module, datamodule=data, verbose=False)
     metrics = {key: float(trainer.callback_metrics[key]) for key in module.tested()}
     params = dict(module.net.cpu().named_parameters())

@@ -286,6 +286,8 @@ def foreign():
     ("model", "settings", "message"),
     [
         ({}, {"override": {"model": {"hidden": [8]}}}, "holds another model"),
+        ({}, {"override": {"dta": {"limit_test": 5}}}, "override.dta sets nothing: did you mean data"),
+        ({}, {"override": {"qqqq": 1}}, "override.qqqq sets nothing: a run has no qqqq"),
         ({"_target_": f"{__name__}.foreign"}, {}, r"foreign.*trust_config=true"),
         ({"_target_": f"{__name__}.foreign"}, {"trust_config": True}, "holds another model"),  # so it was called
     ],

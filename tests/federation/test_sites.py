@@ -16,10 +16,12 @@ import torch
 import torch.nn.functional as F
 from conftest import read_rows
 from harness import final_weights
+from lightning.pytorch import Callback
 from omegaconf import OmegaConf
 
 from gcfed import __version__
 from gcfed.federated.messages import Download
+from gcfed.federated.method import ClientPart
 from gcfed.federation.packing import pack, pack_download, unpack
 from gcfed.federation.site import Settings, Site, check_config, clients_config
 from gcfed.federation.sites import Sites
@@ -361,9 +363,21 @@ def test_sites_that_do_not_fit_together_are_refused(federated, own, sentence):
         federated(own=own)
 
 
+class Listener(Callback):
+    def on_after_backward(self, trainer, pl_module): ...
+
+
+class Client(ClientPart):
+    """A method's part, among the callbacks."""
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
+        *(
+            ((f"+callbacks.x._target_={__name__}.{kind.__name__}",), f"callbacks: {kind.__name__} takes part in local")
+            for kind in (Listener, Client)
+        ),
         (("attack=alie", "attack.clients=0.4", "client.stack=7"), "ALIE sees the whole cohort"),
         (("metrics=gap",), "Gap asks what clients would send"),
         (("metrics=leakage",), "Leakage asks what clients would send"),
@@ -387,6 +401,18 @@ def test_what_a_federation_cannot_do_is_refused_by_name(federated, words, senten
 # ------------------------------------------------------------------------------------------- what the server may ask
 def sent(config, *words):
     return clients_config(config(*words))
+
+
+def test_threads_of_null_are_those_that_a_site_began_with(config, tmp_path):
+    """Also after a run that set another number."""
+    torch.set_num_threads(2)
+    about = {"version": __version__, "run": "x", "share": [0], "num_clients": 7, "resumed": False}
+    about |= {"config": sent(config, *TINY), "classes": None, "transform": {}}
+    site = Site("b", tmp_path / "gcfed.yaml", tmp_path)
+    for threads, then in ((None, 2), (1, 1), (None, 2)):
+        (tmp_path / "gcfed.yaml").write_text(OmegaConf.to_yaml({"threads": threads}))
+        assert site.answer("configure", about)["clients"] == [0]
+        assert torch.get_num_threads() == then
 
 
 def test_only_the_clients_side_of_a_config_is_sent(config):

@@ -152,6 +152,14 @@ class OtherSide(ServerPart):
     def local_loss(self, stack, batch, out): ...
 
 
+class HearsOfSteps(ServerPart):
+    def on_after_backward(self, trainer, pl_module): ...
+
+
+class Steps(ClientPart):
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer): ...
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -184,6 +192,14 @@ class OtherSide(ServerPart):
         (
             (f"+methods.mine._target_={__name__}.OtherSide",),
             r"OtherSide\.local_loss is never called: a ServerPart has no such hook; the other side has\.",
+        ),
+        (
+            (f"+methods.mine._target_={__name__}.HearsOfSteps",),
+            r"HearsOfSteps\.on_after_backward is never called: a ServerPart has no such hook; the other side has\.",
+        ),
+        (
+            (f"+methods.mine._target_={__name__}.Steps",),
+            r"Steps\.on_before_optimizer_step is never called: a ClientPart has no such hook; the other side has\.",
         ),
     ],
 )

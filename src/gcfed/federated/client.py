@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import Callback
 
 from gcfed.federated.faults import Faults
 from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, Upload, finite_clients
 from gcfed.federated.method import ClientPart, Part
-from gcfed.federated.module import FederatedModule
+from gcfed.federated.module import FederatedModule, hears_of_steps
 from gcfed.federated.recorder import Graph
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import ClientStack
@@ -108,7 +107,7 @@ class ClientProgram:
     def _recorder(self) -> Graph | None:
         """What records local steps, if all that takes part in them allows it."""
         others = [c for c in self.module.trainer.callbacks if not isinstance(c, Part)]  # type: ignore[attr-defined]
-        listened = any(type(other).on_after_backward is not Callback.on_after_backward for other in others)
+        listened = any(map(hears_of_steps, others))
         in_steps = ("before_step", "calibrate", "local_loss", "on_after_backward", "after_step")
         graphable = all(part.graphable for part in self.parts if part.overrides(*in_steps))
         return self.solver.recorder(self.module.net, self.module.device) if graphable and not listened else None

@@ -289,12 +289,19 @@ def parts_of(methods: Iterable[Method | Part]) -> list[Part]:
     return sorted((part for method in methods for part in method.parts), key=lambda part: part.order)
 
 
+#: Hooks of Lightning's that one side alone has.
+LIGHTNINGS = {"on_after_backward": ClientPart, "on_before_optimizer_step": ServerPart}
+
+
 def check_hooks(part: Part) -> None:
     """Raises ValueError for a hook that nothing calls: misspelt, or of the side that the part is not on."""
     sides = [side for side in (ClientPart, ServerPart) if isinstance(part, side)]
     for name in dir(type(part)) if sides else ():
         other = hasattr(ClientPart, name) or hasattr(ServerPart, name)
-        if (other or name.startswith(("on_", "before_", "after_"))) and not any(hasattr(side, name) for side in sides):
+        known = any(hasattr(side, name) for side in sides)
+        if (side := LIGHTNINGS.get(name)) and getattr(type(part), name) is not getattr(Callback, name):
+            known = isinstance(part, side)
+        if (other or name.startswith(("on_", "before_", "after_"))) and not known:
             near = difflib.get_close_matches(name, [] if other else dir(sides[0]), 1)
             way = f": did you mean {near[0]}?" if near else "; the other side has." if other else "."
             raise ValueError(f"{part.title}.{name} is never called: a {sides[0].__name__} has no such hook{way}")

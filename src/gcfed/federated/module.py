@@ -107,7 +107,7 @@ class FederatedModule(LightningModule):
         listening = [
             (f"[Callback]{type(callback).__name__}.on_after_backward", callback.on_after_backward)
             for callback in trainer.callbacks  # type: ignore[attr-defined]
-            if type(callback).on_after_backward is not Callback.on_after_backward
+            if hears_of_steps(callback)
         ]
 
         def call() -> None:
@@ -172,6 +172,11 @@ class FederatedModule(LightningModule):
         # The loop logs the round's whole row; from here they reach callbacks that monitor a metric.
         for column in self.tested():
             self.log(column, self.test_means[column], logger=False)  # type: ignore[arg-type]
+
+
+def hears_of_steps(callback: Callback) -> bool:
+    """Whether it has an ``on_after_backward``: of its class, or of its own, as Lightning's ``LambdaCallback``."""
+    return getattr(callback.on_after_backward, "__func__", None) is not Callback.on_after_backward
 
 
 def _all_finite(values: Iterable[object]) -> bool:

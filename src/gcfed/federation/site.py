@@ -97,6 +97,7 @@ class Site:
 
     def __init__(self, name: str, settings: Path, home: Path) -> None:
         self.name, self.settings, self.home, self.run = name, settings, home, ""
+        self.threads = torch.get_num_threads()  # before a run has set another number
 
     def answer(self, verb: str, about: About) -> About:
         """What the site has to say to ``configure``, ``fit``, ``reply`` or ``test``; or why it refuses, or cannot:
@@ -123,7 +124,7 @@ class Site:
         self.clients: list[int] = sorted({*(about["share"] if own.clients is None else own.clients)})
         folder = Path(own.states or self.home / "states") / about["run"]
         cfg = self._config(own, folder, about)
-        torch.set_num_threads(own.threads or torch.get_num_threads())
+        torch.set_num_threads(own.threads or self.threads)
         stacks = build_clients(cfg, own.accelerator)
         data, num_clients = stacks.program.data, about["num_clients"]
         if data.num_clients != num_clients or not set(self.clients) <= set(range(num_clients)):
