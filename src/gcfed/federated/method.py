@@ -298,10 +298,10 @@ def check_hooks(part: Part) -> None:
     sides = [side for side in (ClientPart, ServerPart) if isinstance(part, side)]
     for name in dir(type(part)) if sides else ():
         other = hasattr(ClientPart, name) or hasattr(ServerPart, name)
-        known = any(hasattr(side, name) for side in sides)
+        fits = any(hasattr(side, name) for side in sides)
         if (side := LIGHTNINGS.get(name)) and getattr(type(part), name) is not getattr(Callback, name):
-            known = isinstance(part, side)
-        if (other or name.startswith(("on_", "before_", "after_"))) and not known:
+            fits = isinstance(part, side)
+        if (other or name.startswith(("on_", "before_", "after_"))) and not fits:
             near = difflib.get_close_matches(name, [] if other else dir(sides[0]), 1)
             way = f": did you mean {near[0]}?" if near else "; the other side has." if other else "."
             raise ValueError(f"{part.title}.{name} is never called: a {sides[0].__name__} has no such hook{way}")
