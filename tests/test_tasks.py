@@ -130,6 +130,13 @@ def test_a_run_with_a_loss_of_ones_own_tests_with_it_and_is_another_run(config, 
     assert result.metrics["test/loss"] == pytest.approx(-((1 - q) ** 3 * q.log()).mean().item(), rel=1e-4)
 
 
+@pytest.mark.parametrize("columns", [("test/acc",), ("test/loss", "auc")])
+def test_a_task_whose_tests_cannot_be_summed_up_is_refused(config, tmp_path, monkeypatch, columns):
+    monkeypatch.setattr(Focal, "columns", columns)
+    with pytest.raises(ValueError, match=r"^columns of task=Focal must begin with test/, and one be test/loss: they"):
+        train(config(f"task._target_={__name__}.Focal", folder=tmp_path))
+
+
 def test_padded_targets_count_for_nothing():
     data = vectors()
     plan = BatchPlan(torch.tensor([[[0, 1, 2]], [[9, 9, 9]]]), None, np.array([[3], [1]]))

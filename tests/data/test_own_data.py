@@ -295,10 +295,11 @@ def test_the_transform_that_samples_ask_for():
 
 
 def test_images_are_normalised_as_the_clients_see_them(config, tmp_path):
-    """partition=colour moves the channels, whose means differ."""
-    bright = np.broadcast_to(np.array([200, 100, 30], np.uint8)[:, None, None], (60, 3, 8, 8))
+    """partition=colour moves the channels, whose means differ; what is tested says nothing of them."""
+    bright = np.array([140, 70, 20])[:, None, None] + np.arange(60)[:, None, None, None]
+    bright = np.broadcast_to(bright, (60, 3, 8, 8)).astype(np.uint8)
     np.savez(tmp_path / "x.npz", x=bright, y=np.arange(60) % 2)
-    clients = ("participation.num_clients=3", "participation.per_round=3")
+    clients = ("participation.num_clients=3", "participation.per_round=3", "data.client_test=0.3")
     data = build(config("data=arrays", f"data.path={tmp_path}/x.npz", "partition=colour", *clients).data)
     data.setup()
     data.to_device(torch.device("cpu"), torch.float32, torch.contiguous_format)

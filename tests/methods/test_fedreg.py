@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from gcfed.federated.batches import plan_batches
 from gcfed.federated.messages import Download
-from gcfed.federated.method import validate_parts
+from gcfed.federated.refusals import validate_parts
 from gcfed.federated.stack import ClientStack, broadcast_state
 from gcfed.methods.fedreg import FedReg, PseudoPass, climb
 from gcfed.methods.sam import Sam

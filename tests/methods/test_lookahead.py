@@ -8,7 +8,8 @@ from harness import Sizes, make_download, make_net, make_round, make_setup, sgd,
 from plain_reference import batches, cohort, local_sgd
 from torch.optim import SGD, Adam
 
-from gcfed.federated.method import parts_of, validate_parts
+from gcfed.federated.method import parts_of
+from gcfed.federated.refusals import validate_parts
 from gcfed.federated.stack import broadcast_state
 from gcfed.methods.clip_update import ClipUpdate
 from gcfed.methods.lookahead import LookAhead

@@ -9,7 +9,7 @@ from harness import Sizes, make_net, make_setup, server_of, sgd, train_rounds, w
 from plain_reference import batches, cohort, flat, local_sgd, optimum, skewed_federation, softmax_regression
 
 from gcfed.federated.messages import nbytes
-from gcfed.federated.method import validate_parts
+from gcfed.federated.refusals import validate_parts
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import broadcast_state
 from gcfed.federated.store import ClientStores

@@ -7,7 +7,8 @@ import torch
 from harness import make_net, make_round, make_setup, server_of, sgd, train_rounds
 from torch import nn
 
-from gcfed.federated.method import parts_of, validate_parts
+from gcfed.federated.method import parts_of
+from gcfed.federated.refusals import validate_parts
 from gcfed.federated.stack import broadcast_state
 from gcfed.methods.centralization import GradientCentralization
 from gcfed.methods.fedreg import FedReg

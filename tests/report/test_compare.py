@@ -98,6 +98,13 @@ def test_a_run_of_the_papers_rounds_wins_over_a_longer_one(add, toy):
     assert toy().frame["a (%)"].tolist()[0] == "50.00 [1 of 2]"
 
 
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_of_equal_groups_the_one_that_tested_more_often_wins(add, toy, order):
+    for every in order:
+        add(f"{SAME} eval_every={every}", *((0.1, 0.2, 0.3, 0.5) if every == 1 else (None, 0.3, None, 0.7)))
+    assert toy().frame["a (%)"].tolist()[0] == "50.00 [1 of 2]"
+
+
 def test_the_group_with_more_results_wins_over_one_with_more_beginnings(add, toy):
     add(f"{SAME} eval_every=2", None, 0.1, None, 0.4)
     for seed in (2, 3, 4):

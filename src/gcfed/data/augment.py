@@ -158,17 +158,18 @@ class AutoTransform(Transform):
         ImageTransform(mean or [0.0], std or [1.0], **augmentation)  # refuses what cannot work
         self.mean, self.std, self.augmentation = mean, std, augmentation
 
-    def __call__(self, x: np.ndarray) -> Transform:
-        """The transform of training samples like these, [n, …]."""
+    def __call__(self, x: np.ndarray, aside: np.ndarray | tuple[()] = ()) -> Transform:
+        """The transform of training samples like these, [n, …], of which those ``aside`` are not to be seen."""
         if x.ndim != 4:
             if self.mean or self.std:
                 raise ValueError("data.transform: mean and std are of images; vectors have data.standardize.")
             return (VectorTransform if x.dtype.kind == "f" else TextTransform)(**self.augmentation)
         channels, levels = x.shape[1], np.arange(256) / 255
         counts = np.zeros((channels, 256), np.int64)
-        for block in np.array_split(x, -(-len(x) // 1000)):  # a copy of all would be as large as they are
-            counts += [np.bincount(block[:, c].ravel(), minlength=256) for c in range(channels)]
-        shares = counts / x[:, 0].size
+        samples = np.delete(np.arange(len(x)), aside)
+        for block in np.array_split(samples, -(-len(samples) // 1000)):  # a copy of all would be as large as they are
+            counts += [np.bincount(x[block, c].ravel(), minlength=256) for c in range(channels)]
+        shares = counts / counts[0].sum()
         mean = shares @ levels
         std = np.sqrt(np.maximum(shares @ levels**2 - mean**2, 1e-4))  # an empty channel is left as it is
         transform = ImageTransform(self.mean or mean.tolist(), self.std or std.tolist(), **self.augmentation)

@@ -113,11 +113,13 @@ class FederatedDataModule(LightningDataModule):
             for i, split in enumerate(tests):  # alike for all seeds
                 own, rng = np.arange(len(split)), generator(0, "shift_test", i)
                 tests[i] = replace(split, x=change(split.x, own, len(split), rng))
-        if isinstance(self.transform, AutoTransform):
-            self.transform = self.transform(train.x)
+        aside = np.zeros(0, np.int64)
         if self.client_test:
             self.partition, self.tests_of_clients = self.partition.parted(self.client_test, self.seed)
-        train, *tests = self._standardized([train, *tests])
+            aside = self.tests_of_clients.indices
+        if isinstance(self.transform, AutoTransform):
+            self.transform = self.transform(train.x, aside)
+        train, *tests = self._standardized([train, *tests], aside)
         self.labels = train.y
         self.num_clients = self.partition.num_clients
         if 2 * (few := np.count_nonzero(self.partition.sizes <= 2)) > self.num_clients:
@@ -144,11 +146,10 @@ class FederatedDataModule(LightningDataModule):
                     f"data.num_classes={self.num_classes} classes."
                 )
 
-    def _standardized(self, splits: list[Split]) -> list[Split]:
-        """Float samples and targets less the mean of the first split's, over their standard deviation; of the clients'
-        own tests neither knows.
+    def _standardized(self, splits: list[Split], aside: np.ndarray) -> list[Split]:
+        """Float samples and targets less the mean of the first split's, over their standard deviation; of the samples
+        ``aside`` neither knows.
         """
-        aside = self.tests_of_clients.indices if self.tests_of_clients else np.zeros(0, np.int64)
         for key in ("x", "y") if self.standardize else ():
             values = getattr(splits[0], key)
             if values.dtype in FLOATS:

@@ -18,8 +18,9 @@ from gcfed.federated.client import ClientProgram
 from gcfed.federated.faults import Faults
 from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, MessageError, Upload, finite_clients, nbytes, refuse_other
-from gcfed.federated.method import ClientPart, Order, Part, ServerPart, Setup, upload_shapes, validate_parts
+from gcfed.federated.method import ClientPart, Order, Part, ServerPart, Setup, upload_shapes
 from gcfed.federated.module import FederatedModule
+from gcfed.federated.refusals import validate_parts
 from gcfed.federated.round import Round, Shapes, Tally, Totals, Transport
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stacks import Stacks

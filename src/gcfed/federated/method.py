@@ -5,7 +5,6 @@ Who writes one finds all that its hooks meet in this module: messages, rounds, s
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -119,7 +118,6 @@ class Part(Callback):
     def meet(self, setup: Setup) -> None:
         """Looks at the run before the first round; raises ValueError, naming the key, for what cannot work."""
         self.trained_names = setup.names
-        check_hooks(self)
         for need in self.needs:
             need(setup, self.title)
         if self.keeps:
@@ -287,54 +285,6 @@ def parts_of(methods: Iterable[Method | Part]) -> list[Part]:
     if odd := next((method for method in methods if not isinstance(method, Method | Part)), None):
         raise ValueError(f"{type(odd).__name__} is no method: make it a ClientPart, a ServerPart, or a Method of both.")
     return sorted((part for method in methods for part in method.parts), key=lambda part: part.order)
-
-
-#: Hooks of Lightning's that one side alone has.
-LIGHTNINGS = {"on_after_backward": ClientPart, "on_before_optimizer_step": ServerPart}
-
-
-def check_hooks(part: Part) -> None:
-    """Raises ValueError for a hook that nothing calls: misspelt, or of the side that the part is not on."""
-    sides = [side for side in (ClientPart, ServerPart) if isinstance(part, side)]
-    for name in dir(type(part)) if sides else ():
-        other = hasattr(ClientPart, name) or hasattr(ServerPart, name)
-        fits = any(hasattr(side, name) for side in sides)
-        if (side := LIGHTNINGS.get(name)) and getattr(type(part), name) is not getattr(Callback, name):
-            fits = isinstance(part, side)
-        if (other or name.startswith(("on_", "before_", "after_"))) and not fits:
-            near = difflib.get_close_matches(name, [] if other else dir(sides[0]), 1)
-            way = f": did you mean {near[0]}?" if near else "; the other side has." if other else "."
-            raise ValueError(f"{part.title}.{name} is never called: a {sides[0].__name__} has no such hook{way}")
-
-
-def validate_parts(setup: Setup) -> None:
-    """Lets each part of a run refuse what it cannot work with.
-
-    Raises:
-        ValueError: a combination that cannot work; names the config key and the reason.
-    """
-    kept = [part.state_key for part in setup.parts if isinstance(part, ServerPart)]
-    if twice := next((part.title for part in setup.parts if kept.count(part.state_key) > 1), ""):
-        raise ValueError(f"methods: {twice} is there twice. Keep one of them.")
-    corrections = list(dict.fromkeys(part.title for part in setup.parts if part.corrects_drift))
-    if len(corrections) > 1:
-        raise ValueError(
-            f"methods: {' and '.join(corrections)} each correct the clients' drift, and would correct each other: "
-            "keep one."
-        )
-    for part in setup.parts:
-        if part.needs_classes and not setup.module.task.has_classes:
-            raise ValueError(
-                f"{part.title} works on the logits of classes, and "
-                f"task={type(setup.module.task).__name__} has none: leave it out, or take a data set of classes."
-            )
-        if (part.sees_cohort or part.rehearses) and setup.transport.remote:
-            does = "sees the whole cohort" if part.sees_cohort else "asks what clients would send"
-            raise ValueError(f"{part.title} {does}, which is for simulations (federation=none): leave it out.")
-        moves = part.overrides("before_step", "after_step") if isinstance(part, ClientPart) else []
-        if moves and part.order is not Order.MOVES_WEIGHTS:
-            raise ValueError(f"{part.title}.{moves[0]} is called only with order = Order.MOVES_WEIGHTS.")
-        part.meet(setup)
 
 
 def upload_shapes(parts: Sequence[Part], round: Round) -> dict[str, Params]:

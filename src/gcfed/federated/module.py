@@ -46,6 +46,9 @@ class FederatedModule(LightningModule):
     Args:
         server: partial of a ``torch.optim`` class; ``SGD(lr=1)`` is FedAvg.
         channels_last: keep convolution weights and images in channels_last, the faster layout on CPUs and GPUs.
+
+    Raises:
+        ValueError: a task whose tests have no ``test/loss``, or columns that are not of tests.
     """
 
     def __init__(
@@ -69,6 +72,9 @@ class FederatedModule(LightningModule):
         self.task = task
         self.test_elsewhere: Callable[[Callable[[], Params]], Mapping[str, tuple[float, float]] | None] | None = None
         self._tested: Mapping[str, tuple[float, float]] | None = None
+        if "test/loss" not in task.columns or not all(column.startswith("test/") for column in task.columns):
+            kind = f"columns of task={type(task).__name__}"
+            raise ValueError(f"{kind} must begin with test/, and one be test/loss: they are {list(task.columns)}.")
         roots = [column in getattr(task, "roots", ()) for column in task.columns]
         self.columns = [list(task.columns), [column.replace("test/", "val/") for column in task.columns]]  # by split
         pairs = [pair for columns in self.columns for pair in zip(columns, roots, strict=True)]

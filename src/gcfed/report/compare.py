@@ -6,7 +6,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -83,9 +83,7 @@ def compare(paper: PaperTable, groups: Sequence[Group], settings: Settings, *, e
             known = [group for name in asked for group in by_setting[name]]
             if scale != FULL and full.intersection(asked):  # the full table has the paper's setting with other rounds
                 known = [group for group in known if group.runs[0].planned == rounds]
-            planned = [group.runs[0].planned for group in known]
-            ranks = [(g.ended > 0, n == rounds, min(n, rounds), g.ended) for g, n in zip(known, planned, strict=True)]
-            best = known[ranks.index(max(ranks))] if known else None
+            best = max(known, key=partial(_rank, rounds), default=None)
             lines.append({"table": paper.name, "scale": scale, **_cell(paper, row, column, asked, rounds, best)})
         cells = pd.DataFrame(lines, dtype=object)
         if scale != FULL:  # no run is of two scales
@@ -94,6 +92,12 @@ def compare(paper: PaperTable, groups: Sequence[Group], settings: Settings, *, e
         if empty or cells["group"].notna().any():
             tables.append(_table(paper, cells, scale, further, empty=empty))
     return tables
+
+
+def _rank(rounds: int, group: Group) -> tuple[float, ...]:
+    """How much a group says of a cell of so many rounds: the greatest one is shown."""
+    planned, every = group.runs[0].planned, group.runs[0].get("eval_every") or 1
+    return group.ended > 0, planned == rounds, min(planned, rounds), group.ended, -every
 
 
 def _cell(
