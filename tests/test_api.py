@@ -34,11 +34,14 @@ def test_a_run_from_python_and_its_folder_agree(tmp_path):
     result = gcfed.train(cfg)
     assert result.folder.parent == tmp_path / "mine"
     assert "rounds-3_participation" in result.folder.name
+    assert (result.folder / "config.yaml").read_text().startswith("# made from Python\n")
     assert result.frame.index.tolist() == [1, 2, 3]
     pd.testing.assert_frame_equal(result.frame, read_metrics(result.folder / "metrics.csv"))
     assert result.frame["test/acc"][3] == result.metrics["test/acc"]
     saved = load_file(result.folder / "global_model.safetensors")
     assert all((tensor == saved[name]).all() for name, tensor in result.model.state_dict().items())
+    over = gcfed.train(gcfed.configure(*SMALL, "name=mine", log_dir, "gc=none", "ckpt_path=last"))
+    assert over.metrics == result.metrics
     again = gcfed.configure(*SMALL, "name=mine", log_dir, "gc=none", "rounds=4", "ckpt_path=last")
     assert again.paths.output_dir == str(result.folder)
     assert gcfed.configure(*SMALL, "name=mine", log_dir).paths.output_dir != str(result.folder)
@@ -60,8 +63,13 @@ def test_a_comparison_is_of_the_runs_that_one_would_make_by_hand(tmp_path):
         half = 12.7062 * abs(means[0] - means[1]) / 2
         expected = [np.mean(means), np.mean(means) - half, np.mean(means) + half, 2, rounds]
         assert comparison.table(rounds=wanted).loc["GC, Fed"].tolist() == pytest.approx(expected, rel=1e-4)
-    with pytest.raises(ValueError, match=r"^column=acc is none of train/loss, "):
+    with pytest.raises(ValueError, match=r"^column=acc is none of GC, Fed: train/loss, "):
         comparison.table("acc")
+
+    lacking = Comparison(comparison.frame.assign(x=1.0), comparison.folders)
+    lacking.frame.loc["FedAvg", "x"] = np.nan
+    with pytest.raises(ValueError, match=r"^column=x is none of FedAvg: "):
+        lacking.table("x")
 
     assert comparison.figure("train/loss").axes[0].get_ylabel() == "train/loss"
     (axes,) = comparison.figure().axes

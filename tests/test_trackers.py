@@ -110,7 +110,7 @@ def test_a_tracker_that_does_not_answer_ends_the_run_before_its_first_round(conf
 
 
 def test_a_run_goes_on_without_a_tracker_that_fails_later(config, tmp_path, monkeypatch, caplog):
-    """Its second row never arrives, and the third is not waited for."""
+    """Its second row never arrives, and the third is not waited for, nor is the end."""
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     plain, told = MLFlowLogger.log_metrics, []
 
@@ -122,11 +122,13 @@ def test_a_run_goes_on_without_a_tracker_that_fails_later(config, tmp_path, monk
         monkeypatch.setattr(trackers, "LIMIT", 0.5)  # from now on
 
     monkeypatch.setattr(MLFlowLogger, "log_metrics", log_metrics)
+    monkeypatch.setattr(MLFlowLogger, "finalize", lambda self, status: Event().wait())
     address = f"logger.mlflow.tracking_uri=file:{tmp_path}/mlruns"
     train(config(*FAST, "rounds=4", "logger=mlflow", address, folder=tmp_path / "run"))
     assert told == [1, 2]
     assert "logger.mlflow: no answer within 0.5 s. The run goes on without it; metrics.csv has all" in caplog.text
     assert [row["round"] for row in read_rows(tmp_path / "run" / "metrics.csv")] == [1, 2, 3, 4]
+    assert (tmp_path / "run" / "summary.json").is_file()
 
 
 @pytest.mark.parametrize(

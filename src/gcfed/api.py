@@ -112,12 +112,13 @@ class Comparison:
         """Of each method, in the order in which they were given, a column's values: [rounds where it has some, seeds].
 
         Raises:
-            ValueError: no run has such a column.
+            ValueError: a method has no such column.
         """
-        if column not in self.frame:
-            raise ValueError(f"column={column} is none of {', '.join(self.frame)}.")
-        values = self.frame[column].dropna()
-        return {method: values.loc[method].unstack("seed") for method in dict.fromkeys(m for m, _ in self.folders)}
+        methods = list(dict.fromkeys(method for method, _ in self.folders))
+        values = self.frame[column].dropna() if column in self.frame else self.frame[:0].iloc[:, 0]
+        if lacking := [method for method in methods if method not in values.index.unique("method")]:
+            raise ValueError(f"column={column} is none of {lacking[0]}: {', '.join(self.frame)} are there.")
+        return {method: values.loc[method].unstack("seed") for method in methods}
 
     def table(self, column: str = "test/acc", rounds: int = 10) -> pd.DataFrame:
         """A row a method: over the seeds the mean of a column in the last so many rounds, and its 95 % interval.

@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from gcfed.federated.processes.strategy import can_fork, trains_on_cpu
-from gcfed.utils.checked import Count, Positive, Share, Whole, fits
+from gcfed.utils.checked import Count, Share, Whole, fits
 from gcfed.utils.compose import GROUPS_OF_CONFIGS, meant
 from gcfed.utils.machine import in_sweep
 from gcfed.utils.resolvers import command
@@ -33,13 +33,20 @@ RANGES: dict[str, Any] = {
     "rounds": Count, "eval_every": Count, "seed": Whole, "precision_matmul": Literal["high", "medium"] | None,
     "targets": Sequence[Share], "optimized_metric": str | None, "client_store.folder": str | None,
     "channels_last": bool, "extras.figures": bool, "extras.print_config": bool | None,
-    "trainer.num_nodes": Count | None, "trainer.limit_val_batches": Positive | None,
-    "trainer.enable_model_summary": bool | None,
+    "trainer.num_nodes": Count | None, "trainer.enable_model_summary": bool | None,
+    "trainer.accelerator": Literal["auto", "cpu", "gpu", "cuda"] | None,
 }  # fmt: skip
 FOLLOWED = {"precision": "precision", "rounds": "max_steps", "eval_every": "val_check_interval"}  # by the trainer's
 ROUNDS = {  # of the trainer, whose batch is a round
     "max_epochs": -1, "check_val_every_n_epoch": None, "num_sanity_val_steps": 0, "log_every_n_steps": 1,
     "use_distributed_sampler": False,
+}  # fmt: skip
+OURS: dict[str, tuple[Any, str]] = {  # of the trainer, with its default, and what does it here
+    "fast_dev_run": (False, "debug=fast tries a run"), "limit_train_batches": (1.0, "rounds ends it"),
+    "limit_val_batches": (1.0, "data.limit_test takes a part of the test split"),
+    "overfit_batches": (0.0, "debug=overfit fits a few samples"),
+    "gradient_clip_val": (None, "client.clip_norm clips"), "gradient_clip_algorithm": (None, "client.clip_norm clips"),
+    "accumulate_grad_batches": (1, "client.batch_size is the batch of a step"),
 }  # fmt: skip
 PART = re.compile(r"gc|attack|quantization|participation\.faults|(methods|metrics|callbacks|logger)\.[^.]+")
 
@@ -82,6 +89,11 @@ def check(cfg: DictConfig) -> None:
     for key, hint in RANGES.items():
         group, _, name = key.rpartition(".")
         fits(key, (run[group] if group else run).get(name), hint)
+    own = f"{run['paths']['output_dir']}/checkpoints"
+    for name in ("checkpoint", "best"):
+        part = (run.get("callbacks") or {}).get(name)
+        if isinstance(part, Mapping) and (place := part.get("dirpath", own)) != own:
+            raise ValueError(f"callbacks.{name}.dirpath={place} must be {own}, where a run looks for its checkpoints.")
     by, loader = run["partition"].get("by"), run["data"].get("dataset")
     if by is not None and "groups" not in (loader if isinstance(loader, Mapping) else {}):
         raise ValueError(
@@ -99,6 +111,9 @@ def _check_trainer(trainer: Mapping[str, Any], run: Mapping[str, Any]) -> None:
     for key, value in ROUNDS.items():
         if repr(trainer.get(key, value)) != repr(value):
             raise ValueError(f"trainer.{key}={trainer[key]} must be {value}: a batch of Lightning's is a round.")
+    for key, (default, instead) in OURS.items():
+        if repr(value := trainer.get(key)) not in ("None", repr(default)):
+            raise ValueError(f"trainer.{key}={value} has no use here: {instead}.")
     accelerator: Any = trainer.get("accelerator")
     devices = trainer.get("devices", "auto")
     if not isinstance(devices, str) and not (isinstance(devices, list) and devices):

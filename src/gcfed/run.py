@@ -105,6 +105,8 @@ def _train(cfg: DictConfig, folder: Path) -> RunResult:
     record, checkpoint, resume_round = RunRecord(cfg, parts.data), None, 0
     if found is not None:
         checkpoint, resume_round = found[0], check_checkpoint(cfg, *found, record, parts.module)
+        if leads() and not parts.loop.transport.apart:
+            parts.loop.stores.check(found[1]["callbacks"][parts.loop.state_key]["stores"])
         del found  # a file that is soon replaced takes room until it is closed
     trainer = build_trainer(cfg, parts, [*parts.callbacks, record], resume_round)
 
@@ -128,8 +130,12 @@ def _train(cfg: DictConfig, folder: Path) -> RunResult:
 
         if trainer.is_global_zero:
             finish(cfg, parts, folder, trainer, record.about)
-    metrics = {k: float(v) for k, v in {**trainer.callback_metrics, **parts.loop.last_row}.items()}
-    return RunResult(folder, metrics, parts.module, trainer, parts.loop)
+    result = RunResult(folder, {}, parts.module, trainer, parts.loop)
+    row = parts.loop.last_row
+    if not row and len(result.frame):  # nothing was left to train
+        row = {"round": result.frame.index[-1], **result.frame.iloc[-1].dropna()}
+    result.metrics = {k: float(v) for k, v in {**trainer.callback_metrics, **row}.items()}
+    return result
 
 
 def evaluate(cfg: DictConfig) -> dict[str, float]:
@@ -172,10 +178,11 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
 
 
 def write_inputs(cfg: DictConfig, data: Any, folder: Path) -> None:
-    """What the run was made of: its config, under the overrides that it was started with, and its partition."""
-    overrides = HydraConfig.get().overrides.task if HydraConfig.initialized() else []  # from Python there are none
+    """What the run was made of: its config, under the command that started it, and its partition."""
+    by_hydra = HydraConfig.initialized()
+    origin = f"python src/train.py {shlex.join(HydraConfig.get().overrides.task)}" if by_hydra else "made from Python"
     with replacing(folder / CONFIG) as temporary:
-        temporary.write_text(f"# python src/train.py {shlex.join(overrides)}\n{OmegaConf.to_yaml(cfg, resolve=True)}")
+        temporary.write_text(f"# {origin}\n{OmegaConf.to_yaml(cfg, resolve=True)}")
     data.partition.save(folder / "partition.npz")
     if data.scaling:
         with replacing(folder / "scaling.npz") as temporary:

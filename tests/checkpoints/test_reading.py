@@ -95,6 +95,20 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(config, tmp_path, monk
         resume_from(str(other), tmp_path / "run")
 
 
+def test_a_resume_that_is_refused_changes_no_file(config, tmp_path):
+    """Of a checkpoint that was kept aside, while the clients' states went on."""
+    folder, aside = tmp_path / "run", tmp_path / "run" / "checkpoints" / "aside.ckpt"
+    go = ("algorithm=scaffold", "participation.num_clients=5")
+    train(config(*FAST, *go, "rounds=1", folder=folder))
+    shutil.copy(folder / CHECKPOINT, aside)
+    train(config(*FAST, *go, "rounds=3", "ckpt_path=last", folder=folder))
+    files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=r"-0\.bin is not there: the checkpoint refers to this client's state"):
+        train(config(*FAST, *go, "rounds=3", f"ckpt_path={aside}", folder=folder))
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == files
+    assert train(config(*FAST, *go, "rounds=4", "ckpt_path=last", folder=folder)).metrics["round"] == 4
+
+
 def test_a_run_whose_data_have_changed_does_not_go_on(run, monkeypatch):
     from gcfed.data.sets import datasets
 

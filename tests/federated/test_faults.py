@@ -57,6 +57,7 @@ def test_a_round_that_nobody_survives_leaves_the_model_as_it_is(world, rule):
     net, rows = run({"dropout": 0.999999999}, world=world, aggregator=rule)
     assert torch.equal(net, weights(make_net()))
     assert [(row["train/clients"], row["train/dropped_clients"], row["train/steps"]) for row in rows] == [(0, 5, 0)] * 4
+    assert not any("train/loss" in row for row in rows)  # nothing was measured, which is no loss of NaN
 
 
 def test_draws_have_their_rates_and_depend_on_nothing_but_seed_round_and_client():

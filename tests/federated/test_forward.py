@@ -24,6 +24,16 @@ class Tied(nn.Module):
         return self.up(self.norm(self.down(x)).relu()) + self.shift
 
 
+def test_what_no_checkpoint_has_does_not_travel():
+    assert broadcast_state(Tied()).keys() == {
+        "down.weight",
+        "norm.weight",
+        "norm.bias",
+        "norm.running_mean",
+        "norm.running_var",
+    }
+
+
 def test_it_is_functional_call_with_tied_weights_and_buffers():
     torch.manual_seed(0)
     net, x = Tied().double(), torch.randn(5, 4, dtype=torch.float64)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gcfed.federated.store import ClientStores
+from gcfed.run import train
 
 LIKE = {
     "conv": torch.zeros(4, 3, 2, 2, dtype=torch.float64).to(memory_format=torch.channels_last),
@@ -193,6 +194,15 @@ def test_what_all_states_would_take(dtype, expected):
     for name in ("a", "b", "a"):
         stores.open(name)
     assert stores.bytes_of(10, 40) == expected
+
+
+@pytest.mark.parametrize("name", ["fedsub", "feddc"])
+def test_what_a_methods_states_would_take_is_what_they_take(config, tmp_path, name):
+    words = ("rounds=1", "participation.num_clients=5", "client.epochs=1", "data.limit_train=100", "gc=none")
+    result = train(config(f"algorithm={name}", *words, folder=tmp_path))
+    written = sum(path.stat().st_size for path in tmp_path.glob("clients/*/*.bin"))
+    model = sum(t.nbytes for t in result.model.parameters())
+    assert written == pytest.approx(result.loop.stores.bytes_of(5, model), rel=0.05)
 
 
 def test_bad_settings_name_their_key():

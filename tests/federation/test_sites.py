@@ -421,8 +421,11 @@ def test_only_the_clients_side_of_a_config_is_sent(config):
 
 
 @pytest.mark.parametrize("words", [("data=cifar10", "algorithm=fedsub"), ("data=tiny_shakespeare", "model=lstm")])
-def test_what_our_own_configs_send_is_trusted(config, words):
-    check_config(sent(config, *words, "metrics=[clients,drift]", "attack=gaussian"), "a")
+def test_what_our_own_configs_and_pages_send_is_trusted(config, words):
+    clip = "+methods.clip_update._target_=gcfed.methods.clip_update.ClipUpdate"
+    check_config(
+        sent(config, *words, "metrics=[clients,drift]", "attack=gaussian", "client_store.folder=/x", clip), "a"
+    )
 
 
 REACHES_FURTHER = (

@@ -30,6 +30,8 @@ CASES = {
     **{name: (f"algorithm={name}", "gc=gcfed", *BITS * (name not in EXACT)) for name in ALGORITHMS},
     **{f"{name}, no GC": (f"algorithm={name}", "gc=none") for name in PLAIN},
     "all take part": ("algorithm=fedgc", "gc=gcfed", *BITS, "participation.per_round=7"),
+    "all or nobody": ("algorithm=fedgc", "gc=none", "participation.num_clients=2", "participation.per_round=2",
+                      "participation.faults.dropout=0.5", "rounds=9"),
     "absent": ("algorithm=fedsub", "gc=none", "methods.fedsub.update_absent=true", "methods.fedsub.refresh=1"),
     "faults, states in bfloat16": ("algorithm=scaffold", "gc=gcfed", "client_store.dtype=bfloat16", *FAULTS),
     **{name: (f"attack={name}", *HOSTILE) for name in ("alie", "gaussian", "label_flip")},
@@ -101,6 +103,17 @@ def test_a_run_over_the_wire_is_the_one_by_reference_and_resumes_bit_for_bit(con
     if case == "all take part":  # clients that begin anew have not seen the broadcast before: the server sends its move
         assert rows[1].pop("comm/down_bytes") > rows[0].pop("comm/down_bytes")
     assert rows[0] == pytest.approx(rows[1], rel=0, abs=0, nan_ok=True)
+
+
+@pytest.mark.parametrize("ways", [(None, WIRE), (WIRE, None)], ids=["to the wire", "from it"])
+def test_fedgc_goes_on_over_another_transport(config, tmp_path, ways):
+    """Of which the clients have not seen the broadcast before: the server sends its move."""
+    words = (*CASES["all take part"], "eval_every=1")
+    reference = run(config, tmp_path / "reference", *words)
+    run(config, tmp_path / "run", *words, "rounds=2", federation=ways[0])
+    checkpoint = f"ckpt_path={tmp_path}/run/checkpoints/last.ckpt"
+    result = run(config, tmp_path / "run", *words, checkpoint, federation=ways[1])
+    assert torch.equal(final_weights(reference), final_weights(result))
 
 
 class Leak(ControlVariates):

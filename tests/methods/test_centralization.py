@@ -216,6 +216,14 @@ def test_both_need_a_borderline_between_them_and_one_alone_no_setting_of_the_oth
         GradientCentralization(server=False, server_boundary="fc1")
 
 
+@pytest.mark.parametrize("one", ["local", "server"])
+def test_a_mean_of_convolutions_is_refused_where_none_is_trained(one):
+    method = GradientCentralization(boundary="auto", mean="in_kernel")
+    meet(getattr(method, one))
+    with pytest.raises(ValueError, match=r"gc\.mean=in_kernel is of convolutions, and Sequential trains none"):
+        meet(getattr(method, one), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+
+
 def test_an_unknown_boundary_lists_the_names_that_exist():
     with pytest.raises(ValueError, match=r"gc\.boundary='fc9'.*conv1, conv2, fc1, fc2"):
         meet(GradientCentralization(boundary="fc9").local)

@@ -119,6 +119,12 @@ def test_a_layer_of_fixup_is_a_block_with_its_scalars():
     assert sorted(layers["fc"]) == ["fc.bias", "fc.bias_in", "fc.weight"]
 
 
+def test_a_scalar_of_the_network_itself_is_a_layer_of_its_own():
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    net.scale = nn.Parameter(torch.ones(()))
+    assert [layer_of(net, name) for name, _ in net.named_parameters()] == ["", "0", "0", "1", "1"]
+
+
 def test_without_both_halves_it_is_fedavg_bit_for_bit(federation):
     method = FedGC(cgc=False, sgc=False)
     found = train_rounds(make_net(), federation, sgd(), rounds=4, methods=[method], aggregator=samples(), k=3)

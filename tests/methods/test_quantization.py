@@ -119,15 +119,15 @@ def test_training_with_it(federation):
     torch.testing.assert_close(runs[3], runs[1], rtol=0, atol=1e-9)
     plain = train_rounds(make_net(), federation, sgd(), rounds=3)
     assert not torch.allclose(runs[1], plain, atol=1e-3)
-    fine = train_rounds(make_net(), federation, sgd(), rounds=3, methods=[Quantization(28)])
-    torch.testing.assert_close(fine, plain, rtol=0, atol=1e-7)
+    fine = train_rounds(make_net(), federation, sgd(), rounds=3, methods=[Quantization(22)])
+    torch.testing.assert_close(fine, plain, rtol=0, atol=1e-5)
     federation.x[federation.clients[0]] = float("inf")
     trained = train_rounds(make_net(), federation, sgd(), rounds=3, methods=[Quantization(4)], k=2)
     assert trained.isfinite().all()
     assert not torch.equal(trained, weights(make_net()))
 
 
-@pytest.mark.parametrize("bits", [2, 8, 32])
+@pytest.mark.parametrize("bits", [2, 8, 22])
 def test_a_sign_and_a_level_fit_into_their_bits(bits):
     """−s … s are 2s + 1 numbers, of which no more fit."""
     s = Quantization(bits).levels

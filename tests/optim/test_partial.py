@@ -34,6 +34,9 @@ def test_settings_in_and_out_of_their_range(cls, name, taken, refused):
 def test_what_torch_refuses_has_the_key_too():
     with pytest.raises(BuildError, match=r"^server: Nesterov momentum"):
         try_optimizer(partial(SGD, lr=1.0, nesterov=True), "server")
+    for cls in (torch.optim.LBFGS, torch.optim.SparseAdam):  # one needs the loss, the other sparse gradients
+        with pytest.raises(BuildError, match=r"^server: "):
+            try_optimizer(cls, "server")
 
 
 @pytest.mark.parametrize("cls", [SGD, partial(SGD, lr=0.1), partial(partial(SGD, lr=0.1), momentum=0.9)])

@@ -177,11 +177,15 @@ def test_the_last_ten_rounds_decide_if_there_are_ten():
     assert main_measure(grouped([run_of("failed", values=(0.5,))])) == "last:test/acc"
 
 
-def test_fewer_is_better_of_an_error():
+@pytest.mark.parametrize("column", ["test/relative_error", "test/rmse", "test/loss"])
+def test_fewer_is_better_of_an_error(column):
+    """A loss of half the squares knows less than what decides: it is the other way round here."""
+
     def regression(error, **config):
         run = run_of(**config)
-        run.metrics.columns = ["test/relative_error"]
-        run.metrics["test/relative_error"] = error
+        run.metrics.columns = ["test/loss"]
+        run.metrics["test/loss"] = 1 - error
+        run.metrics[column] = error
         return run
 
     found = of(*([regression(e, seed=s, **GCFED), regression(2 * e, seed=s)] for s, e in ((1, 0.011), (2, 0.013))))

@@ -38,7 +38,7 @@ def test_what_changes_no_number_is_the_same_run(base, overrides):
     [
         "gc=none", "gc.lam=0.5", "algorithm=fedprox", "client.epochs=2", "client.optimizer.lr=0.02", "data=synthetic",
         "model.hidden=[64]", "partition.alpha=1", "participation.per_round=4", "precision=64-true", "server.lr=0.5",
-        "data.limit_train=100", "client_store.dtype=bfloat16", "+trainer.limit_val_batches=1", "quantization=fedpaq",
+        "data.limit_train=100", "client_store.dtype=bfloat16", "quantization=fedpaq",
         "participation.faults.dropout=0.3", "aggregator=median", "attack=sign_flip",
     ],
 )  # fmt: skip

@@ -9,6 +9,7 @@ the coordinates in which they travel; hostile clients quantize, too, where all d
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import comb
 from typing import Annotated, Any
 
@@ -38,7 +39,9 @@ class Attack(ClientPart):
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        return self, HostileCount(self.clients)
+        count = HostileCount(self.clients)
+        count.method = self.title
+        return self, count
 
     def validate(self, setup: Setup) -> None:
         self.num_clients = setup.data.num_clients
@@ -90,10 +93,13 @@ def hostile_count(share: float, num_clients: int) -> int:
     return int(share * num_clients + 0.5)
 
 
+@lru_cache(maxsize=8)
 def hostile(share: float, num_clients: int, seed: int) -> np.ndarray:
-    """Ids of a run's hostile clients, ascending."""
+    """Ids of a run's hostile clients, ascending; read only, since each upload asks for them."""
     count = hostile_count(share, num_clients)
-    return np.sort(generator(seed, "hostile").choice(num_clients, count, replace=False))
+    ids = np.sort(generator(seed, "hostile").choice(num_clients, count, replace=False))
+    ids.flags.writeable = False
+    return ids
 
 
 def chance_of_more(f: int, cohort: int, hostile: int, num_clients: int) -> float:

@@ -95,7 +95,9 @@ class EarlyStop(AfterRound, EarlyStopping):
 
     def on_train_start(self, trainer: Trainer, *_: Any) -> None:
         if self.stopped:
-            log.info("the run had stopped early: more callbacks.early_stopping.patience, or none of it, trains on")
+            more = "with more patience or " * (self.stopping_reason == EarlyStoppingReason.PATIENCE_EXHAUSTED)
+            way = f"{more}without callbacks.early_stopping it trains on"
+            log.info("the run had stopped early: %s; %s", self.stopped, way)
             trainer.should_stop = True
 
     def after_round(self, trainer: Trainer, row: dict[str, Any]) -> None:

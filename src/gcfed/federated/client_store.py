@@ -40,6 +40,7 @@ class ClientStore:
         self.shared = False  # with other processes, which read files
         self.elsewhere = False  # the files lie at sites; what is here is the index of those that count
         self.servers = False  # a table of the server's, of which no site has a say
+        self.share = 1.0  # of the model's size that a client's state takes
         self.forgets = False  # nothing that is written stays
         self._held: dict[int, Tensor] = {}  # the present versions that lie on a GPU, ``[P]``
         self._version: dict[int, int] = {}

@@ -218,9 +218,10 @@ class FederatedLoop(Callback):
         cohort = len(round.cohort)
         sent = cohort + round.lost - self.transport.unasked
         down_bytes = sent * download.nbytes + cohort * sum(map(nbytes, round.reply.values()))
+        loss = totals.loss / totals.losses if totals.losses else float("nan")
         row = {
             "round": round.index + 1,
-            "train/loss": totals.loss / totals.losses if totals.losses else float("nan"),
+            **({"train/loss": loss} if cohort else {}),
             "train/clients": cohort,
             "train/nonfinite_clients": cohort - round.num_finite,
             "train/refused_steps": int(totals.overflown > 0),

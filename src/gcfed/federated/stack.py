@@ -135,8 +135,8 @@ class ClientStack:
 
         Args:
             x_KB: inputs, ``[n, B, *input]``, of the stage of the network with number ``first``.
-            params: each client's own network, name → ``[n, *shape]`` (what it lacks is the broadcast one's); None: the
-                broadcast model, which is one for all clients.
+            params: each client's own network, name → ``[n, *shape]`` (what it lacks, such as running statistics, is the
+                client's present one); None: the broadcast model, which is one for all clients.
             features, stages: what to return beside the logits.
         """
         tap = Tap(self.net, features, stages or first > 0)
@@ -202,10 +202,12 @@ def travelling(net: nn.Module) -> tuple[str, ...]:
     """Names of what of a model travels: parameters that are trained, and floating-point buffers that are finite.
 
     What is frozen is the same everywhere, and so is a constant such as a mask of −∞, of which no difference can be
-    sent.
+    sent, and a buffer that no checkpoint has (``persistent=False``).
     """
+    kept = net.state_dict(keep_vars=True)
     params = [name for name, p in net.named_parameters() if p.requires_grad]
-    buffers = [name for name, b in net.named_buffers() if b.is_floating_point() and bool(b.isfinite().all())]
+    floats = [name for name, b in net.named_buffers() if name in kept and b.is_floating_point()]
+    buffers = [name for name in floats if bool(kept[name].isfinite().all())]
     return (*params, *buffers)
 
 

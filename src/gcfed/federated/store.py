@@ -2,7 +2,7 @@
 
 import secrets
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -34,6 +34,7 @@ class ClientStores:
         self.opened: dict[str, ClientStore] = {}
         self._temporary: tempfile.TemporaryDirectory | None = None
         self._loaded: dict[str, Any] = {}
+        self._checked = False
 
     def open(self, name: str) -> ClientStore:
         """The store of this name; the same one each time."""
@@ -44,10 +45,22 @@ class ClientStores:
             self.opened[name] = ClientStore(folder / name, dtype=self.dtype)
         return self.opened[name]
 
+    def check(self, checkpoint: Mapping[str, Any]) -> None:
+        """Reads the files that a checkpoint refers to, before anything in the run's folder is changed.
+
+        Raises:
+            ValueError: a client's state is damaged or gone; names it.
+        """
+        for name in self.opened.keys() & checkpoint.keys():
+            self.opened[name].load_state_dict(checkpoint[name])
+            self.opened[name].check()
+        self._checked = True
+
     def start(self, world_size: int, *, first: bool = True) -> None:
         """Called once before the first round, on every process: takes up a loaded checkpoint.
 
-        The ``first`` process also checks the files, and deletes those that an earlier run, or a kill, has left.
+        The ``first`` process also checks the files, if nobody has, and deletes those that an earlier run, or a kill,
+        has left.
 
         Raises:
             ValueError: several processes without a folder; a client's state that is damaged or gone.
@@ -59,7 +72,8 @@ class ClientStores:
             if name in self._loaded:
                 store.load_state_dict(self._loaded[name])
             if first and not store.elsewhere:
-                store.check()
+                if not self._checked:
+                    store.check()
                 store.clear()
         self._loaded = {}
 
@@ -142,7 +156,8 @@ class ClientStores:
 
     def bytes_of(self, num_clients: int, model_bytes: int) -> int:
         """What the states of all clients would take; 0 where no method keeps any."""
-        return len(self.opened) * num_clients * model_bytes // (2 if self.dtype is torch.bfloat16 else 1)
+        models = sum(store.share for store in self.opened.values()) / (2 if self.dtype is torch.bfloat16 else 1)
+        return int(models * num_clients * model_bytes)
 
     def state_dict(self) -> dict[str, Any]:
         self.require_folder()

@@ -14,8 +14,7 @@ from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, Levels, MessageError, Upload, finite_clients, refuse_other
 
 VERSION = 2
-MOST_BITS = 22  # of a level that a float32 tells from its neighbours; more travel as they are
-BITS = range(2, 33)  # that a level may have
+BITS = range(2, 23)  # that a level may have, so that a float32 tells it from its neighbours
 NUMBERS = range(2**63)  # of rounds: what an index has room for
 TENSOR = "tensor|"  # what stands in the place of one: a key that no name of a tensor or part is
 
@@ -88,7 +87,7 @@ def unpack_download(message: bytes, model: Params) -> Download:
 
 
 def pack_upload(upload: Upload) -> bytes:
-    bits = {name: own.encode(upload.delta[name]) for name, own in upload.levels.items() if own.bits <= MOST_BITS}
+    bits = {name: own.encode(upload.delta[name]) for name, own in upload.levels.items()}
     levels = {name: own._asdict() for name, own in upload.levels.items()}
     return pack("upload", vars(upload) | {"delta": upload.delta | bits, "levels": levels})
 
@@ -123,7 +122,7 @@ def unpack_upload(
     for name, own in levels.items():
         if type(own.bits) is not int or own.bits not in BITS:
             raise MessageError(f"an upload has {name} in {own.bits!r} bits, and they may be {BITS[0]} to {BITS[-1]}.")
-        if own.bits <= MOST_BITS and name in delta:
+        if name in delta:
             delta[name] = own.decode(delta[name], shapes["delta"][name])
     if unknown := sorted(content["extra"].keys() - (shapes.keys() - {"delta"})):
         raise MessageError(f"an upload has {unknown[0]} beside Δ, which no method of this run reads.")

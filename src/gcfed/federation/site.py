@@ -212,9 +212,9 @@ class Site:
 
 # ------------------------------------------------------------------------------------------------------- the config
 def clients_config(cfg: DictConfig) -> dict[str, Any]:
-    """What of a run's config the clients' side gets, resolved; folders of this machine as relative ones."""
+    """What of a run's config the clients' side gets, resolved; folders of this machine as relative ones, or not."""
     whole = OmegaConf.create(OmegaConf.to_container(cfg))
-    whole.paths = PLAIN["paths"]
+    whole.paths, whole.client_store.folder = PLAIN["paths"], None
     resolved: Any = OmegaConf.to_container(whole, resolve=True)
     return {key: resolved[key] for key in SENT if key in resolved}
 

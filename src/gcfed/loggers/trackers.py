@@ -143,7 +143,7 @@ class RoundWandbLogger(_Remote, WandbLogger):
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
-        if status == "failed" and self._experiment is not None:
+        if status == "failed" and self._experiment is not None and not self._gone:
             self._experiment.finish(exit_code=1)
 
 
@@ -199,4 +199,9 @@ class RoundMLflowLogger(_Remote, MLFlowLogger):
     def log_summary(self, metrics: Mapping[str, float], step: int, *, success: bool) -> None:
         """The last figures of a run that has come to its end; ``success`` is false for one that diverged."""
         self._do(partial(super().log_metrics, metrics, step))
-        self._do(partial(super().finalize, "success" if success else "failed"))
+        self.finalize("success" if success else "failed")
+
+    @rank_zero_only
+    def finalize(self, status: str = "success") -> None:
+        if self._begun:
+            self._do(partial(super().finalize, status))

@@ -103,6 +103,7 @@ class LocalGC(ClientPart):
 
     def validate(self, setup: Setup) -> None:
         net = setup.module.net
+        _check_mean(net, self.mean)
         names = [name for name, param in net.named_parameters() if self.lam is None or param.requires_grad]
         before = len(names)
         if self.lam is not None:
@@ -134,14 +135,24 @@ class GlobalGC(ServerPart):
 
     def validate(self, setup: Setup) -> None:
         net, apart = setup.module.net, no_steps(setup)  # a mean of what clients keep
+        _check_mean(net, self.mean)
         names = [name for name, _ in net.named_parameters()]
         first = 0 if self.boundary is None else _first(net, names, "server_boundary", self.boundary)
         self.ndim = _axes(net, [name for name in names[first:] if name not in apart], self.least)
+        if not self.ndim:
+            log.warning("there is no Global GC: no trained weight has it (gc.tensors, gc.server_boundary)")
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         for name, param in pl_module.net.named_parameters():  # type: ignore[union-attr]
             if name in self.ndim and param.grad is not None:
                 centralize_(param.grad, self.ndim[name], self.mean)
+
+
+def _check_mean(net: nn.Module, mean: Mean) -> None:
+    """Refuses a mean of another shape where nothing would read it."""
+    if mean != "out" and not any(p.dim() == 4 for p in net.parameters() if p.requires_grad):
+        kind = type(net).__name__
+        raise ValueError(f"gc.mean={mean} is of convolutions, and {kind} trains none: leave it at out.")
 
 
 def _axes(net: nn.Module, names: Sequence[str], least: int) -> dict[str, int]:

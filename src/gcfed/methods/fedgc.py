@@ -95,7 +95,7 @@ class ClientConstraint(ClientPart):
         self.layers = list(layers.values())
 
     def on_download(self, download: Download) -> None:
-        if download.round != self._round:
+        if self.cgc and download.round != self._round:
             self._before, self._last = self._last, {name: download.model[name] for name in self.trained_names}
             self._round = download.round
 
@@ -128,7 +128,7 @@ class ServerConstraint(ServerPart):
     def __init__(self, margin: float, cgc: bool, sgc: bool) -> None:
         self.margin, self.cgc, self.sgc = margin, cgc, sgc
         self._warned = False
-        self._told = -1  # the last round that began in this process
+        self._told = -1  # the last round whose broadcast the clients have seen
 
     def validate(self, setup: Setup) -> None:
         if self.sgc:
@@ -144,12 +144,22 @@ class ServerConstraint(ServerPart):
         start = {name: download.model[name] for name in self.trained_names}
         known = "previous" in self._server
         previous = self.server_state("previous", start)
-        resumed, self._told = self._told != round.index - 1, round.index
-        if known and (len(round.cohort) < round.num_clients or self.may_miss or (self.apart and resumed)):
+        unseen = self._told != round.index - 1
+        if len(round.cohort) or not self.apart:  # over a wire nobody is told of a round that nobody trains in
+            self._told = round.index
+        if known and (len(round.cohort) < round.num_clients or self.may_miss or unseen):
             download.extra["fedgc"] = {name: now - previous[name] for name, now in start.items()}
         torch._foreach_copy_(list(previous.values()), list(start.values()))
         device = next(iter(start.values())).device
         self._counts = torch.zeros(2, dtype=torch.float64, device=device)  # projected, uploaded
+
+    def state_dict(self) -> dict[str, Any]:
+        """Clients in another process begin anew with it, and have then seen nothing."""
+        return super().state_dict() | ({"told": -1 if self.apart else self._told} if self.cgc else {})
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._told = -1 if self.apart else state_dict.get("told", -1)
 
     def notes(self, round: Round) -> dict[str, Params]:
         return {"fedgc": {"projected": self._counts.long()}} if self.cgc else {}
@@ -194,9 +204,9 @@ class ServerConstraint(ServerPart):
 
 
 def layer_of(net: nn.Module, name: str) -> str:
-    """The layer of a parameter: the outermost module around it that has parameters of its own."""
+    """The layer of a parameter: the outermost module around it, but for the network, with parameters of its own."""
     modules = name.split(".")[:-1]
-    around = [".".join(modules[:i]) for i in range(len(modules) + 1)]
+    around = [".".join(modules[:i]) for i in range(1, len(modules) + 1)] or [""]
     return next(place for place in around if next(net.get_submodule(place).parameters(recurse=False), None) is not None)
 
 

@@ -53,6 +53,7 @@ class Duals(SubspaceClient):
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
         self._num_steps = setup.solver.num_steps
+        self.store.share = self.spaces.ratio  # vectors are whole, and few
 
     def on_download(self, download: Download) -> None:
         super().on_download(download)

@@ -25,6 +25,8 @@ class LocalNorm(ClientPart):
             )
         travels = setup.module.travels  # what is frozen is the same everywhere
         self.kept = [name for name in _of_batch_norms(setup.module.net) if name in travels]
+        tensors = setup.module.net.state_dict()
+        self.store.share = sum(tensors[n].numel() for n in self.kept) / sum(t.numel() for t in tensors.values())
 
     def on_clients_start(self, stack: ClientStack, download: Download) -> None:
         start = {name: stack.start[name] for name in self.kept}

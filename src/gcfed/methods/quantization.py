@@ -28,7 +28,9 @@ class Quantization(ClientPart):
 
     order = Order.QUANTIZES
 
-    def __init__(self, bits: Annotated[int, Field(ge=2, le=32)] = 8) -> None:  # a sign and two levels are the least
+    def __init__(
+        self, bits: Annotated[int, Field(ge=2, le=22)] = 8
+    ) -> None:  # a sign and a level; what a float32 tells apart
         self.bits, self.levels = bits, 2 ** (bits - 1) - 1  # s, those above 0
 
     def on_upload(self, upload: Upload, download: Download) -> None:

@@ -22,17 +22,20 @@ def probe_optimizer(optimizer: MakeOptimizer) -> Optimizer:
 
 
 def try_optimizer(optimizer: MakeOptimizer, key: str) -> MakeOptimizer:
-    """The same partial, once it has built an optimizer.
+    """The same partial, once it has built an optimizer that steps on a gradient alone.
 
     Raises:
         BuildError: it builds none, or a setting is out of its range; names the config key.
     """
     try:
         _check_settings(optimizer, key)
-        probe_optimizer(optimizer)
+        probe = probe_optimizer(optimizer)
+        (idle,) = probe.param_groups[0]["params"]
+        idle.grad = torch.zeros_like(idle)
+        probe.step()
     except SettingError as error:
         raise BuildError(f"{key}.{error}") from None
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:
         raise BuildError(f"{key}: {error}") from None
     return optimizer
 

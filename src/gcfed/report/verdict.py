@@ -79,13 +79,13 @@ def equal_seeds(values: pd.DataFrame) -> pd.DataFrame:
 
 def main_measure(groups: Sequence[Group]) -> str:
     """What decides: the accuracy of the last ten rounds if all that finished have so many, or where none has, all that
-    were tested; else of the last test; where there are no accuracies, the relative error, else the loss."""
+    were tested; else of the last test; without accuracies the relative error, else the RMSE, else the loss."""
     runs = [run for group in groups for run in group.runs]
     tested = [run for run in runs if len(run.curve("test/acc"))]
     finished = [run for run in tested if run.state == FINISHED]
     if min((run.curve("test/acc").index[-1] for run in finished or tested), default=0) >= WINDOW:
         return LAST_ROUNDS
-    wanted = ("last:test/acc", "last:test/relative_error", "last:test/loss")
+    wanted = ("last:test/acc", "last:test/relative_error", "last:test/rmse", "last:test/loss")
     columns = {name for run in runs for name in run.metrics}
     return next((measure for measure in wanted if parse(measure).column in columns), wanted[-1])
 

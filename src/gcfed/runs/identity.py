@@ -24,11 +24,8 @@ NEUTRAL = (
     "data.eval_batch_size", "federation",
     "data.dataset.data_dir", "data.dataset.download", "participation.faults._target_",
 )  # fmt: skip
-#: Exceptions to these: tests on a part of the data, and states that are kept rounded.
-COUNTED = (
-    "trainer.limit_train_batches", "trainer.limit_val_batches", "trainer.overfit_batches", "trainer.fast_dev_run",
-    "client_store.dtype",
-)  # fmt: skip
+#: Exceptions to these: states that are kept rounded.
+COUNTED = ("client_store.dtype",)
 #: Values that other sections repeat under the same name, as ``data.seed: ${seed}``.
 REPEATED = ("seed", "rounds")
 _INGREDIENT = re.compile(r"(gc|attack|quantization|methods\.[^.]+)\.")

@@ -41,6 +41,7 @@ MEASURES = {
     "max:test/acc": "best accuracy",
     "last:test/acc": "accuracy at the end",
     "last:test/relative_error": "relative error at the end",
+    "last:test/rmse": "RMSE at the end",
     "last:test/loss": "test loss at the end",
     "sum:comm/down_bytes": "sent to clients",
     "sum:comm/up_bytes": "sent by clients",
