@@ -62,7 +62,8 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
     module = build_module(described(cfg, data))
     is_text = isinstance(data.transform, TextTransform) and not isinstance(data.transform, VectorTransform)
     if is_text and not hasattr(module.net, "last_only"):
-        raise ValueError(f"data={cfg.tags.data} is text, which model={cfg.tags.model} cannot read: take model=lstm.")
+        remedy = "take model=lstm, or make numbers of it floats."
+        raise ValueError(f"data={cfg.tags.data} is text, which model={cfg.tags.model} cannot read: {remedy}")
     if not is_text and hasattr(module.net, "last_only"):
         raise ValueError(f"model={cfg.tags.model} reads texts, which data={cfg.tags.data} is not: take model=mlp.")
     data.setup()  # long, where data are downloaded or decoded: so what is wrong already has been said

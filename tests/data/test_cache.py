@@ -87,14 +87,6 @@ def test_a_cache_that_does_not_match_its_manifest_is_built_again(tmp_path, caplo
     assert build.calls == 2
 
 
-def test_a_cache_of_before_checksums_is_kept(tmp_path):
-    cached(tmp_path, "toy", build := Build())
-    path = tmp_path / "cache" / "toy" / MANIFEST
-    path.write_text(json.dumps({key: value for key, value in json.loads(path.read_text()).items() if key != "crc32"}))
-    check(cached(tmp_path, "toy", build))
-    assert build.calls == 1
-
-
 def test_a_killed_build_leaves_no_cache(tmp_path):
     def killed(keep):
         keep("train", np.zeros((6, 1, 4, 4), np.uint8), np.arange(6))

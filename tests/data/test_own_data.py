@@ -334,6 +334,22 @@ def test_vectors_and_targets_are_standardised_by_the_training_samples(config, tm
     assert not raw.scaling
 
 
+def test_a_model_of_other_outputs_than_targets_is_refused(config, tmp_path):
+    np.savez(tmp_path / "x.npz", x=np.zeros((9, 3)), y=np.zeros((9, 2)))
+    mine = ("data=arrays", f"data.path={tmp_path}/x.npz", "task._target_=gcfed.tasks.SquaredError", "partition=iid")
+    for outputs in (1, 3):
+        with pytest.raises(ValueError, match=rf"training targets have 2 components, .* data\.num_classes={outputs} "):
+            build(config(*mine, f"data.num_classes={outputs}").data).setup()
+
+
+@pytest.mark.parametrize("kind", [int, bool])
+def test_labels_that_a_mixed_table_keeps_as_objects_are_classes(kind):
+    labels = np.array([kind(i % 2) for i in range(8)], dtype=object)
+    dataset = from_arrays({"x": np.zeros((8, 2)), "y": labels}, "x", 0.5)
+    assert dataset.num_classes == 2
+    assert from_arrays({"x": np.zeros((8, 2)).astype(object), "y": labels}, "x", 0.5).train.x.dtype == np.float64
+
+
 def test_clients_of_one_or_two_samples_are_warned_of(config, tmp_path, caplog):
     np.savez(tmp_path / "x.npz", x=IMAGES, y=CLASSES)
     cfg = config("data=arrays", f"data.path={tmp_path}/x.npz", "partition=iid")

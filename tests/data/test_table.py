@@ -101,6 +101,32 @@ def test_a_file_a_client_and_a_file_to_test_on(tmp_path, caplog):
     assert "one.csv: 4 of 20 groups have all their samples in the test split" in caplog.text
 
 
+def test_a_table_is_the_same_in_one_file_and_in_several(tmp_path):
+    """Also where one part of a column holds numbers, and the other a word among them."""
+    rows = [(i, ("01", "2", "X9")[i % 3] if i > 9 else ("01", "2")[i % 2], i % 2) for i in range(20)]
+    parts = {"whole": [rows], "cut": [rows[:10], rows[10:]]}
+    for folder, files in parts.items():
+        for i, part in enumerate(files):
+            write(tmp_path / folder / f"{i}.csv", part, "age,code,label")
+    for options in ({"target": "code"}, {"target": "label", "categorical": ["code"]}):
+        whole, cut = (csv(str(tmp_path / folder), **options) for folder in parts)
+        assert (whole.class_names, by_age(whole)) == (cut.class_names, by_age(cut))
+    assert csv(str(tmp_path / "cut"), target="code").class_names == ("01", "2", "X9")
+
+
+def test_whole_numbers_with_a_point_are_classes(tmp_path):
+    rows = [(i, f"{i % 2}.0") for i in range(20)]
+    dataset = csv(write(tmp_path / "x.csv", rows, "age,label"), target="label")
+    assert (dataset.class_names, by_age(dataset)) == (("0", "1"), {i: ([], i % 2) for i in range(20)})
+
+
+@pytest.mark.parametrize("cell", ["", "inf"])
+def test_a_column_without_a_finite_mean_is_named(tmp_path, cell):
+    rows = [(i, cell, i % 2) for i in range(20)]
+    with pytest.raises(ValueError, match=r"^column rate has no number .*, or an infinite one: .*data\.ignore=\[rate\]"):
+        csv(write(tmp_path / "x.csv", rows, "age,rate,label"), target="label", missing="mean")
+
+
 def test_empty_cells_are_refused_or_are_the_mean_of_the_training_rows(tmp_path):
     rows = [list(row) for row in ROWS]
     rows[3][4], rows[4][1] = "", ""
@@ -108,7 +134,7 @@ def test_empty_cells_are_refused_or_are_the_mean_of_the_training_rows(tmp_path):
         write(tmp_path / "t" / f"{name}.csv", part)
     for column, others in (("rate", ["work"]), ("work", ["rate"])):
         with pytest.raises(
-            ValueError, match=rf"^column {column} has 1 empty cells of 20: .*data\.ignore=\[{column}\], or"
+            ValueError, match=rf"^column {column} has 1 empty cells \(or NA, .* of 20: .*data\.ignore=\[{column}\], or"
         ):
             csv(str(tmp_path / "t"), target="paid", ignore=others)
     filled = by_age(csv(str(tmp_path / "t"), target="paid", missing="mean"))

@@ -141,6 +141,10 @@ def test_fixed_is_evaluation_for_ever_and_group_needs_no_statistics():
     group = apply_policy(Net(width=96), "group")
     assert (group.norm.num_groups, group.norm.num_channels) == (32, 96)
     torch.testing.assert_close(group(x)[:1], group(x[:1]))
+    for channels, groups in ((1, 1), (2, 1), (16, 8), (24, 8), (32, 16), (64, 32)):
+        layer = apply_policy(nn.Sequential(nn.BatchNorm2d(channels)), "group")[0]
+        assert layer.num_groups == groups
+        assert channels == 1 or layer(torch.randn(2, channels, 1, 1)).std() > 0.1  # of a pixel, more than a channel
 
 
 class Starts(Spy):
@@ -226,6 +230,15 @@ def test_parts_of_others_networks_are_not_taken_for_ours():
     assert [has_part(mine, part) for part in ("features", "stages", "head")] == [True, False, False]
     own = CNN(input_shape=(3, 32, 32), num_classes=7)
     assert all(has_part(own, part) for part in ("features", "stages", "head"))
+
+
+def test_local_statistics_take_no_more_room_than_they_have():
+    method, net = LocalNorm(), with_batch_norm()
+    method.meet(make_setup(net))
+    sizes = {name: t.numel() for name, t in net.state_dict().items()}
+    assert method.store.share == sum(sizes[f"1.{n}"] for n in ("weight", "bias", "running_mean", "running_var")) / sum(
+        sizes.values()
+    )
 
 
 def test_local_statistics_need_a_plain_server():

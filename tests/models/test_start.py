@@ -1,5 +1,7 @@
 """``model.start``: a run that begins where another has ended, and what cannot be begun at."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from conftest import read_rows
@@ -10,7 +12,7 @@ from torch import nn
 
 from gcfed.assemble import assemble
 from gcfed.models.mlp import MLP
-from gcfed.models.own import begin_at
+from gcfed.models.own import apply_policy, begin_at
 from gcfed.run import evaluate, train
 from gcfed.runs.identity import identity
 from gcfed.utils.compose import shorthand
@@ -91,6 +93,20 @@ def test_tensors_of_another_network_are_refused_by_the_first_name(tmp_path):
     torch.save(network(seed=1).state_dict() | {"head.bias": torch.zeros(3)}, file)
     with pytest.raises(ValueError, match=r"head\.bias is \[3\] there, and missing in MLP"):
         begin_at(network(), file)
+
+
+@pytest.mark.parametrize("policy", ["fixed", "group"])
+def test_tensors_of_before_a_policy_and_under_it_are_taken(tmp_path, policy):
+    def make():
+        return torch.nn.Sequential(torch.nn.Conv2d(1, 64, 3), torch.nn.BatchNorm2d(64))
+
+    net, x, file = make(), torch.randn(5, 1, 6, 6), str(tmp_path / "net.pt")
+    net(x)  # moves its statistics
+    torch.save(net.state_dict(), file)
+    under = apply_policy(deepcopy(net), policy)
+    assert torch.equal(begin_at(make(), file, policy)(x), under(x))
+    torch.save(under.state_dict(), file)
+    assert torch.equal(begin_at(make(), file, policy)(x), under(x))
 
 
 class Code:

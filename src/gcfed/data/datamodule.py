@@ -140,6 +140,11 @@ class FederatedDataModule(LightningDataModule):
                     f"{self.dataset.name}: {name} samples have the shape {split.x.shape[1:]}, the model is built for "
                     f"data.input_shape={list(self.input_shape)}."
                 )
+            if split.y.dtype in FLOATS and split.y.shape[1] != self.num_classes:
+                raise ValueError(
+                    f"{self.dataset.name}: {name} targets have {split.y.shape[1]} components, and the model would have "
+                    f"data.num_classes={self.num_classes} outputs."
+                )
             if (last := split.classes.max(initial=0)) >= self.num_classes:
                 raise ValueError(
                     f"{self.dataset.name}: {name} labels run from 0 to {last}, outside a head of "

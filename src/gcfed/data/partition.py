@@ -279,7 +279,8 @@ class ByGroup(Partitioner):
         if groups is None:
             raise ValueError(
                 "partition=natural: these data have no groups (writers, speakers, domains) to be clients. Of data=csv "
-                "and data=huggingface partition.by=<column> names them; else take partition=dirichlet, iid or classes."
+                "and huggingface partition.by=<column> names them, of image_folder data.clients=true, of arrays "
+                "groups; else take partition=dirichlet, iid or classes."
             )
         values, rank_n = np.unique(groups, return_inverse=True)
         num_clients = len(values) if num_clients is None else num_clients

@@ -23,6 +23,7 @@ from gcfed.utils.checked import Count, SettingError, checked
 from gcfed.utils.instantiate import build, installed
 
 log = logging.getLogger(__name__)
+NormPolicy = Literal["average", "local", "fixed", "group"]
 
 
 def build_net(cfg: DictConfig) -> nn.Module:
@@ -52,7 +53,7 @@ def build_net(cfg: DictConfig) -> nn.Module:
     try:
         if own and len(shape) == 2:
             net = fitted(net, list(shape["input_shape"]), shape["num_classes"])
-        return begin_at(apply_policy(net, policy), start)
+        return begin_at(net, start, policy)
     except SettingError as error:
         raise ValueError(f"model.{error}") from None
 
@@ -182,14 +183,15 @@ def batch_norms(net: nn.Module) -> dict[str, Any]:
 
 
 @checked
-def apply_policy(net: nn.Module, norm_policy: Literal["average", "local", "fixed", "group"] = "average") -> nn.Module:
+def apply_policy(net: nn.Module, norm_policy: NormPolicy = "average") -> nn.Module:
     """The network with its batch normalisation as the policy has it.
 
     ======== =========================================================================================================
     average  statistics, scales and shifts travel and are averaged like all parameters
     local    each client keeps its own (FedBN, Li et al., ICLR 2021): :class:`~gcfed.methods.local_norm.LocalNorm`
     fixed    statistics, scales and shifts stay as they are, for pretrained networks
-    group    GroupNorm in its place, of 32 groups where they divide the channels (Hsieh et al., ICML 2020)
+    group    GroupNorm in its place, of 32 groups where they divide the channels, two at least in each (Hsieh et al.,
+             ICML 2020)
     ======== =========================================================================================================
 
     Raises:
@@ -202,8 +204,9 @@ def apply_policy(net: nn.Module, norm_policy: Literal["average", "local", "fixed
     for name, layer in layers.items() if norm_policy in ("fixed", "group") else ():
         new: nn.Module
         if norm_policy == "group":
-            vectors = isinstance(layer, nn.BatchNorm1d)  # of which a group of one would be constant
-            groups = 1 if vectors else gcd(32, layer.num_features)
+            # A group of one value would be constant: of a vector, or of one channel whose map is a single pixel.
+            channels, vectors = layer.num_features, isinstance(layer, nn.BatchNorm1d)
+            groups = 1 if vectors else max(1, min(gcd(32, channels), channels // 2))
             new = nn.GroupNorm(groups, layer.num_features, eps=layer.eps, affine=layer.affine)
         elif isinstance(layer, nn.BatchNorm2d) and layer.affine and layer.track_running_stats:
             new = FrozenBatchNorm2d(layer.num_features, eps=layer.eps)
@@ -218,10 +221,11 @@ def apply_policy(net: nn.Module, norm_policy: Literal["average", "local", "fixed
 
 
 @checked
-def begin_at(net: nn.Module, start: str | None) -> nn.Module:
-    """The network with the tensors of a checkpoint; with its own where ``start`` is None.
+def begin_at(net: nn.Module, start: str | None, norm_policy: NormPolicy = "average") -> nn.Module:
+    """The network under a policy, with the tensors of a checkpoint; with its own where ``start`` is None.
 
-    The path is a part of the run's identity, as every setting of the model is.
+    They may be those of the network as it was before the policy, or under it. The path is a part of the run's identity,
+    as every setting of the model is.
 
     Args:
         start: a run's ``last.ckpt`` or ``global_model.safetensors``, or a ``state_dict`` of the network that somebody
@@ -229,18 +233,22 @@ def begin_at(net: nn.Module, start: str | None) -> nn.Module:
 
     Raises:
         FileNotFoundError: there is no such file.
-        SettingError: it is damaged, or of another network; names the first tensor that does not fit.
+        SettingError: it is damaged, or of another network; names the first tensor that does not fit. Or as
+            :func:`apply_policy`.
     """
+    theirs = {} if start is None else _read_tensors(Path(start))
+    if theirs.keys() != net.state_dict().keys():
+        net, norm_policy = apply_policy(net, norm_policy), "average"
     if start is None:
         return net
-    theirs, ours, kind = _read_tensors(Path(start)), net.state_dict(), type(net).__name__
+    ours, kind = net.state_dict(), type(net).__name__
     for name in [*ours, *theirs]:
         there, here = ([*state[name].shape] if name in state else "missing" for state in (theirs, ours))
         if there != here:
             what = f"{name} is {there} there, and {here} in {kind}"
             raise SettingError("start", f"={start} is of another network: {what}.")
     net.load_state_dict(theirs)
-    return net
+    return apply_policy(net, norm_policy)
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

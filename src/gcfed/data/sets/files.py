@@ -244,10 +244,10 @@ def _read(folder: Path, source: str) -> FederatedDataset | None:
             raise ValueError(f"it has format {manifest['format']}, not {FORMAT}")
         if source and manifest["source"] != source:
             raise ValueError(f"it was made from {manifest['source']!r}, and the raw files are now {source!r}")
-        for key, checksum in manifest.get("crc32", {}).items():  # caches of before have none
+        for key, checksum in manifest["crc32"].items():
             if _checksum(folder / f"{key}.npy") != checksum:
                 raise ValueError(f"{key}.npy has the wrong checksum")
-        return _dataset(folder.name, folder, manifest["arrays"], manifest["info"])
+        return _dataset(folder.name, folder, manifest["crc32"], manifest["info"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         log.warning("Building the cache %s again: %s", folder, error)
         return None
@@ -287,7 +287,7 @@ def _build(folder: Path, scratch: Path, build: Build, source: str) -> FederatedD
     (folder / MANIFEST).unlink(missing_ok=True)
     for key in checksums:
         (scratch / f"{key}.npy").replace(folder / f"{key}.npy")
-    manifest = {"format": FORMAT, "source": source, "info": info, "arrays": [*checksums], "crc32": checksums}
+    manifest = {"format": FORMAT, "source": source, "info": info, "crc32": checksums}
     with replacing(folder / MANIFEST) as temporary:
         temporary.write_text(json.dumps(manifest))
     return dataset

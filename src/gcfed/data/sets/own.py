@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from inspect import signature
-from numbers import Real
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +21,7 @@ from gcfed.data.sets.files import Keep, cached, decode
 from gcfed.utils.checked import Inside, SettingError, checked
 from gcfed.utils.rng import generator
 
+log = logging.getLogger(__name__)
 Side = Annotated[int, Field(ge=1, le=10_000)]
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 TESTS = ("test", "val", "valid", "validation")
@@ -171,7 +173,7 @@ def from_arrays(content: Any, name: str, test: float) -> FederatedDataset:
     """
     if not isinstance(content, Mapping):
         raise ValueError(f"{name} gives a {type(content).__name__}: make it a dict of arrays x and y.")
-    found = {key: plain(f"{name}: {key}", value) for key, value in content.items()}
+    found = {key: plain(f"{name}: {key}", value, floats=key.startswith("x")) for key, value in content.items()}
     if not {"x", "y"} <= found.keys() <= set(KEYS) or len({"x_test", "y_test"} & found.keys()) == 1:
         raise ValueError(f"{name} has {', '.join(map(str, found))}: give x and y, and perhaps {', '.join(KEYS[2:])}.")
     try:
@@ -188,15 +190,17 @@ def from_arrays(content: Any, name: str, test: float) -> FederatedDataset:
         raise ValueError(f"{name}: {error}.") from error
 
 
-def plain(what: str, value: Any) -> np.ndarray:
-    """An array of numbers, booleans or text: of a column of pandas' too, which keeps texts as objects.
+def plain(what: str, value: Any, *, floats: bool) -> np.ndarray:
+    """An array of numbers, booleans or text: of a column of pandas' too, which keeps texts as objects; ``floats``:
+    whether its numbers are such, whole or not.
 
     Raises ValueError, which says ``what`` it is, where it is neither throughout.
     """
     array = np.asarray(value)
     if array.dtype != object:
         return array
-    for kind, dtype in ((str, np.str_), (Real, np.float64)):
+    whole = () if floats else ((bool, np.bool_), (Integral, np.int64))
+    for kind, dtype in ((str, np.str_), *whole, (Real, np.float64)):
         if all(isinstance(entry, kind) for entry in array.flat):
             return array.astype(dtype)
     raise ValueError(f"{what} holds objects that are neither all texts nor all numbers: an empty one is neither.")
@@ -234,6 +238,7 @@ def _samples(x: np.ndarray) -> np.ndarray:
         return x[:, None]
     last = x.ndim == 4 and (x.shape[3] in (1, 3) or x.shape[3] < min(x.shape[1:3]))  # where the channels are
     if x.dtype == np.uint8 and last and x.shape[1] not in (1, 3):
+        log.info("x %s is read as [n, H, W, C]", [*x.shape])
         return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
     return x  # right, or refused
 

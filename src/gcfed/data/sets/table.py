@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -70,6 +71,9 @@ def csv(
         if name not in categorical and taken[name].dtype.kind != "b":
             _text(taken[name])
     numbers = taken.drop(columns=coded).apply(lambda column: column.fillna(column[~is_test].mean()))
+    if odd := [name for name in numbers if not np.isfinite(numbers[name]).all()]:
+        what = "has no number in the training rows, or an infinite one"
+        raise ValueError(f"column {odd[0]} {what}: leave it out, data.ignore=[{odd[0]}].")
     switches = [_one_hot(taken[name], is_test) for name in coded]
     x = np.concatenate([numbers.to_numpy(np.float64), *switches], axis=1)
     log.info("%s: %d columns make %d numbers of a row; categories: %s", path, taken.shape[1], x.shape[1], coded)
@@ -104,15 +108,19 @@ def _read(path: str | None) -> tuple[DataFrame, np.ndarray, np.ndarray | None]:
         example = "give yours, as in data.path=people.csv data.target=income"
         raise FileNotFoundError(f"data.path={path or 'null'} is no CSV file, nor a folder with some: {example}.")
     tables: list[DataFrame] = []
+    read = partial(pd.read_csv, skipinitialspace=True, low_memory=False)  # else a column may change its kind on the way
     for file in files:
         try:
-            tables.append(pd.read_csv(file, skipinitialspace=True))
+            tables.append(read(file))
         except (ValueError, OSError) as error:  # ParserError, EmptyDataError, UnicodeDecodeError are the first
             raise ValueError(f"{file} cannot be read as a CSV file ({' '.join(str(error).split())}).") from error
         if tables[-1].shape[1] == 1:
             raise ValueError(f"{file} has one column, {tables[-1].columns[0]!r}: a comma must part its cells.")
         if not len(tables[-1]) or {*tables[-1]} != {*tables[0]}:
             raise ValueError(f"{file} has no row, or other columns than {files[0]}: {', '.join(map(str, tables[-1]))}.")
+    kinds = {name: {table[name].dtype.kind for table in tables} for name in tables[0]}
+    if mixed := {name: str for name, kind in kinds.items() if len(kind) > 1 and not kind <= set("iuf")}:
+        tables = [read(file, dtype=mixed) for file in files]
     names = np.repeat([file.stem for file in files], [len(table) for table in tables])
     is_test = np.isin(names, [file.stem for file in tests[:1]])
     several = len(files) - len(tests[:1]) > 1
@@ -120,20 +128,24 @@ def _read(path: str | None) -> tuple[DataFrame, np.ndarray, np.ndarray | None]:
 
 
 def _target(rows: DataFrame, name: str, regression: bool) -> np.ndarray:
-    kind = _full(rows[name]).dtype.kind
+    column = _full(rows[name])
+    kind = column.dtype.kind
+    if not regression and kind == "f" and not (column % 1).any():  # 0.0 and 1.0, as pandas and R write them
+        column, kind = column.astype(np.int64), "i"
     if regression and kind not in "iuf":
         raise ValueError(f"data.target={name} holds no numbers, which data.regression=true needs.")
     if not regression and kind == "f":
         raise ValueError(f"data.target={name} holds numbers with fractions: data.regression=true regresses on them.")
-    if not regression and kind in "iu" and (n := rows[name].nunique()) > FEW:
+    if not regression and kind in "iu" and (n := column.nunique()) > FEW:
         words = "%s: %d different numbers are taken for %d classes; data.regression=true predicts the number"
         log.warning(words, name, n, n)
-    return rows[name].to_numpy(np.float64 if regression else np.int64 if kind in "iu" else np.str_)
+    return column.to_numpy(np.float64 if regression else np.int64 if kind in "iu" else np.str_)
 
 
 def _full(column: Series, advice: str = "or drop the rows") -> Series:
     if empty := int(column.isna().sum()):
-        raise ValueError(f"column {column.name} has {empty} empty cells of {len(column)}: fill them, {advice}.")
+        cells = f"{empty} empty cells (or NA, None, null, …) of {len(column)}"
+        raise ValueError(f"column {column.name} has {cells}: fill them, {advice}.")
     return column
 
 
