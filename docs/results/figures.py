@@ -57,17 +57,22 @@ def table8() -> Figure:
     return figure
 
 
+def over_rounds(axes: Axes, tests: pd.DataFrame, method: str, color: str) -> None:
+    """Means of 50 rounds' ten tests: thin each seed, thick the mean of all, as far as all have come."""
+    seeds = [smooth(tests[name].dropna(), 50) for name in tests if re.fullmatch(rf"{method}, seed \d", name)]
+    for seed in seeds:
+        axes.plot(seed, color=color, lw=0.8, alpha=0.6)
+    axes.plot(pd.concat(seeds, axis=1).mean(axis=1, skipna=False), color=color, lw=2.5, label=method)
+    axes.set(xlabel="communication round", ylabel="test accuracy (%)")
+
+
 def table5() -> Figure:
-    """Means of 50 rounds' ten tests; thin: each seed; at the end the paper's mean and deviation."""
+    """At the end the paper's mean and deviation."""
     figure = Figure(figsize=(8, 3.4))
     axes, tests = figure.subplots(), pd.read_csv(HERE / "table5.csv", index_col="round")
     for method, color, mean, deviation in (("GC-Fed", VERMILION, 72.44, 2.14), ("FedAvg", BLUE, 66.44, 1.40)):
-        seeds = [smooth(tests[name].dropna(), 50) for name in tests if re.fullmatch(rf"{method}, seed \d", name)]
-        for seed in seeds:
-            axes.plot(seed, color=color, lw=0.8, alpha=0.6)
-        axes.plot(pd.concat(seeds, axis=1).mean(axis=1, skipna=False), color=color, lw=2.5, label=method)
+        over_rounds(axes, tests, method, color)
         axes.errorbar(815, mean, deviation, color=color, marker="D", ms=5, capsize=3, label=f"{method} in the paper")
-    axes.set(xlabel="communication round", ylabel="test accuracy (%)")
     axes.legend(loc="lower right", ncols=2)
     return figure
 
@@ -76,9 +81,7 @@ def table5_clipped() -> Figure:
     figure = Figure(figsize=(8, 3.4))
     axes, tests = figure.subplots(), pd.read_csv(HERE / "table5.csv", index_col="round")
     for method, color in (("GC-Fed", VERMILION), ("Global GC", GREEN), ("FedAvg", BLUE)):
-        curve = smooth(tests[f"{method}, clipped, seed 1"].dropna(), 50)
-        axes.plot(curve, color=color, lw=2, label=f"{method}, clipped")
-    axes.set(xlabel="communication round", ylabel="test accuracy (%)")
+        over_rounds(axes, tests, f"{method}, clipped", color)
     axes.legend(loc="lower right")
     return figure
 

@@ -23,14 +23,12 @@ class Quantization(ClientPart):
     """Quantizes each client's update Δ; what other methods send beside it goes as it is.
 
     Args:
-        bits: of a coordinate: its sign and a level 0 … s, s = 2^(bits−1) − 1.
+        bits: of a coordinate: its sign and a level 0 … s, s = 2^(bits−1) − 1; as many as a float32 tells apart.
     """
 
     order = Order.QUANTIZES
 
-    def __init__(
-        self, bits: Annotated[int, Field(ge=2, le=22)] = 8
-    ) -> None:  # a sign and a level; what a float32 tells apart
+    def __init__(self, bits: Annotated[int, Field(ge=2, le=22)] = 8) -> None:
         self.bits, self.levels = bits, 2 ** (bits - 1) - 1  # s, those above 0
 
     def on_upload(self, upload: Upload, download: Download) -> None:
