@@ -403,9 +403,12 @@ def sent(config, *words):
     return clients_config(config(*words))
 
 
-def test_threads_of_null_are_those_that_a_site_began_with(config, tmp_path):
-    """Also after a run that set another number."""
+def test_threads_of_null_are_those_that_a_site_began_with(config, tmp_path, monkeypatch):
+    """Also after a run that set another number; in a container no more than its share of cores."""
     torch.set_num_threads(2)
+    monkeypatch.setattr("gcfed.federation.site.cores", lambda: 1)
+    assert Site("b", tmp_path / "gcfed.yaml", tmp_path).threads == 1
+    monkeypatch.setattr("gcfed.federation.site.cores", lambda: 3)
     about = {"version": __version__, "run": "x", "share": [0], "num_clients": 7, "resumed": False}
     about |= {"config": sent(config, *TINY), "classes": None, "transform": {}}
     site = Site("b", tmp_path / "gcfed.yaml", tmp_path)

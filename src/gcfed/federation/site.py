@@ -31,6 +31,7 @@ from gcfed.utils.checked import Count, Whole, checked
 from gcfed.utils.compose import walk
 from gcfed.utils.files import in_words
 from gcfed.utils.instantiate import check_targets
+from gcfed.utils.machine import cores
 
 GROUPS = (
     "data", "model", "client", "gc", "attack", "quantization", "metrics", "participation", "partition", "client_store",
@@ -65,7 +66,7 @@ class Settings:
     data_dir: str | None = None  # where data sets lie that the run's config names
     states: str | None = None  # where its clients' states lie, a folder a run; None: in its NVFlare workspace
     trust_config: bool = False  # whether the server's config may build any class, and name any file of this machine
-    threads: Count | None = None  # of torch; None: as many as there are cores
+    threads: Count | None = None  # of torch; None: as many as it may take cores
     accelerator: Literal["cpu", "gpu", "auto"] = "cpu"
 
     @classmethod
@@ -97,7 +98,7 @@ class Site:
 
     def __init__(self, name: str, settings: Path, home: Path) -> None:
         self.name, self.settings, self.home, self.run = name, settings, home, ""
-        self.threads = torch.get_num_threads()  # before a run has set another number
+        self.threads = min(torch.get_num_threads(), cores())  # before a run has set another number
 
     def answer(self, verb: str, about: About) -> About:
         """What the site has to say to ``configure``, ``fit``, ``reply`` or ``test``; or why it refuses, or cannot:
