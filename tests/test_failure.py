@@ -157,10 +157,10 @@ def test_what_the_system_says_is_put_into_words(tmp_path):
 
 
 def test_input_that_is_refused_leaves_nothing(config, tmp_path):
-    (tmp_path / "run").mkdir()  # train.log lies there by then
+    (tmp_path / "mine" / "run").mkdir(parents=True)  # train.log lies there by then
     with pytest.raises(ValueError, match=r"gc\.lam=2"):
-        run(config, tmp_path / "run", "none", "gc.lam=2")
-    assert not (tmp_path / "run").exists()
+        run(config, tmp_path / "mine" / "run", "none", "gc.lam=2", "name=mine")
+    assert not (tmp_path / "mine").exists()
 
 
 @pytest.mark.parametrize("write", [True, False])

@@ -96,6 +96,8 @@ def train(cfg: DictConfig) -> RunResult:
     except (ValueError, OSError):
         with suppress(OSError):
             folder.rmdir()  # which does nothing but where it is empty: a refused run leaves no folder
+            if folder.parent.name == cfg.name:
+                folder.parent.rmdir()
         raise
 
 
