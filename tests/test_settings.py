@@ -71,7 +71,7 @@ methods.moon.Moon methods.moon: mu [0 inf], temperature (0 inf]
 methods.fedreg.FedReg methods.fedreg: gamma [0 1], beta (0 1], eta_s (0 inf], eta_p (0 inf], iterations [1 inf] whole
 methods.fedreg.FedReg methods.fedreg: pseudo flag, perturbed flag, private flag
 methods.fedcurv.FedCurv methods.fedcurv: lam [0 inf], chunk [1 inf] whole
-methods.quantization.Quantization quantization: bits [2 32] whole
+methods.quantization.Quantization quantization: bits [2 22] whole
 methods.proximal.Proximal methods.proximal: mu [0 inf]
 methods.fedntd.FedNTD methods.fedntd: beta [0 inf], tau (0 inf], ce_weight [0 inf]
 methods.scaffold.Scaffold methods.scaffold: momentum_correction flag

@@ -146,7 +146,7 @@ def test_a_download_of_another_model_is_refused_by_name(download, words):
         ({"extra": an_upload().extra | {"x": {"y": torch.zeros(2)}}}, "has x beside Δ, which no method"),
         ({"extra": an_upload().extra | {"delta": {"y": torch.zeros(2)}}}, "has delta beside Δ, which no method"),
         ({"levels": {"scale": Levels(2**70, torch.ones(2))}}, f"has scale in {2**70} bits, and they may be 2 to 22"),
-        ({"levels": {"scale": Levels(20, torch.ones(3))}}, r"levels has scale as \(3,\), and here it is \(2,\)"),
+        ({"levels": {"scale": Levels(30, torch.ones(3))}}, r"levels has scale as \(3,\), and here it is \(2,\)"),
         ({"notes": {}}, "note drift lacks "),
         ({"notes": {"drift": {"": torch.zeros(4)}}}, r"note drift has  as \(4,\), and here it is \(3,\)"),
     ],

@@ -87,7 +87,7 @@ def unpack_download(message: bytes, model: Params) -> Download:
 
 
 def pack_upload(upload: Upload) -> bytes:
-    bits = {name: own.encode(upload.delta[name]) for name, own in upload.levels.items()}
+    bits = {name: own.encode(upload.delta[name]) for name, own in upload.levels.items() if own.bits in BITS}
     levels = {name: own._asdict() for name, own in upload.levels.items()}
     return pack("upload", vars(upload) | {"delta": upload.delta | bits, "levels": levels})
 

@@ -29,10 +29,9 @@ def try_optimizer(optimizer: MakeOptimizer, key: str) -> MakeOptimizer:
     """
     try:
         _check_settings(optimizer, key)
-        probe = probe_optimizer(optimizer)
-        (idle,) = probe.param_groups[0]["params"]
-        idle.grad = torch.zeros_like(idle)
-        probe.step()
+        idle = torch.zeros(1, requires_grad=True)
+        idle.grad = torch.zeros(1)
+        optimizer([idle]).step()
     except SettingError as error:
         raise BuildError(f"{key}.{error}") from None
     except (TypeError, ValueError, RuntimeError) as error:

@@ -178,13 +178,13 @@ def check_targets(config: Mapping[str, Any], origin: str, groups: tuple[str, ...
 
 @cache
 def listed_targets(groups: tuple[str, ...] = OF_A_MODEL) -> frozenset[str]:
-    """What our own configs name in these groups, and as tasks: read off their files. And the method that any run may
-    take beside its own, and so is in no file.
+    """What our own configs name in these groups, and as tasks: read off their files. Among algorithms also the method
+    that any run may take beside its own, and that so is in no file.
     """
     files = [CONFIGS / "train.yaml", *(path for group in groups for path in (CONFIGS / group).glob("**/*.yaml"))]
     found = (item for path in files for item in _targets(OmegaConf.to_container(OmegaConf.load(path))))
     named = {target for key, target in found if not (key.startswith("hydra.") or "${" in target)}
-    return frozenset({*named, "gcfed.methods.clip_update.ClipUpdate"})
+    return frozenset(named | {"gcfed.methods.clip_update.ClipUpdate"} if "algorithm" in groups else named)
 
 
 def _is_layer_or_optimizer(target: str) -> bool:
