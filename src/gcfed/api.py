@@ -115,9 +115,9 @@ class Comparison:
             ValueError: a method has no such column.
         """
         methods = list(dict.fromkeys(method for method, _ in self.folders))
-        values = self.frame[column].dropna() if column in self.frame else self.frame[:0].iloc[:, 0]
+        values = self.frame.reindex(columns=[column])[column].dropna()
         if lacking := [method for method in methods if method not in values.index.unique("method")]:
-            raise ValueError(f"column={column} is none of {lacking[0]}: {', '.join(self.frame)} are there.")
+            raise ValueError(f"column={column}: {lacking[0]} has none; there are {', '.join(self.frame)}.")
         return {method: values.loc[method].unstack("seed") for method in methods}
 
     def table(self, column: str = "test/acc", rounds: int = 10) -> pd.DataFrame:

@@ -41,7 +41,7 @@ ROUNDS = {  # of the trainer, whose batch is a round
     "max_epochs": -1, "check_val_every_n_epoch": None, "num_sanity_val_steps": 0, "log_every_n_steps": 1,
     "use_distributed_sampler": False,
 }  # fmt: skip
-OURS: dict[str, tuple[Any, str]] = {  # of the trainer, with its default, and what does it here
+INSTEAD: dict[str, tuple[Any, str]] = {  # of the trainer, with its default, and what does it here
     "fast_dev_run": (False, "debug=fast tries a run"), "limit_train_batches": (1.0, "rounds ends it"),
     "limit_val_batches": (1.0, "data.limit_test takes a part of the test split"),
     "overfit_batches": (0.0, "debug=overfit fits a few samples"),
@@ -111,7 +111,7 @@ def _check_trainer(trainer: Mapping[str, Any], run: Mapping[str, Any]) -> None:
     for key, value in ROUNDS.items():
         if repr(trainer.get(key, value)) != repr(value):
             raise ValueError(f"trainer.{key}={trainer[key]} must be {value}: a batch of Lightning's is a round.")
-    for key, (default, instead) in OURS.items():
+    for key, (default, instead) in INSTEAD.items():
         if repr(value := trainer.get(key)) not in ("None", repr(default)):
             raise ValueError(f"trainer.{key}={value} has no use here: {instead}.")
     accelerator: Any = trainer.get("accelerator")

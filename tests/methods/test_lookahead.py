@@ -8,7 +8,7 @@ from harness import Sizes, make_download, make_net, make_round, make_setup, sgd,
 from plain_reference import batches, cohort, local_sgd
 from torch.optim import SGD, Adam
 
-from gcfed.federated.method import parts_of
+from gcfed.attacks.byzantine import LabelFlip, Scale
 from gcfed.federated.refusals import validate_parts
 from gcfed.federated.stack import broadcast_state
 from gcfed.methods.clip_update import ClipUpdate
@@ -91,6 +91,7 @@ def test_servers_that_go_elsewhere_are_refused_by_name(make, words):
 def test_other_mistakes_are_refused_by_name():
     with pytest.raises(ValueError, match=r"methods\.lookahead\.update=delta needs server\.momentum=0, not 0\.85"):
         LookAhead(update="delta").meet(make_setup(make_net(), server=server(0.85)))
-    for kind in (LookAhead, ClipUpdate):
-        with pytest.raises(ValueError, match=rf"methods: {kind.__name__} is there twice\. Keep one of them\."):
-            validate_parts(make_setup(make_net(), methods=parts_of([kind(), kind()]), server=server(0.85)))
+    for one, other in ((LookAhead, LookAhead), (ClipUpdate, ClipUpdate), (Scale, LabelFlip)):
+        words = rf"methods: {one.__name__} and {other.__name__} would keep their state in one place\. Keep one of them"
+        with pytest.raises(ValueError, match=words):
+            validate_parts(make_setup(make_net(), methods=[one(), other()], server=server(0.85)))

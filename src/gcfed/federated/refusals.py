@@ -33,8 +33,8 @@ def validate_parts(setup: Setup) -> None:
         ValueError: a combination that cannot work; names the config key and the reason.
     """
     kept = [part.state_key for part in setup.parts if isinstance(part, ServerPart)]
-    if twice := next((part.title for part in setup.parts if kept.count(part.state_key) > 1), ""):
-        raise ValueError(f"methods: {twice} is there twice. Keep one of them.")
+    if twice := [part.title for part in setup.parts if kept.count(part.state_key) > 1]:
+        raise ValueError(f"methods: {' and '.join(twice)} would keep their state in one place. Keep one of them.")
     corrections = list(dict.fromkeys(part.title for part in setup.parts if part.corrects_drift))
     if len(corrections) > 1:
         raise ValueError(

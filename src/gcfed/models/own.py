@@ -237,7 +237,7 @@ def begin_at(net: nn.Module, start: str | None, norm_policy: NormPolicy = "avera
             :func:`apply_policy`.
     """
     theirs = {} if start is None else _read_tensors(Path(start))
-    if theirs.keys() != net.state_dict().keys():
+    if theirs.keys() != net.state_dict().keys():  # there are none, or they are of a network under the policy
         net, norm_policy = apply_policy(net, norm_policy), "average"
     if start is None:
         return net
