@@ -3,7 +3,7 @@
 In this order, so that what is most needed is there if time runs out: the tests for a GPU; W1 in each layout and
 precision; how far the host runs ahead of graphs; the floor of a round; waits for the device by line; whether equal runs
 are equal; other workloads; two of other simulators, in minutes; memory. Further words are overrides; ``--out`` names
-the folder, ``--tests no`` leaves the tests out. Nothing of it has run on a GPU yet.
+the folder, ``--tests no`` leaves the tests out.
 """
 
 import argparse
@@ -30,11 +30,11 @@ from gcfed.federated.recorder import Graph  # noqa: E402
 from gcfed.run import RunResult, train  # noqa: E402
 from gcfed.runs.reading import read_metrics  # noqa: E402
 
-ROUNDS = ("rounds=6", "eval_every=6", "callbacks.checkpoint.every=6")
+ROUNDS = ("rounds=40", "eval_every=40", "callbacks.checkpoint.every=40")
 #: Name → overrides, streams, and whether convolutions may use TF32.
 LAYOUTS: dict[str, tuple[tuple[str, ...], int, bool]] = {
-    "eager, one at a time": (("client.stack=1", "client.graphs=false"), 1, False),
-    "eager, a stack of five": (("client.stack=5", "client.graphs=false"), 1, False),
+    "eager, one at a time": (("client.stack=1", "client.graphs=false", "rounds=6"), 1, False),
+    "eager, a stack of five": (("client.stack=5", "client.graphs=false", "rounds=6"), 1, False),
     "graphs, one at a time": (("client.stack=1",), 1, False),
     "graphs, a stack of five": (("client.stack=5",), 1, False),
     "graphs, five streams": (("client.stack=1",), 5, False),
@@ -55,14 +55,16 @@ def minutes(folder: Path, workload: str, rounds: int, eval_every: int, *override
     """Minutes that so many rounds take with their tests, by those between the first test and the third."""
     run(folder, workload, f"rounds={3 * eval_every}", f"eval_every={eval_every}", *overrides, trainer=trainer)
     rows = read_metrics(folder / "metrics.csv").iloc[eval_every:]
-    return rows["time/round_s"].mean() * rounds / 60
+    return float(rows["time/round_s"].mean()) * rounds / 60
 
 
 def seconds(folder: Path) -> dict[str, float]:
-    """Medians of a run's rounds after the first: of a round, of its training, of a local step in µs."""
-    rows = read_metrics(folder / "metrics.csv").iloc[1:]
+    """Medians of the second half of a run's rounds: of a round, of its training, of a local step in µs."""
+    rows = read_metrics(folder / "metrics.csv")
+    rows = rows.iloc[len(rows) // 2 :]
     step = (rows["time/train_s"] / rows["train/steps"]).median() * 1e6
-    return {"round_s": rows["time/round_s"].median(), "train_s": rows["time/train_s"].median(), "step_us": step}
+    medians = {"round_s": rows["time/round_s"].median(), "train_s": rows["time/train_s"].median(), "step_us": step}
+    return {name: float(value) for name, value in medians.items()}
 
 
 def layouts(out: Path, *overrides: str, trainer: str = "gpu") -> dict[str, Any]:
@@ -104,22 +106,22 @@ def ahead(replays: int = 1000) -> dict[str, float]:
 
 
 class Profiled(Callback):
-    """Profiles the third round alone: its graphs are recorded, and its test has not begun when it ends."""
+    """Profiles the last round but one alone: most of its graphs are recorded, and no test is in it."""
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        if trainer.global_step == 2:
+        if trainer.global_step == trainer.max_steps - 2:
             if torch.cuda.is_available():
-                torch.cuda.synchronize()  # what is left of the second round is not the third's
+                torch.cuda.synchronize()  # what is left of the round before is not its own
             activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
             self.profiler = torch.profiler.profile(activities=activities)
             self.profiler.start()
-        elif trainer.global_step == 3:
+        elif trainer.global_step == trainer.max_steps - 1:
             self.profiler.stop()
 
 
 def profiled(out: Path, *overrides: str, workload: str = "w1", trainer: str = "gpu") -> dict[str, float]:
     """A round of W1 under the profiler: ``trace.json``, and the share of its time in which the device is busy."""
-    words = ("rounds=3", "eval_every=3", "+callbacks.profiled._target_=benchmarks.gpu.Profiled")
+    words = (*ROUNDS, "+callbacks.profiled._target_=benchmarks.gpu.Profiled")
     result = run(out / "profiled", workload, *words, *overrides, trainer=trainer)
     callbacks: Any = result.trainer.callbacks
     # By its name: as a script, this module has the class a second time.
@@ -181,7 +183,7 @@ def main() -> None:
         "profiled": lambda: profiled(out, *more),
         **{
             name: (lambda n=name, o=o: (run(out / n, "w1", *o, "client.steps=1", *more), seconds(out / n))[1])
-            for name, o in (("floor", ROUNDS), ("floor, tested each round", ("rounds=6",)))
+            for name, o in (("floor", ROUNDS), ("floor, tested each round", ("rounds=20",)))
         },
         "waits": lambda: waits(out, *more),
         "equal runs": lambda: equal(out, *more),

@@ -9,6 +9,7 @@ import os
 import resource
 import sys
 import time
+from collections import defaultdict
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,6 +25,7 @@ from benchmarks.workloads import WORKLOADS, compose_workload
 from gcfed.data.sampling import ClientSampler
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.messages import Download
+from gcfed.federated.recorder import Graph
 from gcfed.methods.centralization import GlobalGC, LocalGC
 from gcfed.run import train
 
@@ -65,10 +67,12 @@ class Sitting(Callback):
         loop.sampler = InPairs(loop.sampler)  # type: ignore[assignment]
         parts = [*loop.stacks.program.parts, *loop.server_parts]
         self.gc = [(part, part.ndim) for part in parts if isinstance(part, LocalGC | GlobalGC)]
+        self.solver, self.recorders = loop.stacks.program.solver, (defaultdict(Graph), defaultdict(Graph))
         self._switch(False)
         self.before_first = time.time() - self.started
 
     def _switch(self, on: bool) -> None:
+        self.solver._recorders = self.recorders[on]  # what is recorded of the one is wrong for the other
         for part, layers in self.gc:
             part.ndim = layers if on else {}
 

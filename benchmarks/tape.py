@@ -29,6 +29,7 @@ class Tape(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.operations: list[Operation] = []
+        self.place = None
 
     def record(self, step: Step) -> Step:
         operations: list[Operation] = []

@@ -43,6 +43,31 @@ def test_every_order_and_split_has_the_bits_of_the_exact_sum(monkeypatch, shape,
         assert torch.equal(mean, exact.float())
 
 
+def test_tensors_that_are_joined_have_the_sums_that_they_have_alone(monkeypatch):
+    """As on a GPU; in the memory format of the model, and those of another type apart."""
+    monkeypatch.setattr("gcfed.federated.aggregate.PIECE", 64)
+    g = torch.Generator().manual_seed(2)
+    like = {"conv": torch.zeros(4, 3, 2, 2).to(memory_format=torch.channels_last), "one": torch.zeros(())}
+    like |= {"large": torch.zeros(9, 9), "exact": torch.zeros(3, dtype=torch.float64), "bias": torch.zeros(5)}
+    delta = {name: torch.randn(7, *t.shape, generator=g).to(t.dtype) for name, t in like.items()}
+    delta["bias"][3] = float("nan")
+    upload = make_upload(delta, np.arange(1, 8))
+    ends = []
+    for joins in (False, True):
+        monkeypatch.setattr("gcfed.federated.aggregate.joins", lambda device, joins=joins: joins)
+        mean = MeanAggregator("samples")
+        for rows in ([0, 1, 2], [3], [6, 5, 4]):
+            sent = {name: t[rows] for name, t in delta.items()}
+            part = replace(upload, delta=sent, num_samples=upload.num_samples[rows], finite=upload.finite[rows])
+            mean.add(part, None)
+        assert sorted(mean._sums) == (["large", "torch.float32", "torch.float64"] if joins else sorted(like))
+        ends.append(mean.reduce(make_round({}), like))
+    for name, t in like.items():
+        assert torch.equal(ends[0][name], ends[1][name]), name
+        assert ends[1][name].stride() == t.stride()
+        assert ends[1][name].abs().sum() > 0
+
+
 @pytest.mark.parametrize("unit", [1.0, 1e-13])
 def test_what_goes_beside_an_update_has_all_its_digits_however_small(unit):
     """As FedCurv's squared gradients, whose mean of 10⁻¹³ had four digits."""

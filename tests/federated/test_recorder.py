@@ -11,8 +11,9 @@ from lightning.pytorch import Callback
 from omegaconf import open_dict
 from tapes import Twice, train_twice
 
+from benchmarks.tape import Tape
 from gcfed.data.augment import ImageTransform
-from gcfed.federated import solver
+from gcfed.federated import recorder, solver
 from gcfed.federated.batches import BatchPlan
 from gcfed.run import train
 
@@ -65,6 +66,40 @@ def test_dropout_and_statistics_of_batches_can_be_recorded(twice):
     same, played = twice("gc=none", "client.last_batch=wrap", model=f"{__name__}.WithDropout")
     assert same
     assert played
+
+
+# ------------------------------------------------------------------------ what is recorded of one stack for the next
+EVEN = ("client.last_batch=wrap", "client.steps=4", "participation.per_round=4", "rounds=3")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "once"),
+    [
+        ((), True), (("client=adam",), True), (("algorithm=fedmlb", "client.stack=2"), True),
+        (("client.lr_decay=0.5",), False),  # a recording knows the learning rate,
+        (("gc.local_rounds=2",), False),  # whether there is Local GC,
+        (("algorithm=scaffold",), False),  # what a client keeps,
+        (("+client.optimizer.dampening=0.5",), False),  # and that there is momentum
+    ],
+)  # fmt: skip
+def test_what_is_recorded_of_one_stack_serves_the_next(twice, monkeypatch, overrides, once):
+    recorded, record = [], Tape.record
+    monkeypatch.setattr(Tape, "record", lambda tape, step: (recorded.append(0), record(tape, step))[1])
+    same, played = twice(*EVEN, *overrides)
+    stacks = 12 // (2 if "client.stack=2" in overrides else 1)
+    assert same
+    # Of the first stack a step is launched, one is recorded; the others have steps of the same kind.
+    assert (len(recorded), len(played)) == ((1, 4 * stacks - 2) if once else (len(recorded), len(played)))
+    assert (len(recorded) == 1) == once
+
+
+def test_few_steps_are_recorded_at_a_time(twice, monkeypatch):
+    monkeypatch.setattr(recorder, "MOST", 1)
+    recorded, record = [], Tape.record
+    monkeypatch.setattr(Tape, "record", lambda tape, step: (recorded.append(0), record(tape, step))[1])
+    same, _ = twice()
+    assert same
+    assert len(recorded) > len(set(Twice.tapes[0].played))
 
 
 # ------------------------------------------------------------------------------------- what must not be recorded
@@ -143,7 +178,7 @@ def test_a_step_number_of_the_host_is_named(twice, monkeypatch):
 def test_the_first_step_of_a_kind_is_not_as_the_others(twice, monkeypatch):
     """Momentum starts with it, and what the data's transform keeps on the device."""
 
-    def at_once(step, recorder, device):
+    def at_once(step, recorder, recordings):
         number, recordings = torch.zeros(1, dtype=torch.int64), {}
 
         def play(_, kind):

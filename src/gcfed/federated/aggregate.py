@@ -12,6 +12,7 @@ than 2¹⁵. Beyond that they are as good as any in float64, but order may show 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from functools import partial
 from typing import Any, Literal, Protocol
 
@@ -59,6 +60,7 @@ class MeanAggregator:
         self.weighting, self.exact = weighting, exact
         self._bins = 2 if self.exact else 1
         self._sums: dict[str, ExactSum] = {}
+        self._joint: dict[str, dict[str, torch.Size]] = {}
         self._weight: Tensor | None = None
 
     def validate(self, setup: Any) -> None: ...
@@ -76,7 +78,7 @@ class MeanAggregator:
             weight = weight * on_device(upload.num_samples, weight.device)
         weight = weight.double()
         self._weight = weight.sum() if self._weight is None else self._weight + weight.sum()
-        for name, value in upload.delta.items():
+        for name, value in self._joined(upload.delta).items():
             if name not in self._sums:
                 self._sums[name] = ExactSum(value[0], self._bins)
             self._sums[name].add(value, weight)
@@ -86,11 +88,40 @@ class MeanAggregator:
         finite. A process that trained no client of this cohort knows the shapes from ``like`` alone.
         """
         like = like or round.start
+        self._part()
         sums = {name: self._sums.get(name) or ExactSum(t, self._bins) for name, t in like.items()}
         nothing = next(iter(like.values())).new_zeros((), dtype=torch.float64)
         weight = nothing if self._weight is None else self._weight
         self._sums, self._weight = {}, None
-        return dict(zip(sums, means(list(sums.values()), round, weight), strict=True))
+        update = dict(zip(sums, means(list(sums.values()), round, weight), strict=True))
+        for name, mean in update.items():
+            if mean.stride() != like[name].stride():  # the server's fused optimizer reads memory, not axes
+                update[name] = torch.empty_like(like[name], dtype=mean.dtype).copy_(mean)
+        return update
+
+    def _joined(self, delta: Params) -> Params:
+        """On a GPU the small tensors of a type as one, ``[K, Σd]``: a sum has a dozen kernels, however small."""
+        small = {name: t for name, t in delta.items() if joins(t.device) and t[0].numel() <= PIECE}
+        joined = {name: t for name, t in delta.items() if name not in small}
+        for dtype in dict.fromkeys(t.dtype for t in small.values()):
+            alike = {name: t for name, t in small.items() if t.dtype == dtype}
+            self._joint[str(dtype)] = {name: t.shape[1:] for name, t in alike.items()}
+            joined[str(dtype)] = torch.cat([t.reshape(len(t), -1) for t in alike.values()], 1)
+        return joined
+
+    def _part(self) -> None:
+        """The sums of joined tensors, tensor by tensor."""
+        for joint, shapes in self._joint.items():
+            whole, sizes = self._sums.pop(joint), [shape.numel() for shape in shapes.values()]
+            for (name, shape), *pieces in zip(shapes.items(), *(p.split(sizes) for p in whole.parts), strict=True):
+                self._sums[name] = own = copy(whole)
+                own.parts = [piece.view(shape) for piece in pieces]
+        self._joint = {}
+
+
+def joins(device: torch.device) -> bool:
+    """Whether tensors are joined there; on a CPU, where a call costs little, the copy would cost more."""
+    return device.type == "cuda"
 
 
 class ExactSum:

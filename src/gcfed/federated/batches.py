@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, NamedTuple
@@ -46,6 +47,18 @@ class BatchPlan:
         even = ((self.counts == self.counts.max(0)) | (self.counts == 0)).all(0)
         kinds = zip((self.counts > 0).sum(0).tolist(), self.counts.max(0).tolist(), even.tolist(), strict=True)
         self.kinds = [Kind(*kind) for kind in kinds]
+
+    @property
+    def tables(self) -> list[Tensor]:
+        """What a step reads on the device, ``[K, T, …]``."""
+        return [self.index, self._counts, *([] if self.augment is None else [self.augment])]
+
+    def on(self, tables: Sequence[Tensor]) -> BatchPlan:
+        """This plan, which lies in these tables, ``[K, ≥ T, …]``."""
+        plan = copy(self)
+        plan.index, plan._counts, *draws = tables
+        plan.augment = draws[0] if draws else None
+        return plan
 
     @property
     def steps(self) -> np.ndarray:

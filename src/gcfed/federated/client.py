@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from gcfed.federated.recorder import Graph
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import ClientStack
 from gcfed.utils.rng import torch_seed
+
+IN_STEPS = ("before_step", "calibrate", "local_loss", "on_after_backward", "after_step")
 
 
 @dataclass
@@ -60,19 +63,22 @@ class ClientProgram:
         if (steps < plan.steps).any():
             plan = plan.cut(steps)
         _seed_dropout(device, torch_seed(download.seed, "dropout", download.round, int(clients[0])))
-        stack = ClientStack(
-            module.net, download.model, clients, data.sizes(clients), plan.steps,
+        make = partial(
+            ClientStack, module.net, task=module.task,
             tap_features=any(part.needs_features for part in parts),
             tap_stages=any(part.needs_stages for part in parts),
-            task=module.task,
         )  # fmt: skip
+        in_steps = [part for part in parts if part.overrides(*IN_STEPS)]
+        recorder = self._recorder(in_steps)
+        lasting = recorder if all(part.memoryless for part in in_steps) else None
+        stack, plan = self.solver.seat(make, download, clients, plan, data, lasting)
         module.clients = stack
         for part in parts:
             part.stack, part.prepared = stack, {}
             part.on_clients_start(stack, download)
         autocast = module.trainer.precision_plugin.forward_context
         hook = module.after_backward()
-        loss_K = self.solver.train(stack, plan, data, download.lr, parts, hook, autocast, self._recorder())
+        loss_K = self.solver.train(stack, plan, data, download.lr, parts, hook, autocast, recorder)
         module.clients = None
         with in_turn():
             return self._pack(stack, download, loss_K, plan.counts.sum(1), sends)
@@ -104,12 +110,11 @@ class ClientProgram:
         for part in self.parts:
             part.on_reply(reply, download)
 
-    def _recorder(self) -> Graph | None:
+    def _recorder(self, in_steps: Sequence[ClientPart]) -> Graph | None:
         """What records local steps, if all that takes part in them allows it."""
         others = [c for c in self.module.trainer.callbacks if not isinstance(c, Part)]  # type: ignore[attr-defined]
         listened = any(map(hears_of_steps, others))
-        in_steps = ("before_step", "calibrate", "local_loss", "on_after_backward", "after_step")
-        graphable = all(part.graphable for part in self.parts if part.overrides(*in_steps))
+        graphable = all(part.graphable for part in in_steps)
         return self.solver.recorder(self.module.net, self.module.device) if graphable and not listened else None
 
 

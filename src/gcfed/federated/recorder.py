@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,13 +18,22 @@ from torch.nn.utils.rnn import pad_sequence
 
 from gcfed.federated.batches import Kind
 
+if TYPE_CHECKING:
+    from gcfed.federated.place import Place
+
 Step = Callable[[], object]
+MOST = 256  # steps that are recorded at a time: a graph takes memory, and clients may differ in their last batches
 
 
 class Graph:
-    """Records steps as CUDA graphs on one stream, which must not be the default one; they share their memory."""
+    """Records steps as CUDA graphs on one stream, which must not be the default one; they share their memory.
+
+    Attributes:
+        place: where stacks train on this stream one after the other, if what is recorded of one serves the next.
+    """
 
     def __init__(self) -> None:
+        self.place: Place | None = None
         self._pool = torch.cuda.graph_pool_handle()
         self._last: torch.cuda.CUDAGraph | None = None  # without a graph the pool would be given back
 
@@ -66,30 +76,39 @@ class Losses:
         for table, value in zip(self.tables, values, strict=True):
             table[:, : len(value)].index_copy_(0, number, value.unsqueeze(0))
 
-    def means(self) -> Tensor:
-        """Each client's mean over all its labels, ``[K]``."""
+    def means(self, steps: int) -> Tensor:
+        """Each client's mean over all its labels in the first so many steps, ``[K]``."""
         padded = (pad_sequence(list(values), batch_first=True) for values in zip(*self.steps, strict=True))
-        means, counts = self.tables or padded
+        means, counts = (table[:steps] for table in self.tables or padded)
         return (means * counts).sum(0) / counts.sum(0)
 
 
+class Recordings:
+    """Steps by their kind, each recorded at its second time; the number of the step, ``[1]``, is on the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.number = torch.zeros(1, dtype=torch.int64, device=device)
+        self.steps: dict[Kind, Step | None] = {}
+
+
 def recorded(
-    step: Callable[[int | Tensor, Kind], None], recorder: Graph, device: torch.device
+    step: Callable[[int | Tensor, Kind], None], recorder: Graph, recordings: Recordings
 ) -> Callable[[int | Tensor, Kind], None]:
-    """The same step, whose kinds are recorded at their second time; its number is counted on the device."""
-    number = torch.zeros(1, dtype=torch.int64, device=device)
-    recordings: dict[Kind, Step | None] = {}
+    """The same step, recorded or played back; its number is counted on the device."""
+    number, steps = recordings.number, recordings.steps
 
     def counted(kind: Kind) -> None:
         step(number, kind)
         number.add_(1)
 
     def play(_: int | Tensor, kind: Kind) -> None:
-        if kind not in recordings:
+        if kind not in steps:
             counted(kind)
-            recordings[kind] = None
-        elif (again := recordings[kind]) is None:
-            recordings[kind] = recorder.record(partial(counted, kind))
+            steps[kind] = None
+        elif (again := steps[kind]) is None:
+            steps[kind] = recorder.record(partial(counted, kind))
+            if len(steps) > MOST:
+                del steps[next(iter(steps))]
         else:
             again()
 

@@ -15,7 +15,8 @@ from torch.optim import Optimizer
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.federated.batches import BatchPlan, Kind, counts_of_pass, plan_batches
 from gcfed.federated.messages import Download
-from gcfed.federated.recorder import Graph, Losses, recorded
+from gcfed.federated.place import seat
+from gcfed.federated.recorder import Graph, Losses, Recordings, recorded
 from gcfed.federated.stack import (
     ClientStack,
     Output,
@@ -26,7 +27,7 @@ from gcfed.federated.stack import (
     per_client,
     uses_batch_statistics,
 )
-from gcfed.optim.partial import fused, probe_optimizer, try_optimizer, unprofiled_step
+from gcfed.optim.partial import fused, probe_optimizer, starts_at_zero, try_optimizer, unprofiled_step
 from gcfed.tasks import Batch
 from gcfed.utils.checked import Count, Positive, PositiveShare, SettingError, checked
 from gcfed.utils.device import on_device
@@ -96,6 +97,7 @@ class LocalSolver:
         self.epochs, self.steps, self.batch_size, self.last_batch = epochs or 0, steps, batch_size, last_batch
         self.lr_decay, self.clip_norm, self.stack, self.graphs = lr_decay, clip_norm, stack, graphs
         self._recorders: dict[int, Graph] = defaultdict(Graph)  # by stream
+        self._starts_at_zero = starts_at_zero(probe_optimizer(self.optimizer))
 
     def validate(self, net: nn.Module, data: Any) -> None:
         """Refuses a network that cannot be stacked, or with batch normalisation that meets batches of a single sample.
@@ -131,6 +133,30 @@ class LocalSolver:
             return None
         stream = torch.cuda.current_stream(device)
         return None if stream == torch.cuda.default_stream(device) else self._recorders[stream.cuda_stream]
+
+    def seat(
+        self,
+        make: Callable[..., ClientStack],
+        download: Download,
+        clients: np.ndarray,
+        plan: BatchPlan,
+        data: Any,
+        recorder: Graph | None,
+    ) -> tuple[ClientStack, BatchPlan]:
+        """The stack of these clients and its plan: in the recorder's place, if it has one that may serve others, too.
+
+        Args:
+            make: of the start, the clients, their numbers of samples and of steps: a stack.
+            recorder: None also where a step knows more of its clients than lies in a place.
+        """
+        sizes = data.sizes(clients)
+        if recorder is None or not self._starts_at_zero:
+            return make(download.model, clients, sizes, plan.steps), plan
+        largest = data.sizes(np.arange(data.num_clients)).max(keepdims=True)
+        room = int(self.num_steps(largest)[0])
+        stack, plan = seat(recorder.place, make, download, clients, sizes, plan, room)
+        recorder.place = stack.place
+        return stack, plan
 
     def lr(self, round_index: int) -> float:
         """η_l, the learning rate of a round: it follows the round, not the client."""
@@ -168,17 +194,18 @@ class LocalSolver:
         """Trains the stack through its plan; ``after_backward`` calls that hook of the parts, ``lr`` is η_l.
 
         With a recorder, the second step of each kind is recorded and the later ones are played back; the first one is
-        not as the others (an optimizer makes its state).
+        not as the others (an optimizer makes its state). In a place all later stacks play what one has recorded.
 
         Returns:
             Each client's mean task loss over all samples that it saw, ``[K]`` on the device.
         """
-        optimizer = self.optimizer(list(stack.leaves.values()))
+        place = stack.place
+        optimizer = (place.optimizer if place else None) or self.optimizer(list(stack.leaves.values()))
         for group in optimizer.param_groups:
             group["lr"] = lr
             if recorder is not None and "capturable" in group:
                 group["capturable"] = plan.index.is_cuda
-        update, losses = unprofiled_step(optimizer), Losses(*plan.counts.shape)
+        update, losses = unprofiled_step(optimizer), place.losses if place else Losses(*plan.counts.shape)
         movers = [part for part in parts if part.moves_weights]
 
         def step(number: int | Tensor, kind: Kind) -> None:
@@ -199,12 +226,16 @@ class LocalSolver:
                     part.after_step(stack, batch)
             losses.write(number, task.detach(), batch.count)
 
-        do = step if recorder is None else recorded(step, recorder, plan.index.device)
+        do: Callable[[int | Tensor, Kind], None] = step
+        if recorder is not None:
+            do = recorded(step, recorder, place.recordings if place else Recordings(plan.index.device))
         for t, kind in enumerate(plan.kinds):
             if kind.active < stack.active:
                 stack.shrink(kind.active, optimizer)
             do(t, kind)
-        return losses.means()
+            if place is not None and place.optimizer is None:
+                place.keep(optimizer)
+        return losses.means(len(plan.kinds))
 
 
 def local_objective(stack: ClientStack, batch: Batch, parts: Sequence[LocalHooks]) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,6 +12,9 @@ from torch.optim import Optimizer
 
 from gcfed.federated.forward import Output, Params, Single, SqueezedSingle, Stacked, Swap, Tap, evaluating
 from gcfed.tasks import CLASSIFICATION, Task
+
+if TYPE_CHECKING:
+    from gcfed.federated.place import Place
 
 
 def broadcast_like(tensor: Tensor, k: int) -> Tensor:
@@ -41,6 +45,7 @@ class ClientStack:
         full: each client's tensors, name → ``[K, *shape]``; ``leaves``: the trained ones of the active clients,
             ``[n, *shape]``, which share their memory.
         notes: what measurements send beside the uploads.
+        place: where its memory stays for the clients that come; None where it is spent with these.
 
     Raises:
         ValueError: K > 1 of a network that :func:`cannot_stack`.
@@ -64,6 +69,7 @@ class ClientStack:
         self.clients, self.num_samples, self.num_steps = clients, num_samples, num_steps
         self.start, self.task = dict(start), task
         self.notes: dict[str, Params] = {}
+        self.place: Place | None = None
         self.net, self._tap, self._swap = net, Tap(net, tap_features, tap_stages), Swap(net)
         foreign = not type(net).__module__.startswith("gcfed.")  # what its modules do in training, it alone knows
         self._has_modes = has_dropout(net) or foreign or uses_batch_statistics(net)
@@ -81,6 +87,19 @@ class ClientStack:
         self.leaves: Params = {name: self.full[name][:n].detach().requires_grad_() for name in self._trained}
         buffers = {name: buffer[:n] for name, buffer in self._buffers.items()}
         self._graph = (self._single if n == 1 else Stacked)(self._swap, self.leaves, buffers)
+
+    def reload(
+        self, start: Mapping[str, Tensor], clients: np.ndarray, num_samples: np.ndarray, num_steps: np.ndarray
+    ) -> None:
+        """The next K clients, in the same memory."""
+        self.clients, self.num_samples, self.num_steps, self.notes = clients, num_samples, num_steps, {}
+        sent = [start[name] for name in self.start]
+        torch._foreach_copy_(list(self.start.values()), sent)
+        torch._foreach_copy_([self.full[name] for name in self.start], sent)
+        for name, buffer in self.net.named_buffers():
+            if name not in self.full:
+                self._buffers[name].copy_(buffer)
+        self._activate(len(clients))
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -160,7 +179,12 @@ class ClientStack:
         optimizer.param_groups[0]["params"] = list(self.leaves.values())
 
     def delta(self) -> Params:
-        """The clients' updates ``w_k − w``, name → ``[K, *shape]``; takes over the stack's memory, which is spent."""
+        """The clients' updates ``w_k − w``, name → ``[K, *shape]``; takes over the stack's memory, which is spent where
+        it has no ``place``.
+        """
+        if self.place is not None:
+            moved = torch._foreach_sub(list(self.full.values()), [self.start[name] for name in self.full])
+            return dict(zip(self.full, moved, strict=True))
         self.leaves = {}
         self._graph = Stacked(self._swap, {}, {})  # and with the old one its gradients
         full, self.full, self._buffers = self.full, {}, {}  # parts keep the stack until the next one, and not these

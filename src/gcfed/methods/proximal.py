@@ -17,7 +17,7 @@ class Proximal(ClientPart):
         mu: μ, weight of the term. FedProx: 0.1 in GC-Fed's experiments. FedACG's β without the ½ is μ = 2β.
     """
 
-    graphable = True
+    graphable = memoryless = True
     anchors = True
 
     def __init__(self, mu: Weight = 0.1) -> None:

@@ -54,6 +54,14 @@ def unprofiled_step(optimizer: Optimizer) -> Callable[[], object]:
     return partial(inspect.unwrap(step, stop=lambda f: not hasattr(f, "hooked")), optimizer)
 
 
+def starts_at_zero(optimizer: Optimizer) -> bool:
+    """Whether its first step is one on a state of zeros: as of SGD's momentum, but for dampening, and of Adam's."""
+    kind = type(optimizer)
+    return kind in (torch.optim.Adam, torch.optim.AdamW) or (
+        kind is torch.optim.SGD and not optimizer.defaults["dampening"]
+    )
+
+
 def _parts(optimizer: MakeOptimizer) -> tuple[MakeOptimizer, dict[str, Any]]:
     """What builds the optimizer, and the settings that it is given."""
     return (optimizer.func, optimizer.keywords) if isinstance(optimizer, partial) else (optimizer, {})
