@@ -94,11 +94,12 @@ class Sitting(Callback):
                 self.rounds[-2] |= both
         self._switch(on=t % 2 == 0)  # for the round that comes
         if t + 1 >= WARM_UP + 2 * self.pairs:
-            if self.watch is None:
-                self.watch = Stopwatch(trainer.strategy.root_device)
+            if self.watch is None and trainer.strategy.root_device.type == "cpu":  # a clock would be in no graph
+                self.watch = Stopwatch()
                 self.watch.install(trainer)
-            self.watch.seconds.clear()
-            self.watch._last = time.perf_counter()
+            if self.watch is not None:
+                self.watch.seconds.clear()
+                self.watch._last = time.perf_counter()
 
     def _plain(self, trainer: Trainer, loop: FederatedLoop) -> dict[str, float]:
         """Seconds of the plain loop on the processes' shares of the round's batches, of the slowest; their samples."""
@@ -160,7 +161,7 @@ class Sitting(Callback):
                 "of_gemm": rate_of * flops / rate,
                 "train_s": median(r["time/train_s"] for r in rows),
                 "round_s": median(r["time/round_s"] for r in rows),
-                "parts_s": self.parts.get(method),
+                "parts_s": self.parts.get(method, {}),
             }
         self.out.write_text(json.dumps(figures | {"rounds": self.rounds}, indent=1))
 

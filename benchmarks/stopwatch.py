@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from lightning.pytorch import Trainer
 
 import gcfed.federated.client as client_module
@@ -24,20 +23,14 @@ HOOKS = {
 
 
 class Stopwatch:
-    """Adds up each part's own seconds: a part inside another is taken out of it.
+    """Adds up each part's own seconds on a CPU: a part inside another is taken out of it."""
 
-    On a GPU it waits for the device at every boundary, so its sum is larger than an undisturbed round's time.
-    """
-
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()
-        self._device = device
         self._inside: list[str] = ["Lightning, logs and the rest"]
         self._last = time.perf_counter()
 
     def _charge(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
         now = time.perf_counter()
         self.seconds[self._inside[-1]] += now - self._last
         self._last = now

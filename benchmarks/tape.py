@@ -29,7 +29,7 @@ class Tape(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.operations: list[Operation] = []
-        self.place = None
+        self.places: dict[int, Any] = {}
 
     def record(self, step: Step) -> Step:
         operations: list[Operation] = []

@@ -70,7 +70,9 @@ class ClientProgram:
         )  # fmt: skip
         in_steps = [part for part in parts if part.overrides(*IN_STEPS)]
         recorder = self._recorder(in_steps)
-        lasting = recorder if all(part.memoryless for part in in_steps) else None
+        # What a part makes for its clients lies elsewhere with each stack.
+        memoryless = all(part.memoryless and not part.overrides("on_clients_start") for part in in_steps)
+        lasting = recorder if memoryless else None
         stack, plan = self.solver.seat(make, download, clients, plan, data, lasting)
         module.clients = stack
         for part in parts:

@@ -143,7 +143,8 @@ class ClientPart(Part):
         graphable: whether its hooks of a local step do nothing but to tensors on the device, so that a step can be
             recorded (:mod:`gcfed.federated.recorder`); without it the run's steps are not.
         memoryless: whether those hooks, too, know nothing of the clients or the round beside what lies in the stack and
-            the batch, so that what is recorded with one stack serves the next (:mod:`gcfed.federated.place`).
+            the batch, so that what is recorded with one stack serves the next (:mod:`gcfed.federated.place`); never of
+            a part with an ``on_clients_start``.
         task_weight: factor on the task's own loss, for methods that balance it against their term.
         stack: the clients that train at present.
         prepared: what ``on_clients_start`` makes for their local steps, by name; forgotten when these are over.

@@ -38,13 +38,13 @@ class Place:
         self.optimizer: Optimizer | None = None
         self._state: list[dict[str, object]] = []  # of the optimizer: each parameter's, of all K clients
 
-    def suits(self, clients: np.ndarray, plan: BatchPlan, lr: float) -> bool:
-        """Whether these clients can train here by what is recorded."""
+    def suits(self, plan: BatchPlan, lr: float) -> bool:
+        """Whether K clients with this plan can train here by what is recorded."""
         alike = all(
             new.shape[2:] == table.shape[2:] and new.shape[1] <= table.shape[1]
             for new, table in zip(plan.tables, self.tables, strict=True)
         )
-        return len(clients) == len(self.stack) and lr == self.lr and alike
+        return lr == self.lr and alike
 
     def lay(self, plan: BatchPlan) -> BatchPlan:
         """The plan in this place's memory."""
@@ -60,16 +60,17 @@ class Place:
     def rewind(self) -> None:
         """The optimizer, the losses and the number of the step as they are before the first step."""
         self.recordings.number.zero_()
+        if self.optimizer is None:
+            return
         tensors = [*self.losses.tables, *(t for own in self._state for t in own.values() if isinstance(t, Tensor))]
         torch._foreach_zero_(tensors)
         leaves = list(self.stack.leaves.values())
-        if self.optimizer is not None:
-            self.optimizer.state = defaultdict(dict, zip(leaves, map(dict, self._state), strict=True))
-            self.optimizer.param_groups[0]["params"] = leaves
+        self.optimizer.state = defaultdict(dict, zip(leaves, map(dict, self._state), strict=True))
+        self.optimizer.param_groups[0]["params"] = leaves
 
 
 def seat(
-    place: Place | None,
+    places: dict[int, Place],
     make: Callable[..., ClientStack],
     download: Download,
     clients: np.ndarray,
@@ -77,13 +78,17 @@ def seat(
     plan: BatchPlan,
     room: int,
 ) -> tuple[ClientStack, BatchPlan]:
-    """A stack and its plan in a place; in a new one where there is none that suits.
+    """A stack of K clients and its plan in a place; in a new one where there is none that suits.
 
     Args:
+        places: by K; most cohorts make stacks of one size and a rest, so two of them stay.
         make: of the start, the clients, their numbers of samples and of steps: a stack.
         room: steps of the longest plan that may come.
     """
-    if place is None or not place.suits(clients, plan, download.lr):
+    place = places.pop(len(clients), None)
+    if place is None or not place.suits(plan, download.lr):
+        for oldest in list(places)[:-1]:
+            del places[oldest]
         start = {name: t.clone() for name, t in download.model.items()}
         stack = make(start, clients, num_samples, plan.steps)
         place = stack.place = Place(stack, plan, max(room, len(plan.kinds)), download.lr)
@@ -91,4 +96,5 @@ def seat(
         stack = place.stack
         stack.reload(download.model, clients, num_samples, plan.steps)
         place.rewind()
+    places[len(clients)] = place
     return stack, place.lay(plan)

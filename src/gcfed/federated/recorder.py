@@ -29,11 +29,12 @@ class Graph:
     """Records steps as CUDA graphs on one stream, which must not be the default one; they share their memory.
 
     Attributes:
-        place: where stacks train on this stream one after the other, if what is recorded of one serves the next.
+        places: where stacks of so many clients train on this stream one after the other, if what is recorded of one
+            serves the next; the oldest gives way.
     """
 
     def __init__(self) -> None:
-        self.place: Place | None = None
+        self.places: dict[int, Place] = {}
         self._pool = torch.cuda.graph_pool_handle()
         self._last: torch.cuda.CUDAGraph | None = None  # without a graph the pool would be given back
 

@@ -154,9 +154,7 @@ class LocalSolver:
             return make(download.model, clients, sizes, plan.steps), plan
         largest = data.sizes(np.arange(data.num_clients)).max(keepdims=True)
         room = int(self.num_steps(largest)[0])
-        stack, plan = seat(recorder.place, make, download, clients, sizes, plan, room)
-        recorder.place = stack.place
-        return stack, plan
+        return seat(recorder.places, make, download, clients, sizes, plan, room)
 
     def lr(self, round_index: int) -> float:
         """η_l, the learning rate of a round: it follows the round, not the client."""

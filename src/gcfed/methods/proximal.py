@@ -5,7 +5,7 @@ It enters as its gradient, so no graph is built for it; ``train/loss`` reports t
 
 import torch
 
-from gcfed.federated.method import ClientPart, ClientStack, Download
+from gcfed.federated.method import ClientPart
 from gcfed.utils.checked import Weight, checked
 
 
@@ -23,9 +23,6 @@ class Proximal(ClientPart):
     def __init__(self, mu: Weight = 0.1) -> None:
         self.mu = mu
 
-    def on_clients_start(self, stack: ClientStack, download: Download) -> None:
-        self.prepared = stack.start
-
     def on_after_backward(self, *_: object) -> None:
-        grads, weights, anchor = self.stack.with_grads(self.stack.full, self.prepared)
+        grads, weights, anchor = self.stack.with_grads(self.stack.full, self.prepared or self.stack.start)
         torch._foreach_add_(grads, torch._foreach_sub(weights, anchor), alpha=self.mu)
