@@ -15,6 +15,7 @@ from benchmarks.tape import Tape
 from gcfed.data.augment import ImageTransform
 from gcfed.federated import recorder, solver
 from gcfed.federated.batches import BatchPlan
+from gcfed.methods.proximal import Proximal
 from gcfed.run import train
 
 TINY = (
@@ -76,9 +77,10 @@ EVEN = ("client.last_batch=wrap", "client.steps=4", "participation.per_round=4",
     ("overrides", "once"),
     [
         ((), True), (("client=adam",), True), (("algorithm=fedmlb", "client.stack=2"), True),
+        (("algorithm=scaffold",), True), (("algorithm=feddyn", "client.stack=2"), True),
         (("client.lr_decay=0.5",), False),  # a recording knows the learning rate,
         (("gc.local_rounds=2",), False),  # whether there is Local GC,
-        (("algorithm=scaffold",), False),  # what a client keeps,
+        (("algorithm=moon",), False),  # whether a client has been there before,
         (("+client.optimizer.dampening=0.5",), False),  # and that there is momentum
     ],
 )  # fmt: skip
@@ -91,6 +93,22 @@ def test_what_is_recorded_of_one_stack_serves_the_next(twice, monkeypatch, overr
     # Of the first stack a step is launched, one is recorded; the others have steps of the same kind.
     assert (len(recorded), len(played)) == ((1, 4 * stacks - 2) if once else (len(recorded), len(played)))
     assert (len(recorded) == 1) == once
+
+
+class Inherits(Proximal):
+    """Of a class whose recordings last, and its own class does not say so: it reads what lies elsewhere each time."""
+
+    def on_clients_start(self, stack, download):
+        self.anchor = {name: t * 0.5 for name, t in stack.start.items()}
+
+    def on_after_backward(self, *_):
+        grads, weights, anchor = self.stack.with_grads(self.stack.full, self.anchor)
+        torch._foreach_add_(grads, torch._foreach_sub(weights, anchor), alpha=self.mu)
+
+
+def test_that_recordings_last_is_not_inherited(twice):
+    assert Inherits.lasting
+    assert twice(*EVEN, method=f"{__name__}.Inherits")[0]
 
 
 def test_few_steps_are_recorded_at_a_time(twice, monkeypatch):

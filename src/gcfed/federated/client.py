@@ -70,14 +70,14 @@ class ClientProgram:
         )  # fmt: skip
         in_steps = [part for part in parts if part.overrides(*IN_STEPS)]
         recorder = self._recorder(in_steps)
-        # What a part makes for its clients lies elsewhere with each stack.
-        memoryless = all(part.memoryless and not part.overrides("on_clients_start") for part in in_steps)
-        lasting = recorder if memoryless else None
-        stack, plan = self.solver.seat(make, download, clients, plan, data, lasting)
+        lasting = all(vars(part).get("lasting", vars(type(part)).get("lasting")) for part in in_steps)
+        stack, plan = self.solver.seat(make, download, clients, plan, data, recorder if lasting else None)
         module.clients = stack
         for part in parts:
             part.stack, part.prepared = stack, {}
             part.on_clients_start(stack, download)
+            if stack.place is not None and part in in_steps:
+                part.prepared = stack.place.prepare(part, part.prepared)
         autocast = module.trainer.precision_plugin.forward_context
         hook = module.after_backward()
         loss_K = self.solver.train(stack, plan, data, download.lr, parts, hook, autocast, recorder)

@@ -142,16 +142,16 @@ class ClientPart(Part):
         needs_stages: whether ``local_loss`` reads ``out.stages``.
         graphable: whether its hooks of a local step do nothing but to tensors on the device, so that a step can be
             recorded (:mod:`gcfed.federated.recorder`); without it the run's steps are not.
-        memoryless: whether those hooks, too, know nothing of the clients or the round beside what lies in the stack and
-            the batch, so that what is recorded with one stack serves the next (:mod:`gcfed.federated.place`); never of
-            a part with an ``on_clients_start``.
+        lasting: whether, of the clients and the round, those hooks read nothing but what lies in the stack, the batch
+            and ``prepared``, so that what is recorded of one stack serves the next (:mod:`gcfed.federated.place`). Each
+            class says so for itself: what it inherits does not count.
         task_weight: factor on the task's own loss, for methods that balance it against their term.
         stack: the clients that train at present.
         prepared: what ``on_clients_start`` makes for their local steps, by name; forgotten when these are over.
         own: what it reads of their states, to be written in ``on_sent``; forgotten after that.
     """
 
-    needs_features = needs_stages = graphable = memoryless = False
+    needs_features = needs_stages = graphable = lasting = False
     task_weight = 1.0
     stack: ClientStack
     prepared: Params

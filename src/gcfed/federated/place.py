@@ -1,7 +1,7 @@
 """Where one stack trains after another, so that what was recorded of one serves the next.
 
-A recording knows tensors by where they lie in memory. In a place a stack's weights, its optimizer's state, its plan and
-its losses lie where those of the stack before it lay; only their values are new.
+A recording knows tensors by where they lie in memory. In a place a stack's weights, its optimizer's state, its plan,
+its losses and what methods prepare for it lie where those of the stack before it lay; only their values are new.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gcfed.federated.batches import BatchPlan
+from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download
 from gcfed.federated.recorder import Losses, Recordings
 from gcfed.federated.stack import ClientStack
@@ -37,6 +38,7 @@ class Place:
         self.recordings = Recordings(plan.index.device)
         self.optimizer: Optimizer | None = None
         self._state: list[dict[str, object]] = []  # of the optimizer: each parameter's, of all K clients
+        self._prepared: dict[int, Params] = {}  # by part
 
     def suits(self, plan: BatchPlan, lr: float) -> bool:
         """Whether K clients with this plan can train here by what is recorded."""
@@ -51,6 +53,18 @@ class Place:
         for table, new in zip(self.tables, plan.tables, strict=True):
             table[:, : new.shape[1]].copy_(new)
         return plan.on(self.tables)
+
+    def prepare(self, part: object, prepared: Params) -> Params:
+        """What a part prepares for these clients, in this place's memory."""
+        if prepared is self.stack.start:
+            return prepared  # lies here
+        kept = self._prepared.get(id(part), {})
+        if {name: t.shape for name, t in kept.items()} != {name: t.shape for name, t in prepared.items()}:
+            self.recordings.steps.clear()
+            kept = self._prepared[id(part)] = {name: t.clone() for name, t in prepared.items()}
+        elif kept:
+            torch._foreach_copy_(list(kept.values()), [prepared[name] for name in kept])
+        return kept
 
     def keep(self, optimizer: Optimizer) -> None:
         """After the first step of all, which made the optimizer's state."""

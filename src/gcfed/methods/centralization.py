@@ -99,7 +99,7 @@ class LocalGC(ClientPart):
 
     def __init__(self, lam: float | None, boundary: str | None, rounds: int | None, mean: Mean, least: int) -> None:
         self.lam, self.boundary, self.rounds, self.mean, self.least = lam, boundary, rounds, mean, least
-        self.memoryless, self._now = rounds is None, True
+        self.lasting, self._now = rounds is None, True
 
     def validate(self, setup: Setup) -> None:
         net = setup.module.net

@@ -11,7 +11,7 @@ local steps. Weight decay enters after α has scaled the gradient, and Δ carrie
 
 import torch
 
-from gcfed.federated.method import ClientPart, Download, Method, Params, Round, ServerPart, Upload
+from gcfed.federated.method import ClientPart, ClientStack, Download, Method, Params, Round, ServerPart, Upload
 from gcfed.methods.requirements import local_sgd, mean_aggregator
 from gcfed.utils.checked import PositiveShare, checked
 from gcfed.utils.device import on_device
@@ -30,18 +30,17 @@ class FedCM(Method):
 
 
 class ClientMomentum(ClientPart):
-    graphable = True
-    corrects_drift = True
+    graphable = lasting = corrects_drift = True
     needs = (local_sgd("its Δ is the momentum, and is the mean of plain SGD's steps"),)
 
     def __init__(self, alpha: float) -> None:
         self.alpha = alpha
 
-    def on_download(self, download: Download) -> None:
-        self._direction = download.extra["fedcm"]
+    def on_clients_start(self, stack: ClientStack, download: Download) -> None:
+        self.prepared = download.extra["fedcm"]
 
     def on_after_backward(self, *_: object) -> None:
-        grads, direction = self.stack.with_grads(self._direction)
+        grads, direction = self.stack.with_grads(self.prepared)
         torch._foreach_lerp_(grads, direction, 1 - self.alpha)
 
 

@@ -36,6 +36,7 @@ class FedDC(Method):
 
 
 class LocalDrift(ControlVariates):
+    lasting = True
     needs = (
         local_sgd("it reads a client's mean gradient off w − θ_k and counts plain steps"),
         full_uploads("its gradient corrections would still travel in full"),

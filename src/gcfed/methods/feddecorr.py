@@ -29,7 +29,7 @@ class FedDecorr(ClientPart):
         scale: ``paper`` or ``authors``, as above.
     """
 
-    graphable = memoryless = True
+    graphable = lasting = True
     needs_features = True
     needs = (network_parts("features", "head"),)
 

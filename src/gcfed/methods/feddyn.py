@@ -37,7 +37,7 @@ class FedDyn(Method):
 
 
 class DynamicPull(Proximal):
-    corrects_drift = True
+    lasting = corrects_drift = True
     needs = (exact_store,)
     keeps = "feddyn"
 

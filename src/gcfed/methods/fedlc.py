@@ -22,7 +22,7 @@ class FedLC(ClientPart):
         exponent: how fast the margin falls with n_{k,c}, the client's number of samples of class c.
     """
 
-    graphable = True
+    graphable = lasting = True
     needs_classes = True
 
     def __init__(self, tau: Weight = 0.1, exponent: Positive = 0.25) -> None:
@@ -40,10 +40,10 @@ class FedLC(ClientPart):
     def on_clients_start(self, stack: ClientStack, download: Download) -> None:
         counts = torch.from_numpy(self._data.class_counts(stack.clients)).double()
         like = next(iter(stack.start.values()))
-        self._margins = (self.tau * counts**-self.exponent).to(like.device, like.dtype)
+        self.prepared = {"margins": (self.tau * counts**-self.exponent).to(like.device, like.dtype)}
 
     def calibrate(self, stack: ClientStack, logits_KBC: Tensor) -> Tensor:
         if not self.tau:  # 0 · ∞, of a class that the client lacks
             return logits_KBC
-        margins = self._margins[: stack.active]  # [n, C] beside [n, B, C] or [n, B, T, C]
+        margins = self.prepared["margins"][: stack.active]  # [n, C] beside [n, B, C] or [n, B, T, C]
         return logits_KBC - margins.view(len(margins), *[1] * (logits_KBC.dim() - 2), -1)

@@ -27,7 +27,7 @@ class FedMLB(ClientPart):
         tau: τ, temperature of the divergence.
     """
 
-    graphable = memoryless = True
+    graphable = lasting = True
     needs_classes = True
     needs_stages = True
     needs = (network_parts("stages"),)

@@ -24,7 +24,7 @@ class FedNTD(ClientPart):
         ce_weight: weight of the task's loss. FedACG's experiments: 0.7, with β = 0.3.
     """
 
-    graphable = memoryless = True
+    graphable = lasting = True
     needs_classes = True
 
     def __init__(self, beta: Weight = 1.0, tau: Positive = 1.0, ce_weight: Weight = 1.0) -> None:

@@ -28,8 +28,7 @@ class FedSol(Sam):
             more a coordinate has drifted, the further it is moved. False: Λ is 1.
     """
 
-    needs_classes = True
-    anchors = True
+    lasting = needs_classes = anchors = True
 
     def __init__(self, rho: Weight = 1.0, *, temperature: Positive = 3.0, adaptive: bool = True) -> None:
         super().__init__(rho)

@@ -5,7 +5,7 @@ It enters as its gradient, so no graph is built for it; ``train/loss`` reports t
 
 import torch
 
-from gcfed.federated.method import ClientPart
+from gcfed.federated.method import ClientPart, ClientStack, Download
 from gcfed.utils.checked import Weight, checked
 
 
@@ -17,12 +17,15 @@ class Proximal(ClientPart):
         mu: μ, weight of the term. FedProx: 0.1 in GC-Fed's experiments. FedACG's β without the ½ is μ = 2β.
     """
 
-    graphable = memoryless = True
+    graphable = lasting = True
     anchors = True
 
     def __init__(self, mu: Weight = 0.1) -> None:
         self.mu = mu
 
+    def on_clients_start(self, stack: ClientStack, download: Download) -> None:
+        self.prepared = stack.start
+
     def on_after_backward(self, *_: object) -> None:
-        grads, weights, anchor = self.stack.with_grads(self.stack.full, self.prepared or self.stack.start)
+        grads, weights, anchor = self.stack.with_grads(self.stack.full, self.prepared)
         torch._foreach_add_(grads, torch._foreach_sub(weights, anchor), alpha=self.mu)

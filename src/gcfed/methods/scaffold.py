@@ -33,8 +33,7 @@ class Scaffold(Method):
 
 
 class ControlVariates(ClientPart):
-    graphable = True
-    corrects_drift = True
+    graphable = lasting = corrects_drift = True
     needs: Needs = (
         local_sgd("it reads a client's mean gradient off w₀ − w_k", momentum=True),
         full_uploads("its control variates would still travel in full"),
