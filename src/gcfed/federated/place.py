@@ -90,7 +90,7 @@ def seat(
     clients: np.ndarray,
     num_samples: np.ndarray,
     plan: BatchPlan,
-    room: int,
+    room: Callable[[], int],
 ) -> tuple[ClientStack, BatchPlan]:
     """A stack of K clients and its plan in a place; in a new one where there is none that suits.
 
@@ -105,7 +105,7 @@ def seat(
             del places[oldest]
         start = {name: t.clone() for name, t in download.model.items()}
         stack = make(start, clients, num_samples, plan.steps)
-        place = stack.place = Place(stack, plan, max(room, len(plan.kinds)), download.lr)
+        place = stack.place = Place(stack, plan, max(room(), len(plan.kinds)), download.lr)
     else:
         stack = place.stack
         stack.reload(download.model, clients, num_samples, plan.steps)

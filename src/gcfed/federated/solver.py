@@ -152,8 +152,10 @@ class LocalSolver:
         sizes = data.sizes(clients)
         if recorder is None or not self._starts_at_zero:
             return make(download.model, clients, sizes, plan.steps), plan
-        largest = data.sizes(np.arange(data.num_clients)).max(keepdims=True)
-        room = int(self.num_steps(largest)[0])
+
+        def room() -> int:
+            return int(self.num_steps(data.sizes(np.arange(data.num_clients)).max(keepdims=True))[0])
+
         return seat(recorder.places, make, download, clients, sizes, plan, room)
 
     def lr(self, round_index: int) -> float:
