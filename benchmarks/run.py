@@ -36,7 +36,7 @@ def sit(workload: str, layout: str, folder: Path, args: argparse.Namespace, clie
     out = folder / f"{workload}_{layout}{'' if clients is None else f'_{clients}'}.json"
     environment = os.environ | {
         "BENCH_STARTED": str(time.time()),
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), str(ROOT / "src"), os.environ.get("PYTHONPATH")])),
         "GOMP_SPINCOUNT": "10000",
     }
     if layout == "gpu":

@@ -29,7 +29,6 @@ class Tape(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.operations: list[Operation] = []
-        self.places: dict[int, Any] = {}
 
     def record(self, step: Step) -> Step:
         operations: list[Operation] = []

@@ -1,12 +1,15 @@
 """A recorded step is the step, bit for bit; of every algorithm, methods/test_contract.py says so."""
 
+import weakref
+from functools import partial
 from itertools import count
 from types import SimpleNamespace
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
-from harness import Spy, sgd
+from harness import Spy, make_download, make_net, sgd
 from lightning.pytorch import Callback
 from omegaconf import open_dict
 from tapes import Twice, train_twice
@@ -15,6 +18,7 @@ from benchmarks.tape import Tape
 from gcfed.data.augment import ImageTransform
 from gcfed.federated import recorder, solver
 from gcfed.federated.batches import BatchPlan
+from gcfed.federated.stack import ClientStack, broadcast_state
 from gcfed.methods.proximal import Proximal
 from gcfed.run import train
 
@@ -109,6 +113,23 @@ class Inherits(Proximal):
 def test_that_recordings_last_is_not_inherited(twice):
     assert Inherits.lasting
     assert twice(*EVEN, method=f"{__name__}.Inherits")[0]
+
+
+def test_a_place_that_gives_way_gives_its_memory_back_at_once(federation):
+    """Python's collector of cycles knows nothing of a GPU's memory. Two sizes of stacks have a place, a third comes."""
+    client, tape, places = sgd(), Tape(), []
+    make = partial(ClientStack, net := make_net())
+    for k in (1, 2, 1, 3):
+        download = make_download(broadcast_state(net), lr=0.1, cohort=range(k))
+        plan = client.plan(federation, np.arange(k), download, torch.device("cpu"))
+        place = client.seat(make, download, np.arange(k), plan, federation, tape)[-1]
+        place.stepped()
+        places.append(weakref.ref(place))
+        del place
+    assert [ref() is not None for ref in places] == [True, False, True, True]
+    assert places[0]() is places[2]()
+    client.forget()
+    assert not any(ref() for ref in places)
 
 
 def test_few_steps_are_recorded_at_a_time(twice, monkeypatch):

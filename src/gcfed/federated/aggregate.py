@@ -60,7 +60,7 @@ class MeanAggregator:
         self.weighting, self.exact = weighting, exact
         self._bins = 2 if self.exact else 1
         self._sums: dict[str, ExactSum] = {}
-        self._joint: dict[str, dict[str, torch.Size]] = {}
+        self._joint: dict[str, dict[str, torch.Size]] = {}  # by name of a sum, the tensors that are joined in it
         self._weight: Tensor | None = None
 
     def validate(self, setup: Any) -> None: ...

@@ -70,17 +70,18 @@ class ClientProgram:
         )  # fmt: skip
         in_steps = [part for part in parts if part.overrides(*IN_STEPS)]
         recorder = self._recorder(in_steps)
+        # Not what a class inherits, since it may do what its base did not.
         lasting = all(vars(part).get("lasting", vars(type(part)).get("lasting")) for part in in_steps)
-        stack, plan = self.solver.seat(make, download, clients, plan, data, recorder if lasting else None)
+        stack, plan, place = self.solver.seat(make, download, clients, plan, data, recorder if lasting else None)
         module.clients = stack
         for part in parts:
             part.stack, part.prepared = stack, {}
             part.on_clients_start(stack, download)
-            if stack.place is not None and part in in_steps:
-                part.prepared = stack.place.prepare(part, part.prepared)
+            if place is not None and part in in_steps:
+                part.prepared = place.prepare(part, part.prepared)
         autocast = module.trainer.precision_plugin.forward_context
         hook = module.after_backward()
-        loss_K = self.solver.train(stack, plan, data, download.lr, parts, hook, autocast, recorder)
+        loss_K = self.solver.train(stack, plan, data, download.lr, parts, hook, autocast, recorder, place)
         module.clients = None
         with in_turn():
             return self._pack(stack, download, loss_K, plan.counts.sum(1), sends)
@@ -88,7 +89,7 @@ class ClientProgram:
     def _pack(
         self, stack: ClientStack, download: Download, loss_K: torch.Tensor, num_seen: np.ndarray, sends: bool
     ) -> Upload:
-        """The uploads of a stack, whose memory they take over."""
+        """The uploads of a stack."""
         for part in self.parts:
             part.prepared = {}
             part.on_clients_end(stack, download)

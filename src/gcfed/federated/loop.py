@@ -112,6 +112,7 @@ class FederatedLoop(Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self.stores.release()
+        self.solver.forget()
 
     def state_dict(self) -> dict[str, Any]:
         return {"stores": self.stores.state_dict()}

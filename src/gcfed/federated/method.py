@@ -142,9 +142,8 @@ class ClientPart(Part):
         needs_stages: whether ``local_loss`` reads ``out.stages``.
         graphable: whether its hooks of a local step do nothing but to tensors on the device, so that a step can be
             recorded (:mod:`gcfed.federated.recorder`); without it the run's steps are not.
-        lasting: whether, of the clients and the round, those hooks read nothing but what lies in the stack, the batch
-            and ``prepared``, so that what is recorded of one stack serves the next (:mod:`gcfed.federated.place`). Each
-            class says so for itself: what it inherits does not count.
+        lasting: whether they read only tensors of the stack, the batch and ``prepared``, from there on a copy: what is
+            recorded of one stack then serves the next (:mod:`gcfed.federated.place`). Each class says so for itself.
         task_weight: factor on the task's own loss, for methods that balance it against their term.
         stack: the clients that train at present.
         prepared: what ``on_clients_start`` makes for their local steps, by name; forgotten when these are over.

@@ -1,8 +1,8 @@
 """A local step, recorded once and played back: as a CUDA graph, whose kernels need no launch from Python.
 
 A recording holds what the step did to tensors. Python in it ran once, while it was recorded: its numbers, branches and
-counters are frozen. So whatever differs from step to step must be a tensor on the device, as the step's number is, and
-nothing may wait for the device.
+counters are frozen. So whatever differs from step to step, and in a place from client to client, must be a tensor on
+the device, as the step's number is, and nothing may wait for the device.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -18,23 +17,14 @@ from torch.nn.utils.rnn import pad_sequence
 
 from gcfed.federated.batches import Kind
 
-if TYPE_CHECKING:
-    from gcfed.federated.place import Place
-
 Step = Callable[[], object]
-MOST = 256  # steps that are recorded at a time: a graph takes memory, and clients may differ in their last batches
+MOST = 128  # kinds that are recorded at a time, in each place: a graph takes memory, and clients differ in last batches
 
 
 class Graph:
-    """Records steps as CUDA graphs on one stream, which must not be the default one; they share their memory.
-
-    Attributes:
-        places: where stacks of so many clients train on this stream one after the other, if what is recorded of one
-            serves the next; the oldest gives way.
-    """
+    """Records steps as CUDA graphs on one stream, which must not be the default one; they share their memory."""
 
     def __init__(self) -> None:
-        self.places: dict[int, Place] = {}
         self._pool = torch.cuda.graph_pool_handle()
         self._last: torch.cuda.CUDAGraph | None = None  # without a graph the pool would be given back
 
@@ -106,11 +96,14 @@ def recorded(
         if kind not in steps:
             counted(kind)
             steps[kind] = None
-        elif (again := steps[kind]) is None:
+            return
+        again = steps.pop(kind)  # to the end of those that may be forgotten
+        if again is None:
             steps[kind] = recorder.record(partial(counted, kind))
-            if len(steps) > MOST:
-                del steps[next(iter(steps))]
         else:
+            steps[kind] = again
             again()
+        if len(steps) > MOST:
+            del steps[next(iter(steps))]
 
     return play

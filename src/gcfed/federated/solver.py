@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.federated.batches import BatchPlan, Kind, counts_of_pass, plan_batches
 from gcfed.federated.messages import Download
-from gcfed.federated.place import seat
+from gcfed.federated.place import Place
 from gcfed.federated.recorder import Graph, Losses, Recordings, recorded
 from gcfed.federated.stack import (
     ClientStack,
@@ -97,6 +97,7 @@ class LocalSolver:
         self.epochs, self.steps, self.batch_size, self.last_batch = epochs or 0, steps, batch_size, last_batch
         self.lr_decay, self.clip_norm, self.stack, self.graphs = lr_decay, clip_norm, stack, graphs
         self._recorders: dict[int, Graph] = defaultdict(Graph)  # by stream
+        self._places: dict[Graph, dict[int, Place]] = defaultdict(dict)  # of each recorder, by K
         self._starts_at_zero = starts_at_zero(probe_optimizer(self.optimizer))
 
     def validate(self, net: nn.Module, data: Any) -> None:
@@ -142,21 +143,38 @@ class LocalSolver:
         plan: BatchPlan,
         data: Any,
         recorder: Graph | None,
-    ) -> tuple[ClientStack, BatchPlan]:
-        """The stack of these clients and its plan: in the recorder's place, if it has one that may serve others, too.
+    ) -> tuple[ClientStack, BatchPlan, Place | None]:
+        """A stack of K clients and its plan, in the place that the recorder's stream has for stacks of K.
+
+        Most cohorts make stacks of one size and a rest, so a stream has two places at most.
 
         Args:
-            make: of the start, the clients, their numbers of samples and of steps: a stack.
-            recorder: None also where a step knows more of its clients than lies in a place.
+            make: makes a stack of the start, the clients, their numbers of samples and of steps.
+            recorder: None for a stack in memory of its own.
         """
         sizes = data.sizes(clients)
         if recorder is None or not self._starts_at_zero:
-            return make(download.model, clients, sizes, plan.steps), plan
+            return make(download.model, clients, sizes, plan.steps), plan, None
+        places = self._places[recorder]
+        place = places.pop(len(clients), None)
+        if place is not None and place.suits(plan):
+            place.take(download, clients, sizes, plan)
+        else:
+            place = None  # its memory goes before the new one's comes
+            if len(places) > 1:
+                del places[next(iter(places))]
+            start = {name: t.clone() for name, t in download.model.items()}
+            stack = make(start, clients, sizes, plan.steps)
+            longest = int(self.num_steps(data.sizes(np.arange(data.num_clients)).max(keepdims=True))[0])
+            optimizer = self.optimizer(list(stack.leaves.values()))
+            place = Place(stack, optimizer, plan, max(longest, len(plan.kinds)), download.lr)
+        places[len(clients)] = place
+        return place.stack, place.lay(plan), place
 
-        def room() -> int:
-            return int(self.num_steps(data.sizes(np.arange(data.num_clients)).max(keepdims=True))[0])
-
-        return seat(recorder.places, make, download, clients, sizes, plan, room)
+    def forget(self) -> None:
+        """What is recorded, and the memory that it knows, go with the run."""
+        self._recorders.clear()
+        self._places.clear()
 
     def lr(self, round_index: int) -> float:
         """η_l, the learning rate of a round: it follows the round, not the client."""
@@ -190,6 +208,7 @@ class LocalSolver:
         after_backward: Callable[[], object],
         autocast: Callable[[], AbstractContextManager] = nullcontext,
         recorder: Graph | None = None,
+        place: Place | None = None,
     ) -> Tensor:
         """Trains the stack through its plan; ``after_backward`` calls that hook of the parts, ``lr`` is η_l.
 
@@ -199,8 +218,7 @@ class LocalSolver:
         Returns:
             Each client's mean task loss over all samples that it saw, ``[K]`` on the device.
         """
-        place = stack.place
-        optimizer = (place.optimizer if place else None) or self.optimizer(list(stack.leaves.values()))
+        optimizer = place.optimizer if place else self.optimizer(list(stack.leaves.values()))
         for group in optimizer.param_groups:
             group["lr"] = lr
             if recorder is not None and "capturable" in group:
@@ -233,8 +251,8 @@ class LocalSolver:
             if kind.active < stack.active:
                 stack.shrink(kind.active, optimizer)
             do(t, kind)
-            if place is not None and place.optimizer is None:
-                place.keep(optimizer)
+            if place is not None:
+                place.stepped()
         return losses.means(len(plan.kinds))
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -12,9 +11,6 @@ from torch.optim import Optimizer
 
 from gcfed.federated.forward import Output, Params, Single, SqueezedSingle, Stacked, Swap, Tap, evaluating
 from gcfed.tasks import CLASSIFICATION, Task
-
-if TYPE_CHECKING:
-    from gcfed.federated.place import Place
 
 
 def broadcast_like(tensor: Tensor, k: int) -> Tensor:
@@ -25,7 +21,7 @@ def broadcast_like(tensor: Tensor, k: int) -> Tensor:
 
 
 class ClientStack:
-    """K clients of one round, side by side on one device.
+    """K clients of one round, side by side on one device; in a place, one K after another.
 
     With K = 1 the plain module runs, with K > 1 ``torch.func.vmap`` over the module: the same numbers, and no
     method can tell. Clients come sorted by their number of local steps, longest first; when some have finished,
@@ -45,7 +41,7 @@ class ClientStack:
         full: each client's tensors, name → ``[K, *shape]``; ``leaves``: the trained ones of the active clients,
             ``[n, *shape]``, which share their memory.
         notes: what measurements send beside the uploads.
-        place: where its memory stays for the clients that come; None where it is spent with these.
+        stays: whether the clients that come train in its memory (:mod:`gcfed.federated.place`).
 
     Raises:
         ValueError: K > 1 of a network that :func:`cannot_stack`.
@@ -69,7 +65,7 @@ class ClientStack:
         self.clients, self.num_samples, self.num_steps = clients, num_samples, num_steps
         self.start, self.task = dict(start), task
         self.notes: dict[str, Params] = {}
-        self.place: Place | None = None
+        self.stays = False
         self.net, self._tap, self._swap = net, Tap(net, tap_features, tap_stages), Swap(net)
         foreign = not type(net).__module__.startswith("gcfed.")  # what its modules do in training, it alone knows
         self._has_modes = has_dropout(net) or foreign or uses_batch_statistics(net)
@@ -179,10 +175,8 @@ class ClientStack:
         optimizer.param_groups[0]["params"] = list(self.leaves.values())
 
     def delta(self) -> Params:
-        """The clients' updates ``w_k − w``, name → ``[K, *shape]``; takes over the stack's memory, which is spent where
-        it has no ``place``.
-        """
-        if self.place is not None:
+        """The clients' updates ``w_k − w``, name → ``[K, *shape]``; they take the stack's memory, unless it stays."""
+        if self.stays:
             moved = torch._foreach_sub(list(self.full.values()), [self.start[name] for name in self.full])
             return dict(zip(self.full, moved, strict=True))
         self.leaves = {}

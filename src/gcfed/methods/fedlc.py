@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gcfed.federated.method import ClientPart, ClientStack, Download, Setup
 from gcfed.utils.checked import Positive, Weight, checked
+from gcfed.utils.device import on_device
 
 
 @checked
@@ -40,7 +41,7 @@ class FedLC(ClientPart):
     def on_clients_start(self, stack: ClientStack, download: Download) -> None:
         counts = torch.from_numpy(self._data.class_counts(stack.clients)).double()
         like = next(iter(stack.start.values()))
-        self.prepared = {"margins": (self.tau * counts**-self.exponent).to(like.device, like.dtype)}
+        self.prepared = {"margins": on_device(self.tau * counts**-self.exponent, like.device, like.dtype)}
 
     def calibrate(self, stack: ClientStack, logits_KBC: Tensor) -> Tensor:
         if not self.tau:  # 0 · ∞, of a class that the client lacks
