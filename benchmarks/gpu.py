@@ -1,4 +1,4 @@
-"""The first ten minutes on a GPU: ``python benchmarks/gpu.py`` prints a table and writes it and all figures.
+"""The first minutes on a GPU: ``python benchmarks/gpu.py`` prints a table and writes it and all figures.
 
 In this order, so that what is most needed is there if time runs out: the tests for a GPU; W1 in each layout and
 precision; how far the host runs ahead of graphs; the floor of a round; waits for the device by line; whether equal runs

@@ -95,7 +95,7 @@ class MeanAggregator:
         self._sums, self._weight = {}, None
         update = dict(zip(sums, means(list(sums.values()), round, weight), strict=True))
         for name, mean in update.items():
-            if mean.stride() != like[name].stride():  # the server's fused optimizer reads memory, not axes
+            if mean.stride() != like[name].stride():  # joined tensors have lost the model's memory format
                 update[name] = torch.empty_like(like[name], dtype=mean.dtype).copy_(mean)
         return update
 

@@ -78,6 +78,6 @@ class Place:
         return kept
 
     def stepped(self) -> None:
-        """After a step: the first one of all has made the optimizer's state, of all K clients."""
+        """After a first step: that of all has made the optimizer's state, of all K clients."""
         if not self._state:
             self._state = [dict(self.optimizer.state[leaf]) for leaf in self.stack.leaves.values()]

@@ -251,7 +251,7 @@ class LocalSolver:
             if kind.active < stack.active:
                 stack.shrink(kind.active, optimizer)
             do(t, kind)
-            if place is not None:
+            if t == 0 and place is not None:
                 place.stepped()
         return losses.means(len(plan.kinds))
 
