@@ -114,8 +114,6 @@ def build_module(cfg: DictConfig) -> FederatedModule:
     net = build_net(cfg)
     if not any(p.requires_grad for p in net.parameters()):
         raise ValueError(f"model: no parameter of {type(net).__name__} has requires_grad: nothing would be trained.")
-    if cfg.precision == "64-true":  # Lightning converts it too, but only after a checkpoint was loaded into it
-        net = net.double()
     return FederatedModule(net, require(cfg, "server"), task=require(cfg, "task"), channels_last=cfg.channels_last)
 
 

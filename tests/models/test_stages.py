@@ -101,6 +101,7 @@ def test_a_teacher_is_the_plain_network(name, k, shared):
     """From the first stage (with its features), the second and the last; only the stack trains with dropout."""
     net = network(name).train()
     others = [net] * k if shared else [network(name, seed) for seed in range(1, 1 + k)]
+    teachers = [copy.deepcopy(o).eval() for o in others]
     stack = ClientStack(net, broadcast_state(net), np.arange(k), np.ones(k), np.ones(k))
     with torch.no_grad():
         for leaf in stack.leaves.values():  # the clients' own weights must not matter
@@ -108,7 +109,6 @@ def test_a_teacher_is_the_plain_network(name, k, shared):
     params = None
     if not shared:
         params = {n: torch.stack([dict(o.named_parameters())[n].detach() for o in others]) for n in stack.leaves}
-    teachers = [copy.deepcopy(o).eval() for o in others]
     x = images(name, k, 1)
     inner = [compose(t, x[i]) for i, t in enumerate(teachers)]
     for first in (0, 1, len(inner[0]) - 1):

@@ -19,7 +19,7 @@ from gcfed.federated.module import FederatedModule, hears_of_steps
 from gcfed.federated.recorder import Graph
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import ClientStack
-from gcfed.utils.rng import torch_seed
+from gcfed.utils.rng import seed_generators, torch_seed
 
 IN_STEPS = ("before_step", "calibrate", "local_loss", "on_after_backward", "after_step")
 
@@ -62,9 +62,9 @@ class ClientProgram:
         steps = self.faults.steps(plan.steps, clients, download.round, download.seed)
         if (steps < plan.steps).any():
             plan = plan.cut(steps)
-        _seed_dropout(device, torch_seed(download.seed, "dropout", download.round, int(clients[0])))
+        seed_generators(device, torch_seed(download.seed, "dropout", download.round, int(clients[0])))
         make = partial(
-            ClientStack, module.net, task=module.task,
+            ClientStack, module.net, task=module.task, lent=module.lent,
             tap_features=any(part.needs_features for part in parts),
             tap_stages=any(part.needs_stages for part in parts),
         )  # fmt: skip
@@ -73,18 +73,21 @@ class ClientProgram:
         # Not what a class inherits, since it may do what its base did not.
         lasting = all(vars(part).get("lasting", vars(type(part)).get("lasting")) for part in in_steps)
         stack, plan, place = self.solver.seat(make, download, clients, plan, data, recorder if lasting else None)
-        module.clients = stack
-        for part in parts:
-            part.stack, part.prepared = stack, {}
-            part.on_clients_start(stack, download)
-            if place is not None and part in in_steps:
-                part.prepared = place.prepare(part, part.prepared)
-        autocast = module.trainer.precision_plugin.forward_context
-        hook = module.after_backward()
-        loss_K = self.solver.train(stack, plan, data, download.lr, parts, hook, autocast, recorder, place)
-        module.clients = None
-        with in_turn():
-            return self._pack(stack, download, loss_K, plan.counts.sum(1), sends)
+        try:
+            module.clients = stack
+            for part in parts:
+                part.stack, part.prepared = stack, {}
+                part.on_clients_start(stack, download)
+                if place is not None and part in in_steps:
+                    part.prepared = place.prepare(part, part.prepared)
+            autocast = module.trainer.precision_plugin.forward_context
+            hook = module.after_backward()
+            loss_K = self.solver.train(stack, plan, data, download.lr, parts, hook, autocast, recorder, place)
+            module.clients = None
+            with in_turn():
+                return self._pack(stack, download, loss_K, plan.counts.sum(1), sends)
+        finally:
+            stack.end()
 
     def _pack(
         self, stack: ClientStack, download: Download, loss_K: torch.Tensor, num_seen: np.ndarray, sends: bool
@@ -117,12 +120,5 @@ class ClientProgram:
         """What records local steps, if all that takes part in them allows it."""
         others = [c for c in self.module.trainer.callbacks if not isinstance(c, Part)]  # type: ignore[attr-defined]
         listened = any(map(hears_of_steps, others))
-        graphable = all(part.graphable for part in in_steps)
+        graphable = all(part.graphable for part in in_steps) and not self.module.traits.assigns
         return self.solver.recorder(self.module.net, self.module.device) if graphable and not listened else None
-
-
-def _seed_dropout(device: torch.device, seed: int) -> None:
-    # torch.manual_seed would queue a call, with its traceback, for every backend that this machine lacks.
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)

@@ -20,9 +20,11 @@ from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, MessageError, Upload, finite_clients, nbytes, refuse_other
 from gcfed.federated.method import ClientPart, Order, Part, ServerPart, Setup, upload_shapes
 from gcfed.federated.module import FederatedModule
+from gcfed.federated.probe import look
 from gcfed.federated.refusals import validate_parts
 from gcfed.federated.round import Round, Shapes, Tally, Totals, Transport
 from gcfed.federated.solver import LocalSolver
+from gcfed.federated.stack import is_recurrent
 from gcfed.federated.stacks import Stacks
 from gcfed.federated.store import ClientStores
 from gcfed.utils.checked import SettingError
@@ -75,6 +77,8 @@ class FederatedLoop(Callback):
         if self.data is not trainer.datamodule:  # type: ignore[attr-defined]
             self.bind(trainer.callbacks, trainer.datamodule, pl_module)  # type: ignore[attr-defined]
         self.stacks.__dict__.pop("layout", None)  # the device is known only now
+        if pl_module.device.type == "cuda" and is_recurrent(pl_module.net) and (why := pl_module.traits.functional):
+            raise ValueError(f"model: on a GPU no recurrent network can train that has {why}: set trainer=cpu.")
         if trainer.world_size > 1:
             self.stores.require_common_disk(trainer.strategy)
         self.transport.start()
@@ -107,6 +111,8 @@ class FederatedLoop(Callback):
         )  # fmt: skip
         self.aggregator.validate(setup)
         self.solver.validate(module.net, data)
+        look(module, data)
+        self.solver.check_stack(module.traits.alone)
         validate_parts(setup)
         self.data = data
 

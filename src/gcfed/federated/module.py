@@ -9,7 +9,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from gcfed.federated.stack import ClientStack, Params, broadcast_state, travelling
+from gcfed.federated.forward import hand_copies
+from gcfed.federated.lent import Lent, Traits
+from gcfed.federated.stack import ClientStack, Params, broadcast_state, travelling, unedited
+from gcfed.models.spectral import restore_unit_norms
 from gcfed.optim.partial import try_optimizer
 from gcfed.tasks import CLASSIFICATION, Task
 from gcfed.utils.checked import fits
@@ -61,10 +64,11 @@ class FederatedModule(LightningModule):
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
-        has_convolutions = any(isinstance(m, nn.Conv2d) for m in net.modules())
-        self.memory_format = torch.channels_last if channels_last and has_convolutions else torch.contiguous_format
+        images = any(isinstance(m, nn.Conv2d) for m in net.modules()) and all(t.dim() < 5 for t in net.parameters())
+        self.memory_format = torch.channels_last if channels_last and images else torch.contiguous_format
         self.net = net.to(memory_format=self.memory_format)
         self.travels = travelling(self.net)  # as it is made: later, statistics may have become infinite
+        self.lent = Lent(self.net)
         self.server = try_optimizer(fits("server", server, Callable[..., Any]), "server")
         self.clients: ClientStack | None = None
         self.refused = False  # whether the last step was taken back
@@ -79,6 +83,19 @@ class FederatedModule(LightningModule):
         self.columns = [list(task.columns), [column.replace("test/", "val/") for column in task.columns]]  # by split
         pairs = [pair for columns in self.columns for pair in zip(columns, roots, strict=True)]
         self.test_means = nn.ModuleDict({column: ScoreMean(root) for column, root in pairs})
+
+    def adopt(self, traits: Traits) -> None:
+        """Works with the network as :mod:`gcfed.federated.probe` has found it."""
+        self.lent = Lent(self.net, traits)
+        self.travels = tuple(dict.fromkeys((*self.travels, *traits.moved)))
+        if traits.contiguous:
+            self.memory_format = torch.contiguous_format
+        if traits.edits_input and hand_copies not in self.net._forward_pre_hooks.values():
+            self.net.register_forward_pre_hook(hand_copies)
+
+    @property
+    def traits(self) -> Traits:
+        return self.lent.traits
 
     def configure_optimizers(self) -> Optimizer:
         return self.server(self.net.parameters())
@@ -98,11 +115,11 @@ class FederatedModule(LightningModule):
         """
         self._before = {} if update is None else before or {}
         update = update or {}
-        for name, param in self.net.named_parameters():
-            param.grad = update[name].neg() if name in update else None
-        for name, buffer in self.net.named_buffers():
-            if name in update:
-                buffer.add_(update[name])
+        for name, t in [*self.net.named_parameters(), *self.net.named_buffers()]:
+            if t.requires_grad:
+                t.grad = update[name].neg() if name in update else None
+            elif name in update:
+                t.data.add_(update[name] if t.is_floating_point() else update[name].round().to(t.dtype))
 
     def after_backward(self) -> Callable[[], None]:
         """Calls ``on_after_backward`` of the callbacks that have one, as Lightning's ``manual_backward`` does.
@@ -156,6 +173,8 @@ class FederatedModule(LightningModule):
                     t.copy_(self._before[name])
             state.clear()
             state.update(kept)
+        elif model:
+            restore_unit_norms(self.net)
         self._before = {}
 
     def on_validation_epoch_start(self) -> None:
@@ -167,7 +186,8 @@ class FederatedModule(LightningModule):
     def validation_step(self, batch: tuple[int, int], batch_idx: int, dataloader_idx: int = 0) -> Any:
         """Returns outputs ``[B, …, C]`` and labels ``[B, …]``, for callbacks that look at a batch of a test."""
         x, y = self.trainer.datamodule.fetch_test(batch, dataloader_idx)  # type: ignore[attr-defined]
-        outputs = self.net(x)
+        with unedited(x):
+            outputs = self.net(x)
         if self._tested is None or dataloader_idx > 0:
             real, scores = self.task.real(y), self.task.scores(outputs, y)
             for column, source in zip(self.columns[dataloader_idx], self.task.columns, strict=True):

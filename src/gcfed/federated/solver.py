@@ -100,14 +100,18 @@ class LocalSolver:
         self._places: dict[Graph, dict[int, Place]] = defaultdict(dict)  # of each recorder, by K
         self._starts_at_zero = starts_at_zero(probe_optimizer(self.optimizer))
 
+    def check_stack(self, alone: str) -> None:
+        """Raises ValueError for ``client.stack`` > 1 of a network whose clients must train alone; says why."""
+        if alone and self.stack != "auto" and int(self.stack) > 1:
+            raise ValueError(f"client.stack={self.stack} cannot train a network with {alone}.")
+
     def validate(self, net: nn.Module, data: Any) -> None:
-        """Refuses a network that cannot be stacked, or with batch normalisation that meets batches of a single sample.
+        """Refuses layers that cannot be stacked, and batch normalisation that meets batches of a single sample.
 
         Raises:
             ValueError: ``client.stack`` > 1, or a layer sees a single value of a batch; names the remedy.
         """
-        if self.stack != "auto" and int(self.stack) > 1 and (reason := cannot_stack(net)):
-            raise ValueError(f"client.stack={self.stack} cannot train a network with {reason}.")
+        self.check_stack(cannot_stack(net))
         if not uses_batch_statistics(net):
             return
         sizes = data.sizes(np.arange(data.num_clients))
@@ -251,8 +255,12 @@ class LocalSolver:
             if kind.active < stack.active:
                 stack.shrink(kind.active, optimizer)
             do(t, kind)
+            if t == 0 and optimizer.defaults.get("fused") and optimizer.defaults.get("momentum"):
+                for leaf in stack.leaves.values():  # fused steps take no None, and a first step on zeros is the same
+                    optimizer.state[leaf].setdefault("momentum_buffer", torch.zeros_like(leaf))
             if t == 0 and place is not None:
                 place.stepped()
+        stack.settle()
         return losses.means(len(plan.kinds))
 
 

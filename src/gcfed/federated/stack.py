@@ -1,15 +1,17 @@
 """K clones of one network, trained in lock-step: every client-side tensor leads with the client axis K."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import vmap
 from torch.optim import Optimizer
 
-from gcfed.federated.forward import Output, Params, Single, SqueezedSingle, Stacked, Swap, Tap, evaluating
+from gcfed.federated.forward import Output, Params, Tap
+from gcfed.federated.lent import Lent
 from gcfed.tasks import CLASSIFICATION, Task
 
 
@@ -23,19 +25,23 @@ def broadcast_like(tensor: Tensor, k: int) -> Tensor:
 class ClientStack:
     """K clients of one round, side by side on one device; in a place, one K after another.
 
-    With K = 1 the plain module runs, with K > 1 ``torch.func.vmap`` over the module: the same numbers, and no
-    method can tell. Clients come sorted by their number of local steps, longest first; when some have finished,
-    :meth:`shrink` keeps the prefix that goes on, and what has finished stays exactly as it is.
+    With K = 1 the user's own network trains, lent to the client (:class:`Lent`); with K > 1 ``torch.func.vmap`` over
+    the same: the same numbers, and no method can tell. Clients come sorted by their number of local steps, longest
+    first; when some have finished, :meth:`shrink` keeps the prefix that goes on, and what has finished stays exactly
+    as it is.
 
-    Buffers: floating-point buffers (running statistics) start from the global ones, are updated by each client's own
-    forward passes and are uploaded and averaged like parameters; integer buffers (counters) keep the global value.
+    Buffers start from the global ones and are updated by each client's own forward passes. Those that travel are
+    uploaded and averaged like parameters, integers as floats; the others keep the global value.
 
     Args:
-        net: the global network; its modules are called, its tensors never touched. What is frozen is read there.
+        net: the global network. While a single client trains, its tensors are the client's; :meth:`end` brings the
+            global ones back.
         start: what the server broadcast, name → ``[*shape]``, of the tensors that travel (:func:`travelling`).
         clients: ids, ``[K]``; as ``num_samples`` and ``num_steps``, longest first.
         tap_features, tap_stages: also return the features, the outputs of all ``net.stages()`` (see ``Tap``).
         task: what the labels mean.
+        lent: the network, ready to be lent; by default looked up anew.
+        lends: whether a single client trains in it; else by ``functional_call``, as several do.
 
     Attributes:
         full: each client's tensors, name → ``[K, *shape]``; ``leaves``: the trained ones of the active clients,
@@ -58,6 +64,8 @@ class ClientStack:
         tap_features: bool = False,
         tap_stages: bool = False,
         task: Task = CLASSIFICATION,
+        lent: Lent | None = None,
+        lends: bool = True,
     ) -> None:
         k = len(clients)
         if k > 1 and (reason := cannot_stack(net)):
@@ -66,23 +74,37 @@ class ClientStack:
         self.start, self.task = dict(start), task
         self.notes: dict[str, Params] = {}
         self.stays = False
-        self.net, self._tap, self._swap = net, Tap(net, tap_features, tap_stages), Swap(net)
-        foreign = not type(net).__module__.startswith("gcfed.")  # what its modules do in training, it alone knows
-        self._has_modes = has_dropout(net) or foreign or uses_batch_statistics(net)
-        self._single = SqueezedSingle if is_recurrent(net) else Single
+        self.net, self.lent, self._tap = net, lent or Lent(net), Tap(net, tap_features, tap_stages)
+        # On a GPU cuDNN gives the weights of recurrent layers new memory: there they enter as views of the stack's.
+        self._lends = lends and not (is_recurrent(net) and next(iter(start.values())).is_cuda)
+        self._taught = False  # whether the teacher has what was broadcast
         self.full: Params = {name: broadcast_like(t, k).copy_(t) for name, t in start.items()}
         self._trained = [name for name, p in net.named_parameters() if p.requires_grad]
         self._buffers = {n: t for n, t in self.full.items() if n not in self._trained}
-        # Copies of the counters too: a call would otherwise count up the global network's.
-        self._buffers |= {n: broadcast_like(b, k).copy_(b) for n, b in net.named_buffers() if n not in start}
+        # Copies of all other buffers too: a call would otherwise change the global network's.
+        self._counters = {n: b for n, b in net.named_buffers() if n not in start or not b.is_floating_point()}
+        self._buffers |= {n: broadcast_like(b, k) for n, b in self._counters.items()}
+        self._copy_counters()
         self._activate(k)
+
+    def _copy_counters(self) -> None:
+        for name, buffer in self._counters.items():
+            self._buffers[name].copy_(self.start.get(name, buffer))
 
     def _activate(self, n: int) -> None:
         """The first n clients train from here on."""
         self.active = n
-        self.leaves: Params = {name: self.full[name][:n].detach().requires_grad_() for name in self._trained}
         buffers = {name: buffer[:n] for name, buffer in self._buffers.items()}
-        self._graph = (self._single if n == 1 else Stacked)(self._swap, self.leaves, buffers)
+        self._inputs: list[tuple[Tensor, Tensor]] = []  # with a single client: what enters the graph, and its leaf
+        if n == 1 and self._lends:
+            self.lent.begin({name: t[0] for name, t in (self.full | self._buffers).items()})
+            own = {name: self.lent.tensors[name] for name in self._trained}
+            # Of the same version counter: autograd sees an edit of a leaf that its graph still needs.
+            self.leaves: Params = {name: t.detach().unsqueeze(0).requires_grad_() for name, t in own.items()}
+            self._inputs = list(zip(own.values(), self.leaves.values(), strict=True))
+        else:
+            self.leaves = {name: self.full[name][:n].detach().requires_grad_() for name in self._trained}
+        self._state = self.leaves | buffers
 
     def reload(
         self, start: Mapping[str, Tensor], clients: np.ndarray, num_samples: np.ndarray, num_steps: np.ndarray
@@ -92,9 +114,8 @@ class ClientStack:
         sent = [start[name] for name in self.start]
         torch._foreach_copy_(list(self.start.values()), sent)
         torch._foreach_copy_([self.full[name] for name in self.start], sent)
-        for name, buffer in self.net.named_buffers():
-            if name not in self.full:
-                self._buffers[name].copy_(buffer)
+        self._copy_counters()
+        self._taught = False
         self._activate(len(clients))
 
     def __len__(self) -> int:
@@ -119,7 +140,22 @@ class ClientStack:
 
     def __call__(self, x_KB: Tensor) -> Output:
         """Runs the n active clients on their own batches, ``[n, B, *input]`` → logits ``[n, B, C]``."""
-        return self._graph.call(self._tap, self._graph.state, x_KB)
+        with unedited(x_KB):
+            if self._inputs:
+                return self._tap.output([t.unsqueeze(0) for t in self._tap(x_KB.squeeze(0))])
+            out, assigned = self._side_by_side(self._tap, self._state, x_KB)
+        for name, value in assigned.items():
+            self._state[name].copy_(value.detach())
+        return out
+
+    def _side_by_side(self, tap: Tap, state: Params, x_KB: Tensor, first: int = 0) -> tuple[Output, Params]:
+        """Each client's network on its own tensors and batch, and the buffers that its forward pass has replaced."""
+        if self.active == 1:
+            rows = {name: t.squeeze(0) for name, t in state.items()}
+            out, assigned = tap.on(rows, x_KB.squeeze(0), first)
+            return tap.output([t.unsqueeze(0) for t in out]), {name: t.unsqueeze(0) for name, t in assigned.items()}
+        out, assigned = vmap(tap.on, in_dims=(0, 0, None), randomness="different")(state, x_KB, first)
+        return tap.output(out), assigned
 
     def drop_grads(self) -> None:
         """Forgets the last step's gradients; before the forward pass, which can use their memory."""
@@ -129,11 +165,24 @@ class ClientStack:
     def backward(self, loss_K: Tensor) -> None:
         """Back-propagates the active clients' losses, ``[n]``, into the ``grad`` of the leaves, ``[n, *shape]``."""
         loss_K.backward(None if len(loss_K) == 1 else torch.ones_like(loss_K))
-        self._graph.collect()
+        for own, leaf in self._inputs:
+            if (grad := own.grad) is not None:
+                # A term of a method may have been written on the leaves.
+                leaf.grad = grad.unsqueeze(0) if leaf.grad is None else leaf.grad.add_(grad)
+                own.grad = None
 
     def gradients(self, loss_K: Tensor) -> Params:
         """Gradients of losses ``[n]`` by all trained parameters, name → ``[n, *shape]``; zeros where none arrives."""
-        return self._graph.gradients(loss_K.sum())
+        leaves = list(self.leaves.values())
+        if not self._inputs:
+            grads = torch.autograd.grad(loss_K.sum(), leaves, materialize_grads=True)
+            return dict(zip(self.leaves, grads, strict=True))
+        grads = torch.autograd.grad(loss_K.sum(), [t for pair in self._inputs for t in pair], allow_unused=True)
+        result = {}
+        for (name, leaf), by_own, by_leaf in zip(self.leaves.items(), grads[::2], grads[1::2], strict=True):
+            grad = torch.zeros_like(leaf) if by_own is None else by_own.unsqueeze(0)
+            result[name] = grad if by_leaf is None else grad + by_leaf
+        return result
 
     def reference(
         self,
@@ -154,14 +203,38 @@ class ClientStack:
                 client's present one); None: the broadcast model, which is one for all clients.
             features, stages: what to return beside the logits.
         """
-        tap = Tap(self.net, features, stages or first > 0)
-        with evaluating(self.net) if self._has_modes else nullcontext():
-            if params is not None:
-                state = {name: t.detach() for name, t in self._graph.state.items()} | self._graph.enter(params)
-                return self._graph.call(tap, state, x_KB, first)
-            with self._swap.holding(self.start):
-                out = tap(x_KB.flatten(0, 1), first)
-        return tap.output([t.unflatten(0, x_KB.shape[:2]) for t in out])
+        teacher = self.lent.teacher
+        tap = Tap(teacher.net, features, stages or first > 0)
+        if not self._taught and params is None:
+            teacher.begin(self._typed(self.start))
+            self.lent.check_teacher(tap, x_KB[0], first)
+            self._taught = True
+        if params is None:
+            return tap.output([t.unflatten(0, x_KB.shape[:2]) for t in tap(x_KB.flatten(0, 1), first)])
+        own = self._typed(params)
+        if not self._inputs:
+            present = {name: t.detach() for name, t in self._state.items()}
+            return self._side_by_side(tap, present | own, x_KB, first)[0]
+        rows = self.lent.present() | {name: t[0] for name, t in own.items()}
+        if torch.is_grad_enabled():
+            if reason := self.lent.traits.functional:
+                raise ValueError(f"model: this method takes gradients through a teacher that has {reason}.")
+            outputs, _ = tap.on(rows, x_KB[0], first)
+        else:
+            self._taught = False
+            teacher.begin(rows)
+            self.lent.check_teacher(tap, x_KB[0], first)
+            outputs = tap(x_KB[0], first)
+        return tap.output([t.unsqueeze(0) for t in outputs])
+
+    def _typed(self, tensors: Mapping[str, Tensor]) -> Params:
+        """Tensors in the types that the network has them in: integers travel as floats."""
+        return {name: t.to(self._buffers[name].dtype) if name in self._counters else t for name, t in tensors.items()}
+
+    def on(self, state: Mapping[str, Tensor], x_B: Tensor) -> Tensor:
+        """The network's outputs on other tensors, name → ``[*shape]``, in its present mode; without gradients."""
+        with self.lent.holding(state):
+            return self.net(x_B)
 
     def shrink(self, n: int, optimizer: Optimizer) -> None:
         """Goes on with the first n clients; parameters and optimizer state of the others stay where they are."""
@@ -174,16 +247,40 @@ class ClientStack:
             }
         optimizer.param_groups[0]["params"] = list(self.leaves.values())
 
+    def settle(self) -> None:
+        """Local training is over: ``full`` has what the clients' networks have become."""
+        if self._inputs:
+            self.lent.settle()
+        for name in self._counters.keys() & self.full.keys():
+            self.full[name].copy_(self._buffers[name])
+
+    def end(self) -> None:
+        """The network is the global one again."""
+        self.lent.home()
+
     def delta(self) -> Params:
         """The clients' updates ``w_k − w``, name → ``[K, *shape]``; they take the stack's memory, unless it stays."""
+        self.end()
         if self.stays:
             moved = torch._foreach_sub(list(self.full.values()), [self.start[name] for name in self.full])
             return dict(zip(self.full, moved, strict=True))
         self.leaves = {}
-        self._graph = Stacked(self._swap, {}, {})  # and with the old one its gradients
+        self._state, self._inputs = {}, []  # and with them its gradients
         full, self.full, self._buffers = self.full, {}, {}  # parts keep the stack until the next one, and not these
         torch._foreach_sub_(list(full.values()), [self.start[name] for name in full])
         return full
+
+
+@contextmanager
+def unedited(x: Tensor) -> Iterator[None]:
+    """Raises ValueError if what runs within changes ``x``.
+
+    Networks that change their input are given copies (:mod:`gcfed.federated.probe`), unless they did not in the probe.
+    """
+    version = None if x.is_inference() else x._version
+    yield
+    if version is not None and x._version != version:
+        raise ValueError("model: forward changes its input in some steps only: begin it with x = x.clone().")
 
 
 def has_layers(net: nn.Module, kind: type[nn.Module]) -> bool:
@@ -219,8 +316,9 @@ def cannot_stack(net: nn.Module) -> str:
 def travelling(net: nn.Module) -> tuple[str, ...]:
     """Names of what of a model travels: parameters that are trained, and floating-point buffers that are finite.
 
-    What is frozen is the same everywhere, and so is a constant such as a mask of −∞, of which no difference can be
-    sent, and a buffer that no checkpoint has (``persistent=False``).
+    A frozen parameter, an integer and a mask of −∞ are constants, unless a forward pass changes them, which the probe
+    finds out (:mod:`gcfed.federated.probe`). A buffer that no checkpoint has (``persistent=False``) begins anew each
+    round.
     """
     kept = net.state_dict(keep_vars=True)
     params = [name for name, p in net.named_parameters() if p.requires_grad]
@@ -230,9 +328,10 @@ def travelling(net: nn.Module) -> tuple[str, ...]:
 
 
 def broadcast_state(net: nn.Module, names: Sequence[str] | None = None) -> Params:
-    """A copy of these tensors of a network, by default of all that travel, name → ``[*shape]``."""
+    """A copy of these tensors of a network, by default of all that travel, name → ``[*shape]``; integers as float32."""
     tensors = dict(net.named_parameters()) | dict(net.named_buffers())
-    return {name: tensors[name].detach().clone() for name in names or travelling(net)}
+    chosen = {name: tensors[name].detach() for name in names or travelling(net)}
+    return {name: t.clone() if t.is_floating_point() else t.float() for name, t in chosen.items()}
 
 
 def per_client(values_K: Tensor, like_K: Tensor) -> Tensor:

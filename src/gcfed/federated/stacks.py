@@ -75,7 +75,8 @@ class Stacks(Transport):
         solver, module, data = self.program.solver, self.program.module, self.program.data
         largest = int(data.sizes(np.arange(data.num_clients)).max())  # of the clients: no batch is larger
         batch_size = min(solver.batch_size, largest)
-        k, streams = layout(solver.stack, batch_size, self.per_round, module.net, module.device, data)
+        alone = bool(module.traits.alone)
+        k, streams = layout(solver.stack, batch_size, self.per_round, module.net, module.device, data, alone)
         return Layout(k, Streams(module.device, streams))
 
 
@@ -153,8 +154,9 @@ class Streams:
 
 
 def layout(
-    stack: int | str, batch_size: int, cohort: int, net: nn.Module, device: torch.device, data: FederatedDataModule
-) -> tuple[int, int]:
+    stack: int | str, batch_size: int, cohort: int, net: nn.Module, device: torch.device, data: FederatedDataModule,
+    alone: bool = False,
+) -> tuple[int, int]:  # fmt: skip
     """K, the clients of a stack (``client.stack``), and the number of streams on which stacks train side by side.
 
     On a GPU, on which network and data lie by now, networks with convolutions, which are slow in a stack, and those
@@ -168,7 +170,7 @@ def layout(
     client = 16 * sum(p.nbytes for p in net.parameters()) + 2 * batch_size * activation_bytes(net, sample)
     fit = max(1, min(cohort, torch.cuda.mem_get_info(device)[0] // client))
     # A stack's dropout depends on who is in it, and so would the run on the memory that is free.
-    alone = cannot_stack(net) or has_dropout(net) or has_convolutions(net)
+    alone = alone or bool(cannot_stack(net)) or has_dropout(net) or has_convolutions(net)
     k = (1 if alone else fit) if stack == "auto" else min(int(stack), cohort)
     draws = has_dropout(net) or not type(net).__module__.startswith("gcfed.")
     return k, 1 if draws else max(1, min(-(-cohort // k), fit // k, STREAMS))

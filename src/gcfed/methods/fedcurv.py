@@ -18,7 +18,7 @@ from torch.func import functional_call, grad, vmap
 from gcfed.federated.forward import evaluating
 from gcfed.federated.method import ClientPart, ClientStack, Download, Method, Params, Round, ServerPart, Setup, Upload
 from gcfed.federated.stack import is_recurrent, per_client
-from gcfed.methods.requirements import full_uploads, mean_aggregator
+from gcfed.methods.requirements import full_uploads, functional_network, mean_aggregator
 from gcfed.utils.checked import Count, Weight, checked
 
 PARTS = ("fisher", "center")  # F_k and F_k ŵ_k
@@ -44,7 +44,10 @@ class FedCurv(Method):
 class CurvaturePenalty(ClientPart):
     graphable = True
     anchors = True
-    needs = (full_uploads("its Fisher information would still travel in full"),)
+    needs = (
+        full_uploads("its Fisher information would still travel in full"),
+        functional_network("its Fisher information is taken by torch.func"),
+    )
 
     def __init__(self, lam: float, chunk: int) -> None:
         self.lam, self.chunk = lam, chunk

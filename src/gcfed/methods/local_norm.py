@@ -42,7 +42,7 @@ class LocalNorm(ClientPart):
 def no_steps(setup: Setup) -> set[str]:
     """Entries of Δ that are no steps of an optimizer, and often larger: running statistics, and what clients keep."""
     kept = any(isinstance(part, LocalNorm) for part in setup.parts)
-    return {n for n, _ in setup.module.net.named_buffers()} | set(_of_batch_norms(setup.module.net) if kept else ())
+    return {*setup.module.travels} - {*setup.names} | {*(_of_batch_norms(setup.module.net) if kept else ())}
 
 
 def _of_batch_norms(net: nn.Module) -> list[str]:

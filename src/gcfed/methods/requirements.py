@@ -74,6 +74,13 @@ def mean_aggregator(setup: Setup, *, uniform: bool = False) -> str:
 
 
 @_need
+def functional_network(setup: Setup) -> str:
+    """``torch.func.functional_call`` does what a call of the network does."""
+    reason = setup.module.traits.functional
+    return f"does not go with a network that has {reason}" if reason else ""
+
+
+@_need
 def full_uploads(setup: Setup) -> str:
     """Uploads are not quantized."""
     return "needs quantization=none" if any(part.order is Order.QUANTIZES for part in setup.parts) else ""

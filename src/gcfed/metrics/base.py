@@ -43,7 +43,7 @@ class Metric(Part):
 
     def validate(self, setup: Setup) -> None:
         self.rounds, self.data = setup.rounds, setup.data
-        self.names = [name for name, _ in setup.module.net.named_parameters() if name in setup.module.travels]
+        self.names = setup.names
 
     def due(self, index: int) -> bool:
         """Whether the round of this index is measured."""

@@ -24,6 +24,7 @@ from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download
 from gcfed.federated.method import Setup
 from gcfed.federated.round import Round
+from gcfed.methods.requirements import functional_network
 from gcfed.metrics.base import ServerMetric, evaluating, zeros
 from gcfed.utils.checked import Count, Positive, checked
 from gcfed.utils.rng import generator, torch_seed
@@ -71,6 +72,7 @@ class Leakage(ServerMetric):
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
+        functional_network("its gradients are taken by torch.func")(setup, "metrics=leakage")
         if not hasattr(setup.data.transform, "std") or setup.data.input_shape[0] not in (1, 3):
             raise ValueError(
                 "metrics=leakage recovers images of one or three channels, and these are none: leave it out of metrics."

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.func import functional_call
 
-from gcfed.federated.forward import Params, Swap, Tap
+from gcfed.federated.forward import Params, Tap
 from gcfed.federated.messages import Download
 from gcfed.federated.method import Setup
 from gcfed.federated.round import Round, places
@@ -54,7 +53,7 @@ class Clients(OwnNumbers):
             labels += (y >= 0).sum()
             numbers = []
             for state in (stack.start, own):
-                logits = functional_call(stack.net, state, (x,))
+                logits = stack.on(state, x)
                 numbers += [(logits.argmax(-1) == y).sum(), stack.task.losses(logits, y).sum()]
             sums += torch.stack([n.double() for n in numbers])
         return torch.where(sums.isfinite().all(), sums / labels, torch.nan)
@@ -146,7 +145,7 @@ class Forgetting(OwnNumbers):
         sums = torch.zeros(2, cohort, dtype=torch.float64, device=self._index.device)
         for index, owner in zip(self._index.split(AT_ONCE), self._owner.split(AT_ONCE), strict=True):
             x, y = self.data.fetch(index, None)
-            losses = stack.task.losses(functional_call(stack.net, state, (x,)), y)
+            losses = stack.task.losses(stack.on(state, x), y)
             per_sample = [t.double().reshape(len(owner), -1).sum(1) for t in (losses, stack.task.real(y))]
             sums.index_add_(1, owner, torch.stack(per_sample))
         return sums
@@ -189,7 +188,6 @@ class CKA(OwnNumbers):
                 f"metrics=cka needs a network with stages(), which {type(net).__name__} has not: choose another model, "
                 "or leave cka out of metrics."
             )
-        self.network = Tap(net, features=False, stages=True)
         self._probe: Tensor | None = None
         self.columns = tuple(f"cka/{stage}" for stage in net.stages())
 
@@ -198,15 +196,15 @@ class CKA(OwnNumbers):
 
     def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:
         if self._broadcast is None:
-            self._broadcast = self.stages(stack.start, download.seed)
-        pairs = zip(self._broadcast, self.stages(own, download.seed), strict=True)
+            self._broadcast = self.stages(stack, stack.start, download.seed)
+        pairs = zip(self._broadcast, self.stages(stack, own, download.seed), strict=True)
         return torch.stack([linear_cka(theirs, ours).double() for theirs, ours in pairs])
 
-    def stages(self, state: Params, seed: int) -> list[Tensor]:
+    def stages(self, stack: ClientStack, state: Params, seed: int) -> list[Tensor]:
         """The outputs of all stages on the probe, each ``[samples, …]``."""
         if self._probe is None:
             chosen = drawn(np.arange(self.data.num_test), self.samples, generator(seed, "cka"))
             self._probe, _ = fetch_tests(self.data, chosen)
-        with Swap(self.network.net).holding(state):
-            _, *stages = self.network(self._probe)
+        with stack.lent.holding(state):
+            _, *stages = Tap(stack.net, features=False, stages=True)(self._probe)
         return stages

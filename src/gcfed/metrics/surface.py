@@ -22,7 +22,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from gcfed.federated.forward import Params, Swap
+from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, Upload, finite_clients
 from gcfed.federated.method import Part, Setup
 from gcfed.federated.processes.strategy import rank_and_world
@@ -124,12 +124,12 @@ class Surface(ServerMetric):
             return {}
         rank, world = rank_and_world()
         columns = ("loss", "acc") if self.module.task.has_classes else ("loss",)
-        samples, swap = self._samples(round.seed, self.module.device), Swap(self.module.net)
+        samples = self._samples(round.seed, self.module.device)
         scores = zeros(round, 6 + self.grid**2, len(columns))
         with evaluating(self.module.net):
             for i, known in zip((0, 1, 2, 4, 5), [*models.values(), *beside], strict=True):
                 if i % world == rank:
-                    scores[i] = self._score(swap, known, samples)
+                    scores[i] = self._score(known, samples)
             plane = Plane(list(models.values()), self.names)
             if plane.is_flat:
                 return {}
@@ -138,7 +138,7 @@ class Surface(ServerMetric):
             nodes = dict(enumerate(((a, b) for b in y for a in x), start=6)) | {3: points[3, :2]}  # 3: their mean
             for i, (a, b) in nodes.items():
                 if i % world == rank:
-                    scores[i] = self._score(swap, plane.at(float(a), float(b)), samples)
+                    scores[i] = self._score(plane.at(float(a), float(b)), samples)
         (scores,) = round.reduce([scores])
         names = [*(f"client {client}" for client in models), "mean", "broadcast", "global"]
         found = {"round": round.index + 1, "split": self.split, "x": x, "y": y, "names": names}
@@ -147,10 +147,11 @@ class Surface(ServerMetric):
             found |= {name: values[6:].reshape(self.grid, self.grid), f"point_{name}": values[:6]}
         return {name: np.array(value) for name, value in found.items()}
 
-    def _score(self, swap: Swap, state: Params, samples: list[tuple[Tensor, Tensor]]) -> Tensor:
+    def _score(self, state: Params, samples: list[tuple[Tensor, Tensor]]) -> Tensor:
         """Mean loss, and accuracy where there are classes, of the network with these tensors; float64."""
         task, parts, labels = self.module.task, [], []
-        with swap.holding({name: t.to(samples[0][1].device) for name, t in state.items()}):
+        state = {name: t.to(samples[0][1].device) for name, t in state.items()}
+        with self.module.lent.holding(state):
             for x, y in samples:
                 out = self.module.net(x)
                 right = [(out.argmax(-1) == y).sum()] if task.has_classes else []

@@ -53,6 +53,8 @@ def build_net(cfg: DictConfig) -> nn.Module:
     try:
         if own and len(shape) == 2:
             net = fitted(net, list(shape["input_shape"]), shape["num_classes"])
+        if cfg.get("precision") == "64-true":  # before a checkpoint comes, whose numbers float32 would round
+            net = net.double()
         return begin_at(net, start, policy)
     except SettingError as error:
         raise ValueError(f"model.{error}") from None
@@ -213,6 +215,7 @@ def apply_policy(net: nn.Module, norm_policy: NormPolicy = "average") -> nn.Modu
         else:
             what = f"=fixed knows nn.BatchNorm2d alone, and {name} is a {type(layer).__name__}."
             raise SettingError("norm_policy", what)
+        new.to(next(net.parameters()).dtype)
         new.load_state_dict({key: t for key, t in layer.state_dict().items() if key in new.state_dict()})
         if hasattr(layer, "act"):  # timm's layers go on with an activation
             new = nn.Sequential(new, layer.drop, layer.act)

@@ -1,8 +1,10 @@
 """Every draw of a run is a function of (seed, purpose, round, client), never of the order of execution."""
 
+import random
 import zlib
 
 import numpy as np
+import torch
 
 
 def _sequence(seed: int, purpose: str, ids: tuple[int, ...]) -> np.random.SeedSequence:
@@ -17,3 +19,13 @@ def generator(seed: int, purpose: str, *ids: int) -> np.random.Generator:
 def torch_seed(seed: int, purpose: str, *ids: int) -> int:
     """A 63-bit seed for ``torch.manual_seed``, derived as in :func:`generator`."""
     return int(_sequence(seed, purpose, ids).generate_state(1, np.uint64)[0] >> 1)
+
+
+def seed_generators(device: torch.device, seed: int) -> None:
+    """Seeds the global generators that a network may draw from: torch's, NumPy's and Python's."""
+    # torch.manual_seed would queue a call, with its traceback, for every backend that this machine lacks.
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002

@@ -1,0 +1,55 @@
+"""Spectral normalisation under averaging: the mean of the clients' unit vectors is shorter than one.
+
+The weight that a spectral norm returns is W / (uᵀWv). With shortened u and v its norm exceeds 1: 2.1 after ten rounds
+of 20 clients. Power iterations on the averaged W bring both vectors back.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.spectral_norm import SpectralNorm
+
+ITERATIONS = 8  # after which the norm is 1.0006 in the case above; 4 leave 1.013
+
+
+def restore_unit_norms(net: nn.Module) -> None:
+    """Iterates for each spectral norm of the network whose vectors are no unit vectors any more."""
+    for vectors, iterate in _spectral_norms(net):
+        if any(abs(float(v.norm()) - 1) > 1e-5 for v in vectors.values()):
+            with torch.no_grad():
+                for _ in range(ITERATIONS):
+                    iterate()
+
+
+def unit_vectors(net: nn.Module) -> set[str]:
+    """The names of the buffers that :func:`restore_unit_norms` keeps."""
+    return {name for vectors, _ in _spectral_norms(net) for name in vectors}
+
+
+def _spectral_norms(net: nn.Module) -> Iterator[tuple[dict[str, Tensor], Callable[[], Any]]]:
+    """Of each spectral norm its vectors by name, and what does one power iteration."""
+    for name, module in net.named_modules():
+        prefix = f"{name}." if name else ""
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, SpectralNorm):
+                keys = (f"{hook.name}_u", f"{hook.name}_v")
+                yield (
+                    {prefix + key: getattr(module, key) for key in keys},
+                    partial(hook.compute_weight, module, do_power_iteration=True),
+                )
+        for key, chain in getattr(module, "parametrizations", {}).items():
+            for i, norm in enumerate(chain):
+                if isinstance(norm, _SpectralNorm) and hasattr(norm, "_u"):  # a vector is normalised without
+                    place = f"{prefix}parametrizations.{key}.{i}"
+                    yield {f"{place}._u": norm._u, f"{place}._v": norm._v}, partial(_iterate, norm, module, key)
+
+
+def _iterate(norm: nn.Module, module: nn.Module, key: str) -> None:
+    training = norm.training
+    norm.training = True
+    getattr(module, key)
+    norm.training = training
