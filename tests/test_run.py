@@ -203,14 +203,10 @@ def test_the_run_folder(finished):
 @pytest.mark.parametrize("precision", ["64-true", "bf16-mixed"])
 def test_eval_reproduces_the_last_test(config, tmp_path, precision):
     result = run(config, tmp_path, "run", *FAST, "rounds=2", f"precision={precision}")
-    cfg = OmegaConf.create({
-        "ckpt_path": str(result.folder / "checkpoints/last.ckpt"), "override": {}, "paths": {},
-        "trainer": {"_target_": "lightning.pytorch.Trainer", "logger": False, "enable_progress_bar": False,
-                    "accelerator": "cpu", "enable_checkpointing": False},
-    })  # fmt: skip
-    metrics = evaluate(cfg)
-    assert metrics["round"] == 2
-    assert metrics["test/loss"] == pytest.approx(result.metrics["test/loss"], rel=1e-7)
+    for file in ("checkpoints/last.ckpt", "global_model.safetensors"):
+        metrics = evaluate(config(*FAST, f"precision={precision}", f"ckpt_path={result.folder / file}"))
+        assert metrics["round"] == 2
+        assert metrics["test/loss"] == pytest.approx(result.metrics["test/loss"], rel=1e-7)
 
 
 # ---------------------------------------------------------------------------------------------------- behaviour

@@ -8,11 +8,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from harness import Spy
-from omegaconf import OmegaConf, open_dict
+from omegaconf import open_dict
 
-from gcfed.assemble import build_module
 from gcfed.checkpoints.writing import AtomicCheckpointIO
-from gcfed.run import evaluate, train
+from gcfed.run import train
 from gcfed.utils.instantiate import build
 
 FAST = ("rounds=3", "participation.num_clients=8", "client.epochs=1", "data.limit_train=200", "data.limit_test=60")
@@ -100,26 +99,6 @@ def test_what_hooks_see(config, tmp_path, poison):
     watch = next(c for c in result.trainer.callbacks if isinstance(c, Watch))
     assert watch.same == [True] * 3
     assert watch.aggregated == (0 if poison else 3)
-
-
-def test_evaluation_looks_for_the_data_where_it_is_told(config, tmp_path):
-    """The checkpoint was written on a machine whose data folder is not here."""
-    overrides = ("data=mnist", "model=mlp", *FAST, f"paths.data_dir={tmp_path / 'elsewhere'}")
-    (tmp_path / "here").mkdir()
-    cfg = config(*overrides, "data.dataset.download=false")
-    stored = OmegaConf.to_container(cfg, resolve=False)
-    about = {"config": stored, "identity": "", "leaves": {}, "data": ""}
-    rest = {"callbacks": {}, "loops": {}, "optimizer_states": [], "lr_schedulers": []}
-    module_cfg = {"gcfed": about, "global_step": 3, **rest}
-    state = {f"net.{k}": v for k, v in build_module(cfg).net.state_dict().items()}
-    torch.save(module_cfg | {"state_dict": state}, tmp_path / "last.ckpt")
-    trainer = {"_target_": "lightning.pytorch.Trainer", "logger": False, "accelerator": "cpu"}
-    eval_cfg = OmegaConf.create({
-        "ckpt_path": str(tmp_path / "last.ckpt"), "override": {}, "trainer": trainer,
-        "paths": {"data_dir": str(tmp_path / "here")},
-    })  # fmt: skip
-    with pytest.raises(FileNotFoundError, match=str(tmp_path / "here")):
-        evaluate(eval_cfg)
 
 
 @pytest.mark.parametrize(

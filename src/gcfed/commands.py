@@ -29,14 +29,17 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def _run(name: str, task: Callable[[DictConfig], Any]) -> None:
-    """Calls the task with the config that Hydra composes of ``configs/<name>.yaml`` and the command line."""
+    """Calls the task with the config that Hydra composes of ``configs/<name>.yaml`` and the command line.
+
+    ``eval`` takes the ``config.yaml`` of the run's folder instead, unless model and data are named.
+    """
     with stoppable(at_once=True):
         import hydra
         from hydra._internal import utils as hydra_utils
         from hydra.errors import HydraException
 
         import gcfed.runs.folder  # noqa: F401  (its resolvers name the folders of runs)
-        from gcfed.utils.compose import check_groups, composed, explained, shorthand
+        from gcfed.utils.compose import check_groups, composed, explained, run_config, shorthand
         from gcfed.utils.machine import spin_briefly
         from gcfed.utils.resolvers import CONFIGS
 
@@ -48,12 +51,17 @@ def _run(name: str, task: Callable[[DictConfig], Any]) -> None:
                     if _wants_traceback():
                         raise
                     words = [word for word in sys.argv[1:] if _is_override(word)]
-                    raise ValueError(explained(error, words, partial(composed, name))) from None
+                    raise ValueError(explained(error, words, partial(composed, path))) from None
 
         spin_briefly()
         sys.path.append(str(Path.cwd()))  # where a user's own networks, data and methods lie
         sys.argv[1:] = ordered(shorthand(sys.argv[1:]))
-        main = hydra.main(version_base="1.3", config_path=str(CONFIGS), config_name=name)(task)
+        path = CONFIGS / f"{name}.yaml"
+        with one_sentence():
+            if name == "eval" and (found := run_config(sys.argv[1:])):
+                path = found
+                sys.argv += ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none"]
+        main = hydra.main(version_base="1.3", config_path=str(path.parent), config_name=path.stem)(task)
         report = hydra_utils.run_and_report
         hydra_utils.run_and_report = lambda func: report(lambda: explaining(func))
         with one_sentence():

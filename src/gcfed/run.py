@@ -22,18 +22,17 @@ from torch import nn
 from gcfed.assemble import Parts, assemble, build_module, build_trainer, describe, described
 from gcfed.callbacks.after_round import EarlyStop
 from gcfed.check import check
-from gcfed.checkpoints.reading import RunRecord, check_checkpoint, fitting_weights, load_checkpoint, resume_from
+from gcfed.checkpoints.reading import RunRecord, check_checkpoint, fitting, load_weights, resume_from
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.processes.strategy import partners, trains_on_cpu
 from gcfed.metrics.global_model import relative_error
-from gcfed.runs.folder import CHECKPOINT, CONFIG, METRICS, SUMMARY, divergence
+from gcfed.runs.folder import CHECKPOINT, CONFIG, EXPORT, METRICS, SUMMARY, divergence
 from gcfed.runs.identity import hyperparameters
 from gcfed.runs.reading import column, counts_of, read_metrics
 from gcfed.runs.summary import failure_recorded, last_figures, print_config, print_summary, summary_of, write_summary
-from gcfed.utils.compose import meant
 from gcfed.utils.files import locked, remove_temporaries, replacing
-from gcfed.utils.instantiate import replace_checked, require
+from gcfed.utils.instantiate import require
 from gcfed.utils.machine import cores, keep_freed_memory, leads
 from gcfed.utils.words import show
 
@@ -141,42 +140,37 @@ def _train(cfg: DictConfig, folder: Path) -> RunResult:
 
 
 def evaluate(cfg: DictConfig) -> dict[str, float]:
-    """Tests the global model of a checkpoint on the test split of the run that wrote it.
+    """Tests a global model on the test split.
+
+    Args:
+        cfg: the settings of the run that made it, as for :func:`train`; ``ckpt_path`` names a checkpoint or a
+            ``global_model.safetensors``, of which tensors are read and nothing else.
 
     Raises:
-        ValueError: the checkpoint is damaged, not of this project, or its config names foreign code.
+        ValueError: the file is damaged, or of another model than ``cfg`` says.
         FileNotFoundError: there is none, or its data are not there.
     """
-    checkpoint = load_checkpoint(cfg.ckpt_path)
-    path = Path(cfg.ckpt_path)
-    config = checkpoint["gcfed"]["config"]
-    run = OmegaConf.merge(config, {"paths": cfg.paths}, cfg.override or {})
-    assert isinstance(run, DictConfig)
-    if unknown := next((str(key) for key in run if key not in config), ""):
-        raise ValueError(f"override.{unknown} sets nothing{meant(unknown, config) or f': a run has no {unknown}.'}")
-    foreign = not cfg.get("trust_config")
-    if foreign:
-        replace_checked(run, ("data",), path)
-    data = require(run, "data")
-    torch.set_float32_matmul_precision(run.get("precision_matmul") or "highest")
-    run = described(run, data)
-    if foreign:
-        replace_checked(run, ("model", "server", "task"), path)  # what the data have filled in, they may refer to
+    tensors, rounds = load_weights(cfg.ckpt_path)
+    data = require(cfg, "data")
+    torch.set_float32_matmul_precision(cfg.get("precision_matmul") or "highest")
+    run = described(cfg, data).copy()
     for key, nothing in (("weights", None), ("pretrained", False), ("start", None)):
         if key in run.model:
-            run.model[key] = nothing  # those of the checkpoint come; it may make nothing be downloaded
+            run.model[key] = nothing  # the file's tensors come, so that nothing need be downloaded
     module = build_module(run)
-    module.net.load_state_dict(fitting_weights(module, checkpoint, path))
-    cpu = {"accelerator": "cpu"} if trains_on_cpu(cfg.trainer.accelerator) else {}  # Lightning's auto is not, on a Mac
-    precision = cfg.trainer.get("precision") or run.get("precision")
-    trainer: Trainer = require(cfg, "trainer", precision=precision, **cpu)
+    module.net.load_state_dict(fitting(module, tensors, Path(cfg.ckpt_path)))
+    on_gpu = torch.cuda.is_available() and not trains_on_cpu(cfg.trainer.accelerator)
+    trainer = Trainer(
+        accelerator="gpu" if on_gpu else "cpu", devices=1, precision=cfg.precision, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
     trainer.validate(module, datamodule=data, verbose=False)
     metrics = {key: float(trainer.callback_metrics[key]) for key in module.tested()}
     params = dict(module.net.cpu().named_parameters())
     optimum = {name: torch.from_numpy(array) for name, array in (data.dataset.optimum or {}).items()}
     if optimum and optimum.keys() == params.keys():
         metrics["test/relative_error"] = relative_error(params, optimum)
-    return {"round": checkpoint["global_step"], **metrics}
+    return {"round": rounds, **metrics}
 
 
 def write_inputs(cfg: DictConfig, data: Any, folder: Path) -> None:
@@ -200,7 +194,7 @@ def finish(cfg: DictConfig, parts: Parts, folder: Path, trainer: Trainer, about:
     """
     tensors = parts.module.net.state_dict()  # copied, since safetensors refuses a weight that two modules share
     state = {n: t.to("cpu", copy=True, memory_format=torch.contiguous_format) for n, t in tensors.items()}
-    with replacing(folder / "global_model.safetensors") as temporary:
+    with replacing(folder / EXPORT) as temporary:
         temporary.write_bytes(save(state, metadata={"round": str(trainer.global_step)}))
     if stopped := next((c.stopped for c in parts.callbacks if isinstance(c, EarlyStop)), ""):
         about = about | {"stopped": stopped[:100]}

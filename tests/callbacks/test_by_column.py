@@ -5,7 +5,7 @@ import pytest
 import torch
 from conftest import read_rows
 from harness import Spy, final_weights
-from omegaconf import OmegaConf, open_dict
+from omegaconf import open_dict
 
 from gcfed.checkpoints.reading import load_checkpoint
 from gcfed.run import evaluate, train
@@ -62,9 +62,7 @@ def test_the_best_checkpoint_is_of_the_round_with_the_best_column(config, tmp_pa
     least = run(config, tmp_path / "least", *best, "callbacks.best.mode=min", "callbacks.best.column=test/loss")
     rows = read_rows(tmp_path / "least" / "metrics.csv")
     wanted = min(rows, key=lambda row: row["test/loss"])
-    settings = {"ckpt_path": str(tmp_path / "least/checkpoints/best.ckpt"), "override": {}, "paths": {}}
-    tested = evaluate(OmegaConf.create(settings | {"trainer": {"_target_": "lightning.pytorch.Trainer",
-                                                              "accelerator": "cpu", "logger": False}}))  # fmt: skip
+    tested = evaluate(config(*FAST, f"ckpt_path={tmp_path / 'least/checkpoints/best.ckpt'}"))
     assert tested["round"] == wanted["round"]
     assert tested["test/loss"] == pytest.approx(wanted["test/loss"], rel=1e-6)
     assert least.trainer.global_step == 8

@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 from conftest import read_rows
-from omegaconf import OmegaConf
 from safetensors.numpy import load_file
 
 from gcfed.data.sets.regression import matrix_regression
@@ -37,12 +36,8 @@ def test_it_is_the_distance_of_the_saved_model(config, tmp_path, heterogeneity):
     rmse = np.sqrt(np.mean((x @ weight.T - y) ** 2))
     assert rows[-1]["test/rmse"] == pytest.approx(rmse, rel=1e-12)
     assert json.loads((tmp_path / "run/summary.json").read_text())["test/rmse"] == pytest.approx(rmse, rel=1e-12)
-    plain_trainer = {"_target_": "lightning.pytorch.Trainer", "logger": False, "accelerator": "cpu",
-                     "enable_checkpointing": False, "enable_progress_bar": False, "precision": "64-true"}  # fmt: skip
-    checkpoint = str(tmp_path / "run/checkpoints/last.ckpt")
-    tested = evaluate(
-        OmegaConf.create({"ckpt_path": checkpoint, "override": {}, "paths": {}, "trainer": plain_trainer})
-    )
+    cfg.ckpt_path = str(tmp_path / "run/checkpoints/last.ckpt")
+    tested = evaluate(cfg)
     assert tested["test/relative_error"] == pytest.approx(expected, rel=1e-12)
     assert tested["test/loss"] == pytest.approx(result.metrics["test/loss"])
 

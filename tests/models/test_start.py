@@ -6,7 +6,6 @@ import pytest
 import torch
 from conftest import read_rows
 from harness import final_weights
-from omegaconf import OmegaConf
 from safetensors.torch import save_file
 from torch import nn
 
@@ -68,11 +67,8 @@ def test_a_killed_run_resumes_bit_for_bit_and_its_checkpoint_needs_no_other_file
     assert torch.equal(final_weights(resumed), final_weights(straight))
 
     (tmp_path / "start.safetensors").unlink()
-    trainer = {"_target_": "lightning.pytorch.Trainer", "logger": False, "accelerator": "cpu",
-               "enable_checkpointing": False, "enable_progress_bar": False}  # fmt: skip
-    checkpoint = str(tmp_path / "killed/checkpoints/last.ckpt")
-    told = {"ckpt_path": checkpoint, "override": {}, "paths": OmegaConf.to_container(cfg.paths), "trainer": trainer}
-    assert evaluate(OmegaConf.create(told))["test/acc"] == pytest.approx(straight.metrics["test/acc"])
+    tested = evaluate(config(*SMALL, start, f"ckpt_path={tmp_path / 'killed/checkpoints/last.ckpt'}"))
+    assert tested["test/acc"] == pytest.approx(straight.metrics["test/acc"])
 
 
 def test_tensors_of_another_network_are_refused_by_the_first_name(tmp_path):

@@ -12,38 +12,34 @@ from typing import Any
 import numpy as np
 import torch
 from lightning.pytorch import Callback
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.federated.module import FederatedModule
-from gcfed.runs.folder import BEST, CHECKPOINT, METRICS, PREVIOUS
+from gcfed.runs.folder import BEST, CHECKPOINT, EXPORT, METRICS, PREVIOUS
 from gcfed.runs.identity import differences, digest, leaves
 from gcfed.runs.reading import column, read_metrics
 from gcfed.utils.machine import in_sweep, one_of_several
 
 log = logging.getLogger(__name__)
-FORMAT = 3  # of what parts keep: 1 had a method's state in one object, 2 the last accuracies without rounds
-SHAPE = {  # of a checkpoint: what a run reads of it, and of which kind that is
-    "state_dict": Mapping, "global_step": int, "callbacks": Mapping, "loops": Mapping, "optimizer_states": list,
-    "lr_schedulers": list, "gcfed": Mapping, "gcfed.identity": str, "gcfed.leaves": Mapping, "gcfed.data": str,
-    "gcfed.config": Mapping,
-}  # fmt: skip
+NEEDED = {"state_dict", "global_step", "callbacks", "loops", "optimizer_states", "lr_schedulers", "gcfed"}
 
 
 class RunRecord(Callback):
-    """Writes what the run is into its checkpoints, as plain Python.
+    """Writes what the run is into its checkpoints, as plain Python that is compared and never built.
 
     ``about`` says it in short: its identity, its setting, and what its data are, whose files can change meanwhile.
     """
 
     def __init__(self, cfg: DictConfig, data: FederatedDataModule) -> None:
-        counted, config = leaves(cfg), OmegaConf.to_container(cfg, resolve=False)
+        counted = leaves(cfg)
         self.about = {
             "identity": digest(counted), "setting": digest(counted, without="seed"), "data": fingerprint(data),
             "classes": class_checksum(data),
         }  # fmt: skip
-        self.content: dict[str, Any] = {"format": FORMAT, "leaves": counted, "config": config, **self.about}
+        self.content: dict[str, Any] = {"leaves": counted, **self.about}
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         checkpoint["gcfed"] = self.content
@@ -115,7 +111,7 @@ def load_checkpoint(path: Any) -> dict[str, Any]:
     if not isinstance(path, str | Path):
         raise ValueError(f"ckpt_path={path} names no checkpoint: give ckpt_path=<run>/{CHECKPOINT}.")
     path = Path(path)
-    if path.suffix == ".safetensors":
+    if path.suffix == EXPORT.suffix:
         raise ValueError(f"ckpt_path={path} holds weights alone, which model.start takes: give <run>/{CHECKPOINT}.")
     if not path.is_file():
         raise FileNotFoundError(f"ckpt_path={path}: there is no such file. Checkpoints are <run>/{CHECKPOINT}.")
@@ -128,15 +124,26 @@ def load_checkpoint(path: Any) -> dict[str, Any]:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:
         raise ValueError(f"{path} is damaged, or no checkpoint of this project: {error}") from error
-    for key, kind in SHAPE.items():
-        node: Any = checkpoint
-        for name in key.split("."):
-            node = node.get(name) if isinstance(node, Mapping) else None
-        if not isinstance(node, kind):
-            raise ValueError(f"{path} was not written by this project: its {key} is {type(node).__name__}.")
-    if not all(isinstance(tensor, Tensor) for tensor in checkpoint["state_dict"].values()):
-        raise ValueError(f"{path} was not written by this project: its state_dict holds more than tensors.")
+    if not isinstance(checkpoint, dict) or not checkpoint.keys() >= NEEDED:
+        raise ValueError(f"{path} was not written by this project, whose checkpoints hold {', '.join(sorted(NEEDED))}.")
     return checkpoint
+
+
+def load_weights(path: Any) -> tuple[dict[str, Tensor], int]:
+    """The global network's tensors in a checkpoint or in an exported model, and how many rounds they were trained.
+
+    Raises:
+        ValueError, FileNotFoundError: as :func:`load_checkpoint`.
+    """
+    if not (isinstance(path, str | Path) and Path(path).suffix == EXPORT.suffix and Path(path).is_file()):
+        checkpoint = load_checkpoint(path)
+        return net_of(checkpoint), checkpoint["global_step"]
+    try:
+        with safe_open(path, "pt") as file:
+            rounds = int((file.metadata() or {}).get("round", 0))
+            return {name: file.get_tensor(name) for name in file.keys()}, rounds  # noqa: SIM118  (no dict)
+    except (SafetensorError, ValueError) as error:
+        raise ValueError(f"ckpt_path={path} is damaged, or no model of this project: {error}") from error
 
 
 def check_checkpoint(
@@ -147,17 +154,12 @@ def check_checkpoint(
     Raises:
         ValueError: it is of another model, another run, other data or more rounds, or rows of the run are lost.
     """
-    fitting_weights(module, checkpoint, path)
+    fitting(module, net_of(checkpoint), path)
     there, here, rounds = checkpoint["gcfed"], record.content, int(checkpoint["global_step"])
     if there["identity"] != here["identity"]:
         raise ValueError(
             f"ckpt_path={path} belongs to another run: {differences(there['leaves'], here['leaves'])}. "
             "Repeat that run's overrides, or start anew without ckpt_path."
-        )
-    if there.get("format") != FORMAT:
-        raise ValueError(
-            f"ckpt_path={path} is of an earlier version of this project, whose methods kept their state otherwise: "
-            "start anew without ckpt_path, or go on with that version. src/eval.py reads it."
         )
     if there["data"] != here["data"]:
         raise ValueError(
@@ -188,13 +190,16 @@ def check_rows(path: Path, rounds: int, last: int) -> None:
         raise ValueError(f"rounds={last}: the checkpoint has them, the last without a test. Ask for more.")
 
 
-def fitting_weights(module: FederatedModule, checkpoint: Mapping[str, Any], path: Path) -> dict[str, Tensor]:
-    """The global network's tensors, to be loaded into that of ``module``.
+def net_of(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {k.removeprefix("net."): v for k, v in checkpoint["state_dict"].items() if k.startswith("net.")}
+
+
+def fitting(module: FederatedModule, theirs: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
+    """The tensors of a file, to be loaded into the network of ``module``.
 
     Raises:
-        ValueError: names or shapes differ: the checkpoint is of another model.
+        ValueError: names or shapes differ: the file is of another model.
     """
-    theirs = {k.removeprefix("net."): v for k, v in checkpoint["state_dict"].items() if k.startswith("net.")}
     there, here = ({k: tuple(v.shape) for k, v in state.items()} for state in (theirs, module.net.state_dict()))
     if odd := differences(there, here, most=4):
         raise ValueError(

@@ -29,6 +29,7 @@ TRIALS, RESULTS, STORAGE = "trials.csv", "optimization_results.yaml", "search.db
 CHECKPOINT = Path("checkpoints") / "last.ckpt"
 PREVIOUS = CHECKPOINT.with_name("previous.ckpt")
 BEST = "best.ckpt"  # beside them
+EXPORT = Path("global_model.safetensors")
 # Diverged: it came to its end, see divergence(). Failed: an error or a signal ended it. Unfinished: killed, or running.
 FINISHED, DIVERGED, FAILED, UNFINISHED = STATES = ("finished", "diverged", "failed", "unfinished")
 _SYSTEM = re.compile(r"/(proc|sys|dev)(/(?!shm/)|$)")

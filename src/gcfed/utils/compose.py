@@ -9,6 +9,7 @@ from contextlib import suppress
 from copy import deepcopy
 from difflib import get_close_matches
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
@@ -45,8 +46,31 @@ def shorthand(overrides: Iterable[str]) -> list[str]:
     return overrides
 
 
-def composed(name: str, overrides: list[str]) -> DictConfig:
-    """``configs/<name>.yaml`` with overrides, by Hydra; also within a command of its own.
+def run_config(words: Sequence[str]) -> Path | None:
+    """The ``config.yaml`` of the run in whose folder the file ``ckpt_path=`` lies; None where ``words`` choose what its
+    model and its data are.
+
+    Raises:
+        ValueError: neither is there.
+    """
+    groups = {word.partition("=")[0] for word in words} & {*GROUPS_OF_CONFIGS}
+    if groups & {"model", "data", "experiment"}:
+        return None
+    parsed = OverridesParser.create().parse_overrides([word for word in words if word.startswith("ckpt_path=")])
+    path = next((Path(str(override.value())) for override in parsed), None)
+    if path is None or not path.is_file():
+        return None  # which is said later
+    config = (path.parent.parent if path.parent.name == "checkpoints" else path.parent) / "config.yaml"
+    if not config.is_file():
+        raise ValueError(f"ckpt_path={path}: there is no {config}. Name the settings of its run: model=… data=… …")
+    if groups:
+        group = min(groups)
+        raise ValueError(f"{group}=… chooses an option, and {config} has its settings: set {group}.<key>=<value>.")
+    return config
+
+
+def composed(path: Path, overrides: list[str]) -> DictConfig:
+    """A config file with overrides, by Hydra; also within a command of its own.
 
     Raises:
         HydraException: what it has to say against an override.
@@ -54,8 +78,8 @@ def composed(name: str, overrides: list[str]) -> DictConfig:
     hydra = GlobalHydra.instance()
     command, hydra.hydra = hydra.hydra, None
     try:
-        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-            return compose(name, overrides=overrides)
+        with initialize_config_dir(str(path.parent), version_base="1.3"):
+            return compose(path.stem, overrides=overrides)
     finally:
         hydra.hydra = command
 
@@ -69,7 +93,7 @@ class Composer:
     """
 
     def __init__(self, load: Compose | None = None, groups: Collection[str] = GROUPS_OF_CONFIGS) -> None:
-        self.load, self.groups = load or partial(composed, "train"), groups
+        self.load, self.groups = load or partial(composed, CONFIGS / "train.yaml"), groups
         self._composed: dict[tuple[str, ...], DictConfig] = {}
 
     def __call__(self, overrides: Sequence[str]) -> DictConfig:
@@ -136,9 +160,6 @@ def explained(error: Exception, words: Sequence[str], compose: Compose) -> str:
         word = next((word for word in words if word.partition("=")[0] == key), key)
         keys = _known(compose, [other for other in words if other != word])
         group = key.partition(".")[0]
-        if "override" in keys and (group == "override" or group in {*GROUPS_OF_CONFIGS} - {*keys}):  # src/eval.py
-            change = f"{key}.<key>=<value>" if group == key else word.removeprefix("override.")
-            return f"{word} sets nothing: a run is tested with its own settings; +override.{change} changes them."
         place, _, name = key.rpartition(".")
         files = sorted((CONFIGS / place).glob("*.yaml")) if place in GROUPS_OF_CONFIGS else []
         if others := [path.stem for path in files if name in OmegaConf.load(path)]:

@@ -1,0 +1,112 @@
+"""A checkpoint and an exported model give tensors: nothing that they say is composed, called or resolved."""
+
+import json
+import re
+
+import pytest
+import torch
+from conftest import type_command
+from omegaconf import OmegaConf
+from safetensors.torch import load_file, save_file
+
+from gcfed.run import evaluate, train
+from gcfed.runs.folder import CHECKPOINT, CONFIG, EXPORT
+
+FAST = ("rounds=2", "participation.num_clients=5", "client.epochs=1", "data.limit_train=100", "data.limit_test=40",
+        "algorithm=scaffold", "callbacks=best")  # fmt: skip
+CALLED: list[object] = []
+TEXT = "${sentinel:}"
+NODE = {"_target_": "test_trust.sentinel", "text": TEXT}
+
+
+def sentinel(*args, **kwargs):
+    CALLED.append((args, kwargs))
+    return "called"
+
+
+@pytest.fixture
+def finished(config, tmp_path):
+    """A finished run's result and folder, beside a resolver that must not be called."""
+    OmegaConf.register_new_resolver("sentinel", sentinel, replace=True)
+    CALLED.clear()
+    yield train(config(*FAST, folder=tmp_path / "run")), tmp_path / "run"
+    assert not CALLED
+    assert OmegaConf.create({"x": TEXT}).x == "called"  # had anybody read it so
+    OmegaConf.clear_resolver("sentinel")
+
+
+def infected(tree, keep=()):
+    """A tree with a node and an interpolation in the place of each of its texts, and in each of its dicts and lists."""
+    if isinstance(tree, dict):
+        same = {key: value if key in keep else infected(value, keep) for key, value in tree.items()}
+        return same | {"evil": NODE, "_target_": NODE["_target_"], TEXT: TEXT}
+    if isinstance(tree, list):
+        return [*(infected(value, keep) for value in tree), NODE, TEXT]
+    return TEXT if isinstance(tree, str) else tree
+
+
+LIGHTNINGS = ("optimizer_states", "lr_schedulers", "loops", "state_dict", "pytorch-lightning_version")
+COMPARED = ("identity", "data")
+
+
+@pytest.mark.parametrize(
+    ("keep", "goes_on"),
+    [((), False), (COMPARED, False), ((*COMPARED, *LIGHTNINGS, "callbacks"), True)],
+    ids=["all", "all that nobody compares", "our own record"],
+)
+def test_nothing_in_a_checkpoint_is_called_or_resolved(finished, config, keep, goes_on):
+    """Neither where it is tested, nor continued, nor begun at."""
+    result, folder = finished
+    path = folder / CHECKPOINT
+    torch.save(infected(torch.load(path, weights_only=True), keep), path)
+    assert evaluate(config(*FAST, f"ckpt_path={path}"))["test/acc"] == pytest.approx(result.metrics["test/acc"])
+    train(config(*FAST, "rounds=1", f"model.start={path}", folder=folder.with_name("begun")))
+    try:
+        assert train(config(*FAST, "rounds=3", "ckpt_path=last", folder=folder)).metrics["round"] == 3
+    except Exception:
+        assert not goes_on
+
+
+def test_nothing_in_an_exported_model_is_called_or_resolved(finished, config):
+    path = finished[1] / EXPORT
+    tensors, words = load_file(path), (*FAST, f"ckpt_path={path}")
+    save_file(tensors, path, metadata={"round": "2", TEXT: TEXT, "config": json.dumps({"model": NODE})})
+    assert evaluate(config(*words))["round"] == 2
+    for content, metadata in (({**tensors, TEXT: torch.zeros(1)}, None), (tensors, {"round": TEXT})):
+        save_file(content, path, metadata=metadata)
+        with pytest.raises(ValueError, match=re.escape(str(path))):
+            evaluate(config(*words))
+
+
+def figures(folder, *words):
+    return json.loads(type_command(folder, "eval.py", *words).splitlines()[-1])
+
+
+@pytest.mark.slow
+def test_eval_takes_the_settings_of_the_runs_folder_or_of_the_command_line(finished, tmp_path):
+    """A checkpoint that stores a config, as it once was built: timm's loader would write a file of any name."""
+    (result, folder), name = finished, "resnet10t"
+    path, alone = folder / CHECKPOINT, tmp_path / "alone.ckpt"
+    download = {"hf_hub_id": None, "url": "data:,import%20os/evil.pth"}
+    network = {"_target_": "gcfed.models.own.timm_net", "name": name, "input_shape": [3, 32, 32], "num_classes": 10}
+    evil = network | {"pretrained": True, "pretrained_cfg_overlay": download, "cache_dir": str(tmp_path)}
+    checkpoint, stored = torch.load(path, weights_only=True), OmegaConf.to_container(OmegaConf.load(folder / CONFIG))
+    checkpoint["gcfed"]["config"] = stored | {"model": stored["model"] | {"evil": evil}}
+    for file in (path, alone):
+        torch.save(checkpoint, file)
+    expected = pytest.approx({"round": 2, **{k: result.metrics[k] for k in ("test/acc", "test/loss")}})
+    assert figures(tmp_path, f"ckpt_path={path}") == expected
+    fewer = figures(tmp_path, f"ckpt_path={folder / EXPORT}", "data.limit_test=20")
+    assert fewer["round"] == 2
+    assert fewer["test/loss"] != result.metrics["test/loss"]
+    settings = ("data=digits", "model=mlp", "data.limit_train=100", "data.limit_test=40")
+    for file in (alone, (folder / EXPORT).rename(tmp_path / EXPORT)):
+        said = type_command(tmp_path, "eval.py", f"ckpt_path={file}", code=1)
+        assert f"there is no {tmp_path / CONFIG}. Name the settings of its run: model=… data=…" in said
+        assert figures(tmp_path, f"ckpt_path={file}", *settings) == expected
+    assert "data.limt_test=3 sets nothing: did you mean data.limit_test?" in type_command(
+        tmp_path, "eval.py", f"ckpt_path={path}", "data.limt_test=3", code=1
+    )
+    said = type_command(tmp_path, "eval.py", f"ckpt_path={path}", "trainer=cpu", code=1)
+    assert f"trainer=… chooses an option, and {folder / CONFIG} has its settings: set trainer.<key>" in said
+    assert not [*tmp_path.rglob("evil*")]
