@@ -39,3 +39,8 @@ def test_a_wheel_has_the_configs_and_runs_without_the_clone(tmp_path, monkeypatc
     environment = {key: value for key, value in os.environ.items() if key != "DATA_DIR"} | {"PYTHONPATH": str(site)}
     done = subprocess.run([sys.executable, "-c", CALL], capture_output=True, text=True, cwd=empty, env=environment)
     assert done.stdout.splitlines() == ["gcfed-eval gcfed-report gcfed-train", str(empty / "data")], done.stderr
+
+
+def test_the_private_keys_of_a_federation_go_into_neither_git_nor_an_image():
+    for name, line in ((".gitignore", "workspace/"), (".dockerignore", "**/workspace")):
+        assert line in (ROOT / name).read_text().split(), name

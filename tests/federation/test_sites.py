@@ -4,10 +4,12 @@ The same through NVFlare, with its processes and certificates: tests/real_sites,
 """
 
 import errno
+import itertools
 import json
 import re
 import time
 from collections import deque
+from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +25,7 @@ from gcfed import __version__
 from gcfed.federated.messages import Download
 from gcfed.federated.method import ClientPart
 from gcfed.federation.packing import pack, pack_download, unpack
-from gcfed.federation.site import Settings, Site, check_config, clients_config
+from gcfed.federation.site import OWN, Settings, Site, adopted, clients_config
 from gcfed.federation.sites import Sites
 from gcfed.federation.wire import Answer, Line
 from gcfed.models.mlp import MLP
@@ -49,7 +51,7 @@ class LineHere(Line):
     Args:
         folder: of the sites.
         names: of the sites.
-        own: what a site's ``gcfed.yaml`` says beside ``trust_config``.
+        own: what a site's ``gcfed.yaml`` says beside where the run's config is.
         upset: called with (site, verb, about) before a site works; what it returns: ``None``, or why the site fails;
             ``"late"``: the answer comes after the next one that is waited for in vain.
         garbled: called with (site, verb, answer), makes what comes instead.
@@ -67,7 +69,7 @@ class LineHere(Line):
         for name in self.sites:
             home = self.folder / name
             home.mkdir(parents=True, exist_ok=True)
-            settings = {"trust_config": True, "threads": 1} | self.own.get(name, {})
+            settings = {"config": str(self.folder.parent / "config.yaml"), "threads": 1} | self.own.get(name, {})
             (home / "gcfed.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(settings)))
             self.programs[name] = Site(name, home / "gcfed.yaml", home)
 
@@ -399,81 +401,144 @@ def test_what_a_federation_cannot_do_is_refused_by_name(federated, words, senten
 
 
 # ------------------------------------------------------------------------------------------- what the server may ask
-def sent(config, *words):
-    return clients_config(config(*words))
+@pytest.fixture
+def asked(config, tmp_path):
+    """``asked(own, *words, **changes)``: a site, and what it says to a run of these words; its own are ``TINY``."""
+
+    def ask(own, *words, edit=lambda config: None, **changes):
+        if "overrides" not in own:  # which Hydra composes, in a second
+            (tmp_path / "own.yaml").write_text(OmegaConf.to_yaml(config(*TINY), resolve=True))
+            own = own | {"config": "own.yaml"}
+        (tmp_path / "gcfed.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(own)))
+        site, sent = Site("b", tmp_path / "gcfed.yaml", tmp_path), clients_config(config(*TINY, *words))
+        edit(sent)
+        about = {"version": __version__, "run": "x", "share": [0], "num_clients": 7, "resumed": False}
+        about |= {"config": sent, "classes": [str(i) for i in range(10)], "transform": {}} | changes
+        return site, site.answer("configure", about)
+
+    return ask
 
 
-def test_threads_of_null_are_those_that_a_site_began_with(config, tmp_path, monkeypatch):
+def test_threads_of_null_are_those_that_a_site_began_with(asked, monkeypatch):
     """Also after a run that set another number; in a container no more than its share of cores."""
     torch.set_num_threads(2)
     monkeypatch.setattr("gcfed.federation.site.cores", lambda: 1)
-    assert Site("b", tmp_path / "gcfed.yaml", tmp_path).threads == 1
+    assert asked({"threads": 0})[0].threads == 1
     monkeypatch.setattr("gcfed.federation.site.cores", lambda: 3)
-    about = {"version": __version__, "run": "x", "share": [0], "num_clients": 7, "resumed": False}
-    about |= {"config": sent(config, *TINY), "classes": None, "transform": {}}
-    site = Site("b", tmp_path / "gcfed.yaml", tmp_path)
-    for threads, then in ((None, 2), (1, 1), (None, 2)):
-        (tmp_path / "gcfed.yaml").write_text(OmegaConf.to_yaml({"threads": threads}))
-        assert site.answer("configure", about)["clients"] == [0]
+    for threads, then in ((None, 2), (1, 1)):
+        assert asked({"threads": threads})[1]["clients"] == [0]
         assert torch.get_num_threads() == then
 
 
 def test_only_the_clients_side_of_a_config_is_sent(config):
-    cfg = sent(config, "algorithm=fedadam", "aggregator=median", "metrics=drift", "logger=csv")
+    cfg = clients_config(config("algorithm=fedadam", "aggregator=median", "metrics=drift", "logger=csv"))
     assert not {"server", "aggregator", "callbacks", "logger", "federation", "paths"} & set(cfg)
 
 
-@pytest.mark.parametrize("words", [("data=cifar10", "algorithm=fedsub"), ("data=tiny_shakespeare", "model=lstm")])
-def test_what_our_own_configs_and_pages_send_is_trusted(config, words):
-    clip = "+methods.clip_update._target_=gcfed.methods.clip_update.ClipUpdate"
-    check_config(
-        sent(config, *words, "metrics=[clients,drift]", "attack=gaussian", "client_store.folder=/x", clip), "a"
-    )
+def test_a_site_takes_numbers_from_the_server(asked):
+    """For keys that it has, and where it has a number, or none: also in lists."""
+    words = ("model.hidden=[5,4]", "client.epochs=3", "data.limit_train=null", "client.clip_norm=2.5", "rounds=9")
+    site, said = asked({"overrides": [*words, "seed=2"]}, "client.clip_norm=1.5", "data.limit_train=140")
+    assert sum(said["sizes"]) < 140 // 3
+    program = site.stacks.program
+    assert [*program.module.net.state_dict()["fc1.weight"].shape] == [12, 64]
+    assert (program.solver.epochs, program.solver.clip_norm) == (1, 1.5)
 
 
-REACHES_FURTHER = (
-    ("model._target_", "os.system", "would call model._target_=os.system"),
-    ("methods.x._target_", "gcfed.utils.files.replacing", "would call methods.x"),
-    ("metrics.x._target_", "gcfed.callbacks.checkpoint.RoundCheckpoint", "would call metrics.x"),
-    ("callbacks.x._target_", "gcfed.callbacks.checkpoint.RoundCheckpoint", "has callbacks, which is not for clients"),
-    ("data.transform._target_", "os.system", "would call data.transform._target_=os.system"),
-    ("data.partitioner._target_", "os.system", "would call data.partitioner._target_=os.system"),
-    ("model.weights", "/etc/passwd", "names model.weights=/etc/passwd, a place outside"),
-    ("metrics.updates.path", "../../x", "a place outside"),
-    ("model.name", "local-dir:/home/alice/model", "a place outside"),
-    ("model.name", "hf-hub:mallory/net", "a place outside"),
-    ("model.name", "hf-\nhub:mal\tlory/net", "a place outside"),
-    ("server_secret", 1, "has server_secret, which is not for clients"),
+OTHER_RUNS = (  # words of the run beside those of the site, and what the site says
+    (("algorithm=fedprox",), "methods.proximal is "),
+    (("algorithm=scaffold", "gc=none"), "methods.scaffold is "),
+    (("gc=local",), "gc.boundary is 'None' there, 'fc3' here"),
+    (("partition=iid",), "partition._target_ is "),
+    (("attack=label_flip", "attack.clients=0.2"), "attack._target_ is 'gcfed"),
+    (("client=adam",), "client.optimizer._target_ is 'torch.optim.Adam"),
+    (("precision=64-true",), "precision is '64-true' there, '32-true' here"),
+    (("data.eval_batch_size=40",), "data.eval_batch_size is '40' there, 'auto' here"),
+    (("model.start=x.safetensors",), "model.start is 'x.safetensors' there, 'None' here"),
+    (("client.optimizer.momentum=null",), "client.optimizer.momentum is 'None' there, '0.9' here"),
+    (("metrics=clients",), "metrics.clients is "),
 )
 
 
-EVIL = {"_target_": "os.system"}
-BESIDE = (  # the config, at a site with data of its own
-    ({"transform": EVIL}, "would call data.transform._target_=os.system"),
-    ({"transform": {"mean": [EVIL]}}, "would call data.transform.mean.0._target_=os.system"),
-    ({"classes": [EVIL]}, "would call classes.0._target_=os.system"),
-    ({"classes": ["${oc.env:HOME}"]}, "would call classes.0=${oc.env:HOME}"),
-    ({"run": "../other"}, "the run '../other' has no name that a folder can have"),
-    ({"run": ".."}, "the run '..' has no name"),
-)
+@pytest.mark.parametrize(("words", "sentence"), OTHER_RUNS, ids=str)
+def test_a_site_refuses_a_run_that_is_not_its_own_and_names_the_keys(asked, words, sentence):
+    failure = asked({}, *words)[1]["failure"]
+    assert "b takes numbers alone from the server, and its gcfed.yaml has another run: " in failure
+    assert sentence in failure
 
 
-@pytest.mark.parametrize("own", ["{}", "{arrays: own.npz}"])
-def test_a_config_that_reaches_further_is_refused_unless_its_site_trusts_it(config, tmp_path, own):
-    (tmp_path / "gcfed.yaml").write_text(own)
-    site, whole = Site("b", tmp_path / "gcfed.yaml", tmp_path), sent(config, "gc=none")
-    about = {"version": __version__, "run": "x", "share": [0], "config": whole, "classes": None, "transform": {}}
-    for key, value, sentence in REACHES_FURTHER:
-        cfg = OmegaConf.create(whole)
-        OmegaConf.update(cfg, key, value, force_add=True)
-        assert sentence in site.answer("configure", about | {"config": OmegaConf.to_container(cfg)})["failure"]
-    tuples = whole | {"model": whole["model"] | {"x": (EVIL,)}}  # which a config turns into lists
-    assert "would call model.x.0._target_=os.system" in site.answer("configure", about | {"config": tuples})["failure"]
-    for changes, sentence in BESIDE if "arrays" in own else BESIDE[-2:]:
-        assert sentence in site.answer("configure", about | changes)["failure"]
-    if "arrays" in own:
-        sized = whole | {"data": whole["data"] | {"size": EVIL}}
-        assert "would call size._target_" in site.answer("configure", about | {"config": sized})["failure"]
+CALLED: list[object] = []
+
+
+def sentinel(*args, **kwargs):
+    CALLED.append((args, kwargs))
+
+
+NODE, TEXT = {"_target_": "test_sites.sentinel", "x": "${sentinel:}"}, "${sentinel:}"
+
+
+def places(tree, path=()):
+    """Each group of a tree with each of its keys, and with one more."""
+    for key, value in [*tree.items(), ("evil", None)]:
+        yield tree, key, ".".join((*path, key))
+        if isinstance(value, dict):
+            yield from places(value, (*path, key))
+
+
+def test_of_what_a_server_sends_numbers_alone_are_taken(config):
+    words = (*TINY, "algorithm=scaffold", "metrics=[drift,updates]", "data=cifar10", "client_store.folder=x")
+    own = clients_config(config(*words))
+    sent, taken = deepcopy(own), set()
+    for group, key, path in places(sent):
+        before = group.get(key)
+        for value in (NODE, TEXT, [TEXT], [1, NODE], "/etc/passwd", "http://x/y", None, 7, 0.5, True, [3, [1.5]], []):
+            group[key], odd = value, []
+            new = adopted(own, sent, odd)
+            assert new == own or (isinstance(value, int | float | list) and TEXT not in str(new)), path
+            if new != own:
+                taken.add(path)
+            elif value != before and not OWN.match(path):
+                assert any(text.startswith((f"{path} is", f"{path}.")) for text in odd), path
+        group[key] = before
+        if key == "evil":
+            del group[key]
+    assert {"client.optimizer.lr", "client.epochs", "model.hidden", "data.limit_test", "client.clip_norm"} < taken
+    assert not {"data.dataset.data_dir", "client_store.folder", "metrics.updates.folder", "data.dataset.name"} & taken
+
+
+@pytest.mark.parametrize("own", [{}, {"arrays": "own.npz"}], ids=str)
+def test_nothing_that_a_server_sends_is_called_or_resolved(asked, tmp_path, own):
+    """Neither of the config, nor of what goes beside it, nor of a round's message."""
+    OmegaConf.register_new_resolver("sentinel", sentinel, replace=True)
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "own.npz", x=rng.integers(0, 16, (60, 1, 8, 8), dtype=np.uint8), y=np.arange(60) % 10)
+    assert "failure" not in asked(own)[1]
+
+    def everywhere(config, value):
+        for group, key, _ in [*places(config)]:
+            group[key] = value if not isinstance(group.get(key), dict) else group[key]
+
+    for value in (NODE, TEXT, [TEXT, NODE]):
+        assert "another run: " in asked(own, edit=lambda config, value=value: everywhere(config, value))[1]["failure"]
+    for key, value in (
+        ("share", [TEXT]), ("share", [NODE]), ("num_clients", TEXT), ("num_clients", NODE), ("resumed", NODE),
+        ("classes", [NODE]), ("classes", [TEXT]), ("classes", TEXT), ("transform", NODE), ("transform", {"mean": TEXT}),
+        ("transform", {"mean": [NODE]}),
+    ):  # fmt: skip
+        said = asked(own, **{key: value})[1]
+        assert "failure" in said or key in ("resumed", "transform") or "arrays" not in own
+    for run in ("../other", "..", TEXT):
+        assert "has no name that a folder can have" in asked(own, run=run)[1]["failure"]
+    site, _ = asked(own)
+    download = vars(Download(0, 1, 0.1, site.model, np.array([0])))
+    question = {"run": "x", "clients": [0], "states": {}, "message": pack("download", download)}
+    assert "failure" not in site.answer("fit", question)
+    for value in (NODE, TEXT, [TEXT, NODE], {TEXT: NODE}):
+        for key in download:
+            site.answer("fit", question | {"message": pack("download", download | {key: value})})
+        for key, verb in itertools.product(("clients", "states", "run"), ("fit", "reply", "test")):
+            site.answer(verb, question | {key: value})
+    assert not CALLED
 
 
 def test_a_site_does_what_its_own_clients_are_asked_and_no_more(federated):

@@ -25,6 +25,7 @@ import torch
 from conftest import read_rows
 from harness import final_weights, listening
 from kill import finish, rounds, start
+from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
 pytest.importorskip("nvflare")
@@ -258,11 +259,15 @@ def test_a_foreign_certificate_is_refused_on_both_sides(federation, tmp_path):
 
 
 def test_a_federation_that_was_provisioned_is_reached_by_its_kit(config, federation, run, tmp_path):
-    """And its clients test the model."""
+    """Its sites compose their config themselves, and its clients test the model."""
     kit = federation.kits / line.ADMIN
     words = ("federation.evaluate=clients", "data.client_test=0.3", "algorithm=scaffold")
     reference = run(*words, folder="local")
     prod = ("federation.env=prod", f"federation.kit={kit}", "federation.sites=[site-1,site-2]")
+    own = {"overrides": [*SMALL, *words, "client.optimizer.lr=3"], "threads": 1}
+    for site in ("site-1", "site-2"):
+        states = {"states": str(tmp_path / site)}
+        (federation.kits / site / "local/gcfed.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(own | states)))
     result = train(config(*SMALL, *words, *prod, folder=tmp_path / "prod"))
     line.line_of(kit, ("site-1", "site-2")).close()
     assert torch.equal(final_weights(reference), final_weights(result))

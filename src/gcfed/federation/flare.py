@@ -91,6 +91,6 @@ class SiteEnd:
                     Path(place()).resolve() for place in (workspace.get_site_config_dir, workspace.get_root_dir)
                 )
                 (home / "gcfed").mkdir(exist_ok=True)
-                os.chdir(home / "gcfed")  # what the server's config names must not be a file of the kit
+                os.chdir(home / "gcfed")  # where relative names in its overrides lead: no key lies here
                 self._site = Site(name, local / "gcfed.yaml", home / "gcfed")
             return self._site.answer(verb, about)

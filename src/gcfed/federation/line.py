@@ -31,6 +31,7 @@ from omegaconf import OmegaConf
 
 from gcfed.federation.flare import Relay, SiteEnd
 from gcfed.federation.wire import Line, python, write_settings
+from gcfed.runs.folder import CONFIG
 from gcfed.utils.files import scratch
 
 log = logging.getLogger(__name__)
@@ -239,7 +240,7 @@ def local_line(output: Path, sites: int | list[str], data_dir: str) -> FlareLine
     _federation = _federation or LocalFederation(output / "federation", names)
     for site in names:
         settings, states = _federation.kits / site / "local" / "gcfed.yaml", str(output / "sites" / site)
-        write_settings(settings, data_dir, states=states, threads=1)
+        write_settings(settings, output / CONFIG, data_dir, states=states, threads=1)
     return line_of(_federation.kits / ADMIN, tuple(names))
 
 

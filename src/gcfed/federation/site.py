@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from inspect import signature
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -27,20 +28,18 @@ from gcfed.data.sets.own import image_folder
 from gcfed.federated.messages import Download, MessageError
 from gcfed.federated.stacks import Stacks
 from gcfed.federation.packing import pack_upload, unpack, unpack_download
-from gcfed.utils.checked import Count, Whole, checked
-from gcfed.utils.compose import walk
+from gcfed.utils.checked import Count, Whole, checked, fits
+from gcfed.utils.compose import Composer, shorthand
 from gcfed.utils.files import in_words
-from gcfed.utils.instantiate import check_targets
 from gcfed.utils.machine import cores
 
-GROUPS = (
-    "data", "model", "client", "gc", "attack", "quantization", "metrics", "participation", "partition", "client_store",
-)  # fmt: skip
 #: What clients need of a config; what runs on the server alone is not among it.
-SENT = (
-    *GROUPS, "task", "methods", "seed", "rounds", "eval_every", "precision", "precision_matmul", "channels_last",
-    "tags", "name",
+OF_CLIENTS = (
+    "data", "model", "client", "gc", "attack", "quantization", "metrics", "participation", "partition", "client_store",
+    "task", "methods", "seed", "rounds", "eval_every", "precision", "precision_matmul", "channels_last", "tags", "name",
 )  # fmt: skip
+#: Of these what each machine has for itself: names and folders.
+OWN = re.compile(r"tags|name|data\.dataset\.data_dir|client_store\.folder|metrics\.\w+\.folder")
 #: In the place of what stays with the server.
 PLAIN: dict[str, Any] = {
     "server": {"_target_": "torch.optim.SGD", "_partial_": True, "lr": 1.0},
@@ -60,12 +59,13 @@ About = dict[str, Any]
 class Settings:
     """What a site brings: its ``gcfed.yaml``, of which all keys may be left out; paths go from the file's folder."""
 
+    overrides: list[str] | None = None  # of the run, as its command line has them: experiment=…, data=…, model=…
+    config: str | None = None  # or a file with its whole config, as a run's config.yaml
     clients: list[Whole] | None = None  # ids of the run's that it holds; None: those that the server proposes
     arrays: str | None = None  # the .npz that is its data, as for data=arrays
     folder: str | None = None  # or the folder of images, as for data=image_folder
     data_dir: str | None = None  # where data sets lie that the run's config names
     states: str | None = None  # where its clients' states lie, a folder a run; None: in its NVFlare workspace
-    trust_config: bool = False  # whether the server's config may build any class, and name any file of this machine
     threads: Count | None = None  # of torch; None: as many as it may take cores
     accelerator: Literal["cpu", "gpu", "auto"] = "cpu"
 
@@ -78,7 +78,7 @@ class Settings:
         """
         given: Any = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
         try:
-            places = {key: given[key] for key in ("arrays", "folder", "data_dir", "states") if given.get(key)}
+            places = {key: given[key] for key in ("config", "arrays", "folder", "data_dir", "states") if given.get(key)}
             return cls(**given | {key: str(path.resolve().parent / place) for key, place in places.items()})
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path}: {error}") from None
@@ -122,12 +122,14 @@ class Site:
             raise ValueError(f"the run {about['run']!r} has no name that a folder can have.")
         self.run, own = "", Settings.read(self.settings)
         vars(self).pop("stacks", None)  # and with it its memory
-        self.clients: list[int] = sorted({*(about["share"] if own.clients is None else own.clients)})
+        num_clients: int = fits("num_clients", about["num_clients"], Count)
+        share: list[int] = fits("share", about["share"], list[Whole])
+        self.clients: list[int] = sorted({*(share if own.clients is None else own.clients)})
         folder = Path(own.states or self.home / "states") / about["run"]
         cfg = self._config(own, folder, about)
         torch.set_num_threads(own.threads or self.threads)
         stacks = build_clients(cfg, own.accelerator)
-        data, num_clients = stacks.program.data, about["num_clients"]
+        data = stacks.program.data
         if data.num_clients != num_clients or not set(self.clients) <= set(range(num_clients)):
             raise ValueError(f"{self.name} holds the clients {self.clients}, and the run has {num_clients}, from 0 on.")
         self.model = stacks.program.module.broadcast_state()  # of whose names and shapes downloads must be
@@ -141,34 +143,42 @@ class Site:
         return {"clients": self.clients, "sizes": sizes, "stores": list(stacks.stores.opened)}
 
     def _config(self, own: Settings, folder: Path, about: About) -> DictConfig:
-        """The config that has come, made this site's: with its folders and its data."""
-        config, data, brings = dict(about["config"]), about["config"]["data"], own.arrays or own.folder
-        beside: About = {}
-        if brings:
-            known = signature(FederatedDataModule).parameters.keys() - {"dataset"}
-            transform = {key: value for key, value in about["transform"].items() if key in data["transform"]}
-            beside = {"classes": about["classes"]} | {key: data.get(key) for key in ("size", "standardize")}
-            config["data"] = {key: value for key, value in data.items() if key in known}
-            config["data"]["transform"] = data["transform"] | transform
-        if not own.trust_config:
-            check_config(config, f"{self.name}: the server")
-            check_targets(beside, f"{self.name}: the server")
+        """The site's own config with the run's numbers, for its own data and folders.
+
+        Raises:
+            ValueError: the run has another config in more than numbers; names the keys.
+        """
+        whole = OmegaConf.load(own.config) if own.config else Composer()(shorthand(own.overrides or ()))
+        config, sent, brings = clients_config(whole), dict(about["config"]), own.arrays or own.folder
         if brings:  # samples of its own take the place of the run's
-            config["data"] |= {
-                "_target_": f"{FederatedDataModule.__module__}.FederatedDataModule",
-                "dataset": {
-                    "_target_": f"{__name__}.own_samples", "_partial_": True, "arrays": own.arrays,
-                    "folder": own.folder, "data_dir": own.data_dir or str(self.home / "cache"), **beside,
-                },
-                "partitioner": {
-                    "_target_": f"{__name__}.deal", "_partial_": True, "clients": self.clients,
-                    "by": data["partitioner"],
-                },
+            known = {*signature(FederatedDataModule).parameters, "size"} - {"dataset"}
+            for each in (config, sent):
+                each["data"] = {key: value for key, value in each["data"].items() if key in known}
+        odd: list[str] = []
+        config = adopted(config, sent, odd)
+        if odd:
+            raise ValueError(
+                f"{self.name} takes numbers alone from the server, and its gcfed.yaml has another run: "
+                f"{'; '.join(odd[:8])}{f'; and {len(odd) - 8} more' * (len(odd) > 8)}. Name the same choices in both."
+            )
+        if brings:
+            data, classes = config["data"], fits("classes", about["classes"], list[str] | None)
+            means = {key: value for key, value in about["transform"].items() if key in data["transform"]}
+            data["transform"] = adopted(data["transform"], data["transform"] | means, odd)
+            cache, size = own.data_dir or str(self.home / "cache"), data.pop("size", None)
+            load = partial(own_samples, own.arrays, own.folder, cache, size, classes, data.get("standardize"))
+            dealt = {"_target_": f"{__name__}.deal", "_partial_": True, "clients": self.clients}
+            data |= {
+                "_target_": f"{FederatedDataModule.__module__}.FederatedDataModule", "dataset": load,
+                "partitioner": dealt | {"by": data["partitioner"]},
             }  # fmt: skip
-        cfg = OmegaConf.create(config | PLAIN)
+        cfg = OmegaConf.create(config | PLAIN, flags={"allow_objects": True})
         cfg.paths.data_dir, cfg.paths.output_dir = own.data_dir or "data", str(folder)
         cfg.trainer.precision, cfg.client_store.folder = cfg.precision, str(folder / "clients")
-        if own.data_dir is not None and "data_dir" in cfg.data.dataset:
+        for node in (cfg.metrics or {}).values():
+            if "folder" in node:
+                node.folder = str(folder)
+        if own.data_dir is not None and not brings and "data_dir" in cfg.data.dataset:
             cfg.data.dataset.data_dir = own.data_dir
         return cfg
 
@@ -212,29 +222,34 @@ class Site:
 
 
 # ------------------------------------------------------------------------------------------------------- the config
-def clients_config(cfg: DictConfig) -> dict[str, Any]:
-    """What of a run's config the clients' side gets, resolved; folders of this machine as relative ones, or not."""
+def clients_config(cfg: Any) -> dict[str, Any]:
+    """What of a run's config the clients' side reads, resolved."""
     whole = OmegaConf.create(OmegaConf.to_container(cfg))
-    whole.paths, whole.client_store.folder = PLAIN["paths"], None
+    whole.paths = PLAIN["paths"]
     resolved: Any = OmegaConf.to_container(whole, resolve=True)
-    return {key: resolved[key] for key in SENT if key in resolved}
+    return {key: resolved[key] for key in OF_CLIENTS if key in resolved}
 
 
-def check_config(config: Mapping[str, Any], origin: str) -> None:
-    """Refuses a config that would call what ours do not, or names files of the machine that it has come to.
+def adopted(own: Any, sent: Any, odd: list[str], key: str = "") -> Any:
+    """A site's config with the numbers of the server's: integers, floats, booleans, and lists of them.
 
-    Raises:
-        ValueError: names the key, and the site's own setting that allows it.
+    What else differs stays as the site has it and is added to ``odd``: the server names no class, file or address.
     """
-    if unknown := sorted(set(config) - set(SENT)):
-        raise ValueError(f"{origin}: its config has {unknown[0]}, which is not for clients.")
-    check_targets(config, origin, (*GROUPS, "algorithm", "server"))
-    for key, text in ((key, value) for key, value in walk(config) if isinstance(value, str)):
-        if PurePath(text).is_absolute() or ".." in PurePath(text).parts or re.search(r"^~|:[^ ]*/", text):
-            raise ValueError(
-                f"{origin}: its config names {key}={text}, a place outside the site's own folder: give the site its "
-                "data (arrays, folder, data_dir), or say trust_config: true in its gcfed.yaml."
-            )
+    if OWN.fullmatch(key):
+        return own
+    if isinstance(own, dict) and isinstance(sent, dict):
+        path = f"{key}." if key else ""
+        odd += [f"{path}{name} is {str(sent[name])[:40]!r} there, absent here" for name in sorted(sent.keys() - own)]
+        return {name: adopted(value, sent.get(name), odd, f"{path}{name}") for name, value in own.items()}
+    if _is_number(sent) and (own is None or _is_number(own)):
+        return sent
+    if own != sent:
+        odd.append(f"{key} is {str(sent)[:40]!r} there, {str(own)[:40]!r} here")
+    return own
+
+
+def _is_number(value: Any) -> bool:
+    return all(map(_is_number, value)) if isinstance(value, list) else isinstance(value, int | float)
 
 
 def build_clients(cfg: DictConfig, accelerator: str) -> Stacks:

@@ -30,6 +30,7 @@ from gcfed.federated.stacks import Stacks
 from gcfed.federation.packing import pack, pack_download, unpack_upload
 from gcfed.federation.site import About, clients_config
 from gcfed.federation.wire import Answer, Interpreter, Line
+from gcfed.runs.folder import CONFIG
 from gcfed.runs.identity import digest, identity
 from gcfed.utils.checked import SMALLEST, Count, Whole, checked, fits
 from gcfed.utils.instantiate import installed
@@ -107,7 +108,8 @@ class Sites(Stacks):
         """By NVFlare, or to the second interpreter; it serves one run of this process after the other."""
         data_dir = str(self.cfg.paths.data_dir)
         if self.env == "wire":
-            return Interpreter(self.output / "wire", data_dir, self.program.module.device.type)
+            device = self.program.module.device.type
+            return Interpreter(self.output / "wire", self.output / CONFIG, data_dir, device)
         installed("nvflare", "federation=nvflare")
         from gcfed.federation.line import line_of, local_line
 

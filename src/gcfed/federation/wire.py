@@ -78,7 +78,7 @@ class Interpreter(Line):
 
     ended = "federation=wire: the clients' interpreter has ended; its own words stand above."
 
-    def __init__(self, home: Path, data_dir: str, device: str) -> None:
+    def __init__(self, home: Path, config: Path, data_dir: str, device: str) -> None:
         global _process, _pipe
         if _process is None or _process.poll() is not None:
             _pipe, theirs = Pipe()
@@ -86,7 +86,8 @@ class Interpreter(Line):
             _process = python("-c", code, pass_fds=[theirs.fileno()])
             theirs.close()
         accelerator = "cpu" if device == "cpu" else "gpu"
-        write_settings(home / "gcfed.yaml", data_dir, threads=torch.get_num_threads(), accelerator=accelerator)
+        settings = {"threads": torch.get_num_threads(), "accelerator": accelerator}
+        write_settings(home / "gcfed.yaml", config, data_dir, **settings)
         self.sites, self.pipe = ["clients"], _pipe
         self.pipe.send(home)
 
@@ -101,12 +102,11 @@ def python(*words: str, environment: dict[str, str] | None = None, **how: Any) -
     return subprocess.Popen([sys.executable, *words], env=known, **how)
 
 
-def write_settings(path: Path, data_dir: str, **settings: Any) -> None:
-    """The ``gcfed.yaml`` of a site on this machine, which trusts its server."""
+def write_settings(path: Path, config: Path, data_dir: str, **settings: Any) -> None:
+    """The ``gcfed.yaml`` of a site on this machine, which reads the run's own config."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(
-        OmegaConf.create({"data_dir": str(Path(data_dir).resolve()), "trust_config": True, **settings}), path
-    )
+    places = {"config": str(config), "data_dir": str(Path(data_dir).resolve())}
+    OmegaConf.save(OmegaConf.create(places | settings), path)
 
 
 def serve(end: int) -> None:

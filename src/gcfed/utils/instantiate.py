@@ -2,22 +2,19 @@
 
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import hydra
-import torch
 from hydra.errors import InstantiationException
 from omegaconf import DictConfig, Node, OmegaConf
 
 from gcfed.utils.checked import SettingError
-from gcfed.utils.compose import meant, walk
-from gcfed.utils.resolvers import CONFIGS, how_to_install
+from gcfed.utils.compose import meant
+from gcfed.utils.resolvers import how_to_install
 
-OF_A_MODEL = ("data", "model", "server", "partition")
 _HYDRAS = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")  # its own keys; none becomes an argument
 
 
@@ -148,59 +145,3 @@ def installed(package: str, key: str) -> None:
     found = find_spec(package)
     if found is None or found.origin is None:  # a folder of that name, as W&B makes one, is no package
         raise BuildError(f"{key} needs a package: {how_to_install(package)}")
-
-
-def replace_checked(config: DictConfig, keys: Iterable[str], path: Path) -> None:
-    """Puts what these parts of a config resolve to in their place, once :func:`check_targets` lets it pass."""
-    resolved = {key: OmegaConf.to_container(config[key], resolve=True) for key in keys}
-    check_targets(resolved, str(path))
-    config.update(resolved)
-
-
-def check_targets(config: Mapping[str, Any], origin: str, groups: tuple[str, ...] = OF_A_MODEL) -> None:
-    """Refuses a config from elsewhere that would call anything but what our own configs call to build the same parts.
-
-    Whoever sends it, in a checkpoint or from a server, chooses what it calls, and with which arguments: so nothing
-    counts by the package that it lies in. ``config`` must be resolved, and what is built afterwards be this:
-    :func:`replace_checked`.
-
-    Raises:
-        ValueError: names the key, the target and the flag that allows it.
-    """
-    for key, target in _targets(config):
-        if not (target in listed_targets(groups) or _is_layer_or_optimizer(target)):
-            raise ValueError(
-                f"{origin}: its config would call {key}={target}. Only what configs/ names under {', '.join(groups)} "
-                "is built of it, and torch's layers, optimizers and networks; if you trust its author, say "
-                "trust_config=true."
-            )
-
-
-@cache
-def listed_targets(groups: tuple[str, ...] = OF_A_MODEL) -> frozenset[str]:
-    """What our own configs name in these groups, and as tasks: read off their files. Among algorithms also the method
-    that any run may take beside its own, and that so is in no file.
-    """
-    files = [CONFIGS / "train.yaml", *(path for group in groups for path in (CONFIGS / group).glob("**/*.yaml"))]
-    found = (item for path in files for item in _targets(OmegaConf.to_container(OmegaConf.load(path))))
-    named = {target for key, target in found if not (key.startswith("hydra.") or "${" in target)}
-    return frozenset(named | {"gcfed.methods.clip_update.ClipUpdate"} if "algorithm" in groups else named)
-
-
-def _is_layer_or_optimizer(target: str) -> bool:
-    """Whether this is a layer of ``torch.nn``, an optimizer of ``torch.optim``, or a network of torchvision's."""
-    package, _, name = target.rpartition(".")
-    if package == "torchvision.models":
-        from torchvision.models import list_models  # seconds, which no other target costs
-
-        return name in list_models()
-    found = {"torch.nn": vars(torch.nn), "torch.optim": vars(torch.optim)}.get(package, {}).get(name)
-    kinds, home = (torch.nn.Module, torch.optim.Optimizer), ("torch.nn.modules.", "torch.optim.")
-    return isinstance(found, type) and issubclass(found, kinds) and found.__module__.startswith(home)
-
-
-def _targets(tree: Any) -> Iterator[tuple[str, str]]:
-    """What a tree names to be called, and its texts that a config made of it would read as interpolations."""
-    for key, value in walk(tree):
-        if (key.rpartition(".")[2] == "_target_" and value is not None) or (isinstance(value, str) and "${" in value):
-            yield key, str(value)
