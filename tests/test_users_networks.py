@@ -1,0 +1,205 @@
+"""Networks written the way people write them: a run's numbers are those of ten lines of plain PyTorch, or it says why.
+
+Each runs for three rounds of three local steps with full batches: one client, and three of 5, 8 and 11 samples in a
+stack (``client.stack=3``), without GC in float64 and with GC-Fed in float32.
+"""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import users_layers
+import users_networks
+from omegaconf import open_dict
+from test_train_numbers import draw, seeds
+from torch import nn
+from users_fail_today import not_yet  # noqa: F401
+from users_networks import SIZES, load, normalised
+
+from gcfed.run import train
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of what is deprecated, or slow in a stack
+EQUAL = "equal"  # to plain PyTorch; a refusal is a failure
+ALONE = r"client\.stack=1"  # equal; or refused, or trained one after the other, with this in the message
+
+# The network, what becomes of one client, and of three in a stack. Where a pattern stands, the run may be refused, or
+# have other numbers, if the error or the log says so in these words. None: not compared, for the reason beside it.
+NETWORKS = {
+    # inputs and outputs
+    "InPlace": (EQUAL, EQUAL),
+    "InPlaceRelu": (EQUAL, EQUAL),
+    "ViewAfterConv": (EQUAL, EQUAL),
+    "TwoInputsInOne": (EQUAL, EQUAL),
+    # buffers
+    "RunningMean": (EQUAL, ALONE),
+    "AssignedBuffer": (EQUAL, ALONE),
+    "UnsavedBuffer": ("average", "average"),
+    "BufferInList": (EQUAL, ALONE),
+    "MeanForTests": (EQUAL, ALONE),
+    "Maximum": ("average", "average"),
+    "StepCounter": ("warmup", None),  # how clients' counters become one is the engine's choice
+    # parameters reached by another way
+    "WeightInList": (EQUAL, ALONE),
+    "Penalty": (EQUAL, ALONE),
+    "Closure": (EQUAL, ALONE),
+    "LambdaOverSelf": (EQUAL, EQUAL),
+    "ForwardHook": (EQUAL, ALONE),
+    "GradientHook": (EQUAL, ALONE),
+    "AccumulatedHook": (EQUAL, ALONE),
+    "Scripted": (EQUAL, ALONE),
+    "Checkpointed": (EQUAL, ALONE),
+    "CheckpointedReentrant": (EQUAL, ALONE),
+    "Clamped": (EQUAL, EQUAL),
+    "ClampedData": (r"fc1\.weight", r"fc1\.weight"),
+    "Tied": (EQUAL, EQUAL),
+    "TiedInForward": (EQUAL, ALONE),
+    "LayerDrop": (EQUAL, ALONE),
+    "EarlyExit": (EQUAL, ALONE),
+    "Spare": (EQUAL, EQUAL),
+    # state elsewhere
+    "Counter": (EQUAL, "calls"),  # three clients share it
+    "PlainTensor": (EQUAL, "average"),  # likewise
+    "Lock": (EQUAL, EQUAL),
+    "KeepsHidden": (EQUAL, ALONE),
+    "Teacher": (EQUAL, ALONE),
+    "TeacherByData": (EQUAL, ALONE),
+    "TorchRandom": (EQUAL, None),  # a stack draws for all its clients at once
+    "OwnGenerator": (EQUAL, "generator"),  # as Counter
+    # torch's layers
+    "batch_norm": (EQUAL, ALONE),
+    "batch_norm_cumulative": (EQUAL, None),  # as StepCounter
+    "batch_norm_untracked": (EQUAL, ALONE),
+    "batch_norm_plain": (EQUAL, ALONE),
+    "OwnBatchNorm": (EQUAL, ALONE),
+    "group_norm": (EQUAL, EQUAL),
+    "instance_norm": (EQUAL, EQUAL),
+    "weight_normalised": (EQUAL, EQUAL),
+    "weight_normalised_old": (EQUAL, EQUAL),
+    "spectrally_normalised": (EQUAL, None),  # a mean of unit vectors is repaired, see below
+    "spectrally_normalised_old": (EQUAL, None),
+    "conv1d": (EQUAL, EQUAL),
+    "conv2d": (EQUAL, EQUAL),
+    "conv3d": (EQUAL, EQUAL),
+    "transposed": (EQUAL, EQUAL),
+    "TwoAndThreeAxes": (EQUAL, EQUAL),
+    "VisionTransformer": (EQUAL, EQUAL),
+    "Attention": (EQUAL, EQUAL),
+    "Recurrent": (EQUAL, ALONE),
+    "Gated": (EQUAL, ALONE),
+    "lazy": (EQUAL, EQUAL),
+    "dropout": (EQUAL, None),  # as TorchRandom
+    "DoubleInside": (EQUAL, EQUAL),
+}
+ROUNDS, STEPS, LR, MOMENTUM, WEIGHT_DECAY = 3, 3, 0.2, 0.6, 0.01
+SETTING = (
+    "data=own", "data.dataset._target_=users_networks.load", "data.standardize=false", "partition=natural", "model=own",
+    "participation.num_clients=null", "seed=4", f"rounds={ROUNDS}", f"client.steps={STEPS}", "client.batch_size=24",
+    f"client.optimizer.lr={LR}", f"client.optimizer.momentum={MOMENTUM}",
+    f"client.optimizer.weight_decay={WEIGHT_DECAY}", "logger=none",
+)  # fmt: skip
+IMAGES = ("data.transform.mean=[0.3]", "data.transform.std=[0.4]")
+GC = {"none": ("gc=none", "precision=64-true"), "gcfed": ("gc=gcfed", "gc.boundary=head")}
+
+
+def find(name):
+    return getattr(users_networks if hasattr(users_networks, name) else users_layers, name)
+
+
+def run(config, folder, name, *overrides, clients=1, callback="", whole=True):
+    """A run of a network of this name; without checkpoints and rows of metrics, it is a third faster."""
+    net = find(name)
+    images = IMAGES if getattr(net, "images", False) else ()
+    words = (f"model._target_={net.__module__}.{name}", f"participation.per_round={clients}", *images, *overrides)
+    cfg = config(*SETTING, *words, folder=folder)
+    with open_dict(cfg):
+        cfg.data.dataset.clients, cfg.data.dataset.images = clients, bool(images)
+        if not whole:
+            cfg.callbacks, cfg.logger = {}, {}
+        if callback:
+            cfg.callbacks.own = {"_target_": callback}
+    return train(cfg)
+
+
+# -------------------------------------------------------------------------------------------- the same in plain PyTorch
+def fresh(name, dtype):
+    torch.manual_seed(int(seeds("initialisation").generate_state(1, np.uint64)[0] >> 1) % 2**32)
+    net = find(name)()
+    if name == "lazy":
+        net(torch.zeros(1, 36))
+    return net.double() if dtype == torch.float64 else net
+
+
+def centralised(net, name, t):
+    """P t, less the mean over the inputs of each output; not of vectors, nor of tokens and positions, [1, …]."""
+    of_outputs = int(isinstance(net.get_submodule(name.rpartition(".")[0]), nn.ConvTranspose2d))
+    mean = t.mean([axis for axis in range(t.dim()) if axis != of_outputs] or 0, keepdim=True)
+    return t - mean if t.dim() > 1 and len(t) > 1 and mean.numel() < t.numel() else t
+
+
+def plain(name, gc, dtype, x, y, clients):
+    """Federated averaging; of one client it is plain training, in which each round has a new optimizer."""
+    net = fresh(name, dtype)
+    for t in range(ROUNDS):
+        start, ends = {n: v.clone() for n, v in net.state_dict().items()}, []
+        for k, own in enumerate(clients):
+            w = net if len(clients) == 1 else fresh(name, dtype)
+            w.load_state_dict(start)
+            optimizer = torch.optim.SGD(w.train().parameters(), lr=LR, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY)
+            torch.manual_seed(int(seeds("dropout", t, k).generate_state(1, np.uint64)[0] >> 1))
+            for batch in draw("shuffle", t, k).permuted([own] * STEPS, axis=1):
+                optimizer.zero_grad()
+                F.cross_entropy(w(x[batch]), y[batch]).backward()
+                for n, p in w.named_parameters():
+                    if gc == "gcfed" and not n.startswith("head.") and p.grad is not None:
+                        p.grad = centralised(w, n, p.grad)
+                optimizer.step()
+            ends.append({n: v.clone() for n, v in w.state_dict().items()})
+        for n, v in net.state_dict().items():
+            v.copy_(sum(end[n] for end in ends) / len(ends))
+        for n, p in net.named_parameters():
+            if gc == "gcfed" and p.requires_grad:
+                p.data.copy_(start[n] + centralised(net, n, p.detach() - start[n]))
+    return net.eval()
+
+
+def compare(result, name, gc, clients):
+    """Weights, buffers and the last row's test are those of the plain loop."""
+    dtype, atol = (torch.float64, 1e-10) if gc == "none" else (torch.float32, 1e-6)
+    data = load(clients, images=getattr(find(name), "images", False))
+    x, x_test = (torch.from_numpy(data[key]).to(dtype) for key in ("x", "x_test"))
+    x, x_test = (normalised(t) if t.dim() == 4 else t for t in (x, x_test))
+    y, y_test = (torch.from_numpy(data[key]) for key in ("y", "y_test"))
+    net = plain(name, gc, dtype, x, y, np.split(np.arange(len(y)), np.cumsum(SIZES[clients])[:-1]))
+    logits, state = net(x_test), result.module.net.state_dict()
+    assert state.keys() == net.state_dict().keys()
+    for n, value in net.state_dict().items():
+        if value.is_floating_point() or clients == 1:
+            torch.testing.assert_close(state[n], value, rtol=0, atol=atol, msg=lambda msg, n=n: f"{n}: {msg}")
+    accuracy, loss = (logits.argmax(1) == y_test).double().mean().item(), F.cross_entropy(logits, y_test).item()
+    assert [result.metrics["test/acc"], result.metrics["test/loss"]] == pytest.approx([accuracy, loss], abs=1e-6)
+
+
+@pytest.mark.parametrize("gc", GC)
+@pytest.mark.parametrize(
+    ("name", "clients"), [(n, c) for n, both in NETWORKS.items() for c, e in zip((1, 3), both, strict=True) if e]
+)
+def test_a_network_trains_as_in_plain_pytorch(config, tmp_path, caplog, name, clients, gc):
+    expected, said = NETWORKS[name][clients > 1], ""
+    with caplog.at_level("INFO"):
+        try:
+            words = (*GC[gc], f"client.stack={clients}")
+            result = run(config, tmp_path / "run", name, *words, clients=clients, whole=False)
+        except ValueError as error:
+            result, said = None, str(error)
+    named = expected != EQUAL and re.search(expected, f"{said} {caplog.text}")
+    assert result or named, said
+    if result and (not named or expected == ALONE):
+        compare(result, name, gc, clients)
+
+
+@pytest.mark.parametrize("name", ["TwoInputs", "TupleOutput", "DataclassOutput"])
+def test_what_cannot_be_trained_is_refused_with_the_wrapper_that_can(config, tmp_path, name):
+    with pytest.raises(ValueError, match=rf"(?s){name}.*(def forward|[Ww]rap)"):
+        run(config, tmp_path, name, *GC["none"])

@@ -1,0 +1,290 @@
+"""More networks for ``test_users_networks.py``: parameters that are reached by another way, and torch's own layers."""
+
+from collections import OrderedDict
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import parametrizations, spectral_norm, weight_norm
+from torch.utils.checkpoint import checkpoint
+from users_networks import Small
+
+
+# --------------------------------------------------------------------------------- parameters reached by another way
+class WeightInList(Small):
+    def build(self):
+        self.ws = [self.fc1.weight]
+
+    def features(self, x):
+        return F.linear(x, self.ws[0], self.fc1.bias).tanh()
+
+
+class Penalty(Small):
+    """Logits that large weights shrink."""
+
+    def __init__(self):
+        super().__init__()
+        self.all = list(self.parameters())
+
+    def forward(self, x):
+        return super().forward(x) / (1 + 0.1 * sum(p.square().sum() for p in self.all))
+
+
+class Closure(Small):
+    def build(self):
+        weight, bias = self.fc1.weight, self.fc1.bias
+        self.encode = lambda x: F.linear(x, weight, bias).tanh()
+
+    def features(self, x):
+        return self.encode(x)
+
+
+class LambdaOverSelf(Closure):
+    def build(self):
+        self.encode = lambda x: self.fc1(x).tanh()
+
+
+class ForwardHook(Small):
+    def build(self):
+        weight = self.fc1.weight
+        self.fc1.register_forward_hook(lambda module, inputs, out: out + weight.square().sum(1))
+
+
+class GradientHook(Small):
+    def build(self):
+        self.fc1.weight.register_hook(lambda grad: 0.5 * grad)
+
+
+class AccumulatedHook(Small):
+    def build(self):
+        self.fc1.weight.register_post_accumulate_grad_hook(self.bound)
+
+    def bound(self, weight):
+        weight.grad.clamp_(-0.01, 0.01)
+
+
+class Scripted(Small):
+    def build(self):
+        self.body = torch.jit.script(nn.Sequential(nn.Linear(36, 6), nn.Tanh()))
+
+    def features(self, x):
+        return super().features(x) + self.body(x)
+
+
+class Checkpointed(Small):
+    reentrant = False
+
+    def build(self):
+        self.fc2 = nn.Linear(6, 6)
+
+    def features(self, x):
+        return checkpoint(lambda h: self.fc2(h).tanh(), super().features(x), use_reentrant=self.reentrant)
+
+
+class CheckpointedReentrant(Checkpointed):
+    reentrant = True
+
+
+class Clamped(Small):
+    @torch.no_grad()
+    def clamp(self):
+        self.fc1.weight.clamp_(-0.1, 0.1)
+
+    def features(self, x):
+        if self.training:
+            self.clamp()
+        return super().features(x)
+
+
+class ClampedData(Clamped):
+    def clamp(self):
+        self.fc1.weight.data = self.fc1.weight.data.clamp(-0.1, 0.1)
+
+
+class Tied(Small):
+    def build(self):
+        self.fc2, self.fc3 = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.tie()
+
+    def tie(self):
+        self.fc3.weight = self.fc2.weight
+
+    def features(self, x):
+        return self.fc3(self.fc2(super().features(x)).tanh()).tanh()
+
+
+class TiedInForward(Tied):
+    def tie(self): ...
+
+    def features(self, x):
+        self.fc3.weight = self.fc2.weight
+        return super().features(x)
+
+
+class LayerDrop(Small):
+    """Leaves its second layer out in some steps, the first one among them."""
+
+    def build(self):
+        self.fc2 = nn.Linear(6, 6)
+
+    def features(self, x):
+        h = super().features(x)
+        return h if self.training and h.new_empty(1).bernoulli_(0.6) else h + self.fc2(h).tanh()
+
+
+class EarlyExit(LayerDrop):
+    """Its second layer is for what the first one cannot tell apart by now."""
+
+    def features(self, x):
+        h = Small.features(self, x)
+        return h if h.abs().mean() < 0.41 else h + self.fc2(h).tanh()
+
+
+class Spare(Small):
+    def build(self):
+        self.spare = nn.Linear(6, 6)
+
+
+# ------------------------------------------------------------------------------------------------------ normalisation
+def layers(*inner, out=6):
+    """Layers, then the head, which is called ``head``."""
+    named = [(f"layer{i}", layer) for i, layer in enumerate(inner)]
+    return nn.Sequential(OrderedDict([*named, ("head", nn.Linear(out, 3))]))
+
+
+def batch_norm(**settings):
+    return layers(nn.Linear(36, 6), nn.BatchNorm1d(6, **settings), nn.Tanh())
+
+
+def batch_norm_cumulative():
+    return batch_norm(momentum=None)
+
+
+def batch_norm_untracked():
+    return batch_norm(track_running_stats=False)
+
+
+def batch_norm_plain():
+    return batch_norm(affine=False)
+
+
+class OwnBatchNorm(Small):
+    def features(self, x):
+        h = self.fc1(x)
+        return ((h - h.mean(0)) / (h.std(0) + 0.1)).tanh()
+
+
+def group_norm():
+    return layers(nn.Linear(36, 6), nn.GroupNorm(2, 6), nn.Tanh())
+
+
+def instance_norm():
+    return layers(nn.Unflatten(1, (6, 6)), nn.InstanceNorm1d(6, affine=True), nn.Flatten(), out=36)
+
+
+def weight_normalised():
+    return layers(parametrizations.weight_norm(nn.Linear(36, 6)), nn.Tanh())
+
+
+def weight_normalised_old():
+    return layers(weight_norm(nn.Linear(36, 6)), nn.Tanh())
+
+
+def spectrally_normalised():
+    return layers(parametrizations.spectral_norm(nn.Linear(36, 6)), nn.Tanh())
+
+
+def spectrally_normalised_old():
+    return layers(spectral_norm(nn.Linear(36, 6)), nn.Tanh())
+
+
+# ------------------------------------------------------------------------------------------------------- convolutions
+def conv1d():
+    return layers(nn.Unflatten(1, (6, 6)), nn.Conv1d(6, 4, 3), nn.Tanh(), nn.Flatten(), out=16)
+
+
+def conv2d():
+    return layers(nn.Unflatten(1, (4, 3, 3)), nn.Conv2d(4, 4, 2), nn.Tanh(), nn.Flatten(), out=16)
+
+
+def conv3d():
+    return layers(nn.Unflatten(1, (1, 4, 3, 3)), nn.Conv3d(1, 2, (3, 2, 2)), nn.Tanh(), nn.Flatten(), out=16)
+
+
+def transposed():
+    return layers(
+        nn.Linear(36, 12), nn.Unflatten(1, (3, 2, 2)), nn.ConvTranspose2d(3, 2, 2), nn.Tanh(), nn.Flatten(), out=18
+    )
+
+
+class TwoAndThreeAxes(nn.Module):
+    """Frames, each by itself and then together."""
+
+    images = True
+
+    def __init__(self):
+        super().__init__()
+        self.conv2, self.conv3, self.head = nn.Conv2d(1, 4, 3), nn.Conv3d(1, 2, 3), nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.head(self.conv3(self.conv2(x).tanh().unsqueeze(1)).tanh().flatten(1))
+
+
+# ---------------------------------------------------------------------------------------------------------- sequences
+class VisionTransformer(nn.Module):
+    images = True
+
+    def __init__(self):
+        super().__init__()
+        self.token, self.position = nn.Parameter(torch.randn(1, 1, 8)), nn.Parameter(torch.randn(1, 5, 8))
+        self.patches = nn.Conv2d(1, 8, 3, stride=3)
+        self.block = nn.TransformerEncoderLayer(8, 2, 12, dropout=0.0, batch_first=True, norm_first=True)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x):
+        patches = self.patches(x).flatten(2).transpose(1, 2)
+        tokens = torch.cat([self.token.expand(len(x), -1, -1), patches], 1)
+        return self.head(self.block(tokens + self.position)[:, 0])
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.attention, self.head = nn.MultiheadAttention(6, 2, batch_first=True), nn.Linear(36, 3)
+
+    def forward(self, x):
+        rows = x.view(-1, 6, 6)
+        return self.head(self.attention(rows, rows, rows)[0].flatten(1))
+
+
+class Recurrent(nn.Module):
+    cell = nn.LSTM
+
+    def __init__(self):
+        super().__init__()
+        self.rnn, self.head = self.cell(6, 5, batch_first=True), nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.head(self.rnn(x.view(-1, 6, 6))[0][:, -1])
+
+
+class Gated(Recurrent):
+    cell = nn.GRU
+
+
+# ------------------------------------------------------------------------------------------------------------- others
+def lazy():
+    return layers(nn.LazyLinear(6), nn.Tanh())
+
+
+def dropout():
+    return layers(nn.Linear(36, 6), nn.Dropout(0.5), nn.Tanh())
+
+
+class DoubleInside(Small):
+    def build(self):
+        self.fc2 = nn.Linear(6, 6).double()
+
+    def features(self, x):
+        h = super().features(x)
+        return self.fc2(h.double()).tanh().to(h.dtype)

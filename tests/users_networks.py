@@ -1,0 +1,275 @@
+"""Small networks, each written the way people write one thing, for ``test_users_networks.py``; and their data.
+
+All see grey images of 6×6 pixels in three classes: as images if they have the attribute ``images``, else as vectors of
+36 floats. Layers are declared in the order in which they run; ``head``, the last one, is the border of Local GC.
+Here are inputs, buffers and state that is no tensor of the network; ``users_layers.py`` has the rest.
+"""
+
+import random
+import threading
+from dataclasses import make_dataclass
+from functools import cache
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+SIZES = {1: [24], 3: [5, 8, 11], 20: [6] * 20}  # training samples of each client, by the number of clients
+
+
+@cache
+def pixels(n, seed):
+    """uint8 images [n, 1, 6, 6] and their classes: in each class other pixels are brighter."""
+    rng = np.random.default_rng(seed)
+    y = np.sort(rng.integers(0, 3, n))
+    bright = 80 * (np.arange(36).reshape(1, 6, 6) % 3 == y[:, None, None, None])
+    return (rng.integers(0, 170, (n, 1, 6, 6)) + bright).astype(np.uint8), y
+
+
+def normalised(x):
+    return (x / 255 - 0.3) / 0.4
+
+
+def load(clients=1, images=False):
+    """A user's function for ``data.dataset._target_``."""
+    (x, y), (x_test, y_test) = pixels(sum(SIZES[clients]), 0), pixels(12, 1)
+    if not images:
+        x, x_test = (normalised(a).reshape(-1, 36).astype(np.float32) for a in (x, x_test))
+    groups = np.repeat(np.arange(clients), SIZES[clients])
+    return {"x": x.copy(), "y": y, "x_test": x_test.copy(), "y_test": y_test, "groups": groups}
+
+
+class Small(nn.Module):
+    """A hidden layer and a head; those below change a line or two of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc1 = nn.Linear(36, 6)
+        self.build()
+        self.head = nn.Linear(6, 3)
+
+    def build(self): ...
+
+    def features(self, x):
+        return self.fc1(x).tanh()
+
+    def forward(self, x):
+        return self.head(self.features(x))
+
+
+# ------------------------------------------------------------------------------------------------- inputs and outputs
+class InPlace(Small):
+    def features(self, x):
+        return self.fc1(x.sub_(0.5).div_(2)).tanh()
+
+
+class OutOfPlace(Small):
+    def features(self, x):
+        return self.fc1((x - 0.5) / 2).tanh()
+
+
+class InPlaceRelu(Small):
+    inplace = True
+
+    def features(self, x):
+        return self.fc1(F.relu(x, inplace=self.inplace)).tanh()
+
+
+class OutOfPlaceRelu(InPlaceRelu):
+    inplace = False
+
+
+class ViewAfterConv(nn.Module):
+    images = True
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(1, 4, 3)
+        self.head = nn.Linear(64, 3)
+
+    def forward(self, x):
+        x = self.conv(x).relu()
+        return self.head(x.view(x.size(0), -1))
+
+
+class TwoInputsInOne(Small):
+    def build(self):
+        self.left, self.right = nn.Linear(18, 6), nn.Linear(18, 6)
+
+    def features(self, x):
+        return (self.fc1(x) + self.left(x[:, :18]) * self.right(x[:, 18:])).tanh()
+
+
+class TwoInputs(Small):
+    def forward(self, a, b):
+        return super().forward(torch.cat([a, b], 1))
+
+
+class TupleOutput(Small):
+    def forward(self, x):
+        hidden = self.features(x)
+        return self.head(hidden), hidden
+
+
+class DataclassOutput(TupleOutput):
+    def forward(self, x):
+        return make_dataclass("Output", ["logits", "hidden"])(*super().forward(x))
+
+
+# ------------------------------------------------------------------------------------------------------------ buffers
+class RunningMean(Small):
+    """Subtracts a running mean; ``follow`` moves it."""
+
+    persistent = True
+
+    def build(self):
+        self.register_buffer("average", torch.zeros(36), persistent=self.persistent)
+
+    def follow(self, x):
+        self.average.mul_(0.9).add_(0.1 * x.mean(0))
+
+    def features(self, x):
+        if self.training:
+            self.follow(x.detach())
+        return self.fc1(x - self.average).tanh()
+
+
+class AssignedBuffer(RunningMean):
+    def follow(self, x):
+        self.average = 0.9 * self.average + 0.1 * x.mean(0)
+
+
+class UnsavedBuffer(AssignedBuffer):
+    persistent = False
+
+
+class BufferInList(RunningMean):
+    def build(self):
+        super().build()
+        self.kept = [self.average]
+
+    def follow(self, x):
+        self.kept[0].mul_(0.9).add_(0.1 * x.mean(0))
+
+
+class MeanForTests(RunningMean):
+    """In training the mean changes no output, like the statistics of a batch normalisation."""
+
+    def features(self, x):
+        if self.training:
+            self.follow(x.detach())
+            return self.fc1(x).tanh()
+        return self.fc1(x - self.average).tanh()
+
+
+class Maximum(RunningMean):
+    def build(self):
+        self.register_buffer("average", torch.full((36,), -torch.inf))
+
+    def follow(self, x):
+        self.average.copy_(torch.maximum(self.average, x.amax(0)))
+
+
+class StepCounter(Small):
+    def build(self):
+        self.register_buffer("warmup", torch.zeros((), dtype=torch.long))
+
+    def features(self, x):
+        if self.training:
+            self.warmup += 1
+        return self.fc1(10 * x / (10 + self.warmup)).tanh()
+
+
+# --------------------------------------------------------------------------------------------------- state elsewhere
+class Counter(Small):
+    def build(self):
+        self.calls = 0
+
+    def features(self, x):
+        if self.training:
+            self.calls += 1
+        return self.fc1(x / (1 + 0.1 * self.calls)).tanh()
+
+
+class PlainTensor(AssignedBuffer):
+    def build(self):
+        self.average = torch.zeros(36)
+
+
+class Lock(Small):
+    def build(self):
+        self.lock = threading.Lock()
+
+    def features(self, x):
+        with self.lock:
+            return super().features(x)
+
+
+class KeepsHidden(Small):
+    def features(self, x):
+        self.hidden = super().features(x)
+        return self.hidden
+
+
+class Teacher(Small):
+    """A frozen copy that follows the trained layer, as mean teachers do."""
+
+    def build(self):
+        self.teacher = nn.Linear(36, 6).requires_grad_(False)
+
+    @torch.no_grad()
+    def follow(self):
+        self.teacher.weight.lerp_(self.fc1.weight, 0.1)
+
+    def features(self, x):
+        if self.training:
+            self.follow()
+        return super().features(x) + self.teacher(x).tanh()
+
+
+class TeacherByData(Teacher):
+    """MoCo's own line."""
+
+    def follow(self):
+        self.teacher.weight.data = self.teacher.weight.data * 0.9 + self.fc1.weight.data * 0.1
+
+
+class PythonRandom(Small):
+    def noise(self, x):
+        return random.uniform(0.5, 1.5)
+
+    def features(self, x):
+        return super().features(x * self.noise(x) if self.training else x)
+
+
+class NumpyRandom(PythonRandom):
+    def noise(self, x):
+        return torch.from_numpy(np.random.uniform(0.5, 1.5, x.shape)).to(x)  # noqa: NPY002
+
+
+class TorchRandom(PythonRandom):
+    def noise(self, x):
+        return F.dropout(torch.rand_like(x), 0.3)
+
+
+class OwnGenerator(PythonRandom):
+    def build(self):
+        self.generator = torch.Generator().manual_seed(7)
+
+    def noise(self, x):
+        return torch.rand(x.shape, generator=self.generator, dtype=x.dtype)
+
+
+# ------------------------------------------------------------------------------------------------------------ failure
+class Fails(Small):
+    """Raises ``error`` at its second training step from when that was set."""
+
+    error, steps = None, 0
+
+    def features(self, x):
+        if self.training and Fails.error:
+            Fails.steps += 1
+            if Fails.steps == 2:
+                raise Fails.error
+        return super().features(x)
