@@ -25,6 +25,7 @@ from gcfed.check import check
 from gcfed.checkpoints.reading import RunRecord, check_checkpoint, fitting, load_weights, resume_from
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.module import FederatedModule
+from gcfed.federated.probe import look
 from gcfed.federated.processes.strategy import partners, trains_on_cpu
 from gcfed.metrics.global_model import relative_error
 from gcfed.runs.folder import CHECKPOINT, CONFIG, EXPORT, METRICS, SUMMARY, divergence
@@ -158,6 +159,8 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
         if key in run.model:
             run.model[key] = nothing  # the file's tensors come, so that nothing need be downloaded
     module = build_module(run)
+    data.setup()
+    look(module, data)
     module.net.load_state_dict(fitting(module, tensors, Path(cfg.ckpt_path)))
     on_gpu = torch.cuda.is_available() and not trains_on_cpu(cfg.trainer.accelerator)
     trainer = Trainer(

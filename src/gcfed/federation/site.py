@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from lightning.pytorch import Trainer
 from omegaconf import DictConfig, OmegaConf
-from torch.func import functional_call
 
 from gcfed import __version__
 from gcfed.assemble import assemble
@@ -211,12 +210,13 @@ class Site:
         index = torch.from_numpy(np.concatenate([np.zeros(0, dtype=np.int64), *tests]))
         sums, labels = dict.fromkeys(module.task.columns, 0.0), 0
         module.net.eval()
-        with torch.no_grad(), module.trainer.precision_plugin.forward_context():
+        context = module.trainer.precision_plugin.forward_context()
+        with torch.no_grad(), context, module.lent.holding(state):
             for part in index.to(module.device).split(AT_ONCE):
                 x, y = data.fetch(part, None)
                 real = module.task.real(y)
                 labels += int(real.sum())
-                for column, scores in module.task.scores(functional_call(module.net, state, (x,)), y).items():
+                for column, scores in module.task.scores(module.net(x), y).items():
                     sums[column] += float((scores * real).double().sum())
         return {"scores": {column: (total / max(labels, 1), labels) for column, total in sums.items()}}
 
