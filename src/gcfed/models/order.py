@@ -1,0 +1,246 @@
+"""In which order a forward pass uses a network's parameters, and how.
+
+``named_parameters()`` has the order of declaration, which need not be the order of computation. So one forward pass is
+watched: a dispatch mode sees each operation and the parameters that enter it, whoever calls it. It needs no list of
+module types, and sees functional calls, parametrizations, checkpoints and TorchScript alike.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+#: Operations that add a tensor to others or put it beside them.
+ADDS = {"add", "sub", "rsub", "cat", "stack", "copy", "where", "index_put", "masked_scatter", "slice_scatter"}
+
+
+class ForwardOrder:
+    """What one forward pass says of a network's parameters.
+
+    A parameter is placed where the module that has it was last called. A module that multiplies the data by several
+    weights, or whose weight others use, has them placed where they meet the data. What has the same place, as all
+    weights of an LSTM, is in the order of declaration.
+
+    Attributes:
+        place: name → when it is used; those that are not used have none.
+        names: all parameters in order, those without a place last.
+        added: parameters of two axes or more that are no weights of a layer, since no input is multiplied by them: they
+            are added to activations or put beside them, as class tokens and position embeddings are. Also those
+            ``[1, …]`` that scale activations entry by entry, or are the input of a layer.
+        groups: of weights whose outputs are on axis 1, ``[in, out / groups, …]``: transposed convolutions, ``x @ w``.
+        repeated: weights that are used more than once: of a module that is called again, or tied.
+
+    Args:
+        declared: as long as no pass is watched, take the order of declaration, and all tensors of two axes for weights.
+    """
+
+    def __init__(self, net: nn.Module, declared: bool = False) -> None:
+        self.params = dict(net.named_parameters())
+        self.place = {name: place for place, name in enumerate(self.params)} if declared else {}
+        self.groups: dict[str, int] = {}
+        self.repeated: list[str] = []
+        self._weights = {name for name in self.place if self.params[name].dim() > 1}
+        self._now = self._latest = self._before_latest = 0  # the latest use of a weight, and that before it
+        self._in_call = False  # a function call, whose operations are one step
+        self._entered: dict[int, int] = {}  # module → when it was called
+        self._seen: dict[str, int] = {}
+        self._used: dict[str, int] = {}
+        self._data: set[int] = set()  # memory that depends on the input
+        self._made: dict[int, set[str]] = defaultdict(set)  # memory that depends on parameters alone → which
+        self._alive: list[Tensor] = []  # so that no memory is used twice
+        names = {id(p): name for name, p in self.params.items()}
+        self._owners: dict[str, list[int]] = defaultdict(list)
+        for module in net.modules():
+            for p in module.parameters(recurse=False):
+                self._owners[names[id(p)]].append(id(module))
+        self._spans: dict[int, list[tuple[str, int, int]]] = defaultdict(list)
+        for name, p in self.params.items():
+            self._spans[_memory(p)].append((name, *_span(p)))
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self.params, key=lambda name: self.place.get(name, self._now + 1))
+
+    def before(self, place: int) -> list[str]:
+        """The parameters that are used before others, which have this place."""
+        return [name for name in self.names if self.place.get(name, place) < place]
+
+    @property
+    def weights(self) -> list[str]:
+        """Parameters of two axes or more that are used as weights of a layer, in order."""
+        return [name for name in self.names if name in self._weights]
+
+    @property
+    def added(self) -> set[str]:
+        return {name for name in self.place if self.params[name].dim() > 1} - self._weights
+
+    def facts(self) -> list[str]:
+        """What the user may not expect of it."""
+        used = [name for name in self.names if name in self.place]
+        pairs = zip(used, (name for name in self.params if name in self.place), strict=True)
+        first = [f"the forward pass uses {a} before {b}, which is declared first" for a, b in pairs if a != b][:1]
+        unused = [name for name in self.params if name not in self.place]
+        lists = {
+            "used more than once, and counted where they are used last": self.repeated,
+            "no weights of a layer, and so not centralized (unless gc.tensors=all)": sorted(self.added),
+            "not used by a forward pass, and counted last": unused,
+        }
+        return first + [f"{what}: {', '.join(names)}" for what, names in lists.items() if names]
+
+    @contextmanager
+    def watching(self, x: Tensor) -> Iterator[None]:
+        """While the network is called on this input."""
+        self._data.add(_memory(x))
+        hook = register_module_forward_pre_hook(lambda module, _: self._enter(module))
+        try:
+            with _Calls(self), _Operations(self):
+                yield
+        finally:
+            hook.remove()
+            self._alive.clear()
+        self.place = self._seen | self.place  # of a parameter that never met the input: its last operation
+
+    def _enter(self, module: nn.Module) -> None:
+        self._now += 1
+        self._entered[id(module)] = self._now
+
+    def call(self, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """A function of torch's, such as ``F.linear``."""
+        self._now += 1
+        self._in_call = True
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._in_call = False
+
+    def operate(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """An operation of which such functions consist, such as ``aten.addmm``."""
+        out = func(*args, **kwargs)
+        self._now += not self._in_call
+        inputs, results = ([t for t in tree_leaves(tree) if isinstance(t, Tensor)] for tree in ((args, kwargs), out))
+        self._alive += inputs + results
+        written = results + (inputs[:1] if func._schema.is_mutable else [])
+        sources = {name: t for t in inputs if _memory(t) not in self._data for name in self._sources(t)}
+        weights = {n: t for n, t in sources.items() if len(inputs) > 1 and self._multiplies(func, args, n, t)}
+        self._weights |= weights.keys()
+        meets = any(_memory(t) in self._data for t in inputs)
+        for name, t in weights.items():
+            self._orient(func, args, name, t, meets)
+        if not meets:
+            self._seen |= dict.fromkeys(sources, self._now)
+            for t in written if sources else ():
+                self._made[_memory(t)] |= sources.keys()
+            return out
+        self._data |= {_memory(t) for t in written}
+        sums = torch.Tag.pointwise not in func.tags
+        for name in sorted(sources, key=lambda name: name not in weights):
+            self._use(name, sums and name in weights)
+        return out
+
+    def _sources(self, t: Tensor) -> set[str]:
+        """The parameters that it is a view of, or made of."""
+        start, end = _span(t)
+        views = {name for name, first, last in self._spans.get(_memory(t), ()) if first < end and start < last}
+        return views | self._made.get(_memory(t), set())
+
+    def _multiplies(self, func: Any, args: Sequence[Any], name: str, t: Tensor) -> bool:
+        """Whether an operation takes this tensor, made of the parameter, as a layer's weight."""
+        kind, shape = _kind(func), self.params[name].shape
+        if len(shape) < 2 or kind in ADDS:
+            return False
+        if shape[0] > 1:
+            return True
+        if kind.endswith(("convolution", "_trilinear")):
+            return t is args[1]
+        return len(shape) == 2 and torch.Tag.pointwise not in func.tags
+
+    def _orient(self, func: Any, args: Sequence[Any], name: str, t: Tensor, meets: bool) -> None:
+        """Notes where a weight has its outputs, by its last use."""
+        kind, p = _kind(func), self.params[name]
+        if kind.endswith("convolution") and t is args[1] and t.shape == p.shape:
+            turned, groups = args[6], args[8]
+        elif kind in ("mm", "addmm") and meets and t is args[-1] and sorted(t.shape) == sorted(p.shape):
+            turned, groups = t.shape == p.shape and t.stride() == p.stride(), 1
+        else:
+            return
+        self.groups.pop(name, None)
+        if turned:
+            self.groups[name] = groups
+
+    def _use(self, name: str, is_layer: bool) -> None:
+        """A parameter meets the data, as the weight of a layer or otherwise."""
+        called = [owner for owner in self._owners[name] if owner in self._entered]
+        owner = max(called, key=self._entered.__getitem__, default=self._owners[name][0])
+        if is_layer:
+            if self._latest < self._now:
+                self._before_latest, self._latest = self._latest, self._now
+            if self._used.get(name, self._now) < self._now and name not in self.repeated:
+                self.repeated.append(name)
+            if self._before_latest > self._entered.get(owner, -1):
+                self._entered[owner] = self._now
+            self._used[name] = self._now
+        self.place[name] = self._entered.setdefault(owner, self._now)
+
+
+def forward_order(net: nn.Module, x: Tensor) -> ForwardOrder:
+    """Watches one forward pass in evaluation mode, on inputs ``[B, *input]``, and leaves the network as it was."""
+    order, x, training = ForwardOrder(net), x.clone(), net.training
+    modules = [m for m in net.modules() if not isinstance(m, torch.jit.ScriptModule)]
+    attributes = [(m.__dict__, dict(m.__dict__)) for m in modules] + [(m._buffers, dict(m._buffers)) for m in modules]
+    buffers = [(buffer, buffer._version, buffer.clone()) for buffer in net.buffers()]
+    with torch.no_grad(), torch.random.fork_rng(devices=()):
+        try:
+            net.eval()
+            with order.watching(x):
+                net(x)
+        finally:
+            net.train(training)
+            for present, before in attributes:
+                present.clear()
+                present.update(before)
+            for buffer, version, value in buffers:
+                if buffer._version != version:
+                    buffer.copy_(value)
+    return order
+
+
+class _Calls(TorchFunctionMode):
+    def __init__(self, order: ForwardOrder) -> None:
+        super().__init__()
+        self.order = order
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.order.call(func, args, kwargs or {})
+
+
+class _Operations(TorchDispatchMode):
+    def __init__(self, order: ForwardOrder) -> None:
+        super().__init__()
+        self.order = order
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.order.operate(func, args, kwargs or {})
+
+
+def _kind(func: Any) -> str:
+    return func.name().partition("::")[2].partition(".")[0].rstrip("_")
+
+
+def _memory(t: Tensor) -> int:
+    storage = t.untyped_storage()
+    return storage.data_ptr() or storage._cdata  # on the meta device, or empty, it has no address
+
+
+def _span(t: Tensor) -> tuple[int, int]:
+    """Its first entry in its memory, and the end."""
+    start = int(t.storage_offset())
+    return start, start + 1 + sum((int(n) - 1) * int(step) for n, step in zip(t.shape, t.stride(), strict=True))

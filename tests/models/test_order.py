@@ -1,0 +1,222 @@
+"""The order of a forward pass: of our networks, of torchvision's, and of networks as people write them."""
+
+from itertools import permutations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from omegaconf import OmegaConf
+from torch import nn
+from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
+from torchvision import models as tv
+
+from gcfed.models.order import ForwardOrder, forward_order
+from gcfed.models.own import build_net
+from gcfed.utils.resolvers import ROOT
+
+MODELS = sorted({path.stem for path in (ROOT / "configs/model").glob("*.yaml")} - {"own"})
+X = torch.randn(2, 8)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_our_networks_declare_their_tensors_in_the_order_of_use(model):
+    """So no result of theirs depends on which order is taken."""
+    is_text = model == "lstm"
+    cfg = OmegaConf.load(ROOT / f"configs/model/{model}.yaml")
+    cfg.model.update(input_shape=[8] if is_text else [3, 32, 32], num_classes=10)
+    with torch.device("cpu" if is_text else "meta"):  # the values of weights are of no interest
+        net = build_net(cfg)
+        order = forward_order(net, torch.zeros(2, *cfg.model.input_shape, dtype=torch.int64 if is_text else None))
+    assert order.names == [name for name, _ in net.named_parameters()]
+    assert not order.facts()
+    assert not order.groups
+    assert order.weights == [name for name, p in net.named_parameters() if p.dim() > 1]
+    assert order.weights[-1].rpartition(".")[0] == order.names[-1].rpartition(".")[0]  # auto is where it was
+
+
+@pytest.mark.parametrize(
+    "name", ["resnet18", "mobilenet_v3_small", "squeezenet1_1", "shufflenet_v2_x0_5", "densenet121"]
+)
+def test_so_do_torchvisions(name):
+    net = tv.get_model(name)
+    order = forward_order(net, torch.zeros(2, 3, 64, 64))
+    assert order.names == [name for name, _ in net.named_parameters()]
+    assert not order.facts()
+
+
+def test_a_vision_transformers_tokens_are_no_weights():
+    net = tv.VisionTransformer(32, 16, 2, 2, 8, 16, num_classes=1)
+    order = forward_order(net, torch.zeros(2, 3, 32, 32))
+    assert order.names == [name for name, _ in net.named_parameters()]
+    assert order.added == {"class_token", "encoder.pos_embedding"}
+    assert order.facts() == [
+        "no weights of a layer, and so not centralized (unless gc.tensors=all): class_token, encoder.pos_embedding"
+    ]
+
+
+class Chain(nn.Module):
+    """Calls its layers in alphabetical order, and declares them in another."""
+
+    def __init__(self, declared="cab", **layers):
+        super().__init__()
+        for name in declared:
+            self.add_module(name, layers.get(name) or nn.Linear(8, 8))
+
+    def forward(self, x):
+        return self.c(self.b(self.a(x)))
+
+
+LAYERS = {
+    "linear": lambda: nn.Linear(8, 8),
+    "container": lambda: nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 8)),
+    "spectral": lambda: parametrizations.spectral_norm(nn.Linear(8, 8)),
+    "spectral, old": lambda: nn.utils.spectral_norm(nn.Linear(8, 8)),
+    "weight norm": lambda: parametrizations.weight_norm(nn.Linear(8, 8)),
+    "script": lambda: torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))),
+    "attention": lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True),
+    "recurrent": lambda: Call(nn.LSTM(8, 8, 2, batch_first=True), lambda net, x: net(x)[0]),
+    "checkpoint": lambda: Call(nn.Linear(8, 8), lambda net, x: checkpoint(net, x, use_reentrant=False)),
+    "reentrant": lambda: Call(nn.Linear(8, 8), lambda net, x: checkpoint(net, x, use_reentrant=True)),
+    "never called": lambda: Call(nn.Linear(8, 8), lambda net, x: F.linear(x, net.weight, net.bias)),
+    "centred": lambda: Call(nn.Linear(8, 8), lambda net, x: F.linear(x, net.weight - net.weight.mean(), net.bias)),
+    "vmap": lambda: Call(nn.Linear(8, 8), lambda net, x: torch.func.vmap(lambda row: net.weight @ row)(x) + net.bias),
+}
+
+
+class Call(nn.Module):
+    def __init__(self, net, how):
+        super().__init__()
+        self.net, self.how = net, how
+
+    def forward(self, x):
+        return self.how(self.net, x)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", LAYERS)
+@pytest.mark.parametrize("declared", ["cab", "bca", "abc"])
+def test_the_order_is_that_of_the_calls_whatever_the_layers(kind, declared):
+    x = torch.randn(2, 3, 8) if kind in ("attention", "recurrent") else X
+    net = Chain(declared, **{name: LAYERS[kind]() for name in declared})
+    order = forward_order(net, x)
+    assert order.names == sorted(order.names, key=lambda name: name[0])
+    assert order.added == set() == order.groups.keys()
+    assert order.place.keys() == {name for name, _ in net.named_parameters()}
+    if kind != "attention":  # torch declares its norms last
+        assert bool(order.facts()) == (declared != "abc")
+
+
+@pytest.mark.parametrize("declared", [*permutations(["w1", "b1", "w2", "b2"])])
+def test_parameters_of_one_module_count_where_it_uses_them(declared):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            for name in declared:
+                self.register_parameter(name, nn.Parameter(torch.randn(8, 8) if name[0] == "w" else torch.randn(8)))
+
+        def forward(self, x):
+            return F.linear(F.linear(x, self.w1, self.b1).relu(), self.w2, self.b2)
+
+    assert [name[1] for name in forward_order(Net(), X).names] == ["1", "1", "2", "2"]
+
+
+def test_a_weight_counts_where_it_is_last_used():
+    tied = Chain("cab")
+    tied.c.weight = tied.a.weight
+    order = forward_order(tied, X)
+    assert order.names == ["a.bias", "b.weight", "b.bias", "c.weight", "c.bias"]  # named by whom declares it first
+    assert order.facts()[1] == "used more than once, and counted where they are used last: c.weight"
+    again = forward_order(nn.Sequential(*[layer := nn.Linear(8, 8), nn.Linear(8, 8), layer]), X)
+    assert again.names == ["1.weight", "1.bias", "0.weight", "0.bias"]
+    assert again.repeated == ["0.weight"]
+
+
+class Tokens(nn.Module):
+    """Tensors of two axes or more that are used in every way but as a layer's weight, and two weights ``[1, …]``."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(8, 1)
+        shapes = {"token": (1, 1, 8), "position": (1, 5, 8), "table": (5, 8), "scale": (1, 1, 8), "query": (1, 1, 8)}
+        for name, shape in shapes.items():
+            self.register_parameter(name, nn.Parameter(torch.randn(shape)))
+        self.mask = nn.Parameter(torch.randn(1, 8))
+        self.inputs, self.attention = nn.Linear(2, 8), nn.MultiheadAttention(8, 2, batch_first=True)
+        self.weight = nn.Parameter(torch.randn(1, 8))
+        self.pair = nn.Bilinear(1, 1, 1)
+
+    def forward(self, x):
+        h = torch.zeros(len(x), 5, 8)
+        h[:, :1], h[:, 1:] = self.token, self.inputs(x.unflatten(1, (4, 2)))
+        h = (h + self.position[:, : h.shape[1]] + self.table) * self.scale
+        h = torch.where(torch.arange(5)[:, None] == 3, self.mask, h)
+        h, _ = self.attention(self.query.expand(len(x), -1, -1), h, h)
+        return self.pair(self.head(h[:, 0]), F.linear(h[:, 0], self.weight))
+
+
+def test_what_is_added_or_put_beside_is_no_weight():
+    order = forward_order(Tokens(), X)
+    assert order.added == {"token", "position", "table", "scale", "query", "mask"}
+    assert {"head.weight", "weight", "pair.weight", "attention.in_proj_weight"} <= {*order.weights}
+    assert order.names[:6] == ["token", "position", "table", "scale", "query", "mask"]  # at their module's place
+    assert order.names.index("attention.out_proj.bias") < order.names.index("head.weight") < order.names.index("weight")
+
+
+def test_the_axis_of_the_outputs_is_seen():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.up = nn.ConvTranspose2d(4, 6, 3, groups=2)
+            self.normed = parametrizations.spectral_norm(nn.ConvTranspose1d(6, 1, 3))
+            self.conv = nn.Conv2d(2, 4, 1, groups=2)
+            self.rows, self.columns = (nn.Parameter(torch.randn(6, 6)) for _ in range(2))
+            self.low, self.high = nn.Parameter(torch.randn(6, 2)), nn.Parameter(torch.randn(2, 6))
+
+        def forward(self, x):
+            h = self.normed(self.up(self.conv(x.view(-1, 2, 2, 2))).mean(2)).squeeze(1)
+            return F.linear((self.rows @ (h @ self.columns).T).T, self.low @ self.high)
+
+    order = forward_order(Net(), X)
+    assert order.groups == {"up.weight": 2, "normed.parametrizations.weight.original": 1, "columns": 1}
+
+
+def test_unused_and_unseen_parameters():
+    class Net(Chain):
+        def forward(self, x):
+            return self.b(self.a(torch.tensor(x.tolist())))  # who loses sight of the input still sees the operations
+
+    order = forward_order(Net("cab"), X)
+    assert order.names == ["a.weight", "a.bias", "b.weight", "b.bias", "c.weight", "c.bias"]
+    assert order.facts()[-1] == "not used by a forward pass, and counted last: c.weight, c.bias"
+    assert ForwardOrder(Net("cab"), declared=True).names[0] == "c.weight"
+
+
+def test_the_network_stays_as_it_was():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.calls = nn.Linear(8, 8), 0
+            self.norm = nn.BatchNorm1d(8).eval()
+            self.register_buffer("assigned", torch.zeros(8))
+            self.register_buffer("moved", torch.zeros(8))
+            self.register_buffer("expanded", torch.zeros(1).expand(8))
+
+        def forward(self, x):
+            self.calls, self.first = self.calls + 1, getattr(self, "first", x.mean())
+            self.assigned = 0.9 * self.assigned + x.mean(0)
+            self.moved.add_(x.mean(0))
+            return self.norm(self.layer(x.mul_(2) + torch.rand(8)))
+
+    net, x = Net(), X.clone()
+    buffers, seed = {name: (b, b.clone()) for name, b in net.named_buffers()}, torch.get_rng_state()
+    forward_order(net, x)
+    assert net.calls == 0
+    assert not hasattr(net, "first")
+    assert torch.equal(x, X)
+    assert torch.equal(seed, torch.get_rng_state())
+    assert net.training
+    assert not net.norm.training
+    for name, buffer in net.named_buffers():
+        assert buffer is buffers[name][0]
+        assert torch.equal(buffer, buffers[name][1])
