@@ -8,10 +8,11 @@ import pytest
 import torch
 from harness import make_net, make_setup, random_federation, sgd, train_rounds
 from torch import nn
+from torch.nn.utils import parametrizations
 
 from gcfed.federated.method import ClientPart
 from gcfed.federated.stack import ClientStack, broadcast_state
-from gcfed.methods.centralization import MEAN_AXES, GradientCentralization, centralize_
+from gcfed.methods.centralization import MEAN_AXES, GradientCentralization, by_output, centralize_
 
 
 def by_hand(grad, mean="out"):
@@ -73,6 +74,30 @@ def test_it_is_an_orthogonal_projection(mean):
     torch.testing.assert_close(both, 0.3 * once + 0.7 * other)  # linear: P commutes with the cohort's mean
 
 
+@pytest.mark.parametrize("mean", MEAN_AXES)
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("kernel", [(), (3,), (3, 2), (2, 2, 3)])
+def test_each_group_of_a_transposed_convolution_is_a_convolution_of_its_own(mean, groups, kernel):
+    """Its weight is ``[in, out / groups, …]``: with the first two axes swapped, each group is one of a convolution."""
+    stacked = torch.randn(3, 8, 5, *kernel, dtype=torch.float64)
+    ndim, expected = stacked.dim() - 1, stacked.clone()
+    for client in expected:
+        for group in client.unflatten(0, (groups, -1)):
+            group.copy_(by_hand(group.transpose(0, 1), mean).transpose(0, 1))
+    once = stacked.clone()
+    centralize_(once, ndim, mean, groups)
+    torch.testing.assert_close(once, expected, rtol=0, atol=1e-14)
+    twice, alone = once.clone(), stacked[1].clone()
+    centralize_(twice, ndim, mean, groups)
+    torch.testing.assert_close(twice, once, rtol=0, atol=1e-14)  # P² = P
+    assert (once * (stacked - once)).sum().abs() < 1e-11  # the residual is orthogonal
+    if mean == "out":
+        rows, removed = by_output(stacked, groups), by_output(stacked - once, groups)
+        torch.testing.assert_close(removed, rows.mean(2, keepdim=True).expand_as(rows), rtol=0, atol=1e-14)
+    centralize_(alone, ndim, mean, groups)
+    torch.testing.assert_close(alone, expected[1], rtol=0, atol=1e-14)
+
+
 def test_the_projection_is_the_papers_p():
     """P = I − eeᵀ with e = 1/√m, on G [m inputs × n outputs], PyTorch's layout transposed."""
     weight = torch.randn(3, 6, dtype=torch.float64)
@@ -90,7 +115,8 @@ def net():
 
 
 def meet(part, model=None):
-    part.meet(make_setup(model or net()))
+    shape = model[0].weight.shape[1:] if model else (1, 4, 4)
+    part.meet(make_setup(model or net(), data=SimpleNamespace(input_shape=shape)))
 
 
 NAMES = [f"{layer}.{kind}" for layer in ("conv1", "conv2", "fc1", "fc2") for kind in ("weight", "bias")]
@@ -135,6 +161,88 @@ def test_the_share_is_of_the_tensors_that_are_trained(caplog):
     assert not caplog.records
     meet(GradientCentralization(lam=0.2).local, model)
     assert "there is no Local GC" in caplog.text
+
+
+class Decoder(nn.Module):
+    """Declares its head first, has a token and positions, and both kinds of convolution."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.head = nn.Linear(6, 4)
+        self.body = nn.Sequential(OrderedDict(up=nn.ConvTranspose1d(4, 6, 2, groups=2), conv=nn.Conv1d(6, 6, 1)))
+        self.stem = parametrizations.weight_norm(nn.Conv1d(2, 4, 1))
+        self.token, self.position = nn.Parameter(torch.randn(1, 4, 1)), nn.Parameter(torch.randn(1, 4, 4))
+        self.double()
+
+    def forward(self, x):
+        h = torch.cat([self.token.expand(len(x), -1, -1), self.stem(x.unflatten(1, (2, 3)))], 2) + self.position
+        return self.head(self.body(h.relu()).relu().mean(2))
+
+
+STEM = [f"stem.parametrizations.weight.original{i}" for i in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "expected"),
+    [
+        ({"boundary": "head"}, [*STEM, "body.up.weight", "body.conv.weight"]),
+        ({"boundary": "auto"}, [*STEM, "body.up.weight", "body.conv.weight"]),
+        ({"boundary": "body"}, STEM),
+        ({"boundary": "body.conv"}, [*STEM, "body.up.weight"]),
+        ({"boundary": "stem"}, []),
+        ({"lam": 0.6}, [*STEM, "body.up.weight"]),  # of 11: token, position, stem (3), then up.weight
+        ({"lam": 0.5, "tensors": "all"}, ["token", "position", "stem.bias", *STEM]),
+        ({"lam": 1}, [*STEM, "body.up.weight", "body.conv.weight", "head.weight"]),
+    ],
+)
+def test_the_borderline_lies_in_the_forward_pass(kwargs, expected, caplog):
+    method = GradientCentralization(**kwargs)
+    setup = make_setup(Decoder(), data=random_federation())
+    with caplog.at_level("INFO"):
+        method.meet(setup)
+    assert [*method.local.ndim] == expected
+    assert caplog.text.count("gc: the forward pass uses stem.bias before head.weight, which is declared first") == 1
+    assert caplog.text.count("not centralized (unless gc.tensors=all): position, token") == 1
+    every = 5 if method.local.least == 2 else 11
+    assert (f"Local GC in {len(expected)} of {every} tensors: " in caplog.text) == bool(expected)
+    if kwargs == {"boundary": "head"}:
+        assert "Local GC in 4 of 5 tensors: stem, body\n" in caplog.text
+    later = GradientCentralization(local=False, server_boundary="body.conv").server
+    later.meet(setup)
+    assert [*later.ndim] == ["body.conv.weight", "head.weight"]
+
+
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("kwargs", [{"boundary": "head", "server": False}, {"local": False}], ids=["local", "global"])
+def test_an_update_has_no_mean_over_the_inputs_where_it_is_centralized(kwargs, k):
+    data, net = random_federation(), Decoder()
+    before = {name: p.detach().clone() for name, p in net.named_parameters()}
+    train_rounds(net, data, sgd(lr=0.01), rounds=1, methods=[GradientCentralization(**kwargs)], k=k)
+    update = {name: p.detach() - before[name] for name, p in net.named_parameters()}
+    means = {
+        STEM[1]: update[STEM[1]].mean((1, 2)),
+        "body.up.weight": update["body.up.weight"].unflatten(0, (2, 2)).mean((1, 3)),
+        "body.conv.weight": update["body.conv.weight"].mean((1, 2)),
+        "head.weight": update["head.weight"].mean(1),
+        "token": update["token"].mean(),
+        "position": update["position"].mean(),
+    }
+    moved = {name for name, mean in means.items() if mean.abs().max() > 1e-8}
+    assert moved == {"token", "position", *(["head.weight"] if kwargs.get("boundary") else [])}
+    assert all(mean.abs().max() < 1e-15 for name, mean in means.items() if name not in moved)
+
+
+def test_what_cannot_be_watched_has_the_order_of_declaration(caplog):
+    class Refuses(Decoder):
+        def forward(self, x):
+            raise TypeError("no zeros,\nplease")
+
+    gc = GradientCentralization(boundary="stem").local
+    gc.meet(make_setup(Refuses(), data=random_federation()))
+    assert [*gc.ndim] == ["token", "position", "head.weight", "body.up.weight", "body.conv.weight"]
+    assert "gc takes the order of declaration: it could not watch" in caplog.text
+    assert "forward pass (no zeros, please)" in caplog.text
 
 
 @pytest.mark.parametrize("k", [1, 3])
@@ -231,7 +339,12 @@ def test_an_unknown_boundary_lists_the_names_that_exist():
         meet(GradientCentralization(boundary="fc").local)
     with pytest.raises(ValueError, match=r"There are: 0, 1"):
         meet(GradientCentralization(boundary="head").local, nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
-    tied = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, bias=False), nn.Linear(2, 2))
+    gc = GradientCentralization(boundary="2").local
+    meet(gc, tied := nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, bias=False), nn.Linear(2, 2)))
     tied[1].weight = tied[0].weight
-    with pytest.raises(ValueError, match=r"gc\.boundary='1' names no module .*There are: 0, 2\."):
-        meet(GradientCentralization(boundary="1").local, tied)  # whose one weight is the first's
+    meet(gc, tied)
+    assert [*gc.ndim] == ["0.weight"]
+    meet(
+        gc1 := GradientCentralization(boundary="1").local, tied
+    )  # whose one weight is the first's, and used last there
+    assert not gc1.ndim

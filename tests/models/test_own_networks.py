@@ -291,7 +291,7 @@ def test_a_run_has_its_networks_name_and_borderline(config, tmp_path, caplog):
         result = train(cfg)
     assert cfg.name == "digits_Net_fedavg_gcfed"
     assert result.module.net.conv.out_channels == 5
-    assert caplog.text.count("gc.boundary=head, the last module with parameters") == 1
+    assert caplog.text.count("gc.boundary=head, the last module with a weight") == 1
     assert result.loop.stacks.program.parts[0].ndim == {"conv.weight": 4}
 
 

@@ -6,6 +6,7 @@ Who writes one finds all that its hooks meet in this module: messages, rounds, s
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -25,7 +26,10 @@ from gcfed.federated.round import Round, Transport
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import ClientStack
 from gcfed.federated.store import ClientStores
+from gcfed.models.order import ForwardOrder, forward_order
 from gcfed.tasks import Batch
+
+log = logging.getLogger(__name__)
 
 
 class Order(IntEnum):
@@ -74,6 +78,22 @@ class Setup:
     def names(self) -> list[str]:
         """The parameters that are trained, in order."""
         return [name for name, p in self.module.net.named_parameters() if p.requires_grad]
+
+    @functools.cached_property
+    def forward_order(self) -> ForwardOrder:
+        """How a forward pass on zeros uses the network's parameters; logs what the user may not expect."""
+        net = self.module.net
+        try:
+            like = next(net.parameters())
+            x = like.new_zeros(2, *self.data.input_shape, dtype=torch.int64 if hasattr(net, "last_only") else None)
+            order = forward_order(net, x)
+        except Exception as error:  # of the network, or of a mode that it does not go with
+            order = ForwardOrder(net, declared=True)
+            reason = " ".join(str(error).split())
+            log.warning("gc takes the order of declaration: it could not watch the network's forward pass (%s)", reason)
+        for fact in order.facts():
+            log.info("gc: %s", fact)
+        return order
 
 
 Need = Callable[[Setup, str], None]

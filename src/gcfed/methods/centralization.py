@@ -1,13 +1,13 @@
 """Gradient centralization, local and global: GC-Fed (arXiv 2503.13180, Algorithm 1).
 
 ``P = I − eeᵀ`` takes the mean over a layer's inputs out of the gradient of each output: for a weight ``[out, in]`` or
-``[out, in, kh, kw]`` the mean over every axis but the first. The authors do so everywhere, and so an embedding
-``[tokens, dim]`` loses the mean over its outputs. Local GC projects each local gradient of the first layers (line 14),
-Global GC the aggregated update of all layers (line 20).
+``[out, in, kh, kw]`` the mean over every axis but the first, for a transposed convolution's ``[in, out, kh, kw]`` over
+every axis but the second. An embedding ``[tokens, dim]`` loses the mean of each row, as in the authors' code. Local GC
+projects each local gradient of the first layers (line 14), Global GC the aggregated update of all layers (line 20).
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable
 from math import floor
 from typing import Literal
 
@@ -33,18 +33,30 @@ MEAN_AXES: dict[Mean, tuple[int, ...]] = {
 }
 
 
-def centralize_(grad: Tensor, ndim: int, mean: Mean = "out") -> None:
+def centralize_(grad: Tensor, ndim: int, mean: Mean = "out", groups: int = 0) -> None:
     """Projects a gradient ``[*shape]``, or ``[K, *shape]`` of K clients, in place: ``grad ← P grad``.
 
     Args:
         ndim: number of axes of the parameter itself, without the client axis.
         mean: shape of μ for convolutions; other tensors average over all axes but the first, and vectors over their
             only one. A mean of a single number takes nothing out: it would be all that there is to train.
+        groups: of a transposed convolution, ``[in, out / groups, …]``, whose outputs see the inputs of their own group;
+            0 for all other tensors.
     """
     axes = MEAN_AXES[mean] if ndim == 4 else tuple(range(-max(ndim - 1, 1), 0))
+    if groups:
+        grad = grad.unflatten(-ndim, (groups, -1))
+        axes = tuple({-ndim: 1 - ndim, 1 - ndim: -ndim}.get(axis, axis) for axis in axes)
     total = grad.sum(axes, keepdim=True)
     if total.numel() < grad.numel():
         grad.sub_(total, alpha=total.numel() / grad.numel())  # two kernels; a mean would divide in one of its own
+
+
+def by_output(grad_K: Tensor, groups: int = 0) -> Tensor:
+    """``[K, *shape]`` → ``[K, out, in]``, of whose rows P takes the mean; ``groups`` as in :func:`centralize_`."""
+    if groups:
+        grad_K = grad_K.unflatten(1, (groups, -1)).transpose(2, 3).flatten(1, 2)
+    return grad_K.flatten(2)
 
 
 @checked
@@ -56,11 +68,14 @@ class GradientCentralization(Method):
         server: centralize the aggregated update (Global GC).
         lam: λ; the first ⌊λL⌋ of the L parameter tensors that are trained get Local GC. Wins over ``boundary``.
         boundary: name of the first module that gets no Local GC (``fc2``, ``classifier``, …); ``auto``: the last
-            one with parameters; None: Local GC in every layer, which only ``server=False`` allows.
+            one with a weight; None: Local GC in every layer, which only ``server=False`` allows.
         mean: shape of μ in convolutions, Table 8.
-        tensors: ``weights`` (two axes or more; the paper's shapes) or ``all`` (vectors too; the authors' code).
+        tensors: ``weights`` (of layers, with two axes or more; the paper's shapes) or ``all`` (vectors, class tokens
+            and position embeddings too; the authors' code).
         local_rounds: Local GC in the first so many rounds only; None: in all.
         server_boundary: name of the first module that gets Global GC; None: all of them, as in the paper.
+
+    First and last are meant in the order of a forward pass (:class:`~gcfed.models.order.ForwardOrder`).
     """
 
     def __init__(
@@ -102,20 +117,28 @@ class LocalGC(ClientPart):
         self.lasting, self._now = rounds is None, True
 
     def validate(self, setup: Setup) -> None:
-        net = setup.module.net
-        _check_mean(net, self.mean)
-        names = [name for name, param in net.named_parameters() if self.lam is None or param.requires_grad]
-        before = len(names)
+        _check_mean(setup.module.net, self.mean)
+        order, trained = setup.forward_order, set(setup.names)
+        names = [name for name in order.names if name in trained]
         if self.lam is not None:
-            before = floor(self.lam * len(names) + 1e-9)  # 0.29 · 100 is 28.999… in floating point
+            chosen = names[: floor(self.lam * len(names) + 1e-9)]  # 0.29 · 100 is 28.999… in floating point
         elif self.boundary == "auto":
-            last = names[-1].rpartition(".")[0]
-            before = next(i for i, n in enumerate(names) if n.rpartition(".")[0] == last)
-            log.info("gc.boundary=%s, the last module with parameters: no Local GC from here on", last)
+            last = (order.weights or order.names)[-1]
+            module, parametrized, _ = last.partition(".parametrizations.")
+            module = module if parametrized else last.rpartition(".")[0] or last
+            log.info("gc.boundary=%s, the last module with a weight: no Local GC from here on", module)
+            chosen = order.before(order.place.get(last, 0))
         elif self.boundary is not None:
-            before = _first(net, names, "boundary", self.boundary)
-        self.ndim = _axes(net, names[:before], self.least)
-        if not self.ndim and self.lam != 0:
+            chosen = order.before(_place(setup, "boundary", self.boundary))
+        else:
+            chosen = names
+        self.groups, self.ndim = order.groups, _axes(setup, chosen, self.least)
+        if self.ndim:
+            every = _axes(setup, names, self.least)
+            log.info(
+                "Local GC in %d of %d tensors: %s", len(self.ndim), len(every), ", ".join(_short(self.ndim, every))
+            )
+        elif self.lam != 0:
             log.warning("there is no Local GC: no trained weight lies before its borderline (gc.boundary, gc.lam)")
 
     def on_download(self, download: Download) -> None:
@@ -124,7 +147,7 @@ class LocalGC(ClientPart):
     def on_after_backward(self, *_: object) -> None:
         for name, ndim in self.ndim.items() if self._now else ():
             if (grad := self.stack.leaves[name].grad) is not None:  # [n, *shape]
-                centralize_(grad, ndim, self.mean)
+                centralize_(grad, ndim, self.mean, self.groups.get(name, 0))
 
 
 class GlobalGC(ServerPart):
@@ -134,18 +157,19 @@ class GlobalGC(ServerPart):
         self.boundary, self.mean, self.least = boundary, mean, least
 
     def validate(self, setup: Setup) -> None:
-        net, apart = setup.module.net, no_steps(setup)  # a mean of what clients keep
-        _check_mean(net, self.mean)
-        names = [name for name, _ in net.named_parameters()]
-        first = 0 if self.boundary is None else _first(net, names, "server_boundary", self.boundary)
-        self.ndim = _axes(net, [name for name in names[first:] if name not in apart], self.least)
+        order, apart = setup.forward_order, no_steps(setup)  # a mean of what clients keep
+        _check_mean(setup.module.net, self.mean)
+        if self.boundary is not None:
+            apart.update(order.before(_place(setup, "server_boundary", self.boundary)))
+        names = [name for name in order.names if name not in apart]
+        self.groups, self.ndim = order.groups, _axes(setup, names, self.least)
         if not self.ndim:
             log.warning("there is no Global GC: no trained weight has it (gc.tensors, gc.server_boundary)")
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         for name, param in pl_module.net.named_parameters():  # type: ignore[union-attr]
             if name in self.ndim and param.grad is not None:
-                centralize_(param.grad, self.ndim[name], self.mean)
+                centralize_(param.grad, self.ndim[name], self.mean, self.groups.get(name, 0))
 
 
 def _check_mean(net: nn.Module, mean: Mean) -> None:
@@ -155,19 +179,35 @@ def _check_mean(net: nn.Module, mean: Mean) -> None:
         raise ValueError(f"gc.mean={mean} is of convolutions, and {kind} trains none: leave it at out.")
 
 
-def _axes(net: nn.Module, names: Sequence[str], least: int) -> dict[str, int]:
-    """Those of the parameters that have so many axes and are trained, with their number of axes."""
-    params = dict(net.named_parameters())
-    return {name: params[name].dim() for name in names if params[name].dim() >= least and params[name].requires_grad}
+def _axes(setup: Setup, names: Iterable[str], least: int) -> dict[str, int]:
+    """Those of the parameters that are trained and centralized, with their number of axes."""
+    params, apart = dict(setup.module.net.named_parameters()), setup.forward_order.added if least > 1 else set()
+    trained = {name: params[name].dim() for name in names if params[name].requires_grad and name not in apart}
+    return {name: ndim for name, ndim in trained.items() if ndim >= least}
 
 
-def _first(net: nn.Module, names: Sequence[str], key: str, module: str) -> int:
-    """Place of the first parameter of a module."""
-    for i, name in enumerate(names):
-        if name.startswith(f"{module}."):
-            return i
-    modules = [m for m, _ in net.named_modules() if m and any(name.startswith(f"{m}.") for name in names)]
+def _place(setup: Setup, key: str, module: str) -> int:
+    """When the first parameter of a module is used."""
+    net, order = setup.module.net, setup.forward_order
+    names = {id(p): name for name, p in order.params.items()}
+    place = {name: order.place.get(names[id(p)]) for name, p in net.named_parameters(remove_duplicate=False)}
+    used = {name: when for name, when in place.items() if when is not None}
+    if places := [when for name, when in used.items() if name.startswith(f"{module}.")]:
+        return min(places)
+    modules = [m for m, _ in net.named_modules() if m and any(name.startswith(f"{m}.") for name in used)]
     raise ValueError(
         f"gc.{key}={module!r} names no module of {type(net).__name__} with parameters. "
         f"There are: {', '.join(modules)}. Set gc.{key} to one of them{', or gc.lam' * (key == 'boundary')}."
     )
+
+
+def _short(chosen: Collection[str], names: Collection[str]) -> list[str]:
+    """The chosen names, with a module in place of its parameters where all of them are chosen."""
+
+    def widest(name: str) -> str:
+        parts = name.split(".")
+        modules = (".".join(parts[:i]) for i in range(1, len(parts)))
+        whole = (m for m in modules if all(n in chosen for n in names if n.startswith(f"{m}.")))
+        return next(whole, name)
+
+    return list(dict.fromkeys(map(widest, chosen)))
