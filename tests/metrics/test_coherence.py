@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from harness import make_net, random_federation
 from recording import EXACT, NAN_CLIENT, measured
+from torch import nn
 
 from gcfed.metrics.updates import Coherence
 
@@ -38,3 +39,29 @@ def test_a_client_agrees_with_itself_and_two_processes_measure_what_one_does():
     assert rows == [pytest.approx({"gc/rho/0.weight": 1, "gc/rho/2.weight": 1})] * 3
     one, two = (measured(Coherence(), make_net(), random_federation(), cohort_of=4, world=world)[0] for world in (1, 2))
     assert two == [pytest.approx(row, **EXACT) for row in one]
+
+
+class Upsampled(nn.Module):
+    """Has a tensor of two axes that is no weight, and a weight whose outputs are on its second axis."""
+
+    def __init__(self):
+        super().__init__()
+        self.offset, self.up, self.head = (
+            nn.Parameter(make_net()[0].weight[:1]),
+            nn.ConvTranspose1d(2, 2, 2),
+            make_net(),
+        )
+        self.double()
+
+    def forward(self, x):
+        return self.head(self.up((x + self.offset).unflatten(1, (2, 3)))[:, :, :3].flatten(1))
+
+
+def test_it_knows_the_weights_and_their_outputs():
+    rows, rounds, _ = measured(Coherence(), Upsampled(), random_federation(), cohort_of=4)
+    for row, (start, locals_) in zip(rows, rounds, strict=True):
+        both = [
+            {k: t.swapaxes(0, 1) if k == "up.weight" else t for k, t in w.items()} for w in (start, *locals_.values())
+        ]
+        wanted = expected(both[0], dict(enumerate(both[1:])))
+        assert row == pytest.approx({name: rho for name, rho in wanted.items() if "offset" not in name}, **EXACT)

@@ -49,10 +49,9 @@ class Metric(Part):
         """Whether the round of this index is measured."""
         return (index + 1) % self.every == 0 or index + 1 >= self.rounds
 
-    def params(self, start: Params, axes: int = 0) -> Params:
-        """The parameters of a model that have at least so many axes; of two, those with inputs to take a mean over."""
-        known = {name: start[name] for name in self.names if start[name].dim() >= axes}
-        return {name: t for name, t in known.items() if axes < 2 or t[0].numel() > 1}
+    def params(self, start: Params) -> Params:
+        """The parameters of a model that travel."""
+        return {name: start[name] for name in self.names}
 
 
 class ServerMetric(Metric, ServerPart):

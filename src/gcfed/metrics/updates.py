@@ -18,6 +18,7 @@ from gcfed.federated.messages import Download, Upload, finite_clients
 from gcfed.federated.method import Setup, upload_shapes
 from gcfed.federated.round import Round
 from gcfed.federated.stack import ClientStack, per_client
+from gcfed.methods.centralization import by_output
 from gcfed.metrics.base import ClientMetric, RoundTable, ServerMetric, dot, floats, in_cohort, now, zeros
 from gcfed.utils.checked import Count, checked
 
@@ -38,9 +39,24 @@ class Cohorts(RoundTable, ServerMetric):
         return {}
 
 
+class WeightMetric(ClientMetric):
+    """Looks at what gradient centralization takes out of the layers' weights, those of a single input left out."""
+
+    def validate(self, setup: Setup) -> None:
+        super().validate(setup)
+        order, params = setup.forward_order, dict(setup.module.net.named_parameters())
+        self.groups = order.groups
+        names = [name for name in self.names if params[name].dim() > 1 and name not in order.added]
+        self.weights = [name for name in names if self.rows(name, params[name].unsqueeze(0)).shape[2] > 1]
+
+    def rows(self, name: str, delta: Tensor) -> Tensor:
+        """``[K, *shape]`` of a weight → ``[K, out, in]``."""
+        return by_output(delta, self.groups.get(name, 0))
+
+
 @checked
 @dataclass(eq=False)
-class Updates(RoundTable, ClientMetric):
+class Updates(RoundTable, WeightMetric):
     """Who explodes, and where: ``round,client,tensor,norm,removed`` in ``updates.csv``, for each weight of each client.
 
     ``norm`` is ‖Δ_k‖ of the tensor and ``removed`` ‖(I − P)Δ_k‖, what gradient centralization takes out of it; ``nan``
@@ -55,8 +71,8 @@ class Updates(RoundTable, ClientMetric):
 
     def note(self, stack: ClientStack, download: Download) -> Params:
         squares = []
-        for name, start in self.params(download.model, 2).items():
-            delta = (stack.full[name] - start).double().flatten(2)  # [K, out, in]
+        for name in self.weights:
+            delta = self.rows(name, (stack.full[name] - download.model[name]).double())
             norm, removed = delta.square().sum((1, 2)), delta.mean(2).square().sum(1) * delta.shape[2]
             squares.append(torch.stack([norm, removed], 1))
         return {"squares": in_cohort(torch.stack(squares, 1), stack, download)}
@@ -66,7 +82,7 @@ class Updates(RoundTable, ClientMetric):
         lines = (
             (client, name, f"{norm:.6g}", f"{removed:.6g}")
             for client, tensors in zip(round.cohort.tolist(), lengths, strict=True)
-            for name, (norm, removed) in zip(self.params(round.start, 2), tensors, strict=True)
+            for name, (norm, removed) in zip(self.weights, tensors, strict=True)
         )
         self.append(round, lines)
         return {}
@@ -121,7 +137,7 @@ class Drift(ClientMetric):
         return floats(values) if clients else {}
 
 
-class Coherence(ClientMetric):
+class Coherence(WeightMetric):
     """Whether the clients agree in what gradient centralization takes out of their updates: ``gc/rho/<tensor>``.
 
     P takes the mean over each output's inputs out of an update (``gc.mean=out``, whatever mean the run's GC has). Of
@@ -138,8 +154,8 @@ class Coherence(ClientMetric):
 
     def note(self, stack: ClientStack, download: Download) -> Params:
         """Of the means by weight; under "" of their squares, and of the number of clients."""
-        start = self.params(download.model, 2)
-        means = {name: (stack.full[name] - t).flatten(2).mean(2, dtype=torch.float64) for name, t in start.items()}
+        deltas = {name: self.rows(name, stack.full[name] - download.model[name]) for name in self.weights}
+        means = {name: delta.mean(2, dtype=torch.float64) for name, delta in deltas.items()}
         finite = torch.stack([mean_KO.isfinite().all(1) for mean_KO in means.values()]).all(0)
         means = {name: mean_KO.where(finite[:, None], 0.0) for name, mean_KO in means.items()}
         squares = torch.stack([*(mean_KO.square().sum() for mean_KO in means.values()), finite.sum()])
