@@ -1,5 +1,7 @@
 """What looks at a column of metrics.csv: the best checkpoint, and an end before the last round."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from harness import Spy, final_weights
 from omegaconf import open_dict
 
 from gcfed.checkpoints.reading import load_checkpoint
+from gcfed.checkpoints.writing import BestCheckpoint
 from gcfed.run import evaluate, train
 from gcfed.runs.folder import read_run
 
@@ -68,6 +71,17 @@ def test_the_best_checkpoint_is_of_the_round_with_the_best_column(config, tmp_pa
     assert least.trainer.global_step == 8
     with pytest.raises(ValueError, match=r"best\.ckpt is to be tested, by src/eval\.py"):
         run(config, tmp_path / "run", *best, f"ckpt_path={tmp_path / 'run/checkpoints/best.ckpt'}")
+
+
+@pytest.mark.parametrize(("mode", "sign"), [("max", 1), ("min", -1)])
+def test_the_first_of_equal_rounds_stays_the_best(tmp_path, mode, sign):
+    saved = []
+    trainer = SimpleNamespace(callbacks=[], strategy=SimpleNamespace(broadcast=bool))
+    trainer.save_checkpoint = lambda path, weights_only: saved.append((path, best.round, best.best))
+    best = BestCheckpoint(str(tmp_path), mode=mode)
+    for number, value in enumerate((0.5, 0.5, np.nan, 0.7, 0.7, 0.6), start=1):
+        best.after_round(trainer, {"round": number, "test/acc": sign * value})
+    assert saved == [(tmp_path / "best.ckpt", 1, sign * 0.5), (tmp_path / "best.ckpt", 4, sign * 0.7)]
 
 
 def test_a_resumed_run_knows_its_best(config, tmp_path):

@@ -5,7 +5,7 @@ import yaml
 from conftest import composer
 from omegaconf import OmegaConf
 
-from gcfed.runs.identity import differences, hyperparameters, identity, leaves, setting
+from gcfed.runs.identity import differences, digest, hyperparameters, identity, leaves, setting
 
 
 def composed(*overrides):
@@ -33,20 +33,56 @@ def test_what_changes_no_number_is_the_same_run(base, overrides):
     assert identity(cfg) == identity(base)
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        "gc=none", "gc.lam=0.5", "algorithm=fedprox", "client.epochs=2", "client.optimizer.lr=0.02", "data=synthetic",
-        "model.hidden=[64]", "partition.alpha=1", "participation.per_round=4", "precision=64-true", "server.lr=0.5",
-        "data.limit_train=100", "client_store.dtype=bfloat16", "quantization=fedpaq",
-        "participation.faults.dropout=0.3", "aggregator=median", "attack=sign_flip",
-    ],
-)  # fmt: skip
-def test_what_changes_numbers_is_another_setting(base, override):
-    cfg = composed(override)
-    assert setting(cfg) != setting(base)
-    assert identity(cfg) != identity(base)
-    assert differences(leaves(base), leaves(cfg))
+#: All that changes no number. A new key is another run until it is listed here and in the module.
+SECTIONS = ("paths", "extras", "trainer", "logger", "callbacks", "metrics", "federation", "tags", "labels")
+LEAVES = {
+    "name", "rounds", "eval_every", "ckpt_path", "targets", "optimized_metric", "client.stack", "client.graphs",
+    "client_store._target_", "client_store.folder", "data.eval_batch_size", "data.dataset.data_dir",
+    "data.dataset.download", "participation.faults._target_",
+}  # fmt: skip
+SAMPLES = (
+    "",
+    "data=cifar10 model=resnet18 algorithm=fedgc data.validation=0.1 federation=wire",
+    "data=csv algorithm=scaffold quantization=fedpaq attack=alie participation=dynamic metrics=all logger=many "
+    "callbacks=[best,early_stopping] federation=nvflare aggregator=krum server=fedadam partition=rotation",
+)
+
+
+def changed(value):
+    """Another value of the same kind, if it has one."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    if isinstance(value, list):
+        return [*value, 1]
+    return f"{value}x" if isinstance(value, str) and "${" not in value else 7
+
+
+def nodes(tree, prefix=""):
+    """Dotted key and unresolved value of each leaf; an empty group is one."""
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            yield from nodes(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def test_each_leaf_of_a_config_makes_another_run_unless_it_is_listed():
+    met = set()
+    for words in SAMPLES:
+        cfg = composed(*words.split(), "paths.output_dir=run")
+        before, differ = leaves(cfg), {}
+        for key, value in nodes(OmegaConf.to_container(cfg)):
+            OmegaConf.update(cfg, key, changed(value), merge=False)
+            differ[key] = tuple(digest(leaves(cfg), but) != digest(before, but) for but in (None, "seed"))
+            OmegaConf.update(cfg, key, value, merge=False)
+        assert leaves(cfg) == before
+        neutral = {key for key in differ if key in LEAVES or key.split(".")[0] in SECTIONS}
+        assert differ == {key: (key not in neutral, key not in neutral | {"seed"}) for key in differ}
+        met |= {*differ}
+    assert met >= LEAVES
+    assert len(met) > 200
 
 
 def test_runs_that_differ_by_seed_are_repetitions(base):

@@ -88,11 +88,12 @@ def test_what_a_target_cost(table):
 
 
 def test_the_curve_in_a_few_numbers(table):
-    found = summary_of(table, [0.41])
+    found = summary_of(table, [0.41, 0.425, 0.45])
     assert (found["test/acc"], found["test/acc_best"], found["best_round"]) == (0.5, 0.6, 4)
     assert found["test/acc_smooth10"] == pytest.approx(0.5)
     assert found["test/acc_ema"] == pytest.approx(0.9 * (0.9 * 0.4 + 0.1 * 0.6) + 0.1 * 0.5)
-    assert found["rounds_to_target_ema"] == {"0.41": 4}
+    assert found["rounds_to_target"] == {"0.41": 4, "0.425": 4, "0.45": 4}  # so it is for the mean of ten rounds
+    assert found["rounds_to_target_ema"] == {"0.41": 4, "0.425": 6, "0.45": None}  # it is 0.4, 0.42, 0.428
     changes = [found[f"acc_diff/{name}"] for name in ("mean", "std", "min")]
     assert changes == pytest.approx([0.05, 0.15, -0.1])
 
