@@ -80,6 +80,7 @@ def _train(cfg: DictConfig) -> None:
         from gcfed.run import train
         from gcfed.utils.machine import in_sweep
 
+    logging.raiseExceptions = False  # on a full disk train.log lacks lines, and nobody needs a traceback for each
     with one_sentence(errors=not in_sweep()), stoppable():
         try:
             train(cfg)

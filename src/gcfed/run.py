@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shlex
-import warnings
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -34,6 +33,7 @@ from gcfed.runs.reading import column, counts_of, read_metrics
 from gcfed.runs.summary import failure_recorded, last_figures, print_config, print_summary, summary_of, write_summary
 from gcfed.utils.files import locked, remove_temporaries, replacing
 from gcfed.utils.instantiate import require
+from gcfed.utils.isolation import isolated
 from gcfed.utils.machine import cores, keep_freed_memory, leads
 from gcfed.utils.words import show
 
@@ -41,12 +41,6 @@ if TYPE_CHECKING:
     import pandas as pd  # a run imports it at its end only
 
 log = logging.getLogger(__name__)
-logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)  # tips and device lists; errors still come through
-logging.getLogger("lightning.fabric.utilities.distributed").setLevel(logging.WARNING)  # a line a process
-logging.getLogger("lightning.pytorch.profilers").setLevel(logging.INFO)  # debug=profiler prints its table
-logging.raiseExceptions = False  # on a full disk train.log lacks lines, and nobody needs a traceback for each
-warnings.filterwarnings("ignore", message=".*LeafSpec.*")  # lightning 2.6 under torch 2.15
-warnings.filterwarnings("ignore", message=".*dataloader is not resumable.*")  # a batch is a round: nothing to resume
 
 
 @dataclass
@@ -70,6 +64,7 @@ class RunResult:
         return read_metrics(self.folder / METRICS)
 
 
+@isolated()
 def train(cfg: DictConfig) -> RunResult:
     """Trains as configured, resumes where ``ckpt_path`` says so, and writes the run's folder.
 
@@ -140,6 +135,7 @@ def _train(cfg: DictConfig, folder: Path) -> RunResult:
     return result
 
 
+@isolated()
 def evaluate(cfg: DictConfig) -> dict[str, float]:
     """Tests a global model on the test split.
 

@@ -7,7 +7,6 @@ from itertools import chain
 from textwrap import fill
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -18,8 +17,6 @@ from gcfed.report.tables import Search
 from gcfed.report.verdict import interval
 from gcfed.runs.folder import FINISHED, Run
 from gcfed.runs.measures import Column, Sample, describe, sample, smooth, states
-
-matplotlib.use("agg")  # seaborn imports pyplot, which would look for a display
 
 POINTS = 40  # that are drawn of a curve
 UPDATES = "updates.csv"
