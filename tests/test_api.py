@@ -2,15 +2,19 @@
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from os.path import relpath
 from types import ModuleType
 
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import type_command
 from safetensors.torch import load_file
 
 import gcfed
 from gcfed.api import Comparison
+from gcfed.runs.folder import CHECKPOINT, MODEL
 from gcfed.runs.reading import read_metrics
 from gcfed.utils.resolvers import ROOT
 
@@ -45,6 +49,99 @@ def test_a_run_from_python_and_its_folder_agree(tmp_path):
     again = gcfed.configure(*SMALL, "name=mine", log_dir, "gc=none", "rounds=4", "ckpt_path=last")
     assert again.paths.output_dir == str(result.folder)
     assert gcfed.configure(*SMALL, "name=mine", log_dir).paths.output_dir != str(result.folder)
+
+
+def files(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def numbers(result):
+    return result.frame.loc[:, ["train/loss", "test/loss"]].to_numpy().tolist()
+
+
+def test_each_call_of_train_has_a_folder_of_its_own(tmp_path):
+    """A loop over a setting, another seed, the same config again."""
+    cfg, results = gcfed.configure(SMALL, "rounds=2", f"paths.log_dir={tmp_path}"), {}
+    for lr in (0.01, 0.02, 0.03):
+        cfg.client.optimizer.lr = lr
+        results[lr] = gcfed.train(cfg)
+        (results[lr].folder / "metrics.csv").rename(tmp_path / f"{lr}.csv")  # the frame was read when the run ended
+    cfg.seed = 2
+    results["seed"] = gcfed.train(cfg)
+    results["again"] = gcfed.train(cfg)
+    assert len({result.folder for result in results.values()}) == len([*tmp_path.glob("*/*/config.yaml")]) == 5
+    for lr in (0.01, 0.02, 0.03):
+        assert f"lr: {lr}\n" in (results[lr].folder / "config.yaml").read_text()
+        pd.testing.assert_frame_equal(results[lr].frame, read_metrics(tmp_path / f"{lr}.csv"))
+    assert numbers(results["again"]) == numbers(results["seed"])
+    assert len({str(numbers(result)) for result in results.values()}) == 4
+    cfg.rounds, cfg.ckpt_path = 3, "last"
+    assert gcfed.train(cfg).folder in (results["seed"].folder, results["again"].folder)
+
+
+def test_threads_train_in_turn_each_in_its_own_folder(tmp_path):
+    """They share torch's generators, from which networks are drawn."""
+
+    def one(seed):
+        return gcfed.train(gcfed.configure(SMALL, f"seed={seed}", f"paths.log_dir={tmp_path}"))
+
+    cfg = gcfed.configure(SMALL, f"paths.log_dir={tmp_path}")
+    with ThreadPoolExecutor(4) as pool:
+        together = [*pool.map(one, (1, 2)), *pool.map(gcfed.train, (cfg, cfg))]
+    assert len({result.folder for result in together}) == 4
+    assert [numbers(result) for result in together] == [numbers(one(seed)) for seed in (1, 2, 1, 1)]
+
+
+def test_a_folder_that_was_named_takes_one_run(tmp_path):
+    cfg = gcfed.configure(SMALL, folder=tmp_path / "mine")
+    assert gcfed.configure(SMALL, f"paths.output_dir={tmp_path}/mine") == cfg
+    gcfed.train(cfg)
+    before = files(tmp_path)
+    with pytest.raises(ValueError, match=r"/mine holds this run already: continue it with ckpt_path=last, or name"):
+        gcfed.train(cfg)
+    cfg.seed = 2
+    with pytest.raises(ValueError, match=r"/mine holds another run: seed is 1 there, 2 here\. Name another folder"):
+        gcfed.train(cfg)
+    other = gcfed.train(gcfed.configure(SMALL, "seed=2", folder=tmp_path / "other"))
+    cfg.ckpt_path = str(other.folder / "checkpoints/last.ckpt")
+    with pytest.raises(ValueError, match=r"/mine holds another run: seed is 1 there, 2 here"):
+        gcfed.train(cfg)  # it would continue the other run in this one's folder
+    cfg.ckpt_path = "last"
+    with pytest.raises(ValueError, match=r"belongs to another run: seed is 1 there, 2 here"):
+        gcfed.train(cfg)
+    assert {path: content for path, content in files(tmp_path).items() if "other" not in str(path)} == before
+    cfg.seed, cfg.rounds = 1, 4
+    assert gcfed.train(cfg).frame.index.tolist() == [1, 2, 3, 4]
+
+
+@pytest.mark.slow
+def test_a_relative_path_begins_in_the_current_folder(tmp_path, monkeypatch):
+    """Of the data, a checkpoint and a run's folder; for a run and a report, from Python and from a shell."""
+    (here := tmp_path / "here").mkdir()
+    monkeypatch.chdir(here)
+    y = np.arange(120) % 3
+    np.savez("own.npz", x=np.random.default_rng(0).normal(y[:, None], 1.0, (120, 4)), y=y)
+    small = ["data=arrays", "data.path=own.npz", "rounds=2", "partition=iid", "extras.figures=false", "logger=csv"]
+    python = gcfed.train(gcfed.configure(small, "paths.log_dir=python"))
+    named = gcfed.train(gcfed.configure(small, "seed=2", "model.start=" + relpath(python.folder / MODEL), folder="my"))
+    type_command(tmp_path, "train.py", *small, "paths.log_dir=shell")
+    type_command(tmp_path, "train.py", *small, "hydra.run.dir=shell_my", "seed=2")
+    assert {path.name for path in here.iterdir()} == {"own.npz", "python", "my", "shell", "shell_my"}
+    assert python.folder.is_relative_to(here / "python")
+    assert named.folder == here / "my"
+    last = f"ckpt_path={relpath(python.folder / CHECKPOINT)}"
+    assert gcfed.train(gcfed.configure(small, "rounds=3", last)).folder == python.folder
+    type_command(tmp_path, "train.py", *small, "rounds=4", last)
+    assert '"round": 4' in type_command(tmp_path, "eval.py", last)
+    roots = ["python", "my", "shell", "shell_my"]
+    page = gcfed.report(*roots, out="page", figures=False)
+    assert page == here / "page" / "index.html"
+    type_command(tmp_path, "report.py", f"roots=[{','.join(roots)}]", "out=shell_page", "figures=false")
+    pages = [(here / folder / "report.md").read_text() for folder in ("page", "shell_page")]
+    assert pages[0] == pages[1]
+    assert "4 runs of " in pages[0]
+    monkeypatch.chdir(tmp_path)  # what a run returns stays true
+    assert read_metrics(named.folder / "metrics.csv").equals(named.frame)
 
 
 @pytest.mark.slow
@@ -82,10 +179,13 @@ def test_a_comparison_is_of_the_runs_that_one_would_make_by_hand(tmp_path):
     (axes,) = Comparison(comparison.frame.query("round == 3"), comparison.folders).figure().axes
     assert axes.lines[2].get_marker() == "o"
 
-    before = {key: (folder / "metrics.csv").read_text() for key, folder in comparison.folders.items()}
-    gcfed.compare(configs, seeds=[1], folder=tmp_path / "runs")
-    after = {key: (folder / "metrics.csv").read_text() for key, folder in comparison.folders.items()}
-    assert {key for key in after if after[key] != before[key]} == {("FedAvg", 1)}  # its seconds; the other one went on
+    before = files(tmp_path / "runs")
+    with pytest.raises(ValueError, match=r"runs/FedAvg_seed1 holds this run already: continue it with ckpt_path=last"):
+        gcfed.compare(configs, seeds=[1, 2], folder=tmp_path / "runs")
+    assert files(tmp_path / "runs") == before  # refused before any run
+    fedavg.ckpt_path = "last"
+    again = gcfed.compare(configs, seeds=[3, 1], folder=tmp_path / "runs")
+    pd.testing.assert_frame_equal(again.frame, comparison.frame)  # seconds too: nothing was trained
     for _ in range(2):  # it is a package, too, once it was imported
         page = gcfed.report(tmp_path / "runs", out=tmp_path / "report", figures=False, papers=[])
     assert page.read_text().count("seed3") >= 2

@@ -19,7 +19,8 @@ from gcfed.checkpoints.reading import load_checkpoint
 from gcfed.checkpoints.writing import AtomicCheckpointIO
 from gcfed.commands import one_sentence, stoppable
 from gcfed.run import train
-from gcfed.runs.folder import CHECKPOINT, FAILURE
+from gcfed.runs.folder import CHECKPOINT, FAILURE, MODEL
+from gcfed.runs.reading import read_metrics
 from gcfed.runs.summary import failure_recorded, headline
 from gcfed.utils.files import in_words, replacing
 
@@ -60,21 +61,17 @@ def test_an_error_is_written_down_and_a_resumed_run_removes_it(config, tmp_path)
     assert not path.exists()
 
 
-def test_a_run_that_is_started_anew_removes_it_and_the_old_summary(config, tmp_path):
-    (tmp_path / "summary.json").write_text("{}")
-    (tmp_path / "metrics.csv").write_text("round,test/acc\n1,0.9\n2,0.9\n3,0.9\n")
+def test_a_run_that_failed_before_its_first_checkpoint_starts_anew_in_its_folder(config, tmp_path):
+    late = ("callbacks.checkpoint.every=3", "eval_every=3")
     with pytest.raises(KeyError):
-        run(config, tmp_path, "key", "extras.figures=true", "eval_every=3")
+        run(config, tmp_path, "key", *late, "extras.figures=true")
     assert (tmp_path / "partition.png").exists()  # since the first round, though nothing was tested
     assert not (tmp_path / "curves.png").exists()
     assert (tmp_path / FAILURE).read_text().startswith("KeyError: 'a key'\n")
-    assert not (tmp_path / "summary.json").exists()
-    run(config, tmp_path, "none")
-    assert not (tmp_path / FAILURE).exists()
-    (tmp_path / "global_model.safetensors").unlink()
-    run(config, tmp_path, "none", "logger=none")
+    assert read_metrics(tmp_path / "metrics.csv").index.tolist() == [1]
+    run(config, tmp_path, "none", *late, "logger=none")
     left = {path.name for path in tmp_path.iterdir()}
-    assert {"metrics.csv", "summary.json", "global_model.safetensors"} & left == {"global_model.safetensors"}
+    assert {FAILURE, "metrics.csv", "summary.json", MODEL} & left == {MODEL}
 
 
 def test_a_user_who_stops_a_run_is_named(config, tmp_path):

@@ -379,7 +379,7 @@ def test_a_checkpoint_of_another_model_or_run_is_refused(config, finished, tmp_p
     checkpoint = finished.folder / "checkpoints/last.ckpt"
     before = {path: path.read_bytes() for path in finished.folder.rglob("*") if path.is_file()}
     with pytest.raises(ValueError, match=r"holds another model than CNN: .*model=…"):
-        train(config(*FEW, "model=cnn", f"ckpt_path={checkpoint}", folder=finished.folder))
+        train(config(*FEW, "model=cnn", f"ckpt_path={checkpoint}", folder=tmp_path / "cnn"))
     with pytest.raises(ValueError, match=r"belongs to another run: seed is 1 there, 2 here"):
         train(config(*FAST, "seed=2", "ckpt_path=last", folder=finished.folder))
     broken = tmp_path / "broken.ckpt"

@@ -114,15 +114,14 @@ class FailLate(Spy):
 
 
 def test_runs_of_all_ends_lie_side_by_side(config, tmp_path):
-    """One that diverged, one that an error ended, one of another algorithm; and one that starts anew in its folder."""
+    """One that diverged, one that an error ended, one of another algorithm."""
     run(config, tmp_path / "diverged", "rounds=2", "gc=none", "server.lr=1e9")
     cfg = config(*FAST, "rounds=4", folder=tmp_path / "failed")
     with open_dict(cfg):
         cfg.callbacks.fail = {"_target_": f"{__name__}.FailLate"}
     with pytest.raises(RuntimeError, match="late"):
         train(cfg)
-    for rounds in (3, 2):
-        run(config, tmp_path / "proximal", "algorithm=fedprox", f"rounds={rounds}")
+    run(config, tmp_path / "proximal", "algorithm=fedprox", "rounds=2")
     found = sessions(tmp_path)
     assert {name: status for name, (status, _, _) in found.items()} == {
         "diverged": "STATUS_FAILURE", "failed": "STATUS_FAILURE", "proximal": "STATUS_SUCCESS",

@@ -5,9 +5,6 @@ from fnmatch import fnmatch
 import pytest
 
 FAILS_TODAY = {
-    "test_a_network_trains_as_in_plain_pytorch": """
-        transposed-1-gcfed transposed-3-gcfed VisionTransformer-1-gcfed VisionTransformer-3-gcfed
-    """,
     "test_what_cannot_be_trained_is_refused_with_the_wrapper_that_can": """
         TwoInputs TupleOutput DataclassOutput
     """,

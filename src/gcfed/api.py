@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -12,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from gcfed.report.verdict import interval
-from gcfed.runs.folder import CHECKPOINT, run_dir
+from gcfed.runs.folder import CHECKPOINT, check_folder
 from gcfed.runs.measures import smooth
 from gcfed.utils.checked import Whole, fits
 from gcfed.utils.compose import Composer, shorthand
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _compose = Composer()
+_composing = threading.Lock()  # Hydra composes one config at a time
 NOW = "%Y-%m-%d_%H-%M-%S-%f"
 
 
@@ -36,20 +38,22 @@ def configure(*overrides: str | Iterable[str], folder: str | Path | None = None)
 
     Args:
         overrides: as on the command line, ``"client.epochs=1"``; one by one, or in a list.
-        folder: the run's; an earlier one there is overwritten. None: a new one in ``logs/<name>/``, or with
-            ``ckpt_path=last`` that of the newest run of the same settings.
+        folder: of one run. None: a new one in ``logs/<name>/`` each time the config trains, or with ``ckpt_path=last``
+            that of the newest run with the settings of the config then.
 
     Raises:
         ValueError: an override that names no key or option; says which was meant.
     """
     words = shorthand(word for given in overrides for word in ([given] if isinstance(given, str) else given))
-    cfg = _compose(words)
-    if folder is None:
+    with _composing:
+        cfg = _compose(words)
+    if folder is None and OmegaConf.is_interpolation(cfg.paths, "output_dir"):
         changed = ",".join(word for word in words if not word.startswith(("ckpt_path=", "paths.")))
-        base = f"{cfg.paths.log_dir}/{cfg.name}"
-        folder = run_dir(base, cfg.ckpt_path, f"{datetime.now():{NOW}}", changed, _root_=cfg)
+        changed = re.sub(r"[^\w.+,-]+", "-", changed)  # what quotes take
+        base = "${paths.log_dir}/${name},${ckpt_path}"
+        folder = f"${{run_dir:{base},'{datetime.now():{NOW}}','{changed}'}}"  # with_folder makes it each run's own
     with open_dict(cfg):
-        cfg.paths.output_dir = str(folder)
+        cfg.paths.output_dir = str(folder or cfg.paths.output_dir)
         cfg.callbacks.progress = None
         if cfg.trainer.devices == "auto":
             cfg.trainer.devices = 1
@@ -64,11 +68,12 @@ def compare(
     Args:
         configs: what people call a method → its config, of :func:`configure`.
         seeds: in place of the configs' own.
-        folder: of the runs' folders, ``<method>_seed<seed>``; one that is there is overwritten, or continued where the
-            config says ``ckpt_path=last``. None: a new one in ``logs/compare/``.
+        folder: of the runs' folders, ``<method>_seed<seed>``. Runs that are there are continued where the config says
+            ``ckpt_path=last``, else refused. None: a new one in ``logs/compare/``.
 
     Raises:
-        ValueError: no config, seeds that are no different whole numbers, or a setting that cannot work; before any run.
+        ValueError: no config, seeds that are no different whole numbers, a setting that cannot work, or a folder that
+            holds another run; before any run.
         TypeError: configs without names, what is no config, or a single seed.
     """
     from gcfed.check import check
@@ -87,8 +92,8 @@ def compare(
         if cfg.ckpt_path not in (None, "last"):
             raise ValueError(f"ckpt_path={cfg.ckpt_path}: a comparison goes on in its own folders, by ckpt_path=last.")
     first = next(iter(configs.values()))
-    root = Path(folder or Path(first.paths.log_dir, "compare", job() or f"{datetime.now():{NOW}}"))
-    frames, folders = {}, {}
+    root = Path(folder or Path(first.paths.log_dir, "compare", job() or f"{datetime.now():{NOW}}")).absolute()
+    runs, folders = dict[tuple[str, int], DictConfig](), dict[tuple[str, int], Path]()
     for seed in chosen:
         for method, cfg in configs.items():
             run = deepcopy(cfg)
@@ -97,7 +102,9 @@ def compare(
             with open_dict(run):
                 run.seed, run.paths.output_dir = seed, str(folders[method, seed])
                 run.ckpt_path = run.ckpt_path if begun else None
-            frames[method, seed] = train(run).frame
+            check_folder(run, folders[method, seed])
+            runs[method, seed] = run
+    frames = {key: train(run).frame for key, run in runs.items()}
     return Comparison(pd.concat(frames, names=["method", "seed", "round"]).sort_index(), folders)
 
 

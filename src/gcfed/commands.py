@@ -39,7 +39,7 @@ def _run(name: str, task: Callable[[DictConfig], Any]) -> None:
         from hydra.errors import HydraException
 
         import gcfed.runs.folder  # noqa: F401  (its resolvers name the folders of runs)
-        from gcfed.utils.compose import check_groups, composed, explained, run_config, shorthand
+        from gcfed.utils.compose import check_groups, check_sweeps, composed, explained, run_config, shorthand
         from gcfed.utils.machine import spin_briefly
         from gcfed.utils.resolvers import CONFIGS
 
@@ -66,6 +66,7 @@ def _run(name: str, task: Callable[[DictConfig], Any]) -> None:
         hydra_utils.run_and_report = lambda func: report(lambda: explaining(func))
         with one_sentence():
             check_groups(sys.argv[1:])
+            check_sweeps(sys.argv[1:])
             try:
                 main()
             finally:

@@ -6,7 +6,6 @@ import logging
 import shlex
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +26,7 @@ from gcfed.federated.module import FederatedModule
 from gcfed.federated.probe import look
 from gcfed.federated.processes.strategy import partners, trains_on_cpu
 from gcfed.metrics.global_model import relative_error
-from gcfed.runs.folder import CHECKPOINT, CONFIG, EXPORT, METRICS, SUMMARY, divergence
+from gcfed.runs.folder import CHECKPOINT, CONFIG, EXPORT, METRICS, check_folder, divergence, with_folder
 from gcfed.runs.identity import hyperparameters
 from gcfed.runs.reading import column, counts_of, read_metrics
 from gcfed.runs.summary import failure_recorded, last_figures, print_config, print_summary, summary_of, write_summary
@@ -48,6 +47,7 @@ class RunResult:
     """What a finished run leaves in memory; everything else lies in ``folder``."""
 
     folder: Path
+    frame: pd.DataFrame  # ``metrics.csv`` at the end: a row a round, the index; NaN where a round was not tested
     metrics: dict[str, float]  # of the last round
     module: FederatedModule
     trainer: Trainer
@@ -58,18 +58,14 @@ class RunResult:
         """The global network after the last round."""
         return self.module.net
 
-    @cached_property
-    def frame(self) -> pd.DataFrame:
-        """``metrics.csv``: a row a round, which is the index; NaN where a round was not tested."""
-        return read_metrics(self.folder / METRICS)
-
 
 @isolated()
 def train(cfg: DictConfig) -> RunResult:
     """Trains as configured, resumes where ``ckpt_path`` says so, and writes the run's folder.
 
     Raises:
-        ValueError: a setting that cannot work; names the key and the remedy, before the first round.
+        ValueError: a setting that cannot work, or a folder that holds another run; names the key and the remedy, before
+            the first round.
         FileNotFoundError: data or a checkpoint that is not there.
         OSError: the folder cannot be written to.
         TypeError: it is no config.
@@ -78,6 +74,7 @@ def train(cfg: DictConfig) -> RunResult:
     keep_freed_memory()
     torch.set_num_threads(min(torch.get_num_threads(), cores()))
     torch.set_float32_matmul_precision(cfg.get("precision_matmul") or "highest")
+    cfg = with_folder(cfg)
     folder = Path(cfg.paths.output_dir)
     if not leads():
         return _train(cfg, folder)
@@ -97,6 +94,7 @@ def train(cfg: DictConfig) -> RunResult:
 
 
 def _train(cfg: DictConfig, folder: Path) -> RunResult:
+    check_folder(cfg, folder)
     found = resume_from(cfg.ckpt_path, folder)
     parts = assemble(cfg)
     record, checkpoint, resume_round = RunRecord(cfg, parts.data), None, 0
@@ -111,8 +109,7 @@ def _train(cfg: DictConfig, folder: Path) -> RunResult:
         if trainer.is_global_zero:
             write_inputs(cfg, parts.data, folder)
             if checkpoint is None:
-                for name in (SUMMARY, METRICS):  # of a run that was here before
-                    (folder / name).unlink(missing_ok=True)
+                (folder / METRICS).unlink(missing_ok=True)  # rounds before the first checkpoint, to be trained again
             if cfg.extras.get("print_config"):
                 print_config(cfg)
             log.info(describe(parts, trainer))
@@ -127,12 +124,11 @@ def _train(cfg: DictConfig, folder: Path) -> RunResult:
 
         if trainer.is_global_zero:
             finish(cfg, parts, folder, trainer, record.about)
-    result = RunResult(folder, {}, parts.module, trainer, parts.loop)
-    row = parts.loop.last_row
-    if not row and len(result.frame):  # nothing was left to train
-        row = {"round": result.frame.index[-1], **result.frame.iloc[-1].dropna()}
-    result.metrics = {k: float(v) for k, v in {**trainer.callback_metrics, **row}.items()}
-    return result
+    frame, row = read_metrics(folder / METRICS), parts.loop.last_row
+    if not row and len(frame):  # nothing was left to train
+        row = {"round": frame.index[-1], **frame.iloc[-1].dropna()}
+    last = {k: float(v) for k, v in {**trainer.callback_metrics, **row}.items()}
+    return RunResult(folder, frame, last, parts.module, trainer, parts.loop)
 
 
 @isolated()

@@ -55,9 +55,9 @@ def test_a_resumed_run_knows_its_rounds(config, tmp_path):
 
 
 def test_elsewhere_it_prints_lines(config, tmp_path, capsys):
-    run(config, tmp_path, "rounds=3")
+    run(config, tmp_path / "a", "rounds=3")
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Round")]
     assert re.fullmatch(r"Round 3/3 \[00:\d\d<00:00, .+round.*, loss=[\d.]+, acc=[\d.]+\]", line)
-    run(config, tmp_path, "rounds=3", seconds=0)
+    run(config, tmp_path / "b", "rounds=3", seconds=0)
     assert "\r" not in (printed := capsys.readouterr().out)
     assert len([line for line in printed.splitlines() if line.startswith("Round")]) == 3

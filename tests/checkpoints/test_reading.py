@@ -209,13 +209,6 @@ def test_a_folder_is_one_runs_at_a_time(run, finished):
     assert not (finished / ".lock").exists()
 
 
-def test_a_second_job_of_a_name_overwrites_no_run(run, finished, config, monkeypatch):
-    run()
-    monkeypatch.setattr("gcfed.checkpoints.reading.one_of_several", lambda: True)
-    with pytest.raises(ValueError, match=r"a run of a job of this name: continue it with ckpt_path=last"):
-        train(config(*FAST, folder=finished))
-
-
 def test_a_file_that_is_no_checkpoint_is_refused(run, finished, tmp_path):
     run()
     with pytest.raises(ValueError, match=r"^ckpt_path=None names no checkpoint: give ckpt_path=<run>/checkpoints/last"):

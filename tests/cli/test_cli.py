@@ -125,6 +125,7 @@ def test_a_command_behind_which_nobody_reads_on_ends_quietly_under_its_own_name(
         ("gcc=local", "gcc=local sets nothing: did you mean gc?"),
         ("rounds", "rounds is no setting: write rounds=<value>, one word without spaces. (HYDRA"),
         ("seed=1,2,3", "seed=1,2,3 is a sweep: add -m; a list is 'seed=[1,2,3]'. (HYDRA"),
+        ("seed=3,4,3", "seed=3,4,3 has a value twice: that would be the same run in one folder. (HYDRA"),
         (
             "gc=[local,null]",
             "gc=[local,null] names no option of gc: choose gcfed, global, local, none, warmup, or ~gc for none.",

@@ -1,13 +1,22 @@
 """Where runs write, and how they are found again."""
 
+import multiprocessing
+import os
+import re
+import shlex
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from gcfed.runs.folder import job_dir, run_dir, sweep_dir
-from gcfed.utils.compose import shorthand
+from gcfed.run import train
+from gcfed.runs.folder import check_folder, job_dir, new_folder, read_run, run_dir, sweep_dir
+from gcfed.utils.compose import check_sweeps, shorthand
+
+FAST = ("rounds=2", "participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=40")
 
 
 def test_the_newest_run_of_the_same_identity_with_a_checkpoint_goes_on(tmp_path, caplog):
@@ -34,6 +43,66 @@ def test_a_run_is_named_by_what_was_changed_in_letters_that_ckpt_path_takes(tmp_
     assert Path(folder).name == "now_data.root-home-me-flowers_gc.lam-0.5_-methods-a-_targets-0.5_0.9"
     assert OverridesParser.create().parse_override(f"ckpt_path={folder}").value() == folder
     assert len(Path(run_dir(str(tmp_path), None, "now", "seed=1," * 99, _root_={})).name) == 104
+
+
+def test_a_new_folder_is_nobody_elses(tmp_path):
+    with ThreadPoolExecutor(8) as pool:
+        made = [*pool.map(lambda _: new_folder(tmp_path / "logs" / "now"), range(24))]
+    assert {path.name for path in made} == {"now", *(f"now_{i}" for i in range(2, 25))}
+    assert all(path.is_dir() for path in made)
+
+
+def test_of_processes_that_start_in_one_folder_one_trains(config, tmp_path):
+    """At the same moment, and with the same folder: the others are refused, and no row is lost."""
+    context = multiprocessing.get_context("fork")
+    start, cfg = context.Barrier(4), config(*FAST, folder=tmp_path / "run")
+
+    def begin():
+        start.wait(60)
+        try:
+            train(cfg)
+        except ValueError as error:
+            (tmp_path / f"refused_{os.getpid()}").write_text(str(error))
+
+    processes = [context.Process(target=begin) for _ in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    said = [path.read_text() for path in tmp_path.glob("refused_*")]
+    assert len(said) == 3
+    assert all(re.search(r"/run (is in use by |holds this run already)", sentence) for sentence in said)
+    run = read_run(tmp_path / "run")
+    assert (run.state, run.metrics.index.tolist()) == ("finished", [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("left", "goes"),
+    [
+        ((), True), (("failure.txt", "partition.npz"), True), (("metrics.csv",), True),
+        (("metrics.csv", "seed"), False), (("checkpoints/last.ckpt",), False), (("checkpoints/best.ckpt",), False),
+        (("summary.json",), False), (("global_model.safetensors",), False), (("summary.json", "seed"), False),
+    ],
+)  # fmt: skip
+def test_a_folder_is_refused_for_what_would_be_lost(tmp_path, left, goes):
+    """Rounds of the same run that cannot be continued come out equal when it begins again."""
+    (tmp_path / "checkpoints").mkdir()
+    for name in left:
+        (tmp_path / name).write_text("round,test/acc\n1,0.5\n")
+    cfg, config = OmegaConf.create({"seed": 1, "ckpt_path": None}), tmp_path / "config.yaml"
+    OmegaConf.save(OmegaConf.create({"seed": 2 if "seed" in left else 1}), config)
+    with nullcontext() if goes else pytest.raises(ValueError, match=r"holds (another run: seed is 2|this run already)"):
+        check_folder(cfg, tmp_path)
+    config.unlink()
+    with nullcontext() if goes and "metrics.csv" not in left else pytest.raises(ValueError, match=r"no config\.yaml"):
+        check_folder(cfg, tmp_path)
+
+
+@pytest.mark.parametrize("sweep", ["seed=3,3", "seed=choice(1,2,1)", "gc.lam=0.5,0.50", "'model.hidden=[8],[8]'"])
+def test_a_sweep_over_the_same_value_twice_is_refused(sweep):
+    with pytest.raises(ValueError, match=r"=.* has a value twice: that would be the same run in one"):
+        check_sweeps(["-m", *shlex.split(sweep), "rounds=2"])
+    check_sweeps(["-m", "seed=1,2", "seed=range(1,4)", "gc=glob(*)", "a=interval(0,1)", "model.hidden=[8,8]", "rounds"])
 
 
 def test_a_job_of_a_sweep_is_one_folder_named_by_its_overrides():

@@ -21,7 +21,7 @@ from gcfed.federated.module import FederatedModule
 from gcfed.runs.folder import BEST, CHECKPOINT, EXPORT, METRICS, PREVIOUS
 from gcfed.runs.identity import differences, digest, leaves
 from gcfed.runs.reading import column, read_metrics
-from gcfed.utils.machine import in_sweep, one_of_several
+from gcfed.utils.machine import in_sweep
 
 log = logging.getLogger(__name__)
 NEEDED = {"state_dict", "global_step", "callbacks", "loops", "optimizer_states", "lr_schedulers", "gcfed"}
@@ -65,15 +65,11 @@ def resume_from(ckpt_path: Any, folder: Path) -> tuple[Path, dict[str, Any]] | N
     In place of a damaged ``last.ckpt`` it is the one before it.
 
     Raises:
-        ValueError: it is none that a run goes on from, or a job of several processes would overwrite it.
+        ValueError: it is none that a run goes on from.
         FileNotFoundError: it is not there.
     """
     own = folder / CHECKPOINT
     if ckpt_path is None:
-        if one_of_several() and own.is_file():
-            raise ValueError(
-                f"{folder} holds a run of a job of this name: continue it with ckpt_path=last, or rename the job."
-            )
         return None
     if ckpt_path == "last" and not own.is_file():
         if in_sweep():

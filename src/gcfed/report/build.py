@@ -125,7 +125,7 @@ def write_report(
     print(f"{counts}. {made}, all on {out / 'index.html'}")
     if lacks:
         raise Incomplete(f"The report lacks: {'; '.join(lacks)}")
-    return out / "index.html"
+    return (out / "index.html").absolute()
 
 
 def _count(n: int, what: str) -> str:

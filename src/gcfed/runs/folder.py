@@ -7,17 +7,20 @@ import os
 import re
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
-from gcfed.runs.identity import counted, digest, identity, leaves
+from gcfed.runs.identity import counted, differences, digest, identity, leaves
 from gcfed.runs.reading import check_config, column, naming, read_metrics, read_summary, read_text, read_yaml
-from gcfed.utils.machine import job
+from gcfed.utils.machine import job, leads
 from gcfed.utils.resolvers import ROOT
 
 if TYPE_CHECKING:
@@ -178,6 +181,48 @@ def divergence(metrics: pd.DataFrame) -> str:
     if len(losses) and abs(losses.iloc[-1]) == float("inf"):
         return f"the test loss of round {losses.index[-1]} is not finite"
     return ""
+
+
+def with_folder(cfg: DictConfig) -> DictConfig:
+    """A copy of the config whose ``paths.output_dir`` is the absolute folder of one run.
+
+    Where :func:`gcfed.configure` chose the folder it is a new one each time, unless the run continues an earlier one.
+    """
+    chosen = OmegaConf.to_container(cfg.paths, resolve=False)["output_dir"].startswith("${run_dir:")  # type: ignore
+    folder = Path(cfg.paths.output_dir).absolute()
+    if chosen and cfg.ckpt_path is None and job() is None and leads():
+        folder = new_folder(folder)
+    cfg = deepcopy(cfg)
+    cfg.paths.output_dir = str(folder)
+    return cfg
+
+
+def new_folder(path: Path) -> Path:
+    """Makes a folder that nobody else has: ``path``, or ``path_2`` and so on where there is one already."""
+    names = chain([path], (path.with_name(f"{path.name}_{number}") for number in count(2)))
+    for folder in names:
+        with suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            break
+    return folder
+
+
+def check_folder(cfg: DictConfig, folder: Path) -> None:
+    """Refuses a folder that holds rounds of a run, unless this run continues it.
+
+    A run that was killed before its first checkpoint cannot be continued: it may begin again, with equal rounds.
+
+    Raises:
+        ValueError: names the folder and the remedy.
+    """
+    kept = [*folder.glob(f"{CHECKPOINT.parent}/*.ckpt"), *folder.glob(SUMMARY), *folder.glob(EXPORT.name)]
+    if cfg.ckpt_path == "last" or (not kept and read_metrics(folder / METRICS).empty):
+        return  # the checkpoint says whose it is, or there is nothing to lose
+    config = folder / CONFIG
+    if odd := differences(leaves(read_yaml(config)), leaves(cfg)) if config.is_file() else f"it has no {CONFIG}":
+        raise ValueError(f"{folder} holds another run: {odd}. Name another folder, or move that one away.")
+    if kept and cfg.ckpt_path is None:
+        raise ValueError(f"{folder} holds this run already: continue it with ckpt_path=last, or name another folder.")
 
 
 def run_dir(base: str, ckpt_path: Any, now: str, changed: str = "", *, _root_: Any) -> str:

@@ -19,7 +19,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gcfed.runs.folder import FAILURE, SUMMARY
+from gcfed.runs.folder import FAILURE, SUMMARY, shown
 from gcfed.runs.measures import WINDOW, average, first_round, smooth, until
 from gcfed.runs.reading import column
 from gcfed.utils.files import replacing
@@ -125,7 +125,7 @@ def print_summary(summary: Mapping[str, Any], metrics: pd.DataFrame, folder: Pat
     for label, text in {**_figures(summary, metrics), **_measured(metrics)}.items():
         table.add_row(f"[bold]{label}[/bold]", text)
     files = sorted(p.name for p in folder.iterdir() if not p.name.startswith((".", "events.out.")))
-    tell(table, Text(f"{', '.join(files)} are in\n  {folder}"))
+    tell(table, Text(f"{', '.join(files)} are in\n  {min(str(folder), shown(folder), key=len)}"))
 
 
 def _figures(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, str]:

@@ -137,6 +137,19 @@ def check_groups(words: Iterable[str]) -> None:
             raise ValueError(f"{word} names no option of {group}: choose {options}, or ~{group} for none.")
 
 
+def check_sweeps(words: Iterable[str]) -> None:
+    """Refuses a sweep that has a value twice: both jobs would be the same run, in one folder.
+
+    Raises:
+        ValueError: names the word.
+    """
+    with suppress(OverrideParseException):  # Hydra explains it later
+        for override in OverridesParser.create().parse_overrides([w for w in words if not w.startswith("-")]):
+            values = [*override.sweep_string_iterator()] if override.is_discrete_sweep() else []
+            if len({*values}) < len(values):
+                raise ValueError(f"{override.input_line} has a value twice: that would be the same run in one folder.")
+
+
 def options_of(group: str) -> list[str]:
     """What we ship of a group; Hydra names no options where one word of a list is unknown."""
     return sorted(path.stem for path in CONFIGS.glob(f"{group}/*.yaml") if path.stem != "base")
