@@ -17,6 +17,7 @@ from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from gcfed.data.augment import TextTransform, VectorTransform
+from gcfed.data.base import label_fix
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.sampling import cohort_size
 from gcfed.federated.faults import Faults
@@ -69,7 +70,8 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
     data.setup()  # long, where data are downloaded or decoded: so what is wrong already has been said
     if module.task.has_classes != (data.labels.dtype.kind == "i"):
         task = "gcfed.tasks.SquaredError for numbers, gcfed.tasks.Classification for classes, which are integers"
-        raise ValueError(f"task._target_={cfg.task._target_} is not for labels of {data.labels.dtype}: {task}.")
+        fix = label_fix(data.dataset.train.y)
+        raise ValueError(f"task._target_={cfg.task._target_} is not for labels of {data.labels.dtype}: {task}{fix}.")
     loop, kind = build_loop(cfg, data.num_clients), ClientPart if clients_only else Part
     methods = [part for part in build_methods(cfg) if isinstance(part, kind)]
     metrics = [part for part in parts_of(build_all(cfg, "metrics")) if isinstance(part, kind)]
@@ -185,9 +187,14 @@ def _build_each(cfg: DictConfig, key: str, kind: type, **common: int) -> list[An
 
 def _check_samples(data: FederatedDataModule, has_classes: bool, is_text: bool) -> None:
     """Refuses data from which nothing can be learned, and warns of classes that are tested and never trained."""
-    x = data.dataset.train.x
-    if is_text and not any((x[i : i + 1000] != x.flat[0]).any() for i in range(0, len(x), 1000)):
-        raise ValueError(f"data={data.dataset.name}: all characters of its texts are the same, or unknown.")
+    x, sizes = data.dataset.train.x, data.partition.sizes
+    if empty := np.flatnonzero(sizes == 0).tolist():
+        who = f"{len(empty)} of {len(sizes)} clients without a sample, such as client {empty[0]}"
+        remedy = "give each client one, or lower participation.num_clients"
+        raise ValueError(f"partition: {type(data.partitioner).__name__} leaves {who}: {remedy}.")
+    if not any((x[i : i + 1000] != x.flat[0]).any() for i in range(0, len(x), 1000)):
+        what = "all characters of its texts are the same, or unknown" if is_text else f"all its numbers are {x.flat[0]}"
+        raise ValueError(f"data={data.dataset.name}: {what}.")
     if not has_classes:
         return
     trained, tested = (np.bincount(y[y >= 0], minlength=data.num_classes) for y in (data.labels, data.test_labels))

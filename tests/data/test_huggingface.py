@@ -75,6 +75,19 @@ def test_images_of_one_set_have_the_same_channels(tmp_path):
         huggingface(saved(tmp_path / "c", {"train": pictures(mode="I;16")}), str(tmp_path / "data"))
 
 
+def test_transparency_that_is_lost_is_told_in_one_line_also_from_the_cache(tmp_path, caplog):
+    columns, features = pictures()
+    buffer = io.BytesIO()
+    Image.new("RGBA", (5, 4), (1, 2, 3, 99)).save(buffer, "PNG")
+    columns["image"][3:5] = [{"bytes": buffer.getvalue(), "path": None}] * 2
+    name = saved(tmp_path, {"train": (columns, features)})
+    for _ in range(2):
+        caplog.clear()
+        huggingface(name, str(tmp_path / "data"))
+        lines = [record.message for record in caplog.records if record.name.startswith("gcfed")]
+        assert lines == [f"data.name={name}: images are kept in plain colours, which loses: transparency of 2"]
+
+
 def test_a_test_split_without_labels_is_passed_over(tmp_path):
     columns, features = pictures(4)
     unlabelled = ({**columns, "kind": [-1] * 4}, features)

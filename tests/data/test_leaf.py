@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gcfed.data.base import FederatedDataset
-from gcfed.data.sets.files import decode
+from gcfed.data.sets.images import decode
 from gcfed.data.sets.leaf import ALPHABET, FACE, PAD, celeba, femnist, shakespeare
 from gcfed.run import train
 

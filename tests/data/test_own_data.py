@@ -1,18 +1,17 @@
-"""Data that a user brings: arrays, folders of images, and what is held out of them."""
-
-from pathlib import Path
+"""Data that a user brings: arrays, functions, and what is held out of them."""
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from omegaconf import OmegaConf
-from test_datasets import png_of
 
+from gcfed.assemble import assemble
 from gcfed.data.augment import AutoTransform, ImageTransform, TextTransform, VectorTransform
 from gcfed.data.dealing import held_out
 from gcfed.data.partition import ByGroup
-from gcfed.data.sets.own import arrays, from_arrays, image_folder, own_data
+from gcfed.data.sets.images import image_folder
+from gcfed.data.sets.own import arrays, from_arrays, own_data
 from gcfed.run import evaluate, train
 from gcfed.utils.instantiate import build
 
@@ -29,6 +28,7 @@ CLASSES = np.arange(N) % 4
         (IMAGES, (3, 6, 5)),
         (IMAGES.transpose(0, 2, 3, 1), (3, 6, 5)),
         (IMAGES.repeat(2, 1).transpose(0, 2, 3, 1)[..., :4], (4, 6, 5)),
+        (IMAGES.repeat(3, 1)[:, :, :5].transpose(0, 2, 3, 1), (9, 5, 5)),  # more channels than rows
         (IMAGES[:, 0], (1, 6, 5)),
         (IMAGES[:, 0, 0], (5,)),
         (IMAGES[:, 0, 0].astype(np.float16), (5,)),
@@ -37,7 +37,7 @@ CLASSES = np.arange(N) % 4
 def test_samples_of_every_shape(x, shape):
     dataset = from_arrays({"x": x, "y": CLASSES, "x_test": x[:8], "y_test": CLASSES[:8]}, "mine.npz", 0.2)
     assert (dataset.name, dataset.train.x.shape, dataset.test.x.shape) == ("mine", (N, *shape), (8, *shape))
-    images = IMAGES.repeat(2, 1) if shape[0] == 4 else IMAGES
+    images = {4: IMAGES.repeat(2, 1), 9: IMAGES.repeat(3, 1)[:, :, :5]}.get(shape[0], IMAGES)
     np.testing.assert_array_equal(dataset.train.x.reshape(N, -1), images.reshape(N, -1)[:, : np.prod(shape)])
     assert dataset.train.x.dtype == (np.float32 if x.dtype == np.float16 else np.uint8)
 
@@ -55,6 +55,62 @@ def test_classes_are_numbered_in_their_order(y, expected, classes, names):
     np.testing.assert_array_equal(dataset.train.y, expected)
     np.testing.assert_array_equal(dataset.test.y, expected[:4])
     assert (dataset.num_classes, dataset.class_names) == (classes, names)
+
+
+@pytest.mark.parametrize("shape", [(N, 6, 5, 3), (N, 3, 6, 5), (N, 6, 5)])
+@pytest.mark.parametrize("levels", [256, 2])
+@pytest.mark.parametrize("kind", [int, "u2", "f2", "f4", "f8"])
+@pytest.mark.parametrize("bright", [255, 1])
+def test_images_whose_levels_are_those_of_bytes_are_read_as_bytes(shape, levels, kind, bright):
+    """As torchvision's ToTensor and matplotlib have them, 0 … 1 or 0 … 255, and black and white ones."""
+    x = RNG.integers(0, levels, shape) * 255 // (levels - 1)
+    x.flat[0] = 255
+    given = (x / 255 * bright).astype(kind if bright > 1 or levels == 2 or "f" in str(kind) else "f4")
+    dataset = from_arrays({"x": given, "y": CLASSES, "x_test": x.astype("u1"), "y_test": CLASSES}, "mine.npz", 0.2)
+    expected = x.transpose(0, 3, 1, 2) if shape[-1] == 3 else x.reshape(N, -1, 6, 5)
+    np.testing.assert_array_equal(dataset.train.x, expected)
+    np.testing.assert_array_equal(dataset.test.x, expected)
+    assert dataset.train.x.dtype == np.uint8
+
+
+@pytest.mark.parametrize("column", [CLASSES, CLASSES.astype("u1"), np.array(list("dacb"))[CLASSES], CLASSES > 1])
+def test_a_column_of_labels_is_a_vector_of_them(column):
+    for key in ("y", "groups"):
+        content = {"x": IMAGES, "y": CLASSES, "groups": CLASSES}
+        flat, standing = (from_arrays(content | {key: values}, "mine.npz", 0.2) for values in (column, column[:, None]))
+        np.testing.assert_array_equal(getattr(flat.train, key), getattr(standing.train, key))
+    assert from_arrays({"x": IMAGES, "y": np.array([b"a", b"b"])[CLASSES % 2]}, "m", 0.2).class_names == ("a", "b")
+
+
+def test_what_the_classes_are_is_told(caplog):
+    with caplog.at_level("INFO"):
+        from_arrays({"x": IMAGES, "y": CLASSES - 1}, "mine.npz", 0.2)
+    assert "mine.npz: 4 classes: -1, 0, 1, 2" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("y", "fix"),
+    [
+        (CLASSES % 2 / 1.0, r"y\.astype\(int\)\.ravel\(\) makes classes"),
+        (CLASSES[:, None] / 1.0, r"y\.astype\(int\)\.ravel\(\) makes classes"),
+        (np.eye(4)[CLASSES], r"y\.argmax\(1\) makes classes of one-hot rows"),
+        (CLASSES / 3, "which are integers"),
+    ],
+)
+def test_floats_that_are_to_be_classes_are_refused_with_the_line_that_makes_them(config, tmp_path, y, fix):
+    """They would be targets to regress on, which a task can ask for; and standardised when the task is asked."""
+    np.savez(tmp_path / "x.npz", x=IMAGES[:, 0, 0] / 1.0, y=y)
+    mine = ("data=arrays", f"data.path={tmp_path}/x.npz", "partition=iid", "participation.num_clients=5")
+    with pytest.raises(ValueError, match=rf"Classification is not for labels of float64: .*{fix}.*\.$"):
+        assemble(config(*mine))
+    assemble(config(*mine, "task._target_=gcfed.tasks.SquaredError"))
+
+
+def test_samples_that_are_all_alike_are_refused(config, tmp_path):
+    """As images of 0 … 1 are that were cast to bytes."""
+    np.savez(tmp_path / "x.npz", x=(IMAGES / 256).astype(np.uint8), y=CLASSES)
+    with pytest.raises(ValueError, match=r"data=x: all its numbers are 0\.$"):
+        assemble(config("data=arrays", f"data.path={tmp_path}/x.npz"))
 
 
 def test_labels_of_tokens_and_targets():
@@ -103,12 +159,29 @@ def test_columns_of_pandas_are_arrays():
         ({"x": IMAGES, "y": CLASSES, "x_test": IMAGES}, "give x and y"),
         ({"x": IMAGES, "y": CLASSES, "z": CLASSES}, "has x, y, z: give x and y"),
         ([IMAGES, CLASSES], "gives a list: make it a dict of arrays"),
-        ({"x": IMAGES / 255, "y": CLASSES}, r"samples must be uint8 \[n, C, H, W\]"),
-        ({"x": IMAGES[:, 0, 0].astype(int), "y": CLASSES}, r"samples must be uint8"),
+        ({"x": IMAGES / 300, "y": CLASSES}, r"samples must be uint8 \[n, C, H, W\].*: \(x \* 255\)\.round"),
+        ({"x": IMAGES / 2, "y": CLASSES}, r"float64 \[40, 3, 6, 5\]: x\.round\(\)\.astype\('uint8'\) makes images"),
+        ({"x": IMAGES / 127.5 - 1, "y": CLASSES}, r": \(\(x - -1\) / \(1 - -1\) \* 255\)\.clip\(0, 255\)\.round"),
+        ({"x": IMAGES.astype(np.uint16) * 257, "y": CLASSES}, r": \(\(x - 0\) / \(65535 - 0\) \* 255\)\.clip"),
+        ({"x": np.where(IMAGES, np.nan, 1), "y": CLASSES}, "with NaN or infinite numbers"),
+        ({"x": IMAGES[:, 0, 0].astype(int), "y": CLASSES}, r"int64 \[40, 5\]: x\.astype\('float64'\) makes vectors"),
+        ({"x": IMAGES[:, 0, 0] > 9, "y": CLASSES}, r"bool \[40, 5\]: x\.astype\('float64'\) makes vectors"),
+        ({"x": CLASSES / 2, "y": CLASSES}, r": x\.reshape\(len\(x\), -1\)\.astype\('float64'\) makes vectors"),
+        ({"x": [[1.0], [1.0, 2.0]], "y": [0, 1]}, "x is no array: .*inhomogeneous"),
+        ({"x": torch.zeros(40, 2, requires_grad=True), "y": CLASSES}, r"x is no array: .*detach"),
+        ({"x": IMAGES, "y": np.eye(4, dtype=int)[CLASSES]}, r"labels .* \[40, 4\]: y\.argmax\(1\) makes classes"),
+        ({"x": IMAGES, "y": np.eye(4, dtype=bool)[CLASSES]}, r"y\.argmax\(1\) makes classes"),
+        ({"x": IMAGES, "y": CLASSES / 1.0}, r"y\.astype\(int\)\.ravel\(\) makes classes of whole numbers"),
+        (
+            {"x": IMAGES, "y": CLASSES, "x_test": IMAGES, "y_test": CLASSES / 1.0},
+            r"int64 .*and in y_test float64 .*astype",
+        ),
+        ({"x": IMAGES, "y": CLASSES, "groups": np.where(CLASSES, CLASSES, np.nan)}, "groups has 10 empty entries"),
         ({"x": IMAGES, "y": CLASSES[:-1]}, r"labels must be int64 \[40\]"),
         ({"x": IMAGES, "y": np.array([None] * N)}, "y holds objects that are neither all texts nor all numbers"),
         ({"x": IMAGES, "y": CLASSES, "groups": CLASSES[:3]}, r"groups must be int64 \[40\]"),
-        ({"x": np.full((N, 2), np.nan), "y": CLASSES}, "samples must be finite numbers"),
+        ({"x": np.full((N, 2), np.nan), "y": CLASSES}, "samples must be finite numbers; 80 are NaN or infinite"),
+        ({"x": np.ones((N, 2)), "y": np.where(CLASSES, 1, np.nan)}, "targets must be finite numbers; 10 are NaN"),
         ({"x": IMAGES[:1], "y": CLASSES[:1]}, "the test split is empty"),
     ],
 )
@@ -147,89 +220,6 @@ def test_a_file_that_is_no_npz_is_named(tmp_path):
 def test_settings_that_make_no_sense_are_named(load, key):
     with pytest.raises(ValueError, match=rf"^{key} must be"):
         load()
-
-
-# -------------------------------------------------------------------------------------------------------- images
-def write_images(folder: Path, classes: dict[str, int], size=(6, 5)) -> None:
-    from PIL import Image
-
-    for c, (name, count) in enumerate(classes.items()):
-        for i in range(count):
-            path = folder / name / "more" / f"{i}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.new("RGB", size, (100 * c, i, 0)).save(path)
-        (folder / name / "more" / ".hidden.png").write_bytes(b"")
-        (folder / name / "notes.txt").write_text("no image")
-
-
-def test_a_folder_with_a_test_split(tmp_path):
-    write_images(tmp_path / "flowers/train", {"rose": 3, "tulip": 2})
-    write_images(tmp_path / "flowers/val", {"rose": 1, "tulip": 1})
-    dataset = image_folder(str(tmp_path / "flowers"), str(tmp_path))
-    assert (dataset.name, dataset.class_names) == ("flowers", ("rose", "tulip"))
-    assert (dataset.train.x.shape, dataset.test.x.shape) == ((5, 3, 5, 6), (2, 3, 5, 6))
-    assert (dataset.train.y.tolist(), dataset.test.y.tolist()) == ([0, 0, 0, 1, 1], [0, 1])
-    corners = [[0, 0, 0], [0, 1, 0], [0, 2, 0], [100, 0, 0], [100, 1, 0]]
-    np.testing.assert_array_equal(dataset.train.x[:, :, 0, 0], corners)
-    small = image_folder(str(tmp_path / "flowers"), str(tmp_path), size=4)
-    assert small.train.x.shape == (5, 3, 4, 4)
-    write_images(tmp_path / "flowers/train", {"rose": 4, "tulip": 2})
-    assert len(image_folder(str(tmp_path / "flowers"), str(tmp_path)).train) == 6
-    (tmp_path / "flowers/train/tulip").rename(tmp_path / "flowers/train/aster")  # as large and as old as before
-    (tmp_path / "flowers/val/tulip").rename(tmp_path / "flowers/val/aster")
-    renamed = image_folder(str(tmp_path / "flowers"), str(tmp_path))
-    assert (renamed.class_names, renamed.train.y.tolist()) == (("aster", "rose"), [0, 0, 1, 1, 1, 1])
-
-
-def test_a_folder_without_a_test_split_gives_a_part_of_each_class(tmp_path):
-    write_images(tmp_path / "flowers", {"rose": 10, "tulip": 20})
-    dataset = image_folder(str(tmp_path / "flowers"), str(tmp_path), test=0.2)
-    assert (np.bincount(dataset.train.y).tolist(), np.bincount(dataset.test.y).tolist()) == ([8, 16], [2, 4])
-    seen = {(int(x[0, 0, 0]), int(x[1, 0, 0])) for split in (dataset.train, dataset.test) for x in split.x}
-    assert len(seen) == 30
-
-
-def test_a_folder_a_client_makes_natural_clients(tmp_path, caplog):
-    for name, classes in (("zoe", {"rose": 4, "tulip": 1}), ("bob", {"tulip": 5})):
-        write_images(tmp_path / "flowers/train" / name, classes)
-    write_images(tmp_path / "flowers/test/carl", {"rose": 1, "tulip": 2})
-    dataset = image_folder(str(tmp_path / "flowers"), str(tmp_path), clients=True)
-    assert (dataset.class_names, len(dataset.test)) == (("rose", "tulip"), 3)
-    assert dataset.train.groups.tolist() == [0] * 5 + [1] * 5
-    assert dataset.train.y.tolist() == [1] * 5 + [0] * 4 + [1]
-    whole = image_folder(str(tmp_path / "flowers/train"), str(tmp_path), test=0.5, clients=True)
-    assert (np.bincount(whole.train.y).tolist(), np.bincount(whole.test.y).tolist()) == ([2, 3], [2, 3])
-    clients = ByGroup()(whole.train.y, None, seed=1, groups=whole.train.groups)
-    assert clients.label_counts(whole.train.y, 2).sum(0).tolist() == [2, 3]
-    assert clients.label_counts(whole.train.y, 2)[0, 0] == 0  # bob has no rose
-    assert "groups" not in caplog.text
-    for i in range(4):
-        write_images(tmp_path / f"small/{i}", {"rose" if i % 2 else "tulip": 1})
-    assert len(image_folder(str(tmp_path / "small"), str(tmp_path), test=0.5, clients=True).train) == 2
-    assert "small: 2 of 4 groups have all their samples in the test split" in caplog.text
-    with pytest.raises(ValueError, match=r"has folders for more, .* below one for each client"):
-        image_folder(str(tmp_path / "flowers/train/zoe"), str(tmp_path), clients=True)
-
-
-def test_folders_that_do_not_fit_are_named(tmp_path):
-    def refused(words, error=ValueError, root=tmp_path / "flowers"):
-        with pytest.raises(error, match=words):
-            image_folder(str(root), str(tmp_path))
-
-    refused(r"data\.root=.*flowers is no folder: give the one", FileNotFoundError)
-    write_images(tmp_path / "flowers/train", {"rose": 2})
-    refused("has folders for rose, and to test for rose: it must have one .* at least two classes")
-    write_images(tmp_path / "flowers/train", {"rose": 2, "tulip": 2})
-    write_images(tmp_path / "flowers/test", {"rose": 2, "lily": 2})
-    refused("has folders for rose, tulip, and to test for lily, rose")
-    (tmp_path / "flowers/test/lily").rename(tmp_path / "flowers/test/tulip")
-    write_images(tmp_path / "flowers/test", {"rose": 2}, size=(3, 3))
-    refused(r"rose/more/0\.png is 3×3, .*|0\.png is 6×5.* 3×3: give all one size, as by data\.size=64")
-    (tmp_path / "flowers/train/tulip/more/0.png").write_bytes(png_of(2**15, 2**15))
-    refused(r"tulip/more/0\.png is no readable image .*decompression bomb.*: put a sound one")
-    for path in (tmp_path / "flowers/train/tulip/more").glob("*.png"):
-        path.unlink()
-    refused("tulip holds no image: add some")
 
 
 MINE = ("data=own", f"data.dataset._target_={__name__}.load")

@@ -32,18 +32,20 @@ class Split:
         x, y, n = self.x, self.y, self.x.shape[:1]
         vectors = x.dtype in FLOATS and x.ndim == 2
         if not vectors and (x.dtype != np.uint8 or x.ndim not in (2, 4)):
-            raise ValueError(f"samples must be uint8 [n, C, H, W] or [n, T], or floats [n, d], not {_kind(x)}")
+            wanted = "samples must be uint8 [n, C, H, W] or [n, T], or floats [n, d]"
+            raise ValueError(f"{wanted}, not {_kind(x)}{_sample_fix(x)}")
         targets = vectors and y.dtype in FLOATS
         if targets and (y.ndim != 2 or y.shape[:1] != n):
-            raise ValueError(f"targets must be floats [{len(self)}, C], not {_kind(y)}")
+            raise ValueError(f"targets must be floats [{len(self)}, C], not {_kind(y)}{label_fix(y)}")
         shapes = [n, x.shape] if x.ndim == 2 and not vectors else [n]
         for name, values, allowed in (("labels", None if targets else y, shapes), ("groups", self.groups, [n])):
             if values is not None and (values.dtype != np.int64 or values.shape not in allowed):
                 wanted = " or ".join(str([*shape]) for shape in allowed)
-                raise ValueError(f"{name} must be int64 {wanted}, not {_kind(values)}")
+                raise ValueError(f"{name} must be int64 {wanted}, not {_kind(values)}{label_fix(values)}")
         for name, values in (("samples", x), ("targets", y)):
             if values.dtype in FLOATS and not np.isfinite(values).all():
-                raise ValueError(f"{name} must be finite numbers")
+                count = np.count_nonzero(~np.isfinite(values))
+                raise ValueError(f"{name} must be finite numbers; {count} are NaN or infinite")
 
     def __len__(self) -> int:
         return len(self.x)
@@ -94,6 +96,32 @@ class FederatedDataset:
                 yield f"{part} labels {low} … {split.classes.max()} for {self.num_classes} classes"
         if self.class_names is not None and len(self.class_names) != self.num_classes:
             yield f"{len(self.class_names)} class names for {self.num_classes} classes"
+
+
+def label_fix(y: np.ndarray) -> str:
+    """The line that makes classes of labels in another form."""
+    if y.ndim == 2 and y.shape[1] > 1 and np.isin(y, (0, 1)).all() and (y.sum(1) == 1).all():
+        return ": y.argmax(1) makes classes of one-hot rows"
+    if y.dtype.kind == "f" and y.size == len(y) and not (y % 1).any():
+        return ": y.astype(int).ravel() makes classes of whole numbers"
+    return ""
+
+
+def _sample_fix(x: np.ndarray) -> str:
+    """The line that makes samples of an array in another form."""
+    if x.dtype.kind not in "iufb":
+        return ""
+    if x.ndim == 2:
+        return ": x.astype('float64') makes vectors of a table, and x.astype('uint8') tokens of 0 … 255"
+    if x.ndim not in (3, 4):
+        return ": x.reshape(len(x), -1).astype('float64') makes vectors"
+    low, high = x.min(), x.max()
+    if not np.isfinite([low, high]).all():
+        return ", with NaN or infinite numbers"
+    scaled = "(x * 255)" if high <= 1 else "x"
+    if low < 0 or high > 255:
+        scaled = f"((x - {low:g}) / ({high:g} - {low:g}) * 255).clip(0, 255)"
+    return f": {scaled}.round().astype('uint8') makes images, and x.reshape(len(x), -1).astype('float64') vectors"
 
 
 def _kind(array: np.ndarray) -> str:

@@ -22,8 +22,8 @@ from gcfed.checkpoints.reading import fingerprint
 from gcfed.data.base import FederatedDataset
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.partition import Partition, Partitioner
+from gcfed.data.sets.images import image_folder
 from gcfed.data.sets.own import arrays as read_arrays
-from gcfed.data.sets.own import image_folder
 from gcfed.federated.messages import Download, MessageError
 from gcfed.federated.stacks import Stacks
 from gcfed.federation.packing import pack_upload, unpack, unpack_download
@@ -294,7 +294,7 @@ def own_samples(
     Raises:
         ValueError: a class that the run does not know, or float vectors to be standardized.
     """
-    found = image_folder(folder, data_dir, size, TEST) if arrays is None else read_arrays(arrays, TEST)
+    found = image_folder(folder, data_dir, size, TEST, clients=False) if arrays is None else read_arrays(arrays, TEST)
     if standardize and found.train.x.dtype.kind == "f":
         raise ValueError("data.standardize=true is by the mean of all samples, which no site knows: set it to false.")
     if classes is None or found.class_names is None:

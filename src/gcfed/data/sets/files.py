@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import http.client
-import io
 import json
 import logging
 import math
@@ -18,28 +17,22 @@ import os
 import re
 import shutil
 import tarfile
-import warnings
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from gcfed.data.base import FederatedDataset, Split
 from gcfed.utils.files import replacing
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
 log = logging.getLogger(__name__)
-
-FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-"""Of images; others that Pillow knows start programs (EPS)."""
-GREY = ("1", "L")
+TRAINS, TESTS = ("train", "training"), ("test", "testing", "val", "valid", "validation")
+"""Names of folders, files and splits to train on, and of those to test on; of several the first."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +125,16 @@ def described(folder: Path, parts: Sequence[str], archive: Path) -> str:
     return f"{archive.name} of {archive.stat().st_size} bytes" if archive.is_file() else ""
 
 
+def written(files: Sequence[Path]) -> str:
+    """What a cache was made of: it is made anew where a file was changed, moved, added or taken away."""
+    about = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return f"{len(about)} files, {hashlib.sha256(repr(about).encode()).hexdigest()}"
+
+
+def listing(names: Sequence[str]) -> str:
+    return ", ".join([*names[:5], *["…"] * (len(names) > 5)]) or "nothing"
+
+
 def rows_of(path: Path, columns: int, separator: str | None = None) -> list[list[str]]:
     """The columns of each line of a table, split at white space or the separator.
 
@@ -151,65 +154,16 @@ def is_plain(name: object) -> bool:
     return isinstance(name, str) and re.fullmatch(r"[\w-][\w.-]*", name) is not None
 
 
-def open_image(path: Path) -> Image:
-    """An image whose pixels are not decoded yet; one far larger than photographs are is refused before."""
-    from PIL import Image
-
-    with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning):
-        return Image.open(io.BytesIO(path.read_bytes()), formats=FORMATS)
-
-
-def decode(
-    images: Sequence[Any], what: str, *, opened: Callable[[Any], Image] = open_image, named: Callable[[Any], str] = str,
-    side: int | None = None, size: int | None = None, bicubic: bool = False, grey: bool | None = False,
-) -> Iterator[np.ndarray]:  # fmt: skip
-    """Each image as uint8 [1, C, H, W], under a bar called ``what``.
-
-    Args:
-        images: what ``opened`` makes an image of, as a path; errors call it by its ``named``.
-        side: of the square that each must be.
-        size: side of the square to which they are resized, bilinearly or ``bicubic``; None: all are of one size.
-        grey: one channel in place of three; None: if the first one has no colours.
-
-    Raises ValueError, with the name, for what is no image, has more than 8 bits a channel, or another size or colours.
-    """
-    from PIL.Image import Resampling
-    from tqdm import tqdm
-
-    first: tuple[str, Image] | None = None
-    for entry in tqdm(images, desc=what, unit="image", disable=None):
-        name = named(entry)
-        try:
-            image = opened(entry)
-            if side and image.size != (side, side):
-                raise ValueError(f"it is {image.width}×{image.height}, not {side}×{side}")
-            grey = image.mode in GREY if grey is None else grey
-            if grey and image.mode not in GREY:
-                raise ValueError("it has colours, or is transparent, and the first one is grey: convert one of them")
-            if image.mode[0] in "IF":
-                raise ValueError(f"Pillow's mode {image.mode} has more than 8 bits a channel: convert it to 8")
-            image = image.convert("L" if grey else "RGB")
-        except Exception as error:  # whatever Pillow raises over a broken image
-            reason = str(error).partition(" <")[0]  # without the address of the buffer
-            raise ValueError(f"{name} is no readable image ({reason}): put a sound one in its place.") from error
-        if size:
-            image = image.resize((size, size), Resampling.BICUBIC if bicubic else Resampling.BILINEAR)
-        first = first or (name, image)
-        if image.size != first[1].size:
-            there = f"{first[0]} is {first[1].width}×{first[1].height}"
-            remedy = "give all one size, as by data.size=64."
-            raise ValueError(f"{name} is {image.width}×{image.height}, {there}: {remedy}")
-        yield np.asarray(image).reshape(1, image.height, image.width, -1).transpose(0, 3, 1, 2)
-
-
 # ------------------------------------------------------------------------------------------------------ the cache
 FORMAT = 1
 MANIFEST = "manifest.json"
 
 Keep = Callable[..., None]
 """``keep("train", x, y, groups)``: a part's samples, or blocks of them, which memory need not hold; labels; groups."""
-Build = Callable[[Keep], tuple[int, Sequence[str]]]
-"""Keeps ``train`` and ``test``, and returns the number of classes and their names, if there are any."""
+Build = Callable[[Keep], tuple[int, Sequence[str]] | tuple[int, Sequence[str], str]]
+"""Keeps ``train`` and ``test``, and returns the number of classes and their names, if there are any; and perhaps a
+line to be logged, now and when the cache is read.
+"""
 
 
 def cached(data_dir: str | Path, name: str, build: Build, source: str = "") -> FederatedDataset:
@@ -276,9 +230,9 @@ def _build(folder: Path, scratch: Path, build: Build, source: str) -> FederatedD
             if array is not None:
                 np.save(scratch / f"{part}_{kind}.npy", array)
 
-    num_classes, names = build(keep)
+    num_classes, names, *notes = build(keep)
     checksums = {path.stem: _checksum(path) for path in sorted(scratch.glob("*.npy"))}
-    info = {"num_classes": num_classes, "class_names": [*names]}
+    info = {"num_classes": num_classes, "class_names": [*names], "notes": [note for note in notes if note]}
     try:
         # Opened before they move: should another process replace them next, these maps keep this build's files.
         dataset = _dataset(folder.name, scratch, checksums, info)
@@ -299,5 +253,7 @@ def _dataset(name: str, folder: Path, keys: Collection[str], info: dict[str, Any
         small = {key: np.load(folder / f"{part}_{key}.npy") for key in ("y", "groups") if f"{part}_{key}" in keys}
         return Split(np.load(folder / f"{part}_x.npy", mmap_mode="r"), **small)
 
+    for note in info.get("notes", ()):
+        log.warning(note)
     names = tuple(info.get("class_names") or ())
     return FederatedDataset(name, info["num_classes"], split("train"), split("test"), names or None)

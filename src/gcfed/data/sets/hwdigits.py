@@ -21,7 +21,8 @@ from pathlib import Path
 import numpy as np
 
 from gcfed.data.base import FederatedDataset, Split
-from gcfed.data.sets.files import MANIFEST, Keep, Origin, cached, decode, described, is_plain, obtain, rows_of, unpacked
+from gcfed.data.sets.files import MANIFEST, Keep, Origin, cached, described, is_plain, obtain, rows_of, unpacked
+from gcfed.data.sets.images import decode
 from gcfed.data.sets.vision import torchvision_set
 from gcfed.utils.checked import SettingError, checked
 from gcfed.utils.rng import generator

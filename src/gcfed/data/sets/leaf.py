@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from gcfed.data.base import IGNORE, FederatedDataset, Split
-from gcfed.data.sets.files import Keep, Origin, cached, decode, is_plain, obtain
+from gcfed.data.sets.files import Keep, Origin, cached, is_plain, obtain
+from gcfed.data.sets.images import decode
 
 REPOSITORY = "https://github.com/TalwalkarLab/leaf"
 # What LEAF's own pages give for the whole set, each user's samples split into training and testing.

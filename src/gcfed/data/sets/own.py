@@ -1,30 +1,24 @@
-"""A user's own data: a folder of images, arrays in an ``.npz``, or whatever a function of theirs returns."""
+"""A user's own data: arrays in an ``.npz``, or whatever a function of theirs returns."""
 
 from __future__ import annotations
 
-import hashlib
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping
 from inspect import signature
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from pydantic import Field
 
-from gcfed.data.base import IGNORE, FederatedDataset, Split
+from gcfed.data.base import IGNORE, FederatedDataset, Split, label_fix
 from gcfed.data.datamodule import FederatedDataModule, refuse_call
 from gcfed.data.dealing import held_out, tell_absent
-from gcfed.data.sets.files import Keep, cached, decode
+from gcfed.data.sets.files import listing
 from gcfed.utils.checked import Inside, SettingError, checked
 from gcfed.utils.rng import generator
 
 log = logging.getLogger(__name__)
-Side = Annotated[int, Field(ge=1, le=10_000)]
-SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
-TESTS = ("test", "val", "valid", "validation")
 KEYS = ("x", "y", "x_test", "y_test", "groups")
 
 
@@ -63,80 +57,6 @@ def own_data(
 def unnamed(**_: Any) -> None:
     """What stands in the place of a user's function."""
     raise ValueError("data=own: name the function that loads your data, as in data.dataset._target_=mydata.load.")
-
-
-# -------------------------------------------------------------------------------------------------------- images
-@checked
-def image_folder(
-    root: str | None, data_dir: str, size: Side | None = None, test: Inside = 0.2, clients: bool = False
-) -> FederatedDataset:
-    """Images in a folder a class, [n, 3, H, W]: ``<root>/train/<class>/…`` and ``<root>/test/<class>/…``, or
-    ``<root>/<class>/…``, of which a share is for testing. Classes are numbered in the order of their names.
-
-    Decoded once, into the cache in ``data_dir``, and again where files have changed.
-
-    Args:
-        size: side of the square to which images are resized; None: as they are, which must be of one size.
-        test: the share of each class, drawn once and for all, where there is no folder ``test``, ``val`` or ``valid``.
-        clients: there is a folder a client above those of the classes, ``<client>/<class>/…``, also in ``train`` and
-            ``test``: a natural client, which need not have all classes.
-
-    Raises FileNotFoundError for no such folder; ValueError for a class without an image, a file that is none, or images
-    of several sizes.
-    """
-    folder = Path(root or "").resolve()
-    if not root or not folder.is_dir():
-        raise FileNotFoundError(f"data.root={root} is no folder: give the one with a folder of images for each class.")
-    tests = [folder / name for name in TESTS if (folder / name).is_dir()]
-    places = [folder / "train", *tests[:1]] if (folder / "train").is_dir() else [folder]
-    found = [_listed(place, clients) for place in places]
-    names = [sorted({*images[:, 1]}) for images in found]
-    classes = names[0]
-    if len(classes) < 2 or names[-1] != classes:
-        raise ValueError(
-            f"data.root={root} has folders for {_named(classes)}, and to test for {_named(names[-1])}: it must have "
-            f"one of images for each of at least two classes{', below one for each client' * clients}."
-        )
-    if len(found) == 1:
-        chosen = held_out(found[0][:, 1], test, generator(0, "test"))
-        tell_absent(found[0][:, 2] if clients else None, chosen, folder.name, "test")
-        found = [found[0][~chosen], found[0][chosen]]
-
-    def build(keep: Keep) -> tuple[int, Sequence[str]]:
-        for part, images in zip(("train", "test"), found, strict=True):
-            paths, kinds, owners = images.T
-            groups = np.unique(owners, return_inverse=True)[1] if clients else None
-            y = np.searchsorted(classes, kinds.astype(str))
-            keep(part, decode(paths, f"images of {part}", size=size), y, groups)
-        return len(classes), classes
-
-    key = hashlib.sha256(f"{folder} {size} {test}{' clients' * clients}".encode()).hexdigest()[:12]
-    source = written([path for images in found for path in images[:, 0]])
-    return replace(cached(data_dir, f"image_folder_{key}", build, source), name=folder.name)
-
-
-def written(files: Sequence[Path]) -> str:
-    """What a cache was made of: it is made anew where a file was changed, moved, added or taken away."""
-    about = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    return f"{len(about)} files, {hashlib.sha256(repr(about).encode()).hexdigest()}"
-
-
-def _listed(folder: Path, clients: bool) -> np.ndarray:
-    """Each image's path, class and client, [n, 3], in the order of their names; hidden files and what is no image are
-    passed over.
-    """
-    listed: list[tuple[Path, str, str]] = []
-    for kind in filter(Path.is_dir, sorted(folder.glob("[!.]*/[!.]*" if clients else "[!.]*"))):
-        files = (path for path in kind.rglob("*") if path.suffix.lower() in SUFFIXES and path.name[0] != ".")
-        images = [(path, kind.name, kind.parent.name) for path in sorted(files) if path.is_file()]
-        if not images:
-            raise ValueError(f"data.root: {kind} holds no image: add some, or take the folder away.")
-        listed += images
-    return np.array(listed, object).reshape(-1, 3)
-
-
-def _named(classes: list[str]) -> str:
-    return ", ".join([*classes[:5], *["…"] * (len(classes) > 5)]) or "of no folder"
 
 
 # -------------------------------------------------------------------------------------------------------- arrays
@@ -179,8 +99,10 @@ def from_arrays(content: Any, name: str, test: float) -> FederatedDataset:
     try:
         parts = ["", "_test"] if "x_test" in found else [""]
         y, num_classes, names = _labels([found[f"y{part}"] for part in parts])
-        groups = np.unique(found["groups"], return_inverse=True)[1].astype(np.int64) if "groups" in found else None
+        groups = _groups(_flat(found["groups"])) if "groups" in found else None
         train, *rest = (Split(_samples(found[f"x{part}"]), y[i], None if i else groups) for i, part in enumerate(parts))
+        if names:
+            log.info("%s: %d classes: %s", name, num_classes, listing(names))
         if not rest:
             chosen = held_out(train.y, test, generator(0, "test"))
             tell_absent(groups, chosen, name, "test")
@@ -196,7 +118,12 @@ def plain(what: str, value: Any, *, floats: bool) -> np.ndarray:
 
     Raises ValueError, which says ``what`` it is, where it is neither throughout.
     """
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # of rows of several lengths, or torch's own
+        raise ValueError(f"{what} is no array: {error}") from error
+    if array.dtype.kind == "S":
+        array = np.char.decode(array)
     if array.dtype != object:
         return array
     whole = () if floats else ((bool, np.bool_), (Integral, np.int64))
@@ -211,13 +138,15 @@ def require_columns(columns: Collection[Any], named: Mapping[str, Iterable[str |
     for key, name in ((key, name) for key, names in named.items() for name in names):
         if name not in columns:
             shown = "null" if name is None else name
-            raise ValueError(f"{key}={shown} is no column; there are {', '.join(map(str, columns))}.")
+            asked = " Does the first line name the columns?" * any(str(column)[:1].isdigit() for column in columns)
+            raise ValueError(f"{key}={shown} is no column; there are {', '.join(map(str, columns))}.{asked}")
 
 
 def _labels(parts: list[np.ndarray]) -> tuple[list[np.ndarray], int, tuple[str, ...] | None]:
     """Labels as a :class:`Split` has them, the number of classes, and their names."""
+    parts = [part if part.dtype.kind == "f" else _flat(part) for part in parts]
     kinds = {part.dtype.kind for part in parts}
-    if kinds <= set("iuUSb") and all(part.ndim == 1 for part in parts):
+    if kinds <= set("iuUb") and all(part.ndim == 1 for part in parts):
         values, index = np.unique(np.concatenate(parts), return_inverse=True)
         ends = np.cumsum([len(part) for part in parts])[:-1]
         return np.split(index.astype(np.int64), ends), len(values), tuple(map(str, values))
@@ -227,20 +156,50 @@ def _labels(parts: list[np.ndarray]) -> tuple[list[np.ndarray], int, tuple[str, 
     if kinds == {"f"}:
         targets = [_floats(part.reshape(len(part), -1)) for part in parts]
         return targets, targets[0].shape[1], None
-    raise ValueError(f"y holds {parts[0].dtype} {[*parts[0].shape]}, neither classes nor floats to regress on")
+    there, fix = " and in y_test ".join(f"{part.dtype} {[*part.shape]}" for part in parts), max(map(label_fix, parts))
+    raise ValueError(f"y holds {there}, neither classes throughout nor floats to regress on{fix}")
+
+
+def _flat(values: np.ndarray) -> np.ndarray:
+    """A column, [n, 1], as a vector, [n]."""
+    return values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
+
+
+def _groups(values: np.ndarray) -> np.ndarray:
+    if values.dtype.kind == "f" and np.isnan(values).any():
+        raise ValueError(f"groups has {np.count_nonzero(np.isnan(values))} empty entries (NaN): name all groups")
+    return np.unique(values, return_inverse=True)[1].astype(np.int64)
 
 
 def _samples(x: np.ndarray) -> np.ndarray:
     """Samples as a :class:`Split` has them."""
     if x.dtype.kind == "f" and x.ndim == 2:
         return _floats(x)
+    if x.ndim in (3, 4) and len(x) and x.dtype.kind in "iufb" and (x.dtype != np.uint8 or x.max() <= 1):
+        x = _bytes(x)
     if x.dtype == np.uint8 and x.ndim == 3:
         return x[:, None]
-    last = x.ndim == 4 and (x.shape[3] in (1, 3) or x.shape[3] < min(x.shape[1:3]))  # where the channels are
+    square = x.ndim == 4 and x.shape[1] == x.shape[2] != x.shape[3]
+    last = x.ndim == 4 and (square or x.shape[3] in (1, 3) or x.shape[3] < min(x.shape[1:3]))  # where the channels are
     if x.dtype == np.uint8 and last and x.shape[1] not in (1, 3):
         log.info("x %s is read as [n, H, W, C]", [*x.shape])
         return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
     return x  # right, or refused
+
+
+def _bytes(x: np.ndarray) -> np.ndarray:
+    """Images of 0 … 1 or 0 … 255 as uint8, where that keeps all their levels; others as they are."""
+    images, top = np.empty(x.shape, np.uint8), x.max()
+    scale = np.float32(255 if top <= 1 else 1)
+    if not (x.min() >= 0 and top <= 255):
+        return x
+    for part in (slice(start, start + 1000) for start in range(0, len(x), 1000)):
+        levels = np.rint(x[part] * scale)
+        if not (np.abs(levels - x[part] * scale) < 0.1).all():  # a float16 is right to 0.06 levels
+            return x
+        images[part] = levels
+    log.info("x: %s images of 0 … %g are read as uint8, of which 255 is the brightest", x.dtype, 255 / scale)
+    return images
 
 
 def _floats(values: np.ndarray) -> np.ndarray:

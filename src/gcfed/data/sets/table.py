@@ -12,7 +12,8 @@ import numpy as np
 
 from gcfed.data.base import FederatedDataset
 from gcfed.data.dealing import held_out, tell_absent
-from gcfed.data.sets.own import TESTS, from_arrays, require_columns
+from gcfed.data.sets.files import TESTS
+from gcfed.data.sets.own import from_arrays, require_columns
 from gcfed.utils.checked import Inside, SettingError, checked
 from gcfed.utils.rng import generator
 

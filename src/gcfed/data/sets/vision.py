@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from gcfed.data.base import FederatedDataset
-from gcfed.data.sets.files import Keep, Origin, cached, decode, described, obtain, rows_of, unpacked
+from gcfed.data.sets.files import Keep, Origin, cached, described, obtain, rows_of, unpacked
+from gcfed.data.sets.images import decode
 from gcfed.utils.checked import SettingError, checked
 
 CIFAR, EMNIST = "www.cs.toronto.edu/~kriz/cifar.html", "www.nist.gov/itl/products-and-services/emnist-dataset"

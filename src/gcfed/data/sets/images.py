@@ -1,0 +1,208 @@
+"""Images as arrays: of files, of other sets, and of a user's own folder."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import logging
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from gcfed.data.base import FederatedDataset
+from gcfed.data.dealing import held_out, tell_absent
+from gcfed.data.sets.files import TESTS, TRAINS, Keep, cached, listing, written
+from gcfed.utils.checked import Inside, checked
+from gcfed.utils.rng import generator
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+log = logging.getLogger(__name__)
+Side = Annotated[int, Field(ge=1, le=10_000)]
+FORMATS = (
+    "AVIF", "BMP", "DIB", "GIF", "JPEG", "JPEG2000", "PCX", "PNG", "PPM", "QOI", "SGI", "TGA", "TIFF", "WEBP",
+)  # fmt: skip
+"""Of images; others that Pillow knows start programs (EPS), or it reads no pixels of them."""
+GREY = ("1", "L")
+PLAIN = (*GREY, "LA", "P", "PA", "RGB", "RGBA")
+"""Modes of images whose colours RGB keeps."""
+
+
+@cache
+def suffixes() -> dict[str, str]:
+    """The suffixes of images, and the format of each, as this Pillow reads them."""
+    from PIL import Image
+
+    found = Image.registered_extensions()
+    return {suffix: kind for suffix, kind in found.items() if kind in FORMATS and kind in Image.OPEN}
+
+
+def open_image(path: Path) -> Image:
+    """An image whose pixels are not decoded yet; one far larger than photographs are is refused before."""
+    from PIL import Image
+
+    with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning):
+        return Image.open(io.BytesIO(path.read_bytes()), formats=sorted({*suffixes().values()}))
+
+
+def decode(
+    images: Sequence[Any], what: str, *, opened: Callable[[Any], Image] = open_image, named: Callable[[Any], str] = str,
+    side: int | None = None, size: int | None = None, bicubic: bool = False, grey: bool | None = False,
+    lost: Counter[str] | None = None,
+) -> Iterator[np.ndarray]:  # fmt: skip
+    """Each image as uint8 [1, C, H, W], upright as its EXIF data have it, under a bar called ``what``.
+
+    Args:
+        images: what ``opened`` makes an image of, as a path; errors call it by its ``named``.
+        side: of the square that each must be.
+        size: side of the square to which they are resized, bilinearly or ``bicubic``; None: all are of one size.
+        grey: one channel in place of three; None: if the first one has no colours.
+        lost: counts what images have that is not kept.
+
+    Raises ValueError, with the name, for what is no image, has more than 8 bits a channel, or another size or colours.
+    """
+    from PIL import ImageOps
+    from PIL.Image import Resampling
+    from tqdm import tqdm
+
+    first: tuple[str, Image] | None = None
+    for entry in tqdm(images, desc=what, unit="image", disable=None):
+        name = named(entry)
+        try:
+            image = opened(entry)
+            several = getattr(image, "n_frames", 1) > 1
+            image = ImageOps.exif_transpose(image)
+            if side and image.size != (side, side):
+                raise ValueError(f"it is {image.width}×{image.height}, not {side}×{side}")
+            grey = image.mode in GREY if grey is None else grey
+            if grey and image.mode not in GREY:
+                raise ValueError("it has colours, or is transparent, and the first one is grey: convert one of them")
+            if image.mode[0] in "IF":
+                raise ValueError(f"Pillow's mode {image.mode} has more than 8 bits a channel: convert it to 8")
+            if "transparency" in image.info:  # else Pillow warns of a palette's
+                image = image.convert("RGBA")
+            if lost is not None:
+                lost.update(["frames but the first"] * several + _lost(image))
+            image = image.convert("L" if grey else "RGB")
+        except Exception as error:  # whatever Pillow raises over a broken image
+            reason = str(error).partition(" <")[0]  # without the address of the buffer
+            raise ValueError(f"{name} is no readable image ({reason}): put a sound one in its place.") from error
+        if size:
+            image = image.resize((size, size), Resampling.BICUBIC if bicubic else Resampling.BILINEAR)
+        first = first or (name, image)
+        if image.size != first[1].size:
+            there = f"{first[0]} is {first[1].width}×{first[1].height}"
+            remedy = "give all one size, as by data.size=64."
+            raise ValueError(f"{name} is {image.width}×{image.height}, {there}: {remedy}")
+        yield np.asarray(image).reshape(1, image.height, image.width, -1).transpose(0, 3, 1, 2)
+
+
+def told(name: str, lost: Counter[str]) -> str:
+    """A line on what images have lost; empty for nothing."""
+    what = ", ".join(f"{kind} of {count}" for kind, count in lost.most_common())
+    return what and f"{name}: images are kept in plain colours, which loses: {what}"
+
+
+def _lost(image: Image) -> list[str]:
+    """What plain colours do not keep."""
+    clear = "A" in image.mode and bool(np.asarray(image.convert("RGBA"))[..., 3].min() < 255)
+    return ["transparency"] * clear + [f"colours of {image.mode}"] * (image.mode not in PLAIN)
+
+
+# ------------------------------------------------------------------------------------------------- a user's folder
+@checked
+def image_folder(
+    root: str | None, data_dir: str, size: Side | None = None, test: Inside = 0.2, clients: bool | None = None
+) -> FederatedDataset:
+    """Images in a folder a class, [n, 3, H, W]: ``<root>/train/<class>/…`` and ``<root>/test/<class>/…``, or
+    ``<root>/<class>/…``, of which a share is for testing. Classes are numbered in the order of their names.
+
+    Decoded once, into the cache in ``data_dir``, and again where files have changed. A line says what is not read.
+
+    Args:
+        size: side of the square to which images are resized; None: as they are, which must be of one size.
+        test: the share of each class, drawn once and for all, where there is no folder ``test``, ``val`` or ``valid``.
+        clients: there is a folder a client above those of the classes, ``<client>/<class>/…``, also in ``train`` and
+            ``test``: a natural client, which need not have all classes. None: there is none, and folders that look so
+            are refused.
+
+    Raises FileNotFoundError for no such folder; ValueError for a class without an image, a file that is none, or images
+    of several sizes.
+    """
+    folder, left = Path(root or "").resolve(), Counter[str]()
+    if not root or not folder.is_dir():
+        raise FileNotFoundError(f"data.root={root} is no folder: give the one with a folder of images for each class.")
+    inside = {path.name.lower(): path for path in sorted(folder.glob("[!.]*")) if path.is_dir()}
+    trains, tests = ([inside[name] for name in names if name in inside] for names in (TRAINS, TESTS))
+    if tests and not trains:
+        raise ValueError(f"data.root={root} has a folder {tests[0].name}, and none to train on: call it train.")
+    places = [*trains[:1], *tests[:1]] or [folder]
+    for other in [other for other in inside.values() if trains and other not in places]:
+        left[f"in {other.name}/"] = sum(path.is_file() for path in other.rglob("*"))
+    found = [_listed(place, clients, left) for place in places]
+    if left:
+        reasons = ", ".join(f"{count} {why}" for why, count in left.most_common())
+        log.warning("%s: files not read: %d (%s)", folder, left.total(), reasons)
+    names = [sorted({*images[:, 1]}) for images in found]
+    classes = names[0]
+    if len(classes) < 2 or names[-1] != classes:
+        raise ValueError(
+            f"data.root={root} has folders for {listing(classes)}, and to test for {listing(names[-1])}: it must have "
+            f"one of images for each of at least two classes{', below one for each client' * bool(clients)}."
+        )
+    if len(found) == 1:
+        chosen = held_out(found[0][:, 1], test, generator(0, "test"))
+        tell_absent(found[0][:, 2] if clients else None, chosen, folder.name, "test")
+        found = [found[0][~chosen], found[0][chosen]]
+
+    def build(keep: Keep) -> tuple[int, Sequence[str], str]:
+        lost = Counter[str]()
+        for part, images in zip(("train", "test"), found, strict=True):
+            paths, kinds, owners = images.T
+            groups = np.unique(owners, return_inverse=True)[1] if clients else None
+            y = np.searchsorted(classes, kinds.astype(str))
+            keep(part, decode(paths, f"images of {part}", size=size, lost=lost), y, groups)
+        return len(classes), classes, told(str(folder), lost)
+
+    key = hashlib.sha256(f"{folder} {size} {test}{' clients' * bool(clients)} upright".encode()).hexdigest()[:12]
+    source = written([path for images in found for path in images[:, 0]])
+    return replace(cached(data_dir, f"image_folder_{key}", build, source), name=folder.name)
+
+
+def _listed(folder: Path, clients: bool | None, left: Counter[str]) -> np.ndarray:
+    """Each image's path, class and client, [n, 3], in the order of their names; ``left`` counts the other files."""
+    listed: list[tuple[Path, str, str]] = []
+    beside = (path for level in ("*", "*/*")[: 1 + bool(clients)] for path in folder.glob(level) if path.is_file())
+    left.update("hidden" if path.name.startswith(".") else "beside the folders" for path in beside)
+    for kind in filter(Path.is_dir, sorted(folder.glob("[!.]*/[!.]*" if clients else "[!.]*"))):
+        count = len(listed)
+        for path in sorted(kind.rglob("*")):
+            hidden, is_file = any(part[0] == "." for part in path.relative_to(kind).parts), path.is_file()
+            if is_file and not hidden and path.suffix.lower() in suffixes():
+                listed.append((path, kind.name, kind.parent.name))
+            elif is_file or path.is_symlink():
+                suffix = path.suffix.lower() or "without suffix"
+                left["hidden" if hidden else suffix if is_file else "links to folders or to nothing"] += 1
+        if len(listed) == count:
+            raise ValueError(f"data.root: {kind} holds no image: add some, or take the folder away.")
+    if clients is None:
+        _refuse_clients(folder, [path.relative_to(folder).parts for path, *_ in listed])
+    return np.array(listed, object).reshape(-1, 3)
+
+
+def _refuse_clients(folder: Path, parts: list[tuple[str, ...]]) -> None:
+    """Refuses <class>/… that looks like <client>/<class>/…: no image lies higher, and some folders have one name."""
+    pairs = {part[:2] for part in parts}
+    kinds, inner = ({pair[i] for pair in pairs} for i in (0, 1))
+    if all(len(part) > 2 for part in parts) and 1 < len(inner) < len(pairs) and len(kinds) > 1:
+        there = f"the folders {listing(sorted(kinds))} of {folder} share folders called {listing(sorted(inner))}"
+        ask = "If each is a client with a folder a class, set data.clients=true; if it is a class, data.clients=false"
+        raise ValueError(f"data.root: {there}. {ask}.")
