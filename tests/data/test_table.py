@@ -1,5 +1,7 @@
 """CSV files: what becomes of each cell, which rows are tested, whose they are, and what is refused."""
 
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -57,7 +59,7 @@ def test_the_row_numbers_that_pandas_writes_are_no_feature(tmp_path, caplog):
 def test_a_column_of_numbers_with_a_word_among_them_is_refused(tmp_path):
     rows = [(20 + i, "?" if i in (3, 7) else i, i % 2) for i in range(20)]
     path = write(tmp_path / "x.csv", rows, "age,power,label")
-    with pytest.raises(ValueError, match=r"column power holds numbers and '\?': empty such cells .*data\.categorical"):
+    with pytest.raises(ValueError, match=r"column power holds numbers and '\?': .* empty such cells .*\.categorical"):
         csv(path, target="label", missing="mean")
     assert csv(path, target="label", ignore=["power"]).train.x.shape[1] == 1
     assert csv(path, target="label", categorical=["power"]).train.x.shape[1] > 10
@@ -70,7 +72,7 @@ def test_a_column_of_numbers_with_a_word_among_them_is_refused(tmp_path):
     (20, {}, []), (21, {"regression": True}, []),
 ])  # fmt: skip
 def test_many_numbers_that_are_taken_for_classes_are_told(tmp_path, caplog, distinct, options, said):
-    path = write(tmp_path / "x.csv", [(i, i % distinct) for i in range(210)], "age,n")
+    path = write(tmp_path / "x.csv", [(i // 2, i % distinct) for i in range(210)], "age,n")
     csv(path, target="n", **options)
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == said
 
@@ -108,10 +110,146 @@ def test_a_table_is_the_same_in_one_file_and_in_several(tmp_path):
     for folder, files in parts.items():
         for i, part in enumerate(files):
             write(tmp_path / folder / f"{i}.csv", part, "age,code,label")
-    for options in ({"target": "code"}, {"target": "label", "categorical": ["code"]}):
+    for options in ({"target": "code", "categorical": ["code"]}, {"target": "label", "categorical": ["code"]}):
         whole, cut = (csv(str(tmp_path / folder), **options) for folder in parts)
         assert (whole.class_names, by_age(whole)) == (cut.class_names, by_age(cut))
-    assert csv(str(tmp_path / "cut"), target="code").class_names == ("01", "2", "X9")
+    assert csv(str(tmp_path / "cut"), target="code", categorical=["code"]).class_names == ("01", "2", "X9")
+
+
+CODES = ("01234", "1234", "02345", "2345", "00")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+@pytest.mark.parametrize("files", [1, 3])
+def test_codes_keep_their_zeros(tmp_path, files, encoding):
+    """As a feature, named categorical or not, as the target and as clients; also where one file alone has zeros."""
+    codes = [CODES[i % 5] if i < 20 else "1234" for i in range(60)]
+    for k in range(files):
+        rows = [(i, codes[i], "ab"[i % 2]) for i in range(60 * k // files, 60 * (k + 1) // files)]
+        path = Path(write(tmp_path / "zips" / f"{k}.csv", rows, "age,zip,y"))
+        path.write_text(path.read_text(), encoding)
+    for more in ({}, {"categorical": ["zip"]}):
+        dataset = csv(str(tmp_path / "zips"), target="y", encoding=encoding, **more)
+        seen = {(codes[int(x[0])], tuple(x[1:])) for split in (dataset.train, dataset.test) for x in split.x}
+        assert len(seen) == len({row for _, row in seen}) == 5
+    assert csv(str(tmp_path / "zips"), target="zip", ignore=["y"], encoding=encoding).class_names == tuple(
+        sorted(CODES)
+    )
+    owners = csv(str(tmp_path / "zips"), target="y", groups="zip", encoding=encoding).train
+    assert len({(codes[int(x[0])], owner) for x, owner in zip(owners.x, owners.groups, strict=True)}) == 5
+
+
+def test_numbers_that_begin_with_zero_by_their_fraction_alone_are_numbers(tmp_path):
+    """Also zero itself; with 01.5 no code is meant."""
+    rows = [(f"0.{i:02}", i % 3, f"0{i}.5", "ab"[i % 2]) for i in range(60)]
+    assert csv(write(tmp_path / "x.csv", rows, "a,b,c,y"), target="y").train.x.shape[1] == 3
+
+
+@pytest.mark.parametrize(
+    ("head", "name"), [("age,y,y", "y"), ("age,age,y", "age"), ("y , age, y", "y"), ('"y",age,y', "y"), ("1,0,0", "0")]
+)
+def test_a_header_that_names_a_column_twice_is_refused(tmp_path, head, name):
+    """pandas would call the second y y.1, and it would be a feature."""
+    path = write(tmp_path / "t" / "b.csv", [(i, i % 3, i % 2) for i in range(20)], head)
+    write(tmp_path / "t" / "a.csv", [(i, 7, i % 2) for i in range(20)], "age,sex,y")
+    for place in (path, str(tmp_path / "t")):
+        with pytest.raises(ValueError, match=rf"b\.csv: the header has 2 columns {name}: rename all but one"):
+            csv(place, target="y")
+
+
+FORMS = [
+    {}, {"sep": ";"}, {"sep": "semicolon", "decimal": ","}, {"sep": "tab"}, {"sep": "\\t", "decimal": ","},
+    {"sep": "|"}, {"encoding": "latin-1"}, {"encoding": "utf-16"}, {"encoding": "utf-8-sig"},
+    {"encoding": "cp1252", "sep": ";"},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("written", FORMS)
+def test_a_table_is_read_in_the_form_it_is_written_in_or_refused(tmp_path, written):
+    """Read in any other form it is the same or an error, and never another table."""
+    frame = pd.DataFrame(
+        {"age": [i + 0.5 for i in range(30)], "town": ["Köln", "Ulm", "Bonn"] * 10, "n": range(30, 60)}
+    )
+    frame["y"] = ["ja", "nein"] * 15
+    sep = {"tab": "\t", "\\t": "\t", "semicolon": ";"}.get(written.get("sep", ","), written.get("sep", ","))
+    frame.to_csv(
+        tmp_path / "x.csv", sep=sep, decimal=written.get("decimal", "."), encoding=written.get("encoding"), index=False
+    )
+    read = csv(str(tmp_path / "x.csv"), target="y", **written)
+    assert (read.class_names, read.train.x.shape) == (("ja", "nein"), (24, 5))
+    assert by_age(read) == {
+        i: ([i + 30, *(float(town == t) for t in ("Bonn", "Köln", "Ulm"))], i % 2) for i, town in enumerate(frame.town)
+    }
+    for other in FORMS:
+        try:
+            found = csv(str(tmp_path / "x.csv"), target="y", **other)
+        except ValueError:
+            continue
+        np.testing.assert_array_equal(np.sort(found.train.x.sum(0)), np.sort(read.train.x.sum(0)))
+
+
+@pytest.mark.parametrize(
+    ("cell", "words"),
+    [
+        (lambda i: f"2024-{i % 12 + 1:02}-{i % 28 + 1:02}", r"84 texts in 320 rows, as '2024-01-01'"),
+        (lambda i: f"patient {i}", r"320 texts in 320 rows, as 'patient 0'"),
+        (lambda i: f"city {i % 101}", r"101 texts in 320 rows"),
+        (lambda i: f"{i:05}", r"320 texts in 320 rows, as '00000'"),
+        (lambda i: f'"{i},5"', r"numbers and '0,5': .*data\.decimal"),
+        (lambda i: f'"1,{i:03}"', r"numbers and '1,000'"),
+        (lambda i: f"{i % 7} %", r"numbers and '0 %'"),
+        (lambda i: f"€{i % 7}", r"numbers and '€0'"),
+        (lambda i: f"1.{i:03}.000" if i else 7, r"numbers and '1\.001\.000'"),
+    ],
+)
+def test_texts_that_are_no_categories_are_refused(tmp_path, cell, words):
+    path = write(tmp_path / "x.csv", [(i // 2, cell(i), "ab"[i % 2]) for i in range(320)], "age,text,y")
+    with pytest.raises(
+        ValueError, match=rf"^column text (has|holds) {words}.*data\.ignore=\[text\].*data\.categorical=\[text\]"
+    ):
+        csv(path, target="y")
+    with pytest.raises(ValueError, match=r"^column text .*data\.categorical=\[text\] if all are classes"):
+        csv(path, target="text", ignore=["y"])
+    assert csv(path, target="y", ignore=["text"]).train.x.shape[1] == 1
+    assert csv(path, target="y", categorical=["text"]).train.x.shape[1] > 7
+    assert csv(path, target="text", ignore=["y"], categorical=["text"]).num_classes >= 7
+
+
+@pytest.mark.parametrize(("kinds", "rows"), [(20, 20), (22, 205), (50, 320), (100, 1000)])
+def test_texts_with_as_many_values_as_real_categories_have_are_categories(tmp_path, kinds, rows, caplog):
+    path = write(tmp_path / "x.csv", [(f"kind {i % kinds}", i // 2, "ab"[i % 2]) for i in range(rows)], "make,age,y")
+    with caplog.at_level("INFO"):
+        assert csv(path, target="y", test=0.05).train.x.shape[1] in (kinds, kinds + 1)
+    assert f"'make': {kinds}" in caplog.text or rows == 20
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+def test_a_category_of_more_than_a_thousand_values_is_refused_even_by_name(tmp_path):
+    path = write(tmp_path / "x.csv", [(f"n{i}", i % 7, i % 2) for i in range(3000)], "name,age,y")
+    with pytest.raises(ValueError, match=r"^column name has 2,400 values: leave it out, data\.ignore=\[name\]"):
+        csv(path, target="y", categorical=["name"])
+
+
+def test_what_may_not_be_meant_is_told(tmp_path, caplog):
+    rows = [(i, "ab"[i % 2], i % 5, "") for i in range(40)]
+    dataset = csv(write(tmp_path / "x.csv", rows, "id,y,age,"), target="y")  # a comma ends each line
+    assert dataset.train.x.shape[1] == 2
+    assert "column id counts the rows: leave it out, data.ignore=[id]" in caplog.text
+    assert "column age" not in caplog.text
+    caplog.clear()
+    csv(
+        write(tmp_path / "x.csv", [(("Male", "male ", "F")[i % 3], "ab"[i % 2]) for i in range(40)], "sex,y"),
+        target="y",
+    )
+    assert "column sex has values that differ in upper and lower case alone" in caplog.text
+    with pytest.raises(ValueError, match=r"Expected 2 fields in line 2, saw 3.*name all columns in the first"):
+        csv(write(tmp_path / "x.csv", [(i, i % 2, 7) for i in range(40)], "age,y"), target="y")
+
+
+def test_spaces_around_cells_and_names_are_none_of_them(tmp_path):
+    rows = [(i // 2, ("a", "a ", " b")[i % 3], i % 2) for i in range(30)]
+    dataset = csv(write(tmp_path / "x.csv", rows, "age , kind,y"), target="y")
+    assert dataset.train.x.shape[1] == 3
 
 
 def test_whole_numbers_with_a_point_are_classes(tmp_path):
@@ -154,8 +292,12 @@ def test_empty_cells_are_refused_or_are_the_mean_of_the_training_rows(tmp_path):
         ({"groups": "site"}, r"^partition\.by=site is no column"),
         ({"ignore": ["age", "work", "code", "rate"]}, r"^ignore=.* leaves no column to learn from"),
         ({"target": "rate"}, r"^data\.target=rate holds numbers with fractions: data\.regression=true"),
-        ({"regression": True}, r"^data\.target=paid holds no numbers"),
+        ({"regression": True}, r"^data\.target=paid holds 'no', .* see data\.decimal"),
         ({"missing": "zero"}, r"^missing=zero must be refuse or mean"),
+        ({"sep": ";;"}, r"^sep=;; must be one character"),
+        ({"sep": ",", "decimal": ","}, r"^sep=, must be one character, and not data\.decimal"),
+        ({"decimal": ";"}, r"^decimal=; must be \. or ,"),
+        ({"encoding": "utf-7000"}, r"^encoding=utf-7000 is unknown"),
     ],
 )
 def test_settings_that_do_not_fit_are_named(tmp_path, options, words):
@@ -174,13 +316,12 @@ def test_files_that_do_not_fit_are_named(tmp_path):
         (tmp_path / "s" / "a.csv").write_bytes(content)
         with pytest.raises(ValueError, match=r"a\.csv cannot be read as a CSV file|a\.csv has no row"):
             csv(str(tmp_path / "s" / "a.csv"), target="b")
-    (tmp_path / "s" / "a.csv").write_text("a;b\n1,5;2\n2,5;3\n")
-    with pytest.raises(ValueError, match=r"a\.csv has one column, 'a;b': a comma must part its cells"):
+    (tmp_path / "s" / "a.csv").write_text("a;b\n1.5;2\n2.5;3\n")
+    with pytest.raises(ValueError, match=r"a\.csv has one column, 'a;b': set data\.sep=semicolon"):
         csv(str(tmp_path / "s" / "a.csv"), target="b")
-    names = pd.DataFrame({"name": [f"n{i}" for i in range(3000)], "y": np.arange(3000) % 2})
-    names.to_csv(tmp_path / "names.csv", index=False)
-    with pytest.raises(ValueError, match=r"^column name has 2,400 values: leave it out, data\.ignore=\[name\]"):
-        csv(str(tmp_path / "names.csv"), target="y")
+    (tmp_path / "s" / "a.csv").write_text("5.1,3.5,setosa\n4.9,3.0,setosa\n")
+    with pytest.raises(ValueError, match=r"there are 5\.1, 3\.5, setosa\. Does the first line name the columns"):
+        csv(str(tmp_path / "s" / "a.csv"), target="kind")
 
 
 def test_a_run_on_a_table_in_any_units(config, tmp_path):
