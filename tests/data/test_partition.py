@@ -6,8 +6,9 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from gcfed.assemble import assemble
 from gcfed.data.dealing import fill_up, log_gamma, softmax
-from gcfed.data.partition import IID, ByGroup, ClassesPerClient, Dirichlet, DirichletBalanced, Partition
+from gcfed.data.partition import IID, ByGroup, ClassesPerClient, Dirichlet, DirichletBalanced, Partition, Partitioner
 from gcfed.data.shift import Colour, Rotation
 from gcfed.data.skews import DirichletSizes, Shards
 from gcfed.utils.instantiate import build
@@ -361,6 +362,51 @@ def test_a_share_of_each_client_is_set_aside(share, aside):
         assert (np.diff(test.client(k)) > 0).all()
     assert share == 0.99 or not np.array_equal(test.indices, whole.parted(share, seed=2)[1].indices)
     np.testing.assert_array_equal(test.indices, whole.parted(share, seed=1)[1].indices)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_clients_own_tests_are_drawn_with_the_seed_of_the_run(config, seed):
+    data = build(config("data.client_test=0.2", "partition=natural", "data=synthetic", "+data.dataset.num_groups=20",
+                        "participation.num_clients=null", f"seed={seed}").data)  # fmt: skip
+    data.setup()
+    whole = ByGroup()(data.labels, None, groups=data.dataset.train.groups)
+    kept, test = whole.parted(0.2, seed)
+    np.testing.assert_array_equal(data.tests_of_clients.indices, test.indices)
+    np.testing.assert_array_equal(data.partition.indices, kept.indices)
+
+
+class Own(Partitioner):
+    """A user's, of whatever ``made`` makes of the number of samples."""
+
+    made = staticmethod(lambda n: np.arange(n) % 5)
+
+    def owners(self, labels, num_clients, rng):
+        return self.made(len(labels))
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (lambda n: np.arange(n) % 4, r"Own leaves 1 of 5 clients without a sample, such as client 4: give"),
+        (
+            lambda n: np.where(np.arange(n) % 5 < 2, -1, 3),
+            r"Own leaves 4 of 5 clients without .* client 0",
+        ),
+        (lambda n: np.full(n, -1), r"Own leaves 5 of 5 clients without a sample"),
+        (lambda n: np.arange(n) % 6, r"Own\.owners names clients 0 … 5; they are 0 … 4, and -1 nobody"),
+        (lambda n: np.arange(n) % 5 - 2, r"Own\.owners names clients -2 … 2; they are 0 … 4"),
+        (lambda n: np.arange(n - 1) % 5, r"Own\.owners must return int64 \[1437\], not int64 \[1436\]"),
+        (lambda n: np.arange(n) % 5 / 1.0, r"Own\.owners must return int64 \[1437\], not float64 \[1437\]"),
+        (lambda n: [0] * n, r"Own\.owners must return int64 \[1437\], not list"),
+        (lambda n: None, r"Own\.owners must return int64 \[1437\], not NoneType"),
+    ],
+)
+def test_a_users_partitioner_that_deals_wrongly_is_refused_by_name(config, monkeypatch, caplog, made, words):
+    monkeypatch.setattr(Own, "made", staticmethod(made))
+    mine = ("partition=iid", f"partition._target_={__name__}.Own", "participation.num_clients=5")
+    with pytest.raises(ValueError, match=rf"^partition: {words}"):
+        assemble(config(*mine))
+    assert not caplog.text
 
 
 def test_what_is_saved_is_whole(tmp_path, monkeypatch):

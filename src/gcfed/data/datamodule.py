@@ -122,7 +122,8 @@ class FederatedDataModule(LightningDataModule):
         train, *tests = self._standardized([train, *tests], aside)
         self.labels = train.y
         self.num_clients = self.partition.num_clients
-        if 2 * (few := np.count_nonzero(self.partition.sizes <= 2)) > self.num_clients:
+        sizes = self.partition.sizes
+        if 2 * (few := np.count_nonzero((sizes > 0) & (sizes <= 2))) > self.num_clients:
             what = f"{few} of {self.num_clients} clients hold one or two training samples"
             log.warning(
                 "%s: lower participation.num_clients, or deal more evenly, as by a larger partition.alpha", what

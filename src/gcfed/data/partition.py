@@ -120,7 +120,14 @@ class Partitioner:
                 f"participation.num_clients={num_clients} with at least {least} samples each needs more than the "
                 f"{len(labels)} training samples: lower it" + (f" or partition.{self.least}" if least > 1 else "")
             )
-        return Partition.from_owners(self.owners(labels, num_clients, generator(seed, "partition")), num_clients)
+        owner_n, name = self.owners(labels, num_clients, generator(seed, "partition")), type(self).__name__
+        if not isinstance(owner_n, np.ndarray) or owner_n.dtype.kind not in "iu" or owner_n.shape != labels.shape[:1]:
+            kind = f"{owner_n.dtype} {[*owner_n.shape]}" if isinstance(owner_n, np.ndarray) else type(owner_n).__name__
+            raise ValueError(f"partition: {name}.owners must return int64 [{len(labels)}], not {kind}.")
+        if owner_n.min() < -1 or owner_n.max() >= num_clients:
+            there = f"clients {owner_n.min()} … {owner_n.max()}"
+            raise ValueError(f"partition: {name}.owners names {there}; they are 0 … {num_clients - 1}, and -1 nobody.")
+        return Partition.from_owners(owner_n, num_clients)
 
     def owners(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         """The client of each sample, int64 [n], −1 for none."""
