@@ -1,6 +1,9 @@
 """Networks of others: fitted to the data, their batch normalisation under each policy."""
 
+from collections import namedtuple
+from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -120,6 +123,84 @@ class Scalar(nn.Module):
 def test_what_does_not_fit_is_refused_in_one_sentence(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+class Returns(Net):
+    """As many people's networks do: features too, a loss, or auxiliary heads while they train."""
+
+    def __init__(self, make, when=(True, False)):
+        super().__init__()
+        self.make, self.when = make, when
+
+    def forward(self, x):
+        logits = super().forward(x)
+        return self.make(logits, x.flatten(1)) if self.training in self.when else logits
+
+
+Pair = namedtuple("Pair", "features logits")
+
+
+@dataclass
+class Output:
+    loss: torch.Tensor | None
+    logits: torch.Tensor
+
+
+@pytest.mark.parametrize("when", [(True, False), (True,)])
+@pytest.mark.parametrize(
+    ("make", "place"),
+    [
+        (lambda logits, features: (features, logits), "[1]"),
+        (lambda logits, features: [logits], "[0]"),
+        (lambda logits, features: Pair(features, logits), "[1]"),
+        (lambda logits, features: {"features": features, "logits": logits}, "['logits']"),
+        (lambda logits, features: Output(None, logits), ".logits"),
+        (lambda logits, features: SimpleNamespace(out=logits, hidden=[features]), ".out"),
+    ],
+)
+def test_the_wrapper_that_is_shown_makes_a_network_of_one_output(make, place, when):
+    """Whatever it returns, and in training alone too; the line of the error is run as it stands."""
+    with pytest.raises(ValueError, match=r"^model: Returns, .*not one tensor of logits\. Wrap it: class") as caught:
+        fitted(Returns(make, when), (3, 8, 8), 8)
+    assert place in str(caught.value)
+    line = str(caught.value).split("Wrap it: ")[1].replace("class Logits(Returns), def", "def")
+    scope = {}
+    exec("class Logits(Returns):\n    " + line.replace(": ", ":\n        ", 1), {"Returns": Returns}, scope)
+    net, x = scope["Logits"](make, when), torch.randn(5, 3, 8, 8)
+    fitted(net, (3, 8, 8), 8)
+    for training in (True, False):
+        assert net.train(training)(x).shape == (5, 8)
+
+
+def test_a_network_that_returns_nothing_is_refused():
+    with pytest.raises(
+        ValueError, match=r"Returns, tested, returns a NoneType of no tensors, .* Let its forward return"
+    ):
+        fitted(Returns(lambda *_: None), (3, 8, 8), 8)
+
+
+class Masked(Net):
+    def forward(self, x, mask, *, scale=1, colour):
+        return super().forward(torch.cat([x, mask, colour], 1)) * scale
+
+
+def test_the_wrapper_that_is_shown_makes_a_network_of_one_input():
+    with pytest.raises(ValueError, match=r"^model: Masked takes x, mask, colour in place of one tensor") as caught:
+        fitted(Masked(), (3, 8, 8), 8)
+    line = str(caught.value).split("Wrap it: class One(Masked), ")[1]
+    scope = {}
+    exec("class One(Masked):\n    " + line, {"Masked": Masked}, scope)
+    assert fitted(scope["One"](), (3, 8, 8), 8)(torch.zeros(2, 3, 8, 8)).shape == (2, 8)
+
+
+def test_the_trial_in_training_draws_and_changes_nothing():
+    """It meets dropout and batch normalisation, whose numbers a run has after it as before."""
+    net, state = nn.Sequential(Net(), nn.Dropout()), torch.random.get_rng_state()
+    before = {name: t.clone() for name, t in net.state_dict().items()}
+    fitted(net, (3, 8, 8), 8)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert all(torch.equal(t, before[name]) for name, t in net.state_dict().items())
+    assert net.training
 
 
 def test_what_only_texts_have_is_for_networks_that_name_it():

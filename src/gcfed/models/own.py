@@ -5,7 +5,9 @@ becomes of batch normalisation where the clients' batches differ, and at which w
 import inspect
 import logging
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from copy import deepcopy
 from difflib import get_close_matches
 from importlib import import_module
 from math import gcd
@@ -128,18 +130,19 @@ def fitted(net: nn.Module, input_shape: Sequence[Count], num_classes: Count) -> 
     """
     if not input_shape:
         raise SettingError("input_shape", "=[] must be the shape of one sample.")
-    shape, outputs = list(input_shape), _outputs(net, input_shape)
+    _require_one_input(net)
+    shape, outputs = list(input_shape), _outputs(net, input_shape, num_classes)
     layers: dict[str, Any] = {n: m for n, m in net.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)}
     if isinstance(outputs, Exception):
         stem = next((name for name, layer in layers.items() if isinstance(layer, nn.Conv2d)), None)
         if stem and len(shape) == 3 and layers[stem].in_channels != shape[0] and layers[stem].groups == 1:
             layers[stem] = _replace(net, stem, in_channels=shape[0])
-            outputs = _outputs(net, input_shape)
+            outputs = _outputs(net, input_shape, num_classes)
     if not isinstance(outputs, Exception) and outputs[-1:] != (num_classes,):
         for head in [*layers][-1:]:
             size = "out_features" if isinstance(layers[head], nn.Linear) else "out_channels"
             _replace(net, head, **{size: num_classes})
-        outputs = _outputs(net, input_shape)
+        outputs = _outputs(net, input_shape, num_classes)
     what = f"model: {type(net).__name__}"
     if isinstance(outputs, Exception):
         raise ValueError(f"{what} cannot read samples of data.input_shape={shape}: {' '.join(str(outputs).split())}")
@@ -149,22 +152,71 @@ def fitted(net: nn.Module, input_shape: Sequence[Count], num_classes: Count) -> 
             f"{num_classes}, and its last linear or convolutional layer is not its head: give its constructor an "
             "argument num_classes."
         )
+    with suppress(RuntimeError, TypeError), torch.random.fork_rng(devices=[]):  # of what cannot be copied
+        _outputs(deepcopy(net), input_shape, num_classes, training=True)  # auxiliary heads may show in training alone
     return net
 
 
-def _outputs(net: nn.Module, input_shape: Sequence[int]) -> tuple[int, ...] | Exception:
-    """The shape of what the network makes of two samples, or what it raises; a text's samples are integers."""
-    training, errors = net.training, list[Exception]()
+def _outputs(
+    net: nn.Module, input_shape: Sequence[int], num_classes: int, training: bool = False
+) -> tuple[int, ...] | Exception:
+    """The shape of what the network makes of two samples, or what it raises; a text's samples are integers.
+
+    Raises:
+        ValueError: as :func:`require_logits`.
+    """
+    was, errors = net.training, list[Exception]()
     for dtype in (torch.get_default_dtype(), torch.int64):
         try:
             with torch.no_grad():
-                out = net.eval()(torch.zeros(2, *input_shape, dtype=dtype))
-            return tuple(out.shape) if isinstance(out, Tensor) else TypeError(f"it makes a {type(out).__name__}")
+                out = net.train(training)(torch.zeros(2, *input_shape, dtype=dtype))
         except Exception as error:
             errors.append(error)
+        else:
+            return tuple(require_logits(out, net, num_classes).shape)
         finally:
-            net.train(training)
+            net.train(was)
     return errors[0]
+
+
+def require_logits(out: Any, net: nn.Module, num_classes: int) -> Tensor:
+    """What a network returned, if it is one tensor.
+
+    Raises:
+        ValueError: it is a tuple, a dict, an object or nothing; shows the class that takes the logits out of it.
+    """
+    if isinstance(out, Tensor):
+        return out
+    entries = dict(enumerate(out)) if isinstance(out, tuple | list) else out
+    if isinstance(entries, Mapping):
+        places = {f"[{key!r}]": entry for key, entry in entries.items()}
+    else:
+        places = {f".{key}": entry for key, entry in getattr(out, "__dict__", {}).items()}
+    shapes = {place: list(entry.shape) for place, entry in places.items() if isinstance(entry, Tensor)}
+    place = next((place for place, shape in shapes.items() if shape[-1:] == [num_classes]), next(iter(shapes), ""))
+    name, there = type(net).__name__, " and ".join(f"{key} {shape}" for key, shape in shapes.items())
+    take, when = f"return super().forward(x){place}", "tested"
+    if net.training:  # what a test returns has passed
+        take, when = f"out = super().forward(x); return out{place} if self.training else out", "in training"
+    remedy = (
+        f"Wrap it: class Logits({name}), def forward(self, x): {take}" if shapes else "Let its forward return them."
+    )
+    there = f"a {type(out).__name__} of {there or 'no tensors'}"
+    raise ValueError(f"model: {name}, {when}, returns {there}, not one tensor of logits. {remedy}")
+
+
+def _require_one_input(net: nn.Module) -> None:
+    try:
+        known = inspect.signature(net.forward).parameters.values()
+    except (TypeError, ValueError):  # of what is written in C
+        return
+    needed = [p.name for p in known if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    if len(needed) > 1:
+        name, parts = type(net).__name__, ", ".join(f"{needed[i]}=x[:, {i}:{i + 1}]" for i in range(len(needed)))
+        raise ValueError(
+            f"model: {name} takes {', '.join(needed)} in place of one tensor, the samples of a batch. Wrap it: "
+            f"class One({name}), def forward(self, x): return super().forward({parts})"
+        )
 
 
 def _replace(net: nn.Module, name: str, **size: int) -> nn.Module:
