@@ -98,7 +98,7 @@ def test_a_resume_that_is_refused_changes_no_file(config, tmp_path):
     shutil.copy(folder / CHECKPOINT, aside)
     train(config(*FAST, *go, "rounds=3", "ckpt_path=last", folder=folder))
     files = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    with pytest.raises(ValueError, match=r"-0\.bin is not there: the checkpoint refers to this client's state"):
+    with pytest.raises(ValueError, match=r"-0\.bin is not there: it is a client's state"):
         train(config(*FAST, *go, "rounds=3", f"ckpt_path={aside}", folder=folder))
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == files
     assert train(config(*FAST, *go, "rounds=4", "ckpt_path=last", folder=folder)).metrics["round"] == 4

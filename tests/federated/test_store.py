@@ -2,10 +2,14 @@
 
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from conftest import TWO
+from harness import Spy
+from omegaconf import open_dict
 
 from gcfed.federated.store import ClientStores
 from gcfed.run import train
@@ -99,20 +103,68 @@ DAMAGES = {
     "zeroed": lambda one, other: (bytes(len(one)), other),
     "bit-flipped": lambda one, other: (one[:-1] + bytes([one[-1] ^ 1]), other),
     "cut": lambda one, other: (one[:-1], other),
+    "cut by a number": lambda one, other: (one[:-8], other),
+    "longer": lambda one, other: (one + bytes(8), other),
+    "empty": lambda one, other: (b"", other),
     "gone": lambda one, other: (None, other),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_refused(tmp_path, damage):
+    """When a run goes on, and also within it: a state is never read unchecked."""
     stores = ClientStores(folder=tmp_path)
-    stores.open("c").write(ids(1, 2), values(1.0, 2.0), 0)
+    (running := stores.open("c")).write(ids(1, 2), values(1.0, 2.0), 0)
     state = stores.state_dict()
     paths = [tmp_path / "c" / f"{client}-0.bin" for client in (1, 2)]
     for path, content in zip(paths, DAMAGES[damage](*(path.read_bytes() for path in paths)), strict=True):
         path.unlink() if content is None else path.write_bytes(content)
     with pytest.raises(ValueError, match=r"1-0\.bin is (damaged|not there).*previous\.ckpt"):
         resumed(tmp_path, state)
+    with pytest.raises(ValueError, match=r"1-0\.bin is (damaged|not there).*previous\.ckpt"):
+        running.read(ids(1), LIKE)
+
+
+def test_a_state_of_another_round_store_or_model_is_refused(tmp_path):
+    stores = ClientStores(folder=tmp_path)
+    store, other = stores.open("c"), stores.open("d")
+    for each, t in ((store, 0), (store, 1), (other, 1)):
+        each.write(ids(1), values(1.0), t)
+        if t == 0:
+            stores.state_dict()
+            stores.rotate()
+    for source in ("c/1-0.bin", "d/1-1.bin"):
+        shutil.copy(tmp_path / source, tmp_path / "c/1-1.bin")
+        with pytest.raises(ValueError, match=r"c/1-1\.bin is damaged"):
+            store.read(ids(1), LIKE)
+    store.write(ids(1), values(1.0), 1)
+    with pytest.raises(ValueError, match=r"c/1-1\.bin is of another model"):
+        store.read(ids(1), {"bias": LIKE["bias"]})
+
+
+class Cut(Spy):
+    """Cuts all clients' states when a round is over, or deletes them."""
+
+    def __init__(self, folder, size):
+        self.folder, self.size = Path(folder), size
+
+    def on_train_batch_end(self, trainer, *_):
+        for path in self.folder.glob("clients/*/*.bin") if trainer.global_step == 2 else ():
+            if self.size is None:
+                path.unlink(missing_ok=True)
+            else:
+                os.truncate(path, self.size)
+
+
+@pytest.mark.parametrize("words", [(), TWO], ids=["one process", "two"])
+@pytest.mark.parametrize("size", [None, 0, 800])
+def test_a_state_that_is_lost_during_a_run_ends_it_with_the_name_of_the_file(config, tmp_path, size, words):
+    fast = ("participation.num_clients=5", "client.epochs=1", "data.limit_train=100", "callbacks.checkpoint.every=9")
+    cfg = config("algorithm=scaffold", "rounds=4", *fast, *words, folder=tmp_path)
+    with open_dict(cfg):
+        cfg.callbacks.cut = {"_target_": f"{__name__}.Cut", "folder": str(tmp_path), "size": size}
+    with pytest.raises((ValueError, RuntimeError), match=r"\d-1\.bin is (damaged|not there): it is a client's state"):
+        train(cfg)
 
 
 def test_a_checkpoint_writes_only_what_changed_and_keeps_what_it_needs(tmp_path, monkeypatch):
@@ -184,7 +236,7 @@ def test_bfloat16_halves_the_size_and_rounds(tmp_path):
     read = store.read(ids(0), LIKE)["bias"]
     assert read.dtype == torch.float64
     assert torch.equal(read, (values(1.0)["bias"] / 3).bfloat16().double())
-    assert (tmp_path / "c" / "0-0.bin").stat().st_size == 2 * (48 + 5)
+    assert (tmp_path / "c" / "0-0.bin").stat().st_size == 2 * (48 + 5) + 4
 
 
 @pytest.mark.parametrize(("dtype", "expected"), [(None, 2 * 10 * 40), ("bfloat16", 10 * 40)])

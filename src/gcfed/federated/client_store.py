@@ -1,10 +1,11 @@
 """Per-client state that survives rounds (control variates, previous models), in files.
 
-A client's state is one vector, and each version of it a file ``<client>-<round>.bin``, mapped when it is read. The
-system keeps the files in memory as far as they fit, and the processes of a run share them. On a GPU that a run has for
-itself, states stay there while they fit, and become files when a checkpoint is due. A checkpoint holds only an index
-(client → round and checksum of its version), for which it waits until the files are on the disk; a run that resumes
-takes each client's version of that checkpoint's round. The files of the last two checkpoints are kept.
+A client's state is one vector, and each version of it a file ``<client>-<round>.bin``, which ends in a checksum of its
+store, client, round and content: none is used unchecked. The system keeps the files in memory as far as they fit, and
+the processes of a run share them. On a GPU that a run has for itself, states stay there while they fit, and become
+files when a checkpoint is due. A checkpoint holds only an index (client → round and checksum of its version), for which
+it waits until the files are on the disk; a run that resumes takes each client's version of that checkpoint's round. The
+files of the last two checkpoints are kept.
 """
 
 import os
@@ -23,6 +24,7 @@ from gcfed.utils.files import replacing
 
 # What a store writes: <client>-<round>.bin, and the temporary name of one that was killed while it wrote.
 _VERSION = re.compile(r"\d+-\d+\.bin|\.\d+-\d+\.bin\.\d+\.bin")
+_SUM = 4  # bytes of a checksum, at the end of a file
 Reference = tuple[int, int | None, int, list[int]]
 """A client's state from afar: client, version (None: it has none), checksum, all versions that must not be deleted."""
 
@@ -65,8 +67,10 @@ class ClientStore:
         for row, client in enumerate(clients.tolist()):
             vector = self._held.get(client)
             if vector is None and client in self._version:
-                path = self.path(client, self._version[client])
-                vector = torch.from_file(str(path), size=sum(sizes), dtype=dtype)  # a memory map
+                content, _ = self._load(client)
+                if len(content) != sum(sizes) * dtype.itemsize:
+                    raise self._lost(client, "of another model")
+                vector = torch.from_numpy(content).view(dtype)
             if vector is None:
                 for name, t in out.items():
                     t[row] = 0 if default is None else default[name]
@@ -150,13 +154,8 @@ class ClientStore:
             ValueError: one is gone or is not what the checkpoint refers to; names it.
         """
         for client in self._version if clients is None else clients:
-            path = self.path(client, self._version[client])
-            if not path.is_file() or zlib.crc32(path.read_bytes()) != self._checksum[client]:
-                raise ValueError(
-                    f"{path} is {'damaged' if path.is_file() else 'not there'}: the checkpoint refers to this client's "
-                    "state. Put it back (states lie in the run's own folder or, with client_store.folder, in one named "
-                    "by where the run lies), resume from previous.ckpt, or start anew without ckpt_path."
-                )
+            if self._load(client)[1] != self._checksum[client]:
+                raise self._lost(client, "not the one of the checkpoint")
 
     def clear(self) -> None:
         """Deletes the versions that neither the loaded checkpoint nor the one before it needs."""
@@ -191,11 +190,40 @@ class ClientStore:
                 self._save(client, version, self._held[client])
             with self.path(client, version).open("rb") as file:
                 os.fsync(file.fileno())
-                self._checksum[client] = zlib.crc32(file.read())
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _SUM))
+                self._checksum[client] = int.from_bytes(file.read(), "little")
 
     def _save(self, client: int, version: int, vector: Tensor) -> None:
+        content = vector.cpu().view(torch.uint8).numpy()
         with replacing(self.path(client, version)) as temporary:
-            temporary.write_bytes(vector.cpu().view(torch.uint8).numpy().data)
+            end = self._sum(client, version, content).to_bytes(_SUM, "little")
+            temporary.write_bytes(b"".join([content.data, end]))
+
+    def _load(self, client: int) -> tuple[np.ndarray, int]:
+        """The bytes of a client's present version, and their checksum.
+
+        Raises:
+            ValueError: the file is gone, cut or another one; names it.
+        """
+        version = self._version[client]
+        try:
+            content, end = np.split(np.fromfile(self.path(client, version), np.uint8), [-_SUM])
+        except FileNotFoundError:
+            raise self._lost(client, "not there") from None
+        checksum = int.from_bytes(end.tobytes(), "little")
+        if len(end) < _SUM or checksum != self._sum(client, version, content):
+            raise self._lost(client, "damaged")
+        return content, checksum
+
+    def _sum(self, client: int, version: int, content: np.ndarray) -> int:
+        return zlib.crc32(content.data, zlib.crc32(f"{self.folder.name}/{client}-{version}".encode()))
+
+    def _lost(self, client: int, how: str) -> ValueError:
+        return ValueError(
+            f"{self.path(client, self._version[client])} is {how}: it is a client's state, which the run needs. Put it "
+            "back (it lies in the run's own folder or, with client_store.folder, in one named by where the run lies), "
+            "resume from previous.ckpt, or start anew without ckpt_path."
+        )
 
     # --------------------------------------------------------------------------- states at sites, counted by a server
     def references(self, clients: Iterable[int]) -> list[Reference]:
