@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 import gcfed
 from gcfed.api import Comparison
-from gcfed.runs.folder import CHECKPOINT, MODEL
+from gcfed.runs.folder import CHECKPOINT, EXPORT
 from gcfed.runs.reading import read_metrics
 from gcfed.utils.resolvers import ROOT
 
@@ -123,7 +123,7 @@ def test_a_relative_path_begins_in_the_current_folder(tmp_path, monkeypatch):
     np.savez("own.npz", x=np.random.default_rng(0).normal(y[:, None], 1.0, (120, 4)), y=y)
     small = ["data=arrays", "data.path=own.npz", "rounds=2", "partition=iid", "extras.figures=false", "logger=csv"]
     python = gcfed.train(gcfed.configure(small, "paths.log_dir=python"))
-    named = gcfed.train(gcfed.configure(small, "seed=2", "model.start=" + relpath(python.folder / MODEL), folder="my"))
+    named = gcfed.train(gcfed.configure(small, "seed=2", "model.start=" + relpath(python.folder / EXPORT), folder="my"))
     type_command(tmp_path, "train.py", *small, "paths.log_dir=shell")
     type_command(tmp_path, "train.py", *small, "hydra.run.dir=shell_my", "seed=2")
     assert {path.name for path in here.iterdir()} == {"own.npz", "python", "my", "shell", "shell_my"}

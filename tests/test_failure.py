@@ -19,7 +19,7 @@ from gcfed.checkpoints.reading import load_checkpoint
 from gcfed.checkpoints.writing import AtomicCheckpointIO
 from gcfed.commands import one_sentence, stoppable
 from gcfed.run import train
-from gcfed.runs.folder import CHECKPOINT, FAILURE, MODEL
+from gcfed.runs.folder import CHECKPOINT, EXPORT, FAILURE
 from gcfed.runs.reading import read_metrics
 from gcfed.runs.summary import failure_recorded, headline
 from gcfed.utils.files import in_words, replacing
@@ -71,7 +71,7 @@ def test_a_run_that_failed_before_its_first_checkpoint_starts_anew_in_its_folder
     assert read_metrics(tmp_path / "metrics.csv").index.tolist() == [1]
     run(config, tmp_path, "none", *late, "logger=none")
     left = {path.name for path in tmp_path.iterdir()}
-    assert {FAILURE, "metrics.csv", "summary.json", MODEL} & left == {MODEL}
+    assert {FAILURE, "metrics.csv", "summary.json", EXPORT} & left == {EXPORT}
 
 
 def test_a_user_who_stops_a_run_is_named(config, tmp_path):
