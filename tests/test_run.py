@@ -17,7 +17,7 @@ from gcfed.assemble import assemble
 from gcfed.checkpoints.reading import class_checksum, fingerprint
 from gcfed.federated.module import FederatedModule
 from gcfed.run import evaluate, train
-from gcfed.runs.identity import identity, setting
+from gcfed.runs.identity import digest, identity, setting
 from gcfed.utils.resolvers import CONFIGS
 
 FEW = ("rounds=4", "participation.num_clients=8", "client.epochs=2", "data.limit_train=200", "data.limit_test=100")
@@ -188,7 +188,7 @@ def test_the_run_folder(finished):
     assert all(row["time/round_s"] >= row["time/train_s"] > 0 for row in rows)
     summary = json.loads((folder / "summary.json").read_text())
     data = result.trainer.datamodule
-    assert (summary["data"], summary["classes"]) == (fingerprint(data), class_checksum(data))
+    assert (summary["data"], summary["classes"]) == (digest(fingerprint(data)), class_checksum(data))
     about = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["gcfed"]
     config_ = OmegaConf.load(folder / "config.yaml")
     for key, value in (("identity", identity(config_)), ("setting", setting(config_))):

@@ -14,10 +14,10 @@ from conftest import read_rows
 from harness import Spy
 from omegaconf import open_dict
 
-from gcfed.checkpoints.reading import class_checksum, fingerprint, load_checkpoint, resume_from
+from gcfed.checkpoints.reading import checksum, class_checksum, fingerprint, load_checkpoint, resume_from
 from gcfed.data.base import FederatedDataset, Split
 from gcfed.data.partition import Partition
-from gcfed.run import train
+from gcfed.run import evaluate, train
 from gcfed.runs.folder import CHECKPOINT
 from gcfed.utils.files import locked
 
@@ -104,29 +104,64 @@ def test_a_resume_that_is_refused_changes_no_file(config, tmp_path):
     assert train(config(*FAST, *go, "rounds=4", "ckpt_path=last", folder=folder)).metrics["round"] == 4
 
 
-def test_a_run_whose_data_have_changed_does_not_go_on(run, monkeypatch):
-    from gcfed.data.sets import datasets
+@pytest.mark.parametrize("kind", ["images", "table"])
+def test_data_that_have_changed_are_refused_by_part(config, tmp_path, kind):
+    """By a run that is resumed, and by a test of its checkpoint: a single number of any split."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(1, 255, (60, 1, 4, 4)).astype(np.uint8) if kind == "images" else rng.normal(size=(60, 5))
+    content = {"x": x[:40], "y": np.arange(40) % 3, "x_test": x[40:], "y_test": np.arange(20) % 3}
+    own = ("data=arrays", f"data.path={tmp_path}/x.npz", "data.validation=0.2", "participation.num_clients=4",
+           "participation.per_round=2", "client.epochs=1", "partition=iid")  # fmt: skip
+    tested = config(*own, f"ckpt_path={tmp_path}/run/{CHECKPOINT}")
 
-    digits = datasets.digits
+    def save(key=None, changed=None):
+        np.savez(tmp_path / "x.npz", **content | ({key: changed} if key else {}))
 
-    def changed():
-        found = digits()
-        found.train.y[:] = found.train.y[::-1].copy()
-        return found
+    def refused(call, *words):
+        with pytest.raises(ValueError, match=r"\.ckpt: the data have changed since: .*\. Put the old file") as error:
+            call(*words)
+        return re.search(r"since: (.*?)\. Put", str(error.value))[1]
 
-    monkeypatch.setattr(datasets, "digits", changed)
-    with pytest.raises(ValueError, match="the data files have changed since"):
-        run("rounds=3")
+    def go(*overrides):
+        return train(config(*own, *overrides, folder=tmp_path / "run"))
+
+    save()
+    go("rounds=1")
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    save("x", 255 - x[:40] if kind == "images" else -x[:40])
+    assert refused(go, "rounds=2", "ckpt_path=last") == "training samples, validation samples"
+    assert refused(evaluate, tested) == "validation samples"
+    for key, part in (("x_test", "test samples"), ("y_test", "test labels"), ("x", "t[a-z]+ samples"), ("y", "labels")):
+        other = content[key].copy()
+        other.flat[0] = 0 if other.flat[0] else 1
+        save(key, other)
+        assert re.search(part, refused(go, "rounds=2", "ckpt_path=last"))
+        if "test" in part:
+            assert refused(evaluate, tested) == part
+    assert {path: path.read_bytes() for path in before} == before
+    others = config(*own, "data.limit_test=19", f"ckpt_path={tmp_path}/run/{CHECKPOINT}")  # on purpose
+    assert evaluate(others)["round"] == 1
+    save()
+    assert go("rounds=2", "ckpt_path=last").frame.index.tolist() == [1, 2]
 
 
-def test_the_checksum_of_data_is_of_labels_and_of_who_holds_which_sample():
-    def checksum(labels=(0, 1, 2), indices=(2, 0, 1), offsets=(0, 1, 3)):
+def test_checksums_name_the_part_of_the_data_that_has_changed():
+    def parts(x=(1, 2, 3), y=(0, 1, 2), indices=(2, 0, 1), offsets=(0, 1, 3), dtype=np.uint8):
+        split = Split(np.array(x, dtype)[:, None], np.array(y))
         partition = Partition(np.array(indices), np.array(offsets))
-        return fingerprint(SimpleNamespace(labels=np.array(labels), partition=partition))
+        return fingerprint(SimpleNamespace(splits={"training": split, "test": split.subset([0])}, partition=partition))
 
-    others = [checksum(labels=(0, 1, 1)), checksum(indices=(0, 1, 2)), checksum(offsets=(0, 2, 3))]
-    assert len({checksum(), *others}) == 4
-    assert checksum() == checksum()
+    others = {"training samples": parts(x=(1, 3, 2)), "training labels": parts(y=(0, 1, 1)),
+              "clients": parts(indices=(0, 1, 2))}  # fmt: skip
+    for name, other in others.items():
+        assert {key for key, value in parts().items() if other[key] != value} == {name}
+    assert parts(offsets=(0, 2, 3))["clients"] != parts()["clients"]
+    assert parts(x=(4, 2, 3))["test samples"] != parts()["test samples"]
+    zeros = [np.zeros((2, 3), np.uint8), np.zeros((3, 2), np.uint8), np.zeros((2, 3), np.int8)]
+    assert len({*map(checksum, zeros)}) == 3
+    big = np.arange(2**22, dtype=np.int64).reshape(-1, 2)  # two blocks; of a view in any order
+    assert checksum(big) == checksum(np.asfortranarray(big)) != checksum(big[::-1])
+    assert checksum(np.arange(3)) == "31a469da"  # everywhere
 
 
 def test_the_checksum_of_classes_tells_data_apart_but_not_seeds():

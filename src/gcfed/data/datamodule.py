@@ -74,6 +74,7 @@ class FederatedDataModule(LightningDataModule):
         self.limit_train, self.limit_test = limit_train, limit_test
         self.validation, self.client_test, self.standardize = validation, client_test, standardize
         self.scaling: dict[str, np.ndarray] = {}
+        self.splits: dict[str, Split] = {}  # training, test and validation, as they are loaded
         self._tests: list[tuple[Tensor, Tensor]] = []
         self.partition: Partition = None  # type: ignore[assignment]  # until setup
         self.tests_of_clients: Partition | None = None
@@ -105,6 +106,7 @@ class FederatedDataModule(LightningDataModule):
         test = _subset(self.dataset.test, self.limit_test, self.seed, "limit_test")
         self._fit(train, test)
         tests = [test, *held]
+        self.splits = dict(zip(("training", "test", "validation"), (train, *tests), strict=False))
         self.partition = self.partitioner(train.y, self.num_clients, seed=self.seed, groups=train.groups)
         if isinstance(self.partitioner, Shift):
             change = self.partitioner.shifted

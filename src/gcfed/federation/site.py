@@ -27,6 +27,7 @@ from gcfed.data.sets.own import arrays as read_arrays
 from gcfed.federated.messages import Download, MessageError
 from gcfed.federated.stacks import Stacks
 from gcfed.federation.packing import pack_upload, unpack, unpack_download
+from gcfed.runs.identity import digest
 from gcfed.utils.checked import Count, Whole, checked, fits
 from gcfed.utils.compose import Composer, shorthand
 from gcfed.utils.files import in_words
@@ -132,7 +133,7 @@ class Site:
         if data.num_clients != num_clients or not set(self.clients) <= set(range(num_clients)):
             raise ValueError(f"{self.name} holds the clients {self.clients}, and the run has {num_clients}, from 0 on.")
         self.model = stacks.program.module.broadcast_state()  # of whose names and shapes downloads must be
-        path, checksum = folder / "data.txt", fingerprint(data)
+        path, checksum = folder / "data.txt", digest(fingerprint(data))
         if about["resumed"] and path.is_file() and path.read_text() != checksum:
             raise ValueError(f"the data of {self.name} are not those that the run began with: put them back.")
         folder.mkdir(parents=True, exist_ok=True)
