@@ -266,9 +266,23 @@ def test_every_group_refuses_an_unknown_option_and_runs_without_or_says_why_not(
         for group in chosen:
             with pytest.raises(HydraException, match=rf"Could not find '{group}/nonsense'"):
                 compose("train", [*SMALL, f"{group}=nonsense"])
-            for word in (f"{group}=null", f"{group}=3", f"{group}=[a,null]"):
+            for option in (
+                "null",
+                "3",
+                "[a,null]",
+                "nan",
+                "[nan,inf]",
+                "-inf",
+                "true",
+                "{a:1}",
+                "[[a]]",
+                "a,null",
+                "1e3",
+            ):
+                word = f"{group}={option}"
                 with pytest.raises(ValueError, match=rf"^{re.escape(word)} names no option of {group}: choose \w"):
                     check_groups([word])
+            check_groups([f"{group}=a", f"{group}=[a,'null']", f"{group}=a,b", f"~{group}", f"+{group}=[]"])
             cfg = compose("train", [f"~{group}"])
             with open_dict(cfg):
                 OmegaConf.update(cfg, "paths.output_dir", str(tmp_path))

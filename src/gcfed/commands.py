@@ -33,6 +33,7 @@ def _run(name: str, task: Callable[[DictConfig], Any]) -> None:
 
     ``eval`` takes the ``config.yaml`` of the run's folder instead, unless model and data are named.
     """
+    open_streams()
     with stoppable(at_once=True):
         import hydra
         from hydra._internal import utils as hydra_utils
@@ -113,6 +114,18 @@ def _report(cfg: DictConfig) -> None:
 
 train, evaluate = partial(_run, "train", _train), partial(_run, "eval", _evaluate)
 report = partial(_run, "report", _report)
+
+
+def open_streams() -> None:
+    """Lets a standard stream that the caller has closed (``>&-``) lead nowhere: print() and flush() work, and no file
+    that is opened later takes its number.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(number)
+    for name, number in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "r" if number == 0 else "w", closefd=False))  # noqa: SIM115
 
 
 def ordered(words: Sequence[str]) -> list[str]:

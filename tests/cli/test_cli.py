@@ -119,6 +119,18 @@ def test_a_command_behind_which_nobody_reads_on_ends_quietly_under_its_own_name(
     assert said.startswith("Trains: python src/train.py experiment=")
 
 
+@pytest.mark.parametrize("closed", [(1,), (0, 1, 2)], ids=str)
+def test_a_run_whose_streams_are_closed_ends_well(tmp_path, closed):
+    """``>&-``, by which the first file that is opened would be the standard output."""
+    words = ["rounds=1", f"hydra.run.dir={tmp_path}/run", "extras.figures=false", *FAST]
+    command = [sys.executable, str(ROOT / "src/train.py"), *words]
+    printed = subprocess.run(
+        command, preexec_fn=lambda: [os.close(n) for n in closed], stderr=subprocess.PIPE, text=True
+    )
+    assert (printed.returncode, "Error" in printed.stderr) == (0, False), printed.stderr
+    assert len(read_rows(tmp_path / "run/metrics.csv")) == 1
+
+
 @pytest.mark.parametrize(
     ("word", "sentence"),
     [

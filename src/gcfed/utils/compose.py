@@ -15,7 +15,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.core.override_parser.types import ChoiceSweep, Quote, QuotedString
 from hydra.errors import ConfigCompositionException, HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
@@ -24,7 +24,6 @@ from gcfed.utils.resolvers import CONFIGS, how_to_install
 
 Compose = Callable[[list[str]], DictConfig]
 GROUPS_OF_CONFIGS = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*") if path.is_dir())
-_NO_NAME = re.compile(r"(.*[\[,])?\s*(null|true|false|[-+.\d]+)\s*([\],].*)?", re.IGNORECASE)
 _KEY = re.compile(r"[^/@:]+")  # of no group
 _UNKNOWN = re.compile(r"Could not override '(?P<key>[^']+)'")
 _SWEEP = re.compile(r"((?P<commas>Ambiguous value for argument)|Sweep parameters) '(?P<word>.*)'")
@@ -102,6 +101,7 @@ class Composer:
         Raises:
             ValueError: what Hydra has to say against an override, and what was meant.
         """
+        check_groups(overrides)
         try:
             parsed = OverridesParser.create().parse_overrides(list(overrides))
             values = [o for o in parsed if o.type.name == "CHANGE" and _KEY.fullmatch(o.key_or_group)]
@@ -123,16 +123,16 @@ class Composer:
 
 
 def check_groups(words: Iterable[str]) -> None:
-    """Refuses ``gc=null`` and the like, of which Hydra only says that something must be a string.
+    """Refuses ``gc=null``, ``metrics=[nan]`` and whatever else names no option: Hydra takes strings alone.
 
     Raises:
         ValueError: names the word, the options and how to leave a group out.
     """
     for word in words:
-        group, _, option = word.partition("=")
+        group = word.partition("=")[0]
         if group in ("hydra.sweeper", "hydra.launcher"):
             raise ValueError(f"{word} must be a group of settings: choose one by {group.replace('.', '/')}=<name>.")
-        if group in GROUPS_OF_CONFIGS and _NO_NAME.fullmatch(option):
+        if group in GROUPS_OF_CONFIGS and not _is_name(word):
             options = ", ".join(options_of(group))
             raise ValueError(f"{word} names no option of {group}: choose {options}, or ~{group} for none.")
 
@@ -148,6 +148,17 @@ def check_sweeps(words: Iterable[str]) -> None:
             values = [*override.sweep_string_iterator()] if override.is_discrete_sweep() else []
             if len({*values}) < len(values):
                 raise ValueError(f"{override.input_line} has a value twice: that would be the same run in one folder.")
+
+
+def _is_name(word: str) -> bool:
+    """Whether an override of a group gives a name, or several."""
+    try:
+        value = OverridesParser.create().parse_override(word).value()
+    except HydraException:
+        return True  # Hydra says what is wrong
+    values = value.list if isinstance(value, ChoiceSweep) else [value]
+    names = [name for each in values for name in (each if isinstance(each, list) else [each])]
+    return all(isinstance(name, str | QuotedString) for name in names)
 
 
 def options_of(group: str) -> list[str]:
