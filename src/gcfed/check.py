@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from pydantic import Field
 
 from gcfed.federated.processes.strategy import can_fork, trains_on_cpu
 from gcfed.utils.checked import Count, Share, Whole, fits
-from gcfed.utils.compose import GROUPS_OF_CONFIGS, meant
+from gcfed.utils.compose import GROUPS_OF_CONFIGS, meant, walk
 from gcfed.utils.machine import in_sweep
 from gcfed.utils.resolvers import command
 
@@ -31,22 +32,17 @@ READ = {  # what a run may have at the top level, and in groups that are not bui
 }  # fmt: skip
 RANGES: dict[str, Any] = {
     "rounds": Count, "eval_every": Count, "seed": Whole, "precision_matmul": Literal["high", "medium"] | None,
-    "targets": Sequence[Share], "optimized_metric": str | None, "client_store.folder": str | None,
+    "targets": Sequence[Share], "optimized_metric": str | None,
+    "client_store.folder": Annotated[str, Field(min_length=1)] | None,
     "channels_last": bool, "extras.figures": bool, "extras.print_config": bool | None,
     "trainer.num_nodes": Count | None, "trainer.enable_model_summary": bool | None,
     "trainer.accelerator": Literal["auto", "cpu", "gpu", "cuda"] | None,
 }  # fmt: skip
 FOLLOWED = {"precision": "precision", "rounds": "max_steps", "eval_every": "val_check_interval"}  # by the trainer's
-ROUNDS = {  # of the trainer, whose batch is a round
+FIXED = {  # of the trainer, under which a batch is a round and a test is of the whole split
     "max_epochs": -1, "check_val_every_n_epoch": None, "num_sanity_val_steps": 0, "log_every_n_steps": 1,
-    "use_distributed_sampler": False,
-}  # fmt: skip
-INSTEAD: dict[str, tuple[Any, str]] = {  # of the trainer, with its default, and what does it here
-    "fast_dev_run": (False, "debug=fast tries a run"), "limit_train_batches": (1.0, "rounds ends it"),
-    "limit_val_batches": (1.0, "data.limit_test takes a part of the test split"),
-    "overfit_batches": (0.0, "debug=overfit fits a few samples"),
-    "gradient_clip_val": (None, "client.clip_norm clips"), "gradient_clip_algorithm": (None, "client.clip_norm clips"),
-    "accumulate_grad_batches": (1, "client.batch_size is the batch of a step"),
+    "use_distributed_sampler": False, "fast_dev_run": False, "limit_train_batches": None, "limit_val_batches": None,
+    "overfit_batches": 0.0, "gradient_clip_val": None, "gradient_clip_algorithm": None, "accumulate_grad_batches": 1,
 }  # fmt: skip
 PART = re.compile(r"gc|attack|quantization|participation\.faults|(methods|metrics|callbacks|logger)\.[^.]+")
 
@@ -65,7 +61,7 @@ def check(cfg: DictConfig) -> None:
         run: Any = OmegaConf.to_container(cfg, resolve=True)
     except OmegaConfBaseException as error:
         raise ValueError(" ".join(str(error).split())) from None
-    _refuse_empty(run)
+    _refuse_settings_of_nothing(run)
     for key in GROUPS:
         if not isinstance(run.get(key), Mapping):
             raise ValueError(f"{key}={run.get(key)} must be a group of settings, as in configs/.")
@@ -76,11 +72,6 @@ def check(cfg: DictConfig) -> None:
             raise ValueError(f"{key}=[…] names several options: a run takes one; -m without brackets makes a run each.")
     if not re.fullmatch(r"(?!\.)[^/\\]+", name := str(run.get("name"))) or name != run["name"]:
         raise ValueError(f"name={name} must be a plain name.")
-    folders = {f"paths.{name}": path for name, path in run["paths"].items()}
-    folders["data.dataset.data_dir"] = OmegaConf.select(cfg, "data.dataset.data_dir", default="")
-    for key, value in folders.items():
-        if not isinstance(value, str):
-            raise ValueError(f"{key}={value} must be a folder.")
     if (precision := run.get("precision")) not in PRECISIONS:
         raise ValueError(
             f"precision={precision} is not supported: choose {', '.join(PRECISIONS)}. 16-mixed scales the loss, so "
@@ -108,12 +99,10 @@ def _check_trainer(trainer: Mapping[str, Any], run: Mapping[str, Any]) -> None:
         value = trainer.get(its, run[key])
         if repr(value) != repr(run[key]):  # a run is known by its own
             raise ValueError(f"trainer.{its}={value} is not {key}={run[key]}: set {key}, which it follows.")
-    for key, value in ROUNDS.items():
+    for key, value in FIXED.items():
         if repr(trainer.get(key, value)) != repr(value):
-            raise ValueError(f"trainer.{key}={trainer[key]} must be {value}: a batch of Lightning's is a round.")
-    for key, (default, instead) in INSTEAD.items():
-        if repr(value := trainer.get(key)) not in ("None", repr(default)):
-            raise ValueError(f"trainer.{key}={value} has no use here: {instead}.")
+            remedy = "a batch of Lightning's is a round (docs/configuration.md)."
+            raise ValueError(f"trainer.{key}={trainer[key]} must stay {value}: {remedy}")
     accelerator: Any = trainer.get("accelerator")
     devices = trainer.get("devices", "auto")
     if not isinstance(devices, str) and not (isinstance(devices, list) and devices):
@@ -127,19 +116,14 @@ def _check_trainer(trainer: Mapping[str, Any], run: Mapping[str, Any]) -> None:
         raise ValueError("-m with trainer=ddp would start a sweep in every process: give each job a command.")
 
 
-def _refuse_empty(node: Any, key: str = "") -> None:
-    """Refuses empty texts, which are no names of anything, and settings of a part that is not there."""
-    if node == "":
-        raise ValueError(f"{key}='' is empty: give it a value, or null where it may have none.")
-    if not isinstance(node, Mapping):
-        return
-    if PART.fullmatch(key) and node.get("_target_") is None:
-        # A model sets boundary and experiments the other two, whatever part is chosen.
-        for name in node.keys() - {"_target_", "boundary", "layerwise", "every"}:
-            part = f"{key}.{name}={node[name]} is read by nothing, since {key}._target_ names no part"
-            raise ValueError(f"{part}: choose an option of {key.split('.')[0]}, or leave it out.")
-    for name, inner in node.items():
-        _refuse_empty(inner, f"{key}.{name}".lstrip("."))
+def _refuse_settings_of_nothing(run: Mapping[str, Any]) -> None:
+    """Refuses settings of a part that is not there."""
+    for key, node in walk(run):
+        if isinstance(node, Mapping) and PART.fullmatch(key) and node.get("_target_") is None:
+            # A model sets boundary and experiments the other two, whatever part is chosen.
+            for name in node.keys() - {"_target_", "boundary", "layerwise", "every"}:
+                part = f"{key}.{name}={node[name]} is read by nothing, since {key}._target_ names no part"
+                raise ValueError(f"{part}: choose an option of {key.split('.')[0]}, or leave it out.")
 
 
 def _refuse_unread(cfg: DictConfig) -> None:
