@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from os.path import relpath
 from types import ModuleType
@@ -16,6 +17,7 @@ import gcfed
 from gcfed.api import Comparison
 from gcfed.runs.folder import CHECKPOINT, EXPORT
 from gcfed.runs.reading import read_metrics
+from gcfed.utils.isolation import isolated
 from gcfed.utils.resolvers import ROOT
 
 SMALL = (
@@ -90,6 +92,20 @@ def test_threads_train_in_turn_each_in_its_own_folder(tmp_path):
         together = [*pool.map(one, (1, 2)), *pool.map(gcfed.train, (cfg, cfg))]
     assert len({result.folder for result in together}) == 4
     assert [numbers(result) for result in together] == [numbers(one(seed)) for seed in (1, 2, 1, 1)]
+
+
+def test_what_changes_the_process_is_done_by_one_thread_at_a_time():
+    seen = []
+
+    @isolated()
+    def run(number):
+        seen.append(number)
+        time.sleep(0.02)  # a second thread would write in between
+        seen.append(number)
+
+    with ThreadPoolExecutor(4) as pool:
+        [*pool.map(run, range(4))]
+    assert seen[::2] == seen[1::2]
 
 
 def test_a_folder_that_was_named_takes_one_run(tmp_path):

@@ -165,10 +165,10 @@ def test_an_attack_sees_what_is_ready_to_be_sent_and_all_stacks_agree():
 TINY = ("rounds=2", "model.hidden=[12,8]", "client.epochs=1", "data.limit_train=200", "data.limit_test=50")
 
 
-def test_colluding_clients_and_a_rule_for_all_messages_run_from_the_command_line(config):
+def test_colluding_clients_and_a_rule_for_all_messages_run_from_the_command_line(config, tmp_path):
     """An attack that shifts nothing is the mean of the honest, so that what it adds is the attack's own."""
     words = ("algorithm=scaffold", "attack=alie", "attack.clients=0.45", "aggregator=geometric_median", *TINY)
-    result, weak = (train(config(*words, f"attack.z={z}")) for z in (1.5, 0.0))
+    result, weak = (train(config(*words, f"attack.z={z}", folder=tmp_path / str(z))) for z in (1.5, 0.0))
     assert result.metrics["train/nonfinite_clients"] == 0
     assert result.metrics["train/hostile_clients"] > 0
     assert not torch.equal(final_weights(result), final_weights(weak))

@@ -21,6 +21,7 @@ from gcfed.federated.batches import BatchPlan
 from gcfed.federated.stack import ClientStack, broadcast_state
 from gcfed.methods.proximal import Proximal
 from gcfed.run import train
+from gcfed.runs.folder import new_folder
 
 TINY = (
     "model.hidden=[12,8]", "rounds=2", "participation.num_clients=7", "participation.per_round=5", "client.epochs=3",
@@ -30,11 +31,12 @@ TINY = (
 
 
 @pytest.fixture
-def twice(config, monkeypatch):
+def twice(config, monkeypatch, tmp_path):
     """Trains as :func:`tapes.train_twice`: whether the numbers are the same, and the kinds of the steps played."""
 
     def run(*overrides, model=None, method=None):
-        cfg = config(*(o for o in TINY if model is None or not o.startswith("model.")), *overrides)
+        words = (*(o for o in TINY if model is None or not o.startswith("model.")), *overrides)
+        cfg = config(*words, folder=new_folder(tmp_path / "run"))
         with open_dict(cfg):
             if model is not None:
                 cfg.model = {"_target_": model}
