@@ -71,7 +71,7 @@ def test_a_run_that_failed_before_its_first_checkpoint_starts_anew_in_its_folder
     assert read_metrics(tmp_path / "metrics.csv").index.tolist() == [1]
     run(config, tmp_path, "none", *late, "logger=none")
     left = {path.name for path in tmp_path.iterdir()}
-    assert {FAILURE, "metrics.csv", "summary.json", EXPORT} & left == {EXPORT}
+    assert {FAILURE, "metrics.csv", "summary.json", EXPORT.name} & left == {EXPORT.name}
 
 
 def test_a_user_who_stops_a_run_is_named(config, tmp_path):

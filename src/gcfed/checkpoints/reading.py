@@ -187,7 +187,7 @@ def check_checkpoint(
 
 def check_data(path: Path, record: Mapping[str, Any], checksums: Mapping[str, str], remedy: str) -> None:
     """Refuses data with other checksums, of :func:`fingerprint`, than the checkpoint's run had."""
-    there = record["checksums"]
+    there = record.get("checksums", {})
     if changed := [name for name in checksums if there.get(name) != checksums[name]]:
         raise ValueError(
             f"ckpt_path={path}: the data have changed since: {', '.join(changed)}. Put the old files back, or {remedy}"

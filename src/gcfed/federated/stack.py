@@ -215,16 +215,16 @@ class ClientStack:
         if not self._inputs:
             present = {name: t.detach() for name, t in self._state.items()}
             return self._side_by_side(tap, present | own, x_KB, first)[0]
-        rows = self.lent.present() | {name: t[0] for name, t in own.items()}
-        if torch.is_grad_enabled():
-            if reason := self.lent.traits.functional:
-                raise ValueError(f"model: this method takes gradients through a teacher that has {reason}.")
-            outputs, _ = tap.on(rows, x_KB[0], first)
-        else:
+        rows, reason = self.lent.present() | {name: t[0] for name, t in own.items()}, self.lent.traits.functional
+        if reason and torch.is_grad_enabled():
+            raise ValueError(f"model: this method takes gradients through a teacher that has {reason}.")
+        if reason:
             self._taught = False
             teacher.begin(rows)
             self.lent.check_teacher(tap, x_KB[0], first)
             outputs = tap(x_KB[0], first)
+        else:
+            outputs, _ = tap.on(rows, x_KB[0], first)
         return tap.output([t.unsqueeze(0) for t in outputs])
 
     def _typed(self, tensors: Mapping[str, Tensor]) -> Params:

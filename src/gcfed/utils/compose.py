@@ -77,7 +77,7 @@ def composed(path: Path, overrides: list[str]) -> DictConfig:
     hydra = GlobalHydra.instance()
     command, hydra.hydra = hydra.hydra, None
     try:
-        with initialize_config_dir(str(path.parent), version_base="1.3"):
+        with initialize_config_dir(str(path.parent.resolve()), version_base="1.3"):
             return compose(path.stem, overrides=overrides)
     finally:
         hydra.hydra = command
