@@ -74,11 +74,8 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def about(path: Path) -> str:
-    """The comment at the head of a YAML, its commands as blocks; of a paper's table, source and title."""
-    text = path.read_text()
-    if title := re.search(r"^title: (.*)\nsource: (.*)", text, re.MULTILINE):
-        return f"{title[2]}: {title[1]}"
-    head = re.match(r"(?:#.*\n)*", text)[0].replace("# @package _global_\n", "")  # type: ignore[index]
+    """The comment at the head of a YAML, its commands as blocks."""
+    head = re.match(r"(?:#.*\n)*", path.read_text())[0].replace("# @package _global_\n", "")  # type: ignore[index]
     lines = [line.removeprefix("#") for line in head.splitlines()]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(f"\n {x}\n" if x.startswith("   ") else x.strip() for x in lines))
 
@@ -103,7 +100,7 @@ def keys(path: Path) -> list[Key]:
 @cache
 def nearest(path: Path) -> list[Key]:
     """The settings of a YAML, then those of the group that they are named after, of its own group, and of all."""
-    files = [file for file in sorted(CONFIGS.rglob("*.yaml")) if CONFIGS / "paper" not in file.parents]
+    files = sorted(CONFIGS.rglob("*.yaml"))
     files.sort(key=lambda file: (file != path, file.parent != path.parent, file.stem != "base"))
     found = [(file, key) for file in files for key in keys(file)]
     found.sort(key=lambda pair: (pair[0] != path, pair[0].parent.name != pair[1].name.partition(".")[0]))
@@ -163,12 +160,12 @@ def config_pages() -> None:
     for path in sorted(CONFIGS.glob("*.yaml")):
         write(f"reference/config/{path.stem}.md", f"# {path.name}", about(path), table(HEAD, settings(path)))
         index.append([f"[{path.name}]({path.stem}.md)", about(path).partition("\n")[0]])
-    for group in sorted({path.parent for path in CONFIGS.rglob("*.yaml")} - {CONFIGS, CONFIGS / "paper/setting"}):
+    for group in sorted({path.parent for path in CONFIGS.rglob("*.yaml")} - {CONFIGS}):
         name, page = group.relative_to(CONFIGS).as_posix(), group.relative_to(CONFIGS).as_posix().replace("/", "-")
         parts, options = [f"# {name}"], sorted(group.glob("*.yaml"), key=lambda path: (path.stem != "base", path.stem))
         for path in options:
-            parts += [f"## {path.stem}" if path.stem != "base" else "## All options", about(path)]
-            parts += [table(HEAD, settings(path))] if name != "paper" else []
+            heading = f"## {path.stem}" if path.stem != "base" else "## All options"
+            parts += [heading, about(path), table(HEAD, settings(path))]
         write(f"reference/config/{page}.md", *parts)
         index.append([f"[{name}]({page}.md)", ", ".join(f"`{path.stem}`" for path in options if path.stem != "base")])
     intro = "Made of `configs/` and of what constructors check: `group=option` chooses, `key=value` sets a key."
@@ -235,7 +232,8 @@ def notebook_pages() -> None:
 
 
 def copy_pages() -> None:
-    names = ["*.md", "LICENSE", "CITATION.cff", "Dockerfile", "docs/site.css", "docs/images"]
+    pictures = ["docs/images", "reproductions/results/images"]
+    names = ["*.md", "LICENSE", "CITATION.cff", "Dockerfile", "docs/site.css", *pictures]
     for name in filter(
         None, subprocess.check_output(["git", "ls-files", "-z", "--", *names], cwd=ROOT, text=True).split("\0")
     ):
@@ -251,6 +249,7 @@ def lead_to_pages(page: Path) -> None:
         r"src/gcfed/(\w+)": r"reference/python/\1.md",
         r"src/gcfed/(\w+)/(\w+)\.py": r"reference/python/\1.md#gcfed.\1.\2",
         r"notebooks": "notebooks/README.md",
+        r"reproductions": "reproductions/README.md",
         r"(notebooks/\w+)\.ipynb": r"\1.md",
     }
 

@@ -38,7 +38,7 @@ SRC, RECORD, EQUIVALENT = ROOT / "src/gcfed", ROOT / ".cache/mutants", ROOT / "t
 FOLDERS = ("federated", "methods", "aggregators", "attacks", "metrics", "optim", "runs", "callbacks", "checkpoints")
 FILES = [p for folder in FOLDERS for p in sorted((SRC / folder).rglob("*.py"))]
 FILES += [SRC / "tasks.py", *(p for p in sorted((SRC / "data").glob("*.py")) if p.stem not in ("base", "datamodule"))]
-TESTS = [*FOLDERS, "data", "federation", "models", "study", "report", *(f"test_{n}.py" for n in ("failure", "run",
+TESTS = [*FOLDERS, "data", "federation", "models", "report", *(f"test_{n}.py" for n in ("failure", "run",
          "settings", "tasks", "train_numbers", "transactions"))]  # fmt: skip
 # Sentences, what asserts that lengths agree, and what only a GPU shows.
 SAID = re.compile(r'(?P<text>f?"[^"]*")|strict=True|device=[\w.]+')

@@ -203,7 +203,7 @@ def test_a_comparison_is_of_the_runs_that_one_would_make_by_hand(tmp_path):
     again = gcfed.compare(configs, seeds=[3, 1], folder=tmp_path / "runs")
     pd.testing.assert_frame_equal(again.frame, comparison.frame)  # seconds too: nothing was trained
     for _ in range(2):  # it is a package, too, once it was imported
-        page = gcfed.report(tmp_path / "runs", out=tmp_path / "report", figures=False, papers=[])
+        page = gcfed.report(tmp_path / "runs", out=tmp_path / "report", figures=False)
     assert page.read_text().count("seed3") >= 2
     assert isinstance(gcfed.report, ModuleType)
 

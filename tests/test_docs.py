@@ -10,14 +10,12 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from omegaconf import OmegaConf
 from PIL import Image
 
 import gcfed.methods
 from gcfed.check import check
 from gcfed.models.own import fitted
 from gcfed.run import train
-from gcfed.study.jobs import read_jobs
 from gcfed.utils.compose import shorthand
 from gcfed.utils.resolvers import ROOT
 
@@ -100,8 +98,6 @@ def printed():
         begins = r"(?:python src/train\.py|`…)" if page.name == "commands.md" else r"python src/train\.py"
         for line in re.findall(begins + r" ([^`…<\n]+)", page.read_text().replace("\\\n", " ")):
             words = [word for word in shlex.split(line, comments=True) if word != "-m"]
-            if words and words[0].startswith("study."):  # what may follow the study of the line before
-                continue
             # Not those that only print, the examples of errors, and the method that add-a-method.md adds.
             if (
                 page.name not in ("bring-your-own.md", "add-a-method.md")
@@ -114,14 +110,11 @@ def printed():
 
 @pytest.mark.parametrize("words", [*printed()])
 def test_each_command_of_the_pages_is_accepted(config, words):
-    """A sweep by the first of its values, a study by its first job. A column that is named is one that is measured."""
+    """A sweep by the first of its values. A column that is named is one that is measured."""
     known = OverridesParser.create().parse_overrides(shorthand(words))
     first = [next(o.sweep_string_iterator()) if o.is_sweep_override() else o.get_value_element_as_str() for o in known]
     words = [f"{o.input_line.partition('=')[0]}={value}" for o, value in zip(known, first, strict=True)]
     cfg = config(*(word for word in words if not word.startswith(("ckpt_path=", "hydra.", "hydra/"))))
-    if any(word.startswith("study=") for word in words):
-        own = [word for word in words if not re.match(r"(study|scale)[.=]", word)]
-        cfg = config(*read_jobs(cfg.scale, OmegaConf.to_container(cfg.study), own)[0][0].overrides)
     check(cfg)
     for named in re.findall(r"column=(\w+)/", " ".join(words)):
         assert named == "test" or named in cfg.metrics
@@ -132,26 +125,3 @@ def test_the_tests_of_each_promise_are_there():
     assert len(named) > 20
     for file, test in named:
         assert f"def {test}(" in (ROOT / "tests" / file).read_text(), f"{file}::{test}"
-
-
-RESULTS = sorted((ROOT / "docs/results").glob("[!R]*.md"))
-
-
-@pytest.mark.parametrize("page", RESULTS, ids=lambda page: page.stem)
-def test_a_study_says_what_it_asked_found_and_does_not_show(page):
-    """In one order; its answer is short, and the page of claims leads to it."""
-    text = page.read_text()
-    parts = ["**Question.**", "**Answer.**", "**Plan.**", "\n| ", "## How it was made", "## What it does not show"]
-    if page.stem == "scaffold-vgg11":
-        parts.remove("\n| ")  # one run, and no table
-    places = [text.index(part) for part in parts]
-    assert places == sorted(places)
-    assert len(re.search(r"\*\*Answer\.\*\* (.*)", text)[1].split()) <= 25
-    assert f"({page.name}" in (ROOT / "docs/results/README.md").read_text()
-
-
-def test_each_claim_is_short_and_says_how_sure_it_is():
-    page = (ROOT / "docs/results/README.md").read_text()
-    claims = re.findall(r"^\| (.*) \| (.*) \| (.*) \| (\[.*) \|$", page, re.MULTILINE)
-    assert len(claims) > 15
-    assert all(len(answer.split()) <= 25 and sure for _, answer, sure, _ in claims)

@@ -11,7 +11,6 @@ from omegaconf import OmegaConf, open_dict
 
 from gcfed.assemble import assemble, build_trainer
 from gcfed.check import check
-from gcfed.study.jobs import settings_of
 from gcfed.utils.compose import check_groups
 from gcfed.utils.resolvers import ROOT
 
@@ -27,21 +26,6 @@ def refusal(cfg):
     except (ValueError, FileNotFoundError) as error:
         return str(error)
     return None
-
-
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [("n_trials", 1.5), ("n_jobs", 1.5), ("seed", [1]), ("seeds", [1, 1]), ("seeds", []), ("direction", None),
-     ("storage", 3), ("params", 3), ("params", {"gc.lam": "interval(nan, 1)"}), ("bogus", 1)],
-)  # fmt: skip
-def test_settings_of_a_search_that_are_of_the_right_kind_and_mean_nothing(setting, value):
-    pytest.importorskip("optuna")
-    from gcfed.study.space import Settings
-
-    settings = OmegaConf.to_container(OmegaConf.load(ROOT / "configs/hydra/sweeper/optuna.yaml"))
-    settings = {key: value for key, value in settings.items() if key[0] != "_"}
-    with pytest.raises(ValueError, match=rf"^hydra\.sweeper\.{setting}|^gc\.lam=.*cannot be searched"):
-        settings_of("hydra.sweeper", Settings, settings | {setting: value})
 
 
 def test_every_group_refuses_an_unknown_option_and_runs_without_or_says_why_not(tmp_path):

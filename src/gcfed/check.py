@@ -147,12 +147,10 @@ def _refuse_unread(cfg: DictConfig) -> None:
 
 
 def refuse_sweeps() -> None:
-    """Refuses a study or a search that was composed as a run: with ``-m`` their sweepers make the runs."""
+    """Refuses a search that was composed as a run: with ``-m`` its sweeper makes the runs."""
     if not HydraConfig.initialized():
         return
     hydra = HydraConfig.get()
-    study, search = (hydra.runtime.choices.get(group) for group in ("study", "hparams_search"))
-    if study is not None:  # the jobs of a study are composed without it
-        raise ValueError(f"study={study} is a sweep of its own: {command('train')} -m study=<one of configs/study> …")
+    search = hydra.runtime.choices.get("hparams_search")
     if search is not None and not in_sweep():
         raise ValueError(f"hparams_search={search} is a sweep: {command('train')} -m hparams_search={search} …")

@@ -5,21 +5,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from conftest import composer
 from sample_runs import sample
 
-from gcfed.report.compare import Settings, compare
 from gcfed.report.groups import grouped
 from gcfed.runs.folder import find_runs
 from gcfed.runs.measures import sample as over_seeds
 from gcfed.runs.measures import value
-from gcfed.study.papers import load, names
-
-
-@pytest.fixture(autouse=True)
-def _one_composer(monkeypatch):
-    """What is composed for the runs need not be composed again for the cells."""
-    monkeypatch.setattr("gcfed.report.compare.Composer", lambda: composer)
 
 
 def golden(name):
@@ -58,15 +49,3 @@ def test_how_each_run_ended_is_the_same(runs):
         assert ending == (row.state, row.seed, row.rounds, row.planned, row.note or "")
         numbers = [value(run, measure) for measure in ("last:test/acc", "max:test/acc", "sum:time/round_s")]
         assert numbers == [near(row.final), near(row.best), near(row.seconds)], row
-
-
-def test_the_papers_cells_are_the_same(groups):
-    settings = Settings(groups)
-    tables = [table.records for name in names() for table in compare(load(name), groups, settings)]
-    cells = pd.concat(tables).dropna(subset=["rounds"]).set_index(["table", "row", "column"])
-    wanted = golden("papers").set_index(["table", "row", "column"])
-    assert set(cells.index) == set(wanted.index)
-    for place, row in wanted.iterrows():
-        for name in ("mean", "std", "paper_mean", "paper_std", "difference"):
-            assert cells.loc[place, name] == near(row[name]), (name, place)
-        assert (cells.loc[place, "seeds"], cells.loc[place, "bound"]) == (row["seeds"] or "", row["bound"] or "")

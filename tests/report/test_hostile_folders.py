@@ -190,13 +190,13 @@ def test_one_folder_does_not_cost_the_report(tmp_path, monkeypatch):
     logs = tmp_path / "logs"
     for seed in (1, 2):
         write_run(logs / f"good_{seed}", curve(0.4, 4, seed), "data=digits gc=none rounds=4", seed=seed)
-    write_report(logs, out=tmp_path / "out", papers=[], figures=False)
+    write_report(logs, out=tmp_path / "out", figures=False)
     tables = tmp_path / "out" / "tables"
     before = pd.read_csv(tables / "singles.csv")
     made = Hostile(logs)
     fill(made, random.Random(1))
     with pytest.raises(Incomplete, match="bad_1_ cannot be read"):
-        write_report(logs, out=tmp_path / "out", papers=[], formats="png")
+        write_report(logs, out=tmp_path / "out", formats="png")
     said = (tmp_path / "out" / "report.md").read_text()
     lacks = [text.removeprefix("- Not in this report: ") for text in said.splitlines() if text.startswith("- Not in")]
     assert (tmp_path / "out" / "index.html").read_text().count('class="lack"') == len(lacks)

@@ -28,7 +28,7 @@ def write_runs(root):
 
 
 def report_of(folder, roots=("logs",), **changed):
-    options = {"papers": [], "figures": False, "formats": ["png"]} | changed
+    options = {"figures": False, "formats": ["png"]} | changed
     return write_report(*(folder / root for root in roots), **{"out": folder / "out"} | options)
 
 
@@ -47,7 +47,7 @@ def test_as_a_user_types_it(tmp_path):
         f"runpy.run_path({str(ROOT / 'src' / 'report.py')!r}, run_name='__main__')"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, f"paths.log_dir={tmp_path}/logs", "papers=[gcfed_table5]"],
+        [sys.executable, "-c", code, f"paths.log_dir={tmp_path}/logs"],
         cwd=folder, capture_output=True, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, timeout=240, check=False,
     )  # fmt: skip
@@ -56,7 +56,7 @@ def test_as_a_user_types_it(tmp_path):
     assert done.stdout.rstrip().endswith("without torch")
     assert [*folder.iterdir()] == []  # nothing but the report, where the runs are
     out = tmp_path / "logs" / "report"
-    assert tables(out) == {"federation_1", "gcfed_table5", "runs"}  # a debug run is no run
+    assert tables(out) == {"federation_1", "runs"}  # a debug run is no run
     assert {path.suffix for path in out.glob("tables/runs.*")} == {".md", ".tex", ".csv"}
     assert {path.suffix for path in out.glob("figures/comparison_1.*")} == {".png", ".pdf"}
     assert "after round 2 of 9: OSError: &lt;script>" in (out / "report.md").read_text()
@@ -69,7 +69,7 @@ def test_as_a_user_types_it(tmp_path):
     answer = "GC-Fed +20.0 points over FedAvg"
     assert page.index(answer) < page.index("<img") < page.index("<table") < page.index("federation_1.csv")
     assert answer in (out / "report.md").read_text()
-    assert page.index('id="singles"') > page.index("gcfed_table5.csv")  # at the end, folded
+    assert page.index('id="singles"') > page.index("federation_1.csv")  # at the end, folded
     assert "<details><summary>2 settings in 2 federations" in page
     assert all(source.startswith("data:image/png;base64,") for source in re.findall('src="([^"]*)"', page))
     for link in re.findall('href="([^"]*)"', page):
@@ -81,10 +81,9 @@ def test_as_a_user_types_it(tmp_path):
     [
         ({"roots": ["nowhere"]}, FileNotFoundError, "roots=.*nowhere: there is no such folder"),
         ({"roots": []}, ValueError, "There is no run below .*logs"),
-        ({"papers": ["gcfed_table99"]}, FileNotFoundError, "gcfed_table5"),
         ({"measures": ["median:x"]}, ValueError, "'median:x' is not understood"),
         ({"out": "file"}, ValueError, "out=file is a file; name a folder"),
-        ({"papers": 5}, ValueError, "papers=5 must be text or a list"),
+        ({"measures": 5}, ValueError, "measures=5 must be text or a list"),
         ({"figures": "most"}, ValueError, "figures=most must be true, false or all"),
     ],
 )
@@ -112,24 +111,10 @@ def test_what_is_lacking_is_named_and_the_rest_is_there(tmp_path, monkeypatch):
     assert all(lacks in (tmp_path / "out" / name).read_text() for name in ("index.html", "report.md"))
 
 
-def test_the_papers_that_were_asked_for_while_nothing_has_ended(tmp_path):
-    table5 = "experiment=cifar10_cnn_gcfed partition.alpha=0.05"
-    write_run(tmp_path / "logs" / "a", curve(0.5, 2), table5, ended=False)
-    out = tmp_path / "out"
-    for changed, names in (
-        ({"papers": "gcfed_table2"}, set()),
-        ({"papers": None}, {"gcfed_table5"}),
-        ({"papers": ["gcfed_table2"], "empty": True}, {"gcfed_table5", "gcfed_table2", "gcfed_table2_small"}),
-    ):
-        report_of(tmp_path, **changed)
-        assert tables(out) == {"runs"} | names
-    assert "after round 2 of 800" in (out / "report.md").read_text()
-
-
 def test_what_a_search_tried_is_no_method_and_what_stands_alone_is_not_the_best(tmp_path, unrendered):
     write_runs(tmp_path / "logs")
     search = tmp_path / "logs" / "search"
-    for folder, lr in (("trial_0000", 0.1), ("trial_0001/seed_1", 0.2)):  # with hydra.sweeper.seeds
+    for folder, lr in (("trial_0000", 0.1), ("trial_0001/seed_1", 0.2)):  # several seeds a trial
         write_run(search / folder, curve(0.9, 4), f"data=digits gc=none rounds=4 client.optimizer.lr={lr}")
     (search / "trials.csv").write_text("number,value\n0,0.5\n1,0.6\n")
     (search / "optimization_results.yaml").write_text("metric: max:test/acc\n")

@@ -3,10 +3,10 @@
 import pandas as pd
 import pytest
 
-from gcfed.report.tables import Best, Minor, Table, in_bold, marked
+from gcfed.report.tables import Best, Table, in_bold, marked
 from gcfed.runs.measures import UNITS, describe
 
-FRAME = pd.DataFrame([["a_b", Best("1.5 %")], [Minor("paper"), "λ | <x>"]], columns=["", "η (%)"], dtype=object)
+FRAME = pd.DataFrame([["a_b", Best("1.5 %")], ["paper", "λ | <x>"]], columns=["", "η (%)"], dtype=object)
 TABLE = Table("t_1", "A & B", FRAME, pd.DataFrame({"x": [1.0, None]}), ("100 % of `it`.",))
 
 
@@ -16,13 +16,13 @@ def test_every_form_escapes_and_marks(tmp_path):
     lines = [[cell.strip() for cell in line.split("|")] for line in text[".md"].splitlines()]
     assert lines[0] + lines[-1] == ["## A & B", r"100 % of \`it\`."]
     assert (lines[2][1:3], lines[4][1:3]) == (["", "η (%)"], ["a_b", "**1.5 %**"])
-    assert r"| *paper* | λ \| &lt;x>" in text[".md"]
+    assert r"| paper | λ \| &lt;x>" in text[".md"]
     for part in (r"\caption{A \& B}\label{tab:t_1}", r" & η (\%) \\", r"a\_b & \textbf{1.5 \%} \\", r"\toprule",
-                 r"\quad paper & λ | <x> \\", r"\resizebox{\ifdim\width>", r"100 \% of"):  # fmt: skip
+                 r"paper & λ | <x> \\", r"\resizebox{\ifdim\width>", r"100 \% of"):  # fmt: skip
         assert part in text[".tex"], part
     assert text[".tex"].count("{") == text[".tex"].count("}")
     assert text[".csv"] == 'x\n1.0\n""\n'
-    for part in ("<td><strong>1.5 %</strong></td>", "<td><small>paper</small></td>", "<td>λ | &lt;x&gt;</td>"):
+    for part in ("<td><strong>1.5 %</strong></td>", "<td>paper</td>", "<td>λ | &lt;x&gt;</td>"):
         assert part in TABLE.html()
 
 

@@ -15,8 +15,8 @@ nothing. What satisfies its constraints stays as it is, bit for bit.
 
 As printed, CGC knows no bound: u = g̃_k + v g', v = (C − ⟨g̃_k, g'⟩)/‖g'‖², is at least C/‖g'‖ long, however short g'
 is; and by tensors a lone scalar never turns back. Networks with such scalars, as the paper's own ResNet-9 with Fixup,
-may blow up. Two switches delay it, and neither prevents it for sure (docs/results/fedgc.md): ``layerwise`` reads the
-paper's "layer by layer", and ``ridge`` bounds what the margin adds to u, at 1e-3 by C/(2√1e-3) = 0.016.
+may blow up. Two switches delay it, and neither prevents it for sure (reproductions/results/fedgc.md): ``layerwise``
+reads the paper's "layer by layer", and ``ridge`` bounds what the margin adds to u, at 1e-3 by C/(2√1e-3) = 0.016.
 
 Memory: SGC holds the updates of the whole cohort, each on the process that trained the client; others see a million
 columns at a time.

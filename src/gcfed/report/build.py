@@ -11,13 +11,11 @@ from typing import Literal
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from gcfed.report.compare import Settings, compare
 from gcfed.report.groups import by_federation, grouped
 from gcfed.report.tables import all_runs, marked, measured, read_searches, search_of, trials_table, usual, write_texts
 from gcfed.report.verdict import main_measure, verdict
 from gcfed.runs.folder import STATES, find_runs, shown
 from gcfed.runs.measures import FORMS, parse
-from gcfed.study.papers import load, names
 from gcfed.utils.checked import checked
 from gcfed.utils.resolvers import ROOT
 
@@ -32,9 +30,7 @@ class Incomplete(ValueError):
 def write_report(
     *roots: str | Path,
     out: str | Path = ROOT / "logs" / "report",
-    papers: Words | None = None,
     measures: Words | None = None,
-    empty: bool = False,
     figures: Literal[True, False, "all"] = True,
     formats: Words | None = ("png", "pdf"),
 ) -> Path:
@@ -43,14 +39,12 @@ def write_report(
     Args:
         roots: folders below which runs are looked for; none: ``logs``, where runs go.
         out: folder of the report.
-        papers: tables of ``configs/paper`` to compare with; None: all.
         measures: of the tables by federation, ``"mean:test/acc[10]"``; None: the usual ones.
-        empty: with the rows and columns of the papers' tables that have no run.
         figures: whether to draw; "all": the curves of all federations, not of the first six alone.
         formats: of the figures, beside PNG.
 
     Raises:
-        FileNotFoundError: a root or a paper's table is not there.
+        FileNotFoundError: a root is not there.
         ValueError: there is no run below the roots, or an argument that cannot be; names it.
         Incomplete: a figure cannot be drawn, no run has a measure, or a folder cannot be read; all else is written.
     """
@@ -59,7 +53,6 @@ def write_report(
         raise ValueError(f"out={out} is a file; name a folder, which need not be there.")
     for measure in asked:
         parse(measure)  # before a thousand runs are read
-    chosen = [load(name) for name in (names() if papers is None else _listed(papers))]
     places = {run: shown(run.folder) for run in find_runs(folders)}
     inside = [(run, root.resolve()) for run in places for root in folders]
     below = [(run, run.folder.relative_to(root)) for run, root in inside if root in run.folder.parents]
@@ -87,10 +80,8 @@ def write_report(
     there = {measure for table in (*details.values(), singles) if table for measure in table.records["measure"]}
     if lost := [measure for measure in asked if measure not in there]:
         lacks.append(f"no finished run has the measures {', '.join(lost)}. {FORMS}")
-    settings = Settings(groups)
-    others = [table for paper in chosen for table in compare(paper, groups, settings, empty=empty)]
     tried, every = trials_table(searches), all_runs(runs, [*groups, *grouped(trials)], places)
-    tables = [table for table in (*details.values(), singles, *others, tried, every) if table]
+    tables = [table for table in (*details.values(), singles, tried, every) if table]
     for table in tables:
         table.write(out / "tables")
     pictures, notes = [], []
@@ -112,7 +103,7 @@ def write_report(
     page = Environment(loader=PackageLoader("gcfed.report", "."), autoescape=True, undefined=StrictUndefined)
     html = page.get_template("page.html").render(
         title=title, counts=counts, lacks=lacks, notes=notes, created=datetime.now(), verdicts=verdicts,
-        details=details, singles=singles, alone=alone, papers=others, searches=tried, runs=every, pictures=pictures,
+        details=details, singles=singles, alone=alone, searches=tried, runs=every, pictures=pictures,
         places={*federations}, embed=lambda file: base64.b64encode(file.read_bytes()).decode(),
     )  # fmt: skip
     head = [f"# {title}\n", f"{counts}.\n", *(f"- Not in this report: {marked(lack, 'md')}\n" for lack in lacks)]
@@ -133,5 +124,5 @@ def _count(n: int, what: str) -> str:
 
 
 def _listed(words: Words | None) -> list[str]:
-    """``papers=gcfed_table5`` is as good as ``papers=[gcfed_table5]``, null as []."""
+    """``formats=pdf`` is as good as ``formats=[pdf]``, null as []."""
     return [words] if isinstance(words, str) else list(dict.fromkeys(words or ()))

@@ -38,11 +38,11 @@ _FLOAT = r"""%% For LuaLaTeX or XeLaTeX, with booktabs, graphicx and a font that
 %s
 \end{table}
 """
-#: A cell's text in md, tex or html: how it is escaped, set in bold, and shown as the first of a minor line.
+#: A cell's text in md, tex or html: how it is escaped and set in bold.
 _MARKUP = {
-    "md": (lambda text: _MARKS.sub(r"\\\1", " ".join(text.split())).replace("<", "&lt;"), "**{}**", "*{}*"),
-    "tex": (lambda text: text.translate(str.maketrans(_LATEX)), r"\textbf{{{}}}", r"\quad {}"),
-    "html": (html.escape, "<strong>{}</strong>", "<small>{}</small>"),
+    "md": (lambda text: _MARKS.sub(r"\\\1", " ".join(text.split())).replace("<", "&lt;"), "**{}**"),
+    "tex": (lambda text: text.translate(str.maketrans(_LATEX)), r"\textbf{{{}}}"),
+    "html": (html.escape, "<strong>{}</strong>"),
 }
 #: Of each run: measure and form.
 _RUN = {
@@ -64,10 +64,6 @@ class Best(str):
     """A cell in bold."""
 
 
-class Minor(str):
-    """The first cell of a line that explains the line above it."""
-
-
 def write_texts(texts: Mapping[Path, str]) -> None:
     """Each file whole or not at all."""
     for path, text in texts.items():
@@ -77,8 +73,8 @@ def write_texts(texts: Mapping[Path, str]) -> None:
 
 def marked(text: str, kind: str) -> str:
     """The text of a cell in ``md``, ``tex`` or ``html``."""
-    escape, bold, minor = _MARKUP[kind]
-    form = bold if isinstance(text, Best) else minor if isinstance(text, Minor) else "{}"
+    escape, bold = _MARKUP[kind]
+    form = bold if isinstance(text, Best) else "{}"
     return form.format(escape(text))
 
 

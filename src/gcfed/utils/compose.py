@@ -65,7 +65,7 @@ def run_config(words: Sequence[str]) -> Path | None:
     if groups:
         group = min(groups)
         raise ValueError(f"{group}=… chooses an option, and {config} has its settings: set {group}.<key>=<value>.")
-    return config
+    return config.resolve()
 
 
 def composed(path: Path, overrides: list[str]) -> DictConfig:

@@ -1,6 +1,5 @@
-"""Numbers as people say them, lines for people, and pictures for those who watch a run."""
+"""Numbers as people say them, and pictures for those who watch a run."""
 
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,6 @@ def size(count: float) -> str:
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} TB"
-
-
-def say(*lines: str) -> None:
-    """To the terminal: a sweep's own words, apart from its jobs' log."""
-    sys.stdout.write("\n".join([*lines, ""]))
-    sys.stdout.flush()
 
 
 def show(loggers: Iterable[Any], name: str, path: Path, step: int) -> None:

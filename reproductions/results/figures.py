@@ -1,0 +1,178 @@
+"""Figures of the tables on these pages, so that picture and table say the same: python reproductions/results/figures.py
+
+``table5.csv`` has the tests of Table 5's long runs, whose folders were too large to keep.
+"""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import matplotlib
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from gcfed.plots.style import BLUE, GREEN, GREY, VERMILION, save, styled
+from gcfed.report.verdict import interval
+from gcfed.runs.measures import smooth
+
+HERE = Path(__file__).parent
+NUMBER = r"\d+(?:\.\d+)?"
+
+
+def drawn(draw: Callable[[Figure], None], width: float, height: float) -> Figure:
+    draw(figure := Figure(figsize=(width, height)))
+    return figure
+
+
+def table(page: str, number: int) -> list[list[str]]:
+    """Cells of the rows of a page's table, without its head."""
+    tables = re.findall(r"(?:^\|.*\n)+", (HERE / page).read_text(), re.MULTILINE)
+    rows = tables[number].strip().split("\n")[2:]
+    return [[re.sub(r"[*`]", "", cell).strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def numbers(cell: str) -> list[float]:
+    """All numbers of a cell; a standard deviation in brackets is none."""
+    return [float(x) for x in re.findall(NUMBER, re.sub(r"\(.*?\)", "", cell))]
+
+
+def dots(axes: Axes, rows: list[tuple[str, list[float]]], color: str, label: str = "", shift: float = 0.0) -> None:
+    """A line a row: every seed, and their mean as a bar where there are several."""
+    for i, (_, points) in enumerate(rows):
+        axes.plot(points, [i + shift] * len(points), "o", color=color, ms=5, alpha=0.8, label=label if i == 0 else None)
+        if len(points) > 1:
+            axes.plot(sum(points) / len(points), i + shift, "|", color=color, ms=16, mew=2)
+    axes.set_yticks(range(len(rows)), [name for name, _ in rows])
+    axes.set_ylim(len(rows) - 0.4, -0.6)
+
+
+def table8(figure: Figure) -> None:
+    rows = table("gcfed-table8.md", 0)[:6]
+    panels = ("0.1", 1, 2), ("1.0", 4, 5)  # α, and the columns of our numbers and of the paper's
+    for axes, (alpha, ours, paper) in zip(figure.subplots(1, 2, sharey=True), panels, strict=True):
+        names = [row[0].replace("GC-Fed, μ of shape ", "GC-Fed, μ ") for row in rows]
+        dots(axes, [(n, numbers(r[ours])) for n, r in zip(names, rows, strict=True)], VERMILION, "ours, seed 1", -0.12)
+        dots(axes, [(n, numbers(r[paper])) for n, r in zip(names, rows, strict=True)], GREY, "paper, three seeds", 0.12)
+        for i, row in enumerate(rows):
+            mean, deviation = map(float, re.findall(NUMBER, row[paper]))
+            axes.plot([mean - deviation, mean + deviation], [i + 0.12] * 2, color=GREY, lw=1.5)
+        axes.set(title=f"α {alpha}", xlabel="test accuracy (%)")
+    axes.legend(loc="upper left", fontsize=8)
+
+
+def over_rounds(axes: Axes, tests: pd.DataFrame, method: str, color: str) -> None:
+    """Means of 50 rounds' ten tests: thin each seed, thick the mean of all, as far as all have come."""
+    seeds = [smooth(tests[name].dropna(), 50) for name in tests if re.fullmatch(rf"{method}, seed \d", name)]
+    for seed in seeds:
+        axes.plot(seed, color=color, lw=0.8, alpha=0.6)
+    axes.plot(pd.concat(seeds, axis=1).mean(axis=1, skipna=False), color=color, lw=2.5, label=method)
+    axes.set(xlabel="communication round", ylabel="test accuracy (%)")
+
+
+def table5(figure: Figure) -> None:
+    axes, tests = figure.subplots(), pd.read_csv(HERE / "table5.csv", index_col="round")
+    for method, color, mean, deviation in (("GC-Fed", VERMILION, 72.44, 2.14), ("FedAvg", BLUE, 66.44, 1.40)):
+        over_rounds(axes, tests, method, color)
+        axes.errorbar(815, mean, deviation, color=color, marker="D", ms=5, capsize=3, label=f"{method} in the paper")
+    axes.legend(loc="lower right", ncols=2)
+
+
+def table5_clipped(figure: Figure) -> None:
+    axes, tests = figure.subplots(), pd.read_csv(HERE / "table5.csv", index_col="round")
+    for method, color in (("GC-Fed", VERMILION), ("Global GC", GREEN), ("FedAvg", BLUE)):
+        over_rounds(axes, tests, f"{method}, clipped", color)
+    axes.legend(loc="lower right")
+
+
+def equal_rate(figure: Figure) -> None:
+    axes = figure.subplots()
+    fedavg, gcfed = ([numbers(cell)[0] for cell in row[1:11]] for row in table("equal-rate.md", 0))
+    seeds = range(11, 21)
+    axes.vlines(seeds, fedavg, gcfed, color=GREY, lw=1.5)
+    axes.plot(seeds, gcfed, "o", color=VERMILION, label="GC-Fed")
+    axes.plot(seeds, fedavg, "o", color=BLUE, label="FedAvg")
+    axes.set(xlabel="seed", ylabel="test accuracy (%)", xticks=seeds)
+    axes.legend(loc="upper right", ncols=2, bbox_to_anchor=(1, 1.15))
+
+
+def gains(figure: Figure, page: str, tables: dict[str, int]) -> None:
+    """A panel a table of method, no GC, GC-Fed, gain: each seed's gain, the mean, of five seeds its 95 % interval."""
+    panels = figure.subplots(1, len(tables), sharey=True, squeeze=False)[0]
+    for axes, (title, number) in zip(panels, tables.items(), strict=True):
+        rows = []
+        for method, plain, gcfed, _ in table(page, number):
+            rows.append((method, [b - a for a, b in zip(numbers(plain), numbers(gcfed), strict=True)]))
+        dots(axes, rows, VERMILION)
+        for i, (_, points) in enumerate(rows):
+            if len(points) >= 5:
+                axes.plot(interval(points), [i, i], color=VERMILION, lw=2, alpha=0.5)
+        axes.axvline(0, color=GREY, lw=1)
+        axes.set(title=title, xlabel="gain of GC-Fed over the method without GC (points), by seed")
+
+
+def global_gc_remedies(figure: Figure) -> None:
+    columns = [{row[0]: numbers(row[1]) for row in table("global-gc.md", number)} for number in (1, 2)]
+    for axes, column, alpha in zip(figure.subplots(1, 2, sharey=True), columns, ("0.1", "0.05"), strict=True):
+        dots(axes, [(name, column.get(name, [])) for name in columns[0]], VERMILION)
+        axes.set(title=f"α {alpha}", xlabel="test accuracy (%)")
+
+
+def gc_warmup(figure: Figure) -> None:
+    tables = [table("gc-warmup.md", number) for number in (0, 1)]
+    titles = ("digits", "Fashion-MNIST", "CIFAR-10", "MNIST", "MNIST-M")
+    columns = [(tables[0], 1), (tables[0], 2), (tables[0], 3), (tables[1], 1), (tables[1], 2)]
+    names = {row[0].split(",")[0]: re.sub("^a rule .*", "a rule", row[0].split(",")[0]) for row in tables[0]}
+    for axes, title, (rows, column) in zip(figure.subplots(1, 5, sharey=True), titles, columns, strict=True):
+        cells = {row[0].split(",")[0]: row[column].partition(":")[2] for row in rows}
+        dots(axes, [(name, numbers(cells.get(key, ""))) for key, name in names.items()], VERMILION)
+        axes.set(title=title, xlabel="test accuracy (%)")
+
+
+def every_method(figure: Figure) -> None:
+    axes = figure.subplots()
+    rows = [(row[0].replace("client.optimizer.", ""), numbers(row[1])) for row in table("every-method.md", 0)]
+    dots(axes, sorted(rows, key=lambda row: -row[1][0]), VERMILION)
+    axes.set(xlabel="test accuracy in round 20 (%), one seed")
+
+
+def robust(figure: Figure) -> None:
+    rows = table("robust.md", 0)
+    attacks = ("no attack", "sign flip ×4", "noise ×10", "label flip", "ALIE, z 1.5", "IPM, ε 0.5")
+    for i, (axes, attack) in enumerate(zip(figure.subplots(1, 6, sharey=True), attacks, strict=True), 1):
+        cells = [(row[0], numbers(row[i])) for row in rows]
+        dots(axes, [(name, both[1:]) for name, both in cells], VERMILION, "GC-Fed", -0.12)
+        dots(axes, [(name, both[:1]) for name, both in cells], BLUE, "FedAvg", 0.12)
+        axes.set(title=attack, xlim=(85, 97.5))
+        if i == 2:
+            axes.text(85.3, 0.15, "◂ 9.9 both", fontsize=8)
+    axes.legend(loc="lower left", fontsize=7)
+    figure.supxlabel("test accuracy (%)", fontsize=10)
+
+
+def coherence(figure: Figure) -> None:
+    for axes, column, title in zip(figure.subplots(1, 2, sharey=True), (2, 3), ("1–20", "81–100"), strict=True):
+        for method, alpha, *rho in table("coherence.md", 0):
+            style = {"color": BLUE if method == "FedAvg" else VERMILION, "ls": "-" if alpha == "0.1" else "--"}
+            label, layers = f"{method}, α {alpha}", ["fc1", "fc2", "fc3"]
+            axes.plot(layers, numbers(rho[column - 2]), marker="o", label=label, **style)
+        axes.axhline(0.2, color=GREY, lw=1, ls=":")
+        axes.set(title=f"rounds {title}", ylabel="ρ" * (column == 2))
+    axes.legend(handlelength=4)
+
+
+if __name__ == "__main__":
+    matplotlib.use("agg")
+    tasks = {"Fashion-MNIST, CNN": 2, "TinyShakespeare, LSTM": 1}
+    drawings: dict[str, tuple[Callable, float, float]] = {
+        "gcfed_table5": (table5, 8, 3.4), "gcfed_table5_clipped": (table5_clipped, 8, 3.4), "robust": (robust, 12, 2.8),
+        "gcfed_table8": (table8, 10, 3.2), "equal_rate": (equal_rate, 7, 3), "coherence": (coherence, 8, 2.8),
+        "tuned_cifar10_gains": (partial(gains, page="tuned.md", tables={"": 0}), 7, 2.6),
+        "tuned_tasks_gains": (partial(gains, page="tuned-tasks.md", tables=tasks), 11, 2.6),
+        "global_gc_remedies": (global_gc_remedies, 11, 4.4), "gc_warmup": (gc_warmup, 12, 3),
+        "every_method": (every_method, 8, 6.5),
+    }  # fmt: skip
+    for name, drawing in drawings.items():
+        folder = HERE.parents[1] / "docs" if name == "gcfed_table5" else HERE  # README.md shows that one, too
+        save(styled(drawn)(*drawing), folder / "images" / f"{name}.png")

@@ -1,0 +1,113 @@
+"""An equal search for each cell of a table, with Optuna: as many trials for all, none past the edge of stability."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+from omegaconf import DictConfig
+from optuna.trial import TrialState
+
+from gcfed.runs.folder import CONFIG, RESULTS, TRIALS, Run, read_run
+from gcfed.utils.compose import Composer
+from gcfed.utils.files import locked
+from hydra_plugins.gcfed_optuna import next_trial, open_study, space_of, write
+from reproductions.compare import measured
+from reproductions.tables import Job, Search
+
+SAMPLER = {"_target_": "optuna.samplers.TPESampler", "n_startup_trials": 8}
+RISE = 1000.0  # of a loss that was past the edge of what can be trained
+Train = Callable[[Sequence[str], Path], str]  # overrides and folder → why the run failed, or ""
+LOST = {"train/nonfinite_clients": "client updates left out", "train/refused_steps": "server steps taken back"}
+
+
+def tune(
+    search: Search, jobs: Mapping[str, Job], root: Path, compose: Composer, train: Train, dry_run: bool
+) -> tuple[dict[str, Job], dict[str, str], list[tuple[DictConfig, int]]]:
+    """Jobs with the best parameters of their cells; why jobs are left out, by title; the trials of a dry run to come.
+
+    ValueError, before any search: a config or a space that cannot be, or a seed that a job and a search share.
+    """
+    cells = {job.cell: job for job in jobs.values()}
+    spaces, common, configs = dict[str, Any](), dict[str, list[str]](), dict[str, DictConfig]()
+    for cell, job in cells.items():
+        knobs = [more for override, more in search.knobs.items() if override in job.overrides]
+        words = {key: word for more in (search.params, *knobs) for key, word in more.items()}
+        spaces[cell] = space_of([f"{key}={word}" for key, word in words.items()])[0]
+        common[cell] = [*(word for word in job.overrides if not word.startswith("seed=")), *search.overrides]
+        configs[cell] = compose(common[cell])
+        if both := {*(search.seeds or [configs[cell].seed])} & {job.seed for job in jobs.values()}:
+            raise ValueError(f"seed={min(both)} is of a search and of a run: set seeds, or search.seeds, to others.")
+    for override in search.knobs.keys() - {word for job in cells.values() for word in job.overrides}:
+        print(f"no job has {override}: search.knobs has it for nothing")
+    best, trials = dict[str, list[str]](), list[tuple[DictConfig, int]]()
+    for cell, cfg in configs.items():
+        folder = root / "searches" / cell
+        left = dry_run * max(0, search.n_trials - len([*folder.glob("trial_*")]))
+        trials += [(cfg, cfg.rounds)] * (left * (len(search.seeds) or 1))
+        if not dry_run:
+            print(f"search for {cell}", flush=True)
+            run_trials(search, spaces[cell], common[cell], folder, cfg, train)
+        found = yaml.safe_load((folder / RESULTS).read_text()) if (folder / RESULTS).is_file() else {}
+        if found or left:
+            best[cell] = [f"{key}={value}" for key, value in found.get("best_params", {}).items()]
+    why, folder = f"no trial of its search has a value, as {TRIALS} says there:", root / "searches"
+    lost = {job.title: f"{why} {folder / job.cell}" for job in jobs.values() if job.cell not in best}
+    tuned = {k: job._replace(overrides=job.overrides + best[job.cell]) for k, job in jobs.items() if job.cell in best}
+    return tuned, lost, trials
+
+
+def run_trials(
+    search: Search, space: Mapping[str, Any], common: Sequence[str], folder: Path, cfg: DictConfig, train: Train
+) -> None:
+    """Trials until ``n_trials`` have ended. One that was stopped goes on with what it had drawn."""
+    smaller = re.search("loss|error|rmse|rounds", search.metric)
+    with locked(folder / ".lock") as holder:
+        if holder:
+            raise ValueError(f"{holder} is at the search in {folder}: give each process other rows.")
+        study = open_study(folder, cfg, space, f"{search.metric} {search.seeds}", "minimize" if smaller else "maximize")
+        while sum(trial.state.is_finished() for trial in study.trials) < search.n_trials:
+            trial = next_trial(study, space, SAMPLER, search.seed)
+            place, drawn = folder / f"trial_{trial.number:04d}", [f"{k}={v}" for k, v in trial.params.items()]
+            print(f"trial {trial.number + 1} of {search.n_trials}: {' '.join(drawn)}", flush=True)
+            runs = {place / f"seed_{seed}": [f"seed={seed}"] for seed in search.seeds} or {place: []}
+            outcomes = [outcome(run, search.metric, train([*common, *drawn, *seed], run)) for run, seed in runs.items()]
+            if why := "; ".join(why for _, _, why in outcomes if why):
+                trial.set_user_attr("reason", why)
+                print(f"trial {trial.number + 1}: {why}", flush=True)
+            if any(value is None for value, _, _ in outcomes):
+                study.tell(trial, state=TrialState.FAIL)
+            else:
+                trial.set_constraint("edges", sum(past for _, past, _ in outcomes))  # above 0: it is never the best
+                study.tell(trial, float(np.mean([value for value, _, _ in outcomes])))
+            write(study, folder, search.metric)
+        write(study, folder, search.metric)
+
+
+def outcome(folder: Path, metric: str, reason: str) -> tuple[float | None, float, str]:
+    """What a run of a trial measured, how far it was past the edge, and why it has no value or is refused."""
+    run = read_run(folder) if (folder / CONFIG).is_file() else None
+    value = measured(run, metric) if run and run.has_ended else None
+    if run is None or value is None:
+        return None, 0.0, f"{folder.name}: {reason or (run.note if run else '') or f'{metric} is not finite'}"
+    found = edges(run)
+    return value, sum(past for past, _ in found), "; ".join(f"{folder.name}: {words}" for _, words in found)
+
+
+def edges(run: Run) -> list[tuple[float, str]]:
+    """How far a run was past the edge of what can be trained, and in words: updates left out, server steps taken back,
+    or a loss a thousand times what it had been and above its first round's (if it was not negative).
+    """
+    counts = {what: float(run.curve(column).sum()) for column, what in LOST.items()}
+    found = [(count, f"{count:g} {what}") for what, count in counts.items() if count]
+    for column in ("train/loss", "test/loss"):
+        curve = run.curve(column)
+        least = curve.cummin().shift()  # of the rounds before
+        past = curve[(least >= 0) & (curve >= RISE * least) & (curve > curve.head(1).sum())]
+        if len(past):
+            t = past.idxmax()
+            words = f"{column} rose from {least[t]:.3g} to {curve[t]:.3g} in round {t}"
+            found.append((float(np.log10(min(curve[t] / least[t], 1e30))), words))
+    return found

@@ -1,0 +1,160 @@
+"""A search with Optuna as a sweep: ``python src/train.py -m hparams_search=<name>``, one run per trial.
+
+Hydra reads this file at every start: nothing heavy is imported at its head. All installed plugins share the folder.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobStatus
+from hydra.plugins.sweeper import Sweeper
+from hydra.utils import instantiate
+
+
+class OptunaSweeper(Sweeper):
+    """Runs trials until ``n_trials`` have ended; the same command continues a search that was stopped.
+
+    A trial whose run fails or has no finite ``optimized_metric`` counts, and keeps its reason.
+    """
+
+    def __init__(self, direction: str, n_trials: int, n_jobs: int, seed: int, storage: Any, sampler: Any, params: Any):
+        self.direction, self.n_trials, self.n_jobs, self.seed = direction, n_trials, n_jobs, seed
+        self.storage, self.sampler, self.params = storage, sampler, params
+
+    def setup(self, **given: Any) -> None:
+        self.cfg, self.load = given["config"], given["hydra_context"].config_loader.load_sweep_config
+        self.launch = Plugins.instance().instantiate_launcher(**given).launch
+
+    def sweep(self, arguments: list[str]) -> None:
+        """ValueError of settings that cannot work, or another search in the folder, before any run."""
+        from gcfed.runs.measures import parse
+        from gcfed.utils.files import locked
+
+        metric, root = self.cfg.optimized_metric, Path(self.cfg.hydra.sweep.dir).absolute()
+        if parse(metric or "", "optimized_metric").kind[1] is False and self.direction == "maximize":
+            raise ValueError(f"{metric} is better where it is smaller: set hydra.sweeper.direction=minimize.")
+        space, common = space_of([*(f"{key}={words}" for key, words in self.params.items()), *arguments])
+        if not space or "seed" in space:
+            raise ValueError("A search needs hydra.sweeper.params, such as 'gc.lam=interval(0.0, 1.0)', without seed.")
+        with locked(root / ".lock") as holder:
+            if holder:
+                raise ValueError(f"{holder} is at the search in {root}: one process does it, n_jobs trials at once.")
+            study = open_study(root, self.load(self.cfg, common), space, metric, self.direction, self.storage)
+            while (left := self.n_trials - sum(trial.state.is_finished() for trial in study.trials)) > 0:
+                trials = [next_trial(study, space, self.sampler, self.seed, i) for i in range(min(self.n_jobs, left))]
+                self.run(study, trials, common, root)
+        failed = [f"trial_{t.number:04d}: {t.user_attrs['reason']}" for t in study.trials if t.state.name == "FAIL"]
+        if failed or all(trial.value is None for trial in study.trials):
+            raise SystemExit("\n".join(failed) or f"No trial has a value, as {root}/trials.csv says.")
+
+    def run(self, study: Any, trials: Sequence[Any], common: Sequence[str], root: Path) -> None:
+        """Launches the runs of these trials at once, and tells Optuna what became of them."""
+        from optuna.trial import TrialState
+
+        from gcfed.runs.folder import CHECKPOINT, read_run
+        from gcfed.runs.measures import parse, value
+
+        folders, calls = [root / f"trial_{trial.number:04d}" for trial in trials], []
+        for trial, folder in zip(trials, folders, strict=True):
+            goes_on = [f"ckpt_path='{folder / CHECKPOINT}'"] * (folder / CHECKPOINT).is_file()
+            place = [f"hydra.sweep.dir='{root}'", f"hydra.sweep.subdir={folder.name}", *goes_on]
+            calls.append([*common, *(f"{key}={drawn}" for key, drawn in trial.params.items()), *place])
+        jobs = self.launch(calls, initial_job_idx=trials[0].number)
+        for trial, folder, job in zip(trials, folders, jobs, strict=True):
+            run, metric = read_run(folder), self.cfg.optimized_metric
+            found = value(run, metric) if run.has_ended else None
+            if found is None:
+                error = job._return_value if job.status == JobStatus.FAILED else run.note
+                trial.set_user_attr("reason", " ".join(str(error).split()) or f"{metric} has no finite value")
+            known, column = sorted({*run.summary, *run.metrics}), parse(metric).column
+            if run.has_ended and not {column, column.rpartition("/")[0]} & {*known}:
+                raise ValueError(f"optimized_metric={metric} is not among what runs measure: {', '.join(known)}.")
+            lost = TrialState.PRUNED if run.has_ended else TrialState.FAIL
+            study.tell(trial, found, lost if found is None else TrialState.COMPLETE)
+            write(study, root, metric)
+
+
+def open_study(root: Path, cfg: Any, space: Mapping[str, Any], metric: str, direction: str, storage: Any = None) -> Any:
+    """The search in a folder, or a new one. ValueError: it is another one, by its runs' config, space or metric."""
+    import optuna
+
+    from gcfed.runs.folder import STORAGE
+    from gcfed.runs.identity import differences, leaves
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    fixed = {
+        key: value for key, value in leaves(cfg).items() if not f"{key}.".startswith(tuple(f"{k}." for k in space))
+    }
+    fixed |= {"rounds": cfg.rounds, "metric": metric, "direction": direction}
+    fixed |= {f"params.{key}": repr(distribution) for key, distribution in space.items()}
+    where: Any = {"storage": storage or f"sqlite:///{root}/{STORAGE}", "study_name": root.name if storage else "search"}
+    study = optuna.create_study(**where, direction=direction, load_if_exists=True)  # type: ignore[arg-type]
+    has_ended = any(trial.state.is_finished() for trial in study.trials)  # else its metric may have been a typo
+    if odd := differences(study.user_attrs["fixed"] if has_ended else fixed, fixed):
+        raise ValueError(f"{root} holds another search: {odd}. Take another folder, hydra.sweep.dir=<folder>.")
+    study.set_user_attr("fixed", fixed)
+    return study
+
+
+def next_trial(study: Any, space: Mapping[str, Any], sampler: Any, seed: int, skip: int = 0) -> Any:
+    """A trial that a stopped search left behind, or a new one. Its draws depend on the trials before it alone."""
+    import numpy as np
+    from optuna.trial import Trial
+
+    left = [trial for trial in study.trials if not trial.state.is_finished()][skip:]
+    index = left[0].number if left else len(study.trials)
+    study.sampler = instantiate(sampler, seed=int(np.random.SeedSequence([seed, index]).generate_state(1)[0]))
+    trial = Trial(study, left[0]._trial_id) if left else study.ask()
+    for name, distribution in space.items():
+        trial._suggest(name, distribution)
+    return trial
+
+
+def write(study: Any, root: Path, metric: str) -> None:
+    """``trials.csv``, a row a trial, and the best trial in ``optimization_results.yaml``."""
+    from gcfed.runs.folder import RESULTS, TRIALS
+    from gcfed.utils.files import replacing
+
+    table = study.trials_dataframe(("number", "state", "value", "params", "user_attrs"))
+    table.columns = [name.removeprefix("params_").removeprefix("user_attrs_") for name in table.columns]
+    refused = [any(how_far > 0 for how_far in trial.constraints.values()) for trial in study.trials]
+    table["state"], table["value"] = table["state"].str.lower().mask(refused, "refused"), table["value"].mask(refused)
+    with replacing(root / TRIALS) as temporary:
+        table.to_csv(temporary, index=False)
+    if table["value"].notna().any():
+        best, direction = study.best_trial, study.direction.name.lower()
+        found = {"name": "optuna", "best_params": best.params, "best_value": best.value, "best_trial": best.number}
+        with replacing(root / RESULTS) as temporary:
+            temporary.write_text(yaml.safe_dump(found | {"metric": metric, "direction": direction}, sort_keys=False))
+
+
+def space_of(overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    """Hydra's ``interval()``, ``range()`` and ``choice()`` in Optuna's words; and the overrides of all trials."""
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    def distribution(override: Override) -> Any:
+        sweep: Any = override.value()
+        if odd := sweep.tags - ({"log"} if isinstance(sweep, IntervalSweep) else set()):
+            raise ValueError(f"tag({min(odd)}, …) is known for intervals alone, and as log")
+        if not isinstance(sweep, IntervalSweep | RangeSweep):
+            return CategoricalDistribution(list(override.sweep_string_iterator()))
+        ends: list[Any] = [sweep.start, sweep.end] if isinstance(sweep, IntervalSweep) else list(sweep.range())
+        kind: Any = {"log": "log" in sweep.tags} if isinstance(sweep, IntervalSweep) else {"step": sweep.step}
+        number: Any = IntDistribution if isinstance(ends[0], int) and isinstance(ends[-1], int) else FloatDistribution
+        return number(ends[0], ends[-1], **kind)
+
+    found: dict[str, Any] = {}
+    for text in (word for word in overrides if word != "ckpt_path=last"):
+        try:
+            override = OverridesParser.create().parse_override(text)
+            found.pop(key := override.get_key_element(), None)
+            found[key] = distribution(override) if override.is_sweep_override() else text
+        except Exception as error:
+            raise ValueError(f"{text} cannot be searched: {str(error).splitlines()[0]}") from None
+    space = {key: drawn for key, drawn in found.items() if not isinstance(drawn, str)}
+    return space, [text for text in found.values() if isinstance(text, str)]

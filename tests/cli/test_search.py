@@ -1,0 +1,194 @@
+"""``-m hparams_search=…``: the space, the bookkeeping, and that a stopped search goes on as if it had not been."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+from conftest import type_command
+from hydra.core.utils import JobReturn, JobStatus
+from omegaconf import OmegaConf
+from run_folders import accuracies, write_run
+
+from gcfed.utils.files import locked
+from gcfed.utils.resolvers import CONFIGS
+from hydra_plugins.gcfed_optuna import OptunaSweeper, space_of
+
+pytest.importorskip("optuna")
+from optuna import load_study
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+METRIC = "last:test/acc"
+SETTINGS = {
+    "direction": "maximize", "n_trials": 4, "n_jobs": 1, "seed": 3, "storage": None,
+    "params": {"gc.lam": "interval(0.0, 1.0)", "client.epochs": "choice(1, 2)"},
+    "sampler": {"_target_": "optuna.samplers.TPESampler", "n_startup_trials": 2},
+}  # fmt: skip
+
+
+def plain(config, overrides):
+    """A config of these values and a few others, without the files that Hydra takes long to read."""
+    return OmegaConf.from_dotlist(["seed=1", "rounds=1", "eval_every=1", "client.optimizer.lr=0.01", *overrides])
+
+
+class Launcher:
+    """Writes what a run would: the accuracy that ``of(values, number)`` says. An error that it raises is the run's."""
+
+    def __init__(self, of=lambda values, number: float(values["gc.lam"])):
+        self.of, self.calls = of, []
+
+    @property
+    def jobs(self):
+        return [job for call in self.calls for job in call]
+
+    def launch(self, job_overrides, initial_job_idx):
+        self.calls.append(job_overrides)
+        return [self.job(job, i) for i, job in enumerate(job_overrides, start=initial_job_idx)]
+
+    def job(self, job, number):
+        values = {key: value.strip("'") for key, value in (override.split("=", 1) for override in job)}
+        done = JobReturn(status=JobStatus.COMPLETED)
+        try:
+            accuracy = self.of(values, number)
+            folder = Path(values["hydra.sweep.dir"], values["hydra.sweep.subdir"])
+            write_run(folder, accuracies(accuracy), rounds=1)
+        except ValueError as error:
+            done.status, done.return_value = JobStatus.FAILED, error
+        return done
+
+
+def go(folder, launcher, *arguments, metric=METRIC, **settings):
+    sweeper = OptunaSweeper(**OmegaConf.create(SETTINGS | settings))
+    sweeper.cfg = OmegaConf.create({"optimized_metric": metric, "hydra": {"sweep": {"dir": str(folder)}}})
+    sweeper.load, sweeper.launch = plain, launcher.launch
+    sweeper.sweep([*arguments])
+
+
+def trials(folder):
+    return pd.read_csv(folder / "trials.csv", dtype=str, keep_default_na=False).to_dict("records")
+
+
+def test_trials_are_jobs_and_leave_a_table(tmp_path):
+    launcher = Launcher()
+    go(tmp_path, launcher, "rounds=1")
+    assert launcher.jobs[1][0] == "rounds=1"
+    assert launcher.jobs[1][-2:] == [f"hydra.sweep.dir='{tmp_path}'", "hydra.sweep.subdir=trial_0001"]
+    rows = trials(tmp_path)
+    assert [*rows[0]] == ["number", "state", "value", "client.epochs", "gc.lam"]
+    assert [row["state"] for row in rows] == ["complete"] * 4
+    assert [float(row["value"]) for row in rows] == [float(row["gc.lam"]) for row in rows]
+    row = max(rows, key=lambda row: float(row["value"]))
+    assert {f"gc.lam={row['gc.lam']}", f"client.epochs={row['client.epochs']}"} < {*launcher.jobs[int(row["number"])]}
+    best = yaml.safe_load((tmp_path / "optimization_results.yaml").read_text())
+    assert (best["best_trial"], best["metric"], best["direction"]) == (int(row["number"]), METRIC, "maximize")
+    assert best["best_params"] == {"client.epochs": row["client.epochs"], "gc.lam": float(row["gc.lam"])}
+
+
+def test_a_search_that_was_stopped_draws_what_it_would_have_drawn(tmp_path):
+    def killed(values, number):
+        if number == 2:
+            raise KeyboardInterrupt
+        return float(values["gc.lam"])
+
+    go(tmp_path / "straight", Launcher())
+    go(tmp_path / "stopped", Launcher(), n_trials=1)
+    with pytest.raises(KeyboardInterrupt):
+        go(tmp_path / "stopped", Launcher(killed))
+    checkpoint = tmp_path / "stopped" / "trial_0002" / "checkpoints" / "last.ckpt"
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.touch()
+    launcher = Launcher()
+    go(tmp_path / "stopped", launcher)
+    assert [job[-1] for job in launcher.jobs] == [f"ckpt_path='{checkpoint}'", "hydra.sweep.subdir=trial_0003"]
+    assert trials(tmp_path / "straight") == trials(tmp_path / "stopped")
+    go(tmp_path / "stopped", launcher)
+    assert len(launcher.jobs) == 2
+
+
+def test_a_kill_while_a_trial_is_drawn_or_written_loses_nothing(tmp_path):
+    go(tmp_path / "straight", Launcher())
+    go(tmp_path / "stopped", Launcher(), n_trials=1)
+    load_study(study_name="search", storage=f"sqlite:///{tmp_path}/stopped/search.db").ask()  # draws nothing
+    go(tmp_path / "stopped", Launcher())
+    assert trials(tmp_path / "straight") == trials(tmp_path / "stopped")
+
+
+def test_failures_and_values_that_are_not_finite_count_and_keep_their_reason(tmp_path):
+    def of(values, number):
+        if number == 0:
+            raise ValueError("gc.lam=2 is\noutside")
+        return float("nan") if number == 1 else float(values["gc.lam"])
+
+    with pytest.raises(SystemExit, match=r"trial_0000: gc\.lam=2 is outside"):
+        go(tmp_path, Launcher(of), n_jobs=2, n_trials=3)
+    reasons = ["gc.lam=2 is outside", "the test loss of round 1 is not finite", ""]
+    states = ["fail", "pruned", "complete"]
+    assert [(row["state"], row["reason"]) for row in trials(tmp_path)] == [*zip(states, reasons, strict=True)]
+
+
+def test_one_folder_holds_one_search_of_one_process(tmp_path):
+    go(tmp_path, Launcher(), "rounds=2", n_trials=1)
+    go(tmp_path, Launcher(), "rounds=2", "trainer.devices=1", n_trials=2)  # changes no result
+    for arguments, message in (
+        (["rounds=3"], "rounds is 2 there, 3 here"),
+        (["rounds=2", "client.optimizer.lr=0.5"], "client.optimizer.lr is .* there, 0.5 here"),
+        (["rounds=2", "gc.lam=interval(0.5, 1.0)"], "params.gc.lam is .*low=0.0.* there, .*low=0.5"),
+    ):
+        with pytest.raises(ValueError, match=f"holds another search: {message}"):
+            go(tmp_path, Launcher(), *arguments)
+    with locked(tmp_path / ".lock"), pytest.raises(ValueError, match=r"process \d+ on .* is at the search in"):
+        go(tmp_path, Launcher(), "rounds=2")
+
+
+@pytest.mark.parametrize(
+    ("words", "settings", "message"),
+    [
+        (["seed=1,2,3"], {}, "without seed"),
+        ([], {"params": {}}, r"needs hydra\.sweeper\.params"),
+        (["client.epochs=tag(log, range(1,1000))"], {}, r"tag\(log, …\) is known for intervals alone"),
+        (["gc.lam=tag(logarithmic, interval(0.1,1))"], {}, r"tag\(logarithmic, …\)"),
+        ([], {"params": {"gc.lam": "interval(1.0, 0.0)"}}, r"gc\.lam=interval\(1\.0, 0\.0\) cannot be searched"),
+        ([], {"metric": "foo:test/acc"}, "^optimized_metric='foo:test/acc' is not understood"),
+        ([], {"metric": "last:test/loss"}, r"better where it is smaller: set hydra\.sweeper\.direction=minimize"),
+        ([], {"metric": "last:test/acd"}, "optimized_metric=last:test/acd is not among what runs measure: .*test/acc"),
+    ],
+)
+def test_what_would_be_searched_otherwise_than_meant_is_refused(tmp_path, words, settings, message):
+    launcher = Launcher()
+    with pytest.raises(ValueError, match=message):
+        go(tmp_path, launcher, *words, **settings)
+    assert len(launcher.jobs) == ("acd" in message)  # what runs measure is known after the first
+    if launcher.jobs:  # whose trial goes on, under the right name
+        go(tmp_path, launcher)
+        assert [job[-1] for job in launcher.jobs[1:]] == [f"hydra.sweep.subdir=trial_{i:04d}" for i in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("words", "distribution"),
+    [
+        ("tag(log, interval(0.001, 0.1))", FloatDistribution(0.001, 0.1, log=True)),
+        ("int(interval(1, 5))", IntDistribution(1, 5)),
+        ("range(1, 10, 3)", IntDistribution(1, 7, step=3)),
+        ("range(0.0, 1.0, 0.25)", FloatDistribution(0.0, 0.75, step=0.25)),
+        ("choice(x, 1, [2, 3])", CategoricalDistribution(["x", "1", "[2,3]"])),
+        ("1,2", CategoricalDistribution(["1", "2"])),
+    ],
+)
+def test_hydras_words_become_optunas_distributions_and_the_last_word_wins(words, distribution):
+    given = ["a=interval(0, 1)", "b=choice(1, 2)", f"a={words}", "b=3", "ckpt_path=last"]
+    assert space_of(given) == ({"a": distribution}, ["b=3"])
+
+
+def test_the_settings_are_those_of_the_config():
+    node = OmegaConf.to_container(OmegaConf.load(CONFIGS / "hydra/sweeper/optuna.yaml"))
+    assert node.pop("_target_") == f"{OptunaSweeper.__module__}.OptunaSweeper"
+    assert {key for key in node if key[0] != "_"} == {*SETTINGS}
+
+
+@pytest.mark.slow
+def test_a_search_as_a_user_types_it_goes_on(tmp_path):
+    words = ["-m", "hparams_search=digits_optuna", f"hydra.sweep.dir={tmp_path}/search", "rounds=2", "client.epochs=1",
+             "data.limit_train=200", "data.limit_test=50", "extras.figures=false", "trainer.devices=1"]  # fmt: skip
+    for n in (1, 2):
+        type_command(tmp_path, "train.py", *words, f"hydra.sweeper.n_trials={n}")
+        assert [row["state"] for row in trials(tmp_path / "search")] == ["complete"] * n

@@ -1,0 +1,63 @@
+"""Tables whose runs only pretend to train."""
+
+from functools import cache
+
+import yaml
+from conftest import composer
+from omegaconf import OmegaConf
+from run_folders import accuracies, write_run
+
+from reproductions import table as command
+
+
+@cache
+def composed(overrides):
+    return composer(overrides)
+
+
+def plain(overrides):
+    """A config of these values and a few others, without the files that Hydra takes long to read."""
+    few = "seed=1 rounds=1 eval_every=1 metrics={} callbacks={} client.optimizer.lr=0.01 tags.data=x tags.model=y"
+    return OmegaConf.from_dotlist([*few.split(), f"paths.log_dir={plain.logs}", *overrides])
+
+
+def finish(folder, overrides, rounds, compose, *, rows=None, **summary):
+    """What a run leaves behind when it has ended after so many rounds, by default of equal rows."""
+    cfg = compose([*overrides, f"rounds={rounds}", "paths.output_dir=run"])
+    cfg = OmegaConf.to_container(cfg, resolve=True)
+    run = write_run(folder, rows or accuracies(*[0.5] * rounds), summary={"rounds": rounds, **summary}, **cfg)
+    (run.folder / "checkpoints").mkdir(exist_ok=True)
+    (run.folder / "checkpoints" / "last.ckpt").touch()
+
+
+class Trainer:
+    """Stands for ``table.train``: writes what a run would, with the accuracy that ``of`` says.
+
+    ``of`` takes the job's overrides, key → text, and its number. A text that it returns is why the run failed, a list
+    the rows of its metrics.
+    """
+
+    def __init__(self, of=lambda values, number: 0.5, compose=lambda words: composed(tuple(words)).copy()):
+        self.of, self.compose, self.jobs, self.folders = of, compose, [], []
+
+    def __call__(self, overrides, folder):
+        values = dict(override.split("=", 1) for override in overrides)
+        self.jobs.append([*overrides])
+        self.folders.append(folder)
+        found = self.of(values, len(self.jobs) - 1)
+        if isinstance(found, str):
+            return found
+        rounds = int(values.get("rounds", 1))
+        rows = found if isinstance(found, list) else accuracies(*[found] * rounds)
+        finish(folder, overrides, rounds, self.compose, rows=rows)
+        return ""
+
+
+def go(monkeypatch, tmp_path, trainer, node, *words, name="try"):
+    """``python reproductions/table.py <name>.yaml <words>``; its exit code."""
+    path = tmp_path / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(node, allow_unicode=True))
+    monkeypatch.setattr(command, "train", trainer)
+    compose = trainer.compose if trainer else plain
+    monkeypatch.setattr(command, "Composer", lambda: compose)
+    return command.main([str(path), *words])

@@ -1,0 +1,115 @@
+"""A table's runs beside the printed numbers: what is read off a run, what a cell says."""
+
+import math
+
+import pandas as pd
+import pytest
+from pretend import Trainer, go
+from run_folders import accuracies, run_of, write_run
+
+from reproductions.compare import measured
+
+TOY = {
+    "paper": "Toy", "table": "1", "title": "Accuracies", "source": "A paper, Table 1", "seeds": 2,
+    "measure": "last:test/acc", "overrides": ["data=digits", "model=mlp", "rounds=4"], "unstated": "the batch size",
+    "setting": {"rounds": 4, "client.optimizer.lr": 0.01},
+    "columns": [{"label": c, "overrides": [f"partition.alpha={a}"]} for c, a in (("a", 0.1), ("b", 1))],
+    "rows": [
+        {"label": "FedAvg", "overrides": ["algorithm=fedavg", "gc=none"]},
+        {"label": "FedProx", "overrides": ["algorithm=fedprox", "gc=none"]},
+        {"label": "Lost", "overrides": None, "note": "There is no code of it."},
+    ],
+    "cells": {"FedAvg": [[50, 3], 60], "FedProx": [{"mean": 10, "note": "failed"}, "1000+"], "Lost": [40, "N/A"]},
+}  # fmt: skip
+ROWS = accuracies(0.1, 0.6, None, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("measure", "expected"),
+    [
+        ("max:test/acc", 0.6), ("min:test/acc", 0.1), ("last:test/acc", 0.5), ("mean:test/acc", 0.4),
+        ("mean:test/acc[2]", 0.5), ("mean:test/acc[3]", 0.55), ("test/acc@3", 0.6), ("test/acc@4", 0.5),
+        ("test/acc@9", None),
+        ("rounds:test/acc>=0.55", 2), ("rounds:test/acc>=0.9", math.inf), ("rounds:test/rmse>=0.9", None),
+        ("rounds:test/acc[2]>=0.35", 2), ("rounds:test/acc[2]>=0.36", 4), ("last:test/rmse", None),
+        ("best_round", 2), ("client_seconds", 0.2), ("nothing", None),
+    ],
+)  # fmt: skip
+def test_what_is_read_off_a_run(tmp_path, measure, expected):
+    """Tests in rounds 1, 2 and 4, worked out by hand; the mean of two rounds in round 4 has round 4 alone."""
+    assert measured(write_run(tmp_path, ROWS), measure) == (expected and pytest.approx(expected))
+
+
+def test_what_is_not_finite_is_no_number_and_an_unknown_form_is_named():
+    assert measured(run_of(values=(0.5, math.inf)), "last:test/acc") is None
+    with pytest.raises(ValueError, match=r"measure=most:test/acc must be max:test/acc"):
+        measured(run_of(), "most:test/acc")
+
+
+@pytest.fixture
+def cells(monkeypatch, tmp_path):
+    """``cells(trainer, *words, **node)``: (row, column) → ours, paper, difference; and all of the Markdown."""
+
+    def made(trainer, *words, **node):
+        logs = tmp_path / "logs"
+        go(monkeypatch, tmp_path, trainer, TOY | node, f"paths.log_dir={logs}", "columns=[a]", *words, name="toy")
+        folder = logs / "study/toy/full"
+        frame = pd.read_csv(folder / "comparison.csv", dtype=str, keep_default_na=False)
+        found = {(c.row, c.column): (c.ours, c.paper, c.difference) for c in frame.itertuples()}
+        return found, (folder / "comparison.md").read_text()
+
+    return made
+
+
+def test_a_cell_has_our_mean_the_printed_number_and_their_difference(cells):
+    found, text = cells(Trainer(lambda values, number: {"1": 0.5, "2": 0.6}[values["seed"]]))
+    assert found == {
+        ("FedAvg", "a (%)"): ("55.00 (7.07)", "50.00 (3.00)", "+5.00 (0.7 σ)"),  # √(7.07² + 3²) = 7.68
+        ("FedProx", "a (%)"): ("55.00 (7.07)", "10.00, failed", "+45.00 (6.4 σ)"),
+    }
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+    assert [line[0] for line in lines[2:]] == [
+        "FedAvg",
+        "*paper*",
+        "*difference*",
+        "FedProx",
+        "*paper*",
+        "*difference*",
+    ]
+    assert "Source: A paper, Table 1." in text
+    assert "Not stated: the batch size; ours are the experiment's." in text
+    assert "Ours differs" not in text
+
+
+def test_what_a_cell_lacks_is_said_in_it(cells):
+    def of(values, number):
+        if values["algorithm"] == "fedprox":
+            return "no memory"
+        return accuracies(*[0.1, 0.2, 0.3, float("nan") if values["seed"] == "2" else 0.5])
+
+    found, text = cells(Trainer(of), "client.optimizer.lr=0.1")
+    assert found["FedAvg", "a (%)"] == ("50.00 † [1 of 2]", "50.00 (3.00)", "+0.00 (0.0 σ)")
+    assert found["FedProx", "a (%)"][0] == "no run"
+    assert "Ours differs in client.optimizer.lr 0.1 (paper 0.01)." in text
+
+
+def test_a_bound_has_no_difference_and_departures_say_why(cells):
+    departures = {"client.optimizer.lr": "It is faster."}
+    node = {
+        "measure": "rounds:test/acc>=0.9",
+        "unit": "rounds",
+        "departures": departures,
+        "setting": {"client.optimizer.lr": 0.1},
+    }
+    found, text = cells(Trainer(lambda values, number: 0.95 if values["seed"] == "1" else 0.5), **node)
+    assert found["FedAvg", "a"] == ("2+", "50 (3)", "")  # one at round 1, one not within its four
+    assert "Ours differs in client.optimizer.lr 0.01 (paper 0.1: It is faster)." in text
+
+
+def test_another_scale_or_compare_alone_trains_nothing(cells):
+    trainer = Trainer()
+    cells(trainer, "rows=[FedAvg]", "seeds=[1]")
+    assert len(trainer.jobs) == 1
+    found, _ = cells(trainer, "compare=true")
+    assert len(trainer.jobs) == 1
+    assert found["FedAvg", "a (%)"][0] == "50.00 [1 of 2]"

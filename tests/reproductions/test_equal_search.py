@@ -1,0 +1,200 @@
+"""A table that tunes each cell first: equal budgets, knobs of their own, and the best goes to every seed."""
+
+import re
+
+import pandas as pd
+import pytest
+import yaml
+from pretend import Trainer, go, plain
+
+from reproductions import cost
+from reproductions.tables import CONFIGS, load
+
+pytest.importorskip("optuna")
+from optuna import load_study
+
+from hydra_plugins.gcfed_optuna import space_of
+
+METRIC = "last:test/acc"
+ROWS = [
+    {"label": "FedAvg", "overrides": ["algorithm=fedavg", "gc=none"]},
+    {"label": "FedProx", "overrides": ["algorithm=fedprox", "gc=none"]},
+]
+SEARCH = {
+    "metric": METRIC, "n_trials": 4, "overrides": ["data.validation=0.1", "seed=9"],
+    "params": {"client.optimizer.lr": "interval(0.0, 1.0)"},
+    "knobs": {"algorithm=fedprox": {"methods.proximal.mu": "interval(0.0, 1.0)"}},
+}  # fmt: skip
+TABLE = {"rows": ROWS, "columns": [{"label": "digits"}], "scales": {"full": {"seeds": [1, 2]}}, "search": SEARCH}
+
+
+@pytest.fixture
+def tuned(monkeypatch, tmp_path):
+    """``tuned(trainer, *words, **search)``: the exit code; its searches lie in ``tuned.folder``."""
+    plain.logs = tmp_path / "logs"
+
+    def run(trainer, *words, **node):
+        return go(monkeypatch, tmp_path, trainer, TABLE | node, "rounds=2", *words, name="mine")
+
+    run.folder = tmp_path / "logs/study/mine/full/searches"
+    return run
+
+
+def trainer(of=lambda values, number: 1 - float(values["client.optimizer.lr"])):
+    return Trainer(of, compose=plain)
+
+
+def trials(folder, cell):
+    return pd.read_csv(folder / cell / "trials.csv", dtype=str, keep_default_na=False).to_dict("records")
+
+
+def test_each_cell_has_as_many_trials_and_its_runs_have_the_best(tuned, capsys):
+    going = trainer()
+    assert tuned(going) == 0
+    jobs = [dict(override.split("=", 1) for override in job) for job in going.jobs]
+    tried, runs = jobs[:8], jobs[8:]
+    assert [job["algorithm"] for job in tried] == ["fedavg"] * 4 + ["fedprox"] * 4
+    assert {(job["seed"], job["data.validation"]) for job in tried} == {("9", "0.1")}
+    assert [(job["algorithm"], job["seed"]) for job in runs] == [(a, s) for s in "12" for a in ("fedavg", "fedprox")]
+    for algorithm, knob in (("fedavg", False), ("fedprox", True)):
+        own = [job for job in tried if job["algorithm"] == algorithm]
+        best = min(own, key=lambda job: float(job["client.optimizer.lr"]))
+        for job in (job for job in jobs if job["algorithm"] == algorithm):
+            assert ("methods.proximal.mu" in job) == knob
+        for job in (job for job in runs if job["algorithm"] == algorithm):
+            assert "data.validation" not in job
+            keys = ["client.optimizer.lr", *["methods.proximal.mu"] * knob]
+            assert [float(job[key]) for key in keys] == [float(best[key]) for key in keys]
+        assert [row["state"] for row in trials(tuned.folder, f"{algorithm}_digits")] == ["complete"] * 4
+    tuned(going)
+    assert len(going.jobs) == len(jobs)  # nothing is done twice
+    capsys.readouterr()
+    tuned(going, "dry_run=true")
+    assert "4 finished, 0 " in capsys.readouterr().out
+    tuned(going, "search.n_trials=5", "rows=[FedAvg]")
+    assert len(going.jobs) > len(jobs)
+    assert len(trials(tuned.folder, "fedavg_digits")) == 5
+
+
+def test_a_trial_has_a_run_a_seed_and_their_mean_is_its_value(tuned):
+    def of(values, number):  # at one seed a trial has 0; the second fails at one
+        if "data.validation" not in values:
+            return 0.5
+        trial, seed = divmod(number, 3)
+        return "killed" if (trial, seed) == (1, 2) else 0.0 if seed == trial else float(values["client.optimizer.lr"])
+
+    going = trainer(of)
+    search = SEARCH | {"seeds": [4, 5, 6], "n_trials": 3}
+    assert tuned(going, "rows=[FedAvg]", search=search) == 0
+    assert [folder.name for folder in going.folders[:9]] == ["seed_4", "seed_5", "seed_6"] * 3
+    rows = trials(tuned.folder, "fedavg_digits")
+    assert [row["state"] for row in rows] == ["complete", "fail", "complete"]
+    assert rows[1]["reason"] == "seed_6: killed"
+    for row in (rows[0], rows[2]):
+        assert float(row["value"]) == pytest.approx(2 / 3 * float(row["client.optimizer.lr"]), rel=1e-12)
+
+
+def test_a_search_that_was_stopped_goes_on_with_what_it_had_drawn(tuned):
+    def killed(values, number):
+        if number == 2:
+            raise KeyboardInterrupt
+        return 1 - float(values["client.optimizer.lr"])
+
+    with pytest.raises(KeyboardInterrupt):
+        tuned(first := trainer(killed), "rows=[FedAvg]")
+    tuned(second := trainer(), "rows=[FedAvg]")
+    assert first.jobs[2] == second.jobs[0]
+    assert second.folders[0].name == "trial_0002"
+    assert len(trials(tuned.folder, "fedavg_digits")) == 4
+
+
+def test_a_trial_past_the_edge_is_refused_and_never_the_best(tuned):
+    """The better a trial, the worse it ran: updates left out, explosions, nearly one, a loss below 0, a step back."""
+    losses = [(2.0, 2000.0, 0.1), (2.0, 0.001, 2.1), (2.0, 1999.0, 0.1), (0.5, -1.0, 0.6)]
+    lost = [{"train/nonfinite_clients": count} for count in (0, 2, 1)]
+    rows = [
+        lost,
+        *([{"train/loss": x, "test/loss": 1.0} for x in loss] for loss in losses),
+        [{"train/refused_steps": 1}] * 3,
+    ]
+
+    def of(values, number):
+        own = rows[number] if number < 6 else [{}] * 3
+        return [row | {"test/acc": round(0.9 - 0.1 * number, 1)} for row in own]
+
+    tuned(trainer(of), "rows=[FedAvg]", "rounds=3", search=SEARCH | {"n_trials": 6})
+    found = trials(tuned.folder, "fedavg_digits")
+    assert [row["state"] for row in found] == ["refused"] * 3 + ["complete"] * 2 + ["refused"]
+    assert [row["value"] for row in found] == ["", "", "", "0.6", "0.5", ""]
+    assert [row["reason"] for row in found] == [
+        "trial_0000: 3 client updates left out", "trial_0001: train/loss rose from 2 to 2e+03 in round 2",
+        "trial_0002: train/loss rose from 0.001 to 2.1 in round 3", "", "", "trial_0005: 3 server steps taken back",
+    ]  # fmt: skip
+    best = yaml.safe_load((tuned.folder / "fedavg_digits/optimization_results.yaml").read_text())
+    assert (best["best_value"], best["best_trial"]) == (pytest.approx(0.6), 3)
+    study = load_study(study_name="search", storage=f"sqlite:///{tuned.folder}/fedavg_digits/search.db")
+    assert study.trials[0].constraints == {"edges": 3.0}
+
+
+def test_a_cell_whose_search_finds_nothing_is_named_and_the_others_run(tuned, capsys):
+    """It has no runs: with whatever rate the config has they would stand beside tuned ones."""
+
+    def of(values, number):
+        return "too large a rate" if values["algorithm"] == "fedavg" else 1 - float(values["client.optimizer.lr"])
+
+    going = trainer(of)
+    for tried in (8, 0):  # nor when the table is started again
+        assert tuned(going) == 1
+        runs = [job for job in going.jobs[tried:] if "data.validation=0.1" not in job]
+        assert [(job[0], "seed=1" in job) for job in runs] == [("algorithm=fedprox", first) for first in (True, False)]
+        said = capsys.readouterr().out
+        assert "2 of 4 jobs are not finished" in said
+        for seed in (1, 2):
+            assert f"FedAvg, digits, seed {seed}: no trial of its search has a value" in said
+        assert f"trials.csv says there: {tuned.folder / 'fedavg_digits'}" in said
+
+
+def test_a_dry_run_counts_the_trials_that_are_to_come(tuned, capsys, monkeypatch):
+    """A round is half an hour, and each run has two; a trial has a run with each of two seeds."""
+    monkeypatch.setattr(cost, "seconds_a_round", lambda cfg, steps: 1800.0)
+    search = SEARCH | {"seeds": [8, 9]}
+    for cells, runs in ((2, 4), (1, 2)):
+        tuned(trainer(), "dry_run=true", search=search)
+        assert re.search(rf"about {cells * 4 * 2 + runs}\.0 h on one core", capsys.readouterr().out)
+        tuned(trainer(), "rows=[FedAvg]", search=search)
+
+
+def test_a_mistake_in_any_cell_or_a_seed_that_a_run_has_is_named_before_any_search(tuned, capsys):
+    going = trainer()
+    for search, message in (
+        ({"budget": 3}, r"search\.budget"),
+        ({"params": {"client.optimizer.lr": 3}}, r"search\.params"),
+        (
+            {"params": {"client.optimizer.lr": "interval(1, 0)"}},
+            r"client\.optimizer\.lr=interval\(1, 0\) cannot be searched",
+        ),
+        ({"seeds": [2, 9]}, "^seed=2 is of a search and of a run"),
+        ({"overrides": ["seed=1"]}, "^seed=1 is of a search and of a run"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            tuned(going, search=SEARCH | search)
+    assert not going.jobs
+    tuned(going, "dry_run=true", search=SEARCH | {"knobs": {"algorithm=fedprox ": {"x": "choice(1, 2)"}}})
+    assert "no job has algorithm=fedprox : search.knobs has it for nothing" in capsys.readouterr().out
+
+
+def test_a_loss_is_minimized(tuned):
+    going = trainer(lambda values, number: [{"test/acc": 0.5, "val/loss": float(values["client.optimizer.lr"])}] * 2)
+    tuned(going, "rows=[FedAvg]", search=SEARCH | {"metric": "last:val/loss"})
+    rates = [float(dict(word.split("=", 1) for word in job)["client.optimizer.lr"]) for job in going.jobs]
+    assert {*rates[4:]} == {min(rates[:4])}
+
+
+def test_the_spaces_of_the_repositorys_own_tables_can_be_searched():
+    searches = [table.search for table in map(load, sorted(p.stem for p in CONFIGS.glob("*.yaml"))) if table.search]
+    assert len(searches) == 2
+    for search in searches:
+        for params in (search.params, *search.knobs.values()):
+            space, rest = space_of([f"{key}={words}" for key, words in params.items()])
+            assert [*space] == [*params]
+            assert not rest

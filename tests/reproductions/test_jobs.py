@@ -1,0 +1,104 @@
+"""From a table to its jobs: which cells, which overrides, which folders."""
+
+import pytest
+import yaml
+
+from reproductions.tables import CONFIGS, Part, Table, load, plan
+
+ROWS = [{"label": "FedAvg", "overrides": ["gc=none"]}, {"label": "GC-Fed", "overrides": ["gc=gcfed", "rounds=9"]}]
+TABLE = {
+    "name": "try", "overrides": ["rounds=8"], "rows": ROWS,
+    "columns": [
+        {"label": "i.i.d., λ 0.1", "overrides": ["partition.alpha=0.1"]},
+        {"label": "i.i.d., λ 1", "overrides": ["partition.alpha=1"]},
+    ],
+    "scales": {"small": {"rows": ["FedAvg"], "seeds": [4, 5], "overrides": ["rounds=2"]}},
+}  # fmt: skip
+
+
+def jobs(*arguments, scale="full", table=None, **part):
+    return [*plan(Table(**TABLE | (table or {})), scale, Part(**part), arguments)[0].values()]
+
+
+def folders(*arguments, **node):
+    return [job.folder for job in jobs(*arguments, **node)]
+
+
+def test_rows_columns_and_seeds_become_jobs_with_folders_of_their_own():
+    names = [f"{row}_iid-lambda-{value}" for row in ("fedavg", "gc-fed") for value in ("0.1", "1")]
+    assert folders(seeds=[1, 2]) == [f"{name}_s{seed}" for seed in (1, 2) for name in names]
+    job = jobs(seeds=[1, 2])[6]
+    assert (job.title, job.cell, job.seed) == ("GC-Fed, i.i.d., λ 0.1, seed 2", "gc-fed_iid-lambda-0.1", 2)
+    assert job.overrides == ["partition.alpha=0.1", "rounds=8", "gc=gcfed", "rounds=9", "seed=2"]  # the row's last
+
+
+def test_a_scale_and_the_command_line_choose_parts():
+    found = jobs("rounds=3", scale="small")
+    assert [job.folder for job in found] == [
+        f"fedavg_iid-lambda-{value}_s{s}" for s in (4, 5) for value in ("0.1", "1")
+    ]
+    assert all(job.overrides[-3:] == ["rounds=2", f"seed={job.folder[-1]}", "rounds=3"] for job in found)
+    assert folders(scale="small", rows=["GC-Fed"], columns=["*-0.1"], seeds=[7]) == ["gc-fed_iid-lambda-0.1_s7"]
+    assert jobs(rows=["fedavg", "FedAvg"]) == jobs(rows=["FedAvg"])  # by label or by short name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "suffix"),
+    [
+        (["rounds=3", "extras.figures=false", "metrics=drift", "client_store=disk"], ""),
+        (["client.epochs=2", "trainer.devices=1"], ",client.epochs=2"),
+        (["model.hidden=[64,32]", "+client.x='a b/c'"], ",client.x=-a-b-c-,model.hidden=[64,32]"),
+    ],
+)
+def test_further_overrides_go_to_all_jobs_and_name_their_folder_where_they_change_results(arguments, suffix):
+    found = jobs(*arguments, seeds=[1])
+    assert all(job.overrides[-len(arguments) :] == arguments for job in found)
+    assert found[0].folder == f"fedavg_iid-lambda-0.1_s1{suffix}"
+
+
+def test_a_long_name_of_a_folder_is_cut_and_still_its_own():
+    one, other = (folders(f"a.b=[{','.join(map(str, range(k)))}]")[0] for k in (200, 201))
+    assert (one == other, len(one) < 200) == (False, True)
+
+
+def test_cells_with_the_same_overrides_are_one_job_named_by_the_first():
+    columns = [{"label": f"{rounds}R", "overrides": ["x=1"]} for rounds in (500, 1000)]
+    table = {"rows": [{"label": "r", "overrides": []}], "columns": columns}
+    assert folders(table=table) == folders(table=table, columns=["1000R"]) == ["r_500r_s1"]
+    ends = [{"label": str(i), "overrides": [f"x={i}"]} for i in (1, 2)]  # the row's word is the last: not the same
+    turned = {"columns": ends, "rows": [{"label": f"r{i}", "overrides": [f"x={i}"]} for i in (1, 2)]}
+    assert folders(table=turned) == ["r1_1_s1", "r2_1_s1"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "node", "message"),
+    [
+        ((), {"rows": ["FedAvgg"]}, r"rows: there is no 'FedAvgg'.*FedAvg \(fedavg\); GC-Fed \(gc-fed\)"),
+        ((), {"rows": "FedAvg"}, "rows"),
+        ((), {"seeds": [1, 1]}, r"seeds=\[1, 1\] must be a list of different ones"),
+        ((), {"scale": "tiny"}, r"scale=tiny must be full or small"),
+        ((), {"table": {"columns": [{"label": "B"}, {"label": "B+"}]}}, r"B and B\+ have the same .* name"),
+        (("seed=3",), {}, r"seed=3: say seeds=\[1,2,3\]"),
+        (("ckpt_path=a/b.ckpt",), {}, "ckpt_path"),
+        (("gc.lam=0.1,0.2",), {}, r"gc\.lam=0\.1,0\.2: a table sweeps over its rows"),
+    ],
+)
+def test_a_mistake_is_named_with_the_way_out(arguments, node, message):
+    with pytest.raises(ValueError, match=message):
+        jobs(*arguments, **node)
+
+
+def test_every_table_that_is_shipped_can_be_read():
+    """Names of rows and columns are those of the table, at all scales, and no two jobs share a folder."""
+    names = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
+    assert len(names) > 35
+    for name in names:
+        table = load(name)
+        for scale in {"full", *table.scales}:
+            found, places, gaps = plan(table, scale, Part())
+            assert all(gaps)  # cells without a run say why
+            assert len({tuple(sorted(job.overrides)) for job in found.values()}) == len(found) > 0
+            assert {folder for cell in places.values() for folder in cell} == {*found}
+        assert "small" in table.scales
+        assert f"table.py {name}" in (CONFIGS / f"{name}.yaml").read_text()
+        assert yaml.safe_load((CONFIGS / f"{name}.yaml").read_text()).get("name") is None

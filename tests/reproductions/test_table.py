@@ -1,0 +1,194 @@
+"""The command for a table: what is skipped, continued, refused and named, with runs that only pretend to train."""
+
+import os
+import re
+import socket
+
+import pytest
+import yaml
+from conftest import forked, run_script
+from pretend import Trainer, finish, go
+
+from gcfed.runs.folder import read_run
+from gcfed.utils.resolvers import ROOT
+from reproductions import cost
+
+FEDAVG, GCFED = "fedavg_alpha-0.1_s1", "gc-fed_alpha-0.1_s1"
+STOP, PATIENCE = "callbacks=early_stopping", "callbacks.early_stopping.patience"
+TABLE = {
+    "overrides": ["rounds=4"],
+    "rows": [{"label": "FedAvg", "overrides": ["gc=none"]}, {"label": "GC-Fed", "overrides": ["gc=gcfed"]}],
+    "columns": [{"label": "α 0.1", "overrides": ["partition.alpha=0.1"]}],
+}
+
+
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    """``table(trainer, *words, name=…, **node)`` runs a table below ``table.root``."""
+
+    def run(trainer, *words, name="try", **node):
+        logs = f"paths.log_dir={tmp_path / 'logs'}"
+        return go(monkeypatch, tmp_path, trainer, TABLE | node, *words, logs, name=name)
+
+    run.root = tmp_path / "logs" / "study"
+    return run
+
+
+def test_what_is_finished_is_skipped_and_what_has_begun_goes_on(table, capsys):
+    trainer = Trainer()
+    assert table(trainer) == 0
+    folder = table.root / "try" / "full"
+    assert trainer.folders == [folder / FEDAVG, folder / GCFED]
+    assert trainer.jobs[0][:-1] == ["partition.alpha=0.1", "rounds=4", "gc=none", "seed=1"]
+    said = capsys.readouterr().out
+    assert "0 finished, 0 to continue, 2 to start" in said
+    assert f"job 2 of 2: GC-Fed, α 0.1, seed 1\n  {folder / GCFED}" in said
+    assert re.search(r"\| GC-Fed +\| 50\.00 ", said)
+
+    (folder / FEDAVG / "summary.json").unlink()
+    again = Trainer()
+    assert table(again) == 0
+    assert again.folders == [folder / FEDAVG]
+    assert "1 finished, 1 to continue, 0 to start" in capsys.readouterr().out
+    more = Trainer()
+    table(more, "rounds=6")
+    assert len(more.jobs) == 2
+
+
+def test_the_same_run_of_another_place_counts_and_a_longer_one_does_not(table, capsys):
+    table(Trainer(), "rows=[FedAvg]", name="first")
+    table(Trainer(), "rounds=6", "rows=[GC-Fed]", name="longer")
+    trainer = Trainer()
+    table(trainer, name="second")
+    assert ["gc=gcfed" in job for job in trainer.jobs] == [True]
+    found = (table.root / "second" / "full" / "comparison.csv").read_text()
+    assert str(table.root / "first" / "full" / FEDAVG) in found
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "why"),
+    [
+        ((), ("rounds=2",), "4 rounds are done there, 2 are asked for, and there is no checkpoint"),
+        ((), ("eval_every=2",), "eval_every is 1 there, 2 here"),
+        ((), ("metrics=drift",), "it has no metrics=drift"),
+        (("metrics=gap",), ("metrics=gap", "metrics.gap.every=2"), "metrics.gap.every is 10 there, 2 here"),
+        (("metrics=cohorts",), ("metrics=cohorts",), None),  # whose folder is the run's own
+        (("client.epochs=2",), (), "client.epochs is 2 there, 5 here"),
+        (("metrics=[drift,gap]",), ("metrics=gap",), None),  # more than is asked for
+        (("eval_every=7",), ("eval_every=4",), None),  # of four rounds the last alone
+        ((STOP, f"{PATIENCE}=3"), (STOP,), f"{PATIENCE} is 3 there, 20 here"),
+        ((), (STOP,), "it has no callbacks=early_stopping"),
+        ((STOP,), (), None),  # it never ended it
+        (("client.epochs=5",), ("extras.figures=false", "trainer.devices=1", "targets=[0.3]"), None),
+    ],
+)
+def test_a_folder_with_another_run_is_named_and_left_alone(table, capsys, then, now, why):
+    trainer, folder = Trainer(), table.root / "try" / "full" / FEDAVG
+    finish(folder, ["gc=none", "partition.alpha=0.1", *then], 4, trainer.compose)
+    (folder / "checkpoints" / "last.ckpt").unlink()
+    assert table(trainer, *now, "rows=[FedAvg]") == (1 if why else 0)
+    assert not trainer.jobs
+    assert f"{FEDAVG} holds another run: {why}" in capsys.readouterr().out or why is None
+
+
+@pytest.mark.parametrize(
+    ("words", "goes_on"),
+    [((STOP,), False), ((), True), ((STOP, "rounds=9"), True), ((STOP, "rounds=3"), True)],
+    ids=str,
+)
+def test_a_job_that_was_stopped_early_is_finished_where_that_is_asked_for(table, words, goes_on):
+    """After two of four rounds. Where nine are asked for it stops at once, to be compared with those of nine."""
+    trainer, overrides = Trainer(), ["gc=none", "partition.alpha=0.1", STOP]
+    rows = [{"test/acc": 0.5}] * 2
+    finish(table.root / "try" / "full" / FEDAVG, overrides, 4, trainer.compose, rows=rows, stopped="no better")
+    table(trainer, *words, "rows=[FedAvg]")
+    assert len(trainer.jobs) == goes_on
+
+
+def test_a_mistake_is_named_before_any_job(table):
+    with pytest.raises(ValueError, match=r"nothing"):
+        table(Trainer(), "client.nothing=1")
+    rows = [*TABLE["rows"], {"label": "odd", "overrides": ["client.epochs=${nothing}"]}]
+    trainer = Trainer()
+    with pytest.raises(ValueError, match=r"^odd, α 0\.1, seed 1: .*nothing"):
+        table(trainer, rows=rows)
+    assert not trainer.jobs
+
+
+def test_cells_that_an_override_makes_equal_are_one_run_and_other_measurements_are_two(table, capsys):
+    trainer = Trainer()
+    table(trainer, "gc=local")
+    assert [job[-2] for job in trainer.jobs] == ["gc=local"]
+    for chosen, key in (("metrics=gap", "metrics.gap.every"), (STOP, PATIENCE)):
+        columns = [{"label": f"every {n}", "overrides": [chosen, f"{key}={n}"]} for n in (1, 2)]
+        table(Trainer(), "dry_run=true", "rows=[FedAvg]", columns=columns)
+        assert "2 jobs in" in capsys.readouterr().out
+
+
+def test_two_processes_never_run_the_same_job_and_a_failure_is_named(table, capsys):
+    second = Trainer(lambda values, number: "out of\nmemory")
+
+    def meanwhile(values, number):
+        if not second.jobs:
+            assert table(second) == 1
+            finish(table.root / "try" / "full" / GCFED, ["gc=gcfed", "partition.alpha=0.1"], 4, second.compose)
+        return 0.5
+
+    first = Trainer(meanwhile)
+    assert table(first) == 0
+    assert [job[2] for job in second.jobs] == ["gc=gcfed"]
+    assert [job[2] for job in first.jobs] == ["gc=none"]  # and not what has been finished meanwhile
+    said = capsys.readouterr().out
+    assert f"skipped: FedAvg, α 0.1, seed 1; process {os.getpid()} on {socket.gethostname()} is at it" in said
+    assert "GC-Fed, α 0.1, seed 1: out of\nmemory\n    " in said
+    assert "2 of 2 jobs are not finished" in said
+
+
+def test_a_dry_run_names_jobs_and_hours_and_starts_nothing(table, capsys):
+    table(Trainer(), "dry_run=true", "seeds=[2]", "rows=[GC-Fed]")
+    said = capsys.readouterr().out
+    assert "to start      GC-Fed, α 0.1, seed 2  (gc-fed_alpha-0.1_s2)" in said
+    assert re.search(r"about 0\.\d h on one core, without what methods add to a step", said)
+    assert not (table.root / "try").exists()
+
+
+def test_hours_are_steps_times_seconds(monkeypatch, tmp_path):
+    """20 equal clients of the digits, 5 a round, 2 epochs in batches of 10."""
+    steps = type("Steps", (dict,), {"__contains__": lambda self, key: True, "__missing__": lambda self, key: 36.0})
+    overrides = "client.epochs=2 client.batch_size=10 data.limit_train=1000 data.limit_test=300 rounds=3 eval_every=2"
+    compose = Trainer().compose
+    cfg = compose(["gc=none", "partition=iid", *overrides.split()])
+    assert cost.seconds_a_round(cfg, steps()) == pytest.approx(36 * (5 * 2 * 5 + 300 / 10 / 3 / 2))
+    assert 0 < cost.seconds_a_round(cfg, {}) < 36
+    absent = compose(["data=cifar100", f"paths.data_dir={tmp_path}"])
+    monkeypatch.setattr(cost, "seconds_a_round", lambda one, _: cost.assemble(one) and 0 if one is absent else 1800.0)
+    said = cost.estimate([(cfg, 3), (cfg, 1), (absent, 2)])
+    assert re.match(r"about 2\.0 h .*\n  not counted: cifar100, mlp: data set cifar100: ", said)
+
+
+@pytest.mark.slow
+def test_a_table_as_a_user_types_it_names_what_failed_and_goes_on_with_more_rounds(tmp_path):
+    words = ["rounds=2", "client.epochs=1", "participation.num_clients=8", "data.limit_train=200", "data.limit_test=50",
+             "extras.figures=false", "trainer.devices=1"]  # fmt: skip
+    rows = [{"label": "broken", "overrides": ["gc=gcfed", "gc.lam=2"]}, {"label": "GC-Fed", "overrides": ["gc=gcfed"]}]
+    node = {"overrides": words, "rows": rows, "columns": [{"label": "digits"}]}
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(node))
+
+    def call(*arguments, code):
+        typed = (str(tmp_path / "tiny.yaml"), f"paths.log_dir={tmp_path / 'logs'}", *arguments)
+        printed = tmp_path / "printed.txt"
+        ended = forked(lambda: run_script(str(ROOT / "reproductions/table.py"), *typed), printed)
+        assert ended == code, printed.read_text()
+        return printed.read_text()
+
+    said = call(code=1)
+    assert "0 finished, 0 to continue, 2 to start" in said
+    assert "gc.lam=2 must be a number from 0 to 1" in said
+    assert "1 of 2 jobs are not finished" in said
+    run = read_run(tmp_path / "logs/study/tiny/full/gc-fed_digits_s1")
+    assert (run.state, run.rounds) == ("finished", 2)
+
+    assert "0 finished, 1 to continue, 0 to start" in call("rows=[gc-fed]", "rounds=3", code=0)
+    longer = read_run(run.folder)
+    assert (longer.state, longer.rounds, longer.identity) == ("finished", 3, run.identity)
+    assert longer.metrics.iloc[:2].equals(run.metrics)

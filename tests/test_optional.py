@@ -1,0 +1,27 @@
+"""Each optional package can be deleted, with its tests: the core's tests are still collected, and the demo runs."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gcfed.utils.resolvers import ROOT
+
+OPTIONAL = {"reproductions": ["reproductions", "tests/reproductions"]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("package", OPTIONAL)
+def test_a_tree_without_an_optional_package_works(package, tmp_path):
+    listed = subprocess.check_output(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT)
+    for name in filter(None, listed.decode().split("\0")):
+        if (ROOT / name).is_file() and not any(Path(name).is_relative_to(folder) for folder in OPTIONAL[package]):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, tmp_path / name)
+    tests = ["-m", "pytest", "--collect-only", "-q", "-n", "0", "-p", "no:cacheprovider", "tests"]
+    demo = ["src/train.py", "rounds=1", "extras.figures=false", "trainer.devices=1"]
+    for words in (tests, demo):
+        done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
