@@ -100,6 +100,8 @@ def described(cfg: DictConfig, data: FederatedDataModule) -> DictConfig:
     cfg = cfg.copy()
     with open_dict(cfg):
         cfg.data.update(found)
+        for key in found.keys() & cfg.model.keys():  # in a run's config.yaml they do not refer to the data's any more
+            cfg.model[key] = found[key] if cfg.model[key] is None else cfg.model[key]
         if texts:  # other sets say where their labels are
             cfg.model.vocabulary = cfg.model.vocabulary or 256
             cfg.model.last_only = data.labels.ndim == 1

@@ -148,7 +148,7 @@ def test_running_statistics_are_reduced_by_the_rule_on_their_own(name, local):
     net, (make, definition) = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3)), RULES[name]
     rule = make()
     loop = FederatedLoop(sampler=Cohorts(10), solver=sgd(), aggregator=rule, rounds=1, seed=1)
-    data = random_federation(sizes=(4,) * 10, features=2)
+    data = random_federation(sizes=(4,) * 10, features=2, classes=3, dtype=torch.float32)
     loop.bind([LocalNorm()] * local, data, FederatedModule(net, PLAIN_SERVER))
     g = torch.Generator().manual_seed(2)
     sent = {n: t for n, t in net.state_dict().items() if t.is_floating_point()}

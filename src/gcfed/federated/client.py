@@ -80,6 +80,7 @@ class ClientProgram:
                 part.on_clients_start(stack, download)
                 if place is not None and part in in_steps:
                     part.prepared = place.prepare(part, part.prepared)
+            stack.count_from_full()  # which a part may have written to
             autocast = module.trainer.precision_plugin.forward_context
             hook = module.after_backward()
             loss_K = self.solver.train(stack, plan, data, download.lr, parts, hook, autocast, recorder, place)

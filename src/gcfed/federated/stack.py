@@ -84,12 +84,13 @@ class ClientStack:
         # Copies of all other buffers too: a call would otherwise change the global network's.
         self._counters = {n: b for n, b in net.named_buffers() if n not in start or not b.is_floating_point()}
         self._buffers |= {n: broadcast_like(b, k) for n, b in self._counters.items()}
-        self._copy_counters()
+        self.count_from_full()
         self._activate(k)
 
-    def _copy_counters(self) -> None:
+    def count_from_full(self) -> None:
+        """Gives integer buffers the values that ``full`` has for them as floats, and others the global ones."""
         for name, buffer in self._counters.items():
-            self._buffers[name].copy_(self.start.get(name, buffer))
+            self._buffers[name].copy_(self.full.get(name, buffer))
 
     def _activate(self, n: int) -> None:
         """The first n clients train from here on."""
@@ -114,7 +115,7 @@ class ClientStack:
         sent = [start[name] for name in self.start]
         torch._foreach_copy_(list(self.start.values()), sent)
         torch._foreach_copy_([self.full[name] for name in self.start], sent)
-        self._copy_counters()
+        self.count_from_full()
         self._taught = False
         self._activate(len(clients))
 

@@ -47,4 +47,4 @@ def no_steps(setup: Setup) -> set[str]:
 
 def _of_batch_norms(net: nn.Module) -> list[str]:
     layers, tensors = batch_norms(net), net.state_dict()
-    return [n for n, t in tensors.items() if n.rpartition(".")[0] in layers and t.is_floating_point()]
+    return [n for n in tensors if n.rpartition(".")[0] in layers]
