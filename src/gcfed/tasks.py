@@ -43,6 +43,7 @@ class Task:
 
     columns: tuple[str, ...] = ("test/loss",)  # the keys of scores()
     roots: tuple[str, ...] = ()  # those of which a test reports the root of the mean
+    shares: tuple[str, ...] = ()  # those whose scores are from 0 to 1
     has_classes = False  # whether labels are classes and outputs their logits
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
@@ -66,6 +67,7 @@ class Classification(Task):
     """Cross-entropy of classes: logits ``[…, C]``, labels int64 ``[…]``; a negative label is padding."""
 
     columns = ("test/acc", "test/loss")
+    shares = ("test/acc",)
     has_classes = True
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:

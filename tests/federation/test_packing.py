@@ -10,13 +10,13 @@ from safetensors.torch import save
 from gcfed.federated.messages import Download, Levels, Upload, nbytes
 from gcfed.federation.packing import (
     TENSOR,
-    VERSION,
     MessageError,
+    UploadSchema,
     pack,
     pack_download,
-    pack_upload,
+    unpack,
     unpack_download,
-    unpack_upload,
+    upload_content,
 )
 from gcfed.methods.quantization import quantize_
 
@@ -48,6 +48,16 @@ def an_upload(clients=(5, 2), **changes):
     return Upload(**values | changes)
 
 
+def pack_upload(upload):
+    return pack("upload", upload_content(upload))
+
+
+def unpack_upload(message, clients=(5, 2), shapes=SHAPES, bits=None, notes=NOTES):
+    """By the schema of :func:`an_upload`: client i of its K has i + 1 samples and takes at most i + 9 steps of 8."""
+    known = {client: (i + 1, i + 9, 8) for i, client in enumerate(clients)}
+    return UploadSchema(3, known, shapes, bits or {}, notes).read(unpack(message, "upload"))
+
+
 def assert_same(a, b):
     assert list(a) == list(b)
     for name in a:
@@ -68,7 +78,7 @@ def test_a_download_comes_out_as_it_went_in_with_its_order_and_memory_format():
 
 def test_an_upload_comes_out_as_it_went_in():
     sent = an_upload()
-    came = unpack_upload(pack_upload(sent), 3, SHAPES, [2, 5, 6], NOTES)
+    came = unpack_upload(pack_upload(sent), [5, 2, 6])
     for name in ("clients", "num_samples", "num_steps", "num_seen"):
         np.testing.assert_array_equal(getattr(came, name), getattr(sent, name))
     assert_same({"finite": came.finite, "loss": came.loss}, {"finite": sent.finite, "loss": sent.loss})
@@ -108,7 +118,8 @@ def test_quantized_values_travel_in_their_bits_and_come_out_the_same(bits, dtype
     levels = {n: Levels(bits, own) for n, own in zip(values, torch.stack(norms, 1), strict=True)}
     sent = an_upload((1, 2, 3), delta=values, levels=levels, extra={}, notes={})
     message = pack_upload(sent)
-    came = unpack_upload(message, 3, {"delta": {name: t[0] for name, t in values.items()}}, [1, 2, 3], {})
+    shapes = {"delta": {name: t[0] for name, t in values.items()}}
+    came = unpack_upload(message, [1, 2, 3], shapes, dict.fromkeys(values, bits), notes={})
     for name, t in values.items():
         torch.testing.assert_close(came.delta[name], t, rtol=0, atol=0, equal_nan=True)
     payload = len(message) - int.from_bytes(message[:8], "little") - 8
@@ -123,11 +134,12 @@ def without(tensors, name):
 @pytest.mark.parametrize(
     ("download", "words"),
     [
-        (lambda: a_download(model=without(MODEL, "scale")), "lacks scale"),
-        (lambda: a_download(model=MODEL | {"more": torch.ones(1)}), "has more, which is not known"),
-        (lambda: a_download(model=MODEL | {"scale": torch.ones(2)}), r"has scale as \(2,\), and here it is \(\)"),
-        (lambda: a_download(round="../x"), "of round '../x', which is none"),
-        (lambda: a_download(round=-1), "of round -1, which is none"),
+        (lambda: a_download(model=without(MODEL, "scale")), "model lacks 'scale'"),
+        (lambda: a_download(model=MODEL | {"more": torch.ones(1)}), "model has 'more'"),
+        (lambda: a_download(model=MODEL | {"scale": torch.ones(2)}), r"model.scale is \(2, torch.float32\), .*\(torch"),
+        (lambda: a_download(model=MODEL | {"scale": 1.0}), "model.scale is float"),
+        (lambda: a_download(round="../x"), "round='../x' must be a whole number from 0"),
+        (lambda: a_download(round=-1), "round=-1 must be a whole number from 0"),
     ],
 )
 def test_a_download_of_another_model_is_refused_by_name(download, words):
@@ -135,46 +147,83 @@ def test_a_download_of_another_model_is_refused_by_name(download, words):
         unpack_download(pack_download(download()), MODEL)
 
 
+CODED = {"levels": {"scale": Levels(8, torch.ones(2))}}
+UPLOAD = upload_content(an_upload())
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"round": 2}, "answers round 3, and this is round 4"),
-        ({"clients": np.array([5, 8])}, r"nobody asked: \[8\]"),
-        ({"extra": {}}, "control lacks scale"),
-        ({"delta": {}}, "delta lacks conv.weight"),
-        ({"num_samples": np.array([-99, 1])}, r"num_samples=\[-99, 1\]"),
-        ({"extra": an_upload().extra | {"x": {"y": torch.zeros(2)}}}, "has x beside Δ, which no method"),
-        ({"extra": an_upload().extra | {"delta": {"y": torch.zeros(2)}}}, "has delta beside Δ, which no method"),
-        ({"levels": {"scale": Levels(2**70, torch.ones(2))}}, f"has scale in {2**70} bits, and they may be 2 to 22"),
-        ({"levels": {"scale": Levels(30, torch.ones(3))}}, r"levels has scale as \(3,\), and here it is \(2,\)"),
-        ({"notes": {}}, "note drift lacks "),
-        ({"notes": {"drift": {"": torch.zeros(4)}}}, r"note drift has  as \(4,\), and here it is \(3,\)"),
+        ({"round": 2}, r"upload.round=2 must be one of \[3\]"),
+        ({"round": 3.0}, r"upload.round=3.0 must be one of \[3\]"),
+        ({"clients": np.array([5, 8])}, r"upload.clients=8 must be one of \[2, 5\]"),
+        ({"clients": ["5", 2]}, r"upload.clients='5' must be one of \[2, 5\]"),
+        ({"clients": 5}, "upload.clients=5 must be a list"),
+        ({"num_samples": np.array([1, 2**62])}, rf"upload.num_samples={2**62} must be one of \[2\]"),
+        ({"num_samples": [1, 2, 3]}, r"upload.num_samples=\[1, 2, 3\] must be a list of 2"),
+        ({"num_steps": np.array([9, 11])}, "upload.num_steps=11 must be a whole number from 0 to 10"),
+        ({"num_steps": [9, True]}, "upload.num_steps=True must be a whole number from 0 to 10"),
+        ({"num_seen": np.array([73, 0])}, "upload.num_seen=73 must be a whole number from 0 to 72"),
+        ({"num_seen": np.array([-1, 0])}, "upload.num_seen=-1 must be a whole number from 0 to 72"),
+        ({"num_seen": [10**400, 0]}, "upload.num_seen=1000"),
+        ({"loss": torch.tensor([0.0, 1e308], dtype=torch.float64)}, "upload.loss=.*1e[+]308"),
+        ({"loss": [0.0, 1.0]}, "upload.loss is list"),
+        ({"loss": None}, "upload.loss is NoneType"),
+        ({"finite": torch.ones(2)}, r"upload.finite is \(2, torch.float32\)"),
+        ({"delta": {}}, "upload.delta lacks 'a.first'"),
+        ({"delta": 1}, "upload.delta lacks"),
+        ({"delta": dict.fromkeys(MODEL, 1.0)}, "upload.delta.conv.weight is float"),
+        ({"extra": {}}, "upload.extra lacks 'bits'"),
+        ({"extra": UPLOAD["extra"] | {"x": {"y": torch.zeros(2)}}}, "upload.extra has 'x'"),
+        ({"extra": UPLOAD["extra"] | {"delta": {"y": torch.zeros(2)}}}, "upload.extra has 'delta'"),
+        ({"extra": UPLOAD["extra"] | {"control": {"scale": torch.zeros(2).int()}}}, "extra.control.scale is .*int32"),
+        ({"notes": {}}, "upload.notes lacks 'drift'"),
+        ({"notes": {"drift": {"": torch.zeros(4)}}}, r"upload.notes.drift. is \(4,"),
+        ({"notes": {"drift": {"": torch.zeros(3)}, "x": {}}}, "upload.notes has 'x'"),
+        ({"levels": {"scale": torch.ones(2)}}, "upload.levels has 'scale'"),
     ],
 )
-def test_an_upload_that_does_not_fit_is_refused_by_name(changes, words):
+def test_an_upload_that_does_not_follow_its_schema_is_refused_by_its_key(changes, words):
     with pytest.raises(MessageError, match=words):
-        unpack_upload(pack_upload(an_upload(**changes)), 3, SHAPES, [2, 5], NOTES)
+        unpack_upload(pack("upload", UPLOAD | changes))
 
 
-def test_other_versions_other_kinds_and_damaged_messages_are_refused():
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"levels": {}}, "upload.levels lacks 'scale'"),
+        (
+            {"delta": {**UPLOAD["delta"]}},
+            r"upload.delta.scale is \(2, torch.float32\).* must be \(2, 1, torch.uint8",
+        ),
+        ({"delta": UPLOAD["delta"] | {"scale": torch.zeros(2, 2, dtype=torch.uint8)}}, r"delta.scale is \(2, 2,"),
+        ({"delta": UPLOAD["delta"] | {"scale": torch.zeros(2, 0, dtype=torch.uint8)}}, r"delta.scale is \(2, 0,"),
+        ({"levels": {"scale": torch.ones(3)}}, r"upload.levels.scale is \(3,"),
+    ],
+)
+def test_bits_that_are_not_those_of_the_runs_quantization_are_refused(changes, words):
+    """Also too few of them, which could be filled up, or too many."""
+    content = upload_content(an_upload(**CODED))
+    assert torch.equal(unpack_upload(pack("upload", content), bits={"scale": 8}).levels["scale"].norms, torch.ones(2))
+    with pytest.raises(MessageError, match=words):
+        unpack_upload(pack("upload", content | changes), bits={"scale": 8})
+
+
+def test_other_kinds_and_damaged_messages_are_refused():
     message = pack_download(a_download())
-    with pytest.raises(MessageError, match="is a download, where a upload was expected"):
-        unpack_upload(message, 3, SHAPES, [2, 5], NOTES)
-    header = {"version": 99, "kind": "download", "content": {}}
-    with pytest.raises(MessageError, match="version 99, and this project reads version 2"):
-        unpack_download(save({"t": torch.ones(1)}, metadata={"gcfed": json.dumps(header)}), MODEL)
-    for strides in ([0, 0], [1, 1], [3, 2], [100, 1], [2], ["1", 1]):
-        content = {"model": {TENSOR: "0", "strides": strides}}
-        header = json.dumps({"version": VERSION, "kind": "download", "content": content})
-        with pytest.raises(MessageError, match="cannot be read"):
-            unpack_download(save({"0": torch.ones(3, 2)}, metadata={"gcfed": header}), MODEL)
-    for damaged in (b"", b"\xff" * 40, message[:100], message[:-1], save({"t": torch.ones(1)})):
-        with pytest.raises(MessageError, match="cannot be read"):
-            unpack_download(damaged, MODEL)
+    with pytest.raises(MessageError, match="is of kind 'download', where 'upload' was expected"):
+        unpack(message, "upload")
 
+    def with_header(text):
+        return save({"0": torch.ones(3, 2)}, metadata={"gcfed": text})
 
-def test_bits_of_a_tensor_that_nobody_knows_are_refused():
-    """Here it is packed by hand: no upload of ours can have them."""
-    content = vars(an_upload()) | {"levels": {"nope": Levels(30, torch.ones(2))._asdict()}}
-    with pytest.raises(MessageError, match="an upload's levels has nope, which is not known here"):
-        unpack_upload(pack("upload", content), 3, SHAPES, [2, 5], NOTES)
+    headers = [
+        json.dumps({"kind": "download", "content": {"model": {TENSOR: "0", "strides": strides}}})
+        for strides in ([0, 0], [1, 1], [3, 2], [100, 1], [2], ["1", 1], [2.0, 1.0], [2**70, 1], None)
+    ]
+    headers += ["[" * 10**5, "[1]", '{"kind": "download", "content": ' + "9" * 5000 + "}", '{"kind": "download"}']
+    headers += ['{"kind": "download", "content": [1]}', '{"kind": [], "content": {"' + TENSOR + '": []}}']
+    damaged = [b"", b"\xff" * 40, message[:100], message[:-1], save({"t": torch.ones(1)}), *map(with_header, headers)]
+    for message in [*damaged, None, "x", 3, {"kind": "download"}, np.float32(1), torch.ones(2), [b""]]:
+        with pytest.raises(MessageError, match="cannot be read"):
+            unpack(message, "download")

@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 
 from gcfed.federated.stacks import Stacks
 from gcfed.federated.store import ClientStores
+from gcfed.federation.packing import upload_content
 from gcfed.federation.sites import Sites
 from gcfed.federation.wire import python
 from gcfed.methods.scaffold import ControlVariates, MeanVariate, Scaffold
@@ -71,7 +72,7 @@ def content(upload):
     """Of an upload, less the times that measurements took."""
     for notes in upload.notes.values():
         notes.pop("seconds", None)
-    return {**vars(upload), "levels": {name: own._asdict() for name, own in upload.levels.items()}}
+    return upload_content(upload) | {"delta": upload.delta}
 
 
 def run(config, folder, *overrides, federation=None, **methods):

@@ -12,6 +12,7 @@ import ssl
 import subprocess
 import threading
 import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing import Pipe
@@ -100,7 +101,7 @@ def test_a_line_that_has_lost_a_site_serves_no_other_run(monkeypatch):
     monkeypatch.setattr(line, "FlareLine", Fake)
     first = line.line_of("kit", ("a",))
     assert line.line_of("kit", ("a",)) is first
-    first.theirs.send(("a", 1, {}, "its process has ended"))
+    first.theirs.send(("a", 1, b"", "its process has ended"))
     assert first.receive(1.0).gone
     second = line.line_of("kit", ("a",))
     assert closed == [first] != [second]
@@ -113,32 +114,41 @@ def test_a_line_that_has_lost_a_site_serves_no_other_run(monkeypatch):
 
 @pytest.fixture
 def relay(monkeypatch, tmp_path):
-    """The end of the line at the run, and what becomes of the relay to the one site of its job."""
-    site = lambda **_: SimpleNamespace(answer=lambda *_: {"here": 1}, alive=lambda: True)  # noqa: E731
+    """The end of the line at the run, what becomes of the relay to the one site of its job, and that site's answers."""
+    answers = deque()
+    site = lambda **_: SimpleNamespace(answer=lambda *_: answers.popleft() if answers else b"here")  # noqa: E731
     site.name = "a"
     context = SimpleNamespace(is_aborted=lambda: False)
     monkeypatch.setattr(flare, "collab", SimpleNamespace(clients=[site], context=context))
     with Listener(str(tmp_path / "run"), "AF_UNIX", authkey=b"key") as listener, ThreadPoolExecutor() as pool:
         ends = pool.submit(flare.Relay(str(tmp_path / "run"), b"key".hex()).relay)
         with listener.accept() as pipe:
-            yield pipe, ends
+            yield pipe, ends, answers
 
 
-def test_a_site_that_is_not_in_the_job_is_gone(relay):
-    """The relay serves the others on."""
-    pipe, ends = relay
+class Unpicklable(bytes):
+    def __reduce__(self):
+        raise OSError
+
+
+def test_the_relay_passes_on_bytes_alone(relay):
+    """To pickle a tensor is to share its memory, for which the reader would have to know the relay's key."""
+    pipe, ends, answers = relay
     assert pipe.recv() == ["a"]
-    for name, said in (("b", ({}, "is not in this job")), ("a", ({"here": 1}, ""))):
-        pipe.send((name, 7, "fit", {}))
+    answers += [torch.ones(2), {1: object()}, [torch.ones(2)], Unpicklable(b"x"), "x", np.float64(1), None, b"late"]
+    for number in range(7):
+        pipe.send(("a", number, "fit", "{}", b""))
         assert pipe.poll(10.0)
-        assert pipe.recv() == (name, 7, *said)
+        assert pipe.recv() == ("a", number, b"late" if number == 6 else b"", "")
+    pipe.send(("b", 7, "fit", "{}", b""))  # which is not in the job
+    assert pipe.recv() == ("b", 7, b"", "is not in this job")
     pipe.close()
     assert ends.result(10.0) is None
 
 
 def test_a_run_that_ends_with_answers_unread_ends_its_job(relay):
-    pipe, ends = relay
-    pipe.send(("a", 7, "fit", {}))
+    pipe, ends, _ = relay
+    pipe.send(("a", 7, "fit", "{}", b""))
     time.sleep(1.0)
     pipe.close()
     assert ends.result(10.0) is None
@@ -180,7 +190,7 @@ def test_a_site_is_asked_by_its_server_alone():
         app.new_context(site, app.name),
         pytest.raises(PermissionError, match="site-2 is a site, and the server alone"),
     ):
-        SiteEnd().answer("fit", {})
+        SiteEnd().answer(0, "fit", "{}", b"")
     assert server == "server"
 
 
@@ -279,10 +289,10 @@ def test_a_site_that_is_not_there_is_named(federation):
         FlareLine(federation.kits / line.ADMIN, ["site-9"])
 
 
-def without_client(config, monkeypatch, tmp_path, client, *, round):
-    """The weights of a simulation of SCAFFOLD in which a client drops out of a round."""
+def without_client(config, monkeypatch, tmp_path, client, *rounds):
+    """The weights of a simulation of SCAFFOLD in which a client drops out of these rounds."""
     monkeypatch.setattr(
-        Faults, "survivors", lambda self, drawn, steps, t, seed: np.setdiff1d(drawn, [client] if t == round else [])
+        Faults, "survivors", lambda self, drawn, steps, t, seed: np.setdiff1d(drawn, [client] if t in rounds else [])
     )
     words = (*SMALL, "algorithm=scaffold", "federation=none")
     return final_weights(train(config(*words, folder=tmp_path / "simulated")))
@@ -292,8 +302,8 @@ def test_a_site_that_is_killed_drops_out_and_comes_back_with_its_states(run, con
     """Killed with its upload under way; the round goes on without it, the next begins with a new job."""
     words, send, victim = ("algorithm=scaffold", "federation.least=3"), FlareLine.send, job_of(federation, "site-3")
 
-    def kill(self, site, number, verb, about):
-        send(self, site, number, verb, about)
+    def kill(self, site, number, verb, about, message):
+        send(self, site, number, verb, about, message)
         with suppress(ProcessLookupError):
             if (site, verb, about["round"]) == ("site-5", "fit", 2):  # after site-3, which now trains
                 os.kill(victim, signal.SIGKILL)
@@ -301,7 +311,7 @@ def test_a_site_that_is_killed_drops_out_and_comes_back_with_its_states(run, con
     monkeypatch.setattr(FlareLine, "send", kill)
     result = run(*words)
     assert [row["train/dropped_clients"] for row in read_rows(tmp_path / "run/metrics.csv")] == [0, 0, 1, 0, 0]
-    assert torch.equal(without_client(config, monkeypatch, tmp_path, 2, round=2), final_weights(result))
+    assert torch.equal(without_client(config, monkeypatch, tmp_path, 2, 2), final_weights(result))
     assert job_of(federation, "site-3") != victim
 
 
@@ -310,18 +320,45 @@ def test_a_site_that_comes_late_is_refused_and_gets_the_present_model(
 ):
     send, asleep = FlareLine.send, job_of(federation, "site-3")
 
-    def stop(self, site, number, verb, about):
+    def stop(self, site, number, verb, about, message):
         if (site, verb, about["round"]) == ("site-1", "fit", 2):
             os.kill(asleep, signal.SIGSTOP)
             threading.Timer(7.0, os.kill, (asleep, signal.SIGCONT)).start()
-        send(self, site, number, verb, about)
+        if (site, verb, about["round"]) == ("site-1", "fit", 3):
+            time.sleep(4.0)
+        send(self, site, number, verb, about, message)
 
     monkeypatch.setattr(FlareLine, "send", stop)
     result = run("algorithm=scaffold", "federation.least=3", "federation.deadline=6")
     assert "round 3: site-3 did not answer" in caplog.text
-    assert "site-3 answers round 3 (fit), and this is round 4: refused" in caplog.text
-    assert [row["train/dropped_clients"] for row in read_rows(tmp_path / "run/metrics.csv")] == [0, 0, 1, 0, 0]
-    assert torch.equal(without_client(config, monkeypatch, tmp_path, 2, round=2), final_weights(result))
+    assert "round 4: site-3 is still at round 3 (fit)" in caplog.text
+    assert "site-3 answers round 3 (fit), which nobody waits for: refused" in caplog.text
+    rows = read_rows(tmp_path / "run/metrics.csv")
+    assert [row["train/dropped_clients"] for row in rows] == [0, 0, 1, 1, 0]
+    assert rows[2]["time/round_s"] > 6 > 4 + rows[4]["time/round_s"]
+    assert torch.equal(without_client(config, monkeypatch, tmp_path, 2, 2, 3), final_weights(result))
+
+
+def jobs(federation):
+    """The processes of all jobs, at the server and the sites."""
+    found = {pid for process in federation.processes.values() for pid in descendants(process.pid)[1:]}
+    return found - {process.pid for process in federation.processes.values()}
+
+
+def test_a_site_that_is_stuck_costs_one_deadline_and_its_job_ends_with_the_run(federation, monkeypatch, tmp_path):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    before, folder = jobs(federation), tmp_path / "run"
+    words = ("federation.env=prod", f"federation.kit={federation.kits / line.ADMIN}", "federation.least=3")
+    words += ("federation.sites=[site-1,site-2]", "federation.deadline=8", "+methods.stuck._target_=stuck.Stuck")
+    printed = finish(process := start(*SMALL, *words, "extras.figures=false", f"hydra.run.dir={folder}"))
+    assert process.returncode == 0, printed[-3000:]
+    rows = read_rows(folder / "metrics.csv")
+    assert [row["train/dropped_clients"] for row in rows] == [0, 2, 2, 2, 2]
+    assert [row["time/round_s"] > 8 for row in rows] == [False, True, False, False, False]
+    until = time.monotonic() + 30.0
+    while time.monotonic() < until and jobs(federation) - before:
+        time.sleep(0.5)
+    assert not jobs(federation) - before
 
 
 def test_a_killed_server_resumes_bit_equal_and_leaves_nothing_running(config, tmp_path):

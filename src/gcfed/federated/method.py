@@ -213,6 +213,10 @@ class ClientPart(Part):
     def on_upload(self, upload: Upload, download: Download) -> None:
         """Before K uploads leave: edit ``upload.delta``, ``upload.send`` more."""
 
+    def coded(self) -> dict[str, int]:
+        """Entries of Δ that it sends in a few bits (``upload.levels``), and in how many."""
+        return {}
+
     def on_sent(self, upload: Upload, download: Download) -> None:
         """They have left: what clients keep goes to their stores; ``upload.finite`` tells whose numbers are finite."""
 

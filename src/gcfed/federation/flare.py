@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing.connection import Client
 from pathlib import Path
@@ -16,8 +16,8 @@ from typing import Any
 
 from nvflare.collab import collab
 
-WEEK = 604_800.0  # the sites' deadline is the run's, of at most a day, and not the call's
-ALIVE = 10.0  # seconds that a site has to say that it is there
+HOLD = 2.0  # seconds that a site holds a call whose question it still works at
+ALIVE = 20.0  # seconds after which a site that has not answered a call is gone
 
 
 class Relay:
@@ -36,33 +36,34 @@ class Relay:
     def relay(self) -> None:
         """Until the run hangs up, or the job is aborted."""
         sites, context = {site.name: site for site in collab.clients}, collab.context
-        self.calls = ThreadPoolExecutor(100 * len(sites))  # one to a machine without power does not come back
+        calls = ThreadPoolExecutor(len(sites))  # a site is asked one question after the other
         hung_up = suppress(EOFError, ConnectionResetError)  # the second with answers that nobody has read
         with hung_up, Client(self.address, "AF_UNIX", authkey=bytes.fromhex(self.key)) as self.line:
             self.line.send(sorted(sites))
             while not context.is_aborted():
                 if self.line.poll(1.0):
-                    site, number, *question = self.line.recv()
-                    if site in sites:
-                        self.calls.submit(self._call, sites[site], number, *question)
+                    name, *question = self.line.recv()
+                    if name in sites:
+                        calls.submit(self._call, sites[name], *question)
                     else:
-                        self._send(site, number, {}, "is not in this job")
-        self.calls.shutdown(wait=False, cancel_futures=True)
+                        self._send(name, question[0], b"", "is not in this job")
+        calls.shutdown(wait=False, cancel_futures=True)
 
     def _call(self, site: Any, number: int, *question: Any) -> None:
-        """Sends what a site answers, or why it is gone: a machine without power does not say so, and is asked."""
-        call = self.calls.submit(lambda: site(timeout=WEEK).answer(*question))
+        """Sends what a site answers, or why it is gone. It is called again while it works: one without power does not
+        say so, and a call that lasts would keep the job from ending.
+        """
+        answer, gone = None, ""
         try:
-            while not wait([call], ALIVE).done:
-                site(timeout=ALIVE).alive()
-            answer = call.result(), ""
+            while answer is None and not self.line.closed:
+                answer = site(timeout=ALIVE).answer(number, *question)
+                question = ("", "", b"")
         except Exception as error:  # of a killed process NVFlare says that the call has timed out, at once
-            ended = "timed out" in str(error)
-            answer = {}, "its process has ended, or cannot be reached" if ended else str(error)
-        self._send(site.name, number, *answer)
+            gone = "its process has ended, or cannot be reached" if "timed out" in str(error) else str(error)
+        self._send(site.name, number, answer if type(answer) is bytes else b"", gone)
 
     def _send(self, *answer: Any) -> None:
-        with self._sending:
+        with self._sending, suppress(OSError):  # nobody reads any more
             self.line.send(answer)
 
 
@@ -71,26 +72,30 @@ class SiteEnd:
 
     def __init__(self) -> None:
         self._site: Any = None
-        self._lock = threading.Lock()
+        self._worker = ThreadPoolExecutor(1)
+        self._number, self._answer = -1, Future[bytes]()
 
     @collab.publish
-    def alive(self) -> bool:
-        return True
-
-    @collab.publish
-    def answer(self, verb: str, about: dict[str, Any]) -> dict[str, Any]:
-        """What :meth:`gcfed.federation.site.Site.answer` says; to a site nothing: NVFlare lets it ask, too."""
+    def answer(self, number: int, verb: str, about: str, message: bytes) -> bytes | None:
+        """What :meth:`gcfed.federation.site.Site.answer` says to the question of this number, or None while it works;
+        to a site nothing: NVFlare lets it ask, too.
+        """
         if collab.caller != "server":
             raise PermissionError(f"{collab.caller} is a site, and the server alone asks.")
-        workspace, name = collab.workspace, collab.site_name
-        with self._lock:
-            if self._site is None:
-                from gcfed.federation.site import Site  # torch: not before the job has begun
+        if number != self._number:
+            places = collab.workspace.get_root_dir(), collab.workspace.get_site_config_dir()
+            self._number = number
+            self._answer = self._worker.submit(self._work, collab.site_name, *places, verb, about, message)
+        with suppress(TimeoutError):
+            return self._answer.result(HOLD)
+        return None
 
-                local, home = (
-                    Path(place()).resolve() for place in (workspace.get_site_config_dir, workspace.get_root_dir)
-                )
-                (home / "gcfed").mkdir(exist_ok=True)
-                os.chdir(home / "gcfed")  # where relative names in its overrides lead: no key lies here
-                self._site = Site(name, local / "gcfed.yaml", home / "gcfed")
-            return self._site.answer(verb, about)
+    def _work(self, name: str, root: str, local: str, *question: Any) -> bytes:
+        if self._site is None:
+            from gcfed.federation.site import Site  # torch: not before the job has begun
+
+            settings, home = Path(local).resolve() / "gcfed.yaml", Path(root).resolve() / "gcfed"
+            home.mkdir(exist_ok=True)
+            os.chdir(home)  # where relative names in its overrides lead: no key lies here
+            self._site = Site(name, settings, home)
+        return self._site.answer(*question)

@@ -1,22 +1,21 @@
-"""Messages as bytes: tensors in safetensors, the rest in its header as JSON, with a version."""
+"""Messages as bytes: tensors in safetensors, the rest in its header as JSON; and the schema of what clients send."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
 from gcfed.federated.forward import Params
-from gcfed.federated.messages import Download, Levels, MessageError, Upload, finite_clients, refuse_other
+from gcfed.federated.messages import Download, Levels, MessageError, Upload, finite_clients
 
-VERSION = 2
-BITS = range(2, 23)  # that a level may have, so that a float32 tells it from its neighbours
-NUMBERS = range(2**63)  # of rounds: what an index has room for
-TENSOR = "tensor|"  # what stands in the place of one: a key that no name of a tensor or part is
+ROUNDS = range(2**63)  # what an index has room for
+MOST = 1e20  # of a loss or a score: times a weight it is finite in float32
+TENSOR = "tensor|"  # the key that stands for a tensor: no name of a tensor or part
 
 
 def pack(kind: str, content: Mapping[str, Any]) -> bytes:
@@ -24,7 +23,8 @@ def pack(kind: str, content: Mapping[str, Any]) -> bytes:
 
     Args:
         kind: what it is.
-        content: by name, plain numbers, texts, arrays and tensors, which keep their memory format; or dicts of them.
+        content: by name, plain numbers, texts, arrays and tensors, which keep their memory format; or dicts and lists
+            of them.
     """
     tensors: Params = {}
 
@@ -35,7 +35,7 @@ def pack(kind: str, content: Mapping[str, Any]) -> bytes:
         tensors[key] = value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
         return {TENSOR: key, "strides": torch.empty_like(value, device="meta").stride()}
 
-    header = json.dumps({"version": VERSION, "kind": kind, "content": dict(content)}, default=encoded)
+    header = json.dumps({"kind": kind, "content": dict(content)}, default=encoded)
     return save(tensors, metadata={"gcfed": header})
 
 
@@ -43,7 +43,7 @@ def unpack(message: bytes, kind: str) -> dict[str, Any]:
     """The content of a message; its arrays are lists.
 
     Raises:
-        MessageError: it is damaged, of another version or another kind; says which.
+        MessageError: it is damaged, or of another kind.
     """
 
     def decoded(node: dict[str, Any]) -> Any:
@@ -60,13 +60,52 @@ def unpack(message: bytes, kind: str) -> dict[str, Any]:
         tensors, size = load(message), int.from_bytes(message[:8], "little")
         text = json.loads(message[8 : 8 + size])["__metadata__"]["gcfed"]
         header = json.loads(text, object_hook=decoded)
-    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        raise MessageError(f"a message of {len(message):,} bytes cannot be read: {error}") from None
-    if header["version"] != VERSION:
-        raise MessageError(f"a message of version {header['version']}, and this project reads version {VERSION}.")
-    if header["kind"] != kind:
-        raise MessageError(f"a message that is a {header['kind']}, where a {kind} was expected.")
-    return header["content"]
+        found, content = header["kind"], {**header["content"]}
+    except Exception as error:  # another machine may send anything
+        raise MessageError(f"a message cannot be read: {type(error).__name__}: {error}") from None
+    if found != kind:
+        raise MessageError(f"a message is of kind {found!r}, where {kind!r} was expected.")
+    return content
+
+
+def match(key: str, value: Any, rule: Any) -> None:
+    """Checks what another machine has sent.
+
+    Args:
+        rule: a dict of rules, by exactly these keys; a list of rules, one an entry; a tensor of this shape and type; a
+            set or range of whole numbers or texts; the bounds of a number; or None for anything.
+
+    Raises:
+        MessageError: the value does not follow the rule; names the key.
+    """
+    if isinstance(rule, Mapping):
+        found = value if isinstance(value, dict) else {}
+        if odd := sorted(rule.keys() ^ found.keys()):
+            raise MessageError(f"{key} {'has' if odd[0] in found else 'lacks'} {odd[0]!r}.")
+        for name, own in rule.items():
+            match(f"{key}.{name}", value[name], own)
+    elif isinstance(rule, list):
+        if not isinstance(value, list) or len(value) != len(rule):
+            raise MessageError(f"{key}={value!r} must be a list of {len(rule)}.")
+        for entry, own in zip(value, rule, strict=True):
+            match(key, entry, own)
+    elif isinstance(rule, Tensor):
+        sent, expected = ((*t.shape, t.dtype) if isinstance(t, Tensor) else type(t).__name__ for t in (value, rule))
+        if sent != expected:
+            raise MessageError(f"{key} is {sent}, and must be {expected}.")
+    elif isinstance(rule, tuple):
+        if type(value) not in (int, float) or not rule[0] <= value <= rule[1]:
+            raise MessageError(f"{key}={value!r} must be a number from {rule[0]:g} to {rule[1]:g}.")
+    elif isinstance(rule, range):
+        if type(value) is not int or value not in rule:  # of another type it would look at every number
+            raise MessageError(f"{key}={value!r} must be a whole number from {rule[0]} to {rule[-1]}.")
+    elif rule is not None and (type(value) not in (int, str) or value not in rule):
+        raise MessageError(f"{key}={value!r} must be one of {sorted(rule)}.")
+
+
+def entries(value: Any, rule: Any) -> list[Any]:
+    """The rule of a list of any length, each of whose entries follows this one."""
+    return [rule] * len(value) if isinstance(value, list) else []
 
 
 def pack_download(download: Download) -> bytes:
@@ -77,60 +116,70 @@ def unpack_download(message: bytes, model: Params) -> Download:
     """What the server sent; ``model`` is the receiver's own, of whose names and shapes it must be.
 
     Raises:
-        MessageError: it is not, or of no round; names the tensor.
+        MessageError: it is not, or of no round; names the key.
     """
     content = unpack(message, "download")
-    if type(content["round"]) is not int or content["round"] not in NUMBERS:
-        raise MessageError(f"a download of round {content['round']!r}, which is none.")
-    refuse_other("the model", content["model"], model)
+    match("round", content["round"], ROUNDS)
+    match("model", content["model"], model)
     return Download(**content | {"cohort": np.array(content["cohort"], dtype=np.int64)})
 
 
-def pack_upload(upload: Upload) -> bytes:
-    bits = {name: own.encode(upload.delta[name]) for name, own in upload.levels.items() if own.bits in BITS}
-    levels = {name: own._asdict() for name, own in upload.levels.items()}
-    return pack("upload", vars(upload) | {"delta": upload.delta | bits, "levels": levels})
+def upload_content(upload: Upload) -> dict[str, Any]:
+    """An upload for :func:`pack`: entries of Δ that travel in a few bits as these bits, and their norms."""
+    coded = {name: own.encode(upload.delta[name]) for name, own in upload.levels.items()}
+    norms = {name: own.norms for name, own in upload.levels.items()}
+    assert upload.loss is not None
+    return vars(upload) | {"delta": upload.delta | coded, "levels": norms, "loss": upload.loss.double()}
 
 
-def unpack_upload(
-    message: bytes, round: int, shapes: Mapping[str, Params], clients: Iterable[int], notes: Mapping[str, Params]
-) -> Upload:
-    """What K clients sent; who is finite is seen here, too.
+@dataclass(frozen=True)
+class UploadSchema:
+    """All that an upload of a round may contain.
 
-    Args:
-        round: that they should answer.
-        shapes: what each of them should send: ``"delta"`` and the names beside it → tensors of one client.
-        clients: that may answer.
-        notes: what is read of theirs, as ``shapes``, but not by client.
-
-    Raises:
-        MessageError: it answers another round, or is of other clients, names, shapes, types or bits; names them.
+    Attributes:
+        round: index of the round.
+        clients: ids of the clients that were asked → size of their data set, most local steps, most samples of a step.
+        shapes: ``"delta"`` and the names of ``extra`` → tensors of one client.
+        bits: names of ``delta`` that travel in a few bits → how many.
+        notes: names of ``notes`` → tensors.
     """
-    content = unpack(message, "upload")
-    if content["round"] != round:
-        raise MessageError(f"an upload that answers round {content['round'] + 1}, and this is round {round + 1}.")
-    if strangers := sorted(set(content["clients"]) - set(clients)):
-        raise MessageError(f"an upload of clients that nobody asked: {strangers}.")
-    arrays = {name: np.array(content[name]) for name in ("clients", "num_samples", "num_steps", "num_seen")}
-    k, counted = len(arrays["clients"]), {"finite": content["finite"].bool(), "loss": content["loss"].double()}
-    if odd := [name for name, a in arrays.items() if a.shape != (k,) or a.dtype.kind != "i" or a.min(initial=0) < 0]:
-        raise MessageError(f"an upload of {k} clients with {odd[0]}={content[odd[0]]}.")
-    refuse_other("an upload", counted, {"finite": torch.tensor(True), "loss": torch.tensor(0.0).double()}, k)
-    delta, levels = content["delta"], {name: Levels(**own) for name, own in content["levels"].items()}
-    norms = {name: own.norms for name, own in levels.items()}
-    refuse_other("an upload's levels", norms, dict.fromkeys(norms.keys() & shapes["delta"], torch.tensor(0.0)), k)
-    for name, own in levels.items():
-        if type(own.bits) is not int or own.bits not in BITS:
-            raise MessageError(f"an upload has {name} in {own.bits!r} bits, and they may be {BITS[0]} to {BITS[-1]}.")
-        if name in delta:
-            delta[name] = own.decode(delta[name], shapes["delta"][name])
-    if unknown := sorted(content["extra"].keys() - (shapes.keys() - {"delta"})):
-        raise MessageError(f"an upload has {unknown[0]} beside Δ, which no method of this run reads.")
-    for name, like in shapes.items():
-        sent = delta if name == "delta" else content["extra"].get(name, {})
-        refuse_other(f"an upload's {name}", sent, like, k)
-    noted = {**content["notes"]}
-    for name, like in notes.items():
-        refuse_other(f"an upload's note {name}", noted.get(name, {}), like)
-    finite = torch.stack([counted["finite"], *map(finite_clients, (delta, *content["extra"].values()))]).all(0)
-    return Upload(**content | arrays | {"notes": noted, "levels": levels, "finite": finite})
+
+    round: int
+    clients: Mapping[int, tuple[int, int, int]]
+    shapes: Mapping[str, Params]
+    bits: Mapping[str, int]
+    notes: Mapping[str, Params]
+
+    def read(self, content: Mapping[str, Any]) -> Upload:
+        """The upload of K clients with this content; which of them are finite is seen here, too.
+
+        Raises:
+            MessageError: it does not follow the schema; names the key.
+        """
+        ids, like = content.get("clients"), self.shapes["delta"]
+        match("upload.clients", ids, entries(ids, self.clients.keys()))
+        k, known = len(ids), [self.clients[client] for client in ids]  # type: ignore[arg-type, union-attr]
+
+        def of_each(dtype: torch.dtype, *shape: int) -> Tensor:
+            return torch.empty(k, *shape, dtype=dtype, device="meta")
+
+        shapes = {part: {n: of_each(t.dtype, *t.shape) for n, t in own.items()} for part, own in self.shapes.items()}
+        coded = {n: of_each(torch.uint8, -(-like[n].numel() * bits // 8)) for n, bits in self.bits.items()}
+        rules = {
+            "clients": entries(ids, self.clients.keys()), "round": {self.round},
+            "num_samples": [{size} for size, _, _ in known],
+            "num_steps": [range(steps + 1) for _, steps, _ in known],
+            "num_seen": [range(steps * batch + 1) for _, steps, batch in known],
+            "finite": of_each(torch.bool), "loss": of_each(torch.float64), "notes": self.notes,
+            "levels": dict.fromkeys(self.bits, of_each(torch.float32)), "delta": shapes.pop("delta") | coded,
+            "extra": shapes,
+        }  # fmt: skip
+        match("upload", content, rules)
+        if (content["loss"].nan_to_num(0.0, 0.0, 0.0).abs() > MOST).any():
+            raise MessageError(f"upload.loss={content['loss'].tolist()} must be at most {MOST:g}.")
+        levels = {n: Levels(bits, content["levels"][n]) for n, bits in self.bits.items()}
+        delta = content["delta"] | {n: own.decode(content["delta"][n], like[n]) for n, own in levels.items()}
+        finite = [content["finite"], *map(finite_clients, (delta, *content["extra"].values()))]
+        arrays = {n: np.array(content[n], dtype=np.int64) for n in ("clients", "num_samples", "num_steps", "num_seen")}
+        changed = {"delta": delta, "levels": levels, "finite": torch.stack(finite).all(0)}
+        return Upload(**{**content, **arrays, **changed})

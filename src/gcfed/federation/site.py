@@ -26,7 +26,7 @@ from gcfed.data.sets.images import image_folder
 from gcfed.data.sets.own import arrays as read_arrays
 from gcfed.federated.messages import Download, MessageError
 from gcfed.federated.stacks import Stacks
-from gcfed.federation.packing import pack_upload, unpack, unpack_download
+from gcfed.federation.packing import pack, unpack, unpack_download, upload_content
 from gcfed.runs.identity import digest
 from gcfed.utils.checked import Count, Whole, checked, fits
 from gcfed.utils.compose import Composer, shorthand
@@ -100,21 +100,23 @@ class Site:
         self.name, self.settings, self.home, self.run = name, settings, home, ""
         self.threads = min(torch.get_num_threads(), cores())  # before a run has set another number
 
-    def answer(self, verb: str, about: About) -> About:
-        """What the site has to say to ``configure``, ``fit``, ``reply`` or ``test``; or why it refuses, or cannot:
-        ``failure``.
+    def answer(self, verb: str, about: str, message: bytes) -> bytes:
+        """What the site has to say to ``configure``, ``fit``, ``reply`` or ``test``, as a message; or its ``failure``.
+
+        Args:
+            about: the question's plain values, as JSON.
+            message: the server's, with its tensors.
         """
         verbs = {"configure": self.configure, "fit": self.fit, "reply": self.reply, "test": self.test}
         try:
-            message = {"message": about["message"]} if "message" in about else {}
-            about = json.loads(json.dumps({k: v for k, v in about.items() if k != "message"})) | message  # plain values
-            if verb != "configure" and about["run"] != self.run:
-                raise MessageError(f"{self.name} knows nothing of the run {about['run']}: its job has begun anew.")
-            return verbs[verb](about)
+            asked = json.loads(about)
+            if verb != "configure" and asked["run"] != self.run:
+                raise MessageError(f"{self.name} knows nothing of the run {asked['run']}: its job has begun anew.")
+            return pack("answer", verbs[verb](asked, message))
         except Exception as error:
-            return {"failure": f"{type(error).__name__}: {in_words(error)}"}
+            return pack("answer", {"failure": f"{type(error).__name__}: {in_words(error)}"})
 
-    def configure(self, about: About) -> About:
+    def configure(self, about: About, message: bytes) -> About:
         """Builds the clients' side of a run; refuses another version of this project, or other data than before."""
         if about["version"] != __version__:
             raise ValueError(f"the server has gcfed {about['version']}, and {self.name} has {__version__}.")
@@ -140,7 +142,8 @@ class Site:
         path.write_text(checksum)
         self.stacks, self.run = stacks, about["run"]
         sizes = data.sizes(np.array(self.clients, dtype=np.int64)).tolist()
-        return {"clients": self.clients, "sizes": sizes, "stores": list(stacks.stores.opened)}
+        tests = int(stacks.program.module.task.real(torch.from_numpy(data.labels)[self._tests()]).sum())
+        return {"clients": self.clients, "sizes": sizes, "tests": tests, "stores": list(stacks.stores.opened)}
 
     def _config(self, own: Settings, folder: Path, about: About) -> DictConfig:
         """The site's own config with the run's numbers, for its own data and folders.
@@ -182,44 +185,49 @@ class Site:
             cfg.data.dataset.data_dir = own.data_dir
         return cfg
 
-    def fit(self, about: About) -> About:
+    def fit(self, about: About, message: bytes) -> About:
         """Trains some of its clients, from the states that the server counts."""
         clients, stores = about["clients"], self.stacks.stores
         if strangers := sorted(set(clients) - set(self.clients)):
             raise MessageError(f"{self.name} does not hold the clients {strangers}.")
-        download = unpack_download(about["message"], self.model).to(self.stacks.program.module.device)
+        download = unpack_download(message, self.model).to(self.stacks.program.module.device)
         self.round = download.round
         for store, references in stores.told(about["states"], clients):
             store.adopt(references)
-        uploads = [pack_upload(upload) for upload in self.stacks.fit(download, np.array(clients, dtype=np.int64))]
+        trained = self.stacks.fit(download, np.array(clients, dtype=np.int64))
+        uploads = [upload_content(upload.to(torch.device("cpu"))) for upload in trained]
         return {"uploads": uploads, "states": self._written(clients)}
 
-    def reply(self, about: About) -> About:
+    def reply(self, about: About, message: bytes) -> About:
         """What the server tells its clients of a round that is over."""
-        told = Download(self.round, 0, 0.0, {}, np.array([]), unpack(about["message"], "reply"))
+        told = Download(self.round, 0, 0.0, {}, np.array([]), unpack(message, "reply"))
         self.stacks.reply(told.to(self.stacks.program.module.device).extra, told)
         return {"states": self._written(about["clients"])}
 
     def _written(self, clients: Sequence[int]) -> About:
         return {name: store.references(clients) for name, store in self.stacks.stores.opened.items()}
 
-    def test(self, about: About) -> About:
-        """Tests a model on what its clients hold for tests: column → mean and number of labels."""
+    def test(self, about: About, message: bytes) -> About:
+        """Tests a model on what its clients hold for tests: column → mean over the labels."""
         module, data = self.stacks.program.module, self.stacks.program.data
-        state = {name: t.to(module.device) for name, t in unpack(about["message"], "model").items()}
-        tests = [data.tests_of_clients.client(k) for k in self.clients]
-        index = torch.from_numpy(np.concatenate([np.zeros(0, dtype=np.int64), *tests]))
+        state = {name: t.to(module.device) for name, t in unpack(message, "model").items()}
         sums, labels = dict.fromkeys(module.task.columns, 0.0), 0
         module.net.eval()
         context = module.trainer.precision_plugin.forward_context()
         with torch.no_grad(), context, module.lent.holding(state):
-            for part in index.to(module.device).split(AT_ONCE):
+            for part in self._tests().to(module.device).split(AT_ONCE):
                 x, y = data.fetch(part, None)
                 real = module.task.real(y)
                 labels += int(real.sum())
                 for column, scores in module.task.scores(module.net(x), y).items():
                     sums[column] += float((scores * real).double().sum())
-        return {"scores": {column: (total / max(labels, 1), labels) for column, total in sums.items()}}
+        return {"scores": {column: total / max(labels, 1) for column, total in sums.items()}}
+
+    def _tests(self) -> torch.Tensor:
+        """Indices of the samples on which its clients test, ``[n]``."""
+        held = self.stacks.program.data.tests_of_clients
+        tests = [] if held is None else [held.client(client) for client in self.clients]
+        return torch.from_numpy(np.concatenate([np.zeros(0, dtype=np.int64), *tests]))
 
 
 # ------------------------------------------------------------------------------------------------------- the config

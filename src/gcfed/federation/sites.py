@@ -11,11 +11,11 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from omegaconf import DictConfig
@@ -27,27 +27,44 @@ from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, MessageError, Upload
 from gcfed.federated.round import Shapes
 from gcfed.federated.stacks import Stacks
-from gcfed.federation.packing import pack, pack_download, unpack_upload
+from gcfed.federation.packing import MOST, UploadSchema, entries, match, pack, pack_download
 from gcfed.federation.site import About, clients_config
 from gcfed.federation.wire import Answer, Interpreter, Line
 from gcfed.runs.folder import CONFIG
 from gcfed.runs.identity import digest, identity
-from gcfed.utils.checked import SMALLEST, Count, Whole, checked, fits
+from gcfed.utils.checked import SMALLEST, Count, checked
 from gcfed.utils.instantiate import installed
 
 log = logging.getLogger(__name__)
 BEGIN = 300.0  # seconds in which a site must have built what it needs for a run
-#: What an answer gives that is not as ours.
-GARBLED = (ValueError, LookupError, ArithmeticError, TypeError, AttributeError, RuntimeError)
-#: What a site tells of itself; a round lists the batches of so many samples.
-HOLDS = {"clients": list[Whole], "sizes": list[Annotated[int, Field(ge=0, le=10**8)]], "stores": list[str]}
-MOST = 1e20  # of a mean score: times a weight it is finite in float32
+SAMPLES = range(10**8 + 1)  # of a client: a round lists its batches
 _numbers = itertools.count()  # of the questions of this process: a line may serve one run after the other
 
 
-def shown(error: Exception) -> str:
-    """What is wrong with an answer, of which a site may choose the words: fit to be printed."""
-    return "".join(c if c.isprintable() else " " for c in str(error)[:500])
+@contextmanager
+def counted_against(site: str, failures: dict[str, str], failed: str = "failed") -> Iterator[None]:
+    """Reads a site's answer. Any error is that site's failure alone, and without one it is taken from ``failures``."""
+    try:
+        yield
+        del failures[site]
+    except Exception as error:  # its words may be the site's: fit to be printed
+        failures[site] = f"{failed}: {''.join(c if c.isprintable() else ' ' for c in str(error)[:500])}"
+
+
+class Holding(NamedTuple):
+    """What a site says of itself when a run begins, and must say again if it comes back.
+
+    Attributes:
+        clients: ids of the clients that it holds.
+        sizes: of their data sets.
+        tests: labels on which they test, all together.
+        stores: names of what they keep.
+    """
+
+    clients: list[int]
+    sizes: list[int]
+    tests: int
+    stores: list[str]
 
 
 @checked
@@ -90,10 +107,9 @@ class Sites(Stacks):
             raise ValueError("federation.evaluate=clients tests on samples of the clients' own: set data.client_test.")
         self.output = Path(self.cfg.paths.output_dir).resolve()
         self.run = f"{identity(self.cfg)}-{digest({'': str(self.output)})}"  # where states lie at the sites
-        self._held: dict[str, list[int]] = {}  # site → its clients
-        self._sizes = np.zeros(self.program.data.num_clients, dtype=np.int64)  # of their data
+        self._held: dict[str, Holding] = {}
+        self._sizes = np.zeros(self.program.data.num_clients, dtype=np.int64)  # of the clients' data sets
         self._asked: dict[str, tuple[int, str]] = {}  # site → the question at which it is, its number and its name
-        self._sent: set[str] = set()  # the sites that got the present question
         self._vanished: set[str] = set()
         self._came: dict[str, About] = {}  # site → its task in the present round, which it has done
 
@@ -136,34 +152,29 @@ class Sites(Stacks):
         tasks = {site: about | {"share": share} for site, share in shares.items() if site not in self._vanished}
         begins, lost = not self._held, dict.fromkeys(tasks, f"did not begin within {BEGIN:g} s")
         for answer in self._answers("configure", b"", tasks, BEGIN):
-            try:
-                if answer.failure:
-                    raise MessageError(answer.failure)
-                clients, sizes, stores = (fits(key, answer.about[key], kind) for key, kind in HOLDS.items())
-                before = clients if begins else self._held[answer.site]
-                if len(clients) != len(sizes) or max(clients, default=0) >= n or clients != before:
-                    known = f" of {n}" if begins else f", and the run began with {before}"
-                    raise MessageError(f"it holds the clients {clients} with {len(sizes)} sizes{known}.")
-                for name in stores:
-                    if name not in self.stores.of_clients:
-                        raise MessageError(f"it keeps {name!r}, which no client of this run does.")
-            except GARBLED as error:
-                lost[answer.site] = f"refuses this run: {shown(error)}"
-                continue
-            del lost[answer.site]
-            self._held[answer.site], self._sizes[clients] = clients, sizes
-            for name in stores:
-                self.stores.open(name).elsewhere = True
+            with counted_against(answer.site, lost, "refuses this run"):
+                said, known = answer.content, self.stores.of_clients
+                match("answer", said, {
+                    "clients": entries(said.get("clients"), range(n)), "tests": SAMPLES,
+                    "sizes": entries(said.get("clients"), SAMPLES), "stores": entries(said.get("stores"), known.keys()),
+                })  # fmt: skip
+                for key, before in () if begins else self._held[answer.site]._asdict().items():
+                    if said[key] != before:
+                        raise MessageError(f"its {key}={said[key]}, and the run began with {before}.")
+                self._held[answer.site] = Holding(**said)
+                self._sizes[said["clients"]] = said["sizes"]
+                for name in said["stores"]:
+                    known[name].elsewhere = True
         for site, why in lost.items():
             if begins:
                 raise ValueError(f"federation: {site} {why}")
             log.warning("%s %s", site, why)
             self._vanished |= {site} - self._asked.keys()  # who refuses is tried again; who is silent may still answer
-        holders = np.bincount(np.concatenate([*self._held.values()]).astype(np.int64), minlength=n)
-        if (wrong := np.flatnonzero(holders != 1)).size:
-            holding = " and ".join(sorted(site for site, clients in self._held.items() if wrong[0] in clients))
-            known = f"client {wrong[0]} is held by {holding or 'no site'}"
-            raise ValueError(f"federation: {known}: see clients in the sites' gcfed.yaml.")
+        held = [np.array(holding.clients, dtype=np.int64) for holding in self._held.values()]
+        if (wrong := np.flatnonzero(np.bincount(np.concatenate(held), minlength=n) != 1)).size:
+            holders = " and ".join(sorted(site for site, own in self._held.items() if wrong[0] in own.clients))
+            who = f"client {wrong[0]} is held by {holders or 'no site'}"
+            raise ValueError(f"federation: {who}: see clients in the sites' gcfed.yaml.")
 
     # ------------------------------------------------------------------------------------------------------ a round
     def planned(self, clients: np.ndarray) -> np.ndarray:
@@ -179,42 +190,44 @@ class Sites(Stacks):
             log.info("round %d: sites are back; all are told anew what run this is", download.round + 1)
             self._vanished, self._asked = set(away), {}
             self._configure(resumed=True)
-        (shapes, notes), device, cohort = self.shapes(), self.program.module.device, set(clients.tolist())
-        asked = {site: sorted(cohort & set(held)) for site, held in self._held.items()}
+        least, cohort = min(self.least or len(clients), len(clients)), set(clients.tolist())
+        asked = {site: sorted(cohort & set(held.clients)) for site, held in self._held.items()}
         tasks = {site: self._task(own) for site, own in asked.items() if own}
-        missing, self._came = dict.fromkeys(tasks, "did not answer"), {}
-        there = {site: task for site, task in tasks.items() if site not in self._vanished}
+        self._free_busy(lambda: sum(len(asked[site]) for site in self._free(tasks)) >= least)
+        there, missing, self._came = {site: tasks[site] for site in self._free(tasks)}, self._absent(tasks), {}
+        schema, device = self._schema(download.round, clients), self.program.module.device
         for answer in self._answers("fit", pack_download(download), there, self.deadline):
-            task = tasks[answer.site]
-            try:
-                if answer.failure:
-                    raise MessageError(answer.failure)
-                sent = answer.about["uploads"]
-                uploads = [unpack_upload(u, download.round, shapes, task["clients"], notes) for u in sent]
-                if (clients_of := sorted(k for u in uploads for k in u.clients.tolist())) != task["clients"]:
-                    raise MessageError(f"uploads of the clients {clients_of}, and asked were {task['clients']}.")
-                states = self.stores.told(answer.about["states"], task["clients"])
-            except GARBLED as error:
-                missing[answer.site] = f"failed: {shown(error)}"
-                continue
-            del missing[answer.site]
-            self._came[answer.site] = task
-            for store, references in states:
-                store.note(references)
+            uploads: list[Upload] = []
+            with counted_against(answer.site, missing):
+                match("answer", said := answer.content, {"uploads": None, "states": None})
+                task, sent = tasks[answer.site], [schema.read(upload) for upload in said.pop("uploads")]
+                if (ids := sorted(k for upload in sent for k in upload.clients.tolist())) != task["clients"]:
+                    raise MessageError(f"uploads of the clients {ids}, and asked were {task['clients']}.")
+                for store, references in self.stores.told(said["states"], task["clients"]):
+                    store.note(references)
+                uploads, self._came[answer.site] = sent, task
             yield from (uploads.pop(0).to(device) for _ in range(len(uploads)))
-        lost = sorted(client for site in missing for client in tasks[site]["clients"])
-        self.unasked = sum(len(asked[site]) for site in tasks.keys() - self._sent)
+        lost = sorted(client for site in missing for client in asked[site])
+        self.unasked = sum(len(asked[site]) for site in tasks.keys() - there.keys())
         self.missing = np.array(lost, dtype=np.int64)
         reasons = [f"{site} {why}" for site, why in missing.items()]
         for reason in reasons:
             log.warning("round %d: %s", download.round + 1, reason)
-        came, least = len(clients) - len(lost), min(self.least or len(clients), len(clients))
-        if came < least:
+        if (came := len(clients) - len(lost)) < least:
             raise ConnectionError(
                 f"round {download.round + 1}: {came} of {len(clients)} clients came within federation.deadline="
                 f"{self.deadline:g} s, and federation.least is {least}. {'; '.join(reasons)}. The same command with "
                 "ckpt_path=last goes on after the last finished round."
             )
+
+    def _schema(self, round: int, clients: np.ndarray) -> UploadSchema:
+        """What these clients may send in this round."""
+        shapes, notes = self.shapes()
+        sizes, solver = self._sizes[clients], self.program.solver
+        batches = np.minimum(solver.batch_size, np.maximum(sizes, 10**6))  # as the solver cuts them
+        of_each = zip(sizes.tolist(), solver.num_steps(sizes).tolist(), batches.tolist(), strict=True)
+        bits = {name: bits for part in self.program.parts for name, bits in part.coded().items()}
+        return UploadSchema(round, dict(zip(clients.tolist(), of_each, strict=True)), shapes, bits, notes)
 
     def _task(self, clients: list[int]) -> About:
         """What a site needs beside the download: who of its clients trains, and from which states."""
@@ -228,78 +241,86 @@ class Sites(Stacks):
     def reply(self, reply: Mapping[str, Params], download: Download) -> None:
         """Tells the clients that came; those of a site that does not hear it keep what they had before the round."""
         states = {site: task["states"] for site, task in self._came.items()}
-        deaf = set(states)
+        deaf = dict.fromkeys(states, "did not answer")
         for answer in self._answers("reply", pack("reply", reply), self._came, self.deadline):
-            with suppress(*GARBLED):
-                self.stores.told(answer.about["states"], self._came[answer.site]["clients"])
-                states[answer.site] = answer.about["states"]
-                deaf.discard(answer.site)
+            with counted_against(answer.site, deaf):
+                self.stores.told(said := answer.content["states"], self._came[answer.site]["clients"])
+                states[answer.site] = said
         for site, said in states.items():
             if site in deaf:
-                log.warning("round %d: %s did not hear how it ended", download.round + 1, site)
+                log.warning("round %d: %s did not hear how it ended: it %s", download.round + 1, site, deaf[site])
             for store, references in self.stores.told(said, self._came[site]["clients"]):
                 store.note(references)
 
     def test(self, model: Callable[[], Params]) -> Mapping[str, tuple[float, float]] | None:
         if self.evaluate == "server":
             return None
-        tasks: dict[str, About] = {site: {} for site in self._held.keys() - self._asked.keys() - self._vanished}
-        columns, round = self.program.module.task.columns, self.program.module.trainer.global_step
-        sums = dict.fromkeys(columns, (0.0, 0.0))
-        absent = {site: "did not answer" if site in tasks else "is away or busy" for site in sorted(self._held)}
+        task, round = self.program.module.task, self.program.module.trainer.global_step
+        lowest = {column: 0.0 if column in task.roots + task.shares else -MOST for column in task.columns}
+        rules = {"scores": {column: (low, 1.0 if column in task.shares else MOST) for column, low in lowest.items()}}
+        self._free_busy()
+        sums, absent = dict.fromkeys(task.columns, 0.0), self._absent(self._held)
+        tasks: dict[str, About] = {site: {} for site in self._free(self._held)}
+        weight = 0
         for answer in self._answers("test", pack("model", model()), tasks, self.deadline):
-            try:
-                if answer.failure:
-                    raise MessageError(answer.failure)
-                scores = {column: tuple(map(float, answer.about["scores"][column])) for column in columns}
-                for column, (mean, weight) in scores.items():
-                    if not (abs(mean) <= MOST and 0 <= weight < 2**53 and weight.is_integer()):
-                        raise MessageError(f"{column} is {mean:g} over {weight:g} samples.")
-            except GARBLED as error:
-                absent[answer.site] = f"failed: {shown(error)}"
-                continue
-            del absent[answer.site]
-            for column, (mean, weight) in scores.items():
-                total, before = sums[column]
-                sums[column] = total + mean * weight, before + weight
+            with counted_against(answer.site, absent):
+                match("answer", said := answer.content, rules)
+                tests = self._held[answer.site].tests
+                weight += tests
+                for column, mean in said["scores"].items():
+                    sums[column] += mean * tests
         if absent:
             reasons = "; ".join(f"{site} {why}" for site, why in absent.items())
             log.warning("round %d: not all sites have tested the model: %s", round, reasons)
-        if not all(weight for _, weight in sums.values()):  # NaN would say that the run has diverged
-            if round >= self.cfg.rounds:
-                raise ConnectionError(
-                    "no site has tested the last model. The same command with ckpt_path=last goes on."
-                )
-            return {}
-        return {column: (total / weight, weight) for column, (total, weight) in sums.items()}
+        if weight:
+            return {column: (total / weight, weight) for column, total in sums.items()}
+        if round >= self.cfg.rounds:
+            raise ConnectionError("no site has tested the last model. The same command with ckpt_path=last goes on.")
+        return {}  # NaN would say that the run has diverged
+
+    # ------------------------------------------------------------------------------------------- questions, answers
+    def _free(self, sites: Iterable[str]) -> list[str]:
+        """Those of these sites that can be asked: they are there, and have answered what they were asked before."""
+        return [site for site in sites if site not in self._vanished and site not in self._asked]
+
+    def _absent(self, sites: Iterable[str]) -> dict[str, str]:
+        """Why each of these sites has not answered, as long as it has not."""
+        busy = {site: f"is still at {question}" for site, (_, question) in self._asked.items()}
+        return {site: "is away" if site in self._vanished else busy.get(site, "did not answer") for site in sites}
+
+    def _free_busy(self, enough: Callable[[], bool] = lambda: True) -> None:
+        """Takes answers that come late; waits for them, until a deadline, while not enough sites are free."""
+        until = time.monotonic() + self.deadline
+        while self._asked and (answer := self.line.receive(0.0 if enough() else max(until - time.monotonic(), 0.0))):
+            self._hear(answer, ())
 
     def _answers(self, verb: str, message: bytes, tasks: Mapping[str, About], seconds: float) -> Iterator[Answer]:
-        """What these sites answer, each to its own task, as it comes, for so many seconds.
+        """What these sites, which are free, answer within so many seconds, each to its own task, as it comes.
 
-        A site that is still at something older is asked as soon as it has answered that, which nobody wants any more.
+        What has come by then counts, however long it waits here. A site that is silent is not asked again before it has
+        answered, and that answer is refused.
         """
-        until, waiting, began = time.monotonic() + seconds, set(tasks), next(_numbers)
-        self._sent = set()
-        step = self.program.module.trainer.global_step
-        round = step + (verb != "test")  # a test comes after the server's step
-        while waiting:  # what has come by then counts, however long its uploads waited here
-            left = max(until - time.monotonic(), 0.0)
-            for site in sorted(waiting - self._asked.keys()) if left else ():
-                self._asked[site] = next(_numbers), f"round {round} ({verb})"
-                about = {**tasks[site], "run": self.run, "round": step, "message": message}
-                self.line.send(site, self._asked[site][0], verb, about)
-                self._sent.add(site)
-            answer = self.line.receive(left)
-            if answer is None:
-                return
-            number, asked = self._asked.get(answer.site, (-1, ""))
-            if answer.number == number:
-                del self._asked[answer.site]
-            if answer.gone:
-                self._vanished.add(answer.site)
-            if answer.number > began:
-                waiting.discard(answer.site)
+        step, waiting, until = self.program.module.trainer.global_step, set(tasks), time.monotonic() + seconds
+        for site, task in sorted(tasks.items()):
+            number = next(_numbers)
+            self._asked[site] = number, f"round {step + (verb != 'test')} ({verb})"  # a test comes after the step
+            self.line.send(site, number, verb, {**task, "run": self.run, "round": step}, message)
+        while waiting and (answer := self.line.receive(max(until - time.monotonic(), 0.0))):
+            if self._hear(answer, waiting):
+                waiting.remove(answer.site)
                 yield answer
-            else:
-                what = asked if answer.number == number else "another run"
-                log.warning("%s answers %s, and this is round %d: refused", answer.site, what, round)
+        self.line.lost |= bool(waiting)  # such a site would not begin another run of this process
+
+    def _hear(self, answer: Answer, waiting: Collection[str]) -> bool:
+        """Notes which site is free again, or gone; whether its answer is waited for."""
+        number, question = self._asked.get(answer.site, (-1, ""))
+        if answer.gone:
+            self._vanished.add(answer.site)
+        if answer.number != number:
+            question = "another run, or twice"
+        else:
+            del self._asked[answer.site]
+            if answer.site in waiting:
+                return True
+        log.warning("%s answers %s, which nobody waits for: refused", answer.site, question)
+        return False

@@ -5,6 +5,7 @@ It is started once and serves one run after the other.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -18,35 +19,49 @@ from typing import Any, NamedTuple
 import torch
 from omegaconf import OmegaConf
 
+from gcfed.federated.messages import MessageError
 from gcfed.federated.processes.launch import end_with_parent
+from gcfed.federation.packing import unpack
 from gcfed.federation.site import About, Site
 
 
 class Answer(NamedTuple):
-    """What came from a site to the question of this number: what it says, or why it is ``gone``."""
+    """What came from a site to the question of this number: a message, or why the site is ``gone``."""
 
     site: str
     number: int
-    about: About
+    message: bytes
     gone: str = ""
 
     @property
-    def failure(self) -> str:
-        """Why it is no answer."""
-        return self.gone or str(self.about.get("failure", ""))
+    def content(self) -> dict[str, Any]:
+        """What it says.
+
+        Raises:
+            MessageError: it says nothing, or why the site cannot answer.
+        """
+        if self.gone:
+            raise MessageError(self.gone)
+        content = unpack(self.message, "answer")
+        if "failure" in content:
+            raise MessageError(str(content["failure"]))
+        return content
 
 
 class Line:
-    """Questions to sites and their answers, through a pipe to who reaches them; a call of one waits for no other."""
+    """Questions to sites and their answers, through a pipe to who reaches them; a call of one waits for no other.
+
+    What a site answers is bytes here: whoever holds the other end sends on nothing else.
+    """
 
     sites: list[str]  # their names, in an order that does not change
     pipe: Connection
     ended: str  # what it means that the pipe has been closed at its other end
     lost: bool = False  # whether a site, or all of them, cannot be reached by it any more
 
-    def send(self, site: str, number: int, verb: str, about: About) -> None:
+    def send(self, site: str, number: int, verb: str, about: About, message: bytes) -> None:
         with suppress(BrokenPipeError):  # then nothing can be received
-            self.pipe.send((site, number, verb, about))
+            self.pipe.send((site, number, verb, json.dumps(about), message))
 
     def receive(self, seconds: float) -> Answer | None:
         """The next answer; None where none has come after so many seconds.

@@ -31,6 +31,9 @@ class Quantization(ClientPart):
     def __init__(self, bits: Annotated[int, Field(ge=2, le=22)] = 8) -> None:
         self.bits, self.levels = bits, 2 ** (bits - 1) - 1  # s, those above 0
 
+    def coded(self) -> dict[str, int]:
+        return dict.fromkeys(self.trained_names, self.bits)
+
     def on_upload(self, upload: Upload, download: Download) -> None:
         # Not of the running statistics, of which a variance could come out negative.
         tensors, norms = [upload.delta[name] for name in self.trained_names], []

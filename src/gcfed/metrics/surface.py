@@ -28,7 +28,17 @@ from gcfed.federated.method import Part, Setup
 from gcfed.federated.processes.strategy import rank_and_world
 from gcfed.federated.round import Round
 from gcfed.federated.stack import ClientStack
-from gcfed.metrics.base import AT_ONCE, ClientMetric, ServerMetric, dot, drawn, evaluating, fetch_tests, zeros
+from gcfed.metrics.base import (
+    AT_ONCE,
+    ClientMetric,
+    NoClients,
+    ServerMetric,
+    dot,
+    drawn,
+    evaluating,
+    fetch_tests,
+    zeros,
+)
 from gcfed.utils.checked import Count, Weight, checked
 from gcfed.utils.files import replacing
 from gcfed.utils.rng import generator
@@ -38,15 +48,20 @@ THREE = 3
 
 
 class LocalModels(ClientMetric):
-    """Notes the first three finite local models of a stack, on the CPU: client → name → ``[*shape]``."""
+    """Notes the first three finite local models of a stack, on the CPU: name → ``[3, *shape]``, and their ``clients``,
+    ``[3]``: −1 where there are fewer.
+    """
 
     name = "surface"
 
     def note(self, stack: ClientStack, download: Download) -> dict[str, Any]:
         finite = finite_clients(stack.full).tolist()
         rows = [row for row in np.argsort(stack.clients).tolist() if finite[row]][:THREE]
-        models = ({name: t[row].to("cpu", copy=True) for name, t in stack.full.items()} for row in rows)
-        return dict(zip(map(str, stack.clients[rows]), models, strict=True))
+        models = {name: torch.zeros(THREE, *t.shape[1:], dtype=t.dtype) for name, t in stack.full.items()}
+        for name, t in models.items():
+            t[: len(rows)] = stack.full[name][rows].cpu()
+        clients = [*stack.clients[rows].tolist(), *[-1] * THREE]
+        return {"models": models, "clients": torch.tensor(clients[:THREE])}
 
 
 @checked
@@ -92,12 +107,16 @@ class Surface(ServerMetric):
 
     def begin(self, download: Download, round: Round) -> None:
         self._held: dict[int, Params] = {}  # client → its model: the first three that were seen here
+        self._nobody = LocalModels(1).note(NoClients(round.start), download)
+
+    def notes(self, round: Round) -> dict[str, Any]:
+        return {self.name: self._nobody} if self.due_in(round) else {}
 
     def take(self, upload: Upload, round: Round) -> None:
-        seen: Any = upload.notes.get(self.name)  # as a site has sent it, which may have been anything
-        for client in upload.clients.tolist() if isinstance(seen, dict) else ():
-            if _kinds(model := seen.get(str(client))) == _kinds(round.start):
-                self._held[client] = model
+        note: Any = upload.notes[self.name]
+        for row, client in enumerate(note["clients"].tolist()):
+            if client in upload.clients:
+                self._held[client] = {name: t[row].clone() for name, t in note["models"].items()}
         self._held = dict(sorted(self._held.items())[:THREE])
 
     def columns(self, round: Round) -> dict[str, float]:
@@ -180,11 +199,6 @@ class Surface(ServerMetric):
         if of_test:
             return [fetch_tests(self.data, part) for part in parts]
         return [self.data.fetch(torch.as_tensor(part, device=device), None) for part in parts]
-
-
-def _kinds(model: Any) -> Any:
-    tensors = model.items() if isinstance(model, dict) else ()
-    return {name: (t.shape, t.dtype) for name, t in tensors if isinstance(t, Tensor)}
 
 
 class Plane:

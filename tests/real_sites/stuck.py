@@ -1,0 +1,12 @@
+"""A client part that never comes back, at a site of its own choice."""
+
+import time
+from pathlib import Path
+
+from gcfed.federated.method import ClientPart
+
+
+class Stuck(ClientPart):
+    def on_download(self, download):
+        if download.round == 1 and "site-2" in Path.cwd().parts:
+            time.sleep(600.0)
