@@ -226,11 +226,12 @@ def describe(parts: Parts, trainer: Trainer) -> str:
     where = f"{k} at once on {device}" + (f" in each of {processes} processes" if processes > 1 else "")
     names = ", ".join(dict.fromkeys(part.title for part in parts.methods)) or "none"
     sizes = data.partition.sizes
+    held = "with data of their own" if loop.transport.own_data else f"with {sizes.min()} to {sizes.max()} samples"
     reserve = f", {loop.faults.extra} of them in reserve" if loop.faults.extra else ""
     total = sum(p.numel() for p in net.parameters())
     trained = sum(p.numel() for p in net.parameters() if p.requires_grad)
     of_them = f", {trained:,} of them trained" if trained < total else ""
     return (
-        f"{type(net).__name__} with {total:,} parameters{of_them}; {data.num_clients:,} clients with {sizes.min()} to "
-        f"{sizes.max()} samples; {loop.sampler}{reserve}, {where}; methods: {names}"
+        f"{type(net).__name__} with {total:,} parameters{of_them}; {data.num_clients:,} clients {held}; "
+        f"{loop.sampler}{reserve}, {where}; methods: {names}"
     )

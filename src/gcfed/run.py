@@ -28,7 +28,7 @@ from gcfed.federated.processes.strategy import partners, trains_on_cpu
 from gcfed.metrics.global_model import relative_error
 from gcfed.runs.folder import CHECKPOINT, CONFIG, EXPORT, METRICS, check_folder, divergence, with_folder
 from gcfed.runs.identity import hyperparameters
-from gcfed.runs.reading import column, counts_of, read_metrics
+from gcfed.runs.reading import LABEL_COUNTS, column, counts_of, read_metrics
 from gcfed.runs.summary import failure_recorded, last_figures, print_config, print_summary, summary_of, write_summary
 from gcfed.utils.files import locked, remove_temporaries, replacing
 from gcfed.utils.instantiate import require
@@ -107,7 +107,7 @@ def _train(cfg: DictConfig, folder: Path) -> RunResult:
 
     with failure_recorded(folder, write=trainer.is_global_zero):  # from here on the settings are accepted
         if trainer.is_global_zero:
-            write_inputs(cfg, parts.data, folder)
+            write_inputs(cfg, parts.data, folder, known=not parts.loop.transport.own_data)
             if checkpoint is None:
                 (folder / METRICS).unlink(missing_ok=True)  # rounds before the first checkpoint, to be trained again
             if cfg.extras.get("print_config"):
@@ -168,17 +168,22 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     return {"round": rounds, **metrics}
 
 
-def write_inputs(cfg: DictConfig, data: Any, folder: Path) -> None:
-    """What the run was made of: its config, under the command that started it, and its partition."""
+def write_inputs(cfg: DictConfig, data: Any, folder: Path, known: bool = True) -> None:
+    """What the run was made of: its config, under the command that started it, and, where the clients' data are known
+    here, its partition.
+    """
     by_hydra = HydraConfig.initialized()
     origin = f"python src/train.py {shlex.join(HydraConfig.get().overrides.task)}" if by_hydra else "made from Python"
     with replacing(folder / CONFIG) as temporary:
         temporary.write_text(f"# {origin}\n{OmegaConf.to_yaml(cfg, resolve=True)}")
-    data.partition.save(folder / "partition.npz")
+    for name in () if known else ("partition.npz", "partition.png", LABEL_COUNTS):  # of a run that was here before
+        (folder / name).unlink(missing_ok=True)
+    if known:
+        data.partition.save(folder / "partition.npz")
     if data.scaling:
         with replacing(folder / "scaling.npz") as temporary:
             np.savez(temporary, **data.scaling)
-    if (held := counts_of(data)) is not None:
+    if known and (held := counts_of(data)) is not None:
         held.save(folder)
 
 

@@ -783,6 +783,28 @@ def test_sites_train_on_what_is_theirs(federated, simulated, tmp_path):
     assert [len(line.programs[name].clients) for name in line.sites] == [1, 1, 1]
 
 
+def test_a_runs_folder_says_nothing_of_clients_that_the_server_does_not_know(federated, tmp_path, caplog):
+    """Its own data are what it tests on: no partition of them is written or drawn. The sites' sizes are logged."""
+    caplog.set_level("INFO")
+    rng, own, numbers = np.random.default_rng(0), {}, {"a": 400, "b": 100, "c": 27}
+    for name, n in numbers.items():
+        x = rng.integers(0, 16, (n + 1, 1, 8, 8), dtype=np.uint8)
+        np.savez(tmp_path / f"{name}.npz", x=x, y=np.arange(n + 1) % 10)
+        own[name] = {"arrays": str(tmp_path / f"{name}.npz")}
+    words = ("participation.num_clients=3", "participation.per_round=3", "rounds=1", "data.limit_train=null")
+    words += ("extras.figures=true",)
+    for folder, kit in (("local", ()), ("prod", ("federation.env=prod", "federation.kit=kit"))):
+        caplog.clear()
+        result, _ = federated(*words, *kit, own=own, folder=folder)
+        files = {path.name for path in result.folder.iterdir()} & {"partition.npz", "partition.png", "label_counts.npz"}
+        assert len(files) == (0 if kit else 3)
+        assert ("samples; " in caplog.text) != bool(kit)
+        for name, n in numbers.items():
+            assert re.search(rf"{name} holds the clients \[.\] with \[{n}\] samples", caplog.text)
+        (row,) = read_rows(result.folder / "metrics.csv")
+        assert row["train/samples"] == sum(numbers.values())
+
+
 def test_clients_of_a_site_share_its_own_data_and_unknown_classes_are_refused(federated, tmp_path):
     rng = np.random.default_rng(0)
     x = rng.integers(0, 16, (90, 1, 8, 8), dtype=np.uint8)

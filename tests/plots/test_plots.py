@@ -8,7 +8,7 @@ import pytest
 from gcfed.plots import pictures, style
 from gcfed.plots.pictures import draw_partition, plot_curves, plot_partition, plot_recovered, plot_surface
 from gcfed.runs.measures import smooth
-from gcfed.runs.reading import LabelCounts
+from gcfed.runs.reading import LabelCounts, counts_of
 from gcfed.utils.instantiate import build
 
 
@@ -132,6 +132,7 @@ def test_its_title_says_what_is_parted_and_how(config, tmp_path, monkeypatch, ov
     monkeypatch.setattr(pictures, "plot_partition", lambda counts, path, title, **kwargs: titles.append(title))
     data = build(config(*overrides).data)
     data.setup()
+    counts_of(data).save(tmp_path)
     draw_partition(tmp_path, data)
     assert titles == [title]
 

@@ -24,6 +24,8 @@ class Transport(Protocol):
     keep of them lies there."""
     apart: bool = False
     """Whether clients are in another process, with which ends what they keep in no store."""
+    own_data: bool = False
+    """Whether clients have data that the server does not know, so that its partition describes nobody."""
     missing: np.ndarray = np.zeros(0, dtype=np.int64)
     """Clients of the last ``fit`` that have not come back."""
     unasked: int = 0

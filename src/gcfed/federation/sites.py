@@ -97,7 +97,7 @@ class Sites(Stacks):
 
     def __post_init__(self) -> None:
         super().__init__(self.stacks.program, self.stacks.stores, self.stacks.per_round)
-        self.remote = self.env != "wire"
+        self.remote, self.own_data = self.env != "wire", self.env == "prod"
         if (self.env == "prod") != (self.kit is not None):
             needed = "federation.env=prod needs the admin's startup kit, and only that"
             raise ValueError(f"federation.kit={self.kit}: {needed}.")
@@ -175,6 +175,8 @@ class Sites(Stacks):
             holders = " and ".join(sorted(site for site, own in self._held.items() if wrong[0] in own.clients))
             who = f"client {wrong[0]} is held by {holders or 'no site'}"
             raise ValueError(f"federation: {who}: see clients in the sites' gcfed.yaml.")
+        for site, own in self._held.items() if begins else ():
+            log.info("%s holds the clients %s with %s samples", site, own.clients, own.sizes)
 
     # ------------------------------------------------------------------------------------------------------ a round
     def planned(self, clients: np.ndarray) -> np.ndarray:
