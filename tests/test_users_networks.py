@@ -15,7 +15,6 @@ import users_networks
 from omegaconf import open_dict
 from test_train_numbers import draw, seeds
 from torch import nn
-from users_fail_today import not_yet  # noqa: F401
 from users_networks import SIZES, load, normalised
 
 from gcfed.run import train

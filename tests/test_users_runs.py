@@ -14,7 +14,6 @@ from safetensors.torch import load_file, save_file
 from test_train_numbers import FirstWeights
 from test_users_networks import EQUAL, GC, find, run
 from torch import nn
-from users_fail_today import not_yet  # noqa: F401
 from users_networks import Small, load
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of what is deprecated, or slow in a stack

@@ -135,3 +135,21 @@ def test_a_teacher_drops_nothing_whatever_kind_of_module_would():
         taught = stack.reference(x).logits_KBC
         assert net.training
         assert torch.equal(taught[0], net.eval()(x[0]))
+
+
+def test_the_next_client_in_the_same_memory_begins_as_the_first_one_did():
+    """With what was sent and with the network's own values of what was not."""
+    net, x = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), torch.randn(1, 5, 4)
+    net.register_buffer("mask", torch.ones(3), persistent=False)
+    start, ones = broadcast_state(net), np.ones(1)
+    stack = ClientStack(net, start, np.arange(1), ones, ones)
+    stack(x)
+    net.mask.mul_(2)
+    other = {name: t + 1 for name, t in start.items()}
+    stack.reload(other, np.array([7]), ones, ones)
+    fresh = ClientStack(net, other, np.array([7]), ones, ones)
+    for tensors, expected in ((stack.full, fresh.full), (stack._buffers, fresh._buffers)):
+        assert tensors.keys() == expected.keys()
+        assert all(torch.equal(t, expected[name]) for name, t in tensors.items())
+    assert stack._buffers["1.num_batches_tracked"].tolist() == [0]
+    fresh.end()

@@ -187,8 +187,8 @@ def test_unused_and_unseen_parameters():
             return self.b(self.a(torch.tensor(x.tolist())))  # who loses sight of the input still sees the operations
 
     order = forward_order(Net("cab"), X)
-    assert order.names == ["a.weight", "a.bias", "b.weight", "b.bias", "c.weight", "c.bias"]
-    assert order.facts()[-1] == "not used by a forward pass, and counted last: c.weight, c.bias"
+    assert order.names == ["c.weight", "c.bias", "a.weight", "a.bias", "b.weight", "b.bias"]
+    assert order.facts()[-1] == "not used by a forward pass, and counted where they are declared: c.weight, c.bias"
     assert ForwardOrder(Net("cab"), declared=True).names[0] == "c.weight"
 
 

@@ -84,13 +84,21 @@ class ClientStack:
         # Copies of all other buffers too: a call would otherwise change the global network's.
         self._counters = {n: b for n, b in net.named_buffers() if n not in start or not b.is_floating_point()}
         self._buffers |= {n: broadcast_like(b, k) for n, b in self._counters.items()}
-        self.count_from_full()
+        self._begin_buffers()
         self._activate(k)
 
-    def count_from_full(self) -> None:
-        """Gives integer buffers the values that ``full`` has for them as floats, and others the global ones."""
+    def _begin_buffers(self) -> None:
+        """Buffers that do not travel begin with the network's own values, which must be the global ones by now."""
+        self.lent.home()
         for name, buffer in self._counters.items():
-            self._buffers[name].copy_(self.full.get(name, buffer))
+            if name not in self.full:
+                self._buffers[name].copy_(buffer)
+        self.count_from_full()
+
+    def count_from_full(self) -> None:
+        """Gives integer buffers the values that ``full`` has for them as floats."""
+        for name in self._counters.keys() & self.full.keys():
+            self._buffers[name].copy_(self.full[name])
 
     def _activate(self, n: int) -> None:
         """The first n clients train from here on."""
@@ -115,7 +123,7 @@ class ClientStack:
         sent = [start[name] for name in self.start]
         torch._foreach_copy_(list(self.start.values()), sent)
         torch._foreach_copy_([self.full[name] for name in self.start], sent)
-        self.count_from_full()
+        self._begin_buffers()
         self._taught = False
         self._activate(len(clients))
 

@@ -31,8 +31,9 @@ class ForwardOrder:
     weights of an LSTM, is in the order of declaration.
 
     Attributes:
-        place: name → when it is used; those that are not used have none.
-        names: all parameters in order, those without a place last.
+        place: name → when it is used.
+        unused: parameters that the pass does not use; each counts behind the one that is declared before it.
+        names: all parameters in order.
         added: parameters of two axes or more that are no weights of a layer, since no input is multiplied by them: they
             are added to activations or put beside them, as class tokens and position embeddings are. Also those
             ``[1, …]`` that scale activations entry by entry, or are the input of a layer.
@@ -48,6 +49,7 @@ class ForwardOrder:
         self.place = {name: place for place, name in enumerate(self.params)} if declared else {}
         self.groups: dict[str, int] = {}
         self.repeated: list[str] = []
+        self.unused: list[str] = []
         self._weights = {name for name in self.place if self.params[name].dim() > 1}
         self._now = self._latest = self._before_latest = 0  # the latest use of a weight, and that before it
         self._in_call = False  # a function call, whose operations are one step
@@ -85,14 +87,13 @@ class ForwardOrder:
 
     def facts(self) -> list[str]:
         """What the user may not expect of it."""
-        used = [name for name in self.names if name in self.place]
-        pairs = zip(used, (name for name in self.params if name in self.place), strict=True)
+        used = [name for name in self.names if name not in self.unused]
+        pairs = zip(used, (name for name in self.params if name not in self.unused), strict=True)
         first = [f"the forward pass uses {a} before {b}, which is declared first" for a, b in pairs if a != b][:1]
-        unused = [name for name in self.params if name not in self.place]
         lists = {
             "used more than once, and counted where they are used last": self.repeated,
             "no weights of a layer, and so not centralized (unless gc.tensors=all)": sorted(self.added),
-            "not used by a forward pass, and counted last": unused,
+            "not used by a forward pass, and counted where they are declared": self.unused,
         }
         return first + [f"{what}: {', '.join(names)}" for what, names in lists.items() if names]
 
@@ -108,6 +109,11 @@ class ForwardOrder:
             hook.remove()
             self._alive.clear()
         self.place = self._seen | self.place  # of a parameter that never met the input: its last operation
+        self.unused = [name for name in self.params if name not in self.place]
+        self._weights |= {name for name in self.unused if self.params[name].dim() > 1}
+        last = 0
+        for name in self.params:  # a layer for some inputs only counts behind the one that is declared before it
+            last = self.place.setdefault(name, last)
 
     def _enter(self, module: nn.Module) -> None:
         self._now += 1
