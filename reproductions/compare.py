@@ -57,9 +57,7 @@ def compared(table: Table, row: Axis, column: Axis, works: Sequence[Any]) -> dic
     """A cell: our mean over the finished runs, the printed number, their difference, and all three as text."""
     measure, (unit, factor, digits) = table.of("measure", row, column), UNITS[table.of("unit", row, column)]
     runs = [read_run(work.folder) for work in works if work.state == "finished"]
-    values = {
-        run.seed: (factor * value, run) for run in runs if measure and (value := measured(run, measure)) is not None
-    }
+    values = {run.seed: (factor * x, run) for run in runs if measure and (x := measured(run, measure)) is not None}
     bound = any(math.isinf(value) for value, _ in values.values())  # a run did not reach the target
     numbers = [min(value, run.rounds) if bound else value for value, run in values.values()]
     mean, std = fmean(numbers) if numbers else None, stdev(numbers) if len(numbers) > 1 and not bound else None

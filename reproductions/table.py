@@ -142,7 +142,7 @@ def main(words: Sequence[str]) -> int:
     scale, dry_run, compare = said.pop("scale", "full"), said.pop("dry_run", False), said.pop("compare", False)
     jobs, places, gaps = plan(table, scale, Part(**said), extra)
     compose, lost, trials = Composer(), dict[str, str](), list[tuple[DictConfig, int]]()
-    logs = Path(compose(extra).paths.log_dir).absolute()
+    logs = Path(compose(next((job.overrides for job in jobs.values()), [])).paths.log_dir).absolute()
     root = logs / "study" / table.name / scale
     if table.search:
         from reproductions.search import tune  # Optuna, an extra
@@ -169,7 +169,8 @@ def main(words: Sequence[str]) -> int:
     for i, work in enumerate([] if compare else left, start=1):
         run(work, f"{i} of {len(left)}", root)
     found = {place: [works[name] for name in folders if name in works] for place, folders in places.items()}
-    print(write_comparison(table, scale, found, root, f"python reproductions/table.py {shlex.join(words)}"))
+    command = f"python reproductions/table.py {shlex.join(words)}"
+    print(write_comparison(table, scale, found, root, command) if works else "There is nothing to compare.")
     unfinished = [f"  {title}: {why}" for title, why in lost.items()]
     unfinished += [f"  {w.job.title}: {w.why or w.state}\n    {w.folder}" for w in each if w.state != FINISHED]
     if not unfinished or compare:

@@ -154,6 +154,13 @@ def test_a_cell_whose_search_finds_nothing_is_named_and_the_others_run(tuned, ca
         assert f"trials.csv says there: {tuned.folder / 'fedavg_digits'}" in said
 
 
+def test_where_no_search_finds_anything_there_is_nothing_to_compare(tuned, capsys):
+    assert tuned(trainer(lambda values, number: "no memory")) == 1
+    said = capsys.readouterr().out
+    assert "4 of 4 jobs are not finished" in said
+    assert "FedProx, digits, seed 2: no trial of its search has a value" in said
+
+
 def test_a_dry_run_counts_the_trials_that_are_to_come(tuned, capsys, monkeypatch):
     """A round is half an hour, and each run has two; a trial has a run with each of two seeds."""
     monkeypatch.setattr(cost, "seconds_a_round", lambda cfg, steps: 1800.0)

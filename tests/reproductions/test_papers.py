@@ -57,6 +57,17 @@ def test_what_is_printed():
     assert printed("ssf_table4", "ν 2.0, high", "FedSub") == Cell(note="diverged")
 
 
+def test_figure_4s_accuracy_at_round_200_is_a_cell_of_the_runs_of_table_2():
+    """The text prints no number of it, so that the paper's side is a word."""
+    table = load("gcfed_table2")
+    (column,) = [axis for axis in table.columns if "round 200" in axis.label]
+    assert (column.measure, column.unit) == ("test/acc_smooth10@200", "percent")
+    jobs, places, _ = plan(table, "full", Part())
+    assert len(jobs) == 4
+    for row in table.rows:
+        assert places[row.label, column.label] == places[row.label, "Mean"]
+
+
 @pytest.mark.parametrize(
     ("column", "rounds"),
     [

@@ -115,6 +115,13 @@ def test_a_mistake_is_named_before_any_job(table):
     assert not trainer.jobs
 
 
+def test_an_override_may_be_of_what_only_the_cells_have(table):
+    trainer = Trainer()
+    rows = [{"label": "FedProx", "overrides": ["algorithm=fedprox", "gc=none"]}]
+    assert table(trainer, "methods.proximal.mu=0.5", rows=rows) == 0
+    assert [job[-2] for job in trainer.jobs] == ["methods.proximal.mu=0.5"]
+
+
 def test_cells_that_an_override_makes_equal_are_one_run_and_other_measurements_are_two(table, capsys):
     trainer = Trainer()
     table(trainer, "gc=local")
