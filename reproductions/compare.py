@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 
 from gcfed.runs.folder import DIVERGED, Run, read_run
 from gcfed.utils.files import replacing
-from reproductions.tables import Axis, Table
+from reproductions.tables import Axis, Part, Table
 
 UNITS = {  # what stands behind a column's name, the factor of our numbers, and their digits
     "percent": ("%", 100.0, ".2f"), "points": ("%", 100.0, ".3g"), "rounds": ("", 1.0, ".0f"),
@@ -110,7 +110,8 @@ def write_comparison(
     ]
     markdown = pd.DataFrame(lines, columns=["", *columns]).to_markdown(index=False, disable_numparse=True)
     place = f"Table {table.table}" if table.table.isalnum() else table.table or table.name
-    title = f"## {', '.join(filter(None, [table.paper, place, table.title]))} (scale={scale})"
+    less = " ".join([f"scale={scale}", *table.scales.get(scale, Part()).overrides])
+    title = f"## {', '.join(filter(None, [table.paper, place, table.title]))} ({less})"
     text = "\n\n".join([title, markdown, *filter(None, notes)]) + "\n"
     for suffix, content in (("md", text), ("csv", cells.to_csv(index=False))):
         with replacing(root / f"comparison.{suffix}") as temporary:

@@ -113,3 +113,8 @@ def test_another_scale_or_compare_alone_trains_nothing(cells):
     found, _ = cells(trainer, "compare=true")
     assert len(trainer.jobs) == 1
     assert found["FedAvg", "a (%)"][0] == "50.00 [1 of 2]"
+
+
+def test_a_scale_says_what_it_changes(cells):
+    scales = {"full": {"overrides": ["model.hidden=[8]"]}}
+    assert "## Toy, Table 1, Accuracies (scale=full model.hidden=[8])" in cells(Trainer(), scales=scales)[1]
