@@ -4,7 +4,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from gcfed.assemble import assemble
 from gcfed.data.augment import AutoTransform, ImageTransform, TextTransform, VectorTransform
@@ -365,11 +364,7 @@ def test_a_run_on_arrays_goes_on_and_is_tested_again(config, tmp_path):
     assert (data.num_test, len(data.labels)) == (8, 29)
     again = train(config(*mine, "rounds=3", f"ckpt_path={tmp_path}/run/checkpoints/last.ckpt"))
     assert again.metrics["round"] == 3
-    eval_cfg = OmegaConf.create({
-        "ckpt_path": f"{tmp_path}/run/checkpoints/last.ckpt", "override": {}, "paths": {"data_dir": str(tmp_path)},
-        "trainer": {"_target_": "lightning.pytorch.Trainer", "logger": False, "accelerator": "cpu"},
-    })  # fmt: skip
-    found = evaluate(eval_cfg)
+    found = evaluate(config(*mine, f"ckpt_path={tmp_path}/run/checkpoints/last.ckpt"))
     assert sorted(found) == ["round", "test/acc", "test/loss", "val/acc", "val/loss"]
     assert found == {key: pytest.approx(again.metrics[key]) for key in found}
 

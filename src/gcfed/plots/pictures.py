@@ -19,7 +19,7 @@ from gcfed.data.partition import ByGroup
 from gcfed.data.shift import Shift
 from gcfed.plots.style import BLACK, BLUE, GREY, LABELS, ORANGE, VERMILION, logarithmic, save, styled, ticks
 from gcfed.runs.measures import smooth
-from gcfed.runs.reading import LabelCounts, column, evenly, read_metrics
+from gcfed.runs.reading import LabelCounts, column, counts_of, evenly, read_metrics
 
 if TYPE_CHECKING:
     from gcfed.data.datamodule import FederatedDataModule
@@ -88,10 +88,13 @@ def _line(axes: Axes, curve: pd.Series, color: str, label: str, **look: Any) -> 
 
 
 def draw_partition(folder: Path, data: FederatedDataModule) -> Path | None:
-    """Draws ``partition.png`` into a run's folder and returns its path; None where the run has not written how many
-    samples of each class its clients hold: labels are no classes, or sites hold data of their own.
+    """Draws ``partition.png`` into a run's folder and returns its path; None where there are no classes to draw, or
+    sites hold data of their own, of which the run has written no partition.
     """
-    if (held := LabelCounts.load(folder)) is None:  # from before the first round: attacks change labels
+    held = LabelCounts.load(folder)  # from before the first round: attacks change labels
+    if held is None and (folder / "partition.npz").is_file():
+        held = counts_of(data)
+    if held is None:
         return None
     deals, path = data.partitioner, folder / "partition.png"
     kind = "natural" if isinstance(deals, ByGroup) else type(deals).__name__

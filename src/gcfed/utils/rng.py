@@ -1,10 +1,15 @@
 """Every draw of a run is a function of (seed, purpose, round, client), never of the order of execution."""
 
+from __future__ import annotations
+
 import random
 import zlib
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 def _sequence(seed: int, purpose: str, ids: tuple[int, ...]) -> np.random.SeedSequence:
@@ -23,6 +28,8 @@ def torch_seed(seed: int, purpose: str, *ids: int) -> int:
 
 def seed_generators(device: torch.device, seed: int) -> None:
     """Seeds the global generators that a network may draw from: torch's, NumPy's and Python's."""
+    import torch  # data sets are read without it
+
     # torch.manual_seed would queue a call, with its traceback, for every backend that this machine lacks.
     torch.default_generator.manual_seed(seed)
     if device.type == "cuda":
