@@ -61,7 +61,9 @@ def instantiate(cfg):
         stores=build(cfg.client_store),
     )  # fmt: skip
     methods = build_methods(cfg)
-    loop.bind([*methods, *build_all(cfg, "metrics")], data, module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gcfed.federated.loop.look", lambda module, data: None)  # there are no data to look at
+        loop.bind([*methods, *build_all(cfg, "metrics")], data, module)
     build_all(cfg, "callbacks")
     return module, loop, methods
 
