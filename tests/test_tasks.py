@@ -13,6 +13,7 @@ from gcfed.data.augment import VectorTransform
 from gcfed.data.base import FederatedDataset, Split
 from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.batches import BatchPlan
+from gcfed.federated.lent import Traits
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.module import ScoreMean
 from gcfed.methods.fedlc import FedLC
@@ -147,12 +148,13 @@ def test_padded_targets_count_for_nothing():
 
 
 @pytest.mark.parametrize("method", [FedNTD, FedLC, FedMLB, FedReg, FedSol, Clients])
-def test_what_needs_classes_says_so(method):
+def test_what_needs_classes_says_so(method, monkeypatch):
+    monkeypatch.setattr("gcfed.federated.loop.look", lambda module, data: None)  # the labels are no targets
     loop = FederatedLoop(
         sampler=SimpleNamespace(validate=lambda n: None, per_round=2), solver=sgd(), aggregator=MeanAggregator(),
         rounds=1, seed=1,
     )  # fmt: skip
-    module = SimpleNamespace(net=make_net(), task=SquaredError())
+    module = SimpleNamespace(net=make_net(), task=SquaredError(), traits=Traits())
     data = random_federation()
     loop.bind([Proximal()], data, module)
     with pytest.raises(ValueError, match=f"{method.__name__} works on the logits of classes, and task=SquaredError"):
