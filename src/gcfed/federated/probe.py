@@ -166,8 +166,8 @@ class _Probe:
                 continue
             if not old.isfinite().all():
                 raise ValueError(
-                    f"{self.name} changes {name}, which begins at ±∞, so no difference to it can be sent: begin it at a "
-                    "finite number, or register it with persistent=False, so that clients begin each round anew."
+                    f"{self.name} changes {name}, which begins at ±∞, so no difference to it can be sent: begin it at "
+                    "a finite number, or register it with persistent=False, so that clients begin each round anew."
                 )
             if name not in averaged and _has_unit_rows(old) and _has_unit_rows(new):
                 raise ValueError(
