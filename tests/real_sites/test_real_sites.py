@@ -268,6 +268,13 @@ def test_a_foreign_certificate_is_refused_on_both_sides(federation, tmp_path):
         handshake(foreign, None, port)  # nor does the server trust one that does not care
 
 
+def settle(federation, folder, own):
+    """Writes what the first two sites bring to a run that reaches them by a kit."""
+    for site in ("site-1", "site-2"):
+        states = {"states": str(folder / site)}
+        (federation.kits / site / "local/gcfed.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(own | states)))
+
+
 def test_a_federation_that_was_provisioned_is_reached_by_its_kit(config, federation, run, tmp_path):
     """Its sites compose their config themselves, and its clients test the model."""
     kit = federation.kits / line.ADMIN
@@ -275,9 +282,7 @@ def test_a_federation_that_was_provisioned_is_reached_by_its_kit(config, federat
     reference = run(*words, folder="local")
     prod = ("federation.env=prod", f"federation.kit={kit}", "federation.sites=[site-1,site-2]")
     own = {"overrides": [*SMALL, *words, "client.optimizer.lr=3"], "threads": 1}
-    for site in ("site-1", "site-2"):
-        states = {"states": str(tmp_path / site)}
-        (federation.kits / site / "local/gcfed.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(own | states)))
+    settle(federation, tmp_path, own)
     result = train(config(*SMALL, *words, *prod, folder=tmp_path / "prod"))
     line.line_of(kit, ("site-1", "site-2")).close()
     assert torch.equal(final_weights(reference), final_weights(result))
@@ -347,9 +352,10 @@ def jobs(federation):
 
 def test_a_site_that_is_stuck_costs_one_deadline_and_its_job_ends_with_the_run(federation, monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    before, folder = jobs(federation), tmp_path / "run"
+    before, folder, stuck = jobs(federation), tmp_path / "run", "+methods.stuck._target_=stuck.Stuck"
+    settle(federation, tmp_path, {"overrides": [*SMALL, stuck], "threads": 1})
     words = ("federation.env=prod", f"federation.kit={federation.kits / line.ADMIN}", "federation.least=3")
-    words += ("federation.sites=[site-1,site-2]", "federation.deadline=8", "+methods.stuck._target_=stuck.Stuck")
+    words += ("federation.sites=[site-1,site-2]", "federation.deadline=8", stuck)
     printed = finish(process := start(*SMALL, *words, "extras.figures=false", f"hydra.run.dir={folder}"))
     assert process.returncode == 0, printed[-3000:]
     rows = read_rows(folder / "metrics.csv")
