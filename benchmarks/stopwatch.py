@@ -8,8 +8,8 @@ from typing import Any
 from lightning.pytorch import Trainer
 
 import gcfed.federated.client as client_module
-import gcfed.federated.processes.sums as sums_module
 import gcfed.federated.solver as solver_module
+import gcfed.federated.sums as sums_module
 from gcfed.checkpoints.writing import RoundCheckpoint
 from gcfed.federated.batches import BatchPlan
 from gcfed.federated.loop import FederatedLoop

@@ -18,7 +18,6 @@ from gcfed.federated.messages import Download, Upload, finite_clients
 from gcfed.federated.method import ClientPart, Order, ServerPart, Setup, parts_of
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.processes.strategy import CohortStrategy
-from gcfed.federated.processes.sums import finish_over_processes
 from gcfed.federated.round import Round
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stacks import Stacks
@@ -208,7 +207,7 @@ def make_upload(delta, sizes, finite=None):
 
 
 def make_round(start, reduce=list, lr=0.1):
-    return Round(0, 1, np.array([1, 4]), 5, start, lr=lr, reduce=reduce, finish=finish_over_processes)
+    return Round(0, 1, np.array([1, 4]), 5, start, lr=lr, reduce=reduce)
 
 
 def make_download(start, index=0, lr=0.1, cohort=(1, 4)):

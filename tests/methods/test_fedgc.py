@@ -27,7 +27,6 @@ from plain_reference import batches, broken, cohort, local_sgd
 from torch import nn
 
 from gcfed.federated.aggregate import MeanAggregator
-from gcfed.federated.processes.sums import finish_over_processes
 from gcfed.federated.round import Round
 from gcfed.methods.fedgc import FedGC, add_weighted_, constrain_, layer_of, multipliers, products
 from gcfed.models.resnet9 import ResNet9
@@ -366,12 +365,7 @@ def test_several_processes_find_the_same_update():
         return table, update
 
     def on(parts, rank, reduce):
-        def finish(sums, made, *more):
-            added = iter(reduce([*(part for parts in sums for part in parts), *more]))
-            sums, more = [[next(added) for _ in parts] for parts in sums], list(added)
-            return [*map(made(*more), sums)]
-
-        found[rank] = run(parts, Round(0, 1, clients, 20, {}, lr=0.1, reduce=reduce, finish=finish))
+        found[rank] = run(parts, Round(0, 1, clients, 20, {}, lr=0.1, reduce=reduce))
 
     share, found, barrier, posted = [[part(4, 0), part(3)], [part(2, 1)], []], {}, threading.Barrier(3, timeout=60), {}
 
@@ -387,7 +381,7 @@ def test_several_processes_find_the_same_update():
         thread.start()
     for thread in threads:
         thread.join(60)
-    alone = run([part(0, 1, 2, 3, 4)], Round(0, 1, clients, 20, {}, lr=0.1, reduce=list, finish=finish_over_processes))
+    alone = run([part(0, 1, 2, 3, 4)], Round(0, 1, clients, 20, {}, lr=0.1, reduce=list))
     for rank in range(3):
         assert torch.equal(found[rank][0], alone[0])
         assert all(torch.equal(found[rank][1][name], found[0][1][name]) for name in mean)

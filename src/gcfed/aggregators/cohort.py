@@ -29,6 +29,7 @@ class CohortRule:
 
     _table: Tensor | None = None  # [|S|, D + 1], the last column 1 where a client is finite
     _apart: Set[str] = frozenset()
+    narrow = None
 
     def rule(self, updates_nD: Tensor) -> Tensor:
         """Finite updates in the order of the cohort, ``[n, D]`` with n ≥ 1 → one, ``[D]``."""

@@ -94,7 +94,7 @@ class FederatedLoop(Callback):
         """
         self.server_parts = [part for part in callbacks if isinstance(part, ServerPart)]
         clients = [part for part in callbacks if isinstance(part, ClientPart)]
-        program = ClientProgram(module, data, self.solver, clients, self.faults)
+        program = ClientProgram(module, data, self.solver, clients, self.faults, self.aggregator)
         self.stacks = Stacks(program, self.stores, self.sampler.per_round)
         self.transport: Transport = self.stacks
         if self.federation is not None:

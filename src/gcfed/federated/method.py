@@ -113,6 +113,7 @@ class Part(Callback):
         anchors: whether it compares a client's weights with the broadcast ones, from which the client must then start.
         sees_cohort: whether it looks at all clients of the cohort at once, as hostile ones do that know each other.
         rehearses: whether it asks by the transport what clients would send.
+        wide: whether it makes updates of 2¹¹ and more, which the mean then takes as well (``Aggregator.narrow``).
         needs: what it asks of the rest of the algorithm (:mod:`gcfed.methods.requirements`).
         keeps: the name under which it keeps something of each client, in ``store``.
         method: the name of the method that it is a part of; empty where it is one by itself.
@@ -120,7 +121,7 @@ class Part(Callback):
     """
 
     order = Order.CORRECTS
-    needs_classes = moves_start = corrects_drift = anchors = sees_cohort = rehearses = False
+    needs_classes = moves_start = corrects_drift = anchors = sees_cohort = rehearses = wide = False
     needs: Needs = ()
     keeps = ""
     method = ""

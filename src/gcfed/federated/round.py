@@ -1,6 +1,6 @@
 """One communication round: how messages travel, what the server knows of it, and what it counts."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 
 from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, Upload
-from gcfed.federated.processes.sums import finish_over_processes, sum_over_processes
 from gcfed.federated.solver import LocalSolver
+from gcfed.federated.sums import Reduce, sum_over_processes
 from gcfed.utils.device import on_device
 
 
@@ -64,9 +64,6 @@ Shapes = Callable[[], tuple[Mapping[str, Params], Mapping[str, Params]]]
 is noted of it.
 """
 
-Reduce = Callable[[Sequence[Tensor]], Sequence[Tensor]]
-"""Sums tensors over all processes, in one message; the identity where there is one process."""
-
 
 @dataclass
 class Round:
@@ -80,7 +77,6 @@ class Round:
         start: what the server broadcasts, name → ``[*shape]``; the ``model`` of the download.
         lr: η_l, the clients' learning rate in this round.
         reduce: every process must call it, so never from a hook of an upload.
-        finish: sums over the processes what has the model's size, in fewer bytes than ``reduce``.
         server: the server's optimizer, whose momentum a method may send ahead; None in a loop without one.
         lost: clients that were drawn and did not come back: they are not in the cohort.
         reply: what the server tells the cohort once the round is over, by name; ``on_aggregate_end`` fills it.
@@ -97,7 +93,6 @@ class Round:
     start: Params
     lr: float
     reduce: Reduce = sum_over_processes
-    finish: Callable[..., Sequence[Tensor]] = finish_over_processes
     server: Optimizer | None = None
     lost: int = 0
     reply: dict[str, Params] = field(default_factory=dict)
