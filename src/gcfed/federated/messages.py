@@ -152,9 +152,10 @@ def finite_clients(tensors_K: Mapping[str, Tensor], narrow: Set[str] | None = No
     With ``narrow`` (``Aggregator.narrow``): such as a sum takes, below 2¹¹ of tensors of these names, else below 2⁴¹.
     """
     kinds = [(2.0**11, True), (2.0**41, False)] if narrow is not None else [(torch.inf, False)]
-    finite = []
+    first = next(iter(tensors_K.values()))
+    finite = [torch.ones(len(first), dtype=torch.bool, device=first.device)]
     for limit, is_narrow in kinds:
-        those = [t for name, t in tensors_K.items() if (name in (narrow or ())) == is_narrow and t[0].numel()]
+        those = [t for name, t in tensors_K.items() if (name in (narrow or ())) == is_narrow and t.numel()]
         if not those:
             continue
         if those[0].is_cuda:

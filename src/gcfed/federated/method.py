@@ -22,10 +22,11 @@ from gcfed.federated.client_store import ClientStore
 from gcfed.federated.forward import Output, Params
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.module import FederatedModule
-from gcfed.federated.round import Round, Transport
+from gcfed.federated.round import Received, Round
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import ClientStack
 from gcfed.federated.store import ClientStores
+from gcfed.federated.transport import Transport
 from gcfed.models.order import ForwardOrder, forward_order
 from gcfed.tasks import Batch
 
@@ -258,10 +259,10 @@ class ServerPart(Part):
     def on_receive(self, upload: Upload, round: Round) -> None:
         """K uploads have come, in whatever order; before they are aggregated."""
 
-    def on_aggregate_end(self, update: Params, round: Round) -> None:
+    def on_aggregate_end(self, update: Params, round: Received) -> None:
         """The aggregated update Δ, name → ``[*shape]``; not in a round without a finite client."""
 
-    def on_round_end(self, row: dict[str, Any], round: Round) -> None:
+    def on_round_end(self, row: dict[str, Any], round: Received) -> None:
         """May add entries to the row of metrics."""
 
     def decode(self, name: str, sent: Tensor) -> Tensor:

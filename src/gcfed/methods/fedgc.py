@@ -32,7 +32,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 
-from gcfed.federated.method import ClientPart, Download, Method, Params, Round, ServerPart, Setup, Upload
+from gcfed.federated.method import ClientPart, Download, Method, Params, Received, Round, ServerPart, Setup, Upload
 from gcfed.federated.stack import per_client
 from gcfed.federated.sums import Sums
 from gcfed.methods.requirements import local_sgd, mean_aggregator
@@ -174,7 +174,7 @@ class ServerConstraint(ServerPart):
                 upload.delta[name].masked_fill_(per_client(~upload.finite, upload.delta[name]), 0.0)
             self._uploads.append(upload)
 
-    def on_aggregate_end(self, update: Params, round: Round) -> None:
+    def on_aggregate_end(self, update: Params, round: Received) -> None:
         if not self.sgc:
             return
         mean = {name: update[name] for name in self.trained_names}
@@ -196,7 +196,7 @@ class ServerConstraint(ServerPart):
         add_weighted_(mean, self._uploads, torch.from_numpy(weights), round)
         self._uploads = []
 
-    def on_round_end(self, row: dict[str, Any], round: Round) -> None:
+    def on_round_end(self, row: dict[str, Any], round: Received) -> None:
         if self.cgc:
             (counts,) = round.reduce([self._counts])
             projected, uploaded = counts.tolist()
@@ -260,7 +260,7 @@ def multipliers(gram: np.ndarray, inner: np.ndarray, margin: float) -> np.ndarra
     return scaled / norms if solved else None
 
 
-def products(uploads: Sequence[Upload], update: Params, round: Round) -> Tensor:
+def products(uploads: Sequence[Upload], update: Params, round: Received) -> Tensor:
     """``[|S|, |S| + 2]`` in float64, alike on every process: ⟨Δ_k, Δ_j⟩, then ⟨Δ_k, Δ⟩, then 1 where k was finite.
 
     Args:
@@ -285,7 +285,7 @@ def products(uploads: Sequence[Upload], update: Params, round: Round) -> Tensor:
     return table
 
 
-def add_weighted_(update: Params, uploads: Sequence[Upload], weights: Tensor, round: Round) -> None:
+def add_weighted_(update: Params, uploads: Sequence[Upload], weights: Tensor, round: Received) -> None:
     """``Δ ← Δ + Σ_k weight_k Δ_k`` in place, over the clients of all processes; ``weights`` is ``[|S|]``."""
     sums = Sums(update)
     for upload in uploads:
