@@ -68,7 +68,7 @@ class Watch(Spy):
     def __init__(self, poison):
         self.poison, self.aggregated, self.same, self.moved = poison, 0, [], []
 
-    def on_clients_start(self, stack, download):
+    def prepare(self, stack, download):
         self.before = {name: t.clone() for name, t in download.model.items()}
         if self.poison:
             stack.full["fc1.weight"].fill_(float("nan"))

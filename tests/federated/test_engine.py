@@ -370,7 +370,7 @@ def test_dropout_is_drawn_for_a_client_a_round_and_a_seed_whoever_else_trains(fe
         drawn = {}
 
         class Draws(Spy):
-            def on_clients_start(self, stack, download):
+            def prepare(self, stack, download):
                 drawn[seed, download.round, *stack.clients.tolist()] = tuple(torch.rand(2).tolist())
 
         train_rounds(make_net(), federation, sgd(), rounds=2, seed=seed, cohort_of=cohort_of, methods=[Draws()])
@@ -389,7 +389,7 @@ def test_what_a_stack_needed_is_free_when_it_is_over(federation):
         order = Order.MEASURES
 
         def on_clients_end(self, stack, download):
-            seen.append((len(variates.prepared), len(variates.own)))
+            seen.append((len(stack.prepared), len(variates.own)))
 
     train_rounds(make_net(), federation, solver(), rounds=1, methods=[method, Looks()])
     assert seen == [(0, 4)] * 3

@@ -104,11 +104,11 @@ def test_what_is_recorded_of_one_stack_serves_the_next(twice, monkeypatch, overr
 class Inherits(Proximal):
     """Of a class whose recordings last, and its own class does not say so: it reads what lies elsewhere each time."""
 
-    def on_clients_start(self, stack, download):
+    def prepare(self, stack, download):
         self.anchor = {name: t * 0.5 for name, t in stack.start.items()}
 
-    def on_after_backward(self, *_):
-        grads, weights, anchor = self.stack.with_grads(self.stack.full, self.anchor)
+    def on_after_backward(self, trainer, pl_module):
+        grads, weights, anchor = pl_module.clients.with_grads(pl_module.clients.full, self.anchor)
         torch._foreach_add_(grads, torch._foreach_sub(weights, anchor), alpha=self.mu)
 
 
@@ -149,12 +149,12 @@ class Counter(Spy):
 
     graphable = True
 
-    def on_clients_start(self, stack, download):
+    def prepare(self, stack, download):
         self.steps = 0
 
     def on_after_backward(self, trainer, pl_module):
         self.steps += 1
-        for grad in self.stack.grads():
+        for grad in pl_module.clients.grads():
             grad.mul_(self.steps)
 
 
@@ -164,7 +164,7 @@ class Waiting(Spy):
     graphable = True
 
     def on_after_backward(self, trainer, pl_module):
-        for grad in self.stack.grads():
+        for grad in pl_module.clients.grads():
             grad.div_(grad.norm().item())
 
 
@@ -174,7 +174,7 @@ class FromHost(Spy):
     graphable = True
 
     def on_after_backward(self, trainer, pl_module):
-        for grad in self.stack.grads():
+        for grad in pl_module.clients.grads():
             grad.mul_(torch.tensor(0.5))
 
 
@@ -268,7 +268,7 @@ class Strides(Spy):
     odd: ClassVar[list[str]] = []
 
     def on_after_backward(self, trainer, pl_module):
-        for name, leaf in self.stack.leaves.items():
+        for name, leaf in pl_module.clients.leaves.items():
             pairs = zip(leaf.stride(), leaf.grad.stride(), leaf.shape, strict=True)
             self.seen.append(name)
             self.odd += [name] * any(a != b and n > 1 for a, b, n in pairs)

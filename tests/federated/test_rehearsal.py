@@ -32,7 +32,7 @@ class Rehearses(Spy):
         (at_once,) = self.transport.rehearse(download, everybody, self.solver, here=True)
         assert at_once.num_steps.tolist() == [1] * len(everybody)
 
-    def on_clients_start(self, stack, download):
+    def prepare(self, stack, download):
         self.clients.append(len(stack))
 
     def on_receive(self, upload, round):

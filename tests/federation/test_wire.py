@@ -122,9 +122,9 @@ class Leak(ControlVariates):
 
     server: MeanVariate
 
-    def on_clients_start(self, stack, download):
+    def prepare(self, stack, download):
         download.extra["scaffold"] = self.server.control
-        super().on_clients_start(stack, download)
+        super().prepare(stack, download)
 
 
 class LeakyScaffold(Scaffold):

@@ -250,11 +250,11 @@ def test_local_gc_touches_only_the_tensors_before_the_borderline(k):
     model = net()
     gc = GradientCentralization(boundary="fc1").local
     meet(gc, model)
-    gc.stack = stack = ClientStack(model, broadcast_state(model), np.arange(k), np.ones(k), np.ones(k))
+    stack = ClientStack(model, broadcast_state(model), np.arange(k), np.ones(k), np.ones(k))
     x = torch.randn(k, 5, 1, 4, 4, dtype=torch.float64)
     stack.backward(stack(x).logits_KBC.square().sum((1, 2)))
     before = {n: g.clone() for n, g in stack.named_grads()}
-    gc.on_after_backward(None, None)
+    gc.on_after_backward(None, SimpleNamespace(clients=stack))
     for name, grad in stack.named_grads():
         if name in ("conv1.weight", "conv2.weight"):
             torch.testing.assert_close(grad, torch.stack([by_hand(g) for g in before[name]]), rtol=1e-10, atol=1e-10)

@@ -238,14 +238,14 @@ class WatchUploads(Spy):
     alive: ClassVar[list[int]] = []
     received: ClassVar[list] = []
 
-    def on_clients_start(self, stack, download):
+    def prepare(self, stack, download):
         self.alive.append(sum(tensor() is not None for tensor in self.received))
 
     def on_receive(self, upload, round):
         self.received += [weakref.ref(t) for t in (*upload.delta.values(), *upload.extra["scaffold"].values())]
 
     def on_round_end(self, row, round):
-        self.on_clients_start(None, None)
+        self.prepare(None, None)
 
 
 def test_nothing_holds_an_upload_while_the_next_client_trains(config, tmp_path):

@@ -128,12 +128,13 @@ class Watch(FedReg):
     """Keeps by how much the loss on a step's pseudo data is above that of the broadcast model; may do no more."""
 
     def after_step(self, stack, batch):
-        turn = int(self._pass._next[0])
-        x, labels = (t[0, turn] for t in self._pass._made[:2])
+        own = stack.prepared[self]["pass"]
+        turn = int(own._next[0])
+        x, labels = (t[0, turn] for t in own._made[:2])
         if self.regularizes:
             super().after_step(stack, batch)
         else:
-            self._pass.next(1)
+            own.next(1)
         states = (torch.cat([t[name].detach().flatten() for name in stack.start]) for t in (stack.start, stack.full))
         before, after = (F.cross_entropy(outputs(stack.net, w, x), labels).item() for w in states)
         self.growth.append(after - before)

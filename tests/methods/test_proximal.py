@@ -1,5 +1,7 @@
 """The proximal term: its gradient is that of μ/2 ‖w − w₀‖², and μ = 0 is FedAvg bit for bit."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -27,9 +29,8 @@ def test_gradient_of_the_proximal_term(k, mu):
 
     stack.backward(stack(x).logits_KBC.square().mean((1, 2)))
     part = Proximal(mu)
-    part.stack = stack
-    part.on_clients_start(stack, None)
-    part.on_after_backward(None, None)
+    stack.prepared[part] = part.prepare(stack, None)
+    part.on_after_backward(None, SimpleNamespace(clients=stack))
     for grad, exp, bare in zip(stack.grads(), expected, plain, strict=True):
         torch.testing.assert_close(grad, exp)
         if mu == 0:

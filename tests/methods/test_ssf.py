@@ -218,8 +218,8 @@ def test_on_the_device_its_state_is_smaller_than_scaffolds(federation):
     class Watch(Spy):
         order = Order.PROJECTS
 
-        def on_clients_start(self, stack, download):
-            sizes.append(nbytes(client_of(method).prepared))
+        def prepare(self, stack, download):
+            sizes.append(nbytes(stack.prepared[client_of(method)]))
 
     train_rounds(wide_and_tall(), federation, sgd(), rounds=2, methods=[method, Watch()], k=3)
     assert sizes == [3 * COORDINATES] * 2

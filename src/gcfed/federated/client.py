@@ -78,10 +78,10 @@ class ClientProgram:
         try:
             module.clients = stack
             for part in parts:
-                part.stack, part.prepared = stack, {}
-                part.on_clients_start(stack, download)
+                prepared = part.prepare(stack, download) or {}
                 if place is not None and part in in_steps:
-                    part.prepared = place.prepare(part, part.prepared)
+                    prepared = place.prepare(part, prepared)
+                stack.prepared[part] = prepared
             stack.count_from_full()  # which a part may have written to
             autocast = module.trainer.precision_plugin.forward_context
             hook = module.after_backward()
@@ -96,8 +96,8 @@ class ClientProgram:
         self, stack: ClientStack, download: Download, loss_K: torch.Tensor, num_seen: np.ndarray, sends: bool
     ) -> Upload:
         """The uploads of a stack."""
+        stack.prepared.clear()
         for part in self.parts:
-            part.prepared = {}
             part.on_clients_end(stack, download)
         delta, narrow = stack.delta(), getattr(self.aggregator, "narrow", None)
         upload = Upload(

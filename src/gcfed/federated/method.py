@@ -97,6 +97,8 @@ class Setup:
         return order
 
 
+Prepared = Mapping[str, Any]
+"""What a part prepares for the local steps of a stack, by name: tensors ``[K, *shape]``, or ``[*shape]`` for all."""
 Need = Callable[[Setup, str], None]
 """Something that a part of this title needs: raises ValueError where the setup lacks it."""
 Needs = tuple[Need, ...]
@@ -155,27 +157,25 @@ class ClientPart(Part):
 
     Every hook does nothing by default; they are called in the order in which they stand here, those from
     ``before_step`` to ``after_step`` in each local step of a stack of K clients, the last of them after Lightning's
-    ``on_after_backward``, which meets the gradients, ``[n, *shape]``, in ``self.stack``. There clients that have
-    finished are left out: n ≤ K; client i is always row i. State that survives rounds lies in a store opened in
-    ``validate``, which is checkpointed. Tensors are on the device, in the type and memory format of the model.
+    ``on_after_backward``, which meets the gradients, ``[n, *shape]``, in the stack, ``pl_module.clients``.
+    There clients that have finished are left out: n ≤ K; client i is always row i. State that survives rounds lies in
+    a store opened in ``validate``, which is checkpointed. Tensors are on the device, in the model's type and memory
+    format.
 
     Attributes:
         needs_features: whether ``local_loss`` reads ``out.features_KBF``.
         needs_stages: whether ``local_loss`` reads ``out.stages``.
         graphable: whether its hooks of a local step do nothing but to tensors on the device, so that a step can be
             recorded (:mod:`gcfed.federated.recorder`); without it the run's steps are not.
-        lasting: whether they read only tensors of the stack, the batch and ``prepared``, from there on a copy: what is
-            recorded of one stack then serves the next (:mod:`gcfed.federated.place`). Each class says so for itself.
+        lasting: whether they read only tensors of the stack, the batch and what ``prepare`` returns, from there on a
+            copy: what is recorded of one stack then serves the next (:mod:`gcfed.federated.place`). Each class says so
+            for itself.
         task_weight: factor on the task's own loss, for methods that balance it against their term.
-        stack: the clients that train at present.
-        prepared: what ``on_clients_start`` makes for their local steps, by name; forgotten when these are over.
         own: what it reads of their states, to be written in ``on_sent``; forgotten after that.
     """
 
     needs_features = needs_stages = graphable = lasting = False
     task_weight = 1.0
-    stack: ClientStack
-    prepared: Params
     own: Params
 
     @property
@@ -189,8 +189,8 @@ class ClientPart(Part):
     def on_download(self, download: Download) -> None:
         """What the server sent has come, once a round, before any stack."""
 
-    def on_clients_start(self, stack: ClientStack, download: Download) -> None:
-        """The stack is made; from here on it is ``self.stack``."""
+    def prepare(self, stack: ClientStack, download: Download) -> Prepared | None:
+        """The stack is made. What it returns is ``stack.prepared[self]`` until local training is over."""
 
     def before_step(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> None:
         """Before the forward pass; may move the weights, and moves them back in ``on_after_backward``.

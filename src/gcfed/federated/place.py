@@ -7,6 +7,7 @@ its losses and what methods prepare for it lie where those of the stack before i
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -67,7 +68,7 @@ class Place:
             table[:, : new.shape[1]].copy_(new)
         return plan.on(self._tables)
 
-    def prepare(self, part: object, prepared: Params) -> Params:
+    def prepare(self, part: object, prepared: Mapping[str, Tensor]) -> Params:
         """What a part prepares for these clients, in this place's memory."""
         kept = self._prepared.get(id(part), {})
         if {name: t.shape for name, t in kept.items()} != {name: t.shape for name, t in prepared.items()}:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,6 +48,7 @@ class ClientStack:
         full: each client's tensors, name → ``[K, *shape]``; ``leaves``: the trained ones of the active clients,
             ``[n, *shape]``, which share their memory.
         notes: what measurements send beside the uploads.
+        prepared: what each method's client part has prepared for the local steps, by part.
         stays: whether the clients that come train in its memory (:mod:`gcfed.federated.place`).
 
     Raises:
@@ -73,6 +75,7 @@ class ClientStack:
         self.clients, self.num_samples, self.num_steps = clients, num_samples, num_steps
         self.start, self.task = dict(start), task
         self.notes: dict[str, Params] = {}
+        self.prepared: dict[Any, Any] = {}
         self.stays = False
         self.net, self.lent, self._tap = net, lent or Lent(net), Tap(net, tap_features, tap_stages)
         # On a GPU cuDNN gives the weights of recurrent layers new memory: there they enter as views of the stack's.

@@ -9,7 +9,7 @@ projects each local gradient of the first layers (line 14), Global GC the aggreg
 import logging
 from collections.abc import Collection, Iterable
 from math import floor
-from typing import Literal
+from typing import Any, Literal
 
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
@@ -144,9 +144,9 @@ class LocalGC(ClientPart):
     def on_download(self, download: Download) -> None:
         self._now = self.rounds is None or download.round < self.rounds
 
-    def on_after_backward(self, *_: object) -> None:
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         for name, ndim in self.ndim.items() if self._now else ():
-            if (grad := self.stack.leaves[name].grad) is not None:  # [n, *shape]
+            if (grad := pl_module.clients.leaves[name].grad) is not None:  # [n, *shape]
                 centralize_(grad, ndim, self.mean, self.groups.get(name, 0))
 
 

@@ -9,6 +9,8 @@ local steps. Weight decay enters after α has scaled the gradient, and Δ carrie
 ``client.optimizer.weight_decay`` acts 1/α times as strongly as it does in FedAvg.
 """
 
+from typing import Any
+
 import torch
 
 from gcfed.federated.method import (
@@ -17,6 +19,7 @@ from gcfed.federated.method import (
     Download,
     Method,
     Params,
+    Prepared,
     Received,
     Round,
     ServerPart,
@@ -46,11 +49,12 @@ class ClientMomentum(ClientPart):
     def __init__(self, alpha: float) -> None:
         self.alpha = alpha
 
-    def on_clients_start(self, stack: ClientStack, download: Download) -> None:
-        self.prepared = download.extra["fedcm"]
+    def prepare(self, stack: ClientStack, download: Download) -> Prepared:
+        return download.extra["fedcm"]
 
-    def on_after_backward(self, *_: object) -> None:
-        grads, direction = self.stack.with_grads(self.prepared)
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        stack = pl_module.clients
+        grads, direction = stack.with_grads(stack.prepared[self])
         torch._foreach_lerp_(grads, direction, 1 - self.alpha)
 
 

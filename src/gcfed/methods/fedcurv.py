@@ -10,6 +10,8 @@ each way in the tables of FedReg and FedGC fit a server that works F_k ŵ_k out 
 models more a client while it trains; for F_k, ``chunk`` models.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -22,6 +24,7 @@ from gcfed.federated.method import (
     Download,
     Method,
     Params,
+    Prepared,
     Received,
     Round,
     ServerPart,
@@ -62,7 +65,6 @@ class CurvaturePenalty(ClientPart):
 
     def __init__(self, lam: float, chunk: int) -> None:
         self.lam, self.chunk = lam, chunk
-        self._others: dict[str, Params] = {}
 
     def validate(self, setup: Setup) -> None:
         if is_recurrent(setup.module.net):
@@ -73,23 +75,25 @@ class CurvaturePenalty(ClientPart):
         self.data = setup.data
         self.stores = {part: setup.stores.open(f"fedcurv_{part}") for part in PARTS}
 
-    def on_clients_start(self, stack: ClientStack, download: Download) -> None:
+    def prepare(self, stack: ClientStack, download: Download) -> Prepared:
         last = int(download.extra["fedcurv_round"]["index"])  # lies on the host
         included = torch.tensor([self.stores["fisher"].version(client) == last for client in stack.clients])
+        others: dict[str, Params] = {}
         for part, store in self.stores.items():
             sums = download.extra[f"fedcurv_{part}"]
-            self._others[part] = own = store.read(stack.clients, sums)  # zeros where the client has none
+            others[part] = own = store.read(stack.clients, sums)  # zeros where the client has none
             for name, t in own.items():
                 torch.sub(sums[name], t.mul_(per_client(included.to(t.device), t)), out=t)
+        return others
 
-    def on_after_backward(self, *_: object) -> None:
-        grads, weights, curvature, center = self.stack.with_grads(self.stack.full, *self._others.values())
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        stack = pl_module.clients
+        grads, weights, curvature, center = stack.with_grads(stack.full, *stack.prepared[self].values())
         pull = torch._foreach_mul(weights, curvature)
         torch._foreach_sub_(pull, center)
         torch._foreach_add_(grads, pull, alpha=2 * self.lam)
 
     def on_clients_end(self, stack: ClientStack, download: Download) -> None:
-        self._others = {}
         with evaluating(stack.net):
             each = [self._fisher(stack, row, self.data.client(k)) for row, k in enumerate(stack.clients.tolist())]
         fisher = {name: torch.stack([one[name] for one in each]) for name in self.trained_names}

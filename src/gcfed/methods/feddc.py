@@ -10,11 +10,11 @@ the ones of a cohort do not cancel out; the authors' code agrees. Their mean fol
 has its own number of local steps τ_k, so that c is a mean of gradients, not of displacements.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
-from gcfed.federated.method import ClientStack, Download, Method, Params, Received, Setup, Upload
+from gcfed.federated.method import ClientStack, Download, Method, Params, Prepared, Received, Setup, Upload
 from gcfed.methods.requirements import exact_store, full_uploads, local_sgd, mean_aggregator, plain_server
 from gcfed.methods.scaffold import ControlVariates, MeanVariate, gradients_beyond
 from gcfed.utils.checked import Weight, checked
@@ -51,7 +51,7 @@ class LocalDrift(ControlVariates):
     def validate(self, setup: Setup) -> None:
         self.drifts = setup.stores.open("feddc_drift")
 
-    def on_clients_start(self, stack: ClientStack, download: Download) -> None:
+    def prepare(self, stack: ClientStack, download: Download) -> Prepared:
         """The constant part α (h_k − w) + c − c_k of each client's extra gradient, ``[K, *shape]``."""
         control = download.extra["feddc"]
         self._drift, self.own = (store.read(stack.clients, control) for store in (self.drifts, self.store))
@@ -59,10 +59,11 @@ class LocalDrift(ControlVariates):
         torch._foreach_mul_(pull, self.alpha)
         torch._foreach_add_(pull, list(control.values()))
         torch._foreach_sub_(pull, list(self.own.values()))
-        self.prepared = dict(zip(control, pull, strict=True))
+        return dict(zip(control, pull, strict=True))
 
-    def on_after_backward(self, *_: object) -> None:
-        grads, correction, weights = self.stack.with_grads(self.prepared, self.stack.full)
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        stack = pl_module.clients
+        grads, correction, weights = stack.with_grads(stack.prepared[self], stack.full)
         torch._foreach_add_(grads, correction)
         torch._foreach_add_(grads, weights, alpha=self.alpha)
 

@@ -15,7 +15,7 @@ from typing import Literal
 
 import torch
 
-from gcfed.federated.method import ClientStack, Download, Method, Params, Received, ServerPart, Upload
+from gcfed.federated.method import ClientStack, Download, Method, Params, Prepared, Received, ServerPart, Upload
 from gcfed.methods.proximal import Proximal
 from gcfed.methods.requirements import exact_store, mean_aggregator, plain_server
 from gcfed.utils.checked import Positive, checked
@@ -41,12 +41,12 @@ class DynamicPull(Proximal):
     needs = (exact_store,)
     keeps = "feddyn"
 
-    def on_clients_start(self, stack: ClientStack, download: Download) -> None:
+    def prepare(self, stack: ClientStack, download: Download) -> Prepared:
         start = {name: download.model[name] for name in self.trained_names}
         self.own = self.store.read(stack.clients, start)
         anchor = torch._foreach_neg(list(self.own.values()))
         torch._foreach_add_(anchor, list(start.values()))
-        self.prepared = dict(zip(start, anchor, strict=True))
+        return dict(zip(start, anchor, strict=True))
 
     def on_sent(self, upload: Upload, download: Download) -> None:
         """Each client adds the Δ_k that the server got from it, so that u stays the mean of the u_k."""

@@ -9,7 +9,7 @@ gradient from the task.
 import torch
 from torch import Tensor
 
-from gcfed.federated.method import ClientPart, ClientStack, Download, Setup
+from gcfed.federated.method import ClientPart, ClientStack, Download, Prepared, Setup
 from gcfed.utils.checked import Positive, Weight, checked
 from gcfed.utils.device import on_device
 
@@ -38,13 +38,13 @@ class FedLC(ClientPart):
                 f"{type(setup.module.task).__name__} is infinite (as label smoothing's is): take the cross-entropy."
             )
 
-    def on_clients_start(self, stack: ClientStack, download: Download) -> None:
+    def prepare(self, stack: ClientStack, download: Download) -> Prepared:
         counts = torch.from_numpy(self._data.class_counts(stack.clients)).double()
         like = next(iter(stack.start.values()))
-        self.prepared = {"margins": on_device(self.tau * counts**-self.exponent, like.device, like.dtype)}
+        return {"margins": on_device(self.tau * counts**-self.exponent, like.device, like.dtype)}
 
     def calibrate(self, stack: ClientStack, logits_KBC: Tensor) -> Tensor:
         if not self.tau:  # 0 · ∞, of a class that the client lacks
             return logits_KBC
-        margins = self.prepared["margins"][: stack.active]  # [n, C] beside [n, B, C] or [n, B, T, C]
+        margins = stack.prepared[self]["margins"][: stack.active]  # [n, C] beside [n, B, C] or [n, B, T, C]
         return logits_KBC - margins.view(len(margins), *[1] * (logits_KBC.dim() - 2), -1)

@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.federated.batches import Kind
-from gcfed.federated.method import Batch, ClientPart, ClientStack, Download, LocalSolver, Order, Params, Setup
+from gcfed.federated.method import Batch, ClientPart, ClientStack, Download, LocalSolver, Order, Params, Prepared, Setup
 from gcfed.federated.stack import client_norms, per_client
 from gcfed.utils.checked import Count, Positive, PositiveShare, Share, checked
 from gcfed.utils.rng import torch_seed
@@ -62,7 +63,6 @@ class FedReg(ClientPart):
     private: bool = False
 
     def __post_init__(self) -> None:
-        self._pass: PseudoPass | None = None
         self._unmoved: Params = {}
         self._mask: Params = {}
 
@@ -71,9 +71,11 @@ class FedReg(ClientPart):
             raise ValueError("methods.fedreg moves inputs along their gradients, and words have none: take image data.")
         self.data, self.solver = setup.data, setup.solver
 
-    def on_clients_start(self, stack: ClientStack, download: Download) -> None:
-        if self.pseudo or self.perturbed:
-            self._pass = PseudoPass(stack, self.data, self.solver, download, (self.eta_s, self.eta_p), self.iterations)
+    def prepare(self, stack: ClientStack, download: Download) -> Prepared:
+        if not (self.pseudo or self.perturbed):
+            return {}
+        own = PseudoPass(stack, self.data, self.solver, download, (self.eta_s, self.eta_p), self.iterations)
+        return {"pass": own}
 
     def before_step(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> None:
         if self.gamma < 1:
@@ -86,8 +88,8 @@ class FedReg(ClientPart):
             loss = batch.mean(-stack.reference(x, params=params).logits_KBC.log_softmax(-1).mean(-1))
             self._mask = dict(zip(params, _grads(loss, params), strict=True))
 
-    def on_after_backward(self, *_: object) -> None:
-        stack = self.stack
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        stack = pl_module.clients
         with torch.no_grad():
             if self._unmoved:  # back, bit for bit, before any other method sees them
                 torch._foreach_copy_([stack.leaves[name] for name in self._unmoved], list(self._unmoved.values()))
@@ -97,9 +99,9 @@ class FedReg(ClientPart):
         self._unmoved = self._mask = {}
 
     def after_step(self, stack: ClientStack, batch: Batch) -> None:
-        if self._pass is None:
+        if not stack.prepared[self]:
             return
-        pseudo, labels, perturbed, y, weight = self._pass.next(stack.active)
+        pseudo, labels, perturbed, y, weight = stack.prepared[self]["pass"].next(stack.active)
         weights = _weights(stack)
         start = [stack.start[name] for name in weights]
         drift = list(torch._foreach_sub(list(weights.values()), start))
@@ -116,9 +118,6 @@ class FedReg(ClientPart):
                 back = _along(drift, grads, at_least=0.0)
                 torch._foreach_sub_(drift, back)
                 torch._foreach_sub_(list(weights.values()), back)
-
-    def on_clients_end(self, stack: ClientStack, download: Download) -> None:
-        self._pass = None
 
 
 class PseudoPass:

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcfed.federated.method import ClientStack, Download, Method, Params, Received, Round, Setup, Upload
+from gcfed.federated.method import ClientStack, Download, Method, Params, Prepared, Received, Round, Setup, Upload
 from gcfed.federated.stack import per_client
 from gcfed.methods.requirements import exact_store
 from gcfed.methods.subspace import SubspaceClient, Subspaces, SubspaceServer
@@ -59,7 +59,7 @@ class Duals(SubspaceClient):
         super().on_download(download)
         self._sent: list[tuple[np.ndarray, Tensor]] = []  # clients, and which of them are finite
 
-    def on_clients_start(self, stack: ClientStack, download: Download) -> None:
+    def prepare(self, stack: ClientStack, download: Download) -> Prepared:
         like = {name: self.space[name].project(download.model[name]) for name in self.trained_names}
         self.own = self.store.read(stack.clients, like)
         self._turn(stack.clients, download)
@@ -67,7 +67,7 @@ class Duals(SubspaceClient):
         scale = on_device(1 / (download.lr * self._num_steps(stack.num_samples)), first.device, first.dtype)
         absent = download.extra.get("fedsub", {})
         duals = {name: dual + absent[name] if absent else dual for name, dual in self.own.items()}
-        self.prepared = {name: dual * per_client(scale, dual) for name, dual in duals.items()}
+        return {name: dual * per_client(scale, dual) for name, dual in duals.items()}
 
     def _turn(self, clients: np.ndarray, download: Download) -> None:
         """λ_k ← P_newᵀ P_old λ_k; an old P is drawn again, one tensor at a time."""

@@ -8,7 +8,7 @@ makes of the last cohort's, their mean, and no Global GC.
 from torch import nn
 
 from gcfed.federated.messages import finite_clients
-from gcfed.federated.method import ClientPart, ClientStack, Download, Setup
+from gcfed.federated.method import ClientPart, ClientStack, Download, Prepared, Setup
 from gcfed.methods.requirements import plain_server
 from gcfed.models.own import batch_norms
 
@@ -28,10 +28,11 @@ class LocalNorm(ClientPart):
         tensors = setup.module.net.state_dict()
         self.store.share = sum(tensors[n].numel() for n in self.kept) / sum(t.numel() for t in tensors.values())
 
-    def on_clients_start(self, stack: ClientStack, download: Download) -> None:
+    def prepare(self, stack: ClientStack, download: Download) -> Prepared:
         start = {name: stack.start[name] for name in self.kept}
         for name, own in self.store.read(stack.clients, start, default=start).items():
             stack.full[name].copy_(own)
+        return {}
 
     def on_clients_end(self, stack: ClientStack, download: Download) -> None:
         """A client that has diverged keeps what it had."""

@@ -9,9 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gcfed.federated.messages import finite_clients
-from gcfed.federated.method import Batch, ClientPart, ClientStack, Download, Output
+from gcfed.federated.method import Batch, ClientPart, ClientStack, Download, Output, Prepared
 from gcfed.methods.requirements import check_learned, network_parts
 from gcfed.utils.checked import Positive, Weight, checked
+
+KNOWN = "/known"  # beside the names of tensors: which clients have a previous model
 
 
 @checked
@@ -34,25 +36,26 @@ class Moon(ClientPart):
     def __init__(self, mu: Weight = 1.0, temperature: Positive = 0.5) -> None:
         self.mu, self.temperature = mu, temperature
 
-    def on_clients_start(self, stack: ClientStack, download: Download) -> None:
+    def prepare(self, stack: ClientStack, download: Download) -> Prepared:
         known = torch.tensor([self.store.version(client) is not None for client in stack.clients])
-        if known.any():
-            like = next(iter(stack.start.values()))
-            self._known = known.to(like.device, like.dtype)
-            self.prepared = self.store.read(stack.clients, stack.start, default=stack.start)
+        if not known.any():
+            return {}
+        like = next(iter(stack.start.values()))
+        own = self.store.read(stack.clients, stack.start, default=stack.start)
+        return own | {KNOWN: known.to(like.device, like.dtype)}
 
     def local_loss(self, stack: ClientStack, batch: Batch, out: Output) -> Tensor | None:
         check_learned(out, self.title)
-        if not self.prepared:
+        previous = {name: t[: stack.active] for name, t in stack.prepared[self].items()}
+        if not previous:
             return None
-        n = stack.active
+        known = previous.pop(KNOWN)
         with torch.no_grad():
             of_global = stack.reference(batch.x, features=True)
-            previous = {name: t[:n] for name, t in self.prepared.items()}
             of_previous = stack.reference(batch.x, params=previous, features=True)
         terms = F.softplus((_similarity(out, of_previous) - _similarity(out, of_global)) / self.temperature)
         mean = terms.mean(1) if batch.rows is None else (terms * batch.rows).sum(1) / batch.rows.sum(1)
-        return self.mu * self._known[:n] * mean
+        return self.mu * known * mean
 
     def on_clients_end(self, stack: ClientStack, download: Download) -> None:
         """A model that has diverged is no reference: its client keeps the one before."""

@@ -3,9 +3,11 @@
 It enters as its gradient, so no graph is built for it; ``train/loss`` reports the task's loss alone.
 """
 
+from typing import Any
+
 import torch
 
-from gcfed.federated.method import ClientPart, ClientStack, Download
+from gcfed.federated.method import ClientPart, ClientStack, Download, Prepared
 from gcfed.utils.checked import Weight, checked
 
 
@@ -23,9 +25,10 @@ class Proximal(ClientPart):
     def __init__(self, mu: Weight = 0.1) -> None:
         self.mu = mu
 
-    def on_clients_start(self, stack: ClientStack, download: Download) -> None:
-        self.prepared = stack.start
+    def prepare(self, stack: ClientStack, download: Download) -> Prepared:
+        return stack.start
 
-    def on_after_backward(self, *_: object) -> None:
-        grads, weights, anchor = self.stack.with_grads(self.stack.full, self.prepared)
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        stack = pl_module.clients
+        grads, weights, anchor = stack.with_grads(stack.full, stack.prepared[self])
         torch._foreach_add_(grads, torch._foreach_sub(weights, anchor), alpha=self.mu)

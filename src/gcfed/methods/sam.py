@@ -4,6 +4,7 @@ w̃ = w + ρ g/‖g‖ with g = ∇F_k(w), then w ← w − η ∇F_k(w̃), both
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,9 +48,9 @@ class Sam(ClientPart):
         """How far to move the weights ``stack.leaves``, ``[n, *shape]`` each."""
         return along(list(stack.gradients(objective()).values()), self.rho)
 
-    def on_after_backward(self, *_: object) -> None:
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         """Puts the weights back, bit for bit, before any other method sees them."""
-        stack = self.stack
+        stack = pl_module.clients
         with torch.no_grad():
             moved = [stack.full[name][: stack.active] for name in self._unmoved]
             torch._foreach_copy_(moved, list(self._unmoved.values()))

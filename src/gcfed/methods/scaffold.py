@@ -8,6 +8,8 @@ So c is the mean of all c_k at any time. Clients send Δ_k and c_k⁺ − c_k. T
 global one. Weight decay is part of the gradient that c_k estimates, since torch's SGD adds it.
 """
 
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -17,6 +19,7 @@ from gcfed.federated.method import (
     Download,
     Method,
     Needs,
+    Prepared,
     Received,
     Round,
     ServerPart,
@@ -63,15 +66,16 @@ class ControlVariates(ClientPart):
             )
         self.momentum, self.nesterov = settings["momentum"], settings["nesterov"]
 
-    def on_clients_start(self, stack: ClientStack, download: Download) -> None:
+    def prepare(self, stack: ClientStack, download: Download) -> Prepared:
         control = download.extra["scaffold"]
         self.own = self.store.read(stack.clients, control)
         correction = torch._foreach_neg(list(self.own.values()))
         torch._foreach_add_(correction, list(control.values()))
-        self.prepared = dict(zip(control, correction, strict=True))
+        return dict(zip(control, correction, strict=True))
 
-    def on_after_backward(self, *_: object) -> None:
-        torch._foreach_add_(*self.stack.with_grads(self.prepared))
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        stack = pl_module.clients
+        torch._foreach_add_(*stack.with_grads(stack.prepared[self]))
 
     def on_upload(self, upload: Upload, download: Download) -> None:
         steps = upload.num_steps

@@ -14,7 +14,7 @@ time. Quantization takes the first of the two messages up.
 
 import torch
 
-from gcfed.federated.method import ClientStack, Download, Method, Params, Part, Received, Round, Upload
+from gcfed.federated.method import ClientStack, Download, Method, Params, Part, Prepared, Received, Round, Upload
 from gcfed.federated.stack import per_client
 from gcfed.methods.requirements import exact_store, uniform_weights
 from gcfed.methods.scaffold import gradients_beyond
@@ -44,9 +44,9 @@ class ProjectedVariates(SubspaceClient):
     needs = (*SubspaceClient.needs, exact_store)
     keeps = "ssf"
 
-    def on_clients_start(self, stack: ClientStack, download: Download) -> None:
+    def prepare(self, stack: ClientStack, download: Download) -> Prepared:
         control, own = download.extra["ssf"], self.store.read(stack.clients, _on_cpu(self, download))
-        self.prepared = {n: c - self.space[n].project(own[n].to(c.device)) for n, c in control.items()}
+        return {n: c - self.space[n].project(own[n].to(c.device)) for n, c in control.items()}
 
     def on_upload(self, upload: Upload, download: Download) -> None:
         super().on_upload(upload, download)

@@ -19,6 +19,7 @@ each missed round; as in the papers, the bytes counted here are those of the rou
 
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -121,12 +122,12 @@ class SubspaceClient(ClientPart):
         self.space = self.spaces.space(download.seed, download.round, download.model, self.trained_names)
 
     @torch.no_grad()
-    def on_after_backward(self, *_: object) -> None:
-        stack = self.stack
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        stack = pl_module.clients
         for name, grad in stack.named_grads():
             if self.weight_decay:  # SGD adds it after the hooks: in comes its projection, out what SGD will add
                 grad.add_(stack.leaves[name], alpha=self.weight_decay)
-            z = self.space[name].project(grad).add_(self.prepared[name][: stack.active])
+            z = self.space[name].project(grad).add_(stack.prepared[self][name][: stack.active])
             grad.copy_(self.space[name].lift(z))
             if self.weight_decay:
                 grad.sub_(stack.leaves[name], alpha=self.weight_decay)
