@@ -6,18 +6,17 @@ import os
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from math import isfinite
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from gcfed.callbacks.after_round import AfterRound, measured
+from gcfed.callbacks.after_round import AfterRound, monitored
 from gcfed.federated.loop import FederatedLoop
-from gcfed.runs.folder import BEST, CHECKPOINT, METRICS, PREVIOUS
+from gcfed.runs.folder import CHECKPOINT, METRICS, PREVIOUS
 from gcfed.utils.checked import Count, checked
 from gcfed.utils.files import in_words, replacing
 
@@ -136,37 +135,15 @@ class RoundCheckpoint(AfterRound, Checkpoint):
             writer.wait(timeout)
 
 
-@checked
-class BestCheckpoint(AfterRound):
-    """Writes ``best.ckpt`` when a column of the rows is better than in all rounds before: to be tested by src/eval.py.
+class BestCheckpoint(AfterRound, ModelCheckpoint):
+    """Lightning's, by any column of ``metrics.csv``: the checkpoint of the best round, for src/eval.py.
 
-    Not a ``Checkpoint``, which Lightning would call after ``last.ckpt`` is saved: that one holds the best so far.
-
-    The column may be any of ``metrics.csv``, also one that is measured in some rounds only.
-
-    Raises:
-        ValueError: in the first round that is tested: a column that the run does not have.
+    It must come before :class:`RoundCheckpoint`, so that ``last.ckpt`` knows the best round so far.
     """
 
-    def __init__(self, dirpath: str, column: str = "test/acc", mode: Literal["max", "min"] = "max") -> None:
-        self.path, self.column, self.sign = Path(dirpath) / BEST, column, 1 if mode == "max" else -1
-        self.best: float | None = None
-        self.round = 0
+    def __init__(self, dirpath: str, monitor: str, mode: str = "max", filename: str = "best") -> None:
+        super().__init__(dirpath, filename, monitor, mode=mode, enable_version_counter=False)
 
     def after_round(self, trainer: Trainer, row: dict[str, Any]) -> None:
-        value = measured(trainer, row, "callbacks.best.column", self.column)
-        better = value is not None and (self.best is None or self.sign * (value - self.best) > 0) and isfinite(value)
-        if trainer.strategy.broadcast(better):  # processes may differ in a column of seconds
-            self.best, self.round = value, row["round"]
-            trainer.save_checkpoint(self.path, weights_only=False)
-
-    def on_train_end(self, *_: Any) -> None:
-        if self.best is not None:
-            log.info("%s is of round %d: %s %.4g", BEST, self.round, self.column, self.best)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "round": self.round, "column": self.column}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if state_dict["column"] == self.column:  # else the best of another column
-            self.best, self.round = state_dict["best"], state_dict["round"]
+        if monitored(trainer, row, self.monitor or ""):
+            self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
