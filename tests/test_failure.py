@@ -11,7 +11,6 @@ from types import SimpleNamespace
 
 import pytest
 from harness import Spy
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import open_dict
 
 from gcfed.assemble import assemble
@@ -180,7 +179,6 @@ def test_where_nothing_can_be_written_the_error_itself_comes_through(tmp_path):
 
 def test_headlines_are_one_line():
     assert headline(AssertionError()) == "AssertionError: no message"
-    assert headline(SIGTERMException(143)) == "SIGTERMException: asked to end by SIGTERM"
     assert headline(SystemExit(3)) == "SystemExit: 3"
 
 

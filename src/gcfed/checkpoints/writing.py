@@ -1,4 +1,4 @@
-"""Checkpoints go to the disk: whole, and while the next round trains."""
+"""Writes checkpoints, whole, while the next round trains."""
 
 import io
 import logging
@@ -24,20 +24,17 @@ log = logging.getLogger(__name__)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes beside the old checkpoint and renames: a kill at any moment leaves the one or the other, whole.
+    """Writes beside the old checkpoint and renames: a kill at any moment leaves one of them, whole.
 
-    The old one is kept as ``previous.ckpt``, if this run has read or written it and the file system has hard links.
-    What goes to the disk is put together at once; a thread takes it there while the next round trains. ``wait`` returns
-    when it is there; the next checkpoint, and the end of a run, wait too.
-
-    Lightning's own writer goes through the system's temporary folder, which may lie on another file system: its last
-    move is then a copy over the old file.
+    The old one is kept as ``previous.ckpt`` if this run has read or written it and the file system has hard links. A
+    thread writes while the next round trains; the next checkpoint and the end of the run wait for it. Lightning's own
+    writer goes through the system's temporary folder, so its last move may be a copy over the old file.
     """
 
     newest: Path | None = None  # checkpoint of this run that is known to be whole
 
     def __init__(self) -> None:
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread = ThreadPoolExecutor(1)
         self._tasks: list[Future] = []
 
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -48,16 +45,19 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self.wait()
         content = io.BytesIO()
         torch.save(checkpoint, content)
-        self._thread = self._thread or ThreadPoolExecutor(1)
         self._tasks = [self._thread.submit(self._write, content, Path(path).resolve())]
 
     def then_delete(self, paths: Iterable[Path]) -> None:
         """Deletes these files once the checkpoint that was saved last, which does not need them, is on the disk."""
-        assert self._thread is not None
-        self._tasks.append(self._thread.submit(delete, paths, self._tasks[:1]))
+
+        def delete(written: list[Future]) -> None:
+            for path in paths if all(task.exception() is None for task in written) else ():
+                path.unlink(missing_ok=True)
+
+        self._tasks.append(self._thread.submit(delete, self._tasks[:1]))
 
     def wait(self, timeout: float | None = None) -> None:
-        """Until what was saved is on the disk; at most so many seconds.
+        """Waits until what was saved is on the disk; at most so many seconds.
 
         Raises:
             OSError: it cannot be written.
@@ -67,15 +67,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             task.result()
 
     def teardown(self) -> None:
-        """Waits, also where an error has ended the run: it is not to be hidden by another."""
+        """Waits. An error is only logged, so that it does not hide the one that has ended the run."""
         while self._tasks:
             try:
                 self.wait()
             except OSError as error:
                 log.error("%s", in_words(error))
-        if self._thread is not None:
-            self._thread.shutdown()
-            self._thread = None
+        self._thread.shutdown()
 
     def _write(self, content: io.BytesIO, path: Path) -> None:
         last, previous = path.name == CHECKPOINT.name, path.with_name(PREVIOUS.name)
@@ -85,7 +83,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 file.flush()
                 os.fsync(file.fileno())
             with suppress(FileNotFoundError), (path.parent.parent / METRICS).open("rb") as rows:
-                os.fsync(rows.fileno())  # a run whose file lacks a round that its checkpoint knows cannot go on
+                os.fsync(rows.fileno())  # a run whose file lacks a round of its checkpoint cannot go on
             if last and self.newest != previous:
                 previous.unlink(missing_ok=True)
             if last and self.newest == path:
@@ -94,32 +92,21 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self.newest = path if last else self.newest
 
 
-def delete(paths: Iterable[Path], written: Iterable[Future] = ()) -> None:
-    """Deletes files, unless what was to be ``written`` before was not."""
-    if all(task.exception() is None for task in written):
-        for path in paths:
-            path.unlink(missing_ok=True)
-
-
 @checked
 class RoundCheckpoint(AfterRound, Checkpoint):
-    """Writes ``last.ckpt`` to the folder ``dirpath`` when a round is finished, its test included.
-
-    After every so many rounds, and after the last; the one before becomes ``previous.ckpt``.
-    """
+    """Writes ``last.ckpt`` to the folder ``dirpath`` after ``every`` so many rounds and after the last one."""
 
     def __init__(self, dirpath: str, every: Count = 1) -> None:
         self.dirpath, self.every = Path(dirpath), every
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # trainer.plugins may have another
-            trainer.strategy.checkpoint_io = AtomicCheckpointIO()
+        trainer.strategy.checkpoint_io = self._writer = AtomicCheckpointIO()
 
-    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
-        self._wait(trainer, 0)  # a disk that has become full ends the run here, not rounds later
+    def on_train_batch_start(self, *_: Any) -> None:
+        self._writer.wait(0)  # a disk that has become full ends the run here, not rounds later
 
-    def on_train_end(self, trainer: Trainer, *_: Any) -> None:
-        self._wait(trainer)
+    def on_train_end(self, *_: Any) -> None:
+        self._writer.wait()
 
     def after_round(self, trainer: Trainer, row: dict[str, Any]) -> None:
         done = trainer.global_step
@@ -127,12 +114,7 @@ class RoundCheckpoint(AfterRound, Checkpoint):
             trainer.save_checkpoint(self.dirpath / CHECKPOINT.name, weights_only=False)
             obsolete = FederatedLoop.of(trainer).stores.rotate()
             if trainer.is_global_zero:
-                writer = trainer.strategy.checkpoint_io
-                (writer.then_delete if isinstance(writer, AtomicCheckpointIO) else delete)(obsolete)
-
-    def _wait(self, trainer: Trainer, timeout: float | None = None) -> None:
-        if isinstance(writer := trainer.strategy.checkpoint_io, AtomicCheckpointIO):
-            writer.wait(timeout)
+                self._writer.then_delete(obsolete)
 
 
 class BestCheckpoint(AfterRound, ModelCheckpoint):
