@@ -85,7 +85,7 @@ attacks.colluding.IPM attack: epsilon [0 inf]
 attacks.byzantine.Scale attack: factor [-1e30 1e30]
 attacks.byzantine.Gaussian attack: factor [0 inf]
 metrics.leakage.Leakage metrics.leakage: every [1 inf] whole, images [1 inf] whole, optimizer lbfgs|adam
-metrics.leakage.Leakage metrics.leakage: lr (0 inf] null, iterations [1 inf] whole, restarts [1 inf] whole
+metrics.leakage.Leakage metrics.leakage: iterations [1 inf] whole, restarts [1 inf] whole
 metrics.global_model.Classes metrics.classes: every [1 inf] whole, figures flag
 metrics.local_models.Forgetting metrics.forgetting: samples [1 inf] whole null
 metrics.local_models.CKA metrics.cka: samples [1 inf] whole
