@@ -19,8 +19,7 @@ class AfterRound(Callback):
 
     _last = 0  # the round that was seen last
 
-    def after_round(self, trainer: Trainer, row: dict[str, Any]) -> None:
-        raise NotImplementedError
+    def after_round(self, trainer: Trainer, row: dict[str, Any]) -> None: ...
 
     def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         loop = FederatedLoop.of(trainer)

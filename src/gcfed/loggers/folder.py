@@ -53,9 +53,8 @@ class RoundCSVLogger(Logger):
 
 
 class RoundTensorBoardLogger(TensorBoardLogger):
-    """Lightning's, in ``save_dir`` itself. TensorBoard ignores the events of rounds after the checkpoint.
-
-    TensorBoard sorts by name. A dot in front puts all behind the accuracy and the hyperparameters of ``FIRST``.
+    """Lightning's, in ``save_dir`` itself. TensorBoard ignores events of rounds after the checkpoint. It sorts by name,
+    so a dot in front puts all behind the accuracy and the hyperparameters of ``FIRST``.
     """
 
     def __init__(self, save_dir: str, resume_round: int = 0) -> None:
@@ -81,9 +80,11 @@ class RoundTensorBoardLogger(TensorBoardLogger):
 
     def log_summary(self, metrics: Mapping[str, float], step: int, *, success: bool) -> None:
         self.log_metrics(metrics, step)
+        self.experiment.close()
 
     def finalize(self, status: str) -> None:
-        """Keeps the file open: the last picture and :meth:`log_summary` follow."""
+        if status != "success":  # else the last picture and log_summary() follow
+            super().finalize(status)
 
     def save(self) -> None:
         """Writes no ``hparams.yaml``: the folder has ``config.yaml``."""

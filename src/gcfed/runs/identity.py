@@ -95,11 +95,6 @@ def identity(cfg: DictConfig | Mapping[str, Any]) -> str:
     return digest(leaves(cfg))
 
 
-def setting(cfg: DictConfig | Mapping[str, Any]) -> str:
-    """The identity without the seed: runs of one setting are repetitions."""
-    return digest(leaves(cfg), without="seed")
-
-
 def differences(there: Mapping[str, Any], here: Mapping[str, Any], most: int = 6) -> str:
     """In which keys two configs' :func:`leaves` differ: ``client.epochs is 5 there, 2 here``; "" where in none."""
     keys = [key for key in sorted(there.keys() | here.keys()) if there.get(key) != here.get(key)]
