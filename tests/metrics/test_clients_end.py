@@ -105,18 +105,6 @@ def test_cka_of_each_layer(k):
         assert row == {}
 
 
-def test_the_probe_is_drawn_once_and_by_the_seed():
-    data = random_federation()
-    data = WithTest(data.x, data.y, data.clients)
-    probes = []
-    for k in (1, 2):
-        metric = CKA(every=1, samples=4)
-        measured(metric, mlp(), data, k=k, rounds=2)
-        probes.append(metric._probe)
-    assert torch.equal(*probes)
-    assert len(probes[0].unique(dim=0)) == 4
-
-
 # ------------------------------------------------------------------------------------------- the clients' own data
 def scores(logits, y):
     """Accuracy and mean cross-entropy over the labels that are not padding."""
@@ -204,17 +192,6 @@ def test_personal(k, poisoned):
         }
 
 
-def test_a_client_without_a_test_sample_calls_no_network():
-    class Picky(nn.Linear):
-        def forward(self, x):
-            assert len(x) > 0
-            return super().forward(x)
-
-    data, _ = with_own_tests((7, 1))
-    (row,), _, _ = measured(Personal(every=1), Picky(6, 4).double(), data, rounds=1, cohort_of=2)
-    assert 0 <= row["personal/global_acc"] <= 1
-
-
 def test_the_worst_tenth_is_of_eleven_clients_two():
     data, tests = with_own_tests((60,) * 11)
     (row,), ((start, _),), _ = measured(Personal(every=1), make_net(), data, rounds=1, cohort_of=11)
@@ -229,10 +206,3 @@ def test_the_worst_tenth_is_of_eleven_clients_two():
 def test_personal_needs_test_splits_of_clients():
     with pytest.raises(ValueError, match=r"metrics=personal .* set data\.client_test=0\.2"):
         measured(Personal(), make_net(), random_federation())
-
-
-def test_the_parts_of_three_processes_add_up():
-    data = with_test()
-    whole, _, _ = measured(Personal(every=1), mlp(), data, rounds=1)
-    rows, _, _ = measured(Personal(every=1), mlp(), data, rounds=1, world=3)
-    assert rows == [pytest.approx(whole[0], **EXACT)]

@@ -130,17 +130,6 @@ def test_the_first_three_finite_clients_against_numpy(tmp_path, loop, poisoned):
     np.testing.assert_allclose(np.stack([found["loss"], found["acc"]], 2), nodes, rtol=1e-9)
 
 
-def test_a_client_that_is_not_finite_is_passed_over(tmp_path):
-    files, seen, _, _ = measured(tmp_path, poisoned=True, rounds=8, every=1)
-    chosen = []
-    for number, found in files.items():
-        ids = [k for k in sorted(seen[number - 1][1]) if k != NAN_CLIENT][:3]
-        assert found["names"].tolist()[:3] == [f"client {k}" for k in ids]
-        assert np.isfinite(found["loss"]).all()
-        chosen.append(ids)
-    assert [1, 2, 4] in chosen
-
-
 @pytest.mark.parametrize("case", [{"poisoned": True, "cohort_of": 3}, {"lr": 0.0}])
 def test_without_a_plane_there_is_no_file(tmp_path, caplog, case):
     """Two finite models, or three at one place."""
