@@ -163,13 +163,6 @@ def with_own_tests(sizes=(7, 12, 5, 9, 1)):
     return data, tests
 
 
-def with_test():
-    """The same clients beside a common test split."""
-    data, _ = with_own_tests()
-    data.__class__ = WithTest
-    return data
-
-
 @pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize("poisoned", [False, True])
 def test_personal(k, poisoned):
