@@ -65,7 +65,7 @@ class Sitting(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         loop = FederatedLoop.of(trainer)
         loop.sampler = InPairs(loop.sampler)  # type: ignore[assignment]
-        parts = [*loop.stacks.program.parts, *loop.server_parts]
+        parts = [*loop.stacks.program.parts, *loop.server.parts]
         self.gc = [(part, part.ndim) for part in parts if isinstance(part, LocalGC | GlobalGC)]
         self.solver, self.recorders = loop.stacks.program.solver, (defaultdict(Graph), defaultdict(Graph))
         self._switch(False)

@@ -8,8 +8,8 @@ from typing import Any
 from lightning.pytorch import Trainer
 
 import gcfed.federated.client as client_module
-import gcfed.federated.processes.sums as sums_module
 import gcfed.federated.solver as solver_module
+import gcfed.federated.sums as sums_module
 from gcfed.checkpoints.writing import RoundCheckpoint
 from gcfed.federated.batches import BatchPlan
 from gcfed.federated.loop import FederatedLoop
@@ -59,7 +59,7 @@ class Stopwatch:
         self.wrap(BatchPlan, "batch", "batch")
         self.wrap(solver_module, "local_objective", "forward")
         self.wrap(ClientStack, "backward", "backward")
-        for part in [*loop.stacks.program.parts, *loop.server_parts]:
+        for part in [*loop.stacks.program.parts, *loop.server.parts]:
             assert isinstance(part, Part)
             for hook in HOOKS:
                 plain = (getattr(side, hook, None) for side in (ClientPart, ServerPart))
@@ -71,9 +71,9 @@ class Stopwatch:
         for owner, name in ((ClientStack, "delta"), (client_module, "finite_clients"), (loop.aggregator, "add")):
             self.wrap(owner, name, "aggregate")
         self.wrap(loop.aggregator, "reduce", "aggregate")
-        self.wrap(module, "training_step", "aggregate")
+        self.wrap(module, "step", "aggregate")
         self.wrap(sums_module, "_wait", "wait for the other processes")
-        self.wrap(loop, "on_train_batch_start", "loop")
+        self.wrap(module, "training_step", "loop")
         self.wrap(module, "validation_step", "evaluate")
         for callback in trainer.checkpoint_callbacks:
             if isinstance(callback, RoundCheckpoint):

@@ -18,8 +18,7 @@ from gcfed.federated.messages import Download, Upload, finite_clients
 from gcfed.federated.method import ClientPart, Order, ServerPart, Setup, parts_of
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.processes.strategy import CohortStrategy
-from gcfed.federated.processes.sums import finish_over_processes
-from gcfed.federated.round import Round
+from gcfed.federated.round import Counts, Received, Round
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stacks import Stacks
 from gcfed.federated.store import ClientStores
@@ -208,7 +207,17 @@ def make_upload(delta, sizes, finite=None):
 
 
 def make_round(start, reduce=list, lr=0.1):
-    return Round(0, 1, np.array([1, 4]), 5, start, lr=lr, reduce=reduce, finish=finish_over_processes)
+    return Round(0, 1, np.array([1, 4]), 5, start, lr=lr, reduce=reduce)
+
+
+def make_received(start, num_finite=2, received=None, **kwargs):
+    """A round whose uploads have come."""
+    cohort = np.array([1, 4])
+    counts = Counts(finite=num_finite)
+    return Received(
+        0, 1, cohort, 5, start, **{"lr": 0.1, "reduce": list} | kwargs, asked=cohort, received=received or {},
+        counts=counts,
+    )  # fmt: skip
 
 
 def make_download(start, index=0, lr=0.1, cohort=(1, 4)):

@@ -48,7 +48,7 @@ def test_adding_a_method_takes_one_file_one_yaml_one_test(example, tmp_path):
             "extras.figures=false", "~callbacks.progress", "~logger.tensorboard",
         ])  # fmt: skip
     result = train(cfg)
-    assert type(result.loop.server_parts[0]).__name__ == cfg.labels.algorithm == "FedNova"
+    assert type(result.loop.server.parts[0]).__name__ == cfg.labels.algorithm == "FedNova"
     assert result.metrics["round"] == 2
 
     test: dict = {}

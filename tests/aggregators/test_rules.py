@@ -15,7 +15,6 @@ from gcfed.aggregators.norm_clip import MedianClip, NormClip
 from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.module import FederatedModule
-from gcfed.federated.processes.sums import finish_over_processes
 from gcfed.federated.round import Round
 from gcfed.federated.store import ClientStores
 from gcfed.methods.local_norm import LocalNorm
@@ -83,7 +82,7 @@ def aggregate(rule, delta, stacks):
     """The rule's update of a cohort of n, which arrives in stacks of these rows."""
     n = len(next(iter(delta.values())))
     start = {name: t[0] for name, t in delta.items()}
-    round = Round(0, 1, np.arange(n) * 3, 3 * n, start, lr=0.1, reduce=list, finish=finish_over_processes)
+    round = Round(0, 1, np.arange(n) * 3, 3 * n, start, lr=0.1, reduce=list)
     for rows in stacks:
         upload = make_upload({name: t[rows].clone() for name, t in delta.items()}, np.ones(len(rows)))
         upload.clients = np.array(rows) * 3

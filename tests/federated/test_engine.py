@@ -26,7 +26,8 @@ from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.batches import plan_batches
 from gcfed.federated.messages import finite_clients
 from gcfed.federated.method import Order
-from gcfed.federated.round import Tally, Totals
+from gcfed.federated.round import Counts
+from gcfed.federated.server import Tally
 from gcfed.federated.solver import LocalSolver, clip_client_grads_
 from gcfed.federated.stack import ClientStack, broadcast_state, uses_batch_statistics
 from gcfed.federated.stacks import assign, layout
@@ -324,8 +325,8 @@ def test_what_a_round_counts():
     upload.num_seen = np.array([30, 10, 20])
     tally = Tally(CPU)
     tally.add(upload)
-    totals = tally.totals(torch.tensor([True]), list)
-    assert totals == Totals(loss=2, losses=1, finite=2, up_bytes=24, samples=60, steps=6, overflown=1)
+    counts = tally.counts(torch.tensor([True]), list)
+    assert counts == Counts(loss=2, finite=2, up_bytes=24, samples=60, steps=6, overflown=True)
 
 
 def test_the_servers_momentum_rests_in_a_round_without_a_finite_client(federation):

@@ -5,7 +5,18 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from harness import Sizes, make_download, make_net, make_round, make_setup, make_upload, sgd, train_rounds, weights
+from harness import (
+    Sizes,
+    make_download,
+    make_net,
+    make_received,
+    make_round,
+    make_setup,
+    make_upload,
+    sgd,
+    train_rounds,
+    weights,
+)
 from plain_reference import broken
 
 from gcfed.methods.clip_update import ClipUpdate
@@ -39,9 +50,9 @@ def clipped(method, upload, net=None):
     server.on_broadcast(download, round)
     client.on_upload(upload, download)
     server.on_receive(upload, round)
-    round.num_finite = int(upload.finite.sum())
-    server.on_aggregate_end({}, round)
-    server.on_round_end(row, round)
+    received = make_received(MODEL, int(upload.finite.sum()))
+    server.on_aggregate_end({}, received)
+    server.on_round_end(row, received)
     return row
 
 

@@ -15,7 +15,7 @@ from harness import (
     client_of,
     make_download,
     make_net,
-    make_round,
+    make_received,
     make_setup,
     make_upload,
     server_of,
@@ -27,8 +27,7 @@ from plain_reference import batches, broken, cohort, local_sgd
 from torch import nn
 
 from gcfed.federated.aggregate import MeanAggregator
-from gcfed.federated.processes.sums import finish_over_processes
-from gcfed.federated.round import Round
+from gcfed.federated.round import Received
 from gcfed.methods.fedgc import FedGC, add_weighted_, constrain_, layer_of, multipliers, products
 from gcfed.models.resnet9 import ResNet9
 from gcfed.run import train
@@ -306,7 +305,7 @@ def server_side(deltas, *, finite=None, method=None, buffers=None):
     delta = {"weight": torch.tensor(deltas, dtype=torch.float64).view(-1, 1, 3)}
     delta |= {name: torch.ones(2, *t.shape).double() for name, t in (buffers or {}).items()}
     upload = make_upload(delta, np.array([1, 3]), finite)
-    upload.clients, round = np.array([4, 1]), make_round(start)  # not in the cohort's order
+    upload.clients, round = np.array([4, 1]), make_received(start)  # not in the cohort's order
     method.on_broadcast(make_download(start), round)
     aggregator = samples()
     method.on_receive(upload, round)
@@ -366,12 +365,7 @@ def test_several_processes_find_the_same_update():
         return table, update
 
     def on(parts, rank, reduce):
-        def finish(sums, made, *more):
-            added = iter(reduce([*(part for parts in sums for part in parts), *more]))
-            sums, more = [[next(added) for _ in parts] for parts in sums], list(added)
-            return [*map(made(*more), sums)]
-
-        found[rank] = run(parts, Round(0, 1, clients, 20, {}, lr=0.1, reduce=reduce, finish=finish))
+        found[rank] = run(parts, Received(0, 1, clients, 20, {}, lr=0.1, reduce=reduce, asked=clients))
 
     share, found, barrier, posted = [[part(4, 0), part(3)], [part(2, 1)], []], {}, threading.Barrier(3, timeout=60), {}
 
@@ -387,7 +381,7 @@ def test_several_processes_find_the_same_update():
         thread.start()
     for thread in threads:
         thread.join(60)
-    alone = run([part(0, 1, 2, 3, 4)], Round(0, 1, clients, 20, {}, lr=0.1, reduce=list, finish=finish_over_processes))
+    alone = run([part(0, 1, 2, 3, 4)], Received(0, 1, clients, 20, {}, lr=0.1, reduce=list, asked=clients))
     for rank in range(3):
         assert torch.equal(found[rank][0], alone[0])
         assert all(torch.equal(found[rank][1][name], found[0][1][name]) for name in mean)

@@ -1,5 +1,6 @@
 """FedACG is Algorithm 1 of its paper; without momentum it is FedProx; it refuses servers that go elsewhere."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -60,8 +61,7 @@ def test_a_round_without_a_finite_client_leaves_the_momentum_where_it_was(federa
     train_rounds(net, federation, sgd(), rounds=2, methods=[method], server=lambda params: optimizer)
 
     def broadcast():
-        round = make_round(broadcast_state(net))
-        round.server = optimizer
+        round = replace(make_round(broadcast_state(net)), server=optimizer)
         download = make_download(round.start)
         method.on_broadcast(download, round)
         return torch.cat([t.flatten() for t in download.model.values()])

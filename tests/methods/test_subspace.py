@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from harness import make_net, make_round, make_setup, server_of, sgd, train_rounds
+from harness import make_net, make_received, make_setup, server_of, sgd, train_rounds
 from torch import nn
 
 from gcfed.federated.method import parts_of
@@ -101,9 +101,9 @@ def test_the_backfill_leaves_the_residual_bit_equal():
     method, net = server_of(SSF(ratio=0.5)), nn.Linear(4, 3, bias=False)
     with torch.no_grad():
         net.weight.copy_(torch.arange(12.0).view(3, 4) / 8 - 1)
-    before, round = net.weight.detach().clone(), make_round(broadcast_state(net))
+    before, round = net.weight.detach().clone(), make_received(broadcast_state(net), received={"ssf": {}})
     method.trained_names, method.space = ["weight"], {"weight": Projector((3, 4), hadamard)}
-    method.control, round.received = {}, {"ssf": {}}
+    method.control = {}
     update = {"weight": torch.tensor([[0.25, -1.5], [3.0, 0.125], [-0.5, 2.0]])}
     method.on_aggregate_end(update, round)
     net.weight.grad = -update["weight"]

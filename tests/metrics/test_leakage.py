@@ -121,7 +121,7 @@ def test_of_a_subspace_it_sees_what_is_uploaded(config, tmp_path, monkeypatch):
     settings = ("gc=none", "rounds=1", "algorithm=ssf", "methods.ssf.ratio=0.5", "client.optimizer.weight_decay=0.5")
     for more in ((), ("quantization=fedpaq", "quantization.bits=4")):
         result, _ = run(config, tmp_path / str(len(more)), *LEAKAGE, *settings, *more)
-    (method,) = (m for m in result.loop.server_parts if isinstance(m, ProjectedMean))
+    (method,) = (m for m in result.loop.server.parts if isinstance(m, ProjectedMean))
     for gradient in seen:
         for name, projector in method.space.items():
             inside = projector.lift(projector.project(gradient[name]))

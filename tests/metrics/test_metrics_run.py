@@ -138,6 +138,7 @@ def test_rehearsals_and_measurements_are_no_training_time(config, tmp_path, monk
     monkeypatch.setattr(ClientProgram, "train", slow)
     for metric in (Clients, Forgetting):  # Personal measures as Clients does
         monkeypatch.setattr(metric, "measure", slowly(metric.measure))
+    monkeypatch.setattr("gcfed.federated.round.time", SimpleNamespace(perf_counter=lambda: seconds))
     monkeypatch.setattr("gcfed.federated.loop.time", SimpleNamespace(perf_counter=lambda: seconds))
     monkeypatch.setattr("gcfed.metrics.base.perf_counter", lambda: seconds)
     names = ("gap", "clients", "personal", "forgetting")

@@ -29,6 +29,7 @@ class CohortRule:
 
     _table: Tensor | None = None  # [|S|, D + 1], the last column 1 where a client is finite
     _apart: Set[str] = frozenset()
+    narrow = None
 
     def rule(self, updates_nD: Tensor) -> Tensor:
         """Finite updates in the order of the cohort, ``[n, D]`` with n ≥ 1 → one, ``[D]``."""
@@ -46,7 +47,7 @@ class CohortRule:
         columns = [upload.delta[name].reshape(len(upload.clients), -1) for name in self._ordered(upload.delta)]
         updates = torch.cat([*columns, upload.finite.unsqueeze(1).to(columns[0].dtype)], 1)
         if self._table is None:
-            self._table = updates.new_zeros(len(round.asked), updates.shape[1])
+            self._table = updates.new_zeros(len(round.cohort), updates.shape[1])
         self._table[on_device(round.places(upload.clients), updates.device)] = updates
 
     def reduce(self, round: Round, like: Params) -> Params:
@@ -54,7 +55,7 @@ class CohortRule:
         sizes = {name: like[name].numel() for name in self._ordered(like)}
         table, self._table = self._table, None
         if table is None:  # this process trained none of the cohort
-            table = next(iter(like.values())).new_zeros(len(round.asked), sum(sizes.values()) + 1)
+            table = next(iter(like.values())).new_zeros(len(round.cohort), sum(sizes.values()) + 1)
         (table,) = round.reduce([table])  # a row is zero on all processes but one
         table = table[table[:, -1] > 0, :-1]
         apart = sum(size for name, size in sizes.items() if name in self._apart)

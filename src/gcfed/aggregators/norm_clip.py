@@ -27,6 +27,7 @@ class NormClip:
     """
 
     _apart: Set[str] = frozenset()
+    narrow = None
 
     def __init__(self, max_norm: Positive = 1.0) -> None:
         self.max_norm, self._mean = max_norm, MeanAggregator()

@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from gcfed.aggregators.cohort import BoundedRule
-from gcfed.federated.method import ClientPart, Download, Order, Part, Round, ServerPart, Setup, Upload
+from gcfed.federated.method import ClientPart, Download, Order, Part, Received, ServerPart, Setup, Upload
 from gcfed.utils.checked import Share, Weight, checked
 from gcfed.utils.rng import generator, torch_seed
 
@@ -84,7 +84,7 @@ class HostileCount(ServerPart):
 
     clients: float
 
-    def on_round_end(self, row: dict[str, Any], round: Round) -> None:
+    def on_round_end(self, row: dict[str, Any], round: Received) -> None:
         those = hostile(self.clients, round.num_clients, round.seed)
         row["train/hostile_clients"] = int(np.isin(round.cohort, those).sum())
 

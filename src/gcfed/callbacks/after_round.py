@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.method import Part, ServerPart
-from gcfed.federated.round import Round
+from gcfed.federated.round import Received
 from gcfed.runs.measures import DECAY, WINDOW
 
 
@@ -92,7 +92,7 @@ class SmoothedAccuracy(ServerPart):
         self.last: dict[int, float] = {}  # round → its test
         self.ema: float | None = None  # the first test starts it
 
-    def on_round_end(self, row: dict[str, Any], round: Round) -> None:
+    def on_round_end(self, row: dict[str, Any], round: Received) -> None:
         if "test/acc" not in row:
             return
         t, acc = row["round"], row["test/acc"]

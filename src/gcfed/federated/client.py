@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from gcfed.federated.aggregate import Aggregator
 from gcfed.federated.faults import Faults
 from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, Upload, finite_clients
@@ -29,7 +30,7 @@ class ClientProgram:
     """Trains clients from a download, their data and their stores alone.
 
     Of ``module`` the network's modules are called, and Lightning's hooks; its weights are never read. ``faults`` cut
-    short what a client was asked to do.
+    short what a client was asked to do. ``aggregator`` tells which numbers the server can add up.
     """
 
     module: FederatedModule
@@ -37,6 +38,7 @@ class ClientProgram:
     solver: LocalSolver
     parts: Sequence[ClientPart]
     faults: Faults = field(default_factory=Faults)
+    aggregator: Aggregator | None = None
 
     def receive(self, download: Download) -> None:
         """What the server sent has come."""
@@ -97,16 +99,17 @@ class ClientProgram:
         for part in self.parts:
             part.prepared = {}
             part.on_clients_end(stack, download)
-        delta = stack.delta()
+        delta, narrow = stack.delta(), getattr(self.aggregator, "narrow", None)
         upload = Upload(
-            stack.clients, stack.num_samples, stack.num_steps, delta, finite_clients(delta), download.round,
+            stack.clients, stack.num_samples, stack.num_steps, delta, finite_clients(delta, narrow), download.round,
             loss_K, num_seen, notes=stack.notes,
         )  # fmt: skip
         for part in self.parts:
             part.on_upload(upload, download)
         if any(part.overrides("on_upload") for part in self.parts):
-            for tensors in (upload.delta, *upload.extra.values()):
-                upload.finite = upload.finite & finite_clients(tensors)
+            upload.finite = upload.finite & finite_clients(upload.delta, narrow)
+            for tensors in upload.extra.values():
+                upload.finite = upload.finite & finite_clients(tensors, None if narrow is None else frozenset())
         for part in self.parts if sends else ():
             part.on_sent(upload, download)
             part.own = {}

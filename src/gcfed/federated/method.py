@@ -22,10 +22,11 @@ from gcfed.federated.client_store import ClientStore
 from gcfed.federated.forward import Output, Params
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.module import FederatedModule
-from gcfed.federated.round import Round, Transport
+from gcfed.federated.round import Received, Round
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import ClientStack
 from gcfed.federated.store import ClientStores
+from gcfed.federated.transport import Transport
 from gcfed.models.order import ForwardOrder, forward_order
 from gcfed.tasks import Batch
 
@@ -113,6 +114,7 @@ class Part(Callback):
         anchors: whether it compares a client's weights with the broadcast ones, from which the client must then start.
         sees_cohort: whether it looks at all clients of the cohort at once, as hostile ones do that know each other.
         rehearses: whether it asks by the transport what clients would send.
+        wide: whether it makes updates of 2¹¹ and more, which the mean then takes as well (``Aggregator.narrow``).
         needs: what it asks of the rest of the algorithm (:mod:`gcfed.methods.requirements`).
         keeps: the name under which it keeps something of each client, in ``store``.
         method: the name of the method that it is a part of; empty where it is one by itself.
@@ -120,7 +122,7 @@ class Part(Callback):
     """
 
     order = Order.CORRECTS
-    needs_classes = moves_start = corrects_drift = anchors = sees_cohort = rehearses = False
+    needs_classes = moves_start = corrects_drift = anchors = sees_cohort = rehearses = wide = False
     needs: Needs = ()
     keeps = ""
     method = ""
@@ -257,10 +259,10 @@ class ServerPart(Part):
     def on_receive(self, upload: Upload, round: Round) -> None:
         """K uploads have come, in whatever order; before they are aggregated."""
 
-    def on_aggregate_end(self, update: Params, round: Round) -> None:
+    def on_aggregate_end(self, update: Params, round: Received) -> None:
         """The aggregated update Δ, name → ``[*shape]``; not in a round without a finite client."""
 
-    def on_round_end(self, row: dict[str, Any], round: Round) -> None:
+    def on_round_end(self, row: dict[str, Any], round: Received) -> None:
         """May add entries to the row of metrics."""
 
     def decode(self, name: str, sent: Tensor) -> Tensor:

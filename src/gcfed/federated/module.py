@@ -43,8 +43,8 @@ class ScoreMean(Metric):
 class FederatedModule(LightningModule):
     """Wraps the global network; its optimizer is the server's, its batch is a round, its validation the test split.
 
-    The :class:`~gcfed.federated.loop.FederatedLoop` trains the clients before each training step and leaves the
-    pseudo-gradient −Δ in ``net``; the step applies it. ``trainer.global_step`` therefore counts finished rounds.
+    A training step is a round of the :class:`~gcfed.federated.loop.FederatedLoop`: it trains the clients, and the
+    server's optimizer takes the pseudo-gradient −Δ. ``trainer.global_step`` therefore counts finished rounds.
 
     Args:
         server: partial of a ``torch.optim`` class; ``SGD(lr=1)`` is FedAvg.
@@ -71,8 +71,7 @@ class FederatedModule(LightningModule):
         self.lent = Lent(self.net)
         self.server = try_optimizer(fits("server", server, Callable[..., Any]), "server")
         self.clients: ClientStack | None = None
-        self.refused = False  # whether the last step was taken back
-        self._before: Params = {}
+        self.run: Callable[[int], None]  # the loop's round; see ``FederatedLoop.bind``
         self.task = task
         self.test_elsewhere: Callable[[Callable[[], Params]], Mapping[str, tuple[float, float]] | None] | None = None
         self._tested: Mapping[str, tuple[float, float]] | None = None
@@ -107,13 +106,11 @@ class FederatedModule(LightningModule):
         """A copy of what of the global model travels, name → ``[*shape]``."""
         return broadcast_state(self.net, self.travels)
 
-    def set_update(self, update: Params | None, before: Params | None = None) -> None:
+    def set_update(self, update: Params | None) -> None:
         """Puts the aggregated update Δ where the server optimizer looks for it: ``.grad = −Δ``, buffers moved by Δ.
 
-        ``before``, the present model by name, is what a step that is not finite goes back to. None, a round without a
-        finite client, leaves no gradient at all: optimizers then touch neither parameters nor their own state.
+        None leaves no gradient at all: optimizers then touch neither parameters nor their own state.
         """
-        self._before = {} if update is None else before or {}
         update = update or {}
         for name, t in [*self.net.named_parameters(), *self.net.named_buffers()]:
             if t.requires_grad:
@@ -157,6 +154,17 @@ class FederatedModule(LightningModule):
     on_fit_start = on_validation_start
 
     def training_step(self, batch: Tensor, batch_idx: int) -> None:
+        """One round."""
+        with torch.autocast(self.device.type, enabled=False):  # local training alone has the run's precision
+            self.run(self.trainer.global_step)
+
+    def step(self, update: Params | None, before: Params) -> bool:
+        """The server's optimizer steps along ``update``, Δ by name; None, a round without one, leaves the model.
+
+        Returns:
+            False where model or optimizer would not be finite: then both are ``before`` again, what was broadcast.
+        """
+        self.set_update(update)
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
         state = optimizer.optimizer.state
@@ -164,18 +172,19 @@ class FederatedModule(LightningModule):
         optimizer.step()  # calls on_before_optimizer_step, where Global GC edits the pseudo-gradient
         for param in self.net.parameters():
             param.grad = None
-        model = {n: t for n, t in [*self.net.named_parameters(), *self.net.named_buffers()] if n in self._before}
+        if update is None:
+            return True
+        model = {n: t for n, t in [*self.net.named_parameters(), *self.net.named_buffers()] if n in before}
         own = [value for values in state.values() for value in values.values()]
-        self.refused = bool(model) and not _all_finite([*model.values(), *own])
-        if self.refused:
+        if not _all_finite([*model.values(), *own]):
             with torch.no_grad():
                 for name, t in model.items():
-                    t.copy_(self._before[name])
+                    t.copy_(before[name])
             state.clear()
             state.update(kept)
-        elif model:
-            restore_unit_norms(self.net)
-        self._before = {}
+            return False
+        restore_unit_norms(self.net)
+        return True
 
     def on_validation_epoch_start(self) -> None:
         """Lets others test the model, where they do: ``test_elsewhere`` gives each column's mean and its samples."""

@@ -1,93 +1,38 @@
-"""One communication round: how messages travel, what the server knows of it, and what it counts."""
+"""One communication round, from top to bottom."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from __future__ import annotations
+
+import time
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from gcfed.federated.forward import Params
-from gcfed.federated.messages import Download, Upload
-from gcfed.federated.processes.sums import finish_over_processes, sum_over_processes
-from gcfed.federated.solver import LocalSolver
-from gcfed.utils.device import on_device
+from gcfed.federated.messages import Download, nbytes
+from gcfed.federated.sums import Reduce, sum_over_processes
+
+if TYPE_CHECKING:
+    from gcfed.federated.server import Server
 
 
-class Transport(Protocol):
-    """The seam between the server's program and the clients', which cannot tell one transport from another."""
-
-    remote: bool = False
-    """Whether clients are on machines of their own: they vanish, know only themselves, and what the server's parts
-    keep of them lies there."""
-    apart: bool = False
-    """Whether clients are in another process, with which ends what they keep in no store."""
-    own_data: bool = False
-    """Whether clients have data that the server does not know, so that its partition describes nobody."""
-    missing: np.ndarray = np.zeros(0, dtype=np.int64)
-    """Clients of the last ``fit`` that have not come back."""
-    unasked: int = 0
-    """How many of the missing were sent nothing."""
-
-    def start(self) -> None:
-        """Called once before the first round; a checkpoint has been loaded."""
-        return
-
-    def planned(self, clients: np.ndarray) -> np.ndarray:
-        """Local steps that are asked of these clients in a round, ``[K]``."""
-
-    def fit(self, download: Download, clients: np.ndarray) -> Iterator[Upload]:
-        """Local training of these clients: their uploads, K at a time, those that this process trains."""
-
-    def rehearse(
-        self, download: Download, clients: np.ndarray, solver: LocalSolver | None = None, here: bool = False
-    ) -> Iterator[Upload]:
-        """What these clients would send, each for itself; they keep nothing of it, and nothing is measured.
-
-        They train by ``solver`` in place of the run's; ``here``: all of them on this process, which asks alone.
-        """
-
-    def reply(self, reply: Mapping[str, Params], download: Download) -> None:
-        """Tells the clients of a round something when it is over."""
-
-    def test(self, model: Callable[[], Params]) -> Mapping[str, tuple[float, float]] | None:
-        """A test by the clients of the model, a copy of which ``model`` makes: column → mean score and the samples
-        behind it, none where nobody has tested; None: the server tests.
-        """
-        return None
-
-
-Shapes = Callable[[], tuple[Mapping[str, Params], Mapping[str, Params]]]
-"""Tells what a client sends in the present round: ``"delta"`` and the names beside it → tensors like its own; and what
-is noted of it.
-"""
-
-Reduce = Callable[[Sequence[Tensor]], Sequence[Tensor]]
-"""Sums tensors over all processes, in one message; the identity where there is one process."""
-
-
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Round:
-    """What the server knows of a round, on every process.
+    """What the server knows of a round when it begins, on every process.
 
     Attributes:
         index: number of rounds finished before this one; the first has index 0.
         seed: the run's seed; every draw derives from it.
-        cohort: ids of all participating clients, ``[K]``, sorted; from the aggregation on of those that came back.
+        cohort: ids of the clients that are asked, ``[K]``, sorted.
         num_clients: N, the size of the population.
-        start: what the server broadcasts, name → ``[*shape]``; the ``model`` of the download.
+        start: what the server broadcasts, name → ``[*shape]``; the ``model`` of the download, where parts may replace
+            entries.
         lr: η_l, the clients' learning rate in this round.
-        reduce: every process must call it, so never from a hook of an upload.
-        finish: sums over the processes what has the model's size, in fewer bytes than ``reduce``.
+        model: the server's own model, name → ``[*shape]``.
+        reduce: sums over all processes. Every process must call it, so never from a hook of an upload.
         server: the server's optimizer, whose momentum a method may send ahead; None in a loop without one.
-        lost: clients that were drawn and did not come back: they are not in the cohort.
-        reply: what the server tells the cohort once the round is over, by name; ``on_aggregate_end`` fills it.
-        num_finite: clients whose updates were finite; known from ``on_aggregate_end`` on.
-        received: what clients sent beside Δ, by the name given to ``Upload.send``: the mean over the finite clients, or
-            what another aggregator makes of them, name → ``[*shape]``; known from ``on_aggregate_end`` on.
-        asked: the cohort as it was when the broadcast went out, in whose order tables of a round have their rows.
+        drawn: how many clients were drawn; ``participation.faults`` keep some of them out of the cohort.
     """
 
     index: int
@@ -96,68 +41,111 @@ class Round:
     num_clients: int
     start: Params
     lr: float
+    model: Params = field(default_factory=dict)
     reduce: Reduce = sum_over_processes
-    finish: Callable[..., Sequence[Tensor]] = finish_over_processes
     server: Optimizer | None = None
-    lost: int = 0
-    reply: dict[str, Params] = field(default_factory=dict)
-    num_finite: int = 0
-    received: dict[str, Params] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.asked = self.cohort
-
-    def lose(self, clients: np.ndarray) -> None:
-        """These clients of the cohort have not come back."""
-        self.cohort = np.setdiff1d(self.cohort, clients)
-        self.lost += len(clients)
+    drawn: int = 0
 
     def places(self, clients: np.ndarray) -> list[int]:
         """Where these clients, ``[K]``, stand among those that were asked."""
+        return places(self.cohort, clients)
+
+
+@dataclass(frozen=True, eq=False)
+class Received(Round):
+    """A round whose uploads have come: what the server knows of them, on every process.
+
+    Attributes:
+        cohort: ids of the clients whose uploads came, sorted.
+        asked: ids of the clients that were asked, sorted; tables of a round have their rows in this order.
+        update: the aggregated Δ, name → ``[*shape]``; ``on_aggregate_end`` may edit it.
+        received: what clients sent beside Δ, by the name given to ``Upload.send``: the mean over the finite clients, or
+            what another aggregator makes of them, name → ``[*shape]``.
+        counts: what the uploads count.
+        reply: what the server tells the cohort once the round is over, by name; ``on_aggregate_end`` fills it.
+    """
+
+    asked: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    update: Params = field(default_factory=dict)
+    received: dict[str, Params] = field(default_factory=dict)
+    counts: Counts = field(default_factory=lambda: Counts())
+    reply: dict[str, Params] = field(default_factory=dict)
+
+    def places(self, clients: np.ndarray) -> list[int]:
         return places(self.asked, clients)
+
+    @property
+    def num_finite(self) -> int:
+        """How many clients sent finite numbers only."""
+        return self.counts.finite
+
+    @property
+    def usable(self) -> bool:
+        """Whether there is an update: of a client at least, and finite."""
+        return self.counts.finite > 0 and not self.counts.overflown
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What a round's uploads count, over all processes.
+
+    Attributes:
+        finite: clients whose numbers are finite; only these count.
+        loss: mean of the local training's losses that are finite, over these clients.
+        overflown: whether the aggregate of finite uploads is not finite.
+    """
+
+    finite: int = 0
+    loss: float = float("nan")
+    up_bytes: int = 0
+    samples: int = 0
+    steps: int = 0
+    overflown: bool = False
+
+
+def run_round(t: int, server: Server) -> tuple[dict[str, Any], Received]:
+    """Draws a cohort, sends the model, takes the uploads, steps and replies.
+
+    Returns:
+        The row of metrics, and what was received. Clients learn nothing that is not in a message.
+    """
+    started, transport = time.perf_counter(), server.transport
+    round = server.draw(t)
+    download = server.broadcast(round)
+    sums = server.begin(round)
+    for upload in transport.fit(download, round.cohort):  # K clients at a time, in any order
+        server.receive(upload, sums, round)
+        del upload  # nothing holds it while the next clients train
+    received = server.reduce(sums, round)
+    if received.usable:
+        server.finish(received)
+    refused = not server.step(received)  # in every round, for Lightning counts them by it
+    if received.reply:
+        transport.reply(received.reply, download)
+        server.wait()  # no process may read a client's state before another has written it
+    return row_of(received, download, server, refused, started), received
+
+
+def row_of(round: Received, download: Download, server: Server, refused: bool, started: float) -> dict[str, Any]:
+    """The round's row of metrics, as far as it is known before the test."""
+    counts, came = round.counts, len(round.cohort)
+    sent = round.drawn - server.transport.unasked
+    return {
+        "round": round.index + 1,
+        **({"train/loss": counts.loss} if came else {}),
+        "train/clients": came,
+        "train/nonfinite_clients": came - counts.finite,
+        "train/refused_steps": int(counts.overflown) + int(refused),
+        "train/samples": counts.samples,
+        "train/steps": counts.steps,
+        "comm/down_bytes": sent * download.nbytes + came * sum(map(nbytes, round.reply.values())),
+        "comm/up_bytes": counts.up_bytes,
+        "time/train_s": time.perf_counter() - started,
+        **server.row(round),
+    }
 
 
 def places(cohort: np.ndarray, clients: np.ndarray) -> list[int]:
     """Where these clients, ``[K]``, stand in a cohort."""
     place = {client: i for i, client in enumerate(cohort.tolist())}
     return [place[client] for client in clients.tolist()]
-
-
-class Totals(NamedTuple):
-    """What a round counted, over all processes.
-
-    Attributes:
-        loss: sum of the losses of the clients that are finite with theirs; ``losses`` is their number.
-        finite: clients whose uploads count.
-        overflown: processes whose mean of finite uploads is not finite.
-    """
-
-    loss: float
-    losses: float
-    finite: float
-    up_bytes: float
-    samples: float
-    steps: float
-    overflown: float
-
-
-class Tally:
-    """Counts the uploads that this process takes; on the device, for which nothing waits before :meth:`totals`."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._sums = torch.zeros(3, dtype=torch.float64, device=device)
-        self._counts = np.zeros(3, dtype=np.int64)
-
-    def add(self, upload: Upload) -> None:
-        assert upload.loss is not None
-        assert upload.num_seen is not None
-        both = upload.finite & upload.loss.isfinite()
-        self._sums += torch.stack([upload.loss.where(both, 0.0).double().sum(), both.sum(), upload.finite.sum()])
-        up_bytes = len(upload.clients) * upload.bytes_per_client
-        self._counts += (up_bytes, int(upload.num_seen.sum()), int(upload.num_steps.sum()))
-
-    def totals(self, overflown: Tensor, reduce: Reduce) -> Totals:
-        """Adds up all processes; the round's one wait for the device."""
-        counts = on_device(self._counts, self._sums.device, self._sums.dtype)
-        (sums,) = reduce([torch.cat([self._sums, counts, overflown])])
-        return Totals(*sums.tolist())

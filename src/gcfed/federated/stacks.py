@@ -22,10 +22,10 @@ from gcfed.federated.forward import Params, evaluating
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.method import Order
 from gcfed.federated.processes.strategy import rank_and_world
-from gcfed.federated.round import Transport
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import cannot_stack, has_convolutions, has_dropout
 from gcfed.federated.store import ClientStores
+from gcfed.federated.transport import Transport
 
 STREAMS = 8  # at most: more side by side than a GPU has work for
 

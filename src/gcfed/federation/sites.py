@@ -25,7 +25,6 @@ from gcfed import __version__
 from gcfed.assemble import described
 from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, MessageError, Upload
-from gcfed.federated.round import Shapes
 from gcfed.federated.stacks import Stacks
 from gcfed.federation.packing import MOST, UploadSchema, entries, match, pack, pack_download
 from gcfed.federation.site import About, clients_config
@@ -84,7 +83,7 @@ class Sites(Stacks):
     """
 
     stacks: Stacks
-    shapes: Shapes
+    shapes: Callable[[], Any]
     cfg: DictConfig
     _: KW_ONLY
     env: Literal["local", "prod", "wire"] = "local"

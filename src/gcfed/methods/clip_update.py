@@ -11,7 +11,18 @@ from typing import Any
 
 import torch
 
-from gcfed.federated.method import ClientPart, Download, Method, Order, Params, Round, ServerPart, Setup, Upload
+from gcfed.federated.method import (
+    ClientPart,
+    Download,
+    Method,
+    Order,
+    Params,
+    Received,
+    Round,
+    ServerPart,
+    Setup,
+    Upload,
+)
 from gcfed.federated.stack import client_norms, per_client
 from gcfed.methods.local_norm import no_steps
 from gcfed.utils.checked import Positive, Share, checked
@@ -66,13 +77,13 @@ class Bound(ServerPart):
         bits = upload.extra["clip_update"]["whole"]
         self._whole = self._whole + (bits & upload.finite).sum()
 
-    def on_aggregate_end(self, update: Params, round: Round) -> None:
+    def on_aggregate_end(self, update: Params, round: Received) -> None:
         (whole,) = round.reduce([self._whole])
         self._share = whole / round.num_finite
         if self.quantile is not None:
             self._log.sub_(self.lr * (self._share - self.quantile))
 
-    def on_round_end(self, row: dict[str, Any], round: Round) -> None:
+    def on_round_end(self, row: dict[str, Any], round: Received) -> None:
         row["clip_update/max_norm"] = float(self._bound)
         if self._share is not None:
             row["clip_update/clipped"] = 1 - float(self._share)

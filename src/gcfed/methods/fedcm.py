@@ -11,7 +11,17 @@ local steps. Weight decay enters after α has scaled the gradient, and Δ carrie
 
 import torch
 
-from gcfed.federated.method import ClientPart, ClientStack, Download, Method, Params, Round, ServerPart, Upload
+from gcfed.federated.method import (
+    ClientPart,
+    ClientStack,
+    Download,
+    Method,
+    Params,
+    Received,
+    Round,
+    ServerPart,
+    Upload,
+)
 from gcfed.methods.requirements import local_sgd, mean_aggregator
 from gcfed.utils.checked import PositiveShare, checked
 from gcfed.utils.device import on_device
@@ -55,7 +65,7 @@ class MeanStep(ServerPart):
     def on_receive(self, upload: Upload, round: Round) -> None:
         self._steps += (upload.finite * on_device(upload.num_steps, upload.finite.device)).sum()
 
-    def on_aggregate_end(self, update: Params, round: Round) -> None:
+    def on_aggregate_end(self, update: Params, round: Received) -> None:
         (total,) = round.reduce([self._steps])
         steps = float(total) / round.num_finite  # of the clients that are in the mean
         direction = list(self.direction.values())

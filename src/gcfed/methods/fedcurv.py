@@ -16,7 +16,18 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from gcfed.federated.forward import evaluating
-from gcfed.federated.method import ClientPart, ClientStack, Download, Method, Params, Round, ServerPart, Setup, Upload
+from gcfed.federated.method import (
+    ClientPart,
+    ClientStack,
+    Download,
+    Method,
+    Params,
+    Received,
+    Round,
+    ServerPart,
+    Setup,
+    Upload,
+)
 from gcfed.federated.stack import is_recurrent, per_client
 from gcfed.methods.requirements import full_uploads, functional_network, mean_aggregator
 from gcfed.utils.checked import Count, Weight, checked
@@ -125,7 +136,7 @@ class CurvatureSums(ServerPart):
     def uploads(self, round: Round) -> dict[str, Params]:
         return self._sums
 
-    def on_aggregate_end(self, update: Params, round: Round) -> None:
+    def on_aggregate_end(self, update: Params, round: Received) -> None:
         for part, sums in self._sums.items():
             for name, mean in round.received[part].items():
                 torch.mul(mean, round.num_finite, out=sums[name])

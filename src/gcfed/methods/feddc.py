@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 
-from gcfed.federated.method import ClientStack, Download, Method, Params, Round, Setup, Upload
+from gcfed.federated.method import ClientStack, Download, Method, Params, Received, Setup, Upload
 from gcfed.methods.requirements import exact_store, full_uploads, local_sgd, mean_aggregator, plain_server
 from gcfed.methods.scaffold import ControlVariates, MeanVariate, gradients_beyond
 from gcfed.utils.checked import Weight, checked
@@ -83,7 +83,7 @@ class MeanDrift(MeanVariate):
     )
     message = "feddc"
 
-    def on_aggregate_end(self, update: Params, round: Round) -> None:
+    def on_aggregate_end(self, update: Params, round: Received) -> None:
         super().on_aggregate_end(update, round)
         mean = [update[name] for name in self.trained_names]
         drift = list(self.server_state("h", self.control).values())

@@ -15,7 +15,7 @@ from typing import Literal
 
 import torch
 
-from gcfed.federated.method import ClientStack, Download, Method, Params, Round, ServerPart, Upload
+from gcfed.federated.method import ClientStack, Download, Method, Params, Received, ServerPart, Upload
 from gcfed.methods.proximal import Proximal
 from gcfed.methods.requirements import exact_store, mean_aggregator, plain_server
 from gcfed.utils.checked import Positive, checked
@@ -62,7 +62,7 @@ class UpdateSum(ServerPart):
     def __init__(self, by_clients: bool) -> None:
         self.by_clients = by_clients
 
-    def on_aggregate_end(self, update: Params, round: Round) -> None:
+    def on_aggregate_end(self, update: Params, round: Received) -> None:
         mean = {name: update[name] for name in self.trained_names}
         total, n = self.server_state("u", mean), round.num_finite
         share = n / round.num_clients if self.by_clients else 1 / n

@@ -32,9 +32,9 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 
-from gcfed.federated.aggregate import ExactSum, means
-from gcfed.federated.method import ClientPart, Download, Method, Params, Round, ServerPart, Setup, Upload
+from gcfed.federated.method import ClientPart, Download, Method, Params, Received, Round, ServerPart, Setup, Upload
 from gcfed.federated.stack import per_client
+from gcfed.federated.sums import Sums
 from gcfed.methods.requirements import local_sgd, mean_aggregator
 from gcfed.utils.checked import Weight, checked
 from gcfed.utils.device import on_device
@@ -75,6 +75,8 @@ class FedGC(Method):
 
 
 class ClientConstraint(ClientPart):
+    wide = True  # a layer that hardly moved, as a bias before batch normalisation, needs a long step to meet the margin
+
     """CGC, along g' as the server sent it or as clients read it off two broadcasts, where all of them take part."""
 
     corrects_drift = True
@@ -172,7 +174,7 @@ class ServerConstraint(ServerPart):
                 upload.delta[name].masked_fill_(per_client(~upload.finite, upload.delta[name]), 0.0)
             self._uploads.append(upload)
 
-    def on_aggregate_end(self, update: Params, round: Round) -> None:
+    def on_aggregate_end(self, update: Params, round: Received) -> None:
         if not self.sgc:
             return
         mean = {name: update[name] for name in self.trained_names}
@@ -194,7 +196,7 @@ class ServerConstraint(ServerPart):
         add_weighted_(mean, self._uploads, torch.from_numpy(weights), round)
         self._uploads = []
 
-    def on_round_end(self, row: dict[str, Any], round: Round) -> None:
+    def on_round_end(self, row: dict[str, Any], round: Received) -> None:
         if self.cgc:
             (counts,) = round.reduce([self._counts])
             projected, uploaded = counts.tolist()
@@ -258,7 +260,7 @@ def multipliers(gram: np.ndarray, inner: np.ndarray, margin: float) -> np.ndarra
     return scaled / norms if solved else None
 
 
-def products(uploads: Sequence[Upload], update: Params, round: Round) -> Tensor:
+def products(uploads: Sequence[Upload], update: Params, round: Received) -> Tensor:
     """``[|S|, |S| + 2]`` in float64, alike on every process: ⟨Δ_k, Δ_j⟩, then ⟨Δ_k, Δ⟩, then 1 where k was finite.
 
     Args:
@@ -283,12 +285,15 @@ def products(uploads: Sequence[Upload], update: Params, round: Round) -> Tensor:
     return table
 
 
-def add_weighted_(update: Params, uploads: Sequence[Upload], weights: Tensor, round: Round) -> None:
+def add_weighted_(update: Params, uploads: Sequence[Upload], weights: Tensor, round: Received) -> None:
     """``Δ ← Δ + Σ_k weight_k Δ_k`` in place, over the clients of all processes; ``weights`` is ``[|S|]``."""
-    sums = {name: ExactSum(mean) for name, mean in update.items()}
+    sums = Sums(update)
     for upload in uploads:
         weights_K = weights[round.places(upload.clients)].to(upload.finite.device)
-        for name, total in sums.items():
-            delta_K = upload.delta[name]
-            total.add(delta_K * per_client(weights_K.to(delta_K.dtype), delta_K), torch.ones_like(weights_K))
-    torch._foreach_add_(list(update.values()), means(list(sums.values()), round))
+        terms_K = {
+            n: upload.delta[n] * per_client(weights_K.to(upload.delta[n].dtype), upload.delta[n]) for n in update
+        }
+        sums.add(terms_K, torch.ones_like(weights_K, dtype=torch.float64))
+    total, _ = sums.total(round.reduce)
+    for name, mean in update.items():
+        mean.add_(total[name].to(mean.dtype))

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcfed.federated.method import ClientStack, Download, Method, Params, Round, Setup, Upload
+from gcfed.federated.method import ClientStack, Download, Method, Params, Received, Round, Setup, Upload
 from gcfed.federated.stack import per_client
 from gcfed.methods.requirements import exact_store
 from gcfed.methods.subspace import SubspaceClient, Subspaces, SubspaceServer
@@ -112,7 +112,7 @@ class MeanDual(SubspaceServer):
                     dual.copy_(self.space[name].project(old.lift(dual)))
             download.extra["fedsub"] = self._absent
 
-    def on_aggregate_end(self, update: Params, round: Round) -> None:
+    def on_aggregate_end(self, update: Params, round: Received) -> None:
         mean = {name: update[name] for name in self.trained_names}
         if self.spaces.turns_absent:
             for name, dual in self._absent.items():

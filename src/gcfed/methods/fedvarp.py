@@ -11,7 +11,7 @@ server takes Δ_k as it keeps it, rounded, so that y stays the mean of the table
 
 import torch
 
-from gcfed.federated.method import Params, Round, ServerPart, Upload
+from gcfed.federated.method import Params, Received, Round, ServerPart, Upload
 from gcfed.federated.stack import per_client
 from gcfed.methods.requirements import mean_aggregator
 
@@ -32,7 +32,7 @@ class FedVARP(ServerPart):
             upload.delta[name] = new[name] - old
         self.store.write(upload.clients, new, round.index)
 
-    def on_aggregate_end(self, update: Params, round: Round) -> None:
+    def on_aggregate_end(self, update: Params, round: Received) -> None:
         news = {name: update[name] for name in self.trained_names}  # mean (Δ_k − y_k)
         mean = list(self.server_state("y", news).values())
         change = torch._foreach_mul(list(news.values()), round.num_finite / round.num_clients)

@@ -11,7 +11,18 @@ global one. Weight decay is part of the gradient that c_k estimates, since torch
 import numpy as np
 import torch
 
-from gcfed.federated.method import ClientPart, ClientStack, Download, Method, Needs, Round, ServerPart, Setup, Upload
+from gcfed.federated.method import (
+    ClientPart,
+    ClientStack,
+    Download,
+    Method,
+    Needs,
+    Received,
+    Round,
+    ServerPart,
+    Setup,
+    Upload,
+)
 from gcfed.federated.stack import Params, per_client
 from gcfed.methods.requirements import full_uploads, local_sgd, uniform_weights
 from gcfed.optim.partial import probe_optimizer
@@ -88,7 +99,7 @@ class MeanVariate(ServerPart):
     def uploads(self, round: Round) -> dict[str, Params]:
         return {self.message: self.control}
 
-    def on_aggregate_end(self, update: Params, round: Round) -> None:
+    def on_aggregate_end(self, update: Params, round: Received) -> None:
         change = [round.received[self.message][name] for name in self.trained_names]
         torch._foreach_add_(list(self.control.values()), change, alpha=round.num_finite / round.num_clients)
 

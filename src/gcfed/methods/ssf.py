@@ -14,7 +14,7 @@ time. Quantization takes the first of the two messages up.
 
 import torch
 
-from gcfed.federated.method import ClientStack, Download, Method, Params, Part, Round, Upload
+from gcfed.federated.method import ClientStack, Download, Method, Params, Part, Received, Round, Upload
 from gcfed.federated.stack import per_client
 from gcfed.methods.requirements import exact_store, uniform_weights
 from gcfed.methods.scaffold import gradients_beyond
@@ -73,7 +73,7 @@ class ProjectedMean(SubspaceServer):
     def uploads(self, round: Round) -> dict[str, Params]:
         return super().uploads(round) | {"ssf": self._projected}
 
-    def on_aggregate_end(self, update: Params, round: Round) -> None:
+    def on_aggregate_end(self, update: Params, round: Received) -> None:
         super().on_aggregate_end(update, round)
         share = round.num_finite / round.num_clients
         for name, control in self.control.items():

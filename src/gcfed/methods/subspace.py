@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from gcfed.federated.forward import Params
-from gcfed.federated.method import ClientPart, Download, Needs, Order, Round, ServerPart, Setup, Upload
+from gcfed.federated.method import ClientPart, Download, Needs, Order, Received, Round, ServerPart, Setup, Upload
 from gcfed.methods.requirements import local_sgd, mean_aggregator, plain_server
 from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.rng import torch_seed
@@ -163,6 +163,6 @@ class SubspaceServer(ServerPart):
     def decode(self, name: str, sent: Tensor) -> Tensor:
         return self.space[name].lift(sent) if name in self.space else sent
 
-    def on_aggregate_end(self, update: Params, round: Round) -> None:
+    def on_aggregate_end(self, update: Params, round: Received) -> None:
         for name in self.trained_names:
             update[name] = torch.empty_like(round.start[name]).copy_(self.space[name].lift(update[name]))

@@ -14,7 +14,7 @@ from gcfed.federated.forward import Params, evaluating
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.method import ClientPart, Order, Part, ServerPart, Setup
 from gcfed.federated.processes.strategy import rank_and_world
-from gcfed.federated.round import Round, places
+from gcfed.federated.round import Received, Round, places
 from gcfed.federated.stack import ClientStack
 from gcfed.utils.checked import Count, checked
 from gcfed.utils.files import replacing
@@ -68,7 +68,7 @@ class ServerMetric(Metric, ServerPart):
 
     def take(self, upload: Upload, round: Round) -> None: ...
 
-    def columns(self, round: Round) -> dict[str, float]:
+    def columns(self, round: Received) -> dict[str, float]:
         """What goes into the row of metrics."""
         return {}
 
@@ -87,7 +87,7 @@ class ServerMetric(Metric, ServerPart):
             self.take(upload, round)
 
     @torch.no_grad()
-    def on_round_end(self, row: dict[str, Any], round: Round) -> None:
+    def on_round_end(self, row: dict[str, Any], round: Received) -> None:
         if self.due_in(round):
             row["time/train_s"] -= self.seconds
             row |= self.columns(round)
@@ -118,7 +118,7 @@ class ClientMetric(Metric, ClientPart):
         """Name → sum over the K ≥ 0 clients of a stack. ``seconds`` is optional and does not count as training."""
         raise NotImplementedError
 
-    def summary(self, sums: Params, round: Round) -> dict[str, float]:
+    def summary(self, sums: Params, round: Received) -> dict[str, float]:
         """The columns, from the sums over the cohort."""
         raise NotImplementedError
 
@@ -161,7 +161,7 @@ class Sums(ServerMetric):
             for name, total in self._sums.items():
                 total += note[name].to(total)
 
-    def columns(self, round: Round) -> dict[str, float]:
+    def columns(self, round: Received) -> dict[str, float]:
         sums = dict(zip(self._sums, round.reduce([*self._sums.values()]), strict=True))
         self._sums = self._note = {}  # no memory between two measurements
         return self.half.summary(sums, round)
@@ -194,7 +194,7 @@ class OwnNumbers(ClientMetric):
         seconds = torch.tensor(now(device) - started, dtype=torch.float64)
         return {"values": in_cohort(values_KV, stack, download), "seconds": seconds}
 
-    def summary(self, sums: Params, round: Round) -> dict[str, float]:
+    def summary(self, sums: Params, round: Received) -> dict[str, float]:
         values_KV = sums["values"][round.places(round.cohort)]
         finite = values_KV.isfinite()
         totals = torch.stack([values_KV.where(finite, 0.0).sum(0), finite.sum(0)]).tolist()

@@ -13,7 +13,7 @@ from torch import Tensor
 from gcfed.federated.messages import Download
 from gcfed.federated.method import Setup
 from gcfed.federated.processes.strategy import rank_and_world
-from gcfed.federated.round import Round
+from gcfed.federated.round import Received, Round
 from gcfed.metrics.base import RoundTable, ServerMetric, device_of
 from gcfed.utils.checked import Count, checked
 from gcfed.utils.files import replacing
@@ -60,7 +60,7 @@ class Classes(RoundTable, ServerMetric):
             cell = torch.where(y >= 0, y * self.data.num_classes + logits.argmax(-1), len(self._counts) - 1).flatten()
             self._counts.index_add_(0, cell, torch.ones_like(cell))
 
-    def columns(self, round: Round) -> dict[str, float]:
+    def columns(self, round: Received) -> dict[str, float]:
         assert self._counts is not None
         (counts,), self._counts = round.reduce([self._counts]), None
         matrix_CC = counts[:-1].reshape(self.data.num_classes, -1).cpu().numpy()
@@ -134,7 +134,7 @@ class RelativeError(ServerMetric):
             raise ValueError(f"metrics=relative_error {wrong}.")
         self._optimum = {name: torch.from_numpy(v) for name, v in optimum.items()}
 
-    def columns(self, round: Round) -> dict[str, float]:
+    def columns(self, round: Received) -> dict[str, float]:
         self._optimum = {name: t.to(self.network[name].device) for name, t in self._optimum.items()}
         return {"test/relative_error": relative_error(self.network, self._optimum)}
 

@@ -21,7 +21,7 @@ from torch.func import functional_call
 from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download
 from gcfed.federated.method import Setup
-from gcfed.federated.round import Round
+from gcfed.federated.round import Received, Round
 from gcfed.methods.requirements import functional_network
 from gcfed.metrics.base import ServerMetric, evaluating, zeros
 from gcfed.utils.checked import Count, checked
@@ -96,7 +96,7 @@ class Leakage(ServerMetric):
             values = self.attack(int(clients[0]), batch.x[0], batch.y[0], gradient, round)
             self._values[:] = torch.tensor([*values, 1.0])
 
-    def columns(self, round: Round) -> dict[str, float]:
+    def columns(self, round: Received) -> dict[str, float]:
         (sums,) = round.reduce([self._values])
         *values, measured = sums.tolist()
         names = ("mse", "psnr", "labels", "mismatch")

@@ -14,7 +14,7 @@ from torch import Tensor
 from gcfed.federated.forward import Params, Tap
 from gcfed.federated.messages import Download
 from gcfed.federated.method import Setup
-from gcfed.federated.round import Round, places
+from gcfed.federated.round import Received, places
 from gcfed.federated.stack import ClientStack
 from gcfed.methods.requirements import has_part
 from gcfed.metrics.base import AT_ONCE, OwnNumbers, device_of, drawn, fetch_tests, floats
@@ -79,7 +79,7 @@ class Personal(Clients):
     def samples(self, client: int) -> np.ndarray:
         return self.data.tests_of_clients.client(client)
 
-    def summary(self, sums: Params, round: Round) -> dict[str, float]:
+    def summary(self, sums: Params, round: Received) -> dict[str, float]:
         values_KV = sums["values"][round.places(round.cohort)]
         values_KV, row = values_KV[values_KV.isfinite().all(1)], dict[str, float]()
         for model, column in (("global", "clients/acc_before"), ("local", "clients/acc_after")):

@@ -25,7 +25,7 @@ from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, Upload, finite_clients
 from gcfed.federated.method import Part, Setup
 from gcfed.federated.processes.strategy import rank_and_world
-from gcfed.federated.round import Round
+from gcfed.federated.round import Received, Round
 from gcfed.federated.stack import ClientStack
 from gcfed.metrics import base
 from gcfed.metrics.base import AT_ONCE, ClientMetric, ServerMetric, drawn, evaluating, fetch_tests, zeros
@@ -107,7 +107,7 @@ class Surface(ServerMetric):
                 self._held[client] = {name: t[row].clone() for name, t in note["models"].items()}
         self._held = dict(sorted(self._held.items())[:THREE])
 
-    def columns(self, round: Round) -> dict[str, float]:
+    def columns(self, round: Received) -> dict[str, float]:
         found = self._measure(round)
         if rank_and_world()[0] != 0:
             return {}

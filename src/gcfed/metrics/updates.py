@@ -16,7 +16,7 @@ from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, Upload, finite_clients
 from gcfed.federated.method import Setup, upload_shapes
-from gcfed.federated.round import Round
+from gcfed.federated.round import Received, Round
 from gcfed.federated.stack import ClientStack, per_client
 from gcfed.methods.centralization import by_output
 from gcfed.metrics.base import ClientMetric, RoundTable, ServerMetric, dot, floats, in_cohort, now, zeros
@@ -34,7 +34,7 @@ class Cohorts(RoundTable, ServerMetric):
     name = "cohorts"
     header = ("client",)
 
-    def columns(self, round: Round) -> dict[str, float]:
+    def columns(self, round: Received) -> dict[str, float]:
         self.append(round, ([client] for client in round.cohort.tolist()))
         return {}
 
@@ -77,7 +77,7 @@ class Updates(RoundTable, WeightMetric):
             squares.append(torch.stack([norm, removed], 1))
         return {"squares": in_cohort(torch.stack(squares, 1), stack, download)}
 
-    def summary(self, sums: Params, round: Round) -> dict[str, float]:
+    def summary(self, sums: Params, round: Received) -> dict[str, float]:
         lengths = sums["squares"][round.places(round.cohort)].sqrt().tolist()
         lines = (
             (client, name, f"{norm:.6g}", f"{removed:.6g}")
@@ -123,7 +123,7 @@ class Drift(ClientMetric):
             note[f"direction {name}"] = torch.empty_like(t).copy_(delta.mul_(per_client(unit_K, delta)).sum(0))
         return note
 
-    def summary(self, sums: Params, round: Round) -> dict[str, float]:
+    def summary(self, sums: Params, round: Received) -> dict[str, float]:
         update, direction = ({n: sums[f"{what} {n}"] for n in self.names} for what in ("update", "direction"))
         norm, square, clients = sums[""]
         start, update_norm = self.params(round.start), dot(update, update).sqrt() / clients
@@ -160,7 +160,7 @@ class Coherence(WeightMetric):
         squares = torch.stack([*(mean_KO.square().sum() for mean_KO in means.values()), finite.sum()])
         return {"": squares} | {name: mean_KO.sum(0) for name, mean_KO in means.items()}
 
-    def summary(self, sums: Params, round: Round) -> dict[str, float]:
+    def summary(self, sums: Params, round: Received) -> dict[str, float]:
         *squares, clients = sums.pop("")
         rho = torch.stack([mean.square().sum() for mean in sums.values()]) / clients / torch.stack(squares)
         return {f"gc/rho/{name}": r for name, r in zip(sums, rho.tolist(), strict=True) if r == r}
@@ -211,7 +211,7 @@ class Angle(ServerMetric):
             unit = delta[name] / per_client(norm_K, delta[name]).to(total.dtype)
             total += torch.where(per_client(moved, unit), unit, 0.0).sum(0)
 
-    def on_aggregate_end(self, update: Params, round: Round) -> None:
+    def on_aggregate_end(self, update: Params, round: Received) -> None:
         """Metrics come after the methods: this update is the one that they leave for the server's optimizer."""
         if not self.due_in(round):
             return
@@ -220,7 +220,7 @@ class Angle(ServerMetric):
         cosine = dot(dict(zip(self.names, parts, strict=True)), update) / (clients * dot(update, update).sqrt())
         self._values = {"server": total / count, "above_90": above / count, "update": degrees(cosine)}
 
-    def columns(self, round: Round) -> dict[str, float]:
+    def columns(self, round: Received) -> dict[str, float]:
         known = floats(self._values) if self._values else {}
         return {f"angle/{name}": value for name, value in known.items() if value == value}
 
@@ -284,7 +284,7 @@ class Gap(ServerMetric):
         delta = {name: upload.delta[name] for name in self.names}
         return replace(upload, delta=delta, finite=upload.finite & finite_clients(delta))
 
-    def columns(self, round: Round) -> dict[str, float]:
+    def columns(self, round: Received) -> dict[str, float]:
         shapes = upload_shapes(self.server_parts, round)["delta"]
         like = {name: shapes[name] for name in self.names}
         partial, full = self.partial.reduce(round, like), self.full.reduce(round, like)

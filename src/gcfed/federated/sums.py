@@ -1,0 +1,154 @@
+"""Sums that do not depend on the order of their terms, nor on which process adds them.
+
+A term becomes a whole number of steps of a grid, and integers add up to the same sum in any order. In the double
+``1.5·2⁵² + p x 2ᵇ`` the low bits are that whole number. |p x| must stay below 2^(51−b), and the sum of all terms below
+2^(63−b). :func:`~gcfed.federated.messages.finite_clients` leaves out a client whose numbers do not fit.
+"""
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+from gcfed.federated.forward import Params
+from gcfed.federated.processes.strategy import rank_and_world
+
+NARROW = (40,)
+"""b of updates of trained parameters: a grid of 2⁻⁴⁰, and entries below 2¹¹."""
+WIDE = (10, 60)
+"""b of everything else: what the first grid leaves of an entry below 2⁴¹ goes to the second."""
+TERMS = 12  # bits of the number of terms, each of weight 1 at most
+MAGIC = 1.5 * 2.0**52
+OFFSET = 0x4338000000000000  # its bits
+PIECE = 1 << 18  # entries at a time, which stay in a core's cache
+
+
+Reduce = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+"""Sums tensors over all processes; the identity where there is one process."""
+
+
+class Sums:
+    """Σ_k p_k x_k of a set of tensors: float64 ones plainly, all others on a grid.
+
+    Args:
+        like: name → ``[*shape]``; gives shapes, types and the device.
+        narrow: names of those whose terms are below 2¹¹.
+    """
+
+    def __init__(self, like: Mapping[str, Tensor], narrow: Collection[str] = ()) -> None:
+        self._dtypes = {name: t.dtype for name, t in like.items()}
+        kinds: dict[tuple[int, ...], Params] = {}
+        for name in sorted(like):  # in the same order on every process
+            exact = like[name].dtype is torch.float64
+            kinds.setdefault(() if exact else NARROW if name in narrow else WIDE, {})[name] = like[name]
+        self._grids = [Grid(tensors, places) for places, tensors in kinds.items()]
+        self._weight = next(iter(like.values())).new_zeros((), dtype=torch.float64)
+
+    def add(self, values_K: Mapping[str, Tensor], weight_K: Tensor) -> None:
+        """Adds K terms, name → ``[K, *shape]``, of float64 weights ``[K]`` ≤ 1; weight 0 keeps even NaN out."""
+        self._weight = self._weight + weight_K.sum()
+        for grid in self._grids:
+            grid.add(values_K, weight_K)
+
+    def total(self, reduce: Reduce) -> tuple[Params, Tensor]:
+        """The sums over all processes, float64 tensors name → ``[*shape]``, and that of the weights. Called once."""
+        parts = [grid.parts() for grid in self._grids]
+        *added, weight = reduce([*chain.from_iterable(parts), self._weight])
+        rest = iter(added)
+        total: Params = {}
+        for grid in self._grids:
+            total |= grid.total([next(rest) for _ in grid.totals])
+        return total, weight
+
+    def mean(self, reduce: Reduce) -> Params:
+        """The sums over those of the weights, or over 1 where that is 0, in the types of ``like``. Called once."""
+        total, weight = self.total(reduce)
+        torch._foreach_div_(list(total.values()), torch.where(weight > 0, weight, 1.0))
+        return {name: total[name].to(dtype) for name, dtype in self._dtypes.items()}
+
+
+class Grid:
+    """The sums of a set of tensors that share their places: ``NARROW`` or ``WIDE``; none for plain sums."""
+
+    def __init__(self, like: Mapping[str, Tensor], places: Sequence[int]) -> None:
+        self.places, device = tuple(places), next(iter(like.values())).device
+        # No tensor of ``like``, which may be an upload's.
+        self._shapes = {name: (t.shape, torch.empty_like(t).stride()) for name, t in like.items()}
+        self._sizes = [t.numel() for t in like.values()]
+        size, dtype = sum(self._sizes), torch.int64 if places else torch.float64
+        self.totals = [torch.zeros(size, dtype=dtype, device=device) for _ in places or (0,)]
+        self._buffer = torch.empty(size, dtype=torch.float64, device=device)
+        self._views = self._split(self._buffer)
+        self._magic = torch.full((1,), MAGIC, dtype=torch.float64, device=device)
+        self._terms = 0
+
+    def _split(self, flat: Tensor) -> list[Tensor]:
+        """All entries, ``[D]``, as tensors in the memory format of the set's."""
+        pieces = zip(flat.split(self._sizes), self._shapes.values(), strict=True)
+        return [piece.as_strided(*layout, piece.storage_offset()) for piece, layout in pieces]
+
+    def add(self, values_K: Mapping[str, Tensor], weight_K: Tensor) -> None:
+        on_cpu = weight_K.device.type == "cpu"  # reading a weight of a GPU would wait for it
+        for row, weight in enumerate(weight_K.tolist() if on_cpu else weight_K):
+            if on_cpu and weight == 0:
+                continue
+            torch._foreach_copy_(self._views, [values_K[name][row] for name in self._shapes])
+            if not on_cpu:
+                self._buffer.copy_(torch.where(weight > 0, self._buffer * weight, 0.0))
+            self._terms += 1
+            for piece, *totals in zip(*(t.split(PIECE) for t in (self._buffer, *self.totals)), strict=True):
+                self._add(piece, totals, weight if on_cpu else 1.0)
+
+    def _add(self, piece: Tensor, totals: Sequence[Tensor], weight: float) -> None:
+        """Adds a piece of one term; changes it."""
+        if not self.places:
+            totals[0].add_(piece, alpha=weight)
+        for i, b in enumerate(self.places):
+            last = i == len(self.places) - 1
+            term = torch.add(self._magic, piece, alpha=weight * 2.0**b, out=piece if last else None)
+            totals[i].add_(term.view(torch.int64))
+            if not last:
+                piece.mul_(weight).sub_(term.sub_(self._magic), alpha=2.0**-b)
+                weight = 1.0
+
+    def parts(self) -> list[Tensor]:
+        """This process's totals, ``[D]`` for each place. Called once, after the last term."""
+        offset = self._terms * OFFSET % 2**64 if self.places else 0
+        return [total.sub_(offset - 2**64 * (offset >= 2**63)) for total in self.totals]
+
+    def total(self, parts: Sequence[Tensor]) -> Params:
+        """Float64 tensors of the parts of all processes."""
+        *upper, total = (part.double() * 2.0**-b for part, b in zip(parts, self.places or (0,), strict=True))
+        for part in upper:
+            total.add_(part)
+        return dict(zip(self._shapes, self._split(total), strict=True))
+
+
+def sum_over_processes(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Sums tensors over all processes, one message for each data type; the identity in a single process.
+
+    Sums of int64 are modulo 2⁶⁴.
+    """
+    if rank_and_world()[1] == 1:
+        return tensors
+    result: list[Tensor] = list(tensors)
+    for dtype in dict.fromkeys(t.dtype for t in tensors):  # in the same order on every process
+        places = [i for i, t in enumerate(tensors) if t.dtype == dtype]
+        flat = _flatten_dense_tensors([tensors[i].contiguous() for i in places])
+        _wait(dist.all_reduce(flat, async_op=True), flat)
+        parts = _unflatten_dense_tensors(flat, [tensors[i].contiguous() for i in places])
+        for i, part in zip(places, parts, strict=True):
+            # Memory format of the original, so that the server's optimizer meets one layout.
+            result[i] = torch.empty_like(tensors[i]).copy_(part)
+    return result
+
+
+def _wait(work: Any, tensor: Tensor) -> None:
+    while tensor.device.type == "cpu" and not work.is_completed():
+        time.sleep(5e-4)  # in Python, where a Ctrl-C or SIGTERM is heard before the slowest process is done
+    work.wait()
