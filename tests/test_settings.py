@@ -85,18 +85,14 @@ attacks.colluding.IPM attack: epsilon [0 inf]
 attacks.byzantine.Scale attack: factor [-1e30 1e30]
 attacks.byzantine.Gaussian attack: factor [0 inf]
 metrics.leakage.Leakage metrics.leakage: every [1 inf] whole, images [1 inf] whole, optimizer lbfgs|adam
-metrics.leakage.Leakage metrics.leakage: lr (0 inf] null, iterations [1 inf] whole, restarts [1 inf] whole
+metrics.leakage.Leakage metrics.leakage: iterations [1 inf] whole, restarts [1 inf] whole
 metrics.global_model.Classes metrics.classes: every [1 inf] whole, figures flag
 metrics.local_models.Forgetting metrics.forgetting: samples [1 inf] whole null
 metrics.local_models.CKA metrics.cka: samples [1 inf] whole
 metrics.surface.Surface metrics.surface: grid [2 1000] whole, margin [0 inf], samples [1 inf] whole null, figures flag
 metrics.surface.Surface metrics.surface: split test|train
 optim.fedopt.FedAdam server: lr [0 inf], tau [1e-12 inf]
-callbacks.after_round.RoundProgressBar callbacks.progress: seconds [0 inf]
 checkpoints.writing.RoundCheckpoint callbacks.checkpoint: every [1 inf] whole
-checkpoints.writing.BestCheckpoint callbacks.best: mode max|min
-callbacks.after_round.EarlyStop callbacks.early_stopping: patience [1 inf] whole, min_delta [0 inf], mode max|min
-callbacks.after_round.PartitionPicture callbacks.partition: draw flag
 data.partition.Dirichlet partition: alpha [1e-100 1e100], min_size [1 inf] whole, max_tries [1 inf] whole
 data.partition.DirichletBalanced partition: alpha [1e-100 1e100]
 data.partition.ClassesPerClient partition: classes [1 inf] whole

@@ -101,26 +101,6 @@ def test_what_hooks_see(config, tmp_path, poison):
     assert watch.aggregated == (0 if poison else 3)
 
 
-@pytest.mark.parametrize(
-    ("device", "shape", "expected"),
-    [
-        ("cpu", [3, 32, 32], 250),
-        ("cpu", [3, 64, 64], 62),
-        ("cpu", [1, 8, 8], 2000),
-        ("cuda", [3, 64, 64], 500),
-        ("cuda", [1, 28, 28], 7836),
-        ("cuda", [1, 8, 8], 10_000),
-    ],
-)
-def test_how_many_test_samples_are_taken_at_once(config, device, shape, expected):
-    data = build(config("data=synthetic", "data.dataset.num_test=10000").data)
-    data.setup()
-    data.input_shape = shape
-    strategy = SimpleNamespace(root_device=torch.device(device))
-    data.trainer = SimpleNamespace(world_size=1, global_rank=0, strategy=strategy)
-    assert tuple(next(iter(data.val_dataloader()[0]))) == (0, expected)
-
-
 @pytest.mark.parametrize("world", [1, 2, 6, 7, 48])
 def test_every_process_tests_a_part_of_the_test_split(config, world):
     data = build(config("data.eval_batch_size=50").data)

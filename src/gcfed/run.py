@@ -20,7 +20,7 @@ from torch import nn
 from gcfed.assemble import Parts, assemble, build_module, build_trainer, describe, described
 from gcfed.callbacks.after_round import EarlyStop
 from gcfed.check import check
-from gcfed.checkpoints.reading import RunRecord, check_checkpoint, check_tests, fitting, load_weights, resume_from
+from gcfed.checkpoints.reading import RunRecord, check_checkpoint, fitting, load_weights, resume_from
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.probe import look
@@ -143,14 +143,14 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
         ValueError: the file is damaged, or of another model than ``cfg`` says.
         FileNotFoundError: there is none, or its data are not there.
     """
-    tensors, rounds, record = load_weights(cfg.ckpt_path)
+    tensors, rounds = load_weights(cfg.ckpt_path)
     data = require(cfg, "data")
     torch.set_float32_matmul_precision(cfg.get("precision_matmul") or "highest")
     run = described(cfg, data).copy()
     for key, nothing in (("weights", None), ("pretrained", False), ("start", None)):
         if key in run.model:
             run.model[key] = nothing  # the file's tensors come, so that nothing need be downloaded
-    check_tests(Path(cfg.ckpt_path), record, cfg, data)
+    data.setup()
     module = build_module(run)
     look(module, data)
     module.net.load_state_dict(fitting(module, tensors, Path(cfg.ckpt_path)))

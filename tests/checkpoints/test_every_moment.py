@@ -80,9 +80,11 @@ def test_every_process_keeps_the_states_of_the_last_checkpoint(tmp_path, first):
     store, state = stores.open("c"), {"w": torch.ones(1, 3)}
     trainer = SimpleNamespace(
         callbacks=[loop], global_step=1, max_steps=9, should_stop=False, is_global_zero=first,
-        save_checkpoint=lambda *_, **__: loop.state_dict(), strategy=SimpleNamespace(checkpoint_io=None),
+        save_checkpoint=lambda *_, **__: loop.state_dict(), strategy=SimpleNamespace(),
     )  # fmt: skip
+    checkpoint = RoundCheckpoint(str(tmp_path))
+    checkpoint.setup(trainer, None, "fit")
     store.write(np.array([1]), state, 0)
-    RoundCheckpoint(str(tmp_path)).after_round(trainer, {})
+    checkpoint.after_round(trainer, {})
     store.write(np.array([1]), state, 1)
     assert sorted(path.name for path in (tmp_path / "c").iterdir()) == ["1-0.bin", "1-1.bin"]

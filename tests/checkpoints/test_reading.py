@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import threading
-import zipfile
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,7 +16,7 @@ from omegaconf import open_dict
 from gcfed.checkpoints.reading import checksum, class_checksum, fingerprint, load_checkpoint, resume_from
 from gcfed.data.base import FederatedDataset, Split
 from gcfed.data.partition import Partition
-from gcfed.run import evaluate, train
+from gcfed.run import train
 from gcfed.runs.folder import CHECKPOINT
 from gcfed.utils.files import locked
 
@@ -37,21 +36,16 @@ def run(config, finished):
     return lambda *overrides: train(config(*FAST, "ckpt_path=last", *overrides, folder=finished))
 
 
-def test_every_flipped_bit_is_seen(run, finished, tmp_path):
+def test_a_flipped_bit_and_another_file_are_refused(run, finished, tmp_path):
     content = bytearray((finished / "checkpoints/last.ckpt").read_bytes())
     weights = bytes(torch.load(finished / "checkpoints/last.ckpt")["state_dict"]["net.fc1.weight"].numpy())
     content[content.index(weights) + len(weights) // 2] ^= 1
     (tmp_path / "bad.ckpt").write_bytes(content)
     with pytest.raises(ValueError, match=r"bad\.ckpt is damaged.*checksum of .* is wrong"):
         load_checkpoint(tmp_path / "bad.ckpt")
-
-
-def test_an_archive_that_could_unpack_to_any_size_is_refused_unread(tmp_path, monkeypatch):
-    with zipfile.ZipFile(tmp_path / "bomb.ckpt", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("archive/data/0", bytes(10**7))
-    monkeypatch.setattr(zipfile.ZipFile, "open", lambda *_, **__: pytest.fail("its content was unpacked"))
-    with pytest.raises(ValueError, match=r"bomb\.ckpt is damaged.*could unpack to any size"):
-        load_checkpoint(tmp_path / "bomb.ckpt")
+    torch.save({"state_dict": {}}, tmp_path / "bad.ckpt")
+    with pytest.raises(ValueError, match=r"bad\.ckpt is damaged, or no checkpoint of this project: gcfed did not"):
+        load_checkpoint(tmp_path / "bad.ckpt")
 
 
 def test_a_job_of_a_sweep_that_has_not_begun_starts_and_a_run_does_not(tmp_path, monkeypatch):
@@ -62,7 +56,7 @@ def test_a_job_of_a_sweep_that_has_not_begun_starts_and_a_run_does_not(tmp_path,
     assert resume_from("last", tmp_path / "anything") is None
 
 
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(config, tmp_path, monkeypatch, caplog):
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(config, tmp_path, caplog):
     """With clients' states, bit for bit; a damaged one never becomes the one before."""
     last, previous = (tmp_path / "run" / "checkpoints" / name for name in ("last.ckpt", "previous.ckpt"))
 
@@ -80,14 +74,6 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(config, tmp_path, monk
     assert kept[0] == kept[1]
     assert [row["round"] for row in read_rows(tmp_path / "run/metrics.csv")] == [1, 2, 3]
     assert [load_checkpoint(path)["global_step"] for path in (last, previous)] == [3, 2]
-    for path in (last, previous):
-        path.write_bytes(b"")
-    monkeypatch.setattr("gcfed.run.assemble", lambda _: pytest.fail("data were prepared for nothing"))
-    with pytest.raises(ValueError, match=r"last\.ckpt is damaged.*previous\.ckpt is damaged.*Start anew"):
-        go("run", 4, "ckpt_path=last")
-    (other := last.with_name("other.ckpt")).touch()
-    with pytest.raises(ValueError, match=r"^[^;]*other\.ckpt is damaged[^;]*$"):  # what lies beside it is not its own
-        resume_from(str(other), tmp_path / "run")
 
 
 def test_a_resume_that_is_refused_changes_no_file(config, tmp_path):
@@ -104,44 +90,26 @@ def test_a_resume_that_is_refused_changes_no_file(config, tmp_path):
     assert train(config(*FAST, *go, "rounds=4", "ckpt_path=last", folder=folder)).metrics["round"] == 4
 
 
-@pytest.mark.parametrize("kind", ["images", "table"])
-def test_data_that_have_changed_are_refused_by_part(config, tmp_path, kind):
-    """By a run that is resumed, and by a test of its checkpoint: a single number of any split."""
+def test_data_that_have_changed_are_refused_by_part(config, tmp_path):
+    """By a run that is resumed: a single number of any split."""
     rng = np.random.default_rng(0)
-    x = rng.integers(1, 255, (60, 1, 4, 4)).astype(np.uint8) if kind == "images" else rng.normal(size=(60, 5))
+    x = rng.normal(size=(60, 5))
     content = {"x": x[:40], "y": np.arange(40) % 3, "x_test": x[40:], "y_test": np.arange(20) % 3}
-    own = ("data=arrays", f"data.path={tmp_path}/x.npz", "data.validation=0.2", "participation.num_clients=4",
-           "participation.per_round=2", "client.epochs=1", "partition=iid")  # fmt: skip
-    tested = config(*own, f"ckpt_path={tmp_path}/run/{CHECKPOINT}")
 
-    def save(key=None, changed=None):
-        np.savez(tmp_path / "x.npz", **content | ({key: changed} if key else {}))
-
-    def refused(call, *words):
-        with pytest.raises(ValueError, match=r"\.ckpt: the data have changed since: .*\. Put the old file") as error:
-            call(*words)
-        return re.search(r"since: (.*?)\. Put", str(error.value))[1]
-
-    def go(*overrides):
+    def go(*overrides, **changed):
+        np.savez(tmp_path / "x.npz", **content | changed)
+        own = ("data=arrays", f"data.path={tmp_path}/x.npz", "data.validation=0.2", "participation.num_clients=4",
+               "participation.per_round=2", "client.epochs=1", "partition=iid")  # fmt: skip
         return train(config(*own, *overrides, folder=tmp_path / "run"))
 
-    save()
     go("rounds=1")
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    save("x", 255 - x[:40] if kind == "images" else -x[:40])
-    assert refused(go, "rounds=2", "ckpt_path=last") == "training samples, validation samples"
-    assert refused(evaluate, tested) == "validation samples"
     for key, part in (("x_test", "test samples"), ("y_test", "test labels"), ("x", "t[a-z]+ samples"), ("y", "labels")):
         other = content[key].copy()
         other.flat[0] = 0 if other.flat[0] else 1
-        save(key, other)
-        assert re.search(part, refused(go, "rounds=2", "ckpt_path=last"))
-        if "test" in part:
-            assert refused(evaluate, tested) == part
+        with pytest.raises(ValueError, match=rf"the data have changed since: [^.]*{part}.*Put the old files back"):
+            go("rounds=2", "ckpt_path=last", **{key: other})
     assert {path: path.read_bytes() for path in before} == before
-    others = config(*own, "data.limit_test=19", f"ckpt_path={tmp_path}/run/{CHECKPOINT}")  # on purpose
-    assert evaluate(others)["round"] == 1
-    save()
     assert go("rounds=2", "ckpt_path=last").frame.index.tolist() == [1, 2]
 
 
@@ -242,16 +210,3 @@ def test_a_folder_is_one_runs_at_a_time(run, finished):
         run()
     run()
     assert not (finished / ".lock").exists()
-
-
-def test_a_file_that_is_no_checkpoint_is_refused(run, finished, tmp_path):
-    run()
-    with pytest.raises(ValueError, match=r"^ckpt_path=None names no checkpoint: give ckpt_path=<run>/checkpoints/last"):
-        load_checkpoint(None)
-    with pytest.raises(ValueError, match=r"w\.safetensors holds weights alone.*: give <run>/checkpoints/last.ckpt"):
-        load_checkpoint("run/w.safetensors")
-    whole = torch.load(finished / CHECKPOINT, weights_only=True)
-    for content in ([1], {}, {key: value for key, value in whole.items() if key != "loops"}):
-        torch.save(content, tmp_path / "other.ckpt")
-        with pytest.raises(ValueError, match=r"other\.ckpt was not written by this project, whose .* loops, "):
-            load_checkpoint(tmp_path / "other.ckpt")

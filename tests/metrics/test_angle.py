@@ -102,11 +102,6 @@ def test_every_second_round_and_the_last():
     assert [rows[t] for t in (1, 3, 4)] == [all_rows[t] for t in (1, 3, 4)]
 
 
-def test_clients_that_stay_where_they_are_have_no_angle():
-    rows, *_ = measured(Angle(), solver=sgd(lr=0.0))
-    assert rows == [{}, {}, {}]
-
-
 @pytest.mark.parametrize("ratio", [0.5, 1.0])
 def test_coordinates_count_as_the_updates_that_they_stand_for(ratio):
     """Of a subspace of another size, and of all space rotated, where shapes do not tell."""

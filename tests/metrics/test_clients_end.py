@@ -1,12 +1,11 @@
 """Drift, CKA and the clients' own accuracy against NumPy, in the plain loop."""
 
-import copy
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from harness import ArrayData, make_net, random_federation, sgd, train_rounds
+from harness import ArrayData, make_net, random_federation
 from recording import EXACT, NAN_CLIENT, measured
 from torch import nn
 
@@ -36,13 +35,6 @@ def test_drift(k, poisoned):
             "drift/divergence": pytest.approx(np.sqrt(((deltas - mean) ** 2).sum(1).mean()), **EXACT),
             "drift/cosine": pytest.approx((deltas @ mean / norms).mean() / np.linalg.norm(mean), **EXACT),
         }
-
-
-def test_drift_of_clients_that_stay_where_they_are():
-    """No length, no direction: the cosine is undefined, nothing else is."""
-    (row,), _, _ = measured(Drift(), make_net(), random_federation(), rounds=1, solver=sgd(lr=0.0))
-    assert np.isnan(row.pop("drift/cosine"))
-    assert row == dict.fromkeys(row, 0.0)
 
 
 # ----------------------------------------------------------------------------------------------------------- CKA
@@ -113,18 +105,6 @@ def test_cka_of_each_layer(k):
         assert row == {}
 
 
-def test_the_probe_is_drawn_once_and_by_the_seed():
-    data = random_federation()
-    data = WithTest(data.x, data.y, data.clients)
-    probes = []
-    for k in (1, 2):
-        metric = CKA(every=1, samples=4)
-        measured(metric, mlp(), data, k=k, rounds=2)
-        probes.append(metric._probe)
-    assert torch.equal(*probes)
-    assert len(probes[0].unique(dim=0)) == 4
-
-
 # ------------------------------------------------------------------------------------------- the clients' own data
 def scores(logits, y):
     """Accuracy and mean cross-entropy over the labels that are not padding."""
@@ -183,13 +163,6 @@ def with_own_tests(sizes=(7, 12, 5, 9, 1)):
     return data, tests
 
 
-def with_test():
-    """The same clients beside a common test split."""
-    data, _ = with_own_tests()
-    data.__class__ = WithTest
-    return data
-
-
 @pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize("poisoned", [False, True])
 def test_personal(k, poisoned):
@@ -212,17 +185,6 @@ def test_personal(k, poisoned):
         }
 
 
-def test_a_client_without_a_test_sample_calls_no_network():
-    class Picky(nn.Linear):
-        def forward(self, x):
-            assert len(x) > 0
-            return super().forward(x)
-
-    data, _ = with_own_tests((7, 1))
-    (row,), _, _ = measured(Personal(every=1), Picky(6, 4).double(), data, rounds=1, cohort_of=2)
-    assert 0 <= row["personal/global_acc"] <= 1
-
-
 def test_the_worst_tenth_is_of_eleven_clients_two():
     data, tests = with_own_tests((60,) * 11)
     (row,), ((start, _),), _ = measured(Personal(every=1), make_net(), data, rounds=1, cohort_of=11)
@@ -237,29 +199,3 @@ def test_the_worst_tenth_is_of_eleven_clients_two():
 def test_personal_needs_test_splits_of_clients():
     with pytest.raises(ValueError, match=r"metrics=personal .* set data\.client_test=0\.2"):
         measured(Personal(), make_net(), random_federation())
-
-
-# ----------------------------------------------------------------------------------------------- they only look
-def test_personal_changes_no_bit():
-    """As test_contract says of the metrics that every run can have."""
-    data = with_test()
-    net = mlp()
-    alone, drawn = train_rounds(copy.deepcopy(net), data, sgd(), rounds=3, k=2), torch.get_rng_state()
-    assert torch.equal(alone, measured(Personal(every=1), net, data, k=2)[2])
-    assert torch.equal(drawn, torch.get_rng_state())
-
-
-def test_the_parts_of_three_processes_add_up():
-    data = with_test()
-    whole, _, _ = measured(Personal(every=1), mlp(), data, rounds=1)
-    rows, _, _ = measured(Personal(every=1), mlp(), data, rounds=1, world=3)
-    assert rows == [pytest.approx(whole[0], **EXACT)]
-
-
-def test_bad_settings_are_named():
-    with pytest.raises(ValueError, match=r"^every=0 must be a whole number of at least 1"):
-        Drift(every=0)
-    with pytest.raises(ValueError, match=r"^samples=1\.5 must be a whole number"):
-        CKA(samples=1.5)
-    with pytest.raises(ValueError, match=r"metrics=cka .* Sequential"):
-        measured(CKA(), make_net(), random_federation())

@@ -1,10 +1,12 @@
 """The attack against what it is to find: a sample whose gradient it is given."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
-from gcfed.metrics.leakage import invert_gradient
+from gcfed.metrics.leakage import OPTIMIZERS, invert_gradient
 
 
 def smooth_net():
@@ -35,7 +37,7 @@ def sample(batch=1):
     return x, torch.arange(batch) + 2
 
 
-@pytest.mark.parametrize("settings", [{"iterations": 30}, {"optimizer": "adam", "lr": 0.1, "iterations": 300}])
+@pytest.mark.parametrize("settings", [{"iterations": 30}, {"optimizer": "adam", "iterations": 300}])
 def test_it_recovers_the_sample_and_its_label(settings):
     net, (x, y) = smooth_net(), sample()
     found = invert_gradient(
@@ -53,7 +55,7 @@ def test_the_mismatch_is_that_of_what_it_returns():
     target = gradient_of(net, x, y)
     found = invert_gradient(net, weights_of(net), target, x.shape, 5, random=start(), iterations=5)
     again = invert_gradient(
-        net, weights_of(net), target, x.shape, 5, random=start(), iterations=5, optimizer="lbfgs", lr=1.0, restarts=1
+        net, weights_of(net), target, x.shape, 5, random=start(), iterations=5, optimizer="lbfgs", restarts=1
     )
     assert torch.equal(found.x, again.x)  # the settings of the authors' code are the default
     own = gradient_of(net, found.x, found.labels)
@@ -61,21 +63,12 @@ def test_the_mismatch_is_that_of_what_it_returns():
     assert found.mismatch == pytest.approx(float(apart / sum(t.square().sum() for t in target.values())), rel=1e-9)
 
 
-def test_the_best_of_all_starting_points():
-    net, (x, y) = smooth_net(), sample()
-    target = gradient_of(net, x, y)
-    runs = [
-        invert_gradient(net, weights_of(net), target, x.shape, 5, random=start(), iterations=2, restarts=n)
-        for n in (1, 2)
-    ]
-    assert runs[1].mismatch < runs[0].mismatch
-
-
-def test_a_search_that_diverges_returns_the_best_that_it_met():
+def test_a_search_that_diverges_returns_the_best_that_it_met(monkeypatch):
     """With an infinite step the second point is no number: the first is left."""
+    monkeypatch.setitem(OPTIMIZERS, "adam", partial(torch.optim.Adam, lr=float("inf")))
     net, (x, y) = smooth_net(), sample()
     arguments = (net, weights_of(net), gradient_of(net, x, y), x.shape, 5)
-    found = invert_gradient(*arguments, random=start(), iterations=9, optimizer="adam", lr=float("inf"))
+    found = invert_gradient(*arguments, random=start(), iterations=9, optimizer="adam")
     assert 0 < found.mismatch < float("inf")
     torch.testing.assert_close(found.x, torch.randn(1, 1, 6, 6, generator=start()).double())
 
@@ -92,12 +85,3 @@ def test_it_attacks_the_weights_that_it_is_given_and_touches_nothing():
     assert (found.x - x).abs().max() < 0.1
     assert all(torch.equal(p, moved[n]) and p.grad is None for n, p in net.named_parameters())
     assert torch.equal(before, torch.get_rng_state())
-
-
-def test_tensors_without_a_gradient_are_no_part_of_the_match():
-    """A frozen layer: the others still tell."""
-    net, (x, y) = smooth_net(), sample()
-    target = gradient_of(net, x, y)
-    del target["0.weight"], target["0.bias"]
-    found = invert_gradient(net, weights_of(net), target, x.shape, 5, random=start(), iterations=30)
-    assert found.mismatch < 1e-4

@@ -15,7 +15,6 @@ from gcfed.aggregators.norm_clip import NormClip
 from gcfed.data.sampling import UniformSampler
 from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.client import ClientProgram
-from gcfed.federated.method import parts_of
 from gcfed.methods.proximal import Proximal
 from gcfed.methods.scaffold import Scaffold
 from gcfed.metrics.local_models import Clients, Forgetting
@@ -205,24 +204,6 @@ def test_a_round_without_a_finite_client_has_nothing_to_measure(config, tmp_path
     assert [row["train/nonfinite_clients"] for row in rows] == [3, 3]
     assert not COLUMNS & {name for row in rows for name in row}
     assert final_weights(result).isfinite().all()
-
-
-def test_bad_settings_are_refused_before_the_first_round(config, tmp_path):
-    with pytest.raises(ValueError, match=r"metrics\.gap\.every=0"):
-        run(config, tmp_path / "run", "metrics=[gap]", "metrics.gap.every=0")
-    assert not (tmp_path / "run").exists()
-
-
-def test_the_halves_of_several_client_metrics_have_keys_of_their_own():
-    """By which checkpoints know their states."""
-    parts = parts_of([Clients(), Forgetting(), Gap()])
-    assert [part.state_key for part in parts] == [
-        "Clients",
-        "Sums of clients",
-        "Forgetting",
-        "Sums of forgetting",
-        "Gap",
-    ]
 
 
 def test_smoothed_accuracies_are_the_same_in_the_rows_and_in_the_summary(config, tmp_path):

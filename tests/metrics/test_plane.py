@@ -20,9 +20,7 @@ def test_axes_are_orthonormal_and_corners_are_the_models(dtype, tolerance):
         model["running"] = torch.full((2,), 100.0 * i, dtype=dtype)  # a buffer: along, but of no length
     given = copy.deepcopy(models)
     plane = Plane(models, ["w", "b"])
-    across, up = (
-        torch.cat([axis[name].flatten().double() for name in ("w", "b")]) for axis in (plane.across, plane.up)
-    )
+    across, up = plane.axes
     assert across.norm() == pytest.approx(1, abs=tolerance)
     assert up.norm() == pytest.approx(1, abs=tolerance)
     assert across @ up == pytest.approx(0, abs=tolerance)

@@ -7,7 +7,6 @@ import torch
 from conftest import read_rows
 from harness import final_weights
 from omegaconf import open_dict
-from recording import EXACT
 from torch import nn
 
 from gcfed.run import train
@@ -65,17 +64,6 @@ def test_no_run_notices_it_and_it_finds_what_the_run_finds(config, tmp_path, mod
         if model is None:
             assert matplotlib.image.imread(tmp_path / "with" / f"surface_round_{number}.png").std() > 0.02
     assert not (tmp_path / "with" / "surface_round_1.npz").exists()
-
-
-def test_the_papers_figure_is_of_the_training_loss(config, tmp_path):
-    more = ("metrics.surface.samples=null", "rounds=1")
-    result, _ = run(config, tmp_path, *SURFACE, *more)
-    x, y = result.loop.data.fetch(torch.arange(120), None)
-    loss = nn.functional.cross_entropy(result.module.net(x), y).item()
-    found = np.load(tmp_path / "surface_round_1.npz")
-    assert found["point_loss"][5] == pytest.approx(loss, **EXACT)
-    assert str(found["split"]) == "train"
-    assert not list(tmp_path.glob("surface*.png"))  # extras.figures is false in these tests
 
 
 def test_a_cohort_of_two_is_refused_before_the_first_round(config, tmp_path):

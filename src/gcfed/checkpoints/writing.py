@@ -1,4 +1,4 @@
-"""Checkpoints go to the disk: whole, and while the next round trains."""
+"""Writes checkpoints, whole, while the next round trains."""
 
 import io
 import logging
@@ -6,18 +6,17 @@ import os
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from math import isfinite
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from gcfed.callbacks.after_round import AfterRound, measured
+from gcfed.callbacks.after_round import AfterRound, monitored
 from gcfed.federated.loop import FederatedLoop
-from gcfed.runs.folder import BEST, CHECKPOINT, METRICS, PREVIOUS
+from gcfed.runs.folder import CHECKPOINT, METRICS, PREVIOUS
 from gcfed.utils.checked import Count, checked
 from gcfed.utils.files import in_words, replacing
 
@@ -25,20 +24,17 @@ log = logging.getLogger(__name__)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes beside the old checkpoint and renames: a kill at any moment leaves the one or the other, whole.
+    """Writes beside the old checkpoint and renames: a kill at any moment leaves one of them, whole.
 
-    The old one is kept as ``previous.ckpt``, if this run has read or written it and the file system has hard links.
-    What goes to the disk is put together at once; a thread takes it there while the next round trains. ``wait`` returns
-    when it is there; the next checkpoint, and the end of a run, wait too.
-
-    Lightning's own writer goes through the system's temporary folder, which may lie on another file system: its last
-    move is then a copy over the old file.
+    The old one is kept as ``previous.ckpt`` if this run has read or written it and the file system has hard links. A
+    thread writes while the next round trains; the next checkpoint and the end of the run wait for it. Lightning's own
+    writer goes through the system's temporary folder, so its last move may be a copy over the old file.
     """
 
     newest: Path | None = None  # checkpoint of this run that is known to be whole
 
     def __init__(self) -> None:
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread = ThreadPoolExecutor(1)
         self._tasks: list[Future] = []
 
     def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -49,16 +45,19 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self.wait()
         content = io.BytesIO()
         torch.save(checkpoint, content)
-        self._thread = self._thread or ThreadPoolExecutor(1)
         self._tasks = [self._thread.submit(self._write, content, Path(path).resolve())]
 
     def then_delete(self, paths: Iterable[Path]) -> None:
         """Deletes these files once the checkpoint that was saved last, which does not need them, is on the disk."""
-        assert self._thread is not None
-        self._tasks.append(self._thread.submit(delete, paths, self._tasks[:1]))
+
+        def delete(written: list[Future]) -> None:
+            for path in paths if all(task.exception() is None for task in written) else ():
+                path.unlink(missing_ok=True)
+
+        self._tasks.append(self._thread.submit(delete, self._tasks[:1]))
 
     def wait(self, timeout: float | None = None) -> None:
-        """Until what was saved is on the disk; at most so many seconds.
+        """Waits until what was saved is on the disk; at most so many seconds.
 
         Raises:
             OSError: it cannot be written.
@@ -68,15 +67,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             task.result()
 
     def teardown(self) -> None:
-        """Waits, also where an error has ended the run: it is not to be hidden by another."""
+        """Waits. An error is only logged, so that it does not hide the one that has ended the run."""
         while self._tasks:
             try:
                 self.wait()
             except OSError as error:
                 log.error("%s", in_words(error))
-        if self._thread is not None:
-            self._thread.shutdown()
-            self._thread = None
+        self._thread.shutdown()
 
     def _write(self, content: io.BytesIO, path: Path) -> None:
         last, previous = path.name == CHECKPOINT.name, path.with_name(PREVIOUS.name)
@@ -86,7 +83,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 file.flush()
                 os.fsync(file.fileno())
             with suppress(FileNotFoundError), (path.parent.parent / METRICS).open("rb") as rows:
-                os.fsync(rows.fileno())  # a run whose file lacks a round that its checkpoint knows cannot go on
+                os.fsync(rows.fileno())  # a run whose file lacks a round of its checkpoint cannot go on
             if last and self.newest != previous:
                 previous.unlink(missing_ok=True)
             if last and self.newest == path:
@@ -95,32 +92,21 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self.newest = path if last else self.newest
 
 
-def delete(paths: Iterable[Path], written: Iterable[Future] = ()) -> None:
-    """Deletes files, unless what was to be ``written`` before was not."""
-    if all(task.exception() is None for task in written):
-        for path in paths:
-            path.unlink(missing_ok=True)
-
-
 @checked
 class RoundCheckpoint(AfterRound, Checkpoint):
-    """Writes ``last.ckpt`` to the folder ``dirpath`` when a round is finished, its test included.
-
-    After every so many rounds, and after the last; the one before becomes ``previous.ckpt``.
-    """
+    """Writes ``last.ckpt`` to the folder ``dirpath`` after ``every`` so many rounds and after the last one."""
 
     def __init__(self, dirpath: str, every: Count = 1) -> None:
         self.dirpath, self.every = Path(dirpath), every
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # trainer.plugins may have another
-            trainer.strategy.checkpoint_io = AtomicCheckpointIO()
+        trainer.strategy.checkpoint_io = self._writer = AtomicCheckpointIO()
 
-    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
-        self._wait(trainer, 0)  # a disk that has become full ends the run here, not rounds later
+    def on_train_batch_start(self, *_: Any) -> None:
+        self._writer.wait(0)  # a disk that has become full ends the run here, not rounds later
 
-    def on_train_end(self, trainer: Trainer, *_: Any) -> None:
-        self._wait(trainer)
+    def on_train_end(self, *_: Any) -> None:
+        self._writer.wait()
 
     def after_round(self, trainer: Trainer, row: dict[str, Any]) -> None:
         done = trainer.global_step
@@ -128,45 +114,18 @@ class RoundCheckpoint(AfterRound, Checkpoint):
             trainer.save_checkpoint(self.dirpath / CHECKPOINT.name, weights_only=False)
             obsolete = FederatedLoop.of(trainer).stores.rotate()
             if trainer.is_global_zero:
-                writer = trainer.strategy.checkpoint_io
-                (writer.then_delete if isinstance(writer, AtomicCheckpointIO) else delete)(obsolete)
-
-    def _wait(self, trainer: Trainer, timeout: float | None = None) -> None:
-        if isinstance(writer := trainer.strategy.checkpoint_io, AtomicCheckpointIO):
-            writer.wait(timeout)
+                self._writer.then_delete(obsolete)
 
 
-@checked
-class BestCheckpoint(AfterRound):
-    """Writes ``best.ckpt`` when a column of the rows is better than in all rounds before: to be tested by src/eval.py.
+class BestCheckpoint(AfterRound, ModelCheckpoint):
+    """Lightning's, by any column of ``metrics.csv``: the checkpoint of the best round, for src/eval.py.
 
-    Not a ``Checkpoint``, which Lightning would call after ``last.ckpt`` is saved: that one holds the best so far.
-
-    The column may be any of ``metrics.csv``, also one that is measured in some rounds only.
-
-    Raises:
-        ValueError: in the first round that is tested: a column that the run does not have.
+    It must come before :class:`RoundCheckpoint`, so that ``last.ckpt`` knows the best round so far.
     """
 
-    def __init__(self, dirpath: str, column: str = "test/acc", mode: Literal["max", "min"] = "max") -> None:
-        self.path, self.column, self.sign = Path(dirpath) / BEST, column, 1 if mode == "max" else -1
-        self.best: float | None = None
-        self.round = 0
+    def __init__(self, dirpath: str, monitor: str, mode: str = "max", filename: str = "best") -> None:
+        super().__init__(dirpath, filename, monitor, mode=mode, enable_version_counter=False)
 
     def after_round(self, trainer: Trainer, row: dict[str, Any]) -> None:
-        value = measured(trainer, row, "callbacks.best.column", self.column)
-        better = value is not None and (self.best is None or self.sign * (value - self.best) > 0) and isfinite(value)
-        if trainer.strategy.broadcast(better):  # processes may differ in a column of seconds
-            self.best, self.round = value, row["round"]
-            trainer.save_checkpoint(self.path, weights_only=False)
-
-    def on_train_end(self, *_: Any) -> None:
-        if self.best is not None:
-            log.info("%s is of round %d: %s %.4g", BEST, self.round, self.column, self.best)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best, "round": self.round, "column": self.column}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if state_dict["column"] == self.column:  # else the best of another column
-            self.best, self.round = state_dict["best"], state_dict["round"]
+        if monitored(trainer, row, self.monitor or ""):
+            self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))

@@ -1,4 +1,4 @@
-"""What the measurements share: the rounds in which they look, the way of what clients note, means over the cohort."""
+"""Base classes of the measurements: in which rounds they measure, what clients send for them, means over the cohort."""
 
 import csv
 from collections.abc import Iterable, Sequence
@@ -20,17 +20,14 @@ from gcfed.utils.checked import Count, checked
 from gcfed.utils.files import replacing
 from gcfed.utils.words import show
 
-AT_ONCE = 500
-"""Samples of a forward pass."""
+AT_ONCE = 500  # samples of a forward pass
 
 
 class Metric(Part):
-    """A part that only looks: with it or without it, a run is the same bit for bit.
+    """A part that only measures: a run with it is bit for bit the run without it.
 
     Args:
         every: rounds between two measurements; the last round is always measured, as it is always tested.
-
-    Those that write files also take their ``folder``; those that draw, ``figures``: whether to.
     """
 
     order = Order.MEASURES
@@ -42,23 +39,21 @@ class Metric(Part):
         self.every = every
 
     def validate(self, setup: Setup) -> None:
-        self.rounds, self.data = setup.rounds, setup.data
-        self.names = setup.names
+        self.rounds, self.data, self.names = setup.rounds, setup.data, setup.names
 
     def due(self, index: int) -> bool:
         """Whether the round of this index is measured."""
         return (index + 1) % self.every == 0 or index + 1 >= self.rounds
 
     def params(self, start: Params) -> Params:
-        """The parameters of a model that travel."""
+        """The parameters of a model that clients send."""
         return {name: start[name] for name in self.names}
 
 
 class ServerMetric(Metric, ServerPart):
-    """What the server measures, of uploads as they arrive and of its model, in the rounds that are due.
+    """Measures on the server, in the rounds that are due: ``begin``, then ``take`` of each upload, then ``columns``.
 
-    Where it says ``begin``, ``take`` and ``columns``, the hooks of a round without clients, and of others that are not
-    measured, do nothing. What ``begin`` took, and clients that say so, :attr:`seconds`, is no time of training.
+    The seconds of ``begin``, and those that clients report, do not count as training.
     """
 
     seconds = 0.0
@@ -69,7 +64,7 @@ class ServerMetric(Metric, ServerPart):
         self.server_parts = [part for part in setup.parts if isinstance(part, ServerPart)]
 
     def begin(self, download: Download, round: Round) -> None:
-        """Metrics come after the methods: what goes down is final, and what methods keep is still this round's."""
+        """Comes after the methods, so that the download is final."""
 
     def take(self, upload: Upload, round: Round) -> None: ...
 
@@ -98,25 +93,21 @@ class ServerMetric(Metric, ServerPart):
             row |= self.columns(round)
 
     def as_sent(self, upload: Upload, names: Sequence[str]) -> Params:
-        """The clients' updates as they were uploaded, name → ``[K, *shape]``.
-
-        What travels in other coordinates counts as the update that it stands for.
-        """
+        """The clients' updates as they were uploaded, name → ``[K, *shape]``, out of any subspace of the methods."""
         sent = {name: upload.delta[name] for name in names}
         for part in self.server_parts:
             sent = {name: part.decode(name, t) for name, t in sent.items()}
         return sent
 
     def show(self, picture: Path, round: Round) -> None:
-        """Hands a picture of the run's folder to its loggers, under the name of its file up to a ``_``."""
+        """Gives a picture in the run's folder to the loggers, under the name of its file up to a ``_``."""
         show(self.module.trainer.loggers, picture.stem.split("_")[0], picture, round.index + 1)
 
 
 class ClientMetric(Metric, ClientPart):
-    """What clients look at when their local training is over. It travels in ``notes``, which add up.
+    """Measures on the clients when their local training is over. Their notes are added up on the server.
 
-    Two functions of their arguments say what: clients call :meth:`note`, and the server, which begins with the note of
-    :class:`NoClients`, :meth:`summary`.
+    :meth:`note` and :meth:`summary` must be functions of their arguments: the former runs on the clients.
     """
 
     @property
@@ -124,11 +115,11 @@ class ClientMetric(Metric, ClientPart):
         return self, Sums(self)
 
     def note(self, stack: ClientStack, download: Download) -> Params:
-        """Name → sum over the K ≥ 0 clients of a stack; ``seconds``, if it is there, is no time of training."""
+        """Name → sum over the K ≥ 0 clients of a stack. ``seconds`` is optional and does not count as training."""
         raise NotImplementedError
 
     def summary(self, sums: Params, round: Received) -> dict[str, float]:
-        """The columns, of the sums over the cohort."""
+        """The columns, from the sums over the cohort."""
         raise NotImplementedError
 
     @torch.no_grad()
@@ -138,7 +129,7 @@ class ClientMetric(Metric, ClientPart):
 
 
 class NoClients(ClientStack):
-    """A stack of K = 0 clients, of which there is no more than what a note reads."""
+    """A stack of K = 0 clients, for the names and shapes of a note."""
 
     def __init__(self, start: Params) -> None:
         self.net, self.clients = nn.Identity(), np.zeros(0, dtype=np.int64)
@@ -146,7 +137,7 @@ class NoClients(ClientStack):
 
 
 class Sums(ServerMetric):
-    """The server's half of a client metric: adds up its notes, over stacks and processes."""
+    """The server's half of a client metric: adds up its notes over stacks and processes."""
 
     def __init__(self, half: ClientMetric) -> None:
         super().__init__(half.every)
@@ -154,7 +145,7 @@ class Sums(ServerMetric):
 
     @property
     def state_key(self) -> str:
-        return f"{type(self).__name__} of {self.name}"  # there may be several
+        return f"Sums of {self.name}"  # there may be several
 
     def begin(self, download: Download, round: Round) -> None:
         self._note = self.half.note(NoClients(round.start), download)
@@ -177,18 +168,19 @@ class Sums(ServerMetric):
 
 
 class OwnNumbers(ClientMetric):
-    """Numbers that each client has of its own; columns are their means.
+    """Numbers of each client by itself; the columns are their means over the cohort.
 
-    The clients are looked at one after the other, in evaluation mode, so that the numbers do not depend on who else is
-    in the stack. A number that is not finite is left out of its mean, and a mean of nothing out of the row.
+    Clients are measured one after the other, in evaluation mode, so that a number does not depend on the stack. A
+    number that is not finite is left out of its mean, and a mean of nothing out of the row. A metric of your own needs
+    a ``name``, ``columns`` and :meth:`measure`.
     """
 
-    columns: tuple[str, ...]
-    """What :meth:`measure` returns; known from ``validate`` on."""
+    columns: tuple[str, ...]  # of what measure() returns; known from validate() on
 
     def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:
-        """One number for each of ``columns``, float64 on the device, of the client in this row of the stack, whose
-        network its training left as ``own``.
+        """One number for each of ``columns``, float64 on the device, ``[V]``, of the client in this row of the stack.
+
+        ``own`` is its network after training, ``stack.start`` the one before.
         """
         raise NotImplementedError
 
@@ -210,18 +202,15 @@ class OwnNumbers(ClientMetric):
 
 
 class RoundTable:
-    """Writes ``<name>.csv``, a metric's lines of each round, on the first process; a resumed run drops what comes after
-    its checkpoint.
-    """
+    """Writes ``<name>.csv``, a metric's lines of each round; a resumed run drops those after its checkpoint."""
 
     name: str
     folder: str
-    header: tuple[str, ...]
-    """Its columns behind ``round``."""
+    header: tuple[str, ...]  # columns behind ``round``
     _started = False
 
     def append(self, round: Round, lines: Iterable[Iterable[Any]]) -> None:
-        """The lines of a round, each without its number."""
+        """Adds the lines of a round, each without its number."""
         if rank_and_world()[0] != 0:
             return
         path, number = Path(self.folder) / f"{self.name}.csv", round.index + 1
@@ -236,7 +225,7 @@ class RoundTable:
 
 
 def now(device: torch.device) -> float:
-    """Seconds, once the device has done what it was asked for."""
+    """Seconds, after the device has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return perf_counter()
@@ -252,14 +241,14 @@ def zeros(round: Round, *shape: int) -> Tensor:
 
 
 def in_cohort(values_K: Tensor, stack: ClientStack, download: Download) -> Tensor:
-    """A row for each client of the cohort, those of the stack filled, ``[K, …]`` → ``[|cohort|, …]``."""
+    """The stack's rows in a table of zeros with a row for each client of the cohort, ``[K, …]`` → ``[|cohort|, …]``."""
     table = values_K.new_zeros(len(download.cohort), *values_K.shape[1:])
     table[places(download.cohort, stack.clients)] = values_K
     return table
 
 
 def drawn(samples: np.ndarray, most: int | None, rng: np.random.Generator) -> np.ndarray:
-    """So many of these samples, in their order; None: all."""
+    """At most so many of these samples, in their order; None: all."""
     if most is None or len(samples) <= most:
         return samples
     return np.sort(rng.choice(samples, most, replace=False))
@@ -272,7 +261,7 @@ def fetch_tests(data: Any, samples: np.ndarray) -> tuple[Tensor, Tensor]:
 
 
 def floats(values: Params) -> dict[str, float]:
-    """Numbers on the device, all in one wait for it."""
+    """Numbers on the device, fetched in one transfer."""
     return dict(zip(values, torch.stack([*values.values()]).tolist(), strict=True))
 
 

@@ -22,7 +22,7 @@ from gcfed.utils.files import replacing
 @checked
 @dataclass(eq=False)
 class Classes(RoundTable, ServerMetric):
-    """Accuracy on each class of the test split, and what is taken for what: ``classes/*`` and three files.
+    """Accuracy on each class of the test split, and the confusion matrix: ``classes/*`` and three files.
 
     =====================  =======================================================================
     ``classes/worst_acc``  accuracy on the class where it is lowest, of those that the split has
@@ -30,10 +30,9 @@ class Classes(RoundTable, ServerMetric):
     ``classes/best_acc``   accuracy on the class where it is highest
     =====================  =======================================================================
 
-    ``classes.csv`` has a line for each class of each measured round. At the end ``confusion.csv`` counts how many
-    samples of a class (row) were taken for which (column), and ``confusion.png`` shows their shares. All is counted
-    from the outputs of the round's own test: it costs no pass over the data, and a round that is not tested is not
-    measured.
+    ``classes.csv`` has a line for each class of each measured round. At the end ``confusion.csv`` counts the samples of
+    a class (row) by the predicted class (column), and ``confusion.png`` shows their shares. Both are counted from the
+    outputs of the round's own test: a round that is not tested is not measured.
     """
 
     folder: str
@@ -118,18 +117,19 @@ class RelativeError(ServerMetric):
         parts = {key: getattr(self.data, key) for key in ("limit_train", "validation", "client_test", "standardize")}
         moving = [f"data.{key}={part}" for key, part in parts.items() if part]
         self.network = dict(self.module.net.named_parameters())
-        wrong = ""
         if optimum is None:
             wrong = f"needs a known optimum, and data={self.data.dataset.name} has none: take data=matrix_regression"
         elif moving:
-            wrong = f"knows one optimum, and {moving[0]} moves the optimum: take fewer data.dataset.samples instead"
-        elif (dealt := sizes.sum()) < (there := len(self.data.labels)):
-            wrong = f"knows the optimum of all {there:,} samples, and clients have {dealt:,}: let all groups be clients"
+            wrong = f"knows one optimum, and {moving[0]} moves it: take fewer data.dataset.samples instead"
+        elif sizes.sum() < len(self.data.labels):
+            wrong = "knows the optimum of all samples, and some are with no client: let all groups be clients"
         elif weighting == "uniform" and sizes.min() < sizes.max():
             alike = f"clients with {sizes.min()} to {sizes.max()} of them count alike: take partition=natural"
             wrong = f"knows the optimum of all samples, and {alike} (or, for FedAvg, aggregator=weighted_mean)"
         elif {n: (*p.shape,) for n, p in self.network.items()} != {n: v.shape for n, v in optimum.items()}:
             wrong = f"knows the optimum of other parameters, {', '.join(optimum)}: take model=linear"
+        else:
+            wrong = ""
         if wrong:
             raise ValueError(f"metrics=relative_error {wrong}.")
         self._optimum = {name: torch.from_numpy(v) for name, v in optimum.items()}

@@ -1,11 +1,9 @@
 """What a curious server reads out of an upload: FedGC's attack (gradient constraint, A.5, Figure 5).
 
-It is deep leakage from gradients (Zhu et al., NeurIPS 2019, Algorithm 1). Who knows a network, its weights w and the
-gradient g of the loss on one batch looks for inputs x and soft labels y with the same gradient, from x, y ~ N(0, 1), by
-L-BFGS: ``min ‖∇_w ℓ(f(x; w), softmax(y)) − g‖² / ‖g‖²``, summed over all tensors. The authors' networks have sigmoids,
-and strides in place of pooling: the gradients of ReLU and max-pooling jump, and the search ends in a local minimum.
-Added to theirs, for what it recovers: a line search (strong Wolfe), the best point met, restarts, and Adam, which gets
-further with ReLU.
+It is deep leakage from gradients (Zhu et al., NeurIPS 2019, Algorithm 1). From a network, its weights w and the
+gradient g of the loss on one batch it searches for inputs x and soft labels y with the same gradient, from
+x, y ~ N(0, 1), by L-BFGS: ``min ‖∇_w ℓ(f(x; w), softmax(y)) − g‖² / ‖g‖²``, summed over all tensors. Added to the
+authors' algorithm: a line search (strong Wolfe), the best point met, restarts, and Adam.
 """
 
 import copy
@@ -26,8 +24,13 @@ from gcfed.federated.method import Setup
 from gcfed.federated.round import Received, Round
 from gcfed.methods.requirements import functional_network
 from gcfed.metrics.base import ServerMetric, evaluating, zeros
-from gcfed.utils.checked import Count, Positive, checked
+from gcfed.utils.checked import Count, checked
 from gcfed.utils.rng import generator, torch_seed
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "lbfgs": partial(torch.optim.LBFGS, lr=1.0, line_search_fn="strong_wolfe"),
+    "adam": partial(torch.optim.Adam, lr=0.1),
+}
 
 
 @checked
@@ -36,10 +39,9 @@ class Leakage(ServerMetric):
     """What DLG recovers from one client's upload of one step: ``leakage/*`` and a picture; for images only.
 
     In the rounds that are measured one client of the cohort, drawn by the seed, rehearses one step of plain SGD on a
-    few of its images, and uploads through all methods as it would in earnest. The server takes Δ/(−η) for the gradient
-    of those images and inverts it. It knows the broadcast weights, η and the network, and takes no account of what
-    methods made of the gradient. Of several images the order is unknown: each original is paired with the nearest that
-    was recovered.
+    few of its images and uploads through all methods. The server takes Δ/(−η) for the gradient of those images and
+    inverts it; it knows the broadcast weights, η and the network. The order of several images is unknown: each original
+    is paired with the nearest recovered one.
 
     =====================  ======================================================================================
     ``leakage/mse``        of the pixels, in 0…1, mean over the images
@@ -48,10 +50,9 @@ class Leakage(ServerMetric):
     ``leakage/mismatch``   ‖∇ − g‖² / ‖g‖²: near 0, the search has succeeded, whether or not the image is the client's
     =====================  ======================================================================================
 
-    ``leakage_round_<t>.png`` shows the originals above what was recovered. A search that failed (``mismatch`` not near
-    0) proves no privacy: ReLU and max-pooling resist this attack by their kinks alone, and under Fixup initialization
-    nothing but the last layer has a gradient in the first round. The network is attacked in evaluation mode; with
-    dropout or batch statistics, clients have other gradients in training.
+    ``leakage_round_<t>.png`` shows the originals above the recovered images. A search that failed (``mismatch`` not
+    near 0) proves no privacy: the gradients of ReLU and max-pooling jump, and the search ends in a local minimum. The
+    network is attacked in evaluation mode; with dropout or batch statistics, clients train by other gradients.
 
     Raises:
         ValueError: at ``validate``, data that are no images, or of other than one or three channels.
@@ -63,7 +64,6 @@ class Leakage(ServerMetric):
     iterations: Count = 300
     restarts: Count = 4
     optimizer: Literal["lbfgs", "adam"] = "lbfgs"
-    lr: Positive | None = None
     figures: bool = True
 
     name = "leakage"
@@ -103,14 +103,11 @@ class Leakage(ServerMetric):
         return {f"leakage/{name}": value for name, value in zip(names, values, strict=True) if measured}
 
     def attack(self, client: int, x: Tensor, y: Tensor, gradient: Params, round: Round) -> tuple[float, ...]:
-        """The values of the columns, once it is drawn what the gradient of a client's ``[B, *input]`` and ``[B]``
-        gives away.
-        """
+        """The values of the columns, for a client's images ``[B, *input]``, labels ``[B]`` and uploaded gradient."""
         with evaluating(self.module.net):
             found = invert_gradient(
                 self.module.net, round.start, gradient, tuple(x.shape), self.data.num_classes,
                 iterations=self.iterations, restarts=self.restarts, optimizer=self.optimizer,
-                lr=self.lr or {"lbfgs": 1.0, "adam": 0.1}[self.optimizer],
                 random=torch.Generator().manual_seed(torch_seed(round.seed, "leakage", round.index)),
             )  # fmt: skip
         original, recovered = self._pixels(x), self._pixels(found.x)
@@ -130,7 +127,7 @@ class Leakage(ServerMetric):
         return *torch.stack([mean.double() for mean in means]).tolist(), found.mismatch
 
     def _pixels(self, x: Tensor) -> Tensor:
-        """What the transform made of images, undone, ``[B, C, H, W]`` in 0…1."""
+        """Images before the transform, ``[B, C, H, W]`` in 0…1."""
         mean, std = (x.new_tensor(v).view(-1, 1, 1) for v in (self.data.transform.mean, self.data.transform.std))
         return (x.detach() * std + mean).clamp(0, 1)
 
@@ -147,20 +144,20 @@ def nearest(original: Tensor, recovered: Tensor) -> Tensor:
 
 
 class Recovered(NamedTuple):
-    """Inputs ``[B, *input]`` as the network takes them, probabilities of the classes ``[B, C]``, and their mismatch."""
+    """What an attack found."""
 
-    x: Tensor
-    labels: Tensor
+    x: Tensor  # inputs [B, *input] as the network takes them
+    labels: Tensor  # probabilities of the classes [B, C]
     mismatch: float
 
 
 def invert_gradient(
     net: nn.Module, weights: Params, gradient: Params, shape: tuple[int, ...], num_classes: int, *,
-    random: torch.Generator, iterations: int = 300, restarts: int = 1, optimizer: str = "lbfgs", lr: float = 1.0,
+    random: torch.Generator, iterations: int = 300, restarts: int = 1, optimizer: str = "lbfgs",
 ) -> Recovered:  # fmt: skip
-    """The inputs and labels whose gradient comes nearest to ``gradient``, the best of all restarts (:class:`Leakage`).
+    """The inputs and labels whose gradient comes nearest to ``gradient``, the best of all restarts.
 
-    The network is called as it is, in its present mode; neither it nor its gradients are touched.
+    The network is called in its present mode; neither it nor its gradients are changed.
 
     Args:
         weights: the network's parameters and buffers at which the gradient was taken, name → ``[*shape]``.
@@ -184,12 +181,7 @@ def invert_gradient(
     for _ in range(restarts):
         sizes = (shape, (shape[0], num_classes))
         dummies = [torch.randn(size, generator=random).to(target[0]).requires_grad_() for size in sizes]
-        minimizer: torch.optim.Optimizer
-        if optimizer == "lbfgs":
-            minimizer = torch.optim.LBFGS(dummies, lr=lr, line_search_fn="strong_wolfe")
-        else:
-            minimizer = torch.optim.Adam(dummies, lr=lr)
-        attempts.append(_descend(mismatch, dummies, minimizer, iterations))
+        attempts.append(_descend(mismatch, dummies, OPTIMIZERS[optimizer](dummies), iterations))
     value, x, labels = min(attempts, key=lambda attempt: attempt[0])
     return Recovered(x, labels.softmax(-1), value)
 
@@ -206,14 +198,11 @@ def _descend(
         return value.detach()
 
     best, kept = math.inf, [leaf.detach().clone() for leaf in leaves]
-    for _ in range(iterations):
+    for step in range(iterations + 1):
         here = [leaf.detach().clone() for leaf in leaves]
-        value = float(minimizer.step(closure))  # type: ignore[arg-type]  # of where the step began
-        if not math.isfinite(value):
+        value = float(minimizer.step(closure) if step < iterations else mismatch(*leaves))  # type: ignore[arg-type]
+        if not math.isfinite(value):  # it is that of where the step began
             break
         if value < best:
             best, kept = value, here
-    value = float(mismatch(*leaves).detach())
-    if value < best:
-        best, kept = value, [leaf.detach() for leaf in leaves]
     return best, kept[0], kept[1]

@@ -1,7 +1,6 @@
-"""How the clients' own models do when their local training is over, beside the broadcast model that they had.
+"""The clients' own models after local training, compared with the broadcast model.
 
-Samples come without augmentation, networks in evaluation mode, and neither the terms of methods nor their calibration
-of the logits enter.
+Samples come without augmentation, networks are in evaluation mode, and terms and calibrations of methods do not enter.
 """
 
 import math
@@ -26,10 +25,9 @@ from gcfed.utils.rng import generator
 @checked
 @dataclass(eq=False)
 class Clients(OwnNumbers):
-    """What local training gains at home: ``clients/{acc,loss}_{before,after}``, on each client's own training data.
+    """Clients on their own training data, before and after local training: ``clients/{acc,loss}_{before,after}``.
 
-    Beside ``test/acc`` it shows what the global model keeps of it. A label of padding in a sequence counts for nothing;
-    a client whose loss is not finite is left out of all four.
+    Padding labels of sequences do not count. A client whose loss is not finite is left out of all four.
     """
 
     every: Count = 10
@@ -39,7 +37,7 @@ class Clients(OwnNumbers):
     columns = ("clients/acc_before", "clients/loss_before", "clients/acc_after", "clients/loss_after")
 
     def samples(self, client: int) -> np.ndarray:
-        """The indices of the samples on which a client is looked at."""
+        """The indices of the samples on which a client is measured."""
         return self.data.client(client)
 
     def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:

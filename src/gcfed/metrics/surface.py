@@ -12,7 +12,6 @@
 """
 
 import logging
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -28,17 +27,8 @@ from gcfed.federated.method import Part, Setup
 from gcfed.federated.processes.strategy import rank_and_world
 from gcfed.federated.round import Received, Round
 from gcfed.federated.stack import ClientStack
-from gcfed.metrics.base import (
-    AT_ONCE,
-    ClientMetric,
-    NoClients,
-    ServerMetric,
-    dot,
-    drawn,
-    evaluating,
-    fetch_tests,
-    zeros,
-)
+from gcfed.metrics import base
+from gcfed.metrics.base import AT_ONCE, ClientMetric, ServerMetric, drawn, evaluating, fetch_tests, zeros
 from gcfed.utils.checked import Count, Weight, checked
 from gcfed.utils.files import replacing
 from gcfed.utils.rng import generator
@@ -69,15 +59,13 @@ class LocalModels(ClientMetric):
 class Surface(ServerMetric):
     """Evaluates the network on the plane through three clients' models, at the nodes of a square grid.
 
-    w₁, w₂ and w₃ are the local models of the first three clients of the cohort, by id, whose training stayed finite:
-    runs of different methods have the same three, and comparable pictures, where seed and federation are the same. The
-    origin is w₁, the first axis lies along w₂ − w₁ and the second, in the same unit (Euclidean distance over all
-    parameters), across it towards w₃. The broadcast model and the new global one lie off the plane and are marked where
-    they project to. Floating-point buffers follow the same combinations; a running variance that would be negative,
-    outside the triangle, is 0. All models are evaluated in the precision of their weights.
+    w₁, w₂ and w₃ are the local models of the first three clients of the cohort, by id, whose training stayed finite.
+    The origin is w₁, the first axis lies along w₂ − w₁ and the second, in the same unit (Euclidean distance over all
+    parameters), across it towards w₃. The broadcast model and the new global one lie off the plane and are marked at
+    their projections. Floating-point buffers follow the same combinations; a running variance below 0 becomes 0. All
+    models are evaluated in the precision of their weights.
 
-    A measured round costs grid² + 6 passes over the samples, dealt to the processes. Three local models are kept until
-    the round is over, on the CPU. It adds nothing to the rows of metrics.
+    A measured round costs grid² + 6 passes over the samples, divided among the processes. It adds nothing to the rows.
 
     Raises:
         ValueError: at ``validate``, a cohort of fewer than three.
@@ -107,7 +95,7 @@ class Surface(ServerMetric):
 
     def begin(self, download: Download, round: Round) -> None:
         self._held: dict[int, Params] = {}  # client → its model: the first three that were seen here
-        self._nobody = LocalModels(1).note(NoClients(round.start), download)
+        self._nobody = LocalModels(1).note(base.NoClients(round.start), download)
 
     def notes(self, round: Round) -> dict[str, Any]:
         return {self.name: self._nobody} if self.due_in(round) else {}
@@ -205,55 +193,48 @@ class Plane:
     """The plane through three models: origin in the first, orthonormal axes by Gram–Schmidt, lengths over parameters.
 
     Args:
-        models: three of them, name → ``[*shape]``, on the CPU; the plane takes over their memory.
+        models: three of them, name → ``[*shape]``, on the CPU.
         names: of the parameters. All other tensors follow the same combinations.
 
     Attributes:
+        axes: ``[2, P]``, float64.
         corners: where the models lie, ``[3, 3]``: x, y, and 0 for the distance from the plane.
         is_flat: whether they lie on a line, or in one point.
     """
 
     def __init__(self, models: list[Params], names: list[str]) -> None:
-        self.origin, self.across, self.up = models
-        self.names = names
-        for axis in (self.across, self.up):
-            torch._foreach_sub_(list(axis.values()), [self.origin[name] for name in axis])
-        width = self._to_unit(self.across)
-        lean = 0.0
+        self.models, self.names = models, names
+        self.origin, *others = map(self._flat, models)
+        self.axes = torch.stack(others) - self.origin
+        self.width, self.lean, self.height = self.axes[0].norm().item(), 0.0, 0.0
+        self.axes[0] /= self.width or 1.0
         for _ in range(2):  # the second time takes what rounding has left
-            along = self._dot(self.up, self.across)
-            torch._foreach_sub_(list(self.up.values()), [self.across[name] for name in self.up], alpha=along)
-            lean += along
-        height = self._to_unit(self.up)
-        self.corners = np.array([(0.0, 0.0, 0.0), (width, 0.0, 0.0), (lean, height, 0.0)])
-        noise = 10 * torch.finfo(self.origin[names[0]].dtype).eps
-        self.is_flat = not min(width, height) > noise * max(width, np.hypot(lean, height))
+            along = (self.axes[1] @ self.axes[0]).item()
+            self.axes[1] -= along * self.axes[0]
+            self.lean += along
+        self.height = self.axes[1].norm().item()
+        self.axes[1] /= self.height or 1.0
+        self.corners = np.array([(0.0, 0.0, 0.0), (self.width, 0.0, 0.0), (self.lean, self.height, 0.0)])
+        noise = 10 * torch.finfo(models[0][names[0]].dtype).eps
+        self.is_flat = not min(self.width, self.height) > noise * max(self.width, np.hypot(self.lean, self.height))
 
     def at(self, x: float, y: float) -> Params:
         """The model at a point of the plane."""
-        model = {n: t.add(self.across[n], alpha=x).add_(self.up[n], alpha=y) for n, t in self.origin.items()}
-        for name, t in model.items():
-            if name.endswith("running_var"):  # of a batch normalization
-                t.clamp_(min=0.0)
-        return model
+        third = y / self.height
+        second = (x - third * self.lean) / self.width
+        one, two, three = self.models
+        model = {n: t + second * (two[n] - t) + third * (three[n] - t) for n, t in one.items()}
+        return {n: t.clamp(min=0.0) if n.endswith("running_var") else t for n, t in model.items()}
 
     def project(self, state: Params) -> tuple[float, float, float]:
         """Where a model projects to, and its distance from there; NaN for one that is not finite."""
-        apart = {name: state[name].cpu() - self.origin[name] for name in self.names}
-        x, y = (self._dot(apart, axis) for axis in (self.across, self.up))
-        for name, t in apart.items():
-            t.sub_(self.across[name], alpha=x).sub_(self.up[name], alpha=y)
-        distance = math.sqrt(self._dot(apart, apart))
+        apart = self._flat(state) - self.origin
+        x, y = (self.axes @ apart).tolist()
+        distance = (apart - x * self.axes[0] - y * self.axes[1]).norm().item()
         return (x, y, distance) if np.isfinite(distance) else (np.nan, np.nan, np.nan)
 
-    def _dot(self, a: Params, b: Params) -> float:
-        return dot({name: a[name] for name in self.names}, b).item()
-
-    def _to_unit(self, axis: Params) -> float:
-        """Scales an axis to length 1; returns the length that it had."""
-        length = math.sqrt(self._dot(axis, axis))
-        torch._foreach_div_(list(axis.values()), length or 1.0)
-        return length
+    def _flat(self, model: Params) -> Tensor:
+        return torch.cat([model[name].flatten().cpu().double() for name in self.names])
 
 
 def square(points: np.ndarray, grid: int, margin: float) -> tuple[np.ndarray, np.ndarray]:

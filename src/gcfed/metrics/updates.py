@@ -138,16 +138,15 @@ class Drift(ClientMetric):
 
 
 class Coherence(WeightMetric):
-    """Whether the clients agree in what gradient centralization takes out of their updates: ``gc/rho/<tensor>``.
+    """Whether the clients agree in what gradient centralization removes from their updates: ``gc/rho/<tensor>``.
 
-    P takes the mean over each output's inputs out of an update (``gc.mean=out``, whatever mean the run's GC has). Of
-    the m clients of a round,
+    P removes the mean over each output's inputs (``gc.mean=out``, whatever mean the run's GC has). Of the m clients of
+    a round,
 
         gc/rho/<tensor> = ‖mean_k (I − P)Δ_k‖² / mean_k ‖(I − P)Δ_k‖²
 
-    is 1 where all of them take out the same, a direction in which the model is to go, and about 1/m where it is the
-    noise of their own data. Of what Local GC has projected in every step, weight decay alone is left. The weights come
-    in the order of the network.
+    is 1 where all of them remove the same, a direction in which the model should go, and about 1/m where it is noise of
+    their own data. Where Local GC projects every step, only weight decay is left.
     """
 
     name = "coherence"
@@ -171,7 +170,7 @@ class Angle(ServerMetric):
     """What FedGC's constraints bound (gradient constraint, equations 1 and 8): ``angle/*``.
 
     With Δ_k the update of client k as it arrives (projected, quantized), Δ̄ the aggregated update of this round, and s
-    what the server did in the round before (broadcast now − broadcast then), in degrees over all parameters together:
+    the server's change in the round before (broadcast now − broadcast then), in degrees over all parameters together:
 
     ==================  ========================================================================================
     ``angle/server``    mean angle of Δ_k and s; none in the first round
@@ -179,9 +178,8 @@ class Angle(ServerMetric):
     ``angle/update``    angle whose cosine is the clients' mean cosine to Δ̄, ⟨mean Δ_k / ‖Δ_k‖, Δ̄⟩ / ‖Δ̄‖
     ==================  ========================================================================================
 
-    Δ̄ is known only when the uploads are gone, so that a sum of unit vectors has to stand for them, and their cosines
-    are averaged, not their angles. Where coordinates of a subspace are uploaded, the updates that they stand for are
-    measured. Clients that did not move are left out, too.
+    Δ̄ is known only after the uploads, so a sum of unit vectors is kept, and cosines are averaged instead of angles.
+    Clients that did not move are left out.
     """
 
     name = "angle"
@@ -198,8 +196,7 @@ class Angle(ServerMetric):
         self._step = {name: t - last[name] if known else torch.zeros_like(t) for name, t in start.items()}
         self._step_norm = dot(self._step, self._step).sqrt()
         self._direction = {name: torch.zeros_like(t) for name, t in self._step.items()}  # Σ Δ_k / ‖Δ_k‖
-        # Σ angle, clients above 90°, clients with an angle; clients with a direction
-        self._sums = zeros(round, 4)
+        self._sums = zeros(round, 4)  # Σ angle, clients above 90°, clients with an angle, clients with a direction
         self._values: dict[str, Tensor] = {}
 
     def take(self, upload: Upload, round: Round) -> None:
@@ -244,9 +241,8 @@ def _dots(tensors_K: Params, other: Params) -> Tensor:
 class Gap(ServerMetric):
     """The gap between the partial update and the true one: ``gap/*``, GC-Fed's Figure 1(b), in three units.
 
-    Of few participants the server averages Δ_S, of all N clients it would have averaged Δ_all. In the rounds that are
-    measured the clients outside the cohort train too, from the same broadcast, with the batches that they would have
-    drawn and the state of server and clients that they would have met, in a *rehearsal* of which nothing lasts:
+    Of few participants the server averages Δ_S; of all N clients it would have averaged Δ_all. In the rounds that are
+    measured the clients outside the cohort train too, in a *rehearsal* that changes no state:
 
     ================  =====================================
     ``gap/l2``        ‖Δ_S − Δ_all‖
@@ -254,10 +250,9 @@ class Gap(ServerMetric):
     ``gap/cosine``    ⟨Δ_S, Δ_all⟩ / (‖Δ_S‖ ‖Δ_all‖)
     ================  =====================================
 
-    Both are means of what clients upload, weighted as the aggregator weights them, over parameters, before the server
-    makes more of them (Global GC, momentum, a table). Attacks that see a whole cohort (ALIE, IPM) see none in a
-    rehearsal: outside the cohort, their clients train as all do. A measured round costs N/|S| rounds of training: it
-    enters ``time/round_s``, but not ``time/train_s``.
+    Both are means of the uploads, weighted as the aggregator weights them, over parameters, before the server's own
+    steps (Global GC, momentum, a table). Attacks that see a whole cohort (ALIE, IPM) do not act in a rehearsal. A
+    measured round costs N/|S| rounds of training, which enter ``time/round_s`` but not ``time/train_s``.
     """
 
     every: Count = 10

@@ -1,4 +1,4 @@
-"""Run folders: read one, find all, say how each ended, and where the next one is: a new one, or one to continue."""
+"""Run folders: reads one or all, says how each ended, and names the folder of the next run."""
 
 from __future__ import annotations
 
@@ -31,11 +31,9 @@ CONFIG, SUMMARY, METRICS, FAILURE = "config.yaml", "summary.json", "metrics.csv"
 TRIALS, RESULTS, STORAGE = "trials.csv", "optimization_results.yaml", "search.db"  # of a search
 CHECKPOINT = Path("checkpoints") / "last.ckpt"
 PREVIOUS = CHECKPOINT.with_name("previous.ckpt")
-BEST = "best.ckpt"  # beside them
 EXPORT = Path("global_model.safetensors")
-# Diverged: it came to its end, see divergence(). Failed: an error or a signal ended it. Unfinished: killed, or running.
+# Diverged: see divergence(). Failed: an error or a signal ended it. Unfinished: it was killed, or is running.
 FINISHED, DIVERGED, FAILED, UNFINISHED = STATES = ("finished", "diverged", "failed", "unfinished")
-_SYSTEM = re.compile(r"/(proc|sys|dev)(/(?!shm/)|$)")
 _COLUMN = re.compile(r"[^\[\]\x00-\x1f]{1,200}")  # of which measures can be asked for
 
 
@@ -110,32 +108,29 @@ def find_runs(roots: Iterable[str | Path]) -> list[Run]:
 
 
 def folders(roots: Iterable[str | Path]) -> Iterator[tuple[Path, list[str]]]:
-    """Every folder below the roots, which must be there, with the names of its files; not those within runs."""
+    """Every folder below the roots, with the names of its files. Folders within a run are left out."""
     for root in map(Path, roots):
         if not root.is_dir():
             raise FileNotFoundError(
                 f"roots={root}: there is no such folder. Runs lie in {ROOT / 'logs'}, or where paths.log_dir put them."
             )
-        seen, base = set[str](), os.path.realpath(root)
+        seen = set[str]()
         for name, below, files in os.walk(root, followlinks=True):
-            real = os.path.realpath(name)
-            # A link may lead back, above the root, or to where the system shows its processes and devices.
-            if real in seen or (seen and base.startswith(f"{real}/".replace("//", "/"))) or _SYSTEM.match(real):
+            if (real := os.path.realpath(name)) in seen:  # a link leads back
                 below.clear()
                 continue
             seen.add(real)
-            # No run holds another; its checkpoints and events are many.
             below[:] = [] if is_run(files) else [b for b in below if not b.startswith(".")]
             yield Path(name), files
 
 
 def shown(folder: Path) -> str:
-    """Its path from here, of which a table can have any letter."""
-    return os.path.relpath(folder).encode(errors="backslashreplace").decode()
+    """Its path from here."""
+    return os.path.relpath(folder)
 
 
 def is_run(files: Collection[str]) -> bool:
-    """Whether a folder with these files is a run's: its config is written once its settings are accepted."""
+    """Whether a folder with these files is a run's. Its config is written when its settings are accepted."""
     return CONFIG in files and not {"partition.npz", METRICS, SUMMARY, FAILURE}.isdisjoint(files)
 
 
@@ -186,7 +181,7 @@ def divergence(metrics: pd.DataFrame) -> str:
 def with_folder(cfg: DictConfig) -> DictConfig:
     """A copy of the config whose ``paths.output_dir`` is the absolute folder of one run.
 
-    Where :func:`gcfed.configure` chose the folder it is a new one each time, unless the run continues an earlier one.
+    The folder is a new one if the user has not named it, unless the run continues an earlier one.
     """
     chosen = OmegaConf.to_container(cfg.paths, resolve=False)["output_dir"].startswith("${run_dir:")  # type: ignore
     folder = Path(cfg.paths.output_dir).absolute()
@@ -210,14 +205,14 @@ def new_folder(path: Path) -> Path:
 def check_folder(cfg: DictConfig, folder: Path) -> None:
     """Refuses a folder that holds rounds of a run, unless this run continues it.
 
-    A run that was killed before its first checkpoint cannot be continued: it may begin again, with equal rounds.
+    A run that was killed before its first checkpoint may begin again, since its rounds come out equal.
 
     Raises:
         ValueError: names the folder and the remedy.
     """
     kept = [*folder.glob(f"{CHECKPOINT.parent}/*.ckpt"), *folder.glob(SUMMARY), *folder.glob(EXPORT.name)]
     if cfg.ckpt_path == "last" or (not kept and read_metrics(folder / METRICS).empty):
-        return  # the checkpoint says whose it is, or there is nothing to lose
+        return  # the checkpoint names its run, or there is nothing to lose
     config = folder / CONFIG
     if odd := differences(leaves(read_yaml(config)), leaves(cfg)) if config.is_file() else f"it has no {CONFIG}":
         raise ValueError(f"{folder} holds another run: {odd}. Name another folder, or move that one away.")
@@ -226,48 +221,44 @@ def check_folder(cfg: DictConfig, folder: Path) -> None:
 
 
 def run_dir(base: str, ckpt_path: Any, now: str, changed: str = "", *, _root_: Any) -> str:
-    """Where a run writes: ``<base>/<now>_<changed>``, or in the folder of the run which ``ckpt_path`` continues.
+    """Where a run writes: ``<base>/<now>_<changed>``, or the folder of the run that ``ckpt_path`` continues.
 
-    ``changed`` are the overrides, of which the name takes what Hydra reads in a ``ckpt_path``: TensorBoard shows it.
-
-    ``ckpt_path=last`` is the newest run under ``base`` with a checkpoint and the identity of this config.
+    ``changed`` are the overrides; their letters that Hydra would not read in a ``ckpt_path`` become ``-``.
+    ``ckpt_path=last`` is the newest run below ``base`` that has a checkpoint and the identity of this config.
     """
     overrides = re.sub(r"[^\w.+-]+", "-", changed.replace(",", "_"))[:100].strip("-_")
     new = Path(base) / (job() or "_".join(filter(None, (now, overrides))))
-    if not isinstance(ckpt_path, str):  # null, or what the run refuses
-        return str(new)
-    if ckpt_path != "last":
-        path = Path(ckpt_path)
-        return str(path.parent.parent if path.parent.name == "checkpoints" else new)
-    wanted = identity(_root_)
-    found = sorted(Path(base).glob(f"*/{CHECKPOINT}"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for folder in (path.parent.parent for path in found):
-        try:
-            if identity(read_yaml(folder / CONFIG)) == wanted:
-                return str(folder)
-        except ValueError as error:
-            log.warning("%s is passed over: %s", folder, error)
+    if ckpt_path == "last":
+        wanted = identity(_root_)
+        found = sorted(Path(base).glob(f"*/{CHECKPOINT}"), key=lambda path: path.stat().st_mtime, reverse=True)
+        for folder in (path.parent.parent for path in found):
+            try:
+                if identity(read_yaml(folder / CONFIG)) == wanted:
+                    return str(folder)
+            except (ValueError, OSError) as error:
+                log.warning("%s is passed over: %s", folder, error)
+    elif isinstance(ckpt_path, str) and Path(ckpt_path).parent.name == "checkpoints":
+        return str(Path(ckpt_path).parent.parent)
     return str(new)
 
 
 def sweep_dir(base: str, ckpt_path: str | None) -> str:
-    """A new folder for a sweep; with ``ckpt_path=last`` that of the newest one with the same overrides, to continue."""
+    """A new folder for a sweep; with ``ckpt_path=last`` that of the newest sweep with the same overrides."""
     if ckpt_path == "last":
         # Hydra has no config for a sweep as a whole: its jobs share what stands on the command line.
         words = (word for word in sys.argv[1:] if not word.startswith("-"))
         mine = counted(word for word in words if "=" in word or word.startswith("~"))
-        for sweep in sorted(Path(base).glob("multirun_*/"), reverse=True):
+        for sweep in sorted(Path(base).glob("multirun_*/multirun.yaml"), reverse=True):  # Hydra's own
             try:
-                saved = read_yaml(sweep / "multirun.yaml")  # Hydra's own
-                if counted(saved["hydra"]["overrides"]["task"]) == mine:
-                    return str(sweep)
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
-                log.warning("%s is passed over, its multirun.yaml cannot be read: %s", sweep, error)
+                if counted(read_yaml(sweep)["hydra"]["overrides"]["task"]) == mine:
+                    return str(sweep.parent)
+            except (ValueError, KeyError) as error:
+                log.warning("%s is passed over: %s", sweep, error)
     return str(Path(base) / datetime.now().strftime("multirun_%Y-%m-%d_%H-%M-%S-%f"))
 
 
 def job_dir(overrides: str) -> str:
-    """The name of a sweep's job: its overrides, as one folder of at most the 255 bytes that file systems take."""
+    """The folder of a sweep's job: its overrides, with at most the 255 bytes that file systems take."""
     name = re.sub(r"[/\\]", "-", overrides)
     if name == overrides and len(name.encode()) <= 255:
         return name

@@ -28,6 +28,8 @@ NEUTRAL = (
 COUNTED = ("client_store.dtype",)
 #: Values that other sections repeat under the same name, as ``data.seed: ${seed}``.
 REPEATED = ("seed", "rounds")
+#: Sections whose class is a hyperparameter.
+CLASSES = ("aggregator", "attack", "client.optimizer", "partition", "quantization", "server", "task")
 _INGREDIENT = re.compile(r"(gc|attack|quantization|methods\.[^.]+)\.")
 _NEUTRAL = re.compile(rf"({'|'.join(map(re.escape, NEUTRAL))})([./]|$)")
 
@@ -93,11 +95,6 @@ def identity(cfg: DictConfig | Mapping[str, Any]) -> str:
     return digest(leaves(cfg))
 
 
-def setting(cfg: DictConfig | Mapping[str, Any]) -> str:
-    """The identity without the seed: runs of one setting are repetitions."""
-    return digest(leaves(cfg), without="seed")
-
-
 def differences(there: Mapping[str, Any], here: Mapping[str, Any], most: int = 6) -> str:
     """In which keys two configs' :func:`leaves` differ: ``client.epochs is 5 there, 2 here``; "" where in none."""
     keys = [key for key in sorted(there.keys() | here.keys()) if there.get(key) != here.get(key)]
@@ -106,14 +103,11 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any], most: int = 6
 
 
 def hyperparameters(cfg: DictConfig) -> dict[str, Scalar]:
-    """What TensorBoard's HParams tab compares runs by: the group choices and the values that count, by their keys.
-
-    Classes are named for data, partition and the optimizers alone, lists become text.
-    """
+    """What loggers compare runs by: the group choices and the values that count, by their keys. Lists become text."""
     table: dict[str, Any] = {key: cfg.tags[key] for key in cfg.tags} | {"rounds": cfg.rounds}
     for key, value in leaves(cfg).items():
         section = key.removesuffix("._target_")
-        if section in ("partition", "client.optimizer", "server"):
+        if section in CLASSES:
             table[section] = str(value).rpartition(".")[2]
         elif "._" not in key and not key.startswith(("data.", "model.", "task")):
             table[key] = value

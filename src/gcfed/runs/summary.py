@@ -1,4 +1,4 @@
-"""What a run tells and leaves: its config as it begins, ``summary.json`` at its end, or ``failure.txt``."""
+"""What a run prints and leaves behind: ``summary.json`` and a table at its end, or ``failure.txt``."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import json
 import logging
 import math
 import traceback
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console, RenderableType
+from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
@@ -29,12 +28,12 @@ if TYPE_CHECKING:
     import pandas as pd
 
 ERRORS = ("test/loss", "test/rmse", "test/relative_error")  # of a test, beside the accuracy: the less, the better
-USUAL = {"train", "test", "val", "comm", "time"}  # first parts of the columns that every run has
+USUAL = {"train", "test", "comm", "time"}  # first parts of the columns that every run has
 
 
 def write_summary(folder: Path, figures: Mapping[str, Any], about: Mapping[str, str]) -> None:
     """Writes ``summary.json``: a run's figures, what identifies it and its data (``about``), and when it ended."""
-    # JSON has neither NaN nor infinity, the loss of a model that diverged.
+    # JSON has no NaN and no infinity, which are losses of a model that diverged.
     plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in figures.items()}
     plain |= {**about, "ended": datetime.now().astimezone().isoformat(timespec="seconds")}
     with replacing(folder / SUMMARY) as temporary:
@@ -44,13 +43,13 @@ def write_summary(folder: Path, figures: Mapping[str, Any], about: Mapping[str, 
 def summary_of(metrics: pd.DataFrame, targets: Sequence[float], processes: int = 1) -> dict[str, Any]:
     """The figures of a run: accuracies in 0…1, bytes in all, seconds a round and a client (medians).
 
-    The clients were shared out among ``processes``.
+    A target that was not reached is None; ``_ema`` reads FedACG's moving average instead of the tests themselves.
+    ``acc_diff/*`` are statistics of the change from one test to the next (GC-Fed's Table 2). ``client_seconds`` and
+    ``*_to_target`` are FedGC's Table 2: the seconds of one client's share of a round in the process that trains it,
+    aggregation included; such seconds, and the bytes in both directions, of all clients up to the target's first round.
 
-    A target that was not reached has None; ``_ema`` reads the moving average (FedACG's tables), the other the tests
-    themselves. ``acc_diff/*`` are statistics of the change from one test to the next (GC-Fed's Table 2).
-    ``client_seconds`` and ``*_to_target`` are FedGC's Table 2: what a client's share of a round takes the process that
-    trains it, aggregation included, and such seconds and the bytes in both directions, of all clients together, in all
-    rounds up to the first that reached the target.
+    Args:
+        processes: among which the clients were shared out.
     """
     acc = column(metrics, "test/acc")
     moving, change = average(acc), acc.diff().dropna()
@@ -83,10 +82,7 @@ def summary_of(metrics: pd.DataFrame, targets: Sequence[float], processes: int =
 
 
 def last_figures(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, float]:
-    """What a comparison of runs shows beside the ends of their curves: those figures of the summary that are no curve.
-
-    ``test/rounds_to_<t>`` and ``test/rounds_to_<t>_ema`` are there for the targets that were reached.
-    """
+    """The figures of the summary that are no column: also ``test/rounds_to_<t>`` of the targets that were reached."""
     figures = {name: value for name, value in summary.items() if name.startswith("test/")}
     for key, end in (("rounds_to_target", ""), ("rounds_to_target_ema", "_ema")):
         figures |= {f"test/rounds_to_{t}{end}": r for t, r in summary[key].items() if r is not None}
@@ -98,7 +94,7 @@ def _last(curve: pd.Series) -> float:
 
 
 def tell(*parts: RenderableType) -> None:
-    """To the terminal and, without colours, to the files of the log."""
+    """Prints to the terminal and, without colours, to the files of the log."""
     console = Console(soft_wrap=True, record=True)
     console.print(*parts, sep="\n")
     record = logging.makeLogRecord({"msg": console.export_text().rstrip(), "levelno": logging.INFO})
@@ -108,18 +104,11 @@ def tell(*parts: RenderableType) -> None:
 
 
 def print_config(cfg: DictConfig) -> None:
-    """The composed config as a tree, a branch a section."""
-    from rich.syntax import Syntax
-    from rich.tree import Tree
-
-    tree = Tree("config")
-    for key, node in OmegaConf.to_container(cfg, resolve=True).items():  # type: ignore[union-attr]
-        tree.add(Syntax(OmegaConf.to_yaml({key: node}).rstrip(), "yaml", background_color="default", word_wrap=True))
-    tell(tree)
+    tell(Syntax(OmegaConf.to_yaml(cfg, resolve=True), "yaml", background_color="default", word_wrap=True))
 
 
 def print_summary(summary: Mapping[str, Any], metrics: pd.DataFrame, folder: Path, stopped: str = "") -> None:
-    """The figures of :func:`gcfed.runs.summary.summary_of`, what was measured beside, and what lies in the folder."""
+    """Prints the figures of :func:`summary_of`, the last values of other metrics, and the names of the files."""
     title = f"{summary['rounds']} rounds" + f", stopped early: {stopped}" * bool(stopped)
     table = Table(title=title, title_justify="left", show_header=False)
     for label, text in {**_figures(summary, metrics), **_measured(metrics)}.items():
@@ -138,38 +127,34 @@ def _figures(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, str
         rows["best"] = f"{summary['test/acc_best']:.2%} in round {summary['best_round']}"
     if tests > 1:
         rows[f"mean of the last {min(summary['rounds'], WINDOW)} rounds"] = f"{summary['test/acc_smooth10']:.2%}"
-    if len(validated := column(metrics, "val/acc")):
-        rows["validation accuracy, last round"] = f"{validated.iloc[-1]:.2%}"
     sent, seconds = summary["bytes_to_target"], summary["client_seconds_to_target"]
     for t, reached in summary["rounds_to_target"].items():
         if reached:
             rows[f"to {float(t):.0%}"] = f"{reached} rounds, {size(sent[t])}, {seconds[t]:.3g} s of clients"
     rows["bytes down, up"] = f"{size(summary['comm/down_bytes'])}, {size(summary['comm/up_bytes'])}"
-    rows["seconds a round (median)"] = f"{summary['time/round_s']:.3f}"
-    rows["seconds a client's round"] = f"{summary['client_seconds']:.3g}"
-    if count := summary["train/nonfinite_clients"]:
-        rows["client updates left out"] = f"{count} (not finite)"
-    lost, slow = (column(metrics, f"train/{kind}").sum() for kind in ("dropped_clients", "stragglers"))
-    if lost or slow:
-        rows["clients lost, slow"] = f"{lost:.0f}, {slow:.0f}"
+    rows["seconds a round, a client"] = f"{summary['time/round_s']:.3f}, {summary['client_seconds']:.3g} (medians)"
+    for what in ("nonfinite_clients", "dropped_clients", "stragglers"):
+        if count := column(metrics, f"train/{what}").sum():
+            rows[what.replace("_", " ")] = f"{count:.0f}"
     return rows
 
 
-def _measured(metrics: pd.DataFrame, most: int = 8) -> dict[str, str]:
-    """The last values of what ``metrics=…`` asked for, a row a metric."""
-    values: dict[str, list[str]] = defaultdict(list)
+def _measured(metrics: pd.DataFrame) -> dict[str, str]:
+    """The last values of the columns that not every run has, a row for each first part of their names."""
+    rows: dict[str, str] = {}
     for name in metrics:
         kind, _, figure = name.partition("/")
         if kind not in USUAL and len(curve := column(metrics, name)):
-            values[kind].append(f"{figure} {curve.iloc[-1]:.4g}")
-    return {kind: ", ".join(found[:most]) + ", …" * (len(found) > most) for kind, found in values.items()}
+            rows[kind] = f"{rows[kind]}, " if kind in rows else ""
+            rows[kind] += f"{figure} {curve.iloc[-1]:.4g}"
+    return rows
 
 
 @contextmanager
 def failure_recorded(folder: Path, *, write: bool = True) -> Iterator[None]:
-    """Removes an earlier run's ``failure.txt``, and writes one if the block ends by an exception.
+    """Deletes ``failure.txt``, and writes it if the block raises: ``Type: message``, then the traceback.
 
-    Its first line is ``Type: message``, the rest the traceback. ``write=False`` for all processes but the first.
+    ``write=False`` for all processes but the first.
     """
     path = folder / FAILURE
     if write and path.is_file():
@@ -186,11 +171,5 @@ def failure_recorded(folder: Path, *, write: bool = True) -> Iterator[None]:
 def headline(error: BaseException) -> str:
     """``Type: message`` in one line."""
     if isinstance(error, SystemExit) and isinstance(error.__context__, KeyboardInterrupt):
-        error = error.__context__  # Lightning turns a Ctrl-C into an exit
-    if isinstance(error, KeyboardInterrupt):
-        message = "stopped by the user"
-    elif isinstance(error, SIGTERMException):
-        message = "asked to end by SIGTERM"
-    else:
-        message = " ".join(str(error).split()) or "no message"
-    return f"{type(error).__name__}: {message}"
+        return "KeyboardInterrupt: stopped by the user"  # Lightning turns a Ctrl-C into an exit
+    return f"{type(error).__name__}: {' '.join(str(error).split()) or 'no message'}"
