@@ -63,8 +63,8 @@ def test_live_set_at_the_edges():
     ("sampler", "num_clients", "words"),
     [
         (UniformSampler(5), 4, "participation.per_round=5 exceeds participation.num_clients=4"),
-        (DynamicPopulation(5), 100, "live=250 must be .* at most participation.num_clients=100"),
-        (DynamicPopulation(5, live=4), 100, "live=4 must be at least participation.per_round=5"),
+        (DynamicPopulation(5), 100, "participation.sampler.live=250 exceeds participation.num_clients=100"),
+        (DynamicPopulation(5, live=4), 100, "participation.per_round=5 exceeds participation.sampler.live=4"),
     ],
 )
 def test_impossible_settings_are_refused_by_name(sampler, num_clients, words):

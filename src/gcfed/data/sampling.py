@@ -69,11 +69,11 @@ class DynamicPopulation(UniformSampler):
 
     def validate(self, num_clients: int) -> None:
         super().validate(num_clients)
-        if not self.per_round <= self.live <= num_clients:
-            raise ValueError(
-                f"participation.sampler.live={self.live} must be at least participation.per_round={self.per_round} and "
-                f"at most participation.num_clients={num_clients}."
-            )
+        live, per_round = f"participation.sampler.live={self.live}", f"participation.per_round={self.per_round}"
+        if self.live > num_clients:
+            raise ValueError(f"{live} exceeds participation.num_clients={num_clients}: lower it")
+        if self.per_round > self.live:
+            raise ValueError(f"{per_round} exceeds {live}: a cohort is drawn from the live clients")
 
     def live_clients(self, round: int, num_clients: int, seed: int) -> np.ndarray:
         """Ids of the clients that can be drawn in ``round``, int64 [live], ascending and read-only."""

@@ -145,9 +145,9 @@ def fitted(net: nn.Module, input_shape: Sequence[Count], num_classes: Count) -> 
         with torch.no_grad():
             out = net.eval()(x)
     except Exception as error:
-        text = " (A network of texts has the attribute last_only.)" * (x.dim() == 2)
-        reason = " ".join(str(error).split())
-        raise ValueError(f"{what} cannot read samples of data.input_shape={[*input_shape]}: {reason}{text}") from error
+        text = "; for texts it has the attribute last_only" * (x.dim() == 2)
+        reason = f"{' '.join(str(error).split())}. Its forward takes one tensor{text}: wrap one that takes several."
+        raise ValueError(f"{what} cannot read samples of data.input_shape={[*input_shape]}: {reason}") from error
     shape = require_logits(out, net, num_classes).shape
     net.train(training)
     if len(shape) < 2 or shape[0] != 2 or shape[-1] != num_classes:
