@@ -88,7 +88,7 @@ def test_bringing_your_own_takes_what_the_page_says(config, tmp_path, monkeypatc
 def test_the_pages_network_takes_images_of_any_size():
     exec(files_in(OWN)["mynet.py"], page := {})
     for shape in ((1, 8, 8), (3, 32, 32), (1, 28, 28)):
-        fitted(page["Net"](10), shape, 10)
+        fitted(page["Net"](shape, 10), shape, 10)
 
 
 def printed():

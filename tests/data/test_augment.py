@@ -41,9 +41,3 @@ def test_statistics_are_of_each_channel_or_one_for_all(channels):
     words = rf"mean has {channels} values; data\.input_shape=\[3, 8, 2\] has 3 channels"
     with nullcontext() if channels in (1, 3) else pytest.raises(ValueError, match=words):
         ImageTransform([0.5] * channels, [1.0] * channels).check((3, 8, 2))
-
-
-@pytest.mark.parametrize("rotation", [-1, 181, 2.5])
-def test_a_bad_rotation_is_named(rotation):
-    with pytest.raises(ValueError, match=rf"^rotation={rotation} must be a whole number from 0 to 180"):
-        ImageTransform([0.0], [1.0], rotation=rotation)

@@ -1,12 +1,9 @@
 import json
-import shutil
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from gcfed.data.sets.files import MANIFEST, cached
-from gcfed.utils.files import in_words
 
 
 class Build:
@@ -98,29 +95,6 @@ def test_a_killed_build_leaves_no_cache(tmp_path):
     check(cached(tmp_path, "toy", Build()))
 
 
-def test_a_build_killed_while_its_files_move_is_built_again(tmp_path, monkeypatch):
-    cached(tmp_path, "toy", Build(value=1), "v1")
-
-    def killed(*args, **kwargs):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("gcfed.data.sets.files.json.dumps", killed)
-        with pytest.raises(KeyboardInterrupt):
-            cached(tmp_path, "toy", Build(value=2), "v2")
-    check(cached(tmp_path, "toy", Build(value=1), "v1"), value=1)  # the files were v2's by then
-
-
-def test_another_source_is_built_again_and_an_unknown_one_is_not(tmp_path, caplog):
-    cached(tmp_path, "toy", Build(value=1), "20 images")
-    grown = Build(value=2, n=9)
-    check(cached(tmp_path, "toy", grown, "500 images"), value=2, n=9)
-    assert "'20 images'" in caplog.text
-    assert "'500 images'" in caplog.text
-    check(cached(tmp_path, "toy", grown), value=2, n=9)
-    assert grown.calls == 1
-
-
 def test_a_build_within_a_build(tmp_path):
     class Slow(Build):
         def __call__(self, keep):
@@ -136,16 +110,3 @@ def test_a_build_within_a_build(tmp_path):
     check(cached(tmp_path, "toy", never))
     assert never.calls == 0
     assert not [name for name in names(tmp_path / "cache" / "toy") if name.startswith(".")]
-
-
-def test_a_full_disk_is_named_before_it_kills(tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10))
-    with pytest.raises(OSError, match=r"train_x needs 96 bytes and the disk has 10 left; set paths\.data_dir"):
-        cached(tmp_path, "toy", Build())
-
-
-def test_a_folder_that_cannot_be_made_is_named(tmp_path):
-    (tmp_path / "cache").write_text("a file in the way")
-    with pytest.raises(NotADirectoryError) as caught:
-        cached(tmp_path, "toy", Build())
-    assert in_words(caught.value, tmp_path / "run").endswith("make it writable, or set paths.data_dir (DATA_DIR).")

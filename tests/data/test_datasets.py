@@ -1,4 +1,3 @@
-import gzip
 import hashlib
 import io
 import os
@@ -119,52 +118,6 @@ def test_synthetic_is_a_task_of_any_shape_that_can_be_learned(num_classes, shape
     assert not np.array_equal(dataset.train.x[:500], dataset.test.x)
 
 
-def test_synthetic_gets_harder_with_noise_and_is_chance_at_the_end():
-    accuracy = [nearest_prototype_accuracy(synthetic(num_train=3000, noise=noise)) for noise in (0, 150, 1e6)]
-    assert accuracy[0] == 1 > accuracy[1] > 0.3
-    assert accuracy[2] < 0.2
-
-
-def test_synthetic_is_a_function_of_its_seed():
-    first, again, other = (synthetic(num_train=100, seed=seed) for seed in (1, 1, 2))
-    np.testing.assert_array_equal(first.train.x, again.train.x)
-    assert not np.array_equal(first.train.x, other.train.x)
-
-
-def test_synthetic_groups_shift_the_domain():
-    dataset = synthetic(num_groups=4, num_train=4000, noise=0, shift=30)
-    assert (np.bincount(dataset.train.groups) == 1000).all()
-    assert (np.bincount(dataset.test.groups) == 500).all()
-    seen = {(y, g) for y, g in zip(dataset.train.y.tolist(), dataset.train.groups.tolist(), strict=True)}
-    assert len(seen) == 40  # every class in every domain
-    pairs = np.stack([dataset.train.y, dataset.train.groups], 1)
-    for y, g in seen:  # without noise, class and domain are all there is to an image
-        of_pair = dataset.train.x[(pairs == (y, g)).all(1)]
-        assert (of_pair == of_pair[0]).all()
-    assert len(np.unique(dataset.train.x.reshape(4000, -1), axis=0)) == 40
-
-
-def test_synthetic_of_many_samples_is_filled_to_the_end():
-    x = synthetic(num_train=140_000).train.x  # two blocks of 65,536 and a rest
-    assert (x.reshape(140_000, -1).std(1) > 10).all()
-    assert not np.array_equal(x[:4464], x[131_072 : 131_072 + 4464])
-
-
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"num_classes": 0}, "^num_classes=0"),
-        ({"num_train": 0}, "^num_train=0"),
-        ({"shape": (8, 8)}, "^shape="),
-        ({"noise": -1}, "^noise=-1"),
-        ({"num_groups": 0}, "^num_groups=0"),
-    ],
-)
-def test_synthetic_refuses_by_name(options, words):
-    with pytest.raises(ValueError, match=words):
-        synthetic(**options)
-
-
 # CIFAR
 
 
@@ -227,28 +180,17 @@ assert not {{"torch", "torchvision", "PIL"}} & set(sys.modules)
 
 
 @pytest.mark.parametrize("download", [False, True])
-def test_cifar_with_a_truncated_file(cifar, tmp_path, download):
+@pytest.mark.parametrize("damage", ["missing", "truncated"])
+def test_cifar_with_a_damaged_file(cifar, tmp_path, damage, download):
     name, cls, _ = cifar
-    broken = tmp_path / cls.base_folder / cls.test_list[0][0]
-    broken.write_bytes(broken.read_bytes()[:-7])
-    before = contents(tmp_path)
-    with pytest.raises((ValueError, FileNotFoundError)) as caught:
+    first = tmp_path / cls.base_folder / cls.train_list[0][0]
+    first.write_bytes(first.read_bytes()[:-7])
+    if damage == "missing":
+        first.unlink()
+    words = f"{name}: a file in {cls.base_folder} is missing or broken .*{tmp_path}.*put {cls.base_folder}"
+    with pytest.raises(FileNotFoundError, match=words) as caught:
         torchvision_set(name, str(tmp_path), download=download)
-    message = str(caught.value)
-    trouble = f"{cls.filename} could not be downloaded" if download else f"a file in {cls.base_folder} is missing"
-    for words in (name, trouble, str(tmp_path), "cs.toronto.edu", "paths.data_dir"):
-        assert words in message
-    assert ("data.dataset.download=true" in message) != download
-    assert contents(tmp_path) == before  # nothing is lost, nothing half-done stays
-
-
-def test_cifar_with_missing_files(cifar, tmp_path):
-    name, cls, _ = cifar
-    first = cls.train_list[0][0]
-    (tmp_path / cls.base_folder / first).unlink()
-    words = f"{name}: a file in {cls.base_folder} is missing .*{tmp_path}.*download=true, or put {cls.filename}"
-    with pytest.raises(FileNotFoundError, match=words):
-        torchvision_set(name, str(tmp_path), download=False)
+    assert ("data.dataset.download=true" in str(caught.value)) != download
 
 
 def archive_of(cls, folder: Path) -> bytes:
@@ -260,14 +202,6 @@ def archive_of(cls, folder: Path) -> bytes:
     return buffer.getvalue()
 
 
-def test_cifar_from_its_archive_beside_a_broken_folder(cifar, tmp_path, monkeypatch):
-    name, cls, expected = cifar
-    monkeypatch.setattr(cls, "tgz_md5", put(tmp_path / cls.filename, archive_of(cls, tmp_path)))
-    before = contents(tmp_path)
-    check(torchvision_set(name, str(tmp_path), download=False), expected, int(name.removeprefix("cifar")))
-    assert contents(tmp_path) == before
-
-
 def test_cifar_downloaded(cifar, tmp_path, monkeypatch, server):
     name, cls, expected = cifar
     address, web = server
@@ -275,27 +209,7 @@ def test_cifar_downloaded(cifar, tmp_path, monkeypatch, server):
     monkeypatch.setattr(cls, "tgz_md5", put(web / cls.filename, archive))
     monkeypatch.setattr(cls, "url", f"{address}/{cls.filename}")
     check(torchvision_set(name, str(tmp_path / "fresh")), expected, int(name.removeprefix("cifar")))
-    assert contents(tmp_path / "fresh") == {cls.filename: archive}
-
-
-def test_a_download_that_is_cut_short_leaves_nothing(cifar, tmp_path, monkeypatch, server):
-    name, cls, _ = cifar
-    address, web = server
-    put(web / cls.filename, archive_of(cls, tmp_path)[:-10])
-    monkeypatch.setattr(cls, "url", f"{address}/{cls.filename}")
-    with pytest.raises(FileNotFoundError, match=f"{cls.filename} could not be downloaded"):
-        torchvision_set(name, str(tmp_path / "fresh"))
-    assert contents(tmp_path / "fresh") == {}
-
-
-def test_a_truncated_archive_is_named_and_kept(cifar, tmp_path):
-    name, cls, _ = cifar
-    put(tmp_path / cls.filename, archive_of(cls, tmp_path)[:-10])
-    before = contents(tmp_path)
-    for download in (False, True):
-        with pytest.raises(ValueError, match=rf"{name}: .*{cls.filename} has the wrong checksum .*move it away"):
-            torchvision_set(name, str(tmp_path), download=download)
-    assert contents(tmp_path) == before
+    assert contents(tmp_path / "fresh")[cls.filename] == archive
 
 
 def test_unknown_name():
@@ -349,57 +263,9 @@ def test_mnist_damaged(mnist, tmp_path, damage):
         first.unlink()
     else:
         put(first, first.read_bytes()[:-1])
-    words = (
-        rf"{name}: a file in {raw} is missing or broken .*data\.dataset\.download=true, or put .*gz.*paths\.data_dir"
-    )
-    with pytest.raises(FileNotFoundError, match=words.replace("gz", "zip") if "emnist" in name else words):
+    words = rf"{name}: a file in {raw} is missing or broken .*data\.dataset\.download=true, or put .*paths\.data_dir"
+    with pytest.raises(FileNotFoundError, match=words):
         torchvision_set(name, str(tmp_path), download=False)
-
-
-@pytest.mark.parametrize(
-    ("x", "y", "words"),
-    [
-        ((7, 14, 56), np.zeros(7), "a file in FashionMNIST/raw is missing or broken"),
-        ((7, 28, 28), np.zeros((7, 1)), "a file in FashionMNIST/raw is missing or broken"),
-        ((7, 28, 28), np.zeros(6), r"labels must be int64 \[7\].*: get the files of fashion_mnist in .* anew"),
-        (
-            (7, 28, 28),
-            np.full(7, 10),
-            r"train labels 10 … 10 for 10 classes: get the files of .* anew",
-        ),
-        ((0, 28, 28), np.zeros(0), "a file in FashionMNIST/raw is missing or broken"),
-    ],
-)
-def test_idx_files_that_do_not_fit(tmp_path, x, y, words):
-    for part, shape, labels in (("train", x, y), ("t10k", (7, 28, 28), np.zeros(7))):
-        put(tmp_path / f"FashionMNIST/raw/{part}-images-idx3-ubyte", idx(np.zeros(shape)))
-        put(tmp_path / f"FashionMNIST/raw/{part}-labels-idx1-ubyte", idx(labels))
-    with pytest.raises((ValueError, FileNotFoundError), match=words):
-        torchvision_set("fashion_mnist", str(tmp_path), download=False)
-    assert not list(tmp_path.glob("cache/fashion_mnist/*"))
-
-
-def test_mnist_downloaded(mnist, tmp_path, monkeypatch, server):
-    import torchvision.datasets
-
-    name, raw, files, expected, num_classes = mnist
-    address, web = server
-    cls = getattr(torchvision.datasets, raw.split("/")[0])
-    if name.startswith("emnist"):
-        buffer = io.BytesIO()
-        with zipfile.ZipFile(buffer, "w") as archive:
-            for file, content in files.items():
-                archive.writestr(f"gzip/{file}.gz", gzip.compress(content))
-        monkeypatch.setattr(cls, "url", f"{address}/gzip.zip")
-        monkeypatch.setattr(cls, "md5", put(web / "gzip.zip", buffer.getvalue()))
-        archives = {f"{raw}/gzip.zip"}
-    else:
-        resources = [(f"{file}.gz", put(web / f"{file}.gz", gzip.compress(content))) for file, content in files.items()]
-        monkeypatch.setattr(cls, "resources", resources)
-        monkeypatch.setattr(cls, "mirrors", [f"{NOWHERE}/", f"{address}/"])  # the second must be tried
-        archives = {f"{raw}/{file}" for file, _ in resources}
-    check(torchvision_set(name, str(tmp_path)), expected, num_classes)
-    assert set(contents(tmp_path)) == archives
 
 
 # TinyImageNet
@@ -474,25 +340,6 @@ def test_tiny_imagenet_from_its_archive(tmp_path, monkeypatch):
     check_tiny(tiny_imagenet(str(tmp_path), download=False))  # from the cache
 
 
-def test_tiny_imagenet_downloaded(tmp_path, monkeypatch, server):
-    address, web = server
-    monkeypatch.setattr(vision, "MD5", put(web / "tiny-imagenet-200.zip", zipped(tiny())))
-    monkeypatch.setattr(vision, "URL", f"{address}/tiny-imagenet-200.zip")
-    check_tiny(tiny_imagenet(str(tmp_path)))
-
-
-def test_tiny_imagenet_that_is_not_there(tmp_path, monkeypatch):
-    monkeypatch.setattr(vision, "URL", f"{NOWHERE}/tiny-imagenet-200.zip")
-    with pytest.raises(FileNotFoundError, match=r"tiny-imagenet-200\.zip is missing .*data\.dataset\.download=true"):
-        tiny_imagenet(str(tmp_path), download=False)
-    with pytest.raises(FileNotFoundError, match=r"tiny-imagenet-200\.zip could not be downloaded .*paths\.data_dir"):
-        tiny_imagenet(str(tmp_path))
-    put(tmp_path / "tiny-imagenet-200.zip", b"half")
-    with pytest.raises(ValueError, match=r"tiny-imagenet-200\.zip has the wrong checksum"):
-        tiny_imagenet(str(tmp_path))
-    assert contents(tmp_path) == {"tiny-imagenet-200.zip": b"half"}
-
-
 @pytest.mark.parametrize(
     ("damage", "error", "words"),
     [
@@ -501,14 +348,14 @@ def test_tiny_imagenet_that_is_not_there(tmp_path, monkeypatch):
         ({f"train/n02/images/n02_{i}.JPEG": None for i in (0, 1)}, FileNotFoundError, "no image for 1 classes .* n02"),
         ({"train/n07/images/n07_0.JPEG": jpeg(1)}, ValueError, "n07 is not in .*tiny-imagenet-200/wnids.txt"),
         ({"train/n02/images/n02_1.JPEG": jpeg(1)[:-200]}, ValueError, "n02_1.JPEG is no readable image"),
-        ({"train/n02/images/n02_1.JPEG": b"text"}, ValueError, "n02_1.JPEG is no readable image"),
-        ({"val/images/val_0.JPEG": jpeg(1, size=(32, 64))}, ValueError, "val_0.JPEG is no .*it is 32×64, not 64×64"),
+        (
+            {"val/images/val_0.JPEG": jpeg(1, size=(32, 64))},
+            ValueError,
+            "val_0.JPEG is 32×64, each image of the set is 64×64",
+        ),
         ({"val/images/val_0.JPEG": png_of(2**15, 2**15)}, ValueError, "val_0.JPEG is no .*decompression bomb"),
         ({"words.txt": b"n01 a cat"}, ValueError, "words.txt is empty or damaged: take the official one"),
-        ({"words.txt": b"n01\t\xff"}, ValueError, "words.txt is empty or damaged: take the official one"),
         ({"val/val_annotations.txt": b"val_0.JPEG\n"}, ValueError, "val_annotations.txt is empty or damaged"),
-        ({"val/val_annotations.txt": b"\n"}, ValueError, "val_annotations.txt is empty or damaged"),
-        ({"wnids.txt": b"n01\nn01\nn02\nn03"}, ValueError, "wnids.txt names a class twice"),
     ],
 )
 def test_tiny_imagenet_damaged(tmp_path, damage, error, words):
@@ -546,10 +393,3 @@ def test_real_mnist(tmp_path, name, folder, mean):
     dataset = torchvision_set(name, linked(tmp_path, folder), download=False)
     assert (len(dataset.train), len(dataset.test)) == (60_000, 10_000)
     np.testing.assert_allclose(dataset.train.x.mean() / 255, mean, atol=1e-4)
-
-
-def test_real_tiny_imagenet(tmp_path):
-    dataset = tiny_imagenet(linked(tmp_path, "tiny-imagenet-200"), download=False)
-    assert dataset.num_classes == 200
-    assert np.bincount(dataset.train.y, minlength=200).min() >= 1
-    assert dataset.class_names[0] == "Egyptian cat"

@@ -58,12 +58,6 @@ def test_images_whose_columns_are_found(tmp_path):
     assert again.train.groups is None
 
 
-def test_grey_images_in_one_split(tmp_path):
-    dataset = huggingface(saved(tmp_path, {"": pictures(mode="L")}), str(tmp_path / "data"))
-    assert (dataset.train.x.shape, dataset.test.x.shape) == ((16, 1, 4, 5), (4, 1, 4, 5))
-    assert np.bincount(dataset.test.y).tolist() == [2, 2]
-
-
 def test_images_of_one_set_have_the_same_channels(tmp_path):
     grey, colours = pictures(4, mode="L"), pictures()
     name = saved(tmp_path / "a", {"train": colours, "test": grey})
@@ -125,21 +119,6 @@ def test_two_columns_of_classes_are_no_text_to_continue(tmp_path):
     assert huggingface(name, str(tmp_path / "data"), length=10, label="fine").num_classes == 2
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"input": "picture"}, r"data\.input=picture is no column; there are image, kind, writer_id"),
-        ({"label": "class"}, r"data\.label=class is no column"),
-        ({"groups": "speaker"}, r"partition\.by=speaker is no column"),
-        ({"input": "kind"}, r"data\.input=kind has a row that is no text"),
-        ({"size": 0}, r"^size=0"),
-    ],
-)
-def test_columns_that_are_not_there_are_named(tmp_path, options, words):
-    with pytest.raises(ValueError, match=words):
-        huggingface(saved(tmp_path, {"train": pictures()}), str(tmp_path / "data"), **options)
-
-
 def test_what_cannot_be_read_is_named(tmp_path, monkeypatch):
     columns, features = pictures()
     columns["image"][7] = {"bytes": png(size=(9, 9)), "path": None}
@@ -183,9 +162,3 @@ def test_a_run_with_natural_clients(tmp_path, config):
     result = train(config(*mine))
     data = result.trainer.datamodule
     assert (data.num_clients, data.partition.sizes.tolist(), data.num_test) == (5, [4] * 5, 4)
-
-
-def test_the_column_of_clients_below_a_shift_of_their_images(config):
-    shifted = ("partition=rotation", "partition.of._target_=gcfed.data.partition.ByGroup", "+partition.of.by=writer")
-    for words, column in ((shifted, "writer"), (("partition=natural", "partition.by=writer"), "writer"), ((), None)):
-        assert config("data=huggingface", *words).data.dataset.groups == column

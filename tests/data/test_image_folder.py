@@ -113,12 +113,10 @@ def test_what_is_no_image_is_counted_in_one_line(tmp_path, caplog):
         dataset = image_folder(str(folder), str(tmp_path), test=0.5)
         assert len(dataset.train) + len(dataset.test) == 9
         (line,) = caplog.messages
-        head, _, reasons = line.partition(" (")
-        assert head == f"{folder}: files not read: 11"
-        assert {*reasons.removesuffix(")").split(", ")} == {
-            "3 hidden", "2 .txt", "2 links to folders or to nothing", "1 beside the folders", "1 .db", "1 .heic",
-            "1 without suffix",
-        }  # fmt: skip
+        assert line.startswith(f"{folder}: files not read")
+        assert line.endswith(
+            ": 11 (.DS_Store, loose.png, rose/._0.png, rose/.ipynb_checkpoints/0-checkpoint.png, rose/README, …)"
+        )
 
 
 def test_images_are_upright(tmp_path):
@@ -183,17 +181,6 @@ def test_clients_that_are_forgotten_are_noticed(tmp_path, lacking):
         assert image_folder(str(root), str(tmp_path), clients=False).class_names == ("site1", "site2", "site3")
 
 
-def test_folders_within_classes_are_parts_of_them(tmp_path):
-    for name, parts in (("rose", ["a", "b"]), ("tulip", ["c", "d"])):
-        for part in parts:
-            pictures(tmp_path / "f" / name / part)
-            shutil.rmtree(tmp_path / "f" / name / part / "tulip")
-    assert image_folder(str(tmp_path / "f"), str(tmp_path)).class_names == ("rose", "tulip")
-    pictures(tmp_path / "f")  # with images beside folders of one name
-    (tmp_path / "f/rose/a").rename(tmp_path / "f/rose/c")
-    assert image_folder(str(tmp_path / "f"), str(tmp_path)).class_names == ("rose", "tulip")
-
-
 def test_splits_are_known_by_their_names_whatever_their_case(tmp_path, caplog):
     for i, (train, test) in enumerate((("Train", "TEST"), ("training", "Testing"), ("train", "val"))):
         for name in (train, test):
@@ -203,7 +190,7 @@ def test_splits_are_known_by_their_names_whatever_their_case(tmp_path, caplog):
     assert not caplog.text
     pictures(tmp_path / "2" / "test")
     image_folder(str(tmp_path / "2"), str(tmp_path))
-    assert "files not read: 8 (8 in val/)" in caplog.text
+    assert ": 8 (val/rose/0.png, " in caplog.text
     pictures(tmp_path / "3")
     pictures(tmp_path / "3" / "Val")
     with pytest.raises(ValueError, match=r"3 has a folder Val, and none to train on: call it train"):

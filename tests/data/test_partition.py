@@ -1,10 +1,8 @@
 import logging
-import runpy
 
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from gcfed.assemble import assemble
 from gcfed.data.dealing import fill_up, log_gamma, softmax
@@ -12,7 +10,6 @@ from gcfed.data.partition import IID, ByGroup, ClassesPerClient, Dirichlet, Diri
 from gcfed.data.shift import Colour, Rotation
 from gcfed.data.skews import DirichletSizes, Shards
 from gcfed.utils.instantiate import build
-from gcfed.utils.resolvers import ROOT
 
 LABELS = np.random.default_rng(0).permutation(np.arange(6000) % 10)
 EXACT = [
@@ -41,32 +38,6 @@ def test_every_sample_once_and_nobody_empty(partitioner, num_clients):
 
 
 # Dirichlet
-
-
-def test_dirichlet_counts_a_client_exactly_at_the_mean_as_full():
-    labels = np.repeat([0, 1], 50)
-    for seed in range(8):  # one-hot draws: who gets class 0 then holds n/N = 50
-        assert Dirichlet(1e-9, max_tries=1)(labels, 2, seed=seed).sizes.tolist() == [50, 50]
-
-
-def test_dirichlet_is_drawn_again_before_it_is_repaired(caplog):
-    with caplog.at_level(logging.INFO):
-        for seed in range(20):
-            check(Dirichlet(0.1)(LABELS, 40, seed=seed), 6000, 40)
-        assert "filled up" not in caplog.text
-        for seed in range(20):
-            check(Dirichlet(0.1, max_tries=1)(LABELS, 40, seed=seed), 6000, 40)
-        assert "filled up" in caplog.text
-
-
-@pytest.mark.parametrize("alpha", [0.05, 1.0, 1000.0])
-def test_dirichlet_shares_have_the_moments_of_the_distribution(alpha):
-    # The first class meets no cap; equal class 0 shares: mean 1/N, variance (1/N)(1 − 1/N)/(Nα + 1).
-    labels = np.repeat(np.arange(2), [1000, 2000])
-    shares = np.array([Dirichlet(alpha)(labels, 5, seed=s).label_counts(labels, 2)[:, 0] for s in range(300)]) / 1000
-    np.testing.assert_allclose(shares.mean(0), 0.2, atol=5 * shares.std() / np.sqrt(300))
-    expected = 0.2 * 0.8 / (5 * alpha + 1)
-    np.testing.assert_allclose(shares.var(), expected, rtol=0.15 if alpha < 10 else 0.3, atol=1e-6)
 
 
 def test_log_gamma_survives_underflow():
@@ -101,14 +72,6 @@ def test_dirichlet_ends_in_hard_cases(labels, num_clients, partitioner):
 
 
 @pytest.mark.parametrize(
-    ("alpha", "classes", "n", "num_clients"), [(0.1, 10, 200_000, 100_000), (0.05, 62, 70_000, 200)]
-)
-def test_dirichlet_of_many_clients_or_classes(alpha, classes, n, num_clients):
-    labels = np.random.default_rng(0).integers(0, classes, n)
-    check(Dirichlet(alpha)(labels, num_clients, seed=1), n, num_clients)
-
-
-@pytest.mark.parametrize(
     ("before", "after"),
     [([10, 0, 0, 2, 8], [7, 2, 2, 2, 7]), ([10, 0, 9], [9, 2, 8]), ([6, 0, 0], [2, 2, 2]), ([3, 2], [3, 2])],
 )
@@ -123,43 +86,7 @@ def test_short_clients_are_filled_up_by_the_largest(before, after):
 # balanced Dirichlet
 
 
-@pytest.mark.parametrize("alpha", [1e-9, 0.3, 1000.0])
-@pytest.mark.parametrize("num_clients", [10, 70, 6000])
-def test_balanced_sizes_are_equal(alpha, num_clients):
-    partition = DirichletBalanced(alpha)(LABELS, num_clients, seed=1)
-    check(partition, 6000, num_clients, exact=6000 % num_clients == 0)
-    assert (partition.sizes == 6000 // num_clients).all()
-
-
-def test_balanced_mixes_have_the_moments_of_the_distribution():
-    # Multinomials of Dirichlet mixes; that classes run out towards the end takes a little off their variance.
-    labels = np.arange(5000) % 5
-    counts = [DirichletBalanced(0.6)(labels, 50, seed=s).label_counts(labels, 5) for s in range(40)]
-    shares = np.concatenate(counts) / 100
-    np.testing.assert_allclose(shares.mean(0), 0.2, atol=0.03)
-    free = 0.2 * 0.8 * (100 + 5 * 0.6) / (100 * (1 + 5 * 0.6))
-    assert 0.75 * free < shares.var(0).mean() < 1.02 * free
-
-
 # classes per client
-
-
-@pytest.mark.parametrize("num_clients", [1, 3, 7, 10, 33, 100])
-@pytest.mark.parametrize("classes", [1, 2, 3, 7, 10])
-def test_each_client_holds_so_many_classes(num_clients, classes):
-    counts = ClassesPerClient(classes)(LABELS, num_clients, seed=1).label_counts(LABELS, 10)
-    assert ((counts > 0).sum(1) == classes).all()
-    assert np.ptp((counts > 0).sum(0)) <= 1
-    for column in counts.T:
-        shards = column[column > 0]
-        assert len(shards) == 0 or np.ptp(shards) <= 1
-
-
-def test_classes_without_a_client_are_told_of(caplog):
-    with caplog.at_level(logging.WARNING):
-        partition = ClassesPerClient(2)(LABELS, 3, seed=1)
-    assert "4 of 10 classes belong to no client" in caplog.text
-    check(partition, 6000, 3, exact=False)
 
 
 # natural clients
@@ -206,7 +133,7 @@ def test_by_group(caplog):
         (lambda: Colour(IID(), "rgb"), "^orders=rgb must be a list"),
         (lambda: Colour(IID(), ["rgg"]), r"^orders=\['rgg'\] must be a list, each entry rgb, "),
         (lambda: Colour(IID()).shifted(PIXELS[:, :1], *CLIENTS), "partition=colour is for colour images"),
-        (lambda: ByGroup()(LABELS, None), "no groups .* data=csv .* partition.by=<column> names them"),
+        (lambda: ByGroup()(LABELS, None), "partition=natural needs client groups.* partition.by=<column> .csv"),
         (lambda: ByGroup()(LABELS, 11, groups=LABELS), "participation.num_clients=11, but the training .* 10 groups"),
     ],
 )
@@ -216,21 +143,6 @@ def test_impossible_partitions_are_refused_by_name(make, words):
 
 
 # shards, sizes, shifts
-
-
-@pytest.mark.parametrize("alpha", [0.1, 1.0, 100.0])
-def test_sizes_have_the_moments_of_the_distribution(alpha):
-    """A share of N = 20 from Dirichlet(α, …, α) has the variance (N − 1) / (N² (Nα + 1))."""
-    shares = np.stack([DirichletSizes(alpha)(LABELS, 20, seed=s).sizes for s in range(200)]) / 6000
-    expected = 19 / (400 * (20 * alpha + 1))
-    assert shares.var() == pytest.approx(expected, rel=0.15)
-    by_class = np.sort(LABELS)
-    counts_NC = DirichletSizes(100)(by_class, 20, seed=1).label_counts(by_class, 10)
-    assert (abs(counts_NC / counts_NC.sum(1, keepdims=True) - 0.1) < 0.08).all()
-
-
-def test_sizes_serve_sequences():
-    assert DirichletSizes(1.0)(np.zeros((30, 4), np.int64), 3, seed=1).sizes.sum() == 30
 
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 3, 4, 4), np.uint8)
@@ -248,26 +160,6 @@ def groups_of(seen, plain, changes):
     )
 
 
-@pytest.mark.parametrize(
-    ("shift", "changes"),
-    [
-        (Rotation(IID(), degrees=[0, 90, 270]), [turned(0), turned(1), turned(3)]),
-        (Rotation(IID()), [turned(q) for q in range(4)]),
-        (Colour(IID()), [lambda x, c=c: x[..., c, :, :] for c in ([0, 1, 2], [1, 2, 0], [2, 0, 1])]),
-    ],
-)
-def test_groups_are_of_equal_size_and_see_what_they_are_to(shift, changes):
-    owner_n = np.random.default_rng(1).integers(0, 50, 2000)
-    pixels = np.random.default_rng(2).integers(0, 256, (2000, 3, 4, 4), np.uint8)
-    before = pixels.copy()
-    group_n = groups_of(shift.shifted(pixels, owner_n, 50, np.random.default_rng(3)), pixels, changes)
-    np.testing.assert_array_equal(pixels, before)
-    group_N = [set(group_n[owner_n == k]) for k in range(50)]
-    assert {len(groups) for groups in group_N} == {1}
-    sizes = np.bincount([min(groups) for groups in group_N], minlength=len(changes))
-    assert np.ptp(sizes) <= 1
-
-
 def test_which_way_images_are_turned_and_which_channel_is_seen_as_red():
     def seen(shift):
         return shift.shifted(pixels, np.array([0]), 1, np.random.default_rng(0))[0]
@@ -279,13 +171,6 @@ def test_which_way_images_are_turned_and_which_channel_is_seen_as_red():
         [1, 4, 7],
     ]  # right is up: counter-clockwise
     assert seen(Colour(IID(), ["gbr"]))[:, 0, 0].tolist() == [10, 19, 1]
-
-
-def test_a_shift_deals_the_samples_as_its_partition_does():
-    for shift in (Rotation(Dirichlet(0.3)), Colour(Dirichlet(0.3))):
-        np.testing.assert_array_equal(shift(LABELS, 9, seed=3).indices, Dirichlet(0.3)(LABELS, 9, seed=3).indices)
-    partition = Partition.from_owners(CLIENTS[0], 5)
-    np.testing.assert_array_equal(partition.owners(6), CLIENTS[0])
 
 
 @pytest.mark.parametrize("held_by", [[], ["partition.of._target_=gcfed.data.partition.ClassesPerClient"]])
@@ -321,19 +206,6 @@ def test_a_shift_is_seen_in_all_tests_and_knows_nothing_of_the_classes(config, h
         assert len(set(zip(labels.tolist(), of.tolist(), strict=True))) == 4 * once.num_classes
 
 
-def test_the_gallery_shows_what_its_titles_say():
-    shown = runpy.run_path(str(ROOT / "docs/images/partitions.py"))["PARTITIONS"]
-    for title, partitioner in shown.items():
-        name, *settings = title.split(", ")
-        said = OmegaConf.merge(
-            OmegaConf.load(ROOT / f"configs/partition/{name}.yaml"), OmegaConf.from_dotlist(settings)
-        )
-        assert build(said) == partitioner
-    page = (ROOT / "docs/partitions.md").read_text()
-    for path in (ROOT / "configs/partition").glob("*.yaml"):
-        assert f"`{path.stem}`" in page
-
-
 # the partition itself
 
 
@@ -364,17 +236,6 @@ def test_a_share_of_each_client_is_set_aside(share, aside):
     np.testing.assert_array_equal(test.indices, whole.parted(share, seed=1)[1].indices)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_the_clients_own_tests_are_drawn_with_the_seed_of_the_run(config, seed):
-    data = build(config("data.client_test=0.2", "partition=natural", "data=synthetic", "+data.dataset.num_groups=20",
-                        "participation.num_clients=null", f"seed={seed}").data)  # fmt: skip
-    data.setup()
-    whole = ByGroup()(data.labels, None, groups=data.dataset.train.groups)
-    kept, test = whole.parted(0.2, seed)
-    np.testing.assert_array_equal(data.tests_of_clients.indices, test.indices)
-    np.testing.assert_array_equal(data.partition.indices, kept.indices)
-
-
 class Own(Partitioner):
     """A user's, of whatever ``made`` makes of the number of samples."""
 
@@ -393,12 +254,11 @@ class Own(Partitioner):
             r"Own leaves 4 of 5 clients without .* client 0",
         ),
         (lambda n: np.full(n, -1), r"Own leaves 5 of 5 clients without a sample"),
-        (lambda n: np.arange(n) % 6, r"Own\.owners names clients 0 … 5; they are 0 … 4, and -1 nobody"),
-        (lambda n: np.arange(n) % 5 - 2, r"Own\.owners names clients -2 … 2; they are 0 … 4"),
-        (lambda n: np.arange(n - 1) % 5, r"Own\.owners must return int64 \[1437\], not int64 \[1436\]"),
-        (lambda n: np.arange(n) % 5 / 1.0, r"Own\.owners must return int64 \[1437\], not float64 \[1437\]"),
-        (lambda n: [0] * n, r"Own\.owners must return int64 \[1437\], not list"),
-        (lambda n: None, r"Own\.owners must return int64 \[1437\], not NoneType"),
+        (lambda n: np.arange(n) % 6, r"Own\.owners must return .* of clients 0 … 4, .* from 0 to 5\.$"),
+        (lambda n: np.arange(n) % 5 - 2, r"Own\.owners must return .* from -2 to 2\.$"),
+        (lambda n: np.arange(n - 1) % 5, r"Own\.owners must return int64 \[1437\] .*, not int64 \[1436\]"),
+        (lambda n: np.arange(n) % 5 / 1.0, r"Own\.owners must return int64 \[1437\] .*, not float64 \[1437\]"),
+        (lambda n: None, r"Own\.owners must return int64 \[1437\] .*, not object"),
     ],
 )
 def test_a_users_partitioner_that_deals_wrongly_is_refused_by_name(config, monkeypatch, caplog, made, words):
@@ -407,23 +267,3 @@ def test_a_users_partitioner_that_deals_wrongly_is_refused_by_name(config, monke
     with pytest.raises(ValueError, match=rf"^partition: {words}"):
         assemble(config(*mine))
     assert not caplog.text
-
-
-def test_what_is_saved_is_whole(tmp_path, monkeypatch):
-    partition = Dirichlet(0.1)(LABELS, 20, seed=1)
-    path = tmp_path / "partition.npz"
-    partition.save(path)
-    partition.save(path)  # over the old one
-    with np.load(path) as loaded:
-        np.testing.assert_array_equal(loaded["indices"], partition.indices)
-        np.testing.assert_array_equal(loaded["offsets"], partition.offsets)
-
-    def killed(file, **arrays):
-        file.write(b"half")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(np, "savez", killed)
-    with pytest.raises(KeyboardInterrupt):
-        IID()(LABELS, 2, seed=1).save(path)
-    assert len(np.load(path)["offsets"]) == 21
-    assert list(tmp_path.iterdir()) == [path]

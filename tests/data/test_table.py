@@ -67,22 +67,6 @@ def test_a_column_of_numbers_with_a_word_among_them_is_refused(tmp_path):
     assert csv(write(tmp_path / "y.csv", few, "age,power,label"), target="label").train.x.shape[1] > 2
 
 
-@pytest.mark.parametrize(("distinct", "options", "said"), [
-    (21, {}, ["n: 21 different numbers are taken for 21 classes; data.regression=true predicts the number"]),
-    (20, {}, []), (21, {"regression": True}, []),
-])  # fmt: skip
-def test_many_numbers_that_are_taken_for_classes_are_told(tmp_path, caplog, distinct, options, said):
-    path = write(tmp_path / "x.csv", [(i // 2, i % distinct) for i in range(210)], "age,n")
-    csv(path, target="n", **options)
-    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == said
-
-
-def test_a_table_of_categories_alone(tmp_path):
-    dataset = csv(write(tmp_path / "x.csv"), target="paid", ignore=["age", "code", "rate"])
-    assert (dataset.train.x.sum(1) == 1).all()
-    assert (np.bincount(dataset.train.x.argmax(1)) >= 4).all()
-
-
 def test_a_file_a_client_and_a_file_to_test_on(tmp_path, caplog):
     """By their names, whatever the order in which the system lists them, here that of their making or its reverse."""
     parts = {"b": ROWS[:5], "a": ROWS[5:9], "c": ROWS[9:12], "test": ROWS[12:16], "val": ROWS[16:]}
@@ -139,12 +123,6 @@ def test_codes_keep_their_zeros(tmp_path, files, encoding):
     assert len({(codes[int(x[0])], owner) for x, owner in zip(owners.x, owners.groups, strict=True)}) == 5
 
 
-def test_numbers_that_begin_with_zero_by_their_fraction_alone_are_numbers(tmp_path):
-    """Also zero itself; with 01.5 no code is meant."""
-    rows = [(f"0.{i:02}", i % 3, f"0{i}.5", "ab"[i % 2]) for i in range(60)]
-    assert csv(write(tmp_path / "x.csv", rows, "a,b,c,y"), target="y").train.x.shape[1] == 3
-
-
 @pytest.mark.parametrize(
     ("head", "name"), [("age,y,y", "y"), ("age,age,y", "age"), ("y , age, y", "y"), ('"y",age,y', "y"), ("1,0,0", "0")]
 )
@@ -153,7 +131,7 @@ def test_a_header_that_names_a_column_twice_is_refused(tmp_path, head, name):
     path = write(tmp_path / "t" / "b.csv", [(i, i % 3, i % 2) for i in range(20)], head)
     write(tmp_path / "t" / "a.csv", [(i, 7, i % 2) for i in range(20)], "age,sex,y")
     for place in (path, str(tmp_path / "t")):
-        with pytest.raises(ValueError, match=rf"b\.csv: the header has 2 columns {name}: rename all but one"):
+        with pytest.raises(ValueError, match=rf"b\.csv cannot .*: the header has 2 columns {name}: rename all but one"):
             csv(place, target="y")
 
 
@@ -215,21 +193,6 @@ def test_texts_that_are_no_categories_are_refused(tmp_path, cell, words):
     assert csv(path, target="text", ignore=["y"], categorical=["text"]).num_classes >= 7
 
 
-@pytest.mark.parametrize(("kinds", "rows"), [(20, 20), (22, 205), (50, 320), (100, 1000)])
-def test_texts_with_as_many_values_as_real_categories_have_are_categories(tmp_path, kinds, rows, caplog):
-    path = write(tmp_path / "x.csv", [(f"kind {i % kinds}", i // 2, "ab"[i % 2]) for i in range(rows)], "make,age,y")
-    with caplog.at_level("INFO"):
-        assert csv(path, target="y", test=0.05).train.x.shape[1] in (kinds, kinds + 1)
-    assert f"'make': {kinds}" in caplog.text or rows == 20
-    assert not [record for record in caplog.records if record.levelname == "WARNING"]
-
-
-def test_a_category_of_more_than_a_thousand_values_is_refused_even_by_name(tmp_path):
-    path = write(tmp_path / "x.csv", [(f"n{i}", i % 7, i % 2) for i in range(3000)], "name,age,y")
-    with pytest.raises(ValueError, match=r"^column name has 2,400 values: leave it out, data\.ignore=\[name\]"):
-        csv(path, target="y", categorical=["name"])
-
-
 def test_what_may_not_be_meant_is_told(tmp_path, caplog):
     rows = [(i, "ab"[i % 2], i % 5, "") for i in range(40)]
     dataset = csv(write(tmp_path / "x.csv", rows, "id,y,age,"), target="y")  # a comma ends each line
@@ -242,27 +205,8 @@ def test_what_may_not_be_meant_is_told(tmp_path, caplog):
         target="y",
     )
     assert "column sex has values that differ in upper and lower case alone" in caplog.text
-    with pytest.raises(ValueError, match=r"Expected 2 fields in line 2, saw 3.*name all columns in the first"):
+    with pytest.raises(ValueError, match=r"Expected 2 fields in line 2, saw 3.*the first line"):
         csv(write(tmp_path / "x.csv", [(i, i % 2, 7) for i in range(40)], "age,y"), target="y")
-
-
-def test_spaces_around_cells_and_names_are_none_of_them(tmp_path):
-    rows = [(i // 2, ("a", "a ", " b")[i % 3], i % 2) for i in range(30)]
-    dataset = csv(write(tmp_path / "x.csv", rows, "age , kind,y"), target="y")
-    assert dataset.train.x.shape[1] == 3
-
-
-def test_whole_numbers_with_a_point_are_classes(tmp_path):
-    rows = [(i, f"{i % 2}.0") for i in range(20)]
-    dataset = csv(write(tmp_path / "x.csv", rows, "age,label"), target="label")
-    assert (dataset.class_names, by_age(dataset)) == (("0", "1"), {i: ([], i % 2) for i in range(20)})
-
-
-@pytest.mark.parametrize("cell", ["", "inf"])
-def test_a_column_without_a_finite_mean_is_named(tmp_path, cell):
-    rows = [(i, cell, i % 2) for i in range(20)]
-    with pytest.raises(ValueError, match=r"^column rate has no number .*, or an infinite one: .*data\.ignore=\[rate\]"):
-        csv(write(tmp_path / "x.csv", rows, "age,rate,label"), target="label", missing="mean")
 
 
 def test_empty_cells_are_refused_or_are_the_mean_of_the_training_rows(tmp_path):
@@ -294,10 +238,10 @@ def test_empty_cells_are_refused_or_are_the_mean_of_the_training_rows(tmp_path):
         ({"target": "rate"}, r"^data\.target=rate holds numbers with fractions: data\.regression=true"),
         ({"regression": True}, r"^data\.target=paid holds 'no', .* see data\.decimal"),
         ({"missing": "zero"}, r"^missing=zero must be refuse or mean"),
-        ({"sep": ";;"}, r"^sep=;; must be one character"),
-        ({"sep": ",", "decimal": ","}, r"^sep=, must be one character, and not data\.decimal"),
+        ({"sep": ";;"}, r"^sep=;; must be semicolon, tab or one character"),
+        ({"sep": ",", "decimal": ","}, r"^sep=, must be .*, and not data\.decimal"),
         ({"decimal": ";"}, r"^decimal=; must be \. or ,"),
-        ({"encoding": "utf-7000"}, r"^encoding=utf-7000 is unknown"),
+        ({"encoding": "utf-7000"}, r"unknown encoding: utf-7000: see .*data\.encoding"),
     ],
 )
 def test_settings_that_do_not_fit_are_named(tmp_path, options, words):
@@ -310,17 +254,17 @@ def test_files_that_do_not_fit_are_named(tmp_path):
         csv(None, target="paid")
     write(tmp_path / "s" / "a.csv")
     write(tmp_path / "s" / "b.csv", head="age,job,code,paid,rate")
-    with pytest.raises(ValueError, match=r"b\.csv has no row, or other columns than .*a\.csv: age, job, code"):
+    with pytest.raises(ValueError, match=r"b\.csv .* has no row, or other columns than .*a\.csv: age, job, code"):
         csv(str(tmp_path / "s"), target="paid")
     for content in (b"", b"a,b\n1,2,3\n4\n1,2,3,4\n", b"\xff\xfe,b\n1,2\n"):
         (tmp_path / "s" / "a.csv").write_bytes(content)
-        with pytest.raises(ValueError, match=r"a\.csv cannot be read as a CSV file|a\.csv has no row"):
+        with pytest.raises(ValueError, match=r"a\.csv cannot be read as a CSV file"):
             csv(str(tmp_path / "s" / "a.csv"), target="b")
     (tmp_path / "s" / "a.csv").write_text("a;b\n1.5;2\n2.5;3\n")
-    with pytest.raises(ValueError, match=r"a\.csv has one column, 'a;b': set data\.sep=semicolon"):
+    with pytest.raises(ValueError, match=r"a\.csv .* has one column, 'a;b': see data\.sep=semicolon"):
         csv(str(tmp_path / "s" / "a.csv"), target="b")
     (tmp_path / "s" / "a.csv").write_text("5.1,3.5,setosa\n4.9,3.0,setosa\n")
-    with pytest.raises(ValueError, match=r"there are 5\.1, 3\.5, setosa\. Does the first line name the columns"):
+    with pytest.raises(ValueError, match=r"there are 5\.1, 3\.5, setosa"):
         csv(str(tmp_path / "s" / "a.csv"), target="kind")
 
 

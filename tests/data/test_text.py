@@ -12,15 +12,13 @@ from harness import ArrayData, sgd, train_rounds, weights
 
 from gcfed.data.augment import ImageTransform, TextTransform
 from gcfed.data.base import IGNORE, FederatedDataset, Split
-from gcfed.data.partition import IID, ByGroup, ClassesPerClient, Dirichlet, DirichletBalanced
+from gcfed.data.partition import IID, ByGroup
 from gcfed.data.sets import leaf
 from gcfed.data.sets.leaf import ALPHABET, PAD, encode, sequences, speeches, tiny_shakespeare
 from gcfed.federated.batches import plan_batches
 from gcfed.models.lstm import CharLSTM
 from gcfed.run import build_module, train
 from gcfed.utils.instantiate import build
-
-PLAY = "First Citizen:\nSpeak, speak.\n\nAll:\n\nMARCIUS:\nThanks.\nWhat's the matter: you?\n\n\nFirst Citizen:\nYes.\n"
 
 
 def decoded(tokens) -> str:
@@ -32,13 +30,6 @@ def test_encode_is_an_index_into_the_alphabet():
     np.testing.assert_array_equal(encode(ALPHABET), np.arange(80))
     assert decoded(encode("Aé$\t😀\x7fz")) == "A_____z"
     assert encode("").shape == (0,)
-
-
-def test_speeches_are_put_together_by_speaker():
-    assert speeches(PLAY) == {
-        "First Citizen": "Speak, speak.\nYes.\n",
-        "MARCIUS": "Thanks.\nWhat's the matter: you?\n",
-    }
 
 
 @pytest.mark.parametrize("length", [2, 3, 4, 5, 6, 7, 11])
@@ -73,16 +64,6 @@ def test_tiny_shakespeare_trains_on_the_first_nine_tenths_of_each_speaker(play):
     assert dataset.test.groups.tolist() == [0] * 2 + [2]
     assert dataset.train.x.shape == dataset.train.y.shape == (15, 80)
     assert dataset.num_classes == len(dataset.class_names) == 80
-
-
-def test_tiny_shakespeare_that_is_not_there(tmp_path, play):
-    with pytest.raises(
-        FileNotFoundError, match=r"tiny_shakespeare: input\.txt is missing .*data\.dataset\.download=true"
-    ):
-        tiny_shakespeare(str(tmp_path / "elsewhere"), download=False)
-    (play / "shakespeare" / "input.txt").write_text("half")
-    with pytest.raises(ValueError, match=r"input\.txt has the wrong checksum"):
-        tiny_shakespeare(str(play), download=False)
 
 
 def test_the_real_text():
@@ -132,20 +113,6 @@ def test_tokens_reach_the_network_as_they_are():
 
 
 # partitions
-
-
-def test_labels_of_sequences_are_counted_at_every_position():
-    y = np.array([[0, 1, 1], [2, IGNORE, IGNORE], [0, 0, 2], [1, 1, 1]])
-    partition = ByGroup()(y, None, groups=np.array([5, 9, 5, 7]))
-    np.testing.assert_array_equal(partition.label_counts(y, 3), [[3, 2, 1], [0, 3, 0], [0, 0, 1]])
-    np.testing.assert_array_equal(partition.label_counts(y, 3, np.array([2, 0])), [[0, 0, 1], [3, 2, 1]])
-    assert sorted(IID()(y, 2, seed=1).sizes) == [2, 2]
-
-
-@pytest.mark.parametrize("partitioner", [Dirichlet(0.1), DirichletBalanced(0.1), ClassesPerClient(1)], ids=str)
-def test_partitions_by_label_refuse_sequences(partitioner):
-    with pytest.raises(ValueError, match="choose partition=natural, sizes or iid"):
-        partitioner(np.zeros((4, 3), np.int64), 2, seed=1)
 
 
 # the engine

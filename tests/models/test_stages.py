@@ -10,8 +10,7 @@ from torch.func import functional_call, stack_module_state, vmap
 
 from gcfed.federated.forward import Tap
 from gcfed.federated.stack import ClientStack, broadcast_state
-from gcfed.models.celeba import CelebACNN
-from gcfed.models.cnn import CNN
+from gcfed.models.cnn import CNN, CelebACNN
 from gcfed.models.linear import Linear
 from gcfed.models.lstm import CharLSTM
 from gcfed.models.mlp import MLP

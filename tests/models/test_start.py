@@ -131,12 +131,3 @@ def test_no_code_of_a_file_is_run_and_damage_is_seen(tmp_path):
     file.write_bytes(content)
     with pytest.raises(ValueError, match=r"the checksum of .* is wrong"):
         begin_at(network(), str(file))
-
-
-@pytest.mark.parametrize(
-    ("value", "message"),
-    [("3", r"model\.start=3 must be text, or null"), ("nothing.ckpt", r"model\.start=nothing\.ckpt: there is no such")],
-)
-def test_what_is_no_file_is_refused(config, value, message):
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
-        assemble(config(*SMALL, f"model.start={value}"))

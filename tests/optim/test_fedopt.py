@@ -101,43 +101,6 @@ def test_parameters_without_gradient_are_untouched(cls):
     assert not torch.equal(params[0], make_params()[0])
 
 
-@pytest.mark.parametrize("cls", ALL)
-def test_zero_update_and_zero_learning_rate_change_nothing(cls):
-    for lr, scale in ((0.1, 0.0), (0.0, 1.0)):
-        params = make_params()
-        feed(cls(params, lr=lr), params, [[scale * d for d in update] for update in deltas(3)])
-        for p, start in zip(params, make_params(), strict=True):
-            assert torch.equal(p, start)
-
-
-@pytest.mark.parametrize("cls", [FedAdagrad, FedYogi])
-def test_large_tau_is_momentum_sgd(cls):
-    """Then √v ≈ τ, and w moves by η/(2τ)·m; not so for FedAdam, whose v forgets τ²."""
-    tau = 1e8
-    params, reference = make_params(), make_params()
-    updates = deltas(4)
-    feed(cls(params, lr=2 * tau, tau=tau, **betas(cls)), params, updates)
-    # torch.optim.SGD does not damp its first gradient, so let that be zero.
-    sgd = torch.optim.SGD(reference, lr=1.0, momentum=0.8, dampening=0.8)
-    feed(sgd, reference, [[0 * d for d in updates[0]], *updates])
-    for p, w in zip(params, reference, strict=True):
-        torch.testing.assert_close(p, w, rtol=1e-9, atol=1e-9)
-
-
-@pytest.mark.parametrize("cls", ALL)
-def test_memory_format_is_kept_and_changes_nothing(cls):
-    plain = nn.Parameter(torch.randn(4, 3, 5, 5, dtype=torch.float64))
-    last = nn.Parameter(plain.detach().clone(memory_format=torch.channels_last))
-    for p in (plain, last):
-        p.grad = torch.linspace(-1, 1, p.numel(), dtype=p.dtype).reshape(p.shape)
-    for p in (plain, last):
-        optimizer = cls([p])
-        optimizer.step()
-        assert optimizer.state[p]["v"].stride() == p.stride()
-    assert last.is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(plain, last)
-
-
 def test_closure_runs_with_gradients_and_its_loss_comes_back():
     w = nn.Parameter(torch.tensor([2.0]))
 

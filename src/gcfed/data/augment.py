@@ -1,4 +1,4 @@
-"""From the samples of whole batches, as they are kept, to what a network takes, on the device they lie on."""
+"""Samples as they are stored → what a network takes, for whole batches, on the device where they lie."""
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -28,12 +28,12 @@ class Transform:
 @checked
 @dataclass(eq=False)
 class ImageTransform(Transform):
-    """uint8 images → normalised floats, with random rotation, crop and horizontal flip where draws are given.
+    """uint8 images → normalised floats, with random rotation, crop and horizontal flip if draws are given.
 
     mean, std: of the channels, in units of the range 0…1; one value serves all channels.
-    crop_padding: pixels of black on every side, out of which a window of the image's size is cut; 0: no crop.
+    crop_padding: black pixels added on every side, before a window of the image's size is cut out; 0: no crop.
     flip: mirror each training image with probability ½.
-    rotation: degrees; each training image is turned by as many at most, before the crop; 0: no rotation.
+    rotation: largest angle in degrees by which a training image is turned, before the crop; 0: no rotation.
     """
 
     mean: Sequence[Number]
@@ -56,8 +56,8 @@ class ImageTransform(Transform):
                 raise ValueError(f"{what}; data.input_shape={shape} has {channels} channels.")
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray | None:
-        """What happens to ``shape`` images, ``[*shape, 3]``: row and column of the crop, flip; with rotation a fourth,
-        the angle above −``rotation`` in thousandths of a degree. None without augmentation.
+        """Draws for ``shape`` images, ``[*shape, 3]``: row and column of the crop, flip; and with
+        rotation the angle above −``rotation`` in thousandths of a degree, ``[*shape, 4]``. None without augmentation.
         """
         if not (self.crop_padding or self.flip or self.rotation):
             return None
@@ -120,10 +120,7 @@ def rotated(x_BCHW: Tensor, degrees_B: Tensor) -> Tensor:
 
 
 class TextTransform(Transform):
-    """uint8 tokens → int64, as an embedding takes them, whatever the type of the network.
-
-    ``debug=overfit`` turns augmentation off for all data; there is none to turn on.
-    """
+    """uint8 tokens → int64, whatever the type of the network. ``debug=overfit`` may turn augmentation off."""
 
     def __init__(self, *, crop_padding: int = 0, flip: bool = False, rotation: float = 0) -> None:
         if crop_padding or flip or rotation:
@@ -147,9 +144,8 @@ class VectorTransform(TextTransform):
 
 
 class AutoTransform(Transform):
-    """What the training samples ask for, once they are there: of images an :class:`ImageTransform` with their mean and
-    standard deviation in each channel where these are not given, of tokens a :class:`TextTransform`, of vectors a
-    :class:`VectorTransform`.
+    """Chooses by the training samples: for images an :class:`ImageTransform` with their mean and standard deviation in
+    each channel, unless given; for tokens a :class:`TextTransform`; for vectors a :class:`VectorTransform`.
     """
 
     def __init__(
@@ -159,7 +155,7 @@ class AutoTransform(Transform):
         self.mean, self.std, self.augmentation = mean, std, augmentation
 
     def __call__(self, x: np.ndarray, aside: np.ndarray | tuple[()] = ()) -> Transform:
-        """The transform of training samples like these, [n, …], of which those ``aside`` are not to be seen."""
+        """The transform for training samples [n, …], without looking at the indices ``aside``."""
         if x.ndim != 4:
             if self.mean or self.std:
                 raise ValueError("data.transform: mean and std are of images; vectors have data.standardize.")

@@ -1,5 +1,5 @@
-"""What a loader hands over, in NumPy arrays, nothing decoded lazily: uint8 images or tokens with int64 labels, or float
-vectors with vectors to regress on.
+"""What a loader returns, as NumPy arrays: uint8 images or tokens with int64 labels, or float vectors with classes or
+targets to regress on.
 """
 
 from collections.abc import Iterator
@@ -32,8 +32,8 @@ class Split:
         x, y, n = self.x, self.y, self.x.shape[:1]
         vectors = x.dtype in FLOATS and x.ndim == 2
         if not vectors and (x.dtype != np.uint8 or x.ndim not in (2, 4)):
-            wanted = "samples must be uint8 [n, C, H, W] or [n, T], or floats [n, d]"
-            raise ValueError(f"{wanted}, not {_kind(x)}{_sample_fix(x)}")
+            wanted = "samples must be images, uint8 [n, C, H, W] of 0 … 255, tokens, uint8 [n, T], or floats [n, d]"
+            raise ValueError(f"{wanted}, not {_kind(x)}: x.reshape(len(x), -1).astype('float64') makes vectors")
         targets = vectors and y.dtype in FLOATS
         if targets and (y.ndim != 2 or y.shape[:1] != n):
             raise ValueError(f"targets must be floats [{len(self)}, C], not {_kind(y)}{label_fix(y)}")
@@ -56,7 +56,7 @@ class Split:
 
     @property
     def classes(self) -> np.ndarray:
-        """The class index of every label, int64 [m]; m = n but for tokens, and 0 for targets that are no classes."""
+        """The class index of every label, int64 [m]: m = n, except for tokens; m = 0 for targets to regress on."""
         if self.y.dtype in FLOATS:
             return np.zeros(0, np.int64)
         return self.y if self.y.ndim == 1 else self.y[self.y != IGNORE]
@@ -64,12 +64,12 @@ class Split:
 
 @dataclass(frozen=True, eq=False)
 class FederatedDataset:
-    """A set before it is spread over clients: clients share ``train``, the global model is tested on ``test``.
+    """A data set before it is partitioned: clients share ``train``; the global model is tested on ``test``.
 
-    num_classes: C; of targets to regress on, their number of components.
-    optimum: where the global minimum is known, the network's parameters there, name → array.
+    num_classes: C; for targets to regress on, their number of components.
+    optimum: the network's parameters at the global minimum, name → array, if it is known.
 
-    Raises ValueError for labels outside 0 … num_classes − 1, an empty split, or as many names as there are not classes.
+    Raises ValueError for labels outside 0 … num_classes − 1, an empty split, or another number of names than classes.
     """
 
     name: str
@@ -99,29 +99,12 @@ class FederatedDataset:
 
 
 def label_fix(y: np.ndarray) -> str:
-    """The line that makes classes of labels in another form."""
+    """The line that makes classes of labels in another form, for an error."""
     if y.ndim == 2 and y.shape[1] > 1 and np.isin(y, (0, 1)).all() and (y.sum(1) == 1).all():
         return ": y.argmax(1) makes classes of one-hot rows"
     if y.dtype.kind == "f" and y.size == len(y) and not (y % 1).any():
         return ": y.astype(int).ravel() makes classes of whole numbers"
     return ""
-
-
-def _sample_fix(x: np.ndarray) -> str:
-    """The line that makes samples of an array in another form."""
-    if x.dtype.kind not in "iufb":
-        return ""
-    if x.ndim == 2:
-        return ": x.astype('float64') makes vectors of a table, and x.astype('uint8') tokens of 0 … 255"
-    if x.ndim not in (3, 4):
-        return ": x.reshape(len(x), -1).astype('float64') makes vectors"
-    low, high = x.min(), x.max()
-    if not np.isfinite([low, high]).all():
-        return ", with NaN or infinite numbers"
-    scaled = "(x * 255)" if high <= 1 else "x"
-    if low < 0 or high > 255:
-        scaled = f"((x - {low:g}) / ({high:g} - {low:g}) * 255).clip(0, 255)"
-    return f": {scaled}.round().astype('uint8') makes images, and x.reshape(len(x), -1).astype('float64') vectors"
 
 
 def _kind(array: np.ndarray) -> str:

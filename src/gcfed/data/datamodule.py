@@ -30,25 +30,25 @@ log = logging.getLogger(__name__)
 
 @checked
 class FederatedDataModule(LightningDataModule):
-    """A data set, cut into clients, resident on the training device.
+    """A data set, partitioned into clients, resident on the training device.
 
-    To Lightning a training batch is a round (its number), and a validation batch a slice of the test split.
+    To Lightning, a training batch is a round (its number), and a validation batch is a slice of the test split.
 
     Args:
         dataset: makes the :class:`FederatedDataset`; called once, at ``setup``.
-        transform: normalisation and augmentation of images, the tokens of a text, or vectors.
+        transform: normalises and augments images, or converts tokens or vectors.
         partitioner: labels → clients.
         num_clients: N; None: as many as the data set has natural clients.
         rounds: R, the length of the training loader.
         seed: of the partition and of the subsets.
         num_classes, input_shape: what the model is built for, checked against the data; None: as the data have them.
-        eval_batch_size: test samples at once; ``auto``: as many as 250 colour images of 32×32 have numbers, whose
-            activations stay in a CPU's cache, and at most 2,000; on a GPU as many as 2,000 have, and at most 10,000.
+        eval_batch_size: test samples at once. ``auto``: as many as have the numbers of 250 colour images of 32×32, so
+            that activations stay in a CPU's cache, at most 2,000; on a GPU, of 2,000 such images, at most 10,000.
         limit_train, limit_test: keep only so many samples, drawn by the seed; for quick looks.
-        client_test: share of each client's samples that it does not train on, but is tested on; None: none.
-        validation: share of the training samples that is held out before they are dealt to the clients, the same for
-            all seeds, and on which the global model is tested too; None: none.
-        standardize: float vectors, and targets to regress on, by mean and standard deviation of the training samples.
+        client_test: share of each client's samples that it is tested on and does not train on; None: none.
+        validation: share of the training samples that is held out before the partition, the same for all seeds; the
+            global model is tested on it too. None: none.
+        standardize: scale float vectors, and targets to regress on, by mean and deviation of the training samples.
     """
 
     def __init__(
@@ -126,38 +126,28 @@ class FederatedDataModule(LightningDataModule):
         self.num_clients = self.partition.num_clients
         sizes = self.partition.sizes
         if 2 * (few := np.count_nonzero((sizes > 0) & (sizes <= 2))) > self.num_clients:
-            what = f"{few} of {self.num_clients} clients hold one or two training samples"
-            log.warning(
-                "%s: lower participation.num_clients, or deal more evenly, as by a larger partition.alpha", what
-            )
+            remedy = "lower participation.num_clients, or deal more evenly, as by a larger partition.alpha"
+            log.warning("%d of %d clients hold one or two training samples: %s", few, self.num_clients, remedy)
         self.test_labels, self.num_test, self.smallest_test = tests[0].y, len(tests[0]), min(map(len, tests))
         self._train, *self._tests = map(_tensors, (train, *tests))
 
     def _fit(self, *splits: Split) -> None:
-        """Takes the shape and the number of classes where they are left open, and refuses others than are asked for."""
+        """Takes the shape and the number of classes from the data where they are open; refuses data that differ."""
         self.num_classes = self.num_classes or self.dataset.num_classes
         self.input_shape = self.input_shape or splits[0].x.shape[1:]
         for name, split in zip(("training", "test"), splits, strict=True):
+            key, wrong, last = f"data.num_classes={self.num_classes}", "", split.classes.max(initial=0)
             if split.x.shape[1:] != self.input_shape:
-                raise ValueError(
-                    f"{self.dataset.name}: {name} samples have the shape {split.x.shape[1:]}, the model is built for "
-                    f"data.input_shape={list(self.input_shape)}."
-                )
-            if split.y.dtype in FLOATS and split.y.shape[1] != self.num_classes:
-                raise ValueError(
-                    f"{self.dataset.name}: {name} targets have {split.y.shape[1]} components, and the model would have "
-                    f"data.num_classes={self.num_classes} outputs."
-                )
-            if (last := split.classes.max(initial=0)) >= self.num_classes:
-                raise ValueError(
-                    f"{self.dataset.name}: {name} labels run from 0 to {last}, outside a head of "
-                    f"data.num_classes={self.num_classes} classes."
-                )
+                key, wrong = f"data.input_shape={[*self.input_shape]}", f"samples have the shape {split.x.shape[1:]}"
+            elif split.y.dtype in FLOATS and split.y.shape[1] != self.num_classes:
+                wrong = f"targets have {split.y.shape[1]} components"
+            elif last >= self.num_classes:
+                wrong = f"labels run from 0 to {last}"
+            if wrong:
+                raise ValueError(f"{self.dataset.name}: {name} {wrong}, and the model is built for {key}.")
 
     def _standardized(self, splits: list[Split], aside: np.ndarray) -> list[Split]:
-        """Float samples and targets less the mean of the first split's, over their standard deviation; of the samples
-        ``aside`` neither knows.
-        """
+        """Float samples and targets, scaled by mean and deviation of the first split without its samples ``aside``."""
         for key in ("x", "y") if self.standardize else ():
             values = getattr(splits[0], key)
             if values.dtype in FLOATS:
@@ -236,23 +226,22 @@ class FederatedDataModule(LightningDataModule):
 
 
 def refuse_call(dataset: Callable[[], Any]) -> None:
-    """Names what a call of ``dataset`` would lack; what it raises by itself, when it runs, keeps its traceback."""
+    """Raises SettingError for an argument that ``dataset`` lacks or does not know, before it is called."""
     call = dataset if isinstance(dataset, partial) else partial(dataset)
     try:
         known = signature(call.func)
-    except (TypeError, ValueError):  # of what is written in C
+    except (TypeError, ValueError):  # written in C
         return
     try:
         bind(known, call.args, call.keywords)
     except SettingError as error:
-        key = f"dataset.{error.name}"
-        add = "" if error.name in call.keywords else f" Add +data.{key}=…."
-        raise SettingError(key, error.rest + add) from None
+        add = "" if error.name in call.keywords else f" Add +data.dataset.{error.name}=…."
+        raise SettingError(f"dataset.{error.name}", error.rest + add) from None
 
 
 def standards(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of each column, float64 [d]; 0 and 1 of those that hold nothing but 0 and 1, and a
-    deviation of 1 where all is alike.
+    """Mean and standard deviation of each column, float64 [d]. They are 0 and 1 for a column of only 0 and 1, and the
+    deviation of a constant column is 1.
     """
     mean, std = values.mean(0, np.float64), values.std(0, np.float64)
     switches = ((values == 0) | (values == 1)).all(0)

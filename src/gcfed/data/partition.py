@@ -109,25 +109,25 @@ class Partitioner:
     ) -> Partition:
         if self.by_class and labels.ndim > 1:
             raise ValueError(
-                "this partition spreads samples by their class, and these have several, at every position of a "
-                "sequence, or numbers to regress on (classes are integers): choose partition=natural, sizes or iid"
+                "this partition needs one class for each sample, and these have sequences of labels, or numbers to "
+                "regress on (classes are integers): choose partition=natural, sizes or iid"
             )
         if not num_clients:
-            raise ValueError(f"participation.num_clients={num_clients} must be a number but with partition=natural.")
+            raise ValueError(
+                f"participation.num_clients={num_clients} must be a number (only partition=natural allows null)."
+            )
         least = getattr(self, self.least) if self.least else 1
         if num_clients * least > len(labels):
             raise ValueError(
                 f"participation.num_clients={num_clients} with at least {least} samples each needs more than the "
                 f"{len(labels)} training samples: lower it" + (f" or partition.{self.least}" if least > 1 else "")
             )
-        owner_n, name = self.owners(labels, num_clients, generator(seed, "partition")), type(self).__name__
-        if not isinstance(owner_n, np.ndarray) or owner_n.dtype.kind not in "iu" or owner_n.shape != labels.shape[:1]:
-            kind = f"{owner_n.dtype} {[*owner_n.shape]}" if isinstance(owner_n, np.ndarray) else type(owner_n).__name__
-            raise ValueError(f"partition: {name}.owners must return int64 [{len(labels)}], not {kind}.")
-        if owner_n.min() < -1 or owner_n.max() >= num_clients:
-            there = f"clients {owner_n.min()} … {owner_n.max()}"
-            raise ValueError(f"partition: {name}.owners names {there}; they are 0 … {num_clients - 1}, and -1 nobody.")
-        return Partition.from_owners(owner_n, num_clients)
+        made, n = np.asarray(self.owners(labels, num_clients, generator(seed, "partition"))), len(labels)
+        if made.dtype.kind not in "iu" or made.shape != (n,) or made.min() < -1 or made.max() >= num_clients:
+            wanted, name = f"int64 [{n}] of clients 0 … {num_clients - 1}, or -1 for none", type(self).__name__
+            there = f" from {made.min()} to {made.max()}" if made.size and made.dtype.kind in "iuf" else ""
+            raise ValueError(f"partition: {name}.owners must return {wanted}, not {made.dtype} {[*made.shape]}{there}.")
+        return Partition.from_owners(made, num_clients)
 
     def owners(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         """The client of each sample, int64 [n], −1 for none."""
@@ -150,10 +150,9 @@ class IID(Partitioner):
 class Dirichlet(Partitioner):
     """Unequal sizes and label mixes, as in GC-Fed's experiments: each class is spread by its own Dirichlet(α) draw.
 
-    Class after class, clients that already hold n/N samples or more are left out and the draw is renormalised over the
-    others. The whole is drawn again until every client has ``min_size`` samples, at most ``max_tries`` times; the last
-    draw is then repaired: the largest clients are cut to one common level, and what they lose, at random, goes to those
-    that are short. Every sample is assigned.
+    Class after class, the draw is renormalised over the clients that hold fewer than n/N samples. All is drawn again
+    until every client has ``min_size`` samples, at most ``max_tries`` times. The last draw is then repaired: random
+    samples of the largest clients, which are cut to one level, go to those that are short. Every sample is assigned.
     """
 
     least = "min_size"
@@ -163,8 +162,8 @@ class Dirichlet(Partitioner):
 
     def owners(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
         class_sizes = np.unique(labels, return_counts=True)[1]
-        # Were the number of short clients Poisson, its mean m would let a draw succeed with chance exp(−m): far above
-        # ln(max_tries), all tries would fail too, and a million clients would wait for them.
+        # If the number of short clients is Poisson with mean m, a draw succeeds with probability exp(−m). Far above
+        # ln(max_tries) all tries would fail, so the first draw is repaired at once.
         hopeless = 10 + 3 * np.log(self.max_tries)
         for _ in range(self.max_tries):
             counts_CN = self._draw(class_sizes, num_clients, rng)
@@ -193,9 +192,9 @@ class Dirichlet(Partitioner):
 class DirichletBalanced(Partitioner):
     """Equal sizes, unequal label mixes (FedACG, after Hsu et al. 2019): each client's mix is a Dirichlet(α) draw.
 
-    All clients get n // N samples; the n mod N that are left belong to nobody. They draw together: where a class is
-    asked for more often than it is there, chance decides who gets it, and the others draw again from what remains, by
-    their renormalised mixes.
+    All clients get n // N samples; n mod N samples belong to nobody. All clients draw at once. If they ask for more
+    samples of a class than there are, chance decides who gets them, and the others draw again from the rest, by their
+    renormalised mixes.
     """
 
     alpha: Alpha
@@ -211,9 +210,8 @@ class DirichletBalanced(Partitioner):
             wanted = rng.multinomial(missing_N[asking], softmax(log_mix_NC[np.ix_(asking, classes)]))
             for column, c in enumerate(classes):
                 if wanted[:, column].sum() > left_C[c]:
-                    wanted[:, column] = rng.multivariate_hypergeometric(
-                        wanted[:, column], left_C[c], method="marginals"
-                    )
+                    share = rng.multivariate_hypergeometric(wanted[:, column], left_C[c], method="marginals")
+                    wanted[:, column] = share
             counts_NC[np.ix_(asking, classes)] += wanted
             left_C[classes] -= wanted.sum(0)
             missing_N[asking] -= wanted.sum(1)
@@ -225,9 +223,9 @@ class DirichletBalanced(Partitioner):
 class ClassesPerClient(Partitioner):
     """Each client holds ``classes`` different classes; a class is cut into equal shards, one for each of its holders.
 
-    Classes are dealt pass after pass, so that their numbers of holders differ by at most one: client k holds class
-    k mod C where ``classes`` is 1 (FedGC's CIFAR10-10 for N = C), and shuffled passes give varied mixes where it is
-    more. With N · classes < C the classes left over belong to nobody, which is logged as a warning.
+    The numbers of holders of two classes differ by at most one. With ``classes=1`` client k holds class k mod C
+    (FedGC's CIFAR10-10 for N = C); else classes are dealt from shuffled decks. With N · classes < C some classes
+    belong to nobody, which is logged as a warning.
     """
 
     classes: Count = 1
@@ -254,7 +252,7 @@ class ClassesPerClient(Partitioner):
         return deal(counts_CN, labels, rng)
 
     def _hands(self, num_classes: int, num_clients: int, rng: np.random.Generator) -> np.ndarray:
-        """Class ranks [N, classes], different within a row."""
+        """The classes of each client, by rank, [N, classes], different within a row."""
         cards = num_clients * self.classes
         if self.classes == 1:
             return np.arange(cards) % num_classes
@@ -272,10 +270,10 @@ class ClassesPerClient(Partitioner):
 class ByGroup(Partitioner):
     """Natural clients: one for each value of ``groups`` (writer, domain), in ascending order of the value.
 
-    Of fewer clients than groups each is a group of its own, drawn by the seed; the samples of the other groups belong
-    to nobody, and the test split stays whole. ``num_clients=None`` takes all groups.
+    With fewer clients than groups, the seed draws the groups. The samples of the others belong to nobody, and the test
+    split stays whole. ``num_clients=None`` takes all groups.
 
-    by: the column that they are read from, where the data set lets one choose.
+    by: the column of the groups, for data sets that let the user choose.
     """
 
     by: str | None = field(default=None, repr=False)
@@ -285,9 +283,8 @@ class ByGroup(Partitioner):
     ) -> Partition:
         if groups is None:
             raise ValueError(
-                "partition=natural: these data have no groups (writers, speakers, domains) to be clients. Of data=csv "
-                "and huggingface partition.by=<column> names them, of image_folder data.clients=true, of arrays "
-                "groups; else take partition=dirichlet, iid or classes."
+                "partition=natural needs client groups, and this data set has none. Set partition.by=<column> (csv, "
+                "huggingface), data.clients=true (image_folder) or a groups array (arrays)."
             )
         values, rank_n = np.unique(groups, return_inverse=True)
         num_clients = len(values) if num_clients is None else num_clients

@@ -57,11 +57,10 @@ class UniformSampler:
 class DynamicPopulation(UniformSampler):
     """A population that changes while it trains (FedACG, Table 3).
 
-    ``live`` clients take part at first, drawn from all ``num_clients``. At every ``every``-th round each of them gives
-    its place, with ``replace_probability``, to a client that was not live until then; a client may come back later.
-    Where fewer clients wait than places are given up, only so many places change. The cohort is uniform over the live.
-
-    The live set of round r is replayed from the first round on, r / every steps, and remembered until it changes.
+    At first ``live`` of the ``num_clients`` clients take part. Every ``every`` rounds each of them is replaced, with
+    ``replace_probability``, by a client that was not live; it may come back later. If fewer clients wait than are to be
+    replaced, only that many are. The cohort is uniform over the live. The live set of round r is replayed from the
+    first round on, in r / every steps, and cached until it changes.
     """
 
     live: Count = 250
@@ -70,15 +69,11 @@ class DynamicPopulation(UniformSampler):
 
     def validate(self, num_clients: int) -> None:
         super().validate(num_clients)
+        live, per_round = f"participation.sampler.live={self.live}", f"participation.per_round={self.per_round}"
         if self.live > num_clients:
-            raise ValueError(
-                f"participation.sampler.live={self.live} exceeds participation.num_clients={num_clients}: lower it"
-            )
+            raise ValueError(f"{live} exceeds participation.num_clients={num_clients}: lower it")
         if self.per_round > self.live:
-            raise ValueError(
-                f"participation.per_round={self.per_round} exceeds participation.sampler.live={self.live}: "
-                "a cohort is drawn from the live clients"
-            )
+            raise ValueError(f"{per_round} exceeds {live}: a cohort is drawn from the live clients")
 
     def live_clients(self, round: int, num_clients: int, seed: int) -> np.ndarray:
         """Ids of the clients that can be drawn in ``round``, int64 [live], ascending and read-only."""

@@ -1,4 +1,4 @@
-"""Clients whose labels are alike and whose images are not: shifts of the features, on top of any partition."""
+"""Shifts of the features, on top of any partition: clients whose images differ."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,13 +15,12 @@ from gcfed.utils.checked import SettingError, checked
 @checked
 @dataclass(frozen=True)
 class Shift:
-    """The clients fall into G groups, drawn at random, and all images of a group are changed alike.
+    """The seed divides the clients into G groups, and all images of a group are changed in the same way.
 
-    Groups have equal sizes, up to one client, and know nothing of who holds which class: by k mod G in place of chance
-    each group would lack classes under a partition that deals them in turn, as ``classes`` does. The test split is
-    changed likewise, its images falling into the groups at random.
+    Groups have equal sizes, up to one client, and are independent of the classes. Images of the test split fall into
+    the groups at random.
 
-    of: the partition, which says who holds which sample. A subclass adds a list: what each group's images have.
+    of: the partition, which says who holds which sample. A subclass adds a list with one entry for each group.
     """
 
     of: Callable[..., Partition]

@@ -1,5 +1,5 @@
 """The CNN of two 5×5 convolutions and a few linear layers: GC-Fed's for 28×28 and 32×32 images, LEAF's for FEMNIST and
-FedGC's for the handwritten digits.
+FedGC's for the handwritten digits. And LEAF's network for CelebA (Caldas et al. 2019).
 """
 
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gcfed.models.stages import Staged, add_linear, image_shape, init_kaiming
+from gcfed.models.stages import Staged, add_linear, group_norm, image_shape, init_kaiming
 from gcfed.utils.checked import Count, checked
 
 
@@ -51,3 +51,35 @@ class CNN(Staged, nn.Module):
         for name in self.names[2:]:
             h_BF = self.stage(name, h_BF)
         return h_BF
+
+
+class CelebACNN(Staged, nn.Module):
+    """Four convolutions ``conv1`` … ``conv4`` (3×3, 32 channels), each with GroupNorm ``norm1`` … ``norm4``, 2×2
+    max-pooling and ReLU; then ``fc``.
+
+    LEAF uses batch normalisation, in tests too. GroupNorm replaces it, as in FedACG's ResNet18, so that a prediction
+    depends on its own image alone and clients can be stacked. An odd side is padded when it is pooled.
+
+    Args:
+        groups: groups of every GroupNorm; they divide 32.
+    """
+
+    names = ("conv1", "conv2", "conv3", "conv4", "fc")
+
+    @checked
+    def __init__(self, *, input_shape: Sequence[Count], num_classes: Count, groups: Count = 8) -> None:
+        super().__init__()
+        make_norm = group_norm(groups, 32)
+        channels, height, width = image_shape(input_shape, 1, "it takes images")
+        for i in range(1, 5):
+            self.add_module(f"conv{i}", nn.Conv2d(channels, 32, kernel_size=3, padding=1))
+            self.add_module(f"norm{i}", make_norm(32))
+            channels, height, width = 32, -(-height // 2), -(-width // 2)
+        self.fc = nn.Linear(32 * height * width, num_classes)
+        self.apply(init_kaiming)
+
+    def stage(self, name: str, h: Tensor) -> Tensor:
+        if name == "fc":
+            return super().stage(name, h)
+        conv, norm = self.get_submodule(name), self.get_submodule(name.replace("conv", "norm"))
+        return F.max_pool2d(norm(conv(h)), 2, ceil_mode=True).relu()

@@ -24,24 +24,23 @@ ADDS = {"add", "sub", "rsub", "cat", "stack", "copy", "where", "index_put", "mas
 
 
 class ForwardOrder:
-    """What one forward pass says of a network's parameters.
+    """The order in which one forward pass uses a network's parameters.
 
-    A parameter is placed where the module that has it was last called. A module that multiplies the data by several
-    weights, or whose weight others use, has them placed where they meet the data. What has the same place, as all
-    weights of an LSTM, is in the order of declaration.
+    The place of a parameter is the last call of its module. If a module multiplies the data by several weights, or
+    others use its weight, the place is where they meet the data. Parameters of one place, such as all weights of an
+    LSTM, keep the order of declaration.
 
     Attributes:
         place: name → when it is used.
         unused: parameters that the pass does not use; each counts behind the one that is declared before it.
         names: all parameters in order.
-        added: parameters of two axes or more that are no weights of a layer, since no input is multiplied by them: they
-            are added to activations or put beside them, as class tokens and position embeddings are. Also those
-            ``[1, …]`` that scale activations entry by entry, or are the input of a layer.
+        added: parameters of two axes or more by which no input is multiplied, such as class tokens and position
+            embeddings. Also those ``[1, …]`` that scale activations entry by entry, or are the input of a layer.
         groups: of weights whose outputs are on axis 1, ``[in, out / groups, …]``: transposed convolutions, ``x @ w``.
         repeated: weights that are used more than once: of a module that is called again, or tied.
 
     Args:
-        declared: as long as no pass is watched, take the order of declaration, and all tensors of two axes for weights.
+        declared: until a pass is watched, the order is that of declaration, and all tensors of two axes are weights.
     """
 
     def __init__(self, net: nn.Module, declared: bool = False) -> None:

@@ -1,5 +1,5 @@
-"""Networks that are not ours: torchvision's, timm's, or a user's own; fitted to the data's shape and classes. And what
-becomes of batch normalisation where the clients' batches differ, and at which weights any network starts.
+"""Networks from elsewhere: torchvision's, timm's, or the user's own. Also what becomes of batch normalisation where
+clients have different data, and the checkpoint that any network may start from.
 """
 
 import inspect
@@ -8,7 +8,6 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
-from difflib import get_close_matches
 from importlib import import_module
 from math import gcd
 from pathlib import Path
@@ -31,8 +30,8 @@ NormPolicy = Literal["average", "local", "fixed", "group"]
 def build_net(cfg: DictConfig) -> nn.Module:
     """The network of ``cfg.model`` under its ``norm_policy``, at its ``start``.
 
-    One of another package than this is given ``input_shape`` and ``num_classes`` if its constructor names them, and
-    :func:`fitted` to them.
+    A network from outside this package receives ``input_shape`` and ``num_classes`` if its constructor names them, and
+    is tried on two samples.
 
     Raises:
         ValueError: it cannot be built, is no network or does not fit the data; names the key.
@@ -45,7 +44,7 @@ def build_net(cfg: DictConfig) -> nn.Module:
     shape = {key: node[key] for key in ("input_shape", "num_classes") if key in node}
     with open_dict(node):
         policy, start = node.pop("norm_policy", "average"), node.pop("start", None)
-        # Of texts, whose networks need not name it; one that cannot read them is refused by name later.
+        # Data sets of texts set last_only. A network without it that cannot read texts is refused later.
         optional = {"last_only"} & {*node} | ({*shape} if own else set())
         for key in optional - _arguments(target) if own or optional else ():
             node.pop(key)
@@ -55,7 +54,7 @@ def build_net(cfg: DictConfig) -> nn.Module:
     try:
         if own and len(shape) == 2:
             net = fitted(net, list(shape["input_shape"]), shape["num_classes"])
-        if cfg.get("precision") == "64-true":  # before a checkpoint comes, whose numbers float32 would round
+        if cfg.get("precision") == "64-true":  # before a checkpoint is read, whose numbers float32 would round
             net = net.double()
         return begin_at(net, start, policy)
     except SettingError as error:
@@ -66,7 +65,7 @@ def _arguments(target: str) -> set[str]:
     module, _, name = target.rpartition(".")
     try:
         return set(inspect.signature(getattr(import_module(module), name)).parameters)
-    except Exception:  # whatever a user's file raises, building it raises again, and says so
+    except Exception:  # building the network raises it again, with a message
         return set()
 
 
@@ -76,25 +75,38 @@ def torchvision_net(
 ) -> nn.Module:
     """A classifier of ``torchvision.models``; ``settings`` go to its constructor.
 
+    Torchvision's networks read three channels. For other images the first convolution is replaced by a new one.
+
     Args:
         name: ``resnet18``, ``mobilenet_v3_small``, …; ``torchvision.models.list_models`` lists them.
-        weights: ``DEFAULT`` or another name of torchvision's pretrained weights, which it downloads; None: random.
+        weights: ``DEFAULT`` or another name of torchvision's pretrained weights, which it downloads. Tensors of another
+            shape, such as the last layer's, start at random, which is logged. None: all start at random.
 
     Raises:
         SettingError: no such classifier or weights, or one that does not fit the images.
     """
-    names = torchvision.models.list_models(module=torchvision.models)
-    if name not in names:
-        close = get_close_matches(str(name), names) or ["resnet18", "mobilenet_v3_small", "vgg11_bn", "…"]
-        raise SettingError("name", f"={name} is no classifier of torchvision.models; there are {', '.join(close)}.")
-    known = ["DEFAULT", *(w.name for w in torchvision.models.get_model_weights(name))]
-    if weights not in (None, *known):
-        raise SettingError("weights", f"={weights} is unknown: choose null, {' or '.join(known)}.")
-    if name in ("googlenet", "inception_v3"):  # auxiliary heads would give more than logits
+    if name in ("googlenet", "inception_v3"):  # with auxiliary heads they return more than logits
         if weights:
-            raise SettingError("weights", f"={weights}: {name} has them with auxiliary heads only; take another.")
+            raise SettingError("weights", f"={weights}: {name} has weights with auxiliary heads only; take another.")
         settings = {"init_weights": True, "aux_logits": False} | settings
-    return fitted(torchvision.models.get_model(name, weights=weights, **settings), input_shape, num_classes)
+    try:
+        net = torchvision.models.get_model(str(name), num_classes=num_classes, **settings)
+    except ValueError as error:
+        raise SettingError("name", f"={name}: {error}; torchvision.models.list_models() lists them.") from None
+    if weights is not None:
+        known = torchvision.models.get_model_weights(str(name)).__members__
+        if weights not in known:
+            raise SettingError("weights", f"={weights} is unknown: choose null or one of {', '.join(known)}.")
+        theirs, ours = known[weights].get_state_dict(check_hash=True), net.state_dict()
+        fresh = [key for key, t in ours.items() if key not in theirs or theirs[key].shape != t.shape]
+        net.load_state_dict({key: t for key, t in theirs.items() if key in ours and key not in fresh}, strict=False)
+        log.info("model: %s start at random, since num_classes or the settings differ", ", ".join(fresh) or "none")
+    stem, old = next((n, m) for n, m in net.named_modules() if isinstance(m, nn.Conv2d))
+    if len(input_shape) == 3 and input_shape[0] != old.in_channels:
+        form: dict[str, Any] = {key: getattr(old, key) for key in ("kernel_size", "stride", "padding")}
+        net.set_submodule(stem, nn.Conv2d(input_shape[0], old.out_channels, **form, bias=old.bias is not None))
+        log.info("model: %s reads %d channels, not %d, and starts at random", stem, input_shape[0], old.in_channels)
+    return fitted(net, input_shape, num_classes)
 
 
 @checked
@@ -120,63 +132,33 @@ def timm_net(
 
 @checked
 def fitted(net: nn.Module, input_shape: Sequence[Count], num_classes: Count) -> nn.Module:
-    """The network, if it makes ``num_classes`` logits of samples of this shape; else with a head, or a first
-    convolution, that lets it, which is said.
-
-    The head is the last linear or convolutional layer. A convolution that is replaced starts at random.
+    """The network, once it has made ``num_classes`` logits of two samples of this shape.
 
     Raises:
-        ValueError: the network cannot read the samples, or its last layer is not its head.
+        ValueError: it cannot read the samples, or returns something else.
     """
     if not input_shape:
         raise SettingError("input_shape", "=[] must be the shape of one sample.")
-    _require_one_input(net)
-    shape, outputs = list(input_shape), _outputs(net, input_shape, num_classes)
-    layers: dict[str, Any] = {n: m for n, m in net.named_modules() if isinstance(m, nn.Linear | nn.Conv2d)}
-    if isinstance(outputs, Exception):
-        stem = next((name for name, layer in layers.items() if isinstance(layer, nn.Conv2d)), None)
-        if stem and len(shape) == 3 and layers[stem].in_channels != shape[0] and layers[stem].groups == 1:
-            layers[stem] = _replace(net, stem, in_channels=shape[0])
-            outputs = _outputs(net, input_shape, num_classes)
-    if not isinstance(outputs, Exception) and outputs[-1:] != (num_classes,):
-        for head in [*layers][-1:]:
-            size = "out_features" if isinstance(layers[head], nn.Linear) else "out_channels"
-            _replace(net, head, **{size: num_classes})
-        outputs = _outputs(net, input_shape, num_classes)
-    what = f"model: {type(net).__name__}"
-    if isinstance(outputs, Exception):
-        raise ValueError(f"{what} cannot read samples of data.input_shape={shape}: {' '.join(str(outputs).split())}")
-    if len(outputs) < 2 or outputs[0] != 2 or outputs[-1] != num_classes:
+    what, training = f"model: {type(net).__name__}", net.training
+    x = torch.zeros(2, *input_shape, dtype=torch.int64 if hasattr(net, "last_only") else None)
+    try:
+        with torch.no_grad():
+            out = net.eval()(x)
+    except Exception as error:
+        text = "; for texts it has the attribute last_only" * (x.dim() == 2)
+        reason = f"{' '.join(str(error).split())}. Its forward takes one tensor{text}: wrap one that takes several."
+        raise ValueError(f"{what} cannot read samples of data.input_shape={[*input_shape]}: {reason}") from error
+    shape = require_logits(out, net, num_classes).shape
+    net.train(training)
+    if len(shape) < 2 or shape[0] != 2 or shape[-1] != num_classes:
         raise ValueError(
-            f"{what} makes an output of the shape {[*outputs]} of 2 samples, not one that ends in data.num_classes="
-            f"{num_classes}, and its last linear or convolutional layer is not its head: give its constructor an "
-            "argument num_classes."
+            f"{what} makes an output of the shape {[*shape]} of 2 samples, not one that ends in data.num_classes="
+            f"{num_classes}: give its constructor an argument num_classes."
         )
-    with suppress(RuntimeError, TypeError), torch.random.fork_rng(devices=[]):  # of what cannot be copied
-        _outputs(deepcopy(net), input_shape, num_classes, training=True)  # auxiliary heads may show in training alone
+    with suppress(RuntimeError, TypeError), torch.random.fork_rng(devices=[]), torch.no_grad():  # of what has no copy
+        copy = deepcopy(net).train()
+        require_logits(copy(x), copy, num_classes)  # auxiliary heads may show in training alone
     return net
-
-
-def _outputs(
-    net: nn.Module, input_shape: Sequence[int], num_classes: int, training: bool = False
-) -> tuple[int, ...] | Exception:
-    """The shape of what the network makes of two samples, or what it raises; a text's samples are integers.
-
-    Raises:
-        ValueError: as :func:`require_logits`.
-    """
-    was, errors = net.training, list[Exception]()
-    for dtype in (torch.get_default_dtype(), torch.int64):
-        try:
-            with torch.no_grad():
-                out = net.train(training)(torch.zeros(2, *input_shape, dtype=dtype))
-        except Exception as error:
-            errors.append(error)
-        else:
-            return tuple(require_logits(out, net, num_classes).shape)
-        finally:
-            net.train(was)
-    return errors[0]
 
 
 def require_logits(out: Any, net: nn.Module, num_classes: int) -> Tensor:
@@ -192,43 +174,18 @@ def require_logits(out: Any, net: nn.Module, num_classes: int) -> Tensor:
         places = {f"[{key!r}]": entry for key, entry in entries.items()}
     else:
         places = {f".{key}": entry for key, entry in getattr(out, "__dict__", {}).items()}
-    shapes = {place: list(entry.shape) for place, entry in places.items() if isinstance(entry, Tensor)}
-    place = next((place for place, shape in shapes.items() if shape[-1:] == [num_classes]), next(iter(shapes), ""))
+    shapes = {place: [*entry.shape] for place, entry in places.items() if isinstance(entry, Tensor)}
     name, there = type(net).__name__, " and ".join(f"{key} {shape}" for key, shape in shapes.items())
-    take, when = f"return super().forward(x){place}", "tested"
-    if net.training:  # what a test returns has passed
-        take, when = f"out = super().forward(x); return out{place} if self.training else out", "in training"
-    remedy = (
-        f"Wrap it: class Logits({name}), def forward(self, x): {take}" if shapes else "Let its forward return them."
-    )
+    remedy = "Let its forward return them."
+    if shapes:
+        place = next((place for place, shape in shapes.items() if shape[-1:] == [num_classes]), next(iter(shapes)))
+        take = f"return super().forward(x){place}"
+        if net.training:  # in evaluation mode it returned one tensor
+            take = f"out = super().forward(x); return out{place} if self.training else out"
+        remedy = f"Wrap it: class Logits({name}), def forward(self, x): {take}"
     there = f"a {type(out).__name__} of {there or 'no tensors'}"
+    when = "in training" if net.training else "tested"
     raise ValueError(f"model: {name}, {when}, returns {there}, not one tensor of logits. {remedy}")
-
-
-def _require_one_input(net: nn.Module) -> None:
-    try:
-        known = inspect.signature(net.forward).parameters.values()
-    except (TypeError, ValueError):  # of what is written in C
-        return
-    needed = [p.name for p in known if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    if len(needed) > 1:
-        name, parts = type(net).__name__, ", ".join(f"{needed[i]}=x[:, {i}:{i + 1}]" for i in range(len(needed)))
-        raise ValueError(
-            f"model: {name} takes {', '.join(needed)} in place of one tensor, the samples of a batch. Wrap it: "
-            f"class One({name}), def forward(self, x): return super().forward({parts})"
-        )
-
-
-def _replace(net: nn.Module, name: str, **size: int) -> nn.Module:
-    """Another layer in the place of this one, with one size changed."""
-    old: Any = net.get_submodule(name)
-    kind: Any = nn.Linear if isinstance(old, nn.Linear) else nn.Conv2d
-    known = {key: getattr(old, key) for key in inspect.signature(kind).parameters if key not in ("device", "dtype")}
-    new: nn.Module = kind(**known | size | {"bias": old.bias is not None})
-    net.set_submodule(name, new)
-    ((key, value),) = size.items()
-    log.info("model: %s.%s is %d, was %d", name, key, value, getattr(old, key))
-    return new
 
 
 def batch_norms(net: nn.Module) -> dict[str, Any]:

@@ -55,11 +55,9 @@ def unprofiled_step(optimizer: Optimizer) -> Callable[[], object]:
 
 
 def starts_at_zero(optimizer: Optimizer) -> bool:
-    """Whether its first step is one on a state of zeros: as of SGD's momentum, but for dampening, and of Adam's."""
-    kind = type(optimizer)
-    return kind in (torch.optim.Adam, torch.optim.AdamW) or (
-        kind is torch.optim.SGD and not optimizer.defaults["dampening"]
-    )
+    """Whether its first step equals one on a state of zeros: true of Adam, and of SGD without dampening."""
+    kind, sgd = type(optimizer), torch.optim.SGD
+    return kind in (torch.optim.Adam, torch.optim.AdamW) or (kind is sgd and not optimizer.defaults["dampening"])
 
 
 def _parts(optimizer: MakeOptimizer) -> tuple[MakeOptimizer, dict[str, Any]]:
@@ -68,19 +66,16 @@ def _parts(optimizer: MakeOptimizer) -> tuple[MakeOptimizer, dict[str, Any]]:
 
 
 def _check_settings(optimizer: MakeOptimizer, key: str) -> None:
-    """Refuses what is unknown, NaN, ∞, negative numbers and what is no number, which ``torch.optim`` takes in part."""
+    """Refuses unknown settings, and values that ``torch.optim`` accepts in part: NaN, ∞, negative numbers and text."""
     made, given = _parts(optimizer)
-    parameters = inspect.signature(made).parameters
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    known = inspect.signature(made).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
     for name, value in given.items():
-        if name not in parameters and not takes_any:
-            raise SettingError(
-                name,
-                f" is set, by the algorithm or by you, but {made.__name__} has no such setting: take another "
-                f"{key.split('.')[0]}, or drop the setting with ~{key}.{name}.",
-            )
-        default = getattr(parameters.get(name), "default", None)
-        number = ShareBelow1 if name in SHARES else Weight
+        if name not in known and not takes_any:
+            remedy = f"take another {key.split('.')[0]}, or drop the setting with ~{key}.{name}"
+            raise SettingError(name, f" is set, but {made.__name__} has no such setting: {remedy}.")
+        default = getattr(known.get(name), "default", None)
+        number: Any = ShareBelow1 if name in SHARES else Weight
         if isinstance(default, bool):
             fits(name, value, bool)
         elif isinstance(default, tuple):

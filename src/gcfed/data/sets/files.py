@@ -1,9 +1,9 @@
-"""From the raw files of a set, checked, fetched, unpacked, decoded, and named where something is wrong, to its cache.
+"""Raw files of a data set: found, checked, downloaded, unpacked. And the cache of what was decoded from them.
 
-A set is decoded once: its arrays lie in ``<data_dir>/cache/<name>/*.npy``, memory-mapped by every later run. They are
-written beside their final name and moved into place, the manifest last: without a manifest that has their checksums
-there is no cache. Two processes that build at once both succeed, since each hands out the files that it wrote itself.
-A folder ``.build-*`` that no process is at work on was left by a killed build: delete it. No raw file is ever deleted.
+A set is decoded once. Its arrays lie in ``<data_dir>/cache/<name>/*.npy``, which every later run maps into memory. They
+are written to a folder ``.build-*``, then moved; the manifest with their checksums comes last, and without it there is
+no cache. Two processes that build at once both succeed: each returns the files that it wrote itself. A ``.build-*``
+that no process works on was left by a killed build: delete it. No raw file is ever deleted.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import json
 import logging
 import math
 import os
-import re
 import shutil
 import tarfile
 import zlib
@@ -32,19 +31,19 @@ from gcfed.utils.files import replacing
 
 log = logging.getLogger(__name__)
 TRAINS, TESTS = ("train", "training"), ("test", "testing", "val", "valid", "validation")
-"""Names of folders, files and splits to train on, and of those to test on; of several the first."""
+"""Names of folders, files and splits to train on, and to test on. Of several, the first is taken."""
 
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a set comes from, for the errors about it: its name, the folder searched, its official page."""
+    """Where a set comes from, for errors: its name, the folder searched, its official page."""
 
     name: str
     folder: Path
     page: str
 
     def missing(self, trouble: str, file: str, download: bool = False) -> FileNotFoundError:
-        """The error that names the trouble and the way out; ``download``: whether it was tried, or cannot be."""
+        """The error that names the trouble and the remedy; ``download``: it was tried, or is not possible."""
         remedy = "" if download else "run with data.dataset.download=true, or "
         return FileNotFoundError(
             f"data set {self.name}: {trouble} (searched {self.folder.resolve()}). To get it, {remedy}put {file} from "
@@ -54,14 +53,13 @@ class Origin:
     def require(self, paths: Sequence[Path], file: str) -> None:
         """Raises FileNotFoundError where some of these are not there."""
         if absent := [path for path in paths if not path.is_file()]:
-            more = f", and {len(absent) - 1:,} more" * (len(absent) > 1)
-            raise self.missing(f"{absent[0]} is missing{more}", file, download=True)
+            raise self.missing(f"{absent[0]} is missing", file, download=True)
 
 
 def obtain(path: Path, md5: str, urls: Sequence[str], origin: Origin, download: bool) -> None:
-    """See that ``path`` is there with its checksum, downloading it from the first of ``urls`` that serves it.
+    """Makes sure that ``path`` exists with its checksum: downloads it from the first of ``urls`` that serves it.
 
-    A download becomes visible when it is complete and right, so that neither a kill nor a second process spoils it.
+    A download gets its name when it is complete and right, so that neither a kill nor a second process spoils it.
 
     Raises FileNotFoundError if it is missing and may not, or cannot, be downloaded; ValueError for a wrong checksum.
     """
@@ -95,7 +93,7 @@ def obtain(path: Path, md5: str, urls: Sequence[str], origin: Origin, download: 
 
 @contextmanager
 def unpacked(folder: Path, archive: Path, page: str) -> Iterator[Path]:
-    """The folder, or where it is not there its archive, which holds it, unpacked for as long as it is read.
+    """The folder, or, where it is absent, its archive, unpacked for as long as it is read.
 
     Raises ValueError for an archive that cannot be read.
     """
@@ -103,9 +101,8 @@ def unpacked(folder: Path, archive: Path, page: str) -> Iterator[Path]:
         yield folder
         return
     with TemporaryDirectory(prefix=".unpack-", dir=archive.parent) as stage:
-        safely = {} if archive.suffix == ".zip" else {"filter": "data"}
         try:
-            shutil.unpack_archive(archive, stage, **safely)  # type: ignore[arg-type]
+            shutil.unpack_archive(archive, stage, filter=None if archive.suffix == ".zip" else "data")
         except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
             raise ValueError(f"{archive} cannot be read ({error}): get it anew from {page}.") from error
         try:
@@ -115,9 +112,9 @@ def unpacked(folder: Path, archive: Path, page: str) -> Iterator[Path]:
 
 
 def described(folder: Path, parts: Sequence[str], archive: Path) -> str:
-    """What would be read, told cheaply: a part of the images may give way to all of them, or an archive to another.
+    """What would be read, at little cost: the number of images, or the archive's size. Empty without either.
 
-    Empty without either. ``parts``: patterns of the folders of images to train on and to test on.
+    ``parts``: patterns of the folders of images to train on and to test on.
     """
     if folder.is_dir():
         counts = [sum(1 for place in folder.glob(part) for _ in os.scandir(place)) for part in parts]
@@ -126,7 +123,7 @@ def described(folder: Path, parts: Sequence[str], archive: Path) -> str:
 
 
 def written(files: Sequence[Path]) -> str:
-    """What a cache was made of: it is made anew where a file was changed, moved, added or taken away."""
+    """Names, sizes and times of files: a cache is built again when one was changed, moved, added or removed."""
     about = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return f"{len(about)} files, {hashlib.sha256(repr(about).encode()).hexdigest()}"
 
@@ -136,22 +133,14 @@ def listing(names: Sequence[str]) -> str:
 
 
 def rows_of(path: Path, columns: int, separator: str | None = None) -> list[list[str]]:
-    """The columns of each line of a table, split at white space or the separator.
+    """The cells of each line, split at white space or the separator.
 
-    Raises ValueError where there is no line, or one with fewer columns.
+    Raises ValueError if there is no line, or one with fewer columns.
     """
-    try:
-        rows = [line.split(separator) for line in path.read_text("utf-8").splitlines() if line.strip()]
-    except UnicodeDecodeError:
-        rows = [[]]
+    rows = [line.split(separator) for line in path.read_text("utf-8", "replace").splitlines() if line.strip()]
     if not rows or min(map(len, rows)) < columns:
         raise ValueError(f"{path} is empty or damaged: take the official one.")
     return rows
-
-
-def is_plain(name: object) -> bool:
-    """Whether it is a file's bare name, which cannot lead out of its folder."""
-    return isinstance(name, str) and re.fullmatch(r"[\w-][\w.-]*", name) is not None
 
 
 # ------------------------------------------------------------------------------------------------------ the cache
@@ -159,37 +148,31 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 
 Keep = Callable[..., None]
-"""``keep("train", x, y, groups)``: a part's samples, or blocks of them, which memory need not hold; labels; groups."""
+"""``keep("train", x, y, groups)``: the samples of a part, or an iterator over blocks of them; labels; groups."""
 Build = Callable[[Keep], tuple[int, Sequence[str]] | tuple[int, Sequence[str], str]]
-"""Keeps ``train`` and ``test``, and returns the number of classes and their names, if there are any; and perhaps a
-line to be logged, now and when the cache is read.
-"""
+"""Keeps ``train`` and ``test``. Returns the number of classes, their names, and a note to log at each reading."""
 
 
 def cached(data_dir: str | Path, name: str, build: Build, source: str = "") -> FederatedDataset:
-    """The set ``name`` from its cache, or built there first.
+    """The set ``name`` from its cache, which is built first if need be.
 
-    ``source`` describes the raw files where their content is not fixed by a checksum; a cache of another source is
-    built anew. An empty one (raw files gone, or fixed) accepts what is there.
+    ``source`` describes raw files that have no checksum: a cache of another source is built again. An empty ``source``
+    (raw files deleted, or fixed by a checksum) accepts any cache.
 
-    Raises what ``build`` raises; ValueError for samples and labels that do not fit together; OSError when the cache
+    Raises what ``build`` raises; ValueError for samples and labels that do not fit together; OSError if the cache
     cannot be written.
     """
     folder = Path(data_dir) / "cache" / name
-    if (found := _read(folder, source)) is not None:
-        return found
-    try:
+    found = _read(folder, source)
+    if found is None:
         folder.mkdir(parents=True, exist_ok=True)
-        stage = TemporaryDirectory(prefix=".build-", dir=folder)
-    except OSError as error:
-        error.add_note(f"The decoded data are kept in {folder}: make it writable, or set paths.data_dir (DATA_DIR).")
-        raise
-    with stage as scratch:
-        return _build(folder, Path(scratch), build, source)
+        with TemporaryDirectory(prefix=".build-", dir=folder) as scratch:
+            found = _build(folder, Path(scratch), build, source)
+    return found
 
 
 def _read(folder: Path, source: str) -> FederatedDataset | None:
-    """What a sound cache holds; None, and why, for one that must be built (again)."""
+    """The data set of a sound cache; None, after a warning, for one that must be built again."""
     if not (folder / MANIFEST).exists():
         return None
     try:
@@ -217,11 +200,9 @@ def _build(folder: Path, scratch: Path, build: Build, source: str) -> FederatedD
         end = 0
         for block in blocks:
             if end == 0:
-                # A memory map on a full disk dies by a signal; this dies with a reason.
-                shape, free = (count, *block.shape[1:]), shutil.disk_usage(scratch).free
-                if (size := math.prod(shape) * block.itemsize) > free:
-                    needed = f"{part}_x needs {size:,} bytes and the disk has {free:,} left; set paths.data_dir"
-                    raise OSError(f"{folder}: {needed}")
+                shape = (count, *block.shape[1:])
+                if math.prod(shape) * block.itemsize > shutil.disk_usage(scratch).free:  # else: killed by a signal
+                    raise OSError(f"{folder}: the disk has no room for {part}_x; set paths.data_dir")
                 out = np.lib.format.open_memmap(scratch / f"{part}_x.npy", mode="w+", dtype=block.dtype, shape=shape)
             out[end : end + len(block)] = block
             end += len(block)
@@ -233,11 +214,8 @@ def _build(folder: Path, scratch: Path, build: Build, source: str) -> FederatedD
     num_classes, names, *notes = build(keep)
     checksums = {path.stem: _checksum(path) for path in sorted(scratch.glob("*.npy"))}
     info = {"num_classes": num_classes, "class_names": [*names], "notes": [note for note in notes if note]}
-    try:
-        # Opened before they move: should another process replace them next, these maps keep this build's files.
-        dataset = _dataset(folder.name, scratch, checksums, info)
-    except ValueError as error:  # and nothing is kept of it
-        raise ValueError(f"{error}: get the files of {folder.name} in {folder.parents[1]} anew.") from error
+    # Opened before they move: should another process replace them next, these maps keep this build's files.
+    dataset = _dataset(folder.name, scratch, checksums, info)
     (folder / MANIFEST).unlink(missing_ok=True)
     for key in checksums:
         (scratch / f"{key}.npy").replace(folder / f"{key}.npy")

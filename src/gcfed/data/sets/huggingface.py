@@ -28,10 +28,8 @@ def huggingface(
     name: str | None, data_dir: str, *, subset: str | None = None, input: str | None = None, label: str | None = None,
     groups: str | None = None, size: Side | None = None, length: Side = LENGTH, test: Inside = 0.2,
 ) -> FederatedDataset:  # fmt: skip
-    """The split ``train``, and ``test`` or ``validation`` if it has labels: images [n, C, H, W], or texts [n, length]
-    of LEAF's characters, cut or padded where each has a label, else in pieces with the next character as each one's.
-
-    Decoded once, into the cache in ``data_dir``.
+    """The split ``train``, and ``test`` or ``validation`` if it has labels. Images are [n, C, H, W]. Texts are LEAF's
+    characters, [n, length]: cut or padded if each has a label, else in pieces with the next characters as labels.
 
     Args:
         name: ``ylecun/mnist``, or a folder that ``save_to_disk`` wrote.
@@ -67,11 +65,9 @@ def huggingface(
         return dataset.num_classes, found, told(f"data.name={name}", lost)
 
     where = Path(name).resolve() if files else name
-    key = hashlib.sha256(
-        repr((where, subset, input, label, groups, size, length, test, "padded before")).encode()
-    ).hexdigest()[:12]
-    source = written(files) if files else ""
-    return replace(cached(data_dir, f"huggingface_{key}", build, source), name=Path(name).name)
+    settings = (where, subset, input, label, groups, size, length, test, "padded before")
+    key = hashlib.sha256(repr(settings).encode()).hexdigest()[:12]
+    return replace(cached(data_dir, f"huggingface_{key}", build, written(files) if files else ""), name=Path(name).name)
 
 
 def _load(name: str, subset: str | None, data_dir: str) -> tuple[Dataset, list[Dataset]]:
@@ -84,10 +80,9 @@ def _load(name: str, subset: str | None, data_dir: str) -> tuple[Dataset, list[D
         if Path(name).is_dir():
             found = datasets.load_from_disk(name)
         else:
-            found = datasets.load_dataset(name, subset, cache_dir=str(Path(data_dir) / "huggingface"))
+            found = datasets.load_dataset(name, subset, cache_dir=f"{data_dir}/huggingface")
     except Exception as error:  # of the hub, the network or the files
-        reason = " ".join(str(error).split())
-        raise ValueError(f"data.name={name} cannot be loaded ({type(error).__name__}: {reason}).") from error
+        raise ValueError(f"data.name={name} cannot be loaded ({type(error).__name__}: {error}).") from error
     if isinstance(found, datasets.Dataset):
         return found, []
     if "train" not in found:
@@ -97,8 +92,8 @@ def _load(name: str, subset: str | None, data_dir: str) -> tuple[Dataset, list[D
 
 def _columns(rows: Dataset, named: dict[str, Any]) -> dict[str, Any]:
     """The columns of samples, labels and clients, as named or found."""
-    keys = {"x": "data.input", "y": "data.label", "groups": "partition.by"}
-    require_columns(rows.features, {keys[key]: [name] for key, name in named.items() if name is not None})
+    keys = zip(("data.input", "data.label", "partition.by"), named.values(), strict=True)
+    require_columns(rows.features, {key: [name] for key, name in keys if name is not None})
     others = {name: feature for name, feature in rows.features.items() if name != named["groups"]}
     kinds = {name: (type(feature).__name__, getattr(feature, "dtype", "")) for name, feature in others.items()}
     classes = [name for name, (kind, _) in kinds.items() if kind == "ClassLabel"]

@@ -1,4 +1,4 @@
-"""FedGC's handwritten digits: MNIST, MNIST-M, USPS and SVHN, all as RGB images of 32×32.
+"""FedGC's handwritten digits: MNIST, MNIST-M, USPS and SVHN, all as RGB images of 32×32. SVHN needs SciPy.
 
 "Federated Learning under Gradient Constraints" (FedGC), §4.1. One array holds a composition of sets, in a cache of its
 own: memory-mapped like any other set, where parts joined in memory would cost every run 760 MB. Decoding takes half a
@@ -11,8 +11,6 @@ test digits over test photographs, drawn once and for all.
 """
 
 import logging
-import struct
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,17 +19,17 @@ from pathlib import Path
 import numpy as np
 
 from gcfed.data.base import FederatedDataset, Split
-from gcfed.data.sets.files import MANIFEST, Keep, Origin, cached, described, is_plain, obtain, rows_of, unpacked
+from gcfed.data.sets.files import MANIFEST, Keep, Origin, cached, described, obtain, rows_of, unpacked
 from gcfed.data.sets.images import decode
 from gcfed.data.sets.vision import torchvision_set
 from gcfed.utils.checked import SettingError, checked
+from gcfed.utils.instantiate import installed
 from gcfed.utils.rng import generator
 
 log = logging.getLogger(__name__)
 
 SIZE = 32
 DIGITS = {*"0123456789"}
-COMPRESSED = 15  # of an element in a MATLAB file
 MNIST_M = "http://yaroslav.ganin.net/"
 USPS = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass.html#usps"
 SVHN = "http://ufldl.stanford.edu/housenumbers/"
@@ -47,8 +45,8 @@ def hwdigits(
 ) -> FederatedDataset:  # fmt: skip
     """The sets one after another, [n, 3, 32, 32]: grey images in three equal channels, small ones enlarged bilinearly.
 
-    Groups, of both splits, are the places of the sets in ``sets`` (HWDigits-4), or with ``one_class`` ten times the
-    place plus the digit (HWDigits-40). ``mnist_m_blend`` asks for the blend even where MNIST-M's archive is there.
+    The group of a sample, in both splits, is the place of its set in ``sets`` (HWDigits-4), or with ``one_class`` ten
+    times the place plus the digit (HWDigits-40). ``mnist_m_blend`` asks for the blend even if MNIST-M is there.
 
     Raises ValueError for an unknown or repeated set or an unreadable file; FileNotFoundError for a missing one.
     """
@@ -71,20 +69,11 @@ def hwdigits(
 
 def _build(sets: Sequence[str], folder: Path, download: bool, keep: Keep) -> tuple[int, str]:
     for part in ("train", "test"):
-        digits = [_read(name, folder, download, part, sets) for name in sets]
+        digits = [READ[name](folder, download, part) for name in sets]
         owners = np.repeat(np.arange(len(sets)), [len(y) for _, y in digits])
         blocks = (block for images, _ in digits for block in _fitted(images))
         keep(part, blocks, np.concatenate([y for _, y in digits]), owners)
     return 10, "0123456789"
-
-
-def _read(name: str, folder: Path, download: bool, part: str, sets: Sequence[str]) -> Digits:
-    try:
-        return READ[name](folder, download, part)
-    except FileNotFoundError as error:
-        needs = {name, "mnist_m_blend"} if name == "mnist" else {name}  # the blend is made of MNIST
-        others = ",".join(other for other in sets if other not in needs) or "mnist"
-        raise FileNotFoundError(f"{error} Or leave {name} out: data.dataset.sets=[{others}]") from error
 
 
 def _fitted(images: np.ndarray) -> Iterator[np.ndarray]:
@@ -128,36 +117,11 @@ def _svhn(folder: Path, download: bool, part: str) -> Digits:
     url, file, md5 = published.split_list[part]
     path = folder / "SVHN" / file
     obtain(path, md5, [url], Origin("svhn", path.parent, SVHN), download)
-    arrays = read_mat(path)
+    installed("scipy", f"{file} is a MATLAB file, and data.dataset.sets=[svhn]")
+    from scipy.io import loadmat
+
+    arrays = loadmat(path)
     return arrays["X"].transpose(3, 2, 0, 1), arrays["y"].ravel().astype(np.int64) % 10  # its 0 is labelled 10
-
-
-def read_mat(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a little-endian MATLAB 5 file, of bytes or of doubles, by name: torchvision would need SciPy.
-
-    For files whose checksum is known: in others it would meet what it does not know.
-    """
-    arrays = {}
-    for kind, data in _elements(memoryview(path.read_bytes())[128:]):
-        if kind == COMPRESSED:
-            ((_, data),) = _elements(memoryview(zlib.decompress(data)))
-        _, (_, shape), (_, name), (number, values) = _elements(data)  # the first holds flags
-        array: np.ndarray = np.frombuffer(values, {2: "u1", 9: "<f8"}[number])
-        arrays[bytes(name).decode()] = array.reshape(np.frombuffer(shape, "<i4"), order="F")
-    return arrays
-
-
-def _elements(data: memoryview) -> Iterator[tuple[int, memoryview]]:
-    """(type, content) of each: a tag of two words, then the content, filled up to eight bytes unless compressed."""
-    start = 0
-    while start < len(data):
-        kind, size = struct.unpack_from("<II", data, start)
-        if kind >> 16:  # at most four bytes: type and size share a word
-            yield kind & 0xFFFF, data[start + 4 : start + 4 + (kind >> 16)]
-            start += 8
-        else:
-            yield kind, data[start + 8 : start + 8 + size]
-            start += 8 + size + (0 if kind == COMPRESSED else -size % 8)
 
 
 def _mnist_m(folder: Path, download: bool, part: str) -> Digits:
@@ -166,26 +130,17 @@ def _mnist_m(folder: Path, download: bool, part: str) -> Digits:
         table = root / f"mnist_m_{part}_labels.txt"
         origin.require([table], archive.name)
         rows = rows_of(table, 2)
-        if not all(is_plain(file) and label in DIGITS for file, label, *_ in rows):
-            raise ValueError(
-                f"{table} has a line that is not the name of an image and its digit: take the official one."
-            )
-        paths = [root / f"mnist_m_{part}" / file for file, *_ in rows]
+        if not all(label in DIGITS for _, label, *_ in rows):
+            raise ValueError(f"{table} has a line without a digit: take the official one.")
+        paths = [root / f"mnist_m_{part}" / Path(file).name for file, *_ in rows]
         origin.require(paths, archive.name)
-        return np.concatenate([*decode(paths, f"MNIST-M {part}", side=SIZE)]), np.array(
-            [int(label) for _, label, *_ in rows]
-        )
+        images = np.concatenate([*decode(paths, f"MNIST-M {part}", side=SIZE)])
+        return images, np.array([int(label) for _, label, *_ in rows])
 
 
 def _mnist_m_blend(folder: Path, download: bool, part: str) -> Digits:
     digits, labels = _mnist(folder, download, part)
-    try:
-        photos: np.ndarray = getattr(torchvision_set("cifar10", str(folder), download), part).x
-    except FileNotFoundError as error:
-        raise FileNotFoundError(
-            f"data set mnist_m: put mnist_m.tar.gz from {MNIST_M} into {folder.resolve()}; without it MNIST-M is "
-            f"blended from MNIST and CIFAR-10, and CIFAR-10 is missing too: {error}"
-        ) from error
+    photos: np.ndarray = getattr(torchvision_set("cifar10", str(folder), download), part).x
     rng = generator(0, "mnist_m", part == "test")
     photo = rng.integers(len(photos), size=len(digits))
     side = digits.shape[-1]

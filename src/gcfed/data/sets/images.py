@@ -1,4 +1,4 @@
-"""Images as arrays: of files, of other sets, and of a user's own folder."""
+"""Images as arrays: of files, of other sets, and of the user's own folder."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Side = Annotated[int, Field(ge=1, le=10_000)]
 FORMATS = (
     "AVIF", "BMP", "DIB", "GIF", "JPEG", "JPEG2000", "PCX", "PNG", "PPM", "QOI", "SGI", "TGA", "TIFF", "WEBP",
 )  # fmt: skip
-"""Of images; others that Pillow knows start programs (EPS), or it reads no pixels of them."""
+"""Formats of images. Of the others that Pillow knows, some start programs (EPS), and some have no pixels."""
 GREY = ("1", "L")
 PLAIN = (*GREY, "LA", "P", "PA", "RGB", "RGBA")
 """Modes of images whose colours RGB keeps."""
@@ -46,7 +46,7 @@ def suffixes() -> dict[str, str]:
 
 
 def open_image(path: Path) -> Image:
-    """An image whose pixels are not decoded yet; one far larger than photographs are is refused before."""
+    """An image whose pixels are not decoded yet. One far larger than photographs is refused."""
     from PIL import Image
 
     with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning):
@@ -58,30 +58,29 @@ def decode(
     side: int | None = None, size: int | None = None, bicubic: bool = False, grey: bool | None = False,
     lost: Counter[str] | None = None,
 ) -> Iterator[np.ndarray]:  # fmt: skip
-    """Each image as uint8 [1, C, H, W], upright as its EXIF data have it, under a bar called ``what``.
+    """Each image as uint8 [1, C, H, W], upright by its EXIF data, under a progress bar called ``what``.
 
     Args:
-        images: what ``opened`` makes an image of, as a path; errors call it by its ``named``.
-        side: of the square that each must be.
-        size: side of the square to which they are resized, bilinearly or ``bicubic``; None: all are of one size.
-        grey: one channel in place of three; None: if the first one has no colours.
+        images: paths, or what ``opened`` makes images of and ``named`` names in errors.
+        side: of the square that each image must be.
+        size: side of the square to which images are resized, bilinearly or ``bicubic``; None: all must have one size.
+        grey: one channel instead of three; None: if the first image has no colours.
         lost: counts what images have that is not kept.
 
-    Raises ValueError, with the name, for what is no image, has more than 8 bits a channel, or another size or colours.
+    Raises ValueError, with the name, for a file that is no image, has more than 8 bits a channel, or another size or
+    colours than the first.
     """
     from PIL import ImageOps
     from PIL.Image import Resampling
     from tqdm import tqdm
 
-    first: tuple[str, Image] | None = None
+    first = ("each image of the set", (side, side)) if side else None
     for entry in tqdm(images, desc=what, unit="image", disable=None):
         name = named(entry)
         try:
             image = opened(entry)
             several = getattr(image, "n_frames", 1) > 1
             image = ImageOps.exif_transpose(image)
-            if side and image.size != (side, side):
-                raise ValueError(f"it is {image.width}×{image.height}, not {side}×{side}")
             grey = image.mode in GREY if grey is None else grey
             if grey and image.mode not in GREY:
                 raise ValueError("it has colours, or is transparent, and the first one is grey: convert one of them")
@@ -90,18 +89,19 @@ def decode(
             if "transparency" in image.info:  # else Pillow warns of a palette's
                 image = image.convert("RGBA")
             if lost is not None:
-                lost.update(["frames but the first"] * several + _lost(image))
+                clear = "A" in image.mode and bool((np.asarray(image.convert("RGBA"))[..., 3] < 255).any())
+                lost.update(["frames but the first"] * several + ["transparency"] * clear)
+                lost.update([f"colours of {image.mode}"] * (image.mode not in PLAIN))
             image = image.convert("L" if grey else "RGB")
         except Exception as error:  # whatever Pillow raises over a broken image
             reason = str(error).partition(" <")[0]  # without the address of the buffer
             raise ValueError(f"{name} is no readable image ({reason}): put a sound one in its place.") from error
         if size:
             image = image.resize((size, size), Resampling.BICUBIC if bicubic else Resampling.BILINEAR)
-        first = first or (name, image)
-        if image.size != first[1].size:
-            there = f"{first[0]} is {first[1].width}×{first[1].height}"
-            remedy = "give all one size, as by data.size=64."
-            raise ValueError(f"{name} is {image.width}×{image.height}, {there}: {remedy}")
+        first = first or (name, image.size)
+        if image.size != first[1]:
+            here, there = (f"{width}×{height}" for width, height in (image.size, first[1]))
+            raise ValueError(f"{name} is {here}, {first[0]} is {there}: give all one size, as by data.size=64.")
         yield np.asarray(image).reshape(1, image.height, image.width, -1).transpose(0, 3, 1, 2)
 
 
@@ -111,13 +111,7 @@ def told(name: str, lost: Counter[str]) -> str:
     return what and f"{name}: images are kept in plain colours, which loses: {what}"
 
 
-def _lost(image: Image) -> list[str]:
-    """What plain colours do not keep."""
-    clear = "A" in image.mode and bool(np.asarray(image.convert("RGBA"))[..., 3].min() < 255)
-    return ["transparency"] * clear + [f"colours of {image.mode}"] * (image.mode not in PLAIN)
-
-
-# ------------------------------------------------------------------------------------------------- a user's folder
+# ----------------------------------------------------------------------------------------------- the user's folder
 @checked
 def image_folder(
     root: str | None, data_dir: str, size: Side | None = None, test: Inside = 0.2, clients: bool | None = None
@@ -137,20 +131,18 @@ def image_folder(
     Raises FileNotFoundError for no such folder; ValueError for a class without an image, a file that is none, or images
     of several sizes.
     """
-    folder, left = Path(root or "").resolve(), Counter[str]()
+    folder = Path(root or "").resolve()
     if not root or not folder.is_dir():
         raise FileNotFoundError(f"data.root={root} is no folder: give the one with a folder of images for each class.")
     inside = {path.name.lower(): path for path in sorted(folder.glob("[!.]*")) if path.is_dir()}
     trains, tests = ([inside[name] for name in names if name in inside] for names in (TRAINS, TESTS))
     if tests and not trains:
         raise ValueError(f"data.root={root} has a folder {tests[0].name}, and none to train on: call it train.")
-    places = [*trains[:1], *tests[:1]] or [folder]
-    for other in [other for other in inside.values() if trains and other not in places]:
-        left[f"in {other.name}/"] = sum(path.is_file() for path in other.rglob("*"))
-    found = [_listed(place, clients, left) for place in places]
-    if left:
-        reasons = ", ".join(f"{count} {why}" for why, count in left.most_common())
-        log.warning("%s: files not read: %d (%s)", folder, left.total(), reasons)
+    found = [_listed(place, clients) for place in [*trains[:1], *tests[:1]] or [folder]]
+    read = {path for images in found for path in images[:, 0]}
+    if left := [path for path in folder.rglob("*") if (path.is_file() or path.is_symlink()) and path not in read]:
+        shown = listing([str(path.relative_to(folder)) for path in sorted(left)])
+        log.warning("%s: files not read, as they are no images of a class: %d (%s)", folder, len(left), shown)
     names = [sorted({*images[:, 1]}) for images in found]
     classes = names[0]
     if len(classes) < 2 or names[-1] != classes:
@@ -177,32 +169,21 @@ def image_folder(
     return replace(cached(data_dir, f"image_folder_{key}", build, source), name=folder.name)
 
 
-def _listed(folder: Path, clients: bool | None, left: Counter[str]) -> np.ndarray:
-    """Each image's path, class and client, [n, 3], in the order of their names; ``left`` counts the other files."""
+def _listed(folder: Path, clients: bool | None) -> np.ndarray:
+    """Each image's path, class and client, [n, 3], in the order of their names."""
     listed: list[tuple[Path, str, str]] = []
-    beside = (path for level in ("*", "*/*")[: 1 + bool(clients)] for path in folder.glob(level) if path.is_file())
-    left.update("hidden" if path.name.startswith(".") else "beside the folders" for path in beside)
     for kind in filter(Path.is_dir, sorted(folder.glob("[!.]*/[!.]*" if clients else "[!.]*"))):
-        count = len(listed)
-        for path in sorted(kind.rglob("*")):
-            hidden, is_file = any(part[0] == "." for part in path.relative_to(kind).parts), path.is_file()
-            if is_file and not hidden and path.suffix.lower() in suffixes():
-                listed.append((path, kind.name, kind.parent.name))
-            elif is_file or path.is_symlink():
-                suffix = path.suffix.lower() or "without suffix"
-                left["hidden" if hidden else suffix if is_file else "links to folders or to nothing"] += 1
-        if len(listed) == count:
+        paths = [path for path in sorted(kind.rglob("*")) if path.suffix.lower() in suffixes() and path.is_file()]
+        paths = [path for path in paths if not any(part[0] == "." for part in path.relative_to(kind).parts)]
+        if not paths:
             raise ValueError(f"data.root: {kind} holds no image: add some, or take the folder away.")
-    if clients is None:
-        _refuse_clients(folder, [path.relative_to(folder).parts for path, *_ in listed])
-    return np.array(listed, object).reshape(-1, 3)
-
-
-def _refuse_clients(folder: Path, parts: list[tuple[str, ...]]) -> None:
-    """Refuses <class>/… that looks like <client>/<class>/…: no image lies higher, and some folders have one name."""
-    pairs = {part[:2] for part in parts}
+        listed += [(path, kind.name, kind.parent.name) for path in paths]
+    # <client>/<class>/… must not pass for <class>/…: no image lies higher, and folders of one name are in several.
+    pairs = {path.relative_to(folder).parts[:2] for path, *_ in listed}
     kinds, inner = ({pair[i] for pair in pairs} for i in (0, 1))
-    if all(len(part) > 2 for part in parts) and 1 < len(inner) < len(pairs) and len(kinds) > 1:
+    deep = all(len(path.relative_to(folder).parts) > 2 for path, *_ in listed)
+    if clients is None and deep and 1 < len(inner) < len(pairs) and len(kinds) > 1:
         there = f"the folders {listing(sorted(kinds))} of {folder} share folders called {listing(sorted(inner))}"
         ask = "If each is a client with a folder a class, set data.clients=true; if it is a class, data.clients=false"
         raise ValueError(f"data.root: {there}. {ask}.")
+    return np.array(listed, object).reshape(-1, 3)

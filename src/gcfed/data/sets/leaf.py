@@ -1,11 +1,9 @@
-"""LEAF's FEMNIST, CelebA and Shakespeare, from the JSON files that its preprocessing leaves; and characters as tokens,
-with TinyShakespeare, one small file of plays.
+"""LEAF's FEMNIST, CelebA and Shakespeare, from the JSON files of its preprocessing; characters as tokens; and
+TinyShakespeare, one small file of plays.
 
-"LEAF: A Benchmark for Federated Settings" (Caldas et al. 2019). Searched are ``femnist/data/{train,test}/*.json`` (and
-so on) in the data folder, which may thus be the ``data`` folder of LEAF's repository, or in a clone ``leaf`` beside
-the other sets. Groups are LEAF's users, numbered in the order of their names. One file is in memory at a time.
-
-Where LEAF's files are not there, FileNotFoundError says how to make them; a file in another format is a ValueError.
+"LEAF: A Benchmark for Federated Settings" (Caldas et al. 2019). The files are ``femnist/data/{train,test}/*.json`` (and
+so on) in the data folder, which may be the folder ``data`` of LEAF's repository, or in a clone ``leaf`` there. Groups
+are LEAF's users, in the order of their names.
 """
 
 import json
@@ -16,11 +14,11 @@ from pathlib import Path
 import numpy as np
 
 from gcfed.data.base import IGNORE, FederatedDataset, Split
-from gcfed.data.sets.files import Keep, Origin, cached, is_plain, obtain
+from gcfed.data.sets.files import Keep, Origin, cached, obtain
 from gcfed.data.sets.images import decode
 
 REPOSITORY = "https://github.com/TalwalkarLab/leaf"
-# What LEAF's own pages give for the whole set, each user's samples split into training and testing.
+# From LEAF's own pages: the whole set, with each user's samples split into training and testing.
 COMMANDS = {
     "femnist": "./preprocess.sh -s niid --sf 1.0 -k 0 -t sample",
     "celeba": "./preprocess.sh -s niid --sf 1.0 -k 5 -t sample",
@@ -58,12 +56,8 @@ def encode(text: str) -> np.ndarray:
 def tiny_shakespeare(data_dir: str, download: bool = True) -> FederatedDataset:
     """A million characters of Shakespeare, 299 speakers: tokens [n, 80], the next character's label at every position.
 
-    What a speaker says is put together and cut into sequences; the first 90 % of them, at least one, are for training,
-    the rest for testing. The groups are the speakers in the order of their appearance. The last sequence of a speaker
-    is padded.
-
-    Raises FileNotFoundError if ``shakespeare/input.txt`` is not in ``data_dir`` and cannot be downloaded; ValueError
-    for a wrong checksum.
+    All that a speaker says is cut into sequences, the last one padded. The first 90 % of them, at least one, are for
+    training, the rest for testing. Groups are the speakers in the order of their appearance.
     """
     folder = Path(data_dir)
     obtain(folder / TINY, MD5, [URL], Origin("tiny_shakespeare", folder, URL), download)
@@ -81,12 +75,12 @@ def speeches(play: str) -> dict[str, str]:
 
     A speech is a paragraph under a line ``Name:``; a name without a speech under it is left out.
     """
-    said: dict[str, list[str]] = {}
+    said: dict[str, str] = {}
     for paragraph in re.split(r"\n{2,}", play.strip("\n")):
         name, colon, speech = paragraph.partition(":\n")
         if colon:
-            said.setdefault(name, []).append(speech + "\n")
-    return {name: "".join(spoken) for name, spoken in said.items()}
+            said[name] = said.get(name, "") + speech + "\n"
+    return said
 
 
 def sequences(tokens: np.ndarray, length: int = LENGTH) -> tuple[np.ndarray, np.ndarray]:
@@ -117,46 +111,32 @@ def celeba(data_dir: str) -> FederatedDataset:
 
 
 def shakespeare(data_dir: str) -> FederatedDataset:
-    """80 characters, [n, 80], and the one that follows, [n], by role; see :data:`gcfed.data.sets.leaf.ALPHABET`.
-
-    A sample is left out whose label is not in LEAF's alphabet.
-    """
+    """80 characters, [n, 80], and the one that follows, [n], by role. Labels outside ALPHABET are left out."""
     return _leaf("shakespeare", data_dir, _lines, ALPHABET)
 
 
 def _characters(x: list[list[float]], y: list[int]) -> Samples:
-    images = np.rint(_numbers("pixels", x) * 255)
-    if images.shape != (len(y), 28 * 28):
-        raise ValueError(f"{len(y)} labels go with pixels {list(images.shape)}, not [{len(y)}, 784]")
-    if not ((images >= 0) & (images <= 255)).all():  # NaN is neither
+    pixels = np.array(x, np.float64).reshape(len(x), 1, 28, 28)
+    if not ((pixels >= 0) & (pixels <= 1)).all():  # NaN is neither
         raise ValueError("its pixels are not within 0 … 1")
-    return images.astype(np.uint8).reshape(-1, 1, 28, 28), _labels(y, len(CHARACTERS))
+    return np.rint(pixels * 255).astype(np.uint8), _labels(y, len(CHARACTERS))
 
 
 def _faces(x: list[str], y: list[float]) -> Samples:
-    if len(x) != len(y) or not all(map(is_plain, x)):
-        raise ValueError("its samples are not names of files in one folder, one for each label")
-    return np.array(x, np.str_), _labels(y, 2)
+    return np.array([Path(name).name for name in x], np.str_), _labels(y, 2)
 
 
 def _lines(x: list[str], y: list[str]) -> Samples:
-    if len(x) != len(y) or {*map(len, x)} != {LENGTH} or {*map(len, y)} != {1}:
-        raise ValueError(f"its samples are not {LENGTH} characters each, one character for each as its label")
-    tokens, labels = encode("".join(x)).reshape(len(y), LENGTH), encode("".join(y)).astype(np.int64)
+    if {*map(len, x)} != {LENGTH} or {*map(len, y)} != {1}:
+        raise ValueError(f"its samples are not {LENGTH} characters each, with one character as the label")
+    tokens, labels = encode("".join(x)).reshape(len(x), LENGTH), encode("".join(y)).astype(np.int64)
     known = labels != PAD
     return tokens[known], labels[known]
 
 
-def _numbers(what: str, values: list) -> np.ndarray:
-    array = np.array(values)
-    if array.dtype.kind not in "iuf":
-        raise ValueError(f"its {what} are not all numbers")
-    return array
-
-
 def _labels(y: list, classes: int) -> np.ndarray:
-    labels = _numbers("labels", y)
-    if labels.ndim != 1 or not np.isin(labels, np.arange(classes)).all():
+    labels = np.array(y, np.float64)
+    if not np.isin(labels, np.arange(classes)).all():
         raise ValueError(f"its labels are not whole numbers from 0 to {classes - 1}")
     return labels.astype(np.int64)
 
@@ -173,11 +153,11 @@ def _leaf(name: str, data_dir: str, read: Read, classes: Sequence[str]) -> Feder
                 f"{REPOSITORY}, run {COMMANDS[name]} in its folder data/{name}, and move that folder to "
                 f"{places[0].resolve()} or set paths.data_dir (DATA_DIR) to the clone's folder data."
             )
-        users = {part: list(_users(name, part, paths, read)) for part, paths in files.items()}
+        users = {part: list(_users(name, paths, read)) for part, paths in files.items()}
         number = {user: i for i, user in enumerate(sorted({user for part in users.values() for user, _, _ in part}))}
         for part, samples in users.items():
             if not samples:
-                raise ValueError(f"data set {name}: its files hold no {part} samples; get them anew.")
+                raise ValueError(f"data set {name}: its files hold no {part} samples; make them again.")
             names, xs, ys = zip(*samples, strict=True)
             x: Iterable[np.ndarray] = xs
             if name == "celeba":
@@ -193,21 +173,21 @@ def _leaf(name: str, data_dir: str, read: Read, classes: Sequence[str]) -> Feder
     return cached(data_dir, f"leaf_{name}", build, source)
 
 
-def _users(name: str, part: str, paths: list[Path], read: Read) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+def _users(name: str, paths: list[Path], read: Read) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
     """(user, x, y) of every user with samples."""
-    from tqdm import tqdm
-
-    for path in tqdm(paths, desc=f"LEAF {name} {part}", unit="file", disable=None):
+    for path in paths:
         try:
             content = json.loads(path.read_bytes())
+            if {*content["users"]} != content["user_data"].keys():
+                raise ValueError("its users are not those of its user_data")
             for user in content["users"]:
                 samples = content["user_data"].pop(user)  # lists of floats are large: freed as they are read
-                if len(samples["x"]) or len(samples["y"]):
+                if len(samples["x"]) != len(samples["y"]):
+                    raise ValueError(f"{user} has {len(samples['x'])} samples and {len(samples['y'])} labels")
+                if samples["x"]:
                     yield user, *read(samples["x"], samples["y"])
-            if content["user_data"]:
-                raise ValueError(f"'users' lacks {next(iter(content['user_data']))!r}")
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(
-                f"data set {name}: {path} is not what LEAF's preprocessing writes ({error}): make it anew by "
+                f"data set {name}: {path} is not what LEAF's preprocessing writes ({error!r}): make it again with "
                 f"{COMMANDS[name]}."
             ) from error

@@ -1,4 +1,4 @@
-"""A user's own data: arrays in an ``.npz``, or whatever a function of theirs returns."""
+"""The user's own data: arrays in an ``.npz``, or what a function of theirs returns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gcfed.data.base import IGNORE, FederatedDataset, Split, label_fix
 from gcfed.data.datamodule import FederatedDataModule, refuse_call
 from gcfed.data.dealing import held_out, tell_absent
 from gcfed.data.sets.files import listing
-from gcfed.utils.checked import Inside, SettingError, checked
+from gcfed.utils.checked import Inside, checked
 from gcfed.utils.rng import generator
 
 log = logging.getLogger(__name__)
@@ -26,36 +26,28 @@ KEYS = ("x", "y", "x_test", "y_test", "groups")
 def own_data(
     *, dataset: Callable[[], FederatedDataset | Mapping[str, Any]], test: Inside = 0.2, **settings: Any
 ) -> FederatedDataModule:
-    """The data module of a user's own data.
+    """The data module of the user's own data.
 
     Args:
         dataset: returns a :class:`FederatedDataset`, or arrays as in :func:`from_arrays`.
         test: share of the samples that become the test split where there is none; the same for all seeds.
-        settings: of :class:`FederatedDataModule`; and those of ``dataset``, to which the config has passed them on.
+        settings: of :class:`FederatedDataModule`. Those of ``dataset``, which the config has passed on, are ignored.
 
     Raises SettingError for an argument of ``dataset`` that is missing or that it does not take.
     """
     refuse_call(dataset)
-    passed_on = settings.keys() & getattr(dataset, "keywords", {}).keys() - signature(FederatedDataModule).parameters
-    for key in passed_on:
+    for key in settings.keys() & getattr(dataset, "keywords", {}).keys() - signature(FederatedDataModule).parameters:
         del settings[key]
 
     def load() -> FederatedDataset:
-        try:
-            found = dataset()
-        except SettingError as error:
-            key = {"groups": "partition.by"} | {key: f"data.{key}" for key in passed_on}
-            if error.name not in key:
-                raise
-            raise ValueError(f"{key[error.name]}{error.rest}") from None
-        name = getattr(dataset, "func", dataset).__module__
+        found, name = dataset(), getattr(dataset, "func", dataset).__module__
         return found if isinstance(found, FederatedDataset) else from_arrays(found, name, test)
 
     return FederatedDataModule(dataset=load, **settings)
 
 
 def unnamed(**_: Any) -> None:
-    """What stands in the place of a user's function."""
+    """Stands in for the user's function in ``configs/data/own.yaml``."""
     raise ValueError("data=own: name the function that loads your data, as in data.dataset._target_=mydata.load.")
 
 
@@ -93,10 +85,10 @@ def from_arrays(content: Any, name: str, test: float) -> FederatedDataset:
     """
     if not isinstance(content, Mapping):
         raise ValueError(f"{name} gives a {type(content).__name__}: make it a dict of arrays x and y.")
-    found = {key: plain(f"{name}: {key}", value, floats=key.startswith("x")) for key, value in content.items()}
-    if not {"x", "y"} <= found.keys() <= set(KEYS) or len({"x_test", "y_test"} & found.keys()) == 1:
-        raise ValueError(f"{name} has {', '.join(map(str, found))}: give x and y, and perhaps {', '.join(KEYS[2:])}.")
+    if not {"x", "y"} <= content.keys() <= set(KEYS) or ("x_test" in content) != ("y_test" in content):
+        raise ValueError(f"{name} has {', '.join(map(str, content))}: give x and y, and perhaps {', '.join(KEYS[2:])}.")
     try:
+        found = {key: plain(key, value, floats=key.startswith("x")) for key, value in content.items()}
         parts = ["", "_test"] if "x_test" in found else [""]
         y, num_classes, names = _labels([found[f"y{part}"] for part in parts])
         groups = _groups(_flat(found["groups"])) if "groups" in found else None
@@ -112,34 +104,35 @@ def from_arrays(content: Any, name: str, test: float) -> FederatedDataset:
         raise ValueError(f"{name}: {error}.") from error
 
 
-def plain(what: str, value: Any, *, floats: bool) -> np.ndarray:
-    """An array of numbers, booleans or text: of a column of pandas' too, which keeps texts as objects; ``floats``:
-    whether its numbers are such, whole or not.
+def plain(key: str, value: Any, *, floats: bool) -> np.ndarray:
+    """An array of numbers, booleans or text, also of a column of pandas, which keeps text as objects.
 
-    Raises ValueError, which says ``what`` it is, where it is neither throughout.
+    Args:
+        floats: whether numbers among objects become floats, even if all are whole.
+
+    Raises ValueError, which names the ``key``, for objects of several kinds, such as text and None.
     """
     try:
         array = np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as error:  # of rows of several lengths, or torch's own
-        raise ValueError(f"{what} is no array: {error}") from error
+    except (TypeError, ValueError, RuntimeError) as error:  # rows of several lengths, or a tensor that needs gradients
+        raise ValueError(f"{key} is no array: {error}") from error
     if array.dtype.kind == "S":
-        array = np.char.decode(array)
-    if array.dtype != object:
-        return array
+        return np.char.decode(array)
     whole = () if floats else ((bool, np.bool_), (Integral, np.int64))
-    for kind, dtype in ((str, np.str_), *whole, (Real, np.float64)):
+    for kind, dtype in ((str, np.str_), *whole, (Real, np.float64)) if array.dtype == object else ():
         if all(isinstance(entry, kind) for entry in array.flat):
             return array.astype(dtype)
-    raise ValueError(f"{what} holds objects that are neither all texts nor all numbers: an empty one is neither.")
+    if array.dtype == object:
+        raise ValueError(f"{key} holds objects that are neither all text nor all numbers, such as empty cells")
+    return array
 
 
 def require_columns(columns: Collection[Any], named: Mapping[str, Iterable[str | None]]) -> None:
     """Raises ValueError for a column that a key names and that is not there."""
-    for key, name in ((key, name) for key, names in named.items() for name in names):
-        if name not in columns:
+    for key, names in named.items():
+        for name in {*names} - {*columns}:
             shown = "null" if name is None else name
-            asked = " Does the first line name the columns?" * any(str(column)[:1].isdigit() for column in columns)
-            raise ValueError(f"{key}={shown} is no column; there are {', '.join(map(str, columns))}.{asked}")
+            raise ValueError(f"{key}={shown} is no column; there are {', '.join(map(str, columns))}.")
 
 
 def _labels(parts: list[np.ndarray]) -> tuple[list[np.ndarray], int, tuple[str, ...] | None]:
@@ -179,16 +172,16 @@ def _samples(x: np.ndarray) -> np.ndarray:
         x = _bytes(x)
     if x.dtype == np.uint8 and x.ndim == 3:
         return x[:, None]
-    square = x.ndim == 4 and x.shape[1] == x.shape[2] != x.shape[3]
-    last = x.ndim == 4 and (square or x.shape[3] in (1, 3) or x.shape[3] < min(x.shape[1:3]))  # where the channels are
-    if x.dtype == np.uint8 and last and x.shape[1] not in (1, 3):
-        log.info("x %s is read as [n, H, W, C]", [*x.shape])
-        return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+    if x.dtype == np.uint8 and x.ndim == 4 and x.shape[1] not in (1, 3):
+        _, height, width, last = x.shape
+        if last in (1, 3) or last < min(height, width) or height == width != last:
+            log.info("x %s is read as [n, H, W, C]", [*x.shape])
+            return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
     return x  # right, or refused
 
 
 def _bytes(x: np.ndarray) -> np.ndarray:
-    """Images of 0 … 1 or 0 … 255 as uint8, where that keeps all their levels; others as they are."""
+    """Images of 0 … 1 or 0 … 255 as uint8, if no level is lost; others unchanged."""
     images, top = np.empty(x.shape, np.uint8), x.max()
     scale = np.float32(255 if top <= 1 else 1)
     if not (x.min() >= 0 and top <= 255):
@@ -203,5 +196,5 @@ def _bytes(x: np.ndarray) -> np.ndarray:
 
 
 def _floats(values: np.ndarray) -> np.ndarray:
-    """Numbers as precise as they are, until they are standardized: a float32 has 7 digits, and a time stamp 13."""
+    """float32 or float64. A float64 stays one until it is standardized: a time stamp has 13 digits, a float32 7."""
     return values.astype(np.float32 if values.itemsize < 8 else np.float64)

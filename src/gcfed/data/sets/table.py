@@ -1,15 +1,12 @@
-"""A user's own tables: one CSV file, or a folder with one for each client."""
+"""The user's own tables: one CSV file, or a folder with one for each client."""
 
 from __future__ import annotations
 
-import codecs
-import io
-import logging
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
+from logging import getLogger
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -23,19 +20,18 @@ from gcfed.utils.rng import generator
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-log = logging.getLogger(__name__)
+log = getLogger(__name__)
 MOST = 1000
-"""Categories of a column that data.categorical names; each becomes a column of 0 and 1."""
+"""Values of a column that data.categorical names; each becomes a column of 0 and 1."""
 MANY = 100
-"""Categories of a column of text that data.categorical does not name."""
+"""Values of a column of text that data.categorical does not name."""
 FEW = 20
-"""Classes that are numbers, or texts of which each stands in fewer than four rows; more may not be meant as classes."""
-NAMELESS = "Unnamed: "
-"""With its place, the name of a column that has none in the header: the first one, in what pandas writes."""
+"""Classes that are numbers, or texts that each stand in fewer than four rows. With more, a mistake is likely."""
+ROW_NUMBERS = "Unnamed: 0"
+"""The name given to a first column without one: pandas writes the row numbers there."""
 SEPARATORS = {"semicolon": ";", "tab": "\t", "\\t": "\t"}
-SEP = "set data.sep=semicolon or data.sep=tab"
 NOTATION = r"[\s.,'%$€£]"
-"""What stands in numbers that are not written plainly."""
+"""Characters in numbers that are not written plainly."""
 
 
 @checked
@@ -44,32 +40,26 @@ def csv(
     missing: Literal["refuse", "mean"] = "refuse", regression: bool = False, groups: str | None = None,
     sep: str = ",", decimal: Literal[".", ","] = ".", encoding: str = "utf-8", test: Inside = 0.2,
 ) -> FederatedDataset:  # fmt: skip
-    """The rows of a table, float64 [n, d]: numbers as they are, then, for each other column, one of 0 and 1 for each of
-    the values that the training rows have, in their order. Whole numbers of which one begins with 0 are texts.
+    """The rows of a table, float64 [n, d]: first the columns of numbers, then, for each other column, one column of 0
+    and 1 for each value that the training rows have. Whole numbers are text if one of them begins with 0.
 
     Args:
-        path: a file, or a folder: each file in it is a client, by its name, but for ``test.csv`` (or ``val.csv``), the
-            test split, and a ``train.csv`` beside it.
-        categorical: columns of numbers that are codes, and of texts with many values; other texts, and true and false,
-            always are.
-        missing: what becomes of empty cells. ``mean``: a number is the mean of the training rows, and of a category
-            all columns are 0.
-        regression: the target is a number, and no class.
+        path: a file, or a folder in which each file is a client. ``test.csv`` (or ``val.csv``) there is the test split.
+        categorical: columns of numbers that are codes, and columns of text with many values. Other text always is.
+        missing: what becomes of empty cells. ``mean``: a number is the mean of the training rows; the columns of a
+            category are all 0.
+        regression: the target is a number, not a class.
         groups: the column that says whose row it is, for ``partition=natural``.
-        sep, decimal, encoding: what separates cells, what stands before decimals, and the encoding of the files.
-        test: the share of the rows, of each class, to test on where there is no file for it; drawn once and for all.
+        sep, decimal, encoding: how the files are written.
+        test: the share of the rows, of each class, to test on where no file has them; the same in every run.
 
-    Raises FileNotFoundError for no CSV file; ValueError for one that cannot be read, a column that is not there or is
-    twice, empty cells, or texts that are no categories.
+    Raises FileNotFoundError for no CSV file; ValueError for one that cannot be read, a missing or repeated column,
+    empty cells, or text that is no category.
     """
     sep = SEPARATORS.get(sep, sep)
     if len(sep) != 1 or sep == decimal:
-        raise SettingError("sep", f"={sep} must be one character, and not data.decimal: {SEP}.")
-    try:
-        codecs.lookup(encoding)
-    except LookupError:
-        raise SettingError("encoding", f"={encoding} is unknown: utf-8, latin-1, cp1252, utf-16, …") from None
-    rows, is_test, owners = _read(path, encoding, sep=sep, decimal=decimal)
+        raise SettingError("sep", f"={sep} must be semicolon, tab or one character, and not data.decimal.")
+    rows, is_test, owners = _read(path, sep, decimal, encoding)
     named = {"data.target": [target], "data.categorical": categorical, "data.ignore": ignore}
     require_columns(rows.columns, named | {"partition.by": [] if groups is None else [groups]})
     if target not in categorical and not regression:
@@ -79,51 +69,109 @@ def csv(
     if not is_test.any():
         is_test = held_out(y[:, None] if regression else y, test, generator(0, "test"))
         tell_absent(whose, is_test, str(path), "test")
-    index = f"{NAMELESS}0"
-    if index in rows and index not in {target, groups, *ignore, *categorical} and rows[index].dtype.kind == "i":
+    left_out = {target, groups, *ignore}
+    if ROW_NUMBERS in rows and ROW_NUMBERS not in {*left_out, *categorical} and rows[ROW_NUMBERS].dtype.kind == "i":
         log.warning("%s: the first column has no name, so it is taken for the rows' numbers, and left out", path)
-        ignore = [*ignore, index]
-    taken = rows[[name for name in rows if name not in {target, groups, *ignore}]]
+        left_out.add(ROW_NUMBERS)
+    taken = rows[[name for name in rows if name not in left_out]]
     if taken.columns.empty:
         raise SettingError("ignore", f"={[*ignore]} leaves no column to learn from.")
-    for name in taken if missing == "refuse" else ():
-        _full(rows[name], f"leave it out, data.ignore=[{name}], or take the training rows' mean, data.missing=mean")
     coded = [name for name in taken if name in categorical or taken[name].dtype.kind not in "iuf"]
-    for name in set(coded) - {*categorical}:
-        leave_or_name = f"leave it out, data.ignore=[{name}], or name it in data.categorical=[{name}] if all are codes"
-        _refuse_texts(taken[name], decimal, MANY, leave_or_name)
+    for name in taken:
+        leave = f"leave it out, data.ignore=[{name}], or"
+        if missing == "refuse":
+            _full(taken[name], f"{leave} take the training rows' mean, data.missing=mean")
+        if name in coded and name not in categorical:
+            _refuse_texts(taken[name], decimal, MANY, f"{leave} name it in data.categorical=[{name}] if all are codes")
     numbers = taken.drop(columns=coded).apply(lambda column: column.fillna(column[~is_test].mean()))
-    if odd := [name for name in numbers if not np.isfinite(numbers[name]).all()]:
-        what = "has no number in the training rows, or an infinite one"
-        raise ValueError(f"column {odd[0]} {what}: leave it out, data.ignore=[{odd[0]}].")
-    values, switches = numbers.to_numpy(np.float64), [_one_hot(taken[name], is_test) for name in coded]
-    for name in numbers.columns[(np.diff(values[: FEW + 1], axis=0) == 1).all(0)] if len(rows) > FEW else ():
-        if (numbers[name].diff()[1:] == 1).all():
+    for name in numbers:
+        if not np.isfinite(numbers[name]).all():
+            what = "has no number in the training rows, or an infinite one"
+            raise ValueError(f"column {name} {what}: leave it out, data.ignore=[{name}].")
+        if len(rows) > FEW and (np.diff(numbers[name]) == 1).all():
             log.warning("column %s counts the rows: leave it out, data.ignore=[%s], if it is no feature", name, name)
-    x = np.concatenate([values, *switches], axis=1)
+    switches = [_one_hot(taken[name], is_test) for name in coded]
+    x = np.concatenate([numbers.to_numpy(np.float64), *switches], axis=1)
     widths = {name: part.shape[1] for name, part in zip(coded, switches, strict=True)}
-    words = "%s: %d columns make %d numbers of a row; categories, with the columns of each: %s"
-    log.info(words, path, taken.shape[1], x.shape[1], widths or "none")
+    log.info("%s: %d columns make %d numbers of a row; columns of each category: %s", path, taken.shape[1], x.shape[1],
+             widths or "none")  # fmt: skip
     content = {"x": x[~is_test], "y": y[~is_test], "x_test": x[is_test], "y_test": y[is_test]}
-    if whose is not None:
-        content["groups"] = whose[~is_test]
-    return from_arrays(content, str(path), test)
+    return from_arrays(content | ({} if whose is None else {"groups": whose[~is_test]}), str(path), test)
 
 
-def _refuse_texts(column: Series, decimal: str, most: int, advice: str) -> None:
-    """Refuses texts that are no categories: numbers written otherwise or with other cells among them, such as the ? of
-    an unknown one; more than ``most`` values, or too many for the rows, as dates, names and free text have.
+def _read(path: str | None, sep: str, decimal: str, encoding: str) -> tuple[DataFrame, np.ndarray, np.ndarray | None]:
+    """All rows; which of them are to test on, bool [n]; and the file of each where each file is a client."""
+    import pandas as pd  # not needed for other data
+
+    place = Path(path or "")
+    files = sorted(place.glob("*.csv")) if place.is_dir() and path else [place] * place.is_file()
+    tests = [place / f"{name}.csv" for name in TESTS if place / f"{name}.csv" in files]
+    files = [file for file in files if file not in tests[1:]]
+    if not files:
+        example = "give yours, as in data.path=people.csv data.target=income"
+        raise FileNotFoundError(f"data.path={path or 'null'} is no CSV file, nor a folder with some: {example}.")
+    tables: list[DataFrame] = []
+    for file in files:
+        try:
+            tables.append(_texts(file, sep, encoding))
+            if not len(tables[-1]) or {*tables[-1]} != {*tables[0]}:
+                raise ValueError(f"it has no row, or other columns than {files[0]}: {', '.join(tables[-1])}")
+        except (ValueError, LookupError, OSError) as error:  # pandas' errors of parsing and decoding are ValueErrors
+            reason = " ".join(str(error).split())
+            remedy = "see data.sep=semicolon (or tab), data.encoding=latin-1 (or utf-16), and the first line"
+            raise ValueError(f"{file} cannot be read as a CSV file: {reason}: {remedy}.") from error
+    rows = pd.concat(tables, ignore_index=True)
+    rows = rows.drop(columns=[name for name in rows if name.startswith("Unnamed: ") and rows[name].isna().all()])
+    names = np.repeat([file.stem for file in files], [len(table) for table in tables])
+    is_test = np.isin(names, [file.stem for file in tests[:1]])
+    several = len(files) - len(tests[:1]) > 1
+    return rows.apply(lambda column: _typed(column, decimal)), is_test, names if several else None
+
+
+def _texts(file: Path, sep: str, encoding: str) -> DataFrame:
+    """The cells of a CSV file as text, without space around them; NaN for empty ones.
+
+    The header is read as a row of its own: pandas would rename repeated columns, take a first column without a name for
+    an index, and "NA" in it for an empty cell.
     """
     import pandas as pd
 
+    form = {"sep": sep, "encoding": encoding, "header": None, "dtype": str, "skipinitialspace": True}
+    header = pd.read_csv(file, **form, nrows=1, keep_default_na=False).iloc[0]
+    names = [name.strip() or f"Unnamed: {i}" for i, name in enumerate(header)]
+    name, count = Counter(names).most_common(1)[0]
+    if count > 1:
+        raise ValueError(f"the header has {count} columns {name}: rename all but one")
+    if len(names) == 1:
+        raise ValueError(f"it has one column, {name!r}")
+    return pd.read_csv(file, **form).iloc[1:].set_axis(names, axis=1).apply(lambda column: column.str.strip())
+
+
+def _numbers(texts: Series, decimal: str) -> Series:
+    """The numbers of cells, NaN where a cell holds none."""
+    import pandas as pd
+
+    plain = texts.str.translate(str.maketrans(",.", ".,")) if decimal == "," else texts
+    return pd.to_numeric(plain, errors="coerce")
+
+
+def _typed(column: Series, decimal: str) -> Series:
+    """A column of text as numbers, if all cells are numbers and none is a code, such as 01234."""
+    numbers = _numbers(column, decimal)
+    is_whole = bool((numbers.dropna() % 1 == 0).all())
+    has_codes = is_whole and bool(column.str.match(r"[+-]?0\d").any())
+    return column if has_codes or (numbers.isna() & column.notna()).any() else numbers
+
+
+def _refuse_texts(column: Series, decimal: str, most: int, advice: str) -> None:
+    """Refuses text that is no category. That is: numbers in another notation, or with other cells among them, such as
+    "?" for unknown; more than ``most`` values; too many values for the rows, as dates, names and free text have.
+    """
     name, known = column.name, column.dropna()
-    if column.dtype.kind in "iufb" or not len(known):
+    if column.dtype.kind in "iuf" or not len(known):
         return
-    known = known.astype(str)
-    plain = known.str.translate(str.maketrans(",.", ".,")) if decimal == "," else known
-    odd = known[pd.to_numeric(plain, errors="coerce").isna()]
-    like = pd.to_numeric(known.str.replace(NOTATION, "", regex=True), errors="coerce").notna()
-    if len(odd) and like.mean() > 0.5:
+    odd = known[_numbers(known, decimal).isna()]
+    if len(odd) and _numbers(known.str.replace(NOTATION, "", regex=True), ".").notna().mean() > 0.5:
         cells = "empty such cells (data.missing=mean then fills them)"
         raise ValueError(
             f"column {name} holds numbers and {odd.iloc[0]!r}: write all plainly (see data.decimal), {cells}, {advice}."
@@ -135,102 +183,22 @@ def _refuse_texts(column: Series, decimal: str, most: int, advice: str) -> None:
         log.warning("column %s has values that differ in upper and lower case alone, as categories of their own", name)
 
 
-def _read(path: str | None, encoding: str, **form: Any) -> tuple[DataFrame, np.ndarray, np.ndarray | None]:
-    """All rows, which of them are to test on, bool [n], and the file of each, where each is a client."""
-    import pandas as pd  # not needed for other data
-
-    place = Path(path or "")
-    files = sorted(place.glob("*.csv")) if place.is_dir() and path else [place] * place.is_file()
-    tests = [place / f"{name}.csv" for name in TESTS if place / f"{name}.csv" in files]
-    files = [file for file in files if file not in tests[1:]]
-    if not files:
-        example = "give yours, as in data.path=people.csv data.target=income"
-        raise FileNotFoundError(f"data.path={path or 'null'} is no CSV file, nor a folder with some: {example}.")
-    tables: list[DataFrame] = []
-    contents: dict[Path, bytes] = {}
-    for file in files:
-        try:
-            contents[file] = file.read_bytes().decode(encoding).encode()
-            tables.append(_table(file, contents[file], **form))
-        except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeError, OSError) as error:
-            remedy = f"{SEP}, or name all columns in the first line"
-            if isinstance(error, UnicodeError):
-                remedy = "set data.encoding, as latin-1 or utf-16"
-            raise ValueError(
-                f"{file} cannot be read as a CSV file ({' '.join(str(error).split())}): {remedy}."
-            ) from error
-        if not len(tables[-1]) or {*tables[-1]} != {*tables[0]}:
-            raise ValueError(f"{file} has no row, or other columns than {files[0]}: {', '.join(map(str, tables[-1]))}.")
-    kinds = {name: {table[name].dtype.kind for table in tables} for name in tables[0]}
-    mixed = {name for name, kind in kinds.items() if len(kind) > 1 and not kind <= set("iuf")}
-    again = [*mixed]
-    if any(map(_may_have_codes, contents.values())):
-        again += [name for name in kinds if name not in mixed and any(_is_whole(table[name]) for table in tables)]
-    texts = [_table(*entry, **form, usecols=again, dtype=object) for entry in contents.items() if again]
-    for name in again:
-        if name in mixed or any(text[name].str.match(r"[+-]?0\d").any() for text in texts):
-            for table, text in zip(tables, texts, strict=True):
-                table[name] = text[name]
-    names = np.repeat([file.stem for file in files], [len(table) for table in tables])
-    is_test = np.isin(names, [file.stem for file in tests[:1]])
-    several = len(files) - len(tests[:1]) > 1
-    rows = pd.concat(tables, ignore_index=True)
-    rows = rows.drop(columns=[name for name in rows if name.startswith(NAMELESS) and rows[name].isna().all()])
-    return rows, is_test, names if several else None
-
-
-def _table(file: Path, content: bytes, *, sep: str, decimal: str, **options: Any) -> DataFrame:
-    """A CSV file, each column of the kind that all its cells have, texts without space around them.
-
-    Raises ValueError for a header that does not fit; others as pandas.
-    """
-    import pandas as pd
-
-    read = partial(pd.read_csv, sep=sep, decimal=decimal, skipinitialspace=True)
-    # With a first row, since pandas takes its first cell for an index where it has one more than the header.
-    header = read(io.BytesIO(content), header=None, nrows=2, dtype=str, keep_default_na=False).iloc[0]
-    names = [name.strip() or f"{NAMELESS}{i}" for i, name in enumerate(header)]
-    name, count = Counter(names).most_common(1)[0]
-    if count > 1:
-        remedy = "rename all but one; the first line must name the columns"
-        raise ValueError(f"{file}: the header has {count} columns {name}: {remedy}.")
-    if len(names) == 1:
-        raise ValueError(f"{file} has one column, {name!r}: {SEP}.")
-    # low_memory would read by parts, between which a column may change its kind.
-    table: DataFrame = read(io.BytesIO(content), header=0, names=names, low_memory=False, **options)
-    for column in table:
-        if table[column].dtype.kind == "O":
-            table[column] = table[column].map(lambda cell: cell.strip() if isinstance(cell, str) else cell)
-    return table
-
-
-def _is_whole(column: Series) -> bool:
-    return column.dtype.kind in "iu" or (column.dtype.kind == "f" and not (column % 1).any())
-
-
-def _may_have_codes(content: bytes) -> bool:
-    """Whether 0 and a digit stand in it that neither a digit nor a point comes before, as in 01234: only then are
-    columns of whole numbers read a second time, as texts, which takes ten times as long.
-    """
-    byte = np.frombuffer(content, np.uint8)
-    digit = byte - ord("0") < 10
-    return bool((digit[2:] & (byte[1:-1] == ord("0")) & ~digit[:-2] & (byte[:-2] != ord("."))).any())
-
-
 def _target(rows: DataFrame, name: str, regression: bool) -> np.ndarray:
     column = _full(rows[name])
     kind = column.dtype.kind
-    if not regression and kind == "f" and not (column % 1).any():  # 0.0 and 1.0, as pandas and R write them
-        column, kind = column.astype(np.int64), "i"
-    if regression and kind not in "iuf":
-        what = f"holds {column.iloc[0]!r}, and data.regression=true needs plain numbers; see data.decimal"
-        raise ValueError(f"data.target={name} {what}.")
-    if not regression and kind == "f":
+    if regression:
+        if kind not in "iuf":
+            what = f"holds {column.iloc[0]!r}, and data.regression=true needs plain numbers; see data.decimal"
+            raise ValueError(f"data.target={name} {what}.")
+        return column.to_numpy(np.float64)
+    if kind == "f" and (column % 1).any():
         raise ValueError(f"data.target={name} holds numbers with fractions: data.regression=true regresses on them.")
-    if not regression and kind in "iu" and (n := column.nunique()) > FEW:
+    if kind in "iuf" and (n := column.nunique()) > FEW:
         words = "%s: %d different numbers are taken for %d classes; data.regression=true predicts the number"
         log.warning(words, name, n, n)
-    return column.to_numpy(np.float64 if regression else np.int64 if kind in "iu" else np.str_)
+    return column.to_numpy(
+        np.int64 if kind in "iuf" else np.str_
+    )  # 0.0 and 1.0 are classes, as pandas and R write them
 
 
 def _full(column: Series, advice: str = "or drop the rows") -> Series:

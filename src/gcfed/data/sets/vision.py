@@ -1,8 +1,7 @@
-"""Sets with official archives: those that torchvision knows, through its own classes, downloaders and checksums, and
-TinyImageNet, zipped or unpacked, or any part of it in the same layout. Afterwards they are read from the cache.
+"""Data sets with official archives: those of torchvision, by its own classes, and TinyImageNet, zipped or unpacked, or
+any part of it in the same layout. Afterwards they are read from the cache.
 """
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,10 +34,10 @@ MD5 = "90528d7ca1a48142e341f4ef8d21d0de"
 def torchvision_set(name: str, data_dir: str, download: bool = True) -> FederatedDataset:
     """One of :data:`SETS`: [n, 3, 32, 32] for CIFAR, [n, 1, 28, 28] for the MNIST family.
 
-    EMNIST's images stay transposed, as its files and torchvision have them. Searched are the unpacked files, then the
-    archives in their place under ``data_dir``, then, with ``download``, their official addresses.
+    EMNIST's images stay transposed, as its files and torchvision have them. Torchvision looks for its files in
+    ``data_dir``, and with ``download`` gets its archives and unpacks them there.
 
-    Raises ValueError for an unknown name or a wrong checksum, FileNotFoundError for missing or broken files.
+    Raises ValueError for an unknown name, FileNotFoundError for missing or broken files.
     """
     if name not in SETS:
         raise SettingError("name", f"={name} is not one of {', '.join(SETS)}.")
@@ -58,43 +57,20 @@ def _load(name: str, folder: Path, download: bool) -> list[Any]:
     import torchvision.datasets  # seconds to import, and most runs read the cache
 
     class_name, page, options = SETS[name]
-    cls = getattr(torchvision.datasets, class_name)
-
-    def splits(place: Path, **more: bool) -> list[Any]:
-        found = [cls(place, train=train, **options, **more) for train in (True, False)]
-        for split in found:
-            if split.data.shape[1:] not in ((28, 28), (32, 32, 3)):  # the MNIST family's headers say any
-                raise ValueError(f"images of the shape {[*split.data.shape]}")
-        return found
-
-    origin = Origin(name, folder, f"https://{page}")
-    archives = _archives(cls, folder)
-    try:
-        return splits(folder)
-    except (RuntimeError, ValueError, AssertionError, KeyError) as error:  # torchvision's, of files of each format
-        if not download and not all(path.exists() for path, _, _ in archives):
-            place = getattr(cls, "base_folder", f"{class_name}/raw")
-            names = ", ".join(path.relative_to(folder).as_posix() for path, _, _ in archives)
-            raise origin.missing(f"a file in {place} is missing or broken", names) from error
-    # Unpacked aside: torchvision would write over what lies in the data folder, and a second process would read it half
-    # written. The archive is kept, the unpacked files are not needed once the cache has them.
-    with tempfile.TemporaryDirectory(prefix=".unpack-", dir=folder) as stage:
-        for path, md5, urls in archives:
-            obtain(path, md5, urls, origin, download)
-            link = Path(stage) / path.relative_to(folder)
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(path.resolve())
-        return splits(Path(stage), download=True)
-
-
-def _archives(cls: Any, folder: Path) -> list[tuple[Path, str, list[str]]]:
-    """(place, md5, addresses) of every archive, where torchvision's class looks for it."""
-    if hasattr(cls, "base_folder"):
-        return [(folder / cls.filename, cls.tgz_md5, [cls.url])]
-    raw = folder / cls.__name__ / "raw"
-    if "url" in vars(cls):  # EMNIST: one archive for all its splits
-        return [(raw / Path(cls.url).name, cls.md5, [cls.url])]
-    return [(raw / file, md5, [mirror + file for mirror in cls.mirrors]) for file, md5 in cls.resources]
+    place = getattr(getattr(torchvision.datasets, class_name), "base_folder", f"{class_name}/raw")
+    trouble: Exception | None = None
+    for attempt in (False, True)[: 1 + download]:
+        try:
+            cls = getattr(torchvision.datasets, class_name)
+            found = [cls(folder, train=train, download=attempt, **options) for train in (True, False)]
+            for split in found:
+                if split.data.shape[1:] not in ((28, 28), (32, 32, 3)):  # the MNIST family's headers allow any
+                    raise ValueError(f"images of the shape {[*split.data.shape]}")
+            return found
+        except (OSError, RuntimeError, ValueError, AssertionError, KeyError) as error:  # torchvision's, by format
+            trouble = error
+    what = f"a file in {place} is missing or broken ({trouble})"
+    raise Origin(name, folder, f"https://{page}").missing(what, place, download) from trouble
 
 
 def tiny_imagenet(data_dir: str, download: bool = True) -> FederatedDataset:
@@ -128,8 +104,6 @@ def _read_tiny(root: Path, origin: Origin, keep: Keep) -> tuple[int, list[str]]:
     train = [(path, path.parts[-3]) for path in sorted(jpegs)]
 
     index = {wnid: i for i, wnid in enumerate(wnids)}
-    if len(index) < len(wnids):
-        raise ValueError(f"data set tiny_imagenet: {tables[0]} names a class twice: take the official one.")
     if empty := sorted(index.keys() - {wnid for _, wnid in train}):
         raise origin.missing(f"{root / 'train'} has no image for {len(empty)} classes such as {empty[0]}", ARCHIVE)
     if unknown := sorted({wnid for _, wnid in (*train, *test)} - index.keys()):
