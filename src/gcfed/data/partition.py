@@ -113,9 +113,7 @@ class Partitioner:
                 "regress on (classes are integers): choose partition=natural, sizes or iid"
             )
         if not num_clients:
-            raise ValueError(
-                f"participation.num_clients={num_clients} must be a number (only partition=natural allows null)."
-            )
+            raise ValueError(f"participation.num_clients={num_clients} must be set: null is for partition=natural.")
         least = getattr(self, self.least) if self.least else 1
         if num_clients * least > len(labels):
             raise ValueError(
