@@ -11,7 +11,7 @@ SRC = Path(__file__).resolve().parents[1] / "src"
 FLOORS = (
     {"utils"}, {"data", "models", "tasks"}, {"optim", "federated"}, {"runs"}, {"plots"},
     {"aggregators", "methods"}, {"attacks", "metrics"}, {"callbacks", "checkpoints", "loggers"}, {"assemble", "check"},
-    {"federation"}, {"report"}, {"run"}, {"api", "commands"},
+    {"report"}, {"run"}, {"api", "commands"},
 )  # fmt: skip
 MODULES = {".".join(path.relative_to(SRC).with_suffix("").parts): path for path in (SRC / "gcfed").rglob("*.py")}
 

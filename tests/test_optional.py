@@ -1,5 +1,6 @@
 """Each optional package can be deleted, with its tests: the core's tests are still collected, and the demo runs."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,18 @@ import pytest
 
 from gcfed.utils.resolvers import ROOT
 
-OPTIONAL = {"reproductions": ["reproductions", "tests/reproductions"]}
+OPTIONAL = {
+    "reproductions": ["reproductions", "tests/reproductions"],
+    "examples": ["examples", "tests/examples"],
+    "gcfed_sites": ["src/gcfed_sites", "tests/gcfed_sites", "configs/federation/nvflare.yaml", "docs/federation.md"],
+}
+
+
+def test_the_core_imports_no_optional_package():
+    """It may name one in a ``_target_`` of a YAML file."""
+    core = [path for name in ("gcfed", "hydra_plugins") for path in (ROOT / "src" / name).rglob("*.py")]
+    imports = re.compile(rf"^\s*(from|import) ({'|'.join(OPTIONAL)})\b", re.MULTILINE)
+    assert not [path for path in core if imports.search(path.read_text())]
 
 
 @pytest.mark.slow

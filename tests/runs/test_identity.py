@@ -44,7 +44,7 @@ SAMPLES = (
     "",
     "data=cifar10 model=resnet18 algorithm=fedgc data.validation=0.1 federation=wire",
     "data=csv algorithm=scaffold quantization=fedpaq attack=alie participation=dynamic metrics=all logger=many "
-    "callbacks=[best,early_stopping] federation=nvflare aggregator=krum server=fedadam partition=rotation",
+    "callbacks=[best,early_stopping] federation=wire aggregator=krum server=fedadam partition=rotation",
 )
 
 

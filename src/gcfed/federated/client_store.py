@@ -25,8 +25,6 @@ from gcfed.utils.files import replacing
 # What a store writes: <client>-<round>.bin, and the temporary name of one that was killed while it wrote.
 _VERSION = re.compile(r"\d+-\d+\.bin|\.\d+-\d+\.bin\.\d+\.bin")
 _SUM = 4  # bytes of a checksum, at the end of a file
-Reference = tuple[int, int | None, int, list[int]]
-"""A client's state from afar: client, version (None: it has none), checksum, all versions that must not be deleted."""
 
 
 class ClientStore:
@@ -40,8 +38,7 @@ class ClientStore:
     def __init__(self, folder: Path, *, dtype: torch.dtype | None = None) -> None:
         self.folder, self.dtype = folder, dtype
         self.shared = False  # with other processes, which read files
-        self.elsewhere = False  # the files lie at sites; what is here is the index of those that count
-        self.servers = False  # a table of the server's, of which no site has a say
+        self.servers = False  # a table of the server, which clients do not write
         self.share = 1.0  # of the model's size that a client's state takes
         self.forgets = False  # nothing that is written stays
         self._held: dict[int, Tensor] = {}  # the present versions that lie on a GPU, ``[P]``
@@ -116,15 +113,14 @@ class ClientStore:
     def mark_written(self, client: int, round: int) -> None:
         """Notes that a client has a version of this round, also one that another process wrote."""
         before = self._version.get(client, round)
-        if not self.elsewhere and before not in (round, self._checkpointed.get(client)):
+        if before not in (round, self._checkpointed.get(client)):
             self.path(client, before).unlink(missing_ok=True)
         self._version[client] = round
 
     # ----------------------------------------------------------------------------------------------- checkpoints
     def state_dict(self) -> dict[str, Any]:
         """The index, once the files that changed since the last checkpoint are on the disk."""
-        if not self.elsewhere:
-            self._settle(self._version)
+        self._settle(self._version)
         clients = sorted(self._version)
         return {
             "clients": torch.tensor(clients, dtype=torch.int64),
@@ -146,6 +142,10 @@ class ClientStore:
         self._checkpointed, self._checksum = dict(self._version), dict(zip(clients, checksums, strict=True))
         self._previous = [self.folder / name for name in state_dict["previous"]]
         self._held.clear()
+
+    def take(self, versions: dict[int, int]) -> None:
+        """Takes up these versions, by client, which another process counts; that process alone deletes files."""
+        self._version, self._checkpointed, self._checksum = {**versions}, {**versions}, dict.fromkeys(versions, 0)
 
     def check(self, clients: Iterable[int] | None = None) -> None:
         """Reads these clients' files once, by default all.
@@ -224,54 +224,6 @@ class ClientStore:
             "back (it lies in the run's own folder or, with client_store.folder, in one named by where the run lies), "
             "resume from previous.ckpt, or start anew without ckpt_path."
         )
-
-    # --------------------------------------------------------------------------- states at sites, counted by a server
-    def references(self, clients: Iterable[int]) -> list[Reference]:
-        """The versions of these clients that count, and those that checkpoints need: what a server knows of them, or
-        what a site tells of its own, once they are on its disk.
-        """
-        needed = {client: set[int]() for client in clients}
-        if not self.elsewhere:
-            self._settle(needed)
-        for path in self._previous:
-            client, version = map(int, path.stem.split("-"))
-            needed.get(client, set()).add(version)
-        for client, versions in needed.items():
-            versions |= {index[client] for index in (self._version, self._checkpointed) if client in index}
-        return [(c, self._version.get(c), self._checksum.get(c, 0), sorted(v)) for c, v in needed.items()]
-
-    def note(self, references: Iterable[Reference]) -> None:
-        """Counts these versions, from here on: what a site has written, or what it has gone back to."""
-        self.elsewhere = True
-        for client, version, checksum, _ in references:
-            if version is None:
-                self._version.pop(client, None)
-            else:
-                self.mark_written(client, version)
-                self._checksum[client] = checksum
-
-    def adopt(self, references: Iterable[Reference]) -> None:
-        """Goes back, at a site, to the versions that the server counts; deletes those that nobody needs any more.
-
-        Raises:
-            ValueError: one is gone or damaged; names it.
-        """
-        self.shared = True  # files, also beside a GPU
-        for client, version, checksum, needed in references:
-            known = self._version.pop(client, None), self._checksum.pop(client, None)
-            self._checkpointed.pop(client, None)
-            for path in self.folder.glob(f"{client}-*.bin"):
-                if int(path.stem.split("-")[1]) not in needed:
-                    path.unlink()
-            if version is not None:
-                self._version[client] = self._checkpointed[client] = version
-                self._checksum[client] = checksum
-                if known != (version, checksum):  # it was not this process that wrote it
-                    try:
-                        self.check([client])
-                    except ValueError:
-                        del self._version[client], self._checkpointed[client], self._checksum[client]
-                        raise
 
 
 def _fits(device: torch.device) -> bool:

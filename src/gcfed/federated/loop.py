@@ -39,8 +39,7 @@ class FederatedLoop(Callback):
         seed: the run's seed; every draw derives from it.
         eval_every: rounds between two tests of the global model; the last round is always tested.
         stores: where states by client lie; by default in a temporary folder, without checkpoints.
-        federation: makes another transport than the simulation in memory, of that one and of what tells what a client
-            sends.
+        federation: makes another transport than the simulation in memory, of that one.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class FederatedLoop(Callback):
         eval_every: int = 1,
         stores: ClientStores | None = None,
         faults: Faults | None = None,
-        federation: Callable[[Stacks, Callable[[], Any]], Transport] | None = None,
+        federation: Callable[[Stacks], Transport] | None = None,
     ) -> None:
         self.sampler, self.solver, self.aggregator = sampler, solver, aggregator
         self.rounds, self.seed, self.eval_every = rounds, seed, eval_every
@@ -79,7 +78,6 @@ class FederatedLoop(Callback):
         if trainer.world_size > 1:
             self.stores.require_common_disk(trainer.strategy)
         self.transport.start()
-        pl_module.test_elsewhere = self.transport.test
         self.stores.start(trainer.world_size, first=trainer.is_global_zero)
         trainer.strategy.barrier()
 
@@ -96,7 +94,7 @@ class FederatedLoop(Callback):
         self.transport: Transport = self.stacks
         if self.federation is not None:
             try:
-                self.transport = self.federation(self.stacks, lambda: self.transport.expected)
+                self.transport = self.federation(self.stacks)
             except SettingError as error:
                 raise ValueError(f"federation.{error.name}{error.rest}") from None
         self.sampler.validate(data.num_clients)

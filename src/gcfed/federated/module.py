@@ -1,6 +1,6 @@
 """The global model as a LightningModule: one training step is one communication round."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -73,8 +73,6 @@ class FederatedModule(LightningModule):
         self.clients: ClientStack | None = None
         self.run: Callable[[int], None]  # the loop's round; see ``FederatedLoop.bind``
         self.task = task
-        self.test_elsewhere: Callable[[Callable[[], Params]], Mapping[str, tuple[float, float]] | None] | None = None
-        self._tested: Mapping[str, tuple[float, float]] | None = None
         if "test/loss" not in task.columns or not all(column.startswith("test/") for column in task.columns):
             kind = f"columns of task={type(task).__name__}"
             raise ValueError(f"{kind} must begin with test/, and one be test/loss: they are {list(task.columns)}.")
@@ -139,9 +137,9 @@ class FederatedModule(LightningModule):
         return call
 
     def tested(self) -> list[str]:
-        """The columns that a test adds to the row of a round; those of others who test only if one has done it."""
+        """The columns that a test adds to the row of a round."""
         splits = 2 if getattr(self.trainer.datamodule, "validation", None) else 1  # type: ignore[attr-defined]
-        return [column for columns in self.columns[self._tested == {} : splits] for column in columns]
+        return [column for columns in self.columns[:splits] for column in columns]
 
     def on_validation_start(self) -> None:
         """Brings the data to the device, before a run as before a test."""
@@ -186,21 +184,14 @@ class FederatedModule(LightningModule):
         restore_unit_norms(self.net)
         return True
 
-    def on_validation_epoch_start(self) -> None:
-        """Lets others test the model, where they do: ``test_elsewhere`` gives each column's mean and its samples."""
-        self._tested = self.test_elsewhere(self.broadcast_state) if self.test_elsewhere else None
-        for column, (mean, weight) in (self._tested or {}).items():
-            self.test_means[column].update(torch.tensor([mean]), torch.tensor([weight]))  # type: ignore[operator]
-
     def validation_step(self, batch: tuple[int, int], batch_idx: int, dataloader_idx: int = 0) -> Any:
         """Returns outputs ``[B, …, C]`` and labels ``[B, …]``, for callbacks that look at a batch of a test."""
         x, y = self.trainer.datamodule.fetch_test(batch, dataloader_idx)  # type: ignore[attr-defined]
         with unedited(x):
             outputs = self.net(x)
-        if self._tested is None or dataloader_idx > 0:
-            real, scores = self.task.real(y), self.task.scores(outputs, y)
-            for column, source in zip(self.columns[dataloader_idx], self.task.columns, strict=True):
-                self.test_means[column].update(scores[source], real)  # type: ignore[operator]
+        real, scores = self.task.real(y), self.task.scores(outputs, y)
+        for column, source in zip(self.columns[dataloader_idx], self.task.columns, strict=True):
+            self.test_means[column].update(scores[source], real)  # type: ignore[operator]
         return outputs, y
 
     def on_validation_epoch_end(self) -> None:

@@ -2,7 +2,7 @@
 
 import secrets
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from lightning.pytorch.strategies import Strategy
 
-from gcfed.federated.client_store import ClientStore, Reference
+from gcfed.federated.client_store import ClientStore
 from gcfed.utils.checked import checked
 from gcfed.utils.files import scratch
 
@@ -71,7 +71,7 @@ class ClientStores:
             store.shared = world_size > 1
             if name in self._loaded:
                 store.load_state_dict(self._loaded[name])
-            if first and not store.elsewhere:
+            if first:
                 if not self._checked:
                     store.check()
                 store.clear()
@@ -118,23 +118,8 @@ class ClientStores:
 
     @property
     def of_clients(self) -> dict[str, ClientStore]:
-        """Those of ``opened`` that clients keep, of which a site may speak."""
+        """The stores of ``opened`` that clients write."""
         return {name: store for name, store in self.opened.items() if not store.servers}
-
-    def told(self, states: Any, clients: Sequence[int]) -> list[tuple[ClientStore, list[Reference]]]:
-        """What another machine says of the states of these clients, by store: nothing else is touched by its word.
-
-        Raises:
-            ValueError: it names another store or client, or a version that no checkpoint has room for.
-        """
-        known = self.of_clients
-        for name, references in states.items():
-            for client, version, checksum, needed in references:
-                numbers = (client, checksum, *needed, *([] if version is None else [version]))
-                sound = all(type(n) is int and 0 <= n < 2**63 for n in numbers)
-                if name not in known or client not in clients or not sound:
-                    raise ValueError(f"{name!r}, client {client!r}, version {version!r}: no state of this run.")
-        return [(known[name], references) for name, references in states.items()]
 
     @contextmanager
     def forgetting(self) -> Iterator[None]:

@@ -1,6 +1,6 @@
 """How messages travel between the server's program and the clients'."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -50,9 +50,3 @@ class Transport(Protocol):
 
     def reply(self, reply: Mapping[str, Params], download: Download) -> None:
         """Tells the clients of a round something when it is over."""
-
-    def test(self, model: Callable[[], Params]) -> Mapping[str, tuple[float, float]] | None:
-        """A test by the clients of the model, a copy of which ``model`` makes: column → mean score and the samples
-        behind it, none where nobody has tested; None: the server tests.
-        """
-        return None

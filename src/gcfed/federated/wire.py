@@ -1,4 +1,7 @@
-"""Messages as bytes: tensors in safetensors, the rest in its header as JSON; and the schema of what clients send."""
+"""Messages as bytes, and the schema of what clients send.
+
+A message is a file of safetensors: its tensors, and everything else as JSON in the header.
+"""
 
 import json
 from collections.abc import Mapping

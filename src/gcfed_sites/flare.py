@@ -1,7 +1,7 @@
-"""NVFlare's ends: what runs in the processes of its job, on the server and at each site.
+"""The two ends of a job of NVFlare: what runs in its processes, on the server and at each site.
 
-The job carries no code: both classes come from this project as it is installed there, so a site need not admit any
-that it is sent, but for these classes by their names (docs/federation.md).
+The job carries no code. Both classes are installed with this project, so a site need only allow these classes by name
+(docs/federation.md).
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 
 from nvflare.collab import collab
 
-HOLD = 2.0  # seconds that a site holds a call whose question it still works at
-ALIVE = 20.0  # seconds after which a site that has not answered a call is gone
+HOLD = 2.0  # seconds until a call returns while the site still works
+ALIVE = 20.0  # seconds until a site that does not return from a call counts as gone
 
 
 class Relay:
-    """In the server's job: passes questions and answers between the run, which is a process of its own, and the sites.
+    """In the server's job: passes questions and answers between the sites and the run, which is another process.
 
     Args:
-        address: of the run's socket, a file.
-        key: by which the two know each other, in hexadecimal digits.
+        address: path of the run's socket.
+        key: authenticates both ends of the socket; hexadecimal digits.
     """
 
     def __init__(self, address: str, key: str) -> None:
@@ -34,10 +34,10 @@ class Relay:
 
     @collab.main
     def relay(self) -> None:
-        """Until the run hangs up, or the job is aborted."""
+        """Works until the run hangs up or the job is aborted."""
         sites, context = {site.name: site for site in collab.clients}, collab.context
-        calls = ThreadPoolExecutor(len(sites))  # a site is asked one question after the other
-        hung_up = suppress(EOFError, ConnectionResetError)  # the second with answers that nobody has read
+        calls = ThreadPoolExecutor(len(sites))  # a site has one question at a time
+        hung_up = suppress(EOFError, ConnectionResetError)  # the second if the run leaves answers unread
         with hung_up, Client(self.address, "AF_UNIX", authkey=bytes.fromhex(self.key)) as self.line:
             self.line.send(sorted(sites))
             while not context.is_aborted():
@@ -50,25 +50,25 @@ class Relay:
         calls.shutdown(wait=False, cancel_futures=True)
 
     def _call(self, site: Any, number: int, *question: Any) -> None:
-        """Sends what a site answers, or why it is gone. It is called again while it works: one without power does not
-        say so, and a call that lasts would keep the job from ending.
+        """Sends the answer of a site, or why it is gone. Calls again while the site works: a site without power never
+        returns, and a long call would keep the job from ending.
         """
         answer, gone = None, ""
         try:
             while answer is None and not self.line.closed:
                 answer = site(timeout=ALIVE).answer(number, *question)
                 question = ("", "", b"")
-        except Exception as error:  # of a killed process NVFlare says that the call has timed out, at once
+        except Exception as error:  # for a killed process NVFlare reports a timeout, at once
             gone = "its process has ended, or cannot be reached" if "timed out" in str(error) else str(error)
         self._send(site.name, number, answer if type(answer) is bytes else b"", gone)
 
     def _send(self, *answer: Any) -> None:
-        with self._sending, suppress(OSError):  # nobody reads any more
+        with self._sending, suppress(OSError):  # the run has ended
             self.line.send(answer)
 
 
 class SiteEnd:
-    """In a site's job: hands the server's questions to the site's program, one after the other."""
+    """In a site's job: passes the server's questions to the site's program, one after the other."""
 
     def __init__(self) -> None:
         self._site: Any = None
@@ -77,8 +77,9 @@ class SiteEnd:
 
     @collab.publish
     def answer(self, number: int, verb: str, about: str, message: bytes) -> bytes | None:
-        """What :meth:`gcfed.federation.site.Site.answer` says to the question of this number, or None while it works;
-        to a site nothing: NVFlare lets it ask, too.
+        """The answer of :meth:`gcfed_sites.site.Site.answer` to the question with this number; None while it works.
+
+        NVFlare lets sites call, too: they are refused.
         """
         if collab.caller != "server":
             raise PermissionError(f"{collab.caller} is a site, and the server alone asks.")
@@ -92,10 +93,10 @@ class SiteEnd:
 
     def _work(self, name: str, root: str, local: str, *question: Any) -> bytes:
         if self._site is None:
-            from gcfed.federation.site import Site  # torch: not before the job has begun
+            from gcfed_sites.site import Site  # imports torch, after the job has begun
 
             settings, home = Path(local).resolve() / "gcfed.yaml", Path(root).resolve() / "gcfed"
             home.mkdir(exist_ok=True)
-            os.chdir(home)  # where relative names in its overrides lead: no key lies here
+            os.chdir(home)  # relative paths in its overrides start here, where no key lies
             self._site = Site(name, settings, home)
         return self._site.answer(*question)

@@ -1,6 +1,6 @@
-"""The line from a run to sites through NVFlare: the job that it submits, and the socket to the job's server.
+"""The line from a run to its sites: the job of NVFlare that the run submits, and a socket to the job's server.
 
-Where all sites are on this machine, it first provisions and starts them, on the loopback interface alone.
+If all sites are on this machine, this module provisions and starts them, on the loopback interface alone.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from nvflare.lighter.provision import prepare_builders, prepare_packager, prepar
 from nvflare.lighter.provisioner import Provisioner
 from omegaconf import OmegaConf
 
-from gcfed.federation.flare import Relay, SiteEnd
-from gcfed.federation.wire import Line, python, write_settings
+from gcfed.federated.interpreter import python
 from gcfed.runs.folder import CONFIG
 from gcfed.utils.files import scratch
+from gcfed_sites.answers import RESUME, Line
+from gcfed_sites.flare import Relay, SiteEnd
 
-log = logging.getLogger(__name__)
 logging.getLogger("nvflare").setLevel(logging.WARNING)
 SERVER, ADMIN = "localhost", "admin@local.net"  # of a federation on this machine
 START = 120.0  # seconds for its processes to find each other
-SUBMIT = 120.0  # and for NVFlare to start a job's
-ENDING = 20.0  # and to end them
-AGAIN = 300.0  # until a site is tried again: one without power seems connected for long, one may die in every round
-#: What sites and server build of a job's config beside NVFlare's own: no more.
+SUBMIT = 120.0  # seconds for NVFlare to start the processes of a job
+ENDING = 20.0  # seconds for them to end
+AGAIN = 300.0  # seconds between two new jobs: a site may die in every round, or only seem connected
+#: The classes that a job may build besides NVFlare's own.
 ALLOWED = [f"{kind.__module__}.{kind.__name__}" for kind in (Relay, SiteEnd, CollabController, CollabExecutor)]
 
 
 @contextmanager
 def session_of(kit: Path) -> Iterator[Session]:
-    """Talks to NVFlare's server; not for long, since an open session keeps a process from ending.
+    """A short talk to NVFlare's server: an open session keeps a process from ending.
 
     Raises:
-        ConnectionError: it cannot be reached by this startup kit.
+        ConnectionError: this startup kit reaches no server.
     """
     try:
         user = json.loads((kit / "startup" / "fed_admin.json").read_text())["admin"]["username"]
@@ -66,20 +66,20 @@ def session_of(kit: Path) -> Iterator[Session]:
 
 
 def connected(kit: Path) -> list[str]:
-    """The sites that NVFlare's server has a connection to."""
+    """The sites that are connected to NVFlare's server."""
     with session_of(kit) as session:
         return sorted((c.name for c in session.get_connected_client_list()), key=lambda name: (len(name), name))
 
 
 class FlareLine(Line):
-    """Submits the job, and stands for it as long as the run goes on.
+    """Submits a job, which lives as long as the line.
 
     Args:
-        kit: the startup kit of the one who submits.
-        sites: their names, or how many are connected.
+        kit: the startup kit of an admin.
+        sites: names, or the number of all sites that are connected.
 
     Raises:
-        ConnectionError: no NVFlare server, or it does not start the job; says what it said.
+        ConnectionError: there is no NVFlare server, or it does not start the job; says why.
     """
 
     def __init__(self, kit: Path, sites: int | Sequence[str]) -> None:
@@ -88,26 +88,20 @@ class FlareLine(Line):
         if set(self.sites) - set(there) or (isinstance(sites, int) and sites != len(there)):
             asked = sites if isinstance(sites, int) else self.sites
             raise ConnectionError(f"federation.sites={asked}: connected are {', '.join(there) or 'none'}.")
-        self._tried: dict[str, float] = {}  # when the job was begun anew for a site
+        self._renewed = -AGAIN
         if missing := self._submit():
             raise ConnectionError(f"NVFlare could not start the job at {', '.join(sorted(missing))}: see their logs.")
 
     def _submit(self) -> set[str]:
-        """Submits the job; the sites at which it could not be started."""
+        """Submits the job; returns the sites that could not start it."""
         key = secrets.token_bytes(32)
-        with scratch() as folder:  # for this user alone
+        with scratch() as folder:  # only this user can open it
             address = f"{folder}/run"
             job = write_job(folder, self.sites, address, key.hex())
             with Listener(address, "AF_UNIX", authkey=key) as listener, session_of(self.kit) as session:
-                try:
-                    self._job = session.submit_job(job)
-                except Exception as error:
-                    raise ConnectionError(f"NVFlare does not take the job: {error}") from error
+                self._job = session.submit_job(job)
                 self.pipe = self._accept(listener, session)
-        self.ended = (
-            f"NVFlare's server has ended the job {self._job}. The same command with ckpt_path=last goes on after the "
-            "last finished round."
-        )
+        self.ended = f"NVFlare's server has ended the job {self._job}. {RESUME}"
         return set(self.sites) - set(self.pipe.recv())
 
     def _accept(self, listener: Listener, session: Session) -> Connection:
@@ -126,22 +120,20 @@ class FlareLine(Line):
         with suppress(Exception):  # it may have ended just now
             session.abort_job(self._job)
 
-    def renew(self, vanished: Collection[str]) -> Collection[str] | None:
-        try:
-            there, now = set(connected(self.kit)) & set(vanished), time.monotonic()
-        except Exception as error:  # the job goes on, whatever becomes of an admin's session
-            log.warning("sites that may be back are not asked for: %s", error)
-            return None
-        if not any(now - self._tried.get(site, -AGAIN) >= AGAIN for site in there):
+    def renew(self, gone: Collection[str]) -> Collection[str] | None:
+        there = set[str]()
+        if time.monotonic() - self._renewed >= AGAIN:
+            with suppress(ConnectionError):  # the job goes on without an admin's session
+                there = set(connected(self.kit))
+        if not there & set(gone):
             return None
         self.close()
         missing = self._submit()
-        self._tried |= dict.fromkeys(there, now)
-        self.lost = bool(missing)
+        self._renewed, self.lost = time.monotonic(), bool(missing)
         return missing
 
     def close(self) -> None:
-        """Hangs up, by which the job ends, and waits until it has."""
+        """Hangs up, which ends the job, and waits for that."""
         self.pipe.close()
         with session_of(self.kit) as session:
             session.monitor_job(self._job, ENDING, poll_interval=0.5)
@@ -152,7 +144,7 @@ _lines: dict[tuple[Path, int | tuple[str, ...]], FlareLine] = {}
 
 
 def line_of(kit: Path, sites: int | tuple[str, ...]) -> FlareLine:
-    """The line that serves all runs of this process, or a new one where a site has been lost to it."""
+    """The line of this process to these sites; a new one if a site was lost."""
     line = _lines.pop((kit, sites), None)
     if line is not None and line.lost:
         line.close()
@@ -162,9 +154,9 @@ def line_of(kit: Path, sites: int | tuple[str, ...]) -> FlareLine:
 
 
 def write_job(folder: str, sites: list[str], address: str, key: str) -> str:
-    """An NVFlare job that carries no code: its components are named, and installed where it runs; where it lies."""
+    """Writes a job that names its components and carries no code; returns its folder."""
     job = FedJob("gcfed", min_clients=1)
-    job.set_app_packages(["gcfed"])  # whose code would travel with it
+    job.set_app_packages(["gcfed", "gcfed_sites"])  # else the code of unknown packages travels with the job
     job.to_server(CollabController("_server", sync_task_timeout=300), id="controller")
     job.to_server(Relay(address, key), id="_server")
     for site in sites:
@@ -176,8 +168,8 @@ def write_job(folder: str, sites: list[str], address: str, key: str) -> str:
 
 # ------------------------------------------------------------------------------------ all of them on this machine
 class LocalFederation:
-    """The processes of a server and of its sites, whose kits, certificates and logs lie in a folder; they end with this
-    one.
+    """The processes of a server and its sites. Their kits, certificates and logs lie in a folder; they end with this
+    process.
 
     Raises:
         ConnectionError: they do not find each other.
@@ -202,7 +194,7 @@ class LocalFederation:
 
     @property
     def ended(self) -> list[str]:
-        """Those of its processes that have ended."""
+        """The names of processes that have ended."""
         return [name for name, process in self.processes.items() if process.poll() is not None]
 
     def _start(self, kit: Path) -> subprocess.Popen:
@@ -228,9 +220,9 @@ _federation: LocalFederation | None = None
 
 
 def local_line(output: Path, sites: int | list[str], data_dir: str) -> FlareLine:
-    """The line to the federation of this process, which is begun with its first run and serves those that follow.
+    """The line to the federation of this process, which starts with the first run and serves later runs.
 
-    The sites, so many or of these names, keep their clients' states below ``output``, the run's folder.
+    The sites, by number or name, keep their clients' states below ``output``, the folder of the run.
     """
     global _federation
     names = [f"site-{i + 1}" for i in range(sites)] if isinstance(sites, int) else sites
@@ -239,13 +231,14 @@ def local_line(output: Path, sites: int | list[str], data_dir: str) -> FlareLine
         _federation = None
     _federation = _federation or LocalFederation(output / "federation", names)
     for site in names:
-        settings, states = _federation.kits / site / "local" / "gcfed.yaml", str(output / "sites" / site)
-        write_settings(settings, output / CONFIG, data_dir, states=states, threads=1)
+        own = {"config": str(output / CONFIG), "data_dir": str(Path(data_dir).resolve()), "threads": 1}
+        own["states"] = str(output / "sites" / site)
+        OmegaConf.save(OmegaConf.create(own), _federation.kits / site / "local" / "gcfed.yaml")
     return line_of(_federation.kits / ADMIN, tuple(names))
 
 
 def provision(folder: Path, sites: list[str]) -> Path:
-    """Startup kits of a server, its sites and one who submits jobs; the folder in which they lie."""
+    """Makes the startup kits of a server, its sites and an admin; returns their folder."""
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)  # private keys
     with socket.create_server(("127.0.0.1", 0)) as free:

@@ -7,11 +7,10 @@ import torch
 from harness import ALGORITHMS, final_weights
 from omegaconf import OmegaConf
 
+from gcfed.federated.interpreter import Wire, python
 from gcfed.federated.stacks import Stacks
 from gcfed.federated.store import ClientStores
-from gcfed.federation.packing import upload_content
-from gcfed.federation.sites import Sites
-from gcfed.federation.wire import python
+from gcfed.federated.wire import upload_content
 from gcfed.methods.scaffold import ControlVariates, MeanVariate, Scaffold
 from gcfed.run import train
 from gcfed.utils.resolvers import ROOT
@@ -42,21 +41,23 @@ CASES = {
 }  # fmt: skip
 
 
-class Both(Sites):
-    """Every question goes over the wire, and then, by reference, to the simulation's clients."""
+class Both(Wire):
+    """Every question goes over the wire, and then, in memory, to the simulation's clients. Each has its own states."""
 
-    def __init__(self, stacks, shapes, cfg):
-        stores = ClientStores(cfg.client_store.dtype, folder=f"{cfg.paths.output_dir}/index")
-        super().__init__(Stacks(stacks.program, stores, stacks.per_round), shapes, cfg, env="wire")
+    def __init__(self, stacks, cfg):
+        (cfg := cfg.copy()).client_store.folder = f"{cfg.paths.output_dir}/wire"
+        stores = ClientStores(cfg.client_store.dtype, folder=cfg.client_store.folder)
+        super().__init__(Stacks(stacks.program, stores, stacks.per_round), cfg)
         self.simulation = stacks
 
     def start(self):
-        for name in self.simulation.stores.opened:
+        for name in self.simulation.stores.of_clients:
             self.stores.open(name)
         super().start()
 
     def fit(self, download, clients):
         came = list(super().fit(download, clients))
+        self.stores.finish_round(clients, download.round)
         for upload, other in zip(self.simulation.fit(download, clients), came, strict=True):
             torch.testing.assert_close(
                 *map(content, (upload, other)), rtol=0, atol=0, equal_nan=True, check_stride=True
@@ -141,7 +142,7 @@ def test_a_client_that_reads_the_servers_object_is_caught(config, tmp_path):
     words, leak = CASES["scaffold"], {"scaffold": "test_wire.LeakyScaffold"}
     honest, leaky = (run(config, tmp_path / f"{len(own)}", *words, **own) for own in ({}, leak))
     assert torch.equal(final_weights(honest), final_weights(leaky))
-    with pytest.raises(ConnectionError, match=r"clients failed: AttributeError: .*'control'"):
+    with pytest.raises(ValueError, match=r"federation=wire: AttributeError: .*'control'"):
         run(config, tmp_path / "wire", *words, federation=WIRE, **leak)
 
 

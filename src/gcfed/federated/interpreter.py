@@ -1,0 +1,188 @@
+"""Clients in a second interpreter that gets messages and nothing else (``federation=wire``).
+
+It has the run's config, the data and the clients' states, and no object of the server. A method that reads something
+without sending it fails there, so a run over the wire that equals the run in memory shows that its messages are
+complete.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import Trainer
+from omegaconf import DictConfig, OmegaConf
+
+from gcfed.federated.client_store import ClientStore
+from gcfed.federated.forward import Params
+from gcfed.federated.messages import Download, Upload
+from gcfed.federated.processes.launch import end_with_parent
+from gcfed.federated.stacks import Stacks
+from gcfed.federated.wire import UploadSchema, pack, pack_download, unpack, unpack_download, upload_content
+from gcfed.utils.files import in_words
+
+
+class ClientEnd:
+    """The clients' end of a wire: the clients train from messages, their data and their stores.
+
+    Args:
+        cfg: the config of the clients' side.
+        accelerator: cpu, gpu or auto.
+        assemble: :func:`gcfed.assemble.assemble`, which this package may not import.
+    """
+
+    round: int  # of the last download
+
+    def __init__(self, cfg: DictConfig, accelerator: str, assemble: Callable[..., Any]) -> None:
+        torch.set_float32_matmul_precision(cfg.get("precision_matmul") or "highest")
+        parts = assemble(cfg, clients_only=True)
+        self.stacks: Stacks = parts.loop.stacks
+        self.module, self.data, self.stores = parts.module, parts.data, parts.loop.stores
+        self.module.trainer = Trainer(
+            accelerator=accelerator, devices=1, precision=cfg.precision, logger=False, enable_checkpointing=False,
+            enable_progress_bar=False, enable_model_summary=False, callbacks=list(self.stacks.program.parts),
+        )  # fmt: skip
+        self.module.to(self.module.trainer.strategy.root_device)
+        self.data.to_device(self.module.device, next(self.module.parameters()).dtype, self.module.memory_format)
+        self.model = self.module.broadcast_state()  # a download must have these names and shapes
+        for store in self.stores.opened.values():
+            store.shared = True  # with the server's process, or with this site's next one: states are files
+
+    def fit(self, message: bytes, clients: list[int]) -> list[dict[str, Any]]:
+        """Trains these clients from a download; their uploads, for :func:`pack`."""
+        download = unpack_download(message, self.model).to(self.module.device)
+        self.round = download.round
+        trained = self.stacks.fit(download, np.array(clients, dtype=np.int64))
+        return [upload_content(upload.to(torch.device("cpu"))) for upload in trained]
+
+    def reply(self, message: bytes) -> None:
+        """Hands the server's reply to the clients that trained last."""
+        reply = Download(self.round, 0, 0.0, {}, np.array([]), unpack(message, "reply")).to(self.module.device)
+        self.stacks.reply(reply.extra, reply)
+
+
+_numbers = itertools.count()  # of all questions: the answer to a run that was interrupted is skipped
+_process: subprocess.Popen | None = None
+_pipe: Connection
+
+
+class Wire(Stacks):
+    """The transport to a second interpreter, which trains all clients.
+
+    The clients' states are files in the run's folder. The second interpreter writes them; this one counts the versions,
+    as it does for the processes of one run.
+
+    Args:
+        stacks: the transport of the simulation, which this one replaces.
+        cfg: the run's config.
+    """
+
+    apart = True
+
+    def __init__(self, stacks: Stacks, cfg: DictConfig) -> None:
+        super().__init__(stacks.program, stacks.stores, stacks.per_round)
+        self.cfg = cfg
+
+    def start(self) -> None:
+        if self.program.module.trainer.world_size > 1:
+            raise ValueError("federation needs trainer.devices=1: other processes train, the server only adds up.")
+        self.begin()
+
+    def begin(self) -> None:
+        """Tells the clients which run this is."""
+        for name, store in self.stores.of_clients.items():  # no part of the server can read these
+            self.stores.opened[name] = ClientStore(store.folder, dtype=store.dtype)
+        device = self.program.module.device.type
+        cfg: Any = OmegaConf.to_container(self.cfg, resolve=True)
+        cfg |= {"federation": None, "callbacks": {}, "logger": {}}
+        self._ask("configure", OmegaConf.to_yaml(cfg), "cpu" if device == "cpu" else "gpu", torch.get_num_threads())
+
+    def fit(self, download: Download, clients: np.ndarray) -> Iterator[Upload]:
+        schema, ids = self.schema(download.round, self.program.data.sizes(clients), clients), clients.tolist()
+        versions = {name: [store.version(k) for k in ids] for name, store in self.stores.of_clients.items()}
+        for content in self._ask("fit", pack_download(download), ids, versions)["uploads"]:
+            yield schema.read(content).to(self.program.module.device)
+
+    def reply(self, reply: Mapping[str, Params], download: Download) -> None:
+        self._ask("reply", pack("reply", reply))
+
+    def rehearse(self, *_: Any, **__: Any) -> Iterator[Upload]:
+        raise ValueError("metrics=gap and metrics=leakage ask what clients would send: with federation=none alone.")
+
+    def schema(self, round: int, sizes: np.ndarray, clients: np.ndarray) -> UploadSchema:
+        """What these clients, whose data sets have these sizes, may send in this round."""
+        shapes, notes = self.expected
+        solver = self.program.solver
+        batches = np.minimum(solver.batch_size, np.maximum(sizes, 10**6))  # as the solver cuts them
+        of_each = zip(sizes.tolist(), solver.num_steps(sizes).tolist(), batches.tolist(), strict=True)
+        bits = {name: bits for part in self.program.parts for name, bits in part.coded().items()}
+        return UploadSchema(round, dict(zip(clients.tolist(), of_each, strict=True)), shapes, bits, notes)
+
+    def _ask(self, *question: Any) -> dict[str, Any]:
+        """The answer of the second interpreter. It starts with the first run of this process and serves later runs.
+
+        Raises:
+            ConnectionError: it has ended.
+            ValueError: it cannot answer; says why.
+        """
+        global _process, _pipe
+        if _process is None or _process.poll() is not None:
+            _pipe, theirs = Pipe()
+            code = "from gcfed.assemble import assemble; from gcfed.federated.interpreter import serve"
+            _process = python("-c", f"{code}; serve({theirs.fileno()}, assemble)", pass_fds=[theirs.fileno()])
+            theirs.close()
+        number, answer = next(_numbers), (-1, b"")
+        try:
+            _pipe.send((number, *question))
+            while answer[0] != number:
+                answer = _pipe.recv()
+        except (EOFError, ConnectionResetError, BrokenPipeError):
+            raise ConnectionError("federation=wire: the second interpreter has ended; see its error above.") from None
+        content = unpack(answer[1], "answer")
+        if "failure" in content:
+            raise ValueError(f"federation=wire: {content['failure']}")
+        return content
+
+
+def serve(descriptor: int, assemble: Callable[..., Any]) -> None:
+    """The program of the second interpreter: it answers until the pipe with this file descriptor is closed."""
+    pipe = Connection(descriptor)
+    end: Any = None
+    with suppress(EOFError):
+        while True:
+            number, verb, *question = pipe.recv()
+            answer: dict[str, Any] = {}
+            try:
+                if verb == "configure":
+                    end, (config, accelerator, threads) = None, question  # the clients of the run before are freed
+                    torch.set_num_threads(threads)
+                    end = ClientEnd(OmegaConf.create(config), accelerator, assemble)
+                elif verb == "fit":
+                    message, clients, versions = question
+                    for name, of_each in versions.items():
+                        known = {k: version for k, version in zip(clients, of_each, strict=True) if version is not None}
+                        end.stores.opened[name].take(known)
+                    answer["uploads"] = end.fit(message, clients)
+                else:
+                    end.reply(*question)
+            except Exception as error:
+                answer = {"failure": f"{type(error).__name__}: {in_words(error)}"}
+            pipe.send((number, pack("answer", answer)))
+
+
+def python(*words: str, environment: dict[str, str] | None = None, **how: Any) -> subprocess.Popen:
+    """Starts a Python with this one's import path. It ends with this process, and ignores Ctrl-C in the terminal."""
+    places = os.pathsep.join(str(Path(path).resolve()) for path in sys.path)
+    known = os.environ | {"PYTHONPATH": places} | (environment or {})
+    how |= {"start_new_session": True, "preexec_fn": end_with_parent}
+    return subprocess.Popen([sys.executable, *words], env=known, **how)

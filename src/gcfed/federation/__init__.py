@@ -1,1 +1,0 @@
-"""The same rounds over other transports than one simulation's memory."""

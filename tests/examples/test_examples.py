@@ -1,0 +1,63 @@
+"""The commands of examples/README.md run as a user types them; FedExP's step has the length of its paper."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+import torch
+from harness import Spy, make_net, random_federation, sgd, train_rounds, weights
+
+from gcfed.runs.reading import read_metrics
+from gcfed.utils.resolvers import ROOT
+
+EXAMPLES = ROOT / "examples"
+TEXT = (EXAMPLES / "README.md").read_text()
+COMMANDS = dict(re.findall(r"^\*\*(\w+)\*\*.*\n\n    python (.*)$", TEXT, re.MULTILINE))
+SHORT = ("rounds=2", "data.limit_test=40", "extras.figures=false", "trainer.devices=1", "~logger.tensorboard")
+
+
+def test_every_example_has_its_command():
+    assert sorted(COMMANDS) == sorted(path.name for path in EXAMPLES.iterdir() if path.is_dir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_example_runs(name, tmp_path):
+    short = [*SHORT, f"paths.log_dir={tmp_path}", *["hydra.sweeper.n_trials=1"] * (name == "search")]
+    words = [sys.executable, *shlex.split(COMMANDS[name]), *short]
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, cwd=EXAMPLES / name, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    (rows,) = tmp_path.rglob("metrics.csv")
+    assert len(read_metrics(rows)) == 2
+
+
+class Record(Spy):
+    """Keeps the updates of the clients, as they come."""
+
+    def __init__(self):
+        self.updates = []
+
+    def on_receive(self, upload, round):
+        stacked = torch.cat([t.flatten(1) for t in upload.delta.values()], 1)
+        self.updates += [row.clone() for row in stacked]
+
+
+@pytest.mark.parametrize("lr", [1e-3, 0.5])  # updates that are shorter than ε, and longer
+def test_fedexp_takes_the_step_of_its_paper(monkeypatch, lr):
+    monkeypatch.syspath_prepend(EXAMPLES / "method")
+    from fedexp import FedExP
+
+    net, record = make_net(), Record()
+    before = weights(net).clone()
+    after = train_rounds(
+        net, random_federation(), sgd(lr=lr), rounds=1, cohort_of=5, methods=[record, FedExP(1e-3)], k=2
+    )
+    updates_MP = torch.stack(record.updates)
+    mean, squares = updates_MP.mean(0), updates_MP.square().sum()
+    eta = max(1.0, float(squares / (2 * 5 * (mean.square().sum() + 1e-3))))
+    assert (eta > 1.0) == (lr == 0.5)
+    torch.testing.assert_close(after - before, eta * mean, rtol=0, atol=1e-9)
