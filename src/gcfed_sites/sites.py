@@ -219,8 +219,8 @@ class Sites(Wire):
     ) -> Iterator[Answer]:
         """The answers of these sites, which are free, to their tasks, as they come within so many seconds.
 
-        ``round`` is its index. An answer that has come by then counts, however long it waits here. A silent site is not asked again before it
-        has answered, and that answer is refused.
+        ``round`` is its index. An answer that has come by then counts, however long it waits here. A silent site is not
+        asked again before it has answered, and that answer is refused.
         """
         waiting, until = set(tasks), time.monotonic() + seconds
         for site, task in sorted(tasks.items()):

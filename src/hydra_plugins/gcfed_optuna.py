@@ -32,11 +32,12 @@ class OptunaSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """ValueError of settings that cannot work, or another search in the folder, before any run."""
-        from gcfed.runs.measures import parse
+        from gcfed.runs.measures import higher_is_better, parse
         from gcfed.utils.files import locked
 
         metric, root = self.cfg.optimized_metric, Path(self.cfg.hydra.sweep.dir).absolute()
-        if parse(metric or "", "optimized_metric").kind[1] is False and self.direction == "maximize":
+        parse(metric or "", "optimized_metric")
+        if not higher_is_better(metric) and self.direction == "maximize":
             raise ValueError(f"{metric} is better where it is smaller: set hydra.sweeper.direction=minimize.")
         space, common = space_of([*(f"{key}={words}" for key, words in self.params.items()), *arguments])
         if not space or "seed" in space:
@@ -71,9 +72,10 @@ class OptunaSweeper(Sweeper):
             if found is None:
                 error = job._return_value if job.status == JobStatus.FAILED else run.note
                 trial.set_user_attr("reason", " ".join(str(error).split()) or f"{metric} has no finite value")
-            known, column = sorted({*run.summary, *run.metrics}), parse(metric).column
-            if run.has_ended and not {column, column.rpartition("/")[0]} & {*known}:
-                raise ValueError(f"optimized_metric={metric} is not among what runs measure: {', '.join(known)}.")
+            name, column = parse(metric)
+            if run.has_ended and name != "rounds" and column not in run.metrics:
+                known = ", ".join(sorted(run.metrics))
+                raise ValueError(f"optimized_metric={metric} is not among what runs measure: {known}.")
             lost = TrialState.PRUNED if run.has_ended else TrialState.FAIL
             study.tell(trial, found, lost if found is None else TrialState.COMPLETE)
             write(study, root, metric)

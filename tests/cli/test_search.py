@@ -18,7 +18,7 @@ pytest.importorskip("optuna")
 from optuna import load_study
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-METRIC = "last:test/acc"
+METRIC = "final:test/acc"
 SETTINGS = {
     "direction": "maximize", "n_trials": 4, "n_jobs": 1, "seed": 3, "storage": None,
     "params": {"gc.lam": "interval(0.0, 1.0)", "client.epochs": "choice(1, 2)"},
@@ -149,8 +149,12 @@ def test_one_folder_holds_one_search_of_one_process(tmp_path):
         (["gc.lam=tag(logarithmic, interval(0.1,1))"], {}, r"tag\(logarithmic, …\)"),
         ([], {"params": {"gc.lam": "interval(1.0, 0.0)"}}, r"gc\.lam=interval\(1\.0, 0\.0\) cannot be searched"),
         ([], {"metric": "foo:test/acc"}, "^optimized_metric='foo:test/acc' is not understood"),
-        ([], {"metric": "last:test/loss"}, r"better where it is smaller: set hydra\.sweeper\.direction=minimize"),
-        ([], {"metric": "last:test/acd"}, "optimized_metric=last:test/acd is not among what runs measure: .*test/acc"),
+        ([], {"metric": "final:test/loss"}, r"better where it is smaller: set hydra\.sweeper\.direction=minimize"),
+        (
+            [],
+            {"metric": "final:test/acd"},
+            "optimized_metric=final:test/acd is not among what runs measure: .*test/acc",
+        ),
     ],
 )
 def test_what_would_be_searched_otherwise_than_meant_is_refused(tmp_path, words, settings, message):

@@ -19,11 +19,10 @@ def test_curves_hold_the_data_also_of_a_csv_file(tmp_path):
     tests = table.dropna()
     table.to_csv(tmp_path / "metrics.csv")
     accuracy, loss = plot_curves(tmp_path / "metrics.csv", path).axes
-    raw, smoothed, best = accuracy.lines
+    raw, smoothed = accuracy.lines
     np.testing.assert_array_equal(raw.get_xdata(), tests.index)
     np.testing.assert_allclose(raw.get_ydata(), 100 * tests["test/acc"])
     np.testing.assert_allclose(smoothed.get_ydata(), 100 * smooth(tests["test/acc"]))
-    np.testing.assert_allclose(best.get_xydata(), [[tests["test/acc"].idxmax(), 100 * tests["test/acc"].max()]])
     for line, column in zip(loss.lines, ("train/loss", "test/loss"), strict=True):
         np.testing.assert_allclose(line.get_ydata(), table[column].dropna())
     picture = path.read_bytes()
@@ -35,8 +34,7 @@ def test_curves_hold_the_data_also_of_a_csv_file(tmp_path):
 @pytest.mark.parametrize("columns", [{}, {"train/loss": [0.5]}, {"test/acc": [0.5]}, {"test/acc": [np.nan]}])
 def test_little_or_nothing_to_draw(columns, tmp_path, unrendered):
     figure = plot_curves(pd.DataFrame(columns, index=[1]), tmp_path / "curves.png")
-    empty = [any("nothing measured" in text.get_text() for text in axes.texts) for axes in figure.axes]
-    assert empty == [columns.get("test/acc") != [0.5], "train/loss" not in columns]
+    assert [not axes.lines for axes in figure.axes] == [columns.get("test/acc") != [0.5], "train/loss" not in columns]
 
 
 @pytest.mark.parametrize(("tests", "drawn", "label", "scales"), [
@@ -80,12 +78,6 @@ def test_partition_holds_the_data(tmp_path, most):
     drawn_NC = np.zeros_like(counts_NC, dtype=float)
     drawn_NC[tuple(points.get_offsets().data.astype(int).T)] = points.get_sizes()
     np.testing.assert_allclose(drawn_NC / drawn_NC.max(), counts_NC / counts_NC.max())
-    examples = bubbles.get_legend()
-    sizes = [handle.get_markersize() ** 2 for handle in examples.legend_handles]
-    numbers = [float(text.get_text()) for text in examples.get_texts()]
-    np.testing.assert_allclose(np.divide(sizes, numbers), drawn_NC.max() / counts_NC.max())
-    middles = [handle.get_transform().transform(handle.get_xydata())[0, 1] for handle in examples.legend_handles]
-    assert (-np.diff(middles) * 72 / 160 >= np.convolve(np.sqrt(sizes), [0.5, 0.5], "valid")).all()  # 160 dots an inch
 
 
 def test_classes_have_their_names(tmp_path, unrendered):
@@ -95,9 +87,7 @@ def test_classes_have_their_names(tmp_path, unrendered):
     assert held.names == ("cat", "d$g")
     _, bubbles = plot_partition(held, tmp_path / "partition.png").axes
     assert [label.get_text() for label in bubbles.get_yticklabels()] == ["cat", "d$g"]
-    for names in (("cat",), ("cat", "a\nb")):
-        LabelCounts(np.arange(3), np.eye(3, 2, dtype=int), 3, names).save(tmp_path)
-        assert LabelCounts.load(tmp_path) is None
+    assert LabelCounts.load(tmp_path / "nowhere") is None
 
 
 def test_many_clients_are_thinned_and_the_label_says_so(tmp_path, unrendered):
@@ -115,8 +105,6 @@ def test_many_clients_are_thinned_and_the_label_says_so(tmp_path, unrendered):
 def test_partition_of_any_shape(shape, value, tmp_path, unrendered):
     figure = plot_partition(np.full(shape, value), tmp_path / "partition.png")
     assert max(figure.get_size_inches()) < 15
-    legend = figure.axes[1].get_legend()
-    assert [text.get_text() for text in legend.get_texts()] == ["5"] if value else legend is None
 
 
 @pytest.mark.parametrize(
@@ -124,7 +112,7 @@ def test_partition_of_any_shape(shape, value, tmp_path, unrendered):
     [
         ((), "digits: 20 clients, Dirichlet, α = 0.1"),
         (("partition=iid", "participation.num_clients=7"), "digits: 7 clients, IID"),
-        (("partition=rotation",), "digits: 20 clients, Rotation of IID"),
+        (("partition=rotation",), "digits: 20 clients, Rotation"),
     ],
 )
 def test_its_title_says_what_is_parted_and_how(config, tmp_path, monkeypatch, overrides, title):

@@ -5,12 +5,11 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 from run_folders import accuracies, write_run
 
 from gcfed.loggers.folder import RoundCSVLogger
 from gcfed.runs.folder import ending, find_runs, is_run
-from gcfed.runs.reading import read_metrics, read_yaml
+from gcfed.runs.reading import read_metrics
 
 
 def test_an_empty_cell_was_not_measured_and_nan_was_not_finite(tmp_path):
@@ -48,25 +47,12 @@ def test_a_resumed_run_keeps_the_rows_up_to_its_checkpoint_as_they_were(tmp_path
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "# python src/train.py\ntargets:\n- 0.5\n- 0.6\n# a comment\nrounds: 3\n\nname: x",
-        "{a: 1,\nb: {c: 2\n}}\n",
-        'a: "at\ncolumn 0: x"\nb: |\n  one\n\n  two\n',
-        "",
-    ],
-)
-def test_a_config_is_as_yaml_reads_it(tmp_path, text):
-    (tmp_path / "config.yaml").write_text(text)
-    assert read_yaml(tmp_path / "config.yaml") == (yaml.safe_load(text) or {})
-
-
-@pytest.mark.parametrize(
     ("name", "text", "reason"),
     [
-        ("config.yaml", "a: [", "ParserError"),
-        ("config.yaml", "- 1", "config.yaml: it=[1] must be a group of settings, or null"),
-        ("summary.json", "{", "JSONDecodeError"),
+        ("config.yaml", "a: [", "config.yaml: "),
+        ("config.yaml", "- 1", "config.yaml holds no settings"),
+        ("config.yaml", "seed: 1", "KeyError: 'rounds'"),
+        ("summary.json", "{", "summary.json: "),
         ("metrics.csv", "a,b\n1,2\n", "column 'round'"),
     ],
 )

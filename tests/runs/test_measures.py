@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from itertools import accumulate
 
 import numpy as np
@@ -33,33 +32,31 @@ def run(tmp_path):
 @pytest.mark.parametrize(
     ("measure", "wanted"),
     [
-        ("acc_diff/min", -0.25), ("rounds_to_target/0.5", 3), ("rounds_to_target/0.9", None), ("nothing", None),
-        ("mean:test/acc[2]", 0.5), ("mean:test/acc[1]", 0.75), ("mean:test/acc[4]", 0.5), ("mean:test/acc", 0.4),
-        ("min:test/acc", 0.1), ("last:test/acc", 0.75), ("sum:comm/up_bytes", 30000), ("last:gap/l2", None),
-        ("max:gap/l2[2]", None), ("last:cka/fc1", None), ("test/acc@4", 0.5), ("test/acc@7", None), ("gap/l2@6", None),
-        ("rounds:test/acc>=5e-1", 3), ("rounds:test/acc>=0.76", None), ("rounds:test/loss<=1.5", 3),
-        ("rounds:gap/l2>=6", None), ("rounds:test/acc[2]>=0.5", 3), ("rounds:test/acc[3]>=0.35", 5),
-        ("rounds:test/acc[4]>=0.6", None), ("rounds:test/acc[9]<=0.1", 1),
+        ("final:test/acc", 0.75), ("test/acc", 0.75), ("best:test/acc", 0.75), ("best:test/loss", 1.0),
+        ("last10:test/acc", 0.4), ("total:comm/up_bytes", 30000), ("rounds:0.5", 3), ("rounds:0.76", None),
+        ("final:gap/l2", None), ("best:cka/fc1", None), ("nothing", None),
     ],
 )  # fmt: skip
 def test_measure(run, measure, wanted):
     assert value(run, measure) == (wanted if wanted is None else pytest.approx(wanted, abs=1e-12))
 
 
-@pytest.mark.parametrize("measure", ["median:test/acc", "mean:test/acc[x]", "rounds:test/acc>=80 %", "test/acc@end"])
+def test_the_last_ten_rounds_are_those_of_the_run(tmp_path):
+    run = write_run(tmp_path / "b", accuracies(0.9, *[None] * 9, 0.2, None, 0.4))  # of 13 rounds, those from 4 on
+    assert value(run, "last10:test/acc") == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("measure", ["median:test/acc", "rounds:80 %", "final:", "rounds:test/acc"])
 def test_what_is_no_measure_is_named(run, measure):
-    with pytest.raises(ValueError, match=rf"{re.escape(measure)}.* is not understood.*rounds:test/loss<=0.5"):
+    with pytest.raises(ValueError, match=rf"measure={measure!r} is not understood.*last10:<column>"):
         value(run, measure)
 
 
 def test_nothing_is_read_from_before_a_run_diverged(tmp_path):
     run = write_run(tmp_path / "a", accuracies(0.1, 0.5, 0.2, 0.1, **{"test/loss": [2.0, 1.0, "inf", "nan"]}))
     assert run.state == "diverged"
-    for measure in ("last:test/loss", "mean:test/loss", "max:test/loss", "test/loss@3", "test/loss"):
-        assert value(run, measure) is None, measure
-    assert value(run, "test/loss@2") == value(run, "min:test/loss") == value(run, "test/loss_best") == 1
-    assert value(run, "rounds:test/loss<=1") == 2
-    assert value(run, "last:test/acc") == 0.1
+    assert value(run, "final:test/loss") is value(run, "last10:test/loss") is None
+    assert (value(run, "best:test/loss"), value(run, "final:test/acc")) == (1, 0.1)
 
 
 #: Rounds of which every client sends 10 bytes and receives 30.

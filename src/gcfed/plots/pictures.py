@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +14,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy import ndarray
 from numpy.typing import ArrayLike
 
-from gcfed.data.partition import ByGroup
-from gcfed.data.shift import Shift
-from gcfed.plots.style import BLACK, BLUE, GREY, LABELS, ORANGE, VERMILION, logarithmic, save, styled, ticks
+from gcfed.plots.style import BLACK, BLUE, FACTORS, GREY, LABELS, ORANGE, VERMILION, logarithmic, save, styled, ticks
 from gcfed.runs.measures import smooth
 from gcfed.runs.reading import LabelCounts, column, counts_of, evenly, read_metrics
 
@@ -34,10 +31,10 @@ MARKS = {
 
 @styled
 def plot_curves(metrics: pd.DataFrame | str | Path, path: str | Path) -> Figure:
-    """Test accuracy (raw and smoothed, best marked) and losses over the rounds.
+    """Test accuracy (each test, and the mean of ten rounds) and losses over the rounds.
 
-    A regression, which is tested but has no accuracies, has in their place its relative error or else what its task
-    tests beside the loss, its RMSE. What is positive throughout, and falls far, has a logarithmic axis.
+    A regression has its relative error in place of the accuracy, or else what its task tests beside the loss. Values
+    that are positive and fall far have a logarithmic axis.
 
     Args:
         metrics: by round, any of ``test/acc`` (0 to 1), ``train/loss``, ``test/loss``, ``test/…``, NaN where a round
@@ -45,28 +42,18 @@ def plot_curves(metrics: pd.DataFrame | str | Path, path: str | Path) -> Figure:
         path: where the picture goes.
     """
     table = metrics if isinstance(metrics, pd.DataFrame) else read_metrics(Path(metrics))
+    known = ["test/acc", "test/relative_error", *(n for n in table if n.startswith("test/") and n != "test/loss")]
+    measure = next((name for name in known if len(column(table, name))), "test/acc")
+    is_regression, tests = measure != "test/acc", FACTORS.get(measure, 1) * column(table, measure)
     figure = Figure(figsize=(10, 3.8))
     left, right = figure.subplots(1, 2)
-    acc, loss = column(table, "test/acc"), column(table, "test/loss")
-    others = ["test/relative_error", *(name for name in table if name.startswith("test/") and name != "test/loss")]
-    measure = next((name for name in others if len(column(table, name))), "")
-    is_regression = acc.empty and not loss.empty
-    if is_regression:
-        error, where = column(table, measure), "against the optimum" if measure == others[0] else "on the test split"
-        left.set(title=f"Global model {where}", ylabel=LABELS.get(measure, measure))
-        _line(left, error, BLUE, f"last: {error.iloc[-1]:.4g}" if measure else "")
-        unit = "squared error / 2" if "test/rmse" in table else "loss"
-    else:
-        left.set(title="Global model on the test split", ylabel="test accuracy (%)")
-        _line(left, 100 * acc, BLUE, "each test", alpha=0.35, linewidth=1)
-        _line(left, 100 * smooth(acc), BLUE, "mean of 10 rounds", linewidth=2.2)
-        best = 100 * acc.nlargest(1)
-        label = "".join(f"best: {top:.1f} % in round {t}" for t, top in best.items())
-        _line(left, best, BLACK, label, marker="*", markersize=10)
-        unit = "cross-entropy (nats)"
-    _line(right, column(table, "train/loss"), VERMILION, "train loss", linewidth=1.4)
-    _line(right, loss, BLUE, "test loss", linewidth=1.4)
-    right.set(title="Loss", ylabel=unit)
+    _line(left, tests, "each test", color=BLUE, alpha=1 if is_regression else 0.35, linewidth=1)
+    if not is_regression:
+        _line(left, smooth(tests), "mean of 10 rounds", color=BLUE, linewidth=2.2)
+    _line(right, column(table, "train/loss"), "train loss", color=VERMILION, linewidth=1.4)
+    _line(right, column(table, "test/loss"), "test loss", color=BLUE, linewidth=1.4)
+    left.set(title="Global model on the test split", ylabel=LABELS.get(measure, measure))
+    right.set(title="Loss", ylabel="squared error / 2" if "test/rmse" in table else "loss")
     for axes in (left, right):
         values = [y for line in axes.lines for y in line.get_ydata()]
         if is_regression and max(values, default=0) > 30 * min(values, default=0) > 0:
@@ -75,42 +62,34 @@ def plot_curves(metrics: pd.DataFrame | str | Path, path: str | Path) -> Figure:
         ticks(axes, 8)
         if axes.lines:
             axes.legend()
-        else:
-            axes.text(0.5, 0.5, "nothing measured yet", ha="center", color=GREY, transform=axes.transAxes)
     save(figure, path)
     return figure
 
 
-def _line(axes: Axes, curve: pd.Series, color: str, label: str, **look: Any) -> None:
+def _line(axes: Axes, curve: pd.Series, label: str, **look: Any) -> None:
     if len(curve):
-        look.setdefault("marker", "o" if len(curve) == 1 else None)  # a line through a single point is invisible
-        axes.plot(curve.index, curve, color=color, label=label, **look)
+        marker = "o" if len(curve) == 1 else None  # a line through a single point is invisible
+        axes.plot(curve.index, curve, label=label, marker=marker, **look)
 
 
 def draw_partition(folder: Path, data: FederatedDataModule) -> Path | None:
     """Draws ``partition.png`` into a run's folder and returns its path; None where there are no classes to draw, or
-    sites hold data of their own, of which the run has written no partition.
-    """
+    sites hold data of their own, of which the run has written no partition."""
     held = LabelCounts.load(folder)  # from before the first round: attacks change labels
     if held is None and (folder / "partition.npz").is_file():
         held = counts_of(data)
     if held is None:
         return None
     deals, path = data.partitioner, folder / "partition.png"
-    kind = "natural" if isinstance(deals, ByGroup) else type(deals).__name__
-    if isinstance(deals, Shift):
-        deals = deals.of
-        kind += f" of {type(deals).__name__}"
-    # What a partitioner has first is what it is about.
-    first = [f"{key} = {value}".replace("alpha", "α") for key, value in [*vars(deals).items()][:1] if value is not None]
-    title = ", ".join([f"{data.dataset.name}: {held.of:,} clients", kind, *first])
-    plot_partition(held, path, title)
+    first = [f"{key} = {value}" for key, value in [*vars(deals).items()][:1] if isinstance(value, int | float)]
+    title = ", ".join([f"{data.dataset.name}: {held.of:,} clients", type(deals).__name__, *first])
+    plot_partition(held, path, title.replace("alpha", "α"))
     return path
 
 
 @styled
 def plot_partition(
-    label_counts: ArrayLike | LabelCounts, path: str | Path | None, title: str | None = None, max_clients: int = 50
+    label_counts: ArrayLike | LabelCounts, path: str | Path, title: str | None = None, max_clients: int = 50
 ) -> Figure:
     """How many samples of each class each client holds, as GC-Fed's Figure 5.
 
@@ -118,13 +97,12 @@ def plot_partition(
 
     Args:
         label_counts: integers [N, C], samples of class c on client n; or with the clients' ids and the classes' names.
-        path: where the picture goes; None: nowhere.
+        path: where the picture goes.
         title: goes above the picture.
         max_clients: of more clients than this only so many are drawn, evenly spaced by their ids.
     """
-    if isinstance(label_counts, LabelCounts):
-        held = label_counts
-    else:
+    held = label_counts
+    if not isinstance(held, LabelCounts):
         counts_NC = np.asarray(label_counts)
         held = LabelCounts(np.arange(len(counts_NC)), counts_NC, len(counts_NC))
     drawn = evenly(len(held.counts), max_clients)
@@ -132,7 +110,7 @@ def plot_partition(
     cell = np.clip(np.array([10, 6]) / counts_SC.shape, [0.2, 0.045], [0.5, 0.32])  # inches
     width, height = np.clip(cell * counts_SC.shape, [3.0, 1.8], 12.0)
 
-    figure = Figure(figsize=(width + 1.8, height + 1.9))
+    figure = Figure(figsize=(width + 1.2, height + 1.9))
     bars, bubbles = figure.subplots(2, 1, sharex=True, height_ratios=[1, height])
     bars.bar(range(len(drawn)), counts_SC.sum(axis=1), color=GREY, width=0.7)
     bars.grid(axis="x", visible=False)
@@ -142,15 +120,9 @@ def plot_partition(
 
     area = (72 * max(cell.min(), 0.14)) ** 2 / max(counts_SC.max(), 1)  # points² a sample: the largest fills its cell
     rows, classes = counts_SC.nonzero()
-    points = bubbles.scatter(rows, classes, s=area * counts_SC[rows, classes], color=BLUE, alpha=0.85, linewidths=0)
-    if len(rows):
-        few = len(np.unique(counts_SC[rows, classes])) < 4
-        look: dict[str, Any] = {"fmt": "{x:,.0f}", "func": lambda s: s / area, "color": BLUE}
-        examples = points.legend_elements("sizes", num=None if few else MaxNLocator(4, integer=True), **look)
-        bubbles.legend(*examples, title="samples", loc="upper left", bbox_to_anchor=(1, 1), labelspacing=1.6)
-    steps = (step * 10**e for e in count() for step in (1, 2, 5))
-    place = np.arange(0, len(drawn), next(step for step in steps if len(drawn) <= 20 * step))
-    bubbles.set_xticks(place, [str(i) for i in held.clients[drawn[place]]])
+    bubbles.scatter(rows, classes, s=area * counts_SC[rows, classes], color=BLUE, alpha=0.85, linewidths=0)
+    ticked = evenly(len(drawn), 20)
+    bubbles.set_xticks(ticked, [str(i) for i in held.clients[drawn[ticked]]])
     bubbles.yaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
     if held.names:
         shown = evenly(len(held.names), 30)
@@ -158,8 +130,7 @@ def plot_partition(
     subset = "" if len(drawn) == held.of else f" ({len(drawn)} of {held.of:,}, evenly spaced)"
     limits = {"xlim": (-0.7, len(drawn) - 0.3), "ylim": (-0.8, counts_SC.shape[1] - 0.2)}
     bubbles.set(xlabel=f"client{subset}", ylabel="class", **limits)
-    if path is not None:
-        save(figure, path)
+    save(figure, path)
     return figure
 
 
@@ -176,7 +147,6 @@ def plot_confusion(counts: ArrayLike, names: Sequence[str] | ndarray, path: str 
     counts_CC = np.asarray(counts)
     n, tested = len(counts_CC), counts_CC.sum(1, keepdims=True)
     share_CC = np.ma.masked_array(counts_CC / np.maximum(tested, 1), mask=np.broadcast_to(tested == 0, counts_CC.shape))
-    shown = [name if len(name) <= 18 else f"{name[:17]}…" for name in map(str, names)]
     side = float(np.clip(0.45 * n, 3.4, 9.0))  # inches
     figure = Figure(figsize=(side + 1.9, side + 0.9))
     axes = figure.subplots()
@@ -184,12 +154,13 @@ def plot_confusion(counts: ArrayLike, names: Sequence[str] | ndarray, path: str 
     figure.colorbar(image, ax=axes, label="share of the class", format=PercentFormatter(1), shrink=0.8)
     for row, taken in zip(*np.nonzero(counts_CC if n <= 20 else []), strict=True):
         share = share_CC[row, taken]
-        colour = "white" if share > 0.55 else "black"
-        axes.text(taken, row, f"{100 * share:.0f}", ha="center", va="center", fontsize=8, color=colour)
+        color = "white" if share > 0.55 else "black"
+        axes.text(taken, row, f"{100 * share:.0f}", ha="center", va="center", fontsize=8, color=color)
     ticks = np.arange(0, n, -(-n // 50))
-    size = 9 if n <= 25 else 6
-    axes.set_xticks(ticks, [shown[i] for i in ticks], rotation=90 if max(map(len, shown)) > 3 else 0, fontsize=size)
-    axes.set_yticks(ticks, [shown[i] for i in ticks], fontsize=size)
+    words = [name if len(name) <= 18 else f"{name[:17]}…" for name in map(str, names)]
+    labels, size = [words[i] for i in ticks], 9 if n <= 25 else 6
+    axes.set_xticks(ticks, labels, rotation=90 if max(map(len, words)) > 3 else 0, fontsize=size)
+    axes.set_yticks(ticks, labels, fontsize=size)
     accuracy = counts_CC.trace() / max(counts_CC.sum(), 1)
     axes.set(xlabel="taken for", ylabel="class", title=f"{title}\naccuracy {accuracy:.1%}".strip())
     axes.grid(visible=False)
@@ -242,14 +213,10 @@ def plot_surface(surface: Mapping[str, ndarray], path: str | Path) -> Figure:
         label = f"{words}: {loss:.3g}" + (f",\n{distance:.3g} off the plane" if distance > 0 else "")
         axes.plot(x, y, marker, color=colour, markersize=size, markeredgecolor="white", label=label, zorder=3)
     unit = "nats" if "acc" in surface else "squared error / 2"
-    axes.set(
-        title=f"{surface['split']} loss ({unit}) around three clients of round {surface['round']}".capitalize(),
-        xlabel="along w₂ − w₁ (Euclidean distance of the weights)",
-        ylabel="across, towards w₃ (same unit)",
-        xlim=surface["x"][[0, -1]],
-        ylim=surface["y"][[0, -1]],
-        aspect="equal",
-    )
+    title = f"{surface['split']} loss ({unit}) around three clients of round {surface['round']}".capitalize()
+    labels = "along w₂ − w₁ (Euclidean distance of the weights)", "across, towards w₃ (same unit)"
+    limits = {"xlim": surface["x"][[0, -1]], "ylim": surface["y"][[0, -1]]}
+    axes.set(title=title, xlabel=labels[0], ylabel=labels[1], aspect="equal", **limits)
     axes.grid(visible=False)
     axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1), title=f"{surface['split']} loss", alignment="left")
     save(figure, path)

@@ -1,12 +1,13 @@
 """One look for every figure. No pyplot: figures draw with Agg, need no display and leave no global state behind."""
 
+import zlib
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from cycler import cycler
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.backends.backend_pdf import FigureCanvasPdf
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter, MaxNLocator
 
@@ -18,6 +19,27 @@ BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK, YELLOW = PALETTE = (
     "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442",
 )  # fmt: skip
 GREY = "#8A8A8A"
+
+#: Methods with a colour and a dash pattern of their own, the same in all figures. Others take what is left.
+METHODS = (
+    "GC-Fed", "FedProx", "SCAFFOLD", "FedACG", "FedDyn", "FedGC", "MOON", "SSF", "FedNTD", "FedDC", "FedCM", "FedSAM",
+    "FedAvgM", "FedAdam", "Global GC", "Local GC",
+)  # fmt: skip
+_DASHES = ("-", (0, (4, 1.5)), (0, (8, 2)), (0, (6, 1.5, 1, 1.5)))
+
+
+def looks(methods: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Colour and dash pattern of each method, as keywords of ``Axes.plot``. FedAvg is grey."""
+    free = [{"color": color, "linestyle": dash} for dash in _DASHES for color in (VERMILION, BLUE, *PALETTE[2:7])]
+    found: dict[str, dict[str, Any]] = {}
+    for method in sorted({*methods}, key=lambda m: (m not in METHODS, m)):
+        start = METHODS.index(method) if method in METHODS else zlib.crc32(method.encode()) % len(free)
+        after = [free[(start + i) % len(free)] for i in range(len(free))]
+        found[method] = next((look for look in after if look not in found.values()), after[0])
+        if method.lower() == "fedavg":
+            found[method] = {"color": GREY, "linestyle": "-"}
+    return found
+
 
 #: How figures call columns, and the factors of those that they show in another unit.
 LABELS = {
@@ -59,21 +81,11 @@ def logarithmic(axes: Axes, which: str) -> None:
 
 @styled
 def save(figure: Figure, path: str | Path) -> None:
-    """Write the figure in the format of the suffix (``.png``, ``.pdf``, …); a reader never sees half a file.
-
-    The layout is kept for the next format, which would take as long to compute again. No file says when it was made.
-    """
+    """Write the figure in the format of the suffix (``.png``, ``.pdf``, …); a reader never sees half a file."""
     with replacing(Path(path)) as temporary:
         render(figure, temporary)
-    figure.set_layout_engine("none")
+    figure.set_layout_engine("none")  # the next format keeps the layout, which takes long to compute
 
 
 def render(figure: Figure, path: Path) -> None:
-    """As ``Figure.savefig``, which draws everything twice."""
-    if path.suffix == ".png":
-        figure.set_dpi(matplotlib.rcParams["savefig.dpi"])
-        FigureCanvasAgg(figure).print_png(path)
-    elif path.suffix == ".pdf":
-        FigureCanvasPdf(figure).print_pdf(path, metadata={"CreationDate": None})
-    else:
-        figure.savefig(path)
+    figure.savefig(path, metadata={"CreationDate": None} if path.suffix == ".pdf" else None)

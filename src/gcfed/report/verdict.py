@@ -1,54 +1,57 @@
-"""Which method of a federation is ahead, by how much, and how sure that is."""
+"""Which methods lead in one place, by how much, and how sure that is."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from itertools import combinations_with_replacement
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from gcfed.report.groups import Group, is_fedavg
 from gcfed.runs.folder import FINISHED
-from gcfed.runs.measures import LAST_ROUNDS, MEASURES, WINDOW, Column, Sample, describe, parse
+from gcfed.runs.measures import WINDOW, higher_is_better, parse, value
 
-KINDS = 20  # sets of seeds that are tried
-PERMUTED = 16  # pairs of which all signs are tried
+FEWEST = 3  # seeds of a method that is ranked
+#: How measures and columns are called.
+TITLES = {
+    "test/acc": "test accuracy", "test/rmse": "RMSE", "test/relative_error": "relative error", "test/loss": "test loss",
+    "val/acc": "validation accuracy", "personal/global_acc": "global model on clients' own tests",
+    "personal/local_acc": "local models on clients' own tests", "comm/down_bytes": "sent to clients",
+    "comm/up_bytes": "sent by clients",
+}  # fmt: skip
 
 
-class Paired(NamedTuple):
-    """How far one sample is above another one, seed by seed; NaN where the seeds are too few to say."""
+@dataclass(frozen=True)
+class Scale:
+    """How the numbers of a measure are shown: times ``factor``, with the same ``digits`` for means and spreads."""
 
-    n: int
-    difference: float = math.nan
-    low: float = math.nan  # of the 95 % interval
-    high: float = math.nan
-    p: float = math.nan  # two-sided: of all choices of the differences' signs, the share whose mean is as far from 0
+    title: str
+    unit: str
+    factor: float
+    digits: int
 
     @property
-    def is_open(self) -> bool:
-        return self.low <= 0 <= self.high
+    def heading(self) -> str:
+        return f"{self.title} ({self.unit})" if self.unit else self.title
 
-    def between(self, column: Column) -> str:
-        return "\u00a0to\u00a0".join(column.differences(self.low, self.high))
+    def text(self, number: float, sign: str = "") -> str:
+        return f"{self.factor * number:{sign},.{self.digits}f}".replace("-", "−")
 
 
-def paired(one: Sample, other: Sample) -> Paired:
-    """Mean, interval and exact permutation test of the differences over common seeds; p of at most 16 of them."""
-    d = np.array([one.values[seed] - other.values[seed] for seed in one.values if seed in other.values])
-    if len(d) < 2:
-        return Paired(len(d), *d)
-    p = math.nan
-    if len(d) <= PERMUTED:
-        signs = 1 - 2 * (np.arange(2 ** len(d))[:, None] >> np.arange(len(d)) & 1)  # all +1 first
-        means = np.abs(signs @ d) / len(d)
-        p = float((means >= means[0] * (1 - 1e-9)).mean())
-    return Paired(len(d), float(d.mean()), *interval(d), p)
+def scale_of(measure: str, largest: float = 1.0) -> Scale:
+    """``largest``: of the numbers, in the run's own unit; errors and bytes have four digits of it."""
+    name, of = parse(measure)
+    if name == "rounds":
+        return Scale(f"rounds to {100 * float(of):g}\u00a0%", "", 1.0, 0)
+    title = TITLES.get(of, of)
+    title += {"last10": f", last {WINDOW} rounds", "best": ", best", "total": ""}.get(name, "")
+    if of.endswith("acc"):
+        return Scale(title, "%", 100.0, 2)
+    unit, factor = ("MB", 1e-6) if of.endswith("_bytes") else ("", 1.0)
+    size = abs(factor * largest)
+    return Scale(title, unit, factor, min(9, max(0, 3 - math.floor(math.log10(size)))) if size > 0 else 2)
 
 
 def interval(values: Any) -> tuple[float, float]:
@@ -68,120 +71,107 @@ def _quantile(n: int) -> float:
     return math.sqrt(n - 1) * math.tan(np.interp(0.95 * areas[-1], areas, angles))
 
 
-def equal_seeds(values: pd.DataFrame) -> pd.DataFrame:
-    """Of these seeds × methods the part without gaps that compares the most, of two methods or more; empty where no two
-    have a seed in common. Tried are the seeds of each method, and those that any two share."""
-    has = values.notna()
-    kinds = [np.array(kind) for kind, _ in Counter(map(tuple, has.T.to_numpy())).most_common(KINDS)]
-    parts = [values.loc[one & other].dropna(axis=1) for one, other in combinations_with_replacement(kinds, 2)]
-    return max((part for part in parts if part.shape[1] > 1), key=lambda part: part.size, default=values.iloc[:0])
+def main_measure(rows: pd.DataFrame) -> str:
+    """What methods are compared by: the accuracy of the last ten rounds, if they are at most a third of every finished
+    run, else that of the last test; without accuracies the relative error, the RMSE or the loss of the last test."""
+    tested = {name for run in rows["run"] for name in run.metrics}
+    column = next((c for c in ("test/acc", "test/relative_error", "test/rmse") if c in tested), "test/loss")
+    finished = [run.rounds for run in rows["run"] if run.state == FINISHED and column in run.metrics]
+    return f"{'last10' if column == 'test/acc' and min(finished, default=0) >= 3 * WINDOW else 'final'}:{column}"
 
 
-def main_measure(groups: Sequence[Group]) -> str:
-    """What decides: the accuracy of the last ten rounds if all that finished have so many, or where none has, all that
-    were tested; else of the last test; without accuracies the relative error, else the RMSE, else the loss."""
-    runs = [run for group in groups for run in group.runs]
-    tested = [run for run in runs if len(run.curve("test/acc"))]
-    finished = [run for run in tested if run.state == FINISHED]
-    if min((run.curve("test/acc").index[-1] for run in finished or tested), default=0) >= WINDOW:
-        return LAST_ROUNDS
-    wanted = ("last:test/acc", "last:test/relative_error", "last:test/rmse", "last:test/loss")
-    columns = {name for run in runs for name in run.metrics}
-    return next((measure for measure in wanted if parse(measure).column in columns), wanted[-1])
+def per_seed(rows: pd.DataFrame, measure: str) -> pd.DataFrame:
+    """A measure of the runs that ended: [seeds, methods], NaN where there is none. Rounds to a target that a run did
+    not reach are all its rounds."""
+    rows = rows[~rows["repeated"] & rows["state"].isin(["finished", "diverged"])]
+    values = [value(run, measure) for run in rows["run"]]
+    if measure.startswith("rounds:"):
+        values = [run.rounds if v is None else v for v, run in zip(values, rows["run"], strict=True)]
+    frame = pd.DataFrame({"seed": rows["seed"], "method": rows["method"], "value": np.array(values, float)})
+    return frame.pivot(index="seed", columns="method", values="value").dropna(how="all")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Verdict:
-    """The methods of a federation, the best first: those with equal seeds, then those that lack some."""
+    """The methods of one place, the best first, then those that are not ranked."""
 
-    column: Column  # of the measure that decides
-    groups: Sequence[Group]
-    samples: Sequence[Sample]  # of the first ones over their equal seeds
-    ranked: int  # so many methods have equal seeds
-    reference: int  # FedAvg as it is, else the best
-
-    @property
-    def other(self) -> int:
-        """Whom the best is compared with: the reference, or the next one where the best is it."""
-        return self.reference or 1
+    measure: str
+    scale: Scale
+    #: By method: n, mean, std over the common seeds (unranked: over its own); difference to ``reference``, low, high.
+    table: pd.DataFrame
+    ranked: list[str]  # methods with at least three seeds that all of them share
+    seeds: list[int]  # which they share
+    reference: str  # FedAvg if it is ranked, else the best; "" where nothing is ranked
+    leaders: list[str]  # the best, and methods that these seeds do not tell apart from it
 
     @property
-    def lead(self) -> Paired:
-        return paired(self.samples[0], self.samples[self.other])
-
-    def sample(self, i: int, column: Column) -> Sample:
-        """A method's measure over the seeds that it is compared on."""
-        return column.of(self.groups[i].runs, self.samples[i].values if i < self.ranked else None)
+    def direction(self) -> str:
+        """``Test accuracy, last 10 rounds (%), higher is better``."""
+        words = f"{self.scale.heading}, {'higher' if higher_is_better(self.measure) else 'lower'} is better"
+        return words[0].upper() + words[1:]
 
     @property
     def headline(self) -> str:
-        """``GC-Fed +4.2 points over FedAvg``."""
+        """What the intervals allow: ``SCAFFOLD and GC-Fed lead; GC-Fed +1.4 points over FedAvg (0.4 to 2.4)``."""
         if not self.ranked:
-            return "No two methods have a seed in common"
-        best, gap = self.groups[0].method, self._gap(self.lead.difference, sign="+")
-        over = "over" if self.column.higher else "against"
-        return f"{best}{':' * (', ' in best)} {gap} {over} {self.groups[self.other].method}"
+            if len(self.table) == 1:
+                method, row = self.table.index[0], self.table.iloc[0]
+                number = f"{self.scale.text(row['mean'])} {self.scale.unit}".strip()
+                return f"{method}: {number}" if row["n"] else f"{method}: no result yet"
+            return f"Not ranked: fewer than {FEWEST} common seeds"
+        *others, last = self.leaders
+        first = f"{', '.join(others)} and {last} lead" if others else f"{last} leads"
+        if len(self.leaders) > 3:
+            first = f"{len(self.leaders)} of {len(self.ranked)} methods lead, {self.leaders[0]} first"
+        if len(self.leaders) == len(self.ranked):
+            first = "No method leads clearly"
+        shown = [m for m in self.leaders if m != self.reference] or self.ranked[1:2]
+        shown = sorted(shown, key=self.uncertain)[:3]  # stable: the best first
+        if [last] == self.leaders == shown:
+            return first + self.gap(last).removeprefix(last)
+        return f"{first}; {', '.join(self.gap(method, i == 0) for i, method in enumerate(shown))}"
 
-    @property
-    def sureness(self) -> str:
-        """``10 seeds, 95 % interval 3.3 to 5.2, p = 0.002``, or why there is none."""
-        n, p = self.lead.n, self.lead.p
-        if n < 2:
-            return "one seed, which says nothing about chance" if n else "equal seeds would compare them"
-        text = f"{n} seeds, 95 % interval {self.lead.between(self.column)}"
-        if (least := 2.0 ** (1 - n)) > 0.05:
-            return f"{text}; with {n} seeds p cannot be below {least:.3g}"
-        return f"{text}, p = {p:.2g}" if p == p else text
+    def uncertain(self, method: str) -> bool:
+        """Whether the interval of its difference to the reference has 0 in it."""
+        return bool(self.table["low"][method] <= 0 <= self.table["high"][method])
 
-    @property
-    def remarks(self) -> list[str]:
-        """What must be known beside it: who is not told apart, who is next, by which measures another one is ahead."""
-        said = ["These seeds do not tell the two apart."] * self.lead.is_open
-        if self.ranked and self.other != 1:
-            pair = paired(*self.samples[:2])
-            apart = ", not told apart" * pair.is_open
-            said.append(f"Next is {self.groups[1].method}, {self._gap(abs(pair.difference))} behind{apart}.")
-        ahead = []
-        for column in map(describe, MEASURES if self.ranked else ()):
-            best, other = (column.rank(self.sample(i, column)) for i in (0, self.other))
-            if column.higher is None or best is None or other is None:
-                continue
-            if (other > best) if column.higher else (other < best):
-                texts = f"{column.text(other)} to {column.text(best)} {column.unit}".strip()
-                ahead.append(f"{column.title} ({texts})")
-        return said + [f"{self.groups[self.other].method} is ahead by {' and '.join(ahead)}."] * bool(ahead)
+    def gap(self, method: str, first: bool = True) -> str:
+        """``GC-Fed +1.4 points over FedAvg (0.4 to 2.4)``; ``SCAFFOLD +2.2, uncertain``."""
+        difference, _, ends = self.difference(method, 1).partition(" ")
+        is_over = self.table["difference"][method] > 0 and higher_is_better(self.measure)
+        points = " points" * (self.scale.unit == "%")
+        words = f"{points} {'over' if is_over else 'against'} {self.reference}" * first
+        unsure = self.uncertain(method)
+        return f"{method} {difference}{words}{f' {ends}' * (first or not unsure)}{', uncertain' * unsure}"
 
-    def _gap(self, number: float, sign: str = "-") -> str:
-        unit = "points" if self.column.unit == "%" else self.column.unit
-        return f"{self.column.differences(number, sign=sign)[0]} {unit}".strip()
-
-    def against(self, i: int) -> tuple[dict[str, Any], str]:
-        """How far a method is from the reference: what a CSV has of it, and what a table shows."""
-        reference = self.groups[self.reference].method
-        pair = paired(self.samples[i], self.samples[self.reference])
-        gap = self.column.differences(pair.difference, sign="+")[0] if pair.n and i != self.reference else "–"
-        text = f"{gap} ({pair.between(self.column)})" if gap != "–" and pair.n > 1 else gap
-        return {"ranked": "yes" * (i < self.ranked), "reference": reference, **pair._asdict()}, text
+    def difference(self, method: str, digits: int | None = None) -> str:
+        """``+1.42 (0.41 to 2.43)``, the difference to the reference; ``digits`` of percentages."""
+        scale = replace(self.scale, digits=digits) if digits and self.scale.unit == "%" else self.scale
+        gap, low, high = self.table.loc[method, ["difference", "low", "high"]]
+        return f"{scale.text(gap, '+')} ({scale.text(low)} to {scale.text(high)})"
 
 
-def verdict(groups: Sequence[Group]) -> Verdict | None:
-    """None where fewer than two methods have a result."""
-    column = describe(main_measure(groups))
-    samples = {i: column.of(group.runs) for i, group in enumerate(groups)}
-    values = pd.DataFrame({i: pd.Series(s.values, dtype=float) for i, s in samples.items()})
-    if values.notna().any().sum() < 2:
-        return None
-    equal = equal_seeds(values)
-    order = [*equal.mean().sort_values(ascending=not column.higher, kind="stable").index] if len(equal) else []
-    ranked, samples = len(order), samples | {i: column.of(groups[i].runs, equal.index) for i in order}
-    order += sorted(samples.keys() - {*order}, key=lambda i: (not samples[i].values, i))
-    plain = (place for place, i in enumerate(order[:ranked]) if _is_plain(groups[i]))
-    return Verdict(column, [groups[i] for i in order], [samples[i] for i in order], ranked, next(plain, 0))
-
-
-def _is_plain(group: Group) -> bool:
-    """FedAvg without anything on top."""
-    run = group.runs[0]
-    on_top = run.get("gc._target_") or run.get("quantization._target_")
-    means = str(run.get("aggregator._target_", "Mean")).rpartition(".")[2].startswith("Mean")
-    return is_fedavg(run) and not on_top and means
+def verdict(rows: pd.DataFrame) -> Verdict:
+    """``rows``: the part of :func:`gcfed.report.frame.frame_of` with one place."""
+    measure = main_measure(rows)
+    values, higher = per_seed(rows, measure), higher_is_better(measure)
+    counts = values.notna().sum().sort_values(ascending=False, kind="stable")
+    ranked, seeds = list[str](), values.index
+    for method in counts.index:  # those with the most seeds first
+        common = seeds[values.loc[seeds, method].notna()]
+        if len(common) >= FEWEST:
+            ranked, seeds = [*ranked, method], common
+    ranked = ranked if len(ranked) > 1 else []
+    shared = values.loc[seeds if ranked else [], ranked]
+    ranked = [*shared.mean().sort_values(ascending=not higher, kind="stable").index]
+    reference = next((method for method in ranked if method.lower() == "fedavg"), ranked[0] if ranked else "")
+    table = []
+    for method in dict.fromkeys([*ranked, *rows["method"]]):
+        own = shared[method] if method in ranked else values.reindex(columns=[method])[method].dropna()
+        gap = shared[method] - shared[reference] if method in ranked else own[:0]
+        table.append((method, len(own), own.mean(), own.std(), gap.mean(), *interval(gap)))
+    frame = pd.DataFrame(table, columns=["method", "n", "mean", "std", "difference", "low", "high"]).set_index("method")
+    behind = {method: interval(shared[method] - shared[ranked[0]]) for method in ranked}
+    leaders = [method for method, (low, high) in behind.items() if low <= 0 <= high]  # the best: 0 <= 0 <= 0
+    scale = scale_of(measure, frame["mean"].abs().max())
+    return Verdict(measure, scale, frame, ranked, [*shared.index], reference, leaders)

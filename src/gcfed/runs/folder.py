@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from gcfed.runs.identity import counted, differences, digest, identity, leaves
-from gcfed.runs.reading import check_config, column, naming, read_metrics, read_summary, read_text, read_yaml
+from gcfed.runs.reading import column, read_metrics, read_summary, read_yaml
 from gcfed.utils.machine import job, leads
 from gcfed.utils.resolvers import ROOT
 
@@ -34,7 +34,6 @@ PREVIOUS = CHECKPOINT.with_name("previous.ckpt")
 EXPORT = Path("global_model.safetensors")
 # Diverged: see divergence(). Failed: an error or a signal ended it. Unfinished: it was killed, or is running.
 FINISHED, DIVERGED, FAILED, UNFINISHED = STATES = ("finished", "diverged", "failed", "unfinished")
-_COLUMN = re.compile(r"[^\[\]\x00-\x1f]{1,200}")  # of which measures can be asked for
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +46,6 @@ class Run:
     metrics: pd.DataFrame  # by round, NaN where nothing was measured
     state: str  # of STATES
     note: str  # the rest in one sentence; "" for a finished run
-    unread: str = ""  # why its files cannot be read
 
     @cached_property
     def leaves(self) -> dict[str, Any]:
@@ -88,17 +86,9 @@ class Run:
             node = node[part]
         return node
 
-    @cached_property
-    def known(self) -> dict[str, Any]:
-        """What has been read off it: curves by column, and values by measure."""
-        return {}
-
     def curve(self, name: str) -> pd.Series:
         """A column of the metrics where it was measured, by round; empty where it never was. Infinities stay."""
-        key = f"[{name}]"  # no measure
-        if key not in self.known:
-            self.known[key] = column(self.metrics, name)
-        return self.known[key]
+        return column(self.metrics, name)
 
 
 def find_runs(roots: Iterable[str | Path]) -> list[Run]:
@@ -135,16 +125,14 @@ def is_run(files: Collection[str]) -> bool:
 
 
 def read_run(folder: Path) -> Run:
-    """Reads one folder. A file that cannot be read makes the run a failed one, with the reason, never an error."""
-    config: Mapping[str, Any] = {}
+    """Reads one folder. A file that cannot be read makes the run a failed one without a config, never an error."""
     try:
-        config = read_yaml(folder / CONFIG, check_config)
+        config = read_yaml(folder / CONFIG)
         summary, metrics = read_summary(folder / SUMMARY), read_metrics(folder / METRICS)
-        if odd := [name for name in metrics if not _COLUMN.fullmatch(name)]:
-            raise ValueError(f"{METRICS}: {odd[0][:200]!r} is no name of a column")
-        state, note = ending(folder, config["rounds"], summary, metrics)
-    except ValueError as error:
-        return Run(folder, config, {}, read_metrics(None), FAILED, f"its files cannot be read: {error}", str(error))
+        state, note = ending(folder, int(config["rounds"]), summary, metrics)
+    except Exception as error:  # whatever a damaged or foreign folder leads to
+        why = " ".join(f"{type(error).__name__}: {error}".split())
+        return Run(folder, {}, {}, read_metrics(None), FAILED, f"its files cannot be read: {why}")
     return Run(folder, config, summary, metrics, state, note)
 
 
@@ -159,8 +147,7 @@ def ending(folder: Path, planned: int, summary: Mapping[str, Any], metrics: pd.D
     where = f"after round {metrics.index[-1] if len(metrics) else 0} of {planned}"
     failure = folder / FAILURE
     if failure.is_file():
-        with naming(failure):
-            lines = read_text(failure, errors="replace").splitlines() or ["an error without a message"]
+        lines = failure.read_text(encoding="utf-8", errors="replace").splitlines() or ["an error without a message"]
         return FAILED, f"{where}: {lines[0][:1000]}"
     return UNFINISHED, f"{where}; {broken}" if broken else where
 

@@ -1,0 +1,138 @@
+"""Runs as one DataFrame: a row per run, with the names that people give to what differs between runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from gcfed.runs.folder import STORAGE, TRIALS, Run
+
+#: Columns of the frame. All others are dotted config keys in which settings differ, as text ("" for what is not set).
+COLUMNS = ["run", "setting", "place", "method", "seed", "state", "repeated"]
+#: Keys of where, on what and against whom is trained; all other keys are the method's.
+_PLACE = ("attack.", "data.", "model.", "participation.", "partition.", "task.", "trainer.", "rounds", "eval_every")
+#: Keys that have another name than their last words.
+SYMBOLS = {
+    "gc.lam": "λ", "client.optimizer.lr": "η", "client.epochs": "epochs", "client.steps": "steps",
+    "client.batch_size": "batch", "methods.proximal.mu": "μ", "methods.ssf.ratio": "r/d", "methods.fedsub.ratio": "r/d",
+    "partition.alpha": "α", "participation.per_round": "clients a round", "participation.num_clients": "clients",
+    "data.validation": "validation split", "data.classes": "samples", "eval_every": "tested every",
+}  # fmt: skip
+#: Sections that a key's name leaves out.
+_PLAIN = re.compile(r"^(methods|client\.optimizer|client|data\.dataset|data|participation|partition|model)\.")
+
+
+def frame_of(runs: Iterable[Run]) -> pd.DataFrame:
+    """A row per run whose config can be read, with the columns :data:`COLUMNS`.
+
+    Runs with the same ``setting`` are repetitions: all keys that count are equal, except the seed. ``place`` is what
+    methods are compared in: data, model, clients, partition, rounds. ``repeated`` marks all but one run of a seed: the
+    last one that ended counts.
+    """
+    runs = [run for run in runs if run.config]
+    frame = pd.DataFrame({"run": pd.Series(runs, dtype=object)})
+    keys = pd.DataFrame([_texts(run) for run in runs], dtype=object).fillna("")
+    # Files may have changed between runs; the summary of a run that has ended has a checksum of its data.
+    checksums, same = pd.Series([run.summary.get("classes") for run in runs], dtype=object), _numbers(keys)
+    keys["data.classes"] = checksums.fillna(checksums.groupby(same).transform("first")).fillna("")
+    frame["setting"] = _numbers(keys)
+    differing = sorted(keys.columns[keys.nunique() > 1], key=_importance)
+    settings = keys[differing].groupby(frame["setting"]).first()
+    first = frame.groupby("setting")["run"].first()
+    places = [key for key in differing if key.startswith(_PLACE)]
+    place = _told_apart(first.map(_place), settings[places])
+    method = first.map(_method)
+    for _, same_place in method.groupby(place):
+        told = settings.loc[same_place.index, [key for key in differing if key not in places]]
+        method[same_place.index] = _told_apart(same_place, told)
+    frame["place"], frame["method"] = frame["setting"].map(place), frame["setting"].map(method)
+    frame["seed"], frame["state"] = [run.seed for run in runs], [run.state for run in runs]
+    order = sorted(range(len(runs)), key=lambda i: (runs[i].has_ended, runs[i].summary.get("ended") or ""))
+    frame["repeated"] = frame.loc[order].duplicated(["setting", "seed"], keep="last").reindex(frame.index)
+    return frame.join(keys[differing])
+
+
+def search_of(run: Run) -> Path | None:
+    """The folder of the search that the run is a trial of, or one of a trial's seeds."""
+    above = run.folder.parents[:2]
+    return next((folder for folder in above if (folder / TRIALS).exists() or (folder / STORAGE).exists()), None)
+
+
+def varying(texts: pd.DataFrame) -> pd.DataFrame:
+    """The keys in which these rows differ. Of keys that always change together, only the first one is kept. A key that
+    comes with a class (its value follows from the ``_target_`` beside it) is left out."""
+    texts = texts.loc[:, texts.nunique() > 1]
+    codes = pd.DataFrame({key: pd.factorize(texts[key])[0] for key in texts}, index=texts.index)
+    kept = texts.loc[:, ~codes.T.duplicated().to_numpy()]
+    classes = {key: f"{key.rpartition('.')[0]}._target_" for key in kept}
+    follows = [k for k, c in classes.items() if k != c and c in kept and kept.groupby(c)[k].nunique().max() == 1]
+    return kept.drop(columns=follows)
+
+
+def symbol(key: str) -> str:
+    """``λ``; ``server lr``: the key as people call it."""
+    words = _PLAIN.sub("", key.removesuffix("._target_"))
+    return SYMBOLS.get(key, re.sub("[._]+", " ", words).strip())
+
+
+def described(key: str, text: str) -> str:
+    """``η 0.1``, ``Adam``, ``momentum 0``; ``no λ`` for what is not set. Long decimals have four digits."""
+    text = re.sub(r"^\d*\.\d{6,}(e-\d+)?$", lambda number: f"{float(number[0]):.4g}", text)[:60]
+    return f"no {symbol(key)}" if not text else text if key.endswith("_target_") else f"{symbol(key)} {text}"
+
+
+def _told_apart(names: pd.Series, texts: pd.DataFrame) -> pd.Series:
+    """Adds to equal names the values in which they differ, except a value that most of them have."""
+    found = names.copy()
+    for _, equal in names.groupby(names):
+        for key, values in varying(texts.loc[equal.index]).items():
+            for i in equal.index[values.map(values.value_counts(normalize=True)) <= 0.5]:
+                found[i] += f", {described(str(key), values[i])}"
+    return found
+
+
+def _place(run: Run) -> str:
+    """``CIFAR-10, CNN, 5 of 100 clients, Dirichlet 0.1, 800 rounds``."""
+    parameter = run.leaves.get("partition.alpha", run.leaves.get("partition.classes", ""))
+    clients = f"{run.get('participation.per_round')} of {run.get('participation.num_clients') or 'all'} clients"
+    partition = f"{_text(run.get('partition._target_', ''))} {parameter}".strip()
+    return ", ".join([_label(run, "data"), _label(run, "model"), clients, partition, f"{run.planned} rounds"])
+
+
+def _method(run: Run) -> str:
+    """``FedProx + Local GC``. What is on top of FedAvg is called by its own name: ``GC-Fed``, ``FedAvg + MyMethod``."""
+    names = [_label(run, "algorithm")]
+    if names[0].lower() == "fedavg":
+        names += [_text(v) for key, v in run.leaves.items() if re.fullmatch(r"methods\.[^.]+\._target_", key)]
+    if run.get("gc._target_") is not None:
+        names = [*(names if names[0].lower() != "fedavg" or len(names) > 1 else []), _label(run, "gc")]
+    return " + ".join(dict.fromkeys(names))
+
+
+def _label(run: Run, kind: str) -> str:
+    return str(run.get(f"labels.{kind}") or run.get(f"tags.{kind}", "?"))
+
+
+def _texts(run: Run) -> dict[str, str]:
+    values = run.leaves | {"rounds": run.planned, "eval_every": run.get("eval_every")}
+    return {key: _text(value) for key, value in values.items() if key != "seed"}
+
+
+def _text(value: Any) -> str:
+    text = f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+    return text.rpartition(".")[2] if text.startswith(("gcfed.", "torch.")) else text
+
+
+def _numbers(keys: pd.DataFrame) -> pd.Series:
+    """Equal numbers for equal rows."""
+    rows = pd.Series([*map(tuple, keys.to_numpy())], index=keys.index, dtype=object)
+    return pd.Series(pd.factorize(rows)[0], index=keys.index)
+
+
+def _importance(key: str) -> tuple[bool, bool, bool, int]:
+    """Classes come first, then keys with a symbol, then short ones: ``partition.alpha`` before its other names."""
+    return not key.endswith("_target_"), key not in SYMBOLS, key.startswith("data."), len(key)

@@ -1,0 +1,76 @@
+"""Which runs are repetitions of each other, and what they are called."""
+
+import pytest
+from run_folders import GCFED, PLACE, run_of
+
+from gcfed.report.frame import frame_of
+
+
+def methods(*runs):
+    return [*frame_of(runs)["method"]]
+
+
+def places(*runs):
+    return [place.removeprefix(f"{PLACE}, ") for place in frame_of(runs)["place"]]
+
+
+def test_runs_that_differ_by_seed_or_by_folder_are_repetitions():
+    runs = [run_of(seed=3), run_of(seed=1, **{"paths.data_dir": "/data"}), run_of(seed=2, name="x", **{"metrics.a": 1})]
+    frame = frame_of(runs)
+    assert (frame["setting"].nunique(), frame["method"][0], frame["place"][0]) == (1, "fedavg", f"{PLACE}, 30 rounds")
+    assert not frame["repeated"].any()
+
+
+def test_how_long_how_often_and_on_which_files_tells_places_apart():
+    """The best of 30 tests and the best of 4 are two measures."""
+    named = places(run_of(), run_of(eval_every=7), run_of(rounds=9))
+    assert named == ["30 rounds, tested every 1", "30 rounds, tested every 7", "9 rounds"]
+    data = [run_of(seed=s, summary={"classes": c}) for s, c in ((1, "aa"), (2, "aa"), (3, "bb"))]
+    frame = frame_of([*data, run_of("unfinished", seed=4)])
+    assert [*frame["setting"]] == [0, 0, 1, 0]
+    assert frame["place"][2].endswith("samples bb")
+
+
+def test_of_a_seed_run_twice_the_last_to_end_counts():
+    old, new = (run_of(summary={"ended": f"2026-05-0{day}T00:00:00+00:00"}) for day in (1, 2))
+    assert [*frame_of([new, run_of("unfinished"), old])["repeated"]] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ([{}, GCFED | {"gc.lam": 0.0}, GCFED | {"gc.lam": 0.5}], ["fedavg", "gcfed, λ 0", "gcfed, λ 0.5"]),
+        ([{"tags.algorithm": "fedacg", "server.momentum": 0.85}, {}], ["fedacg", "fedavg"]),
+        ([GCFED | {"labels.algorithm": "FedProx", "labels.gc": "Local GC"}], ["FedProx + Local GC"]),
+        ([GCFED | {"labels.algorithm": "GC-Fed", "labels.gc": "GC-Fed"}], ["GC-Fed"]),
+        ([{"methods.own._target_": "mine.Own"}, {}], ["fedavg + mine.Own", "fedavg"]),
+        (
+            [{"client.optimizer.lr": lr} for lr in (0.1, 0.013725923743207623)],
+            ["fedavg, η 0.1", "fedavg, η 0.01373"],
+        ),
+        (
+            [
+                {"client.optimizer._target_": "torch.optim.Adam", "client.optimizer.eps": 1e-8},
+                {"client.optimizer._target_": "torch.optim.SGD"},
+            ],
+            ["fedavg, Adam", "fedavg, SGD"],  # a class brings its own settings
+        ),
+        (
+            [{"client.epochs": e} for e in (1, 1, 1, 2)] + [{"client.epochs": 1, "client.clip_norm": 10}],
+            ["fedavg", "fedavg", "fedavg", "fedavg, epochs 2", "fedavg, clip norm 10"],
+        ),
+    ],
+)
+def test_names_say_what_differs_and_no_more(changes, names):
+    found = methods(*(run_of(seed=seed, **change) for seed, change in enumerate(changes)))
+    assert found == names
+
+
+def test_attacks_and_partitions_are_places():
+    flip = {"attack._target_": "gcfed.attacks.byzantine.Scale", "attack.factor": -4.0}
+    natural = {"partition._target_": "gcfed.data.partition.ByGroup", "partition.alpha": None}
+    frame = frame_of([run_of(), run_of(**flip), run_of(**natural)])
+    assert frame["method"].tolist() == ["fedavg"] * 3
+    assert [place.removeprefix("digits, mlp, 5 of 20 clients, ") for place in frame["place"]] == [
+        "Dirichlet 0.1, 30 rounds, no attack", "Dirichlet 0.1, 30 rounds, Scale", "ByGroup, 30 rounds",
+    ]  # fmt: skip
