@@ -104,7 +104,7 @@ def test_eval_takes_the_settings_of_the_runs_folder_or_of_the_command_line(finis
         said = type_command(tmp_path, "eval.py", f"ckpt_path={file}", code=1)
         assert f"there is no {tmp_path / CONFIG}. Name the settings of its run: model=… data=…" in said
         assert figures(tmp_path, f"ckpt_path={file}", *settings) == expected
-    assert "data.limt_test=3 sets nothing: did you mean data.limit_test?" in type_command(
+    assert "data.limt_test: there is no such key: did you mean data.limit_test?" in type_command(
         tmp_path, "eval.py", f"ckpt_path={path}", "data.limt_test=3", code=1
     )
     said = type_command(tmp_path, "eval.py", f"ckpt_path={path}", "trainer=cpu", code=1)

@@ -45,5 +45,5 @@ def test_statistics_are_of_each_channel_or_one_for_all(channels):
 
 @pytest.mark.parametrize("rotation", [-1, 181, 2.5])
 def test_a_bad_rotation_is_named(rotation):
-    with pytest.raises(ValueError, match=rf"^rotation={rotation} must be a whole number from 0 to 180"):
+    with pytest.raises(ValueError, match=rf"^rotation={rotation}: "):
         ImageTransform([0.0], [1.0], rotation=rotation)

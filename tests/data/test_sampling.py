@@ -102,7 +102,7 @@ def test_impossible_settings_are_refused_by_name(sampler, num_clients, words):
 )
 def test_a_setting_out_of_its_range_is_named(make, setting):
     ((name, value),) = setting.items()
-    with pytest.raises(ValueError, match=f"^{name}={value} must be "):
+    with pytest.raises(ValueError, match=f"^{name}={value}: "):
         make(**{"per_round": 5} | setting)
 
 

@@ -257,9 +257,9 @@ def test_the_parts_of_three_processes_add_up():
 
 
 def test_bad_settings_are_named():
-    with pytest.raises(ValueError, match=r"^every=0 must be a whole number of at least 1"):
+    with pytest.raises(ValueError, match=r"^every=0: "):
         Drift(every=0)
-    with pytest.raises(ValueError, match=r"^samples=1\.5 must be a whole number"):
+    with pytest.raises(ValueError, match=r"^samples=1\.5: "):
         CKA(samples=1.5)
     with pytest.raises(ValueError, match=r"metrics=cka .* Sequential"):
         measured(CKA(), make_net(), random_federation())

@@ -106,16 +106,16 @@ class Scalar(nn.Module):
     [
         (lambda: of_torchvision("resnet81", 32), r"name=resnet81 is no classifier .* resnet18"),
         (lambda: of_torchvision("alexnet", 8), r"AlexNet cannot read samples of .*\[3, 8, 8\]: "),
-        (lambda: of_torchvision("alexnet", 64, weights=1), "^weights=1 must be text, or null"),
+        (lambda: of_torchvision("alexnet", 64, weights=1), "^weights=1: "),
         (lambda: of_torchvision("alexnet", 64, weights="X"), r"weights=X is unknown: choose null, DEFAULT or IMAGENET"),
         (lambda: of_torchvision("googlenet", 64, weights="DEFAULT"), r"weights=DEFAULT: googlenet has them with"),
-        (lambda: fitted(Net(), (3, 8, 8), 0), "num_classes=0 must be"),
+        (lambda: fitted(Net(), (3, 8, 8), 0), "num_classes=0: "),
         (lambda: fitted(Hidden(), (3, 8, 8), 10), r"Hidden makes .* shape \[2, 5\] .*data\.num_classes=10"),
         (lambda: fitted(Scalar(), (3, 8, 8), 10), r"Scalar makes an output of the shape \[\]"),
         (lambda: build_net(OmegaConf.create({"model": {"_target_": None}})), r"model=own: name your network, .*mynet"),
-        (lambda: build_net(OmegaConf.create({"model": {"_target_": "nonet.Net"}})), r"^model .* no module nonet in "),
-        (lambda: build(OmegaConf.create({"_target_": "gcfed.tusks.Own"})), r"no module gcfed\.tusks in .* or inst"),
-        (lambda: apply_policy(Net(), "mean"), "norm_policy=mean must be average, local, fixed or group"),
+        (lambda: build_net(OmegaConf.create({"model": {"_target_": "nonet.Net"}})), r"^model: ImportError: .*nonet"),
+        (lambda: build(OmegaConf.create({"_target_": "gcfed.tusks.Own"})), r"ImportError: .*gcfed\.tusks"),
+        (lambda: apply_policy(Net(), "mean"), "norm_policy=mean: "),
         (lambda: apply_policy(make_net(), "local"), r"norm_policy=local: Sequential has no batch norm"),
         (lambda: apply_policy(with_batch_norm(), "fixed"), r"BatchNorm2d alone, and 1 is a BatchNorm1d"),
     ],
@@ -370,7 +370,7 @@ def test_a_run_has_its_networks_name_and_borderline(config, tmp_path, caplog):
     with caplog.at_level("INFO"):
         cfg = own(config, tmp_path, "+model.width=5", "client.last_batch=wrap")
         result = train(cfg)
-    assert cfg.name == "digits_Net_fedavg_gcfed"
+    assert cfg.name == "digits_Net_gcfed"
     assert result.module.net.conv.out_channels == 5
     assert caplog.text.count("gc.boundary=head, the last module with a weight") == 1
     assert result.loop.stacks.program.parts[0].ndim == {"conv.weight": 4}

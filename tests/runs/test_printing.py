@@ -78,5 +78,5 @@ def test_the_config_is_printed_where_that_is_asked_for_and_of_one_test_no_mean(c
     assert "test accuracy, last round" in printed
     assert "clients lost" not in printed
     assert "mean of the last" not in printed
-    with pytest.raises(ValueError, match=r"extras\.print_config=3 must be true or false"):
+    with pytest.raises(ValueError, match=r"extras\.print_config=3: "):
         train(config(*FAST, "extras.print_config=3", folder=tmp_path / "run"))
