@@ -18,9 +18,10 @@ import nbformat
 from hydra.utils import get_object
 from jinja2 import Template
 from nbconvert import MarkdownExporter
+from pydantic import PydanticSchemaGenerationError, TypeAdapter
+from pydantic.errors import PydanticInvalidForJsonSchema
 
 import gcfed
-from gcfed.utils.checked import in_words
 
 ROOT = Path(__file__).parent.parent
 SITE, CONFIGS = ROOT / ".site", ROOT / "configs"
@@ -137,6 +138,24 @@ def arguments(built: Any) -> dict[str, str]:
 @cache
 def annotations(built: Any) -> dict[str, Any]:
     return get_type_hints(built.__init__ if isinstance(built, type) else built, include_extras=True)
+
+
+def in_words(hint: Any) -> str:
+    """What an annotation allows, from pydantic's JSON schema: ``integer, minimum 1, or null``."""
+    try:
+        schema = TypeAdapter(hint).json_schema()
+    except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema):  # a class, or a function
+        return "a group of settings"
+
+    def words(one: dict[str, Any]) -> str:
+        if "anyOf" in one:
+            return " or ".join(map(words, one["anyOf"]))
+        limits = [f"{key} {value:g}" for key, value in one.items() if key.endswith("imum") and abs(value) < 1e9]
+        kind = " or ".join(map(str, one.get("enum", [one.get("const", one.get("type", "any value"))])))
+        items = [f"each {words(one['items'])}"] if "items" in one else []
+        return ", ".join([kind, *items, *limits])
+
+    return words(schema)
 
 
 def settings(path: Path) -> list[list[str]]:

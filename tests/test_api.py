@@ -189,7 +189,7 @@ def test_a_comparison_is_of_the_runs_that_one_would_make_by_hand(tmp_path):
     assert axes.get_ylabel() == "test accuracy (%)"
     assert [t for t in axes.get_xticks() if 1 <= t <= 3] == [1, 2, 3]
     drawn = [line.get_ydata().tolist() for line in axes.lines]
-    assert {len(drawn), len(axes.collections)} == {6, 2}  # of each method its seeds and the mean, and the interval
+    assert len(drawn) == 6  # the seeds and the mean of each method
     assert all((100 * curve).tolist() in drawn for curve in (*acc, (acc[0] + acc[1]) / 2))
     assert [text.get_text() for text in axes.get_legend().get_texts()] == [*configs]
     (axes,) = Comparison(comparison.frame.query("round == 3"), comparison.folders).figure().axes
@@ -211,12 +211,12 @@ def test_a_comparison_is_of_the_runs_that_one_would_make_by_hand(tmp_path):
 @pytest.mark.parametrize(
     ("more", "seeds", "sentence"),
     [
-        (["gc.lam=2"], [1], "gc.lam=2 must be"),
-        (["rounds=0"], [1], "rounds=0 must be a whole number of at least 1"),
+        (["gc.lam=2"], [1], "gc.lam=2: "),
+        (["rounds=0"], [1], "rounds=0: "),
         ([], [1, 1], "different seeds"),
-        ([], [1.5], r"seeds=\[1.5\] must be a list, each entry a whole number of at least 0"),
+        ([], [1.5], r"seeds=\[1.5\]: "),
         ([], [], "different seeds"),
-        (["ckpt_path=run/checkpoints/last.ckpt"], [1], "goes on in its own folders, by ckpt_path=last"),
+        (["ckpt_path=run/checkpoints/last.ckpt"], [1], "continues its own folders, by ckpt_path=last"),
     ],
 )
 def test_a_comparison_that_cannot_work_is_refused(tmp_path, more, seeds, sentence):
@@ -229,7 +229,6 @@ def test_a_comparison_that_cannot_work_is_refused(tmp_path, more, seeds, sentenc
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda cfg: gcfed.compare({"one": cfg}, seeds=3), r"^seeds=3 must be several, as seeds=\(1, 2, 3\)\.$"),
         (lambda cfg: gcfed.compare([cfg]), r'^configs must have names: \{"FedAvg": gcfed\.configure\('),
         (gcfed.compare, "^configs must have names"),
         (lambda cfg: gcfed.compare({"one": "rounds=2"}), r'^a str is no config: gcfed\.configure\("rounds=2", '),

@@ -14,6 +14,7 @@ from gcfed.methods.centralization import GlobalGC, LocalGC
 from gcfed.methods.quantization import Quantization
 from gcfed.methods.scaffold import ControlVariates, MeanVariate
 from gcfed.optim.partial import probe_optimizer
+from gcfed.runs.identity import identity
 from gcfed.utils.instantiate import build, build_all
 from gcfed.utils.resolvers import ROOT
 
@@ -86,7 +87,7 @@ def test_gc_sees_the_corrected_gradients_and_changes_nothing_else(config):
     """Both sides at once, with every algorithm, in test_contract.py."""
     for gc, expected in (("local", [LocalGC]), ("global", [GlobalGC]), ("none", [])):
         cfg = config("algorithm=scaffold", f"gc={gc}")
-        assert cfg.name.endswith(f"_scaffold_{gc}")
+        assert cfg.name == f"digits_mlp_scaffold{'' if gc == 'none' else f'_{gc}'}"
         assert [type(part) for part in build_methods(cfg)] == [ControlVariates, MeanVariate, *expected]
 
 
@@ -131,9 +132,17 @@ def test_experiments_have_the_papers_setting(config, name, model, classes, clien
     assert cfg.server.lr == 1.0
 
 
-def test_the_default_is_the_digits_experiment(config):
-    default, experiment = config(), config("experiment=digits_mlp_gcfed")
-    assert default == experiment
+def test_the_default_is_gc_fed_and_other_algorithms_have_no_gc(config):
+    assert config() == config("experiment=digits_mlp_gcfed")
+    for words, name, target in (
+        ([], "gcfed", True), (["algorithm=fedavg"], "fedavg", False), (["gc=none"], "fedavg", False),
+        (["algorithm=fedavg", "gc=gcfed"], "gcfed", True), (["gc=local"], "fedavg_local", True),
+        (["algorithm=scaffold"], "scaffold", False), (["algorithm=scaffold", "gc=gcfed"], "scaffold_gcfed", True),
+    ):  # fmt: skip
+        for experiment in ([], ["experiment=digits_mlp_gcfed"]):
+            cfg = config(*experiment, *words)
+            assert (cfg.name, cfg.gc._target_ is not None) == (f"digits_mlp_{name}", target)
+    assert identity(config("algorithm=fedavg", "gc=gcfed")) == identity(config())
 
 
 @pytest.mark.parametrize(

@@ -1,27 +1,21 @@
 """``failure.txt``: what a run leaves that an error ended."""
 
 import errno
-import os
 import re
 import resource
 import signal
 import sys
-from contextlib import suppress
-from types import SimpleNamespace
 
 import pytest
 from harness import Spy
 from omegaconf import open_dict
 
-from gcfed.assemble import assemble
 from gcfed.checkpoints.reading import load_checkpoint
 from gcfed.checkpoints.writing import AtomicCheckpointIO
-from gcfed.commands import one_sentence, stoppable
 from gcfed.run import train
 from gcfed.runs.folder import CHECKPOINT, EXPORT, FAILURE
 from gcfed.runs.reading import read_metrics
 from gcfed.runs.summary import failure_recorded, headline
-from gcfed.utils.files import in_words, replacing
 
 FAST = ("rounds=3", "participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=40")
 ERRORS = {"key": KeyError("a key"), "ctrl_c": KeyboardInterrupt(), "text": ValueError("two\n  lines")}
@@ -96,7 +90,7 @@ class FullFrom(Spy):
 @pytest.mark.parametrize(
     ("algorithm", "file"), [("fedavg", "checkpoints/last.ckpt"), ("scaffold", r"clients/scaffold/\d+-1.bin")]
 )
-def test_a_full_disk_ends_in_one_sentence_and_loses_nothing(config, tmp_path, monkeypatch, algorithm, file):
+def test_a_full_disk_names_the_file_and_loses_nothing(config, tmp_path, monkeypatch, algorithm, file):
     monkeypatch.setattr(sys.modules[__name__], "FailIn", FullFrom)
     save = AtomicCheckpointIO.save_checkpoint  # the first one is on the disk before that is full
     monkeypatch.setattr(
@@ -107,12 +101,7 @@ def test_a_full_disk_ends_in_one_sentence_and_loses_nothing(config, tmp_path, mo
             run(config, tmp_path / "run", "full", f"algorithm={algorithm}")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-    said = in_words(raised.value, tmp_path / "run")
-    assert re.fullmatch(
-        rf"{tmp_path}/run/{file} cannot be written: File too large; .+ are free there\. "
-        "Make room; then ckpt_path=last goes on after the last checkpoint.",
-        said,
-    )
+    assert re.search(rf"{tmp_path}/run/{file}'", str(raised.value))
     assert load_checkpoint(tmp_path / "run" / CHECKPOINT)["global_step"] == 1
     assert run(config, tmp_path / "run", None, f"algorithm={algorithm}", "ckpt_path=last").metrics["round"] == 3
 
@@ -134,27 +123,11 @@ def test_a_last_checkpoint_that_cannot_be_written_is_the_error_of_its_run(config
     assert not (tmp_path / "summary.json").exists()
 
 
-def test_what_the_system_says_is_put_into_words(tmp_path):
-    assert in_words(ValueError("gc.lam=2\n is wrong")) == "gc.lam=2 is wrong"
-    assert in_words(FileNotFoundError("data/x is missing")) == "data/x is missing"
-    with pytest.raises(FileNotFoundError, match=r"^data/x is missing$"), replacing(tmp_path / "y"):
-        raise FileNotFoundError("data/x is missing")
-    assert in_words(OSError(errno.ENOMEM, "Cannot allocate memory"), tmp_path) == "[Errno 12] Cannot allocate memory"
-    denied = PermissionError(errno.EACCES, "Permission denied", "/data/x")
-    assert in_words(denied, tmp_path) == "/data/x: Permission denied."
-    assert in_words(denied).startswith("/data/x cannot be written: Permission denied; ")
-    long = OSError(errno.ENAMETOOLONG, "File name too long", "/tmp/" + "x" * 300)
-    assert "x cannot be written: File name too long; " in in_words(long)
-    full = OSError(errno.ENOSPC, "No space left on device", "/data/x")
-    assert in_words(full, tmp_path).endswith(" are free there. Make room.")
-    assert in_words(full).endswith(" are free there. Make room.")  # a report has no checkpoint
-
-
 def test_input_that_is_refused_leaves_nothing(config, tmp_path):
     (tmp_path / "mine" / "run").mkdir(parents=True)  # train.log lies there by then
     with pytest.raises(ValueError, match=r"gc\.lam=2"):
         run(config, tmp_path / "mine" / "run", "none", "gc.lam=2", "name=mine")
-    assert not (tmp_path / "mine").exists()
+    assert not (tmp_path / "mine" / "run").exists()
 
 
 @pytest.mark.parametrize("write", [True, False])
@@ -180,37 +153,3 @@ def test_where_nothing_can_be_written_the_error_itself_comes_through(tmp_path):
 def test_headlines_are_one_line():
     assert headline(AssertionError()) == "AssertionError: no message"
     assert headline(SystemExit(3)) == "SystemExit: 3"
-
-
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_a_run_with_a_sentence_and_its_number(tmp_path, capsys, signum, request):
-    """As the command line runs it; ``except Exception`` must not hold it up."""
-    outer = signal.signal(signum, handler := signal.default_int_handler)  # a shell's & may have it ignored
-    request.addfinalizer(lambda: signal.signal(signum, outer))
-
-    def work():
-        with suppress(Exception), failure_recorded(tmp_path):
-            os.kill(os.getpid(), signum)
-
-    with pytest.raises(SystemExit) as ended, one_sentence(), stoppable():
-        work()
-    assert ended.value.code == 128 + signum
-    said = f"asked to end by {signum.name}"
-    assert capsys.readouterr().err == f"Stopped: {said}.\n"
-    assert said in (tmp_path / FAILURE).read_text()
-    assert signal.getsignal(signum) == handler
-
-
-def test_the_traceback_can_be_asked_for(monkeypatch):
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
-    with pytest.raises(ValueError, match="a setting"), one_sentence():
-        raise ValueError("a setting")
-
-
-@pytest.mark.parametrize(("dtype", "needed"), [("null", "13.4 MB"), ("bfloat16", "6.69 MB")])
-def test_a_disk_too_small_for_all_states_is_seen_before_the_first_round(config, monkeypatch, caplog, dtype, needed):
-    """20 clients of 167,178 numbers."""
-    monkeypatch.setattr("gcfed.assemble.shutil.disk_usage", lambda _: SimpleNamespace(free=1))
-    assemble(config("algorithm=scaffold", f"client_store.dtype={dtype}"))
-    assert f"the states of all 20 clients will take {needed}, and " in caplog.text
-    assert "set client_store.folder" in caplog.text

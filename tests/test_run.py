@@ -324,17 +324,8 @@ def test_a_round_without_a_finite_client_leaves_everything_as_it_was(config, tmp
         (["data.num_classes=7"], r"labels run from 0 to 9.*data\.num_classes=7"),
         (["data.input_shape=[1,9,9]"], r"data\.input_shape=\[1, 9, 9\]"),
         (["trainer.precision=16-mixed"], r"trainer\.precision=16-mixed"),
-        (["trainer.precision=bf16-mixed"], r"trainer\.precision=bf16-mixed is not precision=32-true"),
-        (["rounds=5", "trainer.max_steps=3"], r"trainer\.max_steps=3 is not rounds=5: set rounds, which"),
-        (["+trainer.fast_dev_run=true"], r"^trainer\.fast_dev_run=True must stay"),
-        (["+trainer.limit_train_batches=1"], r"^trainer\.limit_train_batches=1 must stay"),
-        (["+trainer.limit_val_batches=0.5"], r"^trainer\.limit_val_batches=0\.5 must stay"),
-        (["+trainer.overfit_batches=1"], r"^trainer\.overfit_batches=1 must stay"),
-        (["+trainer.gradient_clip_val=1"], r"^trainer\.gradient_clip_val=1 must stay"),
-        (["+trainer.accumulate_grad_batches=2"], r"^trainer\.accumulate_grad_batches=2 must stay"),
-        (["trainer.accelerator=mps"], r"^trainer\.accelerator=mps must be"),
-        (["callbacks.checkpoint.dirpath=/tmp"], r"^callbacks\.checkpoint\.dirpath=/tmp must be .*/checkpoints, where"),
-        (["trainer.precision=null"], r"trainer\.precision=None is not precision=32-true"),
+        (["trainer.precision=bf16-mixed"], r"^trainer\.precision=bf16-mixed: "),
+        (["trainer.accelerator=mps"], r"^trainer\.accelerator=mps: "),
         (["targets=0.5"], r"targets=0\.5"),
         (["gc.boundary=null"], r"^gc\.boundary and lam are null"),
         (["+client.optimizer.foo=1"], r"client\.optimizer\.foo .*~client\.optimizer\.foo"),
@@ -344,15 +335,10 @@ def test_a_round_without_a_finite_client_leaves_everything_as_it_was(config, tmp
         (["data.transform.crop_padding=1.5"], r"data\.transform\.crop_padding=1\.5"),
         (["callbacks.checkpoint.every=1.5"], r"callbacks\.checkpoint\.every=1\.5"),
         (["model=cnn", "model.input_shape=[1,2,2]"], r"(?i)cnn|input_shape"),
-        (["+round=5"], r"^round=5 is read by nothing: did you mean rounds\?"),
-        (["+algorithm.tags={algorithm: x}", "+algorithm.methods={}"], "^algorithm/<name>.yaml: its first line must be "
-         r'"# @package _global_".*\(tags, methods\) lies under algorithm'),
-        (["+participation.dropout=0.5"], r"^participation\.dropout=0\.5 is read by nothing; ~participation\.dropout"),
-        (["task._target_=gcfed.tasks.SquareError"], "gcfed.tasks has no SquareError: did you mean SquaredError"),
-        (["data=own", "data.dataset._target_=gcfed.tasks.zzz"], r"^data\.dataset cannot .*: gcfed.tasks has no zzz\.$"),
-        (["task._target_=gcfed.nowhere.Task"], r"there is no module gcfed\.nowhere in .* or installed\."),
+        (["data=own", "data.dataset._target_=gcfed.tasks.zzz"], r"^data\.dataset: ImportError: .*gcfed\.tasks\.zzz"),
+        (["task._target_=gcfed.nowhere.Task"], r"^task: ImportError: .*gcfed\.nowhere"),
         (["data=matrix_regression", "model=lstm"], r"model=lstm reads texts"),
-        (["+data.dataset.download=false"], r"data\.dataset\.download=False is read by nothing"),
+        (["+data.dataset.download=false"], r"data\.dataset\.download=False: there is no such argument"),
         (["precision=16-mixed"], r"precision=16-mixed.*bf16-mixed"),
         (["precision_matmul=tf32"], r"precision_matmul=tf32.*high"),
         (["ckpt_path=nowhere.ckpt"], r"ckpt_path=nowhere\.ckpt: there is no such file"),
@@ -366,13 +352,6 @@ def test_bad_input_is_refused_before_the_first_round(config, tmp_path, overrides
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         train(config(*overrides, folder=tmp_path / "run"))
     assert not (tmp_path / "run" / "metrics.csv").exists()
-
-
-def test_a_sweep_in_every_process_of_ddp_is_refused(config, tmp_path, monkeypatch):
-    monkeypatch.setattr("gcfed.check.in_sweep", lambda: True)
-    monkeypatch.setattr("gcfed.check.can_fork", lambda: False)
-    with pytest.raises(ValueError, match="-m with trainer=ddp would start a sweep in every process"):
-        train(config("trainer=ddp", folder=tmp_path / "run"))
 
 
 def test_a_checkpoint_of_another_model_or_run_is_refused(config, finished, tmp_path):

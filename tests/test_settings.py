@@ -151,5 +151,5 @@ def test_a_setting_is_taken_up_to_the_ends_of_its_range_and_named_beyond(line):
         for value in taken:
             cls(**others | {name: value})
         for value in refused:
-            with pytest.raises(ValueError, match=rf"^({re.escape(prefix)}\.)?{re.escape(f'{name}={value}')} "):
+            with pytest.raises(ValueError, match=rf"^({re.escape(prefix)}\.)?{re.escape(f'{name}={value}')}[: ]"):
                 cls(**others | {name: value})

@@ -33,23 +33,23 @@ NOW = "%Y-%m-%d_%H-%M-%S-%f"
 def configure(*overrides: str | Iterable[str], folder: str | Path | None = None) -> DictConfig:
     """The config of a run: what ``python src/train.py`` composes of these overrides.
 
-    The run draws no progress bar, which a notebook would keep line by line, and takes one process unless
-    ``trainer.devices`` says otherwise: a notebook's kernel has threads, and a fork would copy their locks.
+    The run draws no progress bar, and takes one process unless ``trainer.devices`` says otherwise: a notebook's kernel
+    has threads, and a fork would copy their locks.
 
     Args:
         overrides: as on the command line, ``"client.epochs=1"``; one by one, or in a list.
-        folder: of one run. None: a new one in ``logs/<name>/`` each time the config trains, or with ``ckpt_path=last``
-            that of the newest run with the settings of the config then.
+        folder: of one run. None: a new one in ``logs/<name>/`` each time the config trains; with ``ckpt_path=last`` the
+            folder of the newest run with these settings.
 
     Raises:
-        ValueError: an override that names no key or option; says which was meant.
+        ValueError: an override names no key or option; says which was meant.
     """
     words = shorthand(word for given in overrides for word in ([given] if isinstance(given, str) else given))
     with _composing:
         cfg = _compose(words)
     if folder is None and OmegaConf.is_interpolation(cfg.paths, "output_dir"):
         changed = ",".join(word for word in words if not word.startswith(("ckpt_path=", "paths.")))
-        changed = re.sub(r"[^\w.+,-]+", "-", changed)  # what quotes take
+        changed = re.sub(r"[^\w.+,-]+", "-", changed)  # the resolver's argument is in quotes
         base = "${paths.log_dir}/${name},${ckpt_path}"
         folder = f"${{run_dir:{base},'{datetime.now():{NOW}}','{changed}'}}"  # with_folder makes it each run's own
     with open_dict(cfg):
@@ -66,23 +66,21 @@ def compare(
     """Trains each config with each seed, one after the other; equal seeds have equal clients, cohorts and weights.
 
     Args:
-        configs: what people call a method → its config, of :func:`configure`.
-        seeds: in place of the configs' own.
-        folder: of the runs' folders, ``<method>_seed<seed>``. Runs that are there are continued where the config says
+        configs: the method's name → its config, of :func:`configure`.
+        seeds: replace the configs' own.
+        folder: of the runs' folders, ``<method>_seed<seed>``. Runs that are there are continued if the config says
             ``ckpt_path=last``, else refused. None: a new one in ``logs/compare/``.
 
     Raises:
-        ValueError: no config, seeds that are no different whole numbers, a setting that cannot work, or a folder that
-            holds another run; before any run.
-        TypeError: configs without names, what is no config, or a single seed.
+        ValueError: no config, equal seeds, a setting that cannot work, or a folder that holds another run; before any
+            run.
+        TypeError: configs without names, or what is no config.
     """
     from gcfed.check import check
     from gcfed.run import train
 
     if not isinstance(configs, Mapping) or isinstance(configs, DictConfig):
         raise TypeError('configs must have names: {"FedAvg": gcfed.configure("gc=none"), "GC": gcfed.configure()}.')
-    if not isinstance(seeds, Iterable):
-        raise TypeError(f"seeds={seeds} must be several, as seeds=(1, 2, 3).")
     chosen: list[int] = fits("seeds", list(seeds), Sequence[Whole])
     names = {method: re.sub(r"[^\w.+-]+", "-", method).strip("-.") or "run" for method in configs}
     if not names or len({*names.values()}) < len(names) or not chosen or len({*chosen}) < len(chosen):
@@ -90,20 +88,17 @@ def compare(
     for cfg in configs.values():
         check(cfg)
         if cfg.ckpt_path not in (None, "last"):
-            raise ValueError(f"ckpt_path={cfg.ckpt_path}: a comparison goes on in its own folders, by ckpt_path=last.")
-    first = next(iter(configs.values()))
-    root = Path(folder or Path(first.paths.log_dir, "compare", job() or f"{datetime.now():{NOW}}")).absolute()
-    runs, folders = dict[tuple[str, int], DictConfig](), dict[tuple[str, int], Path]()
-    for seed in chosen:
-        for method, cfg in configs.items():
-            run = deepcopy(cfg)
-            folders[method, seed] = root / f"{names[method]}_seed{seed}"
-            begun = (folders[method, seed] / CHECKPOINT).is_file()
-            with open_dict(run):
-                run.seed, run.paths.output_dir = seed, str(folders[method, seed])
-                run.ckpt_path = run.ckpt_path if begun else None
-            check_folder(run, folders[method, seed])
-            runs[method, seed] = run
+            raise ValueError(f"ckpt_path={cfg.ckpt_path}: a comparison continues its own folders, by ckpt_path=last.")
+    logs = next(iter(configs.values())).paths.log_dir
+    root = Path(folder or Path(logs, "compare", job() or f"{datetime.now():{NOW}}")).absolute()
+    folders = {(method, seed): root / f"{names[method]}_seed{seed}" for seed in chosen for method in configs}
+    runs = {key: deepcopy(configs[key[0]]) for key in folders}
+    for (method, seed), run in runs.items():
+        place = folders[method, seed]
+        with open_dict(run):
+            run.seed, run.paths.output_dir = seed, str(place)
+            run.ckpt_path = run.ckpt_path if (place / CHECKPOINT).is_file() else None
+        check_folder(run, place)
     frames = {key: train(run).frame for key, run in runs.items()}
     return Comparison(pd.concat(frames, names=["method", "seed", "round"]).sort_index(), folders)
 
@@ -116,7 +111,7 @@ class Comparison:
     folders: dict[tuple[str, int], Path]  # (method, seed) → the run's
 
     def curves(self, column: str) -> dict[str, pd.DataFrame]:
-        """Of each method, in the order in which they were given, a column's values: [rounds where it has some, seeds].
+        """A column of each method, in the order in which they were given: [rounds with a value, seeds].
 
         Raises:
             ValueError: a method has no such column.
@@ -128,9 +123,9 @@ class Comparison:
         return {method: values.loc[method].unstack("seed") for method in methods}
 
     def table(self, column: str = "test/acc", rounds: int = 10) -> pd.DataFrame:
-        """A row a method: over the seeds the mean of a column in the last so many rounds, and its 95 % interval.
+        """A row for each method: a column's mean over seeds and the last so many rounds, with its 95 % interval.
 
-        Where any run has fewer, it is the last value alone, of all runs, as in the report; ``rounds`` says how many.
+        If any run has fewer rounds, the last value of each run alone, as in the report; ``rounds`` says how many.
         """
         curves = self.curves(column)
         if min(runs.apply(pd.Series.last_valid_index).min() for runs in curves.values()) < rounds:
@@ -140,7 +135,7 @@ class Comparison:
         return pd.DataFrame.from_dict(rows, orient="index", columns=["mean", "low", "high", "seeds", "rounds"])
 
     def figure(self, column: str = "test/acc") -> Figure:
-        """A column over the rounds: each seed thin, each method's mean thick, and the mean's 95 % interval shaded."""
+        """A column over the rounds: each seed thin, and each method's mean thick."""
         from matplotlib.figure import Figure
 
         from gcfed.plots.style import FACTORS, LABELS, PALETTE, styled, ticks
@@ -151,10 +146,8 @@ class Comparison:
             axes = figure.subplots()
             for (method, curves), color in zip(self.curves(column).items(), cycle(PALETTE), strict=False):
                 curves *= FACTORS.get(column, 1)
-                low, high = zip(*(interval(seeds.dropna()) for _, seeds in curves.iterrows()), strict=True)
-                axes.plot(curves, color=color, alpha=0.35, linewidth=0.8)
-                axes.fill_between(curves.index, low, high, color=color, alpha=0.15, linewidth=0)
                 marker = "o" if len(curves) == 1 else None  # a line through a single point is invisible
+                axes.plot(curves, color=color, alpha=0.35, linewidth=0.8)
                 axes.plot(curves.mean(axis=1), color=color, label=method, marker=marker)
             axes.set(xlabel="communication round", ylabel=LABELS.get(column, column))
             ticks(axes)

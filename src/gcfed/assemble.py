@@ -1,9 +1,8 @@
-"""From a checked config to the parts of a run, none trained: data, model, loop, methods; then the trainer."""
+"""From a checked config to the parts of a run: data, network, loop, methods, metrics; then the trainer."""
 
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,7 +13,7 @@ import numpy as np
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, open_dict
 
 from gcfed.data.augment import TextTransform, VectorTransform
 from gcfed.data.base import label_fix
@@ -31,14 +30,13 @@ from gcfed.models.own import build_net
 from gcfed.runs.identity import digest
 from gcfed.utils.instantiate import build_all, optional, require
 from gcfed.utils.rng import torch_seed
-from gcfed.utils.words import size
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
 class Parts:
-    """What a run is made of; ``methods`` and ``callbacks``, the loop first, in the order of their hooks."""
+    """What a run is made of. ``methods`` and ``callbacks`` are in the order of their hooks; the loop is first."""
 
     module: FederatedModule
     data: FederatedDataModule
@@ -48,72 +46,54 @@ class Parts:
 
 
 def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
-    """Builds all parts of a run but its trainer and loggers, and lets each refuse what it cannot work with.
+    """Builds all parts of a run but its trainer and loggers: first the data, then what depends on them.
 
     Args:
         cfg: a config that :func:`gcfed.check.check` has passed.
-        clients_only: whether this is the side of some clients: server parts are left out, and their data need not be
-            enough to learn from.
+        clients_only: whether this is the side of some clients. Server parts are then left out, and the data need not
+            be enough to learn from.
 
     Raises:
         ValueError: a setting that cannot work; names the key and the remedy.
         FileNotFoundError: data that are not there.
     """
     data: FederatedDataModule = require(cfg, "data")
+    data.setup()
+    if not clients_only:
+        check_samples(data)
     module = build_module(described(cfg, data))
-    is_text = isinstance(data.transform, TextTransform) and not isinstance(data.transform, VectorTransform)
-    if is_text and not hasattr(module.net, "last_only"):
-        remedy = "take model=lstm, or make numbers of it floats."
-        raise ValueError(f"data={cfg.tags.data} is text, which model={cfg.tags.model} cannot read: {remedy}")
-    if not is_text and hasattr(module.net, "last_only"):
-        raise ValueError(f"model={cfg.tags.model} reads texts, which data={cfg.tags.data} is not: take model=mlp.")
-    data.setup()  # long, where data are downloaded or decoded: so what is wrong already has been said
-    if module.task.has_classes != (data.labels.dtype.kind == "i"):
-        task = "gcfed.tasks.SquaredError for numbers, gcfed.tasks.Classification for classes, which are integers"
-        fix = label_fix(data.dataset.train.y)
-        raise ValueError(f"task._target_={cfg.task._target_} is not for labels of {data.labels.dtype}: {task}{fix}.")
+    check_labels(cfg, data, module)
     loop, kind = build_loop(cfg, data.num_clients), ClientPart if clients_only else Part
     methods = [part for part in build_methods(cfg) if isinstance(part, kind)]
     metrics = [part for part in parts_of(build_all(cfg, "metrics")) if isinstance(part, kind)]
-    if not clients_only:
-        _check_samples(data, module.task.has_classes, is_text)
-    own = _build_each(cfg, "callbacks", Callback)
+    own = build_kind(cfg, "callbacks", Callback)
     callbacks: list[Callback] = [loop, *methods, *metrics, *own]
     loop.bind(callbacks, data, module)
-    for callback in own if loop.transport.apart else ():  # clients elsewhere build methods and metrics alone
+    for callback in own if loop.transport.apart else ():  # sites build methods and metrics only
         if isinstance(callback, ClientPart) or hears_of_steps(callback):
-            part = f"callbacks: {type(callback).__name__} takes part in local training, which federation has elsewhere"
+            part = f"callbacks: {type(callback).__name__} takes part in local training, which happens at the sites"
             raise ValueError(f"{part}: make it a ClientPart, under methods (docs/add-a-method.md).")
     loop.stores.require_folder()
-    _warn_of_disk(loop, module, data.num_clients)
     return Parts(module, data, loop, methods, callbacks)
 
 
 def described(cfg: DictConfig, data: FederatedDataModule) -> DictConfig:
-    """A config whose model is built for these data, which are loaded if their shape or classes are left open."""
-    texts = "vocabulary" in cfg.model and "last_only" not in cfg.model  # the user's own, of whatever tokens
-    if texts or not data.is_described:
-        data.setup()
+    """The config with the shape and the classes of these data, which are loaded, where it leaves them open."""
     found = {"num_classes": data.num_classes, "input_shape": list(data.input_shape)}
-    if not texts and all(cfg.data[key] == value for key, value in found.items()):
-        return cfg
+    texts = "vocabulary" in cfg.model and "last_only" not in cfg.model  # the user's own texts
     cfg = cfg.copy()
     with open_dict(cfg):
         cfg.data.update(found)
-        for key in found.keys() & cfg.model.keys():  # in a run's config.yaml they do not refer to the data's any more
+        for key in found.keys() & cfg.model.keys():  # in a run's config.yaml they no longer refer to the data's
             cfg.model[key] = found[key] if cfg.model[key] is None else cfg.model[key]
-        if texts:  # other sets say where their labels are
+        if texts:
             cfg.model.vocabulary = cfg.model.vocabulary or 256
             cfg.model.last_only = data.labels.ndim == 1
     return cfg
 
 
 def build_module(cfg: DictConfig) -> FederatedModule:
-    """The global network, initialised by the seed, under its server optimizer.
-
-    Raises:
-        ValueError: none of its parameters is trained, or as :func:`build_net`.
-    """
+    """The global network, initialised by the seed, with its server optimizer."""
     seed_everything(torch_seed(cfg.seed, "initialisation") % 2**32, verbose=False)
     net = build_net(cfg)
     if not any(p.requires_grad for p in net.parameters()):
@@ -122,20 +102,10 @@ def build_module(cfg: DictConfig) -> FederatedModule:
 
 
 def build_loop(cfg: DictConfig, num_clients: int) -> FederatedLoop:
-    """The server's program: who takes part, what clients do, how their updates become one.
-
-    Raises:
-        ValueError: more clients a round than there are, or a part that cannot be built; names the key.
-    """
-    faults = optional(cfg.participation, "faults") or Faults()
-    sampler, size = cfg.participation.get("sampler"), {}
-    if OmegaConf.is_dict(sampler) and "per_round" in sampler:
-        size["per_round"] = drawn = cohort_size(sampler.per_round, num_clients) + (faults.extra or 0)
-        if faults.extra and drawn > num_clients:
-            raise ValueError(
-                f"participation.per_round and participation.faults.extra={faults.extra} make {drawn} clients a round, "
-                f"of participation.num_clients={num_clients}."
-            )
+    """The server's program: who takes part, what clients do, how their updates become one."""
+    faults, size = optional(cfg.participation, "faults") or Faults(), {}
+    if "per_round" in (cfg.participation.get("sampler") or {}):
+        size["per_round"] = cohort_size(cfg.participation.sampler.per_round, num_clients) + (faults.extra or 0)
     stores: ClientStores = require(cfg, "client_store")
     run = Path(cfg.paths.output_dir).resolve()
     if stores.folder is not None and not stores.folder.resolve().is_relative_to(run):  # each run has a part of it
@@ -165,73 +135,71 @@ def build_methods(cfg: DictConfig) -> list[Part]:
 
 
 def build_trainer(cfg: DictConfig, parts: Parts, callbacks: Sequence[Callback], resume_round: int = 0) -> Trainer:
-    """The trainer with its loggers, laid out over processes where the user leaves that open.
-
-    Raises:
-        ValueError: a setting that cannot work; names the key.
-    """
+    """The trainer with its loggers, spread over processes where the user leaves that open."""
     layout = spread(cfg.trainer, parts.loop.sampler.per_round, parts.module.net, parts.data.smallest_test)
     if trains_on_cpu(cfg.trainer.accelerator):
-        layout["accelerator"] = "cpu"  # which Lightning's auto is not on a Mac
+        layout["accelerator"] = "cpu"  # Lightning's auto is mps on a Mac
     for key, kind in (("enable_progress_bar", ProgressBar), ("enable_checkpointing", Checkpoint)):
-        if key not in cfg.trainer:  # without ours, Lightning would take its own
+        if key not in cfg.trainer:  # without one of ours, Lightning would take its own
             layout[key] = any(isinstance(callback, kind) for callback in callbacks)
-    loggers = _build_each(cfg, "logger", Logger, resume_round=resume_round)
+    loggers = build_kind(cfg, "logger", Logger, resume_round=resume_round)
     return require(cfg, "trainer", **layout, callbacks=list(callbacks), logger=loggers)
 
 
-def _build_each(cfg: DictConfig, key: str, kind: type, **common: int) -> list[Any]:
+def build_kind(cfg: DictConfig, key: str, kind: type, **common: int) -> list[Any]:
+    """The objects of a dict of nodes, all of one class of Lightning's."""
     built = build_all(cfg, key, **common)
-    if odd := next((part for part in built if not isinstance(part, kind)), None):
+    for odd in (part for part in built if not isinstance(part, kind)):
         raise ValueError(f"{key}: {type(odd).__name__} is no {kind.__name__} of Lightning's, as all under {key} are.")
     return built
 
 
-def _check_samples(data: FederatedDataModule, has_classes: bool, is_text: bool) -> None:
-    """Refuses data from which nothing can be learned, and warns of classes that are tested and never trained."""
+def check_labels(cfg: DictConfig, data: FederatedDataModule, module: FederatedModule) -> None:
+    """Refuses data that the network cannot read, or whose labels the task cannot."""
+    is_text = isinstance(data.transform, TextTransform) and not isinstance(data.transform, VectorTransform)
+    if is_text and not hasattr(module.net, "last_only"):
+        remedy = "take model=lstm, or make numbers of it floats."
+        raise ValueError(f"data={cfg.tags.data} is text, which model={cfg.tags.model} cannot read: {remedy}")
+    if not is_text and hasattr(module.net, "last_only"):
+        raise ValueError(f"model={cfg.tags.model} reads texts, which data={cfg.tags.data} is not: take model=mlp.")
+    if module.task.has_classes != (data.labels.dtype.kind == "i"):
+        task = "gcfed.tasks.SquaredError for numbers, gcfed.tasks.Classification for classes, which are integers"
+        fix = label_fix(data.dataset.train.y)
+        raise ValueError(f"task._target_={cfg.task._target_} is not for labels of {data.labels.dtype}: {task}{fix}.")
+
+
+def check_samples(data: FederatedDataModule) -> None:
+    """Refuses data from which nothing can be learned, and warns of classes that are tested but not trained."""
     x, sizes = data.dataset.train.x, data.partition.sizes
     if empty := np.flatnonzero(sizes == 0).tolist():
         who = f"{len(empty)} of {len(sizes)} clients without a sample, such as client {empty[0]}"
         remedy = "give each client one, or lower participation.num_clients"
         raise ValueError(f"partition: {type(data.partitioner).__name__} leaves {who}: {remedy}.")
     if not any((x[i : i + 1000] != x.flat[0]).any() for i in range(0, len(x), 1000)):
-        what = "all characters of its texts are the same, or unknown" if is_text else f"all its numbers are {x.flat[0]}"
-        raise ValueError(f"data={data.dataset.name}: {what}.")
-    if not has_classes:
+        raise ValueError(f"data={data.dataset.name}: all its numbers are {x.flat[0]}.")
+    if data.labels.dtype.kind != "i":
         return
     trained, tested = (np.bincount(y[y >= 0], minlength=data.num_classes) for y in (data.labels, data.test_labels))
-    present = np.flatnonzero(trained)
-    if len(present) < 2:
-        raise ValueError(f"data={data.dataset.name}: all training samples are of class {present}: nothing is to learn.")
+    if np.count_nonzero(trained) < 2:
+        raise ValueError(f"data={data.dataset.name}: all training samples are of class {np.flatnonzero(trained)}.")
     strange = np.flatnonzero((tested > 0) & (trained == 0))
     if len(strange) and data.labels.ndim == 1:  # of characters some are too rare
         log.warning("no training sample is of the classes %s, of which the test split has samples", strange.tolist())
 
 
-def _warn_of_disk(loop: FederatedLoop, module: FederatedModule, num_clients: int) -> None:
-    """Says so when the clients' states, once all have taken part, would fill the disk."""
-    needed = loop.stores.bytes_of(num_clients, sum(p.nbytes for p in module.net.parameters()))
-    folder = (loop.stores.folder or Path()).absolute()
-    free = shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.exists())).free
-    if needed > free:
-        states = f"the states of all {num_clients:,} clients will take {size(needed)}"
-        log.warning("%s, and %s has %s: set client_store.folder", states, folder, size(free))
-
-
 def describe(parts: Parts, trainer: Trainer) -> str:
     """One line on what is about to run."""
     loop, net, data = parts.loop, parts.module.net, parts.data
-    device, processes = trainer.strategy.root_device, trainer.world_size
-    k = {"auto": 1 if device.type == "cpu" else "as many as fit"}.get(str(loop.solver.stack), loop.solver.stack)
-    where = f"{k} at once on {device}" + (f" in each of {processes} processes" if processes > 1 else "")
+    k = "as many as fit" if loop.solver.stack == "auto" else loop.solver.stack
+    k = 1 if loop.solver.stack == "auto" and trainer.strategy.root_device.type == "cpu" else k
+    processes = f" in each of {trainer.world_size} processes" if trainer.world_size > 1 else ""
     names = ", ".join(dict.fromkeys(part.title for part in parts.methods)) or "none"
     sizes = data.partition.sizes
     held = "with data of their own" if loop.transport.own_data else f"with {sizes.min()} to {sizes.max()} samples"
     reserve = f", {loop.faults.extra} of them in reserve" if loop.faults.extra else ""
-    total = sum(p.numel() for p in net.parameters())
-    trained = sum(p.numel() for p in net.parameters() if p.requires_grad)
+    total, trained = (sum(p.numel() for p in net.parameters() if p.requires_grad or frozen) for frozen in (True, False))
     of_them = f", {trained:,} of them trained" if trained < total else ""
     return (
         f"{type(net).__name__} with {total:,} parameters{of_them}; {data.num_clients:,} clients {held}; "
-        f"{loop.sampler}{reserve}, {where}; methods: {names}"
+        f"{loop.sampler}{reserve}, {k} at once on {trainer.strategy.root_device}{processes}; methods: {names}"
     )

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import shlex
-from contextlib import suppress
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -61,69 +63,44 @@ class RunResult:
 
 @isolated()
 def train(cfg: DictConfig) -> RunResult:
-    """Trains as configured, resumes where ``ckpt_path`` says so, and writes the run's folder.
+    """Trains as configured, resumes if ``ckpt_path`` says so, and writes the run's folder.
 
     Raises:
         ValueError: a setting that cannot work, or a folder that holds another run; names the key and the remedy, before
             the first round.
         FileNotFoundError: data or a checkpoint that is not there.
         OSError: the folder cannot be written to.
-        TypeError: it is no config.
+        TypeError: ``cfg`` is no config.
     """
     check(cfg)
+    cfg = with_folder(cfg)
+    folder = Path(cfg.paths.output_dir)
     keep_freed_memory()
     torch.set_num_threads(min(torch.get_num_threads(), cores()))
     torch.set_float32_matmul_precision(cfg.get("precision_matmul") or "highest")
-    cfg = with_folder(cfg)
-    folder = Path(cfg.paths.output_dir)
-    if not leads():
-        return _train(cfg, folder)
-    try:
-        with locked(folder / ".lock") as holder:
-            if holder:
-                raise ValueError(f"{folder} is in use by {holder}: wait until it has ended, or take another folder.")
-            for place in (folder, (folder / CHECKPOINT).parent):
-                remove_temporaries(place)
-            return _train(cfg, folder)
-    except (ValueError, OSError):
-        with suppress(OSError):
-            folder.rmdir()  # which does nothing but where it is empty: a refused run leaves no folder
-            if folder.parent.name == cfg.name:
-                folder.parent.rmdir()
-        raise
-
-
-def _train(cfg: DictConfig, folder: Path) -> RunResult:
-    check_folder(cfg, folder)
-    found = resume_from(cfg.ckpt_path, folder)
-    parts = assemble(cfg)
-    record, checkpoint, resume_round = RunRecord(cfg, parts.data), None, 0
-    if found is not None:
-        checkpoint, resume_round = found[0], check_checkpoint(cfg, *found, record, parts.module)
-        if leads() and not parts.loop.transport.apart:
-            parts.loop.stores.check(found[1]["callbacks"][parts.loop.state_key]["stores"])
-        del found  # a file that is soon replaced takes room until it is closed
-    trainer = build_trainer(cfg, parts, [*parts.callbacks, record], resume_round)
-
-    with failure_recorded(folder, write=trainer.is_global_zero):  # from here on the settings are accepted
-        if trainer.is_global_zero:
-            write_inputs(cfg, parts.data, folder, known=not parts.loop.transport.own_data)
-            if checkpoint is None:
-                (folder / METRICS).unlink(missing_ok=True)  # rounds before the first checkpoint, to be trained again
-            if cfg.extras.get("print_config"):
-                print_config(cfg)
-            log.info(describe(parts, trainer))
-        compared = hyperparameters(cfg)
-        for logger in trainer.loggers:
-            logger.log_hyperparams(compared)
-        try:
-            with partners():
-                trainer.fit(parts.module, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True)
-        finally:  # nothing is being written once the folder is another's, even where Lightning's own end fails
-            trainer.strategy.checkpoint_io.teardown()
-
-        if trainer.is_global_zero:
-            finish(cfg, parts, folder, trainer, record.about)
+    with taken(folder):
+        check_folder(cfg, folder)
+        found = resume_from(cfg.ckpt_path, folder)
+        parts = assemble(cfg)
+        record, checkpoint, resume_round = RunRecord(cfg, parts.data), None, 0
+        if found is not None:
+            checkpoint, resume_round = found[0], check_checkpoint(cfg, *found, record, parts.module)
+            if leads() and not parts.loop.transport.apart:
+                parts.loop.stores.check(found[1]["callbacks"][parts.loop.state_key]["stores"])
+            del found  # a file that is soon replaced takes room until it is closed
+        trainer = build_trainer(cfg, parts, [*parts.callbacks, record], resume_round)
+        with failure_recorded(folder, write=trainer.is_global_zero):  # from here on the settings are accepted
+            if trainer.is_global_zero:
+                begin(cfg, parts, folder, trainer, resumed=checkpoint is not None)
+            for logger in trainer.loggers:
+                logger.log_hyperparams(hyperparameters(cfg))
+            try:
+                with partners():
+                    trainer.fit(parts.module, datamodule=parts.data, ckpt_path=checkpoint, weights_only=True)
+            finally:  # nothing is being written once the folder is unlocked, even if Lightning's own end fails
+                trainer.strategy.checkpoint_io.teardown()
+            if trainer.is_global_zero:
+                finish(cfg, parts, folder, trainer, record.about)
     frame, row = read_metrics(folder / METRICS), parts.loop.last_row
     if not row and len(frame):  # nothing was left to train
         row = {"round": frame.index[-1], **frame.iloc[-1].dropna()}
@@ -131,27 +108,47 @@ def _train(cfg: DictConfig, folder: Path) -> RunResult:
     return RunResult(folder, frame, last, parts.module, trainer, parts.loop)
 
 
+@contextmanager
+def taken(folder: Path) -> Iterator[None]:
+    """Locks a run's folder while its first process works there. A run that is refused leaves no folder."""
+    if not leads():
+        yield
+        return
+    try:
+        with locked(folder / ".lock") as holder:
+            if holder:
+                raise ValueError(f"{folder} is in use by {holder}: wait until it has ended, or take another folder.")
+            for place in (folder, (folder / CHECKPOINT).parent):
+                remove_temporaries(place)
+            yield
+    except (ValueError, OSError):
+        with suppress(OSError):
+            if {path.name for path in folder.iterdir()} <= {"train.log"}:
+                shutil.rmtree(folder)
+        raise
+
+
 @isolated()
 def evaluate(cfg: DictConfig) -> dict[str, float]:
     """Tests a global model on the test split.
 
     Args:
-        cfg: the settings of the run that made it, as for :func:`train`; ``ckpt_path`` names a checkpoint or a
-            ``global_model.safetensors``, of which tensors are read and nothing else.
+        cfg: the settings of the run that made it, as for :func:`train`. ``ckpt_path`` names a checkpoint or a
+            ``global_model.safetensors``, of which only tensors are read.
 
     Raises:
-        ValueError: the file is damaged, or of another model than ``cfg`` says.
-        FileNotFoundError: there is none, or its data are not there.
+        ValueError: the file is damaged, or of another model than ``cfg`` describes.
+        FileNotFoundError: the file or its data are not there.
     """
     tensors, rounds = load_weights(cfg.ckpt_path)
-    data = require(cfg, "data")
     torch.set_float32_matmul_precision(cfg.get("precision_matmul") or "highest")
-    run = described(cfg, data).copy()
-    for key, nothing in (("weights", None), ("pretrained", False), ("start", None)):
-        if key in run.model:
-            run.model[key] = nothing  # the file's tensors come, so that nothing need be downloaded
+    data = require(cfg, "data")
     data.setup()
-    module = build_module(run)
+    cfg = described(cfg, data)
+    for key, nothing in (("weights", None), ("pretrained", False), ("start", None)):
+        if key in cfg.model:
+            cfg.model[key] = nothing  # the file's tensors replace them: nothing need be downloaded
+    module = build_module(cfg)
     look(module, data)
     module.net.load_state_dict(fitting(module, tensors, Path(cfg.ckpt_path)))
     on_gpu = torch.cuda.is_available() and not trains_on_cpu(cfg.trainer.accelerator)
@@ -168,41 +165,45 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     return {"round": rounds, **metrics}
 
 
-def write_inputs(cfg: DictConfig, data: Any, folder: Path, known: bool = True) -> None:
-    """What the run was made of: its config, under the command that started it, and, where the clients' data are known
-    here, its partition.
-    """
+def begin(cfg: DictConfig, parts: Parts, folder: Path, trainer: Trainer, *, resumed: bool) -> None:
+    """Writes what the run is made of: its config, below the command that started it, and the clients' samples."""
+    data, known = parts.data, not parts.loop.transport.own_data
     by_hydra = HydraConfig.initialized()
     origin = f"python src/train.py {shlex.join(HydraConfig.get().overrides.task)}" if by_hydra else "made from Python"
     with replacing(folder / CONFIG) as temporary:
         temporary.write_text(f"# {origin}\n{OmegaConf.to_yaml(cfg, resolve=True)}")
-    for name in () if known else ("partition.npz", "partition.png", LABEL_COUNTS):  # of a run that was here before
-        (folder / name).unlink(missing_ok=True)
-    if known:
+    if not known:  # of a run that was here before
+        for name in ("partition.npz", "partition.png", LABEL_COUNTS):
+            (folder / name).unlink(missing_ok=True)
+    else:
         data.partition.save(folder / "partition.npz")
+        if (held := counts_of(data)) is not None:
+            held.save(folder)
     if data.scaling:
         with replacing(folder / "scaling.npz") as temporary:
-            np.savez(temporary, **data.scaling)
-    if known and (held := counts_of(data)) is not None:
-        held.save(folder)
+            np.savez(temporary, **data.scaling)  # type: ignore[arg-type]
+    if not resumed:
+        (folder / METRICS).unlink(missing_ok=True)  # rounds before the first checkpoint are trained again
+    if cfg.extras.get("print_config"):
+        print_config(cfg)
+    log.info(describe(parts, trainer))
 
 
 def finish(cfg: DictConfig, parts: Parts, folder: Path, trainer: Trainer, about: dict[str, str]) -> None:
-    """What a run that has come to its end leaves: the global model, the summary, pictures, last figures for loggers.
+    """Writes what a finished run leaves: the global model, the summary, pictures, and the loggers' last figures.
 
-    A run that was killed between its last checkpoint and here finds its way here again by ``ckpt_path=last``.
+    A run that was killed between its last checkpoint and here comes here again by ``ckpt_path=last``.
     """
     tensors = parts.module.net.state_dict()  # copied, since safetensors refuses a weight that two modules share
     state = {n: t.to("cpu", copy=True, memory_format=torch.contiguous_format) for n, t in tensors.items()}
     with replacing(folder / EXPORT) as temporary:
         temporary.write_bytes(save(state, metadata={"round": str(trainer.global_step)}))
-    if stopped := next((c.stopped for c in parts.callbacks if isinstance(c, EarlyStop)), ""):
-        about = about | {"stopped": stopped[:100]}
+    stopped = next((c.stopped for c in parts.callbacks if isinstance(c, EarlyStop)), "")
     metrics = read_metrics(folder / METRICS)
     if trainer.global_step not in column(metrics, "test/loss").index:
-        return  # no logger has written its rows, or the last has no test
+        return  # no logger has written rows, or the last round has no test
     summary = summary_of(metrics, cfg.targets, trainer.world_size)
-    write_summary(folder, summary, about)
+    write_summary(folder, summary, about | ({"stopped": stopped[:100]} if stopped else {}))
     if cfg.extras.figures:
         from gcfed.plots.pictures import draw_partition, plot_curves  # matplotlib
 

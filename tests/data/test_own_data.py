@@ -191,13 +191,16 @@ def load(samples, factor=None):
 @pytest.mark.parametrize(
     ("overrides", "key"),
     [
-        (["data=image_folder", "data.size=0"], "data.dataset.size=0 must be a whole number from 1"),
-        (["data=csv", "data.missing=x"], "data.dataset.missing=x must be refuse or mean"),
+        (["data=image_folder", "data.size=0"], "data.dataset.size=0"),
+        (["data=csv", "data.missing=x"], "data.dataset.missing=x"),
         (["data=mnist", "data.dataset.name=x"], r"data\.dataset\.name=x is not one of"),
-        (["data=synthetic", "data.dataset.num_test=0"], r"data\.dataset\.num_test=0 must be a whole number of at"),
-        (["data=arrays", "data.test=2"], r"data\.test=2 must be a number above 0"),
+        (["data=synthetic", "data.dataset.num_test=0"], r"data\.dataset\.num_test=0: "),
+        (["data=arrays", "data.test=2"], r"data\.test=2: "),
         ([*MINE], r"data\.dataset\.samples is missing\. Add \+data\.dataset\.samples=….$"),
-        ([*MINE, "+data.dataset.sampls=5"], r"data\.dataset\.sampls=5 is read by nothing: did you mean samples\?$"),
+        (
+            [*MINE, "+data.dataset.sampls=5"],
+            r"data\.dataset\.sampls=5: there is .*did you mean samples\?$",
+        ),
     ],
 )
 def test_settings_of_loaders_are_told_by_the_keys_that_users_set(config, overrides, key):
@@ -283,7 +286,7 @@ def test_a_run_on_arrays_goes_on_and_is_tested_again(config, tmp_path):
         "data.validation=0.1",
     )  # fmt: skip
     cfg = config(*mine, "rounds=2")
-    assert cfg.name == "bright_mlp_fedavg_gcfed"
+    assert cfg.name == "bright_mlp_gcfed"
     result = train(cfg)
     data = result.trainer.datamodule
     assert (data.num_clients, data.num_classes, data.input_shape) == (8, 2, (1, 6, 5))

@@ -343,7 +343,7 @@ def test_another_model_is_refused_with_both_shapes(federated, tmp_path):
         ({"b": {"clients": [1]}}, "client 4 is held by no site"),
         ({"b": {"clients": [1, 7]}}, r"b holds the clients \[1, 7\], and the run has 7, from 0 on"),
         ({"b": {"threads": 0}}, r"b refuses this run: .*threads=0"),
-        ({"b": {"thread": 1}}, r"gcfed.yaml: thread=1 is read by nothing: did you mean threads"),
+        ({"b": {"thread": 1}}, r"gcfed.yaml: thread=1: there is no such argument; did you mean threads"),
     ],
 )
 def test_sites_that_do_not_fit_together_are_refused(federated, own, sentence):
@@ -372,7 +372,7 @@ class Client(ClientPart):
         (("federation.sites=[]",), r"federation.sites=\[\]: name one or more, each once"),
         (("federation.sites=[a,a]",), r"federation.sites=\['a', 'a'\]: name one or more, each once"),
         (("federation.least=0",), "federation.least=0"),
-        (("federation.deadline=86401",), "federation.deadline=86401 must be a number above 0, at most 86,400"),
+        (("federation.deadline=86401",), "federation.deadline=86401: "),
     ],
     ids=str,
 )

@@ -119,9 +119,9 @@ class Scalar(nn.Module):
         (lambda: fitted(Hidden(), (3, 8, 8), 10), r"Hidden makes .* shape \[2, 5\] .*data\.num_classes=10"),
         (lambda: fitted(Scalar(), (3, 8, 8), 10), r"Scalar makes an output of the shape \[\]"),
         (lambda: build_net(OmegaConf.create({"model": {"_target_": None}})), r"model=own: name your network, .*mynet"),
-        (lambda: build_net(OmegaConf.create({"model": {"_target_": "nonet.Net"}})), r"^model .* no module nonet in "),
-        (lambda: build(OmegaConf.create({"_target_": "gcfed.tusks.Own"})), r"no module gcfed\.tusks in .* or inst"),
-        (lambda: apply_policy(Net(), "mean"), "norm_policy=mean must be average, local, fixed or group"),
+        (lambda: build_net(OmegaConf.create({"model": {"_target_": "nonet.Net"}})), r"^model: ImportError: .*nonet"),
+        (lambda: build(OmegaConf.create({"_target_": "gcfed.tusks.Own"})), r"ImportError: .*gcfed\.tusks"),
+        (lambda: apply_policy(Net(), "mean"), "norm_policy=mean: "),
         (lambda: apply_policy(make_net(), "local"), r"norm_policy=local: Sequential has no batch norm"),
         (lambda: apply_policy(with_batch_norm(), "fixed"), r"BatchNorm2d alone, and 1 is a BatchNorm1d"),
     ],
@@ -308,7 +308,7 @@ def test_a_run_has_its_networks_name_and_borderline(config, tmp_path, caplog):
     with caplog.at_level("INFO"):
         cfg = own(config, tmp_path, "+model.width=5", "client.last_batch=wrap")
         result = train(cfg)
-    assert cfg.name == "digits_Net_fedavg_gcfed"
+    assert cfg.name == "digits_Net_gcfed"
     assert result.module.net.conv.out_channels == 5
     assert caplog.text.count("gc.boundary=head, the last module with a weight") == 1
     assert result.loop.stacks.program.parts[0].ndim == {"conv.weight": 4}

@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import re
-import shlex
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -14,7 +13,7 @@ from omegaconf import OmegaConf
 
 from gcfed.run import train
 from gcfed.runs.folder import check_folder, job_dir, new_folder, read_run, run_dir, sweep_dir
-from gcfed.utils.compose import check_sweeps, shorthand
+from gcfed.utils.compose import shorthand
 
 FAST = ("rounds=2", "participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=40")
 
@@ -96,13 +95,6 @@ def test_a_folder_is_refused_for_what_would_be_lost(tmp_path, left, goes):
     config.unlink()
     with nullcontext() if goes and "metrics.csv" not in left else pytest.raises(ValueError, match=r"no config\.yaml"):
         check_folder(cfg, tmp_path)
-
-
-@pytest.mark.parametrize("sweep", ["seed=3,3", "seed=choice(1,2,1)", "gc.lam=0.5,0.50", "'model.hidden=[8],[8]'"])
-def test_a_sweep_over_the_same_value_twice_is_refused(sweep):
-    with pytest.raises(ValueError, match=r"=.* has a value twice: that would be the same run in one"):
-        check_sweeps(["-m", *shlex.split(sweep), "rounds=2"])
-    check_sweeps(["-m", "seed=1,2", "seed=range(1,4)", "gc=glob(*)", "a=interval(0,1)", "model.hidden=[8,8]", "rounds"])
 
 
 def test_a_job_of_a_sweep_is_one_folder_named_by_its_overrides():

@@ -1,4 +1,4 @@
-"""What a run refuses before its first round: parts that cannot work together, and hooks that nothing would call."""
+"""Refusals before the first round: parts that cannot work together, and hooks that are never called."""
 
 from __future__ import annotations
 
@@ -13,40 +13,31 @@ LIGHTNINGS = {"on_after_backward": ClientPart, "on_before_optimizer_step": Serve
 
 
 def check_hooks(part: Part) -> None:
-    """Raises ValueError for a hook that nothing calls: misspelt, or of the side that the part is not on."""
+    """Raises ValueError for a hook that is never called: it is misspelt, or only the other side has it."""
     sides = [side for side in (ClientPart, ServerPart) if isinstance(part, side)]
     for name in dir(type(part)) if sides else ():
-        other = hasattr(ClientPart, name) or hasattr(ServerPart, name)
-        fits = any(hasattr(side, name) for side in sides)
+        hook = hasattr(ClientPart, name) or hasattr(ServerPart, name)
+        called = any(hasattr(side, name) for side in sides)
         if (side := LIGHTNINGS.get(name)) and getattr(type(part), name) is not getattr(Callback, name):
-            fits = isinstance(part, side)
-        if (other or name.startswith(("on_", "before_", "after_"))) and not fits:
-            near = difflib.get_close_matches(name, [] if other else dir(sides[0]), 1)
-            way = f": did you mean {near[0]}?" if near else "; the other side has." if other else "."
+            called = isinstance(part, side)
+        if (hook or name.startswith(("on_", "before_", "after_"))) and not called:
+            near = difflib.get_close_matches(name, [] if hook else dir(sides[0]), 1)
+            way = f": did you mean {near[0]}?" if near else "; the other side has." if hook else "."
             raise ValueError(f"{part.title}.{name} is never called: a {sides[0].__name__} has no such hook{way}")
 
 
 def validate_parts(setup: Setup) -> None:
-    """Lets each part of a run refuse what it cannot work with.
-
-    Raises:
-        ValueError: a combination that cannot work; names the config key and the reason.
-    """
+    """Raises ValueError for parts that cannot work together, with the config key and the reason."""
     kept = [part.state_key for part in setup.parts if isinstance(part, ServerPart)]
     if twice := [part.title for part in setup.parts if kept.count(part.state_key) > 1]:
         raise ValueError(f"methods: {' and '.join(twice)} would keep their state in one place. Keep one of them.")
     corrections = list(dict.fromkeys(part.title for part in setup.parts if part.corrects_drift))
     if len(corrections) > 1:
-        raise ValueError(
-            f"methods: {' and '.join(corrections)} each correct the clients' drift, and would correct each other: "
-            "keep one."
-        )
+        raise ValueError(f"methods: {' and '.join(corrections)} each correct the clients' drift: keep one.")
     for part in setup.parts:
         if part.needs_classes and not setup.module.task.has_classes:
-            raise ValueError(
-                f"{part.title} works on the logits of classes, and "
-                f"task={type(setup.module.task).__name__} has none: leave it out, or take a data set of classes."
-            )
+            task = f"task={type(setup.module.task).__name__}"
+            raise ValueError(f"{part.title} works on the logits of classes, and {task} has none: leave it out.")
         if (part.sees_cohort or part.rehearses) and setup.transport.remote:
             does = "sees the whole cohort" if part.sees_cohort else "asks what clients would send"
             raise ValueError(f"{part.title} {does}, which is for simulations (federation=none): leave it out.")

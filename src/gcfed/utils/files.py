@@ -1,4 +1,4 @@
-"""Files appear whole or not at all, one process at a time, and what the system has against them is said in words."""
+"""Files that appear whole or not at all, locks between processes, and temporary folders."""
 
 from __future__ import annotations
 
@@ -14,18 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
-from gcfed.utils.words import size
-
 log = logging.getLogger(__name__)
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields a temporary path in the same folder that takes the place of ``path`` once the block has succeeded.
+    """Yields a temporary path in the same folder, which replaces ``path`` when the block has succeeded.
 
-    Raises:
-        OSError: the system's, with the path; or what is there is no regular file, such as ``/dev/full``.
+    Raises the system's OSError with the path; also if ``path`` is there and no regular file, such as ``/dev/full``.
     """
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is there, and no regular file", str(path))
@@ -43,7 +39,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def remove_temporaries(folder: Path) -> None:
-    """Deletes what :func:`replacing` left in a folder when its process was killed; for one who holds its lock."""
+    """Deletes what killed processes left of :func:`replacing`. The caller holds the folder's lock."""
     for path in folder.glob(".*"):
         if re.fullmatch(r"\..*(\.\w+)\.\d+\1", path.name) and path.is_file():
             path.unlink(missing_ok=True)
@@ -51,10 +47,10 @@ def remove_temporaries(folder: Path) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[str]:
-    """Yields "" where this process has the lock now, else who has it: ``process 123 on node4``.
+    """Yields "" if this process has the lock now, else who has it: ``process 123 on node4``.
 
-    The system lets go of it when the process ends, however it ends; the file is deleted by whoever held it to the end.
-    Where the file system has no locks, as some shared disks, a warning says so and everyone gets it.
+    The system releases the lock when the process ends. On a file system without locks a warning is logged, and every
+    process gets the lock.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as file:
@@ -82,7 +78,7 @@ def locked(path: Path) -> Iterator[str]:
 
 
 def scratch() -> TemporaryDirectory:
-    """A temporary folder of this process; what killed processes left of theirs goes."""
+    """A temporary folder of this process. Deletes those of killed processes."""
     for left in Path(gettempdir()).glob("gcfed_[0-9]*_*"):
         try:
             if left.stat().st_uid == os.getuid():
@@ -94,27 +90,8 @@ def scratch() -> TemporaryDirectory:
     return TemporaryDirectory(prefix=f"gcfed_{os.getpid()}_")
 
 
-def in_words(error: BaseException, folder: Path | None = None) -> str:
-    """What a user should read of an error, with its notes: of one of the system's about a file what to do.
-
-    Args:
-        error: any.
-        folder: of the run; None: it has none yet, so an error about a file means that it cannot be made.
-    """
-    said = " ".join(str(error).split())
-    if isinstance(error, OSError) and (error.filename is not None or error.errno in FULL):
-        said = _of_a_file(error, Path(error.filename or folder or "."), folder)
-    return " ".join([said, *getattr(error, "__notes__", ())])
-
-
-def _of_a_file(error: OSError, path: Path, folder: Path | None) -> str:
-    # Path.is_dir() may raise, of too long a name (Python 3.11)
-    full, ours = error.errno in FULL, folder is None or path.is_relative_to(folder)
-    if not (full or ours):
-        return f"{path}: {error.strerror}."
-    there = next(parent for parent in (path, *path.absolute().parents) if os.path.isdir(parent))  # noqa: PTH112
-    said = f"{path} cannot be written: {error.strerror}; {size(shutil.disk_usage(there).free)} are free there."
-    if full:
-        goes_on = folder is not None and ours  # a report, and a run that has not begun, have no checkpoint
-        return f"{said} Make room{'; then ckpt_path=last goes on after the last checkpoint' * goes_on}."
-    return f"{said} Take a folder that you may write to: paths.log_dir=<folder> (a report: out=<folder>)."
+def in_words(error: BaseException) -> str:
+    """An error in one line, with its notes."""
+    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    advice = ["Make room; then ckpt_path=last goes on after the last checkpoint."] * full
+    return " ".join([*str(error).split(), *getattr(error, "__notes__", ()), *advice])

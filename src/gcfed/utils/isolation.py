@@ -14,7 +14,7 @@ import torch
 
 LEVELS = {  # of Lightning's loggers during a run; errors still come through
     "lightning.pytorch": logging.WARNING,  # tips and device lists
-    "lightning.fabric.utilities.distributed": logging.WARNING,  # a line a process
+    "lightning.fabric.utilities.distributed": logging.WARNING,  # a line for each process
     "lightning.pytorch.profilers": logging.INFO,  # debug=profiler prints its table
 }
 IGNORED = (
@@ -29,31 +29,29 @@ _turn = threading.RLock()
 def isolated() -> Iterator[None]:
     """Restores random generators, torch's threads and precision, warning filters and log levels after the block.
 
-    The memory settings of :func:`gcfed.utils.machine.keep_freed_memory` cannot be restored. Threads take turns,
-    because all of this belongs to the process: two runs at once would draw from the same generators.
+    Threads take turns, because all of this belongs to the process. The memory settings of
+    :func:`gcfed.utils.machine.keep_freed_memory` cannot be restored.
     """
-    loggers = {logging.getLogger(name): level for name, level in LEVELS.items()}
     devices = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
     with _turn, torch.random.fork_rng(devices), warnings.catch_warnings():
         drawn, drawn_by_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  (users' networks may use it)
-        levels = {logger: logger.level for logger in loggers}
-        variables = {key: os.environ.get(key) for key in VARIABLES}
+        levels = {name: logging.getLogger(name).level for name in LEVELS}
+        variables = {key: os.environ[key] for key in VARIABLES if key in os.environ}
         threads, precision, hook = torch.get_num_threads(), torch.get_float32_matmul_precision(), sys.excepthook
         for pattern in IGNORED:
             warnings.filterwarnings("ignore", message=pattern)
-        for logger, level in loggers.items():
-            logger.setLevel(level)
+        for name, level in LEVELS.items():
+            logging.getLogger(name).setLevel(level)
         try:
             yield
         finally:
             random.setstate(drawn)
             np.random.set_state(drawn_by_numpy)  # noqa: NPY002
-            for logger, level in levels.items():
-                logger.setLevel(level)
-            for key, value in variables.items():
+            for name, level in levels.items():
+                logging.getLogger(name).setLevel(level)
+            for key in VARIABLES:
                 os.environ.pop(key, None)
-                if value is not None:
-                    os.environ[key] = value
+            os.environ.update(variables)
             torch.set_num_threads(threads)
             torch.set_float32_matmul_precision(precision)
             sys.excepthook = hook  # torch's process groups replace it

@@ -14,10 +14,9 @@ _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
 
 
 def keep_freed_memory() -> bool:
-    """Keeps glibc from handing freed activations back to the kernel after every local step.
+    """Keeps glibc from returning freed activations to the kernel after each local step: the next one needs them again.
 
-    The next step asks for the same sizes again and would pay for them in page faults. Returns whether the C library
-    took the settings; other libraries than glibc are left alone.
+    Returns whether the C library took the settings.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
@@ -27,10 +26,9 @@ def keep_freed_memory() -> bool:
 
 
 def spin_briefly() -> None:
-    """Lets OpenMP's threads wait for each other asleep after a few microseconds; before torch is imported.
+    """Lets OpenMP's threads sleep after a few microseconds of waiting. Call it before torch is imported.
 
-    A spinning thread holds the core that the thread it waits for needs once another program has one of the two: beside
-    a busy loop a round of the digits took 0.58 s, and takes 0.28 s. On a free machine nothing was lost.
+    Beside another busy program, a round of the digits takes 0.28 s instead of 0.58 s.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
@@ -81,19 +79,12 @@ def nodes() -> int:
 
 
 def job() -> str | None:
-    """A folder for all processes of one run, which have no clock in common; None for a run of one command.
-
-    Raises:
-        ValueError: ``torchrun`` gave the run no name.
-    """
+    """The name of a folder for all processes of one run; None for a run of one command."""
     if not one_of_several():
         return None
     name = os.environ.get("TORCHELASTIC_RUN_ID") or f"{os.environ['SLURM_JOB_ID']}-{os.environ['SLURM_STEP_ID']}"
     if name == "none":
-        raise ValueError(
-            "torchrun gave this run no name that its processes share: add --standalone (one machine) or "
-            "--rdzv-id=<name> to torchrun, or name the folder with hydra.run.dir=logs/<name>."
-        )
+        raise ValueError("torchrun gave this run no name: add --standalone (one machine) or --rdzv-id=<name>.")
     return f"job_{name}"
 
 

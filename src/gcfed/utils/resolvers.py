@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import omegaconf
 from omegaconf import OmegaConf
 
 from gcfed.utils.machine import cores, nodes, one_of_several
@@ -42,11 +43,17 @@ def all_devices(accelerator: str) -> int:
     return cores()
 
 
-def last_layer(hidden: list[int] | int | None) -> str | None:
+def last_layer(hidden: Any) -> str | None:
     """The name of the last linear layer behind hidden ones of these widths; None for a model without such widths."""
-    if hidden is None or isinstance(hidden, float | str):  # the model refuses them, and says why
+    if hidden is None or isinstance(hidden, float | str):  # the model refuses other types
         return None
     return "fc2" if isinstance(hidden, int) else f"fc{len(hidden) + 1}"
+
+
+def method_name(algorithm: str, gc: str) -> str:
+    """What the folder of a run is called: ``gcfed``, ``scaffold``, ``scaffold_gcfed``, or ``fedavg_local``."""
+    plain = "fedavg" if algorithm == "gcfed" else algorithm
+    return plain if gc == "none" else "gcfed" if (plain, gc) == ("fedavg", "gcfed") else f"{plain}_{gc}"
 
 
 def stem(path: object, default: str) -> str:
@@ -59,11 +66,14 @@ _RESOLVERS: dict[str, Callable[..., Any]] = {
     "class_name": lambda target: str(target).rpartition(".")[2],  # Net of mynet.Net
     "command": command,
     "last_layer": last_layer,
+    "method_name": method_name,
     "length": lambda values, times=1: len(values) * times,  # the clients that follow from a list of data sets
     "nodes": nodes,
     "project_root": lambda: str(ROOT),
     "stem": stem,
     "task_of": lambda regression: f"gcfed.tasks.{'SquaredError' if regression is True else 'Classification'}",
 }
+# OmegaConf 2.4 renames it; the register_resolver of 2.3 is an older function.
+register: Any = OmegaConf.register_new_resolver if omegaconf.__version__ < "2.4" else OmegaConf.register_resolver
 for _name, _resolver in _RESOLVERS.items():
-    OmegaConf.register_new_resolver(_name, _resolver, replace=True)
+    register(_name, _resolver, replace=True)
