@@ -2,8 +2,7 @@
 
 import secrets
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -135,17 +134,6 @@ class ClientStores:
                 if name not in known or client not in clients or not sound:
                     raise ValueError(f"{name!r}, client {client!r}, version {version!r}: no state of this run.")
         return [(known[name], references) for name, references in states.items()]
-
-    @contextmanager
-    def forgetting(self) -> Iterator[None]:
-        """Whatever clients do in here, they keep what they had."""
-        try:
-            for store in self.opened.values():
-                store.forgets = True
-            yield
-        finally:
-            for store in self.opened.values():
-                store.forgets = False
 
     def release(self) -> None:
         for store in self.opened.values():
