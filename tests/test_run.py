@@ -246,7 +246,7 @@ class Poison(Spy):
     def __init__(self, clients):
         self.clients = clients
 
-    def prepare(self, stack, download):
+    def prepare(self, stack, own, download):
         for row, client in enumerate(stack.clients.tolist()):
             if self.clients == "all" or client in self.clients:
                 stack.full["fc1.weight"][row].fill_(float("nan"))

@@ -57,7 +57,7 @@ class Breaks(Spy):
     def __init__(self, client):
         self.client = client
 
-    def on_upload(self, upload, download):
+    def send(self, upload, own, download):
         next(iter(upload.delta.values()))[upload.clients == self.client] = float("inf")
 
 

@@ -68,7 +68,7 @@ class Watch(Spy):
     def __init__(self, poison):
         self.poison, self.aggregated, self.same, self.moved = poison, 0, [], []
 
-    def prepare(self, stack, download):
+    def prepare(self, stack, own, download):
         self.before = {name: t.clone() for name, t in download.model.items()}
         if self.poison:
             stack.full["fc1.weight"].fill_(float("nan"))
@@ -77,7 +77,7 @@ class Watch(Spy):
         self.w_k = {name: t.clone() for name, t in stack.full.items()}
         self.steps = stack.num_steps
 
-    def on_upload(self, upload, download):
+    def send(self, upload, own, download):
         assert (upload.num_steps == self.steps).all()
         for name, delta in upload.delta.items():
             torch.testing.assert_close(delta, self.w_k[name] - download.model[name], equal_nan=True)

@@ -40,7 +40,7 @@ def attacked(attack, clients=range(N), seed=1):
     upload.clients = clients
     download = make_download({"w": torch.zeros(4, 2).double()}, cohort=range(N))
     download.seed, attack.num_clients = seed, N
-    attack.on_upload(upload, download)
+    attack.send(upload, {}, download)
     return delta, upload, np.isin(clients, hostile(attack.clients, N, seed))
 
 
@@ -130,7 +130,7 @@ def test_colluding_clients_send_what_they_make_of_the_honest():
     upload.finite[hostile] = False  # their own training has diverged, which what they send does not show
     attack = IPM(0.3)
     attack.num_clients = N
-    attack.on_upload(upload, make_download({}, cohort=range(N)))
+    attack.send(upload, {}, make_download({}, cohort=range(N)))
     assert upload.finite.all()
     assert z_max(50, 12) == pytest.approx(NormalDist().inv_cdf(24 / 38))  # the paper's setting: s = 14
 
@@ -151,7 +151,7 @@ def test_an_attack_sees_what_is_ready_to_be_sent_and_all_stacks_agree():
     class Doubled(Spy):
         order = Order.CORRECTS
 
-        def on_upload(self, upload, download):
+        def send(self, upload, own, download):
             upload.delta = {name: 2 * t for name, t in upload.delta.items()}
 
     runs = [

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from harness import (
     CPU,
     Spy,
-    client_of,
     make_download,
     make_net,
     make_round,
@@ -333,7 +332,7 @@ def test_the_servers_momentum_rests_in_a_round_without_a_finite_client(federatio
     net, after = make_net(), []
 
     class Breaks(Spy):
-        def on_upload(self, upload, download):
+        def send(self, upload, own, download):
             upload.delta["0.bias"] *= float("inf") if download.round == 1 else 1
 
     train_rounds(
@@ -370,7 +369,7 @@ def test_dropout_is_drawn_for_a_client_a_round_and_a_seed_whoever_else_trains(fe
         drawn = {}
 
         class Draws(Spy):
-            def prepare(self, stack, download):
+            def prepare(self, stack, own, download):
                 drawn[seed, download.round, *stack.clients.tolist()] = tuple(torch.rand(2).tolist())
 
         train_rounds(make_net(), federation, sgd(), rounds=2, seed=seed, cohort_of=cohort_of, methods=[Draws()])
@@ -382,18 +381,16 @@ def test_dropout_is_drawn_for_a_client_a_round_and_a_seed_whoever_else_trains(fe
 
 
 def test_what_a_stack_needed_is_free_when_it_is_over(federation):
-    method, seen = Scaffold(), []
-    variates = client_of(method)
+    seen = []
 
     class Looks(Spy):
         order = Order.MEASURES
 
         def on_clients_end(self, stack, download):
-            seen.append((len(stack.prepared), len(variates.own)))
+            seen.append(len(stack.prepared))
 
-    train_rounds(make_net(), federation, solver(), rounds=1, methods=[method, Looks()])
-    assert seen == [(0, 4)] * 3
-    assert variates.own == {}
+    train_rounds(make_net(), federation, solver(), rounds=1, methods=[Scaffold(), Looks()])
+    assert seen == [0] * 3
 
 
 def test_a_wrapped_pass_repeats_the_clients_first_samples():
@@ -419,7 +416,7 @@ def test_a_teacher_with_batch_norms_is_in_evaluation_mode_and_learns_nothing():
 class Sends(Spy):
     """Beside a Δ that is finite, client 1 sends a number that is not."""
 
-    def on_upload(self, upload, download):
+    def send(self, upload, own, download):
         numbers = [torch.inf if client == 1 else 2.0 for client in upload.clients.tolist()]
         upload.send("more", {"v": torch.tensor(numbers)})
 
@@ -442,7 +439,7 @@ class Misfit(Sends):
         super().__init__()
         self.sends = sends
 
-    def on_upload(self, upload, download):
+    def send(self, upload, own, download):
         for name, tensors in self.sends.items():
             upload.send(name, {key: t.expand(len(upload.clients), *t.shape) for key, t in tensors.items()})
 
@@ -457,5 +454,5 @@ class Misfit(Sends):
     ],
 )
 def test_a_message_that_its_method_does_not_list_is_refused_by_method_and_key(federation, sends, words):
-    with pytest.raises(ValueError, match=f"^Misfit: on_upload does not send what uploads.. lists: an upload's {words}"):
+    with pytest.raises(ValueError, match=f"^Misfit: send does not send what uploads.. lists: an upload's {words}"):
         train_rounds(make_net(), federation, sgd(), rounds=1, methods=[Misfit(sends)])

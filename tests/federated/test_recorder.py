@@ -104,7 +104,7 @@ def test_what_is_recorded_of_one_stack_serves_the_next(twice, monkeypatch, overr
 class Inherits(Proximal):
     """Of a class whose recordings last, and its own class does not say so: it reads what lies elsewhere each time."""
 
-    def prepare(self, stack, download):
+    def prepare(self, stack, own, download):
         self.anchor = {name: t * 0.5 for name, t in stack.start.items()}
 
     def on_after_backward(self, trainer, pl_module):
@@ -149,7 +149,7 @@ class Counter(Spy):
 
     graphable = True
 
-    def prepare(self, stack, download):
+    def prepare(self, stack, own, download):
         self.steps = 0
 
     def on_after_backward(self, trainer, pl_module):

@@ -19,7 +19,7 @@ class Breaks(Spy):
     def __init__(self, where):
         self.where, self.aggregated = where, []
 
-    def on_upload(self, upload, download):
+    def send(self, upload, own, download):
         if (self.where, download.round) == ("sum", 1):
             upload.delta["0.bias"][:, 0] = 1.5e308  # of which two overflow
 

@@ -1,11 +1,13 @@
 """``transport.rehearse``: what clients would send, of which nothing lasts."""
 
+from typing import ClassVar
+
 import numpy as np
 import pytest
 import torch
 from harness import Spy, make_net, sgd, train_rounds
 
-from gcfed.federated.method import ClientPart, Order
+from gcfed.federated.method import ClientPart, Kept, Order, like_trained
 from gcfed.federated.store import ClientStores
 from gcfed.methods.scaffold import Scaffold
 
@@ -32,7 +34,7 @@ class Rehearses(Spy):
         (at_once,) = self.transport.rehearse(download, everybody, self.solver, here=True)
         assert at_once.num_steps.tolist() == [1] * len(everybody)
 
-    def prepare(self, stack, download):
+    def prepare(self, stack, own, download):
         self.clients.append(len(stack))
 
     def on_receive(self, upload, round):
@@ -43,18 +45,17 @@ class Rehearses(Spy):
 
 
 class Keeps(ClientPart):
-    """Writes its state as soon as training is over, before anything is sent; counts whose uploads have left."""
+    """Keeps w_k; counts whose uploads have left."""
+
+    keeps: ClassVar = {"kept": Kept(like_trained)}
 
     def __init__(self):
         self.sent = 0
 
-    def validate(self, setup):
-        self.store = setup.stores.open("kept")
-
     def on_clients_end(self, stack, download):
-        self.store.write(stack.clients, stack.full, download.round)
+        return {"kept": stack.full}
 
-    def on_sent(self, upload, download):
+    def keep(self, upload, own, download):
         self.sent += len(upload.clients)
 
 
@@ -66,7 +67,7 @@ class Conspires(ClientPart):
     def __init__(self):
         self.clients = 0
 
-    def on_upload(self, upload, download):
+    def send(self, upload, own, download):
         self.clients += len(upload.clients)
 
 

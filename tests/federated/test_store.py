@@ -51,9 +51,6 @@ def test_what_was_written_is_read_in_the_models_layout(tmp_path):
     default = store.read(ids(5), LIKE, default={n: t + 9 for n, t in LIKE.items()})
     assert all(t.eq(9).all() for t in default.values())
     assert [store.version(client) for client in (3, 5, 7)] == [0, None, 0]
-    with stores.forgetting():
-        store.write(ids(3), values(50.0), 1)
-    assert torch.equal(store.read(ids(3), LIKE)["bias"], values(2.0)["bias"])
 
 
 def resumed(folder, state):

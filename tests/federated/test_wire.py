@@ -123,9 +123,9 @@ class Leak(ControlVariates):
 
     server: MeanVariate
 
-    def prepare(self, stack, download):
+    def prepare(self, stack, own, download):
         download.extra["scaffold"] = self.server.control
-        super().prepare(stack, download)
+        return super().prepare(stack, own, download)
 
 
 class LeakyScaffold(Scaffold):

@@ -48,7 +48,7 @@ def clipped(method, upload, net=None):
     client._no_steps = getattr(client, "_no_steps", set())
     round, download, row = make_round(MODEL), make_download(MODEL), {}
     server.on_broadcast(download, round)
-    client.on_upload(upload, download)
+    client.send(upload, {}, download)
     server.on_receive(upload, round)
     received = make_received(MODEL, int(upload.finite.sum()))
     server.on_aggregate_end({}, received)

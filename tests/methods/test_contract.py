@@ -145,7 +145,7 @@ class StepsByItself(Spy):
 
 
 class Misspelt(ClientPart):
-    def on_uplaod(self, upload, download): ...
+    def on_cleints_end(self, stack, download): ...
 
 
 class OtherSide(ServerPart):
@@ -187,7 +187,7 @@ class Steps(ClientPart):
         (("+methods.mine._target_=torch.nn.ReLU",), "ReLU is no method: make it a ClientPart, a ServerPart, or"),
         (
             (f"+methods.mine._target_={__name__}.Misspelt",),
-            r"Misspelt\.on_uplaod is never called: a ClientPart has no such hook: did you mean on_upload\?",
+            r"Misspelt\.on_cleints_end is never called: a ClientPart has no such hook: did you mean on_clients_end\?",
         ),
         (
             (f"+methods.mine._target_={__name__}.OtherSide",),
@@ -238,14 +238,14 @@ class WatchUploads(Spy):
     alive: ClassVar[list[int]] = []
     received: ClassVar[list] = []
 
-    def prepare(self, stack, download):
+    def prepare(self, stack, own, download):
         self.alive.append(sum(tensor() is not None for tensor in self.received))
 
     def on_receive(self, upload, round):
         self.received += [weakref.ref(t) for t in (*upload.delta.values(), *upload.extra["scaffold"].values())]
 
     def on_round_end(self, row, round):
-        self.prepare(None, None)
+        self.prepare(None, None, None)
 
 
 def test_nothing_holds_an_upload_while_the_next_client_trains(config, tmp_path):

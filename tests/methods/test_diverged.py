@@ -27,7 +27,7 @@ class Diverges(ClientPart):
 
     order = Order.MEASURES
 
-    def prepare(self, stack, download):
+    def prepare(self, stack, own, download):
         if download.round == 1:
             next(iter(stack.full.values()))[stack.clients == 2] = torch.inf
 

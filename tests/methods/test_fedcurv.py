@@ -14,7 +14,7 @@ from torch import nn
 from gcfed.federated.stack import ClientStack, broadcast_state
 from gcfed.federated.store import ClientStores
 from gcfed.methods.clip_update import ClipUpdate
-from gcfed.methods.fedcurv import FedCurv
+from gcfed.methods.fedcurv import PARTS, FedCurv
 
 LAM = 0.7
 
@@ -96,7 +96,7 @@ def test_fisher_information_with_frozen_layers_dropout_and_padding(sequences):
         stack = ClientStack(net, broadcast_state(net), clients, data.sizes(clients), np.ones(2))
         method.on_clients_end(stack, None)
         assert net.training
-        found.append(method._own["fisher"])
+        found.append(method._own["fedcurv_fisher"])
     for row, client in enumerate([1, 0]):
         expected = {name: 0.0 for name, p in net.named_parameters() if p.requires_grad}
         net.eval()
@@ -117,9 +117,9 @@ def test_the_sums_are_those_of_the_clients_states(federation):
     method, stores, members = FedCurv(), ClientStores(), []
     train_rounds(make_net(), federation, sgd(), rounds=4, methods=[method], stores=stores, k=2,
                on_round=lambda r, _: members.append(r.cohort))  # fmt: skip
-    for part in ("fisher", "center"):
+    for part in PARTS:
         sums = server_of(method).server_state(part, {})
-        own = stores.open(f"fedcurv_{part}").read(members[-1], sums)
+        own = stores.open(part).read(members[-1], sums)
         torch.testing.assert_close(flat({n: t.sum(0) for n, t in own.items()}), flat(sums), rtol=0, atol=1e-12)
         assert flat(sums).abs().sum() > 0
 

@@ -29,7 +29,7 @@ def test_gradient_of_the_proximal_term(k, mu):
 
     stack.backward(stack(x).logits_KBC.square().mean((1, 2)))
     part = Proximal(mu)
-    stack.prepared[part] = part.prepare(stack, None)
+    stack.prepared[part] = part.prepare(stack, {}, None)
     part.on_after_backward(None, SimpleNamespace(clients=stack))
     for grad, exp, bare in zip(stack.grads(), expected, plain, strict=True):
         torch.testing.assert_close(grad, exp)

@@ -89,7 +89,7 @@ def test_draws_and_bytes_are_a_clients_own(bits):
         for i, upload in enumerate(parts):
             upload.clients = np.arange(3)[i * k : (i + 1) * k] + 10
             upload.send("more", {"t": torch.zeros(k, 125).double()})  # another method sends 1000 bytes more
-            quantization(bits).on_upload(upload, download)
+            quantization(bits).send(upload, {}, download)
             assert upload.bytes_per_client == math.ceil(15 * bits / 8) + 4 + math.ceil(7 * bits / 8) + 4 + 1000
         sent[k] = {n: torch.cat([u.delta[n] for u in parts]) for n in ("w", "b")}
     for name in ("w", "b"):
@@ -97,17 +97,17 @@ def test_draws_and_bytes_are_a_clients_own(bits):
     other = uploads(3)[0]
     other.clients = np.arange(3) + 10
     download.round += 1
-    quantization(bits).on_upload(other, download)
+    quantization(bits).send(other, {}, download)
     assert not torch.equal(other.delta["w"], sent[3]["w"])
     other = uploads(3)[0]
     other.clients = np.arange(3) + 10
     download.seed += 1
-    quantization(bits).on_upload(other, download)
+    quantization(bits).send(other, {}, download)
     assert not torch.equal(other.delta["w"], sent[3]["w"])
     twins = uploads(3)[0]
     for t in twins.delta.values():
         t[1] = t[0]
-    quantization(bits).on_upload(twins, download)
+    quantization(bits).send(twins, {}, download)
     assert not torch.equal(twins.delta["w"][0], twins.delta["w"][1])
 
 
@@ -142,6 +142,6 @@ def test_running_statistics_travel_in_full():
     delta = {"weight": torch.randn(2, 3), "bias": torch.randn(2, 3), "running_var": torch.randn(2, 3)}
     before = delta["running_var"].clone()
     upload = make_upload(delta, np.ones(2))
-    method.on_upload(upload, make_download({}))
+    method.send(upload, {}, make_download({}))
     assert torch.equal(upload.delta["running_var"], before)
     assert upload.bytes_per_client == 3 * 4 + 2 * (2 + 4)

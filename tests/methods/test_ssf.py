@@ -218,7 +218,7 @@ def test_on_the_device_its_state_is_smaller_than_scaffolds(federation):
     class Watch(Spy):
         order = Order.PROJECTS
 
-        def prepare(self, stack, download):
+        def prepare(self, stack, own, download):
             sizes.append(nbytes(stack.prepared[client_of(method)]))
 
     train_rounds(wide_and_tall(), federation, sgd(), rounds=2, methods=[method, Watch()], k=3)

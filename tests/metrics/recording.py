@@ -17,7 +17,7 @@ class Recorder(ClientPart):
     def on_download(self, download):
         self.rounds.append(({name: t.numpy().copy() for name, t in download.model.items()}, {}))
 
-    def prepare(self, stack, download):
+    def prepare(self, stack, own, download):
         if self.poisoned and NAN_CLIENT in stack.clients:
             stack.full["0.weight"][stack.clients.tolist().index(NAN_CLIENT)] = float("nan")
 

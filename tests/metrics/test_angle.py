@@ -22,7 +22,7 @@ class Edits(Spy):
     def __init__(self, poisoned=False):
         self.poisoned = poisoned
 
-    def on_upload(self, upload, download):
+    def send(self, upload, own, download):
         for row, client in enumerate(upload.clients.tolist()):
             upload.delta["0.weight"][row] *= 1 - client  # some reversed, one without it
             if self.poisoned and client == NAN_CLIENT:
@@ -48,7 +48,7 @@ class Recorder(Spy):
         self.starts.append(np.concatenate([round.start[n].numpy().ravel() for n in self.names]))
         self.sent.append([])
 
-    def on_upload(self, upload, download):
+    def send(self, upload, own, download):
         delta = [upload.delta[n].numpy().reshape(len(upload.clients), -1) for n in self.names]
         self.sent[-1] += list(np.concatenate(delta, 1).copy())
 

@@ -214,7 +214,7 @@ class Starts(Spy):
     def __init__(self):
         self.begin, self.end = [{}], [{}]
 
-    def prepare(self, stack, download):
+    def prepare(self, stack, own, download):
         self.begin[-1] |= {k: {n: t[i].clone() for n, t in stack.full.items()} for i, k in enumerate(stack.clients)}
 
     def on_clients_end(self, stack, download):

@@ -19,7 +19,17 @@ from pydantic import Field
 from torch import Tensor
 
 from gcfed.aggregators.cohort import BoundedRule
-from gcfed.federated.method import ClientPart, Download, Order, Part, Received, ServerPart, Setup, Upload
+from gcfed.federated.method import (
+    ClientPart,
+    Download,
+    Order,
+    Own,
+    Part,
+    Received,
+    ServerPart,
+    Setup,
+    Upload,
+)
 from gcfed.utils.checked import Share, Weight, checked
 from gcfed.utils.rng import generator, torch_seed
 
@@ -73,7 +83,7 @@ class Attack(ClientPart):
     def craft(self, sent: list[Tensor], client: int, download: Download) -> None:
         """Edits in place what one hostile client would have sent."""
 
-    def on_upload(self, upload: Upload, download: Download) -> None:
+    def send(self, upload: Upload, own: Own, download: Download) -> None:
         for row in np.flatnonzero(self.is_hostile(upload.clients, download)).tolist():
             self.craft([t[row] for t in messages(upload)], int(upload.clients[row]), download)
 

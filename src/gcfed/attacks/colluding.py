@@ -13,7 +13,12 @@ from pydantic import Field
 from torch import Tensor
 
 from gcfed.attacks.byzantine import Attack, messages
-from gcfed.federated.method import Download, Setup, Upload
+from gcfed.federated.method import (
+    Download,
+    Own,
+    Setup,
+    Upload,
+)
 from gcfed.utils.checked import Weight, checked
 
 
@@ -38,7 +43,7 @@ class Collusion(Attack):
                 "trainer.devices=1."
             )
 
-    def on_upload(self, upload: Upload, download: Download) -> None:
+    def send(self, upload: Upload, own: Own, download: Download) -> None:
         """Raises ValueError where the cohort is spread over stacks or processes."""
         self._see_all(len(upload.clients), len(download.cohort))
         hostile = self.is_hostile(upload.clients, download)

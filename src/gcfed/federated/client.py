@@ -15,7 +15,7 @@ from gcfed.federated.aggregate import Aggregator
 from gcfed.federated.faults import Faults
 from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, Upload, finite_clients
-from gcfed.federated.method import ClientPart, Part
+from gcfed.federated.method import ClientPart, Own, Part
 from gcfed.federated.module import FederatedModule, hears_of_steps
 from gcfed.federated.recorder import Graph
 from gcfed.federated.solver import LocalSolver
@@ -77,8 +77,9 @@ class ClientProgram:
         stack, plan, place = self.solver.seat(make, download, clients, plan, data, recorder if lasting else None)
         try:
             module.clients = stack
+            owns = {part: self._own(part, clients, download) for part in parts}
             for part in parts:
-                prepared = part.prepare(stack, download) or {}
+                prepared = part.prepare(stack, owns[part], download) or {}
                 if place is not None and part in in_steps:
                     prepared = place.prepare(part, prepared)
                 stack.prepared[part] = prepared
@@ -87,32 +88,47 @@ class ClientProgram:
             hook = module.after_backward()
             loss_K = self.solver.train(stack, plan, data, download.lr, parts, hook, autocast, recorder, place)
             module.clients = None
+            stack.prepared.clear()
+            owns = {part: own if part.overrides("send", "keep") else Own() for part, own in owns.items()}
             with in_turn():
-                return self._pack(stack, download, loss_K, plan.counts.sum(1), sends)
+                return self._pack(stack, owns, download, loss_K, plan.counts.sum(1), sends)
         finally:
             stack.end()
 
+    def _own(self, part: ClientPart, clients: np.ndarray, download: Download) -> Own:
+        """What these clients have kept for a part."""
+        own = Own()
+        for name, kept in part.keeps.items():
+            like = kept.like(part, download)
+            start = {key: download.model[key] for key in like} if kept.starts_at_model else None
+            own[name] = part.stores[name].read(clients, like, default=start)
+        return own
+
     def _pack(
-        self, stack: ClientStack, download: Download, loss_K: torch.Tensor, num_seen: np.ndarray, sends: bool
-    ) -> Upload:
-        """The uploads of a stack."""
-        stack.prepared.clear()
+        self, stack: ClientStack, owns: Mapping[ClientPart, Own], download: Download, loss_K: torch.Tensor,
+        num_seen: np.ndarray, sends: bool,
+    ) -> Upload:  # fmt: skip
+        """The uploads of a stack; clients keep something only if it ``sends``."""
         for part in self.parts:
-            part.on_clients_end(stack, download)
+            for name, values in (part.on_clients_end(stack, download) or {}).items():
+                if sends:
+                    part.stores[name].write(stack.clients, values, download.round, finite_clients(stack.full))
         delta, narrow = stack.delta(), getattr(self.aggregator, "narrow", None)
         upload = Upload(
             stack.clients, stack.num_samples, stack.num_steps, delta, finite_clients(delta, narrow), download.round,
             loss_K, num_seen, notes=stack.notes,
         )  # fmt: skip
         for part in self.parts:
-            part.on_upload(upload, download)
-        if any(part.overrides("on_upload") for part in self.parts):
+            part.send(upload, owns[part], download)
+        if any(part.overrides("send") for part in self.parts):
             upload.finite = upload.finite & finite_clients(upload.delta, narrow)
             for tensors in upload.extra.values():
                 upload.finite = upload.finite & finite_clients(tensors, None if narrow is None else frozenset())
         for part in self.parts if sends else ():
-            part.on_sent(upload, download)
-            part.own = {}
+            for name, values in (part.keep(upload, owns[part], download) or {}).items():
+                # What was read and changed in place is whole, and no device need be waited for.
+                counts = None if values is owns[part].get(name) else upload.finite
+                part.stores[name].write(stack.clients, values, download.round, counts)
         return upload
 
     def reply(self, reply: Mapping[str, Params], download: Download) -> None:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcfed.federated.stack import Params, broadcast_like, per_client
+from gcfed.federated.stack import Params, broadcast_like
 from gcfed.utils.files import replacing
 
 # What a store writes: <client>-<round>.bin, and the temporary name of one that was killed while it wrote.
@@ -40,7 +40,6 @@ class ClientStore:
         self.shared = False  # with other processes, which read files
         self.servers = False  # a table of the server, which clients do not write
         self.share = 1.0  # of the model's size that a client's state takes
-        self.forgets = False  # nothing that is written stays
         self._held: dict[int, Tensor] = {}  # the present versions that lie on a GPU, ``[P]``
         self._version: dict[int, int] = {}
         self._checkpointed: dict[int, int] = {}  # the versions of the last checkpoint
@@ -86,8 +85,6 @@ class ClientStore:
         """Replaces the states of these clients, name → ``[K, *shape]``, in the round of this index: of those that
         count, bool ``[K]``; None: of all.
         """
-        if self.forgets:
-            return
         rows = np.arange(len(clients)) if counts is None else np.flatnonzero(counts.cpu().numpy())
         dtype = self.dtype or next(iter(values.values())).dtype
         for row, client in zip(rows, clients[rows].tolist(), strict=True):
@@ -99,16 +96,6 @@ class ClientStore:
             else:
                 self._save(client, round, vector)
             self.mark_written(client, round)
-
-    def move(
-        self, clients: np.ndarray, held: Mapping[str, Tensor], change: Mapping[str, Tensor], counts: Tensor, round: int
-    ) -> None:
-        """Adds a change to states that were read, in place, and writes them; a client that does not count, bool
-        ``[K]``, keeps what it had.
-        """
-        for name, own in held.items():
-            own.add_(torch.where(per_client(counts, own), change[name], 0.0))
-        self.write(clients, held, round)
 
     def mark_written(self, client: int, round: int) -> None:
         """Notes that a client has a version of this round, also one that another process wrote."""

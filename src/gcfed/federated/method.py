@@ -24,7 +24,7 @@ from gcfed.federated.messages import Download, Upload
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.round import Received, Round
 from gcfed.federated.solver import LocalSolver
-from gcfed.federated.stack import ClientStack
+from gcfed.federated.stack import ClientStack, per_client
 from gcfed.federated.store import ClientStores
 from gcfed.federated.transport import Transport
 from gcfed.models.order import ForwardOrder, forward_order
@@ -99,6 +99,36 @@ class Setup:
 
 Prepared = Mapping[str, Any]
 """What a part prepares for the local steps of a stack, by name: tensors ``[K, *shape]``, or ``[*shape]`` for all."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What each client keeps from one round to the next under one name; the engine reads, writes and checkpoints it.
+
+    Attributes:
+        like: of the part and the download: tensors like those of one client, name → ``[*shape]``.
+        starts_at_model: whether a client that has kept nothing yet has the broadcast model's tensors, else zeros.
+    """
+
+    like: Callable[[Any, Download], Params]
+    starts_at_model: bool = False
+
+
+class Own(dict[str, Params]):
+    """What K clients have kept, by the names in ``keeps``: name → ``[K, *shape]``; the part's own copy."""
+
+    def add(self, name: str, change: Mapping[str, Tensor], finite: Tensor) -> Params:
+        """Adds ``[K, *shape]`` in place for the clients that are ``finite``, bool ``[K]``; returns all of this name."""
+        for key, t in self[name].items():
+            t.add_(torch.where(per_client(finite, t), change[key], 0.0))
+        return self[name]
+
+
+def like_trained(part: Part, download: Download) -> Params:
+    """Tensors like the trained parameters."""
+    return {name: download.model[name] for name in part.trained_names}
+
+
 Need = Callable[[Setup, str], None]
 """Something that a part of this title needs: raises ValueError where the setup lacks it."""
 Needs = tuple[Need, ...]
@@ -118,7 +148,7 @@ class Part(Callback):
         rehearses: whether it asks by the transport what clients would send.
         wide: whether it makes updates of 2¹¹ and more, which the mean then takes as well (``Aggregator.narrow``).
         needs: what it asks of the rest of the algorithm (:mod:`gcfed.methods.requirements`).
-        keeps: the name under which it keeps something of each client, in ``store``.
+        keeps: what it keeps of each client, by a name that no other part has; in ``stores`` of the same names.
         method: the name of the method that it is a part of; empty where it is one by itself.
         trained_names: the parameters that are trained, in order; known when ``validate`` is called.
     """
@@ -126,10 +156,10 @@ class Part(Callback):
     order = Order.CORRECTS
     needs_classes = moves_start = corrects_drift = anchors = sees_cohort = rehearses = wide = False
     needs: Needs = ()
-    keeps = ""
+    keeps: Mapping[str, Kept] = {}
     method = ""
     trained_names: list[str]
-    store: ClientStore
+    stores: Mapping[str, ClientStore]
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -144,8 +174,7 @@ class Part(Callback):
         self.trained_names = setup.names
         for need in self.needs:
             need(setup, self.title)
-        if self.keeps:
-            self.store = setup.stores.open(self.keeps)
+        self.stores = {name: setup.stores.open(name) for name in self.keeps}
         self.validate(setup)
 
     def validate(self, setup: Setup) -> None:
@@ -158,8 +187,8 @@ class ClientPart(Part):
     Every hook does nothing by default; they are called in the order in which they stand here, those from
     ``before_step`` to ``after_step`` in each local step of a stack of K clients, the last of them after Lightning's
     ``on_after_backward``, which meets the gradients, ``[n, *shape]``, in the stack, ``pl_module.clients``.
-    There clients that have finished are left out: n ≤ K; client i is always row i. State that survives rounds lies in
-    a store opened in ``validate``, which is checkpointed. Tensors are on the device, in the model's type and memory
+    There clients that have finished are left out: n ≤ K; client i is always row i. State that survives
+    rounds is declared in ``keeps``. Tensors are on the device, in the model's type and memory
     format.
 
     Attributes:
@@ -171,12 +200,10 @@ class ClientPart(Part):
             copy: what is recorded of one stack then serves the next (:mod:`gcfed.federated.place`). Each class says so
             for itself.
         task_weight: factor on the task's own loss, for methods that balance it against their term.
-        own: what it reads of their states, to be written in ``on_sent``; forgotten after that.
     """
 
     needs_features = needs_stages = graphable = lasting = False
     task_weight = 1.0
-    own: Params
 
     @property
     def moves_weights(self) -> bool:
@@ -189,8 +216,10 @@ class ClientPart(Part):
     def on_download(self, download: Download) -> None:
         """What the server sent has come, once a round, before any stack."""
 
-    def prepare(self, stack: ClientStack, download: Download) -> Prepared | None:
-        """The stack is made. What it returns is ``stack.prepared[self]`` until local training is over."""
+    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared | None:
+        """The stack is made; ``own`` is what its clients have kept. What it returns is ``stack.prepared[self]`` until
+        local training is over.
+        """
 
     def before_step(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> None:
         """Before the forward pass; may move the weights, and moves them back in ``on_after_backward``.
@@ -209,18 +238,25 @@ class ClientPart(Part):
     def after_step(self, stack: ClientStack, batch: Batch) -> None:
         """The clients' optimizer has stepped; may move the weights, with ``order = Order.MOVES_WEIGHTS``."""
 
-    def on_clients_end(self, stack: ClientStack, download: Download) -> None:
-        """Local training is over: ``stack.full`` has each client's w_k, ``[K, *shape]``."""
+    def on_clients_end(self, stack: ClientStack, download: Download) -> Mapping[str, Params] | None:
+        """Local training is over: ``stack.full`` has each client's w_k, ``[K, *shape]``.
 
-    def on_upload(self, upload: Upload, download: Download) -> None:
+        May return what clients keep of w_k, by the names in ``keeps``; it is written where w_k is finite.
+        """
+        return None
+
+    def send(self, upload: Upload, own: Own, download: Download) -> None:
         """Before K uploads leave: edit ``upload.delta``, ``upload.send`` more."""
 
     def coded(self) -> dict[str, int]:
         """Entries of Δ that it sends in a few bits (``upload.levels``), and in how many."""
         return {}
 
-    def on_sent(self, upload: Upload, download: Download) -> None:
-        """They have left: what clients keep goes to their stores; ``upload.finite`` tells whose numbers are finite."""
+    def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params] | None:
+        """The uploads are what has left. What it returns, by the names in ``keeps``, clients keep: ``own.add(…)``, or
+        new tensors ``[K, *shape]``, which are written where the upload is finite.
+        """
+        return None
 
     def on_reply(self, reply: Mapping[str, Params], download: Download) -> None:
         """What the server told the cohort when the round was over."""

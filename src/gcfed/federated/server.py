@@ -90,7 +90,7 @@ class Server:
             except MessageError as error:
                 lists = [part for part in self.parts if name in part.uploads(round)] or self.parts
                 who = " or ".join(dict.fromkeys(part.title for part in lists))
-                raise ValueError(f"{who}: on_upload does not send what uploads() lists: {error}") from None
+                raise ValueError(f"{who}: send does not send what uploads() lists: {error}") from None
 
     def reduce(self, sums: RoundSums, round: Round) -> Received:
         """The sums of all processes."""

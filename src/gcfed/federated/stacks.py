@@ -56,9 +56,8 @@ class Stacks(Transport):
         parts = [part for part in program.parts if part.order is not Order.MEASURES and not part.sees_cohort]
         alone = replace(program, solver=solver or program.solver, parts=parts)
         alone.receive(download)
-        with self.stores.forgetting():
-            for ids in [clients] if here else self.share(download, clients):
-                yield alone.train(download, ids, sends=False)
+        for ids in [clients] if here else self.share(download, clients):
+            yield alone.train(download, ids, sends=False)
 
     def reply(self, reply: Mapping[str, Params], download: Download) -> None:
         self.program.reply(reply, download)

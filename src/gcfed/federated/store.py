@@ -2,8 +2,7 @@
 
 import secrets
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -120,17 +119,6 @@ class ClientStores:
     def of_clients(self) -> dict[str, ClientStore]:
         """The stores of ``opened`` that clients write."""
         return {name: store for name, store in self.opened.items() if not store.servers}
-
-    @contextmanager
-    def forgetting(self) -> Iterator[None]:
-        """Whatever clients do in here, they keep what they had."""
-        try:
-            for store in self.opened.values():
-                store.forgets = True
-            yield
-        finally:
-            for store in self.opened.values():
-                store.forgets = False
 
     def release(self) -> None:
         for store in self.opened.values():

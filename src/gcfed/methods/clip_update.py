@@ -16,6 +16,7 @@ from gcfed.federated.method import (
     Download,
     Method,
     Order,
+    Own,
     Params,
     Received,
     Round,
@@ -48,7 +49,7 @@ class Clip(ClientPart):
     def validate(self, setup: Setup) -> None:
         self._no_steps = no_steps(setup)
 
-    def on_upload(self, upload: Upload, download: Download) -> None:
+    def send(self, upload: Upload, own: Own, download: Download) -> None:
         bound = download.extra["clip_update"]["bound"]
         steps = [t for name, t in upload.delta.items() if name not in self._no_steps]
         norms = client_norms(steps)

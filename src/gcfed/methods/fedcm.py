@@ -18,6 +18,7 @@ from gcfed.federated.method import (
     ClientStack,
     Download,
     Method,
+    Own,
     Params,
     Prepared,
     Received,
@@ -49,7 +50,7 @@ class ClientMomentum(ClientPart):
     def __init__(self, alpha: float) -> None:
         self.alpha = alpha
 
-    def prepare(self, stack: ClientStack, download: Download) -> Prepared:
+    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
         return download.extra["fedcm"]
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:

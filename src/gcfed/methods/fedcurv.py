@@ -10,6 +10,7 @@ each way in the tables of FedReg and FedGC fit a server that works F_k ŵ_k out 
 models more a client while it trains; for F_k, ``chunk`` models.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,9 @@ from gcfed.federated.method import (
     ClientPart,
     ClientStack,
     Download,
+    Kept,
     Method,
+    Own,
     Params,
     Prepared,
     Received,
@@ -30,12 +33,13 @@ from gcfed.federated.method import (
     ServerPart,
     Setup,
     Upload,
+    like_trained,
 )
 from gcfed.federated.stack import is_recurrent, per_client
 from gcfed.methods.requirements import full_uploads, functional_network, mean_aggregator
 from gcfed.utils.checked import Count, Weight, checked
 
-PARTS = ("fisher", "center")  # F_k and F_k ŵ_k
+PARTS = ("fedcurv_fisher", "fedcurv_center")  # F_k and F_k ŵ_k
 
 
 @checked
@@ -63,6 +67,8 @@ class CurvaturePenalty(ClientPart):
         functional_network("its Fisher information is taken by torch.func"),
     )
 
+    keeps: Mapping[str, Kept] = dict.fromkeys(PARTS, Kept(like_trained))
+
     def __init__(self, lam: float, chunk: int) -> None:
         self.lam, self.chunk = lam, chunk
 
@@ -73,17 +79,15 @@ class CurvaturePenalty(ClientPart):
                 "there (cuDNN, torch.func.vmap): take another model, or algorithm=fedprox."
             )
         self.data = setup.data
-        self.stores = {part: setup.stores.open(f"fedcurv_{part}") for part in PARTS}
 
-    def prepare(self, stack: ClientStack, download: Download) -> Prepared:
+    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
         last = int(download.extra["fedcurv_round"]["index"])  # lies on the host
-        included = torch.tensor([self.stores["fisher"].version(client) == last for client in stack.clients])
+        included = torch.tensor([self.stores["fedcurv_fisher"].version(client) == last for client in stack.clients])
         others: dict[str, Params] = {}
-        for part, store in self.stores.items():
-            sums = download.extra[f"fedcurv_{part}"]
-            others[part] = own = store.read(stack.clients, sums)  # zeros where the client has none
-            for name, t in own.items():
-                torch.sub(sums[name], t.mul_(per_client(included.to(t.device), t)), out=t)
+        for part, kept in own.items():
+            others[part] = kept  # zeros where the client has none
+            for name, t in kept.items():
+                torch.sub(download.extra[part][name], t.mul_(per_client(included.to(t.device), t)), out=t)
         return others
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
@@ -97,7 +101,8 @@ class CurvaturePenalty(ClientPart):
         with evaluating(stack.net):
             each = [self._fisher(stack, row, self.data.client(k)) for row, k in enumerate(stack.clients.tolist())]
         fisher = {name: torch.stack([one[name] for one in each]) for name in self.trained_names}
-        self._own = {"fisher": fisher, "center": {name: t * stack.full[name] for name, t in fisher.items()}}
+        center = {name: t * stack.full[name] for name, t in fisher.items()}
+        self._own = dict(zip(PARTS, (fisher, center), strict=True))
 
     def _fisher(self, stack: ClientStack, row: int, samples: np.ndarray) -> Params:
         """The diagonal of one client's Fisher information, name → ``[*shape]``."""
@@ -117,15 +122,14 @@ class CurvaturePenalty(ClientPart):
         torch._foreach_div_(list(total.values()), len(samples))
         return total
 
-    def on_upload(self, upload: Upload, download: Download) -> None:
+    def send(self, upload: Upload, own: Own, download: Download) -> None:
         for part, store in self.stores.items():  # as it is kept, so that it can be taken out of the sum exactly
-            upload.send(f"fedcurv_{part}", store.rounded(self._own[part]))
+            upload.send(part, store.rounded(self._own[part]))
         self._own = {}
 
-    def on_sent(self, upload: Upload, download: Download) -> None:
+    def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
         """A client whose upload does not count keeps its old part, which may be the one in the server's sums."""
-        for part, store in self.stores.items():
-            store.write(upload.clients, upload.extra[f"fedcurv_{part}"], download.round, upload.finite)
+        return {part: upload.extra[part] for part in PARTS}
 
 
 class CurvatureSums(ServerPart):
@@ -133,7 +137,7 @@ class CurvatureSums(ServerPart):
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         like = {name: round.start[name] for name in self.trained_names}
-        self._sums = {f"fedcurv_{part}": self.server_state(part, like) for part in PARTS}
+        self._sums = {part: self.server_state(part, like) for part in PARTS}
         self._last = self.server_state("round", {"index": torch.zeros((), dtype=torch.int64)})
         download.extra |= self._sums | {"fedcurv_round": self._last}
 

@@ -10,11 +10,24 @@ the ones of a cohort do not cancel out; the authors' code agrees. Their mean fol
 has its own number of local steps τ_k, so that c is a mean of gradients, not of displacements.
 """
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
 
-from gcfed.federated.method import ClientStack, Download, Method, Params, Prepared, Received, Setup, Upload
+from gcfed.federated.method import (
+    ClientStack,
+    Download,
+    Kept,
+    Method,
+    Own,
+    Params,
+    Prepared,
+    Received,
+    Setup,
+    Upload,
+    like_trained,
+)
 from gcfed.methods.requirements import exact_store, full_uploads, local_sgd, mean_aggregator, plain_server
 from gcfed.methods.scaffold import ControlVariates, MeanVariate, gradients_beyond
 from gcfed.utils.checked import Weight, checked
@@ -42,23 +55,22 @@ class LocalDrift(ControlVariates):
         full_uploads("its gradient corrections would still travel in full"),
         exact_store,
     )
-    message, keeps = "feddc", "feddc_control"
+    message = "feddc"
+    keeps: Mapping[str, Kept] = {"feddc_control": Kept(like_trained), "feddc_drift": Kept(like_trained)}  # c_k and h_k
 
     def __init__(self, alpha: float, takes_out: bool) -> None:
         super().__init__(momentum_correction=False)
         self.alpha, self.takes_out = alpha, takes_out
 
-    def validate(self, setup: Setup) -> None:
-        self.drifts = setup.stores.open("feddc_drift")
+    def validate(self, setup: Setup) -> None: ...
 
-    def prepare(self, stack: ClientStack, download: Download) -> Prepared:
+    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
         """The constant part α (h_k − w) + c − c_k of each client's extra gradient, ``[K, *shape]``."""
         control = download.extra["feddc"]
-        self._drift, self.own = (store.read(stack.clients, control) for store in (self.drifts, self.store))
-        pull = torch._foreach_sub(list(self._drift.values()), [download.model[name] for name in control])
+        pull = torch._foreach_sub(list(own["feddc_drift"].values()), [download.model[name] for name in control])
         torch._foreach_mul_(pull, self.alpha)
         torch._foreach_add_(pull, list(control.values()))
-        torch._foreach_sub_(pull, list(self.own.values()))
+        torch._foreach_sub_(pull, list(own["feddc_control"].values()))
         return dict(zip(control, pull, strict=True))
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
@@ -67,14 +79,15 @@ class LocalDrift(ControlVariates):
         torch._foreach_add_(grads, correction)
         torch._foreach_add_(grads, weights, alpha=self.alpha)
 
-    def on_upload(self, upload: Upload, download: Download) -> None:
-        known = download.extra["feddc"] if self.takes_out else self.own
+    def send(self, upload: Upload, own: Own, download: Download) -> None:
+        known = download.extra["feddc"] if self.takes_out else own["feddc_control"]
         upload.send("feddc", gradients_beyond(known, upload, upload.num_steps * download.lr))  # c_k⁺ − c_k
 
-    def on_sent(self, upload: Upload, download: Download) -> None:
-        super().on_sent(upload, download)
-        self.drifts.move(upload.clients, self._drift, upload.delta, upload.finite, download.round)
-        self._drift = {}
+    def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
+        return {
+            "feddc_control": own.add("feddc_control", upload.extra["feddc"], upload.finite),
+            "feddc_drift": own.add("feddc_drift", upload.delta, upload.finite),
+        }
 
 
 class MeanDrift(MeanVariate):

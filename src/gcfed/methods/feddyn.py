@@ -11,11 +11,24 @@ Kept are the sums of updates u_k = −h_k/α and u = −h/α, so α enters in on
 client's share of the data.
 """
 
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
 
-from gcfed.federated.method import ClientStack, Download, Method, Params, Prepared, Received, ServerPart, Upload
+from gcfed.federated.method import (
+    ClientStack,
+    Download,
+    Kept,
+    Method,
+    Own,
+    Params,
+    Prepared,
+    Received,
+    ServerPart,
+    Upload,
+    like_trained,
+)
 from gcfed.methods.proximal import Proximal
 from gcfed.methods.requirements import exact_store, mean_aggregator, plain_server
 from gcfed.utils.checked import Positive, checked
@@ -39,18 +52,17 @@ class FedDyn(Method):
 class DynamicPull(Proximal):
     lasting = corrects_drift = True
     needs = (exact_store,)
-    keeps = "feddyn"
+    keeps: Mapping[str, Kept] = {"feddyn": Kept(like_trained)}  # h_k, as −h_k/α
 
-    def prepare(self, stack: ClientStack, download: Download) -> Prepared:
-        start = {name: download.model[name] for name in self.trained_names}
-        self.own = self.store.read(stack.clients, start)
-        anchor = torch._foreach_neg(list(self.own.values()))
+    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
+        start = like_trained(self, download)
+        anchor = torch._foreach_neg(list(own["feddyn"].values()))
         torch._foreach_add_(anchor, list(start.values()))
         return dict(zip(start, anchor, strict=True))
 
-    def on_sent(self, upload: Upload, download: Download) -> None:
+    def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
         """Each client adds the Δ_k that the server got from it, so that u stays the mean of the u_k."""
-        self.store.move(upload.clients, self.own, upload.delta, upload.finite, download.round)
+        return {"feddyn": own.add("feddyn", upload.delta, upload.finite)}
 
 
 class UpdateSum(ServerPart):

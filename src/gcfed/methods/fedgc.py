@@ -32,7 +32,18 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 
-from gcfed.federated.method import ClientPart, Download, Method, Params, Received, Round, ServerPart, Setup, Upload
+from gcfed.federated.method import (
+    ClientPart,
+    Download,
+    Method,
+    Own,
+    Params,
+    Received,
+    Round,
+    ServerPart,
+    Setup,
+    Upload,
+)
 from gcfed.federated.stack import per_client
 from gcfed.federated.sums import Sums
 from gcfed.methods.requirements import local_sgd, mean_aggregator
@@ -108,7 +119,7 @@ class ClientConstraint(ClientPart):
         before = self._before or self._last
         return {name: last - before[name].to(last.device) for name, last in self._last.items()}  # a checkpoint's: CPU
 
-    def on_upload(self, upload: Upload, download: Download) -> None:
+    def send(self, upload: Upload, own: Own, download: Download) -> None:
         if not self.cgc:
             return
         last_lr, moves = self.lr(download.round - 1), self._moves(download)

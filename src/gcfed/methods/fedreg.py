@@ -25,7 +25,18 @@ from torch import Tensor, nn
 
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.federated.batches import Kind
-from gcfed.federated.method import Batch, ClientPart, ClientStack, Download, LocalSolver, Order, Params, Prepared, Setup
+from gcfed.federated.method import (
+    Batch,
+    ClientPart,
+    ClientStack,
+    Download,
+    LocalSolver,
+    Order,
+    Own,
+    Params,
+    Prepared,
+    Setup,
+)
 from gcfed.federated.stack import client_norms, per_client
 from gcfed.utils.checked import Count, Positive, PositiveShare, Share, checked
 from gcfed.utils.rng import torch_seed
@@ -71,11 +82,11 @@ class FedReg(ClientPart):
             raise ValueError("methods.fedreg moves inputs along their gradients, and words have none: take image data.")
         self.data, self.solver = setup.data, setup.solver
 
-    def prepare(self, stack: ClientStack, download: Download) -> Prepared:
+    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
         if not (self.pseudo or self.perturbed):
             return {}
-        own = PseudoPass(stack, self.data, self.solver, download, (self.eta_s, self.eta_p), self.iterations)
-        return {"pass": own}
+        made = PseudoPass(stack, self.data, self.solver, download, (self.eta_s, self.eta_p), self.iterations)
+        return {"pass": made}
 
     def before_step(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> None:
         if self.gamma < 1:

@@ -25,7 +25,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcfed.federated.method import ClientStack, Download, Method, Params, Prepared, Received, Round, Setup, Upload
+from gcfed.federated.method import (
+    ClientStack,
+    Download,
+    Kept,
+    Method,
+    Own,
+    Params,
+    Prepared,
+    Received,
+    Round,
+    Setup,
+    Upload,
+)
 from gcfed.federated.stack import per_client
 from gcfed.methods.requirements import exact_store
 from gcfed.methods.subspace import SubspaceClient, Subspaces, SubspaceServer
@@ -48,36 +60,36 @@ class FedSub(Method):
 
 class Duals(SubspaceClient):
     needs = (*SubspaceClient.needs, exact_store)
-    keeps = "fedsub"
+    keeps: Mapping[str, Kept] = {
+        "fedsub": Kept(lambda part, download: {n: part.space[n].project(download.model[n]) for n in part.trained_names})
+    }  # fmt: skip
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
         self._num_steps = setup.solver.num_steps
-        self.store.share = self.spaces.ratio  # vectors are whole, and few
+        self.stores["fedsub"].share = self.spaces.ratio  # vectors are whole, and few
 
     def on_download(self, download: Download) -> None:
         super().on_download(download)
         self._sent: list[tuple[np.ndarray, Tensor]] = []  # clients, and which of them are finite
 
-    def prepare(self, stack: ClientStack, download: Download) -> Prepared:
-        like = {name: self.space[name].project(download.model[name]) for name in self.trained_names}
-        self.own = self.store.read(stack.clients, like)
-        self._turn(stack.clients, download)
-        first = self.own[self.trained_names[0]]
+    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
+        self._turn(own["fedsub"], stack.clients, download)
+        first = own["fedsub"][self.trained_names[0]]
         scale = on_device(1 / (download.lr * self._num_steps(stack.num_samples)), first.device, first.dtype)
         absent = download.extra.get("fedsub", {})
-        duals = {name: dual + absent[name] if absent else dual for name, dual in self.own.items()}
+        duals = {name: dual + absent[name] if absent else dual for name, dual in own["fedsub"].items()}
         return {name: dual * per_client(scale, dual) for name, dual in duals.items()}
 
-    def _turn(self, clients: np.ndarray, download: Download) -> None:
+    def _turn(self, duals: Params, clients: np.ndarray, download: Download) -> None:
         """λ_k ← P_newᵀ P_old λ_k; an old P is drawn again, one tensor at a time."""
-        versions = [self.store.version(client) for client in clients.tolist()]
+        versions = [self.stores["fedsub"].version(client) for client in clients.tolist()]
         epochs = np.array([-1 if version is None else self.spaces.epoch(version) for version in versions])
         now, projector = self.spaces.epoch(download.round), self.spaces.projector
         for epoch in set(epochs.tolist()) - {-1, now}:
             rows = torch.from_numpy(np.flatnonzero(epochs == epoch))
             between = range(epoch + 1, now) if self.spaces.turns_absent else ()
-            for name, dual in self.own.items():
+            for name, dual in duals.items():
                 like = download.model[name]
                 old = projector(download.seed, epoch, name, like)
                 for middle in between:
@@ -85,18 +97,18 @@ class Duals(SubspaceClient):
                     dual[rows], old = new.project(old.lift(dual[rows])), new
                 dual[rows] = self.space[name].project(old.lift(dual[rows]))
 
-    def on_sent(self, upload: Upload, download: Download) -> None:
+    def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
         """λ_k + b_k, until b̄ is known; a client whose numbers are not finite keeps its λ_k."""
-        self.store.move(upload.clients, self.own, upload.delta, upload.finite, download.round)
         self._sent.append((upload.clients, upload.finite))
+        return {"fedsub": own.add("fedsub", upload.delta, upload.finite)}
 
     def on_reply(self, reply: Mapping[str, Params], download: Download) -> None:
         mean = reply.get("fedsub", {})
         for clients, finite in self._sent if mean else ():
-            duals = self.store.read(clients, mean)
+            duals = self.stores["fedsub"].read(clients, mean)
             for name, dual in duals.items():
                 dual.sub_(mean[name] * per_client(finite.to(dual.dtype), dual))
-            self.store.write(clients, duals, download.round)
+            self.stores["fedsub"].write(clients, duals, download.round)
         self._sent = []
 
 

@@ -9,9 +9,19 @@ take equally many steps at a constant rate; here y_k is the update itself. With 
 server takes Δ_k as it keeps it, rounded, so that y stays the mean of the table.
 """
 
+from collections.abc import Mapping
+
 import torch
 
-from gcfed.federated.method import Params, Received, Round, ServerPart, Upload
+from gcfed.federated.method import (
+    Kept,
+    Params,
+    Received,
+    Round,
+    ServerPart,
+    Upload,
+    like_trained,
+)
 from gcfed.federated.stack import per_client
 from gcfed.methods.requirements import mean_aggregator
 
@@ -20,17 +30,17 @@ class FedVARP(ServerPart):
     """Lets the last update of every client stand for it in the rounds that it misses."""
 
     corrects_drift = True
-    keeps = "fedvarp"
+    keeps: Mapping[str, Kept] = {"fedvarp": Kept(like_trained)}
     needs = (mean_aggregator("y is the plain mean of the table", uniform=True),)
 
     def on_receive(self, upload: Upload, round: Round) -> None:
         """Δ_k becomes Δ_k − y_k on its way into the mean; a client whose numbers are not finite keeps its y_k."""
-        table = self.store.read(upload.clients, {name: round.start[name] for name in self.trained_names})
+        table = self.stores["fedvarp"].read(upload.clients, {name: round.start[name] for name in self.trained_names})
         finite = {n: torch.where(per_client(upload.finite, y), upload.delta[n], y) for n, y in table.items()}
-        new = self.store.rounded(finite)
+        new = self.stores["fedvarp"].rounded(finite)
         for name, old in table.items():
             upload.delta[name] = new[name] - old
-        self.store.write(upload.clients, new, round.index)
+        self.stores["fedvarp"].write(upload.clients, new, round.index)
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
         news = {name: update[name] for name in self.trained_names}  # mean (Δ_k − y_k)

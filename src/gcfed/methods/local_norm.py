@@ -5,16 +5,29 @@ ones. The paper sends none of them, but the global model, which is tested here, 
 makes of the last cohort's, their mean, and no Global GC.
 """
 
+from collections.abc import Mapping
+
 from torch import nn
 
-from gcfed.federated.messages import finite_clients
-from gcfed.federated.method import ClientPart, ClientStack, Download, Prepared, Setup
+from gcfed.federated.method import (
+    ClientPart,
+    ClientStack,
+    Download,
+    Kept,
+    Own,
+    Params,
+    Prepared,
+    Setup,
+)
 from gcfed.methods.requirements import plain_server
 from gcfed.models.own import batch_norms
 
 
 class LocalNorm(ClientPart):
-    method, keeps = "model.norm_policy=local", "batch_norm"
+    method = "model.norm_policy=local"
+    keeps: Mapping[str, Kept] = {
+        "batch_norm": Kept(lambda part, download: {n: download.model[n] for n in part.kept}, starts_at_model=True)
+    }
     needs = (plain_server("the global model has the mean of the clients' batch norms"),)
 
     def validate(self, setup: Setup) -> None:
@@ -26,18 +39,17 @@ class LocalNorm(ClientPart):
         travels = setup.module.travels  # what is frozen is the same everywhere
         self.kept = [name for name in _of_batch_norms(setup.module.net) if name in travels]
         tensors = setup.module.net.state_dict()
-        self.store.share = sum(tensors[n].numel() for n in self.kept) / sum(t.numel() for t in tensors.values())
+        kept, whole = (sum(tensors[name].numel() for name in names) for names in (self.kept, tensors))
+        self.stores["batch_norm"].share = kept / whole
 
-    def prepare(self, stack: ClientStack, download: Download) -> Prepared:
-        start = {name: stack.start[name] for name in self.kept}
-        for name, own in self.store.read(stack.clients, start, default=start).items():
-            stack.full[name].copy_(own)
+    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
+        for name, t in own["batch_norm"].items():
+            stack.full[name].copy_(t)
         return {}
 
-    def on_clients_end(self, stack: ClientStack, download: Download) -> None:
+    def on_clients_end(self, stack: ClientStack, download: Download) -> Mapping[str, Params]:
         """A client that has diverged keeps what it had."""
-        own = {name: stack.full[name] for name in self.kept}
-        self.store.write(stack.clients, own, download.round, finite_clients(stack.full))
+        return {"batch_norm": {name: stack.full[name] for name in self.kept}}
 
 
 def no_steps(setup: Setup) -> set[str]:

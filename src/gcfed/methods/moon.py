@@ -4,12 +4,23 @@ The paper puts a two-layer projection head between features and classifier; here
 as it is, so that methods are compared on the same network.
 """
 
+from collections.abc import Mapping
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gcfed.federated.messages import finite_clients
-from gcfed.federated.method import Batch, ClientPart, ClientStack, Download, Output, Prepared
+from gcfed.federated.method import (
+    Batch,
+    ClientPart,
+    ClientStack,
+    Download,
+    Kept,
+    Output,
+    Own,
+    Params,
+    Prepared,
+)
 from gcfed.methods.requirements import check_learned, network_parts
 from gcfed.utils.checked import Positive, Weight, checked
 
@@ -31,18 +42,17 @@ class Moon(ClientPart):
     graphable = True
     needs_features = True
     needs = (network_parts("features", "head"),)
-    keeps = "moon"
+    keeps: Mapping[str, Kept] = {"moon": Kept(lambda part, download: download.model, starts_at_model=True)}
 
     def __init__(self, mu: Weight = 1.0, temperature: Positive = 0.5) -> None:
         self.mu, self.temperature = mu, temperature
 
-    def prepare(self, stack: ClientStack, download: Download) -> Prepared:
-        known = torch.tensor([self.store.version(client) is not None for client in stack.clients])
+    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
+        known = torch.tensor([self.stores["moon"].version(client) is not None for client in stack.clients])
         if not known.any():
             return {}
         like = next(iter(stack.start.values()))
-        own = self.store.read(stack.clients, stack.start, default=stack.start)
-        return own | {KNOWN: known.to(like.device, like.dtype)}
+        return own["moon"] | {KNOWN: known.to(like.device, like.dtype)}
 
     def local_loss(self, stack: ClientStack, batch: Batch, out: Output) -> Tensor | None:
         check_learned(out, self.title)
@@ -57,9 +67,9 @@ class Moon(ClientPart):
         mean = terms.mean(1) if batch.rows is None else (terms * batch.rows).sum(1) / batch.rows.sum(1)
         return self.mu * known * mean
 
-    def on_clients_end(self, stack: ClientStack, download: Download) -> None:
+    def on_clients_end(self, stack: ClientStack, download: Download) -> Mapping[str, Params]:
         """A model that has diverged is no reference: its client keeps the one before."""
-        self.store.write(stack.clients, stack.full, download.round, finite_clients(stack.full))
+        return {"moon": stack.full}
 
 
 def _similarity(a: Output, b: Output) -> Tensor:

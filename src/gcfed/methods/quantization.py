@@ -13,7 +13,13 @@ from pydantic import Field
 from torch import Tensor
 
 from gcfed.federated.messages import Levels
-from gcfed.federated.method import ClientPart, Download, Order, Upload
+from gcfed.federated.method import (
+    ClientPart,
+    Download,
+    Order,
+    Own,
+    Upload,
+)
 from gcfed.utils.checked import checked
 from gcfed.utils.rng import torch_seed
 
@@ -34,7 +40,7 @@ class Quantization(ClientPart):
     def coded(self) -> dict[str, int]:
         return dict.fromkeys(self.trained_names, self.bits)
 
-    def on_upload(self, upload: Upload, download: Download) -> None:
+    def send(self, upload: Upload, own: Own, download: Download) -> None:
         # Not of the running statistics, of which a variance could come out negative.
         tensors, norms = [upload.delta[name] for name in self.trained_names], []
         for row, client in enumerate(upload.clients.tolist()):

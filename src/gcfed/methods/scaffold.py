@@ -8,6 +8,7 @@ So c is the mean of all c_k at any time. Clients send Δ_k and c_k⁺ − c_k. T
 global one. Weight decay is part of the gradient that c_k estimates, since torch's SGD adds it.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -17,16 +18,20 @@ from gcfed.federated.method import (
     ClientPart,
     ClientStack,
     Download,
+    Kept,
     Method,
     Needs,
+    Own,
+    Params,
     Prepared,
     Received,
     Round,
     ServerPart,
     Setup,
     Upload,
+    like_trained,
 )
-from gcfed.federated.stack import Params, per_client
+from gcfed.federated.stack import per_client
 from gcfed.methods.requirements import full_uploads, local_sgd, uniform_weights
 from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.checked import checked
@@ -52,7 +57,8 @@ class ControlVariates(ClientPart):
         local_sgd("it reads a client's mean gradient off w₀ − w_k", momentum=True),
         full_uploads("its control variates would still travel in full"),
     )
-    message = keeps = "scaffold"
+    message = "scaffold"
+    keeps: Mapping[str, Kept] = {"scaffold": Kept(like_trained)}
 
     def __init__(self, momentum_correction: bool) -> None:
         self.momentum_correction = momentum_correction
@@ -66,10 +72,9 @@ class ControlVariates(ClientPart):
             )
         self.momentum, self.nesterov = settings["momentum"], settings["nesterov"]
 
-    def prepare(self, stack: ClientStack, download: Download) -> Prepared:
+    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
         control = download.extra["scaffold"]
-        self.own = self.store.read(stack.clients, control)
-        correction = torch._foreach_neg(list(self.own.values()))
+        correction = torch._foreach_neg(list(own["scaffold"].values()))
         torch._foreach_add_(correction, list(control.values()))
         return dict(zip(control, correction, strict=True))
 
@@ -77,19 +82,19 @@ class ControlVariates(ClientPart):
         stack = pl_module.clients
         torch._foreach_add_(*stack.with_grads(stack.prepared[self]))
 
-    def on_upload(self, upload: Upload, download: Download) -> None:
+    def send(self, upload: Upload, own: Own, download: Download) -> None:
         steps = upload.num_steps
         if self.momentum_correction:
             steps = effective_steps(steps, self.momentum, nesterov=self.nesterov)
         change = gradients_beyond(download.extra["scaffold"], upload, steps * download.lr)
-        if self.store.dtype is not None:  # sent is the change of what is kept, so that c stays the mean of that
-            new = self.store.rounded({name: self.own[name] + moved for name, moved in change.items()})
-            change = {name: t.sub_(self.own[name]) for name, t in new.items()}
+        if (store := self.stores["scaffold"]).dtype is not None:  # of what is kept, so that c stays the mean of that
+            new = store.rounded({name: own["scaffold"][name] + moved for name, moved in change.items()})
+            change = {name: t.sub_(own["scaffold"][name]) for name, t in new.items()}
         upload.send("scaffold", change)
 
-    def on_sent(self, upload: Upload, download: Download) -> None:
+    def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
         """Where an upload does not count, its client keeps the old c_k, so that c stays their mean."""
-        self.store.move(upload.clients, self.own, upload.extra[self.message], upload.finite, download.round)
+        return {"scaffold": own.add("scaffold", upload.extra["scaffold"], upload.finite)}
 
 
 class MeanVariate(ServerPart):

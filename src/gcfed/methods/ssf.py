@@ -12,9 +12,23 @@ Both variates stay on the CPU in full. On the device there are their projections
 time. Quantization takes the first of the two messages up.
 """
 
+from collections.abc import Mapping
+
 import torch
 
-from gcfed.federated.method import ClientStack, Download, Method, Params, Part, Prepared, Received, Round, Upload
+from gcfed.federated.method import (
+    ClientStack,
+    Download,
+    Kept,
+    Method,
+    Own,
+    Params,
+    Part,
+    Prepared,
+    Received,
+    Round,
+    Upload,
+)
 from gcfed.federated.stack import per_client
 from gcfed.methods.requirements import exact_store, uniform_weights
 from gcfed.methods.scaffold import gradients_beyond
@@ -42,22 +56,21 @@ def _on_cpu(part: Part, download: Download) -> Params:
 
 class ProjectedVariates(SubspaceClient):
     needs = (*SubspaceClient.needs, exact_store)
-    keeps = "ssf"
+    keeps: Mapping[str, Kept] = {"ssf": Kept(_on_cpu)}
 
-    def prepare(self, stack: ClientStack, download: Download) -> Prepared:
-        control, own = download.extra["ssf"], self.store.read(stack.clients, _on_cpu(self, download))
-        return {n: c - self.space[n].project(own[n].to(c.device)) for n, c in control.items()}
+    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
+        control, kept = download.extra["ssf"], own["ssf"]
+        return {n: c - self.space[n].project(kept[n].to(c.device)) for n, c in control.items()}
 
-    def on_upload(self, upload: Upload, download: Download) -> None:
-        super().on_upload(upload, download)
+    def send(self, upload: Upload, own: Own, download: Download) -> None:
+        super().send(upload, own, download)
         upload.send("ssf", gradients_beyond(download.extra["ssf"], upload, upload.num_steps * download.lr))
 
-    def on_sent(self, upload: Upload, download: Download) -> None:
+    def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
         """Where the upload does not count, c_k stays as it was, so that c stays the mean."""
-        own = self.store.read(upload.clients, _on_cpu(self, download))
         for name, change in upload.extra["ssf"].items():
-            own[name] += self.space[name].lift(change.where(per_client(upload.finite, change), 0.0)).cpu()
-        self.store.write(upload.clients, own, download.round)
+            own["ssf"][name] += self.space[name].lift(change.where(per_client(upload.finite, change), 0.0)).cpu()
+        return {"ssf": own["ssf"]}
 
 
 class ProjectedMean(SubspaceServer):

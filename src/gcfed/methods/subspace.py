@@ -25,7 +25,18 @@ import torch
 from torch import Tensor
 
 from gcfed.federated.forward import Params
-from gcfed.federated.method import ClientPart, Download, Needs, Order, Received, Round, ServerPart, Setup, Upload
+from gcfed.federated.method import (
+    ClientPart,
+    Download,
+    Needs,
+    Order,
+    Own,
+    Received,
+    Round,
+    ServerPart,
+    Setup,
+    Upload,
+)
 from gcfed.methods.requirements import local_sgd, mean_aggregator, plain_server
 from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.rng import torch_seed
@@ -132,7 +143,7 @@ class SubspaceClient(ClientPart):
             if self.weight_decay:
                 grad.sub_(stack.leaves[name], alpha=self.weight_decay)
 
-    def on_upload(self, upload: Upload, download: Download) -> None:
+    def send(self, upload: Upload, own: Own, download: Download) -> None:
         for name in self.trained_names:  # one at a time, so that a stack's updates are never there twice
             upload.delta[name] = self.space[name].project(upload.delta[name])
 
