@@ -18,7 +18,7 @@ from gcfed.federated.messages import Download, Upload, finite_clients
 from gcfed.federated.method import ClientPart, Order, ServerPart, Setup, parts_of
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.processes.strategy import CohortStrategy
-from gcfed.federated.round import Counts, Received, Round
+from gcfed.federated.received import Counts, Received, Round
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stacks import Stacks
 from gcfed.federated.store import ClientStores

@@ -12,7 +12,7 @@ import importlib, logging, os, pkgutil, random, signal, sys, threading, warnings
 from contextlib import suppress
 
 # What others change when they are imported is theirs.
-import hydra, jinja2, lightning.pytorch, matplotlib.pyplot, numpy, pandas, seaborn, torch
+import hydra, jinja2, lightning.pytorch, matplotlib.pyplot, numpy, pandas, torch
 import tensorboard.plugins.hparams.summary_v2, torch.utils.tensorboard
 from lightning.pytorch.loggers import TensorBoardLogger
 with suppress(ImportError):

@@ -51,7 +51,7 @@ federated.faults.Faults participation.faults: extra [0 inf] whole null
 federated.solver.LocalSolver client: epochs [1 inf] whole, steps [1 inf] whole null, batch_size [1 inf] whole
 federated.solver.LocalSolver client: last_batch keep|drop|wrap, lr_decay (0 1], clip_norm (0 inf] null, graphs flag
 federated.solver.LocalSolver client: stack [1 inf] whole auto
-federated.aggregate.MeanAggregator aggregator: weighting uniform|samples, exact flag
+federated.aggregate.MeanAggregator aggregator: weighting uniform|samples
 methods.centralization.GradientCentralization gc: local flag, server flag, local_rounds [1 inf] whole null
 methods.centralization.GradientCentralization gc: lam [0 1] sometimes, tensors weights|all
 methods.centralization.GradientCentralization gc: mean out|out_in|out_kernel|out_in_height|in_kernel

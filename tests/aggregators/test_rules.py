@@ -15,7 +15,7 @@ from gcfed.aggregators.norm_clip import MedianClip, NormClip
 from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.module import FederatedModule
-from gcfed.federated.round import Round
+from gcfed.federated.received import Round
 from gcfed.federated.store import ClientStores
 from gcfed.methods.local_norm import LocalNorm
 from gcfed.methods.scaffold import Scaffold

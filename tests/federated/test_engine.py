@@ -25,7 +25,7 @@ from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.batches import plan_batches
 from gcfed.federated.messages import finite_clients
 from gcfed.federated.method import Order
-from gcfed.federated.round import Counts
+from gcfed.federated.received import Counts
 from gcfed.federated.server import Tally
 from gcfed.federated.solver import LocalSolver, clip_client_grads_
 from gcfed.federated.stack import ClientStack, broadcast_state, uses_batch_statistics

@@ -27,7 +27,7 @@ from plain_reference import batches, broken, cohort, local_sgd
 from torch import nn
 
 from gcfed.federated.aggregate import MeanAggregator
-from gcfed.federated.round import Received
+from gcfed.federated.received import Received
 from gcfed.methods.fedgc import FedGC, add_weighted_, constrain_, layer_of, multipliers, products
 from gcfed.models.resnet9 import ResNet9
 from gcfed.run import train

@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.method import Part, ServerPart
-from gcfed.federated.round import Received
+from gcfed.federated.received import Received
 from gcfed.runs.measures import DECAY, WINDOW
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from gcfed.federated.forward import Params
 from gcfed.federated.messages import Upload
-from gcfed.federated.round import Round
+from gcfed.federated.received import Round
 from gcfed.federated.sums import TERMS, Sums
 from gcfed.utils.checked import checked
 from gcfed.utils.device import on_device

@@ -16,8 +16,9 @@ from gcfed.federated.faults import Faults
 from gcfed.federated.method import ClientPart, Part, ServerPart, Setup
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.probe import look
+from gcfed.federated.received import Received
 from gcfed.federated.refusals import validate_parts
-from gcfed.federated.round import Received, run_round
+from gcfed.federated.round import run_round
 from gcfed.federated.server import Server
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import is_recurrent

@@ -22,7 +22,7 @@ from gcfed.federated.client_store import ClientStore
 from gcfed.federated.forward import Output, Params
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.module import FederatedModule
-from gcfed.federated.round import Received, Round
+from gcfed.federated.received import Received, Round
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import ClientStack, per_client
 from gcfed.federated.store import ClientStores

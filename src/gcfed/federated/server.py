@@ -17,7 +17,7 @@ from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, MessageError, Upload, finite_clients, refuse_other
 from gcfed.federated.method import Order, ServerPart, upload_shapes
 from gcfed.federated.module import FederatedModule
-from gcfed.federated.round import Counts, Received, Round
+from gcfed.federated.received import Counts, Received, Round
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.store import ClientStores
 from gcfed.federated.sums import Reduce

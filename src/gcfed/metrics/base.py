@@ -14,7 +14,7 @@ from gcfed.federated.forward import Params, evaluating
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.method import ClientPart, Order, Part, ServerPart, Setup
 from gcfed.federated.processes.strategy import rank_and_world
-from gcfed.federated.round import Received, Round, places
+from gcfed.federated.received import Received, Round, places
 from gcfed.federated.stack import ClientStack
 from gcfed.utils.checked import Count, checked
 from gcfed.utils.files import replacing

@@ -13,7 +13,7 @@ from torch import Tensor
 from gcfed.federated.messages import Download
 from gcfed.federated.method import Setup
 from gcfed.federated.processes.strategy import rank_and_world
-from gcfed.federated.round import Received, Round
+from gcfed.federated.received import Received, Round
 from gcfed.metrics.base import RoundTable, ServerMetric, device_of
 from gcfed.utils.checked import Count, checked
 from gcfed.utils.files import replacing

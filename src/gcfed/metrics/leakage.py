@@ -21,7 +21,7 @@ from torch.func import functional_call
 from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download
 from gcfed.federated.method import Setup
-from gcfed.federated.round import Received, Round
+from gcfed.federated.received import Received, Round
 from gcfed.methods.requirements import functional_network
 from gcfed.metrics.base import ServerMetric, evaluating, zeros
 from gcfed.utils.checked import Count, checked

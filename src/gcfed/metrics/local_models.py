@@ -14,7 +14,7 @@ from torch import Tensor
 from gcfed.federated.forward import Params, Tap
 from gcfed.federated.messages import Download
 from gcfed.federated.method import Setup
-from gcfed.federated.round import Received, places
+from gcfed.federated.received import Received, places
 from gcfed.federated.stack import ClientStack
 from gcfed.methods.requirements import has_part
 from gcfed.metrics.base import AT_ONCE, OwnNumbers, device_of, drawn, fetch_tests, floats

@@ -25,7 +25,7 @@ from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, Upload, finite_clients
 from gcfed.federated.method import Part, Setup
 from gcfed.federated.processes.strategy import rank_and_world
-from gcfed.federated.round import Received, Round
+from gcfed.federated.received import Received, Round
 from gcfed.federated.stack import ClientStack
 from gcfed.metrics import base
 from gcfed.metrics.base import AT_ONCE, ClientMetric, ServerMetric, drawn, evaluating, fetch_tests, zeros

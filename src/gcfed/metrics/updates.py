@@ -16,7 +16,7 @@ from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, Upload, finite_clients
 from gcfed.federated.method import Setup, upload_shapes
-from gcfed.federated.round import Received, Round
+from gcfed.federated.received import Received, Round
 from gcfed.federated.stack import ClientStack, per_client
 from gcfed.methods.centralization import by_output
 from gcfed.metrics.base import ClientMetric, RoundTable, ServerMetric, dot, floats, in_cohort, now, zeros
