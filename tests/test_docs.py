@@ -41,7 +41,7 @@ def example(tmp_path, monkeypatch):
 
 def test_adding_a_method_takes_one_file_one_yaml_one_test(example, tmp_path):
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+    with initialize_config_dir(str(ROOT / "configs"), version_base=None):
         cfg = compose("train", [
             f"hydra.searchpath=[file://{example}/configs]", "algorithm=fednova", "gc=gcfed", "quantization=fedpaq",
             "rounds=2", "data.limit_train=200", "data.limit_test=50", f"paths.output_dir={tmp_path / 'run'}",

@@ -63,7 +63,7 @@ def results(notebook):
 
 def test_a_config_from_python_is_that_of_the_command_line():
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+    with initialize_config_dir(str(ROOT / "configs"), version_base=None):
         cfg = compose("train", ["gc=none", "seed=3"])
     with open_dict(cfg):
         cfg.paths.output_dir, cfg.trainer.devices, cfg.callbacks.progress = "logs/here", 1, None

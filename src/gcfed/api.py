@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -125,10 +124,10 @@ class Comparison:
     def table(self, column: str = "test/acc", rounds: int = 10) -> pd.DataFrame:
         """A row for each method: a column's mean over seeds and the last so many rounds, with its 95 % interval.
 
-        If any run has fewer rounds, the last value of each run alone, as in the report; ``rounds`` says how many.
+        If a run has fewer than three times as many, the last value of each run alone; ``rounds`` says how many.
         """
         curves = self.curves(column)
-        if min(runs.apply(pd.Series.last_valid_index).min() for runs in curves.values()) < rounds:
+        if min(runs.apply(pd.Series.last_valid_index).min() for runs in curves.values()) < 3 * rounds:
             rounds = 1
         last = {m: runs.apply(lambda run: smooth(run.dropna(), rounds).iloc[-1]) for m, runs in curves.items()}
         rows = {method: (seeds.mean(), *interval(seeds), len(seeds), rounds) for method, seeds in last.items()}
@@ -138,17 +137,18 @@ class Comparison:
         """A column over the rounds: each seed thin, and each method's mean thick."""
         from matplotlib.figure import Figure
 
-        from gcfed.plots.style import FACTORS, LABELS, PALETTE, styled, ticks
+        from gcfed.plots.style import FACTORS, LABELS, looks, styled, ticks
 
         @styled
         def draw() -> Figure:
             figure = Figure(figsize=(6.4, 3.8))
             axes = figure.subplots()
-            for (method, curves), color in zip(self.curves(column).items(), cycle(PALETTE), strict=False):
+            for method, curves in self.curves(column).items():
+                look = looks(method for method, _ in self.folders)[method]
                 curves *= FACTORS.get(column, 1)
                 marker = "o" if len(curves) == 1 else None  # a line through a single point is invisible
-                axes.plot(curves, color=color, alpha=0.35, linewidth=0.8)
-                axes.plot(curves.mean(axis=1), color=color, label=method, marker=marker)
+                axes.plot(curves, **look, alpha=0.35, linewidth=0.8)
+                axes.plot(curves.mean(axis=1), **look, label=method, marker=marker)
             axes.set(xlabel="communication round", ylabel=LABELS.get(column, column))
             ticks(axes)
             axes.legend()

@@ -236,24 +236,6 @@ def test_bfloat16_halves_the_size_and_rounds(tmp_path):
     assert (tmp_path / "c" / "0-0.bin").stat().st_size == 2 * (48 + 5) + 4
 
 
-@pytest.mark.parametrize(("dtype", "expected"), [(None, 2 * 10 * 40), ("bfloat16", 10 * 40)])
-def test_what_all_states_would_take(dtype, expected):
-    stores = ClientStores(dtype)
-    assert stores.bytes_of(10, 40) == 0
-    for name in ("a", "b", "a"):
-        stores.open(name)
-    assert stores.bytes_of(10, 40) == expected
-
-
-@pytest.mark.parametrize("name", ["fedsub", "feddc"])
-def test_what_a_methods_states_would_take_is_what_they_take(config, tmp_path, name):
-    words = ("rounds=1", "participation.num_clients=5", "client.epochs=1", "data.limit_train=100", "gc=none")
-    result = train(config(f"algorithm={name}", *words, folder=tmp_path))
-    written = sum(path.stat().st_size for path in tmp_path.glob("clients/*/*.bin"))
-    model = sum(t.nbytes for t in result.model.parameters())
-    assert written == pytest.approx(result.loop.stores.bytes_of(5, model), rel=0.05)
-
-
 def test_bad_settings_name_their_key():
     with pytest.raises(ValueError, match="dtype=int8"):
         ClientStores("int8")

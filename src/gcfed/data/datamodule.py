@@ -80,11 +80,6 @@ class FederatedDataModule(LightningDataModule):
         self.tests_of_clients: Partition | None = None
         self._device: torch.device | None = None
 
-    @property
-    def is_described(self) -> bool:
-        """Whether a model can be built, and a transform be known, before the data are read."""
-        return bool(self.input_shape and self.num_classes) and not isinstance(self.transform, AutoTransform)
-
     def setup(self, stage: str | None = None) -> None:
         """Loads and partitions, once.
 

@@ -39,7 +39,6 @@ class ClientStore:
         self.folder, self.dtype = folder, dtype
         self.shared = False  # with other processes, which read files
         self.servers = False  # a table of the server, which clients do not write
-        self.share = 1.0  # of the model's size that a client's state takes
         self._held: dict[int, Tensor] = {}  # the present versions that lie on a GPU, ``[P]``
         self._version: dict[int, int] = {}
         self._checkpointed: dict[int, int] = {}  # the versions of the last checkpoint

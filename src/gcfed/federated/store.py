@@ -127,11 +127,6 @@ class ClientStores:
     def rotate(self) -> list[Path]:
         return [path for store in self.opened.values() for path in store.rotate()]
 
-    def bytes_of(self, num_clients: int, model_bytes: int) -> int:
-        """What the states of all clients would take; 0 where no method keeps any."""
-        models = sum(store.share for store in self.opened.values()) / (2 if self.dtype is torch.bfloat16 else 1)
-        return int(models * num_clients * model_bytes)
-
     def state_dict(self) -> dict[str, Any]:
         self.require_folder()
         return {name: store.state_dict() for name, store in self.opened.items()}

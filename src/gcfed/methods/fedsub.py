@@ -67,7 +67,6 @@ class Duals(SubspaceClient):
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
         self._num_steps = setup.solver.num_steps
-        self.stores["fedsub"].share = self.spaces.ratio  # vectors are whole, and few
 
     def on_download(self, download: Download) -> None:
         super().on_download(download)

@@ -38,9 +38,6 @@ class LocalNorm(ClientPart):
             )
         travels = setup.module.travels  # what is frozen is the same everywhere
         self.kept = [name for name in _of_batch_norms(setup.module.net) if name in travels]
-        tensors = setup.module.net.state_dict()
-        kept, whole = (sum(tensors[name].numel() for name in names) for names in (self.kept, tensors))
-        self.stores["batch_norm"].share = kept / whole
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
         for name, t in own["batch_norm"].items():

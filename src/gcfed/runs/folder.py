@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from gcfed.runs.identity import counted, differences, digest, identity, leaves
 from gcfed.runs.reading import column, read_metrics, read_summary, read_yaml
 from gcfed.utils.machine import job, leads
-from gcfed.utils.resolvers import ROOT
+from gcfed.utils.resolvers import ROOT, register
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -252,6 +252,6 @@ def job_dir(overrides: str) -> str:
     return f"{name.encode()[:200].decode(errors='ignore')}-{digest({'': overrides})}"
 
 
-OmegaConf.register_new_resolver("run_dir", run_dir, replace=True)
-OmegaConf.register_new_resolver("job_dir", job_dir, replace=True)
-OmegaConf.register_new_resolver("sweep_dir", sweep_dir, replace=True, use_cache=True)
+register("run_dir", run_dir, replace=True)
+register("job_dir", job_dir, replace=True)
+register("sweep_dir", sweep_dir, replace=True, use_cache=True)
