@@ -24,7 +24,7 @@ federation: .venv-nvflare/.installed  ## the demo by a server and five sites of 
 	.venv-nvflare/bin/python src/train.py federation=nvflare
 
 test-federation: .venv-nvflare/.installed  ## real sites: the simulation's bits, faults, certificates, sockets
-	OMP_NUM_THREADS=1 .venv-nvflare/bin/python -m pytest tests/gcfed_sites
+	OMP_NUM_THREADS=1 .venv-nvflare/bin/python -m pytest tests/gcfed_sites/test_real_sites.py
 
 SEED ?= 1
 N ?= 200
