@@ -19,17 +19,7 @@ from pydantic import Field
 from torch import Tensor
 
 from gcfed.aggregators.cohort import BoundedRule
-from gcfed.federated.method import (
-    ClientPart,
-    Download,
-    Order,
-    Own,
-    Part,
-    Received,
-    ServerPart,
-    Setup,
-    Upload,
-)
+from gcfed.federated.method import ClientPart, Download, Order, Own, Part, Received, ServerPart, Setup, Upload
 from gcfed.utils.checked import Share, Weight, checked
 from gcfed.utils.rng import generator, torch_seed
 

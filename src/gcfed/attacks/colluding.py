@@ -13,12 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from gcfed.attacks.byzantine import Attack, messages
-from gcfed.federated.method import (
-    Download,
-    Own,
-    Setup,
-    Upload,
-)
+from gcfed.federated.method import Download, Own, Setup, Upload
 from gcfed.utils.checked import Weight, checked
 
 

@@ -32,18 +32,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 
-from gcfed.federated.method import (
-    ClientPart,
-    Download,
-    Method,
-    Own,
-    Params,
-    Received,
-    Round,
-    ServerPart,
-    Setup,
-    Upload,
-)
+from gcfed.federated.method import ClientPart, Download, Method, Own, Params, Received, Round, ServerPart, Setup, Upload
 from gcfed.federated.stack import per_client
 from gcfed.federated.sums import Sums
 from gcfed.methods.requirements import local_sgd, mean_aggregator

@@ -9,14 +9,7 @@ gradient from the task.
 import torch
 from torch import Tensor
 
-from gcfed.federated.method import (
-    ClientPart,
-    ClientStack,
-    Download,
-    Own,
-    Prepared,
-    Setup,
-)
+from gcfed.federated.method import ClientPart, ClientStack, Download, Own, Prepared, Setup
 from gcfed.utils.checked import Positive, Weight, checked
 from gcfed.utils.device import on_device
 

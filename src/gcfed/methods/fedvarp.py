@@ -13,15 +13,7 @@ from collections.abc import Mapping
 
 import torch
 
-from gcfed.federated.method import (
-    Kept,
-    Params,
-    Received,
-    Round,
-    ServerPart,
-    Upload,
-    like_trained,
-)
+from gcfed.federated.method import Kept, Params, Received, Round, ServerPart, Upload, like_trained
 from gcfed.federated.stack import per_client
 from gcfed.methods.requirements import mean_aggregator
 

@@ -9,16 +9,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from gcfed.federated.method import (
-    ClientPart,
-    ClientStack,
-    Download,
-    Kept,
-    Own,
-    Params,
-    Prepared,
-    Setup,
-)
+from gcfed.federated.method import ClientPart, ClientStack, Download, Kept, Own, Params, Prepared, Setup
 from gcfed.methods.requirements import plain_server
 from gcfed.models.own import batch_norms
 

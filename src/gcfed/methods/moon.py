@@ -10,17 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gcfed.federated.method import (
-    Batch,
-    ClientPart,
-    ClientStack,
-    Download,
-    Kept,
-    Output,
-    Own,
-    Params,
-    Prepared,
-)
+from gcfed.federated.method import Batch, ClientPart, ClientStack, Download, Kept, Output, Own, Params, Prepared
 from gcfed.methods.requirements import check_learned, network_parts
 from gcfed.utils.checked import Positive, Weight, checked
 

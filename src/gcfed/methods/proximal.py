@@ -7,13 +7,7 @@ from typing import Any
 
 import torch
 
-from gcfed.federated.method import (
-    ClientPart,
-    ClientStack,
-    Download,
-    Own,
-    Prepared,
-)
+from gcfed.federated.method import ClientPart, ClientStack, Download, Own, Prepared
 from gcfed.utils.checked import Weight, checked
 
 

@@ -13,13 +13,7 @@ from pydantic import Field
 from torch import Tensor
 
 from gcfed.federated.messages import Levels
-from gcfed.federated.method import (
-    ClientPart,
-    Download,
-    Order,
-    Own,
-    Upload,
-)
+from gcfed.federated.method import ClientPart, Download, Order, Own, Upload
 from gcfed.utils.checked import checked
 from gcfed.utils.rng import torch_seed
 

@@ -25,18 +25,7 @@ import torch
 from torch import Tensor
 
 from gcfed.federated.forward import Params
-from gcfed.federated.method import (
-    ClientPart,
-    Download,
-    Needs,
-    Order,
-    Own,
-    Received,
-    Round,
-    ServerPart,
-    Setup,
-    Upload,
-)
+from gcfed.federated.method import ClientPart, Download, Needs, Order, Own, Received, Round, ServerPart, Setup, Upload
 from gcfed.methods.requirements import local_sgd, mean_aggregator, plain_server
 from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.rng import torch_seed
