@@ -66,7 +66,9 @@ def count(algorithm: str, stack: int, *overrides: str) -> int:
             return replay
 
     with tempfile.TemporaryDirectory() as folder:
-        cfg = configure(f"algorithm={algorithm}", f"client.stack={stack}", *SMALL, *overrides, folder=f"{folder}/run")
+        cfg = configure(
+            f"algorithm={algorithm}", "gc=gcfed", f"client.stack={stack}", *SMALL, *overrides, folder=f"{folder}/run"
+        )
         before, LocalSolver.recorder = LocalSolver.recorder, lambda *_: Counter()  # type: ignore[method-assign]
         try:
             with redirect_stdout(io.StringIO()):  # the run's own summary

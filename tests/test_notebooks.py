@@ -33,7 +33,7 @@ SMALL = {
     "04_reading_results": (
         "ROUNDS, SEEDS = 2, [1, 2]",
         "assert [(run.state, run.rounds) for run in runs] == [('finished', 2)] * 4\n"
-        "assert [len(group.runs) for group in groups] == [2, 2]",
+        "assert [*frame.groupby('method').size()] == [2, 2]",
     ),
 }
 

@@ -46,7 +46,7 @@ def sessions(root):
 
 def test_a_run_that_is_continued_is_one_run(config, tmp_path):
     """Two runs, one of which ended after three rounds and was continued to five: one point a round."""
-    settings = (*FAST, "algorithm=fedacg", "gc.lam=0.5", "attack=sign_flip", "quantization=fedpaq")
+    settings = (*FAST, "algorithm=fedacg", "gc=gcfed", "gc.lam=0.5", "attack=sign_flip", "quantization=fedpaq")
     train(config(*settings, "rounds=3", folder=tmp_path / "run"))
     cfg = config(*settings, "rounds=5", "extras.figures=true", "ckpt_path=last", folder=tmp_path / "run")
     train(cfg)

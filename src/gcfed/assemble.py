@@ -106,6 +106,9 @@ def build_loop(cfg: DictConfig, num_clients: int) -> FederatedLoop:
     faults, size = optional(cfg.participation, "faults") or Faults(), {}
     if "per_round" in (cfg.participation.get("sampler") or {}):
         size["per_round"] = cohort_size(cfg.participation.sampler.per_round, num_clients) + (faults.extra or 0)
+        if faults.extra and size["per_round"] > num_clients:
+            many = f"makes {size['per_round']} clients a round, and participation.num_clients={num_clients}"
+            raise ValueError(f"participation.faults.extra={faults.extra} {many}: lower it.")
     stores: ClientStores = require(cfg, "client_store")
     run = Path(cfg.paths.output_dir).resolve()
     if stores.folder is not None and not stores.folder.resolve().is_relative_to(run):  # each run has a part of it

@@ -57,7 +57,6 @@ def test_a_run_is_killed_and_continues_in_its_folder(tmp_path):
     ]
     for name, tensor in model(other).items():
         assert torch.equal(tensor, model(folder)[name])
-    assert len(list(folder.glob("events.out.tfevents.*"))) == 1  # of one run in two sittings
     reader = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
     assert [event.step for event in reader.Scalars("test/acc")] == list(range(1, 13))
 

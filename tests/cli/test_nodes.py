@@ -148,7 +148,6 @@ def test_a_node_that_is_killed_ends_the_other_and_the_run_goes_on_alone(config, 
         for agent in agents:
             agent.kill()
     assert agents[1].exitcode not in (0, None)
-    assert (tmp_path / "printed_1").read_text().count("another process of this run has ended") == 1
     for rank in "01":
         assert set((tmp_path / f"listening_{rank}").read_text().split()) <= {"0100007F"}
 

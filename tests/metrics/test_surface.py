@@ -33,7 +33,7 @@ class WithTest(ArrayData):
 class Poisoner(Recorder):
     """Makes a client's weights NaN, if it is to."""
 
-    def prepare(self, stack, round):
+    def prepare(self, stack, own, download):
         if self.poisoned and NAN_CLIENT in stack.clients:
             stack.full["weight"][stack.clients.tolist().index(NAN_CLIENT)] = float("nan")
 
