@@ -195,7 +195,8 @@ def method_cards() -> None:
     """A page an algorithm and a kind of GC, made of its YAML, its docstrings and the table of methods.md."""
     card = Template((ROOT / "docs/card.jinja").read_text(), trim_blocks=True)
     index = []
-    for path in sorted([*CONFIGS.glob("algorithm/*.yaml"), *CONFIGS.glob("gc/[!bn]*.yaml")]):
+    algorithms = [path for path in CONFIGS.glob("algorithm/*.yaml") if path.stem != "gcfed"]  # the card of gc=gcfed
+    for path in sorted([*algorithms, *CONFIGS.glob("gc/[!bn]*.yaml")]):
         text, name, group = path.read_text(), path.stem, path.parent.name
         label = re.search(rf"labels:\n  {group}: (.*)", text)[1]  # type: ignore[index]
         what, _, when = (" ".join(part.split()) for part in about(path).partition("When: "))
