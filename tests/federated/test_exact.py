@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from harness import make_net, make_round, make_setup, make_upload, random_federa
 
 from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.messages import finite_clients
+from gcfed.federated.server import RoundSums, Server, Tally
 from gcfed.federated.store import ClientStores
 from gcfed.federated.sums import Sums
 from gcfed.methods.fedcurv import FedCurv
@@ -95,6 +97,23 @@ def test_what_does_not_fit_a_sum_is_not_finite():
     sent = {"w": at, "bits": torch.ones(6, 3, dtype=torch.bool), "nothing": torch.zeros(6, 0)}
     assert finite_clients(sent, {"w"}).tolist() == [True, True, False, False, False, False]
     assert finite_clients(sent, frozenset()).tolist() == [True, True, True, False, False, False]
+
+
+@pytest.mark.parametrize("where", ["delta", "extra"])
+def test_a_server_believes_no_site_that_its_numbers_fit(where):
+    """Beside Δ, too: a sum would be any number, and no one would notice."""
+    upload = make_upload({"w": torch.ones(2, 3)}, np.ones(2), finite=torch.tensor([True, True]))
+    upload.send("c", {"w": torch.ones(2, 3)})
+    upload.loss, upload.num_seen = torch.ones(2), np.ones(2)
+    {"delta": upload.delta, "extra": upload.extra["c"]}[where]["w"][1, 0] = 1e30
+    mean, round = MeanAggregator(), make_round({"w": torch.zeros(3)})
+    server = Server(None, [], mean, None, None, None, None, SimpleNamespace(remote=True), 5, 1)
+    sums = RoundSums({"delta": round.start, "c": round.start}, mean, {"c": mean.beside()}, Tally(torch.device("cpu")))
+    server.receive(upload, sums, round)
+    assert upload.finite.tolist() == [True, False]
+    update, beside, counts = sums.reduce(round)
+    assert update["w"].tolist() == beside["c"]["w"].tolist() == [1.0] * 3
+    assert counts.finite == 1
 
 
 @pytest.mark.parametrize(

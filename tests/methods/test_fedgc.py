@@ -450,3 +450,14 @@ def test_of_a_lone_client_the_share_that_was_projected_is_all_or_nothing():
         on_round=lambda round, row: shares.append(row["fedgc/cgc_layers"]),
     )  # fmt: skip
     assert set(shares) == {0.0, 1.0}
+
+
+def test_a_multiplier_that_fits_no_sum_breaks_the_step_instead_of_hiding():
+    """The server then refuses the step; the sum of what does not fit would be any number."""
+    round = make_received({"w": torch.zeros(2)})
+    upload = make_upload({"w": torch.ones(2, 2)}, np.ones(2))
+    upload.clients = np.array([1, 4])
+    for weighting, expected in (([0.5, 1.5], 2.0), ([0.5, 1e30], float("nan"))):
+        update = {"w": torch.zeros(2)}
+        add_weighted_(update, [upload], torch.tensor(weighting, dtype=torch.float64), round)
+        torch.testing.assert_close(update["w"], torch.full((2,), expected), equal_nan=True)

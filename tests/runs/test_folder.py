@@ -22,12 +22,6 @@ def test_an_empty_cell_was_not_measured_and_nan_was_not_finite(tmp_path):
         np.testing.assert_array_equal(table[name], wanted)
 
 
-def test_cells_read_as_text_are_as_they_stand_in_the_file(tmp_path):
-    (tmp_path / "metrics.csv").write_text("round,a,b,c\n01,0.10,1e-05,7\n2,nan,,1.0\n")
-    rows = read_metrics(tmp_path / "metrics.csv", text=True).to_numpy().tolist()
-    assert rows == [["01", "0.10", "1e-05", "7"], ["2", "nan", "", "1.0"]]
-
-
 @pytest.mark.parametrize(("text", "rounds"), [("", []), ("round,a", []), ("round,a\n1,2\n2,3", [1])])
 def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path, text, rounds):
     (tmp_path / "metrics.csv").write_text(text)

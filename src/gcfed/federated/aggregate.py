@@ -34,6 +34,11 @@ class Aggregator(Protocol):
     def reduce(self, round: Round, like: Params) -> Params: ...
 
 
+def narrow_of(aggregator: Any) -> Set[str] | None:
+    """Its ``narrow``. A rule that says nothing of it may add up by a mean: it gets what a sum takes."""
+    return getattr(aggregator, "narrow", frozenset())
+
+
 @checked
 class MeanAggregator:
     """Weighted mean of the finite updates: ``Δ = Σ_k p_k Δ_k / Σ_k p_k`` (McMahan et al. 2017, Algorithm 1).
@@ -49,19 +54,23 @@ class MeanAggregator:
 
     def __init__(self, weighting: Literal["uniform", "samples"] = "uniform") -> None:
         self.weighting = weighting
+        self._room = 1.0  # the largest weight with which a sum of the cohort fits
         self._unit = 2.0**-24 if weighting == "samples" else 1.0  # of weights, which must be at most 1
         self._sums: Sums | None = None
 
     def validate(self, setup: Any) -> None:
+        self._room = 2.0 ** -max(0, setup.cohort.bit_length() - TERMS)
         if self.weighting == "samples" and setup.transport.own_data:
             return  # nobody knows the largest n_k: sums stay on the wide grid
         sizes = setup.data.sizes(np.arange(setup.data.num_clients)) if self.weighting == "samples" else [0]
-        self._unit = 2.0 ** -(int(max(sizes)).bit_length() + max(0, setup.cohort.bit_length() - TERMS))
+        self._unit = self._room * 2.0 ** -int(max(sizes)).bit_length()
         self.narrow = frozenset() if any(part.wide for part in setup.parts) else frozenset(setup.names)
 
     def beside(self) -> MeanAggregator:
         """The plain mean, whatever the weights of the updates."""
-        return MeanAggregator()
+        mean = MeanAggregator()
+        mean._unit = self._room
+        return mean
 
     def add(self, upload: Upload, round: Round) -> None:
         """Takes in the updates of K clients; one with a number that is not finite counts for nothing."""

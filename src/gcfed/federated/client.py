@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from gcfed.federated.aggregate import Aggregator
+from gcfed.federated.aggregate import Aggregator, narrow_of
 from gcfed.federated.faults import Faults
 from gcfed.federated.forward import Params
-from gcfed.federated.messages import Download, Upload, finite_clients
+from gcfed.federated.messages import Download, Upload, finite_clients, sendable
 from gcfed.federated.method import ClientPart, Own, Part
 from gcfed.federated.module import FederatedModule, hears_of_steps
 from gcfed.federated.recorder import Graph
@@ -113,7 +113,7 @@ class ClientProgram:
             for name, values in (part.on_clients_end(stack, download) or {}).items():
                 if sends:
                     part.stores[name].write(stack.clients, values, download.round, finite_clients(stack.full))
-        delta, narrow = stack.delta(), getattr(self.aggregator, "narrow", None)
+        delta, narrow = stack.delta(), narrow_of(self.aggregator)
         upload = Upload(
             stack.clients, stack.num_samples, stack.num_steps, delta, finite_clients(delta, narrow), download.round,
             loss_K, num_seen, notes=stack.notes,
@@ -121,9 +121,7 @@ class ClientProgram:
         for part in self.parts:
             part.send(upload, owns[part], download)
         if any(part.overrides("send") for part in self.parts):
-            upload.finite = upload.finite & finite_clients(upload.delta, narrow)
-            for tensors in upload.extra.values():
-                upload.finite = upload.finite & finite_clients(tensors, None if narrow is None else frozenset())
+            upload.finite = upload.finite & sendable(upload, narrow)
         for part in self.parts if sends else ():
             for name, values in (part.keep(upload, owns[part], download) or {}).items():
                 # What was read and changed in place is whole, and no device need be waited for.

@@ -169,6 +169,14 @@ def finite_clients(tensors_K: Mapping[str, Tensor], narrow: Set[str] | None = No
     return torch.stack(finite).all(0)
 
 
+def sendable(upload: Upload, narrow: Set[str] | None) -> Tensor:
+    """Which of the clients sent what the server's sums take, beside Δ too, bool ``[K]``; ``narrow`` as above."""
+    finite = finite_clients(upload.delta, narrow)
+    for tensors in upload.extra.values():
+        finite = finite & finite_clients(tensors, None if narrow is None else frozenset())
+    return finite
+
+
 def refuse_other(what: str, sent: Params, known: Params, *clients: int) -> None:
     """Raises MessageError, naming the first tensor that is missing, unknown or of another shape or type than is known
     here, of so many ``clients``.

@@ -45,6 +45,24 @@ class Round:
         return places(self.cohort, clients)
 
 
+@dataclass(frozen=True)
+class Counts:
+    """What a round's uploads count, over all processes.
+
+    Attributes:
+        finite: clients whose numbers are finite; only these count.
+        loss: mean of the local training's losses that are finite, over these clients.
+        overflown: whether the aggregate of finite uploads is not finite.
+    """
+
+    finite: int = 0
+    loss: float = float("nan")
+    up_bytes: int = 0
+    samples: int = 0
+    steps: int = 0
+    overflown: bool = False
+
+
 @dataclass(frozen=True, eq=False)
 class Received(Round):
     """A round whose uploads have come: what the server knows of them, on every process.
@@ -62,7 +80,7 @@ class Received(Round):
     asked: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     update: Params = field(default_factory=dict)
     received: dict[str, Params] = field(default_factory=dict)
-    counts: Counts = field(default_factory=lambda: Counts())
+    counts: Counts = Counts()
     reply: dict[str, Params] = field(default_factory=dict)
 
     def places(self, clients: np.ndarray) -> list[int]:
@@ -77,24 +95,6 @@ class Received(Round):
     def usable(self) -> bool:
         """Whether there is an update: of a client at least, and finite."""
         return self.counts.finite > 0 and not self.counts.overflown
-
-
-@dataclass(frozen=True)
-class Counts:
-    """What a round's uploads count, over all processes.
-
-    Attributes:
-        finite: clients whose numbers are finite; only these count.
-        loss: mean of the local training's losses that are finite, over these clients.
-        overflown: whether the aggregate of finite uploads is not finite.
-    """
-
-    finite: int = 0
-    loss: float = float("nan")
-    up_bytes: int = 0
-    samples: int = 0
-    steps: int = 0
-    overflown: bool = False
 
 
 def places(cohort: np.ndarray, clients: np.ndarray) -> list[int]:

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from gcfed.data.sampling import ClientSampler
-from gcfed.federated.aggregate import Aggregator
+from gcfed.federated.aggregate import Aggregator, narrow_of
 from gcfed.federated.faults import Faults
 from gcfed.federated.forward import Params
-from gcfed.federated.messages import Download, MessageError, Upload, finite_clients, refuse_other
+from gcfed.federated.messages import Download, MessageError, Upload, finite_clients, refuse_other, sendable
 from gcfed.federated.method import Order, ServerPart, upload_shapes
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.received import Counts, Received, Round
@@ -77,7 +77,7 @@ class Server:
         """
         self._refuse_misfit(upload, sums.shapes, round)
         if self.transport.remote:  # a site decides for itself what is finite, and need not say the truth
-            upload.finite = upload.finite & finite_clients(upload.delta, self.aggregator.narrow)
+            upload.finite = upload.finite & sendable(upload, narrow_of(self.aggregator))
         for part in sorted(self.parts, key=lambda part: part.order is not Order.MEASURES):
             part.on_receive(upload, round)
         sums.add(upload, round)

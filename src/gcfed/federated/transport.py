@@ -25,14 +25,14 @@ class Transport(Protocol):
     unasked: int = 0
     """How many of the missing were sent nothing."""
 
-    def start(self) -> None:
-        """Called once before the first round; a checkpoint has been loaded."""
-        return
-
     expected: tuple[Mapping[str, Params], Mapping[str, Params]] = ({}, {})
     """What a client sends in the present round, ``"delta"`` and the names beside it → tensors like its own; and what is
     noted of it.
     """
+
+    def start(self) -> None:
+        """Called once before the first round; a checkpoint has been loaded."""
+        return
 
     def planned(self, clients: np.ndarray) -> np.ndarray:
         """Local steps that are asked of these clients in a round, ``[K]``."""

@@ -20,7 +20,6 @@ from gcfed.federated.method import (
     Method,
     Own,
     Params,
-    Prepared,
     Received,
     Round,
     ServerPart,
@@ -50,7 +49,7 @@ class ClientMomentum(ClientPart):
     def __init__(self, alpha: float) -> None:
         self.alpha = alpha
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
+    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
         return download.extra["fedcm"]
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:

@@ -22,7 +22,6 @@ from gcfed.federated.method import (
     Method,
     Own,
     Params,
-    Prepared,
     Received,
     Setup,
     Upload,
@@ -64,7 +63,7 @@ class LocalDrift(ControlVariates):
 
     def validate(self, setup: Setup) -> None: ...
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
+    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
         """The constant part α (h_k − w) + c − c_k of each client's extra gradient, ``[K, *shape]``."""
         control = download.extra["feddc"]
         pull = torch._foreach_sub(list(own["feddc_drift"].values()), [download.model[name] for name in control])

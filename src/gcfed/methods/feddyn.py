@@ -23,7 +23,6 @@ from gcfed.federated.method import (
     Method,
     Own,
     Params,
-    Prepared,
     Received,
     ServerPart,
     Upload,
@@ -54,7 +53,7 @@ class DynamicPull(Proximal):
     needs = (exact_store,)
     keeps: Mapping[str, Kept] = {"feddyn": Kept(like_trained)}  # h_k, as −h_k/α
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
+    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
         start = like_trained(self, download)
         anchor = torch._foreach_neg(list(own["feddyn"].values()))
         torch._foreach_add_(anchor, list(start.values()))

@@ -32,6 +32,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 
+from gcfed.federated.messages import finite_clients
 from gcfed.federated.method import ClientPart, Download, Method, Own, Params, Received, Round, ServerPart, Setup, Upload
 from gcfed.federated.stack import per_client
 from gcfed.federated.sums import Sums
@@ -293,7 +294,8 @@ def add_weighted_(update: Params, uploads: Sequence[Upload], weights: Tensor, ro
         terms_K = {
             n: upload.delta[n] * per_client(weights_K.to(upload.delta[n].dtype), upload.delta[n]) for n in update
         }
-        sums.add(terms_K, torch.ones_like(weights_K, dtype=torch.float64))
-    total, _ = sums.total(round.reduce)
+        sums.add(terms_K, finite_clients(terms_K, frozenset()).double())
+    total, terms = sums.total(round.reduce)
+    whole = terms == len(round.cohort)  # else a term fits no sum: the step is then refused, as one that overflows
     for name, mean in update.items():
-        mean.add_(total[name].to(mean.dtype))
+        mean.add_(torch.where(whole, total[name], torch.nan).to(mean.dtype))

@@ -9,7 +9,7 @@ gradient from the task.
 import torch
 from torch import Tensor
 
-from gcfed.federated.method import ClientPart, ClientStack, Download, Own, Prepared, Setup
+from gcfed.federated.method import ClientPart, ClientStack, Download, Own, Params, Setup
 from gcfed.utils.checked import Positive, Weight, checked
 from gcfed.utils.device import on_device
 
@@ -38,7 +38,7 @@ class FedLC(ClientPart):
                 f"{type(setup.module.task).__name__} is infinite (as label smoothing's is): take the cross-entropy."
             )
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
+    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
         counts = torch.from_numpy(self._data.class_counts(stack.clients)).double()
         like = next(iter(stack.start.values()))
         return {"margins": on_device(self.tau * counts**-self.exponent, like.device, like.dtype)}

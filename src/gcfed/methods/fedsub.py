@@ -25,19 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcfed.federated.method import (
-    ClientStack,
-    Download,
-    Kept,
-    Method,
-    Own,
-    Params,
-    Prepared,
-    Received,
-    Round,
-    Setup,
-    Upload,
-)
+from gcfed.federated.method import ClientStack, Download, Kept, Method, Own, Params, Received, Round, Setup, Upload
 from gcfed.federated.stack import per_client
 from gcfed.methods.requirements import exact_store
 from gcfed.methods.subspace import SubspaceClient, Subspaces, SubspaceServer
@@ -72,7 +60,7 @@ class Duals(SubspaceClient):
         super().on_download(download)
         self._sent: list[tuple[np.ndarray, Tensor]] = []  # clients, and which of them are finite
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
+    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
         self._turn(own["fedsub"], stack.clients, download)
         first = own["fedsub"][self.trained_names[0]]
         scale = on_device(1 / (download.lr * self._num_steps(stack.num_samples)), first.device, first.dtype)

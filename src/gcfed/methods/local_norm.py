@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from gcfed.federated.method import ClientPart, ClientStack, Download, Kept, Own, Params, Prepared, Setup
+from gcfed.federated.method import ClientPart, ClientStack, Download, Kept, Own, Params, Setup
 from gcfed.methods.requirements import plain_server
 from gcfed.models.own import batch_norms
 
@@ -30,7 +30,7 @@ class LocalNorm(ClientPart):
         travels = setup.module.travels  # what is frozen is the same everywhere
         self.kept = [name for name in _of_batch_norms(setup.module.net) if name in travels]
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
+    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
         for name, t in own["batch_norm"].items():
             stack.full[name].copy_(t)
         return {}

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gcfed.federated.method import Batch, ClientPart, ClientStack, Download, Kept, Output, Own, Params, Prepared
+from gcfed.federated.method import Batch, ClientPart, ClientStack, Download, Kept, Output, Own, Params
 from gcfed.methods.requirements import check_learned, network_parts
 from gcfed.utils.checked import Positive, Weight, checked
 
@@ -37,7 +37,7 @@ class Moon(ClientPart):
     def __init__(self, mu: Weight = 1.0, temperature: Positive = 0.5) -> None:
         self.mu, self.temperature = mu, temperature
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
+    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
         known = torch.tensor([self.stores["moon"].version(client) is not None for client in stack.clients])
         if not known.any():
             return {}

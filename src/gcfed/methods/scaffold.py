@@ -23,7 +23,6 @@ from gcfed.federated.method import (
     Needs,
     Own,
     Params,
-    Prepared,
     Received,
     Round,
     ServerPart,
@@ -72,7 +71,7 @@ class ControlVariates(ClientPart):
             )
         self.momentum, self.nesterov = settings["momentum"], settings["nesterov"]
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
+    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
         control = download.extra["scaffold"]
         correction = torch._foreach_neg(list(own["scaffold"].values()))
         torch._foreach_add_(correction, list(control.values()))

@@ -16,19 +16,7 @@ from collections.abc import Mapping
 
 import torch
 
-from gcfed.federated.method import (
-    ClientStack,
-    Download,
-    Kept,
-    Method,
-    Own,
-    Params,
-    Part,
-    Prepared,
-    Received,
-    Round,
-    Upload,
-)
+from gcfed.federated.method import ClientStack, Download, Kept, Method, Own, Params, Part, Received, Round, Upload
 from gcfed.federated.stack import per_client
 from gcfed.methods.requirements import exact_store, uniform_weights
 from gcfed.methods.scaffold import gradients_beyond
@@ -58,7 +46,7 @@ class ProjectedVariates(SubspaceClient):
     needs = (*SubspaceClient.needs, exact_store)
     keeps: Mapping[str, Kept] = {"ssf": Kept(_on_cpu)}
 
-    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
+    def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
         control, kept = download.extra["ssf"], own["ssf"]
         return {n: c - self.space[n].project(kept[n].to(c.device)) for n, c in control.items()}
 

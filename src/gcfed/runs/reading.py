@@ -47,14 +47,11 @@ def read_summary(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path.name}: {error}") from None
 
 
-def read_metrics(path: Path | None, *, text: bool = False) -> pd.DataFrame:
+def read_metrics(path: Path | None) -> pd.DataFrame:
     """The rows by round; no rows for a missing file or None. A last line that a kill cut short is left out.
 
     An empty cell (not measured) is NaN. A cell ``nan`` was measured but is not finite: it is read as infinite, so that
     the last number of a diverged run is not one from before.
-
-    Args:
-        text: cells as they stand in the file instead of numbers, to be written again as they were.
     """
     import pandas as pd
 
@@ -62,8 +59,6 @@ def read_metrics(path: Path | None, *, text: bool = False) -> pd.DataFrame:
     whole = whole[: whole.rfind("\n") + 1]
     if whole.count("\n") < 2:
         return pd.DataFrame(index=pd.Index([], name="round", dtype="int64"))
-    if text:
-        return pd.read_csv(io.StringIO(whole), dtype=str, keep_default_na=False).set_index("round", drop=False)
     header, body = whole.split("\n", 1)
     try:
         table = pd.read_csv(io.StringIO(f"{header}\n{body.replace('nan', 'inf')}"), index_col="round", dtype=float)
