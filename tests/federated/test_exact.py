@@ -10,7 +10,7 @@ import torch
 from harness import make_net, make_round, make_setup, make_upload, random_federation, sgd, train_rounds
 
 from gcfed.federated.aggregate import MeanAggregator
-from gcfed.federated.messages import finite_clients
+from gcfed.federated.messages import ends_by_row, ends_together, finite_clients
 from gcfed.federated.server import RoundSums, Server, Tally
 from gcfed.federated.store import ClientStores
 from gcfed.federated.sums import Sums
@@ -97,6 +97,14 @@ def test_what_does_not_fit_a_sum_is_not_finite():
     sent = {"w": at, "bits": torch.ones(6, 3, dtype=torch.bool), "nothing": torch.zeros(6, 0)}
     assert finite_clients(sent, {"w"}).tolist() == [True, True, False, False, False, False]
     assert finite_clients(sent, frozenset()).tolist() == [True, True, True, False, False, False]
+
+
+def test_the_ends_of_tensors_are_the_same_on_a_gpu():
+    g = torch.Generator().manual_seed(0)
+    sent = [torch.randn(3, *shape, generator=g) for shape in ((), (5,), (4, 3, 2, 2))]
+    sent[1][1, 2], sent[2][2, 0, 0, 0, 0] = float("nan"), -float("inf")
+    sent.append(torch.rand(3, 6, generator=g) > 0.5)
+    torch.testing.assert_close(ends_by_row(sent), ends_together(sent), rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("where", ["delta", "extra"])
