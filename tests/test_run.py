@@ -281,7 +281,7 @@ def test_any_callback_hears_of_a_local_step(config, tmp_path, monkeypatch):
     NOTED.clear()
     monkeypatch.setattr(FederatedModule, "on_after_backward", lambda self: calls.append(1))
     result = train(cfg)
-    cohort = result.loop.round.cohort
+    cohort = result.loop.server.draw(0).cohort
     steps = result.loop.solver.num_steps(result.loop.data.sizes(cohort)).sum()
     heard = next(c for c in result.trainer.callbacks if isinstance(c, Listener)).heard
     assert heard == len(calls) == len(NOTED) == steps > 0

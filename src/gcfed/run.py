@@ -101,10 +101,9 @@ def train(cfg: DictConfig) -> RunResult:
                 trainer.strategy.checkpoint_io.teardown()
             if trainer.is_global_zero:
                 finish(cfg, parts, folder, trainer, record.about)
-    frame, row = read_metrics(folder / METRICS), parts.loop.last_row
-    if not row and len(frame):  # nothing was left to train
-        row = {"round": frame.index[-1], **frame.iloc[-1].dropna()}
-    last = {k: float(v) for k, v in {**trainer.callback_metrics, **row}.items()}
+    frame, last = read_metrics(folder / METRICS), {k: float(v) for k, v in trainer.callback_metrics.items()}
+    if not last and len(frame):  # nothing was left to train
+        last = {"round": float(frame.index[-1]), **frame.iloc[-1].dropna().astype(float)}
     return RunResult(folder, frame, last, parts.module, trainer, parts.loop)
 
 

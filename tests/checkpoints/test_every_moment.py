@@ -85,6 +85,6 @@ def test_every_process_keeps_the_states_of_the_last_checkpoint(tmp_path, first):
     checkpoint = RoundCheckpoint(str(tmp_path))
     checkpoint.setup(trainer, None, "fit")
     store.write(np.array([1]), state, 0)
-    checkpoint.after_round(trainer, {})
+    checkpoint.on_train_batch_end(trainer)
     store.write(np.array([1]), state, 1)
     assert sorted(path.name for path in (tmp_path / "c").iterdir()) == ["1-0.bin", "1-1.bin"]

@@ -101,7 +101,7 @@ def test_a_run_over_the_wire_is_the_one_by_reference_and_resumes_bit_for_bit(con
     run(config, wire, *words, "rounds=2", federation=WIRE)
     result = run(config, wire, *words, f"ckpt_path={wire}/checkpoints/last.ckpt", federation=WIRE)
     assert torch.equal(final_weights(reference), final_weights(result))
-    rows = [{k: v for k, v in r.loop.last_row.items() if not k.startswith("time/")} for r in (reference, result)]
+    rows = [{k: v for k, v in r.metrics.items() if not k.startswith("time/")} for r in (reference, result)]
     if case == "all take part":  # clients that begin anew have not seen the broadcast before: the server sends its move
         assert rows[1].pop("comm/down_bytes") > rows[0].pop("comm/down_bytes")
     assert rows[0] == pytest.approx(rows[1], rel=0, abs=0, nan_ok=True)

@@ -139,7 +139,7 @@ def without_times(row):
 def test_sites_of_several_clients_compute_what_the_simulation_does(federated, simulated, words):
     reference, (result, _) = simulated(*words), federated(*words)
     assert torch.equal(final_weights(reference), final_weights(result))
-    row, same = without_times(reference.loop.last_row), without_times(result.loop.last_row)
+    row, same = without_times(reference.metrics), without_times(result.metrics)
     if "algorithm=fedgc" in words:  # there a client may have missed a broadcast: the server sends it what it has moved
         assert same.pop("comm/down_bytes") > row.pop("comm/down_bytes")
     assert same == pytest.approx(row, rel=1e-12, nan_ok=True)
@@ -698,7 +698,7 @@ def test_data_that_have_changed_are_refused_when_a_run_goes_on(federated, tmp_pa
 
 def test_clients_test_the_global_model_on_their_own_samples(federated, simulated):
     words = ("metrics=personal", "metrics.personal.every=1", "data.client_test=0.3", "data.limit_train=600")
-    same, row = simulated(*words).loop.last_row, federated(*words)[0].loop.last_row
+    same, row = simulated(*words).metrics, federated(*words)[0].metrics
     columns = [name for name in same if name.startswith("personal/")]
     assert len(columns) == 6
     assert [row[name] for name in columns] == pytest.approx([same[name] for name in columns])
@@ -711,4 +711,4 @@ def test_a_site_without_clients_stands_by(federated, tmp_path):
     words = ("participation.num_clients=2", "participation.per_round=2", "rounds=2")
     result, line = federated(*words, own={"c": {"arrays": str(tmp_path / "c.npz")}})
     assert line.programs["c"].clients == []
-    assert np.isfinite(result.loop.last_row["test/loss"])
+    assert np.isfinite(result.metrics["test/loss"])

@@ -298,6 +298,12 @@ class ServerPart(Part):
     def on_aggregate_end(self, update: Params, round: Received) -> None:
         """The aggregated update Δ, name → ``[*shape]``; not in a round without a finite client."""
 
+    def on_test_batch(self, outputs: Tensor, y: Tensor) -> None:
+        """A batch of the test split: outputs of the new global model, ``[B, …, C]``, and labels, ``[B, …]``.
+
+        Called on the process that tests this batch, in rounds that are tested.
+        """
+
     def on_round_end(self, row: dict[str, Any], round: Received) -> None:
         """May add entries to the row of metrics."""
 
