@@ -147,7 +147,7 @@ class Sites(Wire):
             site: {"clients": asked[site], "states": {name: i.references(asked[site]) for name, i in self._indices()}}
             for site in self._free(asked)
         }
-        missing, self._came = self._absent(asked), {}
+        missing, self._came, self._round = self._absent(asked), {}, download.round
         schema, device = self.schema(download.round, self._sizes[clients], clients), self.program.module.device
         for answer in self._answers("fit", pack_download(download), tasks, self.deadline, download.round):
             uploads: list[Upload] = []
@@ -183,18 +183,18 @@ class Sites(Wire):
         for name, index in self._indices():
             index.note(clients, versions[name])
 
-    def reply(self, reply: Mapping[str, Params], download: Download) -> None:
+    def reply(self, reply: Mapping[str, Params]) -> None:
         """Tells the clients that came how the round ended. If a site does not hear it, the states that its clients had
         before the round count again.
         """
         deaf = dict.fromkeys(self._came, "did not answer")
-        for answer in self._answers("reply", pack("reply", reply), self._came, self.deadline, download.round):
+        for answer in self._answers("reply", pack("reply", reply), self._came, self.deadline, self._round):
             with counted_against(answer.site, deaf):
                 own, said = self._came[answer.site]["clients"], answer.content
-                match("answer", said, {"states": self._versions(own, download.round)})
+                match("answer", said, {"states": self._versions(own, self._round)})
                 self._note(own, said["states"])
         for site, why in deaf.items():
-            log.warning("round %d: %s did not hear how it ended: it %s", download.round + 1, site, why)
+            log.warning("round %d: %s did not hear how it ended: it %s", self._round + 1, site, why)
             before = {name: [kept[0] for kept in own] for name, own in self._came[site]["states"].items()}
             self._note(self._came[site]["clients"], before)
 

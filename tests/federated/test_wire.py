@@ -64,9 +64,9 @@ class Both(Wire):
             )
             yield upload
 
-    def reply(self, reply, download):
-        super().reply(reply, download)
-        self.simulation.reply(reply, download)
+    def reply(self, reply):
+        super().reply(reply)
+        self.simulation.reply(reply)
 
 
 def content(upload):

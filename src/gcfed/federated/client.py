@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from gcfed.federated.aggregate import Aggregator, narrow_of
 from gcfed.federated.faults import Faults
@@ -39,9 +39,12 @@ class ClientProgram:
     parts: Sequence[ClientPart]
     faults: Faults = field(default_factory=Faults)
     aggregator: Aggregator | None = None
+    download: Download = field(init=False)  # of the present round
+    sent: list[tuple[np.ndarray, Tensor]] = field(init=False)  # clients ``[K]`` that have uploaded in it; who is finite
 
     def receive(self, download: Download) -> None:
         """What the server sent has come."""
+        self.download, self.sent = download, []
         self.module.net.train()
         for part in self.parts:
             part.on_download(download)
@@ -97,7 +100,9 @@ class ClientProgram:
 
     def _own(self, part: ClientPart, clients: np.ndarray, download: Download) -> Own:
         """What these clients have kept for a part."""
-        own = Own()
+        stores = list(part.stores.values())
+        versions = [stores[0].version(client) for client in clients.tolist()] if stores else []
+        own = Own([-1 if version is None else version for version in versions], stores[0].dtype if stores else None)
         for name, kept in part.keeps.items():
             like = kept.like(part, download)
             start = {key: download.model[key] for key in like} if kept.starts_at_model else None
@@ -105,7 +110,7 @@ class ClientProgram:
         return own
 
     def _pack(
-        self, stack: ClientStack, owns: Mapping[ClientPart, Own], download: Download, loss_K: torch.Tensor,
+        self, stack: ClientStack, owns: Mapping[ClientPart, Own], download: Download, loss_K: Tensor,
         num_seen: np.ndarray, sends: bool,
     ) -> Upload:  # fmt: skip
         """The uploads of a stack; clients keep something only if it ``sends``."""
@@ -127,12 +132,17 @@ class ClientProgram:
                 # What was read and changed in place is whole, and no device need be waited for.
                 counts = None if values is owns[part].get(name) else upload.finite
                 part.stores[name].write(stack.clients, values, download.round, counts)
+        if sends:
+            self.sent.append((upload.clients, upload.finite))
         return upload
 
-    def reply(self, reply: Mapping[str, Params], download: Download) -> None:
+    def reply(self, reply: Mapping[str, Params]) -> None:
         """What the server tells the clients of this round when it is over."""
         for part in self.parts:
-            part.on_reply(reply, download)
+            for clients, finite in self.sent if part.overrides("hear") else ():
+                own = self._own(part, clients, self.download)
+                for name, values in (part.hear(reply, own, self.download) or {}).items():
+                    part.stores[name].write(clients, values, self.download.round, finite)
 
     def _recorder(self, in_steps: Sequence[ClientPart]) -> Graph | None:
         """What records local steps, if all that takes part in them allows it."""

@@ -22,6 +22,8 @@ import numpy as np
 import torch
 from lightning.pytorch import Trainer
 from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from gcfed.federated.client_store import ClientStore
 from gcfed.federated.forward import Params
@@ -67,8 +69,8 @@ class ClientEnd:
 
     def reply(self, message: bytes) -> None:
         """Hands the server's reply to the clients that trained last."""
-        reply = Download(self.round, 0, 0.0, {}, np.array([]), unpack(message, "reply")).to(self.module.device)
-        self.stacks.reply(reply.extra, reply)
+        content = unpack(message, "reply")
+        self.stacks.reply(tree_map_only(Tensor, lambda t: t.to(self.module.device), content))
 
 
 _numbers = itertools.count()  # of all questions: the answer to a run that was interrupted is skipped
@@ -113,7 +115,7 @@ class Wire(Stacks):
         for content in self._ask("fit", pack_download(download), ids, versions)["uploads"]:
             yield schema.read(content).to(self.program.module.device)
 
-    def reply(self, reply: Mapping[str, Params], download: Download) -> None:
+    def reply(self, reply: Mapping[str, Params]) -> None:
         self._ask("reply", pack("reply", reply))
 
     def rehearse(self, *_: Any, **__: Any) -> Iterator[Upload]:

@@ -149,7 +149,8 @@ class FederatedLoop(Callback):
         for logger in trainer.loggers:
             logger.log_metrics(row, step=row["round"])
         # What Lightning's callbacks monitor.
-        trainer.callback_metrics.update({name: torch.tensor(float(value)) for name, value in row.items()})
+        metrics = {name: torch.tensor(float(value), dtype=torch.float64) for name, value in row.items()}
+        trainer.callback_metrics.update(metrics)
 
     def _warn(self, row: dict[str, Any]) -> None:
         if lost := row["train/nonfinite_clients"]:

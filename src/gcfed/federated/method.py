@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback
 from torch import Tensor
@@ -115,7 +116,27 @@ class Kept:
 
 
 class Own(dict[str, Params]):
-    """What K clients have kept, by the names in ``keeps``: name → ``[K, *shape]``; the part's own copy."""
+    """What K clients have kept, by the names in ``keeps``: name → ``[K, *shape]``; the part's own copy.
+
+    Attributes:
+        version: the round's index in which each client kept it, ``[K]``; −1 where it has kept nothing yet.
+        dtype: of what is stored (``client_store.dtype``); None: that of the model.
+    """
+
+    def __init__(self, version: Sequence[int] = (), dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.version, self.dtype = np.array(version, dtype=np.int64), dtype
+
+    def as_stored(self, values: Params) -> Params:
+        """Values ``[K, *shape]`` rounded as the store rounds them."""
+        return values if self.dtype is None else {n: v.to(self.dtype).to(v.dtype) for n, v in values.items()}
+
+    def change(self, name: str, change: Params) -> Params:
+        """By how much the stored tensors of this name move if ``change``, ``[K, *shape]``, is added to them."""
+        if self.dtype is None:
+            return change
+        new = self.as_stored({key: t + change[key] for key, t in self[name].items()})
+        return {key: t.sub_(self[name][key]) for key, t in new.items()}
 
     def add(self, name: str, change: Mapping[str, Tensor], finite: Tensor) -> Params:
         """Adds ``[K, *shape]`` in place for the clients that are ``finite``, bool ``[K]``; returns all of this name."""
@@ -258,8 +279,12 @@ class ClientPart(Part):
         """
         return None
 
-    def on_reply(self, reply: Mapping[str, Params], download: Download) -> None:
-        """What the server told the cohort when the round was over."""
+    def hear(self, reply: Mapping[str, Params], own: Own, download: Download) -> Mapping[str, Params] | None:
+        """What the server told the cohort when the round was over; ``own`` is what K of its clients have kept.
+
+        What it returns, they keep where their upload was finite, as with ``keep``.
+        """
+        return None
 
 
 class ServerPart(Part):

@@ -26,7 +26,7 @@ def run_round(t: int, server: Server) -> tuple[dict[str, Any], Received]:
         server.finish(received)
     refused = not server.step(received)  # in every round, for Lightning counts them by it
     if received.reply:
-        transport.reply(received.reply, download)
+        transport.reply(received.reply)
         server.wait()  # no process may read a client's state before another has written it
     return row_of(received, download, server, refused, started), received
 

@@ -59,8 +59,8 @@ class Stacks(Transport):
         for ids in [clients] if here else self.share(download, clients):
             yield alone.train(download, ids, sends=False)
 
-    def reply(self, reply: Mapping[str, Params], download: Download) -> None:
-        self.program.reply(reply, download)
+    def reply(self, reply: Mapping[str, Params]) -> None:
+        self.program.reply(reply)
 
     def share(self, download: Download, clients: np.ndarray) -> list[np.ndarray]:
         """This process's share of these clients, as the ids of one stack after the other."""

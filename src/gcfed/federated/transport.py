@@ -48,5 +48,5 @@ class Transport(Protocol):
         They train by ``solver`` in place of the run's; ``here``: all of them on this process, which asks alone.
         """
 
-    def reply(self, reply: Mapping[str, Params], download: Download) -> None:
+    def reply(self, reply: Mapping[str, Params]) -> None:
         """Tells the clients of a round something when it is over."""

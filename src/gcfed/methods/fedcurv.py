@@ -82,7 +82,7 @@ class CurvaturePenalty(ClientPart):
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
         last = int(download.extra["fedcurv_round"]["index"])  # lies on the host
-        included = torch.tensor([self.stores["fedcurv_fisher"].version(client) == last for client in stack.clients])
+        included = torch.from_numpy(own.version == last)
         others: dict[str, Params] = {}
         for part, kept in own.items():
             others[part] = kept  # zeros where the client has none
@@ -123,8 +123,8 @@ class CurvaturePenalty(ClientPart):
         return total
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
-        for part, store in self.stores.items():  # as it is kept, so that it can be taken out of the sum exactly
-            upload.send(part, store.rounded(self._own[part]))
+        for part in PARTS:  # as it is kept, so that it can be taken out of the sum exactly
+            upload.send(part, own.as_stored(self._own[part]))
         self._own = {}
 
     def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:

@@ -38,7 +38,7 @@ class Moon(ClientPart):
         self.mu, self.temperature = mu, temperature
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
-        known = torch.tensor([self.stores["moon"].version(client) is not None for client in stack.clients])
+        known = torch.from_numpy(own.version >= 0)
         if not known.any():
             return {}
         like = next(iter(stack.start.values()))

@@ -86,10 +86,7 @@ class ControlVariates(ClientPart):
         if self.momentum_correction:
             steps = effective_steps(steps, self.momentum, nesterov=self.nesterov)
         change = gradients_beyond(download.extra["scaffold"], upload, steps * download.lr)
-        if (store := self.stores["scaffold"]).dtype is not None:  # of what is kept, so that c stays the mean of that
-            new = store.rounded({name: own["scaffold"][name] + moved for name, moved in change.items()})
-            change = {name: t.sub_(own["scaffold"][name]) for name, t in new.items()}
-        upload.send("scaffold", change)
+        upload.send("scaffold", own.change("scaffold", change))  # of what is kept, so that c stays the mean of that
 
     def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
         """Where an upload does not count, its client keeps the old c_k, so that c stays their mean."""
