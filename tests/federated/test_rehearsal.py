@@ -62,7 +62,7 @@ class Keeps(ClientPart):
 class Conspires(ClientPart):
     """Looks at the whole cohort, which does not rehearse."""
 
-    order, sees_cohort = Order.ATTACKS, True
+    order, facts = Order.ATTACKS, {"sees the cohort"}
 
     def __init__(self):
         self.clients = 0

@@ -366,9 +366,9 @@ class Client(ClientPart):
             ((f"+callbacks.x._target_={__name__}.{kind.__name__}",), f"callbacks: {kind.__name__} takes part in local")
             for kind in (Listener, Client)
         ),
-        (("attack=alie", "attack.clients=0.4", "client.stack=7"), "ALIE sees the whole cohort"),
-        (("metrics=gap",), "Gap asks what clients would send"),
-        (("metrics=forgetting",), "Forgetting sees the whole cohort"),
+        (("attack=alie", "attack.clients=0.4", "client.stack=7"), "ALIE sees the cohort"),
+        (("metrics=gap",), "Gap rehearses"),
+        (("metrics=forgetting",), "Forgetting sees the cohort"),
         (("federation.sites=[]",), r"federation.sites=\[\]: name one or more, each once"),
         (("federation.sites=[a,a]",), r"federation.sites=\['a', 'a'\]: name one or more, each once"),
         (("federation.least=0",), "federation.least=0"),

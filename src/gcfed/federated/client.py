@@ -70,13 +70,13 @@ class ClientProgram:
         seed_generators(device, torch_seed(download.seed, "dropout", download.round, int(clients[0])))
         make = partial(
             ClientStack, module.net, task=module.task, lent=module.lent,
-            tap_features=any(part.needs_features for part in parts),
-            tap_stages=any(part.needs_stages for part in parts),
+            tap_features=any("features" in part.reads for part in parts),
+            tap_stages=any("stages" in part.reads for part in parts),
         )  # fmt: skip
         in_steps = [part for part in parts if part.overrides(*IN_STEPS)]
         recorder = self._recorder(in_steps)
         # Not what a class inherits, since it may do what its base did not.
-        lasting = all(vars(part).get("lasting", vars(type(part)).get("lasting")) for part in in_steps)
+        lasting = all(vars(part).get("recordable", vars(type(part)).get("recordable")) == "run" for part in in_steps)
         stack, plan, place = self.solver.seat(make, download, clients, plan, data, recorder if lasting else None)
         try:
             module.clients = stack
@@ -148,5 +148,5 @@ class ClientProgram:
         """What records local steps, if all that takes part in them allows it."""
         others = [c for c in self.module.trainer.callbacks if not isinstance(c, Part)]  # type: ignore[attr-defined]
         listened = any(map(hears_of_steps, others))
-        graphable = all(part.graphable for part in in_steps) and not self.module.traits.assigns
+        graphable = all(part.recordable for part in in_steps) and not self.module.traits.assigns
         return self.solver.recorder(self.module.net, self.module.device) if graphable and not listened else None

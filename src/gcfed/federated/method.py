@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -150,9 +150,18 @@ def like_trained(part: Part, download: Download) -> Params:
     return {name: download.model[name] for name in part.trained_names}
 
 
+FACTS = {
+    "moves the start": "its clients start elsewhere than at the server's model",
+    "corrects drift": "it reads the clients' drift off their updates to correct it; two would correct each other",
+    "anchors": "it compares a client's weights with the broadcast ones, from which the client must then start",
+    "sees the cohort": "it looks at all clients of the cohort at once, as hostile ones do that know each other",
+    "rehearses": "it asks by the transport what clients would send",
+    "long updates": "it makes updates of 2¹¹ and more, which the mean then takes as well (``Aggregator.narrow``)",
+}
+"""What a part may say of itself, since other parts or the loop depend on it."""
+
 Need = Callable[[Setup, str], None]
 """Something that a part of this title needs: raises ValueError where the setup lacks it."""
-Needs = tuple[Need, ...]
 
 
 class Part(Callback):
@@ -160,14 +169,7 @@ class Part(Callback):
 
     Attributes:
         order: what it does to a step or an upload, and so when its hooks are called.
-        needs_classes: whether labels must be classes and outputs their logits.
-        moves_start: whether clients start elsewhere than at the server's model.
-        corrects_drift: whether it reads the clients' drift off their updates to correct it; two would correct each
-            other.
-        anchors: whether it compares a client's weights with the broadcast ones, from which the client must then start.
-        sees_cohort: whether it looks at all clients of the cohort at once, as hostile ones do that know each other.
-        rehearses: whether it asks by the transport what clients would send.
-        wide: whether it makes updates of 2¹¹ and more, which the mean then takes as well (``Aggregator.narrow``).
+        facts: those of ``FACTS`` that hold for it.
         needs: what it asks of the rest of the algorithm (:mod:`gcfed.methods.requirements`).
         keeps: what it keeps of each client, by a name that no other part has; in ``stores`` of the same names.
         method: the name of the method that it is a part of; empty where it is one by itself.
@@ -175,8 +177,8 @@ class Part(Callback):
     """
 
     order = Order.CORRECTS
-    needs_classes = moves_start = corrects_drift = anchors = sees_cohort = rehearses = wide = False
-    needs: Needs = ()
+    facts: Set[str] = frozenset()
+    needs: Sequence[Need] = ()
     keeps: Mapping[str, Kept] = {}
     method = ""
     trained_names: list[str]
@@ -213,17 +215,16 @@ class ClientPart(Part):
     format.
 
     Attributes:
-        needs_features: whether ``local_loss`` reads ``out.features_KBF``.
-        needs_stages: whether ``local_loss`` reads ``out.stages``.
-        graphable: whether its hooks of a local step do nothing but to tensors on the device, so that a step can be
-            recorded (:mod:`gcfed.federated.recorder`); without it the run's steps are not.
-        lasting: whether they read only tensors of the stack, the batch and what ``prepare`` returns, from there on a
-            copy: what is recorded of one stack then serves the next (:mod:`gcfed.federated.place`). Each class says so
-            for itself.
+        reads: what ``local_loss`` reads of ``out`` beside the logits: ``features``, ``stages``.
+        recordable: how long a recording of a local step, a CUDA graph, stays right. ``"stack"``: for its stack, because
+            the hooks of a step change only tensors on the device. ``"run"``: also for later stacks, because they read
+            only tensors of the stack, of the batch, and of what ``prepare`` returned; each class says so for itself.
+            Empty: the run's steps are not recorded.
         task_weight: factor on the task's own loss, for methods that balance it against their term.
     """
 
-    needs_features = needs_stages = graphable = lasting = False
+    reads: Set[str] = frozenset()
+    recordable: Literal["", "stack", "run"] = ""
     task_weight = 1.0
 
     @property

@@ -53,7 +53,9 @@ class Stacks(Transport):
         self, download: Download, clients: np.ndarray, solver: LocalSolver | None = None, here: bool = False
     ) -> Iterator[Upload]:
         program = self.program
-        parts = [part for part in program.parts if part.order is not Order.MEASURES and not part.sees_cohort]
+        parts = [
+            part for part in program.parts if part.order is not Order.MEASURES and "sees the cohort" not in part.facts
+        ]
         alone = replace(program, solver=solver or program.solver, parts=parts)
         alone.receive(download)
         for ids in [clients] if here else self.share(download, clients):

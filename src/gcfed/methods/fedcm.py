@@ -43,8 +43,9 @@ class FedCM(Method):
 
 
 class ClientMomentum(ClientPart):
-    graphable = lasting = corrects_drift = True
-    needs = (local_sgd("its Δ is the momentum, and is the mean of plain SGD's steps"),)
+    recordable = "run"
+    facts = {"corrects drift"}
+    needs = [local_sgd("its Δ is the momentum, and is the mean of plain SGD's steps")]
 
     def __init__(self, alpha: float) -> None:
         self.alpha = alpha
@@ -59,7 +60,7 @@ class ClientMomentum(ClientPart):
 
 
 class MeanStep(ServerPart):
-    needs = (mean_aggregator("with other weights Δ would be no mean of local steps, and could grow", uniform=True),)
+    needs = [mean_aggregator("with other weights Δ would be no mean of local steps, and could grow", uniform=True)]
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         self.direction = self.server_state("delta", {name: round.start[name] for name in self.trained_names})

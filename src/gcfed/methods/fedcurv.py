@@ -60,14 +60,14 @@ class FedCurv(Method):
 
 
 class CurvaturePenalty(ClientPart):
-    graphable = True
-    anchors = True
-    needs = (
+    recordable = "stack"
+    facts = {"anchors"}
+    needs = [
         full_uploads("its Fisher information would still travel in full"),
         functional_network("its Fisher information is taken by torch.func"),
-    )
+    ]
 
-    keeps: Mapping[str, Kept] = dict.fromkeys(PARTS, Kept(like_trained))
+    keeps = dict.fromkeys(PARTS, Kept(like_trained))
 
     def __init__(self, lam: float, chunk: int) -> None:
         self.lam, self.chunk = lam, chunk
@@ -133,7 +133,7 @@ class CurvaturePenalty(ClientPart):
 
 
 class CurvatureSums(ServerPart):
-    needs = (mean_aggregator("a client takes its own part out of the sum over all"),)
+    needs = [mean_aggregator("a client takes its own part out of the sum over all")]
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         like = {name: round.start[name] for name in self.trained_names}

@@ -76,12 +76,13 @@ class FedGC(Method):
 
 
 class ClientConstraint(ClientPart):
-    wide = True  # a layer that hardly moved, as a bias before batch normalisation, needs a long step to meet the margin
+    """CGC, along g' as the server sent it or as clients read it off two broadcasts, where all of them take part.
 
-    """CGC, along g' as the server sent it or as clients read it off two broadcasts, where all of them take part."""
+    A layer that hardly moved, as a bias before batch normalisation, needs a long update to meet the margin.
+    """
 
-    corrects_drift = True
-    needs = (local_sgd("it reads a pseudo-gradient off w_k − w", momentum=True),)
+    facts = {"corrects drift", "long updates"}
+    needs = [local_sgd("it reads a pseudo-gradient off w_k − w", momentum=True)]
 
     def __init__(self, margin: float, ridge: float, layerwise: str, cgc: bool) -> None:
         self.margin, self.ridge, self.layerwise, self.cgc = margin, ridge, layerwise, cgc

@@ -46,8 +46,8 @@ class FedSub(Method):
 
 
 class Duals(SubspaceClient):
-    needs = (*SubspaceClient.needs, exact_store)
-    keeps: Mapping[str, Kept] = {
+    needs = [*SubspaceClient.needs, exact_store]
+    keeps = {
         "fedsub": Kept(lambda part, download: {n: part.space[n].project(download.model[n]) for n in part.trained_names})
     }  # fmt: skip
 

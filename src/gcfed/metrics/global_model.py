@@ -14,6 +14,7 @@ from gcfed.federated.messages import Download
 from gcfed.federated.method import Setup
 from gcfed.federated.processes.strategy import rank_and_world
 from gcfed.federated.received import Received, Round
+from gcfed.methods.requirements import class_logits
 from gcfed.metrics.base import RoundTable, ServerMetric, device_of
 from gcfed.utils.checked import Count, checked
 from gcfed.utils.files import replacing
@@ -41,7 +42,7 @@ class Classes(RoundTable, ServerMetric):
 
     name = "classes"
     header = ("class", "name", "tested", "acc")
-    needs_classes = True
+    needs = [class_logits]
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)

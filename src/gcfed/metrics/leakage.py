@@ -22,7 +22,7 @@ from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download
 from gcfed.federated.method import Setup
 from gcfed.federated.received import Received, Round
-from gcfed.methods.requirements import functional_network
+from gcfed.methods.requirements import class_logits, functional_network
 from gcfed.metrics.base import ServerMetric, evaluating, zeros
 from gcfed.utils.checked import Count, checked
 from gcfed.utils.rng import generator, torch_seed
@@ -67,8 +67,8 @@ class Leakage(ServerMetric):
     figures: bool = True
 
     name = "leakage"
-    rehearses = True
-    needs_classes = True
+    facts = {"rehearses"}
+    needs = [class_logits]
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)

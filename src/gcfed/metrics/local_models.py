@@ -16,7 +16,7 @@ from gcfed.federated.messages import Download
 from gcfed.federated.method import Setup
 from gcfed.federated.received import Received, places
 from gcfed.federated.stack import ClientStack
-from gcfed.methods.requirements import has_part
+from gcfed.methods.requirements import class_logits, has_part
 from gcfed.metrics.base import AT_ONCE, OwnNumbers, device_of, drawn, fetch_tests, floats
 from gcfed.utils.checked import Count, checked
 from gcfed.utils.rng import generator
@@ -33,7 +33,7 @@ class Clients(OwnNumbers):
     every: Count = 10
 
     name = "clients"
-    needs_classes = True
+    needs = [class_logits]
     columns = ("clients/acc_before", "clients/loss_before", "clients/acc_after", "clients/loss_after")
 
     def samples(self, client: int) -> np.ndarray:
@@ -113,7 +113,7 @@ class Forgetting(OwnNumbers):
     samples: Count | None = 200
 
     name = "forgetting"
-    sees_cohort = True
+    facts = {"sees the cohort"}
     columns = ("forgetting/before", "forgetting/after", "forgetting/own", "forgetting/others")
 
     def on_download(self, download: Download) -> None:

@@ -258,7 +258,7 @@ class Gap(ServerMetric):
     every: Count = 10
 
     name = "gap"
-    rehearses = True
+    facts = {"rehearses"}
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
