@@ -23,6 +23,7 @@ from gcfed.federated.forward import Params
 from gcfed.federated.interpreter import Wire
 from gcfed.federated.messages import Download, MessageError, Upload
 from gcfed.federated.stacks import Stacks
+from gcfed.federated.transport import Expected
 from gcfed.federated.wire import entries, match, pack, pack_download
 from gcfed.runs.identity import digest, identity
 from gcfed.utils.checked import SMALLEST, Count, checked
@@ -126,7 +127,7 @@ class Sites(Wire):
     def planned(self, clients: np.ndarray) -> np.ndarray:
         return self.program.solver.num_steps(self._sizes[clients])
 
-    def fit(self, download: Download, clients: np.ndarray) -> Iterator[Upload]:
+    def fit(self, download: Download, clients: np.ndarray, expected: Expected | None = None) -> Iterator[Upload]:
         """The uploads of these clients as they come.
 
         Raises:
@@ -148,7 +149,8 @@ class Sites(Wire):
             for site in self._free(asked)
         }
         missing, self._came, self._round = self._absent(asked), {}, download.round
-        schema, device = self.schema(download.round, self._sizes[clients], clients), self.program.module.device
+        assert expected is not None
+        schema = self.schema(download.round, clients, self._sizes[clients], expected)
         for answer in self._answers("fit", pack_download(download), tasks, self.deadline, download.round):
             uploads: list[Upload] = []
             with counted_against(answer.site, missing):
@@ -160,7 +162,7 @@ class Sites(Wire):
                     raise MessageError(f"uploads of the clients {ids}, and asked were {own}.")
                 self._note(own, said["states"])
                 uploads, self._came[answer.site] = sent, task
-            yield from (uploads.pop(0).to(device) for _ in range(len(uploads)))
+            yield from (uploads.pop(0).to(self.program.module.device) for _ in range(len(uploads)))
         self.missing = np.array(sorted(k for site in missing for k in asked[site]), dtype=np.int64)
         self.unasked = sum(len(asked[site]) for site in asked.keys() - tasks.keys())
         reasons = [f"{site} {why}" for site, why in missing.items()]

@@ -26,7 +26,7 @@ from gcfed.federated.batches import plan_batches
 from gcfed.federated.messages import finite_clients
 from gcfed.federated.method import Order
 from gcfed.federated.received import Counts
-from gcfed.federated.server import Tally
+from gcfed.federated.server import Tally, counts_of
 from gcfed.federated.solver import LocalSolver, clip_client_grads_
 from gcfed.federated.stack import ClientStack, broadcast_state, uses_batch_statistics
 from gcfed.federated.stacks import assign, layout
@@ -324,7 +324,7 @@ def test_what_a_round_counts():
     upload.num_seen = np.array([30, 10, 20])
     tally = Tally(CPU)
     tally.add(upload)
-    counts = tally.counts(torch.tensor([True]), list)
+    counts = counts_of(tally.numbers(torch.tensor([True])))
     assert counts == Counts(loss=2, finite=2, up_bytes=24, samples=60, steps=6, overflown=True)
 
 

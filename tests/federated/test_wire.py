@@ -55,8 +55,8 @@ class Both(Wire):
             self.stores.open(name)
         super().start()
 
-    def fit(self, download, clients):
-        came = list(super().fit(download, clients))
+    def fit(self, download, clients, expected):
+        came = list(super().fit(download, clients, expected))
         self.stores.finish_round(clients, download.round)
         for upload, other in zip(self.simulation.fit(download, clients), came, strict=True):
             torch.testing.assert_close(

@@ -118,10 +118,11 @@ class ClientProgram:
             for name, values in (part.on_clients_end(stack, download) or {}).items():
                 if sends:
                     part.stores[name].write(stack.clients, values, download.round, finite_clients(stack.full))
+        notes = {part.title: note for part in self.parts if (note := part.observe(stack, download)) is not None}
         delta, narrow = stack.delta(), narrow_of(self.aggregator)
         upload = Upload(
             stack.clients, stack.num_samples, stack.num_steps, delta, finite_clients(delta, narrow), download.round,
-            loss_K, num_seen, notes=stack.notes,
+            loss_K, num_seen, notes=notes,
         )  # fmt: skip
         for part in self.parts:
             part.send(upload, owns[part], download)

@@ -267,6 +267,10 @@ class ClientPart(Part):
         """
         return None
 
+    def observe(self, stack: ClientStack, download: Download) -> Params | None:
+        """What a measurement notes of w_k; its server part finds it in ``upload.notes[self.title]``."""
+        return None
+
     def send(self, upload: Upload, own: Own, download: Download) -> None:
         """Before K uploads leave: edit ``upload.delta``, ``upload.send`` more."""
 
@@ -301,7 +305,7 @@ class ServerPart(Part):
         before = set(setup.stores.opened)
         super().meet(setup)
         for name in setup.stores.opened.keys() - before:
-            setup.stores.opened[name].servers = True
+            setup.stores.opened[name].servers = not isinstance(self, ClientPart)
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         """Before the model goes down: replace entries of ``download.model``, fill ``download.extra``."""
@@ -318,8 +322,16 @@ class ServerPart(Part):
         """What it reads of ``Upload.notes``: their names → tensors like those of a note."""
         return {}
 
-    def on_receive(self, upload: Upload, round: Round) -> None:
-        """K uploads have come, in whatever order; before they are aggregated."""
+    def sums(self, round: Round) -> Params:
+        """What it adds up in this round: zeros, name → tensor, of the same shapes on every process.
+
+        The sums over all processes are ``round.sums[self]`` in ``on_aggregate_end`` and ``on_round_end``.
+        """
+        return {}
+
+    def on_receive(self, upload: Upload, round: Round) -> Params | None:
+        """K uploads have come, in whatever order; before they are aggregated. Returns terms of its ``sums``."""
+        return None
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
         """The aggregated update Δ, name → ``[*shape]``; not in a round without a finite client."""

@@ -18,7 +18,7 @@ def run_round(t: int, server: Server) -> tuple[dict[str, Any], Received]:
     round = server.draw(t)
     download = server.broadcast(round)
     sums = server.begin(round)
-    for upload in transport.fit(download, round.cohort):  # K clients at a time, in any order
+    for upload in transport.fit(download, round.cohort, sums.expected):  # K clients at a time, in any order
         server.receive(upload, sums, round)
         del upload  # nothing holds it while the next clients train
     received = server.reduce(sums, round)

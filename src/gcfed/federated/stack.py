@@ -74,7 +74,6 @@ class ClientStack:
             raise ValueError(f"client.stack > 1 cannot train a network with {reason}.")
         self.clients, self.num_samples, self.num_steps = clients, num_samples, num_steps
         self.start, self.task = dict(start), task
-        self.notes: dict[str, Params] = {}
         self.prepared: dict[Any, Any] = {}
         self.stays = False
         self.net, self.lent, self._tap = net, lent or Lent(net), Tap(net, tap_features, tap_stages)
@@ -122,7 +121,7 @@ class ClientStack:
         self, start: Mapping[str, Tensor], clients: np.ndarray, num_samples: np.ndarray, num_steps: np.ndarray
     ) -> None:
         """The next K clients, in the same memory."""
-        self.clients, self.num_samples, self.num_steps, self.notes = clients, num_samples, num_steps, {}
+        self.clients, self.num_samples, self.num_steps = clients, num_samples, num_steps
         sent = [start[name] for name in self.start]
         torch._foreach_copy_(list(self.start.values()), sent)
         torch._foreach_copy_([self.full[name] for name in self.start], sent)

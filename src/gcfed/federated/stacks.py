@@ -25,7 +25,7 @@ from gcfed.federated.processes.strategy import rank_and_world
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import cannot_stack, has_convolutions, has_dropout
 from gcfed.federated.store import ClientStores
-from gcfed.federated.transport import Transport
+from gcfed.federated.transport import Expected, Transport
 
 STREAMS = 8  # at most: more side by side than a GPU has work for
 
@@ -39,7 +39,7 @@ class Stacks(Transport):
     def planned(self, clients: np.ndarray) -> np.ndarray:
         return self.program.solver.num_steps(self.program.data.sizes(clients))
 
-    def fit(self, download: Download, clients: np.ndarray) -> Iterator[Upload]:
+    def fit(self, download: Download, clients: np.ndarray, expected: Expected | None = None) -> Iterator[Upload]:
         streams = self.layout.streams
         self.program.receive(download)
         with streams.round():

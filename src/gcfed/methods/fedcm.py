@@ -65,14 +65,15 @@ class MeanStep(ServerPart):
     def on_broadcast(self, download: Download, round: Round) -> None:
         self.direction = self.server_state("delta", {name: round.start[name] for name in self.trained_names})
         download.extra["fedcm"] = self.direction
-        self._steps = torch.zeros((), device=next(iter(round.start.values())).device)
 
-    def on_receive(self, upload: Upload, round: Round) -> None:
-        self._steps += (upload.finite * on_device(upload.num_steps, upload.finite.device)).sum()
+    def sums(self, round: Round) -> Params:
+        return {"steps": round.zeros()}
+
+    def on_receive(self, upload: Upload, round: Round) -> Params:
+        return {"steps": (upload.finite * on_device(upload.num_steps, upload.finite.device)).sum()}
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
-        (total,) = round.reduce([self._steps])
-        steps = float(total) / round.num_finite  # of the clients that are in the mean
+        steps = float(round.sums[self]["steps"]) / round.num_finite  # of the clients that are in the mean
         direction = list(self.direction.values())
         torch._foreach_copy_(direction, [update[name] for name in self.trained_names])
         torch._foreach_mul_(direction, -1 / (round.lr * steps))
