@@ -7,8 +7,6 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
-from inspect import signature
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +20,7 @@ from gcfed.data.base import FLOATS, FederatedDataset, Split
 from gcfed.data.dealing import held_out, tell_absent
 from gcfed.data.partition import Partition
 from gcfed.data.shift import Shift
-from gcfed.utils.checked import Count, Inside, SettingError, Whole, bind, checked
+from gcfed.utils.checked import Count, Inside, SettingError, Whole, checked
 from gcfed.utils.rng import generator
 
 log = logging.getLogger(__name__)
@@ -64,7 +62,6 @@ class FederatedDataModule(LightningDataModule):
             if not input_shape:
                 raise SettingError("input_shape", "=[] must be the shape of one sample.")
             transform.check(tuple(input_shape))  # type: ignore[attr-defined]
-        refuse_call(dataset)
         self.load, self.partitioner = dataset, partitioner
         self.transform: Any = transform
         self.rounds, self.seed, self.eval_batch_size = rounds, seed, eval_batch_size
@@ -92,6 +89,8 @@ class FederatedDataModule(LightningDataModule):
             self.dataset = self.load()
         except SettingError as error:
             raise ValueError(f"data.dataset.{error.name}{error.rest}") from None
+        except TypeError as error:  # an argument is missing, or unknown: + adds one
+            raise ValueError(f"data.dataset: {error}") from error
         train, held = self.dataset.train, []
         if self.validation:
             chosen = held_out(train.y, self.validation, generator(0, "validation"))
@@ -218,20 +217,6 @@ class FederatedDataModule(LightningDataModule):
             slices = [(start, min(start + step, n)) for start in range(0, n, step)]
             loaders.append(DataLoader(slices[self.trainer.global_rank :: world], batch_size=None))  # type: ignore[arg-type]
         return loaders
-
-
-def refuse_call(dataset: Callable[[], Any]) -> None:
-    """Raises SettingError for an argument that ``dataset`` lacks or does not know, before it is called."""
-    call = dataset if isinstance(dataset, partial) else partial(dataset)
-    try:
-        known = signature(call.func)
-    except (TypeError, ValueError):  # written in C
-        return
-    try:
-        bind(known, call.args, call.keywords)
-    except SettingError as error:
-        add = "" if error.name in call.keywords else f" Add +data.dataset.{error.name}=…."
-        raise SettingError(f"dataset.{error.name}", error.rest + add) from None
 
 
 def standards(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

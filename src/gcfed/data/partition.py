@@ -122,9 +122,8 @@ class Partitioner:
             )
         made, n = np.asarray(self.owners(labels, num_clients, generator(seed, "partition"))), len(labels)
         if made.dtype.kind not in "iu" or made.shape != (n,) or made.min() < -1 or made.max() >= num_clients:
-            wanted, name = f"int64 [{n}] of clients 0 … {num_clients - 1}, or -1 for none", type(self).__name__
-            there = f" from {made.min()} to {made.max()}" if made.size and made.dtype.kind in "iuf" else ""
-            raise ValueError(f"partition: {name}.owners must return {wanted}, not {made.dtype} {[*made.shape]}{there}.")
+            wanted = f"integers [{n}], of clients 0 … {num_clients - 1}, or -1 for none"
+            raise ValueError(f"partition: {type(self).__name__}.owners must return {wanted}: it returned {made}.")
         return Partition.from_owners(made, num_clients)
 
     def owners(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:

@@ -100,9 +100,19 @@ class ForwardOrder:
     def watching(self, x: Tensor) -> Iterator[None]:
         """While the network is called on this input."""
         self._data.add(_memory(x))
+        order = self
+
+        class Calls(TorchFunctionMode):
+            def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                return order.call(func, args, kwargs or {})
+
+        class Operations(TorchDispatchMode):
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                return order.operate(func, args, kwargs or {})
+
         hook = register_module_forward_pre_hook(lambda module, _: self._enter(module))
         try:
-            with _Calls(self), _Operations(self):
+            with Calls(), Operations():
                 yield
         finally:
             hook.remove()
@@ -216,24 +226,6 @@ def forward_order(net: nn.Module, x: Tensor) -> ForwardOrder:
                 if buffer._version != version:
                     buffer.copy_(value)
     return order
-
-
-class _Calls(TorchFunctionMode):
-    def __init__(self, order: ForwardOrder) -> None:
-        super().__init__()
-        self.order = order
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.order.call(func, args, kwargs or {})
-
-
-class _Operations(TorchDispatchMode):
-    def __init__(self, order: ForwardOrder) -> None:
-        super().__init__()
-        self.order = order
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.order.operate(func, args, kwargs or {})
 
 
 def _kind(func: Any) -> str:

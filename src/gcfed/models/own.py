@@ -4,10 +4,7 @@ clients have different data, and the checkpoint that any network may start from.
 
 import inspect
 import logging
-import zipfile
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from copy import deepcopy
+from collections.abc import Sequence
 from importlib import import_module
 from math import gcd
 from pathlib import Path
@@ -85,10 +82,6 @@ def torchvision_net(
     Raises:
         SettingError: no such classifier or weights, or one that does not fit the images.
     """
-    if name in ("googlenet", "inception_v3"):  # with auxiliary heads they return more than logits
-        if weights:
-            raise SettingError("weights", f"={weights}: {name} has weights with auxiliary heads only; take another.")
-        settings = {"init_weights": True, "aux_logits": False} | settings
     try:
         net = torchvision.models.get_model(str(name), num_classes=num_classes, **settings)
     except ValueError as error:
@@ -148,44 +141,15 @@ def fitted(net: nn.Module, input_shape: Sequence[Count], num_classes: Count) -> 
         text = "; for texts it has the attribute last_only" * (x.dim() == 2)
         reason = f"{' '.join(str(error).split())}. Its forward takes one tensor{text}: wrap one that takes several."
         raise ValueError(f"{what} cannot read samples of data.input_shape={[*input_shape]}: {reason}") from error
-    shape = require_logits(out, net, num_classes).shape
     net.train(training)
-    if len(shape) < 2 or shape[0] != 2 or shape[-1] != num_classes:
+    if not isinstance(out, Tensor):
+        raise ValueError(f"{what} returns a {type(out).__name__}: its forward must return one tensor, the logits.")
+    if out.dim() < 2 or len(out) != 2 or out.shape[-1] != num_classes:
         raise ValueError(
-            f"{what} makes an output of the shape {[*shape]} of 2 samples, not one that ends in data.num_classes="
+            f"{what} makes an output of the shape {[*out.shape]} of 2 samples, not one that ends in data.num_classes="
             f"{num_classes}: give its constructor an argument num_classes."
         )
-    with suppress(RuntimeError, TypeError), torch.random.fork_rng(devices=[]), torch.no_grad():  # of what has no copy
-        copy = deepcopy(net).train()
-        require_logits(copy(x), copy, num_classes)  # auxiliary heads may show in training alone
     return net
-
-
-def require_logits(out: Any, net: nn.Module, num_classes: int) -> Tensor:
-    """What a network returned, if it is one tensor.
-
-    Raises:
-        ValueError: it is a tuple, a dict, an object or nothing; shows the class that takes the logits out of it.
-    """
-    if isinstance(out, Tensor):
-        return out
-    entries = dict(enumerate(out)) if isinstance(out, tuple | list) else out
-    if isinstance(entries, Mapping):
-        places = {f"[{key!r}]": entry for key, entry in entries.items()}
-    else:
-        places = {f".{key}": entry for key, entry in getattr(out, "__dict__", {}).items()}
-    shapes = {place: [*entry.shape] for place, entry in places.items() if isinstance(entry, Tensor)}
-    name, there = type(net).__name__, " and ".join(f"{key} {shape}" for key, shape in shapes.items())
-    remedy = "Let its forward return them."
-    if shapes:
-        place = next((place for place, shape in shapes.items() if shape[-1:] == [num_classes]), next(iter(shapes)))
-        take = f"return super().forward(x){place}"
-        if net.training:  # in evaluation mode it returned one tensor
-            take = f"out = super().forward(x); return out{place} if self.training else out"
-        remedy = f"Wrap it: class Logits({name}), def forward(self, x): {take}"
-    there = f"a {type(out).__name__} of {there or 'no tensors'}"
-    when = "in training" if net.training else "tested"
-    raise ValueError(f"model: {name}, {when}, returns {there}, not one tensor of logits. {remedy}")
 
 
 def batch_norms(net: nn.Module) -> dict[str, Any]:
@@ -245,21 +209,17 @@ def begin_at(net: nn.Module, start: str | None, norm_policy: NormPolicy = "avera
 
     Raises:
         FileNotFoundError: there is no such file.
-        SettingError: it is damaged, or of another network; names the first tensor that does not fit. Or as
-            :func:`apply_policy`.
+        SettingError: it is damaged, or of another network. Or as :func:`apply_policy`.
     """
     theirs = {} if start is None else _read_tensors(Path(start))
     if theirs.keys() != net.state_dict().keys():  # there are none, or they are of a network under the policy
         net, norm_policy = apply_policy(net, norm_policy), "average"
     if start is None:
         return net
-    ours, kind = net.state_dict(), type(net).__name__
-    for name in [*ours, *theirs]:
-        there, here = ([*state[name].shape] if name in state else "missing" for state in (theirs, ours))
-        if there != here:
-            what = f"{name} is {there} there, and {here} in {kind}"
-            raise SettingError("start", f"={start} is of another network: {what}.")
-    net.load_state_dict(theirs)
+    try:
+        net.load_state_dict(theirs)
+    except RuntimeError as error:  # names all tensors that differ
+        raise SettingError("start", f"={start} is of another network: {' '.join(str(error).split())}") from None
     return apply_policy(net, norm_policy)
 
 
@@ -270,15 +230,10 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        with zipfile.ZipFile(path) as archive:  # torch writes the checksums, and reads past them
-            if damaged := archive.testzip():
-                raise ValueError(f"the checksum of {damaged} is wrong")
         content: Any = torch.load(path, map_location="cpu", weights_only=True)
-        if "state_dict" in content:  # of Lightning: ours is of a module that has the network as its net
-            content = {n.removeprefix("net."): t for n, t in content["state_dict"].items() if n.startswith("net.")}
-        if not all(isinstance(t, Tensor) for t in content.values()):
-            raise ValueError("it holds more than tensors")
     except Exception as error:  # whatever is in the file
         reason = " ".join(str(error).split(". ")[0].split())
         raise SettingError("start", f"={path} holds no tensors that can be read: {reason}") from None
+    if "state_dict" in content:  # of Lightning: ours is of a module that has the network as its net
+        content = {n.removeprefix("net."): t for n, t in content["state_dict"].items() if n.startswith("net.")}
     return content

@@ -14,6 +14,7 @@ from gcfed.utils.checked import Count, SettingError, Weight, Whole, checked
 from gcfed.utils.rng import generator
 
 
+@checked
 def digits() -> FederatedDataset:
     """The UCI handwritten digits that come with scikit-learn, [n, 1, 8, 8]: 1,437 to train on and 360 to test.
 
