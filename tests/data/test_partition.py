@@ -86,8 +86,7 @@ def test_by_group(caplog):
         assert [partition.client(k).tolist() for k in range(3)] == [[1, 4], [0, 2, 5], [3]]
     assert not caplog.text
     partition = ByGroup()(np.zeros(6, np.int64), 2, seed=1, groups=groups)
-    lost = 6 - partition.sizes.sum()
-    assert f"2 of 3 groups are clients, {lost} of 6 samples nobody's" in caplog.text
+    assert f"2 of 3 groups are clients, {6 - partition.sizes.sum()} samples nobody's" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -178,9 +177,6 @@ def test_client_is_a_view_and_counts_are_exact():
     labels = np.array([2, 0, 1, 2, 0])
     np.testing.assert_array_equal(partition.label_counts(labels, 3), [[0, 1, 0], [0, 0, 2], [0, 0, 0], [1, 0, 0]])
     np.testing.assert_array_equal(partition.label_counts(labels, 3, np.array([3, 1])), [[1, 0, 0], [0, 0, 2]])
-    for k in (-1, 4):
-        with pytest.raises(IndexError):
-            partition.client(k)
 
 
 @pytest.mark.parametrize(

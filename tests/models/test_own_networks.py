@@ -16,8 +16,6 @@ from gcfed.federated.batches import counts_of_pass, plan_batches
 from gcfed.federated.stack import is_graphable
 from gcfed.methods.centralization import GradientCentralization
 from gcfed.methods.fedcurv import FedCurv
-from gcfed.methods.fedreg import FedReg
-from gcfed.methods.fedsol import FedSol
 from gcfed.methods.local_norm import LocalNorm
 from gcfed.methods.proximal import Proximal
 from gcfed.methods.scaffold import Scaffold
@@ -25,7 +23,7 @@ from gcfed.models.own import apply_policy, batch_norms, build_net, fitted, timm_
 from gcfed.run import train
 from gcfed.utils.compose import shorthand
 
-SMALL = ("rounds=2", "client.epochs=1", "data.limit_train=120", "data.limit_test=40")
+SMALL = ("rounds=1", "client.epochs=1", "data.limit_train=120", "data.limit_test=40")
 
 
 class Net(nn.Module):
@@ -101,8 +99,8 @@ class Scalar(nn.Module):
     ("make", "message"),
     [
         (lambda: of_torchvision("resnet81", 32), r"name=resnet81: .*list_models"),
-        (lambda: of_torchvision("alexnet", 8), r"AlexNet cannot read samples of .*\[3, 8, 8\]: "),
-        (lambda: of_torchvision("alexnet", 64, weights="X"), r"weights=X is unknown: choose null or one of IMAGENET"),
+        (lambda: of_torchvision("squeezenet1_1", 8), r"SqueezeNet cannot read samples of .*\[3, 8, 8\]: "),
+        (lambda: of_torchvision("squeezenet1_1", 64, weights="X"), r"weights=X is unknown: choose null or one of IMA"),
         (lambda: fitted(Net(), (1, 8, 8), 8), r"Net cannot read samples of data\.input_shape=\[1, 8, 8\]: .*channels"),
         (lambda: fitted(Net(), (3, 8, 8), 3), r"Net makes an output of the shape \[2, 8\] .*an argument num_classes"),
         (lambda: fitted(Scalar(), (3, 8, 8), 10), r"Scalar makes an output of the shape \[\]"),
@@ -186,7 +184,7 @@ def test_on_a_gpu_a_users_module_is_recorded_if_it_says_that_it_can_be():
     assert is_graphable(of_torchvision("squeezenet1_1", 32))
 
 
-@pytest.mark.parametrize("method", [Scaffold, Proximal, FedCurv, FedReg, FedSol])
+@pytest.mark.parametrize("method", [Scaffold, Proximal, FedCurv])
 def test_local_statistics_refuse_what_compares_clients_with_the_broadcast_model(method):
     run = partial(train_rounds, with_batch_norm(), random_federation(sizes=(8, 8, 8)), sgd(), rounds=1)
     with pytest.raises(ValueError, match=rf"model\.norm_policy=local does not go with {method.__name__}"):
@@ -194,7 +192,7 @@ def test_local_statistics_refuse_what_compares_clients_with_the_broadcast_model(
 
 
 @pytest.mark.parametrize("last_batch", ["keep", "drop", "wrap"])
-@pytest.mark.parametrize("steps", [None, 2])
+@pytest.mark.parametrize("steps", [2, None])
 def test_a_batch_of_one_sample_is_foreseen(last_batch, steps):
     """As the batches that are really drawn say."""
     sizes = np.array([1, 2, 4, 5, 9, 13])
@@ -243,9 +241,9 @@ def test_a_run_has_its_networks_name_and_borderline(config, tmp_path, caplog):
 
 def test_local_statistics_survive_a_kill(config, tmp_path):
     more = ("model.norm_policy=local", "participation.num_clients=4", "participation.per_round=3")
-    straight = train(own(config, tmp_path / "straight", *more, "rounds=3"))
-    train(own(config, tmp_path / "stopped", *more, "rounds=2"))
-    resumed = train(own(config, tmp_path / "stopped", *more, "rounds=3", "ckpt_path=last"))
+    straight = train(own(config, tmp_path / "straight", *more, "rounds=2"))
+    train(own(config, tmp_path / "stopped", *more))
+    resumed = train(own(config, tmp_path / "stopped", *more, "rounds=2", "ckpt_path=last"))
     for name, t in straight.module.net.state_dict().items():
         assert torch.equal(resumed.module.net.state_dict()[name], t), name
     a, b = (read_rows(tmp_path / run / "metrics.csv")[-1] for run in ("straight", "stopped"))
@@ -258,5 +256,3 @@ def test_clients_of_one_sample_are_named_with_the_policy_to_choose(config, tmp_p
     with pytest.raises(ValueError, match=r"ResNet normalises over batches, and \d+ of 40 .*model\.norm_policy=group"):
         assemble(config(*overrides, folder=tmp_path))
     assemble(config(*overrides, "model.norm_policy=group", folder=tmp_path))
-    with pytest.raises(ValueError, match=r"client\.stack=2 cannot train a network with batch normalisation"):
-        assemble(config(*overrides, "client.stack=2", folder=tmp_path))

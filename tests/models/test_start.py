@@ -16,7 +16,7 @@ from gcfed.run import evaluate, train
 from gcfed.runs.identity import identity
 from gcfed.utils.compose import shorthand
 
-SMALL = ("model.hidden=[8]", "client.epochs=1", "data.limit_train=100", "data.limit_test=40", "rounds=2")
+SMALL = ("model.hidden=[8]", "client.epochs=1", "data.limit_train=100", "data.limit_test=40", "rounds=1")
 
 
 def network(hidden=(5,), seed=0):
@@ -59,9 +59,9 @@ def test_a_run_begins_at_the_end_of_another_and_is_another_run(config, tmp_path,
 def test_a_killed_run_resumes_bit_for_bit_and_its_checkpoint_needs_no_other_file(config, tmp_path):
     save_file(assemble(config(*SMALL, "seed=7")).module.net.state_dict(), tmp_path / "start.safetensors")
     start = f"model.start={tmp_path}/start.safetensors"
-    straight = train(config(*SMALL, start, "rounds=3", folder=tmp_path / "straight"))
+    straight = train(config(*SMALL, start, "rounds=2", folder=tmp_path / "straight"))
     train(config(*SMALL, start, folder=tmp_path / "killed"))
-    resumed = train(config(*SMALL, start, "rounds=3", "ckpt_path=last", folder=tmp_path / "killed"))
+    resumed = train(config(*SMALL, start, "rounds=2", "ckpt_path=last", folder=tmp_path / "killed"))
     assert torch.equal(final_weights(resumed), final_weights(straight))
 
     (tmp_path / "start.safetensors").unlink()

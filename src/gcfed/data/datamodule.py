@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import warnings
 from collections.abc import Callable, Sequence
@@ -17,13 +16,11 @@ from torch.utils.data import DataLoader
 
 from gcfed.data.augment import AutoTransform
 from gcfed.data.base import FLOATS, FederatedDataset, Split
-from gcfed.data.dealing import held_out, tell_absent
+from gcfed.data.dealing import held_out
 from gcfed.data.partition import Partition
 from gcfed.data.shift import Shift
 from gcfed.utils.checked import Count, Inside, SettingError, Whole, checked
 from gcfed.utils.rng import generator
-
-log = logging.getLogger(__name__)
 
 
 @checked
@@ -93,8 +90,7 @@ class FederatedDataModule(LightningDataModule):
             raise ValueError(f"data.dataset: {error}") from error
         train, held = self.dataset.train, []
         if self.validation:
-            chosen = held_out(train.y, self.validation, generator(0, "validation"))
-            tell_absent(train.groups, chosen, self.dataset.name, "validation")
+            chosen = held_out(train.y, self.validation, "validation", train.groups, self.dataset.name)
             train, held = train.subset(~chosen), [train.subset(chosen)]
         train = _subset(train, self.limit_train, self.seed, "limit_train")
         test = _subset(self.dataset.test, self.limit_test, self.seed, "limit_test")
@@ -118,10 +114,6 @@ class FederatedDataModule(LightningDataModule):
         train, *tests = self._standardized([train, *tests], aside)
         self.labels = train.y
         self.num_clients = self.partition.num_clients
-        sizes = self.partition.sizes
-        if 2 * (few := np.count_nonzero((sizes > 0) & (sizes <= 2))) > self.num_clients:
-            remedy = "lower participation.num_clients, or deal more evenly, as by a larger partition.alpha"
-            log.warning("%d of %d clients hold one or two training samples: %s", few, self.num_clients, remedy)
         self.test_labels, self.num_test, self.smallest_test = tests[0].y, len(tests[0]), min(map(len, tests))
         self._train, *self._tests = map(_tensors, (train, *tests))
 

@@ -2,16 +2,17 @@
 clients have different data, and the checkpoint that any network may start from.
 """
 
-import inspect
 import logging
 from collections.abc import Sequence
-from importlib import import_module
+from contextlib import suppress
+from inspect import signature
 from math import gcd
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import torchvision
+from hydra.utils import get_object
 from omegaconf import DictConfig, open_dict
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -30,9 +31,7 @@ def build_net(cfg: DictConfig) -> nn.Module:
     A network from outside this package receives ``input_shape`` and ``num_classes`` if its constructor names them, and
     is tried on two samples.
 
-    Raises:
-        ValueError: it cannot be built, is no network or does not fit the data; names the key.
-        FileNotFoundError: the checkpoint that it is to start from is not there.
+    Raises ValueError, which names the key, if it cannot be built, is no network or does not fit the data.
     """
     if cfg.model.get("_target_") is None:
         raise ValueError("model=own: name your network, as in model._target_=mynet.Net.")
@@ -42,8 +41,10 @@ def build_net(cfg: DictConfig) -> nn.Module:
     with open_dict(node):
         policy, start = node.pop("norm_policy", "average"), node.pop("start", None)
         # Data sets of texts set last_only. A network without it that cannot read texts is refused later.
-        optional = {"last_only"} & {*node} | ({*shape} if own else set())
-        for key in optional - _arguments(target) if own or optional else ():
+        optional, known = {"last_only"} & {*node} | ({*shape} if own else set()), set[str]()
+        with suppress(Exception):  # building the network raises it again, with a message
+            known = {*signature(get_object(target)).parameters}
+        for key in optional - known:
             node.pop(key)
     net = build(node)
     if not isinstance(net, nn.Module):
@@ -58,14 +59,6 @@ def build_net(cfg: DictConfig) -> nn.Module:
         raise ValueError(f"model.{error}") from None
 
 
-def _arguments(target: str) -> set[str]:
-    module, _, name = target.rpartition(".")
-    try:
-        return set(inspect.signature(getattr(import_module(module), name)).parameters)
-    except Exception:  # building the network raises it again, with a message
-        return set()
-
-
 @checked
 def torchvision_net(
     *, name: str | None, input_shape: Sequence[Count], num_classes: Count, weights: str | None = None, **settings: Any
@@ -78,9 +71,6 @@ def torchvision_net(
         name: ``resnet18``, ``mobilenet_v3_small``, …; ``torchvision.models.list_models`` lists them.
         weights: ``DEFAULT`` or another name of torchvision's pretrained weights, which it downloads. Tensors of another
             shape, such as the last layer's, start at random, which is logged. None: all start at random.
-
-    Raises:
-        SettingError: no such classifier or weights, or one that does not fit the images.
     """
     try:
         net = torchvision.models.get_model(str(name), num_classes=num_classes, **settings)
@@ -106,18 +96,14 @@ def torchvision_net(
 def timm_net(
     *, name: str | None, input_shape: Sequence[Count], num_classes: Count, pretrained: bool = False, **settings: Any
 ) -> nn.Module:
-    """A classifier of ``timm``; ``settings`` go to ``timm.create_model``.
-
-    Raises:
-        SettingError: timm knows no such network, or it does not fit the images.
-        ValueError: timm is not installed.
-    """
+    """A classifier of ``timm``; ``settings`` go to ``timm.create_model``."""
     installed("timm", "model=timm")
     import timm  # seconds
 
-    settings |= {"in_chans": input_shape[0] if input_shape else 1, "num_classes": num_classes, "pretrained": pretrained}
     try:
-        net = timm.create_model(str(name), **settings)
+        net = timm.create_model(
+            str(name), in_chans=input_shape[0], num_classes=num_classes, pretrained=pretrained, **settings
+        )
     except (RuntimeError, OSError) as error:
         raise SettingError("name", f"={name}: {' '.join(str(error).split())}") from None
     return fitted(net, input_shape, num_classes)
@@ -125,13 +111,7 @@ def timm_net(
 
 @checked
 def fitted(net: nn.Module, input_shape: Sequence[Count], num_classes: Count) -> nn.Module:
-    """The network, once it has made ``num_classes`` logits of two samples of this shape.
-
-    Raises:
-        ValueError: it cannot read the samples, or returns something else.
-    """
-    if not input_shape:
-        raise SettingError("input_shape", "=[] must be the shape of one sample.")
+    """The network, once it has made ``num_classes`` logits of two samples of this shape; else raises ValueError."""
     what, training = f"model: {type(net).__name__}", net.training
     x = torch.zeros(2, *input_shape, dtype=torch.int64 if hasattr(net, "last_only") else None)
     try:
@@ -169,8 +149,7 @@ def apply_policy(net: nn.Module, norm_policy: NormPolicy = "average") -> nn.Modu
              ICML 2020)
     ======== =========================================================================================================
 
-    Raises:
-        SettingError: a policy that this network has no use for.
+    Raises SettingError for a policy that does not go with the network.
     """
     layers = batch_norms(net)
     if norm_policy != "average" and not layers:
@@ -207,9 +186,7 @@ def begin_at(net: nn.Module, start: str | None, norm_policy: NormPolicy = "avera
         start: a run's ``last.ckpt`` or ``global_model.safetensors``, or a ``state_dict`` of the network that somebody
             else has written with ``torch.save`` or safetensors. Nothing but tensors is read: no code is run.
 
-    Raises:
-        FileNotFoundError: there is no such file.
-        SettingError: it is damaged, or of another network. Or as :func:`apply_policy`.
+    Raises SettingError if the file is damaged or of another network, or as :func:`apply_policy`.
     """
     theirs = {} if start is None else _read_tensors(Path(start))
     if theirs.keys() != net.state_dict().keys():  # there are none, or they are of a network under the policy
@@ -225,8 +202,6 @@ def begin_at(net: nn.Module, start: str | None, norm_policy: NormPolicy = "avera
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a network in a file, by the names that they have in the network."""
-    if not path.is_file():
-        raise FileNotFoundError(f"model.start={path}: there is no such file; give a run's checkpoints/last.ckpt.")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)

@@ -13,10 +13,9 @@ import numpy as np
 from pydantic import Field
 
 from gcfed.data.base import FederatedDataset
-from gcfed.data.dealing import held_out, tell_absent
+from gcfed.data.dealing import held_out
 from gcfed.data.sets.files import TESTS, TRAINS, Keep, cached, listing, written
 from gcfed.utils.checked import Inside, checked
-from gcfed.utils.rng import generator
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -116,8 +115,7 @@ def image_folder(
             f"folder of images for each of at least two classes{', below one for each client' * clients}."
         )
     if len(found) == 1:
-        chosen = held_out(found[0][:, 1], test, generator(0, "test"))
-        tell_absent(found[0][:, 2] if clients else None, chosen, folder.name, "test")
+        chosen = held_out(found[0][:, 1], test, "test", found[0][:, 2] if clients else None, folder.name)
         found = [found[0][~chosen], found[0][chosen]]
 
     def build(keep: Keep) -> tuple[int, Sequence[str]]:

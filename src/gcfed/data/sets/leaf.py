@@ -2,8 +2,8 @@
 TinyShakespeare, one small file of plays.
 
 "LEAF: A Benchmark for Federated Settings" (Caldas et al. 2019). The files are ``femnist/data/{train,test}/*.json`` (and
-so on) in the data folder, which may be the folder ``data`` of LEAF's repository, or in a clone ``leaf`` there. Groups
-are LEAF's users, in the order of their names.
+so on) in the data folder, which may be the folder ``data`` of LEAF's repository. Groups are LEAF's users, in the order
+of their names.
 """
 
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from gcfed.data.base import IGNORE, FederatedDataset, Split
-from gcfed.data.sets.files import Keep, Origin, cached, obtain
+from gcfed.data.sets.files import Keep, Origin, cached, obtain, written
 from gcfed.data.sets.images import decode
 
 REPOSITORY = "https://github.com/TalwalkarLab/leaf"
@@ -130,16 +130,14 @@ def _lines(x: list[str], y: list[str]) -> Samples:
 
 
 def _leaf(name: str, data_dir: str, read: Read, classes: Sequence[str]) -> FederatedDataset:
-    places = [Path(data_dir) / name, Path(data_dir) / "leaf" / "data" / name]
-    root = next((place / "data" for place in places if (place / "data" / "train").is_dir()), places[0] / "data")
+    root = Path(data_dir) / name / "data"
     files = {part: sorted((root / part).glob("*.json")) for part in ("train", "test")}
 
     def build(keep: Keep) -> tuple[int, Sequence[str]]:
-        if missing := [part for part, found in files.items() if not found]:
+        if not all(files.values()):
             raise FileNotFoundError(
-                f"data set {name}: no JSON file in {(root / missing[0]).resolve()}. To make it, clone "
-                f"{REPOSITORY}, run {COMMANDS[name]} in its folder data/{name}, and move that folder to "
-                f"{places[0].resolve()} or set paths.data_dir (DATA_DIR) to the clone's folder data."
+                f"data set {name}: no JSON file in {root.resolve()}/train or test. To make it, clone {REPOSITORY}, run "
+                f"{COMMANDS[name]} in its folder data/{name}, and set paths.data_dir (DATA_DIR) to its folder data."
             )
         users = {part: list(_users(paths, read)) for part, paths in files.items()}
         number = {user: i for i, user in enumerate(sorted({user for part in users.values() for user, _, _ in part}))}
@@ -152,9 +150,8 @@ def _leaf(name: str, data_dir: str, read: Read, classes: Sequence[str]) -> Feder
             keep(part, x, np.concatenate(ys), np.repeat([number[user] for user in names], [*map(len, ys)]))
         return len(classes), classes
 
-    sizes = {part: sum(path.stat().st_size for path in found) for part, found in files.items() if found}
-    source = ", ".join(f"{len(files[part])} {part} files of {size} bytes" for part, size in sizes.items())
-    return cached(data_dir, f"leaf_{name}", build, source)
+    every = [path for found in files.values() for path in found]
+    return cached(data_dir, f"leaf_{name}", build, written(every) if every else "")
 
 
 def _users(paths: list[Path], read: Read) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:

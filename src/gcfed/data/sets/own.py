@@ -12,10 +12,9 @@ import numpy as np
 
 from gcfed.data.base import IGNORE, FederatedDataset, Split, label_fix
 from gcfed.data.datamodule import FederatedDataModule
-from gcfed.data.dealing import held_out, tell_absent
+from gcfed.data.dealing import held_out
 from gcfed.data.sets.files import listing
 from gcfed.utils.checked import Inside, checked
-from gcfed.utils.rng import generator
 
 log = logging.getLogger(__name__)
 KEYS = ("x", "y", "x_test", "y_test", "groups")
@@ -92,8 +91,7 @@ def from_arrays(content: Any, name: str, test: float) -> FederatedDataset:
         if names:
             log.info("%s: %d classes: %s", name, num_classes, listing(names))
         if not rest:
-            chosen = held_out(train.y, test, generator(0, "test"))
-            tell_absent(groups, chosen, name, "test")
+            chosen = held_out(train.y, test, "test", groups, name)
             train, rest = train.subset(~chosen), [train.subset(chosen)]
         return FederatedDataset(Path(name).stem, num_classes, train, rest[0], names)
     except ValueError as error:

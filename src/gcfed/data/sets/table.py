@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from gcfed.data.base import FederatedDataset
-from gcfed.data.dealing import held_out, tell_absent
+from gcfed.data.dealing import held_out
 from gcfed.data.sets.files import TESTS
 from gcfed.data.sets.own import from_arrays, require_columns
 from gcfed.utils.checked import Inside, SettingError, checked
-from gcfed.utils.rng import generator
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
@@ -57,8 +56,7 @@ def csv(
     y = _target(rows[str(target)], regression, str(target) in categorical)
     whose = owners if groups is None else _full(rows[groups]).to_numpy()
     if not is_test.any():
-        is_test = held_out(y[:, None] if regression else y, test, generator(0, "test"))
-        tell_absent(whose, is_test, str(path), "test")
+        is_test = held_out(y[:, None] if regression else y, test, "test", whose, str(path))
     left_out = {target, groups, *ignore}
     if ROW_NUMBERS in rows and ROW_NUMBERS not in {*left_out, *categorical} and rows[ROW_NUMBERS].dtype.kind == "i":
         log.warning("%s: the first column has no name, so it is taken for the rows' numbers, and left out", path)
