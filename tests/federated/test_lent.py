@@ -1,11 +1,9 @@
 """A network on other tensors than its own, and a client's own copy of it."""
 
 import numpy as np
-import pytest
 import torch
 from torch import nn
 
-from gcfed.federated.forward import Tap
 from gcfed.federated.lent import Lent, Traits
 from gcfed.federated.stack import ClientStack, broadcast_state, travelling
 
@@ -84,38 +82,6 @@ def test_buffers_that_forward_assigns_are_the_clients_and_the_next_begins_anew()
     assert torch.allclose(means[0][0], x.mean((0, 1)) * 0.875)
     assert torch.equal(net.teacher.weight, taught)
     assert net.steps == 0
-
-
-def test_side_by_side_assigned_buffers_are_each_clients():
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("mean", torch.zeros(4))
-            self.fc = nn.Linear(4, 3)
-
-        def forward(self, x):
-            self.mean = 0.5 * self.mean + 0.5 * x.detach().mean(0)
-            return self.fc(x - self.mean)
-
-    net, x = Two(), torch.randn(2, 5, 4)
-    start, ones = broadcast_state(net), np.ones(2)
-    both = ClientStack(net, start, np.arange(2), ones, ones)
-    both(x)
-    out = both(x).logits_KBC
-    for k in range(2):
-        one = ClientStack(net, start, np.arange(1), ones[:1], ones[:1])
-        one(x[k : k + 1])
-        assert torch.allclose(one(x[k : k + 1]).logits_KBC[0], out[k], atol=1e-6)
-        one.settle()
-        assert torch.allclose(one.full["mean"][0], both.full["mean"][k], atol=1e-6)
-
-
-def test_the_network_has_its_own_again_after_an_error():
-    net = nn.Linear(2, 3)
-    own = dict(net.named_parameters())
-    with pytest.raises(RuntimeError):
-        Tap(net, False, False).on({"weight": torch.zeros(7, 7), "bias": torch.zeros(3)}, torch.ones(1, 2))
-    assert dict(net.named_parameters()) == own
 
 
 def test_a_teacher_drops_nothing_whatever_kind_of_module_would():

@@ -35,7 +35,7 @@ MOMENTUM, ADAM = partial(torch.optim.SGD, lr=1.0, momentum=0.9), partial(FedAdam
 
 @pytest.mark.parametrize(
     ("server", "where"),
-    [(MOMENTUM, "sum"), (MOMENTUM, "update"), (ADAM, "sum"), (ADAM, "update"), (ADAM, "moments")],
+    [(MOMENTUM, "sum"), (MOMENTUM, "update"), (ADAM, "moments")],
 )
 def test_the_round_is_kept_as_it_was(federation, server, where, caplog):
     net, method, seen = make_net(), Breaks(where), []
