@@ -11,7 +11,6 @@ from torch import nn
 from gcfed.federated.lent import Lent, Traits
 from gcfed.federated.probe import probe
 from gcfed.federated.stack import ClientStack, broadcast_state
-from gcfed.models.spectral import restore_unit_norms
 from gcfed.tasks import CLASSIFICATION
 
 X, Y = torch.randn(8, 6), torch.arange(8) % 3
@@ -98,23 +97,6 @@ def test_what_it_finds(net, expected):
         assert found.alone.count("client.stack=1") == 1
     else:
         assert found.alone == ""
-
-
-def test_weights_that_only_the_users_objects_lead_to_are_no_case_for_functional_call():
-    listed = Net(lambda net, x: net.listed[0].sum())
-    listed.listed = [listed.hidden.weight]
-    weight = Net()
-    weight.step = [lambda net, x, w=weight.hidden.weight: w.sum()]
-    hooked = Net()
-    hooked.hidden.weight.register_hook(lambda grad: 2 * grad)
-    kept = Net(
-        lambda net, x: torch.utils.checkpoint.checkpoint(lambda x: net.hidden(x).tanh(), x, use_reentrant=False)[:, :3]
-    )
-    for net in (listed, weight, hooked, kept):
-        found = traits(net)
-        assert "other than through its modules" in found.functional
-        assert found.functional in found.alone
-    assert not traits(Net(lambda net, x: net.hidden.weight.sum())).functional
 
 
 @pytest.mark.parametrize(
@@ -223,25 +205,3 @@ def test_a_teacher_that_reads_the_students_weights_is_refused():
     stack = ClientStack(locked, broadcast_state(locked), np.arange(1), np.ones(1), np.ones(1))
     with pytest.raises(ValueError, match=r"copy.deepcopy of it\s+fails"):
         stack.reference(X.unsqueeze(0))
-
-
-@pytest.mark.parametrize("old", [False, True])
-def test_power_iterations_bring_shortened_unit_vectors_back_and_leave_whole_ones(old):
-    norm = nn.utils.spectral_norm if old else nn.utils.parametrizations.spectral_norm
-    net = nn.Sequential(norm(nn.Linear(9, 7)), nn.Tanh())
-    for _ in range(30):
-        net(torch.zeros(1, 9))
-    whole = {name: t.clone() for name, t in net.state_dict().items()}
-    restore_unit_norms(net)
-    assert all(torch.equal(t, whole[name]) for name, t in net.state_dict().items())
-    for name, buffer in net.named_buffers():
-        buffer.mul_(0.7 if name.endswith("u") else 0.9)
-    assert traits_of_vectors(net) != pytest.approx([1, 1])
-    restore_unit_norms(net)
-    assert traits_of_vectors(net) == pytest.approx([1, 1])
-    net.eval()(torch.zeros(1, 9))
-    assert float(torch.linalg.matrix_norm(net[0].weight.detach(), 2)) == pytest.approx(1, abs=2e-3)
-
-
-def traits_of_vectors(net):
-    return [float(buffer.norm()) for _, buffer in net.named_buffers()]

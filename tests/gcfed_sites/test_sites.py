@@ -7,7 +7,6 @@ import errno
 import itertools
 import json
 import re
-import time
 from collections import deque
 from copy import deepcopy
 from pathlib import Path
@@ -22,11 +21,10 @@ from omegaconf import OmegaConf
 
 from gcfed import __version__
 from gcfed.federated.messages import Download
-from gcfed.federated.method import ClientPart
 from gcfed.federated.wire import pack, pack_download, unpack
 from gcfed.run import train
 from gcfed_sites.answers import Answer, Line
-from gcfed_sites.site import OWN, Settings, Site, adopted, clients_config
+from gcfed_sites.site import OWN, Site, adopted, clients_config
 from gcfed_sites.sites import Sites
 
 TINY = (
@@ -109,10 +107,6 @@ def simulated(config, tmp_path):
     return run
 
 
-def without_times(row):
-    return {key: value for key, value in row.items() if not key.startswith("time/") and "dropped" not in key}
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -126,7 +120,8 @@ def without_times(row):
 def test_sites_of_several_clients_compute_what_the_simulation_does(federated, simulated, words):
     reference, (result, _) = simulated(*words), federated(*words)
     assert torch.equal(final_weights(reference), final_weights(result))
-    row, same = without_times(reference.loop.last_row), without_times(result.loop.last_row)
+    rows = (r.loop.last_row.items() for r in (reference, result))
+    row, same = ({k: v for k, v in own if not k.startswith("time/") and "dropped" not in k} for own in rows)
     if "algorithm=fedgc" in words:  # there a client may have missed a broadcast: the server sends it what it has moved
         assert same.pop("comm/down_bytes") > row.pop("comm/down_bytes")
     assert same == pytest.approx(row, rel=1e-12, nan_ok=True)
@@ -149,15 +144,17 @@ def survivors(federated, simulated, monkeypatch, lost, *words, **how):
     return result, line
 
 
+def at_b(verb, round, what):
+    """``upset`` that answers one question to the site b."""
+    return lambda site, asked, about: what if (site, asked, about.get("round")) == ("b", verb, round) else None
+
+
 CLIENTS_OF_B = [1, 4]  # of seven, dealt to three sites
 MEASURED = ("metrics=[clients,updates]", "metrics.clients.every=1")  # of those that came
 
 
 def test_a_site_that_fails_counts_as_dropped_out(federated, simulated, monkeypatch, caplog):
-    def upset(site, verb, about):
-        return "no power" if (site, verb, about.get("round")) == ("b", "fit", 1) else None
-
-    words = ("algorithm=fedgc", *MEASURED)
+    words, upset = ("algorithm=fedgc", *MEASURED), at_b("fit", 1, "no power")
     result, _ = survivors(federated, simulated, monkeypatch, {1: CLIENTS_OF_B}, *words, upset=upset)
     rows = read_rows(result.folder / "metrics.csv")
     lost = [row["train/dropped_clients"] for row in rows]
@@ -170,11 +167,8 @@ def test_a_site_that_fails_counts_as_dropped_out(federated, simulated, monkeypat
 def test_a_silent_site_is_waited_for_once_and_asked_again_when_it_has_answered(
     federated, simulated, monkeypatch, caplog
 ):
-    def upset(site, verb, about):
-        return 3 if (site, verb, about.get("round")) == ("b", "fit", 1) else None
-
     lost, words = dict.fromkeys((1, 2, 3), CLIENTS_OF_B), ("algorithm=scaffold", *ALL, "rounds=6")
-    result, line = survivors(federated, simulated, monkeypatch, lost, *words, upset=upset)
+    result, line = survivors(federated, simulated, monkeypatch, lost, *words, upset=at_b("fit", 1, 3))
     assert "b answers round 2 (fit), which nobody waits for: refused" in caplog.text
     assert line.in_vain == [pytest.approx(600.0, abs=5.0)]
     assert "round 3: b is still at round 2 (fit)" in caplog.text
@@ -182,30 +176,10 @@ def test_a_silent_site_is_waited_for_once_and_asked_again_when_it_has_answered(
     assert [bytes_ * 7 / sent[0] for bytes_ in sent] == [7, 7, 5, 5, 7, 7]
 
 
-CONFIGURED = (
-    ({"clients": [99, 4]}, "answer.clients=99 must be a whole number from 0 to 6"),
-    ({"sizes": [1]}, r"answer.sizes=\[1\] must be a list of 2"),
-    ({"failure": "\x1b[2J" + "x" * 600}, r" \[2Jx{496}$"),
-)
-
-
-@pytest.mark.parametrize(("change", "sentence"), CONFIGURED, ids=str)
-def test_a_site_that_says_nonsense_of_itself_is_refused(federated, change, sentence):
-    with pytest.raises(ValueError, match=f"b refuses this run: .*{sentence}|b refuses this run:{sentence}"):
-        federated(garbled=lambda site, verb, answer: answer | change if site == "b" else answer)
-
-
 def test_a_site_that_is_gone_is_not_asked_before_a_new_job_has_it_again(federated, simulated, monkeypatch, caplog):
     """That is when the run is resumed; the site has its states."""
-    asked = []
-
-    def upset(site, verb, about):
-        asked.append((site, verb, about.get("round")))
-        return {("b", "fit", 1): "vanished: no power"}.get(asked[-1])
-
     words, lost = ("algorithm=scaffold", *ALL), dict.fromkeys((1, 2, 3), CLIENTS_OF_B)
-    result, _ = survivors(federated, simulated, monkeypatch, lost, *words, upset=upset)
-    assert [(verb, round) for site, verb, round in asked if site == "b"] == [("configure", 0), ("fit", 0), ("fit", 1)]
+    result, _ = survivors(federated, simulated, monkeypatch, lost, *words, upset=at_b("fit", 1, "vanished: no power"))
     assert "round 3: b is gone" in caplog.text
     sent = [row["comm/down_bytes"] for row in read_rows(result.folder / "metrics.csv")]
     assert [bytes_ * 7 / sent[0] for bytes_ in sent] == [7, 7, 5, 5]  # to whom nothing was sent does not count
@@ -214,19 +188,8 @@ def test_a_site_that_is_gone_is_not_asked_before_a_new_job_has_it_again(federate
     assert torch.equal(final_weights(simulated(*words[:-1], folder="whole")), final_weights(resumed))
 
 
-def test_what_came_in_time_counts_however_long_the_server_takes_for_it(federated, simulated):
-    def upset(site, verb, about):
-        time.sleep(0.06 * (verb == "fit"))
-
-    result, _ = federated("federation.deadline=0.05", upset=upset)
-    assert torch.equal(final_weights(simulated()), final_weights(result))
-
-
 def test_a_site_that_does_not_hear_the_reply_keeps_what_it_had(federated, caplog):
-    def upset(site, verb, about):
-        return "gone" if (site, verb, about.get("round")) == ("b", "reply", 1) else None
-
-    result, _ = federated("algorithm=fedsub", *ALL, "rounds=2", upset=upset)
+    result, _ = federated("algorithm=fedsub", *ALL, "rounds=2", upset=at_b("reply", 1, "no power"))
     assert "round 2: b did not hear how it ended" in caplog.text
     assert len(read_rows(result.folder / "metrics.csv")) == 2
     store = result.loop.stores.opened["fedsub"]
@@ -277,17 +240,14 @@ def test_a_state_that_is_damaged_at_a_site_is_named_in_every_round(federated, tm
 
 
 # ------------------------------------------------------------------------------------------------ what is refused
-def test_another_version_of_the_project_is_refused_with_both(federated, monkeypatch):
-    monkeypatch.setattr("gcfed_sites.sites.__version__", "9.9")
-    with pytest.raises(ValueError, match=rf"a refuses this run: .*the server has gcfed 9.9, and a has {__version__}"):
-        federated()
+def saved(tmp_path, name, x, y):
+    """Writes a site's own data; returns the key of its ``gcfed.yaml``."""
+    np.savez(tmp_path / f"{name}.npz", x=x, y=y)
+    return {"arrays": str(tmp_path / f"{name}.npz")}
 
 
-def test_another_model_is_refused_with_both_shapes(federated, tmp_path):
-    x = np.random.default_rng(0).integers(0, 255, (60, 1, 4, 4), dtype=np.uint8)
-    np.savez(tmp_path / "small.npz", x=x, y=np.arange(60) % 10)
-    with pytest.raises(ValueError, match=r"b refuses this run: .*training samples have the shape \(1, 4, 4\).*8, 8"):
-        federated(own={"b": {"arrays": str(tmp_path / "small.npz")}})
+def pixels(n, side=8):
+    return np.random.default_rng(0).integers(0, 16, (n, 1, side, side), dtype=np.uint8)
 
 
 @pytest.mark.parametrize(
@@ -303,21 +263,39 @@ def test_sites_that_do_not_fit_together_are_refused(federated, own, sentence):
         federated(own=own)
 
 
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"clients": [99, 4]}, "answer.clients=99 must be a whole number from 0 to 6"),
+        ({"sizes": [1]}, r"answer.sizes=\[1\] must be a list of 2"),
+        ({"failure": "\x1b[2J" + "x" * 600}, r" \[2Jx{496}$"),
+    ],
+)
+def test_a_site_that_says_nonsense_of_itself_is_refused(federated, change, sentence):
+    with pytest.raises(ValueError, match=f"b refuses this run: .*{sentence}|b refuses this run:{sentence}"):
+        federated(garbled=lambda site, verb, answer: answer | change if site == "b" else answer)
+
+
+def test_another_version_model_or_scale_is_refused(federated, monkeypatch, tmp_path):
+    with pytest.raises(ValueError, match=r"b refuses this run: .*training samples have the shape \(1, 4, 4\).*8, 8"):
+        federated(own={"b": saved(tmp_path, "small", pixels(60, 4), np.arange(60) % 10)})
+    x, words = np.random.default_rng(0).normal(size=(70, 5)), ("data=arrays", f"data.path={tmp_path}/vectors.npz")
+    own = {"b": saved(tmp_path, "vectors", x, np.arange(70) % 2)}
+    with pytest.raises(ValueError, match=r"b refuses this run: .*data.standardize=true is by the mean of all samples"):
+        federated(*words, "data.limit_test=null", own=own)
+    monkeypatch.setattr("gcfed_sites.sites.__version__", "9.9")
+    with pytest.raises(ValueError, match=rf"a refuses this run: .*the server has gcfed 9.9, and a has {__version__}"):
+        federated()
+
+
 class Listener(Callback):
     def on_after_backward(self, trainer, pl_module): ...
-
-
-class Client(ClientPart):
-    """A method's part, among the callbacks."""
 
 
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        *(
-            ((f"+callbacks.x._target_={__name__}.{kind.__name__}",), f"callbacks: {kind.__name__} takes part in local")
-            for kind in (Listener, Client)
-        ),
+        ((f"+callbacks.x._target_={__name__}.Listener",), "callbacks: Listener takes part in local"),
         (("attack=alie", "attack.clients=0.4", "client.stack=7"), "ALIE sees the whole cohort"),
         (("federation.sites=[a,a]",), r"federation.sites=\['a', 'a'\]: name one or more, each once"),
         (("federation.deadline=86401",), "federation.deadline=86401: "),
@@ -420,8 +398,7 @@ def test_nothing_that_a_server_sends_is_called_or_resolved(asked, tmp_path):
     """Neither of the config, nor of what goes beside it, nor of a round's message."""
     own = {"arrays": "own.npz"}
     OmegaConf.register_new_resolver("sentinel", sentinel, replace=True)
-    rng = np.random.default_rng(0)
-    np.savez(tmp_path / "own.npz", x=rng.integers(0, 16, (60, 1, 8, 8), dtype=np.uint8), y=np.arange(60) % 10)
+    saved(tmp_path, "own", pixels(60), np.arange(60) % 10)
     assert "failure" not in asked(own)[1]
 
     def everywhere(config, value):
@@ -447,16 +424,6 @@ def test_nothing_that_a_server_sends_is_called_or_resolved(asked, tmp_path):
     assert not CALLED
 
 
-def test_a_site_does_what_its_own_clients_are_asked_and_no_more(federated):
-    _, line = federated("rounds=1")
-    site = line.programs["a"]
-    for about, sentence in (
-        ({"run": "other"}, "knows nothing of the run other"),
-        ({"run": site.run, "clients": [0, 1]}, "a does not hold the clients [1]"),
-    ):
-        assert sentence in answered(site, "fit", about)["failure"]
-
-
 def test_a_server_deletes_no_file_but_states_of_the_clients_that_it_asks(federated, tmp_path):
     _, line = federated("algorithm=scaffold", "rounds=1")
     site, other = line.programs["a"], tmp_path / "other"
@@ -470,10 +437,12 @@ def test_a_server_deletes_no_file_but_states_of_the_clients_that_it_asks(federat
     ):  # fmt: skip
         about = {"run": site.run, "clients": [0], "states": states}
         assert sentence in answered(site, "fit", about, message)["failure"]
-    for round in (-1, "../../other/x"):
-        message = pack_download(Download(round, 1, 0.1, site.end.model, np.array([0])))
-        about = {"run": site.run, "clients": [0], "states": {mine: [[-1]]}}
-        assert f"round={round!r} must be a whole number" in answered(site, "fit", about, message)["failure"]
+    message = pack_download(Download("../../other/x", 1, 0.1, site.end.model, np.array([0])))
+    about = {"run": site.run, "clients": [0], "states": {mine: [[-1]]}}
+    for changes, sentence in (({}, "round='../../other/x' must be a whole number"),
+                              ({"run": "other"}, "knows nothing of the run other"),
+                              ({"clients": [0, 1]}, "a does not hold the clients [1]")):  # fmt: skip
+        assert sentence in answered(site, "fit", about | changes, message)["failure"]
     assert [path.name for path in other.iterdir()] == ["scan-7.bin"]
     assert list(site.end.stores.opened) == [mine]
 
@@ -521,25 +490,14 @@ def test_an_answer_that_breaks_the_schema_is_a_failure_of_its_site(federated, si
         assert re.search(f"round {round}: b failed: .*{sentence}|round {round}: b failed:{sentence}", caplog.text)
 
 
-def test_paths_of_a_site_go_from_its_file(tmp_path):
-    (tmp_path / "gcfed.yaml").write_text("{arrays: own.npz, states: /states}")
-    own = Settings.read(tmp_path / "gcfed.yaml")
-    assert (own.arrays, own.states) == (str(tmp_path / "own.npz"), "/states")
-    assert Settings.read(tmp_path / "none.yaml") == Settings()
-
-
 def test_the_server_sees_itself_whose_numbers_are_finite(federated):
     """A client that calls its numbers finite, and they are not, is left out like others."""
     lies = edited(
         delta=lambda d: {name: t * float("nan") for name, t in d.items()}, finite=lambda t: torch.ones_like(t)
     )
-
-    def garbled(site, verb, answer):
-        return lies(answer) if (site, verb) == ("b", "fit") else answer
-
-    result, _ = federated(*ALL, "federation.least=1", garbled=garbled)
+    result, _ = federated(*ALL, "rounds=2", garbled=garbled_by([lies] * 2))
     rows = read_rows(result.folder / "metrics.csv")
-    assert [(row["train/nonfinite_clients"], row["train/refused_steps"]) for row in rows] == [(2, 0)] * 4
+    assert [(row["train/nonfinite_clients"], row["train/refused_steps"]) for row in rows] == [(2, 0)] * 2
     assert rows[-1]["test/loss"] != rows[0]["test/loss"]
 
 
@@ -561,53 +519,27 @@ def test_sites_train_on_what_is_theirs(federated, simulated, tmp_path):
 
 
 def test_clients_of_a_site_share_its_own_data_and_unknown_classes_are_refused(federated, tmp_path):
-    rng = np.random.default_rng(0)
-    x = rng.integers(0, 16, (90, 1, 8, 8), dtype=np.uint8)
-    np.savez(tmp_path / "b.npz", x=x, y=np.arange(90) % 3 + 7)
-    _, line = federated("rounds=1", own={"b": {"arrays": str(tmp_path / "b.npz")}})
+    x = pixels(90)
+    _, line = federated("rounds=1", own={"b": saved(tmp_path, "b", x, np.arange(90) % 3 + 7)})
     data = line.programs["b"].end.data
     assert data.sizes(np.arange(7)).tolist()[0::3] == [0, 0, 0]
     assert data.sizes(np.array(CLIENTS_OF_B)).sum() == 89  # one is set aside
     assert set(data.labels.tolist()) == {7, 8, 9}
-    np.savez(tmp_path / "b.npz", x=x, y=np.arange(90) % 3 + 8)
     with pytest.raises(ValueError, match="has the class 10, and the run's are 0, 1"):
-        federated("rounds=1", folder="other", own={"b": {"arrays": str(tmp_path / "b.npz")}})
-
-
-def test_no_site_standardizes_alone(federated, tmp_path):
-    rng = np.random.default_rng(0)
-    for name, n in (("server", 70), ("b", 30)):
-        np.savez(tmp_path / f"{name}.npz", x=rng.normal(size=(n, 5)), y=np.arange(n) % 2)
-    words = ("data=arrays", f"data.path={tmp_path}/server.npz", "data.limit_test=null", "rounds=1")
-    own = {"b": {"arrays": str(tmp_path / "b.npz")}}
-    with pytest.raises(ValueError, match=r"b refuses this run: .*data.standardize=true is by the mean of all samples"):
-        federated(*words, own=own)
-    federated(*words, "data.standardize=false", folder="as they are", own=own)
+        federated("rounds=1", folder="other", own={"b": saved(tmp_path, "b", x, np.arange(90) % 3 + 8)})
 
 
 def test_data_that_have_changed_are_refused_when_a_run_goes_on(federated, tmp_path):
-    x = np.random.default_rng(0).integers(0, 16, (60, 1, 8, 8), dtype=np.uint8)
-    own = {"b": {"arrays": str(tmp_path / "b.npz")}}
-    np.savez(tmp_path / "b.npz", x=x, y=np.arange(60) % 10)
+    own = {"b": saved(tmp_path, "b", pixels(60), np.arange(60) % 10)}
     federated("rounds=1", own=own)
-    np.savez(tmp_path / "b.npz", x=x, y=np.arange(60) % 9)
+    saved(tmp_path, "b", pixels(60), np.arange(60) % 9)
     with pytest.raises(ValueError, match="the data of b are not those that the run began with"):
         federated(f"ckpt_path={tmp_path}/run/checkpoints/last.ckpt", own=own)
 
 
-def test_clients_test_the_global_model_on_their_own_samples(federated, simulated):
-    words = ("rounds=2", "metrics=personal", "metrics.personal.every=1", "data.client_test=0.3", "data.limit_train=600")
-    same, row = simulated(*words).loop.last_row, federated(*words)[0].loop.last_row
-    columns = [name for name in same if name.startswith("personal/")]
-    assert len(columns) == 6
-    assert [row[name] for name in columns] == pytest.approx([same[name] for name in columns])
-
-
 def test_a_site_without_clients_stands_by(federated, tmp_path):
     """Also with data of its own."""
-    x = np.random.default_rng(0).integers(0, 16, (60, 1, 8, 8), dtype=np.uint8)
-    np.savez(tmp_path / "c.npz", x=x, y=np.arange(60) % 10)
     words = ("participation.num_clients=2", "participation.per_round=2", "rounds=2")
-    result, line = federated(*words, own={"c": {"arrays": str(tmp_path / "c.npz")}})
+    result, line = federated(*words, own={"c": saved(tmp_path, "c", pixels(60), np.arange(60) % 10)})
     assert line.programs["c"].clients == []
     assert np.isfinite(result.loop.last_row["test/loss"])
