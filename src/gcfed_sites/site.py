@@ -21,7 +21,6 @@ from gcfed.checkpoints.reading import fingerprint
 from gcfed.data.base import FederatedDataset
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.partition import Partition, Partitioner
-from gcfed.data.sets.images import image_folder
 from gcfed.data.sets.own import arrays as read_arrays
 from gcfed.federated.interpreter import ClientEnd
 from gcfed.federated.messages import MessageError
@@ -41,7 +40,7 @@ OF_CLIENTS = (
 )  # fmt: skip
 #: Names and folders, which each machine has for itself.
 OWN = re.compile(r"tags|name|data\.dataset\.data_dir|client_store\.folder|metrics\.\w+\.folder")
-TEST = 1e-6  # share of samples set aside where a site has no test split: one sample, since a data set must have one
+TEST = 1e-6  # share of samples set aside if a site has no test split: one sample, because a data set must have one
 
 
 @checked
@@ -53,7 +52,6 @@ class Settings:
     config: str | None = None  # or a file with the whole config, as a run's config.yaml
     clients: list[Whole] | None = None  # ids of the run's clients that it holds; None: those that the server proposes
     arrays: str | None = None  # its data as a .npz, as for data=arrays
-    folder: str | None = None  # or as a folder of images, as for data=image_folder
     data_dir: str | None = None  # where the data sets lie that the config names
     states: str | None = None  # where its clients' states lie, a folder for each run; None: in its NVFlare workspace
     threads: Count | None = None  # of torch; None: all cores that it may use
@@ -68,7 +66,7 @@ class Settings:
         """
         given: Any = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
         try:
-            places = {key: given[key] for key in ("config", "arrays", "folder", "data_dir", "states") if given.get(key)}
+            places = {key: given[key] for key in ("config", "arrays", "data_dir", "states") if given.get(key)}
             return cls(**given | {key: str(path.resolve().parent / place) for key, place in places.items()})
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path}: {error}") from None
@@ -141,9 +139,9 @@ class Site:
         composed: Any = OmegaConf.load(own.config) if own.config else Composer()(shorthand(own.overrides or ()))
         composed.paths.output_dir = str(folder)
         whole: Any = OmegaConf.to_container(composed, resolve=True)
-        config, sent, has_data = clients_config(whole), dict(about["config"]), own.arrays or own.folder
-        if has_data:  # in place of the run's data set
-            known = {*signature(FederatedDataModule).parameters, "size"} - {"dataset"}
+        config, sent = clients_config(whole), dict(about["config"])
+        if own.arrays:  # in place of the run's data set
+            known = signature(FederatedDataModule).parameters.keys() - {"dataset"}
             for each in (config, sent):
                 each["data"] = {key: value for key, value in each["data"].items() if key in known}
         odd: list[str] = []
@@ -153,12 +151,11 @@ class Site:
                 f"{self.name} takes numbers alone from the server, and its gcfed.yaml has another run: "
                 f"{'; '.join(odd[:8])}{f'; and {len(odd) - 8} more' * (len(odd) > 8)}. Name the same choices in both."
             )
-        if has_data:
+        if own.arrays:
             data, classes = config["data"], fits("classes", about["classes"], list[str] | None)
             means = {key: value for key, value in about["transform"].items() if key in data["transform"]}
             data["transform"] = adopted(data["transform"], data["transform"] | means, odd)
-            cache, size = own.data_dir or str(self.home / "cache"), data.pop("size", None)
-            load = partial(own_samples, own.arrays, own.folder, cache, size, classes, data.get("standardize"))
+            load = partial(own_samples, own.arrays, classes, data.get("standardize"))
             dealt = {"_target_": f"{__name__}.deal", "_partial_": True, "clients": self.clients}
             data |= {
                 "_target_": f"{FederatedDataModule.__module__}.FederatedDataModule", "dataset": load,
@@ -167,10 +164,7 @@ class Site:
         whole |= config | {"federation": None, "callbacks": {}, "logger": {}}
         cfg = OmegaConf.create(whole, flags={"allow_objects": True})
         cfg.client_store.folder = str(folder / "clients")
-        for node in (cfg.metrics or {}).values():
-            if "folder" in node:
-                node.folder = str(folder)
-        if own.data_dir is not None and not has_data and "data_dir" in cfg.data.dataset:
+        if own.data_dir is not None and not own.arrays and "data_dir" in cfg.data.dataset:
             cfg.data.dataset.data_dir = own.data_dir
         return cfg
 
@@ -232,23 +226,18 @@ def deal(
     return Partition.from_owners(np.array([*clients, -1])[owner_n], num_clients)
 
 
-def own_samples(
-    arrays: str | None, folder: str | None, data_dir: str, size: int | None, classes: Sequence[str] | None,
-    standardize: bool | None,
-) -> FederatedDataset:  # fmt: skip
+def own_samples(path: str, classes: Sequence[str] | None, standardize: bool | None) -> FederatedDataset:
     """The samples of a site, with labels as numbers of the run's classes.
 
     Args:
-        arrays, folder: a ``.npz`` or a folder of images; one of them.
-        data_dir: cache of decoded images.
-        size: of images, as in ``data=image_folder``.
+        path: of the ``.npz``.
         classes: names of the run's classes; None: labels are no classes.
         standardize: whether the run standardizes by the mean of all sites' samples.
 
     Raises:
         ValueError: a class that the run does not know, or float vectors to be standardized.
     """
-    found = image_folder(folder, data_dir, size, TEST, clients=False) if arrays is None else read_arrays(arrays, TEST)
+    found = read_arrays(path, TEST)
     if standardize and found.train.x.dtype.kind == "f":
         raise ValueError("data.standardize=true is by the mean of all samples, which no site knows: set it to false.")
     if classes is None or found.class_names is None:

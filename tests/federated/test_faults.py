@@ -23,8 +23,7 @@ def run(faults, cohort_of=5, rounds=4, **kwargs):
 
 
 @pytest.mark.parametrize("faults", [
-    {"dropout": 0.4}, {"stragglers": 0.5}, {"deadline": 3},
-    {"dropout": 0.2, "stragglers": 0.7, "deadline": 5, "extra": 2},
+    {"deadline": 3}, {"dropout": 0.2, "stragglers": 0.7, "deadline": 5, "extra": 2},
 ])  # fmt: skip
 def test_stacks_and_two_processes_agree(faults):
     one, rows = run(faults)
@@ -52,7 +51,7 @@ def test_a_deadline_is_that_many_steps():
     assert rows[0]["train/stragglers"] == 0
 
 
-@pytest.mark.parametrize(("world", "rule"), [(1, None), (2, None), (1, Median())])
+@pytest.mark.parametrize(("world", "rule"), [(2, None), (1, Median())])
 def test_a_round_that_nobody_survives_leaves_the_model_as_it_is(world, rule):
     net, rows = run({"dropout": 0.999999999}, world=world, aggregator=rule)
     assert torch.equal(net, weights(make_net()))
