@@ -30,6 +30,7 @@ from gcfed.federated.server import Tally
 from gcfed.federated.solver import LocalSolver, clip_client_grads_
 from gcfed.federated.stack import ClientStack, broadcast_state, uses_batch_statistics
 from gcfed.federated.stacks import assign, layout
+from gcfed.federated.steps import Steps
 from gcfed.methods.centralization import GradientCentralization
 from gcfed.methods.proximal import Proximal
 from gcfed.methods.scaffold import Scaffold
@@ -81,7 +82,7 @@ def test_a_finished_client_stays_exactly_where_it_is(federation):
         def after_backward():
             snapshots.append({n: t.clone() for n, t in stack.full.items()})
 
-        s.train(stack, plan, federation, 0.1, [], after_backward)
+        s.train(Steps(stack, plan, s.optimizer(stack.leaves.values())), federation, 0.1, [], after_backward)
         return stack, snapshots
 
     stack, snapshots = run(np.array([1, 4]))  # 9 steps beside 3

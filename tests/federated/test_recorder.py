@@ -16,8 +16,10 @@ from tapes import Twice, train_twice
 
 from benchmarks.tape import Tape
 from gcfed.data.augment import ImageTransform
-from gcfed.federated import recorder, solver
+from gcfed.federated import solver
 from gcfed.federated.batches import BatchPlan
+from gcfed.federated.graphs import recorder
+from gcfed.federated.graphs.recorder import RecordedSteps, Recorder
 from gcfed.federated.stack import ClientStack, broadcast_state
 from gcfed.methods.proximal import Proximal
 from gcfed.run import train
@@ -119,18 +121,18 @@ def test_that_recordings_last_is_not_inherited(twice):
 
 def test_a_place_that_gives_way_gives_its_memory_back_at_once(federation):
     """Python's collector of cycles knows nothing of a GPU's memory. Two sizes of stacks have a place, a third comes."""
-    client, tape, places = sgd(), Tape(), []
+    client, tape, places = sgd(), Recorder(Tape()), []
     make = partial(ClientStack, net := make_net())
     for k in (1, 2, 1, 3):
         download = make_download(broadcast_state(net), lr=0.1, cohort=range(k))
         plan = client.plan(federation, np.arange(k), download, torch.device("cpu"))
-        place = client.seat(make, download, np.arange(k), plan, federation, tape)[-1]
-        place.stepped()
+        place = client.begin(make, download, np.arange(k), plan, federation, tape, lasting=True)
+        place.first_done()
         places.append(weakref.ref(place))
         del place
     assert [ref() is not None for ref in places] == [True, False, True, True]
     assert places[0]() is places[2]()
-    client.forget()
+    del tape
     assert not any(ref() for ref in places)
 
 
@@ -140,7 +142,7 @@ def test_few_steps_are_recorded_at_a_time(twice, monkeypatch):
     monkeypatch.setattr(Tape, "record", lambda tape, step: (recorded.append(0), record(tape, step))[1])
     same, _ = twice()
     assert same
-    assert len(recorded) > len(set(Twice.tapes[0].played))
+    assert len(recorded) > len(set(Twice.recorders[0].graph.played))
 
 
 # ------------------------------------------------------------------------------------- what must not be recorded
@@ -219,18 +221,13 @@ def test_a_step_number_of_the_host_is_named(twice, monkeypatch):
 def test_the_first_step_of_a_kind_is_not_as_the_others(twice, monkeypatch):
     """Momentum starts with it."""
 
-    def at_once(step, recorder, recordings):
-        number, recordings = torch.zeros(1, dtype=torch.int64), {}
+    def at_once(self, step, t, kind):
+        if kind in self._recordings:
+            self._recordings[kind]()
+        else:
+            self._recordings[kind] = self._graph.record(lambda: (step(self._number, kind), self._number.add_(1)))
 
-        def play(_, kind):
-            if kind in recordings:
-                recordings[kind]()
-            else:
-                recordings[kind] = recorder.record(lambda: (step(number, kind), number.add_(1)))
-
-        return play
-
-    monkeypatch.setattr(solver, "recorded", at_once)
+    monkeypatch.setattr(RecordedSteps, "run", at_once)
     with monkeypatch.context() as patch:
         patch.setattr(ImageTransform, "__call__", lambda self, x, draws, dtype, memory_format: x.to(dtype) / 16)
         assert not twice()[0]
@@ -238,7 +235,7 @@ def test_the_first_step_of_a_kind_is_not_as_the_others(twice, monkeypatch):
 
 def test_a_stream_of_a_gpu_has_one_recorder_and_the_default_one_has_none(monkeypatch):
     gpu, net, made = torch.device("cuda"), torch.nn.Linear(2, 2), count()
-    monkeypatch.setattr(solver, "Graph", lambda: next(made))
+    monkeypatch.setattr(solver, "Recorder", lambda: next(made))
     monkeypatch.setattr(torch.cuda, "default_stream", lambda device: SimpleNamespace(cuda_stream=0))
     streams = iter((7, 8, 7, 0))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: SimpleNamespace(cuda_stream=next(streams)))

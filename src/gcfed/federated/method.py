@@ -195,9 +195,9 @@ class ClientPart(Part):
         needs_features: whether ``local_loss`` reads ``out.features_KBF``.
         needs_stages: whether ``local_loss`` reads ``out.stages``.
         graphable: whether its hooks of a local step do nothing but to tensors on the device, so that a step can be
-            recorded (:mod:`gcfed.federated.recorder`); without it the run's steps are not.
+            recorded (:mod:`gcfed.federated.graphs`); without it the run's steps are not.
         lasting: whether they read only tensors of the stack, the batch and what ``prepare`` returns, from there on a
-            copy: what is recorded of one stack then serves the next (:mod:`gcfed.federated.place`). Each class says so
+            copy: what is recorded of one stack then serves the next. Each class says so
             for itself.
         task_weight: factor on the task's own loss, for methods that balance it against their term.
     """

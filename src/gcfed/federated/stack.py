@@ -24,7 +24,7 @@ def broadcast_like(tensor: Tensor, k: int) -> Tensor:
 
 
 class ClientStack:
-    """K clients of one round, side by side on one device; in a place, one K after another.
+    """K clients of one round, side by side on one device.
 
     With K = 1 the user's own network trains, lent to the client (:class:`Lent`); with K > 1 ``torch.func.vmap`` over
     the same: the same numbers, and no method can tell. Clients come sorted by their number of local steps, longest
@@ -49,7 +49,7 @@ class ClientStack:
             ``[n, *shape]``, which share their memory.
         notes: what measurements send beside the uploads.
         prepared: what each method's client part has prepared for the local steps, by part.
-        stays: whether the clients that come train in its memory (:mod:`gcfed.federated.place`).
+        stays: whether the next clients train in its memory (:meth:`reload`).
 
     Raises:
         ValueError: K > 1 of a network that :func:`cannot_stack`.
