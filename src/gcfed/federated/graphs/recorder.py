@@ -149,7 +149,9 @@ class RecordedSteps(Steps):
 
     def restart(self, download: Download, clients: np.ndarray, sizes: np.ndarray, plan: BatchPlan) -> None:
         """The next K clients: all is as it was before the first step of the first ones."""
-        self.stack.reload(download.model, clients, sizes, plan.steps)
+        start = self.stack.start
+        torch._foreach_copy_(list(start.values()), [download.model[name] for name in start])
+        self.stack.load(start, clients, sizes, plan.steps)
         if download.lr != self._lr:  # a number in what is recorded
             self._lr = download.lr
             self._recordings.clear()
