@@ -4,11 +4,8 @@ import json
 import multiprocessing
 import os
 import signal
-import socket
 import time
-from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,7 +17,7 @@ from omegaconf import OmegaConf, open_dict
 
 from gcfed.federated.processes import launch
 from gcfed.federated.processes import strategy as layout
-from gcfed.federated.processes.strategy import MEETING, CohortStrategy, can_fork
+from gcfed.federated.processes.strategy import CohortStrategy, can_fork
 from gcfed.run import train
 from gcfed.runs.reading import read_metrics
 
@@ -38,42 +35,6 @@ def test_a_process_that_cannot_be_forked_is_the_error_and_leaves_nothing_behind(
     with pytest.raises(BlockingIOError, match="temporarily unavailable"):
         train(config(*TINY, *TWO))
     assert {key: os.environ.get(key) for key in launch._VARIABLES} == before
-
-
-@pytest.mark.parametrize(
-    ("rank", "address", "nodes", "listens"),
-    [(0, "127.0.0.1", 1, True), (0, "127.0.0.1", 2, False), (0, "192.0.2.1", 2, False), (1, "127.0.0.1", 1, False)],
-)
-def test_the_first_process_listens_where_it_was_told(monkeypatch, rank, address, nodes, listens):
-    """The loopback is told to several nodes by mistake, and 192.0.2.1 is nobody's: both are left to torch."""
-    calls = {}
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-
-    def store(*args, master_listen_fd, **more):
-        place = None
-        if master_listen_fd is not None:
-            with socket.socket(fileno=master_listen_fd) as listening:
-                place = listening.getsockname()
-        calls["store"] = (args, place, more)
-        return "store"
-
-    monkeypatch.setattr(dist, "TCPStore", store)
-    monkeypatch.setattr(dist, "init_process_group", lambda *args, **more: calls.update(group=(args, more)))
-    strategy = CohortStrategy(timeout=timedelta(seconds=5))
-    strategy._num_nodes = nodes
-    strategy.cluster_environment = SimpleNamespace(
-        global_rank=lambda: rank, world_size=lambda: 2, main_address=address, main_port=port
-    )
-    monkeypatch.setattr(strategy, "_get_process_group_backend", lambda: "gloo")
-    strategy._meet()
-    args, place, more = calls["store"]
-    assert args == (address, port, 2, rank == 0, MEETING)
-    assert place == (("127.0.0.1", port) if listens else None)
-    assert more == {"wait_for_workers": False}
-    assert calls["group"] == (
-        ("gloo",), {"store": "store", "rank": rank, "world_size": 2, "timeout": timedelta(seconds=5)}
-    )  # fmt: skip
 
 
 @linux
