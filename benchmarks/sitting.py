@@ -23,9 +23,9 @@ from benchmarks.plain import gemm_rate, plain_seconds, training_flops
 from benchmarks.stopwatch import Stopwatch
 from benchmarks.workloads import WORKLOADS, compose_workload
 from gcfed.data.sampling import ClientSampler
+from gcfed.federated.graphs.recorder import Recorder
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.messages import Download
-from gcfed.federated.recorder import Graph
 from gcfed.methods.centralization import GlobalGC, LocalGC
 from gcfed.run import train
 
@@ -67,7 +67,7 @@ class Sitting(Callback):
         loop.sampler = InPairs(loop.sampler)  # type: ignore[assignment]
         parts = [*loop.stacks.program.parts, *loop.server.parts]
         self.gc = [(part, part.ndim) for part in parts if isinstance(part, LocalGC | GlobalGC)]
-        self.solver, self.recorders = loop.stacks.program.solver, (defaultdict(Graph), defaultdict(Graph))
+        self.solver, self.recorders = loop.stacks.program.solver, (defaultdict(Recorder), defaultdict(Recorder))
         self._switch(False)
         self.before_first = time.time() - self.started
 

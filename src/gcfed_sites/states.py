@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from gcfed.federated.client_store import ClientStore
 
@@ -15,24 +15,19 @@ class Index(ClientStore):
     def references(self, clients: Sequence[int]) -> list[list[int]]:
         """For each client the version that counts, and after it all that checkpoints need."""
         kept: dict[int, list[int]] = {client: [self._version.get(client, NONE)] for client in clients}
-        for client in kept.keys() & self._checkpointed.keys():
-            kept[client].append(self._checkpointed[client])
-        for path in self._previous:
-            client, version = map(int, path.stem.split("-"))
-            kept.get(client, []).append(version)
+        for versions in (self._last, self._before):
+            for client in kept.keys() & versions.keys():
+                kept[client].append(versions[client])
         return list(kept.values())
 
     def note(self, clients: Sequence[int], versions: Sequence[int]) -> None:
         """Counts these versions from now on."""
         for client, version in zip(clients, versions, strict=True):
-            self._version[client], self._checksum[client] = version, 0
+            self._version[client] = version
             if version == NONE:
                 del self._version[client]
 
-    def check(self, clients: Iterable[int] | None = None) -> None:
-        """Does nothing: sites check their files."""
-
-    def _settle(self, clients: Iterable[int]) -> None:
+    def _settle(self) -> None:
         """Does nothing: sites wait for their disks."""
 
 

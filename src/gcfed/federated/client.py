@@ -14,10 +14,10 @@ from torch import Tensor
 from gcfed.federated.aggregate import Aggregator, narrow_of
 from gcfed.federated.faults import Faults
 from gcfed.federated.forward import Params
+from gcfed.federated.graphs.recorder import Recorder
 from gcfed.federated.messages import Download, Upload, finite_clients, sendable
 from gcfed.federated.method import ClientPart, Own, Part
 from gcfed.federated.module import FederatedModule, hears_of_steps
-from gcfed.federated.recorder import Graph
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import ClientStack
 from gcfed.utils.rng import seed_generators, torch_seed
@@ -64,9 +64,9 @@ class ClientProgram:
         """
         module, data, parts, device = self.module, self.data, self.parts, self.module.device
         plan = self.solver.plan(data, clients, download, device)
-        steps = self.faults.steps(plan.steps, clients, download.round, download.seed)
-        if (steps < plan.steps).any():
-            plan = plan.cut(steps)
+        done = self.faults.steps(plan.steps, clients, download.round, download.seed)
+        if (done < plan.steps).any():
+            plan = plan.cut(done)
         seed_generators(device, torch_seed(download.seed, "dropout", download.round, int(clients[0])))
         make = partial(
             ClientStack, module.net, task=module.task, lent=module.lent,
@@ -74,22 +74,21 @@ class ClientProgram:
             tap_stages=any("stages" in part.reads for part in parts),
         )  # fmt: skip
         in_steps = [part for part in parts if part.overrides(*IN_STEPS)]
-        recorder = self._recorder(in_steps)
         # Not what a class inherits, since it may do what its base did not.
         lasting = all(vars(part).get("recordable", vars(type(part)).get("recordable")) == "run" for part in in_steps)
-        stack, plan, place = self.solver.seat(make, download, clients, plan, data, recorder if lasting else None)
+        steps = self.solver.begin(make, download, clients, plan, data, self._recorder(in_steps), lasting)
+        stack = steps.stack
         try:
             module.clients = stack
             owns = {part: self._own(part, clients, download) for part in parts}
             for part in parts:
                 prepared = part.prepare(stack, owns[part], download) or {}
-                if place is not None and part in in_steps:
-                    prepared = place.prepare(part, prepared)
-                stack.prepared[part] = prepared
+                stack.prepared[part] = steps.prepare(part, prepared) if part in in_steps else prepared
             stack.count_from_full()  # which a part may have written to
             autocast = module.trainer.precision_plugin.forward_context
             hook = module.after_backward()
-            loss_K = self.solver.train(stack, plan, data, download.lr, parts, hook, autocast, recorder, place)
+            loss_K = self.solver.train(steps, data, download.lr, parts, hook, autocast)
+            del steps  # with the optimizer's state
             module.clients = None
             stack.prepared.clear()
             owns = {part: own if part.overrides("send", "keep") else Own() for part, own in owns.items()}
@@ -145,7 +144,7 @@ class ClientProgram:
                 for name, values in (part.hear(reply, own, self.download) or {}).items():
                     part.stores[name].write(clients, values, self.download.round, finite)
 
-    def _recorder(self, in_steps: Sequence[ClientPart]) -> Graph | None:
+    def _recorder(self, in_steps: Sequence[ClientPart]) -> Recorder | None:
         """What records local steps, if all that takes part in them allows it."""
         others = [c for c in self.module.trainer.callbacks if not isinstance(c, Part)]  # type: ignore[attr-defined]
         listened = any(map(hears_of_steps, others))
