@@ -107,13 +107,8 @@ def test_two_columns_of_classes_are_no_text_to_continue(tmp_path):
 def test_what_cannot_be_read_is_named(tmp_path, monkeypatch):
     columns, features = pictures()
     columns["image"][7] = {"bytes": png(size=(9, 9)), "path": None}
-    with pytest.raises(
-        ValueError,
-        match=r"of row 7 is 9×9, data\.input=image of row 0 is 5×4: give all one size, as by data\.size=64",
-    ):
+    with pytest.raises(ValueError, match=r"of row 7 is 9×9, data\.input=image of row 0 is 5×4: give all one size"):
         huggingface(saved(tmp_path / "a", {"": (columns, features)}), str(tmp_path / "data"))
-    with pytest.raises(ValueError, match=r"data\.name=.*data cannot be loaded \(FileNotFoundError"):
-        huggingface(str(tmp_path / "data"), str(tmp_path / "data"))
     with pytest.raises(ValueError, match=r"^name=null must be a data set of the hub"):
         huggingface(None, str(tmp_path))
     monkeypatch.setitem(sys.modules, "datasets", None)

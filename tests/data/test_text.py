@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from harness import ArrayData, sgd, train_rounds, weights
 
-from gcfed.data.augment import TextTransform
+from gcfed.data.augment import TextTransform, VectorTransform
 from gcfed.data.base import IGNORE, FederatedDataset, Split
 from gcfed.data.partition import IID, ByGroup
 from gcfed.data.sets import leaf
@@ -82,26 +82,25 @@ def test_the_real_text():
 def test_splits_of_sequences_are_checked():
     x, y = np.zeros((3, 5), np.uint8), np.zeros((3, 5), np.int64)
     y[1, 2:] = IGNORE
-    split = Split(x, y)
-    assert len(split.classes) == 12
-    FederatedDataset("toy", 1, split, Split(x, y[:, 0]))
-    for bad in [(x, y[:, :4]), (x, y.astype(np.int32)), (x.astype(np.int64), y), (np.zeros((3, 1, 2, 2), np.uint8), y)]:
+    assert len(Split(x, y).classes) == 12
+    FederatedDataset("toy", 1, Split(x, y), Split(x, y[:, 0]))
+    for bad in [(x, y[:, :4]), (x, y.astype(np.int32)), (x.astype(np.int64), y)]:
         with pytest.raises(ValueError, match="must be"):
             Split(*bad)
     with pytest.raises(ValueError, match=r"labels .* for 2 classes"):
-        FederatedDataset("toy", 2, split, Split(x, np.where(y == 0, 2, y)))
+        FederatedDataset("toy", 2, Split(x, y), Split(x, np.where(y == 0, 2, y)))
 
 
-def test_tokens_reach_the_network_as_they_are():
+def test_tokens_and_vectors_reach_the_network_in_its_type():
     tokens = torch.tensor([[0, 255, 80]], dtype=torch.uint8)
-    transform = TextTransform()
-    assert transform.draw(np.random.default_rng(0), (2, 3)) is None
-    out = transform(tokens, None, torch.bfloat16, torch.channels_last)
-    assert out.dtype == torch.int64
-    assert out.tolist() == tokens.tolist()
-    transform.check((80,))
-    with pytest.raises(ValueError, match=r"data\.input_shape=\[1, 8, 8\]"):
-        transform.check((1, 8, 8))
+    out = TextTransform()(tokens, None, torch.bfloat16, torch.channels_last)
+    assert (out.dtype, out.tolist()) == (torch.int64, tokens.tolist())
+    assert VectorTransform()(torch.ones(2, 4), None, torch.float64).dtype == torch.float64
+    for transform in (TextTransform(), VectorTransform()):
+        transform.check((80,))
+        assert transform.draw(np.random.default_rng(0), (2, 3)) is None
+        with pytest.raises(ValueError, match=r"data\.input_shape=\[1, 8, 8\]"):
+            transform.check((1, 8, 8))
 
 
 def sequence_federation(sizes=(3, 5, 2, 4), length=6, classes=5) -> ArrayData:
@@ -172,7 +171,6 @@ def test_a_run_on_the_small_play(config, play, tmp_path):
     ("name", "model", "classes", "clients", "per_round", "rounds"),
     [
         ("femnist_cnn_fedacg", "CNN", 62, 2000, 5, 500),
-        ("celeba_cnn_fedacg", "CelebACNN", 2, 2000, 5, 500),
         ("shakespeare_lstm_fedacg", "CharLSTM", 80, None, 0.05, 1000),
         ("tiny_shakespeare_lstm_gcfed", "CharLSTM", 80, 299, 5, 100),
     ],

@@ -13,8 +13,6 @@ import logging
 import math
 import os
 import shutil
-import tarfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -67,19 +65,13 @@ def obtain(path: Path, md5: str, url: str, origin: Origin, download: bool) -> No
 
 
 @contextmanager
-def unpacked(folder: Path, archive: Path, page: str) -> Iterator[Path]:
-    """The folder, or, where it is absent, its archive, unpacked for as long as it is read.
-
-    Raises ValueError for an archive that cannot be read.
-    """
+def unpacked(folder: Path, archive: Path) -> Iterator[Path]:
+    """The folder, or, where it is absent, its archive, unpacked for as long as it is read."""
     if folder.is_dir():
         yield folder
         return
     with TemporaryDirectory(prefix=".unpack-", dir=archive.parent) as stage:
-        try:
-            shutil.unpack_archive(archive, stage, filter=None if archive.suffix == ".zip" else "data")
-        except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
-            raise ValueError(f"{archive} cannot be read ({error}): get it anew from {page}.") from error
+        shutil.unpack_archive(archive, stage, filter=None if archive.suffix == ".zip" else "data")
         yield Path(stage) / folder.name
 
 

@@ -4,10 +4,10 @@
 own: memory-mapped like any other set, where parts joined in memory would cost every run 760 MB. Decoding takes half a
 minute, so compositions share nothing.
 
-MNIST-M (Ganin & Lempitsky, ICML 2015) is read from its own archive, ``mnist_m/`` or ``mnist_m.tar.gz``. Where that is
-absent, it is blended by its authors' recipe with CIFAR-10 in the place of BSDS500: each MNIST digit is |digit − patch|
-in every channel, the patch a random 28×28 crop of a random photograph, training digits over training photographs and
-test digits over test photographs, drawn once and for all.
+MNIST-M (Ganin & Lempitsky, ICML 2015, http://yaroslav.ganin.net/) is read from its own archive, ``mnist_m/`` or
+``mnist_m.tar.gz``. Where that is absent, it is blended by its authors' recipe with CIFAR-10 in the place of BSDS500:
+each MNIST digit is |digit − patch| in every channel, the patch a random 28×28 crop of a random photograph, training
+digits over training photographs and test digits over test photographs, drawn once and for all.
 """
 
 import logging
@@ -29,7 +29,6 @@ from gcfed.utils.rng import generator
 log = logging.getLogger(__name__)
 
 SIZE = 32
-MNIST_M = "http://yaroslav.ganin.net/"
 USPS = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass.html#usps"
 SVHN = "http://ufldl.stanford.edu/housenumbers/"
 
@@ -121,7 +120,7 @@ def _svhn(folder: Path, download: bool, part: str) -> Digits:
 
 
 def _mnist_m(folder: Path, download: bool, part: str) -> Digits:
-    with unpacked(folder / "mnist_m", folder / "mnist_m.tar.gz", MNIST_M) as root:
+    with unpacked(folder / "mnist_m", folder / "mnist_m.tar.gz") as root:
         rows = rows_of(root / f"mnist_m_{part}_labels.txt", 2)
         paths = [root / f"mnist_m_{part}" / Path(file).name for file, *_ in rows]
         images = np.concatenate([*decode(paths, f"MNIST-M {part}", side=SIZE)])

@@ -72,15 +72,8 @@ def csv(
         if name in coded and name not in categorical:
             _refuse_texts(taken[name], MANY, f"{leave} name it in data.categorical=[{name}] if all are codes")
     numbers = taken.drop(columns=coded).apply(lambda column: column.fillna(column[~is_test].mean()))
-    for name in numbers:
-        if not np.isfinite(numbers[name]).all():
-            what = "has no number in the training rows, or an infinite one"
-            raise ValueError(f"column {name} {what}: leave it out, data.ignore=[{name}].")
     switches = [_one_hot(taken[name], is_test) for name in coded]
     x = np.concatenate([numbers.to_numpy(np.float64), *switches], axis=1)
-    widths = {name: part.shape[1] for name, part in zip(coded, switches, strict=True)}
-    log.info("%s: %d columns make %d numbers of a row; columns of each category: %s", path, taken.shape[1], x.shape[1],
-             widths or "none")  # fmt: skip
     content = {"x": x[~is_test], "y": y[~is_test], "x_test": x[is_test], "y_test": y[is_test]}
     return from_arrays(content | ({} if whose is None else {"groups": whose[~is_test]}), str(path), test)
 

@@ -73,7 +73,7 @@ def tiny_imagenet(data_dir: str, download: bool = True) -> FederatedDataset:
     def build(keep: Keep) -> tuple[int, Sequence[str]]:
         if not root.is_dir():
             obtain(archive, MD5, URL, Origin("tiny_imagenet", root.parent, URL), download)
-        with unpacked(root, archive, URL) as folder:
+        with unpacked(root, archive) as folder:
             return _read_tiny(folder, keep)
 
     return cached(data_dir, "tiny_imagenet", build, described(root, ("train/*/images", "val/images"), archive))
