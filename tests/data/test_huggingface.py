@@ -128,14 +128,3 @@ def test_the_lstm_reads_texts_of_any_tokens(tmp_path, config, label, more):
     net = result.module.net
     assert (net.last_only, net.embedding.num_embeddings) == (label, 256)
     assert net.fc.out_features == result.trainer.datamodule.num_classes == (2 if label else 80)
-
-
-def test_a_run_with_natural_clients(tmp_path, config):
-    name = saved(tmp_path, {"train": pictures(), "test": pictures(4)})
-    mine = (
-        "data=huggingface", f"data.name={name}", "partition=natural", "partition.by=writer_id", "rounds=1",
-        "participation.num_clients=null", "model.hidden=[8]", f"paths.data_dir={tmp_path}",
-    )  # fmt: skip
-    result = train(config(*mine))
-    data = result.trainer.datamodule
-    assert (data.num_clients, data.partition.sizes.tolist(), data.num_test) == (5, [4] * 5, 4)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_datasets import NOWHERE, REAL, put
+from test_datasets import NOWHERE, put
 from torchvision.datasets import SVHN
 
 from gcfed.data.partition import ByGroup
@@ -183,10 +183,3 @@ def test_what_is_not_there_is_named_with_the_way_out(tmp_path, monkeypatch):
         hwdigits(str(tmp_path), download=False, sets=["usps"])
     with pytest.raises(ValueError, match=r"^sets=.*mnist, mnist_m, usps, svhn, mnist_m_blend"):
         hwdigits(str(tmp_path), sets=["emnist"])
-
-
-@pytest.mark.skipif(not (REAL / "USPS" / "usps.bz2").exists(), reason="USPS is not on this machine")
-def test_real_usps():
-    images, labels = module.READ["usps"](REAL, False, "test")
-    assert images.shape == (2007, 1, 16, 16)
-    assert np.bincount(labels).tolist() == [359, 264, 198, 166, 200, 160, 170, 147, 166, 177]

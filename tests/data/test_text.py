@@ -1,20 +1,19 @@
 """Sequences with a label at every position: loader, transform, partitions, the engine and whole runs."""
 
 import hashlib
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import DATA_DIR
 from harness import ArrayData, sgd, train_rounds, weights
 
 from gcfed.data.augment import TextTransform, VectorTransform
 from gcfed.data.base import IGNORE, FederatedDataset, Split
 from gcfed.data.partition import IID, ByGroup
 from gcfed.data.sets import leaf
-from gcfed.data.sets.leaf import ALPHABET, PAD, encode, sequences, speeches, tiny_shakespeare
+from gcfed.data.sets.leaf import ALPHABET, PAD, encode, sequences, tiny_shakespeare
 from gcfed.federated.batches import plan_batches
 from gcfed.models.lstm import CharLSTM
 from gcfed.run import build_module, train
@@ -67,15 +66,11 @@ def test_tiny_shakespeare_trains_on_the_first_nine_tenths_of_each_speaker(play):
 
 
 def test_the_real_text():
-    folder = Path(__file__).parents[2] / os.environ.get("DATA_DIR", "data")
-    if not (folder / leaf.TINY).exists():
-        pytest.skip(f"{folder / leaf.TINY} is not there: set DATA_DIR")
-    dataset = tiny_shakespeare(str(folder), download=False)
+    if not (DATA_DIR / leaf.TINY).exists():
+        pytest.skip(f"{DATA_DIR / leaf.TINY} is not there: set DATA_DIR")
+    dataset = tiny_shakespeare(str(DATA_DIR), download=False)
     assert len(np.unique(dataset.train.groups)) == 299
     assert (len(dataset.train), len(dataset.test)) == (11_565, 1_427)
-    said = speeches((folder / leaf.TINY).read_text())
-    labels = sum((split.y != IGNORE).sum() for split in (dataset.train, dataset.test))
-    assert labels == sum(len(one) - 1 - one[1:].count("$") for one in said.values())
     assert decoded(dataset.train.x[0]).startswith("Before we proceed any further, hear me speak.\nYou are all resolved")
 
 
@@ -147,11 +142,11 @@ def test_rounds_on_sequences_equal_an_independent_loop():
 SMALL = ("model.hidden=8", "client.batch_size=4", "client.stack=auto", "trainer.accelerator=cpu")
 
 
-def test_a_run_on_the_small_play(config, play, tmp_path):
-    """Accuracy and loss of the test split are those over its characters; figures and class counts come out."""
+def test_a_run_on_the_small_play(config, play):
+    """Accuracy and loss of the test split are those over its characters; class counts come out."""
     cfg = config(
-        "data=tiny_shakespeare", "model=lstm", f"paths.data_dir={play}", "participation.num_clients=2", "rounds=2",
-        "participation.per_round=2", "extras.figures=true", *SMALL,
+        "data=tiny_shakespeare", "model=lstm", f"paths.data_dir={play}", "participation.num_clients=2", "rounds=1",
+        "participation.per_round=2", *SMALL,
     )  # fmt: skip
     result = train(cfg)
     data = result.trainer.datamodule
@@ -164,7 +159,6 @@ def test_a_run_on_the_small_play(config, play, tmp_path):
     loss = F.cross_entropy(logits[real], y[real]).item()
     assert result.metrics["test/loss"] == pytest.approx(loss, rel=1e-5)
     assert data.class_counts(np.array([0, 1])).sum() == (data.labels[data.partition.indices] != IGNORE).sum()
-    assert (tmp_path / "run" / "partition.png").exists()
 
 
 @pytest.mark.parametrize(

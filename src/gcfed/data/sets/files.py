@@ -4,8 +4,6 @@ A set is decoded once. Its arrays lie in ``<data_dir>/cache/<name>/*.npy``, whic
 folder ``.build-*`` that no process works on was left by a killed build: delete it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import http.client
 import json
@@ -22,6 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from torchvision.datasets.utils import check_integrity, download_url
 
 from gcfed.data.base import FederatedDataset, Split
 
@@ -52,8 +51,6 @@ def obtain(path: Path, md5: str, url: str, origin: Origin, download: bool) -> No
 
     Raises FileNotFoundError if it is missing or damaged and may not, or cannot, be downloaded.
     """
-    from torchvision.datasets.utils import check_integrity, download_url  # seconds to import, for most runs in vain
-
     if check_integrity(path, md5):
         return
     if not download:

@@ -17,6 +17,9 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
+import torch.nn.functional as F
+import torchvision.datasets
 
 from gcfed.data.base import FederatedDataset, Split
 from gcfed.data.sets.files import MANIFEST, Keep, Origin, cached, described, obtain, rows_of, unpacked
@@ -76,9 +79,6 @@ def _build(sets: Sequence[str], folder: Path, download: bool, keep: Keep) -> tup
 
 def _fitted(images: np.ndarray) -> Iterator[np.ndarray]:
     """uint8 [n, 1 or 3, H, W] in blocks [m, 3, 32, 32]; one channel fills all three."""
-    import torch  # seconds to import, and most runs read the cache
-    import torch.nn.functional as F
-
     for start in range(0, len(images), 4096):
         block = torch.tensor(images[start : start + 4096], dtype=torch.float32)
         if block.shape[2:] != (SIZE, SIZE):
@@ -93,8 +93,6 @@ def _mnist(folder: Path, download: bool, part: str) -> Digits:
 
 
 def _usps(folder: Path, download: bool, part: str) -> Digits:
-    import torchvision.datasets  # seconds to import, and most runs read the cache
-
     root = folder / "USPS"
     url, file, md5 = torchvision.datasets.USPS.split_list[part]
     if not (root / file).is_file():  # one that is there may be packed otherwise: its lines are what counts
@@ -107,9 +105,7 @@ def _usps(folder: Path, download: bool, part: str) -> Digits:
 
 
 def _svhn(folder: Path, download: bool, part: str) -> Digits:
-    from torchvision.datasets import SVHN as published
-
-    url, file, md5 = published.split_list[part]
+    url, file, md5 = torchvision.datasets.SVHN.split_list[part]
     path = folder / "SVHN" / file
     obtain(path, md5, url, Origin("svhn", path.parent, SVHN), download)
     installed("scipy", f"{file} is a MATLAB file, and data.dataset.sets=[svhn]")

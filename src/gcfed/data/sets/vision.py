@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torchvision.datasets
 
 from gcfed.data.base import FederatedDataset
 from gcfed.data.sets.files import Keep, Origin, cached, described, obtain, rows_of, unpacked
@@ -42,8 +43,6 @@ def torchvision_set(name: str, data_dir: str, download: bool = True) -> Federate
         raise SettingError("name", f"={name} is not one of {', '.join(SETS)}.")
 
     def build(keep: Keep) -> tuple[int, Sequence[str]]:
-        import torchvision.datasets  # seconds to import, and most runs read the cache
-
         class_name, page, options = SETS[name]
         cls = getattr(torchvision.datasets, class_name)
         try:
