@@ -39,15 +39,12 @@ def writers(tmp_path) -> tuple[Path, dict[str, np.ndarray]]:
     def user(part: str, *labels: int) -> tuple[list, list]:
         return (pixels[part] / 255).tolist(), list(labels)
 
-    write(
-        tmp_path,
-        "femnist",
-        {
-            "train/all_0": {"c": user("train c", 3, 61), "a": user("train a", 0, 10, 36)},
-            "train/all_1": {"b": user("train b", 9), "d": ([], [])},
-            "test/all_0": {"c": user("test c", 3, 2), "a": user("test a", 1)},
-        },
-    )
+    files = {
+        "train/all_0": {"c": user("train c", 3, 61), "a": user("train a", 0, 10, 36)},
+        "train/all_1": {"b": user("train b", 9), "d": ([], [])},
+        "test/all_0": {"c": user("test c", 3, 2), "a": user("test a", 1)},
+    }
+    write(tmp_path, "femnist", files)
     return tmp_path, pixels
 
 
@@ -103,14 +100,8 @@ def test_shakespeare(tmp_path):
     text = "".join(RNG.choice(list(ALPHABET), 90))
     windows = [text[i : i + 80] for i in range(3)]
     odd = "é" + text[1:80]
-    write(
-        tmp_path,
-        "shakespeare",
-        {
-            "train/all": {"HAMLET": (windows, [text[80], text[81], "$"]), "GHOST": ([odd], ["}"])},
-            "test/all": {"HAMLET": ([text[:80]], ["\n"])},
-        },
-    )
+    train = {"HAMLET": (windows, [text[80], text[81], "$"]), "GHOST": ([odd], ["}"])}
+    write(tmp_path, "shakespeare", {"train/all": train, "test/all": {"HAMLET": ([text[:80]], ["\n"])}})
     dataset = shakespeare(str(tmp_path))
     assert (dataset.num_classes, dataset.train.x.shape, dataset.train.y.shape) == (80, (3, 80), (3,))
     decoded = ["".join((*ALPHABET, "é")[token] for token in x) for x in dataset.train.x]
@@ -138,14 +129,10 @@ GOOD = [0.0] * 784
         (shakespeare, ["x" * 81, "y" * 80], ["a", "b"], "cannot reshape"),
     ],
 )
-def test_files_of_another_format_are_named(tmp_path, load, x, y, words):
+def test_broken_files_are_named(tmp_path, load, x, y, words):
     write(tmp_path, load.__name__, {"train/all_0": {"a": (x, y)}, "test/all_0": {}})
     with pytest.raises(ValueError, match=rf"all_0\.json is not what LEAF's .*{words}.*: make it again"):
         load(str(tmp_path))
-
-
-def test_a_broken_file_is_named(tmp_path):
-    write(tmp_path, "femnist", {"train/all_0": {}, "test/all_0": {}})
-    (tmp_path / "femnist" / "data" / "train" / "all_0.json").write_text('{"users": ["a"], "user_data": {}}')
+    (tmp_path / load.__name__ / "data" / "train" / "all_0.json").write_text('{"users": ["a"], "user_data": {}}')
     with pytest.raises(ValueError, match=r"all_0\.json is not what LEAF's preprocessing writes"):
-        femnist(str(tmp_path))
+        load(str(tmp_path))

@@ -37,9 +37,9 @@ class Split:
         for name, values, right, wanted in (
             ("samples", x, vectors or tokens or (x.dtype == np.uint8 and x.ndim == 4), samples),
             ("labels", y, targets or (y.dtype == np.int64 and y.shape in [n] + [x.shape] * tokens), labels),
-            ("groups", g := self.groups, g is None or (g.dtype == np.int64 and g.shape == n), f"int64 [{len(x)}]"),
+            ("groups", g := self.groups, g is None or (g.dtype, g.shape) == (np.int64, n), f"int64 [{len(x)}]"),
         ):
-            if not right:
+            if values is not None and not right:
                 raise ValueError(f"{name} must be {wanted}, not {values.dtype} {[*values.shape]}{label_fix(values)}")
             if values is not None and values.dtype in FLOATS and (bad := np.count_nonzero(~np.isfinite(values))):
                 raise ValueError(f"{name} must be finite numbers; {bad} are NaN or infinite")

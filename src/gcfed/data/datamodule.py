@@ -6,11 +6,12 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
+from pydantic import Field
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -49,15 +50,13 @@ class FederatedDataModule(LightningDataModule):
     def __init__(
         self, *, dataset: Callable[[], FederatedDataset], transform: Callable[..., Any],
         partitioner: Callable[..., Partition], num_clients: Count | None, rounds: Count, seed: Whole,
-        num_classes: Count | None, input_shape: Sequence[Count] | None,
+        num_classes: Count | None, input_shape: Annotated[Sequence[Count], Field(min_length=1)] | None,
         eval_batch_size: Count | Literal["auto"] = "auto", limit_train: Count | None = None,
         limit_test: Count | None = None, validation: Inside | None = None, client_test: Inside | None = None,
         standardize: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         if input_shape is not None:
-            if not input_shape:
-                raise SettingError("input_shape", "=[] must be the shape of one sample.")
             transform.check(tuple(input_shape))  # type: ignore[attr-defined]
         self.load, self.partitioner = dataset, partitioner
         self.transform: Any = transform

@@ -4,8 +4,6 @@ A set is decoded once. Its arrays lie in ``<data_dir>/cache/<name>/*.npy``, whic
 folder ``.build-*`` that no process works on was left by a killed build: delete it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import http.client
 import json
@@ -13,8 +11,6 @@ import logging
 import math
 import os
 import shutil
-import tarfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -24,6 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from torchvision.datasets.utils import check_integrity, download_url
 
 from gcfed.data.base import FederatedDataset, Split
 
@@ -54,8 +51,6 @@ def obtain(path: Path, md5: str, url: str, origin: Origin, download: bool) -> No
 
     Raises FileNotFoundError if it is missing or damaged and may not, or cannot, be downloaded.
     """
-    from torchvision.datasets.utils import check_integrity, download_url  # seconds to import, for most runs in vain
-
     if check_integrity(path, md5):
         return
     if not download:
@@ -67,19 +62,13 @@ def obtain(path: Path, md5: str, url: str, origin: Origin, download: bool) -> No
 
 
 @contextmanager
-def unpacked(folder: Path, archive: Path, page: str) -> Iterator[Path]:
-    """The folder, or, where it is absent, its archive, unpacked for as long as it is read.
-
-    Raises ValueError for an archive that cannot be read.
-    """
+def unpacked(folder: Path, archive: Path) -> Iterator[Path]:
+    """The folder, or, where it is absent, its archive, unpacked for as long as it is read."""
     if folder.is_dir():
         yield folder
         return
     with TemporaryDirectory(prefix=".unpack-", dir=archive.parent) as stage:
-        try:
-            shutil.unpack_archive(archive, stage, filter=None if archive.suffix == ".zip" else "data")
-        except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
-            raise ValueError(f"{archive} cannot be read ({error}): get it anew from {page}.") from error
+        shutil.unpack_archive(archive, stage, filter=None if archive.suffix == ".zip" else "data")
         yield Path(stage) / folder.name
 
 

@@ -73,13 +73,10 @@ def _load(name: str, subset: str | None, data_dir: str) -> tuple[Dataset, list[D
         import datasets
     except ImportError:
         raise ValueError(f"data=huggingface needs datasets: {how_to_install('huggingface')}") from None
-    try:
-        if Path(name).is_dir():
-            found = datasets.load_from_disk(name)
-        else:
-            found = datasets.load_dataset(name, subset, cache_dir=f"{data_dir}/huggingface")
-    except Exception as error:  # of the hub, the network or the files
-        raise ValueError(f"data.name={name} cannot be loaded ({type(error).__name__}: {error}).") from error
+    if Path(name).is_dir():
+        found = datasets.load_from_disk(name)
+    else:
+        found = datasets.load_dataset(name, subset, cache_dir=f"{data_dir}/huggingface")
     if isinstance(found, datasets.Dataset):
         return found, []
     if "train" not in found:

@@ -1,24 +1,22 @@
 """Images as arrays: of files, of other sets, and of the user's own folder."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
+from PIL import Image, ImageOps
+from PIL.Image import Resampling
 from pydantic import Field
+from tqdm import tqdm
 
 from gcfed.data.base import FederatedDataset
 from gcfed.data.dealing import held_out
 from gcfed.data.sets.files import TESTS, TRAINS, Keep, cached, listing, written
 from gcfed.utils.checked import Inside, checked
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 log = logging.getLogger(__name__)
 Side = Annotated[int, Field(ge=1, le=10_000)]
@@ -26,16 +24,15 @@ FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # some others th
 SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 
-def open_image(path: Path) -> Image:
+def open_image(path: Path) -> Image.Image:
     """An image whose pixels are not decoded yet."""
-    from PIL import Image
-
     return Image.open(path, formats=FORMATS)
 
 
 def decode(
-    images: Sequence[Any], what: str, *, opened: Callable[[Any], Image] = open_image, named: Callable[[Any], str] = str,
-    side: int | None = None, size: int | None = None, bicubic: bool = False, grey: bool | None = False,
+    images: Sequence[Any], what: str, *, opened: Callable[[Any], Image.Image] = open_image,
+    named: Callable[[Any], str] = str, side: int | None = None, size: int | None = None, bicubic: bool = False,
+    grey: bool | None = False,
 ) -> Iterator[np.ndarray]:  # fmt: skip
     """Each image as uint8 [1, C, H, W], upright by its EXIF data, under a progress bar called ``what``.
 
@@ -50,10 +47,6 @@ def decode(
     Raises ValueError, with the name, for a file that is no image, has more than 8 bits a channel, or another size or
     colours than the first.
     """
-    from PIL import ImageOps
-    from PIL.Image import Resampling
-    from tqdm import tqdm
-
     first = ("each image of the set", (side, side)) if side else None
     for entry in tqdm(images, desc=what, unit="image", disable=None):
         name = named(entry)

@@ -1,22 +1,19 @@
 """The user's own tables: one CSV file, or a folder with one for each client."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from logging import getLogger
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
+import pandas as pd
+from pandas import DataFrame, Series
 
 from gcfed.data.base import FederatedDataset
 from gcfed.data.dealing import held_out
 from gcfed.data.sets.files import TESTS
 from gcfed.data.sets.own import from_arrays, require_columns
 from gcfed.utils.checked import Inside, SettingError, checked
-
-if TYPE_CHECKING:
-    from pandas import DataFrame, Series
 
 log = getLogger(__name__)
 MANY = 100
@@ -72,23 +69,14 @@ def csv(
         if name in coded and name not in categorical:
             _refuse_texts(taken[name], MANY, f"{leave} name it in data.categorical=[{name}] if all are codes")
     numbers = taken.drop(columns=coded).apply(lambda column: column.fillna(column[~is_test].mean()))
-    for name in numbers:
-        if not np.isfinite(numbers[name]).all():
-            what = "has no number in the training rows, or an infinite one"
-            raise ValueError(f"column {name} {what}: leave it out, data.ignore=[{name}].")
     switches = [_one_hot(taken[name], is_test) for name in coded]
     x = np.concatenate([numbers.to_numpy(np.float64), *switches], axis=1)
-    widths = {name: part.shape[1] for name, part in zip(coded, switches, strict=True)}
-    log.info("%s: %d columns make %d numbers of a row; columns of each category: %s", path, taken.shape[1], x.shape[1],
-             widths or "none")  # fmt: skip
     content = {"x": x[~is_test], "y": y[~is_test], "x_test": x[is_test], "y_test": y[is_test]}
     return from_arrays(content | ({} if whose is None else {"groups": whose[~is_test]}), str(path), test)
 
 
 def _read(path: str | None, sep: str, decimal: str, encoding: str) -> tuple[DataFrame, np.ndarray, np.ndarray | None]:
     """All rows; which of them are to test on, bool [n]; and the file of each where each file is a client."""
-    import pandas as pd  # not needed for other data
-
     place = Path(path or "")
     files = sorted(place.glob("*.csv")) if place.is_dir() and path else [place] * place.is_file()
     tests = [place / f"{name}.csv" for name in TESTS if place / f"{name}.csv" in files]
@@ -121,8 +109,6 @@ def _texts(file: Path, sep: str, encoding: str) -> DataFrame:
     The header is read as a row of its own: pandas would rename repeated columns, and take a first column without a name
     for an index.
     """
-    import pandas as pd
-
     form = {"sep": sep, "encoding": encoding, "header": None, "dtype": str, "skipinitialspace": True}
     header = pd.read_csv(file, **form, nrows=1, keep_default_na=False).iloc[0].str.strip()
     if len(header) == 1 or header[header != ""].duplicated().any():
@@ -133,8 +119,6 @@ def _texts(file: Path, sep: str, encoding: str) -> DataFrame:
 
 def _typed(column: Series, decimal: str) -> Series:
     """A column of text as numbers, if all cells are numbers and none is a code, such as 01234."""
-    import pandas as pd
-
     plain = column.str.translate(str.maketrans(",.", ".,")) if decimal == "," else column
     numbers = pd.to_numeric(plain, errors="coerce")
     is_whole = bool((numbers.dropna() % 1 == 0).all())
@@ -146,8 +130,6 @@ def _refuse_texts(column: Series, most: int, advice: str) -> None:
     """Refuses text that is no category: numbers with other cells among them, such as "?" for unknown; too many values,
     as dates, names and numbers in another notation have.
     """
-    import pandas as pd
-
     known = column.dropna()
     kinds, odd = known.unique(), known[pd.to_numeric(known, errors="coerce").isna()]
     if 0 < len(odd) < len(known) / 2:

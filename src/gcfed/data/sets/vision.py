@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import torchvision.datasets
 
 from gcfed.data.base import FederatedDataset
 from gcfed.data.sets.files import Keep, Origin, cached, described, obtain, rows_of, unpacked
@@ -42,8 +43,6 @@ def torchvision_set(name: str, data_dir: str, download: bool = True) -> Federate
         raise SettingError("name", f"={name} is not one of {', '.join(SETS)}.")
 
     def build(keep: Keep) -> tuple[int, Sequence[str]]:
-        import torchvision.datasets  # seconds to import, and most runs read the cache
-
         class_name, page, options = SETS[name]
         cls = getattr(torchvision.datasets, class_name)
         try:
@@ -73,7 +72,7 @@ def tiny_imagenet(data_dir: str, download: bool = True) -> FederatedDataset:
     def build(keep: Keep) -> tuple[int, Sequence[str]]:
         if not root.is_dir():
             obtain(archive, MD5, URL, Origin("tiny_imagenet", root.parent, URL), download)
-        with unpacked(root, archive, URL) as folder:
+        with unpacked(root, archive) as folder:
             return _read_tiny(folder, keep)
 
     return cached(data_dir, "tiny_imagenet", build, described(root, ("train/*/images", "val/images"), archive))
