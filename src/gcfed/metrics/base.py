@@ -2,9 +2,10 @@
 
 import csv
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -34,8 +35,6 @@ class ServerMetric(ServerPart):
     """
 
     order = Order.MEASURES
-    name: str
-    """Its key under ``metrics``, and the first part of its columns."""
 
     @checked
     def __init__(self, every: Count = 1) -> None:
@@ -61,12 +60,11 @@ class ServerMetric(ServerPart):
         """What goes into the row of metrics; ``round.sums[self]`` are the sums over the cohort."""
         return {}
 
-    def due(self, index: int) -> bool:
-        """Whether the round of this index is measured."""
-        return (index + 1) % self.every == 0 or index + 1 >= self.rounds
-
     def due_in(self, round: Round) -> bool:
         return len(round.cohort) > 0 and self.due(round.index)
+
+    def due(self, index: int) -> bool:
+        return (index + 1) % self.every == 0 or index + 1 >= self.rounds
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         self.seconds = 0.0
@@ -149,29 +147,48 @@ class OwnNumbers(ClientMetric):
     def zeros(self, round: Round) -> Params:
         return {"values": round.zeros(len(round.cohort), len(self.numbers)), "seconds": round.zeros()}
 
+    def on_download(self, download: Download) -> None:
+        self._first = True
+
+    def compare(self, stack: ClientStack, download: Download) -> None:
+        """Called once a round, before the first client is measured: what it is compared with."""
+
     def note(self, stack: ClientStack, download: Download) -> Params:
         started = now(device := device_of(stack.full))
         values_KV = torch.zeros(len(stack), len(self.numbers), dtype=torch.float64, device=device)
         with evaluating(stack.net):
+            if self._first:
+                self.compare(stack, download)
+            self._first = False
             for row, values in enumerate(values_KV):
                 own = {name: t[row] for name, t in stack.full.items()}
                 values.copy_(self.measure(stack, row, own, download))
         seconds = torch.tensor(now(device) - started, dtype=torch.float64)
-        return {"values": in_cohort(values_KV, stack, download), "seconds": seconds}
+        table = values_KV.new_zeros(len(download.cohort), len(self.numbers))
+        table[places(download.cohort, stack.clients)] = values_KV
+        return {"values": table, "seconds": seconds}
+
+    def values(self, round: Received) -> Tensor:
+        """The numbers of the clients that came, ``[K, V]``."""
+        return round.sums[self]["values"][round.places(round.cohort)]
 
     def columns(self, round: Received) -> dict[str, float]:
-        values_KV = of_clients(round.sums[self]["values"], round)
+        values_KV = self.values(round)
         finite = values_KV.isfinite()
         totals = torch.stack([values_KV.where(finite, 0.0).sum(0), finite.sum(0)]).tolist()
         return {name: total / count for name, total, count in zip(self.numbers, *totals, strict=True) if count}
 
 
-class RoundTable:
+@checked
+@dataclass(eq=False)
+class RoundTable(ServerMetric):
     """Writes ``<name>.csv``, a metric's lines of each round; a resumed run drops those after its checkpoint."""
 
-    name: str
     folder: str
-    header: tuple[str, ...]  # columns behind ``round``
+    every: Count = 1
+
+    name: ClassVar[str]
+    header: ClassVar[tuple[str, ...]]  # columns behind ``round``
     _started = False
 
     def append(self, round: Round, lines: Iterable[Iterable[Any]]) -> None:
@@ -198,18 +215,6 @@ def now(device: torch.device) -> float:
 
 def device_of(tensors: Params) -> torch.device:
     return next(iter(tensors.values())).device
-
-
-def in_cohort(values_K: Tensor, stack: ClientStack, download: Download) -> Tensor:
-    """The stack's rows in a table of zeros with a row for each client of the cohort, ``[K, …]`` → ``[|cohort|, …]``."""
-    table = values_K.new_zeros(len(download.cohort), *values_K.shape[1:])
-    table[places(download.cohort, stack.clients)] = values_K
-    return table
-
-
-def of_clients(table: Tensor, round: Received) -> Tensor:
-    """The rows of the clients that came, in a table as above."""
-    return table[round.places(round.cohort)]
 
 
 def drawn(samples: np.ndarray, most: int | None, rng: np.random.Generator) -> np.ndarray:

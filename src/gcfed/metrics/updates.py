@@ -1,11 +1,12 @@
-"""The clients of a round and their updates: as local training leaves them, as they arrive, and what the server makes of
-them.
+"""The clients of a round and their updates: after local training, as they arrive, and as the server aggregates them.
 
 w is the broadcast model, w_k what client k makes of it, and Δ_k = w_k − w; parameters only, before anything is
 quantized or projected where nothing else is said. Clients whose Δ_k is not finite are left out of every mean.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,22 +15,17 @@ from torch import Tensor
 
 from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.forward import Params
-from gcfed.federated.messages import Download, Upload, finite_clients
+from gcfed.federated.messages import Download, Upload
 from gcfed.federated.method import Setup, upload_shapes
 from gcfed.federated.received import Received, Round
 from gcfed.federated.stack import ClientStack, per_client
 from gcfed.methods.centralization import by_output
-from gcfed.metrics.base import ClientMetric, RoundTable, ServerMetric, dot, floats, in_cohort, now, of_clients
+from gcfed.metrics.base import ClientMetric, OwnNumbers, RoundTable, ServerMetric, dot, floats, now
 from gcfed.utils.checked import Count, checked
 
 
-@checked
-@dataclass(eq=False)
-class Cohorts(RoundTable, ServerMetric):
+class Cohorts(RoundTable):
     """Who took part: ``round,client`` in ``cohorts.csv``, clients ascending. Adds nothing to the rows of metrics."""
-
-    folder: str
-    every: Count = 1
 
     name = "cohorts"
     header = ("client",)
@@ -39,49 +35,38 @@ class Cohorts(RoundTable, ServerMetric):
         return {}
 
 
-class WeightMetric(ClientMetric):
-    """Looks at what gradient centralization takes out of the layers' weights, those of a single input left out."""
-
-    def validate(self, setup: Setup) -> None:
-        super().validate(setup)
-        order, params = setup.forward_order, dict(setup.module.net.named_parameters())
-        self.groups = order.groups
-        names = [name for name in self.names if params[name].dim() > 1 and name not in order.added]
-        self.weights = [name for name in names if self.rows(name, params[name].unsqueeze(0)).shape[2] > 1]
-
-    def rows(self, name: str, delta: Tensor) -> Tensor:
-        """``[K, *shape]`` of a weight → ``[K, out, in]``."""
-        return by_output(delta, self.groups.get(name, 0))
+def weights_of(setup: Setup) -> dict[str, Callable[[Tensor], Tensor]]:
+    """The layers' weights that gradient centralization works on → ``[K, *shape]`` to ``[K, out, in]``."""
+    order, params = setup.forward_order, dict(setup.module.net.named_parameters())
+    names = [name for name in setup.names if params[name].dim() > 1 and name not in order.added]
+    rows = {name: partial(by_output, groups=order.groups.get(name, 0)) for name in names}
+    return {name: own for name, own in rows.items() if own(params[name].unsqueeze(0)).shape[2] > 1}
 
 
-@checked
-@dataclass(eq=False)
-class Updates(RoundTable, WeightMetric):
+class Updates(RoundTable, OwnNumbers):
     """Who explodes, and where: ``round,client,tensor,norm,removed`` in ``updates.csv``, for each weight of each client.
 
     ``norm`` is ‖Δ_k‖ of the tensor and ``removed`` ‖(I − P)Δ_k‖, what gradient centralization takes out of it; ``nan``
     or ``inf`` where training was not finite. Adds nothing to the rows of metrics.
     """
 
-    folder: str
-    every: Count = 1
-
     name = "updates"
     header = ("client", "tensor", "norm", "removed")
 
-    def zeros(self, round: Round) -> Params:
-        return {"squares": round.zeros(len(round.cohort), len(self.weights), 2)}
+    def validate(self, setup: Setup) -> None:
+        super().validate(setup)
+        self.weights = weights_of(setup)
+        self.numbers = tuple(f"{name} {what}" for name in self.weights for what in ("norm", "removed"))
 
-    def note(self, stack: ClientStack, download: Download) -> Params:
+    def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:
         squares = []
-        for name in self.weights:
-            delta = self.rows(name, (stack.full[name] - download.model[name]).double())
-            norm, removed = delta.square().sum((1, 2)), delta.mean(2).square().sum(1) * delta.shape[2]
-            squares.append(torch.stack([norm, removed], 1))
-        return {"squares": in_cohort(torch.stack(squares, 1), stack, download)}
+        for name, rows in self.weights.items():
+            delta = rows((own[name] - download.model[name]).double().unsqueeze(0))[0]
+            squares += [delta.square().sum(), delta.mean(1).square().sum() * delta.shape[1]]
+        return torch.stack(squares).sqrt()
 
     def columns(self, round: Received) -> dict[str, float]:
-        lengths = of_clients(round.sums[self]["squares"], round).sqrt().tolist()
+        lengths = self.values(round).unflatten(1, (-1, 2)).tolist()
         lines = (
             (client, name, f"{norm:.6g}", f"{removed:.6g}")
             for client, tensors in zip(round.cohort.tolist(), lengths, strict=True)
@@ -106,8 +91,6 @@ class Drift(ClientMetric):
 
     A stack's clients are summed where they train: two sums of the model's size, whatever the size of the cohort.
     """
-
-    name = "drift"
 
     def zeros(self, round: Round) -> Params:
         start = self.params(round.start)
@@ -146,7 +129,7 @@ class Drift(ClientMetric):
         return floats(values) if clients else {}
 
 
-class Coherence(WeightMetric):
+class Coherence(ClientMetric):
     """Whether the clients agree in what gradient centralization removes from their updates: ``gc/rho/<tensor>``.
 
     P removes the mean over each output's inputs (``gc.mean=out``, whatever mean the run's GC has). Of the m clients of
@@ -158,15 +141,17 @@ class Coherence(WeightMetric):
     their own data. Where Local GC projects every step, only weight decay is left.
     """
 
-    name = "coherence"
+    def validate(self, setup: Setup) -> None:
+        super().validate(setup)
+        self.weights = weights_of(setup)
 
     def zeros(self, round: Round) -> Params:
-        outputs = {name: len(self.rows(name, round.start[name].unsqueeze(0))[0]) for name in self.weights}
+        outputs = {name: rows(round.start[name].unsqueeze(0)).shape[1] for name, rows in self.weights.items()}
         return {"": round.zeros(len(outputs) + 1)} | {name: round.zeros(out) for name, out in outputs.items()}
 
     def note(self, stack: ClientStack, download: Download) -> Params:
         """Of the means by weight; under "" of their squares, and of the number of clients."""
-        deltas = {name: self.rows(name, stack.full[name] - download.model[name]) for name in self.weights}
+        deltas = {name: rows(stack.full[name] - download.model[name]) for name, rows in self.weights.items()}
         means = {name: delta.mean(2, dtype=torch.float64) for name, delta in deltas.items()}
         finite = torch.stack([mean_KO.isfinite().all(1) for mean_KO in means.values()]).all(0)
         means = {name: mean_KO.where(finite[:, None], 0.0) for name, mean_KO in means.items()}
@@ -196,19 +181,14 @@ class Angle(ServerMetric):
     Clients that did not move are left out.
     """
 
-    name = "angle"
-
     def on_broadcast(self, download: Download, round: Round) -> None:
         super().on_broadcast(download, round)
-        start = self.params(download.model)
-        torch._foreach_copy_(list(self.server_state("broadcast", start).values()), list(start.values()))
-
-    def begin(self, download: Download, round: Round) -> None:
         start = self.params(download.model)
         known = "broadcast" in self._server  # in the first round, and where a run resumes with this metric, it is not
         last = self.server_state("broadcast", start)
         self._step = {name: t - last[name] if known else torch.zeros_like(t) for name, t in start.items()}
         self._step_norm = dot(self._step, self._step).sqrt()
+        torch._foreach_copy_(list(last.values()), list(start.values()))
 
     def zeros(self, round: Round) -> Params:
         """Of Δ_k / ‖Δ_k‖ by parameter; under "" of angles, clients above 90°, with an angle, and with a direction."""
@@ -268,8 +248,6 @@ class Gap(ServerMetric):
     """
 
     every: Count = 10
-
-    name = "gap"
     facts = {"rehearses"}
 
     def validate(self, setup: Setup) -> None:
@@ -282,23 +260,17 @@ class Gap(ServerMetric):
         others = np.setdiff1d(np.arange(round.num_clients), round.cohort)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             for upload in self.transport.rehearse(download, others):
-                self.full.add(self._seen(upload), round)
+                self.full.add(replace(upload, delta=self.params(upload.delta)), round)
                 del upload  # nothing holds it while the next stack trains
         now(device)  # waits for the device
         self.module.trainer.strategy.barrier()  # or the wait for a slower process would count as training
 
     def take(self, upload: Upload, round: Round) -> None:
-        seen = self._seen(upload)
-        self.full.add(seen, round)
-        self.partial.add(seen, round)
-
-    def _seen(self, upload: Upload) -> Upload:
-        delta = {name: upload.delta[name] for name in self.names}
-        return replace(upload, delta=delta, finite=upload.finite & finite_clients(delta))
+        for mean in (self.full, self.partial):
+            mean.add(replace(upload, delta=self.params(upload.delta)), round)
 
     def columns(self, round: Received) -> dict[str, float]:
-        shapes = upload_shapes(self.server_parts, round)["delta"]
-        like = {name: shapes[name] for name in self.names}
+        like = self.params(upload_shapes(self.server_parts, round)["delta"])
         partial, full = self.partial.reduce(round, like), self.full.reduce(round, like)
         if not round.num_finite:
             return {}
