@@ -55,10 +55,6 @@ class Run:
     def identity(self) -> str:
         return digest(self.leaves)
 
-    @cached_property
-    def setting(self) -> str:
-        return digest(self.leaves, without="seed")
-
     @property
     def seed(self) -> int:
         return self.config.get("seed", 0)

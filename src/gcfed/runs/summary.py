@@ -42,41 +42,33 @@ def write_summary(folder: Path, figures: Mapping[str, Any], about: Mapping[str, 
 def summary_of(metrics: pd.DataFrame, targets: Sequence[float], processes: int = 1) -> dict[str, Any]:
     """The figures of a run: accuracies in 0…1, total bytes, medians of the seconds per round and per client.
 
-    A target that was not reached is None; ``_ema`` reads FedACG's moving average instead of the tests themselves.
-    ``acc_diff/*`` are statistics of the change from one test to the next (GC-Fed's Table 2). ``client_seconds`` is the
-    time of one client in the process that trains it, aggregation included; ``*_to_target`` are the seconds and bytes of
-    all clients up to the first round that reaches the target (FedGC's Table 2).
+    ``*_to_target`` is None for a target that was not reached. ``acc_diff/*`` are statistics of the change from one test
+    to the next (GC-Fed's Table 2). ``client_seconds`` is the time of one client in the process that trains it,
+    aggregation included (FedGC's Table 2).
 
     Args:
         processes: the number of processes that trained the clients.
     """
     acc = column(metrics, "test/acc")
-    moving, change = average(acc), acc.diff().dropna()
+    change = acc.diff().dropna()
     errors = {name: column(metrics, name) for name in ERRORS if name in metrics}
     reached = {f"{t:g}": first_round(acc, t) for t in targets}
-    seconds = metrics["time/train_s"] * processes
-    traffic = (metrics["comm/down_bytes"] + metrics["comm/up_bytes"]).astype("int64")
-
-    def until(values: pd.Series, round_number: int | None) -> float | None:
-        return None if round_number is None else values.loc[:round_number].sum().item()
-
+    traffic = (metrics["comm/down_bytes"] + metrics["comm/up_bytes"]).astype("int64").cumsum()
     return {
         "rounds": int(metrics.index[-1]),
         "test/acc": _last(acc),
         "test/acc_best": float(acc.max()),
         "best_round": int(acc.idxmax()) if len(acc) else None,
         "test/acc_smooth10": _last(smooth(acc)),
-        "test/acc_ema": _last(moving),
+        "test/acc_ema": _last(average(acc)),
         "acc_diff/mean": float(change.mean()),
         "acc_diff/std": float(change.std(ddof=0)),
         "acc_diff/min": float(change.min()),
         **{name: _last(error) for name, error in errors.items()},
         **{f"{name}_best": float(error.min()) for name, error in errors.items()},
         "rounds_to_target": reached,
-        "rounds_to_target_ema": {f"{t:g}": first_round(moving, t) for t in targets},
-        "bytes_to_target": {t: until(traffic, r) for t, r in reached.items()},
-        "client_seconds": float((seconds / metrics["train/clients"]).median()),
-        "client_seconds_to_target": {t: until(seconds, r) for t, r in reached.items()},
+        "bytes_to_target": {t: r and int(traffic[r]) for t, r in reached.items()},
+        "client_seconds": float((metrics["time/train_s"] * processes / metrics["train/clients"]).median()),
         "comm/down_bytes": int(metrics["comm/down_bytes"].sum()),
         "comm/up_bytes": int(metrics["comm/up_bytes"].sum()),
         "time/round_s": float(metrics["time/round_s"].median()),
@@ -87,8 +79,7 @@ def summary_of(metrics: pd.DataFrame, targets: Sequence[float], processes: int =
 def last_figures(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, float]:
     """The figures of the summary that are no column, and ``test/rounds_to_<t>`` of each target that was reached."""
     figures = {name: value for name, value in summary.items() if name.startswith("test/")}
-    for key, end in (("rounds_to_target", ""), ("rounds_to_target_ema", "_ema")):
-        figures |= {f"test/rounds_to_{t}{end}": r for t, r in summary[key].items() if r is not None}
+    figures |= {f"test/rounds_to_{t}": r for t, r in summary["rounds_to_target"].items() if r is not None}
     return {name: float(v) for name, v in figures.items() if name not in metrics and math.isfinite(v)}
 
 
@@ -124,10 +115,9 @@ def _figures(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, str
         rows["best"] = f"{summary['test/acc_best']:.2%} in round {summary['best_round']}"
     if tests > 1:
         rows[f"mean of the last {min(summary['rounds'], WINDOW)} rounds"] = f"{summary['test/acc_smooth10']:.2%}"
-    sent, seconds = summary["bytes_to_target"], summary["client_seconds_to_target"]
     for t, reached in summary["rounds_to_target"].items():
         if reached:
-            rows[f"to {float(t):.0%}"] = f"{reached} rounds, {size(sent[t])}, {seconds[t]:.3g} s of clients"
+            rows[f"to {float(t):.0%}"] = f"{reached} rounds, {size(summary['bytes_to_target'][t])}"
     rows["bytes down, up"] = f"{size(summary['comm/down_bytes'])}, {size(summary['comm/up_bytes'])}"
     rows["seconds a round, a client"] = f"{summary['time/round_s']:.3f}, {summary['client_seconds']:.3g} (medians)"
     for what in ("nonfinite_clients", "dropped_clients", "stragglers"):
