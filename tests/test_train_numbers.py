@@ -149,7 +149,7 @@ def test_every_seed_draws_its_own(config, tmp_path):
     for i, seed in enumerate((1, 2, 1)):
         result, first = run(config, tmp_path / str(i), "rounds=1", f"seed={seed}", "model.hidden=[7]", "client.steps=1")
         drawn.append([*(p.detach().numpy() for p in first.parameters() if p.dim() > 1),
-                      result.trainer.datamodule.partition.indices, result.loop.round.cohort])  # fmt: skip
+                      result.trainer.datamodule.partition.indices, result.loop.server.draw(0).cohort])  # fmt: skip
     for one, two, one_again in zip(*drawn, strict=True):
         assert np.array_equal(one, one_again)
         assert not np.array_equal(one, two)

@@ -21,7 +21,7 @@ RANGES: dict[str, Any] = {
     "rounds": Count, "eval_every": Count, "seed": Whole, "precision": Precision,
     "precision_matmul": Literal["high", "medium"] | None, "targets": Sequence[Share], "optimized_metric": str | None,
     "client_store.folder": Annotated[str, Field(min_length=1)] | None,
-    "channels_last": bool, "extras.figures": bool, "extras.print_config": bool | None,
+    "channels_last": bool, "extras.figures": bool,
     "trainer.num_nodes": Count | None, "trainer.accelerator": Literal["auto", "cpu", "gpu", "cuda"] | None,
 }  # fmt: skip
 

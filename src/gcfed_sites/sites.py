@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -24,6 +24,7 @@ from gcfed.federated.forward import Params
 from gcfed.federated.interpreter import Wire
 from gcfed.federated.messages import Download, MessageError, Upload
 from gcfed.federated.stacks import Stacks
+from gcfed.federated.transport import Expected
 from gcfed.federated.wire import entries, match, pack, pack_download
 from gcfed.runs.identity import digest, identity
 from gcfed.utils.checked import SMALLEST, Count, checked
@@ -43,24 +44,19 @@ class Index(ClientStore):
     def references(self, clients: Sequence[int]) -> list[list[int]]:
         """For each client the version that counts, and after it all that checkpoints need."""
         kept: dict[int, list[int]] = {client: [self._version.get(client, NONE)] for client in clients}
-        for client in kept.keys() & self._checkpointed.keys():
-            kept[client].append(self._checkpointed[client])
-        for path in self._previous:
-            client, version = map(int, path.stem.split("-"))
-            kept.get(client, []).append(version)
+        for versions in (self._last, self._before):
+            for client in kept.keys() & versions.keys():
+                kept[client].append(versions[client])
         return list(kept.values())
 
     def note(self, clients: Sequence[int], versions: Sequence[int]) -> None:
         """Counts these versions from now on."""
         for client, version in zip(clients, versions, strict=True):
-            self._version[client], self._checksum[client] = version, 0
+            self._version[client] = version
             if version == NONE:
                 del self._version[client]
 
-    def check(self, clients: Iterable[int] | None = None) -> None:
-        """Does nothing: sites check their files."""
-
-    def _settle(self, clients: Iterable[int]) -> None:
+    def _settle(self) -> None:
         """Does nothing: sites wait for their disks."""
 
 
@@ -150,7 +146,7 @@ class Sites(Wire):
     def planned(self, clients: np.ndarray) -> np.ndarray:
         return self.program.solver.num_steps(self._sizes[clients])
 
-    def fit(self, download: Download, clients: np.ndarray) -> Iterator[Upload]:
+    def fit(self, download: Download, clients: np.ndarray, expected: Expected | None = None) -> Iterator[Upload]:
         """The uploads of these clients as they come.
 
         Raises:
@@ -164,10 +160,11 @@ class Sites(Wire):
             site: {"clients": own, "states": {name: index.references(own) for name, index in self.indices.items()}}
             for site, own in asked.items() if site not in self._away
         }  # fmt: skip
-        missing, self._came = dict.fromkeys(asked, "did not answer"), {}
+        missing, self._came, self._round = dict.fromkeys(asked, "did not answer"), {}, download.round
         for site in asked.keys() - tasks.keys():
             missing[site] = f"is still at {question}" if (question := self._away[site][1]) else "is gone"
-        schema, device = self.schema(download.round, self._sizes[clients], clients), self.program.module.device
+        assert expected is not None
+        schema = self.schema(download.round, clients, self._sizes[clients], expected)
         for answer in self._answers("fit", pack_download(download), tasks, self.deadline, download.round):
             uploads: list[Upload] = []
             with counted_against(answer.site, missing):
@@ -179,7 +176,7 @@ class Sites(Wire):
                     raise MessageError(f"uploads of the clients {ids}, and asked were {own}.")
                 self._note(own, said["states"])
                 uploads, self._came[answer.site] = sent, task
-            yield from (uploads.pop(0).to(device) for _ in range(len(uploads)))
+            yield from (uploads.pop(0).to(self.program.module.device) for _ in range(len(uploads)))
         self.missing = np.array(sorted(k for site in missing for k in asked[site]), dtype=np.int64)
         self.unasked = sum(len(asked[site]) for site in asked.keys() - tasks.keys())
         reasons = [f"{site} {why}" for site, why in missing.items()]
@@ -199,18 +196,18 @@ class Sites(Wire):
         for name, index in self.indices.items():
             index.note(clients, versions[name])
 
-    def reply(self, reply: Mapping[str, Params], download: Download) -> None:
+    def reply(self, reply: Mapping[str, Params]) -> None:
         """Tells the clients that came how the round ended. If a site does not hear it, the states that its clients had
         before the round count again.
         """
         deaf = dict.fromkeys(self._came, "did not answer")
-        for answer in self._answers("reply", pack("reply", reply), self._came, self.deadline, download.round):
+        for answer in self._answers("reply", pack("reply", reply), self._came, self.deadline, self._round):
             with counted_against(answer.site, deaf):
                 own, said = self._came[answer.site]["clients"], answer.content
-                match("answer", said, {"states": self._versions(own, download.round)})
+                match("answer", said, {"states": self._versions(own, self._round)})
                 self._note(own, said["states"])
         for site, why in deaf.items():
-            log.warning("round %d: %s did not hear how it ended: it %s", download.round + 1, site, why)
+            log.warning("round %d: %s did not hear how it ended: it %s", self._round + 1, site, why)
             before = {name: [kept[0] for kept in own] for name, own in self._came[site]["states"].items()}
             self._note(self._came[site]["clients"], before)
 

@@ -14,6 +14,7 @@ from gcfed.federated.messages import finite_clients
 from gcfed.federated.server import RoundSums, Server, Tally
 from gcfed.federated.store import ClientStores
 from gcfed.federated.sums import Sums
+from gcfed.federated.transport import Expected
 from gcfed.methods.fedcurv import FedCurv
 from gcfed.methods.fedgc import FedGC
 from gcfed.methods.fedsub import FedSub
@@ -89,10 +90,11 @@ def test_a_server_believes_no_site_that_its_numbers_fit(where):
     {"delta": upload.delta, "extra": upload.extra["c"]}[where]["w"][1, 0] = 1e30
     mean, round = MeanAggregator(), make_round({"w": torch.zeros(3)})
     server = Server(None, [], mean, None, None, None, None, SimpleNamespace(remote=True), 5, 1)
-    sums = RoundSums({"delta": round.start, "c": round.start}, mean, {"c": mean.beside()}, Tally(torch.device("cpu")))
+    expected = Expected({"delta": round.start, "c": round.start}, {})
+    sums = RoundSums(expected, mean, {"c": mean.beside()}, Tally(torch.device("cpu")), {})
     server.receive(upload, sums, round)
     assert upload.finite.tolist() == [True, False]
-    update, beside, counts = sums.reduce(round)
+    update, beside, counts, _ = sums.reduce(round)
     assert update["w"].tolist() == beside["c"]["w"].tolist() == [1.0] * 3
     assert counts.finite == 1
 

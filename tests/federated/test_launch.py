@@ -36,7 +36,7 @@ def test_forked_processes_have_the_numbers_of_one_and_leave_nothing_behind(confi
         assert together.trainer.world_size == 2
         torch.testing.assert_close(final_weights(together), final_weights(alone), rtol=1e-9, atol=1e-12)
         assert together.metrics["test/acc"] == alone.metrics["test/acc"]
-        assert together.loop.last_row["comm/up_bytes"] == alone.loop.last_row["comm/up_bytes"]
+        assert together.metrics["comm/up_bytes"] == alone.metrics["comm/up_bytes"]
         assert {key: os.environ.get(key) for key in launch._VARIABLES} == before
         assert not dist.is_initialized()
         assert torch.get_num_threads() == 1

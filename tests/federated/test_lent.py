@@ -52,7 +52,7 @@ def test_the_next_client_in_the_same_memory_begins_as_the_first_one_did():
     stack(x)
     net.mask.mul_(2)
     other = {name: t + 1 for name, t in start.items()}
-    stack.reload(other, np.array([7]), ones, ones)
+    stack.load(other, np.array([7]), ones, ones)
     fresh = ClientStack(net, other, np.array([7]), ones, ones)
     for tensors, expected in ((stack.full, fresh.full), (stack._buffers, fresh._buffers)):
         assert tensors.keys() == expected.keys()

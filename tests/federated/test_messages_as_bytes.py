@@ -55,7 +55,7 @@ def pack_upload(upload):
 def unpack_upload(message, clients=(5, 2), shapes=SHAPES, bits=None, notes=NOTES):
     """By the schema of :func:`an_upload`: client i of its K has i + 1 samples and takes at most i + 9 steps of 8."""
     known = {client: (i + 1, i + 9, 8) for i, client in enumerate(clients)}
-    return UploadSchema(3, known, shapes, bits or {}, notes).read(unpack(message, "upload"))
+    return UploadSchema(3, known, bits or {}, shapes, notes).read(unpack(message, "upload"))
 
 
 def assert_same(a, b):

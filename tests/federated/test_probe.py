@@ -187,10 +187,10 @@ def test_what_changes_in_some_steps_only_stops_the_run():
         train(net)
 
 
-def test_a_teacher_that_reads_the_students_weights_is_refused():
+def test_a_teacher_that_would_read_the_students_weights_is_refused():
     net = Net()
     net.step = [lambda _, x, w=net.hidden.weight: w.sum()]
-    stack = ClientStack(net, broadcast_state(net), np.arange(1), np.ones(1), np.ones(1))
-    with pytest.raises(ValueError, match="needs a copy of Net as its teacher, and the copy still reads"):
+    stack = ClientStack(net, broadcast_state(net), np.arange(1), np.ones(1), np.ones(1), lent=Lent(net, traits(net)))
+    with pytest.raises(ValueError, match="needs a teacher, and Net has weights that forward reaches other than"):
         stack.reference(X.unsqueeze(0))
     stack.end()

@@ -93,7 +93,7 @@ class Inherits(Proximal):
 
 
 def test_that_recordings_last_is_not_inherited(twice):
-    assert Inherits.lasting
+    assert Inherits.recordable == "run"
     assert twice(*EVEN, method=f"{__name__}.Inherits")[0]
 
 
@@ -101,7 +101,7 @@ def test_that_recordings_last_is_not_inherited(twice):
 class Counter(Spy):
     """Counts its steps in Python, which a recording freezes."""
 
-    graphable = True
+    recordable = "stack"
 
     def prepare(self, stack, own, download):
         self.steps = 0
@@ -115,7 +115,7 @@ class Counter(Spy):
 class Waiting(Spy):
     """Brings a norm to the host."""
 
-    graphable = True
+    recordable = "stack"
 
     def on_after_backward(self, trainer, pl_module):
         for grad in pl_module.clients.grads():
@@ -125,7 +125,7 @@ class Waiting(Spy):
 class FromHost(Spy):
     """Brings a number to the device."""
 
-    graphable = True
+    recordable = "stack"
 
     def on_after_backward(self, trainer, pl_module):
         for grad in pl_module.clients.grads():
@@ -135,7 +135,7 @@ class FromHost(Spy):
 class Silent(Counter):
     """Does not say that it can be recorded."""
 
-    graphable = False
+    recordable = ""
 
 
 class Listener(Callback):

@@ -57,6 +57,7 @@ def resumed(folder, state):
     """The stores of a run that continues from a checkpoint with this index, and the one named c."""
     stores = ClientStores(folder=folder)
     store = stores.open("c")
+    stores.check(state)
     stores.load_state_dict(state)
     stores.start(1)
     return stores, store

@@ -163,7 +163,7 @@ def test_a_federation_that_was_provisioned_is_reached_by_its_kit(config, federat
     result = train(config(*SMALL, *words, *prod, folder=tmp_path / "prod"))
     line.line_of(kit, ("site-1", "site-2")).close()
     assert torch.equal(final_weights(reference), final_weights(result))
-    assert result.loop.last_row["test/acc"] == pytest.approx(reference.loop.last_row["test/acc"], abs=1e-6)
+    assert result.metrics["test/acc"] == pytest.approx(reference.metrics["test/acc"], abs=1e-6)
 
 
 def test_a_site_that_is_not_there_is_named(federation):

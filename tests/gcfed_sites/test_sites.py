@@ -120,7 +120,7 @@ def simulated(config, tmp_path):
 def test_sites_of_several_clients_compute_what_the_simulation_does(federated, simulated, words):
     reference, (result, _) = simulated(*words), federated(*words)
     assert torch.equal(final_weights(reference), final_weights(result))
-    rows = (r.loop.last_row.items() for r in (reference, result))
+    rows = (r.metrics.items() for r in (reference, result))
     row, same = ({k: v for k, v in own if not k.startswith("time/") and "dropped" not in k} for own in rows)
     if "algorithm=fedgc" in words:  # there a client may have missed a broadcast: the server sends it what it has moved
         assert same.pop("comm/down_bytes") > row.pop("comm/down_bytes")
@@ -296,7 +296,7 @@ class Listener(Callback):
     ("words", "sentence"),
     [
         ((f"+callbacks.x._target_={__name__}.Listener",), "callbacks: Listener takes part in local"),
-        (("attack=alie", "attack.clients=0.4", "client.stack=7"), "ALIE sees the whole cohort"),
+        (("attack=alie", "attack.clients=0.4", "client.stack=7"), "ALIE sees the cohort"),
         (("federation.sites=[a,a]",), r"federation.sites=\['a', 'a'\]: name one or more, each once"),
         (("federation.deadline=86401",), "federation.deadline=86401: "),
     ],
@@ -532,4 +532,4 @@ def test_a_site_without_clients_stands_by(federated, tmp_path):
     words = ("participation.num_clients=2", "participation.per_round=2", "rounds=2")
     result, line = federated(*words, own={"c": saved(tmp_path, "c", pixels(60), np.arange(60) % 10)})
     assert line.programs["c"].clients == []
-    assert np.isfinite(result.loop.last_row["test/loss"])
+    assert np.isfinite(result.metrics["test/loss"])

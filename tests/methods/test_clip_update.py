@@ -49,8 +49,7 @@ def clipped(method, upload, net=None):
     round, download, row = make_round(MODEL), make_download(MODEL), {}
     server.on_broadcast(download, round)
     client.send(upload, {}, download)
-    server.on_receive(upload, round)
-    received = make_received(MODEL, int(upload.finite.sum()))
+    received = make_received(MODEL, int(upload.finite.sum()), sums={server: server.on_receive(upload, round)})
     server.on_aggregate_end({}, received)
     server.on_round_end(row, received)
     return row

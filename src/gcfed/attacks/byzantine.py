@@ -20,6 +20,7 @@ from torch import Tensor
 
 from gcfed.aggregators.cohort import BoundedRule
 from gcfed.federated.method import ClientPart, Download, Order, Own, Part, Received, ServerPart, Setup, Upload
+from gcfed.methods.requirements import class_logits
 from gcfed.utils.checked import Share, Weight, checked
 from gcfed.utils.rng import generator, torch_seed
 
@@ -147,7 +148,7 @@ class Gaussian(Attack):
 class LabelFlip(Attack):
     """Hostile clients train honestly on labels C − 1 − y."""
 
-    needs_classes = True
+    needs = [class_logits]
     _flipped = False
 
     def validate(self, setup: Setup) -> None:

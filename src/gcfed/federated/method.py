@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback
 from torch import Tensor
@@ -115,7 +116,27 @@ class Kept:
 
 
 class Own(dict[str, Params]):
-    """What K clients have kept, by the names in ``keeps``: name → ``[K, *shape]``; the part's own copy."""
+    """What K clients have kept, by the names in ``keeps``: name → ``[K, *shape]``; the part's own copy.
+
+    Attributes:
+        version: the round's index in which each client kept it, ``[K]``; −1 where it has kept nothing yet.
+        dtype: of what is stored (``client_store.dtype``); None: that of the model.
+    """
+
+    def __init__(self, version: Sequence[int] = (), dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.version, self.dtype = np.array(version, dtype=np.int64), dtype
+
+    def as_stored(self, values: Params) -> Params:
+        """Values ``[K, *shape]`` rounded as the store rounds them."""
+        return values if self.dtype is None else {n: v.to(self.dtype).to(v.dtype) for n, v in values.items()}
+
+    def change(self, name: str, change: Params) -> Params:
+        """By how much the stored tensors of this name move if ``change``, ``[K, *shape]``, is added to them."""
+        if self.dtype is None:
+            return change
+        new = self.as_stored({key: t + change[key] for key, t in self[name].items()})
+        return {key: t.sub_(self[name][key]) for key, t in new.items()}
 
     def add(self, name: str, change: Mapping[str, Tensor], finite: Tensor) -> Params:
         """Adds ``[K, *shape]`` in place for the clients that are ``finite``, bool ``[K]``; returns all of this name."""
@@ -129,9 +150,18 @@ def like_trained(part: Part, download: Download) -> Params:
     return {name: download.model[name] for name in part.trained_names}
 
 
+FACTS = {
+    "moves the start": "its clients start elsewhere than at the server's model",
+    "corrects drift": "it reads the clients' drift off their updates to correct it; two would correct each other",
+    "anchors": "it compares a client's weights with the broadcast ones, from which the client must then start",
+    "sees the cohort": "it looks at all clients of the cohort at once, as hostile ones do that know each other",
+    "rehearses": "it asks by the transport what clients would send",
+    "long updates": "it makes updates of 2¹¹ and more, which the mean then takes as well (``Aggregator.narrow``)",
+}
+"""What a part may say of itself, since other parts or the loop depend on it."""
+
 Need = Callable[[Setup, str], None]
 """Something that a part of this title needs: raises ValueError where the setup lacks it."""
-Needs = tuple[Need, ...]
 
 
 class Part(Callback):
@@ -139,14 +169,7 @@ class Part(Callback):
 
     Attributes:
         order: what it does to a step or an upload, and so when its hooks are called.
-        needs_classes: whether labels must be classes and outputs their logits.
-        moves_start: whether clients start elsewhere than at the server's model.
-        corrects_drift: whether it reads the clients' drift off their updates to correct it; two would correct each
-            other.
-        anchors: whether it compares a client's weights with the broadcast ones, from which the client must then start.
-        sees_cohort: whether it looks at all clients of the cohort at once, as hostile ones do that know each other.
-        rehearses: whether it asks by the transport what clients would send.
-        wide: whether it makes updates of 2¹¹ and more, which the mean then takes as well (``Aggregator.narrow``).
+        facts: those of ``FACTS`` that hold for it.
         needs: what it asks of the rest of the algorithm (:mod:`gcfed.methods.requirements`).
         keeps: what it keeps of each client, by a name that no other part has; in ``stores`` of the same names.
         method: the name of the method that it is a part of; empty where it is one by itself.
@@ -154,8 +177,8 @@ class Part(Callback):
     """
 
     order = Order.CORRECTS
-    needs_classes = moves_start = corrects_drift = anchors = sees_cohort = rehearses = wide = False
-    needs: Needs = ()
+    facts: Set[str] = frozenset()
+    needs: Sequence[Need] = ()
     keeps: Mapping[str, Kept] = {}
     method = ""
     trained_names: list[str]
@@ -192,17 +215,16 @@ class ClientPart(Part):
     format.
 
     Attributes:
-        needs_features: whether ``local_loss`` reads ``out.features_KBF``.
-        needs_stages: whether ``local_loss`` reads ``out.stages``.
-        graphable: whether its hooks of a local step do nothing but to tensors on the device, so that a step can be
-            recorded (:mod:`gcfed.federated.recorder`); without it the run's steps are not.
-        lasting: whether they read only tensors of the stack, the batch and what ``prepare`` returns, from there on a
-            copy: what is recorded of one stack then serves the next (:mod:`gcfed.federated.place`). Each class says so
-            for itself.
+        reads: what ``local_loss`` reads of ``out`` beside the logits: ``features``, ``stages``.
+        recordable: how long a recording of a local step, a CUDA graph, stays right. ``"stack"``: for its stack, because
+            the hooks of a step change only tensors on the device. ``"run"``: also for later stacks, because they read
+            only tensors of the stack, of the batch, and of what ``prepare`` returned; each class says so for itself.
+            Empty: the run's steps are not recorded.
         task_weight: factor on the task's own loss, for methods that balance it against their term.
     """
 
-    needs_features = needs_stages = graphable = lasting = False
+    reads: Set[str] = frozenset()
+    recordable: Literal["", "stack", "run"] = ""
     task_weight = 1.0
 
     @property
@@ -245,6 +267,10 @@ class ClientPart(Part):
         """
         return None
 
+    def observe(self, stack: ClientStack, download: Download) -> Params | None:
+        """What a measurement notes of w_k; its server part finds it in ``upload.notes[self.title]``."""
+        return None
+
     def send(self, upload: Upload, own: Own, download: Download) -> None:
         """Before K uploads leave: edit ``upload.delta``, ``upload.send`` more."""
 
@@ -258,8 +284,12 @@ class ClientPart(Part):
         """
         return None
 
-    def on_reply(self, reply: Mapping[str, Params], download: Download) -> None:
-        """What the server told the cohort when the round was over."""
+    def hear(self, reply: Mapping[str, Params], own: Own, download: Download) -> Mapping[str, Params] | None:
+        """What the server told the cohort when the round was over; ``own`` is what K of its clients have kept.
+
+        What it returns, they keep where their upload was finite, as with ``keep``.
+        """
+        return None
 
 
 class ServerPart(Part):
@@ -275,7 +305,7 @@ class ServerPart(Part):
         before = set(setup.stores.opened)
         super().meet(setup)
         for name in setup.stores.opened.keys() - before:
-            setup.stores.opened[name].servers = True
+            setup.stores.opened[name].servers = not isinstance(self, ClientPart)
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         """Before the model goes down: replace entries of ``download.model``, fill ``download.extra``."""
@@ -292,11 +322,25 @@ class ServerPart(Part):
         """What it reads of ``Upload.notes``: their names → tensors like those of a note."""
         return {}
 
-    def on_receive(self, upload: Upload, round: Round) -> None:
-        """K uploads have come, in whatever order; before they are aggregated."""
+    def sums(self, round: Round) -> Params:
+        """What it adds up in this round: zeros, name → tensor, of the same shapes on every process.
+
+        The sums over all processes are ``round.sums[self]`` in ``on_aggregate_end`` and ``on_round_end``.
+        """
+        return {}
+
+    def on_receive(self, upload: Upload, round: Round) -> Params | None:
+        """K uploads have come, in whatever order; before they are aggregated. Returns terms of its ``sums``."""
+        return None
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
         """The aggregated update Δ, name → ``[*shape]``; not in a round without a finite client."""
+
+    def on_test_batch(self, outputs: Tensor, y: Tensor) -> None:
+        """A batch of the test split: outputs of the new global model, ``[B, …, C]``, and labels, ``[B, …]``.
+
+        Called on the process that tests this batch, in rounds that are tested.
+        """
 
     def on_round_end(self, row: dict[str, Any], round: Received) -> None:
         """May add entries to the row of metrics."""

@@ -110,11 +110,9 @@ class GradientCentralization(Method):
 class LocalGC(ClientPart):
     """Line 14, in the tensors before the borderline that have ``least`` axes."""
 
-    graphable = True
-
     def __init__(self, lam: float | None, boundary: str | None, rounds: int | None, mean: Mean, least: int) -> None:
         self.lam, self.boundary, self.rounds, self.mean, self.least = lam, boundary, rounds, mean, least
-        self.lasting, self._now = rounds is None, True
+        self.recordable, self._now = "run" if rounds is None else "stack", True
 
     def validate(self, setup: Setup) -> None:
         _check_mean(setup.module.net, self.mean)

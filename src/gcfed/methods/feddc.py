@@ -48,14 +48,14 @@ class FedDC(Method):
 
 
 class LocalDrift(ControlVariates):
-    lasting = True
-    needs = (
+    recordable = "run"
+    needs = [
         local_sgd("it reads a client's mean gradient off w − θ_k and counts plain steps"),
         full_uploads("its gradient corrections would still travel in full"),
         exact_store,
-    )
+    ]
     message = "feddc"
-    keeps: Mapping[str, Kept] = {"feddc_control": Kept(like_trained), "feddc_drift": Kept(like_trained)}  # c_k and h_k
+    keeps = {"feddc_control": Kept(like_trained), "feddc_drift": Kept(like_trained)}  # c_k and h_k
 
     def __init__(self, alpha: float, takes_out: bool) -> None:
         super().__init__(momentum_correction=False)
@@ -90,10 +90,10 @@ class LocalDrift(ControlVariates):
 
 
 class MeanDrift(MeanVariate):
-    needs = (
+    needs = [
         mean_aggregator("the server follows the mean drift through the plain mean of the updates", uniform=True),
         plain_server("it sets the model itself, to the mean of the clients' plus the mean drift"),
-    )
+    ]
     message = "feddc"
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:

@@ -49,9 +49,10 @@ class FedDyn(Method):
 
 
 class DynamicPull(Proximal):
-    lasting = corrects_drift = True
-    needs = (exact_store,)
-    keeps: Mapping[str, Kept] = {"feddyn": Kept(like_trained)}  # h_k, as −h_k/α
+    recordable = "run"
+    facts = {"anchors", "corrects drift"}
+    needs = [exact_store]
+    keeps = {"feddyn": Kept(like_trained)}  # h_k, as −h_k/α
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
         start = like_trained(self, download)
@@ -65,10 +66,10 @@ class DynamicPull(Proximal):
 
 
 class UpdateSum(ServerPart):
-    needs = (
+    needs = [
         plain_server("it sets the model itself, to the mean of the clients' minus h/α"),
         mean_aggregator("h is the plain mean of the clients' states", uniform=True),
-    )
+    ]
 
     def __init__(self, by_clients: bool) -> None:
         self.by_clients = by_clients

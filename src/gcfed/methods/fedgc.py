@@ -76,12 +76,13 @@ class FedGC(Method):
 
 
 class ClientConstraint(ClientPart):
-    wide = True  # a layer that hardly moved, as a bias before batch normalisation, needs a long step to meet the margin
+    """CGC, along g' as the server sent it or as clients read it off two broadcasts, where all of them take part.
 
-    """CGC, along g' as the server sent it or as clients read it off two broadcasts, where all of them take part."""
+    A layer that hardly moved, as a bias before batch normalisation, needs a long update to meet the margin.
+    """
 
-    corrects_drift = True
-    needs = (local_sgd("it reads a pseudo-gradient off w_k − w", momentum=True),)
+    facts = {"corrects drift", "long updates"}
+    needs = [local_sgd("it reads a pseudo-gradient off w_k − w", momentum=True)]
 
     def __init__(self, margin: float, ridge: float, layerwise: str, cgc: bool) -> None:
         self.margin, self.ridge, self.layerwise, self.cgc = margin, ridge, layerwise, cgc
@@ -153,8 +154,6 @@ class ServerConstraint(ServerPart):
         if known and (len(round.cohort) < round.num_clients or self.may_miss or unseen):
             download.extra["fedgc"] = {name: now - previous[name] for name, now in start.items()}
         torch._foreach_copy_(list(previous.values()), list(start.values()))
-        device = next(iter(start.values())).device
-        self._counts = torch.zeros(2, dtype=torch.float64, device=device)  # projected, uploaded
 
     def state_dict(self) -> dict[str, Any]:
         """Clients in another process begin anew with it, and have then seen nothing."""
@@ -165,15 +164,17 @@ class ServerConstraint(ServerPart):
         self._told = -1 if self.apart else state_dict.get("told", -1)
 
     def notes(self, round: Round) -> dict[str, Params]:
-        return {"fedgc": {"projected": self._counts.long()}} if self.cgc else {}
+        return {"fedgc": {"projected": torch.zeros(2, dtype=torch.int64)}} if self.cgc else {}
 
-    def on_receive(self, upload: Upload, round: Round) -> None:
-        if self.cgc:
-            self._counts += upload.notes["fedgc"]["projected"]
+    def sums(self, round: Round) -> Params:
+        return {"projected": round.zeros(2)} if self.cgc else {}  # tensors that CGC projected, and all
+
+    def on_receive(self, upload: Upload, round: Round) -> Params | None:
         if self.sgc:
             for name in self.trained_names:  # in place: these stay for the round, so that a copy would double them
                 upload.delta[name].masked_fill_(per_client(~upload.finite, upload.delta[name]), 0.0)
             self._uploads.append(upload)
+        return upload.notes["fedgc"] if self.cgc else None
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
         if not self.sgc:
@@ -199,8 +200,7 @@ class ServerConstraint(ServerPart):
 
     def on_round_end(self, row: dict[str, Any], round: Received) -> None:
         if self.cgc:
-            (counts,) = round.reduce([self._counts])
-            projected, uploaded = counts.tolist()
+            projected, uploaded = round.sums[self]["projected"].tolist()
             row["fedgc/cgc_layers"] = projected / max(uploaded, 1)
         if self.sgc:
             row |= {"fedgc/sgc_active": self._active, "fedgc/sgc_failed": self._failed}

@@ -38,6 +38,7 @@ from gcfed.federated.method import (
     Setup,
 )
 from gcfed.federated.stack import client_norms, per_client
+from gcfed.methods.requirements import class_logits
 from gcfed.utils.checked import Count, Positive, PositiveShare, Share, checked
 from gcfed.utils.rng import torch_seed
 
@@ -58,10 +59,10 @@ class FedReg(ClientPart):
             samples with uniform labels (their ``add_mask``), which a gradient inversion would read.
     """
 
-    graphable = True
-    anchors = True
+    recordable = "stack"
+    facts = {"anchors"}
     order = Order.MOVES_WEIGHTS
-    needs_classes = True
+    needs = [class_logits]
 
     gamma: Share = 0.5
     _: KW_ONLY

@@ -20,7 +20,6 @@ from gcfed.federated.method import (
     Download,
     Kept,
     Method,
-    Needs,
     Own,
     Params,
     Received,
@@ -51,13 +50,14 @@ class Scaffold(Method):
 
 
 class ControlVariates(ClientPart):
-    graphable = lasting = corrects_drift = True
-    needs: Needs = (
+    recordable = "run"
+    facts = {"corrects drift"}
+    needs = [
         local_sgd("it reads a client's mean gradient off w₀ − w_k", momentum=True),
         full_uploads("its control variates would still travel in full"),
-    )
+    ]
     message = "scaffold"
-    keeps: Mapping[str, Kept] = {"scaffold": Kept(like_trained)}
+    keeps = {"scaffold": Kept(like_trained)}
 
     def __init__(self, momentum_correction: bool) -> None:
         self.momentum_correction = momentum_correction
@@ -86,10 +86,7 @@ class ControlVariates(ClientPart):
         if self.momentum_correction:
             steps = effective_steps(steps, self.momentum, nesterov=self.nesterov)
         change = gradients_beyond(download.extra["scaffold"], upload, steps * download.lr)
-        if (store := self.stores["scaffold"]).dtype is not None:  # of what is kept, so that c stays the mean of that
-            new = store.rounded({name: own["scaffold"][name] + moved for name, moved in change.items()})
-            change = {name: t.sub_(own["scaffold"][name]) for name, t in new.items()}
-        upload.send("scaffold", change)
+        upload.send("scaffold", own.change("scaffold", change))  # of what is kept, so that c stays the mean of that
 
     def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
         """Where an upload does not count, its client keeps the old c_k, so that c stays their mean."""
@@ -97,7 +94,7 @@ class ControlVariates(ClientPart):
 
 
 class MeanVariate(ServerPart):
-    needs: Needs = (uniform_weights("c is the plain mean of the clients' variates"),)
+    needs = [uniform_weights("c is the plain mean of the clients' variates")]
     message = "scaffold"
 
     def on_broadcast(self, download: Download, round: Round) -> None:

@@ -43,8 +43,8 @@ def _on_cpu(part: Part, download: Download) -> Params:
 
 
 class ProjectedVariates(SubspaceClient):
-    needs = (*SubspaceClient.needs, exact_store)
-    keeps: Mapping[str, Kept] = {"ssf": Kept(_on_cpu)}
+    needs = [*SubspaceClient.needs, exact_store]
+    keeps = {"ssf": Kept(_on_cpu)}
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
         control, kept = download.extra["ssf"], own["ssf"]
@@ -62,7 +62,7 @@ class ProjectedVariates(SubspaceClient):
 
 
 class ProjectedMean(SubspaceServer):
-    needs = (*SubspaceServer.needs, uniform_weights("c is the plain mean of the clients' variates"))
+    needs = [*SubspaceServer.needs, uniform_weights("c is the plain mean of the clients' variates")]
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         super().on_broadcast(download, round)

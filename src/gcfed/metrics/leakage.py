@@ -22,8 +22,8 @@ from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download
 from gcfed.federated.method import Setup
 from gcfed.federated.received import Received, Round
-from gcfed.methods.requirements import functional_network
-from gcfed.metrics.base import ServerMetric, evaluating, zeros
+from gcfed.methods.requirements import class_logits, functional_network
+from gcfed.metrics.base import ServerMetric, evaluating
 from gcfed.utils.checked import Count, checked
 from gcfed.utils.rng import generator, torch_seed
 
@@ -67,8 +67,8 @@ class Leakage(ServerMetric):
     figures: bool = True
 
     name = "leakage"
-    rehearses = True
-    needs_classes = True
+    facts = {"rehearses"}
+    needs = [class_logits]
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
@@ -82,7 +82,7 @@ class Leakage(ServerMetric):
 
     def begin(self, download: Download, round: Round) -> None:
         """Attacks on the first process, if the upload is finite."""
-        self._values = zeros(round, 5)  # of the columns, and how many attacks there were
+        self._values = round.zeros(5)  # of the columns, and how many attacks there were
         if not self.module.trainer.is_global_zero:
             return
         device = self.module.device
@@ -96,9 +96,11 @@ class Leakage(ServerMetric):
             values = self.attack(int(clients[0]), batch.x[0], batch.y[0], gradient, round)
             self._values[:] = torch.tensor([*values, 1.0])
 
+    def zeros(self, round: Round) -> Params:
+        return {"values": self._values}  # those of the first process, zeros on the others
+
     def columns(self, round: Received) -> dict[str, float]:
-        (sums,) = round.reduce([self._values])
-        *values, measured = sums.tolist()
+        *values, measured = round.sums[self]["values"].tolist()
         names = ("mse", "psnr", "labels", "mismatch")
         return {f"leakage/{name}": value for name, value in zip(names, values, strict=True) if measured}
 

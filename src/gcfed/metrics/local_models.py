@@ -16,8 +16,8 @@ from gcfed.federated.messages import Download
 from gcfed.federated.method import Setup
 from gcfed.federated.received import Received, places
 from gcfed.federated.stack import ClientStack
-from gcfed.methods.requirements import has_part
-from gcfed.metrics.base import AT_ONCE, OwnNumbers, device_of, drawn, fetch_tests, floats
+from gcfed.methods.requirements import class_logits, has_part
+from gcfed.metrics.base import AT_ONCE, OwnNumbers, device_of, drawn, fetch_tests, floats, of_clients
 from gcfed.utils.checked import Count, checked
 from gcfed.utils.rng import generator
 
@@ -33,8 +33,8 @@ class Clients(OwnNumbers):
     every: Count = 10
 
     name = "clients"
-    needs_classes = True
-    columns = ("clients/acc_before", "clients/loss_before", "clients/acc_after", "clients/loss_after")
+    needs = [class_logits]
+    numbers = ("clients/acc_before", "clients/loss_before", "clients/acc_after", "clients/loss_after")
 
     def samples(self, client: int) -> np.ndarray:
         """The indices of the samples on which a client is measured."""
@@ -42,7 +42,7 @@ class Clients(OwnNumbers):
 
     def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:
         index = torch.as_tensor(self.samples(int(stack.clients[row])), device=device_of(own))
-        sums = torch.zeros(len(self.columns), dtype=torch.float64, device=index.device)
+        sums = torch.zeros(len(self.numbers), dtype=torch.float64, device=index.device)
         if not len(index):  # a network may not take an empty batch
             return sums / 0
         labels = torch.zeros_like(sums[0])
@@ -79,11 +79,11 @@ class Personal(Clients):
     def samples(self, client: int) -> np.ndarray:
         return self.data.tests_of_clients.client(client)
 
-    def summary(self, sums: Params, round: Received) -> dict[str, float]:
-        values_KV = sums["values"][round.places(round.cohort)]
+    def columns(self, round: Received) -> dict[str, float]:
+        values_KV = of_clients(round.sums[self]["values"], round)
         values_KV, row = values_KV[values_KV.isfinite().all(1)], dict[str, float]()
         for model, column in (("global", "clients/acc_before"), ("local", "clients/acc_after")):
-            acc_K = values_KV[:, self.columns.index(column)].sort().values
+            acc_K = values_KV[:, self.numbers.index(column)].sort().values
             if len(acc_K):
                 worst = acc_K[: math.ceil(len(acc_K) / 10)].mean()
                 figures = {"acc": acc_K.mean(), "worst10": worst, "std": acc_K.std(correction=0)}
@@ -113,8 +113,8 @@ class Forgetting(OwnNumbers):
     samples: Count | None = 200
 
     name = "forgetting"
-    sees_cohort = True
-    columns = ("forgetting/before", "forgetting/after", "forgetting/own", "forgetting/others")
+    facts = {"sees the cohort"}
+    numbers = ("forgetting/before", "forgetting/after", "forgetting/own", "forgetting/others")
 
     def on_download(self, download: Download) -> None:
         self._before: Tensor | None = None
@@ -187,7 +187,7 @@ class CKA(OwnNumbers):
                 "or leave cka out of metrics."
             )
         self._probe: Tensor | None = None
-        self.columns = tuple(f"cka/{stage}" for stage in net.stages())
+        self.numbers = tuple(f"cka/{stage}" for stage in net.stages())
 
     def on_download(self, download: Download) -> None:
         self._broadcast: list[Tensor] | None = None

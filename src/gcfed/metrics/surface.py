@@ -23,12 +23,11 @@ from torch import Tensor
 
 from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, Upload, finite_clients
-from gcfed.federated.method import Part, Setup
+from gcfed.federated.method import Setup
 from gcfed.federated.processes.strategy import rank_and_world
 from gcfed.federated.received import Received, Round
 from gcfed.federated.stack import ClientStack
-from gcfed.metrics import base
-from gcfed.metrics.base import AT_ONCE, ClientMetric, ServerMetric, drawn, evaluating, fetch_tests, zeros
+from gcfed.metrics.base import AT_ONCE, ClientMetric, drawn, evaluating, fetch_tests
 from gcfed.utils.checked import Count, Weight, checked
 from gcfed.utils.files import replacing
 from gcfed.utils.rng import generator
@@ -37,26 +36,9 @@ log = logging.getLogger(__name__)
 THREE = 3
 
 
-class LocalModels(ClientMetric):
-    """Notes the first three finite local models of a stack, on the CPU: name → ``[3, *shape]``, and their ``clients``,
-    ``[3]``: −1 where there are fewer.
-    """
-
-    name = "surface"
-
-    def note(self, stack: ClientStack, download: Download) -> dict[str, Any]:
-        finite = finite_clients(stack.full).tolist()
-        rows = [row for row in np.argsort(stack.clients).tolist() if finite[row]][:THREE]
-        models = {name: torch.zeros(THREE, *t.shape[1:], dtype=t.dtype) for name, t in stack.full.items()}
-        for name, t in models.items():
-            t[: len(rows)] = stack.full[name][rows].cpu()
-        clients = [*stack.clients[rows].tolist(), *[-1] * THREE]
-        return {"models": models, "clients": torch.tensor(clients[:THREE])}
-
-
 @checked
 @dataclass(eq=False)
-class Surface(ServerMetric):
+class Surface(ClientMetric):
     """Evaluates the network on the plane through three clients' models, at the nodes of a square grid.
 
     w₁, w₂ and w₃ are the local models of the first three clients of the cohort, by id, whose training stayed finite.
@@ -89,23 +71,39 @@ class Surface(ServerMetric):
                 f"participation.per_round={setup.cohort}: take 3 or more, or leave surface out of metrics."
             )
 
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        return LocalModels(self.every), self
+    def note(self, stack: ClientStack, download: Download) -> dict[str, Any]:
+        """The first three finite local models of a stack, on the CPU: name → ``[3, *shape]``, and their ``clients``,
+        ``[3]``: −1 where there are fewer.
+        """
+        finite = finite_clients(stack.full).tolist()
+        rows = [row for row in np.argsort(stack.clients).tolist() if finite[row]][:THREE]
+        models = {name: torch.zeros(THREE, *t.shape[1:], dtype=t.dtype) for name, t in stack.full.items()}
+        for name, t in models.items():
+            t[: len(rows)] = stack.full[name][rows].cpu()
+        clients = [*stack.clients[rows].tolist(), *[-1] * THREE]
+        return {"models": models, "clients": torch.tensor(clients[:THREE])}
+
+    def notes(self, round: Round) -> dict[str, Any]:
+        if not self.due_in(round):
+            return {}
+        models = {name: torch.empty(THREE, *t.shape, dtype=t.dtype, device="meta") for name, t in round.start.items()}
+        return {self.title: {"models": models, "clients": torch.empty(THREE, dtype=torch.int64)}}
 
     def begin(self, download: Download, round: Round) -> None:
         self._held: dict[int, Params] = {}  # client → its model: the first three that were seen here
-        self._nobody = LocalModels(1).note(base.NoClients(round.start), download)
 
-    def notes(self, round: Round) -> dict[str, Any]:
-        return {self.name: self._nobody} if self.due_in(round) else {}
+    def zeros(self, round: Round) -> Params:
+        return {"held": round.zeros(len(round.cohort))}  # 1 where a process has held this client's model
 
-    def take(self, upload: Upload, round: Round) -> None:
-        note: Any = upload.notes[self.name]
+    def take(self, upload: Upload, round: Round) -> Params:
+        note: Any = upload.notes[self.title]
+        held = round.zeros(len(round.cohort))
         for row, client in enumerate(note["clients"].tolist()):
             if client in upload.clients:
                 self._held[client] = {name: t[row].clone() for name, t in note["models"].items()}
+                held[round.places(np.array([client]))] = 1.0
         self._held = dict(sorted(self._held.items())[:THREE])
+        return {"held": held}
 
     def columns(self, round: Received) -> dict[str, float]:
         found = self._measure(round)
@@ -124,7 +122,7 @@ class Surface(ServerMetric):
             self.show(picture, round)
         return {}
 
-    def _measure(self, round: Round) -> dict[str, np.ndarray]:
+    def _measure(self, round: Received) -> dict[str, np.ndarray]:
         """What the file holds; {} where there is no plane. Every process takes its part in it and has all of it."""
         models, beside = self._three(round), [round.start, self.module.broadcast_state()]
         if not models:
@@ -132,7 +130,7 @@ class Surface(ServerMetric):
         rank, world = rank_and_world()
         columns = ("loss", "acc") if self.module.task.has_classes else ("loss",)
         samples = self._samples(round.seed, self.module.device)
-        scores = zeros(round, 6 + self.grid**2, len(columns))
+        scores = round.zeros(6 + self.grid**2, len(columns))
         with evaluating(self.module.net):
             for i, known in zip((0, 1, 2, 4, 5), [*models.values(), *beside], strict=True):
                 if i % world == rank:
@@ -166,11 +164,10 @@ class Surface(ServerMetric):
                 labels.append(task.real(y).sum())
         return sum(parts) / sum(labels)  # type: ignore[return-value]
 
-    def _three(self, round: Round) -> dict[int, Params]:
+    def _three(self, round: Received) -> dict[int, Params]:
         """The models of the first three clients, wherever they were trained, on the CPU; {} where there are fewer."""
-        cohort, like = sorted(round.cohort.tolist()), round.start
-        (held,) = round.reduce([torch.tensor([float(k in self._held) for k in cohort], device=self.module.device)])
-        chosen, models = [k for k, known in zip(cohort, held.tolist(), strict=True) if known][:THREE], {}
+        like, models = round.start, {}
+        chosen = sorted(round.asked[round.sums[self]["held"].cpu().numpy() > 0].tolist())[:THREE]
         for client in chosen if len(chosen) == THREE else ():
             mine = self._held.get(client)
             sent = [mine[name].to(t.device) if mine else torch.zeros_like(t) for name, t in like.items()]

@@ -19,7 +19,7 @@ from gcfed.federated.method import Setup, upload_shapes
 from gcfed.federated.received import Received, Round
 from gcfed.federated.stack import ClientStack, per_client
 from gcfed.methods.centralization import by_output
-from gcfed.metrics.base import ClientMetric, RoundTable, ServerMetric, dot, floats, in_cohort, now, zeros
+from gcfed.metrics.base import ClientMetric, RoundTable, ServerMetric, dot, floats, in_cohort, now, of_clients
 from gcfed.utils.checked import Count, checked
 
 
@@ -69,6 +69,9 @@ class Updates(RoundTable, WeightMetric):
     name = "updates"
     header = ("client", "tensor", "norm", "removed")
 
+    def zeros(self, round: Round) -> Params:
+        return {"squares": round.zeros(len(round.cohort), len(self.weights), 2)}
+
     def note(self, stack: ClientStack, download: Download) -> Params:
         squares = []
         for name in self.weights:
@@ -77,8 +80,8 @@ class Updates(RoundTable, WeightMetric):
             squares.append(torch.stack([norm, removed], 1))
         return {"squares": in_cohort(torch.stack(squares, 1), stack, download)}
 
-    def summary(self, sums: Params, round: Received) -> dict[str, float]:
-        lengths = sums["squares"][round.places(round.cohort)].sqrt().tolist()
+    def columns(self, round: Received) -> dict[str, float]:
+        lengths = of_clients(round.sums[self]["squares"], round).sqrt().tolist()
         lines = (
             (client, name, f"{norm:.6g}", f"{removed:.6g}")
             for client, tensors in zip(round.cohort.tolist(), lengths, strict=True)
@@ -106,6 +109,11 @@ class Drift(ClientMetric):
 
     name = "drift"
 
+    def zeros(self, round: Round) -> Params:
+        start = self.params(round.start)
+        sums = {f"{what} {n}": torch.zeros_like(t) for what in ("update", "direction") for n, t in start.items()}
+        return {"": round.zeros(3)} | sums
+
     def note(self, stack: ClientStack, download: Download) -> Params:
         """Of Δ_k and Δ_k / ‖Δ_k‖ by parameter; under "" of ‖Δ_k‖, ‖Δ_k‖² and the number of clients."""
         start = self.params(download.model)
@@ -123,7 +131,8 @@ class Drift(ClientMetric):
             note[f"direction {name}"] = torch.empty_like(t).copy_(delta.mul_(per_client(unit_K, delta)).sum(0))
         return note
 
-    def summary(self, sums: Params, round: Received) -> dict[str, float]:
+    def columns(self, round: Received) -> dict[str, float]:
+        sums = round.sums[self]
         update, direction = ({n: sums[f"{what} {n}"] for n in self.names} for what in ("update", "direction"))
         norm, square, clients = sums[""]
         start, update_norm = self.params(round.start), dot(update, update).sqrt() / clients
@@ -151,6 +160,10 @@ class Coherence(WeightMetric):
 
     name = "coherence"
 
+    def zeros(self, round: Round) -> Params:
+        outputs = {name: len(self.rows(name, round.start[name].unsqueeze(0))[0]) for name in self.weights}
+        return {"": round.zeros(len(outputs) + 1)} | {name: round.zeros(out) for name, out in outputs.items()}
+
     def note(self, stack: ClientStack, download: Download) -> Params:
         """Of the means by weight; under "" of their squares, and of the number of clients."""
         deltas = {name: self.rows(name, stack.full[name] - download.model[name]) for name in self.weights}
@@ -160,10 +173,11 @@ class Coherence(WeightMetric):
         squares = torch.stack([*(mean_KO.square().sum() for mean_KO in means.values()), finite.sum()])
         return {"": squares} | {name: mean_KO.sum(0) for name, mean_KO in means.items()}
 
-    def summary(self, sums: Params, round: Received) -> dict[str, float]:
-        *squares, clients = sums.pop("")
-        rho = torch.stack([mean.square().sum() for mean in sums.values()]) / clients / torch.stack(squares)
-        return {f"gc/rho/{name}": r for name, r in zip(sums, rho.tolist(), strict=True) if r == r}
+    def columns(self, round: Received) -> dict[str, float]:
+        sums = round.sums[self]
+        *squares, clients = sums[""]
+        rho = torch.stack([sums[name].square().sum() for name in self.weights]) / clients / torch.stack(squares)
+        return {f"gc/rho/{name}": r for name, r in zip(self.weights, rho.tolist(), strict=True) if r == r}
 
 
 class Angle(ServerMetric):
@@ -195,33 +209,31 @@ class Angle(ServerMetric):
         last = self.server_state("broadcast", start)
         self._step = {name: t - last[name] if known else torch.zeros_like(t) for name, t in start.items()}
         self._step_norm = dot(self._step, self._step).sqrt()
-        self._direction = {name: torch.zeros_like(t) for name, t in self._step.items()}  # Σ Δ_k / ‖Δ_k‖
-        self._sums = zeros(round, 4)  # Σ angle, clients above 90°, clients with an angle, clients with a direction
-        self._values: dict[str, Tensor] = {}
 
-    def take(self, upload: Upload, round: Round) -> None:
+    def zeros(self, round: Round) -> Params:
+        """Of Δ_k / ‖Δ_k‖ by parameter; under "" of angles, clients above 90°, with an angle, and with a direction."""
+        return {"": round.zeros(4)} | {name: torch.zeros_like(round.start[name]) for name in self.names}
+
+    def take(self, upload: Upload, round: Round) -> Params:
         delta = self.as_sent(upload, self.names)
         norm_K = _dots(delta, delta).sqrt()
         moved = upload.finite & norm_K.isfinite() & (norm_K > 0)
         cosine_K = _dots(delta, self._step) / (norm_K * self._step_norm)
         valid = moved & cosine_K.isfinite()
         angle_K = torch.where(valid, degrees(cosine_K), 0.0)
-        self._sums += torch.stack([angle_K.sum(), (valid & (cosine_K < 0)).sum(), valid.sum(), moved.sum()])
-        for name, total in self._direction.items():
-            unit = delta[name] / per_client(norm_K, delta[name]).to(total.dtype)
-            total += torch.where(per_client(moved, unit), unit, 0.0).sum(0)
-
-    def on_aggregate_end(self, update: Params, round: Received) -> None:
-        """Metrics come after the methods: this update is the one that they leave for the server's optimizer."""
-        if not self.due_in(round):
-            return
-        *parts, (total, above, count, clients) = round.reduce([*self._direction.values(), self._sums])
-        update = {name: update[name] for name in self.names}
-        cosine = dot(dict(zip(self.names, parts, strict=True)), update) / (clients * dot(update, update).sqrt())
-        self._values = {"server": total / count, "above_90": above / count, "update": degrees(cosine)}
+        terms = {"": torch.stack([angle_K.sum(), (valid & (cosine_K < 0)).sum(), valid.sum(), moved.sum()])}
+        for name, t in delta.items():
+            unit = t / per_client(norm_K, t).to(t.dtype)
+            terms[name] = torch.where(per_client(moved, unit), unit, 0.0).sum(0)
+        return terms
 
     def columns(self, round: Received) -> dict[str, float]:
-        known = floats(self._values) if self._values else {}
+        if not round.usable:
+            return {}
+        sums, update = round.sums[self], self.params(round.update)
+        total, above, count, clients = sums[""]
+        cosine = dot(self.params(sums), update) / (clients * dot(update, update).sqrt())
+        known = floats({"server": total / count, "above_90": above / count, "update": degrees(cosine)})
         return {f"angle/{name}": value for name, value in known.items() if value == value}
 
 
@@ -258,7 +270,7 @@ class Gap(ServerMetric):
     every: Count = 10
 
     name = "gap"
-    rehearses = True
+    facts = {"rehearses"}
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)

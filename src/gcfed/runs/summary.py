@@ -6,20 +6,19 @@ import json
 import logging
 import math
 import traceback
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig, OmegaConf
-from rich.console import Console, RenderableType
-from rich.syntax import Syntax
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from gcfed.runs.folder import FAILURE, SUMMARY, shown
-from gcfed.runs.measures import WINDOW, average, first_round, smooth, until
+from gcfed.runs.measures import WINDOW, average, first_round, smooth
 from gcfed.runs.reading import column
 from gcfed.utils.files import replacing
 from gcfed.utils.words import size
@@ -27,13 +26,13 @@ from gcfed.utils.words import size
 if TYPE_CHECKING:
     import pandas as pd
 
-ERRORS = ("test/loss", "test/rmse", "test/relative_error")  # of a test, beside the accuracy: the less, the better
+ERRORS = ("test/loss", "test/rmse", "test/relative_error")  # measures of a test of which less is better
 USUAL = {"train", "test", "comm", "time"}  # first parts of the columns that every run has
 
 
 def write_summary(folder: Path, figures: Mapping[str, Any], about: Mapping[str, str]) -> None:
     """Writes ``summary.json``: a run's figures, what identifies it and its data (``about``), and when it ended."""
-    # JSON has no NaN and no infinity, which are losses of a model that diverged.
+    # JSON has neither NaN nor infinity, which a model that diverged may have as losses.
     plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in figures.items()}
     plain |= {**about, "ended": datetime.now().astimezone().isoformat(timespec="seconds")}
     with replacing(folder / SUMMARY) as temporary:
@@ -41,15 +40,15 @@ def write_summary(folder: Path, figures: Mapping[str, Any], about: Mapping[str, 
 
 
 def summary_of(metrics: pd.DataFrame, targets: Sequence[float], processes: int = 1) -> dict[str, Any]:
-    """The figures of a run: accuracies in 0…1, bytes in all, seconds a round and a client (medians).
+    """The figures of a run: accuracies in 0…1, total bytes, medians of the seconds per round and per client.
 
     A target that was not reached is None; ``_ema`` reads FedACG's moving average instead of the tests themselves.
-    ``acc_diff/*`` are statistics of the change from one test to the next (GC-Fed's Table 2). ``client_seconds`` and
-    ``*_to_target`` are FedGC's Table 2: the seconds of one client's share of a round in the process that trains it,
-    aggregation included; such seconds, and the bytes in both directions, of all clients up to the target's first round.
+    ``acc_diff/*`` are statistics of the change from one test to the next (GC-Fed's Table 2). ``client_seconds`` is the
+    time of one client in the process that trains it, aggregation included; ``*_to_target`` are the seconds and bytes of
+    all clients up to the first round that reaches the target (FedGC's Table 2).
 
     Args:
-        processes: among which the clients were shared out.
+        processes: the number of processes that trained the clients.
     """
     acc = column(metrics, "test/acc")
     moving, change = average(acc), acc.diff().dropna()
@@ -57,6 +56,10 @@ def summary_of(metrics: pd.DataFrame, targets: Sequence[float], processes: int =
     reached = {f"{t:g}": first_round(acc, t) for t in targets}
     seconds = metrics["time/train_s"] * processes
     traffic = (metrics["comm/down_bytes"] + metrics["comm/up_bytes"]).astype("int64")
+
+    def until(values: pd.Series, round_number: int | None) -> float | None:
+        return None if round_number is None else values.loc[:round_number].sum().item()
+
     return {
         "rounds": int(metrics.index[-1]),
         "test/acc": _last(acc),
@@ -82,7 +85,7 @@ def summary_of(metrics: pd.DataFrame, targets: Sequence[float], processes: int =
 
 
 def last_figures(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, float]:
-    """The figures of the summary that are no column: also ``test/rounds_to_<t>`` of the targets that were reached."""
+    """The figures of the summary that are no column, and ``test/rounds_to_<t>`` of each target that was reached."""
     figures = {name: value for name, value in summary.items() if name.startswith("test/")}
     for key, end in (("rounds_to_target", ""), ("rounds_to_target_ema", "_ema")):
         figures |= {f"test/rounds_to_{t}{end}": r for t, r in summary[key].items() if r is not None}
@@ -93,28 +96,22 @@ def _last(curve: pd.Series) -> float:
     return float(curve.iloc[-1]) if len(curve) else math.nan
 
 
-def tell(*parts: RenderableType) -> None:
-    """Prints to the terminal and, without colours, to the files of the log."""
-    console = Console(soft_wrap=True, record=True)
-    console.print(*parts, sep="\n")
-    record = logging.makeLogRecord({"msg": console.export_text().rstrip(), "levelno": logging.INFO})
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, logging.FileHandler):
-            handler.handle(record)
-
-
-def print_config(cfg: DictConfig) -> None:
-    tell(Syntax(OmegaConf.to_yaml(cfg, resolve=True), "yaml", background_color="default", word_wrap=True))
-
-
 def print_summary(summary: Mapping[str, Any], metrics: pd.DataFrame, folder: Path, stopped: str = "") -> None:
-    """Prints the figures of :func:`summary_of`, the last values of other metrics, and the names of the files."""
+    """Prints the figures of :func:`summary_of`, the last values of other metrics, and the names of the files.
+
+    The files of the log get the same text.
+    """
     title = f"{summary['rounds']} rounds" + f", stopped early: {stopped}" * bool(stopped)
     table = Table(title=title, title_justify="left", show_header=False)
     for label, text in {**_figures(summary, metrics), **_measured(metrics)}.items():
         table.add_row(f"[bold]{label}[/bold]", text)
     files = sorted(p.name for p in folder.iterdir() if not p.name.startswith((".", "events.out.")))
-    tell(table, Text(f"{', '.join(files)} are in\n  {min(str(folder), shown(folder), key=len)}"))
+    console = Console(soft_wrap=True, record=True)
+    console.print(table, Text(f"{', '.join(files)} are in\n  {min(str(folder), shown(folder), key=len)}"), sep="\n")
+    record = logging.makeLogRecord({"msg": console.export_text().rstrip(), "levelno": logging.INFO})
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.FileHandler):
+            handler.handle(record)
 
 
 def _figures(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, str]:
@@ -141,20 +138,19 @@ def _figures(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, str
 
 def _measured(metrics: pd.DataFrame) -> dict[str, str]:
     """The last values of the columns that not every run has, a row for each first part of their names."""
-    rows: dict[str, str] = {}
+    rows = defaultdict[str, list[str]](list)
     for name in metrics:
         kind, _, figure = name.partition("/")
         if kind not in USUAL and len(curve := column(metrics, name)):
-            rows[kind] = f"{rows[kind]}, " if kind in rows else ""
-            rows[kind] += f"{figure} {curve.iloc[-1]:.4g}"
-    return rows
+            rows[kind].append(f"{figure} {curve.iloc[-1]:.4g}")
+    return {kind: ", ".join(texts) for kind, texts in rows.items()}
 
 
 @contextmanager
 def failure_recorded(folder: Path, *, write: bool = True) -> Iterator[None]:
     """Deletes ``failure.txt``, and writes it if the block raises: ``Type: message``, then the traceback.
 
-    ``write=False`` for all processes but the first.
+    ``write``: whether this is the first process of the run.
     """
     path = folder / FAILURE
     if write and path.is_file():
