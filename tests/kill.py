@@ -81,10 +81,7 @@ def outcome(logs: Path) -> tuple[bytes, list[dict[str, str]], float]:
 def sequence(words: list[str], logs: Path, rng: random.Random, seconds: float) -> list[int]:
     """Runs to the end through up to three kills, one in ten before the first round; the rounds finished at each.
 
-    Args:
-        words: of the command line.
-        logs: folder of the run's folder.
-        seconds: that a round takes.
+    A round takes so many ``seconds``.
     """
     kills: list[int] = []
     planned = rng.randint(1, 3)

@@ -57,11 +57,8 @@ class Relay:
                 question = ("", "", b"")
         except Exception as error:  # for a killed process NVFlare reports a timeout, at once
             gone = "its process has ended, or cannot be reached" if "timed out" in str(error) else str(error)
-        self._send(site.name, number, answer if type(answer) is bytes else b"", gone)
-
-    def _send(self, *answer: Any) -> None:
         with self._sending, suppress(OSError):  # the run has ended
-            self.line.send(answer)
+            self.line.send((site.name, number, answer if type(answer) is bytes else b"", gone))
 
 
 class SiteEnd:

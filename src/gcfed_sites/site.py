@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from omegaconf import DictConfig, OmegaConf
 
 from gcfed import __version__
@@ -22,6 +21,7 @@ from gcfed.data.base import FederatedDataset
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.partition import Partition, Partitioner
 from gcfed.data.sets.own import arrays as read_arrays
+from gcfed.federated.client_store import ClientStore
 from gcfed.federated.interpreter import ClientEnd
 from gcfed.federated.messages import MessageError
 from gcfed.federated.wire import entries, match, pack
@@ -29,10 +29,9 @@ from gcfed.runs.identity import digest
 from gcfed.utils.checked import Count, Whole, checked, fits
 from gcfed.utils.compose import Composer, shorthand
 from gcfed.utils.files import in_words
-from gcfed.utils.machine import cores
 from gcfed_sites.answers import About
-from gcfed_sites.states import NONE, adopt, written
 
+NONE = -1  # the version of a client that has no state
 #: The keys of a config that clients need.
 OF_CLIENTS = (
     "data", "model", "client", "gc", "attack", "quantization", "metrics", "participation", "partition", "client_store",
@@ -54,20 +53,16 @@ class Settings:
     arrays: str | None = None  # its data as a .npz, as for data=arrays
     data_dir: str | None = None  # where the data sets lie that the config names
     states: str | None = None  # where its clients' states lie, a folder for each run; None: in its NVFlare workspace
-    threads: Count | None = None  # of torch; None: all cores that it may use
     accelerator: Literal["cpu", "gpu", "auto"] = "cpu"
 
     @classmethod
     def read(cls, path: Path) -> Settings:
-        """The settings in a file; the defaults if there is none.
-
-        Raises:
-            ValueError: an unknown key or an impossible value; names it.
-        """
+        """The settings in a file; the defaults if there is none. An error names the file and the key."""
         given: Any = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
+        for key in given.keys() & {"config", "arrays", "data_dir", "states"}:
+            given[key] = given[key] and str(path.resolve().parent / given[key])
         try:
-            places = {key: given[key] for key in ("config", "arrays", "data_dir", "states") if given.get(key)}
-            return cls(**given | {key: str(path.resolve().parent / place) for key, place in places.items()})
+            return cls(**given)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path}: {error}") from None
 
@@ -86,7 +81,6 @@ class Site:
 
     def __init__(self, name: str, settings: Path, home: Path) -> None:
         self.name, self.settings, self.home = name, settings, home
-        self.threads = min(torch.get_num_threads(), cores())  # before a run has set another number
 
     def answer(self, verb: str, about: str, message: bytes) -> bytes:
         """The answer to ``configure``, ``fit`` or ``reply`` as a message, or a ``failure``.
@@ -117,7 +111,6 @@ class Site:
         self.clients: list[int] = sorted({*(share if own.clients is None else own.clients)})
         folder = Path(own.states or self.home / "states") / about["run"]
         cfg = self._config(own, folder, about)
-        torch.set_num_threads(own.threads or self.threads)
         end = ClientEnd(cfg, own.accelerator, assemble)
         if end.data.num_clients != num_clients or not set(self.clients) <= set(range(num_clients)):
             raise ValueError(f"{self.name} holds the clients {self.clients}, and the run has {num_clients}, from 0 on.")
@@ -185,7 +178,13 @@ class Site:
         return {"states": self._written(about["clients"])}
 
     def _written(self, clients: Sequence[int]) -> About:
-        return {name: written(store, clients) for name, store in self.end.stores.opened.items()}
+        """The versions of these clients' states, once their files are on the disk."""
+        versions = {}
+        for name, store in self.end.stores.opened.items():
+            store.state_dict()  # waits for the disk
+            found = [store.version(client) for client in clients]
+            versions[name] = [NONE if version is None else version for version in found]
+        return versions
 
 
 def clients_config(whole: Any) -> dict[str, Any]:
@@ -215,6 +214,15 @@ def _is_number(value: Any) -> bool:
     return all(map(_is_number, value)) if isinstance(value, list) else isinstance(value, int | float)
 
 
+def adopt(store: ClientStore, clients: Sequence[int], references: Sequence[Sequence[int]]) -> None:
+    """Goes back to the versions that the server counts, and deletes those that nobody needs any more."""
+    for client, kept in zip(clients, references, strict=True):
+        for path in store.folder.glob(f"{client}-*.bin"):
+            if int(path.stem.split("-")[1]) not in kept:
+                path.unlink()
+    store.take({client: kept[0] for client, kept in zip(clients, references, strict=True) if kept[0] != NONE})
+
+
 def deal(
     labels: np.ndarray, num_clients: int, *, seed: int, groups: np.ndarray | None = None,
     clients: Sequence[int], by: Partitioner,
@@ -227,12 +235,7 @@ def deal(
 
 
 def own_samples(path: str, classes: Sequence[str] | None, standardize: bool | None) -> FederatedDataset:
-    """The samples of a site, with labels as numbers of the run's classes.
-
-    Args:
-        path: of the ``.npz``.
-        classes: names of the run's classes; None: labels are no classes.
-        standardize: whether the run standardizes by the mean of all sites' samples.
+    """The samples in a site's ``.npz``, with labels as numbers of the run's ``classes``; None: labels are no classes.
 
     Raises:
         ValueError: a class that the run does not know, or float vectors to be standardized.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -19,6 +19,7 @@ from pydantic import Field
 
 from gcfed import __version__
 from gcfed.assemble import described
+from gcfed.federated.client_store import ClientStore
 from gcfed.federated.forward import Params
 from gcfed.federated.interpreter import Wire
 from gcfed.federated.messages import Download, MessageError, Upload
@@ -29,13 +30,34 @@ from gcfed.runs.identity import digest, identity
 from gcfed.utils.checked import SMALLEST, Count, checked
 from gcfed.utils.instantiate import installed
 from gcfed_sites.answers import RESUME, About, Answer, Line, counted_against
-from gcfed_sites.site import clients_config
-from gcfed_sites.states import NONE, Index
+from gcfed_sites.site import NONE, clients_config
 
 log = logging.getLogger(__name__)
 BEGIN = 300.0  # seconds for a site to build what it needs for a run
 SAMPLES = range(10**8 + 1)  # of a client: a round lists its batches
 _numbers = itertools.count()  # of the questions of this process: a line may serve one run after the other
+
+
+class Index(ClientStore):
+    """The versions of the clients' states that count. The files lie at the sites."""
+
+    def references(self, clients: Sequence[int]) -> list[list[int]]:
+        """For each client the version that counts, and after it all that checkpoints need."""
+        kept: dict[int, list[int]] = {client: [self._version.get(client, NONE)] for client in clients}
+        for versions in (self._last, self._before):
+            for client in kept.keys() & versions.keys():
+                kept[client].append(versions[client])
+        return list(kept.values())
+
+    def note(self, clients: Sequence[int], versions: Sequence[int]) -> None:
+        """Counts these versions from now on."""
+        for client, version in zip(clients, versions, strict=True):
+            self._version[client] = version
+            if version == NONE:
+                del self._version[client]
+
+    def _settle(self) -> None:
+        """Does nothing: sites wait for their disks."""
 
 
 @checked
@@ -131,8 +153,7 @@ class Sites(Wire):
             ConnectionError: fewer clients than ``least`` come before the deadline; says who failed, and why.
         """
         least, cohort = min(self.least or len(clients), len(clients)), set(clients.tolist())
-        asked = {site: sorted(cohort & set(held["clients"])) for site, held in self._held.items()}
-        asked = {site: own for site, own in asked.items() if own}
+        asked = {site: own for site, held in self._held.items() if (own := sorted(cohort & set(held["clients"])))}
         while self._away and (late := self.line.receive(0.0)):
             self._hear(late, ())
         tasks: dict[str, About] = {
@@ -220,6 +241,6 @@ class Sites(Wire):
             self._away[answer.site] = -1, ""
         if expected and answer.site in waiting:
             return True
-        what = question if expected else "another run, or twice"
-        log.warning("%s answers %s, which nobody waits for: refused", answer.site, what)
+        question = question if expected else "another run, or twice"
+        log.warning("%s answers %s, which nobody waits for: refused", answer.site, question)
         return False

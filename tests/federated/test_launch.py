@@ -111,19 +111,12 @@ def test_who_kills_the_first_process_kills_all(tmp_path):
         (tmp_path / "new").rename(tmp_path / "pid")
         time.sleep(60)
 
-    if (first := os.fork()) == 0:
-        try:
-            launch.ForkLauncher(2).launch(work)
-        finally:
-            os._exit(1)  # no second pytest
-    os.waitpid(first, 0)
-    second = int((tmp_path / "pid").read_text())
-    for _ in range(500):
-        state = Path(f"/proc/{second}/stat")
-        if not state.exists() or state.read_text().rsplit(")", 1)[1].split()[0] == "Z":
-            return
-        time.sleep(0.01)
-    pytest.fail("it lives on")
+    process = multiprocessing.get_context("fork").Process(target=lambda: launch.ForkLauncher(2).launch(work))
+    process.start()
+    process.join()
+    second, end = Path("/proc", (tmp_path / "pid").read_text(), "stat"), time.monotonic() + 5
+    while second.exists() and second.read_text().rsplit(")", 1)[1].split()[0] != "Z":
+        assert time.monotonic() < end, "it lives on"
 
 
 def spread(monkeypatch, devices="auto", *, cores=4, per_round=5, memory=64e9, accelerator="cpu", tested=100, **found):

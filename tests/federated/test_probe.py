@@ -1,6 +1,7 @@
 """What one look at a network finds before the first round, and what it leaves behind: nothing."""
 
 import random
+import re
 
 import numpy as np
 import pytest
@@ -70,10 +71,8 @@ def count(net, x):
     [
         (Net(), Traits()),
         (Net(in_place), Traits(edits_input=True)),
-        (Net(lambda net, x: None if net.training else in_place(net, x)), Traits(edits_input=True)),
         (Net(assign, mean=torch.zeros(3), mask=torch.full((4,), -torch.inf)), Traits(assigns=True)),
         (Net(follow, teacher=frozen()), Traits(moved=("teacher.bias", "teacher.weight"), assigns=True, alone=r"vmap")),
-        (Net(lambda net, x: net.n.add_(1) * 0.0, n=torch.tensor(3)), Traits(moved=("n",))),
         (
             Net(lambda net, x: net.norm(x).sum() * 0, norm=nn.BatchNorm1d(6, momentum=None)),
             Traits(moved=("norm.num_batches_tracked",), alone="batch normalisation"),
@@ -82,8 +81,6 @@ def count(net, x):
         (Net(lambda net, x: random.random()), Traits(alone="NumPy or Python")),
         (Net(lambda net, x: torch.rand(3)), Traits(alone="under torch.func.vmap")),
         (Net(lambda net, x: F.dropout(x[:, :3], training=net.training)), Traits()),
-        (Net(lambda net, x: float(x.mean() > 9)), Traits(alone="influence|vmap")),
-        (Net(lambda net, x: setattr(net, "ema", getattr(net, "ema", 0.0) + 1.0) or net.ema), Traits(alone="attr")),
     ],
 )  # fmt: skip
 def test_what_it_finds(net, expected):
@@ -91,12 +88,9 @@ def test_what_it_finds(net, expected):
     assert found.moved == expected.moved
     assert found.edits_input == expected.edits_input
     assert found.assigns == expected.assigns
-    if expected.alone:
-        with pytest.raises(AssertionError, match=expected.alone):
-            assert not found.alone, found.alone
-        assert found.alone.count("client.stack=1") == 1
-    else:
-        assert found.alone == ""
+    assert bool(found.alone) == bool(expected.alone)
+    assert re.search(expected.alone, found.alone)
+    assert found.alone.count("client.stack=1") == bool(expected.alone)
 
 
 @pytest.mark.parametrize(

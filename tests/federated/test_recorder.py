@@ -1,7 +1,5 @@
 """A recorded step is the step, bit for bit; of every algorithm, methods/test_contract.py says so."""
 
-from typing import ClassVar
-
 import pytest
 import torch
 from harness import Spy
@@ -11,7 +9,6 @@ from tapes import train_twice
 
 from benchmarks.tape import Tape
 from gcfed.methods.proximal import Proximal
-from gcfed.run import train
 from gcfed.runs.folder import new_folder
 
 TINY = (
@@ -164,27 +161,3 @@ def test_who_does_not_say_that_it_can_be_recorded_is_not(twice, method):
     same, played = twice(method=f"{__name__}.{method}")
     assert same
     assert not played
-
-
-@pytest.mark.parametrize("stack", [1, 3])
-def test_gradients_lie_in_memory_as_their_parameters(config, tmp_path, stack):
-    """As fused optimizers on a GPU demand, also of convolutions in channels-last order."""
-    cfg = config(*TINY[1:], "model=cnn", "channels_last=true", "rounds=1", f"client.stack={stack}", folder=tmp_path)
-    with open_dict(cfg):
-        cfg.callbacks["strides"] = {"_target_": f"{__name__}.Strides"}
-    train(cfg)
-    assert Strides.seen
-    assert not Strides.odd
-
-
-class Strides(Spy):
-    """Which gradients lie otherwise than their parameters."""
-
-    seen: ClassVar[list[str]] = []
-    odd: ClassVar[list[str]] = []
-
-    def on_after_backward(self, trainer, pl_module):
-        for name, leaf in pl_module.clients.leaves.items():
-            pairs = zip(leaf.stride(), leaf.grad.stride(), leaf.shape, strict=True)
-            self.seen.append(name)
-            self.odd += [name] * any(a != b and n > 1 for a, b, n in pairs)

@@ -12,13 +12,8 @@ import ssl
 import subprocess
 import threading
 import time
-from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from multiprocessing import Pipe
-from multiprocessing.connection import Listener
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -36,8 +31,7 @@ from nvflare.collab.runtime.dispatch import make_participant_map
 
 from gcfed.federated.faults import Faults
 from gcfed.run import train
-from gcfed_sites import flare, line
-from gcfed_sites.answers import Line
+from gcfed_sites import line
 from gcfed_sites.flare import SiteEnd
 from gcfed_sites.line import FlareLine
 
@@ -64,62 +58,6 @@ def run(config, federation, tmp_path):
         return train(config(*SMALL, *words, folder=tmp_path / folder))
 
     return run
-
-
-def test_a_line_that_has_lost_a_site_serves_no_other_run(monkeypatch):
-    closed = []
-
-    class Fake(Line):
-        def __init__(self, kit, sites):
-            self.pipe, self.theirs = Pipe()
-
-        def close(self):
-            closed.append(self)
-
-    monkeypatch.setattr(line, "FlareLine", Fake)
-    first = line.line_of("kit", ("a",))
-    assert line.line_of("kit", ("a",)) is first
-    first.theirs.send(("a", 1, b"", "its process has ended"))
-    assert first.receive(1.0).gone
-    second = line.line_of("kit", ("a",))
-    assert closed == [first] != [second]
-    second.theirs.close()
-    second.ended = "ended"
-    with pytest.raises(ConnectionError, match="ended"):
-        second.receive(1.0)
-    assert line.line_of("kit", ("a",)) is not second
-
-
-@pytest.fixture
-def relay(monkeypatch, tmp_path):
-    """The end of the line at the run, what becomes of the relay to the one site of its job, and that site's answers."""
-    answers = deque()
-    site = lambda **_: SimpleNamespace(answer=lambda *_: answers.popleft() if answers else b"here")  # noqa: E731
-    site.name = "a"
-    context = SimpleNamespace(is_aborted=lambda: False)
-    monkeypatch.setattr(flare, "collab", SimpleNamespace(clients=[site], context=context))
-    with Listener(str(tmp_path / "run"), "AF_UNIX", authkey=b"key") as listener, ThreadPoolExecutor() as pool:
-        ends = pool.submit(flare.Relay(str(tmp_path / "run"), b"key".hex()).relay)
-        with listener.accept() as pipe:
-            yield pipe, ends, answers
-
-
-class Unpicklable(bytes):
-    def __reduce__(self):
-        raise OSError
-
-
-def test_the_relay_passes_on_bytes_alone(relay):
-    """To pickle a tensor is to share its memory, for which the reader would have to know the relay's key."""
-    pipe, ends, answers = relay
-    assert pipe.recv() == ["a"]
-    answers += [torch.ones(2), Unpicklable(b"x"), "x", None, b"late"]
-    for number in range(4):
-        pipe.send(("a", number, "fit", "{}", b""))
-        assert pipe.poll(10.0)
-        assert pipe.recv() == ("a", number, b"late" if number == 3 else b"", "")
-    pipe.close()
-    assert ends.result(10.0) is None
 
 
 class Connected(str):
@@ -220,7 +158,7 @@ def test_a_federation_that_was_provisioned_is_reached_by_its_kit(config, federat
     words = ("algorithm=scaffold",)
     reference = run(*words, folder="local")
     prod = (f"federation.kit={kit}", "federation.sites=[site-1,site-2]")
-    own = {"overrides": [*SMALL, *words, "client.optimizer.lr=3"], "threads": 1}
+    own = {"overrides": [*SMALL, *words, "client.optimizer.lr=3"]}
     settle(federation, tmp_path, own)
     result = train(config(*SMALL, *words, *prod, folder=tmp_path / "prod"))
     line.line_of(kit, ("site-1", "site-2")).close()
@@ -295,7 +233,7 @@ def jobs(federation):
 def test_a_site_that_is_stuck_costs_one_deadline_and_its_job_ends_with_the_run(federation, monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
     before, folder, stuck = jobs(federation), tmp_path / "run", "+methods.stuck._target_=stuck.Stuck"
-    settle(federation, tmp_path, {"overrides": [*SMALL, stuck], "threads": 1})
+    settle(federation, tmp_path, {"overrides": [*SMALL, stuck]})
     words = (f"federation.kit={federation.kits / line.ADMIN}", "federation.least=3")
     words += ("federation.sites=[site-1,site-2]", "federation.deadline=8", stuck)
     printed = finish(process := start(*SMALL, *words, "extras.figures=false", f"hydra.run.dir={folder}"))

@@ -52,7 +52,7 @@ class LineHere(Line):
         for name in self.sites:
             home = folder / name
             home.mkdir(parents=True, exist_ok=True)
-            settings = {"config": str(folder.parent / "config.yaml"), "threads": 1} | (own or {}).get(name, {})
+            settings = {"config": str(folder.parent / "config.yaml")} | (own or {}).get(name, {})
             (home / "gcfed.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(settings)))
             self.programs[name] = Site(name, home / "gcfed.yaml", home)
 
@@ -240,9 +240,9 @@ def test_a_state_that_is_damaged_at_a_site_is_named_in_every_round(federated, tm
 
 
 # ------------------------------------------------------------------------------------------------ what is refused
-def saved(tmp_path, name, x, y):
+def saved(tmp_path, name, x, y, **test):
     """Writes a site's own data; returns the key of its ``gcfed.yaml``."""
-    np.savez(tmp_path / f"{name}.npz", x=x, y=y)
+    np.savez(tmp_path / f"{name}.npz", x=x, y=y, **test)
     return {"arrays": str(tmp_path / f"{name}.npz")}
 
 
@@ -255,7 +255,7 @@ def pixels(n, side=8):
     [
         ({"a": {"clients": [0, 1, 2]}}, "client 1 is held by a and b: see clients in the sites' gcfed.yaml"),
         ({"b": {"clients": [1]}}, "client 4 is held by no site"),
-        ({"b": {"thread": 1}}, r"gcfed.yaml: thread=1: there is no such argument; did you mean threads"),
+        ({"b": {"array": "x"}}, r"gcfed.yaml: array=x: there is no such argument; did you mean arrays"),
     ],
 )
 def test_sites_that_do_not_fit_together_are_refused(federated, own, sentence):
@@ -449,13 +449,8 @@ def test_a_server_deletes_no_file_but_states_of_the_clients_that_it_asks(federat
 
 def edited(**changes):
     """A site's answer, each upload of which says something else."""
-
-    def edit(answer):
-        return answer | {
-            "uploads": [u | {key: change(u[key]) for key, change in changes.items()} for u in answer["uploads"]]
-        }
-
-    return edit
+    change = lambda u: u | {key: new(u[key]) for key, new in changes.items()}  # noqa: E731
+    return lambda answer: answer | {"uploads": [change(upload) for upload in answer["uploads"]]}
 
 
 def stated(*versions, store="scaffold"):
@@ -464,11 +459,8 @@ def stated(*versions, store="scaffold"):
 
 ANSWERS = (  # what stands in the place of an answer, and why it is refused
     (lambda answer: answer | {"uploads": []}, r"uploads of the clients \[\], and asked were"),
-    (lambda answer: answer | {"uploads": answer["uploads"] * 2}, "uploads of the clients"),
-    (lambda answer: answer | {"more": 1}, "answer has 'more'"),
     (stated(0), r"answer.states.scaffold=\[0\] must be a list of 2"),
     (stated(0, 0, store="../x"), "answer.states has '../x'"),
-    (stated(-2, 0), "answer.states.scaffold=-2 must be a whole number from -1"),
     (stated(0, 2**62), "answer.states.scaffold=46.* must be a whole number from -1"),  # of a later round
     (edited(num_samples=lambda _: [2**62]), f"upload.num_samples={2**62} must be one of"),
     (lambda answer: pack("answer", answer)[:-1], "a message cannot be read"),
@@ -492,9 +484,7 @@ def test_an_answer_that_breaks_the_schema_is_a_failure_of_its_site(federated, si
 
 def test_the_server_sees_itself_whose_numbers_are_finite(federated):
     """A client that calls its numbers finite, and they are not, is left out like others."""
-    lies = edited(
-        delta=lambda d: {name: t * float("nan") for name, t in d.items()}, finite=lambda t: torch.ones_like(t)
-    )
+    lies = edited(delta=lambda d: {name: t * float("nan") for name, t in d.items()}, finite=torch.ones_like)
     result, _ = federated(*ALL, "rounds=2", garbled=garbled_by([lies] * 2))
     rows = read_rows(result.folder / "metrics.csv")
     assert [(row["train/nonfinite_clients"], row["train/refused_steps"]) for row in rows] == [(2, 0)] * 2
@@ -511,8 +501,8 @@ def test_sites_train_on_what_is_theirs(federated, simulated, tmp_path):
     own = {}
     for k, name in enumerate(("a", "b", "c")):
         mine = data.client(k)
-        np.savez(tmp_path / f"{name}.npz", x=x[mine], y=y[mine], x_test=x[mine[:1]], y_test=y[mine[:1]])
-        own[name] = {"arrays": str(tmp_path / f"{name}.npz"), "clients": [k]}
+        test = {"x_test": x[mine[:1]], "y_test": y[mine[:1]]}
+        own[name] = saved(tmp_path, name, x[mine], y[mine], **test) | {"clients": [k]}
     result, line = federated(*words, "partition=iid", own=own)
     assert torch.equal(final_weights(reference), final_weights(result))
     assert [len(line.programs[name].clients) for name in line.sites] == [1, 1, 1]
