@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shlex
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -27,11 +26,10 @@ from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.probe import look
 from gcfed.federated.processes.strategy import partners, trains_on_cpu
-from gcfed.metrics.global_model import relative_error
 from gcfed.runs.folder import CHECKPOINT, CONFIG, EXPORT, METRICS, check_folder, divergence, with_folder
 from gcfed.runs.identity import hyperparameters
 from gcfed.runs.reading import LABEL_COUNTS, column, counts_of, read_metrics
-from gcfed.runs.summary import failure_recorded, last_figures, print_config, print_summary, summary_of, write_summary
+from gcfed.runs.summary import failure_recorded, last_figures, print_summary, summary_of, write_summary
 from gcfed.utils.files import locked, remove_temporaries, replacing
 from gcfed.utils.instantiate import require
 from gcfed.utils.isolation import isolated
@@ -68,9 +66,7 @@ def train(cfg: DictConfig) -> RunResult:
     Raises:
         ValueError: a setting that cannot work, or a folder that holds another run; names the key and the remedy, before
             the first round.
-        FileNotFoundError: data or a checkpoint that is not there.
-        OSError: the folder cannot be written to.
-        TypeError: ``cfg`` is no config.
+        OSError: data or a checkpoint are not there, or the folder cannot be written to.
     """
     check(cfg)
     cfg = with_folder(cfg)
@@ -121,11 +117,9 @@ def taken(folder: Path) -> Iterator[None]:
             for place in (folder, (folder / CHECKPOINT).parent):
                 remove_temporaries(place)
             yield
-    except (ValueError, OSError):
+    finally:
         with suppress(OSError):
-            if {path.name for path in folder.iterdir()} <= {"train.log"}:
-                shutil.rmtree(folder)
-        raise
+            folder.rmdir()  # succeeds if it is empty
 
 
 @isolated()
@@ -145,9 +139,8 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     data = require(cfg, "data")
     data.setup()
     cfg = described(cfg, data)
-    for key, nothing in (("weights", None), ("pretrained", False), ("start", None)):
-        if key in cfg.model:
-            cfg.model[key] = nothing  # the file's tensors replace them: nothing need be downloaded
+    for key in {"weights", "pretrained", "start"} & cfg.model.keys():
+        cfg.model[key] = False if key == "pretrained" else None  # the file's tensors replace them: no download
     module = build_module(cfg)
     look(module, data)
     module.net.load_state_dict(fitting(module, tensors, Path(cfg.ckpt_path)))
@@ -157,35 +150,26 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     trainer.validate(module, datamodule=data, verbose=False)
-    metrics = {key: float(trainer.callback_metrics[key]) for key in module.tested()}
-    params = dict(module.net.cpu().named_parameters())
-    optimum = {name: torch.from_numpy(array) for name, array in (data.dataset.optimum or {}).items()}
-    if optimum and optimum.keys() == params.keys():
-        metrics["test/relative_error"] = relative_error(params, optimum)
-    return {"round": rounds, **metrics}
+    return {"round": rounds} | {key: float(trainer.callback_metrics[key]) for key in module.tested()}
 
 
 def begin(cfg: DictConfig, parts: Parts, folder: Path, trainer: Trainer, *, resumed: bool) -> None:
     """Writes what the run is made of: its config, below the command that started it, and the clients' samples."""
-    data, known = parts.data, not parts.loop.transport.own_data
     by_hydra = HydraConfig.initialized()
     origin = f"python src/train.py {shlex.join(HydraConfig.get().overrides.task)}" if by_hydra else "made from Python"
     with replacing(folder / CONFIG) as temporary:
         temporary.write_text(f"# {origin}\n{OmegaConf.to_yaml(cfg, resolve=True)}")
-    if not known:  # of a run that was here before
-        for name in ("partition.npz", "partition.png", LABEL_COUNTS):
-            (folder / name).unlink(missing_ok=True)
-    else:
-        data.partition.save(folder / "partition.npz")
-        if (held := counts_of(data)) is not None:
+    for name in ("partition.npz", "partition.png", LABEL_COUNTS):  # of a run that was here before
+        (folder / name).unlink(missing_ok=True)
+    if not parts.loop.transport.own_data:
+        parts.data.partition.save(folder / "partition.npz")
+        if (held := counts_of(parts.data)) is not None:
             held.save(folder)
-    if data.scaling:
+    if parts.data.scaling:
         with replacing(folder / "scaling.npz") as temporary:
-            np.savez(temporary, **data.scaling)  # type: ignore[arg-type]
+            np.savez(temporary, **parts.data.scaling)  # type: ignore[arg-type]
     if not resumed:
         (folder / METRICS).unlink(missing_ok=True)  # rounds before the first checkpoint are trained again
-    if cfg.extras.get("print_config"):
-        print_config(cfg)
     log.info(describe(parts, trainer))
 
 
@@ -209,10 +193,8 @@ def finish(cfg: DictConfig, parts: Parts, folder: Path, trainer: Trainer, about:
 
         plot_curves(metrics, folder / "curves.png")
         show(trainer.loggers, "curves", folder / "curves.png", summary["rounds"])
-        if not (folder / "partition.png").is_file():
-            draw_partition(folder, parts.data)
+        draw_partition(folder, parts.data)
     print_summary(summary, metrics, folder, stopped)
     for logger in trainer.loggers:
         if hasattr(logger, "log_summary"):
-            figures = last_figures(summary, metrics)
-            logger.log_summary(figures, summary["rounds"], success=not divergence(metrics))
+            logger.log_summary(last_figures(summary, metrics), summary["rounds"], success=not divergence(metrics))

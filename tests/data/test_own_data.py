@@ -196,10 +196,10 @@ def load(samples, factor=None):
         (["data=mnist", "data.dataset.name=x"], r"data\.dataset\.name=x is not one of"),
         (["data=synthetic", "data.dataset.num_test=0"], r"data\.dataset\.num_test=0: "),
         (["data=arrays", "data.test=2"], r"data\.test=2: "),
-        ([*MINE], r"data\.dataset\.samples is missing\. Add \+data\.dataset\.samples=….$"),
+        ([*MINE], r"data\.dataset\.samples: missing a required argument: .* Add \+data\.dataset\.samples=….$"),
         (
             [*MINE, "+data.dataset.sampls=5"],
-            r"data\.dataset\.sampls=5: there is .*did you mean samples\?$",
+            r"data\.dataset\.samples: missing a required argument: .* there are samples, ",
         ),
     ],
 )

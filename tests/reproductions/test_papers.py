@@ -10,7 +10,7 @@ from conftest import composer
 from hydra.utils import get_object
 from omegaconf import OmegaConf
 
-from gcfed.utils.compose import GROUPS_OF_CONFIGS
+from gcfed.utils.compose import GROUPS
 from reproductions.compare import FORMS, UNITS
 from reproductions.tables import CONFIGS, Cell, Part, load, plan
 
@@ -157,7 +157,7 @@ def refused(node, place=""):
 
 def words_of(overrides):
     """The config files that they choose, a network also beside its experiment, and the keys that they set."""
-    chosen = {o for o in overrides if o.lstrip("~").split("=")[0] in GROUPS_OF_CONFIGS}
+    chosen = {o for o in overrides if o.lstrip("~").split("=")[0] in GROUPS}
     experiments, networks = ({o for o in chosen if o.startswith(kind)} for kind in ("experiment=", "model="))
     return chosen | {*itertools.product(experiments, networks)} | {o.split("=")[0] for o in {*overrides} - chosen}
 

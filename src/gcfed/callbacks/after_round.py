@@ -1,5 +1,6 @@
 """Callbacks that run after each round, when it has been tested and the loggers have its row of metrics."""
 
+import sys
 from typing import Any
 
 import torch
@@ -70,9 +71,14 @@ class RoundProgressBar(TQDMProgressBar):
 
     BAR_FORMAT = "Round {n_fmt}/{total_fmt} |{bar}| [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 
-    def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
-        self.train_progress_bar.reset(total=trainer.max_steps)
-        self.train_progress_bar.initial = self.train_progress_bar.n = trainer.global_step
+    def on_train_start(self, trainer: Trainer, *_: Any) -> None:
+        self.train_progress_bar = Tqdm(
+            total=trainer.max_steps, initial=trainer.global_step, disable=self.is_disabled, dynamic_ncols=True,
+            file=sys.stdout, smoothing=0, bar_format=self.BAR_FORMAT,
+        )  # fmt: skip
+
+    def on_train_epoch_start(self, *_: Any) -> None:
+        """Lightning's begins the bar again."""
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
         super().on_train_batch_end(trainer, *args[:-1], trainer.global_step - 1)  # type: ignore[call-arg]

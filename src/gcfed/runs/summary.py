@@ -12,9 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig, OmegaConf
 from rich.console import Console, RenderableType
-from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
@@ -101,10 +99,6 @@ def tell(*parts: RenderableType) -> None:
     for handler in logging.getLogger().handlers:
         if isinstance(handler, logging.FileHandler):
             handler.handle(record)
-
-
-def print_config(cfg: DictConfig) -> None:
-    tell(Syntax(OmegaConf.to_yaml(cfg, resolve=True), "yaml", background_color="default", word_wrap=True))
 
 
 def print_summary(summary: Mapping[str, Any], metrics: pd.DataFrame, folder: Path, stopped: str = "") -> None:
