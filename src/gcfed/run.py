@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shlex
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -27,7 +26,6 @@ from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.probe import look
 from gcfed.federated.processes.strategy import partners, trains_on_cpu
-from gcfed.metrics.global_model import relative_error
 from gcfed.runs.folder import CHECKPOINT, CONFIG, EXPORT, METRICS, check_folder, divergence, with_folder
 from gcfed.runs.identity import hyperparameters
 from gcfed.runs.reading import column, counts_of, read_metrics
@@ -68,9 +66,7 @@ def train(cfg: DictConfig) -> RunResult:
     Raises:
         ValueError: a setting that cannot work, or a folder that holds another run; names the key and the remedy, before
             the first round.
-        FileNotFoundError: data or a checkpoint that is not there.
-        OSError: the folder cannot be written to.
-        TypeError: ``cfg`` is no config.
+        OSError: data or a checkpoint are not there, or the folder cannot be written to.
     """
     check(cfg)
     cfg = with_folder(cfg)
@@ -120,11 +116,9 @@ def taken(folder: Path) -> Iterator[None]:
             for place in (folder, (folder / CHECKPOINT).parent):
                 remove_temporaries(place)
             yield
-    except (ValueError, OSError):
+    finally:
         with suppress(OSError):
-            if {path.name for path in folder.iterdir()} <= {"train.log"}:
-                shutil.rmtree(folder)
-        raise
+            folder.rmdir()  # succeeds if it is empty
 
 
 @isolated()
@@ -144,9 +138,8 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     data = require(cfg, "data")
     data.setup()
     cfg = described(cfg, data)
-    for key, nothing in (("weights", None), ("pretrained", False), ("start", None)):
-        if key in cfg.model:
-            cfg.model[key] = nothing  # the file's tensors replace them: nothing need be downloaded
+    for key in {"weights", "pretrained", "start"} & cfg.model.keys():
+        cfg.model[key] = False if key == "pretrained" else None  # the file's tensors replace them: no download
     module = build_module(cfg)
     look(module, data)
     module.net.load_state_dict(fitting(module, tensors, Path(cfg.ckpt_path)))
@@ -156,12 +149,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     trainer.validate(module, datamodule=data, verbose=False)
-    metrics = {key: float(trainer.callback_metrics[key]) for key in module.tested()}
-    params = dict(module.net.cpu().named_parameters())
-    optimum = {name: torch.from_numpy(array) for name, array in (data.dataset.optimum or {}).items()}
-    if optimum and optimum.keys() == params.keys():
-        metrics["test/relative_error"] = relative_error(params, optimum)
-    return {"round": rounds, **metrics}
+    return {"round": rounds} | {key: float(trainer.callback_metrics[key]) for key in module.tested()}
 
 
 def begin(cfg: DictConfig, parts: Parts, folder: Path, trainer: Trainer, *, resumed: bool) -> pd.DataFrame | None:
@@ -181,7 +169,7 @@ def begin(cfg: DictConfig, parts: Parts, folder: Path, trainer: Trainer, *, resu
             (folder / name).unlink(missing_ok=True)
     if data.scaling:
         with replacing(folder / "scaling.npz") as temporary:
-            np.savez(temporary, **data.scaling)  # type: ignore[arg-type]
+            np.savez(temporary, **parts.data.scaling)  # type: ignore[arg-type]
     if not resumed:
         (folder / METRICS).unlink(missing_ok=True)  # rounds before the first checkpoint are trained again
     log.info(describe(parts, trainer))
@@ -215,5 +203,4 @@ def finish(
     print_summary(summary, metrics, folder, stopped)
     for logger in trainer.loggers:
         if hasattr(logger, "log_summary"):
-            figures = last_figures(summary, metrics)
-            logger.log_summary(figures, summary["rounds"], success=not divergence(metrics))
+            logger.log_summary(last_figures(summary, metrics), summary["rounds"], success=not divergence(metrics))

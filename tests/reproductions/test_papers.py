@@ -9,7 +9,7 @@ from conftest import composer
 from hydra.utils import get_object
 from omegaconf import OmegaConf
 
-from gcfed.utils.compose import GROUPS_OF_CONFIGS
+from gcfed.utils.compose import GROUPS
 from reproductions.compare import FORMS, UNITS
 from reproductions.tables import CONFIGS, Cell, Part, load, plan
 
@@ -158,7 +158,7 @@ def test_every_table_can_be_built_and_the_listed_settings_are_those_of_our_confi
 
     groups = {}  # the cells with the same choices of config files, which Hydra takes long to compose
     for cell in cells:
-        groups.setdefault(tuple(o for o in cell[2] if o.split("=")[0] in GROUPS_OF_CONFIGS), []).append(cell)
+        groups.setdefault(tuple(o for o in cell[2] if o.split("=")[0] in GROUPS), []).append(cell)
     words = {files: set().union(*(cell[0] for cell in own)) for files, own in groups.items()}
     left = set().union(*words.values())
     while left:
