@@ -69,7 +69,7 @@ methods.lookahead.LookAhead methods.lookahead: momentum [0 1), update momentum|d
 methods.feddyn.FedDyn methods.feddyn: alpha (0 inf], divide_by clients|authors
 methods.moon.Moon methods.moon: mu [0 inf], temperature (0 inf]
 methods.fedreg.FedReg methods.fedreg: gamma [0 1], beta (0 1], eta_s (0 inf], eta_p (0 inf], iterations [1 inf] whole
-methods.fedreg.FedReg methods.fedreg: pseudo flag, perturbed flag, private flag
+methods.fedreg.FedReg methods.fedreg: pseudo flag, perturbed flag
 methods.fedcurv.FedCurv methods.fedcurv: lam [0 inf], chunk [1 inf] whole
 methods.quantization.Quantization quantization: bits [2 22] whole
 methods.proximal.Proximal methods.proximal: mu [0 inf]
