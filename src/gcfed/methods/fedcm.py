@@ -13,18 +13,8 @@ from typing import Any
 
 import torch
 
-from gcfed.federated.method import (
-    ClientPart,
-    ClientStack,
-    Download,
-    Method,
-    Own,
-    Params,
-    Received,
-    Round,
-    ServerPart,
-    Upload,
-)
+from gcfed.federated.messages import Download, Upload
+from gcfed.federated.method import ClientPart, ClientStack, Method, Own, Params, Received, Round, ServerPart
 from gcfed.methods.requirements import local_sgd, mean_aggregator
 from gcfed.utils.checked import PositiveShare, checked
 from gcfed.utils.device import on_device

@@ -19,23 +19,10 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from gcfed.federated.forward import evaluating
-from gcfed.federated.method import (
-    ClientPart,
-    ClientStack,
-    Download,
-    Kept,
-    Method,
-    Own,
-    Params,
-    Prepared,
-    Received,
-    Round,
-    ServerPart,
-    Setup,
-    Upload,
-    like_trained,
-)
-from gcfed.federated.stack import is_recurrent, per_client
+from gcfed.federated.messages import Download, Upload
+from gcfed.federated.method import ClientPart, Kept, Method, Own, Params, Prepared, ServerPart, Setup, like_trained
+from gcfed.federated.received import Received, Round
+from gcfed.federated.stack import ClientStack, is_recurrent, per_client
 from gcfed.methods.requirements import full_uploads, functional_network, mean_aggregator
 from gcfed.utils.checked import Count, Weight, checked
 

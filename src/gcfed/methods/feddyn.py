@@ -16,18 +16,8 @@ from typing import Literal
 
 import torch
 
-from gcfed.federated.method import (
-    ClientStack,
-    Download,
-    Kept,
-    Method,
-    Own,
-    Params,
-    Received,
-    ServerPart,
-    Upload,
-    like_trained,
-)
+from gcfed.federated.messages import Download, Upload
+from gcfed.federated.method import ClientStack, Kept, Method, Own, Params, Received, ServerPart, like_trained
 from gcfed.methods.proximal import Proximal
 from gcfed.methods.requirements import exact_store, mean_aggregator, plain_server
 from gcfed.utils.checked import Positive, checked
@@ -55,10 +45,7 @@ class DynamicPull(Proximal):
     keeps = {"feddyn": Kept(like_trained)}  # h_k, as −h_k/α
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
-        start = like_trained(self, download)
-        anchor = torch._foreach_neg(list(own["feddyn"].values()))
-        torch._foreach_add_(anchor, list(start.values()))
-        return dict(zip(start, anchor, strict=True))
+        return {name: w - own["feddyn"][name] for name, w in like_trained(self, download).items()}
 
     def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
         """Each client adds the Δ_k that the server got from it, so that u stays the mean of the u_k."""

@@ -18,8 +18,8 @@ import torch
 
 from gcfed.federated.method import ClientStack, Download, Kept, Method, Own, Params, Part, Received, Round, Upload
 from gcfed.federated.stack import per_client
+from gcfed.methods.estimates import gradients_beyond
 from gcfed.methods.requirements import exact_store, uniform_weights
-from gcfed.methods.scaffold import gradients_beyond
 from gcfed.methods.subspace import SubspaceClient, Subspaces, SubspaceServer
 from gcfed.utils.checked import Count, PositiveShare, checked
 
