@@ -11,7 +11,7 @@ from harness import make_net, make_round, make_setup, make_upload, random_federa
 
 from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.messages import finite_clients
-from gcfed.federated.server import RoundSums, Server, Tally
+from gcfed.federated.server import RoundSums, Server
 from gcfed.federated.store import ClientStores
 from gcfed.federated.sums import Sums
 from gcfed.federated.transport import Expected
@@ -91,7 +91,7 @@ def test_a_server_believes_no_site_that_its_numbers_fit(where):
     mean, round = MeanAggregator(), make_round({"w": torch.zeros(3)})
     server = Server(None, [], mean, None, None, None, None, SimpleNamespace(remote=True), 5, 1)
     expected = Expected({"delta": round.start, "c": round.start}, {})
-    sums = RoundSums(expected, mean, {"c": mean.beside()}, Tally(torch.device("cpu")), {})
+    sums = RoundSums(expected, mean, {"c": mean.beside()}, {}, torch.zeros(6, dtype=torch.float64))
     server.receive(upload, sums, round)
     assert upload.finite.tolist() == [True, False]
     update, beside, counts, _ = sums.reduce(round)

@@ -1,4 +1,4 @@
-"""The client's program: what K clients do with a download, from the broadcast to their uploads."""
+"""The clients' program: what K clients do with a download until their uploads leave."""
 
 from __future__ import annotations
 
@@ -27,10 +27,14 @@ IN_STEPS = ("before_step", "calibrate", "local_loss", "on_after_backward", "afte
 
 @dataclass
 class ClientProgram:
-    """Trains clients from a download, their data and their stores alone.
+    """Trains clients. It reads only a download, the clients' data and their stores.
 
-    Of ``module`` the network's modules are called, and Lightning's hooks; its weights are never read. ``faults`` cut
-    short what a client was asked to do. ``aggregator`` tells which numbers the server can add up.
+    Attributes:
+        module: its network and Lightning's hooks are called. Its weights are never read.
+        faults: clients may do fewer steps than they were asked for.
+        aggregator: says which numbers the server can add up.
+        download: that of the present round.
+        sent: the clients ``[K]`` that have uploaded in this round, and which of them were finite.
     """
 
     module: FederatedModule
@@ -39,11 +43,11 @@ class ClientProgram:
     parts: Sequence[ClientPart]
     faults: Faults = field(default_factory=Faults)
     aggregator: Aggregator | None = None
-    download: Download = field(init=False)  # of the present round
-    sent: list[tuple[np.ndarray, Tensor]] = field(init=False)  # clients ``[K]`` that have uploaded in it; who is finite
+    download: Download = field(init=False)
+    sent: list[tuple[np.ndarray, Tensor]] = field(init=False)
 
     def receive(self, download: Download) -> None:
-        """What the server sent has come."""
+        """Takes the server's download."""
         self.download, self.sent = download, []
         self.module.net.train()
         for part in self.parts:
@@ -56,11 +60,11 @@ class ClientProgram:
         in_turn: Callable[[], AbstractContextManager[None]] = nullcontext,
         sends: bool = True,
     ) -> Upload:
-        """K clients, ``[K]``, side by side: broadcast, local training, upload.
+        """Trains K clients, ``[K]``, side by side, and returns their uploads.
 
         Args:
-            in_turn: around what must not run beside another stack.
-            sends: whether the uploads leave, so that clients note what they have sent.
+            in_turn: a context for what must not run while another stack trains.
+            sends: whether the uploads leave. If not, clients keep nothing.
         """
         module, data, parts, device = self.module, self.data, self.parts, self.module.device
         plan = self.solver.plan(data, clients, download, device)
@@ -74,7 +78,7 @@ class ClientProgram:
             tap_stages=any("stages" in part.reads for part in parts),
         )  # fmt: skip
         in_steps = [part for part in parts if part.overrides(*IN_STEPS)]
-        # Not what a class inherits, since it may do what its base did not.
+        # A subclass must say it again, since its hooks may do what those of its base do not.
         lasting = all(vars(part).get("recordable", vars(type(part)).get("recordable")) == "run" for part in in_steps)
         steps = self.solver.begin(make, download, clients, plan, data, self._recorder(in_steps), lasting)
         stack = steps.stack
@@ -84,11 +88,11 @@ class ClientProgram:
             for part in parts:
                 prepared = part.prepare(stack, owns[part], download) or {}
                 stack.prepared[part] = steps.prepare(part, prepared) if part in in_steps else prepared
-            stack.count_from_full()  # which a part may have written to
+            stack.count_from_full()  # a part may have changed ``full``
             autocast = module.trainer.precision_plugin.forward_context
             hook = module.after_backward()
             loss_K = self.solver.train(steps, data, download.lr, parts, hook, autocast)
-            del steps  # with the optimizer's state
+            del steps  # frees the optimizer's state
             module.clients = None
             stack.prepared.clear()
             owns = {part: own if part.overrides("send", "keep") else Own() for part, own in owns.items()}
@@ -112,7 +116,7 @@ class ClientProgram:
         self, stack: ClientStack, owns: Mapping[ClientPart, Own], download: Download, loss_K: Tensor,
         num_seen: np.ndarray, sends: bool,
     ) -> Upload:  # fmt: skip
-        """The uploads of a stack; clients keep something only if it ``sends``."""
+        """Makes the uploads of a stack, and writes what its clients keep if it ``sends`` them."""
         for part in self.parts:
             for name, values in (part.on_clients_end(stack, download) or {}).items():
                 if sends:
@@ -129,7 +133,7 @@ class ClientProgram:
             upload.finite = upload.finite & sendable(upload, narrow)
         for part in self.parts if sends else ():
             for name, values in (part.keep(upload, owns[part], download) or {}).items():
-                # What was read and changed in place is whole, and no device need be waited for.
+                # A part that changed what it read in place has left out clients itself: no wait for the device.
                 counts = None if values is owns[part].get(name) else upload.finite
                 part.stores[name].write(stack.clients, values, download.round, counts)
         if sends:
@@ -137,7 +141,7 @@ class ClientProgram:
         return upload
 
     def reply(self, reply: Mapping[str, Params]) -> None:
-        """What the server tells the clients of this round when it is over."""
+        """Hands the server's reply to the clients that have uploaded in this round."""
         for part in self.parts:
             for clients, finite in self.sent if part.overrides("hear") else ():
                 own = self._own(part, clients, self.download)
@@ -145,7 +149,7 @@ class ClientProgram:
                     part.stores[name].write(clients, values, self.download.round, finite)
 
     def _recorder(self, in_steps: Sequence[ClientPart]) -> Recorder | None:
-        """What records local steps, if all that takes part in them allows it."""
+        """What records local steps; None if a part, a callback or the network does not allow it."""
         others = [c for c in self.module.trainer.callbacks if not isinstance(c, Part)]  # type: ignore[attr-defined]
         listened = any(map(hears_of_steps, others))
         graphable = all(part.recordable for part in in_steps) and not self.module.traits.assigns

@@ -58,13 +58,13 @@ class Counts:
     """What a round's uploads count, over all processes.
 
     Attributes:
-        finite: clients whose numbers are finite; only these count.
-        loss: mean of the local training's losses that are finite, over these clients.
+        loss: mean of the local training's losses that are finite, over the clients that count.
+        finite: clients that count: all numbers that they sent are finite.
         overflown: whether the aggregate of finite uploads is not finite.
     """
 
-    finite: int = 0
     loss: float = float("nan")
+    finite: int = 0
     up_bytes: int = 0
     samples: int = 0
     steps: int = 0

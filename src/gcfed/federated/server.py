@@ -1,4 +1,4 @@
-"""The server's program: what each line of ``run_round`` asks of it."""
+"""The server's program: one method for each line of ``run_round``."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from gcfed.utils.device import on_device
 
 @dataclass(frozen=True)
 class Server:
-    """Knows the global model, the methods' server parts and what clients send; no algorithm by name."""
+    """Holds the global model and the methods' server parts. It knows no algorithm by name."""
 
     module: FederatedModule
     parts: Sequence[ServerPart]
@@ -40,11 +40,11 @@ class Server:
     seed: int
 
     def steps(self, clients: np.ndarray, index: int) -> np.ndarray:
-        """Local steps that these clients do in a round, ``[K]``."""
+        """How many local steps these clients do in a round, ``[K]``."""
         return self.faults.steps(self.transport.planned(clients), clients, index, self.seed)
 
     def draw(self, t: int) -> Round:
-        """The cohort of a round: the clients that were drawn, without those that will not come back."""
+        """Draws the cohort of a round, without the clients that ``faults`` let drop out."""
         drawn = self.sampler(t, self.num_clients, self.seed)
         cohort = self.faults.survivors(drawn, self.steps(drawn, t), t, self.seed)
         model = self.module.broadcast_state()
@@ -54,29 +54,30 @@ class Server:
         )  # fmt: skip
 
     def broadcast(self, round: Round) -> Download:
-        """What goes to every client."""
+        """Makes the message that goes to every client."""
         download = Download(round.index, round.seed, round.lr, round.start, round.cohort)
         for part in self.parts:
             part.on_broadcast(download, round)
         return download
 
     def begin(self, round: Round) -> RoundSums:
-        """Called once the broadcast is complete: parts know by now what clients send."""
+        """Makes the round's empty sums. The parts have seen the broadcast and know what clients will send."""
         shapes = upload_shapes(self.parts, round)
         notes = {name: like for part in self.parts for name, like in part.notes(round).items()}
         floats = {n for n, like in shapes.items() if all(t.is_floating_point() for t in like.values())}
         beside = {name: self.aggregator.beside() for name in shapes if name in floats and name != "delta"}
         sums = {part: part.sums(round) for part in self.parts}
-        return RoundSums(Expected(shapes, notes), self.aggregator, beside, Tally(self.module.device), sums)
+        counts = torch.zeros(6, dtype=torch.float64, device=self.module.device)
+        return RoundSums(Expected(shapes, notes), self.aggregator, beside, sums, counts)
 
     def receive(self, upload: Upload, sums: RoundSums, round: Round) -> None:
-        """Takes in K uploads. Measurements see them first, as they came.
+        """Takes K uploads. Measurements see them first, before methods edit them.
 
         Raises:
-            ValueError: a client part sends other tensors than its server part reads; names method and key.
+            ValueError: a client part sends other tensors than its server part lists; names the method and the tensor.
         """
         self._refuse_misfit(upload, sums.expected.shapes, round)
-        if self.transport.remote:  # a site decides for itself what is finite, and need not say the truth
+        if self.transport.remote:  # do not trust what a site says is finite
             upload.finite = upload.finite & sendable(upload, narrow_of(self.aggregator))
         for part in sorted(self.parts, key=lambda part: part.order is not Order.MEASURES):
             sums.take(part, part.on_receive(upload, round) or {})
@@ -93,29 +94,32 @@ class Server:
                 raise ValueError(f"{who}: send does not send what uploads() lists: {error}") from None
 
     def reduce(self, sums: RoundSums, round: Round) -> Received:
-        """The sums of all processes."""
+        """Adds up the sums of all processes."""
         came = np.setdiff1d(round.cohort, self.transport.missing)
         update, beside, counts, parts = sums.reduce(round)
-        self.stores.finish_round(came, round.index)  # only now has every process written what its clients keep
+        self.stores.finish_round(came, round.index)  # by now every process has written what its clients keep
         known = {name: value for name, value in vars(round).items() if name != "cohort"}
         return Received(
             **known, cohort=came, asked=round.cohort, update=update, received=beside, counts=counts, sums=parts
         )
 
     def finish(self, received: Received) -> None:
+        """Lets the parts edit the aggregated update."""
         for part in self.parts:
             part.on_aggregate_end(received.update, received)
 
     def step(self, received: Received) -> bool:
-        """The server's optimizer takes the update, if there is one; False: its step was not finite and is undone."""
+        """Steps the server's optimizer along the update, if there is one. Returns False if it undid a step that was
+        not finite.
+        """
         return self.module.step(received.update if received.usable else None, received.model)
 
     def wait(self) -> None:
-        """For all processes."""
+        """Waits for all processes."""
         self.module.trainer.strategy.barrier()
 
     def row(self, received: Received) -> dict[str, Any]:
-        """What goes into the row of metrics where clients may be absent or slow."""
+        """Columns on clients that dropped out or did fewer steps, in runs where that can happen."""
         faulty = self.faults != Faults()
         row = {}
         if faulty or self.transport.remote:
@@ -128,13 +132,22 @@ class Server:
 
 @dataclass
 class RoundSums:
-    """What a round adds up: Δ, what clients send beside it, by name, counts, and what the parts add up."""
+    """What this process adds up in a round.
+
+    Attributes:
+        expected: what a client sends.
+        delta: the sum of Δ.
+        beside: the sums of what clients send beside Δ, by name.
+        parts: what each server part adds up (``ServerPart.sums``).
+        counts: float64 ``[6]`` on the device, so that nothing waits for it: finite losses, their sum, finite clients,
+            bytes, samples and steps.
+    """
 
     expected: Expected
     delta: Aggregator
     beside: Mapping[str, Aggregator]
-    tally: Tally
     parts: Mapping[ServerPart, Params]
+    counts: Tensor
 
     def take(self, part: ServerPart, terms: Params) -> None:
         """Adds terms to a part's own sums."""
@@ -146,10 +159,16 @@ class RoundSums:
             total.add_(term)
 
     def add(self, upload: Upload, round: Round) -> None:
+        """Adds the uploads of K clients."""
         for name, aggregator in self.beside.items():
             aggregator.add(replace(upload, delta=upload.extra[name]), round)
         self.delta.add(upload, round)
-        self.tally.add(upload)
+        assert upload.loss is not None
+        assert upload.num_seen is not None
+        both = upload.finite & upload.loss.isfinite()
+        of_device = torch.stack([both.sum(), upload.loss.where(both, 0.0).double().sum(), upload.finite.sum()])
+        of_host = [len(upload.clients) * upload.bytes_per_client, upload.num_seen.sum(), upload.num_steps.sum()]
+        self.counts += torch.cat([of_device, on_device(of_host, self.counts.device, self.counts.dtype)])
 
     def reduce(self, round: Round) -> tuple[Params, dict[str, Params], Counts, Mapping[ServerPart, Params]]:
         """Over all processes: the update, the means of what went beside it, the counts, and the sums of the parts."""
@@ -157,35 +176,11 @@ class RoundSums:
         update = self.delta.reduce(round, shapes["delta"])
         beside = {name: aggregator.reduce(round, shapes[name]) for name, aggregator in self.beside.items()}
         results = [{name: t.unsqueeze(0) for name, t in part.items()} for part in (update, *beside.values())]
-        finite = torch.cat([finite_clients(part) for part in results]).all(0, keepdim=True)
-        tally, *totals = round.reduce([self.tally.numbers(~finite), *own])
+        overflown = ~torch.cat([finite_clients(part) for part in results]).all(0, keepdim=True)
+        counts, *totals = round.reduce([torch.cat([self.counts, overflown]), *own])
         rest = iter(totals)
         sums = {part: {name: next(rest) for name in sums} for part, sums in self.parts.items()}
-        return update, beside, counts_of(tally), sums
-
-
-class Tally:
-    """Counts the uploads that this process takes; on the device, for which nothing waits before :func:`counts_of`."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._sums = torch.zeros(3, dtype=torch.float64, device=device)
-        self._counts = np.zeros(3, dtype=np.int64)
-
-    def add(self, upload: Upload) -> None:
-        assert upload.loss is not None
-        assert upload.num_seen is not None
-        both = upload.finite & upload.loss.isfinite()
-        self._sums += torch.stack([upload.loss.where(both, 0.0).double().sum(), both.sum(), upload.finite.sum()])
-        up_bytes = len(upload.clients) * upload.bytes_per_client
-        self._counts += (up_bytes, int(upload.num_seen.sum()), int(upload.num_steps.sum()))
-
-    def numbers(self, overflown: Tensor) -> Tensor:
-        """All of them, ``[7]``, which add up over processes; ``overflown`` is a bool ``[1]``."""
-        return torch.cat([self._sums, on_device(self._counts, self._sums.device, self._sums.dtype), overflown])
-
-
-def counts_of(tally: Tensor) -> Counts:
-    """The counts of all processes, from the sum of :meth:`Tally.numbers`; the round's one wait for the device."""
-    loss, losses, finite, up_bytes, samples, steps, overflows = tally.tolist()
-    loss = loss / losses if losses else float("nan")
-    return Counts(int(finite), loss, int(up_bytes), int(samples), int(steps), overflows > 0)
+        losses, loss, *numbers = counts.tolist()  # the round's one wait for the device
+        mean = loss / losses if losses else float("nan")
+        finite, up_bytes, samples, steps, overflows = map(int, numbers)
+        return update, beside, Counts(mean, finite, up_bytes, samples, steps, overflows > 0), sums

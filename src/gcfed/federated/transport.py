@@ -1,4 +1,4 @@
-"""How messages travel between the server's program and the clients'."""
+"""The interface of a transport, which carries messages between the server and the clients."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple, Protocol
@@ -11,11 +11,11 @@ from gcfed.federated.solver import LocalSolver
 
 
 class Expected(NamedTuple):
-    """What a round expects of a client.
+    """What a client sends in a round.
 
     Attributes:
-        shapes: ``"delta"`` and the names of what goes beside it → tensors like those of one client.
-        notes: names of notes → tensors like those of a note.
+        shapes: ``"delta"`` and each name beside it → tensors like those of one client.
+        notes: name of a note → tensors like those of the note.
     """
 
     shapes: Mapping[str, Params]
@@ -23,40 +23,41 @@ class Expected(NamedTuple):
 
 
 class Transport(Protocol):
-    """The seam between the server's program and the clients', which cannot tell one transport from another."""
+    """Carries messages. Neither the server nor the clients know which transport a run has."""
 
     remote: bool = False
-    """Whether clients are on machines of their own: they vanish, know only themselves, and what the server's parts
-    keep of them lies there."""
+    """Whether clients run on machines of their own. They may vanish, and each keeps its states there."""
     apart: bool = False
-    """Whether clients are in another process, with which ends what they keep in no store."""
+    """Whether clients run in another process than the server."""
     own_data: bool = False
-    """Whether clients have data that the server does not know, so that its partition describes nobody."""
+    """Whether the server does not know the clients' data."""
     missing: np.ndarray = np.zeros(0, dtype=np.int64)
-    """Clients of the last ``fit`` that have not come back."""
+    """Clients of the last ``fit`` that did not come back."""
     unasked: int = 0
-    """How many of the missing were sent nothing."""
+    """How many of them were sent nothing."""
 
     def start(self) -> None:
-        """Called once before the first round; a checkpoint has been loaded."""
+        """Called once before the first round, after a checkpoint has been loaded."""
         return
 
     def planned(self, clients: np.ndarray) -> np.ndarray:
-        """Local steps that are asked of these clients in a round, ``[K]``."""
+        """How many local steps are asked of these clients in a round, ``[K]``."""
 
     def fit(self, download: Download, clients: np.ndarray, expected: Expected) -> Iterator[Upload]:
-        """Local training of these clients: their uploads, K at a time, those that this process trains.
+        """Trains those of the clients that this process has, and yields their uploads, K at a time.
 
-        A transport to other machines refuses messages that are not as ``expected``.
+        A transport to other processes refuses messages that are not as ``expected``.
         """
 
     def rehearse(
         self, download: Download, clients: np.ndarray, solver: LocalSolver | None = None, here: bool = False
     ) -> Iterator[Upload]:
-        """What these clients would send, each for itself; they keep nothing of it, and nothing is measured.
+        """Yields what these clients would send. They keep nothing, and no measurement sees it.
 
-        They train by ``solver`` in place of the run's; ``here``: all of them on this process, which asks alone.
+        Args:
+            solver: replaces the run's.
+            here: train all of them on this process; only one process asks.
         """
 
     def reply(self, reply: Mapping[str, Params]) -> None:
-        """Tells the clients of a round something when it is over."""
+        """Sends the server's reply to the clients of the round."""
