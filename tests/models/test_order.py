@@ -33,14 +33,6 @@ def test_our_networks_declare_their_tensors_in_the_order_of_use(model):
     assert order.weights[-1].rpartition(".")[0] == order.names[-1].rpartition(".")[0]  # auto is where it was
 
 
-@pytest.mark.parametrize("name", ["mobilenet_v3_small", "squeezenet1_1", "shufflenet_v2_x0_5"])
-def test_so_do_torchvisions(name):
-    net = tv.get_model(name)
-    order = forward_order(net, torch.zeros(2, 3, 64, 64))
-    assert order.names == [name for name, _ in net.named_parameters()]
-    assert not order.facts()
-
-
 def test_a_vision_transformers_tokens_are_no_weights():
     net = tv.VisionTransformer(32, 16, 2, 2, 8, 16, num_classes=1)
     order = forward_order(net, torch.zeros(2, 3, 32, 32))

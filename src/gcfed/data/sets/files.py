@@ -13,7 +13,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,36 +28,27 @@ TRAINS, TESTS = ("train", "training"), ("test", "testing", "val", "valid", "vali
 """Names of folders, files and splits to train on, and to test on. Of several, the first is taken."""
 
 
-@dataclass(frozen=True)
-class Origin:
-    """Where a set comes from, for errors: its name, the folder searched, its official page."""
-
-    name: str
-    folder: Path
-    page: str
-
-    def missing(self, trouble: str, file: str, download: bool = False) -> FileNotFoundError:
-        """The error that names the trouble and the remedy; ``download``: it was tried, or is not possible."""
-        remedy = "" if download else "run with data.dataset.download=true, or "
-        return FileNotFoundError(
-            f"data set {self.name}: {trouble} (searched {self.folder.resolve()}). To get it, {remedy}put {file} from "
-            f"{self.page} there, or set paths.data_dir (DATA_DIR) to the folder that has it."
-        )
+def missing(name: str, folder: Path, trouble: str, page: str) -> FileNotFoundError:
+    """The error that names the data set, the trouble, the folder searched and the remedies."""
+    return FileNotFoundError(
+        f"data set {name}: {trouble} (searched {folder.resolve()}). Run with data.dataset.download=true, put the files "
+        f"of {page} there, or set paths.data_dir (DATA_DIR) to the folder that has them."
+    )
 
 
-def obtain(path: Path, md5: str, url: str, origin: Origin, download: bool) -> None:
-    """Makes sure that ``path`` exists with its checksum. Downloads it if it may.
+def obtain(path: Path, md5: str, url: str, name: str, download: bool) -> None:
+    """Makes sure that a file of the data set ``name`` exists with its checksum. Downloads it if it may.
 
     Raises FileNotFoundError if it is missing or damaged and may not, or cannot, be downloaded.
     """
     if check_integrity(path, md5):
         return
     if not download:
-        raise origin.missing(f"{path.name} is missing, or its md5 is not {md5}", path.name)
+        raise missing(name, path.parent, f"{path.name} is missing, or its md5 is not {md5}", url)
     try:
         download_url(url, path.parent, path.name, md5)
     except (OSError, RuntimeError, http.client.HTTPException) as error:
-        raise origin.missing(f"{path.name} cannot be downloaded ({url}: {error})", path.name, download) from error
+        raise missing(name, path.parent, f"{path.name} cannot be downloaded ({error})", url) from error
 
 
 @contextmanager

@@ -19,12 +19,11 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-import torchvision.datasets
 
 from gcfed.data.base import FederatedDataset, Split
-from gcfed.data.sets.files import MANIFEST, Keep, Origin, cached, described, obtain, rows_of, unpacked
+from gcfed.data.sets.files import MANIFEST, Keep, cached, described, rows_of, unpacked
 from gcfed.data.sets.images import decode
-from gcfed.data.sets.vision import torchvision_set
+from gcfed.data.sets.vision import published, torchvision_set
 from gcfed.utils.checked import SettingError, checked
 from gcfed.utils.instantiate import installed
 from gcfed.utils.rng import generator
@@ -93,26 +92,14 @@ def _mnist(folder: Path, download: bool, part: str) -> Digits:
 
 
 def _usps(folder: Path, download: bool, part: str) -> Digits:
-    root = folder / "USPS"
-    url, file, md5 = torchvision.datasets.USPS.split_list[part]
-    if not (root / file).is_file():  # one that is there may be packed otherwise: its lines are what counts
-        obtain(root / file, md5, url, Origin("usps", root, USPS), download)
-    try:
-        split = torchvision.datasets.USPS(root, train=part == "train")
-    except (OSError, EOFError, ValueError, IndexError) as error:
-        raise ValueError(f"data set usps: {root / file} cannot be read ({error}): move it away.") from error
+    split = published("usps", "USPS", folder / "USPS", USPS, download, train=part == "train")
     return split.data[:, None], np.array(split.targets)
 
 
 def _svhn(folder: Path, download: bool, part: str) -> Digits:
-    url, file, md5 = torchvision.datasets.SVHN.split_list[part]
-    path = folder / "SVHN" / file
-    obtain(path, md5, url, Origin("svhn", path.parent, SVHN), download)
-    installed("scipy", f"{file} is a MATLAB file, and data.dataset.sets=[svhn]")
-    from scipy.io import loadmat
-
-    arrays = loadmat(path)
-    return arrays["X"].transpose(3, 2, 0, 1), arrays["y"].ravel().astype(np.int64) % 10  # its 0 is labelled 10
+    installed("scipy", "SVHN's files are MATLAB files, and data.dataset.sets=[svhn]")
+    split = published("svhn", "SVHN", folder / "SVHN", SVHN, download, split=part)
+    return split.data, split.labels
 
 
 def _mnist_m(folder: Path, download: bool, part: str) -> Digits:

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from gcfed.data.base import IGNORE, FederatedDataset, Split
-from gcfed.data.sets.files import Keep, Origin, cached, obtain, written
+from gcfed.data.sets.files import Keep, cached, obtain, written
 from gcfed.data.sets.images import decode
 
 REPOSITORY = "https://github.com/TalwalkarLab/leaf"
@@ -59,7 +59,7 @@ def tiny_shakespeare(data_dir: str, download: bool = True) -> FederatedDataset:
     training, the rest for testing. Groups are the speakers in the order of their appearance.
     """
     folder = Path(data_dir)
-    obtain(folder / TINY, MD5, URL, Origin("tiny_shakespeare", folder, URL), download)
+    obtain(folder / TINY, MD5, URL, "tiny_shakespeare", download)
     said = speeches((folder / TINY).read_text(encoding="utf-8")).values()
     xs, ys = zip(*(sequences(encode(text)) for text in said), strict=True)
     sizes = [len(x) for x in xs]

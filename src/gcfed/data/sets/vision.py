@@ -4,12 +4,13 @@ any part of it in the same layout. Afterwards they are read from the cache.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torchvision.datasets
 
 from gcfed.data.base import FederatedDataset
-from gcfed.data.sets.files import Keep, Origin, cached, described, obtain, rows_of, unpacked
+from gcfed.data.sets.files import Keep, cached, described, missing, obtain, rows_of, unpacked
 from gcfed.data.sets.images import decode
 from gcfed.utils.checked import SettingError, checked
 
@@ -44,19 +45,24 @@ def torchvision_set(name: str, data_dir: str, download: bool = True) -> Federate
 
     def build(keep: Keep) -> tuple[int, Sequence[str]]:
         class_name, page, options = SETS[name]
-        cls = getattr(torchvision.datasets, class_name)
-        try:
-            splits = [cls(data_dir, train=train, download=download, **options) for train in (True, False)]
-        except (OSError, RuntimeError, ValueError, AssertionError, KeyError) as error:  # torchvision's, by format
-            place = getattr(cls, "base_folder", f"{class_name}/raw")
-            what = f"a file in {place} is missing or broken ({error})"
-            raise Origin(name, Path(data_dir), f"https://{page}").missing(what, place, download) from error
-        for part, split in zip(("train", "test"), splits, strict=True):
+        for part in ("train", "test"):
+            split = published(name, class_name, Path(data_dir), page, download, train=part == "train", **options)
             x = np.asarray(split.data)
             keep(part, x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2), np.asarray(split.targets, np.int64))
-        return len(splits[0].classes), splits[0].classes
+        return len(split.classes), split.classes
 
     return cached(data_dir, name, build)
+
+
+def published(name: str, class_name: str, folder: Path, page: str, download: bool, **options: Any) -> Any:
+    """The data set that a class of torchvision reads in a folder.
+
+    Raises FileNotFoundError for files that are missing or broken.
+    """
+    try:
+        return getattr(torchvision.datasets, class_name)(folder, download=download, **options)
+    except (OSError, EOFError, RuntimeError, ValueError, AssertionError, KeyError, IndexError) as error:  # by format
+        raise missing(name, folder, f"a file is missing or broken ({error})", page) from error
 
 
 def tiny_imagenet(data_dir: str, download: bool = True) -> FederatedDataset:
@@ -71,7 +77,7 @@ def tiny_imagenet(data_dir: str, download: bool = True) -> FederatedDataset:
 
     def build(keep: Keep) -> tuple[int, Sequence[str]]:
         if not root.is_dir():
-            obtain(archive, MD5, URL, Origin("tiny_imagenet", root.parent, URL), download)
+            obtain(archive, MD5, URL, "tiny_imagenet", download)
         with unpacked(root, archive) as folder:
             return _read_tiny(folder, keep)
 
