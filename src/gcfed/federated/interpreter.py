@@ -7,7 +7,6 @@ complete.
 
 from __future__ import annotations
 
-import itertools
 import os
 import subprocess
 import sys
@@ -74,7 +73,6 @@ class ClientEnd:
         self.stacks.reply(tree_map_only(Tensor, lambda t: t.to(self.module.device), content))
 
 
-_numbers = itertools.count()  # of all questions: the answer to a run that was interrupted is skipped
 _process: subprocess.Popen | None = None
 _pipe: Connection
 
@@ -144,14 +142,14 @@ class Wire(Stacks):
             code = "from gcfed.assemble import assemble; from gcfed.federated.interpreter import serve"
             _process = python("-c", f"{code}; serve({theirs.fileno()}, assemble)", pass_fds=[theirs.fileno()])
             theirs.close()
-        number, answer = next(_numbers), (-1, b"")
         try:
-            _pipe.send((number, *question))
-            while answer[0] != number:
-                answer = _pipe.recv()
+            _pipe.send(question)
+            content = unpack(_pipe.recv_bytes(), "answer")
         except (EOFError, ConnectionResetError, BrokenPipeError):
             raise ConnectionError("federation=wire: the second interpreter has ended; see its error above.") from None
-        content = unpack(answer[1], "answer")
+        except BaseException:  # interrupted: its answer would be taken for that to the next question
+            _process.kill()
+            raise
         if "failure" in content:
             raise ValueError(f"federation=wire: {content['failure']}")
         return content
@@ -163,7 +161,7 @@ def serve(descriptor: int, assemble: Callable[..., Any]) -> None:
     end: Any = None
     with suppress(EOFError):
         while True:
-            number, verb, *question = pipe.recv()
+            verb, *question = pipe.recv()
             answer: dict[str, Any] = {}
             try:
                 if verb == "configure":
@@ -180,7 +178,7 @@ def serve(descriptor: int, assemble: Callable[..., Any]) -> None:
                     end.reply(*question)
             except Exception as error:
                 answer = {"failure": f"{type(error).__name__}: {in_words(error)}"}
-            pipe.send((number, pack("answer", answer)))
+            pipe.send_bytes(pack("answer", answer))
 
 
 def python(*words: str, environment: dict[str, str] | None = None, **how: Any) -> subprocess.Popen:

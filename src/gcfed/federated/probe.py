@@ -306,8 +306,8 @@ def _mark(value: Any) -> Any:
 
 def _generators() -> dict[str, Any]:
     """Marks of the global generators."""
-    globals = {"torch": torch.default_generator, "numpy": np.random.mtrand._rand, "python": random._inst}
-    return {name: _mark(value) for name, value in globals.items()}
+    known = {"torch": torch.default_generator, "numpy": np.random.mtrand._rand, "python": random._inst}
+    return {name: _mark(value) for name, value in known.items()}
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

@@ -3,22 +3,22 @@
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.optim import Optimizer
 
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.federated.batches import BatchPlan, Kind, counts_of_pass, plan_batches
+from gcfed.federated.forward import Params
 from gcfed.federated.graphs.recorder import Recorder
 from gcfed.federated.messages import Download
 from gcfed.federated.stack import (
     ClientStack,
-    Output,
     cannot_stack,
     client_norms,
     is_graphable,
@@ -34,19 +34,6 @@ from gcfed.utils.device import on_device
 
 # They take norms or products over whole tensors, so a stacked tensor would mix its clients.
 _NOT_ELEMENTWISE = ("LBFGS", "Muon", "Adafactor", "SparseAdam")
-
-
-class LocalHooks(Protocol):
-    """What local training calls of a client part; :class:`~gcfed.federated.method.ClientPart` says when."""
-
-    task_weight: float
-
-    @property
-    def moves_weights(self) -> bool: ...
-    def before_step(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> None: ...
-    def calibrate(self, stack: ClientStack, logits_KBC: Tensor) -> Tensor: ...
-    def local_loss(self, stack: ClientStack, batch: Batch, out: Output) -> Tensor | None: ...
-    def after_step(self, stack: ClientStack, batch: Batch) -> None: ...
 
 
 @checked
@@ -111,25 +98,20 @@ class LocalSolver:
             ValueError: ``client.stack`` > 1, or a layer sees a single value of a batch; names the remedy.
         """
         self.check_stack(cannot_stack(net))
-        if not uses_batch_statistics(net):
+        sizes = data.sizes(np.arange(data.num_clients)).tolist()
+        alone = [client for client, size in enumerate(sizes) if 1 in self._pass(size)[: self.steps]]
+        if not alone or not uses_batch_statistics(net):
             return
-        sizes = data.sizes(np.arange(data.num_clients))
-        alone = [client for client, size in enumerate(sizes.tolist()) if 1 in self._pass(size)[: self.steps]]
-        if not alone:
-            return
-        like, training = next(net.parameters()), net.training
+        like = next(net.parameters())
         sample = like.new_zeros(1, *data.input_shape, dtype=torch.int64 if hasattr(net, "last_only") else None)  # texts
-        buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
         try:
-            functional_call(net.train(), buffers, sample)
+            deepcopy(net).train()(sample)
         except ValueError as error:
             raise ValueError(
                 f"{type(net).__name__} normalises over batches, and {len(alone)} of {len(sizes)} clients have "
                 f"one of a single sample (the first is client {alone[0]}): set model.norm_policy=group, "
                 f"or fixed, or client.last_batch=wrap. ({error})"
             ) from None
-        finally:
-            net.train(training)
 
     def recorder(self, net: nn.Module, device: torch.device) -> Recorder | None:
         """Records this network's steps on the present stream; None where Python launches each step."""
@@ -159,12 +141,16 @@ class LocalSolver:
             lasting: whether later stacks may replay what the ``recorder`` records of this one.
         """
         sizes = data.sizes(clients)
-        if recorder is not None:
-            longest = self.num_steps(data.sizes(np.arange(data.num_clients)).max(keepdims=True))[0]
-            room = max(int(longest), len(plan.kinds)) if lasting and self._starts_at_zero else 0
-            return recorder.steps(make, self.optimizer, download, clients, sizes, plan, room)
-        stack = make(download.model, clients, sizes, plan.steps)
-        return Steps(stack, plan, self.optimizer(list(stack.leaves.values())))
+
+        def fresh(start: Params) -> tuple[ClientStack, BatchPlan, Optimizer]:
+            stack = make(start, clients, sizes, plan.steps)
+            return stack, plan, self.optimizer(list(stack.leaves.values()))
+
+        if recorder is None:
+            return Steps(*fresh(download.model))
+        longest = self.num_steps(data.sizes(np.arange(data.num_clients)).max(keepdims=True))[0]
+        room = max(int(longest), len(plan.kinds)) if lasting and self._starts_at_zero else 0
+        return recorder.steps(fresh, download, clients, sizes, plan, room)
 
     def lr(self, round_index: int) -> float:
         """η_l, the learning rate of a round: it follows the round, not the client."""
@@ -193,11 +179,15 @@ class LocalSolver:
         steps: Steps,
         data: FederatedDataModule,
         lr: float,
-        parts: Sequence[LocalHooks],
+        parts: Sequence[Any],
         after_backward: Callable[[], object],
         autocast: Callable[[], AbstractContextManager] = nullcontext,
     ) -> Tensor:
-        """Trains a stack through its plan; ``after_backward`` calls that hook of the parts, ``lr`` is η_l.
+        """Trains a stack through its plan; ``lr`` is η_l.
+
+        Args:
+            parts: the client parts of the run's methods, in order.
+            after_backward: calls Lightning's hook of this name.
 
         Returns:
             Each client's mean task loss over all samples that it saw, ``[K]`` on the device.
@@ -235,7 +225,7 @@ class LocalSolver:
         return steps.mean_losses()
 
 
-def local_objective(stack: ClientStack, batch: Batch, parts: Sequence[LocalHooks]) -> tuple[Tensor, Tensor]:
+def local_objective(stack: ClientStack, batch: Batch, parts: Sequence[Any]) -> tuple[Tensor, Tensor]:
     """Each active client's task loss and its objective (with the terms of the methods), both ``[n]``."""
     out = stack(batch.x)
     logits = out.logits_KBC

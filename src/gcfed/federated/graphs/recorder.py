@@ -71,37 +71,28 @@ class Recorder:
         self._kept: dict[int, RecordedSteps] = {}  # by K
 
     def steps(
-        self,
-        make: Callable[..., ClientStack],
-        optimizer: Callable[..., Optimizer],
-        download: Download,
-        clients: np.ndarray,
-        sizes: np.ndarray,
-        plan: BatchPlan,
-        room: int = 0,
-    ) -> RecordedSteps:
+        self, fresh: Callable[..., Any], download: Download, clients: np.ndarray, sizes: np.ndarray, plan: BatchPlan,
+        room: int,
+    ) -> RecordedSteps:  # fmt: skip
         """The steps of K clients.
 
         Args:
-            make: makes a stack of the start, the clients, their numbers of samples and of steps.
+            fresh: makes a stack of clients that begin at a model, its plan and its optimizer.
             sizes: the clients' numbers of samples, ``[K]``.
             room: steps of the longest plan that may come, if later stacks may replay what this one records; else 0.
         """
-        k, start = len(clients), download.model
-        steps = self._kept.pop(k, None) if room else None
+        if not room:
+            return RecordedSteps(self.graph, room, download.lr, *fresh(download.model))
+        steps = self._kept.pop(len(clients), None)
         if steps is not None and steps.fits(plan):
             steps.restart(download, clients, sizes, plan)
         else:
             steps = None  # its memory goes before the new one's comes
-            if room:
-                start = {name: t.clone() for name, t in start.items()}
-                if len(self._kept) > 1:
-                    del self._kept[next(iter(self._kept))]
-            stack = make(start, clients, sizes, plan.steps)
-            leaves = optimizer(list(stack.leaves.values()))
-            steps = RecordedSteps(self.graph, stack, plan, leaves, room, download.lr)
-        if room:
-            self._kept[k] = steps
+            if len(self._kept) > 1:
+                del self._kept[next(iter(self._kept))]
+            start = {name: t.clone() for name, t in download.model.items()}
+            steps = RecordedSteps(self.graph, room, download.lr, *fresh(start))
+        self._kept[len(clients)] = steps
         return steps
 
 
@@ -118,7 +109,7 @@ class RecordedSteps(Steps):
     """
 
     def __init__(
-        self, graph: Any, stack: ClientStack, plan: BatchPlan, optimizer: Optimizer, room: int, lr: float
+        self, graph: Any, room: int, lr: float, stack: ClientStack, plan: BatchPlan, optimizer: Optimizer
     ) -> None:
         super().__init__(stack, plan, optimizer)
         for group in optimizer.param_groups:
