@@ -35,15 +35,12 @@ def run(config, finished):
     return lambda *overrides: train(config(*FAST, "ckpt_path=last", *overrides, folder=finished))
 
 
-def test_a_flipped_bit_and_another_file_are_refused(run, finished, tmp_path):
+def test_a_flipped_bit_is_refused(run, finished, tmp_path):
     content = bytearray((finished / "checkpoints/last.ckpt").read_bytes())
     weights = bytes(torch.load(finished / "checkpoints/last.ckpt")["state_dict"]["net.fc1.weight"].numpy())
     content[content.index(weights) + len(weights) // 2] ^= 1
     (tmp_path / "bad.ckpt").write_bytes(content)
     with pytest.raises(ValueError, match=r"bad\.ckpt is damaged.*checksum of .* is wrong"):
-        load_checkpoint(tmp_path / "bad.ckpt")
-    torch.save({"state_dict": {}}, tmp_path / "bad.ckpt")
-    with pytest.raises(ValueError, match=r"bad\.ckpt is damaged, or no checkpoint of this project: gcfed did not"):
         load_checkpoint(tmp_path / "bad.ckpt")
 
 
@@ -117,9 +114,9 @@ def test_checksums_name_the_part_of_the_data_that_has_changed():
     assert parts(x=(4, 2, 3))["test samples"] != parts()["test samples"]
     zeros = [np.zeros((2, 3), np.uint8), np.zeros((3, 2), np.uint8), np.zeros((2, 3), np.int8)]
     assert len({*map(checksum, zeros)}) == 3
-    big = np.arange(2**22, dtype=np.int64).reshape(-1, 2)  # two blocks; of a view in any order
-    assert checksum(big) == checksum(np.asfortranarray(big)) != checksum(big[::-1])
-    assert checksum(np.arange(3)) == "31a469da"  # everywhere
+    view = np.arange(6).reshape(3, 2)
+    assert checksum(view) == checksum(np.asfortranarray(view)) != checksum(view[::-1])
+    assert checksum(np.arange(3)) == "31a469da"  # on every machine
 
 
 def test_a_run_whose_rows_are_lost_does_not_go_on(run, finished):
@@ -135,17 +132,12 @@ def test_a_run_whose_rows_are_lost_does_not_go_on(run, finished):
 
 
 def test_what_a_kill_after_the_last_checkpoint_left_undone_is_done(run, finished):
+    names = {path.relative_to(finished) for path in finished.rglob("*")}
     (finished / "global_model.safetensors").unlink()
     (finished / "summary.json").unlink()
-    temporary = finished / "checkpoints" / ".last.ckpt.123.ckpt"
-    temporary.touch()
-    mine = finished / ".python-3.11"
-    mine.touch()
+    (finished / "checkpoints/.last.ckpt.123.ckpt").touch()
     run()
-    assert (finished / "global_model.safetensors").is_file()
-    assert (finished / "summary.json").is_file()
-    assert not temporary.exists()
-    assert mine.exists()
+    assert {path.relative_to(finished) for path in finished.rglob("*")} == names
 
 
 class CopyIn(Spy):

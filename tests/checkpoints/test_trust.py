@@ -52,7 +52,7 @@ COMPARED = ("identity", "checksums")
 @pytest.mark.parametrize(
     ("keep", "goes_on"),
     [(COMPARED, False), ((*COMPARED, *LIGHTNINGS, "callbacks"), True)],
-    ids=["all that nobody compares", "our own record"],
+    ids=["all", "our own record"],
 )
 def test_nothing_in_a_checkpoint_is_called_or_resolved(finished, config, keep, goes_on):
     """Neither where it is tested, nor continued, nor begun at."""

@@ -1,6 +1,7 @@
 """Run folders are read in any state; a broken one does not stop the reading of the others."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -20,11 +21,9 @@ def test_an_empty_cell_was_not_measured_and_nan_was_not_finite(tmp_path):
     for name, wanted in {"a": [nan, 0.1, nan, inf], "b": [nan, nan, inf, -inf], "c": [nan, 1e-3, nan, 5]}.items():
         np.testing.assert_array_equal(table[name], wanted)
 
-
-@pytest.mark.parametrize(("text", "rounds"), [("", []), ("round,a", []), ("round,a\n1,2\n2,3", [1])])
-def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path, text, rounds):
-    (tmp_path / "metrics.csv").write_text(text)
-    assert list(read_metrics(tmp_path / "metrics.csv").index) == rounds
+    for text, rounds in (("", []), ("round,a", []), ("round,a\n1,2\n2,3", [1])):  # a kill cut the last line short
+        path.write_text(text)
+        assert list(read_metrics(path).index) == rounds
 
 
 def test_a_resumed_run_keeps_the_rows_up_to_its_checkpoint_as_they_were(tmp_path):
@@ -53,9 +52,7 @@ def test_files_that_cannot_be_read_make_a_failed_run(tmp_path, name, text, reaso
     (tmp_path / "a" / name).write_text(text)
     (run,) = find_runs([tmp_path])
     assert (run.state, run.rounds, len(run.curve("test/acc"))) == ("failed", 0, 0)
-    assert run.note.startswith("its files cannot be read: ")
-    assert reason in run.note
-    assert "\n" not in run.note
+    assert re.fullmatch(f"its files cannot be read: .*{reason}.*", run.note)
 
 
 LOSSES = [{"test/loss": 1.0}] * 2

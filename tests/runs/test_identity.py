@@ -17,18 +17,8 @@ def base():
     return composed()
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        "rounds=7 eval_every=3 targets=[0.1] extras.figures=false callbacks.progress=null name=mine client.stack=5"
-        " paths.data_dir=elsewhere paths.log_dir=elsewhere data.eval_batch_size=7 gc.lam=null server.lr=1"
-        " ckpt_path=last",
-        "metrics=drift trainer=ddp trainer.devices=2 client_store=disk client_store.folder=elsewhere debug=profiler"
-        " ~logger.csv +tags.note=mine",
-    ],
-)
-def test_what_changes_no_number_is_the_same_run(base, overrides):
-    cfg = composed(*overrides.split())
+def test_what_changes_no_number_is_the_same_run(base):
+    cfg = composed("gc.lam=null", "server.lr=1", "metrics=drift", "debug=profiler", "~logger.csv", "+tags.note=mine")
     assert differences(leaves(base), leaves(cfg)) == ""
     assert identity(cfg) == identity(base)
 
@@ -110,16 +100,9 @@ def test_the_file_in_the_folder_has_the_identity_of_the_config():
     assert identity(yaml.safe_load(text)) == identity(cfg) == identity(composed("experiment=matrix_regression_ssf"))
 
 
-def test_differences_name_the_keys():
-    there, here = {"client.epochs": 5, "seed": 1}, {"client.epochs": 2, "seed": 1, "gc.lam": 0.5}
-    assert differences(there, here) == "client.epochs is 5 there, 2 here; gc.lam is None there, 0.5 here"
-    assert differences(there, here, most=1) == "client.epochs is 5 there, 2 here; and 1 more"
-
-
 def test_hyperparameters_are_scalars_under_the_keys_of_the_command_line():
     table = hyperparameters(composed("algorithm=fedprox", "gc=gcfed", "gc.lam=0.5", "+task.gamma=3", "server=fedadam"))
     wanted = {"data": "digits", "algorithm": "fedprox", "gc.lam": 0.5, "client.optimizer": "SGD", "rounds": 100}
     assert (wanted | {"server.betas": "[0.9, 0.99]"}).items() <= table.items()
-    assert all(isinstance(value, bool | int | float | str) for value in table.values())
     sections = {key.partition(".")[0] for key in table if "." in key}  # not of data, of the model or of the task
     assert sections == {"aggregator", "client", "gc", "methods", "participation", "partition", "server"}

