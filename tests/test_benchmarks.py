@@ -14,7 +14,6 @@ from conftest import forked
 
 from benchmarks import gpu, kernels, peers, plain, run, workloads
 from gcfed.models.own import build_net
-from gcfed.runs.reading import read_metrics
 from gcfed.utils.resolvers import ROOT
 
 PARTS = {"forward", "backward", "step", "hooks", "batch", "broadcast", "aggregate", "evaluate", "checkpoint", "loop"}
@@ -44,7 +43,7 @@ def bench(monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_a_sitting_measures_both_methods_and_the_plain_loop(bench, tmp_path):
-    said = bench("digits", "--pairs", "1", "--layout", "2x1", "--out", str(tmp_path), "data.limit_train=300")
+    said = bench("digits", "--pairs", "1", "--layout", "2x1", "--out", str(tmp_path), "data.limit_train=100")
     assert "| GC-Fed |" in said
     assert (tmp_path / "table.md").read_text() in said
     (figures,) = json.loads((tmp_path / "figures.json").read_text())
@@ -83,13 +82,7 @@ def test_the_rate_of_matrix_products_is_the_best_of_several_shapes(monkeypatch):
     assert plain.gemm_rate(torch.device("cpu"), torch.float32) == 3.0
 
 
-def test_a_word_that_is_no_override_is_refused(bench, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        bench("digits", "fast")
-    assert "fast: not an option, and not an override, which is key=value" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("algorithm", "stack"), [("fedavg", 1), ("scaffold", 5), ("fedsam", 1)])
+@pytest.mark.parametrize(("algorithm", "stack"), [("fedavg", 1), ("scaffold", 5)])
 def test_a_step_has_as_many_kernels_as_the_table_says(algorithm, stack):
     rows = re.findall(r"^\| (.*) \| (\d+) \| (\d+) \|$", (ROOT / "docs/performance.md").read_text(), re.MULTILINE)
     ((alone, five),) = [numbers for names, *numbers in rows if f"`{algorithm}`" in names]
@@ -103,10 +96,6 @@ def test_a_run_is_measured_by_its_steps(tmp_path):
     found = gpu.seconds(tmp_path)
     assert found["round_s"] >= found["train_s"] > 0
     assert found["step_us"] == pytest.approx(found["train_s"] / 5 * 1e6)
-    assert gpu.profiled(tmp_path, *small[:-1], workload="digits", trainer="cpu") == {"busy": 0.0}
-    assert "aten::" in (tmp_path / "trace.json").read_text()
-    minutes = gpu.minutes(tmp_path / "peer", "digits", 30, 2, *small[:-1], trainer="cpu")
-    assert minutes == pytest.approx(read_metrics(tmp_path / "peer" / "metrics.csv")["time/round_s"][2:].mean() / 2)
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def refused():
         gcfed.train(gcfed.configure(small, "gc.boundary=nowhere", folder=f"{folder}/refused"))
         raise SystemExit("it was not refused")
 
-folder, small = sys.argv[1], ["rounds=1", "data.limit_train=100", "model.hidden=[8]", f"paths.log_dir={sys.argv[1]}"]
+folder, small = sys.argv[1], ["rounds=1", "data.limit_train=40", "model.hidden=[8]", f"paths.log_dir={sys.argv[1]}"]
 torch.set_num_threads(3)  # more than a run would take
 gcfed = unchanged("import gcfed", lambda: importlib.import_module("gcfed"))
 for name in gcfed.__all__:

@@ -48,14 +48,14 @@ def test_trackers_have_a_row_a_round_and_runs_do_not_mix(config, tmp_path, monke
     address = f"file:{tmp_path}/mlruns"
     loggers = ("logger=many", "logger.wandb.offline=true", f"logger.mlflow.tracking_uri={address}")
     for name, more in (("two", TWO), ("other", ("seed=2",))):
-        train(config(*FAST, *loggers, "rounds=3", *more, f"name={name}", folder=tmp_path / name))
+        train(config(*FAST, *loggers, "rounds=2", *more, f"name={name}", folder=tmp_path / name))
     client, until = MlflowClient(address), time.monotonic() + 20
     runs = client.search_runs([client.get_experiment_by_name("gcfed").experiment_id])
     assert {run.info.run_name: run.info.status for run in runs} == {"two": "FINISHED", "other": "FINISHED"}
     for run in runs:
         folder = tmp_path / run.info.run_name
         accuracies = [(row["round"], row["test/acc"]) for row in read_rows(folder / "metrics.csv")]
-        assert len(accuracies) == 3
+        assert len(accuracies) == 2
         assert run.data.params["gc"] == "gcfed"
         assert sorted((m.step, m.value) for m in client.get_metric_history(run.info.run_id, "test/acc")) == accuracies
         while (rows := list(wandb_rows(folder))) != accuracies:  # its own process writes the file a little later

@@ -40,8 +40,7 @@ def configure(*overrides: str | Iterable[str], folder: str | Path | None = None)
         folder: of one run. None: a new one in ``logs/<name>/`` each time the config trains; with ``ckpt_path=last`` the
             folder of the newest run with these settings.
 
-    Raises:
-        ValueError: an override names no key or option; says which was meant.
+    Raises ValueError if an override names no key or option; says which was meant.
     """
     words = shorthand(word for given in overrides for word in ([given] if isinstance(given, str) else given))
     with _composing:
@@ -70,9 +69,7 @@ def compare(
         folder: of the runs' folders, ``<method>_seed<seed>``. Runs that are there are continued if the config says
             ``ckpt_path=last``, else refused. None: a new one in ``logs/compare/``.
 
-    Raises:
-        ValueError: no config, equal seeds, a setting that cannot work, or a folder that holds another run; before any
-            run.
+    Raises ValueError if seeds are equal, a setting cannot work or a folder holds another run, before any run.
     """
     from gcfed.check import check
     from gcfed.run import train
@@ -106,11 +103,7 @@ class Comparison:
     folders: dict[tuple[str, int], Path]  # (method, seed) → the run's
 
     def curves(self, column: str) -> dict[str, pd.DataFrame]:
-        """A column of each method, in the order in which they were given: [rounds with a value, seeds].
-
-        Raises:
-            ValueError: a method has no such column.
-        """
+        """A column of each method, in the order in which they were given: [rounds with a value, seeds]."""
         methods = list(dict.fromkeys(method for method, _ in self.folders))
         values = self.frame.reindex(columns=[column])[column].dropna()
         if lacking := [method for method in methods if method not in values.index.unique("method")]:

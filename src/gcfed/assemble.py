@@ -53,9 +53,7 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
         clients_only: whether this is the side of some clients. Server parts are then left out, and the data need not
             be enough to learn from.
 
-    Raises:
-        ValueError: a setting that cannot work; names the key and the remedy.
-        FileNotFoundError: data that are not there.
+    Raises ValueError if a setting cannot work, and FileNotFoundError if data are not there.
     """
     data: FederatedDataModule = require(cfg, "data")
     data.setup()
@@ -105,26 +103,17 @@ def build_loop(cfg: DictConfig, num_clients: int) -> FederatedLoop:
     """The server's program: who takes part, what clients do, how their updates become one."""
     faults, size = optional(cfg.participation, "faults") or Faults(), {}
     if "per_round" in (cfg.participation.get("sampler") or {}):  # those in reserve are drawn, too
-        size["per_round"] = drawn = cohort_size(cfg.participation.sampler.per_round, num_clients) + (faults.extra or 0)
-        if faults.extra and drawn > num_clients:
-            many = f"makes {drawn} clients a round, and participation.num_clients={num_clients}"
-            raise ValueError(f"participation.faults.extra={faults.extra} {many}: lower it.")
+        size["per_round"] = cohort_size(cfg.participation.sampler.per_round, num_clients) + (faults.extra or 0)
     stores: ClientStores = require(cfg, "client_store")
     run = Path(cfg.paths.output_dir).resolve()
     if stores.folder is not None and not stores.folder.resolve().is_relative_to(run):  # each run has a part of it
         stores.folder /= f"{run.name[:100]}-{digest({'': str(run)})}"
     federation = optional(cfg, "federation")
     return FederatedLoop(
-        sampler=require(cfg.participation, "sampler", **size),
-        solver=require(cfg, "client"),
-        aggregator=require(cfg, "aggregator"),
-        rounds=cfg.rounds,
-        seed=cfg.seed,
-        eval_every=cfg.eval_every,
-        stores=stores,
-        faults=faults,
-        federation=federation and partial(federation, cfg=cfg),
-    )
+        sampler=require(cfg.participation, "sampler", **size), solver=require(cfg, "client"),
+        aggregator=require(cfg, "aggregator"), rounds=cfg.rounds, seed=cfg.seed, eval_every=cfg.eval_every,
+        stores=stores, faults=faults, federation=federation and partial(federation, cfg=cfg),
+    )  # fmt: skip
 
 
 def build_methods(cfg: DictConfig) -> list[Part]:

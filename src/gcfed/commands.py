@@ -74,14 +74,10 @@ def _evaluate(cfg: DictConfig) -> None:
 
 def _report(cfg: DictConfig) -> None:
     """``python src/report.py 'roots=[logs]' out=logs/report``: tables, figures and a page of finished runs."""
-    from omegaconf import OmegaConf
-
     from gcfed.report import write_report
 
-    settings: Any = OmegaConf.to_container(cfg, resolve=True)
-    del settings["paths"]
-    roots = settings.pop("roots")
-    write_report(*([roots] if isinstance(roots, str) else roots or ()), **settings)
+    roots = [cfg.roots] if isinstance(cfg.roots, str) else cfg.roots or ()
+    write_report(*roots, out=cfg.out, measures=cfg.measures and list(cfg.measures), figures=cfg.figures)
 
 
 train, evaluate = partial(_run, "train", _train), partial(_run, "eval", _evaluate)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -63,10 +63,8 @@ class RunResult:
 def train(cfg: DictConfig) -> RunResult:
     """Trains as configured, resumes if ``ckpt_path`` says so, and writes the run's folder.
 
-    Raises:
-        ValueError: a setting that cannot work, or a folder that holds another run; names the key and the remedy, before
-            the first round.
-        OSError: data or a checkpoint are not there, or the folder cannot be written to.
+    Raises ValueError if a setting cannot work or the folder holds another run, before the first round, and OSError if
+    data or a checkpoint are not there.
     """
     check(cfg)
     cfg = with_folder(cfg)
@@ -129,9 +127,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
         cfg: the settings of the run that made it, as for :func:`train`. ``ckpt_path`` names a checkpoint or a
             ``global_model.safetensors``, of which only tensors are read.
 
-    Raises:
-        ValueError: the file is damaged, or of another model than ``cfg`` describes.
-        FileNotFoundError: the file or its data are not there.
+    Raises ValueError if the file is damaged, or of another model than ``cfg`` describes.
     """
     tensors, rounds = load_weights(cfg.ckpt_path)
     torch.set_float32_matmul_precision(cfg.get("precision_matmul") or "highest")
@@ -143,11 +139,9 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     module = build_module(cfg)
     look(module, data)
     module.net.load_state_dict(fitting(module, tensors, Path(cfg.ckpt_path)))
-    on_gpu = torch.cuda.is_available() and not trains_on_cpu(cfg.trainer.accelerator)
-    trainer = Trainer(
-        accelerator="gpu" if on_gpu else "cpu", devices=1, precision=cfg.precision, logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
+    device = "gpu" if torch.cuda.is_available() and not trains_on_cpu(cfg.trainer.accelerator) else "cpu"
+    quiet: Any = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    trainer = Trainer(accelerator=device, devices=1, precision=cfg.precision, **quiet)
     trainer.validate(module, datamodule=data, verbose=False)
     return {"round": rounds} | {key: float(trainer.callback_metrics[key]) for key in module.tested()}
 

@@ -17,10 +17,7 @@ from hydra.utils import instantiate
 
 
 class OptunaSweeper(Sweeper):
-    """Runs trials until ``n_trials`` have ended; the same command continues a search that was stopped.
-
-    A trial whose run fails or has no finite ``optimized_metric`` counts, and keeps its reason.
-    """
+    """Runs trials until ``n_trials`` have ended, with or without a value. The same command continues a search."""
 
     def __init__(self, direction: str, n_trials: int, n_jobs: int, seed: int, storage: Any, sampler: Any, params: Any):
         self.direction, self.n_trials, self.n_jobs, self.seed = direction, n_trials, n_jobs, seed
@@ -89,9 +86,8 @@ def open_study(root: Path, cfg: Any, space: Mapping[str, Any], metric: str, dire
     from gcfed.runs.identity import differences, leaves
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    fixed = {
-        key: value for key, value in leaves(cfg).items() if not f"{key}.".startswith(tuple(f"{k}." for k in space))
-    }
+    searched = tuple(f"{key}." for key in space)
+    fixed = {key: value for key, value in leaves(cfg).items() if not f"{key}.".startswith(searched)}
     fixed |= {"rounds": cfg.rounds, "metric": metric, "direction": direction}
     fixed |= {f"params.{key}": repr(distribution) for key, distribution in space.items()}
     where: Any = {"storage": storage or f"sqlite:///{root}/{STORAGE}", "study_name": root.name if storage else "search"}

@@ -13,7 +13,7 @@ from conftest import read_rows, run_script, type_command
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-FAST = ["participation.num_clients=8", "client.epochs=1", "data.limit_train=300", "data.limit_test=100"]
+FAST = ["participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=50"]
 pytestmark = pytest.mark.slow
 
 

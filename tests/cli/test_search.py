@@ -92,6 +92,7 @@ def test_a_search_that_was_stopped_draws_what_it_would_have_drawn(tmp_path):
 
     go(tmp_path / "straight", Launcher())
     go(tmp_path / "stopped", Launcher(), n_trials=1)
+    load_study(study_name="search", storage=f"sqlite:///{tmp_path}/stopped/search.db").ask()  # killed before it drew
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path / "stopped", Launcher(killed))
     checkpoint = tmp_path / "stopped" / "trial_0002" / "checkpoints" / "last.ckpt"
@@ -100,16 +101,6 @@ def test_a_search_that_was_stopped_draws_what_it_would_have_drawn(tmp_path):
     launcher = Launcher()
     go(tmp_path / "stopped", launcher)
     assert [job[-1] for job in launcher.jobs] == [f"ckpt_path='{checkpoint}'", "hydra.sweep.subdir=trial_0003"]
-    assert trials(tmp_path / "straight") == trials(tmp_path / "stopped")
-    go(tmp_path / "stopped", launcher)
-    assert len(launcher.jobs) == 2
-
-
-def test_a_kill_while_a_trial_is_drawn_or_written_loses_nothing(tmp_path):
-    go(tmp_path / "straight", Launcher())
-    go(tmp_path / "stopped", Launcher(), n_trials=1)
-    load_study(study_name="search", storage=f"sqlite:///{tmp_path}/stopped/search.db").ask()  # draws nothing
-    go(tmp_path / "stopped", Launcher())
     assert trials(tmp_path / "straight") == trials(tmp_path / "stopped")
 
 
@@ -130,7 +121,6 @@ def test_one_folder_holds_one_search_of_one_process(tmp_path):
     go(tmp_path, Launcher(), "rounds=2", n_trials=1)
     go(tmp_path, Launcher(), "rounds=2", "trainer.devices=1", n_trials=2)  # changes no result
     for arguments, message in (
-        (["rounds=3"], "rounds is 2 there, 3 here"),
         (["rounds=2", "client.optimizer.lr=0.5"], "client.optimizer.lr is .* there, 0.5 here"),
         (["rounds=2", "gc.lam=interval(0.5, 1.0)"], "params.gc.lam is .*low=0.0.* there, .*low=0.5"),
     ):
@@ -144,11 +134,8 @@ def test_one_folder_holds_one_search_of_one_process(tmp_path):
     ("words", "settings", "message"),
     [
         (["seed=1,2,3"], {}, "without seed"),
-        ([], {"params": {}}, r"needs hydra\.sweeper\.params"),
         (["client.epochs=tag(log, range(1,1000))"], {}, r"tag\(log, …\) is known for intervals alone"),
-        (["gc.lam=tag(logarithmic, interval(0.1,1))"], {}, r"tag\(logarithmic, …\)"),
         ([], {"params": {"gc.lam": "interval(1.0, 0.0)"}}, r"gc\.lam=interval\(1\.0, 0\.0\) cannot be searched"),
-        ([], {"metric": "foo:test/acc"}, "^optimized_metric='foo:test/acc' is not understood"),
         ([], {"metric": "final:test/loss"}, r"better where it is smaller: set hydra\.sweeper\.direction=minimize"),
         (
             [],
@@ -162,9 +149,6 @@ def test_what_would_be_searched_otherwise_than_meant_is_refused(tmp_path, words,
     with pytest.raises(ValueError, match=message):
         go(tmp_path, launcher, *words, **settings)
     assert len(launcher.jobs) == ("acd" in message)  # what runs measure is known after the first
-    if launcher.jobs:  # whose trial goes on, under the right name
-        go(tmp_path, launcher)
-        assert [job[-1] for job in launcher.jobs[1:]] == [f"hydra.sweep.subdir=trial_{i:04d}" for i in range(4)]
 
 
 @pytest.mark.parametrize(

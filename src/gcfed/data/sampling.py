@@ -42,7 +42,7 @@ class UniformSampler:
         if self.per_round > num_clients:
             raise ValueError(
                 f"participation.per_round={self.per_round} exceeds participation.num_clients={num_clients}: "
-                "a cohort holds a client at most once"
+                "a cohort, with faults.extra, holds a client at most once"
             )
 
     def __call__(self, round: int, num_clients: int, seed: int) -> np.ndarray:

@@ -72,9 +72,10 @@ class Composer:
         """The config, which belongs to the caller. Raises ValueError for a wrong override, and says what was meant."""
         try:
             parsed = OverridesParser.create().parse_overrides(list(overrides))
-            values = [o for o in parsed if re.fullmatch(r"[\w.]+", o.key_or_group) and o.key_or_group not in GROUPS]
-            if any(o.type is not OverrideType.CHANGE or o.is_sweep_override() for o in parsed):
-                values = []  # with additions and deletions the order could matter
+            # With additions and deletions the order could matter.
+            plain = all(o.type is OverrideType.CHANGE and not o.is_sweep_override() for o in parsed)
+            keys = {o.key_or_group for o in parsed if plain and re.fullmatch(r"[\w.]+", o.key_or_group)} - {*GROUPS}
+            values = [o for o in parsed if o.key_or_group in keys]
             files = tuple(str(o.input_line) for o in parsed if o not in values)
             if files not in self._composed:
                 self._composed[files] = composed(list(files))

@@ -12,7 +12,6 @@ from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 
 from gcfed.utils.checked import SettingError
-from gcfed.utils.resolvers import how_to_install
 
 _HYDRAS = ("_target_", "_partial_", "_args_", "_convert_", "_recursive_")  # Hydra's own keys: never arguments
 
@@ -85,4 +84,4 @@ def build_all(cfg: DictConfig, key: str, kind: type = object, **common: Any) -> 
 def installed(package: str, key: str) -> None:
     """Raises BuildError if a package is missing; names the command that installs it, as an extra of the same name."""
     if find_spec(package) is None:
-        raise BuildError(f"{key} needs a package: {how_to_install(package)}")
+        raise BuildError(f"{key} needs a package: uv pip install -e '.[{package}]'")

@@ -5,8 +5,9 @@ import random
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
@@ -29,19 +30,20 @@ def isolated() -> Iterator[None]:
     """
     devices = range(torch.cuda.device_count() if torch.cuda.is_initialized() else 0)
     with _turn, torch.random.fork_rng(devices), warnings.catch_warnings():
-        drawn, drawn_by_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  (users' networks may use it)
-        levels = {name: logging.getLogger(name).level for name in LEVELS}
-        threads, precision, hook = torch.get_num_threads(), torch.get_float32_matmul_precision(), sys.excepthook
+        loggers, hook = {name: logging.getLogger(name) for name in LEVELS}, sys.excepthook
+        restore: list[Callable[[], object]] = [
+            partial(random.setstate, random.getstate()),
+            partial(np.random.set_state, np.random.get_state()),  # noqa: NPY002  (users' networks may use it)
+            partial(torch.set_num_threads, torch.get_num_threads()),
+            partial(torch.set_float32_matmul_precision, torch.get_float32_matmul_precision()),
+            *(partial(logger.setLevel, logger.level) for logger in loggers.values()),
+        ]
         warnings.filterwarnings("ignore", message=IGNORED)
-        for name, level in LEVELS.items():
-            logging.getLogger(name).setLevel(level)
+        for name, logger in loggers.items():
+            logger.setLevel(LEVELS[name])
         try:
             yield
         finally:
-            random.setstate(drawn)
-            np.random.set_state(drawn_by_numpy)  # noqa: NPY002
-            for name, level in levels.items():
-                logging.getLogger(name).setLevel(level)
-            torch.set_num_threads(threads)
-            torch.set_float32_matmul_precision(precision)
+            for call in restore:
+                call()
             sys.excepthook = hook  # torch's process groups replace it

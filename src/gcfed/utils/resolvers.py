@@ -1,7 +1,6 @@
 """OmegaConf resolvers of the configs, and where the configs and the project lie."""
 
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,6 @@ _PACKAGED = Path(__file__).resolve().parents[1] / "configs"  # in a wheel
 CONFIGS = _PACKAGED if _PACKAGED.is_dir() else _CLONE / "configs"
 #: The folder below which data are read and runs are written: the clone, or where an installed command is called.
 ROOT = Path.cwd() if _PACKAGED.is_dir() else _CLONE
-
-
-def command(name: str) -> str:
-    """How the user calls ``train``, ``eval`` or ``report``."""
-    return f"gcfed-{name}" if Path(sys.argv[0]).name.startswith("gcfed-") else f"python src/{name}.py"
-
-
-def how_to_install(extra: str) -> str:
-    """The command that installs an extra of this project."""
-    return f".venv/bin/uv pip install -e '.[{extra}]'"
 
 
 def nodes() -> int:
@@ -62,7 +51,6 @@ def method_name(algorithm: str, gc: str) -> str:
 _RESOLVERS: dict[str, Callable[..., Any]] = {
     "all_devices": all_devices,
     "class_name": lambda target: str(target).rpartition(".")[2],  # Net of mynet.Net
-    "command": command,
     "last_layer": last_layer,
     "method_name": method_name,
     "length": lambda values, times=1: len(values) * times,  # the clients that follow from a list of data sets

@@ -16,7 +16,6 @@ from gcfed.data.sets.images import Side, decode
 from gcfed.data.sets.leaf import ALPHABET, LENGTH, encode, sequences
 from gcfed.data.sets.own import from_arrays, require_columns
 from gcfed.utils.checked import Inside, SettingError, checked
-from gcfed.utils.resolvers import how_to_install
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -72,7 +71,7 @@ def _load(name: str, subset: str | None, data_dir: str) -> tuple[Dataset, list[D
     try:
         import datasets
     except ImportError:
-        raise ValueError(f"data=huggingface needs datasets: {how_to_install('huggingface')}") from None
+        raise ValueError("data=huggingface needs datasets: uv pip install -e '.[huggingface]'") from None
     if Path(name).is_dir():
         found = datasets.load_from_disk(name)
     else:
