@@ -116,7 +116,7 @@ def nodes(path: Path) -> dict[str, str]:
 
 
 def given_to(name: str, path: Path) -> list[tuple[Any, str]]:
-    """The constructors that get a key, with the argument's name: its own node's, and those of groups that refer to it."""
+    """The constructors that get a key, with the argument's name: its own node's, and those of groups that follow it."""
     group, last = name.partition(".")[0], name.rpartition(".")[2]
     followers = [key.name for key in nearest(path) if key.default == f"${{{name}}}" and key.name.endswith(f".{last}")]
     places = [name, *(other for other in followers if other.partition(".")[0] != group)]
