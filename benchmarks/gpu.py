@@ -25,8 +25,8 @@ from lightning.pytorch import Callback, Trainer  # noqa: E402
 from omegaconf import open_dict  # noqa: E402
 
 from benchmarks.workloads import compose_workload  # noqa: E402
-from gcfed.federated import stacks as lanes  # noqa: E402
-from gcfed.federated.recorder import Graph  # noqa: E402
+from gcfed.federated.graphs import streams as lanes  # noqa: E402
+from gcfed.federated.graphs.recorder import Graph  # noqa: E402
 from gcfed.run import RunResult, train  # noqa: E402
 from gcfed.runs.reading import read_metrics  # noqa: E402
 

@@ -23,9 +23,9 @@ from benchmarks.plain import gemm_rate, plain_seconds, training_flops
 from benchmarks.stopwatch import Stopwatch
 from benchmarks.workloads import WORKLOADS, compose_workload
 from gcfed.data.sampling import ClientSampler
+from gcfed.federated.graphs.recorder import Recorder
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.messages import Download
-from gcfed.federated.recorder import Graph
 from gcfed.methods.centralization import GlobalGC, LocalGC
 from gcfed.run import train
 
@@ -67,7 +67,7 @@ class Sitting(Callback):
         loop.sampler = InPairs(loop.sampler)  # type: ignore[assignment]
         parts = [*loop.stacks.program.parts, *loop.server.parts]
         self.gc = [(part, part.ndim) for part in parts if isinstance(part, LocalGC | GlobalGC)]
-        self.solver, self.recorders = loop.stacks.program.solver, (defaultdict(Graph), defaultdict(Graph))
+        self.solver, self.recorders = loop.stacks.program.solver, (defaultdict(Recorder), defaultdict(Recorder))
         self._switch(False)
         self.before_first = time.time() - self.started
 
@@ -76,17 +76,16 @@ class Sitting(Callback):
         for part, layers in self.gc:
             part.ndim = layers if on else {}
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.sanity_checking:
-            return
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         loop, t = FederatedLoop.of(trainer), trainer.global_step - 1
         self.first_round = self.first_round or time.time() - self.started
         watched = t >= WARM_UP + 2 * self.pairs
-        assert loop.round is not None
         if self.watch is not None:
             self.parts["gcfed" if t % 2 else "fedavg"] = dict(self.watch.seconds)
         if t >= WARM_UP and not watched:
-            row = {key: loop.last_row[key] for key in ("time/train_s", "time/round_s")}
+            row = {key: outputs[key] for key in ("time/train_s", "time/round_s")}
             self.rounds.append({"method": "gcfed" if t % 2 else "fedavg"} | row)
             if t % 2:
                 both = self._plain(trainer, loop)
@@ -104,9 +103,8 @@ class Sitting(Callback):
     def _plain(self, trainer: Trainer, loop: FederatedLoop) -> dict[str, float]:
         """Seconds of the plain loop on the processes' shares of the round's batches, of the slowest; their samples."""
         module, device = trainer.lightning_module, trainer.strategy.root_device
-        assert loop.round is not None
+        round = loop.server.draw(trainer.global_step - 1)
         with torch.inference_mode(False), torch.enable_grad():
-            round = loop.round
             download = Download(round.index, round.seed, round.lr, round.start, round.cohort)
             stacks = loop.stacks.share(download, round.cohort)
             plans = [loop.solver.plan(loop.data, clients, download, device) for clients in stacks]

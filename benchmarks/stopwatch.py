@@ -77,6 +77,6 @@ class Stopwatch:
         self.wrap(module, "validation_step", "evaluate")
         for callback in trainer.checkpoint_callbacks:
             if isinstance(callback, RoundCheckpoint):
-                self.wrap(callback, "on_validation_end", "checkpoint")
+                self.wrap(callback, "on_train_batch_end", "checkpoint")
         self._last = time.perf_counter()
         self.seconds.clear()

@@ -125,7 +125,7 @@ TWO = ("trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2")
 def run_script(script: str, *words: str) -> None:
     """``python src/<script> <words>``, in this process and for its terminal."""
     sys.argv = [script, *words]
-    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+    sys.stdout, sys.stderr = (os.fdopen(fd, "w", buffering=1, closefd=False) for fd in (1, 2))
     os.environ["COLUMNS"] = "100"
     GlobalHydra.instance().clear()
     runpy.run_path(str(ROOT / "src" / script), run_name="__main__")

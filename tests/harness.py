@@ -150,15 +150,14 @@ class Cohorts:
         return np.sort(np.random.default_rng(t).choice(num_clients, self.per_round, replace=False))[:: self.order]
 
 
-class AtRoundEnd(Callback):
-    """Calls ``on_round(round, row)`` when the server has stepped and the row of metrics is complete."""
+class AtRoundEnd(ServerPart):
+    """Calls ``on_round(round, row)`` when the server has stepped and the other parts have filled the row of metrics."""
 
     def __init__(self, on_round):
         self.on_round = on_round
 
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        loop = FederatedLoop.of(trainer)
-        self.on_round(loop.round, loop.last_row)
+    def on_round_end(self, row, round):
+        self.on_round(round, row)
 
 
 def train_rounds(

@@ -2,7 +2,7 @@
 
     python tests/kill.py --times 50 --seed 1
 
-Each sequence is one run of an algorithm that keeps state, on one process or two: started by ``python src/train.py``,
+Each sequence is one run of an algorithm, on one process or two: started by ``python src/train.py``,
 killed by SIGKILL (the whole run, or its second process) up to three times, resumed by ``ckpt_path=last`` to its end.
 Global model and ``metrics.csv``, but for its times, must be those of the undisturbed run bit for bit. Not a part of
 ``make test``; twenty sequences take about ten minutes on two cores.
@@ -10,7 +10,6 @@ Global model and ``metrics.csv``, but for its times, must be those of the undist
 
 import argparse
 import csv
-import inspect
 import os
 import random
 import signal
@@ -23,29 +22,11 @@ from itertools import product
 from pathlib import Path
 from statistics import median
 
-import torch
+from harness import ALGORITHMS
 
-from gcfed.api import configure
-from gcfed.assemble import assemble
-from gcfed.utils.resolvers import CONFIGS, ROOT
+from gcfed.utils.resolvers import ROOT
 
 ROUNDS, STARTUP = 16, 8  # seconds within which a run has begun
-
-
-def stateful_algorithms() -> list[str]:
-    """Those that keep something beside the model: in clients' stores, as a method's server state, or as momentum."""
-    found = []
-    for name in sorted(path.stem for path in (CONFIGS / "algorithm").glob("*.yaml")):
-        with tempfile.TemporaryDirectory() as folder:
-            cfg = configure(f"algorithm={name}", folder=folder)
-            parts = assemble(cfg)
-        asks = any("self.server_state(" in inspect.getsource(sys.modules[type(m).__module__]) for m in parts.methods)
-        for p in parts.module.net.parameters():
-            p.grad = torch.zeros_like(p)
-        (server := parts.module.configure_optimizers()).step()
-        if asks or parts.loop.stores.state_dict() or any(server.state.values()):
-            found.append(name)
-    return found
 
 
 def start(*words: str) -> subprocess.Popen:
@@ -100,10 +81,7 @@ def outcome(logs: Path) -> tuple[bytes, list[dict[str, str]], float]:
 def sequence(words: list[str], logs: Path, rng: random.Random, seconds: float) -> list[int]:
     """Runs to the end through up to three kills, one in ten before the first round; the rounds finished at each.
 
-    Args:
-        words: of the command line.
-        logs: folder of the run's folder.
-        seconds: that a round takes.
+    A round takes so many ``seconds``.
     """
     kills: list[int] = []
     planned = rng.randint(1, 3)
@@ -128,9 +106,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of cases and kills")
     args = parser.parse_args()
     rng = random.Random(args.seed)
-    algorithms = stateful_algorithms()
-    print(f"{', '.join(algorithms)}: each on one and two processes", flush=True)
-    cases = list(product(algorithms, (1, 2)))
+    cases = list(product(ALGORITHMS, (1, 2)))
     rng.shuffle(cases)
     straight: dict[tuple[str, int], tuple] = {}
     equal = killed = 0

@@ -1,16 +1,89 @@
-"""FedAvg as a plain loop that a test's cases change, one setting each, and compare with ``train(cfg)`` in float64."""
+"""FedAvg as a plain loop that a test's cases change, one setting each, and compare with ``train(cfg)`` in float64.
+
+Of the engine the plain loop uses nothing. It reads the partition that the run wrote, begins at the run's first weights
+and repeats its draws of cohorts and batches, whose streams are thereby pinned too.
+"""
 
 import copy
 import itertools
+import zlib
 
 import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
-from test_train_numbers import BATCH, CLIP, DECAY, LR, MOMENTUM, SETTING, WEIGHT_DECAY, draw, normalized, run
+from harness import Spy
+from lightning.pytorch import Callback
+from omegaconf import open_dict
 from torch import nn
 
-ROUNDS = 4
+from gcfed.run import train
+
+SEED, ROUNDS, BATCH, LR, DECAY, WEIGHT_DECAY, MOMENTUM, CLIP = 4, 4, 8, 0.2, 0.5, 0.05, 0.6, 0.4
+SETTING = (
+    "precision=64-true", f"seed={SEED}", f"rounds={ROUNDS}", "partition.alpha=0.1", "data.eval_batch_size=100",
+    "client.epochs=2", f"client.batch_size={BATCH}", f"client.lr_decay={DECAY}", f"client.clip_norm={CLIP}",
+    f"client.optimizer.lr={LR}", f"client.optimizer.momentum={MOMENTUM}",
+    f"client.optimizer.weight_decay={WEIGHT_DECAY}",
+)  # fmt: skip
+
+
+class Net(nn.Module):
+    """Convolutions of one and two axes and linear layers; ``special``: also running statistics and dropout."""
+
+    def __init__(self, special=False):
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 2, 3, stride=2), nn.Conv2d(2, 3, (3, 2))
+        self.norm = nn.BatchNorm2d(3) if special else nn.Identity()
+        self.conv3, self.fc = nn.Conv1d(3, 2, 2), nn.Linear(2, 10)
+        self.dropout = nn.Dropout(0.3) if special else nn.Identity()
+
+    def forward(self, x):
+        h = self.norm(self.conv2(self.conv1(x).tanh())).tanh()
+        return self.fc(self.conv3(self.dropout(h).flatten(2)).tanh().flatten(1))
+
+
+class FirstWeights(Callback):
+    """Keeps the network as the run begins."""
+
+    def on_fit_start(self, trainer, pl_module):
+        self.net = copy.deepcopy(pl_module.net)
+
+
+class Breaks(Spy):
+    """One client sends a number that is not finite."""
+
+    def __init__(self, client):
+        self.client = client
+
+    def send(self, upload, own, download):
+        next(iter(upload.delta.values()))[upload.clients == self.client] = float("inf")
+
+
+def run(config, folder, *overrides, net=None, broken=None):
+    """A run's result, and the network that it began with."""
+    cfg = config(*overrides, folder=folder)
+    with open_dict(cfg):
+        if net is not None:
+            cfg.model = {"_target_": f"{__name__}.Net", **net}
+        cfg.callbacks.first = {"_target_": f"{__name__}.FirstWeights"}
+        if broken is not None:
+            cfg.callbacks.breaks = {"_target_": f"{__name__}.Breaks", "client": broken}
+    result = train(cfg)
+    return result, next(c for c in result.trainer.callbacks if isinstance(c, FirstWeights)).net
+
+
+def seeds(purpose, *ids):
+    """Where the stream of a purpose begins, as the project promises it to whoever repeats a run."""
+    return np.random.SeedSequence(SEED, spawn_key=(zlib.crc32(purpose.encode()), *ids))
+
+
+def draw(purpose, *ids):
+    return np.random.Generator(np.random.Philox(seeds(purpose, *ids)))
+
+
+def normalized(x):
+    return (x.double() / 255 - 0.3) / 0.37
 
 
 class Plain:
@@ -19,6 +92,7 @@ class Plain:
     overrides: tuple[str, ...] = ()
     model: dict | None = None
     n, cohort, extra, last, nesterov, skewed = 8, 4, 0, "keep", False, True
+    samples, broken, atol = 120, None, 1e-9
 
     def __init__(self, net, x, y, clients):
         self.net, self.x, self.y, self.clients = net, x, y.clone(), clients
@@ -60,7 +134,16 @@ class Plain:
     def correct(self, w, k):
         """Changes the gradients of a local step."""
 
+    def images(self, k, step, batch):
+        """The training samples of a local step."""
+        return self.x[batch]
+
     def sent(self, t, deltas): ...
+
+    def server_step(self, deltas):
+        state = self.net.state_dict()
+        for name in next(iter(deltas.values()), {}):
+            state[name] += sum(delta[name] for delta in deltas.values()) / len(deltas)
 
     def round(self, t):
         self.t, self.lr, drawn = t, LR * DECAY**t, self.drawn(t)
@@ -72,11 +155,12 @@ class Plain:
             optimizer = torch.optim.SGD(
                 w.parameters(), lr=self.lr, momentum=MOMENTUM, weight_decay=WEIGHT_DECAY, nesterov=self.nesterov
             )
+            torch.manual_seed(int(seeds("dropout", t, k).generate_state(1, np.uint64)[0] >> 1))
             seen, steps[k] = [], 0
             for batch in itertools.islice(self.batches(k, t), most):
                 optimizer.zero_grad()
-                y = self.y[batch]
-                seen += [self.backward(w, self.inputs(self.x[batch]), y, k).item()] * int((y >= 0).sum())
+                x, y = self.inputs(self.images(k, steps[k], batch)), self.y[batch]
+                seen += [self.backward(w, x, y, k).item()] * int((y >= 0).sum())
                 samples += len(batch)
                 self.correct(w, k)
                 nn.utils.clip_grad_norm_(w.parameters(), CLIP)
@@ -89,28 +173,29 @@ class Plain:
         self.row = {"train/loss": np.mean(losses) if losses else np.nan, "train/clients": len(came),
                     "train/steps": sum(steps.values()), "train/samples": samples}  # fmt: skip
         self.sent(t, deltas)
-        state = self.net.state_dict()
-        for name in next(iter(deltas.values()), {}):
-            state[name] += sum(delta[name] for delta in deltas.values()) / len(deltas)
+        self.server_step(deltas)
         self.rows.append(self.row)
 
 
 def check(case, config, folder):
     """Runs ``train(cfg)`` and the plain loop of a case: equal weights, equal rows."""
     overrides = (
-        *(word for word in SETTING if "alpha" not in word or case.skewed), f"rounds={ROUNDS}",
-        f"participation.num_clients={case.n}", f"participation.per_round={case.cohort}", "data.limit_train=120",
-        "data.limit_test=20", "gc=none", *(() if case.model else ["model.hidden=[7]"]), *case.overrides,
+        *(word for word in SETTING if "alpha" not in word or case.skewed),
+        f"participation.num_clients={case.n}", f"participation.per_round={case.cohort}", "gc=none",
+        f"data.limit_train={case.samples}", "data.limit_test=20", *(() if case.model else ["model.hidden=[7]"]),
+        *case.overrides,
     )  # fmt: skip
-    result, first = run(config, folder, *overrides, net=case.model)
-    train, saved = result.trainer.datamodule.dataset.train, np.load(folder / "partition.npz")
-    limited = np.sort(draw("limit_train").choice(len(train), 120, replace=False)) if len(train) > 120 else slice(None)
-    x, y = (torch.from_numpy(values[limited]) for values in (train.x, train.y))
+    result, first = run(config, folder, *overrides, net=case.model, broken=case.broken)
+    data, saved, few = result.trainer.datamodule.dataset, np.load(folder / "partition.npz"), case.samples
+    every = data.train
+    limited = np.sort(draw("limit_train").choice(len(every), few, replace=False)) if len(every) > few else slice(None)
+    x, y = (torch.from_numpy(values[limited]) for values in (every.x, every.y))
     plain = case(first, x, y, np.split(saved["indices"], saved["offsets"][1:-1]))
+    plain.test = data.test
     for t in range(result.loop.rounds):
         plain.round(t)
     for name, value in result.module.net.state_dict().items():
         if value.is_floating_point():
             torch.testing.assert_close(value, plain.net.state_dict()[name], rtol=0, atol=1e-11, msg=name)
     written = pd.read_csv(folder / "metrics.csv")[list(plain.rows[0])]
-    np.testing.assert_allclose(written, pd.DataFrame(plain.rows), rtol=0, atol=1e-9)
+    np.testing.assert_allclose(written, pd.DataFrame(plain.rows), rtol=0, atol=case.atol)

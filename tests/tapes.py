@@ -7,6 +7,7 @@ from harness import Spy
 from omegaconf import open_dict
 
 from benchmarks.tape import Tape
+from gcfed.federated.graphs.recorder import Recorder
 from gcfed.federated.method import Order
 from gcfed.federated.solver import LocalSolver
 from gcfed.run import train
@@ -35,13 +36,13 @@ class Twice(Spy):
     order = Order.MEASURES
     recording = False
     same: ClassVar[list[bool]] = []
-    tapes: ClassVar[list[Listing]] = []
+    recorders: ClassVar[list[Recorder]] = []
 
     @classmethod
-    def tape(cls):
+    def recorder(cls):
         """One for the whole run, as a stream has one."""
-        cls.tapes = cls.tapes or [Listing()]
-        return cls.tapes[0]
+        cls.recorders = cls.recorders or [Recorder(Listing())]
+        return cls.recorders[0]
 
     def validate(self, setup):
         self.transport = setup.transport
@@ -68,9 +69,9 @@ def train_twice(monkeypatch, cfg):
     """
     with open_dict(cfg):
         cfg.callbacks["twice"] = {"_target_": "tapes.Twice"}
-    Twice.same, Twice.tapes = [], []
+    Twice.same, Twice.recorders = [], []
     with monkeypatch.context() as patch:
-        patch.setattr(LocalSolver, "recorder", lambda *_: Twice.tape() if Twice.recording else None)
+        patch.setattr(LocalSolver, "recorder", lambda *_: Twice.recorder() if Twice.recording else None)
         result = train(cfg)
     assert Twice.same
-    return result, all(Twice.same), [kind for tape in Twice.tapes for kind in tape.played]
+    return result, all(Twice.same), [kind for recorder in Twice.recorders for kind in recorder.graph.played]

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from os.path import relpath
 from types import ModuleType
@@ -17,12 +16,11 @@ import gcfed
 from gcfed.api import Comparison
 from gcfed.runs.folder import CHECKPOINT, EXPORT
 from gcfed.runs.reading import read_metrics
-from gcfed.utils.isolation import isolated
 from gcfed.utils.resolvers import ROOT
 
 SMALL = (
-    "rounds=3", "participation.num_clients=8", "client.epochs=1", "data.limit_train=200", "data.limit_test=50",
-    "model.hidden=[16]", "extras.figures=false", "~logger.tensorboard",
+    "rounds=2", "participation.num_clients=6", "client.epochs=1", "data.limit_train=80", "data.limit_test=30",
+    "model.hidden=[8]", "extras.figures=false", "~logger.tensorboard",
 )  # fmt: skip
 
 
@@ -39,16 +37,16 @@ def test_a_run_from_python_and_its_folder_agree(tmp_path):
     cfg = gcfed.configure([*SMALL, "name=mine"], log_dir, "gc=none")
     result = gcfed.train(cfg)
     assert result.folder.parent == tmp_path / "mine"
-    assert "rounds-3_participation" in result.folder.name
+    assert "rounds-2_participation" in result.folder.name
     assert (result.folder / "config.yaml").read_text().startswith("# made from Python\n")
-    assert result.frame.index.tolist() == [1, 2, 3]
+    assert result.frame.index.tolist() == [1, 2]
     pd.testing.assert_frame_equal(result.frame, read_metrics(result.folder / "metrics.csv"))
-    assert result.frame["test/acc"][3] == result.metrics["test/acc"]
+    assert result.frame["test/acc"][2] == result.metrics["test/acc"]
     saved = load_file(result.folder / "global_model.safetensors")
     assert all((tensor == saved[name]).all() for name, tensor in result.model.state_dict().items())
     over = gcfed.train(gcfed.configure(*SMALL, "name=mine", log_dir, "gc=none", "ckpt_path=last"))
     assert over.metrics == result.metrics
-    again = gcfed.configure(*SMALL, "name=mine", log_dir, "gc=none", "rounds=4", "ckpt_path=last")
+    again = gcfed.configure(*SMALL, "name=mine", log_dir, "gc=none", "rounds=3", "ckpt_path=last")
     assert again.paths.output_dir == str(result.folder)
     assert gcfed.configure(*SMALL, "name=mine", log_dir).paths.output_dir != str(result.folder)
 
@@ -63,20 +61,20 @@ def numbers(result):
 
 def test_each_call_of_train_has_a_folder_of_its_own(tmp_path):
     """A loop over a setting, another seed, the same config again."""
-    cfg, results = gcfed.configure(SMALL, "rounds=2", f"paths.log_dir={tmp_path}"), {}
-    for lr in (0.01, 0.02, 0.03):
+    cfg, results = gcfed.configure(SMALL, f"paths.log_dir={tmp_path}"), {}
+    for lr in (0.01, 0.02):
         cfg.client.optimizer.lr = lr
         results[lr] = gcfed.train(cfg)
         (results[lr].folder / "metrics.csv").rename(tmp_path / f"{lr}.csv")  # the frame was read when the run ended
     cfg.seed = 2
     results["seed"] = gcfed.train(cfg)
     results["again"] = gcfed.train(cfg)
-    assert len({result.folder for result in results.values()}) == len([*tmp_path.glob("*/*/config.yaml")]) == 5
-    for lr in (0.01, 0.02, 0.03):
+    assert len({result.folder for result in results.values()}) == len([*tmp_path.glob("*/*/config.yaml")]) == 4
+    for lr in (0.01, 0.02):
         assert f"lr: {lr}\n" in (results[lr].folder / "config.yaml").read_text()
         pd.testing.assert_frame_equal(results[lr].frame, read_metrics(tmp_path / f"{lr}.csv"))
     assert numbers(results["again"]) == numbers(results["seed"])
-    assert len({str(numbers(result)) for result in results.values()}) == 4
+    assert len({str(numbers(result)) for result in results.values()}) == 3
     cfg.rounds, cfg.ckpt_path = 3, "last"
     assert gcfed.train(cfg).folder in (results["seed"].folder, results["again"].folder)
 
@@ -88,24 +86,10 @@ def test_threads_train_in_turn_each_in_its_own_folder(tmp_path):
         return gcfed.train(gcfed.configure(SMALL, f"seed={seed}", f"paths.log_dir={tmp_path}"))
 
     cfg = gcfed.configure(SMALL, f"paths.log_dir={tmp_path}")
-    with ThreadPoolExecutor(4) as pool:
-        together = [*pool.map(one, (1, 2)), *pool.map(gcfed.train, (cfg, cfg))]
-    assert len({result.folder for result in together}) == 4
-    assert [numbers(result) for result in together] == [numbers(one(seed)) for seed in (1, 2, 1, 1)]
-
-
-def test_what_changes_the_process_is_done_by_one_thread_at_a_time():
-    seen = []
-
-    @isolated()
-    def run(number):
-        seen.append(number)
-        time.sleep(0.02)  # a second thread would write in between
-        seen.append(number)
-
-    with ThreadPoolExecutor(4) as pool:
-        [*pool.map(run, range(4))]
-    assert seen[::2] == seen[1::2]
+    with ThreadPoolExecutor(3) as pool:
+        together = [*pool.map(one, (1, 2)), *pool.map(gcfed.train, (cfg,))]
+    assert len({result.folder for result in together}) == 3
+    assert [numbers(result) for result in together] == [numbers(one(seed)) for seed in (1, 2, 1)]
 
 
 def test_a_folder_that_was_named_takes_one_run(tmp_path):
@@ -119,15 +103,15 @@ def test_a_folder_that_was_named_takes_one_run(tmp_path):
     with pytest.raises(ValueError, match=r"/mine holds another run: seed is 1 there, 2 here\. Name another folder"):
         gcfed.train(cfg)
     other = gcfed.train(gcfed.configure(SMALL, "seed=2", folder=tmp_path / "other"))
-    cfg.ckpt_path = str(other.folder / "checkpoints/last.ckpt")
+    cfg.ckpt_path = str(other.folder / "checkpoints/last.ckpt")  # it would continue the other run in this one's folder
     with pytest.raises(ValueError, match=r"/mine holds another run: seed is 1 there, 2 here"):
-        gcfed.train(cfg)  # it would continue the other run in this one's folder
+        gcfed.train(cfg)
     cfg.ckpt_path = "last"
     with pytest.raises(ValueError, match=r"belongs to another run: seed is 1 there, 2 here"):
         gcfed.train(cfg)
     assert {path: content for path, content in files(tmp_path).items() if "other" not in str(path)} == before
-    cfg.seed, cfg.rounds = 1, 4
-    assert gcfed.train(cfg).frame.index.tolist() == [1, 2, 3, 4]
+    cfg.seed, cfg.rounds = 1, 3
+    assert gcfed.train(cfg).frame.index.tolist() == [1, 2, 3]
 
 
 @pytest.mark.slow
@@ -141,21 +125,19 @@ def test_a_relative_path_begins_in_the_current_folder(tmp_path, monkeypatch):
     python = gcfed.train(gcfed.configure(small, "paths.log_dir=python"))
     named = gcfed.train(gcfed.configure(small, "seed=2", "model.start=" + relpath(python.folder / EXPORT), folder="my"))
     type_command(tmp_path, "train.py", *small, "paths.log_dir=shell")
-    type_command(tmp_path, "train.py", *small, "hydra.run.dir=shell_my", "seed=2")
-    assert {path.name for path in here.iterdir()} == {"own.npz", "python", "my", "shell", "shell_my"}
+    assert {path.name for path in here.iterdir()} == {"own.npz", "python", "my", "shell"}
     assert python.folder.is_relative_to(here / "python")
     assert named.folder == here / "my"
     last = f"ckpt_path={relpath(python.folder / CHECKPOINT)}"
     assert gcfed.train(gcfed.configure(small, "rounds=3", last)).folder == python.folder
-    type_command(tmp_path, "train.py", *small, "rounds=4", last)
-    assert '"round": 4' in type_command(tmp_path, "eval.py", last)
-    roots = ["python", "my", "shell", "shell_my"]
+    assert '"round": 3' in type_command(tmp_path, "eval.py", last)
+    roots = ["python", "my", "shell"]
     page = gcfed.report(*roots, out="page", figures=False)
     assert page == here / "page" / "index.html"
     type_command(tmp_path, "report.py", f"roots=[{','.join(roots)}]", "out=shell_page", "figures=false")
     pages = [(here / folder / "tables" / "runs.csv").read_text() for folder in ("page", "shell_page")]
     assert pages[0] == pages[1]
-    assert pages[0].count("finished") == 4
+    assert pages[0].count("finished") == 3
     monkeypatch.chdir(tmp_path)  # what a run returns stays true
     assert read_metrics(named.folder / "metrics.csv").equals(named.frame)
 
@@ -171,28 +153,20 @@ def test_a_comparison_is_of_the_runs_that_one_would_make_by_hand(tmp_path):
     assert comparison.folders["GC, Fed", 3] == tmp_path / "runs" / "GC-Fed_seed3"
     acc = [comparison.frame.loc["GC, Fed", seed]["test/acc"] for seed in (3, 1)]
     assert [*comparison.table().index] == ["GC, Fed", "FedAvg"]
-    for wanted, rounds in ((1, 1), (2, 1), (10, 1)):  # of three rounds the last one, but for a third of them
-        means = [curve.iloc[-rounds:].mean() for curve in acc]
-        half = 12.7062 * abs(means[0] - means[1]) / 2
-        expected = [np.mean(means), np.mean(means) - half, np.mean(means) + half, 2, rounds]
-        assert comparison.table(rounds=wanted).loc["GC, Fed"].tolist() == pytest.approx(expected, rel=1e-4)
+    last = [curve.iloc[-1] for curve in acc]
+    half = 12.7062 * abs(last[0] - last[1]) / 2
+    expected = [np.mean(last), np.mean(last) - half, np.mean(last) + half, 2, 1]
+    assert comparison.table(rounds=2).loc["GC, Fed"].tolist() == pytest.approx(expected, rel=1e-4)
     with pytest.raises(ValueError, match=r"^column=acc: GC, Fed has none; there are train/loss, "):
         comparison.table("acc")
 
-    lacking = Comparison(comparison.frame.assign(x=1.0), comparison.folders)
-    lacking.frame.loc["FedAvg", "x"] = np.nan
-    with pytest.raises(ValueError, match=r"^column=x: FedAvg has none"):
-        lacking.table("x")
-
-    assert comparison.figure("train/loss").axes[0].get_ylabel() == "train/loss"
     (axes,) = comparison.figure().axes
     assert axes.get_ylabel() == "test accuracy (%)"
-    assert [t for t in axes.get_xticks() if 1 <= t <= 3] == [1, 2, 3]
     drawn = [line.get_ydata().tolist() for line in axes.lines]
     assert len(drawn) == 6  # the seeds and the mean of each method
     assert all((100 * curve).tolist() in drawn for curve in (*acc, (acc[0] + acc[1]) / 2))
     assert [text.get_text() for text in axes.get_legend().get_texts()] == [*configs]
-    (axes,) = Comparison(comparison.frame.query("round == 3"), comparison.folders).figure().axes
+    (axes,) = Comparison(comparison.frame.query("round == 2"), comparison.folders).figure().axes
     assert axes.lines[2].get_marker() == "o"
 
     before = files(tmp_path / "runs")
@@ -212,10 +186,8 @@ def test_a_comparison_is_of_the_runs_that_one_would_make_by_hand(tmp_path):
     ("more", "seeds", "sentence"),
     [
         (["gc.lam=2"], [1], "gc.lam=2: "),
-        (["rounds=0"], [1], "rounds=0: "),
         ([], [1, 1], "different seeds"),
         ([], [1.5], r"seeds=\[1.5\]: "),
-        ([], [], "different seeds"),
         (["ckpt_path=run/checkpoints/last.ckpt"], [1], "continues its own folders, by ckpt_path=last"),
     ],
 )
@@ -224,17 +196,3 @@ def test_a_comparison_that_cannot_work_is_refused(tmp_path, more, seeds, sentenc
     with pytest.raises(ValueError, match=sentence):
         gcfed.compare(configs, seeds, tmp_path / "runs")
     assert [*tmp_path.rglob("metrics.csv")] == []
-
-
-@pytest.mark.parametrize(
-    ("call", "sentence"),
-    [
-        (lambda cfg: gcfed.compare([cfg]), r'^configs must have names: \{"FedAvg": gcfed\.configure\('),
-        (gcfed.compare, "^configs must have names"),
-        (lambda cfg: gcfed.compare({"one": "rounds=2"}), r'^a str is no config: gcfed\.configure\("rounds=2", '),
-        (lambda cfg: gcfed.train("rounds=2"), r'^a str is no config: gcfed\.configure\("rounds=2", '),
-    ],
-)
-def test_what_is_given_in_the_wrong_form_is_told_the_right_one(call, sentence):
-    with pytest.raises(TypeError, match=sentence):
-        call(gcfed.configure(SMALL))

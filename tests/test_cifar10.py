@@ -7,17 +7,14 @@ from conftest import DATA_DIR, read_rows
 from gcfed.assemble import build_module
 from gcfed.run import train
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        not (DATA_DIR / "cifar-10-batches-py").is_dir(), reason=f"CIFAR-10 is not in {DATA_DIR} (DATA_DIR moves it)"
-    ),
-]
-SMALL = ("experiment=cifar10_cnn_gcfed", "data.limit_train=2000", "data.limit_test=500", "participation.num_clients=20")
+pytestmark = pytest.mark.skipif(
+    not (DATA_DIR / "cifar-10-batches-py").is_dir(), reason=f"CIFAR-10 is not in {DATA_DIR} (DATA_DIR moves it)"
+)
+SMALL = ("experiment=cifar10_cnn_gcfed", "partition=iid", "participation.num_clients=4", "participation.per_round=4")
 
 
 def test_gcfed_learns_cifar10(config, tmp_path):
-    few = ("rounds=3", "eval_every=3", "client.epochs=3", "data.limit_train=1000", "partition=iid")
+    few = ("rounds=2", "eval_every=2", "client.epochs=3", "data.limit_train=300", "data.limit_test=200")
     train(config(*SMALL, *few, folder=tmp_path))
     rows = read_rows(tmp_path / "metrics.csv")
     assert rows[-1]["train/loss"] < rows[0]["train/loss"] - 0.2
@@ -26,9 +23,9 @@ def test_gcfed_learns_cifar10(config, tmp_path):
 
 def test_bf16_stays_near_float32(config, tmp_path):
     """One round: the same samples, weights within bfloat16's rounding of each other, parameters kept in float32."""
-    updates = []
+    updates, few = [], ("rounds=1", "client.epochs=1", "data.limit_train=20", "data.limit_test=2")
     for precision in ("32-true", "bf16-mixed"):
-        cfg = config(*SMALL, "rounds=1", f"precision={precision}", "client.epochs=1", folder=tmp_path / precision)
+        cfg = config(*SMALL, *few, f"precision={precision}", folder=tmp_path / precision)
         start, end = build_module(cfg).net, train(cfg).module.net
         assert all(p.dtype == torch.float32 for p in end.parameters())
         pairs = zip(end.parameters(), start.parameters(), strict=True)

@@ -10,6 +10,7 @@ from harness import ALGORITHMS, ArrayData, final_weights, make_download
 from gcfed.federated.client_store import ClientStore
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import ClientStack, broadcast_state
+from gcfed.federated.steps import Steps
 from gcfed.models.lstm import CharLSTM
 from gcfed.run import train
 
@@ -54,7 +55,8 @@ def test_a_recurrent_network_trains_on_a_gpu_as_on_the_cpu():
         download = make_download(broadcast_state(net), lr=0.5, cohort=[0])
         plan = solver.plan(data, download.cohort, download, device)
         stack = ClientStack(net, download.model, download.cohort, np.array([9]), plan.steps)
-        solver.train(stack, plan, data, download.lr, [], lambda: None)
+        steps = Steps(stack, plan, solver.optimizer(stack.leaves.values()))
+        solver.train(steps, data, download.lr, [], lambda: None)
         ends.append({name: t.cpu() for name, t in stack.delta().items()})
     for name, delta in ends[0].items():
         assert delta.abs().sum() > 0

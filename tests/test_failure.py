@@ -1,9 +1,7 @@
 """``failure.txt``: what a run leaves that an error ended."""
 
-import errno
 import re
 import resource
-import signal
 import sys
 
 import pytest
@@ -15,10 +13,9 @@ from gcfed.checkpoints.writing import AtomicCheckpointIO
 from gcfed.run import train
 from gcfed.runs.folder import CHECKPOINT, EXPORT, FAILURE
 from gcfed.runs.reading import read_metrics
-from gcfed.runs.summary import failure_recorded, headline
 
 FAST = ("rounds=3", "participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=40")
-ERRORS = {"key": KeyError("a key"), "ctrl_c": KeyboardInterrupt(), "text": ValueError("two\n  lines")}
+ERRORS = {"key": KeyError("a key"), "text": ValueError("two\n  lines")}
 
 
 class FailIn(Spy):
@@ -65,17 +62,6 @@ def test_a_run_that_failed_before_its_first_checkpoint_starts_anew_in_its_folder
     assert {FAILURE, "metrics.csv", "summary.json", EXPORT.name} & left == {EXPORT.name}
 
 
-def test_a_user_who_stops_a_run_is_named(config, tmp_path):
-    """Lightning makes an exit of it, and silences further Ctrl-C."""
-    handler = signal.getsignal(signal.SIGINT)
-    try:
-        with pytest.raises(SystemExit):
-            run(config, tmp_path, "ctrl_c")
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    assert (tmp_path / FAILURE).read_text().splitlines()[0] == "KeyboardInterrupt: stopped by the user"
-
-
 class FullFrom(Spy):
     """From the second round on no file may grow beyond 100 kB, which is how the system says that there is no room."""
 
@@ -106,50 +92,8 @@ def test_a_full_disk_names_the_file_and_loses_nothing(config, tmp_path, monkeypa
     assert run(config, tmp_path / "run", None, f"algorithm={algorithm}", "ckpt_path=last").metrics["round"] == 3
 
 
-def test_a_last_checkpoint_that_cannot_be_written_is_the_error_of_its_run(config, tmp_path, monkeypatch):
-    """There is no next round that would wait for it."""
-    write, calls = AtomicCheckpointIO._write, []
-
-    def third_fails(self, content, path):
-        calls.append(path)
-        if len(calls) == 3:
-            raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        write(self, content, path)
-
-    monkeypatch.setattr(AtomicCheckpointIO, "_write", third_fails)
-    with pytest.raises(OSError, match="No space left"):
-        run(config, tmp_path, None)
-    assert (tmp_path / FAILURE).exists()
-    assert not (tmp_path / "summary.json").exists()
-
-
 def test_input_that_is_refused_leaves_nothing(config, tmp_path):
-    (tmp_path / "mine" / "run").mkdir(parents=True)  # train.log lies there by then
+    (tmp_path / "mine" / "run").mkdir(parents=True)  # Hydra makes it
     with pytest.raises(ValueError, match=r"gc\.lam=2"):
         run(config, tmp_path / "mine" / "run", "none", "gc.lam=2", "name=mine")
     assert not (tmp_path / "mine" / "run").exists()
-
-
-@pytest.mark.parametrize("write", [True, False])
-def test_only_the_first_process_writes_and_removes(tmp_path, write):
-    (tmp_path / FAILURE).write_text("old")
-
-    def work():
-        with failure_recorded(tmp_path, write=write):
-            assert (tmp_path / FAILURE).exists() is not write
-            raise RuntimeError("new")
-
-    with pytest.raises(RuntimeError, match="new"):
-        work()
-    assert (tmp_path / FAILURE).read_text().splitlines()[0] == ("RuntimeError: new" if write else "old")
-
-
-def test_where_nothing_can_be_written_the_error_itself_comes_through(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RuntimeError, match="itself"), failure_recorded(tmp_path / "file" / "below"):
-        raise RuntimeError("itself")
-
-
-def test_headlines_are_one_line():
-    assert headline(AssertionError()) == "AssertionError: no message"
-    assert headline(SystemExit(3)) == "SystemExit: 3"

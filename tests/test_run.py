@@ -14,15 +14,15 @@ from omegaconf import OmegaConf, open_dict
 from safetensors.torch import load_file
 
 from gcfed.assemble import assemble
-from gcfed.checkpoints.reading import class_checksum, fingerprint
+from gcfed.checkpoints.reading import fingerprint
 from gcfed.federated.module import FederatedModule
 from gcfed.run import evaluate, train
 from gcfed.runs.identity import digest, identity, leaves
 from gcfed.utils.resolvers import CONFIGS
 
-FEW = ("rounds=4", "participation.num_clients=8", "client.epochs=2", "data.limit_train=200", "data.limit_test=100")
+FEW = ("rounds=4", "participation.num_clients=8", "client.epochs=1", "data.limit_train=100", "data.limit_test=50")
 FAST = (*FEW, "model.hidden=[32,16]")
-CNN = (*FEW, "precision=64-true", "model=cnn", "rounds=2")
+CNN = (*FEW, "precision=64-true", "model=cnn", "rounds=1")
 
 
 def run(config, tmp_path, name, *overrides):
@@ -38,7 +38,7 @@ def kept():
 def finished(config, kept, tmp_path_factory):
     """A run with all that it leaves, once."""
     if not kept:
-        more = ("extras.figures=true", "logger=tensorboard")
+        more = ("extras.figures=true", "logger=tensorboard", "callbacks.checkpoint.every=2")
         kept["run"] = run(config, tmp_path_factory.mktemp("finished"), "run", *FAST, *more)
     return kept["run"]
 
@@ -160,26 +160,12 @@ def test_runs_that_share_a_folder_for_states_do_not_share_states(config, tmp_pat
         train(config(*settings, "rounds=6", "ckpt_path=last", folder=tmp_path / "c"))
 
 
-def test_checkpoints_are_plain_and_the_model_is_exported(finished):
-    checkpoint = torch.load(finished.folder / "checkpoints/last.ckpt", weights_only=True)
-    assert checkpoint["global_step"] == 4
-    exported = load_file(finished.folder / "global_model.safetensors")
-    for name, tensor in finished.module.net.state_dict().items():
-        assert torch.equal(exported[name], tensor)
-    assert not list(finished.folder.rglob(".*.safetensors"))
-
-
 # -------------------------------------------------------------------------------------------- what a run leaves
-def test_without_our_checkpoints_lightning_writes_none(config, tmp_path):
-    run(config, tmp_path, "run", *FAST, "rounds=1", "callbacks.checkpoint=null")
-    assert [*tmp_path.rglob("*.ckpt")] == []
-
-
 def test_the_run_folder(finished):
     result, folder = finished, finished.folder
     assert result.trainer.progress_bar_callback is None  # callbacks.progress is off: no bar of Lightning's instead
     written = ("metrics.csv", "config.yaml", "summary.json", "curves.png", "partition.png")
-    for name in (*written, "partition.npz", "label_counts.npz"):
+    for name in (*written, "partition.npz"):
         assert (folder / name).stat().st_size > 100, name
     assert list(folder.glob("events.out.tfevents.*"))
     rows = read_rows(folder / "metrics.csv")
@@ -188,7 +174,7 @@ def test_the_run_folder(finished):
     assert all(row["time/round_s"] >= row["time/train_s"] > 0 for row in rows)
     summary = json.loads((folder / "summary.json").read_text())
     data = result.trainer.datamodule
-    assert (summary["data"], summary["classes"]) == (digest(fingerprint(data)), class_checksum(data))
+    assert summary["data"] == digest(fingerprint(data))
     about = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)["gcfed"]
     config_ = OmegaConf.load(folder / "config.yaml")
     for key, value in (("identity", identity(config_)), ("setting", digest(leaves(config_), "seed"))):
@@ -196,45 +182,30 @@ def test_the_run_folder(finished):
     assert summary["test/acc"] == rows[-1]["test/acc"] == pytest.approx(result.metrics["test/acc"])
     assert summary["comm/up_bytes"] == 4 * bytes_
     assert config_.participation.per_round == 5
-    saved = np.load(folder / "partition.npz")
-    assert np.array_equal(saved["indices"], result.trainer.datamodule.partition.indices)
+    assert np.array_equal(np.load(folder / "partition.npz")["indices"], data.partition.indices)
+    exported = load_file(folder / "global_model.safetensors")
+    assert all(torch.equal(exported[name], tensor) for name, tensor in result.module.net.state_dict().items())
+    assert not list(folder.rglob(".*"))
 
 
-@pytest.mark.parametrize("precision", ["64-true", "bf16-mixed"])
-def test_eval_reproduces_the_last_test(config, tmp_path, precision):
-    result = run(config, tmp_path, "run", *FAST, "rounds=2", f"precision={precision}")
-    for file in ("checkpoints/last.ckpt", "global_model.safetensors"):
-        metrics = evaluate(config(*FAST, f"precision={precision}", f"ckpt_path={result.folder / file}"))
-        assert metrics["round"] == 2
+def test_eval_reproduces_the_last_test(config, finished, tmp_path):
+    rounded = run(config, tmp_path, "run", *FAST, "rounds=1", "precision=bf16-mixed", "callbacks.checkpoint=null")
+    assert [*tmp_path.rglob("*.ckpt")] == []  # nor does Lightning write one of its own
+    for result, file in (
+        (finished, "checkpoints/last.ckpt"), (finished, "global_model.safetensors"),
+        (rounded, "global_model.safetensors"),
+    ):  # fmt: skip
+        metrics = evaluate(config(*FAST, f"precision={result.trainer.precision}", f"ckpt_path={result.folder / file}"))
+        assert metrics["round"] == result.metrics["round"]
         assert metrics["test/loss"] == pytest.approx(result.metrics["test/loss"], rel=1e-7)
 
 
 # ---------------------------------------------------------------------------------------------------- behaviour
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ("algorithm=fedavg", "gc=gcfed"),
-        ("algorithm=fedyogi", "gc=none", "server.lr=0.05"),
-    ],
-)
-def test_the_digits_are_learnt(config, tmp_path, overrides):
-    more = ("rounds=10", "partition.alpha=1", "model.hidden=[64,32]")
-    result = run(config, tmp_path, "run", *overrides, *more)
-    rows = read_rows(tmp_path / "run/metrics.csv")
-    assert rows[-1]["train/loss"] < 0.7 * rows[0]["train/loss"]
-    assert max(r["test/acc"] for r in rows) > 0.6
-    assert result.metrics["train/nonfinite_clients"] == 0
-
-
-def test_a_mac_trains_on_its_cpu(config, tmp_path, monkeypatch):
-    """Its GPU, which Lightning's auto would take, has no float64."""
+def test_it_can_overfit(config, tmp_path, monkeypatch):
+    """On the CPU of a Mac, whose GPU, which Lightning's auto would take, has no float64."""
     monkeypatch.setattr("lightning.fabric.accelerators.mps.MPSAccelerator.is_available", lambda: True)
-    result = run(config, tmp_path, "run", *FAST, "rounds=1", "trainer=auto")
+    result = run(config, tmp_path, "run", "debug=overfit", "model.hidden=[64]", "client.optimizer.lr=0.04")
     assert isinstance(result.trainer.accelerator, CPUAccelerator)
-
-
-def test_it_can_overfit(config, tmp_path):
-    run(config, tmp_path, "run", "debug=overfit")
     rows = read_rows(tmp_path / "run/metrics.csv")
     assert rows[-1]["train/loss"] < 0.02
     assert [r["round"] for r in rows if "test/acc" in r] == [10, 20, 30, 40, 50, 60]
@@ -281,7 +252,7 @@ def test_any_callback_hears_of_a_local_step(config, tmp_path, monkeypatch):
     NOTED.clear()
     monkeypatch.setattr(FederatedModule, "on_after_backward", lambda self: calls.append(1))
     result = train(cfg)
-    cohort = result.loop.round.cohort
+    cohort = result.loop.server.draw(0).cohort
     steps = result.loop.solver.num_steps(result.loop.data.sizes(cohort)).sum()
     heard = next(c for c in result.trainer.callbacks if isinstance(c, Listener)).heard
     assert heard == len(calls) == len(NOTED) == steps > 0
@@ -316,42 +287,26 @@ def test_a_round_without_a_finite_client_leaves_everything_as_it_was(config, tmp
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["participation.per_round=21"], r"participation\.per_round=21.*participation\.num_clients=20"),
         (["participation=dynamic"], r"participation\.sampler\.live=250 exceeds participation\.num_clients=20"),
         (["gc.boundary=fc7"], r"gc\.boundary='fc7'.*fc1, fc2, fc3"),
-        (["participation.num_clients=5000"], r"participation\.num_clients"),
-        (["data=tiny_shakespeare"], "data=tiny_shakespeare is text, which model=mlp cannot read: take model=lstm"),
-        (["data.num_classes=7"], r"labels run from 0 to 9.*data\.num_classes=7"),
-        (["data.input_shape=[1,9,9]"], r"data\.input_shape=\[1, 9, 9\]"),
-        (["trainer.precision=16-mixed"], r"trainer\.precision=16-mixed"),
-        (["trainer.precision=bf16-mixed"], r"^trainer\.precision=bf16-mixed: "),
-        (["trainer.accelerator=mps"], r"^trainer\.accelerator=mps: "),
-        (["targets=0.5"], r"targets=0\.5"),
         (["gc.boundary=null"], r"^gc\.boundary and lam are null"),
+        (["data=tiny_shakespeare"], "data=tiny_shakespeare is text, which model=mlp cannot read: take model=lstm"),
+        (["data=matrix_regression", "model=lstm"], "is no text, which model=lstm cannot read: take model=mlp"),
+        (["data.num_classes=7"], r"labels run from 0 to 9.*data\.num_classes=7"),
         (["+client.optimizer.foo=1"], r"client\.optimizer\.foo .*~client\.optimizer\.foo"),
-        (["participation.per_round=2.5"], r"participation\.per_round=2\.5"),
         (["participation.num_clients=null"], r"participation\.num_clients=None"),
-        (["data.transform.mean=[0.1,0.2,0.3]", "data.transform.std=[1,1,1]"], r"data\.transform\.mean has 3 values"),
-        (["data.transform.crop_padding=1.5"], r"data\.transform\.crop_padding=1\.5"),
-        (["callbacks.checkpoint.every=1.5"], r"callbacks\.checkpoint\.every=1\.5"),
-        (["model=cnn", "model.input_shape=[1,2,2]"], r"(?i)cnn|input_shape"),
-        (["data=own", "data.dataset._target_=gcfed.tasks.zzz"], r"^data\.dataset: ImportError: .*gcfed\.tasks\.zzz"),
         (["task._target_=gcfed.nowhere.Task"], r"^task: ImportError: .*gcfed\.nowhere"),
-        (["data=matrix_regression", "model=lstm"], r"model=lstm reads texts"),
-        (["+data.dataset.download=false"], r"data\.dataset\.download=False: there is no such argument"),
-        (["precision=16-mixed"], r"precision=16-mixed.*bf16-mixed"),
-        (["precision_matmul=tf32"], r"precision_matmul=tf32.*high"),
+        (["+data.dataset.download=false"], r"data\.dataset\.download: got an unexpected keyword argument"),
         (["ckpt_path=nowhere.ckpt"], r"ckpt_path=nowhere\.ckpt: there is no such file"),
         (["ckpt_path=last"], r"ckpt_path=last"),
-        (["+callbacks.x._target_=gcfed.methods.scaffold.Scaffold"], "^callbacks: Scaffold is no Callback"),
-        (["+callbacks.x._target_=torch.nn.ReLU"], "^callbacks: ReLU is no Callback of Lightning's"),
+        (["+callbacks.x._target_=gcfed.methods.scaffold.Scaffold"], "^callbacks: Scaffold is no Callback of"),
         (["+logger.x._target_=torch.nn.ReLU"], "^logger: ReLU is no Logger of Lightning's"),
     ],
 )  # fmt: skip
 def test_bad_input_is_refused_before_the_first_round(config, tmp_path, overrides, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         train(config(*overrides, folder=tmp_path / "run"))
-    assert not (tmp_path / "run" / "metrics.csv").exists()
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_checkpoint_of_another_model_or_run_is_refused(config, finished, tmp_path):

@@ -21,7 +21,7 @@ FAST = (
     "logger=tensorboard", "participation.num_clients=8", "client.epochs=1", "data.limit_train=100",
     "data.limit_test=40", "targets=[0.01,0.999]",
 )  # fmt: skip
-LAST = {"test/acc_best", "test/loss_best", "test/rounds_to_0.01", "test/rounds_to_0.01_ema"}
+LAST = {"test/acc_best", "test/loss_best", "test/rounds_to_0.01"}
 
 
 def events(folder):

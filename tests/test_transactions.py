@@ -7,11 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from harness import Spy
-from omegaconf import open_dict
 
 from gcfed.checkpoints.writing import AtomicCheckpointIO
-from gcfed.run import train
 from gcfed.utils.instantiate import build
 
 FAST = ("rounds=3", "participation.num_clients=8", "client.epochs=1", "data.limit_train=200", "data.limit_test=60")
@@ -62,46 +59,7 @@ def test_the_next_round_does_not_wait_for_the_disk(tmp_path, monkeypatch):
     assert not old.exists()
 
 
-class Watch(Spy):
-    """Looks at what hooks see, and can break every client."""
-
-    def __init__(self, poison):
-        self.poison, self.aggregated, self.same, self.moved = poison, 0, [], []
-
-    def prepare(self, stack, own, download):
-        self.before = {name: t.clone() for name, t in download.model.items()}
-        if self.poison:
-            stack.full["fc1.weight"].fill_(float("nan"))
-
-    def on_clients_end(self, stack, download):
-        self.w_k = {name: t.clone() for name, t in stack.full.items()}
-        self.steps = stack.num_steps
-
-    def send(self, upload, own, download):
-        assert (upload.num_steps == self.steps).all()
-        for name, delta in upload.delta.items():
-            torch.testing.assert_close(delta, self.w_k[name] - download.model[name], equal_nan=True)
-
-    def on_aggregate_end(self, update, round):
-        self.aggregated += 1
-
-    def on_round_end(self, row, round):
-        self.same.append(all(torch.equal(t, self.before[name]) for name, t in round.start.items()))
-
-
-@pytest.mark.parametrize("poison", [False, True])
-def test_what_hooks_see(config, tmp_path, poison):
-    """w_k, then Δ_k = w_k − w; the broadcast stays what it was; no update is announced that was not made."""
-    cfg = config(*FAST, folder=tmp_path)
-    with open_dict(cfg):
-        cfg.callbacks.watch = {"_target_": f"{__name__}.Watch", "poison": poison}
-    result = train(cfg)
-    watch = next(c for c in result.trainer.callbacks if isinstance(c, Watch))
-    assert watch.same == [True] * 3
-    assert watch.aggregated == (0 if poison else 3)
-
-
-@pytest.mark.parametrize("world", [1, 2, 6, 7, 48])
+@pytest.mark.parametrize("world", [1, 7])
 def test_every_process_tests_a_part_of_the_test_split(config, world):
     data = build(config("data.eval_batch_size=50").data)
     data.setup()
@@ -116,6 +74,3 @@ def test_every_process_tests_a_part_of_the_test_split(config, world):
     covered = sorted(i for start, stop in slices for i in range(start, stop))
     assert covered == list(range(360))
     assert max(stop - start for start, stop in slices) <= min(50, math.ceil(360 / world))
-    data.trainer = SimpleNamespace(world_size=361, global_rank=0, strategy=strategy)
-    with pytest.raises(ValueError, match="361 processes"):
-        data.val_dataloader()

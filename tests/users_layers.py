@@ -117,7 +117,7 @@ class TiedInForward(Tied):
     def tie(self): ...
 
     def features(self, x):
-        self.fc3.weight = self.fc2.weight
+        Tied.tie(self)
         return super().features(x)
 
 
@@ -145,76 +145,50 @@ class Spare(Small):
         self.spare = nn.Linear(6, 6)
 
 
-# ------------------------------------------------------------------------------------------------------ normalisation
+# ------------------------------------------------------------------------------------------------------ torch's layers
 def layers(*inner, out=6):
     """Layers, then the head, which is called ``head``."""
     named = [(f"layer{i}", layer) for i, layer in enumerate(inner)]
     return nn.Sequential(OrderedDict([*named, ("head", nn.Linear(out, 3))]))
 
 
-def batch_norm(**settings):
-    return layers(nn.Linear(36, 6), nn.BatchNorm1d(6, **settings), nn.Tanh())
+def after_linear(make):
+    return lambda: layers(nn.Linear(36, 6), make(), nn.Tanh())
 
 
-def batch_norm_cumulative():
-    return batch_norm(momentum=None)
+def around_linear(make):
+    return lambda: layers(make(nn.Linear(36, 6)), nn.Tanh())
 
 
-def batch_norm_untracked():
-    return batch_norm(track_running_stats=False)
+def unflattened(shape, make, out=16):
+    return lambda: layers(nn.Unflatten(1, shape), make(), nn.Tanh(), nn.Flatten(), out=out)
 
 
-def batch_norm_plain():
-    return batch_norm(affine=False)
+batch_norm = after_linear(lambda: nn.BatchNorm1d(6))
+batch_norm_cumulative = after_linear(lambda: nn.BatchNorm1d(6, momentum=None))
+batch_norm_untracked = after_linear(lambda: nn.BatchNorm1d(6, track_running_stats=False))
+batch_norm_plain = after_linear(lambda: nn.BatchNorm1d(6, affine=False))
+group_norm = after_linear(lambda: nn.GroupNorm(2, 6))
+dropout = after_linear(lambda: nn.Dropout(0.5))
+weight_normalised = around_linear(parametrizations.weight_norm)
+weight_normalised_old = around_linear(weight_norm)
+spectrally_normalised = around_linear(parametrizations.spectral_norm)
+spectrally_normalised_old = around_linear(spectral_norm)
+instance_norm = unflattened((6, 6), lambda: nn.InstanceNorm1d(6, affine=True), out=36)
+conv1d = unflattened((6, 6), lambda: nn.Conv1d(6, 4, 3))
+conv2d = unflattened((4, 3, 3), lambda: nn.Conv2d(4, 4, 2))
+conv3d = unflattened((1, 4, 3, 3), lambda: nn.Conv3d(1, 2, (3, 2, 2)))
+transposed = unflattened((4, 3, 3), lambda: nn.ConvTranspose2d(4, 2, 2), out=32)
+
+
+def lazy():
+    return layers(nn.LazyLinear(6), nn.Tanh())
 
 
 class OwnBatchNorm(Small):
     def features(self, x):
         h = self.fc1(x)
         return ((h - h.mean(0)) / (h.std(0) + 0.1)).tanh()
-
-
-def group_norm():
-    return layers(nn.Linear(36, 6), nn.GroupNorm(2, 6), nn.Tanh())
-
-
-def instance_norm():
-    return layers(nn.Unflatten(1, (6, 6)), nn.InstanceNorm1d(6, affine=True), nn.Flatten(), out=36)
-
-
-def weight_normalised():
-    return layers(parametrizations.weight_norm(nn.Linear(36, 6)), nn.Tanh())
-
-
-def weight_normalised_old():
-    return layers(weight_norm(nn.Linear(36, 6)), nn.Tanh())
-
-
-def spectrally_normalised():
-    return layers(parametrizations.spectral_norm(nn.Linear(36, 6)), nn.Tanh())
-
-
-def spectrally_normalised_old():
-    return layers(spectral_norm(nn.Linear(36, 6)), nn.Tanh())
-
-
-# ------------------------------------------------------------------------------------------------------- convolutions
-def conv1d():
-    return layers(nn.Unflatten(1, (6, 6)), nn.Conv1d(6, 4, 3), nn.Tanh(), nn.Flatten(), out=16)
-
-
-def conv2d():
-    return layers(nn.Unflatten(1, (4, 3, 3)), nn.Conv2d(4, 4, 2), nn.Tanh(), nn.Flatten(), out=16)
-
-
-def conv3d():
-    return layers(nn.Unflatten(1, (1, 4, 3, 3)), nn.Conv3d(1, 2, (3, 2, 2)), nn.Tanh(), nn.Flatten(), out=16)
-
-
-def transposed():
-    return layers(
-        nn.Linear(36, 12), nn.Unflatten(1, (3, 2, 2)), nn.ConvTranspose2d(3, 2, 2), nn.Tanh(), nn.Flatten(), out=18
-    )
 
 
 class TwoAndThreeAxes(nn.Module):
@@ -230,7 +204,6 @@ class TwoAndThreeAxes(nn.Module):
         return self.head(self.conv3(self.conv2(x).tanh().unsqueeze(1)).tanh().flatten(1))
 
 
-# ---------------------------------------------------------------------------------------------------------- sequences
 class VisionTransformer(nn.Module):
     images = True
 
@@ -270,15 +243,6 @@ class Recurrent(nn.Module):
 
 class Gated(Recurrent):
     cell = nn.GRU
-
-
-# ------------------------------------------------------------------------------------------------------------- others
-def lazy():
-    return layers(nn.LazyLinear(6), nn.Tanh())
-
-
-def dropout():
-    return layers(nn.Linear(36, 6), nn.Dropout(0.5), nn.Tanh())
 
 
 class DoubleInside(Small):

@@ -1,7 +1,5 @@
 """FedExP: a longer server step where clients disagree (Jhunjhunwala et al., ICLR 2023, Algorithm 1)."""
 
-import torch
-
 from gcfed.federated.method import ServerPart
 
 
@@ -11,17 +9,15 @@ class FedExP(ServerPart):
     def __init__(self, epsilon: float = 1e-3) -> None:
         self.epsilon = epsilon
 
-    def on_broadcast(self, download, round):
-        device = next(iter(round.start.values())).device
-        self.sums = torch.zeros(2, dtype=torch.float64, device=device)  # Σ_k ‖Δ_k‖², and M
+    def sums(self, round):
+        return {"squares": round.zeros()}  # Σ_k ‖Δ_k‖², over all processes
 
     def on_receive(self, upload, round):
         square_K = sum(upload.delta[name].double().square().flatten(1).sum(1) for name in self.trained_names)
-        self.sums += torch.stack([square_K.where(upload.finite, 0.0).sum(), upload.finite.sum()])
+        return {"squares": square_K.where(upload.finite, 0.0).sum()}
 
     def on_aggregate_end(self, update, round):
-        (sums,) = round.reduce([self.sums])  # over all processes
         square = sum(update[name].double().square().sum() for name in self.trained_names)
-        eta = (sums[0] / (2 * sums[1] * (square + self.epsilon))).clamp(min=1.0)
+        eta = (round.sums[self]["squares"] / (2 * round.num_finite * (square + self.epsilon))).clamp(min=1.0)
         for name in self.trained_names:
             update[name].mul_(eta)

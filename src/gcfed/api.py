@@ -73,30 +73,26 @@ def compare(
     Raises:
         ValueError: no config, equal seeds, a setting that cannot work, or a folder that holds another run; before any
             run.
-        TypeError: configs without names, or what is no config.
     """
     from gcfed.check import check
     from gcfed.run import train
 
-    if not isinstance(configs, Mapping) or isinstance(configs, DictConfig):
-        raise TypeError('configs must have names: {"FedAvg": gcfed.configure("gc=none"), "GC": gcfed.configure()}.')
     chosen: list[int] = fits("seeds", list(seeds), Sequence[Whole])
     names = {method: re.sub(r"[^\w.+-]+", "-", method).strip("-.") or "run" for method in configs}
     if not names or len({*names.values()}) < len(names) or not chosen or len({*chosen}) < len(chosen):
         raise ValueError(f"A comparison needs different names and different seeds: {', '.join(names)}; {chosen}.")
-    for cfg in configs.values():
-        check(cfg)
-        if cfg.ckpt_path not in (None, "last"):
-            raise ValueError(f"ckpt_path={cfg.ckpt_path}: a comparison continues its own folders, by ckpt_path=last.")
     logs = next(iter(configs.values())).paths.log_dir
     root = Path(folder or Path(logs, "compare", job() or f"{datetime.now():{NOW}}")).absolute()
     folders = {(method, seed): root / f"{names[method]}_seed{seed}" for seed in chosen for method in configs}
     runs = {key: deepcopy(configs[key[0]]) for key in folders}
     for (method, seed), run in runs.items():
         place = folders[method, seed]
+        if run.ckpt_path not in (None, "last"):
+            raise ValueError(f"ckpt_path={run.ckpt_path}: a comparison continues its own folders, by ckpt_path=last.")
         with open_dict(run):
             run.seed, run.paths.output_dir = seed, str(place)
             run.ckpt_path = run.ckpt_path if (place / CHECKPOINT).is_file() else None
+        check(run)
         check_folder(run, place)
     frames = {key: train(run).frame for key, run in runs.items()}
     return Comparison(pd.concat(frames, names=["method", "seed", "round"]).sort_index(), folders)
@@ -139,16 +135,16 @@ class Comparison:
 
         from gcfed.plots.style import FACTORS, LABELS, looks, styled, ticks
 
+        curves = self.curves(column)
+
         @styled
         def draw() -> Figure:
             figure = Figure(figsize=(6.4, 3.8))
             axes = figure.subplots()
-            for method, curves in self.curves(column).items():
-                look = looks(method for method, _ in self.folders)[method]
-                curves *= FACTORS.get(column, 1)
-                marker = "o" if len(curves) == 1 else None  # a line through a single point is invisible
-                axes.plot(curves, **look, alpha=0.35, linewidth=0.8)
-                axes.plot(curves.mean(axis=1), **look, label=method, marker=marker)
+            for method, values in curves.items():
+                values, look = values * FACTORS.get(column, 1), looks(curves)[method]
+                axes.plot(values, **look, alpha=0.35, linewidth=0.8)
+                axes.plot(values.mean(axis=1), **look, label=method, marker="o" if len(values) == 1 else None)
             axes.set(xlabel="communication round", ylabel=LABELS.get(column, column))
             ticks(axes)
             axes.legend()

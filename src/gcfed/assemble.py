@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from lightning.pytorch import Callback, Trainer, seed_everything
+import torch
+from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, open_dict
@@ -29,7 +29,7 @@ from gcfed.methods.local_norm import LocalNorm
 from gcfed.models.own import build_net
 from gcfed.runs.identity import digest
 from gcfed.utils.instantiate import build_all, optional, require
-from gcfed.utils.rng import torch_seed
+from gcfed.utils.rng import seed_generators, torch_seed
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Parts:
     loop, kind = build_loop(cfg, data.num_clients), ClientPart if clients_only else Part
     methods = [part for part in build_methods(cfg) if isinstance(part, kind)]
     metrics = [part for part in parts_of(build_all(cfg, "metrics")) if isinstance(part, kind)]
-    own = build_kind(cfg, "callbacks", Callback)
+    own = build_all(cfg, "callbacks", Callback)
     callbacks: list[Callback] = [loop, *methods, *metrics, *own]
     loop.bind(callbacks, data, module)
     for callback in own if loop.transport.apart else ():  # sites build methods and metrics only
@@ -94,7 +94,7 @@ def described(cfg: DictConfig, data: FederatedDataModule) -> DictConfig:
 
 def build_module(cfg: DictConfig) -> FederatedModule:
     """The global network, initialised by the seed, with its server optimizer."""
-    seed_everything(torch_seed(cfg.seed, "initialisation") % 2**32, verbose=False)
+    seed_generators(torch.device("cpu"), torch_seed(cfg.seed, "initialisation") % 2**32)
     net = build_net(cfg)
     if not any(p.requires_grad for p in net.parameters()):
         raise ValueError(f"model: no parameter of {type(net).__name__} has requires_grad: nothing would be trained.")
@@ -104,10 +104,10 @@ def build_module(cfg: DictConfig) -> FederatedModule:
 def build_loop(cfg: DictConfig, num_clients: int) -> FederatedLoop:
     """The server's program: who takes part, what clients do, how their updates become one."""
     faults, size = optional(cfg.participation, "faults") or Faults(), {}
-    if "per_round" in (cfg.participation.get("sampler") or {}):
-        size["per_round"] = cohort_size(cfg.participation.sampler.per_round, num_clients) + (faults.extra or 0)
-        if faults.extra and size["per_round"] > num_clients:
-            many = f"makes {size['per_round']} clients a round, and participation.num_clients={num_clients}"
+    if "per_round" in (cfg.participation.get("sampler") or {}):  # those in reserve are drawn, too
+        size["per_round"] = drawn = cohort_size(cfg.participation.sampler.per_round, num_clients) + (faults.extra or 0)
+        if faults.extra and drawn > num_clients:
+            many = f"makes {drawn} clients a round, and participation.num_clients={num_clients}"
             raise ValueError(f"participation.faults.extra={faults.extra} {many}: lower it.")
     stores: ClientStores = require(cfg, "client_store")
     run = Path(cfg.paths.output_dir).resolve()
@@ -145,26 +145,16 @@ def build_trainer(cfg: DictConfig, parts: Parts, callbacks: Sequence[Callback], 
     for key, kind in (("enable_progress_bar", ProgressBar), ("enable_checkpointing", Checkpoint)):
         if key not in cfg.trainer:  # without one of ours, Lightning would take its own
             layout[key] = any(isinstance(callback, kind) for callback in callbacks)
-    loggers = build_kind(cfg, "logger", Logger, resume_round=resume_round)
+    loggers = build_all(cfg, "logger", Logger, resume_round=resume_round)
     return require(cfg, "trainer", **layout, callbacks=list(callbacks), logger=loggers)
-
-
-def build_kind(cfg: DictConfig, key: str, kind: type, **common: int) -> list[Any]:
-    """The objects of a dict of nodes, all of one class of Lightning's."""
-    built = build_all(cfg, key, **common)
-    for odd in (part for part in built if not isinstance(part, kind)):
-        raise ValueError(f"{key}: {type(odd).__name__} is no {kind.__name__} of Lightning's, as all under {key} are.")
-    return built
 
 
 def check_labels(cfg: DictConfig, data: FederatedDataModule, module: FederatedModule) -> None:
     """Refuses data that the network cannot read, or whose labels the task cannot."""
     is_text = isinstance(data.transform, TextTransform) and not isinstance(data.transform, VectorTransform)
-    if is_text and not hasattr(module.net, "last_only"):
-        remedy = "take model=lstm, or make numbers of it floats."
-        raise ValueError(f"data={cfg.tags.data} is text, which model={cfg.tags.model} cannot read: {remedy}")
-    if not is_text and hasattr(module.net, "last_only"):
-        raise ValueError(f"model={cfg.tags.model} reads texts, which data={cfg.tags.data} is not: take model=mlp.")
+    if is_text != hasattr(module.net, "last_only"):
+        kind, take = ("text", "model=lstm, or make numbers of it floats") if is_text else ("no text", "model=mlp")
+        raise ValueError(f"data={cfg.tags.data} is {kind}, which model={cfg.tags.model} cannot read: take {take}.")
     if module.task.has_classes != (data.labels.dtype.kind == "i"):
         task = "gcfed.tasks.SquaredError for numbers, gcfed.tasks.Classification for classes, which are integers"
         fix = label_fix(data.dataset.train.y)
@@ -173,36 +163,28 @@ def check_labels(cfg: DictConfig, data: FederatedDataModule, module: FederatedMo
 
 def check_samples(data: FederatedDataModule) -> None:
     """Refuses data from which nothing can be learned, and warns of classes that are tested but not trained."""
-    x, sizes = data.dataset.train.x, data.partition.sizes
-    if empty := np.flatnonzero(sizes == 0).tolist():
-        who = f"{len(empty)} of {len(sizes)} clients without a sample, such as client {empty[0]}"
+    if len(empty := np.flatnonzero(data.partition.sizes == 0)):
+        who = f"{len(empty)} of {data.num_clients} clients without a sample, such as client {empty[0]}"
         remedy = "give each client one, or lower participation.num_clients"
         raise ValueError(f"partition: {type(data.partitioner).__name__} leaves {who}: {remedy}.")
+    x = data.dataset.train.x
     if not any((x[i : i + 1000] != x.flat[0]).any() for i in range(0, len(x), 1000)):
         raise ValueError(f"data={data.dataset.name}: all its numbers are {x.flat[0]}.")
-    if data.labels.dtype.kind != "i":
-        return
-    trained, tested = (np.bincount(y[y >= 0], minlength=data.num_classes) for y in (data.labels, data.test_labels))
-    if np.count_nonzero(trained) < 2:
-        raise ValueError(f"data={data.dataset.name}: all training samples are of class {np.flatnonzero(trained)}.")
-    strange = np.flatnonzero((tested > 0) & (trained == 0))
-    if len(strange) and data.labels.ndim == 1:  # of characters some are too rare
-        log.warning("no training sample is of the classes %s, of which the test split has samples", strange.tolist())
+    if data.labels.dtype.kind == "i":
+        trained, tested = ({*np.unique(y[y >= 0]).tolist()} for y in (data.labels, data.test_labels))
+        if len(trained) < 2:
+            raise ValueError(f"data={data.dataset.name}: all training samples are of class {[*trained]}.")
+        if (strange := sorted(tested - trained)) and data.labels.ndim == 1:  # of characters some are too rare
+            log.warning("no training sample is of the classes %s, of which the test split has samples", strange)
 
 
 def describe(parts: Parts, trainer: Trainer) -> str:
     """One line on what is about to run."""
-    loop, net, data = parts.loop, parts.module.net, parts.data
-    k = "as many as fit" if loop.solver.stack == "auto" else loop.solver.stack
-    k = 1 if loop.solver.stack == "auto" and trainer.strategy.root_device.type == "cpu" else k
-    processes = f" in each of {trainer.world_size} processes" if trainer.world_size > 1 else ""
+    loop, net, sizes = parts.loop, parts.module.net, parts.data.partition.sizes
     names = ", ".join(dict.fromkeys(part.title for part in parts.methods)) or "none"
-    sizes = data.partition.sizes
-    held = "with data of their own" if loop.transport.own_data else f"with {sizes.min()} to {sizes.max()} samples"
-    reserve = f", {loop.faults.extra} of them in reserve" if loop.faults.extra else ""
+    held = "data of their own" if loop.transport.own_data else f"{sizes.min()} to {sizes.max()} samples"
     total, trained = (sum(p.numel() for p in net.parameters() if p.requires_grad or frozen) for frozen in (True, False))
-    of_them = f", {trained:,} of them trained" if trained < total else ""
     return (
-        f"{type(net).__name__} with {total:,} parameters{of_them}; {data.num_clients:,} clients {held}; "
-        f"{loop.sampler}{reserve}, {k} at once on {trainer.strategy.root_device}{processes}; methods: {names}"
+        f"{type(net).__name__} with {total:,} parameters, {trained:,} of them trained; {len(sizes):,} clients "
+        f"with {held}; {loop.sampler} on {trainer.world_size} × {trainer.strategy.root_device}; methods: {names}"
     )

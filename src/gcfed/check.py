@@ -12,7 +12,6 @@ from pydantic import Field
 
 from gcfed.utils.checked import Count, Share, Whole, fits
 from gcfed.utils.machine import in_sweep
-from gcfed.utils.resolvers import command
 
 #: 16-mixed is not among them: it scales the loss, so that gradient hooks (GC, SCAFFOLD, clipping) see scaled gradients.
 Precision = Literal["32-true", "bf16-mixed", "64-true"]
@@ -21,31 +20,25 @@ RANGES: dict[str, Any] = {
     "rounds": Count, "eval_every": Count, "seed": Whole, "precision": Precision,
     "precision_matmul": Literal["high", "medium"] | None, "targets": Sequence[Share], "optimized_metric": str | None,
     "client_store.folder": Annotated[str, Field(min_length=1)] | None,
-    "channels_last": bool, "extras.figures": bool, "extras.print_config": bool | None,
+    "channels_last": bool, "extras.figures": bool,
     "trainer.num_nodes": Count | None, "trainer.accelerator": Literal["auto", "cpu", "gpu", "cuda"] | None,
 }  # fmt: skip
 
 
 def check(cfg: DictConfig) -> None:
-    """Refuses settings with which a run cannot work.
-
-    Raises:
-        ValueError: names the key.
-        TypeError: ``cfg`` is no config.
-    """
-    if not isinstance(cfg, DictConfig):
-        raise TypeError(f'a {type(cfg).__name__} is no config: gcfed.configure("rounds=2", "gc=none") makes one.')
+    """Refuses settings with which a run cannot work. Raises ValueError, which names the key."""
     try:
         OmegaConf.to_container(cfg, resolve=True)
     except OmegaConfBaseException as error:
         raise ValueError(" ".join(str(error).split())) from None
-    for key, hint in RANGES.items():
+    for group in ("paths", "extras", "trainer", "participation", "data", "model"):
+        if not OmegaConf.is_dict(cfg.get(group)):
+            raise ValueError(f"{group}={cfg.get(group)} must be a group of settings.")
+    for key, hint in (RANGES | {"trainer.precision": Literal[cfg.precision]}).items():
         value = OmegaConf.select(cfg, key)
         fits(key, OmegaConf.to_container(value) if OmegaConf.is_config(value) else value, hint)
-    fits("trainer.precision", OmegaConf.select(cfg, "trainer.precision"), Literal[cfg.precision])  # which it follows
     by = OmegaConf.select(cfg, "partition.by")
     if by is not None and OmegaConf.select(cfg, "data.dataset.groups") is None:
         raise ValueError(f"partition.by={by}: data={cfg.tags.data} says whose samples are; leave partition.by out.")
-    search = HydraConfig.get().runtime.choices.get("hparams_search") if HydraConfig.initialized() else None
-    if search is not None and not in_sweep():
-        raise ValueError(f"hparams_search={search} is a sweep: {command('train')} -m hparams_search={search} …")
+    if HydraConfig.initialized() and HydraConfig.get().runtime.choices.get("hparams_search") and not in_sweep():
+        raise ValueError("hparams_search=… is a sweep: add -m.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shlex
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -27,11 +26,10 @@ from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.probe import look
 from gcfed.federated.processes.strategy import partners, trains_on_cpu
-from gcfed.metrics.global_model import relative_error
 from gcfed.runs.folder import CHECKPOINT, CONFIG, EXPORT, METRICS, check_folder, divergence, with_folder
 from gcfed.runs.identity import hyperparameters
-from gcfed.runs.reading import LABEL_COUNTS, column, counts_of, read_metrics
-from gcfed.runs.summary import failure_recorded, last_figures, print_config, print_summary, summary_of, write_summary
+from gcfed.runs.reading import column, counts_of, read_metrics
+from gcfed.runs.summary import failure_recorded, last_figures, print_summary, summary_of, write_summary
 from gcfed.utils.files import locked, remove_temporaries, replacing
 from gcfed.utils.instantiate import require
 from gcfed.utils.isolation import isolated
@@ -68,9 +66,7 @@ def train(cfg: DictConfig) -> RunResult:
     Raises:
         ValueError: a setting that cannot work, or a folder that holds another run; names the key and the remedy, before
             the first round.
-        FileNotFoundError: data or a checkpoint that is not there.
-        OSError: the folder cannot be written to.
-        TypeError: ``cfg`` is no config.
+        OSError: data or a checkpoint are not there, or the folder cannot be written to.
     """
     check(cfg)
     cfg = with_folder(cfg)
@@ -91,7 +87,7 @@ def train(cfg: DictConfig) -> RunResult:
         trainer = build_trainer(cfg, parts, [*parts.callbacks, record], resume_round)
         with failure_recorded(folder, write=trainer.is_global_zero):  # from here on the settings are accepted
             if trainer.is_global_zero:
-                begin(cfg, parts, folder, trainer, resumed=checkpoint is not None)
+                held = begin(cfg, parts, folder, trainer, resumed=checkpoint is not None)
             for logger in trainer.loggers:
                 logger.log_hyperparams(hyperparameters(cfg))
             try:
@@ -100,11 +96,10 @@ def train(cfg: DictConfig) -> RunResult:
             finally:  # nothing is being written once the folder is unlocked, even if Lightning's own end fails
                 trainer.strategy.checkpoint_io.teardown()
             if trainer.is_global_zero:
-                finish(cfg, parts, folder, trainer, record.about)
-    frame, row = read_metrics(folder / METRICS), parts.loop.last_row
-    if not row and len(frame):  # nothing was left to train
-        row = {"round": frame.index[-1], **frame.iloc[-1].dropna()}
-    last = {k: float(v) for k, v in {**trainer.callback_metrics, **row}.items()}
+                finish(cfg, parts, folder, trainer, record.about, held)
+    frame, last = read_metrics(folder / METRICS), {k: float(v) for k, v in trainer.callback_metrics.items()}
+    if not last and len(frame):  # nothing was left to train
+        last = {"round": float(frame.index[-1]), **frame.iloc[-1].dropna().astype(float)}
     return RunResult(folder, frame, last, parts.module, trainer, parts.loop)
 
 
@@ -121,11 +116,9 @@ def taken(folder: Path) -> Iterator[None]:
             for place in (folder, (folder / CHECKPOINT).parent):
                 remove_temporaries(place)
             yield
-    except (ValueError, OSError):
+    finally:
         with suppress(OSError):
-            if {path.name for path in folder.iterdir()} <= {"train.log"}:
-                shutil.rmtree(folder)
-        raise
+            folder.rmdir()  # succeeds if it is empty
 
 
 @isolated()
@@ -145,9 +138,8 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     data = require(cfg, "data")
     data.setup()
     cfg = described(cfg, data)
-    for key, nothing in (("weights", None), ("pretrained", False), ("start", None)):
-        if key in cfg.model:
-            cfg.model[key] = nothing  # the file's tensors replace them: nothing need be downloaded
+    for key in {"weights", "pretrained", "start"} & cfg.model.keys():
+        cfg.model[key] = False if key == "pretrained" else None  # the file's tensors replace them: no download
     module = build_module(cfg)
     look(module, data)
     module.net.load_state_dict(fitting(module, tensors, Path(cfg.ckpt_path)))
@@ -157,39 +149,36 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     trainer.validate(module, datamodule=data, verbose=False)
-    metrics = {key: float(trainer.callback_metrics[key]) for key in module.tested()}
-    params = dict(module.net.cpu().named_parameters())
-    optimum = {name: torch.from_numpy(array) for name, array in (data.dataset.optimum or {}).items()}
-    if optimum and optimum.keys() == params.keys():
-        metrics["test/relative_error"] = relative_error(params, optimum)
-    return {"round": rounds, **metrics}
+    return {"round": rounds} | {key: float(trainer.callback_metrics[key]) for key in module.tested()}
 
 
-def begin(cfg: DictConfig, parts: Parts, folder: Path, trainer: Trainer, *, resumed: bool) -> None:
-    """Writes what the run is made of: its config, below the command that started it, and the clients' samples."""
+def begin(cfg: DictConfig, parts: Parts, folder: Path, trainer: Trainer, *, resumed: bool) -> pd.DataFrame | None:
+    """Writes what the run is made of: its config, below the command that started it, and the clients' samples.
+
+    Returns the labels of the clients, before attacks change them; None if the server does not know them.
+    """
     data, known = parts.data, not parts.loop.transport.own_data
     by_hydra = HydraConfig.initialized()
     origin = f"python src/train.py {shlex.join(HydraConfig.get().overrides.task)}" if by_hydra else "made from Python"
     with replacing(folder / CONFIG) as temporary:
         temporary.write_text(f"# {origin}\n{OmegaConf.to_yaml(cfg, resolve=True)}")
-    if not known:  # of a run that was here before
-        for name in ("partition.npz", "partition.png", LABEL_COUNTS):
-            (folder / name).unlink(missing_ok=True)
-    else:
+    if known:
         data.partition.save(folder / "partition.npz")
-        if (held := counts_of(data)) is not None:
-            held.save(folder)
+    else:  # of a run that was here before
+        for name in ("partition.npz", "partition.png"):
+            (folder / name).unlink(missing_ok=True)
     if data.scaling:
         with replacing(folder / "scaling.npz") as temporary:
-            np.savez(temporary, **data.scaling)  # type: ignore[arg-type]
+            np.savez(temporary, **parts.data.scaling)  # type: ignore[arg-type]
     if not resumed:
         (folder / METRICS).unlink(missing_ok=True)  # rounds before the first checkpoint are trained again
-    if cfg.extras.get("print_config"):
-        print_config(cfg)
     log.info(describe(parts, trainer))
+    return counts_of(data) if known else None
 
 
-def finish(cfg: DictConfig, parts: Parts, folder: Path, trainer: Trainer, about: dict[str, str]) -> None:
+def finish(
+    cfg: DictConfig, parts: Parts, folder: Path, trainer: Trainer, about: dict[str, str], held: pd.DataFrame | None
+) -> None:
     """Writes what a finished run leaves: the global model, the summary, pictures, and the loggers' last figures.
 
     A run that was killed between its last checkpoint and here comes here again by ``ckpt_path=last``.
@@ -209,10 +198,9 @@ def finish(cfg: DictConfig, parts: Parts, folder: Path, trainer: Trainer, about:
 
         plot_curves(metrics, folder / "curves.png")
         show(trainer.loggers, "curves", folder / "curves.png", summary["rounds"])
-        if not (folder / "partition.png").is_file():
-            draw_partition(folder, parts.data)
+        if held is not None and not (folder / "partition.png").is_file():
+            draw_partition(parts.data, held, folder / "partition.png")
     print_summary(summary, metrics, folder, stopped)
     for logger in trainer.loggers:
         if hasattr(logger, "log_summary"):
-            figures = last_figures(summary, metrics)
-            logger.log_summary(figures, summary["rounds"], success=not divergence(metrics))
+            logger.log_summary(last_figures(summary, metrics), summary["rounds"], success=not divergence(metrics))

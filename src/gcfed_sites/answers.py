@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
@@ -76,6 +76,3 @@ class Line:
         except (EOFError, ConnectionResetError):
             self.lost = True
             raise ConnectionError(self.ended) from None
-
-    def renew(self, gone: Collection[str]) -> Collection[str] | None:
-        """Begins a new job if one of these sites is connected again; returns the sites that are still gone."""

@@ -43,10 +43,7 @@ class Relay:
             while not context.is_aborted():
                 if self.line.poll(1.0):
                     name, *question = self.line.recv()
-                    if name in sites:
-                        calls.submit(self._call, sites[name], *question)
-                    else:
-                        self._send(name, question[0], b"", "is not in this job")
+                    calls.submit(self._call, sites[name], *question)
         calls.shutdown(wait=False, cancel_futures=True)
 
     def _call(self, site: Any, number: int, *question: Any) -> None:
@@ -60,11 +57,8 @@ class Relay:
                 question = ("", "", b"")
         except Exception as error:  # for a killed process NVFlare reports a timeout, at once
             gone = "its process has ended, or cannot be reached" if "timed out" in str(error) else str(error)
-        self._send(site.name, number, answer if type(answer) is bytes else b"", gone)
-
-    def _send(self, *answer: Any) -> None:
         with self._sending, suppress(OSError):  # the run has ended
-            self.line.send(answer)
+            self.line.send((site.name, number, answer if type(answer) is bytes else b"", gone))
 
 
 class SiteEnd:

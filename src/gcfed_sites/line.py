@@ -13,7 +13,7 @@ import secrets
 import socket
 import subprocess
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from io import StringIO
 from multiprocessing.connection import Connection, Listener
@@ -37,21 +37,15 @@ from gcfed_sites.flare import Relay, SiteEnd
 
 logging.getLogger("nvflare").setLevel(logging.WARNING)
 SERVER, ADMIN = "localhost", "admin@local.net"  # of a federation on this machine
-START = 120.0  # seconds for its processes to find each other
-SUBMIT = 120.0  # seconds for NVFlare to start the processes of a job
+START = 120.0  # seconds for its processes to find each other, and for NVFlare to start those of a job
 ENDING = 20.0  # seconds for them to end
-AGAIN = 300.0  # seconds between two new jobs: a site may die in every round, or only seem connected
 #: The classes that a job may build besides NVFlare's own.
 ALLOWED = [f"{kind.__module__}.{kind.__name__}" for kind in (Relay, SiteEnd, CollabController, CollabExecutor)]
 
 
 @contextmanager
 def session_of(kit: Path) -> Iterator[Session]:
-    """A short talk to NVFlare's server: an open session keeps a process from ending.
-
-    Raises:
-        ConnectionError: this startup kit reaches no server.
-    """
+    """A short talk to NVFlare's server, because an open session keeps a process from ending."""
     try:
         user = json.loads((kit / "startup" / "fed_admin.json").read_text())["admin"]["username"]
         with redirect_stdout(StringIO()):
@@ -86,14 +80,7 @@ class FlareLine(Line):
         self.kit, there = kit, connected(kit)
         self.sites = there if isinstance(sites, int) else list(sites)
         if set(self.sites) - set(there) or (isinstance(sites, int) and sites != len(there)):
-            asked = sites if isinstance(sites, int) else self.sites
-            raise ConnectionError(f"federation.sites={asked}: connected are {', '.join(there) or 'none'}.")
-        self._renewed = -AGAIN
-        if missing := self._submit():
-            raise ConnectionError(f"NVFlare could not start the job at {', '.join(sorted(missing))}: see their logs.")
-
-    def _submit(self) -> set[str]:
-        """Submits the job; returns the sites that could not start it."""
+            raise ConnectionError(f"federation.sites={sites}: connected are {', '.join(there) or 'none'}.")
         key = secrets.token_bytes(32)
         with scratch() as folder:  # only this user can open it
             address = f"{folder}/run"
@@ -102,11 +89,12 @@ class FlareLine(Line):
                 self._job = session.submit_job(job)
                 self.pipe = self._accept(listener, session)
         self.ended = f"NVFlare's server has ended the job {self._job}. {RESUME}"
-        return set(self.sites) - set(self.pipe.recv())
+        if missing := sorted(set(self.sites) - set(self.pipe.recv())):
+            raise ConnectionError(f"NVFlare could not start the job at {', '.join(missing)}: see their logs.")
 
     def _accept(self, listener: Listener, session: Session) -> Connection:
         listener._listener._socket.settimeout(1.0)  # type: ignore[attr-defined]
-        until = time.monotonic() + SUBMIT
+        until = time.monotonic() + START
         while True:
             try:
                 return listener.accept()
@@ -119,18 +107,6 @@ class FlareLine(Line):
     def _abort(self, session: Session) -> None:
         with suppress(Exception):  # it may have ended just now
             session.abort_job(self._job)
-
-    def renew(self, gone: Collection[str]) -> Collection[str] | None:
-        there = set[str]()
-        if time.monotonic() - self._renewed >= AGAIN:
-            with suppress(ConnectionError):  # the job goes on without an admin's session
-                there = set(connected(self.kit))
-        if not there & set(gone):
-            return None
-        self.close()
-        missing = self._submit()
-        self._renewed, self.lost = time.monotonic(), bool(missing)
-        return missing
 
     def close(self) -> None:
         """Hangs up, which ends the job, and waits for that."""
@@ -168,52 +144,36 @@ def write_job(folder: str, sites: list[str], address: str, key: str) -> str:
 
 # ------------------------------------------------------------------------------------ all of them on this machine
 class LocalFederation:
-    """The processes of a server and its sites. Their kits, certificates and logs lie in a folder; they end with this
-    process.
-
-    Raises:
-        ConnectionError: they do not find each other.
-    """
+    """The processes of a server and its sites, which end with this one. A folder has their kits, keys and logs."""
 
     def __init__(self, folder: Path, sites: list[str]) -> None:
         self.sites, self.kits = sites, provision(folder, sites)
         self.processes: dict[str, subprocess.Popen] = {}
         atexit.register(self.stop)
         for name in (SERVER, *sites):
-            self.processes[name] = self._start(self.kits / name)
+            self.processes[name] = _start(self.kits / name)
         until, there = time.monotonic() + START, set[str]()
         while set(sites) - there:
-            if self.ended:
-                place = self.kits / self.ended[0] / "log"
-                raise ConnectionError(f"{self.ended[0]} of the federation has ended: see {place}.")
             if time.monotonic() > until:
                 raise ConnectionError(f"the sites do not find their server: see the logs below {self.kits}.")
             time.sleep(1.0)
             with suppress(ConnectionError):  # not yet
                 there = set(connected(self.kits / ADMIN))
 
-    @property
-    def ended(self) -> list[str]:
-        """The names of processes that have ended."""
-        return [name for name, process in self.processes.items() if process.poll() is not None]
-
-    def _start(self, kit: Path) -> subprocess.Popen:
-        kind = "server" if kit.name == SERVER else "client"
-        words = ["-u", "-m", f"nvflare.private.fed.app.{kind}.{kind}_train", "-m", str(kit), "-s", f"fed_{kind}.json"]
-        settings = ["--set", "secure_train=true", "org=local", f"uid={kit.name}", "config_folder=config"]
-        devices = {"CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "")}
-        with (kit / "log").open("a") as file:
-            return python(*words, *settings, environment=devices, cwd=kit, stdout=file, stderr=file)
-
     def stop(self) -> None:
-        """Ends all processes."""
+        """Ends all processes, and so their jobs."""
         for process in self.processes.values():
-            process.terminate()
-        for process in self.processes.values():
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(5.0)
             process.kill()
             process.wait()
+
+
+def _start(kit: Path) -> subprocess.Popen:
+    kind = "server" if kit.name == SERVER else "client"
+    words = ["-u", "-m", f"nvflare.private.fed.app.{kind}.{kind}_train", "-m", str(kit), "-s", f"fed_{kind}.json"]
+    settings = ["--set", "secure_train=true", "org=local", f"uid={kit.name}", "config_folder=config"]
+    environment = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": os.environ.get("CUDA_VISIBLE_DEVICES", "")}
+    with (kit / "log").open("a") as file:
+        return python(*words, *settings, environment=environment, cwd=kit, stdout=file, stderr=file)
 
 
 _federation: LocalFederation | None = None
@@ -226,12 +186,12 @@ def local_line(output: Path, sites: int | list[str], data_dir: str) -> FlareLine
     """
     global _federation
     names = [f"site-{i + 1}" for i in range(sites)] if isinstance(sites, int) else sites
-    if _federation is not None and (_federation.sites != names or _federation.ended):
+    if _federation is not None and _federation.sites != names:
         _federation.stop()
         _federation = None
     _federation = _federation or LocalFederation(output / "federation", names)
     for site in names:
-        own = {"config": str(output / CONFIG), "data_dir": str(Path(data_dir).resolve()), "threads": 1}
+        own = {"config": str(output / CONFIG), "data_dir": str(Path(data_dir).resolve())}
         own["states"] = str(output / "sites" / site)
         OmegaConf.save(OmegaConf.create(own), _federation.kits / site / "local" / "gcfed.yaml")
     return line_of(_federation.kits / ADMIN, tuple(names))

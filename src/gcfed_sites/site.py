@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from omegaconf import DictConfig, OmegaConf
 
 from gcfed import __version__
@@ -21,8 +20,8 @@ from gcfed.checkpoints.reading import fingerprint
 from gcfed.data.base import FederatedDataset
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.partition import Partition, Partitioner
-from gcfed.data.sets.images import image_folder
 from gcfed.data.sets.own import arrays as read_arrays
+from gcfed.federated.client_store import ClientStore
 from gcfed.federated.interpreter import ClientEnd
 from gcfed.federated.messages import MessageError
 from gcfed.federated.wire import entries, match, pack
@@ -30,10 +29,9 @@ from gcfed.runs.identity import digest
 from gcfed.utils.checked import Count, Whole, checked, fits
 from gcfed.utils.compose import Composer, shorthand
 from gcfed.utils.files import in_words
-from gcfed.utils.machine import cores
 from gcfed_sites.answers import About
-from gcfed_sites.states import NONE, adopt, written
 
+NONE = -1  # the version of a client that has no state
 #: The keys of a config that clients need.
 OF_CLIENTS = (
     "data", "model", "client", "gc", "attack", "quantization", "metrics", "participation", "partition", "client_store",
@@ -41,7 +39,7 @@ OF_CLIENTS = (
 )  # fmt: skip
 #: Names and folders, which each machine has for itself.
 OWN = re.compile(r"tags|name|data\.dataset\.data_dir|client_store\.folder|metrics\.\w+\.folder")
-TEST = 1e-6  # share of samples set aside where a site has no test split: one sample, since a data set must have one
+TEST = 1e-6  # share of samples set aside if a site has no test split: one sample, because a data set must have one
 
 
 @checked
@@ -53,23 +51,18 @@ class Settings:
     config: str | None = None  # or a file with the whole config, as a run's config.yaml
     clients: list[Whole] | None = None  # ids of the run's clients that it holds; None: those that the server proposes
     arrays: str | None = None  # its data as a .npz, as for data=arrays
-    folder: str | None = None  # or as a folder of images, as for data=image_folder
     data_dir: str | None = None  # where the data sets lie that the config names
     states: str | None = None  # where its clients' states lie, a folder for each run; None: in its NVFlare workspace
-    threads: Count | None = None  # of torch; None: all cores that it may use
     accelerator: Literal["cpu", "gpu", "auto"] = "cpu"
 
     @classmethod
     def read(cls, path: Path) -> Settings:
-        """The settings in a file; the defaults if there is none.
-
-        Raises:
-            ValueError: an unknown key or an impossible value; names it.
-        """
+        """The settings in a file; the defaults if there is none. An error names the file and the key."""
         given: Any = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
+        for key in given.keys() & {"config", "arrays", "data_dir", "states"}:
+            given[key] = given[key] and str(path.resolve().parent / given[key])
         try:
-            places = {key: given[key] for key in ("config", "arrays", "folder", "data_dir", "states") if given.get(key)}
-            return cls(**given | {key: str(path.resolve().parent / place) for key, place in places.items()})
+            return cls(**given)
         except (TypeError, ValueError) as error:
             raise ValueError(f"{path}: {error}") from None
 
@@ -88,7 +81,6 @@ class Site:
 
     def __init__(self, name: str, settings: Path, home: Path) -> None:
         self.name, self.settings, self.home = name, settings, home
-        self.threads = min(torch.get_num_threads(), cores())  # before a run has set another number
 
     def answer(self, verb: str, about: str, message: bytes) -> bytes:
         """The answer to ``configure``, ``fit`` or ``reply`` as a message, or a ``failure``.
@@ -119,7 +111,6 @@ class Site:
         self.clients: list[int] = sorted({*(share if own.clients is None else own.clients)})
         folder = Path(own.states or self.home / "states") / about["run"]
         cfg = self._config(own, folder, about)
-        torch.set_num_threads(own.threads or self.threads)
         end = ClientEnd(cfg, own.accelerator, assemble)
         if end.data.num_clients != num_clients or not set(self.clients) <= set(range(num_clients)):
             raise ValueError(f"{self.name} holds the clients {self.clients}, and the run has {num_clients}, from 0 on.")
@@ -141,9 +132,9 @@ class Site:
         composed: Any = OmegaConf.load(own.config) if own.config else Composer()(shorthand(own.overrides or ()))
         composed.paths.output_dir = str(folder)
         whole: Any = OmegaConf.to_container(composed, resolve=True)
-        config, sent, has_data = clients_config(whole), dict(about["config"]), own.arrays or own.folder
-        if has_data:  # in place of the run's data set
-            known = {*signature(FederatedDataModule).parameters, "size"} - {"dataset"}
+        config, sent = clients_config(whole), dict(about["config"])
+        if own.arrays:  # in place of the run's data set
+            known = signature(FederatedDataModule).parameters.keys() - {"dataset"}
             for each in (config, sent):
                 each["data"] = {key: value for key, value in each["data"].items() if key in known}
         odd: list[str] = []
@@ -153,12 +144,11 @@ class Site:
                 f"{self.name} takes numbers alone from the server, and its gcfed.yaml has another run: "
                 f"{'; '.join(odd[:8])}{f'; and {len(odd) - 8} more' * (len(odd) > 8)}. Name the same choices in both."
             )
-        if has_data:
+        if own.arrays:
             data, classes = config["data"], fits("classes", about["classes"], list[str] | None)
             means = {key: value for key, value in about["transform"].items() if key in data["transform"]}
             data["transform"] = adopted(data["transform"], data["transform"] | means, odd)
-            cache, size = own.data_dir or str(self.home / "cache"), data.pop("size", None)
-            load = partial(own_samples, own.arrays, own.folder, cache, size, classes, data.get("standardize"))
+            load = partial(own_samples, own.arrays, classes, data.get("standardize"))
             dealt = {"_target_": f"{__name__}.deal", "_partial_": True, "clients": self.clients}
             data |= {
                 "_target_": f"{FederatedDataModule.__module__}.FederatedDataModule", "dataset": load,
@@ -167,10 +157,7 @@ class Site:
         whole |= config | {"federation": None, "callbacks": {}, "logger": {}}
         cfg = OmegaConf.create(whole, flags={"allow_objects": True})
         cfg.client_store.folder = str(folder / "clients")
-        for node in (cfg.metrics or {}).values():
-            if "folder" in node:
-                node.folder = str(folder)
-        if own.data_dir is not None and not has_data and "data_dir" in cfg.data.dataset:
+        if own.data_dir is not None and not own.arrays and "data_dir" in cfg.data.dataset:
             cfg.data.dataset.data_dir = own.data_dir
         return cfg
 
@@ -191,7 +178,13 @@ class Site:
         return {"states": self._written(about["clients"])}
 
     def _written(self, clients: Sequence[int]) -> About:
-        return {name: written(store, clients) for name, store in self.end.stores.opened.items()}
+        """The versions of these clients' states, once their files are on the disk."""
+        versions = {}
+        for name, store in self.end.stores.opened.items():
+            store.state_dict()  # waits for the disk
+            found = [store.version(client) for client in clients]
+            versions[name] = [NONE if version is None else version for version in found]
+        return versions
 
 
 def clients_config(whole: Any) -> dict[str, Any]:
@@ -221,6 +214,15 @@ def _is_number(value: Any) -> bool:
     return all(map(_is_number, value)) if isinstance(value, list) else isinstance(value, int | float)
 
 
+def adopt(store: ClientStore, clients: Sequence[int], references: Sequence[Sequence[int]]) -> None:
+    """Goes back to the versions that the server counts, and deletes those that nobody needs any more."""
+    for client, kept in zip(clients, references, strict=True):
+        for path in store.folder.glob(f"{client}-*.bin"):
+            if int(path.stem.split("-")[1]) not in kept:
+                path.unlink()
+    store.take({client: kept[0] for client, kept in zip(clients, references, strict=True) if kept[0] != NONE})
+
+
 def deal(
     labels: np.ndarray, num_clients: int, *, seed: int, groups: np.ndarray | None = None,
     clients: Sequence[int], by: Partitioner,
@@ -232,23 +234,13 @@ def deal(
     return Partition.from_owners(np.array([*clients, -1])[owner_n], num_clients)
 
 
-def own_samples(
-    arrays: str | None, folder: str | None, data_dir: str, size: int | None, classes: Sequence[str] | None,
-    standardize: bool | None,
-) -> FederatedDataset:  # fmt: skip
-    """The samples of a site, with labels as numbers of the run's classes.
-
-    Args:
-        arrays, folder: a ``.npz`` or a folder of images; one of them.
-        data_dir: cache of decoded images.
-        size: of images, as in ``data=image_folder``.
-        classes: names of the run's classes; None: labels are no classes.
-        standardize: whether the run standardizes by the mean of all sites' samples.
+def own_samples(path: str, classes: Sequence[str] | None, standardize: bool | None) -> FederatedDataset:
+    """The samples in a site's ``.npz``, with labels as numbers of the run's ``classes``; None: labels are no classes.
 
     Raises:
         ValueError: a class that the run does not know, or float vectors to be standardized.
     """
-    found = image_folder(folder, data_dir, size, TEST, clients=False) if arrays is None else read_arrays(arrays, TEST)
+    found = read_arrays(path, TEST)
     if standardize and found.train.x.dtype.kind == "f":
         raise ValueError("data.standardize=true is by the mean of all samples, which no site knows: set it to false.")
     if classes is None or found.class_names is None:

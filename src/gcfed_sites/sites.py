@@ -8,10 +8,10 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
@@ -19,22 +19,45 @@ from pydantic import Field
 
 from gcfed import __version__
 from gcfed.assemble import described
+from gcfed.federated.client_store import ClientStore
 from gcfed.federated.forward import Params
 from gcfed.federated.interpreter import Wire
 from gcfed.federated.messages import Download, MessageError, Upload
 from gcfed.federated.stacks import Stacks
+from gcfed.federated.transport import Expected
 from gcfed.federated.wire import entries, match, pack, pack_download
 from gcfed.runs.identity import digest, identity
 from gcfed.utils.checked import SMALLEST, Count, checked
 from gcfed.utils.instantiate import installed
 from gcfed_sites.answers import RESUME, About, Answer, Line, counted_against
-from gcfed_sites.site import clients_config
-from gcfed_sites.states import NONE, Index
+from gcfed_sites.site import NONE, clients_config
 
 log = logging.getLogger(__name__)
 BEGIN = 300.0  # seconds for a site to build what it needs for a run
 SAMPLES = range(10**8 + 1)  # of a client: a round lists its batches
 _numbers = itertools.count()  # of the questions of this process: a line may serve one run after the other
+
+
+class Index(ClientStore):
+    """The versions of the clients' states that count. The files lie at the sites."""
+
+    def references(self, clients: Sequence[int]) -> list[list[int]]:
+        """For each client the version that counts, and after it all that checkpoints need."""
+        kept: dict[int, list[int]] = {client: [self._version.get(client, NONE)] for client in clients}
+        for versions in (self._last, self._before):
+            for client in kept.keys() & versions.keys():
+                kept[client].append(versions[client])
+        return list(kept.values())
+
+    def note(self, clients: Sequence[int], versions: Sequence[int]) -> None:
+        """Counts these versions from now on."""
+        for client, version in zip(clients, versions, strict=True):
+            self._version[client] = version
+            if version == NONE:
+                del self._version[client]
+
+    def _settle(self) -> None:
+        """Does nothing: sites wait for their disks."""
 
 
 @checked
@@ -66,8 +89,7 @@ class Sites(Wire):
         self.run = f"{identity(self.cfg)}-{digest({'': str(self.output)})}"  # names the states at the sites
         self._held: dict[str, About] = {}  # site → the clients that it holds, and the sizes of their data sets
         self._sizes = np.zeros(self.program.data.num_clients, dtype=np.int64)  # of the clients' data sets
-        self._asked: dict[str, tuple[int, str]] = {}  # site → number and name of the question that it works at
-        self._gone: set[str] = set()
+        self._away: dict[str, tuple[int, str]] = {}  # site → the question that it works at, or (−1, "") if it is gone
         self._came: dict[str, About] = {}  # site → its task in the present round, which it has done
 
     def open_line(self) -> Line:
@@ -85,70 +107,64 @@ class Sites(Wire):
         Raises:
             ValueError: a site refuses, or a client is held by two sites or by none; with the reasons.
         """
-        for name, store in self.stores.of_clients.items():
-            if not isinstance(store, Index):
-                self.stores.opened[name] = Index(store.folder, dtype=store.dtype)
+        stores = self.stores.of_clients.items()
+        self.indices = {name: Index(store.folder, dtype=store.dtype) for name, store in stores}
+        self.stores.opened |= self.indices
         self.line = self.open_line()
-        for site, why in self._configure(self.line.sites, resumed=self.cfg.ckpt_path is not None).items():
-            raise ValueError(f"federation: {site} {why}")
+        self._configure()
         held = np.concatenate([np.array(own["clients"], dtype=np.int64) for own in self._held.values()])
         if (wrong := np.flatnonzero(np.bincount(held, minlength=len(self._sizes)) != 1)).size:
             holders = " and ".join(sorted(site for site, own in self._held.items() if wrong[0] in own["clients"]))
             who = f"client {wrong[0]} is held by {holders or 'no site'}"
             raise ValueError(f"federation: {who}: see clients in the sites' gcfed.yaml.")
 
-    def _configure(self, sites: Collection[str], resumed: bool) -> dict[str, str]:
-        """Tells these sites which run this is; returns those that do not take part, and why."""
+    def _configure(self) -> None:
         data, module, names = self.program.data, self.program.module, self.line.sites
         transform, classes, n = data.transform, data.dataset.class_names, data.num_clients
         cfg = described(self.cfg, data).copy()
         cfg.paths = dict.fromkeys(cfg.paths, ".")  # no folder of the server's is sent
         about = {
-            "version": __version__, "num_clients": n, "resumed": resumed,
+            "version": __version__, "num_clients": n, "resumed": self.cfg.ckpt_path is not None,
             "config": clients_config(OmegaConf.to_container(cfg, resolve=True)),
             "classes": classes or [str(c) for c in range(data.num_classes)] if module.task.has_classes else None,
             "transform": {key: list(getattr(transform, key)) for key in ("mean", "std") if hasattr(transform, key)},
         }  # fmt: skip
-        tasks = {site: about | {"share": list(range(names.index(site), n, len(names)))} for site in sites}
-        lost = dict.fromkeys(sites, f"did not begin within {BEGIN:g} s")
-        for answer in self._answers("configure", b"", tasks, BEGIN, self.program.module.trainer.global_step):
+        tasks = {site: about | {"share": list(range(names.index(site), n, len(names)))} for site in names}
+        lost = dict.fromkeys(names, f"did not begin within {BEGIN:g} s")
+        for answer in self._answers("configure", b"", tasks, BEGIN, module.trainer.global_step):
             with counted_against(answer.site, lost, "refuses this run"):
                 said = answer.content
                 ids, sizes = (entries(said.get("clients"), rule) for rule in (range(n), SAMPLES))
                 match("answer", said, {"clients": ids, "sizes": sizes})
-                if (before := self._held.setdefault(answer.site, said)) != said:
-                    raise MessageError(f"it says {said}, and the run began with {before}.")
+                self._held[answer.site] = said
                 self._sizes[said["clients"]] = said["sizes"]
                 log.info("%s holds the clients %s with %s samples", answer.site, said["clients"], said["sizes"])
-        return lost
+        for site, why in lost.items():
+            raise ValueError(f"federation: {site} {why}")
 
     # ------------------------------------------------------------------------------------------------------ a round
     def planned(self, clients: np.ndarray) -> np.ndarray:
         return self.program.solver.num_steps(self._sizes[clients])
 
-    def fit(self, download: Download, clients: np.ndarray) -> Iterator[Upload]:
+    def fit(self, download: Download, clients: np.ndarray, expected: Expected | None = None) -> Iterator[Upload]:
         """The uploads of these clients as they come.
 
         Raises:
             ConnectionError: fewer clients than ``least`` come before the deadline; says who failed, and why.
         """
-        if self._gone and (away := self.line.renew(self._gone)) is not None:
-            log.info("round %d: a new job has begun; all its sites are told which run this is", download.round + 1)
-            self._gone, self._asked = set(away), {}
-            lost = self._configure([site for site in self._held if site not in away], resumed=True)
-            for site, why in lost.items():
-                log.warning("round %d: %s %s", download.round + 1, site, why)
-            self._gone |= lost.keys()
         least, cohort = min(self.least or len(clients), len(clients)), set(clients.tolist())
-        asked = {site: sorted(cohort & set(held["clients"])) for site, held in self._held.items()}
-        asked = {site: own for site, own in asked.items() if own}
-        self._free_busy(lambda: sum(len(asked[site]) for site in self._free(asked)) >= least)
+        asked = {site: own for site, held in self._held.items() if (own := sorted(cohort & set(held["clients"])))}
+        while self._away and (late := self.line.receive(0.0)):
+            self._hear(late, ())
         tasks: dict[str, About] = {
-            site: {"clients": asked[site], "states": {name: i.references(asked[site]) for name, i in self._indices()}}
-            for site in self._free(asked)
-        }
-        missing, self._came = self._absent(asked), {}
-        schema, device = self.schema(download.round, self._sizes[clients], clients), self.program.module.device
+            site: {"clients": own, "states": {name: index.references(own) for name, index in self.indices.items()}}
+            for site, own in asked.items() if site not in self._away
+        }  # fmt: skip
+        missing, self._came, self._round = dict.fromkeys(asked, "did not answer"), {}, download.round
+        for site in asked.keys() - tasks.keys():
+            missing[site] = f"is still at {question}" if (question := self._away[site][1]) else "is gone"
+        assert expected is not None
+        schema = self.schema(download.round, clients, self._sizes[clients], expected)
         for answer in self._answers("fit", pack_download(download), tasks, self.deadline, download.round):
             uploads: list[Upload] = []
             with counted_against(answer.site, missing):
@@ -160,7 +176,7 @@ class Sites(Wire):
                     raise MessageError(f"uploads of the clients {ids}, and asked were {own}.")
                 self._note(own, said["states"])
                 uploads, self._came[answer.site] = sent, task
-            yield from (uploads.pop(0).to(device) for _ in range(len(uploads)))
+            yield from (uploads.pop(0).to(self.program.module.device) for _ in range(len(uploads)))
         self.missing = np.array(sorted(k for site in missing for k in asked[site]), dtype=np.int64)
         self.unasked = sum(len(asked[site]) for site in asked.keys() - tasks.keys())
         reasons = [f"{site} {why}" for site, why in missing.items()]
@@ -172,48 +188,30 @@ class Sites(Wire):
                 f"{self.deadline:g} s, and federation.least is {least}. {'; '.join(reasons)}. {RESUME}"
             )
 
-    def _indices(self) -> list[tuple[str, Any]]:
-        return list(self.stores.of_clients.items())
-
     def _versions(self, clients: list[int], round: int) -> About:
         """The rule for the versions that a site sends of its clients' states."""
-        return dict.fromkeys(self.stores.of_clients, [range(NONE, round + 1)] * len(clients))
+        return dict.fromkeys(self.indices, [range(NONE, round + 1)] * len(clients))
 
     def _note(self, clients: list[int], versions: Mapping[str, list[int]]) -> None:
-        for name, index in self._indices():
+        for name, index in self.indices.items():
             index.note(clients, versions[name])
 
-    def reply(self, reply: Mapping[str, Params], download: Download) -> None:
+    def reply(self, reply: Mapping[str, Params]) -> None:
         """Tells the clients that came how the round ended. If a site does not hear it, the states that its clients had
         before the round count again.
         """
         deaf = dict.fromkeys(self._came, "did not answer")
-        for answer in self._answers("reply", pack("reply", reply), self._came, self.deadline, download.round):
+        for answer in self._answers("reply", pack("reply", reply), self._came, self.deadline, self._round):
             with counted_against(answer.site, deaf):
                 own, said = self._came[answer.site]["clients"], answer.content
-                match("answer", said, {"states": self._versions(own, download.round)})
+                match("answer", said, {"states": self._versions(own, self._round)})
                 self._note(own, said["states"])
         for site, why in deaf.items():
-            log.warning("round %d: %s did not hear how it ended: it %s", download.round + 1, site, why)
+            log.warning("round %d: %s did not hear how it ended: it %s", self._round + 1, site, why)
             before = {name: [kept[0] for kept in own] for name, own in self._came[site]["states"].items()}
             self._note(self._came[site]["clients"], before)
 
     # ------------------------------------------------------------------------------------------- questions, answers
-    def _free(self, sites: Iterable[str]) -> list[str]:
-        """Those of these sites that are there and have answered their last question."""
-        return [site for site in sites if site not in self._gone and site not in self._asked]
-
-    def _absent(self, sites: Iterable[str]) -> dict[str, str]:
-        """Site → why it has not answered; read when the answers are still to come."""
-        busy = {site: f"is still at {question}" for site, (_, question) in self._asked.items()}
-        return {site: "is gone" if site in self._gone else busy.get(site, "did not answer") for site in sites}
-
-    def _free_busy(self, enough: Callable[[], bool] = lambda: True) -> None:
-        """Takes late answers. Waits for them, until a deadline, while not enough sites are free."""
-        until = time.monotonic() + self.deadline
-        while self._asked and (answer := self.line.receive(0.0 if enough() else max(until - time.monotonic(), 0.0))):
-            self._hear(answer, ())
-
     def _answers(
         self, verb: str, message: bytes, tasks: Mapping[str, About], seconds: float, round: int
     ) -> Iterator[Answer]:
@@ -225,7 +223,7 @@ class Sites(Wire):
         waiting, until = set(tasks), time.monotonic() + seconds
         for site, task in sorted(tasks.items()):
             number = next(_numbers)
-            self._asked[site] = number, f"round {round + 1} ({verb})"
+            self._away[site] = number, f"round {round + 1} ({verb})"
             self.line.send(site, number, verb, {**task, "run": self.run, "round": round}, message)
         while waiting and (answer := self.line.receive(max(until - time.monotonic(), 0.0))):
             if self._hear(answer, waiting):
@@ -235,14 +233,14 @@ class Sites(Wire):
 
     def _hear(self, answer: Answer, waiting: Collection[str]) -> bool:
         """Notes that a site is free again, or gone; returns whether its answer is waited for."""
-        number, question = self._asked.get(answer.site, (-1, ""))
+        number, question = self._away.get(answer.site, (-1, ""))
+        expected = answer.number == number
+        if expected:
+            del self._away[answer.site]
         if answer.gone:
-            self._gone.add(answer.site)
-        if answer.number != number:
-            question = "another run, or twice"
-        else:
-            del self._asked[answer.site]
-            if answer.site in waiting:
-                return True
+            self._away[answer.site] = -1, ""
+        if expected and answer.site in waiting:
+            return True
+        question = question if expected else "another run, or twice"
         log.warning("%s answers %s, which nobody waits for: refused", answer.site, question)
         return False

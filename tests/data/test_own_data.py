@@ -42,7 +42,6 @@ def test_samples_of_every_shape(x, shape):
 @pytest.mark.parametrize(
     ("y", "expected", "classes", "names"),
     [
-        (CLASSES, CLASSES, 4, ("0", "1", "2", "3")),
         (CLASSES * 10 - 3, CLASSES, 4, ("-3", "7", "17", "27")),
         (np.array(list("dacb"))[CLASSES], np.array([3, 0, 2, 1])[CLASSES], 4, ("a", "b", "c", "d")),
     ],
@@ -55,9 +54,7 @@ def test_classes_are_numbered_in_their_order(y, expected, classes, names):
 
 
 @pytest.mark.parametrize("shape", [(N, 6, 5, 3), (N, 3, 6, 5), (N, 6, 5)])
-@pytest.mark.parametrize("levels", [256, 2])
-@pytest.mark.parametrize("kind", [int, "u2", "f2", "f4", "f8"])
-@pytest.mark.parametrize("bright", [255, 1])
+@pytest.mark.parametrize(("levels", "kind", "bright"), [(256, int, 255), (256, "f2", 1), (256, "f8", 255), (2, int, 1)])
 def test_images_whose_levels_are_those_of_bytes_are_read_as_bytes(shape, levels, kind, bright):
     """As torchvision's ToTensor and matplotlib have them, 0 … 1 or 0 … 255, and black and white ones."""
     x = RNG.integers(0, levels, shape) * 255 // (levels - 1)
@@ -73,26 +70,18 @@ def test_images_whose_levels_are_those_of_bytes_are_read_as_bytes(shape, levels,
 @pytest.mark.parametrize(
     ("y", "fix"),
     [
-        (CLASSES % 2 / 1.0, r"y\.astype\(int\)\.ravel\(\) makes classes"),
         (CLASSES[:, None] / 1.0, r"y\.astype\(int\)\.ravel\(\) makes classes"),
         (np.eye(4)[CLASSES], r"y\.argmax\(1\) makes classes of one-hot rows"),
         (CLASSES / 3, "which are integers"),
     ],
 )
 def test_floats_that_are_to_be_classes_are_refused_with_the_line_that_makes_them(config, tmp_path, y, fix):
-    """They would be targets to regress on, which a task can ask for; and standardised when the task is asked."""
+    """They would be targets to regress on, which a task can ask for."""
     np.savez(tmp_path / "x.npz", x=IMAGES[:, 0, 0] / 1.0, y=y)
     mine = ("data=arrays", f"data.path={tmp_path}/x.npz", "partition=iid", "participation.num_clients=5")
     with pytest.raises(ValueError, match=rf"Classification is not for labels of float64: .*{fix}.*\.$"):
         assemble(config(*mine))
     assemble(config(*mine, "task._target_=gcfed.tasks.SquaredError"))
-
-
-def test_samples_that_are_all_alike_are_refused(config, tmp_path):
-    """As images of 0 … 1 are that were cast to bytes."""
-    np.savez(tmp_path / "x.npz", x=(IMAGES / 256).astype(np.uint8), y=CLASSES)
-    with pytest.raises(ValueError, match=r"data=x: all its numbers are 0\.$"):
-        assemble(config("data=arrays", f"data.path={tmp_path}/x.npz"))
 
 
 def test_labels_of_tokens_and_targets():
@@ -129,34 +118,22 @@ def test_columns_of_pandas_are_arrays():
         assert dataset.train.y.tolist() == dataset.train.groups.tolist() == [3, 0, 2, 1] * 10
         np.testing.assert_array_equal(dataset.train.x, np.stack([frame.a, frame.a / 2, frame.a % 3 == 0], 1))
     assert from_arrays({"x": frame[["b"]], "y": frame.flag}, "mine.py", 0.2).class_names == ("False", "True")
-    for bad in ([None, *"abc"] * 10, [1, *"abc"] * 10):
-        with pytest.raises(ValueError, match=r"^mine\.py: groups holds objects that are neither all text nor"):
-            from_arrays({"x": frame[["b"]], "y": frame.kind, "groups": np.array(bad, object)}, "mine.py", 0.2)
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ({"x": IMAGES}, "has x: give x and y, and perhaps x_test, y_test, groups"),
-        ({"x": IMAGES, "y": CLASSES, "x_test": IMAGES}, "give x and y"),
+        ({"x": IMAGES, "y": CLASSES, "x_test": IMAGES}, "give x and y, and perhaps x_test, y_test, groups"),
         ({"x": IMAGES, "y": CLASSES, "z": CLASSES}, "has x, y, z: give x and y"),
         ([IMAGES, CLASSES], "gives a list: make it a dict of arrays"),
         ({"x": IMAGES / 300, "y": CLASSES}, r"samples must be images, uint8 \[n, C, H, W\].* not float64"),
-        ({"x": [[1.0], [1.0, 2.0]], "y": [0, 1]}, "x is no array: .*inhomogeneous"),
-        ({"x": torch.zeros(40, 2, requires_grad=True), "y": CLASSES}, r"x is no array: .*detach"),
+        ({"x": [[1.0], [1.0, 2.0]], "y": [0, 1]}, "inhomogeneous"),
         ({"x": IMAGES, "y": np.eye(4, dtype=int)[CLASSES]}, r"labels .* \[40, 4\]: y\.argmax\(1\) makes classes"),
-        ({"x": IMAGES, "y": np.eye(4, dtype=bool)[CLASSES]}, r"y\.argmax\(1\) makes classes"),
-        ({"x": IMAGES, "y": CLASSES / 1.0}, r"y\.astype\(int\)\.ravel\(\) makes classes of whole numbers"),
-        (
-            {"x": IMAGES, "y": CLASSES, "x_test": IMAGES, "y_test": CLASSES / 1.0},
-            r"int64 .*and in y_test float64 .*astype",
-        ),
-        ({"x": IMAGES, "y": CLASSES, "groups": np.where(CLASSES, CLASSES, np.nan)}, "groups has 10 empty entries"),
+        ({"x": IMAGES, "y": CLASSES, "x_test": IMAGES, "y_test": CLASSES / 1.0}, r"int64 .*in y_test float64 .*astype"),
         ({"x": IMAGES, "y": CLASSES[:-1]}, r"labels must be int64 \[40\]"),
-        ({"x": IMAGES, "y": np.array([None] * N)}, "y holds objects that are neither all text nor all numbers"),
+        ({"x": IMAGES, "y": np.array([None, *"abc"] * 10, object)}, "y holds objects that are neither all text nor"),
         ({"x": IMAGES, "y": CLASSES, "groups": CLASSES[:3]}, r"groups must be int64 \[40\]"),
         ({"x": np.full((N, 2), np.nan), "y": CLASSES}, "samples must be finite numbers; 80 are NaN or infinite"),
-        ({"x": np.ones((N, 2)), "y": np.where(CLASSES, 1, np.nan)}, "targets must be finite numbers; 10 are NaN"),
         ({"x": IMAGES[:1], "y": CLASSES[:1]}, "the test split is empty"),
     ],
 )
@@ -167,14 +144,10 @@ def test_arrays_that_do_not_fit_are_named(content, words):
 
 def test_a_file_that_is_no_npz_is_named(tmp_path):
     np.savez(tmp_path / "good.npz", x=IMAGES, y=CLASSES)
-    np.savez(tmp_path / "objects.npz", x=IMAGES, y=np.array([{}] * N, object))
-    whole = (tmp_path / "good.npz").read_bytes()
     assert arrays(str(tmp_path / "good.npz")).num_classes == 4
-    flipped = whole[:999] + bytes(99) + whole[1098:]
-    broken = {"text.npz": b"text", "cut.npz": whole[:-40], "flipped.npz": flipped, "empty.npz": b""}
-    for name, content in broken.items():
-        (tmp_path / name).write_bytes(content)
-    for name in ("objects.npz", *broken):
+    np.savez(tmp_path / "objects.npz", x=IMAGES, y=np.array([{}] * N, object))
+    (tmp_path / "cut.npz").write_bytes((tmp_path / "good.npz").read_bytes()[:-40])
+    for name in ("objects.npz", "cut.npz"):
         with pytest.raises(ValueError, match=rf"data\.path=.*{name} is no \.npz of plain arrays .*: write it by"):
             arrays(str(tmp_path / name))
     with pytest.raises(FileNotFoundError, match=r"data\.path=nowhere is no file"):
@@ -191,16 +164,9 @@ def load(samples, factor=None):
 @pytest.mark.parametrize(
     ("overrides", "key"),
     [
-        (["data=image_folder", "data.size=0"], "data.dataset.size=0"),
-        (["data=csv", "data.missing=x"], "data.dataset.missing=x"),
         (["data=mnist", "data.dataset.name=x"], r"data\.dataset\.name=x is not one of"),
-        (["data=synthetic", "data.dataset.num_test=0"], r"data\.dataset\.num_test=0: "),
         (["data=arrays", "data.test=2"], r"data\.test=2: "),
-        ([*MINE], r"data\.dataset\.samples is missing\. Add \+data\.dataset\.samples=….$"),
-        (
-            [*MINE, "+data.dataset.sampls=5"],
-            r"data\.dataset\.sampls=5: there is .*did you mean samples\?$",
-        ),
+        ([*MINE], r"data\.dataset: load\(\) missing 1 required positional argument: 'samples'"),
     ],
 )
 def test_settings_of_loaders_are_told_by_the_keys_that_users_set(config, overrides, key):
@@ -215,27 +181,17 @@ def test_the_transform_that_samples_ask_for():
     np.testing.assert_allclose(auto.mean, IMAGES.mean((0, 2, 3)) / 255)
     np.testing.assert_allclose(auto.std, IMAGES.std((0, 2, 3)) / 255)
     assert auto.flip
-    assert AutoTransform([0.5], [0.1])(IMAGES).mean == (0.5,)
     given = AutoTransform(mean=[0.5, 0.4, 0.3])(IMAGES)
     assert (given.mean, given.std) == ((0.5, 0.4, 0.3), auto.std)
-    assert AutoTransform(std=[0.1])(IMAGES).std == (0.1,)
-    for key in ("mean", "std"):
-        with pytest.raises(ValueError, match=rf"data\.transform\.{key} has 2 values; .* has 3 channels"):
-            AutoTransform(**{key: [0.5, 0.4]})(IMAGES)
+    with pytest.raises(ValueError, match=r"data\.transform\.std has 2 values; .* has 3 channels"):
+        AutoTransform(std=[0.5, 0.4])(IMAGES)
     assert AutoTransform()(np.zeros((2, 1, 3, 3), np.uint8)).std == (0.01,)  # an empty channel
-    many = np.repeat(IMAGES, 60, 0)  # more than are counted at once
-    np.testing.assert_allclose(AutoTransform()(many).mean, auto.mean)
+    np.testing.assert_allclose(AutoTransform()(np.repeat(IMAGES, 60, 0)).mean, auto.mean)  # counted in blocks
     for settings, words in (({"flip": True}, "crops, flips"), ({"mean": [0.5]}, "mean and std are of images")):
         with pytest.raises(ValueError, match=words):
             AutoTransform(**settings)(IMAGES[:, 0, 0] / 1.0)
     assert type(AutoTransform()(IMAGES[:, 0, 0])) is TextTransform
-    assert type(AutoTransform()(IMAGES[:, 0, 0] / 1.0)) is VectorTransform
-    for transform in (TextTransform, VectorTransform):
-        transform(crop_padding=0, flip=False, rotation=0)  # debug=overfit
-        with pytest.raises(ValueError, match="crops, flips and rotations are of images"):
-            transform(flip=True)
-    with pytest.raises(ValueError, match=r"^rotation=200"):
-        AutoTransform(rotation=200)
+    assert type(AutoTransform(crop_padding=0, flip=False)(IMAGES[:, 0, 0] / 1.0)) is VectorTransform
 
 
 def test_images_are_normalised_as_the_clients_see_them(config, tmp_path):
@@ -304,25 +260,22 @@ def test_a_run_on_arrays_goes_on_and_is_tested_again(config, tmp_path):
 )
 def test_a_share_is_held_out_of_each_class(n, share, count):
     labels = np.arange(n) % 3
-    chosen = held_out(labels, share, np.random.default_rng(1))
+    chosen = held_out(labels, share, "test")
     assert chosen.sum() == count
     np.testing.assert_allclose(np.bincount(labels[chosen], minlength=3), np.bincount(labels) * count / n, atol=1)
-    assert held_out(np.zeros((n, 2)), share, np.random.default_rng(1)).sum() == count
+    assert held_out(np.zeros((n, 2)), share, "test").sum() == count
 
 
 def test_validation_is_held_out_before_the_clients_get_theirs(config):
-    cfg, built = config(), []
-    for cfg.data.validation, cfg.seed in ((None, 1), (0.1, 1), (0.1, 2)):
+    cfg, built = config("data.validation=0.1"), []
+    for cfg.seed in (1, 2):
         built.append(build(cfg.data))
         built[-1].setup()
-    whole, part, other = built
-    part.to_device(torch.device("cpu"), torch.float32, torch.contiguous_format)
-    assert (len(whole.labels), len(part.labels), part.num_test) == (1437, 1293, 360)
-    assert (whole.smallest_test, part.smallest_test) == (360, 144)
+    part, other = built
+    assert (len(part.labels), part.num_test, part.smallest_test) == (1293, 360, 144)
     train, held = ({x.numpy().tobytes() for x in tensors[0]} for tensors in (part._train, part._tests[1]))
     assert not train & held
-    assert len(held) == 144
     assert held == {x.numpy().tobytes() for x in other._tests[1][0]}  # the same for all seeds
+    part.to_device(torch.device("cpu"), torch.float32, torch.contiguous_format)
     x, y = part.fetch_test((0, 144), 1)
-    assert np.bincount(y).min() >= 13
-    assert x.shape == (144, 1, 8, 8)
+    assert (x.shape, np.bincount(y).min() >= 13) == ((144, 1, 8, 8), True)

@@ -5,7 +5,7 @@ import zlib
 import numpy as np
 import pytest
 
-from gcfed.data.partition import IID, ByGroup, ClassesPerClient, Dirichlet, DirichletBalanced, Partition
+from gcfed.data.partition import IID, ByGroup, ClassesPerClient, Dirichlet, DirichletBalanced
 from gcfed.data.skews import DirichletSizes, Shards
 
 LABELS = np.random.default_rng(0).choice(7, 400, p=[0.3, 0.2, 0.2, 0.1, 0.1, 0.07, 0.03]) * 3
@@ -152,14 +152,11 @@ LOOPS = [
 
 @pytest.mark.parametrize(("partitioner", "loop", "arguments"), LOOPS, ids=[str(p) for p, *_ in LOOPS])
 def test_a_partition_is_the_plain_loop(partitioner, loop, arguments):
-    for n in (1, 3, 12, 31):
+    for n in (1, 3, 31):
         if loop is groups and n > len(CLASSES):
             continue
-        for seed in range(4):
+        for seed in range(2):
             expected = loop(stream(seed), n, *arguments)
             found = partitioner(LABELS, n, seed=seed, groups=LABELS)
-            assert [found.client(k).tolist() for k in range(n)] == [
-                np.flatnonzero(expected == k).tolist() for k in range(n)
-            ]
+            assert all(found.client(k).tolist() == np.flatnonzero(expected == k).tolist() for k in range(n))
             np.testing.assert_array_equal(found.owners(len(LABELS)), expected)
-            assert isinstance(found, Partition)

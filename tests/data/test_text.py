@@ -1,20 +1,19 @@
 """Sequences with a label at every position: loader, transform, partitions, the engine and whole runs."""
 
 import hashlib
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import DATA_DIR
 from harness import ArrayData, sgd, train_rounds, weights
 
-from gcfed.data.augment import ImageTransform, TextTransform
+from gcfed.data.augment import TextTransform, VectorTransform
 from gcfed.data.base import IGNORE, FederatedDataset, Split
 from gcfed.data.partition import IID, ByGroup
 from gcfed.data.sets import leaf
-from gcfed.data.sets.leaf import ALPHABET, PAD, encode, sequences, speeches, tiny_shakespeare
+from gcfed.data.sets.leaf import ALPHABET, PAD, encode, sequences, tiny_shakespeare
 from gcfed.federated.batches import plan_batches
 from gcfed.models.lstm import CharLSTM
 from gcfed.run import build_module, train
@@ -32,7 +31,7 @@ def test_encode_is_an_index_into_the_alphabet():
     assert encode("").shape == (0,)
 
 
-@pytest.mark.parametrize("length", [2, 3, 4, 5, 6, 7, 11])
+@pytest.mark.parametrize("length", [2, 3, 4, 7])
 def test_every_character_but_the_first_is_a_label_once(length):
     said = "abc$efgh"[:length]
     x, y = sequences(encode(said), 3)
@@ -67,55 +66,36 @@ def test_tiny_shakespeare_trains_on_the_first_nine_tenths_of_each_speaker(play):
 
 
 def test_the_real_text():
-    folder = Path(__file__).parents[2] / os.environ.get("DATA_DIR", "data")
-    if not (folder / leaf.TINY).exists():
-        pytest.skip(f"{folder / leaf.TINY} is not there: set DATA_DIR")
-    dataset = tiny_shakespeare(str(folder), download=False)
+    if not (DATA_DIR / leaf.TINY).exists():
+        pytest.skip(f"{DATA_DIR / leaf.TINY} is not there: set DATA_DIR")
+    dataset = tiny_shakespeare(str(DATA_DIR), download=False)
     assert len(np.unique(dataset.train.groups)) == 299
     assert (len(dataset.train), len(dataset.test)) == (11_565, 1_427)
-    said = speeches((folder / leaf.TINY).read_text())
-    labels = sum((split.y != IGNORE).sum() for split in (dataset.train, dataset.test))
-    assert labels == sum(len(one) - 1 - one[1:].count("$") for one in said.values())
     assert decoded(dataset.train.x[0]).startswith("Before we proceed any further, hear me speak.\nYou are all resolved")
-
-
-# what a loader may hand over
 
 
 def test_splits_of_sequences_are_checked():
     x, y = np.zeros((3, 5), np.uint8), np.zeros((3, 5), np.int64)
     y[1, 2:] = IGNORE
-    split = Split(x, y)
-    assert len(split.classes) == 12
-    FederatedDataset("toy", 1, split, Split(x, y[:, 0]))
-    for bad in [(x, y[:, :4]), (x, y.astype(np.int32)), (x.astype(np.int64), y), (np.zeros((3, 1, 2, 2), np.uint8), y)]:
+    assert len(Split(x, y).classes) == 12
+    FederatedDataset("toy", 1, Split(x, y), Split(x, y[:, 0]))
+    for bad in [(x, y[:, :4]), (x, y.astype(np.int32)), (x.astype(np.int64), y)]:
         with pytest.raises(ValueError, match="must be"):
             Split(*bad)
-    for label in (-1, 2):
-        with pytest.raises(ValueError, match=r"labels .* for 2 classes"):
-            FederatedDataset("toy", 2, split, Split(x, np.where(y == 0, label, y)))
-    with pytest.raises(ValueError, match="train labels -100"):
-        FederatedDataset("toy", 2, Split(x, y[:, 2]), split)
+    with pytest.raises(ValueError, match=r"labels .* for 2 classes"):
+        FederatedDataset("toy", 2, Split(x, y), Split(x, np.where(y == 0, 2, y)))
 
 
-def test_tokens_reach_the_network_as_they_are():
+def test_tokens_and_vectors_reach_the_network_in_its_type():
     tokens = torch.tensor([[0, 255, 80]], dtype=torch.uint8)
-    transform = TextTransform()
-    assert transform.draw(np.random.default_rng(0), (2, 3)) is None
-    out = transform(tokens, None, torch.bfloat16, torch.channels_last)
-    assert out.dtype == torch.int64
-    assert out.tolist() == tokens.tolist()
-    transform.check((80,))
-    with pytest.raises(ValueError, match=r"data\.input_shape=\[1, 8, 8\]"):
-        transform.check((1, 8, 8))
-    with pytest.raises(ValueError, match=r"data\.transform\.mean has 2 values"):
-        ImageTransform([0.5, 0.5], [1, 1]).check((3, 8, 8))
-
-
-# partitions
-
-
-# the engine
+    out = TextTransform()(tokens, None, torch.bfloat16, torch.channels_last)
+    assert (out.dtype, out.tolist()) == (torch.int64, tokens.tolist())
+    assert VectorTransform()(torch.ones(2, 4), None, torch.float64).dtype == torch.float64
+    for transform in (TextTransform(), VectorTransform()):
+        transform.check((80,))
+        assert transform.draw(np.random.default_rng(0), (2, 3)) is None
+        with pytest.raises(ValueError, match=r"data\.input_shape=\[1, 8, 8\]"):
+            transform.check((1, 8, 8))
 
 
 def sequence_federation(sizes=(3, 5, 2, 4), length=6, classes=5) -> ArrayData:
@@ -135,8 +115,8 @@ def test_rounds_on_sequences_equal_an_independent_loop():
     make = {"input_shape": (6,), "num_classes": 5, "embedding": 3, "hidden": 4}
     net, ours = CharLSTM(**make).double(), CharLSTM(**make).double()
     ours.load_state_dict(net.state_dict())
-    train_rounds(ours, data, sgd(lr=0.5, batch_size=2), rounds=3)
-    for t in range(3):
+    train_rounds(ours, data, sgd(lr=0.5, batch_size=2), rounds=2)
+    for t in range(2):
         start = {name: p.clone() for name, p in net.state_dict().items()}
         mean = {name: torch.zeros_like(p) for name, p in start.items()}
         cohort = np.sort(np.random.default_rng(t).choice(4, 3, replace=False))
@@ -159,16 +139,14 @@ def test_rounds_on_sequences_equal_an_independent_loop():
     torch.testing.assert_close(weights(ours), weights(net), rtol=0, atol=1e-10)
 
 
-# whole runs
-
 SMALL = ("model.hidden=8", "client.batch_size=4", "client.stack=auto", "trainer.accelerator=cpu")
 
 
-def test_a_run_on_the_small_play(config, play, tmp_path):
-    """Accuracy and loss of the test split are those over its characters; figures and class counts come out."""
+def test_a_run_on_the_small_play(config, play):
+    """Accuracy and loss of the test split are those over its characters; class counts come out."""
     cfg = config(
-        "data=tiny_shakespeare", "model=lstm", f"paths.data_dir={play}", "participation.num_clients=2", "rounds=2",
-        "participation.per_round=2", "extras.figures=true", *SMALL,
+        "data=tiny_shakespeare", "model=lstm", f"paths.data_dir={play}", "participation.num_clients=2", "rounds=1",
+        "participation.per_round=2", *SMALL,
     )  # fmt: skip
     result = train(cfg)
     data = result.trainer.datamodule
@@ -181,17 +159,12 @@ def test_a_run_on_the_small_play(config, play, tmp_path):
     loss = F.cross_entropy(logits[real], y[real]).item()
     assert result.metrics["test/loss"] == pytest.approx(loss, rel=1e-5)
     assert data.class_counts(np.array([0, 1])).sum() == (data.labels[data.partition.indices] != IGNORE).sum()
-    assert (tmp_path / "run" / "partition.png").exists()
-
-
-# the experiments
 
 
 @pytest.mark.parametrize(
     ("name", "model", "classes", "clients", "per_round", "rounds"),
     [
         ("femnist_cnn_fedacg", "CNN", 62, 2000, 5, 500),
-        ("celeba_cnn_fedacg", "CelebACNN", 2, 2000, 5, 500),
         ("shakespeare_lstm_fedacg", "CharLSTM", 80, None, 0.05, 1000),
         ("tiny_shakespeare_lstm_gcfed", "CharLSTM", 80, 299, 5, 100),
     ],

@@ -10,20 +10,19 @@ import torch
 from harness import make_net, make_round, make_setup, make_upload, random_federation, sgd, train_rounds
 
 from gcfed.federated.aggregate import MeanAggregator
-from gcfed.federated.messages import ends_by_row, ends_together, finite_clients
+from gcfed.federated.messages import finite_clients
 from gcfed.federated.server import RoundSums, Server, Tally
 from gcfed.federated.store import ClientStores
 from gcfed.federated.sums import Sums
+from gcfed.federated.transport import Expected
 from gcfed.methods.fedcurv import FedCurv
-from gcfed.methods.feddyn import FedDyn
 from gcfed.methods.fedgc import FedGC
 from gcfed.methods.fedsub import FedSub
 from gcfed.methods.fedvarp import FedVARP
 from gcfed.methods.scaffold import Scaffold
-from gcfed.methods.ssf import SSF
 
 
-@pytest.mark.parametrize(("narrow", "places", "scale"), [(True, 40, 300.0), (True, 40, 1e-9), (False, 60, 1e9)])
+@pytest.mark.parametrize(("narrow", "places", "scale"), [(True, 40, 300.0), (False, 60, 1e9)])
 def test_every_order_and_split_has_the_bits_of_the_sum_of_rounded_terms(monkeypatch, narrow, places, scale):
     """Against fractions: each term rounded to the grid, the sum without a rounding."""
     monkeypatch.setattr("gcfed.federated.sums.PIECE", 64)
@@ -55,23 +54,6 @@ def test_every_order_and_split_has_the_bits_of_the_sum_of_rounded_terms(monkeypa
             assert found[name].dtype == torch.float32
 
 
-def test_a_device_whose_weights_are_not_read_has_the_same_sums(monkeypatch):
-    """As on a GPU, where reading a weight would wait."""
-    like = {"w": torch.zeros(50), "mean": torch.zeros(7), "d": torch.zeros(3, dtype=torch.float64)}
-    values = {n: torch.randn(6, *t.shape).to(t.dtype) for n, t in like.items()}
-    values["w"][2] = float("inf")
-    weights = torch.tensor([1.0, 0.25, 0.0, 0.5, 0.125, 1.0], dtype=torch.float64)
-
-    class NotRead(torch.Tensor):
-        device = torch.device("meta")
-
-    plain, other = Sums(like, {"w"}), Sums(like, {"w"})
-    plain.add(values, weights)
-    other.add(values, weights.as_subclass(NotRead))
-    ends = [s.mean(list) for s in (plain, other)]
-    assert all(torch.equal(ends[0][name], ends[1][name].as_subclass(torch.Tensor)) for name in like)
-
-
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 def test_a_mean_of_many_sizes_is_close_to_the_exact_one(weighting):
     """Of updates to 2⁻⁴⁰, and with 1 beside 900 samples; of what goes beside them to 2⁻⁶⁰."""
@@ -99,14 +81,6 @@ def test_what_does_not_fit_a_sum_is_not_finite():
     assert finite_clients(sent, frozenset()).tolist() == [True, True, True, False, False, False]
 
 
-def test_the_ends_of_tensors_are_the_same_on_a_gpu():
-    g = torch.Generator().manual_seed(0)
-    sent = [torch.randn(3, *shape, generator=g) for shape in ((), (5,), (4, 3, 2, 2))]
-    sent[1][1, 2], sent[2][2, 0, 0, 0, 0] = float("nan"), -float("inf")
-    sent.append(torch.rand(3, 6, generator=g) > 0.5)
-    torch.testing.assert_close(ends_by_row(sent), ends_together(sent), rtol=0, atol=0, equal_nan=True)
-
-
 @pytest.mark.parametrize("where", ["delta", "extra"])
 def test_a_server_believes_no_site_that_its_numbers_fit(where):
     """Beside Δ, too: a sum would be any number, and no one would notice."""
@@ -116,30 +90,30 @@ def test_a_server_believes_no_site_that_its_numbers_fit(where):
     {"delta": upload.delta, "extra": upload.extra["c"]}[where]["w"][1, 0] = 1e30
     mean, round = MeanAggregator(), make_round({"w": torch.zeros(3)})
     server = Server(None, [], mean, None, None, None, None, SimpleNamespace(remote=True), 5, 1)
-    sums = RoundSums({"delta": round.start, "c": round.start}, mean, {"c": mean.beside()}, Tally(torch.device("cpu")))
+    expected = Expected({"delta": round.start, "c": round.start}, {})
+    sums = RoundSums(expected, mean, {"c": mean.beside()}, Tally(torch.device("cpu")), {})
     server.receive(upload, sums, round)
     assert upload.finite.tolist() == [True, False]
-    update, beside, counts = sums.reduce(round)
+    update, beside, counts, _ = sums.reduce(round)
     assert update["w"].tolist() == beside["c"]["w"].tolist() == [1.0] * 3
     assert counts.finite == 1
 
 
 @pytest.mark.parametrize(
-    "make", [list, lambda: [Scaffold()], lambda: [FedDyn()], lambda: [FedVARP()], lambda: [FedGC()],
-             lambda: [SSF(ratio=0.5)], lambda: [FedSub(ratio=0.5)], lambda: [FedCurv()]],
+    "make", [list, lambda: [Scaffold()], lambda: [FedVARP()], lambda: [FedGC()], lambda: [FedSub(ratio=0.5)],
+             lambda: [FedCurv()]],
 )  # fmt: skip
-def test_a_run_has_the_same_bits_on_one_two_and_three_processes(tmp_path, make):
+def test_a_run_has_the_same_bits_on_one_and_three_processes(tmp_path, make):
     runs, weighting = [], "uniform" if make() else "samples"
-    for world in (1, 2, 3):
+    for world in (1, 3):
         runs.append(
             train_rounds(
-                make_net(dtype=torch.float32), random_federation(dtype=torch.float32), sgd(), rounds=4, methods=make(),
+                make_net(dtype=torch.float32), random_federation(dtype=torch.float32), sgd(), rounds=3, methods=make(),
                 cohort_of=5, world=world, stores=ClientStores(folder=tmp_path / str(world)),
                 aggregator=MeanAggregator(weighting),
             )
         )  # fmt: skip
-    assert torch.equal(runs[1], runs[0])
-    assert torch.equal(runs[2], runs[0])
+    assert torch.equal(*runs)
 
 
 def test_a_client_whose_numbers_fit_no_sum_keeps_and_adds_nothing(tmp_path):

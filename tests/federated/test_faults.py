@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from harness import Spy, make_net, random_federation, sgd, train_rounds, weights
+from harness import make_net, random_federation, sgd, train_rounds, weights
 
 from gcfed.aggregators.coordinates import Median
 from gcfed.assemble import assemble
@@ -23,8 +23,7 @@ def run(faults, cohort_of=5, rounds=4, **kwargs):
 
 
 @pytest.mark.parametrize("faults", [
-    {"dropout": 0.4}, {"stragglers": 0.5}, {"deadline": 3},
-    {"dropout": 0.2, "stragglers": 0.7, "deadline": 5, "extra": 2},
+    {"deadline": 3}, {"dropout": 0.2, "stragglers": 0.7, "deadline": 5, "extra": 2},
 ])  # fmt: skip
 def test_stacks_and_two_processes_agree(faults):
     one, rows = run(faults)
@@ -47,12 +46,9 @@ def test_a_deadline_is_that_many_steps():
     _, rows = run({"deadline": 3}, cohort_of=7, rounds=1)
     assert rows[0]["train/steps"] == np.minimum(PLANNED, 3).sum()
     assert rows[0]["train/stragglers"] == 6
-    far, rows = run({"deadline": 10}, cohort_of=7)
-    assert torch.equal(far, run({}, cohort_of=7)[0])
-    assert rows[0]["train/stragglers"] == 0
 
 
-@pytest.mark.parametrize(("world", "rule"), [(1, None), (2, None), (1, Median())])
+@pytest.mark.parametrize(("world", "rule"), [(2, None), (1, Median())])
 def test_a_round_that_nobody_survives_leaves_the_model_as_it_is(world, rule):
     net, rows = run({"dropout": 0.999999999}, world=world, aggregator=rule)
     assert torch.equal(net, weights(make_net()))
@@ -81,16 +77,3 @@ def test_of_those_drawn_in_addition_the_first_to_finish_are_taken():
     assert (came < 30).mean() > 0.7  # the short ones are all in time, but for a few
     assert Faults(extra=10, dropout=0.999999999).survivors(drawn, steps, 0, 1).tolist() == []
     assert Faults().survivors(drawn, steps, 0, 1) is drawn
-
-
-def test_methods_meet_the_cohort_without_those_drawn_in_addition():
-    met = []
-
-    class Meets(Spy):
-        def validate(self, setup):
-            met.append((setup.cohort, setup.sampler.per_round))
-
-    train_rounds(
-        make_net(), random_federation(), sgd(), rounds=1, methods=[Meets()], cohort_of=5, faults=Faults(extra=2)
-    )
-    assert met == [(3, 5)]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from gcfed.federated.messages import Download, Levels, Upload, nbytes
+from gcfed.federated.messages import Download, Levels, Upload
 from gcfed.federated.wire import (
     TENSOR,
     MessageError,
@@ -55,7 +55,7 @@ def pack_upload(upload):
 def unpack_upload(message, clients=(5, 2), shapes=SHAPES, bits=None, notes=NOTES):
     """By the schema of :func:`an_upload`: client i of its K has i + 1 samples and takes at most i + 9 steps of 8."""
     known = {client: (i + 1, i + 9, 8) for i, client in enumerate(clients)}
-    return UploadSchema(3, known, shapes, bits or {}, notes).read(unpack(message, "upload"))
+    return UploadSchema(3, known, bits or {}, shapes, notes).read(unpack(message, "upload"))
 
 
 def assert_same(a, b):
@@ -91,60 +91,42 @@ def test_an_upload_comes_out_as_it_went_in():
 
 def test_the_bytes_that_are_counted_are_those_of_the_message():
     """But for its header, and what an upload carries that is not counted: notes, losses and who is finite."""
-    for message, counted in (
-        (pack_download(a_download()), a_download().nbytes),
-        (
-            pack_upload(an_upload(notes={})),
-            2 * an_upload().bytes_per_client + nbytes({"l": torch.rand(2).double()}) + 2,
-        ),
-    ):
-        header = int.from_bytes(message[:8], "little")
-        assert len(message) - header - 8 == counted
+    sent = an_upload(notes={})
+    counted = [a_download().nbytes, 2 * sent.bytes_per_client + 2 * (8 + 1)]
+    for message, size in zip((pack_download(a_download()), pack_upload(sent)), counted, strict=True):
+        assert len(message) - int.from_bytes(message[:8], "little") - 8 == size
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("bits", [2, 3, 8, 13, 22])
+@pytest.mark.parametrize(("bits", "dtype"), [(3, torch.float64), (22, torch.float32)])
 def test_quantized_values_travel_in_their_bits_and_come_out_the_same(bits, dtype):
-    values = {
-        "w": torch.randn(3, 5, 7, dtype=dtype),
-        "b": torch.zeros(3, 4, dtype=dtype),
-        "s": torch.full((3,), -1e-30, dtype=dtype),
-    }
-    values["w"][1] = float("nan")
+    values = {"w": torch.randn(3, 5, 7, dtype=dtype), "b": torch.zeros(3, 4, dtype=dtype)}
+    values["s"], values["w"][1] = torch.full((3,), -1e-30, dtype=dtype), float("nan")
     norms = [
         quantize_([t[row] for t in values.values()], 2 ** (bits - 1) - 1, torch.Generator().manual_seed(row))
         for row in range(3)
     ]
     levels = {n: Levels(bits, own) for n, own in zip(values, torch.stack(norms, 1), strict=True)}
     sent = an_upload((1, 2, 3), delta=values, levels=levels, extra={}, notes={})
-    message = pack_upload(sent)
-    shapes = {"delta": {name: t[0] for name, t in values.items()}}
+    message, shapes = pack_upload(sent), {"delta": {name: t[0] for name, t in values.items()}}
     came = unpack_upload(message, [1, 2, 3], shapes, dict.fromkeys(values, bits), notes={})
     for name, t in values.items():
         torch.testing.assert_close(came.delta[name], t, rtol=0, atol=0, equal_nan=True)
     payload = len(message) - int.from_bytes(message[:8], "little") - 8
-    assert payload == 3 * sent.bytes_per_client + 3 * (8 + 1)  # losses, and who is finite
+    assert payload == 3 * (sent.bytes_per_client + 8 + 1)  # losses, and who is finite
     assert came.bytes_per_client == sent.bytes_per_client
 
 
-def without(tensors, name):
-    return {key: t for key, t in tensors.items() if key != name}
-
-
 @pytest.mark.parametrize(
-    ("download", "words"),
+    ("changes", "words"),
     [
-        (lambda: a_download(model=without(MODEL, "scale")), "model lacks 'scale'"),
-        (lambda: a_download(model=MODEL | {"more": torch.ones(1)}), "model has 'more'"),
-        (lambda: a_download(model=MODEL | {"scale": torch.ones(2)}), r"model.scale is \(2, torch.float32\), .*\(torch"),
-        (lambda: a_download(model=MODEL | {"scale": 1.0}), "model.scale is float"),
-        (lambda: a_download(round="../x"), "round='../x' must be a whole number from 0"),
-        (lambda: a_download(round=-1), "round=-1 must be a whole number from 0"),
+        ({"model": {}}, "model lacks 'a.first'"),
+        ({"model": MODEL | {"scale": torch.ones(2)}}, r"model.scale is \(2, torch.float32\), .*\(torch"),
+        ({"round": "../x"}, "round='../x' must be a whole number from 0"),
     ],
 )
-def test_a_download_of_another_model_is_refused_by_name(download, words):
+def test_a_download_of_another_model_is_refused_by_name(changes, words):
     with pytest.raises(MessageError, match=words):
-        unpack_download(pack_download(download()), MODEL)
+        unpack_download(pack_download(a_download(**changes)), MODEL)
 
 
 UPLOAD = upload_content(an_upload())
@@ -155,20 +137,13 @@ UPLOAD = upload_content(an_upload())
     [
         ({"round": 2}, r"upload.round=2 must be one of \[3\]"),
         ({"clients": np.array([5, 8])}, r"upload.clients=8 must be one of \[2, 5\]"),
-        ({"clients": ["5", 2]}, r"upload.clients='5' must be one of \[2, 5\]"),
         ({"clients": 5}, "upload.clients=5 must be a list"),
         ({"num_samples": np.array([1, 2**62])}, rf"upload.num_samples={2**62} must be one of \[2\]"),
         ({"num_steps": np.array([9, 11])}, "upload.num_steps=11 must be a whole number from 0 to 10"),
-        ({"num_steps": [9, True]}, "upload.num_steps=True must be a whole number from 0 to 10"),
-        ({"num_seen": np.array([73, 0])}, "upload.num_seen=73 must be a whole number from 0 to 72"),
         ({"loss": torch.tensor([0.0, 1e308], dtype=torch.float64)}, "upload.loss=.*1e[+]308"),
-        ({"loss": [0.0, 1.0]}, "upload.loss is list"),
         ({"finite": torch.ones(2)}, r"upload.finite is \(2, torch.float32\)"),
-        ({"delta": {}}, "upload.delta lacks 'a.first'"),
-        ({"extra": {}}, "upload.extra lacks 'bits'"),
         ({"extra": UPLOAD["extra"] | {"x": {"y": torch.zeros(2)}}}, "upload.extra has 'x'"),
         ({"extra": UPLOAD["extra"] | {"control": {"scale": torch.zeros(2).int()}}}, "extra.control.scale is .*int32"),
-        ({"notes": {}}, "upload.notes lacks 'drift'"),
         ({"notes": {"drift": {"": torch.zeros(4)}}}, r"upload.notes.drift. is \(4,"),
         ({"levels": {"scale": torch.ones(2)}}, "upload.levels has 'scale'"),
     ],
@@ -178,17 +153,12 @@ def test_an_upload_that_does_not_follow_its_schema_is_refused_by_its_key(changes
         unpack_upload(pack("upload", UPLOAD | changes))
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"levels": {}}, "upload.levels lacks 'scale'"),
-        ({"delta": {**UPLOAD["delta"]}}, r"upload.delta.scale is \(2, torch.float32\).* must be \(2, 1, torch.uint8"),
-    ],
-)
-def test_bits_that_are_not_those_of_the_runs_quantization_are_refused(changes, words):
+def test_bits_that_are_not_those_of_the_runs_quantization_are_refused():
     content = upload_content(an_upload(levels={"scale": Levels(8, torch.ones(2))}))
-    with pytest.raises(MessageError, match=words):
-        unpack_upload(pack("upload", content | changes), bits={"scale": 8})
+    floats = {"delta": UPLOAD["delta"]}, r"upload.delta.scale is .* must be \(2, 1, torch.uint8"
+    for changes, words in (({"levels": {}}, "upload.levels lacks 'scale'"), floats):
+        with pytest.raises(MessageError, match=words):
+            unpack_upload(pack("upload", content | changes), bits={"scale": 8})
 
 
 def test_other_kinds_and_damaged_messages_are_refused():
@@ -201,11 +171,10 @@ def test_other_kinds_and_damaged_messages_are_refused():
 
     headers = [
         json.dumps({"kind": "download", "content": {"model": {TENSOR: "0", "strides": strides}}})
-        for strides in ([0, 0], [1, 1], [3, 2], [100, 1], [2], ["1", 1], [2.0, 1.0], [2**70, 1], None)
+        for strides in ([0, 0], [100, 1], [2], ["1", 1], [2**70, 1], None)
     ]
     headers += ["[" * 10**5, "[1]", '{"kind": "download", "content": ' + "9" * 5000 + "}", '{"kind": "download"}']
-    headers += ['{"kind": "download", "content": [1]}', '{"kind": [], "content": {"' + TENSOR + '": []}}']
     damaged = [b"", b"\xff" * 40, message[:100], message[:-1], save({"t": torch.ones(1)}), *map(with_header, headers)]
-    for message in [*damaged, None, "x", 3, {"kind": "download"}, np.float32(1), torch.ones(2), [b""]]:
+    for message in [*damaged, None, {"kind": "download"}, torch.ones(2)]:
         with pytest.raises(MessageError, match="cannot be read"):
             unpack(message, "download")

@@ -7,6 +7,7 @@ import torch
 
 from gcfed.federated import stacks
 from gcfed.federated.aggregate import MeanAggregator
+from gcfed.federated.graphs.streams import Streams
 from gcfed.federated.solver import LocalSolver
 from gcfed.metrics.updates import Drift
 from gcfed.run import train
@@ -48,7 +49,7 @@ def before(monkeypatch):
 
 
 def test_stacks_train_side_by_side_and_are_taken_in_one_after_the_other(config, before, monkeypatch):
-    lanes = stacks.Streams(torch.device("cuda"), 2)
+    lanes = Streams(torch.device("cuda"), 2)
     monkeypatch.setattr(stacks.Stacks, "layout", stacks.Layout(1, lanes))
 
     def counted(owner, name, what):
@@ -66,26 +67,9 @@ def test_stacks_train_side_by_side_and_are_taken_in_one_after_the_other(config, 
     train(config("rounds=1", "participation.per_round=4", "metrics=drift", "metrics.drift.every=1"))
     before.do("aggregate")
     assert before["train 1"] == before["train 2"] == ()
-    assert set(before["train 3"]) == {
-        "train 1",
-        "measure 1",
-        "receive 1",
-    }  # the first stream's second stack: its memory is free
+    first = {"train 1", "measure 1", "receive 1"}
+    assert set(before["train 3"]) == first  # the first stream's second stack: its memory is free
     for i in (2, 3, 4):
         assert {f"train {i}", f"measure {i - 1}", f"receive {i - 1}"} <= set(before[f"measure {i}"])
         assert f"measure {i}" in before[f"receive {i}"]
     assert {f"{what} {i}" for what in ("train", "measure", "receive") for i in (1, 2, 3, 4)} <= set(before["aggregate"])
-
-
-def test_a_rehearsal_outside_of_a_round_stays_on_the_present_stream(before):
-    with stacks.Streams(torch.device("cuda"), 2).in_turn():
-        before.do("rehearsal")
-    assert before.stream.done == ["rehearsal"]
-
-
-def test_counting_activations_leaves_the_network_as_it_was():
-    """One hidden layer of 3 and its activation, and an output of 2, in float32."""
-    net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Linear(3, 2))
-    assert stacks.activation_bytes(net, torch.zeros(1, 4)) == 4 * (3 + 3 + 2)
-    assert net.training
-    assert not any(layer._forward_hooks for layer in net)

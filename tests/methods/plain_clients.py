@@ -5,11 +5,10 @@ Nothing of the engine but its batch order. The loss is written by each test, as 
 
 import numpy as np
 import torch
-from harness import ArrayData, Spy, sgd
+from harness import ArrayData, sgd, train_rounds
 from torch import nn
 
 from gcfed.federated.batches import plan_batches
-from gcfed.federated.messages import nbytes
 
 LR = 0.3
 SOLVER = sgd(lr=LR)  # two epochs in batches of four
@@ -73,6 +72,13 @@ def plain_rounds(data, objective, *, rounds=ROUNDS, cohort_of=3, seed=5):
     return torch.cat([p.flatten() for p in w0])
 
 
+def check(method, data, objective):
+    """The method's rounds are those of the plain loop, in a stack of two clients and one of a single client."""
+    found = train_rounds(Net(), data, SOLVER, rounds=ROUNDS, methods=[method], k=2)
+    assert found.isfinite().all()
+    torch.testing.assert_close(found, plain_rounds(data, objective), rtol=0, atol=1e-10)
+
+
 def federation(sequences=False, sizes=(7, 12, 5, 9, 1), seed=3) -> ArrayData:
     """Unequal clients with few of the four classes each; sequences have three labels, some of them padding."""
     g = torch.Generator().manual_seed(seed)
@@ -89,15 +95,3 @@ def federation(sequences=False, sizes=(7, 12, 5, 9, 1), seed=3) -> ArrayData:
         [np.bincount(y[clients[k]].flatten()[y[clients[k]].flatten() >= 0], minlength=4) for k in ids]
     )
     return data
-
-
-class Bytes(Spy):
-    """Asserts that a round moves the model down and up, and nothing else."""
-
-    def on_broadcast(self, download, round):
-        self.download = download
-
-    def on_receive(self, upload, round):
-        assert self.download.nbytes == nbytes(round.start)
-        assert upload.bytes_per_client == nbytes(round.start)
-        assert not upload.extra

@@ -12,13 +12,15 @@ from torch.func import functional_call
 from gcfed.federated.messages import Download
 
 
+def tensors(net, w):
+    """Flat weights by name."""
+    sizes = [p.numel() for p in net.parameters()]
+    return {n: v.view(p.shape) for (n, p), v in zip(net.named_parameters(), w.split(sizes), strict=True)}
+
+
 def loss_at(net, w, x, y):
     """Mean cross-entropy at flat weights ``w``."""
-    params, offset = {}, 0
-    for name, p in net.named_parameters():
-        params[name] = w[offset : offset + p.numel()].view(p.shape)
-        offset += p.numel()
-    return F.cross_entropy(functional_call(net, params, (x,)), y)
+    return F.cross_entropy(functional_call(net, tensors(net, w), (x,)), y)
 
 
 def cohort(data, t, size):

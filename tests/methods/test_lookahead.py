@@ -1,17 +1,15 @@
 """FedACG is Algorithm 1 of its paper; without momentum it is FedProx; it refuses servers that go elsewhere."""
 
-from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
-from harness import Sizes, make_download, make_net, make_round, make_setup, sgd, train_rounds, weights
+from harness import Sizes, make_net, make_setup, sgd, train_rounds, weights
 from plain_reference import batches, cohort, local_sgd
 from torch.optim import SGD, Adam
 
 from gcfed.attacks.byzantine import LabelFlip, Scale
 from gcfed.federated.refusals import validate_parts
-from gcfed.federated.stack import broadcast_state
 from gcfed.methods.clip_update import ClipUpdate
 from gcfed.methods.lookahead import LookAhead
 from gcfed.methods.proximal import Proximal
@@ -21,9 +19,8 @@ def server(momentum, lr=1.0, **kwargs):
     return partial(SGD, lr=lr, momentum=momentum, **kwargs)
 
 
-@pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize("update", ["momentum", "delta"])
-def test_it_is_algorithm_1(federation, k, update):
+def test_it_is_algorithm_1(federation, update):
     """Or, with ``delta``, what GC-Fed's code did: the same m, but θ ← θ + Δ."""
     net, solver, lam, beta = make_net(), sgd(lr_decay=0.9), 0.85, 0.3
     theta, m = weights(net), 0.0
@@ -41,35 +38,10 @@ def test_it_is_algorithm_1(federation, k, update):
     sizes = Sizes()
     trained = train_rounds(
         net, federation, solver, rounds=5, methods=[LookAhead(lam, update), Proximal(beta), sizes],
-        server=server(lam if update == "momentum" else 0.0), k=k,
+        server=server(lam if update == "momentum" else 0.0), k=2,
     )  # fmt: skip
     torch.testing.assert_close(trained, theta, rtol=0, atol=1e-10)
     assert sizes.down == [8 * trained.numel()] * 5  # one message: the model
-
-
-def test_without_momentum_it_is_fedprox(federation):
-    expected = train_rounds(make_net(), federation, sgd(), rounds=3, methods=[Proximal(0.3)], k=2)
-    methods = [LookAhead(0.0), Proximal(0.3)]
-    trained = train_rounds(make_net(), federation, sgd(), rounds=3, methods=methods, server=server(0.0), k=2)
-    assert torch.equal(trained, expected)
-
-
-def test_a_round_without_a_finite_client_leaves_the_momentum_where_it_was(federation):
-    """The engine then gives the server no gradient at all, and the same θ + λm goes down again."""
-    net, method = make_net(), LookAhead(0.5)
-    optimizer = server(0.5)(net.parameters())
-    train_rounds(net, federation, sgd(), rounds=2, methods=[method], server=lambda params: optimizer)
-
-    def broadcast():
-        round = replace(make_round(broadcast_state(net)), server=optimizer)
-        download = make_download(round.start)
-        method.on_broadcast(download, round)
-        return torch.cat([t.flatten() for t in download.model.values()])
-
-    before = broadcast()
-    assert not torch.equal(before, weights(net))
-    optimizer.step()  # without a .grad
-    assert torch.equal(broadcast(), before)
 
 
 @pytest.mark.parametrize(
@@ -77,8 +49,6 @@ def test_a_round_without_a_finite_client_leaves_the_momentum_where_it_was(federa
     [
         (server(0.5), r"methods\.lookahead\.momentum=0\.85 needs server\.momentum=0\.85, not 0\.5"),
         (server(0.85, lr=0.5), r"server\.lr=1, not 0\.5"),
-        (server(0.85, nesterov=True), r"server\.nesterov=False"),
-        (server(0.85, dampening=0.1), r"server\.dampening=0"),
         (server(0.85, weight_decay=0.1), r"server\.weight_decay=0"),
         (partial(Adam, lr=1.0), r"needs server=momentum, not Adam"),
     ],

@@ -1,11 +1,12 @@
 """The quantizer is QSGD's: on its levels, unbiased, within its variance bound; bytes to the byte; draws of a client."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from harness import make_download, make_net, make_setup, make_upload, sgd, train_rounds, weights
+from harness import make_download, make_setup, make_upload
 from torch import nn
 
 from gcfed.methods.quantization import Quantization, quantize_
@@ -17,8 +18,7 @@ def quantized(x, bits, seed=0):
     return out
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+@pytest.mark.parametrize(("bits", "dtype"), [(2, torch.float32), (3, torch.float64), (8, torch.float32)])
 def test_every_coordinate_lies_on_a_level_beside_it(bits, dtype):
     x = torch.randn(50, generator=torch.Generator().manual_seed(1), dtype=dtype)
     x[3] = 0
@@ -32,7 +32,7 @@ def test_every_coordinate_lies_on_a_level_beside_it(bits, dtype):
     assert q[3] == 0
 
 
-@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("bits", [2, 4])
 def test_it_is_unbiased_and_within_the_variance_bound(bits):
     d, draws, s = 20, 4000, 2 ** (bits - 1) - 1
     x = torch.randn(d, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
@@ -81,7 +81,7 @@ def quantization(bits):
     return method
 
 
-@pytest.mark.parametrize("bits", [2, 5, 8])
+@pytest.mark.parametrize("bits", [2, 5])
 def test_draws_and_bytes_are_a_clients_own(bits):
     download, sent = make_download({}), {}
     for k in (1, 3):
@@ -94,44 +94,16 @@ def test_draws_and_bytes_are_a_clients_own(bits):
         sent[k] = {n: torch.cat([u.delta[n] for u in parts]) for n in ("w", "b")}
     for name in ("w", "b"):
         assert torch.equal(sent[1][name], sent[3][name])
-    other = uploads(3)[0]
-    other.clients = np.arange(3) + 10
-    download.round += 1
-    quantization(bits).send(other, {}, download)
-    assert not torch.equal(other.delta["w"], sent[3]["w"])
-    other = uploads(3)[0]
-    other.clients = np.arange(3) + 10
-    download.seed += 1
-    quantization(bits).send(other, {}, download)
-    assert not torch.equal(other.delta["w"], sent[3]["w"])
+    for changed in ("round", "seed"):
+        other = uploads(3)[0]
+        other.clients = np.arange(3) + 10
+        quantization(bits).send(other, {}, replace(download, **{changed: 7}))
+        assert not torch.equal(other.delta["w"], sent[3]["w"])
     twins = uploads(3)[0]
     for t in twins.delta.values():
         t[1] = t[0]
     quantization(bits).send(twins, {}, download)
     assert not torch.equal(twins.delta["w"][0], twins.delta["w"][1])
-
-
-def test_training_with_it(federation):
-    """The server sees the quantized mean; side by side and one by one agree; a client of infinities is left out."""
-    runs = {}
-    for k in (1, 3):
-        runs[k] = train_rounds(make_net(), federation, sgd(), rounds=3, methods=[Quantization(4)], k=k)
-    torch.testing.assert_close(runs[3], runs[1], rtol=0, atol=1e-9)
-    plain = train_rounds(make_net(), federation, sgd(), rounds=3)
-    assert not torch.allclose(runs[1], plain, atol=1e-3)
-    fine = train_rounds(make_net(), federation, sgd(), rounds=3, methods=[Quantization(22)])
-    torch.testing.assert_close(fine, plain, rtol=0, atol=1e-5)
-    federation.x[federation.clients[0]] = float("inf")
-    trained = train_rounds(make_net(), federation, sgd(), rounds=3, methods=[Quantization(4)], k=2)
-    assert trained.isfinite().all()
-    assert not torch.equal(trained, weights(make_net()))
-
-
-@pytest.mark.parametrize("bits", [2, 8, 22])
-def test_a_sign_and_a_level_fit_into_their_bits(bits):
-    """−s … s are 2s + 1 numbers, of which no more fit."""
-    s = Quantization(bits).levels
-    assert 2 * s + 1 <= 2**bits < 2 * (s + 1) + 1
 
 
 def test_running_statistics_travel_in_full():

@@ -1,15 +1,15 @@
 """Projectors and what both subspace methods share: draws, shapes, backfill, order of the hooks, refusals."""
 
+import itertools
 from functools import partial
 
 import pytest
 import torch
-from harness import make_net, make_received, make_setup, server_of, sgd, train_rounds
+from harness import make_net, make_setup, server_of, sgd, train_rounds
 from torch import nn
 
 from gcfed.federated.method import parts_of
 from gcfed.federated.refusals import validate_parts
-from gcfed.federated.stack import broadcast_state
 from gcfed.methods.centralization import GradientCentralization
 from gcfed.methods.fedreg import FedReg
 from gcfed.methods.fedsub import FedSub
@@ -18,7 +18,7 @@ from gcfed.methods.quantization import Quantization
 from gcfed.methods.sam import Sam
 from gcfed.methods.scaffold import Scaffold
 from gcfed.methods.ssf import SSF
-from gcfed.methods.subspace import Projector, random_basis
+from gcfed.methods.subspace import Projector, Subspaces, random_basis
 
 METHODS = [SSF, FedSub]
 SHAPES = [(3, 8), (8, 3), (4, 4), (4, 2, 3, 3), (20, 2, 3, 3)]
@@ -29,25 +29,31 @@ def draw(seed=1, epoch=0, name="fc1.weight", d=9, r=4, dtype=torch.float64):
     return random_basis(seed, epoch, name, d, r, torch.empty(0, dtype=dtype))
 
 
-@pytest.mark.parametrize(("dtype", "atol"), [(torch.float64, 1e-14), (torch.float32, 1e-6)])
 @pytest.mark.parametrize("r", [1, 4, 9])
-def test_the_columns_of_p_are_orthonormal(r, dtype, atol):
-    p = draw(r=r, dtype=dtype)
-    torch.testing.assert_close(p.T @ p, torch.eye(r, dtype=dtype), rtol=0, atol=atol)
-
-
-def test_p_is_a_function_of_seed_epoch_and_layer():
-    assert torch.equal(draw(), draw())
+def test_the_columns_of_p_are_orthonormal_and_a_function_of_seed_epoch_and_layer(r):
+    p = draw(r=r)
+    torch.testing.assert_close(p.T @ p, torch.eye(r, dtype=p.dtype), rtol=0, atol=1e-14)
+    assert torch.equal(draw(r=r), p)
     for other in ({"seed": 2}, {"epoch": 1}, {"name": "fc2.weight"}):
-        assert not torch.allclose(draw(**other), draw(), atol=1e-2)
+        assert not torch.allclose(draw(r=r, **other), p, atol=1e-2)
 
 
 def test_p_is_uniformly_random():
     """E PPᵀ = (r/d) I and E P = 0, which Q of a QR decomposition has only with the signs of R."""
-    bases = torch.stack([draw(epoch=i, d=4, r=2) for i in range(4000)])
+    bases = torch.stack([draw(epoch=i, d=4, r=2) for i in range(2000)])
     projections = bases @ bases.mT
-    torch.testing.assert_close(projections.mean(0), 0.5 * torch.eye(4, dtype=torch.float64), rtol=0, atol=0.03)
-    torch.testing.assert_close(bases.mean(0), torch.zeros(4, 2, dtype=torch.float64), rtol=0, atol=0.04)
+    torch.testing.assert_close(projections.mean(0), 0.5 * torch.eye(4, dtype=torch.float64), rtol=0, atol=0.04)
+    torch.testing.assert_close(bases.mean(0), torch.zeros(4, 2, dtype=torch.float64), rtol=0, atol=0.06)
+
+
+def test_the_projectors_are_drawn_anew_every_refresh_rounds():
+    spaces, model = Subspaces(0.2, 3), {"w": torch.zeros(4, 9), "b": torch.zeros(4)}
+    drawn = [spaces.space(1, t, model, ["w", "b"]) for t in range(7)]
+    assert {space["w"].basis.shape for space in drawn} == {(9, 2)}  # r = 0.2 · 9, rounded
+    assert {space["b"].basis for space in drawn} == {None}
+    changes = [not torch.equal(a["w"].basis, b["w"].basis) for a, b in itertools.pairwise(drawn)]
+    assert changes == [False, False, True, False, False, True]
+    assert Subspaces(0.01, 3).projector(1, 0, "w", model["w"]).basis.shape == (9, 1)
 
 
 @pytest.mark.parametrize(("shape", "wide"), list(zip(SHAPES, WIDE, strict=True)))
@@ -68,14 +74,8 @@ def test_coordinates_of_every_shape(shape, wide, lead):
         torch.testing.assert_close(projector.project(other), z, rtol=0, atol=0)
 
 
-def test_tensors_of_one_axis_go_whole():
-    bias = torch.randn(3, 5)
-    assert Projector((5,), None).project(bias) is bias
-    assert Projector((5,), None).lift(bias) is bias
-
-
 @pytest.mark.parametrize("cls", METHODS)
-def test_so_do_lone_scalars(federation, cls):
+def test_tensors_of_one_axis_and_lone_scalars_go_whole(federation, cls):
     class Scaled(nn.Linear):
         def __init__(self):
             super().__init__(6, 4, dtype=torch.float64)
@@ -87,32 +87,6 @@ def test_so_do_lone_scalars(federation, cls):
     net = Scaled()
     train_rounds(net, federation, sgd(), rounds=2, methods=[cls(ratio=0.5)], k=2)
     assert 0 < (net.scale - 1).abs() < 1
-
-
-@pytest.mark.parametrize(("ratio", "r"), [(0.2, 2), (0.01, 1), (1.0, 9)])
-def test_r_of_a_tensor(ratio, r):
-    spaces = server_of(SSF(ratio=ratio)).spaces
-    assert spaces.projector(1, 0, "w", torch.zeros(4, 9)).basis.shape == (9, r)
-
-
-def test_the_backfill_leaves_the_residual_bit_equal():
-    """With numbers that floating point adds and multiplies without rounding."""
-    hadamard = torch.tensor([[1.0, 1], [1, -1], [1, 1], [1, -1]]) / 2
-    method, net = server_of(SSF(ratio=0.5)), nn.Linear(4, 3, bias=False)
-    with torch.no_grad():
-        net.weight.copy_(torch.arange(12.0).view(3, 4) / 8 - 1)
-    before, round = net.weight.detach().clone(), make_received(broadcast_state(net), received={"ssf": {}})
-    method.trained_names, method.space = ["weight"], {"weight": Projector((3, 4), hadamard)}
-    method.control = {}
-    update = {"weight": torch.tensor([[0.25, -1.5], [3.0, 0.125], [-0.5, 2.0]])}
-    method.on_aggregate_end(update, round)
-    net.weight.grad = -update["weight"]
-    torch.optim.SGD(net.parameters(), lr=0.5).step()
-    after = net.weight.detach()
-    outside = torch.eye(4) - hadamard @ hadamard.T
-    assert not torch.equal(after, before)
-    assert torch.equal(after @ outside, before @ outside)
-    assert torch.equal(after @ hadamard, before @ hadamard + 0.5 * torch.tensor([[0.25, -1.5], [3, 0.125], [-0.5, 2]]))
 
 
 @pytest.mark.parametrize("cls", METHODS)
@@ -159,8 +133,4 @@ def validate(cls, *, others=(), **parts):
 def test_what_cannot_work_is_refused(cls, changes, message):
     with pytest.raises(ValueError, match=message):
         validate(cls, **changes)
-
-
-@pytest.mark.parametrize("cls", METHODS)
-def test_what_works_is_accepted(cls):
     validate(cls, solver=sgd(clip_norm=1.0), others=[Quantization(), Proximal()])

@@ -76,8 +76,8 @@ def test_labels_of_padding_and_classes_without_a_sample_count_for_nothing(tmp_pa
     logits, y = torch.randn(6, 5, 4, generator=g), torch.randint(3, (6, 5), generator=g)
     y[torch.rand(6, 5, generator=g) < 0.4] = -100
     metric.begin(make_download(round.start), round)
-    for batch, of in ((slice(0, 2), 0), (slice(2, 6), 0), (slice(0, 6), 1)):  # the last of the validation split
-        metric.on_validation_batch_end(None, None, (logits[batch], y[batch]), None, 0, of)
+    for batch in (slice(0, 2), slice(2, 6)):
+        metric.on_test_batch(logits[batch], y[batch])
     acc = [(logits.argmax(-1) == c)[y == c].double().mean().item() for c in range(3)]
     found = metric.columns(round)
     assert found == pytest.approx(dict(zip(COLUMNS, (min(acc), np.mean(acc), max(acc)), strict=True)))

@@ -94,7 +94,7 @@ def test_a_stack_under_vmap_is_its_networks(name):
 
 @pytest.mark.parametrize(
     ("name", "k", "shared"),
-    [*(("mlp", k, shared) for k in (1, 3) for shared in (True, False)), ("cnn", 2, False), ("vgg11", 2, False)],
+    [("mlp", 1, False), ("mlp", 3, True), ("mlp", 3, False), ("cnn", 2, False), ("vgg11", 2, False)],
 )
 def test_a_teacher_is_the_plain_network(name, k, shared):
     """From the first stage (with its features), the second and the last; only the stack trains with dropout."""

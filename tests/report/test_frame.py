@@ -21,14 +21,10 @@ def test_runs_that_differ_by_seed_or_by_folder_are_repetitions():
     assert not frame["repeated"].any()
 
 
-def test_how_long_how_often_and_on_which_files_tells_places_apart():
+def test_how_long_and_how_often_tells_places_apart():
     """The best of 30 tests and the best of 4 are two measures."""
     named = places(run_of(), run_of(eval_every=7), run_of(rounds=9))
     assert named == ["30 rounds, tested every 1", "30 rounds, tested every 7", "9 rounds"]
-    data = [run_of(seed=s, summary={"classes": c}) for s, c in ((1, "aa"), (2, "aa"), (3, "bb"))]
-    frame = frame_of([*data, run_of("unfinished", seed=4)])
-    assert [*frame["setting"]] == [0, 0, 1, 0]
-    assert frame["place"][2].endswith("samples bb")
 
 
 def test_of_a_seed_run_twice_the_last_to_end_counts():

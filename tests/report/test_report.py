@@ -1,21 +1,17 @@
 """``src/report.py`` as one types it, its figures, and its page in a browser."""
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import type_command
 from run_folders import GCFED, curve, run_of, write_run
 
 from gcfed.plots.style import GREY, METHODS, looks
 from gcfed.report import figures, write_report
 from gcfed.report.frame import frame_of
-from gcfed.report.verdict import verdict
-from gcfed.utils.resolvers import ROOT
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 EVIL = "<script>alert(1)</script>"
@@ -35,23 +31,11 @@ def write_runs(root):
 
 def test_as_a_user_types_it(tmp_path):
     write_runs(tmp_path / "logs" / "a")
-    (folder := tmp_path / "elsewhere").mkdir()
-    code = (
-        "import atexit, runpy, sys; sys.argv[0] = 'src/report.py'\n"
-        "atexit.register(lambda: print('with torch' if 'torch' in sys.modules else 'without torch'))\n"
-        f"runpy.run_path({str(ROOT / 'src' / 'report.py')!r}, run_name='__main__')"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, f"paths.log_dir={tmp_path}/logs", "measures=[best:test/acc,total:time/round_s]"],
-        cwd=folder, capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src")}, timeout=240, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "7 runs: 6 finished, 1 failed" in done.stdout  # a debug run is no run
-    assert re.search("Not in this report: .*broken: its files cannot be read: ValueError: config.yaml", done.stdout)
-    assert done.stdout.rstrip().endswith("without torch")
-    assert [*folder.iterdir()] == []  # the report goes where the runs are
-    out = tmp_path / "logs" / "report"
+    words = (f"paths.log_dir={tmp_path}/logs", "measures=[best:test/acc,total:time/round_s]")
+    printed = type_command(tmp_path, "report.py", *words)
+    assert "7 runs: 6 finished, 1 failed" in printed  # a debug run is no run
+    assert re.search("Not in this report: .*broken: its files cannot be read: ParserError", printed)
+    out = tmp_path / "logs" / "report"  # the report goes where the runs are
     assert {*map(str, (path.name for path in (out / "tables").iterdir()))} == {
         "comparison_1.tex", "comparison_2.tex", "targets_1.tex", "runs.csv",
     }  # fmt: skip
@@ -71,6 +55,8 @@ def test_as_a_user_types_it(tmp_path):
     assert all(source.startswith("data:image/png;base64,") for source in re.findall('src="([^"]*)"', page))
     for link in re.findall('href="([^"]*)"', page):
         assert (out / link).is_file(), link
+    if CHROMIUM:
+        look_at(out / "index.html")
 
 
 @pytest.mark.parametrize(
@@ -115,29 +101,15 @@ def test_curves_hold_the_data():
     assert bands[:, 1].max() == pytest.approx(100 * (0.7 + np.std([0.6, 0.8], ddof=1)))
 
 
-def test_results_against_a_number_that_varies_alone():
-    lam = [run_of(seed=s, values=(x / 2 + s / 100,), **GCFED, **{"gc.lam": x}) for x in (0.0, 1.0, 0.5) for s in (1, 2)]
-    rows = frame_of([run_of(values=(0.1,)), *lam])
-    (figure,) = figures.sweeps(rows, verdict(rows), looks(rows["method"])).values()
-    (axes,) = figure.axes
-    np.testing.assert_allclose(axes.lines[0].get_xydata(), [(0, 1.5), (0.5, 26.5), (1, 51.5)])
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("λ", "test accuracy (%)")
-    other = run_of(values=(0.5,), **GCFED, **{"gc.lam": 0.1, "client.epochs": 1})  # another key differs, too
-    rows = frame_of([*lam, other])
-    assert not figures.sweeps(rows, verdict(rows), {})
-
-
-@pytest.mark.skipif(not CHROMIUM, reason="there is no Chromium")
-def test_the_comparison_fits_on_a_telephone_by_day_and_by_night(tmp_path):
+def look_at(file):
+    """The comparison fits on a phone, by day and by night."""
     from playwright.sync_api import sync_playwright
 
-    write_runs(tmp_path / "logs")
-    address = write_report(tmp_path / "logs", out=tmp_path / "out").as_uri()
     with sync_playwright() as play:
         browser = play.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         for scheme in ("light", "dark"):
             page = browser.new_page(viewport={"width": 390, "height": 844}, color_scheme=scheme)
-            page.goto(address)
+            page.goto(file.as_uri())
             assert page.evaluate("document.documentElement.scrollWidth") == 390
             table = page.locator(".pair table").first.bounding_box()
             assert table["y"] + table["height"] < 844  # on the first screen

@@ -9,10 +9,7 @@ from run_folders import accuracies, write_run
 
 from reproductions import table as command
 
-
-@cache
-def composed(overrides):
-    return composer(overrides)
+composed = cache(composer)
 
 
 def plain(overrides):
@@ -37,7 +34,7 @@ class Trainer:
     the rows of its metrics.
     """
 
-    def __init__(self, of=lambda values, number: 0.5, compose=lambda words: composed(tuple(words)).copy()):
+    def __init__(self, of=lambda values, number: 0.5, compose=plain):
         self.of, self.compose, self.jobs, self.folders = of, compose, [], []
 
     def __call__(self, overrides, folder):
@@ -58,6 +55,5 @@ def go(monkeypatch, tmp_path, trainer, node, *words, name="try"):
     path = tmp_path / f"{name}.yaml"
     path.write_text(yaml.safe_dump(node, allow_unicode=True))
     monkeypatch.setattr(command, "train", trainer)
-    compose = trainer.compose if trainer else plain
-    monkeypatch.setattr(command, "Composer", lambda: compose)
+    monkeypatch.setattr(command, "Composer", lambda: trainer.compose)
     return command.main([str(path), *words])

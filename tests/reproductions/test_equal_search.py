@@ -21,7 +21,7 @@ ROWS = [
     {"label": "FedProx", "overrides": ["algorithm=fedprox", "gc=none"]},
 ]
 SEARCH = {
-    "metric": METRIC, "n_trials": 4, "overrides": ["data.validation=0.1", "seed=9"],
+    "metric": METRIC, "n_trials": 2, "overrides": ["data.validation=0.1", "seed=9"],
     "params": {"client.optimizer.lr": "interval(0.0, 1.0)"},
     "knobs": {"algorithm=fedprox": {"methods.proximal.mu": "interval(0.0, 1.0)"}},
 }  # fmt: skip
@@ -48,12 +48,12 @@ def trials(folder, cell):
     return pd.read_csv(folder / cell / "trials.csv", dtype=str, keep_default_na=False).to_dict("records")
 
 
-def test_each_cell_has_as_many_trials_and_its_runs_have_the_best(tuned, capsys):
+def test_each_cell_has_as_many_trials_and_its_runs_have_the_best(tuned):
     going = trainer()
     assert tuned(going) == 0
     jobs = [dict(override.split("=", 1) for override in job) for job in going.jobs]
-    tried, runs = jobs[:8], jobs[8:]
-    assert [job["algorithm"] for job in tried] == ["fedavg"] * 4 + ["fedprox"] * 4
+    tried, runs = jobs[:4], jobs[4:]
+    assert [job["algorithm"] for job in tried] == ["fedavg"] * 2 + ["fedprox"] * 2
     assert {(job["seed"], job["data.validation"]) for job in tried} == {("9", "0.1")}
     assert [(job["algorithm"], job["seed"]) for job in runs] == [(a, s) for s in "12" for a in ("fedavg", "fedprox")]
     for algorithm, knob in (("fedavg", False), ("fedprox", True)):
@@ -65,15 +65,12 @@ def test_each_cell_has_as_many_trials_and_its_runs_have_the_best(tuned, capsys):
             assert "data.validation" not in job
             keys = ["client.optimizer.lr", *["methods.proximal.mu"] * knob]
             assert [float(job[key]) for key in keys] == [float(best[key]) for key in keys]
-        assert [row["state"] for row in trials(tuned.folder, f"{algorithm}_digits")] == ["complete"] * 4
+        assert [row["state"] for row in trials(tuned.folder, f"{algorithm}_digits")] == ["complete"] * 2
     tuned(going)
     assert len(going.jobs) == len(jobs)  # nothing is done twice
-    capsys.readouterr()
-    tuned(going, "dry_run=true")
-    assert "4 finished, 0 " in capsys.readouterr().out
-    tuned(going, "search.n_trials=5", "rows=[FedAvg]")
+    tuned(going, "search.n_trials=3", "rows=[FedAvg]")
     assert len(going.jobs) > len(jobs)
-    assert len(trials(tuned.folder, "fedavg_digits")) == 5
+    assert len(trials(tuned.folder, "fedavg_digits")) == 3
 
 
 def test_a_trial_has_a_run_a_seed_and_their_mean_is_its_value(tuned):
@@ -96,16 +93,16 @@ def test_a_trial_has_a_run_a_seed_and_their_mean_is_its_value(tuned):
 
 def test_a_search_that_was_stopped_goes_on_with_what_it_had_drawn(tuned):
     def killed(values, number):
-        if number == 2:
+        if number == 1:
             raise KeyboardInterrupt
         return 1 - float(values["client.optimizer.lr"])
 
     with pytest.raises(KeyboardInterrupt):
         tuned(first := trainer(killed), "rows=[FedAvg]")
     tuned(second := trainer(), "rows=[FedAvg]")
-    assert first.jobs[2] == second.jobs[0]
-    assert second.folders[0].name == "trial_0002"
-    assert len(trials(tuned.folder, "fedavg_digits")) == 4
+    assert first.jobs[1] == second.jobs[0]
+    assert second.folders[0].name == "trial_0001"
+    assert len(trials(tuned.folder, "fedavg_digits")) == 2
 
 
 def test_a_trial_past_the_edge_is_refused_and_never_the_best(tuned):
@@ -143,7 +140,7 @@ def test_a_cell_whose_search_finds_nothing_is_named_and_the_others_run(tuned, ca
         return "too large a rate" if values["algorithm"] == "fedavg" else 1 - float(values["client.optimizer.lr"])
 
     going = trainer(of)
-    for tried in (8, 0):  # nor when the table is started again
+    for tried in (4, 0):  # nor when the table is started again
         assert tuned(going) == 1
         runs = [job for job in going.jobs[tried:] if "data.validation=0.1" not in job]
         assert [(job[0], "seed=1" in job) for job in runs] == [("algorithm=fedprox", first) for first in (True, False)]
@@ -154,20 +151,13 @@ def test_a_cell_whose_search_finds_nothing_is_named_and_the_others_run(tuned, ca
         assert f"trials.csv says there: {tuned.folder / 'fedavg_digits'}" in said
 
 
-def test_where_no_search_finds_anything_there_is_nothing_to_compare(tuned, capsys):
-    assert tuned(trainer(lambda values, number: "no memory")) == 1
-    said = capsys.readouterr().out
-    assert "4 of 4 jobs are not finished" in said
-    assert "FedProx, digits, seed 2: no trial of its search has a value" in said
-
-
 def test_a_dry_run_counts_the_trials_that_are_to_come(tuned, capsys, monkeypatch):
     """A round is half an hour, and each run has two; a trial has a run with each of two seeds."""
     monkeypatch.setattr(cost, "seconds_a_round", lambda cfg, steps: 1800.0)
     search = SEARCH | {"seeds": [8, 9]}
     for cells, runs in ((2, 4), (1, 2)):
         tuned(trainer(), "dry_run=true", search=search)
-        assert re.search(rf"about {cells * 4 * 2 + runs}\.0 h on one core", capsys.readouterr().out)
+        assert re.search(rf"about {cells * 2 * 2 + runs}\.0 h on one core", capsys.readouterr().out)
         tuned(trainer(), "rows=[FedAvg]", search=search)
 
 
@@ -188,13 +178,6 @@ def test_a_mistake_in_any_cell_or_a_seed_that_a_run_has_is_named_before_any_sear
     assert not going.jobs
     tuned(going, "dry_run=true", search=SEARCH | {"knobs": {"algorithm=fedprox ": {"x": "choice(1, 2)"}}})
     assert "no job has algorithm=fedprox : search.knobs has it for nothing" in capsys.readouterr().out
-
-
-def test_a_loss_is_minimized(tuned):
-    going = trainer(lambda values, number: [{"test/acc": 0.5, "val/loss": float(values["client.optimizer.lr"])}] * 2)
-    tuned(going, "rows=[FedAvg]", search=SEARCH | {"metric": "last:val/loss"})
-    rates = [float(dict(word.split("=", 1) for word in job)["client.optimizer.lr"]) for job in going.jobs]
-    assert {*rates[4:]} == {min(rates[:4])}
 
 
 def test_the_spaces_of_the_repositorys_own_tables_can_be_searched():

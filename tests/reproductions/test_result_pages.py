@@ -1,8 +1,7 @@
-"""The pages of results: their form, and that each command on them, and each command for a table, is accepted."""
+"""Each command for a run or a table, on the pages of results and elsewhere in the docs, is accepted."""
 
 import re
 import shlex
-from pathlib import Path
 
 import pytest
 import yaml
@@ -13,28 +12,15 @@ from gcfed.utils.compose import shorthand
 from gcfed.utils.resolvers import ROOT
 from reproductions.tables import Part, load, plan
 
-RESULTS = ROOT / "reproductions/results"
-PAGES = sorted(RESULTS.glob("[!R]*.md"))
+PAGES = sorted((ROOT / "reproductions/results").glob("[!R]*.md"))
+ALL = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("reproductions/**/*.md")]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_says_what_it_asked_found_and_does_not_show(page):
-    """In one order; its answer is short, and the page of claims leads to it."""
-    text = page.read_text()
-    parts = ["**Question.**", "**Answer.**", "**Plan.**", "\n| ", "## How it was made", "## What it does not show"]
-    if page.stem == "scaffold-vgg11":
-        parts.remove("\n| ")  # one run, and no table
-    places = [text.index(part) for part in parts]
-    assert places == sorted(places)
-    assert len(re.search(r"\*\*Answer\.\*\* (.*)", text)[1].split()) <= 25
-    assert f"({page.name}" in (RESULTS / "README.md").read_text()
-
-
-def test_each_claim_is_short_and_says_how_sure_it_is():
-    page = (RESULTS / "README.md").read_text()
-    claims = re.findall(r"^\| (.*) \| (.*) \| (.*) \| (\[.*) \|$", page, re.MULTILINE)
-    assert len(claims) > 15
-    assert all(len(answer.split()) <= 25 and sure for _, answer, sure, _ in claims)
+def printed(script, pages):
+    """The words of each command that a page prints."""
+    texts = (page.read_text().replace("\\\n", " ") for page in pages)
+    lines = dict.fromkeys(line for text in texts for line in re.findall(rf"python {script} (\w[^`…<\n]+)", text))
+    return [shlex.split(line, comments=True) for line in lines]
 
 
 def test_the_links_of_the_pages_lead_somewhere():
@@ -43,14 +29,7 @@ def test_the_links_of_the_pages_lead_somewhere():
             assert (page.parent / link).exists(), (page.name, link)
 
 
-def printed(script, pages):
-    """Page and words of each command that a page prints."""
-    for page in pages:
-        for line in re.findall(rf"python {script} (\w[^`…<\n]+)", page.read_text().replace("\\\n", " ")):
-            yield pytest.param(shlex.split(line, comments=True), id=f"{page.name}: {line[:80]}")
-
-
-@pytest.mark.parametrize("words", [*printed(r"src/train\.py", PAGES)])
+@pytest.mark.parametrize("words", printed(r"src/train\.py", PAGES), ids=lambda words: " ".join(words)[:80])
 def test_each_run_of_the_pages_is_accepted(config, words):
     """A sweep by the first of its values."""
     known = OverridesParser.create().parse_overrides(shorthand(word for word in words if word != "-m"))
@@ -59,24 +38,19 @@ def test_each_run_of_the_pages_is_accepted(config, words):
     check(config(*(word for word in words if not word.startswith(("ckpt_path=", "hydra.", "hydra/")))))
 
 
-ALL = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted(ROOT.glob("reproductions/**/*.md"))]
-TABLES = [
-    *printed(r"reproductions/table\.py", ALL),
-    *printed(r"reproductions/table\.py", sorted(ROOT.glob("reproductions/configs/*.yaml"))),
-]
-
-
-@pytest.mark.parametrize("words", TABLES)
-def test_each_table_that_a_page_names_is_there_with_its_rows_and_columns(config, words, tmp_path, monkeypatch):
-    """By its first job. ``mine.yaml`` is that of the page that names it."""
+def test_each_table_that_a_page_names_is_there_with_its_rows_and_columns(config, tmp_path, monkeypatch):
+    """Only the page's own ``mine.yaml`` is composed: test_papers.py composes the others."""
     monkeypatch.chdir(tmp_path)
     example = re.search(r"```yaml\n(.*?)```", (ROOT / "reproductions/README.md").read_text(), re.DOTALL)[1]
-    Path("mine.yaml").write_text(example.replace("algorithm=mine", "algorithm=fedprox"))
-    name, *overrides = words
-    own = {key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in overrides)
-           if re.match(r"(scale|rows|columns|seeds|dry_run|compare|search\b)", key)}  # fmt: skip
-    changes = {key: own.pop(key) for key in [*own] if key.startswith("search")}
-    part = Part(**{key: value for key, value in own.items() if key in ("rows", "columns", "seeds")})
-    extra = [word for word in overrides if word.partition("=")[0] not in own | changes]
-    (job, *_) = plan(load(name, changes), own.get("scale", "full"), part, extra)[0].values()
-    check(config(*job.overrides))
+    (tmp_path / "mine.yaml").write_text(example.replace("algorithm=mine", "algorithm=fedprox"))
+    commands = printed(r"reproductions/table\.py", [*ALL, *ROOT.glob("reproductions/configs/*.yaml")])
+    assert len(commands) > 50, len(commands)
+    for name, *overrides in commands:
+        own = {key: yaml.safe_load(value) for key, _, value in (word.partition("=") for word in overrides)
+               if re.match(r"(scale|rows|columns|seeds|dry_run|compare|search\b)", key)}  # fmt: skip
+        changes = {key: own.pop(key) for key in [*own] if key.startswith("search")}
+        part = Part(**{key: value for key, value in own.items() if key in ("rows", "columns", "seeds")})
+        extra = [word for word in overrides if word.partition("=")[0] not in own | changes]
+        (job, *_) = plan(load(name, changes), own.get("scale", "full"), part, extra)[0].values()
+        if name == "mine.yaml":
+            check(config(*job.overrides))

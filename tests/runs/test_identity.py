@@ -41,8 +41,7 @@ LEAVES = {
     "data.dataset.download", "participation.faults._target_",
 }  # fmt: skip
 SAMPLES = (
-    "",
-    "data=cifar10 model=resnet18 algorithm=fedgc data.validation=0.1 federation=wire",
+    "data=cifar10 model=resnet18 data.validation=0.1",
     "data=csv algorithm=scaffold quantization=fedpaq attack=alie participation=dynamic metrics=all logger=many "
     "callbacks=[best,early_stopping] federation=wire aggregator=krum server=fedadam partition=rotation",
 )
@@ -83,7 +82,7 @@ def test_each_leaf_of_a_config_makes_another_run_unless_it_is_listed():
         assert differ == {key: (key not in neutral, key not in neutral | {"seed"}) for key in differ}
         met |= {*differ}
     assert met >= LEAVES
-    assert len(met) > 200
+    assert len(met) > 180
 
 
 def test_runs_that_differ_by_seed_are_repetitions(base):
@@ -105,11 +104,10 @@ def test_an_ingredient_that_is_absent_has_no_settings(base):
     assert identity(composed("+methods.fedgc.layerwise=tensor")) == identity(composed())
 
 
-@pytest.mark.parametrize("experiment", ["digits_mlp_gcfed", "matrix_regression_ssf", "cifar10_resnet18_fedacg"])
-def test_the_file_in_the_folder_has_the_identity_of_the_config(experiment):
-    cfg = composed(f"experiment={experiment}", "paths.output_dir=there")
+def test_the_file_in_the_folder_has_the_identity_of_the_config():
+    cfg = composed("experiment=matrix_regression_ssf", "paths.output_dir=there")
     text = OmegaConf.to_yaml(cfg, resolve=True)
-    assert identity(yaml.safe_load(text)) == identity(cfg) == identity(composed(f"experiment={experiment}"))
+    assert identity(yaml.safe_load(text)) == identity(cfg) == identity(composed("experiment=matrix_regression_ssf"))
 
 
 def test_differences_name_the_keys():
@@ -119,15 +117,9 @@ def test_differences_name_the_keys():
 
 
 def test_hyperparameters_are_scalars_under_the_keys_of_the_command_line():
-    table = hyperparameters(
-        composed("algorithm=fedprox", "gc=gcfed", "gc.lam=0.5", "+task.gamma=3", "+data.dataset.side=9")
-    )
+    table = hyperparameters(composed("algorithm=fedprox", "gc=gcfed", "gc.lam=0.5", "+task.gamma=3", "server=fedadam"))
     wanted = {"data": "digits", "algorithm": "fedprox", "gc.lam": 0.5, "client.optimizer": "SGD", "rounds": 100}
-    assert wanted.items() <= table.items()
+    assert (wanted | {"server.betas": "[0.9, 0.99]"}).items() <= table.items()
     assert all(isinstance(value, bool | int | float | str) for value in table.values())
     sections = {key.partition(".")[0] for key in table if "." in key}  # not of data, of the model or of the task
     assert sections == {"aggregator", "client", "gc", "methods", "participation", "partition", "server"}
-
-
-def test_a_list_is_text_where_runs_are_compared():
-    assert hyperparameters(composed("server=fedadam"))["server.betas"] == "[0.9, 0.99]"

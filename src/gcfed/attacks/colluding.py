@@ -20,7 +20,7 @@ from gcfed.utils.checked import Weight, checked
 class Collusion(Attack):
     """Hostile clients send what :meth:`together` makes of the honest ones' messages, tensor by tensor."""
 
-    sees_cohort = True
+    facts = {"sees the cohort"}
 
     def together(self, honest_nX: Tensor, hostile: int) -> Tensor:
         """A tensor of the n honest clients, ``[n, *shape]`` → what each hostile one sends, ``[*shape]``."""

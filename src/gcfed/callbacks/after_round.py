@@ -1,51 +1,35 @@
-"""Callbacks that run after each round, when it has been tested and the loggers have its row of metrics."""
+"""Callbacks that run after each round. They receive its row of metrics as Lightning's ``outputs``."""
 
+import sys
 from typing import Any
 
-import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, TQDMProgressBar
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 
-from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.method import Part, ServerPart
 from gcfed.federated.received import Received
 from gcfed.runs.measures import DECAY, WINDOW
 
 
-class AfterRound(Callback):
-    """Calls :meth:`after_round` once a round."""
-
-    _last = 0  # the round that was seen last
-
-    def after_round(self, trainer: Trainer, row: dict[str, Any]) -> None: ...
-
-    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
-        loop = FederatedLoop.of(trainer)
-        if not loop.row and loop.last_row.get("round", 0) != self._last:  # else the round is not tested yet
-            self._last = loop.last_row["round"]
-            self.after_round(trainer, loop.last_row)
-
-    def on_validation_end(self, trainer: Trainer, *_: Any) -> None:
-        self.on_train_batch_end(trainer)
-
-
 def monitored(trainer: Trainer, row: dict[str, Any], monitor: str) -> bool:
-    """Whether the row has the column ``monitor``. It is then in ``trainer.callback_metrics``, where Lightning looks.
+    """Whether the row has the column ``monitor``.
 
     Raises:
         ValueError: the row is complete and lacks the column, and no metric is measured in some rounds only.
     """
-    if monitor in row:
-        trainer.callback_metrics[monitor] = torch.tensor(row[monitor])
-    elif "test/loss" in row and all(getattr(c, "every", 1) == 1 for c in trainer.callbacks if isinstance(c, Part)):  # type: ignore[attr-defined]
+    parts = [callback for callback in trainer.callbacks if isinstance(callback, Part)]  # type: ignore[attr-defined]
+    if monitor not in row and "test/loss" in row and all(getattr(part, "every", 1) == 1 for part in parts):
         raise ValueError(f"monitor={monitor} is no column of this run. There are {', '.join(row)}.")
     return monitor in row
 
 
-class EarlyStop(AfterRound, EarlyStopping):
+class EarlyStop(EarlyStopping):
     """Lightning's, by any column, in tested rounds. A run that it stops is finished; more patience continues it."""
+
+    def __init__(self, monitor: str, **settings: Any) -> None:
+        super().__init__(monitor, check_on_train_epoch_end=False, **settings)
 
     @property
     def stopped(self) -> str:
@@ -55,8 +39,8 @@ class EarlyStop(AfterRound, EarlyStopping):
     def on_train_start(self, trainer: Trainer, *_: Any) -> None:
         trainer.should_stop = trainer.should_stop or bool(self.stopped)
 
-    def after_round(self, trainer: Trainer, row: dict[str, Any]) -> None:
-        if FederatedLoop.of(trainer).tested(row["round"]) and monitored(trainer, row, self.monitor):
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
+        if "test/loss" in outputs and monitored(trainer, outputs, self.monitor):
             self._run_early_stopping_check(trainer)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -66,23 +50,25 @@ class EarlyStop(AfterRound, EarlyStopping):
 
 
 class RoundProgressBar(TQDMProgressBar):
-    """Lightning's, with one bar over all rounds and none for a test."""
+    """Lightning's, with one bar over all rounds."""
 
     BAR_FORMAT = "Round {n_fmt}/{total_fmt} |{bar}| [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 
-    def on_train_epoch_start(self, trainer: Trainer, *_: Any) -> None:
-        self.train_progress_bar.reset(total=trainer.max_steps)
-        self.train_progress_bar.initial = self.train_progress_bar.n = trainer.global_step
+    def init_train_tqdm(self) -> Tqdm:
+        done, rounds = self.trainer.global_step, self.trainer.max_steps
+        return Tqdm(
+            initial=done, total=rounds, bar_format=self.BAR_FORMAT, disable=self.is_disabled, file=sys.stdout,
+            dynamic_ncols=True, smoothing=0,
+        )  # fmt: skip
+
+    def on_train_epoch_start(self, *_: Any) -> None: ...
 
     def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
         super().on_train_batch_end(trainer, *args[:-1], trainer.global_step - 1)  # type: ignore[call-arg]
 
-    def init_validation_tqdm(self) -> Tqdm:
-        return Tqdm(disable=True)
-
     def get_metrics(self, trainer: Trainer, *_: Any) -> dict[str, Any]:
-        row = FederatedLoop.of(trainer).last_row
-        return {name.split("/")[1]: f"{row[name]:.3f}" for name in ("train/loss", "test/acc") if name in row}
+        last = trainer.callback_metrics
+        return {name.split("/")[1]: f"{last[name]:.3f}" for name in ("train/loss", "test/acc") if name in last}
 
 
 class SmoothedAccuracy(ServerPart):

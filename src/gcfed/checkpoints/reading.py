@@ -27,17 +27,15 @@ log = logging.getLogger(__name__)
 
 
 class RunRecord(Callback):
-    """Writes into each checkpoint what the run is: its counting settings and the checksums of its data.
+    """Writes into each checkpoint the settings that identify its run and the checksums of its data.
 
-    ``about`` is a digest of them for ``summary.json``.
+    ``about`` has their digests, for ``summary.json``.
     """
 
     def __init__(self, cfg: DictConfig, data: FederatedDataModule) -> None:
         counted, checksums = leaves(cfg), fingerprint(data)
-        self.about = {
-            "identity": digest(counted), "setting": digest(counted, without="seed"), "data": digest(checksums),
-            "classes": class_checksum(data),
-        }  # fmt: skip
+        self.about = {"identity": digest(counted), "setting": digest(counted, without="seed")}
+        self.about["data"] = digest(checksums)
         self.content: dict[str, Any] = {"leaves": counted, "checksums": checksums, **self.about}
 
     def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
@@ -56,20 +54,12 @@ def fingerprint(data: FederatedDataModule) -> dict[str, str]:
 
 
 def checksum(*arrays: np.ndarray) -> str:
-    """CRC-32 of types, shapes and bytes, in blocks of 16 MiB because arrays may be memory maps."""
+    """CRC-32 of types, shapes and bytes."""
     value = 0
     for array in arrays:
         value = zlib.crc32(f"{array.dtype} {array.shape}".encode(), value)
-        rows = max(1, 2**24 // max(1, array[:1].nbytes))
-        for start in range(0, len(array), rows):
-            value = zlib.crc32(np.ascontiguousarray(array[start : start + rows]).data, value)
+        value = zlib.crc32(np.ascontiguousarray(array).data, value)
     return f"{value:08x}"
-
-
-def class_checksum(data: FederatedDataModule) -> str:
-    """CRC-32 of the number of samples of each class in the whole set; equal for all seeds."""
-    sizes = [np.append(np.bincount(split.classes), len(split)) for split in (data.dataset.train, data.dataset.test)]
-    return f"{zlib.crc32(np.concatenate(sizes).tobytes()):08x}"
 
 
 def resume_from(ckpt_path: Any, folder: Path) -> tuple[Path, dict[str, Any]] | None:
@@ -83,7 +73,7 @@ def resume_from(ckpt_path: Any, folder: Path) -> tuple[Path, dict[str, Any]] | N
     """
     if ckpt_path is None:
         return None
-    path = folder / CHECKPOINT if ckpt_path == "last" else Path(str(ckpt_path))
+    path = folder / CHECKPOINT if ckpt_path == "last" else Path(ckpt_path)
     if ckpt_path == "last" and not path.is_file():
         if in_sweep():
             log.warning("ckpt_path=last: this job of the sweep has not begun before; it starts in %s", folder)
@@ -98,13 +88,12 @@ def resume_from(ckpt_path: Any, folder: Path) -> tuple[Path, dict[str, Any]] | N
         previous = path.with_name(PREVIOUS.name)
         if path.name != CHECKPOINT.name or not previous.is_file():
             raise
-        found = load_checkpoint(previous)
         log.warning("%s. The run goes on from %s, the checkpoint before it.", error, previous)
-        return previous, found
+        return previous, load_checkpoint(previous)
 
 
 def load_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Reads a checkpoint of this project whole. Nothing in it is called.
+    """Reads a whole checkpoint of this project. Nothing in it is called.
 
     Raises:
         ValueError: the file is damaged, or no checkpoint of this project.
@@ -125,7 +114,7 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
 
 
 def load_weights(path: Any) -> tuple[dict[str, Tensor], int]:
-    """The global network's tensors in a checkpoint or an exported model, and the rounds that they were trained.
+    """The global network's tensors in a checkpoint or an exported model, and the number of rounds behind them.
 
     Raises:
         ValueError, FileNotFoundError: as :func:`load_checkpoint`.
@@ -147,7 +136,7 @@ def check_checkpoint(
     """The number of rounds in the checkpoint, after which this run continues.
 
     Raises:
-        ValueError: it is of another model, another run, other data or more rounds, or ``metrics.csv`` lacks its rows.
+        ValueError: it belongs to another model, run or data, has more rounds, or ``metrics.csv`` lacks a round.
     """
     fitting(module, net_of(checkpoint), path)
     there, here, rounds = checkpoint["gcfed"], record.content, int(checkpoint["global_step"])
@@ -163,23 +152,18 @@ def check_checkpoint(
         )
     if rounds > cfg.rounds:
         raise ValueError(f"rounds={cfg.rounds}: {path} has {rounds} already. Ask for as many or more.")
-    folder = Path(cfg.paths.output_dir)
+    path = Path(cfg.paths.output_dir) / METRICS
     if "csv" in (cfg.get("logger") or {}):
-        check_rows(folder / METRICS, rounds, cfg.rounds)
-    log.info("resuming %s after round %d of %d", folder, rounds, cfg.rounds)
+        rows = read_metrics(path)
+        if lost := {*range(1, rounds + 1)} - {*rows.index}:
+            raise ValueError(
+                f"{path} lacks round {min(lost)}, but the checkpoint has finished {rounds}: put the file back, start "
+                "anew without ckpt_path, or continue without the file by ~logger.csv."
+            )
+        if rounds == cfg.rounds and rounds not in column(rows, "test/loss").index:
+            raise ValueError(f"rounds={rounds}: the checkpoint has them, the last without a test. Ask for more.")
+    log.info("resuming %s after round %d of %d", path.parent, rounds, cfg.rounds)
     return rounds
-
-
-def check_rows(path: Path, rounds: int, last: int) -> None:
-    """Refuses to continue a run whose ``metrics.csv`` lacks a finished round, or the test of the ``last``."""
-    rows = read_metrics(path)
-    if missing := [t for t in range(1, rounds + 1) if t not in rows.index]:
-        raise ValueError(
-            f"{path} lacks round {missing[0]}, but the checkpoint has finished {rounds}: put the file back, start anew "
-            "without ckpt_path, or continue without the file by ~logger.csv."
-        )
-    if rounds == last and last not in column(rows, "test/loss").index:
-        raise ValueError(f"rounds={last}: the checkpoint has them, the last without a test. Ask for more.")
 
 
 def net_of(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -187,11 +171,7 @@ def net_of(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def fitting(module: FederatedModule, theirs: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """The tensors of a file, which are to be loaded into the network of ``module``.
-
-    Raises:
-        ValueError: names or shapes differ.
-    """
+    """The tensors of a file, for the network of ``module``. ValueError if names or shapes differ."""
     there, here = ({k: tuple(v.shape) for k, v in state.items()} for state in (theirs, module.net.state_dict()))
     if odd := differences(there, here, most=4):
         raise ValueError(

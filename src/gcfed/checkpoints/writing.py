@@ -14,7 +14,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
-from gcfed.callbacks.after_round import AfterRound, monitored
+from gcfed.callbacks.after_round import monitored
 from gcfed.federated.loop import FederatedLoop
 from gcfed.runs.folder import CHECKPOINT, METRICS, PREVIOUS
 from gcfed.utils.checked import Count, checked
@@ -93,7 +93,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 @checked
-class RoundCheckpoint(AfterRound, Checkpoint):
+class RoundCheckpoint(Checkpoint):
     """Writes ``last.ckpt`` to the folder ``dirpath`` after ``every`` so many rounds and after the last one."""
 
     def __init__(self, dirpath: str, every: Count = 1) -> None:
@@ -108,7 +108,7 @@ class RoundCheckpoint(AfterRound, Checkpoint):
     def on_train_end(self, *_: Any) -> None:
         self._writer.wait()
 
-    def after_round(self, trainer: Trainer, row: dict[str, Any]) -> None:
+    def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
         done = trainer.global_step
         if done % self.every == 0 or done >= trainer.max_steps or trainer.should_stop:
             trainer.save_checkpoint(self.dirpath / CHECKPOINT.name, weights_only=False)
@@ -117,15 +117,17 @@ class RoundCheckpoint(AfterRound, Checkpoint):
                 self._writer.then_delete(obsolete)
 
 
-class BestCheckpoint(AfterRound, ModelCheckpoint):
+class BestCheckpoint(ModelCheckpoint):
     """Lightning's, by any column of ``metrics.csv``: the checkpoint of the best round, for src/eval.py.
 
     It must come before :class:`RoundCheckpoint`, so that ``last.ckpt`` knows the best round so far.
     """
 
     def __init__(self, dirpath: str, monitor: str, mode: str = "max", filename: str = "best") -> None:
-        super().__init__(dirpath, filename, monitor, mode=mode, enable_version_counter=False)
+        super().__init__(
+            dirpath, filename, monitor, mode=mode, enable_version_counter=False, save_on_train_epoch_end=False
+        )
 
-    def after_round(self, trainer: Trainer, row: dict[str, Any]) -> None:
-        if monitored(trainer, row, self.monitor or ""):
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
+        if monitored(trainer, outputs, self.monitor or ""):
             self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))

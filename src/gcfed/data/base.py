@@ -30,22 +30,19 @@ class Split:
 
     def __post_init__(self) -> None:
         x, y, n = self.x, self.y, self.x.shape[:1]
-        vectors = x.dtype in FLOATS and x.ndim == 2
-        if not vectors and (x.dtype != np.uint8 or x.ndim not in (2, 4)):
-            wanted = "samples must be images, uint8 [n, C, H, W] of 0 … 255, tokens, uint8 [n, T], or floats [n, d]"
-            raise ValueError(f"{wanted}, not {_kind(x)}: x.reshape(len(x), -1).astype('float64') makes vectors")
-        targets = vectors and y.dtype in FLOATS
-        if targets and (y.ndim != 2 or y.shape[:1] != n):
-            raise ValueError(f"targets must be floats [{len(self)}, C], not {_kind(y)}{label_fix(y)}")
-        shapes = [n, x.shape] if x.ndim == 2 and not vectors else [n]
-        for name, values, allowed in (("labels", None if targets else y, shapes), ("groups", self.groups, [n])):
-            if values is not None and (values.dtype != np.int64 or values.shape not in allowed):
-                wanted = " or ".join(str([*shape]) for shape in allowed)
-                raise ValueError(f"{name} must be int64 {wanted}, not {_kind(values)}{label_fix(values)}")
-        for name, values in (("samples", x), ("targets", y)):
-            if values.dtype in FLOATS and not np.isfinite(values).all():
-                count = np.count_nonzero(~np.isfinite(values))
-                raise ValueError(f"{name} must be finite numbers; {count} are NaN or infinite")
+        vectors, tokens = x.dtype in FLOATS and x.ndim == 2, x.dtype == np.uint8 and x.ndim == 2
+        targets = vectors and y.dtype in FLOATS and y.ndim == 2 and len(y) == len(x)
+        samples = "images, uint8 [n, C, H, W] of 0 … 255, tokens, uint8 [n, T], or floats [n, d]"
+        labels = f"int64 [{len(x)}]{f' or {[*x.shape]}' * tokens}{f' or floats [{len(x)}, C]' * vectors}"
+        for name, values, right, wanted in (
+            ("samples", x, vectors or tokens or (x.dtype == np.uint8 and x.ndim == 4), samples),
+            ("labels", y, targets or (y.dtype == np.int64 and y.shape in [n] + [x.shape] * tokens), labels),
+            ("groups", g := self.groups, g is None or (g.dtype, g.shape) == (np.int64, n), f"int64 [{len(x)}]"),
+        ):
+            if values is not None and not right:
+                raise ValueError(f"{name} must be {wanted}, not {values.dtype} {[*values.shape]}{label_fix(values)}")
+            if values is not None and values.dtype in FLOATS and (bad := np.count_nonzero(~np.isfinite(values))):
+                raise ValueError(f"{name} must be finite numbers; {bad} are NaN or infinite")
 
     def __len__(self) -> int:
         return len(self.x)
@@ -105,7 +102,3 @@ def label_fix(y: np.ndarray) -> str:
     if y.dtype.kind == "f" and y.size == len(y) and not (y % 1).any():
         return ": y.astype(int).ravel() makes classes of whole numbers"
     return ""
-
-
-def _kind(array: np.ndarray) -> str:
-    return f"{array.dtype} {[*array.shape]}"

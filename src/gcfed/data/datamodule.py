@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
-from inspect import signature
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
+from pydantic import Field
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from gcfed.data.augment import AutoTransform
 from gcfed.data.base import FLOATS, FederatedDataset, Split
-from gcfed.data.dealing import held_out, tell_absent
+from gcfed.data.dealing import held_out
 from gcfed.data.partition import Partition
 from gcfed.data.shift import Shift
-from gcfed.utils.checked import Count, Inside, SettingError, Whole, bind, checked
+from gcfed.utils.checked import Count, Inside, SettingError, Whole, checked
 from gcfed.utils.rng import generator
-
-log = logging.getLogger(__name__)
 
 
 @checked
@@ -54,17 +50,14 @@ class FederatedDataModule(LightningDataModule):
     def __init__(
         self, *, dataset: Callable[[], FederatedDataset], transform: Callable[..., Any],
         partitioner: Callable[..., Partition], num_clients: Count | None, rounds: Count, seed: Whole,
-        num_classes: Count | None, input_shape: Sequence[Count] | None,
+        num_classes: Count | None, input_shape: Annotated[Sequence[Count], Field(min_length=1)] | None,
         eval_batch_size: Count | Literal["auto"] = "auto", limit_train: Count | None = None,
         limit_test: Count | None = None, validation: Inside | None = None, client_test: Inside | None = None,
         standardize: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()
         if input_shape is not None:
-            if not input_shape:
-                raise SettingError("input_shape", "=[] must be the shape of one sample.")
             transform.check(tuple(input_shape))  # type: ignore[attr-defined]
-        refuse_call(dataset)
         self.load, self.partitioner = dataset, partitioner
         self.transform: Any = transform
         self.rounds, self.seed, self.eval_batch_size = rounds, seed, eval_batch_size
@@ -92,10 +85,11 @@ class FederatedDataModule(LightningDataModule):
             self.dataset = self.load()
         except SettingError as error:
             raise ValueError(f"data.dataset.{error.name}{error.rest}") from None
+        except TypeError as error:  # an argument is missing, or unknown: + adds one
+            raise ValueError(f"data.dataset: {error}") from error
         train, held = self.dataset.train, []
         if self.validation:
-            chosen = held_out(train.y, self.validation, generator(0, "validation"))
-            tell_absent(train.groups, chosen, self.dataset.name, "validation")
+            chosen = held_out(train.y, self.validation, "validation", train.groups, self.dataset.name)
             train, held = train.subset(~chosen), [train.subset(chosen)]
         train = _subset(train, self.limit_train, self.seed, "limit_train")
         test = _subset(self.dataset.test, self.limit_test, self.seed, "limit_test")
@@ -119,10 +113,6 @@ class FederatedDataModule(LightningDataModule):
         train, *tests = self._standardized([train, *tests], aside)
         self.labels = train.y
         self.num_clients = self.partition.num_clients
-        sizes = self.partition.sizes
-        if 2 * (few := np.count_nonzero((sizes > 0) & (sizes <= 2))) > self.num_clients:
-            remedy = "lower participation.num_clients, or deal more evenly, as by a larger partition.alpha"
-            log.warning("%d of %d clients hold one or two training samples: %s", few, self.num_clients, remedy)
         self.test_labels, self.num_test, self.smallest_test = tests[0].y, len(tests[0]), min(map(len, tests))
         self._train, *self._tests = map(_tensors, (train, *tests))
 
@@ -218,20 +208,6 @@ class FederatedDataModule(LightningDataModule):
             slices = [(start, min(start + step, n)) for start in range(0, n, step)]
             loaders.append(DataLoader(slices[self.trainer.global_rank :: world], batch_size=None))  # type: ignore[arg-type]
         return loaders
-
-
-def refuse_call(dataset: Callable[[], Any]) -> None:
-    """Raises SettingError for an argument that ``dataset`` lacks or does not know, before it is called."""
-    call = dataset if isinstance(dataset, partial) else partial(dataset)
-    try:
-        known = signature(call.func)
-    except (TypeError, ValueError):  # written in C
-        return
-    try:
-        bind(known, call.args, call.keywords)
-    except SettingError as error:
-        add = "" if error.name in call.keywords else f" Add +data.dataset.{error.name}=…."
-        raise SettingError(f"dataset.{error.name}", error.rest + add) from None
 
 
 def standards(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -4,6 +4,8 @@ import logging
 
 import numpy as np
 
+from gcfed.utils.rng import generator
+
 log = logging.getLogger(__name__)
 
 
@@ -73,19 +75,19 @@ def fill_up(owner_n: np.ndarray, num_clients: int, min_size: int, rng: np.random
     owner_n[rng.permutation(given)] = np.repeat(np.arange(num_clients), lacking_N)
 
 
-def held_out(labels: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
+def held_out(
+    labels: np.ndarray, share: float, purpose: str, groups: np.ndarray | None = None, name: str = ""
+) -> np.ndarray:
     """Which samples are set aside, bool [n]: a share, at least one and not all, of each class where labels are [n].
 
-    Each class gives its part, give or take one sample.
+    Each class gives its part, give or take one sample. The draw is the same for all seeds. Where all samples of natural
+    ``groups``, [n], are set aside, so that they cannot be clients, a warning about the data set ``name`` says so.
     """
     n = len(labels)
     count = min(max(round(share * n), 1), n - 1)
-    order = in_order(labels if labels.ndim == 1 else np.zeros(n), rng)
-    return placed(np.diff(np.arange(n + 1) * count // n) == 1, order)  # every so many in the order of classes
-
-
-def tell_absent(groups: np.ndarray | None, aside: np.ndarray, name: str, split: str) -> None:
-    """Says so where all samples of natural clients, [n], are set aside, bool [n], so that they are no clients."""
+    order = in_order(labels if labels.ndim == 1 else np.zeros(n), generator(0, purpose))
+    aside = placed(np.diff(np.arange(n + 1) * count // n) == 1, order)  # every so many in the order of classes
     if groups is not None and (absent := len(np.setdiff1d(groups, groups[~aside]))):
         words = "%s: %d of %d groups have all their samples in the %s split, and cannot be clients"
-        log.warning(words, name, absent, len(np.unique(groups)), split)
+        log.warning(words, name, absent, len(np.unique(groups)), purpose)
+    return aside

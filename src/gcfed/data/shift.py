@@ -3,13 +3,17 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from pydantic import Field
 
 from gcfed.data.partition import Partition
-from gcfed.utils.checked import SettingError, checked
+from gcfed.utils.checked import checked
+
+T = TypeVar("T")
+Groups = Annotated[Sequence[T], Field(min_length=1)]
+"""An entry for each group of clients."""
 
 
 @checked
@@ -24,11 +28,6 @@ class Shift:
     """
 
     of: Callable[..., Partition]
-
-    def __post_init__(self) -> None:
-        *_, name = vars(self)
-        if not vars(self)[name]:
-            raise SettingError(name, "=[] must have an entry for each group of clients.")
 
     def __call__(self, *labels_and_clients: Any, **seed_and_groups: Any) -> Partition:
         return self.of(*labels_and_clients, **seed_and_groups)
@@ -57,12 +56,7 @@ class Rotation(Shift):
     degrees: of each group, multiples of 90.
     """
 
-    degrees: Sequence[Annotated[int, Field(ge=0, le=270)]] = (0, 90, 180, 270)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if any(degree % 90 for degree in self.degrees):
-            raise SettingError("degrees", f"={[*self.degrees]} must be multiples of 90.")
+    degrees: Groups[Annotated[int, Field(ge=0, le=270, multiple_of=90)]] = (0, 90, 180, 270)
 
     def changes(self, input_shape: tuple[int, ...]) -> list[Callable[[np.ndarray], np.ndarray]]:
         if len(input_shape) != 3 or input_shape[1] != input_shape[2]:
@@ -78,7 +72,7 @@ class Colour(Shift):
     orders: of each group, the channels that it sees as red, green and blue.
     """
 
-    orders: Sequence[Literal["rgb", "rbg", "grb", "gbr", "brg", "bgr"]] = ("rgb", "gbr", "brg")
+    orders: Groups[Literal["rgb", "rbg", "grb", "gbr", "brg", "bgr"]] = ("rgb", "gbr", "brg")
 
     def changes(self, input_shape: tuple[int, ...]) -> list[Callable[[np.ndarray], np.ndarray]]:
         if len(input_shape) != 3 or input_shape[0] != 3:

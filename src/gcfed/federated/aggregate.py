@@ -64,7 +64,9 @@ class MeanAggregator:
             return  # nobody knows the largest n_k: sums stay on the wide grid
         sizes = setup.data.sizes(np.arange(setup.data.num_clients)) if self.weighting == "samples" else [0]
         self._unit = self._room * 2.0 ** -int(max(sizes)).bit_length()
-        self.narrow = frozenset() if any(part.wide for part in setup.parts) else frozenset(setup.names)
+        self.narrow = (
+            frozenset() if any("long updates" in part.facts for part in setup.parts) else frozenset(setup.names)
+        )
 
     def beside(self) -> MeanAggregator:
         """The plain mean, whatever the weights of the updates."""

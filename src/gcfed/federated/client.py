@@ -9,15 +9,15 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from gcfed.federated.aggregate import Aggregator, narrow_of
 from gcfed.federated.faults import Faults
 from gcfed.federated.forward import Params
+from gcfed.federated.graphs.recorder import Recorder
 from gcfed.federated.messages import Download, Upload, finite_clients, sendable
 from gcfed.federated.method import ClientPart, Own, Part
 from gcfed.federated.module import FederatedModule, hears_of_steps
-from gcfed.federated.recorder import Graph
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import ClientStack
 from gcfed.utils.rng import seed_generators, torch_seed
@@ -39,9 +39,12 @@ class ClientProgram:
     parts: Sequence[ClientPart]
     faults: Faults = field(default_factory=Faults)
     aggregator: Aggregator | None = None
+    download: Download = field(init=False)  # of the present round
+    sent: list[tuple[np.ndarray, Tensor]] = field(init=False)  # clients ``[K]`` that have uploaded in it; who is finite
 
     def receive(self, download: Download) -> None:
         """What the server sent has come."""
+        self.download, self.sent = download, []
         self.module.net.train()
         for part in self.parts:
             part.on_download(download)
@@ -61,32 +64,31 @@ class ClientProgram:
         """
         module, data, parts, device = self.module, self.data, self.parts, self.module.device
         plan = self.solver.plan(data, clients, download, device)
-        steps = self.faults.steps(plan.steps, clients, download.round, download.seed)
-        if (steps < plan.steps).any():
-            plan = plan.cut(steps)
+        done = self.faults.steps(plan.steps, clients, download.round, download.seed)
+        if (done < plan.steps).any():
+            plan = plan.cut(done)
         seed_generators(device, torch_seed(download.seed, "dropout", download.round, int(clients[0])))
         make = partial(
             ClientStack, module.net, task=module.task, lent=module.lent,
-            tap_features=any(part.needs_features for part in parts),
-            tap_stages=any(part.needs_stages for part in parts),
+            tap_features=any("features" in part.reads for part in parts),
+            tap_stages=any("stages" in part.reads for part in parts),
         )  # fmt: skip
         in_steps = [part for part in parts if part.overrides(*IN_STEPS)]
-        recorder = self._recorder(in_steps)
         # Not what a class inherits, since it may do what its base did not.
-        lasting = all(vars(part).get("lasting", vars(type(part)).get("lasting")) for part in in_steps)
-        stack, plan, place = self.solver.seat(make, download, clients, plan, data, recorder if lasting else None)
+        lasting = all(vars(part).get("recordable", vars(type(part)).get("recordable")) == "run" for part in in_steps)
+        steps = self.solver.begin(make, download, clients, plan, data, self._recorder(in_steps), lasting)
+        stack = steps.stack
         try:
             module.clients = stack
             owns = {part: self._own(part, clients, download) for part in parts}
             for part in parts:
                 prepared = part.prepare(stack, owns[part], download) or {}
-                if place is not None and part in in_steps:
-                    prepared = place.prepare(part, prepared)
-                stack.prepared[part] = prepared
+                stack.prepared[part] = steps.prepare(part, prepared) if part in in_steps else prepared
             stack.count_from_full()  # which a part may have written to
             autocast = module.trainer.precision_plugin.forward_context
             hook = module.after_backward()
-            loss_K = self.solver.train(stack, plan, data, download.lr, parts, hook, autocast, recorder, place)
+            loss_K = self.solver.train(steps, data, download.lr, parts, hook, autocast)
+            del steps  # with the optimizer's state
             module.clients = None
             stack.prepared.clear()
             owns = {part: own if part.overrides("send", "keep") else Own() for part, own in owns.items()}
@@ -97,7 +99,9 @@ class ClientProgram:
 
     def _own(self, part: ClientPart, clients: np.ndarray, download: Download) -> Own:
         """What these clients have kept for a part."""
-        own = Own()
+        stores = list(part.stores.values())
+        versions = [stores[0].version(client) for client in clients.tolist()] if stores else []
+        own = Own([-1 if version is None else version for version in versions], stores[0].dtype if stores else None)
         for name, kept in part.keeps.items():
             like = kept.like(part, download)
             start = {key: download.model[key] for key in like} if kept.starts_at_model else None
@@ -105,7 +109,7 @@ class ClientProgram:
         return own
 
     def _pack(
-        self, stack: ClientStack, owns: Mapping[ClientPart, Own], download: Download, loss_K: torch.Tensor,
+        self, stack: ClientStack, owns: Mapping[ClientPart, Own], download: Download, loss_K: Tensor,
         num_seen: np.ndarray, sends: bool,
     ) -> Upload:  # fmt: skip
         """The uploads of a stack; clients keep something only if it ``sends``."""
@@ -113,10 +117,11 @@ class ClientProgram:
             for name, values in (part.on_clients_end(stack, download) or {}).items():
                 if sends:
                     part.stores[name].write(stack.clients, values, download.round, finite_clients(stack.full))
+        notes = {part.title: note for part in self.parts if (note := part.observe(stack, download)) is not None}
         delta, narrow = stack.delta(), narrow_of(self.aggregator)
         upload = Upload(
             stack.clients, stack.num_samples, stack.num_steps, delta, finite_clients(delta, narrow), download.round,
-            loss_K, num_seen, notes=stack.notes,
+            loss_K, num_seen, notes=notes,
         )  # fmt: skip
         for part in self.parts:
             part.send(upload, owns[part], download)
@@ -127,16 +132,21 @@ class ClientProgram:
                 # What was read and changed in place is whole, and no device need be waited for.
                 counts = None if values is owns[part].get(name) else upload.finite
                 part.stores[name].write(stack.clients, values, download.round, counts)
+        if sends:
+            self.sent.append((upload.clients, upload.finite))
         return upload
 
-    def reply(self, reply: Mapping[str, Params], download: Download) -> None:
+    def reply(self, reply: Mapping[str, Params]) -> None:
         """What the server tells the clients of this round when it is over."""
         for part in self.parts:
-            part.on_reply(reply, download)
+            for clients, finite in self.sent if part.overrides("hear") else ():
+                own = self._own(part, clients, self.download)
+                for name, values in (part.hear(reply, own, self.download) or {}).items():
+                    part.stores[name].write(clients, values, self.download.round, finite)
 
-    def _recorder(self, in_steps: Sequence[ClientPart]) -> Graph | None:
+    def _recorder(self, in_steps: Sequence[ClientPart]) -> Recorder | None:
         """What records local steps, if all that takes part in them allows it."""
         others = [c for c in self.module.trainer.callbacks if not isinstance(c, Part)]  # type: ignore[attr-defined]
         listened = any(map(hears_of_steps, others))
-        graphable = all(part.graphable for part in in_steps) and not self.module.traits.assigns
+        graphable = all(part.recordable for part in in_steps) and not self.module.traits.assigns
         return self.solver.recorder(self.module.net, self.module.device) if graphable and not listened else None

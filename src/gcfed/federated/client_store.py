@@ -1,17 +1,16 @@
 """Per-client state that survives rounds (control variates, previous models), in files.
 
-A client's state is one vector, and each version of it a file ``<client>-<round>.bin``, which ends in a checksum of its
-store, client, round and content: none is used unchecked. The system keeps the files in memory as far as they fit, and
-the processes of a run share them. On a GPU that a run has for itself, states stay there while they fit, and become
-files when a checkpoint is due. A checkpoint holds only an index (client → round and checksum of its version), for which
-it waits until the files are on the disk; a run that resumes takes each client's version of that checkpoint's round. The
-files of the last two checkpoints are kept.
+A client's state is one vector, and each version of it a file ``<client>-<round>.bin``. The file ends in a checksum of
+its store, client, round and content, which every read compares. The system keeps the files in memory as far as they
+fit, and the processes of a run share them. On a GPU that a run has for itself, states stay there while they fit, and
+become files when a checkpoint is due. A checkpoint holds only an index, client → round, and waits until the files are
+on the disk. The versions of the last two checkpoints are kept.
 """
 
 import os
 import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +40,8 @@ class ClientStore:
         self.servers = False  # a table of the server, which clients do not write
         self._held: dict[int, Tensor] = {}  # the present versions that lie on a GPU, ``[P]``
         self._version: dict[int, int] = {}
-        self._checkpointed: dict[int, int] = {}  # the versions of the last checkpoint
-        self._checksum: dict[int, int] = {}  # of the checkpointed versions
-        self._previous: list[Path] = []  # the checkpoint before needs them, the last does not
+        self._last: dict[int, int] = {}  # the versions of the last checkpoint
+        self._before: dict[int, int] = {}  # and of the one before it
 
     def path(self, client: int, version: int) -> Path:
         return self.folder / f"{client:d}-{version:d}.bin"
@@ -62,7 +60,7 @@ class ClientStore:
         for row, client in enumerate(clients.tolist()):
             vector = self._held.get(client)
             if vector is None and client in self._version:
-                content, _ = self._load(client)
+                content = self._load(client)
                 if len(content) != sum(sizes) * dtype.itemsize:
                     raise self._lost(client, "of another model")
                 vector = torch.from_numpy(content).view(dtype)
@@ -99,85 +97,61 @@ class ClientStore:
     def mark_written(self, client: int, round: int) -> None:
         """Notes that a client has a version of this round, also one that another process wrote."""
         before = self._version.get(client, round)
-        if before not in (round, self._checkpointed.get(client)):
+        if before not in (round, self._last.get(client)):
             self.path(client, before).unlink(missing_ok=True)
         self._version[client] = round
 
     # ----------------------------------------------------------------------------------------------- checkpoints
     def state_dict(self) -> dict[str, Any]:
         """The index, once the files that changed since the last checkpoint are on the disk."""
-        self._settle(self._version)
+        self._settle()
         clients = sorted(self._version)
-        return {
-            "clients": torch.tensor(clients, dtype=torch.int64),
-            "rounds": torch.tensor([self._version[c] for c in clients], dtype=torch.int64),
-            "checksums": torch.tensor([self._checksum[c] for c in clients], dtype=torch.int64),
-            "previous": [path.name for path in self._replaced()],  # what the checkpoint before needs beside this one's
-        }
+        rounds = [[versions.get(client, -1) for client in clients] for versions in (self._version, self._last)]
+        return {"clients": torch.tensor(clients), "rounds": torch.tensor(rounds)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes up the versions of a checkpoint.
-
-        Raises:
-            ValueError: it names a file that no store writes, which would be deleted later.
-        """
-        if strange := [name for name in state_dict["previous"] if not _VERSION.fullmatch(str(name))]:
-            raise ValueError(f"the checkpoint names {strange[0]!r} as the state of a client, which no store writes.")
-        clients, rounds, checksums = (state_dict[key].tolist() for key in ("clients", "rounds", "checksums"))
-        self._version = dict(zip(clients, rounds, strict=True))
-        self._checkpointed, self._checksum = dict(self._version), dict(zip(clients, checksums, strict=True))
-        self._previous = [self.folder / name for name in state_dict["previous"]]
+        """Takes up the versions of a checkpoint."""
+        clients, (rounds, before) = state_dict["clients"].tolist(), state_dict["rounds"].tolist()
+        self.take(dict(zip(clients, rounds, strict=True)))
+        self._before = {client: round for client, round in zip(clients, before, strict=True) if round >= 0}
         self._held.clear()
 
-    def take(self, versions: dict[int, int]) -> None:
-        """Takes up these versions, by client, which another process counts; that process alone deletes files."""
-        self._version, self._checkpointed, self._checksum = {**versions}, {**versions}, dict.fromkeys(versions, 0)
+    def take(self, versions: Mapping[int, int]) -> None:
+        """Takes up these versions, by client, of a checkpoint or of the process that counts them and deletes files."""
+        self._version, self._last = {**versions}, {**versions}
 
-    def check(self, clients: Iterable[int] | None = None) -> None:
-        """Reads these clients' files once, by default all.
-
-        Raises:
-            ValueError: one is gone or is not what the checkpoint refers to; names it.
-        """
-        for client in self._version if clients is None else clients:
-            if self._load(client)[1] != self._checksum[client]:
-                raise self._lost(client, "not the one of the checkpoint")
+    def check(self) -> None:
+        """Reads all clients' files once; raises ValueError if one is gone or damaged, and names it."""
+        for client in self._version:
+            self._load(client)
 
     def clear(self) -> None:
         """Deletes the versions that neither the loaded checkpoint nor the one before it needs."""
-        needed = {self.path(*item) for item in self._version.items()} | set(self._previous)
+        needed = {self.path(*item) for versions in (self._version, self._before) for item in versions.items()}
         for path in self.folder.glob("*"):
             if path not in needed and _VERSION.fullmatch(path.name):
                 path.unlink()
 
     def rotate(self) -> list[Path]:
         """Begins a new checkpoint; the files that neither the one just made nor the one before refers to."""
-        obsolete, self._previous = self._previous, self._replaced()
-        self._checkpointed = dict(self._version)
+        obsolete = [self.path(c, version) for c, version in self._before.items() if self._last.get(c) != version]
+        self._before, self._last = self._last, dict(self._version)
         return obsolete
 
     def release(self) -> None:
         """Gives back the memory of a GPU: only what the last checkpoint has is left."""
         if self._held:
-            self._version = dict(self._checkpointed)
+            self._version = dict(self._last)
             self._held.clear()
 
-    def _replaced(self) -> list[Path]:
-        """What the last checkpoint needs beside the present versions."""
-        return [self.path(c, version) for c, version in self._checkpointed.items() if self._version.get(c) != version]
-
-    def _settle(self, clients: Iterable[int]) -> None:
-        """Waits until what these clients wrote since the last checkpoint is on the disk, and notes its checksums."""
-        for client in clients:
-            version = self._version.get(client)
-            if version is None or self._checkpointed.get(client) == version:
-                continue
-            if client in self._held:
-                self._save(client, version, self._held[client])
-            with self.path(client, version).open("rb") as file:
-                os.fsync(file.fileno())
-                file.seek(max(0, os.fstat(file.fileno()).st_size - _SUM))
-                self._checksum[client] = int.from_bytes(file.read(), "little")
+    def _settle(self) -> None:
+        """Waits until what clients wrote since the last checkpoint is on the disk."""
+        for client, version in self._version.items():
+            if self._last.get(client) != version:
+                if client in self._held:
+                    self._save(client, version, self._held[client])
+                with self.path(client, version).open("rb") as file:
+                    os.fsync(file.fileno())
 
     def _save(self, client: int, version: int, vector: Tensor) -> None:
         content = vector.cpu().view(torch.uint8).numpy()
@@ -185,8 +159,8 @@ class ClientStore:
             end = self._sum(client, version, content).to_bytes(_SUM, "little")
             temporary.write_bytes(b"".join([content.data, end]))
 
-    def _load(self, client: int) -> tuple[np.ndarray, int]:
-        """The bytes of a client's present version, and their checksum.
+    def _load(self, client: int) -> np.ndarray:
+        """The bytes of a client's present version.
 
         Raises:
             ValueError: the file is gone, cut or another one; names it.
@@ -196,10 +170,9 @@ class ClientStore:
             content, end = np.split(np.fromfile(self.path(client, version), np.uint8), [-_SUM])
         except FileNotFoundError:
             raise self._lost(client, "not there") from None
-        checksum = int.from_bytes(end.tobytes(), "little")
-        if len(end) < _SUM or checksum != self._sum(client, version, content):
+        if len(end) < _SUM or int.from_bytes(end.tobytes(), "little") != self._sum(client, version, content):
             raise self._lost(client, "damaged")
-        return content, checksum
+        return content
 
     def _sum(self, client: int, version: int, content: np.ndarray) -> int:
         return zlib.crc32(content.data, zlib.crc32(f"{self.folder.name}/{client}-{version}".encode()))

@@ -22,12 +22,15 @@ import numpy as np
 import torch
 from lightning.pytorch import Trainer
 from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from gcfed.federated.client_store import ClientStore
 from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.processes.launch import end_with_parent
 from gcfed.federated.stacks import Stacks
+from gcfed.federated.transport import Expected
 from gcfed.federated.wire import UploadSchema, pack, pack_download, unpack, unpack_download, upload_content
 from gcfed.utils.files import in_words
 
@@ -67,8 +70,8 @@ class ClientEnd:
 
     def reply(self, message: bytes) -> None:
         """Hands the server's reply to the clients that trained last."""
-        reply = Download(self.round, 0, 0.0, {}, np.array([]), unpack(message, "reply")).to(self.module.device)
-        self.stacks.reply(reply.extra, reply)
+        content = unpack(message, "reply")
+        self.stacks.reply(tree_map_only(Tensor, lambda t: t.to(self.module.device), content))
 
 
 _numbers = itertools.count()  # of all questions: the answer to a run that was interrupted is skipped
@@ -107,26 +110,26 @@ class Wire(Stacks):
         cfg |= {"federation": None, "callbacks": {}, "logger": {}}
         self._ask("configure", OmegaConf.to_yaml(cfg), "cpu" if device == "cpu" else "gpu", torch.get_num_threads())
 
-    def fit(self, download: Download, clients: np.ndarray) -> Iterator[Upload]:
-        schema, ids = self.schema(download.round, self.program.data.sizes(clients), clients), clients.tolist()
+    def fit(self, download: Download, clients: np.ndarray, expected: Expected | None = None) -> Iterator[Upload]:
+        assert expected is not None
+        schema, ids = self.schema(download.round, clients, self.program.data.sizes(clients), expected), clients.tolist()
         versions = {name: [store.version(k) for k in ids] for name, store in self.stores.of_clients.items()}
         for content in self._ask("fit", pack_download(download), ids, versions)["uploads"]:
             yield schema.read(content).to(self.program.module.device)
 
-    def reply(self, reply: Mapping[str, Params], download: Download) -> None:
+    def reply(self, reply: Mapping[str, Params]) -> None:
         self._ask("reply", pack("reply", reply))
 
     def rehearse(self, *_: Any, **__: Any) -> Iterator[Upload]:
         raise ValueError("metrics=gap and metrics=leakage ask what clients would send: with federation=none alone.")
 
-    def schema(self, round: int, sizes: np.ndarray, clients: np.ndarray) -> UploadSchema:
+    def schema(self, round: int, clients: np.ndarray, sizes: np.ndarray, expected: Expected) -> UploadSchema:
         """What these clients, whose data sets have these sizes, may send in this round."""
-        shapes, notes = self.expected
         solver = self.program.solver
         batches = np.minimum(solver.batch_size, np.maximum(sizes, 10**6))  # as the solver cuts them
         of_each = zip(sizes.tolist(), solver.num_steps(sizes).tolist(), batches.tolist(), strict=True)
         bits = {name: bits for part in self.program.parts for name, bits in part.coded().items()}
-        return UploadSchema(round, dict(zip(clients.tolist(), of_each, strict=True)), shapes, bits, notes)
+        return UploadSchema(round, dict(zip(clients.tolist(), of_each, strict=True)), bits, *expected)
 
     def _ask(self, *question: Any) -> dict[str, Any]:
         """The answer of the second interpreter. It starts with the first run of this process and serves later runs.

@@ -4,17 +4,14 @@
 their identity, so lists of weights, closures, hooks, TorchScript and ``torch.utils.checkpoint`` reach the client's.
 """
 
-import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from gcfed.federated.forward import Params, Tap
+from gcfed.federated.forward import Params
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,6 @@ class Lent:
         self._rows: Params = {}
         self._home: Params = {}
         self._versions: dict[str, tuple[int, int]] = {}
-        self._teacher_checked = False
         self._look()
 
     def _look(self) -> None:
@@ -63,7 +59,6 @@ class Lent:
             for key, t in own.items()
             if t is not None
         ]
-        self.__dict__.pop("teacher", None)
 
     def begin(self, rows: Mapping[str, Tensor]) -> None:
         """A client begins: these are its tensors, ``[*shape]``; all others are constants that clients share."""
@@ -76,6 +71,10 @@ class Lent:
             self._home[name] = own.data
             own.data = row
         self._versions = {n: (t._version, t.data_ptr()) for n, t in self.tensors.items() if n not in rows}
+
+    def own(self, name: str) -> Tensor:
+        """The network's own tensor of this name, also while a client has it."""
+        return self._home.get(name, self.tensors[name].data)
 
     def present(self) -> Params:
         """The client's tensors as they are now, where a forward pass may have put new ones."""
@@ -136,41 +135,6 @@ class Lent:
         finally:
             for name, data in before.items():
                 self.tensors[name].data = data
-
-    @cached_property
-    def teacher(self) -> "Lent":
-        """A copy in evaluation mode, without gradients, for fixed networks; frozen parameters are shared."""
-        # What a module keeps beside its parameters may have been computed from them, as weight_norm's weight is.
-        kept = [t for m in self.net.modules() for t in vars(m).values() if isinstance(t, Tensor) and not t.is_leaf]
-        memo: dict[int, Any] = {id(t): t.detach().clone() for t in kept}
-        frozen = (n for n, p in self.net.named_parameters() if not p.requires_grad and n not in self.traits.moved)
-        memo |= {id(self.tensors[name]): self.tensors[name] for name in frozen}
-        try:
-            net = copy.deepcopy(self.net, memo)
-        except Exception as error:
-            raise ValueError(
-                f"model: this method needs a copy of {type(self.net).__name__} as its teacher, and copy.deepcopy of it "
-                f"fails: {error}"
-            ) from error
-        net.zero_grad()
-        return Lent(net.requires_grad_(False).eval())
-
-    def check_teacher(self, tap: Tap, x: Tensor, first: int) -> None:
-        """Once a run: raises ValueError where the copy still reads the original's weights, as a closure does."""
-        if self._teacher_checked:
-            return
-        self._teacher_checked = True
-        trained = {n: torch.full_like(t, torch.nan) for n, t in self.tensors.items() if t.requires_grad}
-        with torch.no_grad():
-            before = tap(x, first)
-            with self.holding(trained):
-                after = tap(x, first)
-        if all(bool(t.isfinite().all()) for t in before) and any(bool(t.isnan().any()) for t in after):
-            raise ValueError(
-                f"model: this method needs a copy of {type(self.net).__name__} as its teacher, and the copy still "
-                "reads weights of the original: by a closure, a lambda over self, or TorchScript. Reach them "
-                "through self in forward, or choose a method without a teacher."
-            )
 
 
 def new_memory(name: str) -> ValueError:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from gcfed.data.sampling import ClientSampler
@@ -16,7 +17,6 @@ from gcfed.federated.faults import Faults
 from gcfed.federated.method import ClientPart, Part, ServerPart, Setup
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.probe import look
-from gcfed.federated.received import Received
 from gcfed.federated.refusals import validate_parts
 from gcfed.federated.round import run_round
 from gcfed.federated.server import Server
@@ -61,9 +61,6 @@ class FederatedLoop(Callback):
         self.stores, self.faults = stores or ClientStores(), faults or Faults()
         self.federation = federation
         self.data: Any = None
-        self.row: dict[str, Any] = {}
-        self.last_row: dict[str, Any] = {}
-        self.round: Received | None = None
 
     @staticmethod
     def of(trainer: Trainer) -> FederatedLoop:
@@ -128,12 +125,17 @@ class FederatedLoop(Callback):
         self.stores.load_state_dict(state_dict["stores"])
 
     # ------------------------------------------------------------------------------------------------ one round
-    def run_round(self, t: int) -> None:
-        """The round of this index, without its test; ``FederatedModule.training_step`` calls it."""
-        self._started = time.perf_counter()
-        self.row, self.round = run_round(t, self.server)
+    def run_round(self, t: int) -> dict[str, Any]:
+        """The round of this index, with its test; ``FederatedModule.training_step`` calls it and returns its row."""
+        started = time.perf_counter()
+        row, received = run_round(t, self.server)
+        module = self.server.module
+        if self.tested(t + 1) or module.trainer.should_stop:
+            row |= module.test([part.on_test_batch for part in self.server.parts])
+        for part in self.server.parts:
+            part.on_round_end(row, received)
+        return row | {"time/round_s": time.perf_counter() - started}
 
-    # ------------------------------------------------------------------------------------- the end of a round
     def tested(self, round_number: int) -> bool:
         """Whether the global model is tested after the round with this number (the first is 1)."""
         return round_number % self.eval_every == 0 or round_number >= self.rounds
@@ -141,12 +143,14 @@ class FederatedLoop(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        row = outputs
         if trainer.is_global_zero:
-            self._warn(self.row)
-        if trainer.global_step >= self.rounds:
-            trainer.should_stop = True  # makes Lightning test after the last round, whatever eval_every is
-        if not self.tested(trainer.global_step):
-            self._finish_round(trainer)
+            self._warn(row)
+        for logger in trainer.loggers:
+            logger.log_metrics(row, step=row["round"])
+        # What Lightning's callbacks monitor.
+        metrics = {name: torch.tensor(float(value), dtype=torch.float64) for name, value in row.items()}
+        trainer.callback_metrics.update(metrics)
 
     def _warn(self, row: dict[str, Any]) -> None:
         if lost := row["train/nonfinite_clients"]:
@@ -157,20 +161,3 @@ class FederatedLoop(Callback):
             )  # fmt: skip
         if row["train/refused_steps"]:
             log.warning("round %d: the server's step was not finite; the model stays as it was.", row["round"])
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.sanity_checking and self.row:
-            assert isinstance(pl_module, FederatedModule)
-            self.row |= {key: float(trainer.callback_metrics[key]) for key in pl_module.tested()}
-            self._finish_round(trainer)
-
-    def _finish_round(self, trainer: Trainer) -> None:
-        """Logs the round's row, once and whole."""
-        assert self.round is not None
-        for part in self.server.parts:
-            part.on_round_end(self.row, self.round)
-        self.row["time/round_s"] = time.perf_counter() - self._started
-        row, self.row = self.row, {}
-        for logger in trainer.loggers:
-            logger.log_metrics(row, step=row["round"])
-        self.last_row = row

@@ -47,7 +47,7 @@ class Download(Message):
         model: where clients start, name → ``[*shape]``; ``on_broadcast`` may replace tensors, never edit them.
         cohort: ids of the clients that it goes to and that come back, ``[K]``, sorted.
         extra: what goes down beside the model, by name: name → ``[*shape]``.
-        packed: bytes of an entry of the model that travels in fewer than its tensor has.
+        packed: bytes of an entry of the model, or of a name of ``extra``, that travels in fewer than its tensors have.
     """
 
     round: int
@@ -61,8 +61,9 @@ class Download(Message):
     @property
     def nbytes(self) -> int:
         """Of the message, to one client."""
-        whole = {name: t for name, t in self.model.items() if name not in self.packed}
-        return sum(map(nbytes, (whole, *self.extra.values()))) + sum(self.packed.values())
+        model = {name: t for name, t in self.model.items() if name not in self.packed}
+        extra = [tensors for name, tensors in self.extra.items() if name not in self.packed]
+        return sum(map(nbytes, (model, *extra))) + sum(self.packed.values())
 
 
 class Levels(NamedTuple):

@@ -1,16 +1,16 @@
-"""The interface of a federated method: a client part, a server part, or both, each a Lightning callback.
+"""The interface of a federated method: a client part, a server part, or both. Each is a Lightning callback.
 
-Who writes one finds all that its hooks meet in this module: messages, rounds, stacks, names of tensors.
+A file with a method imports all it needs from here: messages, rounds, stacks, and what clients keep.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch import Callback
@@ -20,11 +20,12 @@ from gcfed.data.sampling import ClientSampler
 from gcfed.federated.aggregate import Aggregator
 from gcfed.federated.client_store import ClientStore
 from gcfed.federated.forward import Output, Params
+from gcfed.federated.kept import Kept, Own, like_trained  # noqa: F401 (methods import it from here)
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.received import Received, Round
 from gcfed.federated.solver import LocalSolver
-from gcfed.federated.stack import ClientStack, per_client
+from gcfed.federated.stack import ClientStack
 from gcfed.federated.store import ClientStores
 from gcfed.federated.transport import Transport
 from gcfed.models.order import ForwardOrder, forward_order
@@ -34,12 +35,13 @@ log = logging.getLogger(__name__)
 
 
 class Order(IntEnum):
-    """What a part does to a client's step or upload: the order in which the parts of a run are called.
+    """What a part does to a client's step or upload. The parts of a run are called in this order.
 
-    What moves the weights comes first, so that the others see them where they were; then terms and corrections of the
-    gradient, and GC after them; what projects on a subspace after all of them, since a gradient edited later would
-    leave it; what shortens an update once the others have read it; attacks on what is ready to be sent; quantization
-    after what it rounds; measurements last. A server part that moves where clients start comes first, too.
+    Parts that move the weights come first: they have moved them back when the others look. Then come terms and
+    corrections of the gradient, with GC last among them. A projection on a subspace follows, since a gradient that is
+    edited later would leave the subspace. Clipping shortens an update that the others have read. Attacks change what is
+    ready to be sent. Quantization rounds the result, and measurements see what is sent. A server part that moves the
+    clients' start comes first, too.
     """
 
     MOVES_WEIGHTS = 0
@@ -53,15 +55,15 @@ class Order(IntEnum):
 
 @dataclass(frozen=True)
 class Setup:
-    """The parts of a run, as they meet before the first round.
+    """The run, as each part sees it before the first round.
 
     Attributes:
-        stores: where a part opens a store: a client part its clients' states, a server part a table by client.
+        stores: hold what clients keep, and tables that a server part indexes by client.
         module: the global model and its server optimizer.
-        parts: of all methods of the run, in the order in which their hooks are called.
+        parts: of all methods of the run, in the order of their hooks.
         rounds: R, the number of communication rounds.
-        cohort: clients that train in a round, at most; the sampler also draws ``participation.faults.extra``.
-        transport: how messages travel; by it a server part may ask what clients would send.
+        cohort: how many clients train in a round, at most. The sampler also draws ``participation.faults.extra``.
+        transport: carries messages. A server part may ask it what clients would send.
     """
 
     sampler: ClientSampler
@@ -98,64 +100,37 @@ class Setup:
 
 
 Prepared = Mapping[str, Any]
-"""What a part prepares for the local steps of a stack, by name: tensors ``[K, *shape]``, or ``[*shape]`` for all."""
+"""What a part prepares for the local steps of a stack, by name: ``[K, *shape]``, or ``[*shape]`` for all clients."""
 
-
-@dataclass(frozen=True)
-class Kept:
-    """What each client keeps from one round to the next under one name; the engine reads, writes and checkpoints it.
-
-    Attributes:
-        like: of the part and the download: tensors like those of one client, name → ``[*shape]``.
-        starts_at_model: whether a client that has kept nothing yet has the broadcast model's tensors, else zeros.
-    """
-
-    like: Callable[[Any, Download], Params]
-    starts_at_model: bool = False
-
-
-class Own(dict[str, Params]):
-    """What K clients have kept, by the names in ``keeps``: name → ``[K, *shape]``; the part's own copy."""
-
-    def add(self, name: str, change: Mapping[str, Tensor], finite: Tensor) -> Params:
-        """Adds ``[K, *shape]`` in place for the clients that are ``finite``, bool ``[K]``; returns all of this name."""
-        for key, t in self[name].items():
-            t.add_(torch.where(per_client(finite, t), change[key], 0.0))
-        return self[name]
-
-
-def like_trained(part: Part, download: Download) -> Params:
-    """Tensors like the trained parameters."""
-    return {name: download.model[name] for name in part.trained_names}
-
+FACTS = {
+    "moves the start": "its clients start elsewhere than at the server's model",
+    "corrects drift": "it estimates the clients' drift from their updates; two such methods would correct each other",
+    "anchors": "it compares a client's weights with the broadcast ones, so the client must start there",
+    "sees the cohort": "it looks at all clients of the cohort at once, as colluding clients do",
+    "rehearses": "it asks the transport what clients would send",
+    "long updates": "its updates may have entries of 2¹¹ and more, for which the mean needs a wider grid",
+}
+"""What a part may say of itself because other parts, or the loop, depend on it."""
 
 Need = Callable[[Setup, str], None]
-"""Something that a part of this title needs: raises ValueError where the setup lacks it."""
-Needs = tuple[Need, ...]
+"""Takes the setup and the title of a part; raises ValueError if the setup lacks something that the part needs."""
 
 
 class Part(Callback):
     """One side of a method: what :class:`ClientPart` and :class:`ServerPart` share.
 
     Attributes:
-        order: what it does to a step or an upload, and so when its hooks are called.
-        needs_classes: whether labels must be classes and outputs their logits.
-        moves_start: whether clients start elsewhere than at the server's model.
-        corrects_drift: whether it reads the clients' drift off their updates to correct it; two would correct each
-            other.
-        anchors: whether it compares a client's weights with the broadcast ones, from which the client must then start.
-        sees_cohort: whether it looks at all clients of the cohort at once, as hostile ones do that know each other.
-        rehearses: whether it asks by the transport what clients would send.
-        wide: whether it makes updates of 2¹¹ and more, which the mean then takes as well (``Aggregator.narrow``).
-        needs: what it asks of the rest of the algorithm (:mod:`gcfed.methods.requirements`).
-        keeps: what it keeps of each client, by a name that no other part has; in ``stores`` of the same names.
-        method: the name of the method that it is a part of; empty where it is one by itself.
-        trained_names: the parameters that are trained, in order; known when ``validate`` is called.
+        order: when its hooks are called.
+        facts: those of ``FACTS`` that hold for it.
+        needs: what the rest of the run must be like (:mod:`gcfed.methods.requirements`).
+        keeps: what each client keeps between rounds, by a name that no other part uses. A server part keeps a table.
+        method: the name of its method; empty for a part that is a method by itself.
+        trained_names: the parameters that are trained, in order; known in ``validate``.
     """
 
     order = Order.CORRECTS
-    needs_classes = moves_start = corrects_drift = anchors = sees_cohort = rehearses = wide = False
-    needs: Needs = ()
+    facts: Set[str] = frozenset()
+    needs: Sequence[Need] = ()
     keeps: Mapping[str, Kept] = {}
     method = ""
     trained_names: list[str]
@@ -170,7 +145,7 @@ class Part(Callback):
         return self.method or type(self).__name__
 
     def meet(self, setup: Setup) -> None:
-        """Looks at the run before the first round; raises ValueError, naming the key, for what cannot work."""
+        """Looks at the run before the first round; raises ValueError, naming the key, if the part cannot work in it."""
         self.trained_names = setup.names
         for need in self.needs:
             need(setup, self.title)
@@ -178,31 +153,29 @@ class Part(Callback):
         self.validate(setup)
 
     def validate(self, setup: Setup) -> None:
-        """What a part looks at by itself; raises ValueError as :meth:`meet`, which calls it."""
+        """Further checks of a part; raises ValueError as :meth:`meet`, which calls it."""
 
 
 class ClientPart(Part):
-    """What clients do. It sees downloads, its clients' data and what they stored; nothing of the server's.
+    """What clients do. It sees downloads, its clients' data and what they keep, and nothing of the server.
 
-    Every hook does nothing by default; they are called in the order in which they stand here, those from
-    ``before_step`` to ``after_step`` in each local step of a stack of K clients, the last of them after Lightning's
-    ``on_after_backward``, which meets the gradients, ``[n, *shape]``, in the stack, ``pl_module.clients``.
-    There clients that have finished are left out: n ≤ K; client i is always row i. State that survives
-    rounds is declared in ``keeps``. Tensors are on the device, in the model's type and memory
-    format.
+    Every hook does nothing by default. The hooks are called in the order below; those from ``before_step`` to
+    ``after_step`` are called in each local step of a stack of K clients. Lightning's ``on_after_backward`` comes before
+    ``after_step``. It finds the gradients, ``[n, *shape]``, in the stack, ``pl_module.clients``. Clients that have
+    finished their steps are left out there: n ≤ K, and client i is row i. Tensors are on the device, in the model's
+    type and memory format.
 
     Attributes:
-        needs_features: whether ``local_loss`` reads ``out.features_KBF``.
-        needs_stages: whether ``local_loss`` reads ``out.stages``.
-        graphable: whether its hooks of a local step do nothing but to tensors on the device, so that a step can be
-            recorded (:mod:`gcfed.federated.recorder`); without it the run's steps are not.
-        lasting: whether they read only tensors of the stack, the batch and what ``prepare`` returns, from there on a
-            copy: what is recorded of one stack then serves the next (:mod:`gcfed.federated.place`). Each class says so
-            for itself.
-        task_weight: factor on the task's own loss, for methods that balance it against their term.
+        reads: what ``local_loss`` reads of ``out`` beside the logits: ``features``, ``stages``.
+        recordable: how long a recorded local step, a CUDA graph, stays right. ``"stack"``: in its own stack, because
+            the hooks of a step change only tensors on the device. ``"run"``: in later stacks too, because they read
+            only tensors of the stack, of the batch, and of what ``prepare`` returned. A subclass says so again.
+            Empty: the steps of the run are not recorded.
+        task_weight: factor of the task's loss, for methods that balance it against their own term.
     """
 
-    needs_features = needs_stages = graphable = lasting = False
+    reads: Set[str] = frozenset()
+    recordable: Literal["", "stack", "run"] = ""
     task_weight = 1.0
 
     @property
@@ -210,105 +183,124 @@ class ClientPart(Part):
         return self.order is Order.MOVES_WEIGHTS
 
     def overrides(self, *hooks: str) -> list[str]:
-        """Those of these hooks that it has itself."""
+        """Those of these hooks that it implements."""
         return [hook for hook in hooks if getattr(type(self), hook) is not getattr(ClientPart, hook)]
 
     def on_download(self, download: Download) -> None:
-        """What the server sent has come, once a round, before any stack."""
+        """A download has come; once a round, before any stack trains."""
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared | None:
-        """The stack is made; ``own`` is what its clients have kept. What it returns is ``stack.prepared[self]`` until
-        local training is over.
+        """The stack is ready; ``own`` is what its clients have kept. Returns what the hooks of a local step find in
+        ``stack.prepared[self]``.
         """
 
     def before_step(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> None:
-        """Before the forward pass; may move the weights, and moves them back in ``on_after_backward``.
+        """Before the forward pass; may move the weights, and must move them back in ``on_after_backward``.
 
         Only with ``order = Order.MOVES_WEIGHTS``. ``objective()`` evaluates the clients' whole objective, ``[n]``, at
         the present weights.
         """
 
     def calibrate(self, stack: ClientStack, logits_KBC: Tensor) -> Tensor:
-        """Changes the logits that enter the task's loss."""
+        """Returns the logits that the task's loss takes."""
         return logits_KBC
 
     def local_loss(self, stack: ClientStack, batch: Batch, out: Output) -> Tensor | None:
-        """A term of each client's loss, ``[n]``."""
+        """Returns a term of each client's loss, ``[n]``."""
 
     def after_step(self, stack: ClientStack, batch: Batch) -> None:
-        """The clients' optimizer has stepped; may move the weights, with ``order = Order.MOVES_WEIGHTS``."""
+        """After the optimizer's step; may move the weights, with ``order = Order.MOVES_WEIGHTS``."""
 
     def on_clients_end(self, stack: ClientStack, download: Download) -> Mapping[str, Params] | None:
         """Local training is over: ``stack.full`` has each client's w_k, ``[K, *shape]``.
 
-        May return what clients keep of w_k, by the names in ``keeps``; it is written where w_k is finite.
+        May return what clients keep of w_k, by the names in ``keeps``. A client whose w_k is not finite keeps nothing.
         """
+        return None
+
+    def observe(self, stack: ClientStack, download: Download) -> Params | None:
+        """Returns what a measurement notes of w_k. The server finds it in ``upload.notes[self.title]``."""
         return None
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
-        """Before K uploads leave: edit ``upload.delta``, ``upload.send`` more."""
+        """Before K uploads leave: may edit ``upload.delta`` and send more with ``upload.send``."""
 
     def coded(self) -> dict[str, int]:
-        """Entries of Δ that it sends in a few bits (``upload.levels``), and in how many."""
+        """The names of Δ that it sends in a few bits (``upload.levels``), and how many bits."""
         return {}
 
     def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params] | None:
-        """The uploads are what has left. What it returns, by the names in ``keeps``, clients keep: ``own.add(…)``, or
-        new tensors ``[K, *shape]``, which are written where the upload is finite.
+        """The uploads have left. Returns what clients keep, by the names in ``keeps``: ``own.add(…)``, or new tensors
+        ``[K, *shape]``, which the engine writes where the upload is finite.
         """
         return None
 
-    def on_reply(self, reply: Mapping[str, Params], download: Download) -> None:
-        """What the server told the cohort when the round was over."""
+    def hear(self, reply: Mapping[str, Params], own: Own, download: Download) -> Mapping[str, Params] | None:
+        """The server's reply to the cohort when the round is over; ``own`` is what K of its clients have kept. Returns
+        what they keep, as ``keep`` does.
+        """
+        return None
 
 
 class ServerPart(Part):
-    """What the server does. It sees uploads and its own state; nothing of a client's.
+    """What the server does. It sees uploads and its own state, and nothing of a client.
 
-    Every hook does nothing by default; they are called in the order in which they stand here, Lightning's
-    ``on_before_optimizer_step``, when ``pl_module.net`` has the pseudo-gradient ``.grad = −Δ``, before
-    ``on_round_end``. ``on_receive`` is called on the process that trained these clients; the others once a round on
-    every process.
+    Every hook does nothing by default. The hooks are called in the order below. Lightning's
+    ``on_before_optimizer_step`` comes after ``on_aggregate_end``; there ``pl_module.net`` has the pseudo-gradient,
+    ``.grad = −Δ``. ``on_receive`` is called on the process that trained these clients, all others on every process.
     """
 
     def meet(self, setup: Setup) -> None:
         before = set(setup.stores.opened)
         super().meet(setup)
         for name in setup.stores.opened.keys() - before:
-            setup.stores.opened[name].servers = True
+            setup.stores.opened[name].servers = not isinstance(self, ClientPart)
 
     def on_broadcast(self, download: Download, round: Round) -> None:
-        """Before the model goes down: replace entries of ``download.model``, fill ``download.extra``."""
+        """Before the download leaves: may replace entries of ``download.model`` and fill ``download.extra``."""
 
     def uploads(self, round: Round) -> dict[str, Params]:
-        """What clients send beside Δ: the names given to ``Upload.send`` → tensors shaped like those of one client.
+        """What clients send beside Δ: name of ``Upload.send`` → tensors shaped like those of one client.
 
-        Under ``"delta"``: entries of Δ that clients put in other coordinates than the model's, which
-        ``on_aggregate_end`` turns back.
+        Under ``"delta"`` stand the entries of Δ that clients send in other coordinates than the model's;
+        ``on_aggregate_end`` turns them back.
         """
         return {}
 
     def notes(self, round: Round) -> dict[str, Params]:
-        """What it reads of ``Upload.notes``: their names → tensors like those of a note."""
+        """What it reads of ``Upload.notes``: name → tensors like those of a note."""
         return {}
 
-    def on_receive(self, upload: Upload, round: Round) -> None:
-        """K uploads have come, in whatever order; before they are aggregated."""
+    def sums(self, round: Round) -> Params:
+        """What it adds up in this round: zeros, name → tensor, of the same shapes on every process.
+
+        The sums over all processes are ``round.sums[self]`` in ``on_aggregate_end`` and ``on_round_end``.
+        """
+        return {}
+
+    def on_receive(self, upload: Upload, round: Round) -> Params | None:
+        """K uploads have come, in any order, and are not yet aggregated. May return terms of its ``sums``."""
+        return None
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
-        """The aggregated update Δ, name → ``[*shape]``; not in a round without a finite client."""
+        """May edit the aggregated update Δ, name → ``[*shape]``. Not called in a round without a finite client."""
+
+    def on_test_batch(self, outputs: Tensor, y: Tensor) -> None:
+        """A batch of the test split: outputs of the new global model, ``[B, …, C]``, and labels, ``[B, …]``.
+
+        Called on the process that tests this batch, in rounds that are tested.
+        """
 
     def on_round_end(self, row: dict[str, Any], round: Received) -> None:
-        """May add entries to the row of metrics."""
+        """May add columns to the row of metrics."""
 
     def decode(self, name: str, sent: Tensor) -> Tensor:
-        """An entry of Δ as it travels, ``[…, *sent]`` → as the update that it stands for, ``[…, *shape]``."""
+        """Turns an entry of Δ as it travels, ``[…, *sent]``, into the update that it stands for, ``[…, *shape]``."""
         return sent
 
     def server_state(self, name: str, like: Mapping[str, Tensor]) -> Params:
-        """The server's tensors of this name, name → ``[*shape]``, zeros at first; edit them in place.
-
-        ``like`` gives shapes, types and devices; a checkpoint's tensors are moved there.
+        """The server's tensors of this name, name → ``[*shape]``: zeros at first, to be edited in place, and part of
+        checkpoints. ``like`` gives shapes, types and devices.
         """
         tensors = self._server.setdefault(name, {})
         for key, t in like.items():
@@ -331,7 +323,7 @@ class ServerPart(Part):
 
 
 class Method:
-    """A method of several parts, which share its hyperparameters and messages, and nothing else."""
+    """A method of several parts. They share its hyperparameters and messages, and nothing else."""
 
     def __init__(self, *parts: Part) -> None:
         self.parts = parts
@@ -344,7 +336,7 @@ class Method:
 
 
 def parts_of(methods: Iterable[Method | Part]) -> list[Part]:
-    """The parts of these methods, in the order in which their hooks are called; ValueError for what is no method."""
+    """The parts of these methods in the order of their hooks; raises ValueError for an object that is no method."""
     methods = list(methods)
     if odd := next((method for method in methods if not isinstance(method, Method | Part)), None):
         raise ValueError(f"{type(odd).__name__} is no method: make it a ClientPart, a ServerPart, or a Method of both.")
@@ -352,7 +344,7 @@ def parts_of(methods: Iterable[Method | Part]) -> list[Part]:
 
 
 def upload_shapes(parts: Sequence[Part], round: Round) -> dict[str, Params]:
-    """What a client sends in this round: ``"delta"`` and the names of ``Upload.send`` → tensors shaped like its own."""
+    """What a client sends in this round: ``"delta"`` and each name of ``Upload.send`` → tensors shaped like its own."""
     shapes: dict[str, Params] = {"delta": dict(round.start)}
     for part in parts:
         if isinstance(part, ServerPart):

@@ -1,6 +1,6 @@
 """The global model as a LightningModule: one training step is one communication round."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from gcfed.federated.forward import hand_copies
+from gcfed.federated.forward import evaluating, hand_copies
 from gcfed.federated.lent import Lent, Traits
 from gcfed.federated.stack import ClientStack, Params, broadcast_state, travelling, unedited
 from gcfed.models.spectral import restore_unit_norms
@@ -43,8 +43,9 @@ class ScoreMean(Metric):
 class FederatedModule(LightningModule):
     """Wraps the global network; its optimizer is the server's, its batch is a round, its validation the test split.
 
-    A training step is a round of the :class:`~gcfed.federated.loop.FederatedLoop`: it trains the clients, and the
-    server's optimizer takes the pseudo-gradient −Δ. ``trainer.global_step`` therefore counts finished rounds.
+    A training step is a round of the :class:`~gcfed.federated.loop.FederatedLoop`: it trains the clients, the server's
+    optimizer takes the pseudo-gradient −Δ, and the new model is tested. ``trainer.global_step`` therefore counts
+    finished rounds. The step returns the row of metrics, which callbacks receive as ``outputs``.
 
     Args:
         server: partial of a ``torch.optim`` class; ``SGD(lr=1)`` is FedAvg.
@@ -71,7 +72,7 @@ class FederatedModule(LightningModule):
         self.lent = Lent(self.net)
         self.server = try_optimizer(fits("server", server, Callable[..., Any]), "server")
         self.clients: ClientStack | None = None
-        self.run: Callable[[int], None]  # the loop's round; see ``FederatedLoop.bind``
+        self.run: Callable[[int], dict[str, Any]]  # the loop's round; see ``FederatedLoop.bind``
         self.task = task
         if "test/loss" not in task.columns or not all(column.startswith("test/") for column in task.columns):
             kind = f"columns of task={type(task).__name__}"
@@ -151,10 +152,30 @@ class FederatedModule(LightningModule):
 
     on_fit_start = on_validation_start
 
-    def training_step(self, batch: Tensor, batch_idx: int) -> None:
-        """One round."""
-        with torch.autocast(self.device.type, enabled=False):  # local training alone has the run's precision
-            self.run(self.trainer.global_step)
+    def training_step(self, batch: Tensor, batch_idx: int) -> dict[str, Any]:
+        """One round; returns its row of metrics."""
+        with torch.autocast(self.device.type, enabled=False):  # local training and tests alone have the run's precision
+            return self.run(self.trainer.global_step)
+
+    def test(self, watchers: Sequence[Callable[[Tensor, Tensor], object]] = ()) -> dict[str, float]:
+        """Tests the global model over all processes, on the test split and on the validation split if there is one.
+
+        Args:
+            watchers: are called with outputs ``[B, …, C]`` and labels ``[B, …]`` of each batch of the test split.
+
+        Returns:
+            The task's columns.
+        """
+        for mean in self.test_means.values():
+            mean.reset()  # type: ignore[operator]
+        with torch.inference_mode(), evaluating(self.net), self.trainer.precision_plugin.forward_context():
+            for of, loader in enumerate(self.trainer.datamodule.val_dataloader()):  # type: ignore[attr-defined]
+                for batch in loader:
+                    outputs, y = self.validation_step(batch, 0, of)
+                    for watch in watchers if of == 0 else ():
+                        watch(outputs, y)
+            means = [self.test_means[column].compute() for column in self.tested()]  # type: ignore[operator]
+        return dict(zip(self.tested(), torch.stack(means).double().tolist(), strict=True))
 
     def step(self, update: Params | None, before: Params) -> bool:
         """The server's optimizer steps along ``update``, Δ by name; None, a round without one, leaves the model.
@@ -185,7 +206,7 @@ class FederatedModule(LightningModule):
         return True
 
     def validation_step(self, batch: tuple[int, int], batch_idx: int, dataloader_idx: int = 0) -> Any:
-        """Returns outputs ``[B, …, C]`` and labels ``[B, …]``, for callbacks that look at a batch of a test."""
+        """Tests a batch of a split; returns outputs ``[B, …, C]`` and labels ``[B, …]``."""
         x, y = self.trainer.datamodule.fetch_test(batch, dataloader_idx)  # type: ignore[attr-defined]
         with unedited(x):
             outputs = self.net(x)
@@ -195,8 +216,7 @@ class FederatedModule(LightningModule):
         return outputs, y
 
     def on_validation_epoch_end(self) -> None:
-        # The loop logs the round's whole row; from here they reach callbacks that monitor a metric.
-        for column in self.tested():
+        for column in self.tested():  # for ``Trainer.validate``
             self.log(column, self.test_means[column], logger=False)  # type: ignore[arg-type]
 
 

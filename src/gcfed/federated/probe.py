@@ -1,16 +1,18 @@
 """One look at a network before the first round: what would a federated run do to it, and it to the run?
 
-A few samples pass through the user's own network, on copies of its tensors. Whatever the engine must do differently
-for this network, and whatever it refuses, follows from what it sees here.
+A few samples pass through the user's own network, on copies of its tensors. From what it sees here follows what the
+engine does differently for this network, and what it refuses.
 """
 
 from __future__ import annotations
 
 import logging
+import pickle
 import random
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,7 @@ from gcfed.utils.rng import seed_generators
 log = logging.getLogger(__name__)
 SAMPLES = 8
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+STATE = (bool, int, float, complex, str, type(None), Tensor, *GENERATORS)
 
 
 def look(module: FederatedModule, data: Any) -> None:
@@ -37,10 +40,10 @@ def look(module: FederatedModule, data: Any) -> None:
         ValueError: as :func:`probe`.
     """
     sizes = data.sizes(np.arange(data.num_clients))
-    device = next(module.net.parameters()).device
-    data.to_device(device, next(module.net.parameters()).dtype, module.memory_format)
+    like = next(module.net.parameters())
+    data.to_device(like.device, like.dtype, module.memory_format)
     samples = data.client(int(sizes.argmax()))[:SAMPLES]
-    x_B, y_B = data.fetch(torch.as_tensor(samples, device=device), None)
+    x_B, y_B = data.fetch(torch.as_tensor(samples, device=like.device), None)
     module.adopt(probe(module.net, x_B, y_B, module.task))
 
 
@@ -52,9 +55,17 @@ def probe(net: nn.Module, x_B: Tensor, y_B: Tensor, task: Task) -> Traits:
     Raises:
         ValueError: it fails on the samples, or does what no federated run can do right; names the tensor and a remedy.
     """
-    with _left_as_it_was(net), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return _Probe(net, x_B, y_B, task).traits()
+    before, training = _attributes(net), net.training
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return _Probe(net, x_B, y_B, task).traits()
+    finally:
+        net.train(training)
+        for module, key, value, copy in before.values():
+            if isinstance(value, Tensor):
+                value.detach().copy_(copy)
+            setattr(module, key, value if isinstance(value, Tensor) else copy)
 
 
 class _Probe:
@@ -63,9 +74,9 @@ class _Probe:
         self.lent = Lent(net)
 
     def traits(self) -> Traits:
-        contiguous, seen = False, self.x.clone()
+        contiguous = False
         try:
-            self.train(seen)
+            edits = self.train()
         except Exception as error:
             if not any(t.dim() == 4 for t in (self.x, *self.lent.tensors.values())):
                 raise self.failed(error) from error
@@ -74,15 +85,14 @@ class _Probe:
                 t.data = t.data.clone(memory_format=torch.contiguous_format)
             self.x, contiguous = self.x.clone(memory_format=torch.contiguous_format), True
             try:
-                self.train(seen := self.x.clone())
+                edits = self.train()
             except Exception as again:
                 raise self.failed(again) from again
             log.info("%s fails in channels_last: it trains in the contiguous layout", self.name)
-        moved, edits, functional, alone = self.moved(), self.is_edited(seen), "", cannot_stack(self.net)
+        moved, functional, alone = self.moved(), "", cannot_stack(self.net)
         if not _is_known(self.net):
             edits |= self.edits_in_tests()
-            copies = self.net.register_forward_pre_hook(hand_copies) if edits else nullcontext()
-            with copies:
+            with self.net.register_forward_pre_hook(hand_copies) if edits else nullcontext():
                 hidden, functional = self.hidden_state(), self.is_not_functional(moved)
                 alone = alone or hidden or functional or self.rows_meet() or self.differs_in_a_stack(moved)
             for name, t in self.before.items():  # a list of buffers leads functional_call to these
@@ -112,37 +122,34 @@ class _Probe:
             out = self.net(x.clone()).clone()
             return [out, *(t.clone() for name, t in self.lent.present().items() if name in self.changed)]
 
-    def train(self, x: Tensor) -> None:
-        """One forward and backward pass; notes what it did to the network's tensors and generators."""
-        self.before = {name: t.detach().clone() for name, t in self.lent.tensors.items()}
-        lent, attributes = self.lent, _snapshot(self.net)
+    def train(self) -> bool:
+        """One forward and backward pass; notes what it did to the network's tensors and generators.
+
+        Returns:
+            Whether it changed its input.
+        """
+        lent, seen = self.lent, self.x.clone()
+        self.before = {name: t.detach().clone() for name, t in lent.tensors.items()}
+        attributes = _attributes(self.net)
+        marks = {key: _mark(value) for key, (_, _, value, _) in attributes.items()}
         with self.on_copies():
             generators = _generators()
             try:
-                outputs = self.net(x)
-                loss = self.task.losses(outputs, self.y).sum()
-                strangers = _leaves(loss) - {id(t) for t in lent.tensors.values()}
-                loss.backward()
-                self.draws = [name for name, state in _generators().items() if not _equal(state, generators[name])]
-                self.out, self.replaced = outputs.detach().clone(), lent.replaced()
-                changed = {n: t for n, t in lent.present().items() if not _equal(t, self.before[n])}
-                self.changed = {n: t.clone() for n, t in changed.items()}
-                idle = [n for n, t in lent.tensors.items() if t.requires_grad and t.grad is None]
+                outputs = self.net(seen)
+                self.task.losses(outputs, self.y).sum().backward()
+                self.draws = [name for name, state in _generators().items() if state != generators[name]]
+                self.out, self.replaced, self.changed = outputs.detach().clone(), lent.replaced(), self.changes()
             finally:
                 for t in lent.tensors.values():
                     t.grad = None
-        now = _snapshot(self.net)
-        self.kept = [
-            key for key, (_, state) in now.items() if key in attributes and not _equal(state, attributes[key][1])
-        ]
-        self.numbers = [key for key in self.kept if not isinstance(now[key][0], (Tensor, *GENERATORS))]
-        if strangers:
-            log.warning(
-                "%s has %d weights that are no parameters of it: nobody trains them. Register them in __init__, as "
-                "self.w = nn.Parameter(…) or in an nn.ParameterList.", self.name, len(strangers),
-            )  # fmt: skip
-        if idle:
-            log.info("%s: in a first step no gradient reaches %s", self.name, _few(idle))
+        now = {key: value for key, (_, _, value, _) in _attributes(self.net).items() if key in marks}
+        self.kept = [k for k, v in now.items() if _mark(v) != marks[k] and k.split(".")[-1] != "training"]
+        self.numbers = [key for key in self.kept if not isinstance(now[key], (Tensor, *GENERATORS))]
+        return self.is_edited(seen)
+
+    def changes(self) -> Params:
+        """Copies of the tensors that a pass has changed or replaced."""
+        return {n: t.clone() for n, t in self.lent.present().items() if not _equal(t, self.before[n])}
 
     def moved(self) -> tuple[str, ...]:
         """The constants that training changes. Refuses what cannot be averaged."""
@@ -156,26 +163,23 @@ class _Probe:
         for name in self.replaced:
             if self.lent.tensors[name].requires_grad:
                 raise new_memory(name)
-        averaged = unit_vectors(self.net)
+        averaged, anew = unit_vectors(self.net), "register it with persistent=False, so that clients begin anew"
         for name in self.changed.keys() & kept:
             own, old, new = self.lent.tensors[name], self.before[name], self.changed[name]
             if own.requires_grad:
                 continue
-            if not old.is_floating_point():
+            if not old.is_floating_point() or isinstance(own, nn.Parameter):
                 found.append(name)
-                continue
             if not old.isfinite().all():
                 raise ValueError(
                     f"{self.name} changes {name}, which begins at ±∞, so no difference to it can be sent: begin it at "
-                    "a finite number, or register it with persistent=False, so that clients begin each round anew."
+                    f"a finite number, or {anew}."
                 )
             if name not in averaged and _has_unit_rows(old) and _has_unit_rows(new):
                 raise ValueError(
                     f"{self.name} keeps {name} at unit norm, and a mean of unit vectors is shorter than one: normalise "
-                    "it where forward reads it, or register it with persistent=False, so that clients begin each "
-                    "round anew."
+                    f"it where forward reads it, or {anew}."
                 )
-            found += [name] * isinstance(own, nn.Parameter)
         if found:
             log.info("%s: training changes %s, which are averaged like buffers", self.name, _few(sorted(found)))
         return tuple(sorted(found))
@@ -200,7 +204,7 @@ class _Probe:
         """Whether forward changes its input in evaluation mode; warns if it changes tensors there."""
         with self.on_copies(training=False):
             self.net(seen := self.x.clone())
-            moved = [n for n, t in self.lent.present().items() if not _equal(t, self.before[n])]
+            moved = list(self.changes())
         if moved:
             log.warning(
                 "%s changes %s in evaluation mode: a test would change the model. Put it under `if self.training:`.",
@@ -279,74 +283,35 @@ def _is_known(net: nn.Module) -> bool:
     return is_graphable(net) and not (hooked or scripted or said)
 
 
-@contextmanager
-def _left_as_it_was(net: nn.Module) -> Iterator[None]:
-    """Brings back modes, numbers, tensors and generators that modules keep in plain attributes."""
-    modes = [(module, module.training) for module in net.modules()]
-    before = []
-    for module in net.modules():
-        for key, value in _attributes(module):
-            state = value.detach().clone() if isinstance(value, Tensor) else _state(value)
-            before.append((module, key, value, state))
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training
-        for module, key, value, state in before:
-            if isinstance(value, Tensor):
-                value.detach().copy_(state)
-            elif isinstance(value, GENERATORS):
-                _restore(value, state)
-            setattr(module, key, value)
-
-
-def _attributes(module: nn.Module) -> list[tuple[str, Any]]:
-    """Numbers, tensors and generators that a module keeps in plain attributes."""
-    kinds = (bool, int, float, complex, str, type(None), Tensor, *GENERATORS)
-    if isinstance(module, torch.jit.ScriptModule):
-        return []
-    return [(key, value) for key, value in vars(module).items() if key != "training" and isinstance(value, kinds)]
-
-
-def _snapshot(net: nn.Module) -> dict[str, tuple[Any, Any]]:
-    """The plain attributes of a network and their states, by full name."""
+def _attributes(net: nn.Module) -> dict[str, tuple[nn.Module, str, Any, Any]]:
+    """Numbers, tensors and generators that modules keep in plain attributes, by full name: each also as a copy."""
+    memo: dict[int, Any] = {}
     return {
         f"{name}.{key}".lstrip("."): (
-            value,
-            (id(value), value._version) if isinstance(value, Tensor) else _state(value),
+            module, key, value, value.detach().clone() if isinstance(value, Tensor) else deepcopy(value, memo),
         )
-        for name, module in net.named_modules()
-        for key, value in _attributes(module)
-    }
+        for name, module in net.named_modules() if not isinstance(module, torch.jit.ScriptModule)
+        for key, value in vars(module).items() if isinstance(value, STATE)
+    }  # fmt: skip
 
 
-def _state(value: Any) -> Any:
-    if isinstance(value, torch.Generator | np.random.RandomState):
-        return value.get_state()
-    if isinstance(value, np.random.Generator):
-        return value.bit_generator.state
-    return value.getstate() if isinstance(value, random.Random) else value
-
-
-def _restore(value: Any, state: Any) -> None:
-    if isinstance(value, np.random.Generator):
-        value.bit_generator.state = state
-    elif isinstance(value, random.Random):
-        value.setstate(state)
-    else:
-        value.set_state(state)
+def _mark(value: Any) -> Any:
+    """Differs once an attribute has changed."""
+    if isinstance(value, Tensor):
+        return id(value), value._version
+    if isinstance(value, torch.Generator):
+        return value.get_state().numpy().tobytes()
+    return pickle.dumps(value) if isinstance(value, GENERATORS) else repr(value)
 
 
 def _generators() -> dict[str, Any]:
-    """The states of the global generators."""
-    return {"torch": torch.get_rng_state(), "numpy": _state(np.random.mtrand._rand), "python": random.getstate()}
+    """Marks of the global generators."""
+    globals = {"torch": torch.default_generator, "numpy": np.random.mtrand._rand, "python": random._inst}
+    return {name: _mark(value) for name, value in globals.items()}
 
 
-def _equal(a: Any, b: Any) -> bool:
-    if isinstance(a, Tensor):
-        return a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
-    return repr(a) == repr(b)  # also of dicts and tuples with arrays, whose ends change with each draw
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.equal(a.nan_to_num(), b.nan_to_num())
 
 
 def _close(a: Tensor, b: Tensor) -> bool:
@@ -356,21 +321,9 @@ def _close(a: Tensor, b: Tensor) -> bool:
 
 
 def _has_unit_rows(t: Tensor) -> bool:
-    return t.dim() > 0 and t.shape[-1] > 1 and bool((t.norm(dim=-1) - 1).abs().max() < 1e-4)
-
-
-def _leaves(loss: Tensor) -> set[int]:
-    """The ids of the tensors whose gradients a backward pass adds up."""
-    found, todo, seen = set(), [loss.grad_fn], set()
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):
-            found.add(id(node.variable))
-        todo += [following for following, _ in node.next_functions]
-    return found
+    if not t.is_floating_point() or t.dim() == 0 or t.shape[-1] < 2:
+        return False
+    return bool((t.norm(dim=-1) - 1).abs().max() < 1e-4)
 
 
 def _short(error: Exception) -> str:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 from torch.optim import Optimizer
 
 from gcfed.federated.forward import Params
@@ -44,6 +48,10 @@ class Round:
         """Where these clients, ``[K]``, stand among those that were asked."""
         return places(self.cohort, clients)
 
+    def zeros(self, *shape: int) -> Tensor:
+        """Float64 zeros on the device of the model, for sums over the round."""
+        return torch.zeros(shape, dtype=torch.float64, device=next(iter(self.start.values())).device)
+
 
 @dataclass(frozen=True)
 class Counts:
@@ -74,6 +82,7 @@ class Received(Round):
         received: what clients sent beside Δ, by the name given to ``Upload.send``: the mean over the finite clients, or
             what another aggregator makes of them, name → ``[*shape]``.
         counts: what the uploads count.
+        sums: of each server part, what it has added up (``ServerPart.sums``), over all processes.
         reply: what the server tells the cohort once the round is over, by name; ``on_aggregate_end`` fills it.
     """
 
@@ -81,6 +90,7 @@ class Received(Round):
     update: Params = field(default_factory=dict)
     received: dict[str, Params] = field(default_factory=dict)
     counts: Counts = Counts()
+    sums: Mapping[Any, Params] = field(default_factory=dict)
     reply: dict[str, Params] = field(default_factory=dict)
 
     def places(self, clients: np.ndarray) -> list[int]:

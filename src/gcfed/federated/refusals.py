@@ -6,7 +6,7 @@ import difflib
 
 from lightning.pytorch import Callback
 
-from gcfed.federated.method import ClientPart, Order, Part, ServerPart, Setup
+from gcfed.federated.method import FACTS, ClientPart, Order, Part, ServerPart, Setup
 
 #: Hooks of Lightning's that one side alone has.
 LIGHTNINGS = {"on_after_backward": ClientPart, "on_before_optimizer_step": ServerPart}
@@ -31,16 +31,15 @@ def validate_parts(setup: Setup) -> None:
     kept = [part.state_key for part in setup.parts if isinstance(part, ServerPart)]
     if twice := [part.title for part in setup.parts if kept.count(part.state_key) > 1]:
         raise ValueError(f"methods: {' and '.join(twice)} would keep their state in one place. Keep one of them.")
-    corrections = list(dict.fromkeys(part.title for part in setup.parts if part.corrects_drift))
+    corrections = list(dict.fromkeys(part.title for part in setup.parts if "corrects drift" in part.facts))
     if len(corrections) > 1:
         raise ValueError(f"methods: {' and '.join(corrections)} each correct the clients' drift: keep one.")
     for part in setup.parts:
-        if part.needs_classes and not setup.module.task.has_classes:
-            task = f"task={type(setup.module.task).__name__}"
-            raise ValueError(f"{part.title} works on the logits of classes, and {task} has none: leave it out.")
-        if (part.sees_cohort or part.rehearses) and setup.transport.remote:
-            does = "sees the whole cohort" if part.sees_cohort else "asks what clients would send"
-            raise ValueError(f"{part.title} {does}, which is for simulations (federation=none): leave it out.")
+        if unknown := sorted(part.facts - FACTS.keys()):
+            raise ValueError(f"{part.title}.facts: {unknown[0]!r} is none of {', '.join(FACTS)}.")
+        if setup.transport.remote and (does := {"sees the cohort", "rehearses"} & part.facts):
+            only = "which works in simulations only (federation=none)"
+            raise ValueError(f"{part.title} {does.pop()}, {only}: leave it out.")
         moves = part.overrides("before_step", "after_step") if isinstance(part, ClientPart) else []
         if moves and part.order is not Order.MOVES_WEIGHTS:
             raise ValueError(f"{part.title}.{moves[0]} is called only with order = Order.MOVES_WEIGHTS.")

@@ -18,7 +18,7 @@ def run_round(t: int, server: Server) -> tuple[dict[str, Any], Received]:
     round = server.draw(t)
     download = server.broadcast(round)
     sums = server.begin(round)
-    for upload in transport.fit(download, round.cohort):  # K clients at a time, in any order
+    for upload in transport.fit(download, round.cohort, sums.expected):  # K clients at a time, in any order
         server.receive(upload, sums, round)
         del upload  # nothing holds it while the next clients train
     received = server.reduce(sums, round)
@@ -26,7 +26,7 @@ def run_round(t: int, server: Server) -> tuple[dict[str, Any], Received]:
         server.finish(received)
     refused = not server.step(received)  # in every round, for Lightning counts them by it
     if received.reply:
-        transport.reply(received.reply, download)
+        transport.reply(received.reply)
         server.wait()  # no process may read a client's state before another has written it
     return row_of(received, download, server, refused, started), received
 

@@ -20,8 +20,7 @@ from gcfed.federated.module import FederatedModule
 from gcfed.federated.received import Counts, Received, Round
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.store import ClientStores
-from gcfed.federated.sums import Reduce
-from gcfed.federated.transport import Transport
+from gcfed.federated.transport import Expected, Transport
 from gcfed.utils.device import on_device
 
 
@@ -64,10 +63,11 @@ class Server:
     def begin(self, round: Round) -> RoundSums:
         """Called once the broadcast is complete: parts know by now what clients send."""
         shapes = upload_shapes(self.parts, round)
-        self.transport.expected = shapes, {n: like for part in self.parts for n, like in part.notes(round).items()}
+        notes = {name: like for part in self.parts for name, like in part.notes(round).items()}
         floats = {n for n, like in shapes.items() if all(t.is_floating_point() for t in like.values())}
         beside = {name: self.aggregator.beside() for name in shapes if name in floats and name != "delta"}
-        return RoundSums(shapes, self.aggregator, beside, Tally(self.module.device))
+        sums = {part: part.sums(round) for part in self.parts}
+        return RoundSums(Expected(shapes, notes), self.aggregator, beside, Tally(self.module.device), sums)
 
     def receive(self, upload: Upload, sums: RoundSums, round: Round) -> None:
         """Takes in K uploads. Measurements see them first, as they came.
@@ -75,11 +75,11 @@ class Server:
         Raises:
             ValueError: a client part sends other tensors than its server part reads; names method and key.
         """
-        self._refuse_misfit(upload, sums.shapes, round)
+        self._refuse_misfit(upload, sums.expected.shapes, round)
         if self.transport.remote:  # a site decides for itself what is finite, and need not say the truth
             upload.finite = upload.finite & sendable(upload, narrow_of(self.aggregator))
         for part in sorted(self.parts, key=lambda part: part.order is not Order.MEASURES):
-            part.on_receive(upload, round)
+            sums.take(part, part.on_receive(upload, round) or {})
         sums.add(upload, round)
 
     def _refuse_misfit(self, upload: Upload, shapes: Mapping[str, Params], round: Round) -> None:
@@ -95,10 +95,12 @@ class Server:
     def reduce(self, sums: RoundSums, round: Round) -> Received:
         """The sums of all processes."""
         came = np.setdiff1d(round.cohort, self.transport.missing)
-        update, beside, counts = sums.reduce(round)
+        update, beside, counts, parts = sums.reduce(round)
         self.stores.finish_round(came, round.index)  # only now has every process written what its clients keep
         known = {name: value for name, value in vars(round).items() if name != "cohort"}
-        return Received(**known, cohort=came, asked=round.cohort, update=update, received=beside, counts=counts)
+        return Received(
+            **known, cohort=came, asked=round.cohort, update=update, received=beside, counts=counts, sums=parts
+        )
 
     def finish(self, received: Received) -> None:
         for part in self.parts:
@@ -126,12 +128,22 @@ class Server:
 
 @dataclass
 class RoundSums:
-    """What a round adds up: Δ, what clients send beside it, by name, and counts."""
+    """What a round adds up: Δ, what clients send beside it, by name, counts, and what the parts add up."""
 
-    shapes: Mapping[str, Params]
+    expected: Expected
     delta: Aggregator
     beside: Mapping[str, Aggregator]
     tally: Tally
+    parts: Mapping[ServerPart, Params]
+
+    def take(self, part: ServerPart, terms: Params) -> None:
+        """Adds terms to a part's own sums."""
+        for name, term in terms.items():
+            total = self.parts[part][name]
+            if term.shape != total.shape:
+                shapes = f"{(*term.shape,)}, and sums() has it as {(*total.shape,)}"
+                raise ValueError(f"{part.title}: on_receive adds {name} as {shapes}.")
+            total.add_(term)
 
     def add(self, upload: Upload, round: Round) -> None:
         for name, aggregator in self.beside.items():
@@ -139,17 +151,21 @@ class RoundSums:
         self.delta.add(upload, round)
         self.tally.add(upload)
 
-    def reduce(self, round: Round) -> tuple[Params, dict[str, Params], Counts]:
-        """Over all processes: the update, the means of what went beside it, and the counts."""
-        update = self.delta.reduce(round, self.shapes["delta"])
-        beside = {name: aggregator.reduce(round, self.shapes[name]) for name, aggregator in self.beside.items()}
+    def reduce(self, round: Round) -> tuple[Params, dict[str, Params], Counts, Mapping[ServerPart, Params]]:
+        """Over all processes: the update, the means of what went beside it, the counts, and the sums of the parts."""
+        shapes, own = self.expected.shapes, [t for sums in self.parts.values() for t in sums.values()]
+        update = self.delta.reduce(round, shapes["delta"])
+        beside = {name: aggregator.reduce(round, shapes[name]) for name, aggregator in self.beside.items()}
         results = [{name: t.unsqueeze(0) for name, t in part.items()} for part in (update, *beside.values())]
         finite = torch.cat([finite_clients(part) for part in results]).all(0, keepdim=True)
-        return update, beside, self.tally.counts(~finite, round.reduce)
+        tally, *totals = round.reduce([self.tally.numbers(~finite), *own])
+        rest = iter(totals)
+        sums = {part: {name: next(rest) for name in sums} for part, sums in self.parts.items()}
+        return update, beside, counts_of(tally), sums
 
 
 class Tally:
-    """Counts the uploads that this process takes; on the device, for which nothing waits before :meth:`counts`."""
+    """Counts the uploads that this process takes; on the device, for which nothing waits before :func:`counts_of`."""
 
     def __init__(self, device: torch.device) -> None:
         self._sums = torch.zeros(3, dtype=torch.float64, device=device)
@@ -163,10 +179,13 @@ class Tally:
         up_bytes = len(upload.clients) * upload.bytes_per_client
         self._counts += (up_bytes, int(upload.num_seen.sum()), int(upload.num_steps.sum()))
 
-    def counts(self, overflown: Tensor, reduce: Reduce) -> Counts:
-        """Adds up all processes; the round's one wait for the device."""
-        own = on_device(self._counts, self._sums.device, self._sums.dtype)
-        (sums,) = reduce([torch.cat([self._sums, own, overflown])])
-        loss, losses, finite, up_bytes, samples, steps, overflows = sums.tolist()
-        loss = loss / losses if losses else float("nan")
-        return Counts(int(finite), loss, int(up_bytes), int(samples), int(steps), overflows > 0)
+    def numbers(self, overflown: Tensor) -> Tensor:
+        """All of them, ``[7]``, which add up over processes; ``overflown`` is a bool ``[1]``."""
+        return torch.cat([self._sums, on_device(self._counts, self._sums.device, self._sums.dtype), overflown])
+
+
+def counts_of(tally: Tensor) -> Counts:
+    """The counts of all processes, from the sum of :meth:`Tally.numbers`; the round's one wait for the device."""
+    loss, losses, finite, up_bytes, samples, steps, overflows = tally.tolist()
+    loss = loss / losses if losses else float("nan")
+    return Counts(int(finite), loss, int(up_bytes), int(samples), int(steps), overflows > 0)

@@ -14,9 +14,8 @@ from torch.optim import Optimizer
 
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.federated.batches import BatchPlan, Kind, counts_of_pass, plan_batches
+from gcfed.federated.graphs.recorder import Recorder
 from gcfed.federated.messages import Download
-from gcfed.federated.place import Place
-from gcfed.federated.recorder import Graph, Losses, Recordings, recorded
 from gcfed.federated.stack import (
     ClientStack,
     Output,
@@ -27,6 +26,7 @@ from gcfed.federated.stack import (
     per_client,
     uses_batch_statistics,
 )
+from gcfed.federated.steps import Steps
 from gcfed.optim.partial import fused, probe_optimizer, starts_at_zero, try_optimizer, unprofiled_step
 from gcfed.tasks import Batch
 from gcfed.utils.checked import Count, Positive, PositiveShare, SettingError, checked
@@ -96,8 +96,7 @@ class LocalSolver:
             raise SettingError("epochs", "=None must be a whole number of at least 1, where client.steps is null.")
         self.epochs, self.steps, self.batch_size, self.last_batch = epochs or 0, steps, batch_size, last_batch
         self.lr_decay, self.clip_norm, self.stack, self.graphs = lr_decay, clip_norm, stack, graphs
-        self._recorders: dict[int, Graph] = defaultdict(Graph)  # by stream
-        self._places: dict[Graph, dict[int, Place]] = defaultdict(dict)  # of each recorder, by K
+        self._recorders: dict[int, Recorder] = defaultdict(Recorder)  # by stream
         self._starts_at_zero = starts_at_zero(probe_optimizer(self.optimizer))
 
     def check_stack(self, alone: str) -> None:
@@ -132,53 +131,40 @@ class LocalSolver:
         finally:
             net.train(training)
 
-    def recorder(self, net: nn.Module, device: torch.device) -> Graph | None:
-        """What records this network's steps on the present stream; None where each is launched from Python."""
+    def recorder(self, net: nn.Module, device: torch.device) -> Recorder | None:
+        """Records this network's steps on the present stream; None where Python launches each step."""
         if not self.graphs or device.type != "cuda" or is_recurrent(net) or not is_graphable(net):
             return None
         stream = torch.cuda.current_stream(device)
         return None if stream == torch.cuda.default_stream(device) else self._recorders[stream.cuda_stream]
 
-    def seat(
+    def forget(self) -> None:
+        """Frees what is recorded when the run ends."""
+        self._recorders.clear()
+
+    def begin(
         self,
         make: Callable[..., ClientStack],
         download: Download,
         clients: np.ndarray,
         plan: BatchPlan,
         data: Any,
-        recorder: Graph | None,
-    ) -> tuple[ClientStack, BatchPlan, Place | None]:
-        """A stack of K clients and its plan, in the place that the recorder's stream has for stacks of K.
-
-        Most cohorts make stacks of one size and a rest, so a stream has two places at most.
+        recorder: Recorder | None = None,
+        lasting: bool = False,
+    ) -> Steps:
+        """K clients at the broadcast model, ready to train.
 
         Args:
             make: makes a stack of the start, the clients, their numbers of samples and of steps.
-            recorder: None for a stack in memory of its own.
+            lasting: whether later stacks may replay what the ``recorder`` records of this one.
         """
         sizes = data.sizes(clients)
-        if recorder is None or not self._starts_at_zero:
-            return make(download.model, clients, sizes, plan.steps), plan, None
-        places = self._places[recorder]
-        place = places.pop(len(clients), None)
-        if place is not None and place.suits(plan):
-            place.take(download, clients, sizes, plan)
-        else:
-            place = None  # its memory goes before the new one's comes
-            if len(places) > 1:
-                del places[next(iter(places))]
-            start = {name: t.clone() for name, t in download.model.items()}
-            stack = make(start, clients, sizes, plan.steps)
-            longest = int(self.num_steps(data.sizes(np.arange(data.num_clients)).max(keepdims=True))[0])
-            optimizer = self.optimizer(list(stack.leaves.values()))
-            place = Place(stack, optimizer, plan, max(longest, len(plan.kinds)), download.lr)
-        places[len(clients)] = place
-        return place.stack, place.lay(plan), place
-
-    def forget(self) -> None:
-        """What is recorded, and the memory that it knows, go with the run."""
-        self._recorders.clear()
-        self._places.clear()
+        if recorder is not None:
+            longest = self.num_steps(data.sizes(np.arange(data.num_clients)).max(keepdims=True))[0]
+            room = max(int(longest), len(plan.kinds)) if lasting and self._starts_at_zero else 0
+            return recorder.steps(make, self.optimizer, download, clients, sizes, plan, room)
+        stack = make(download.model, clients, sizes, plan.steps)
+        return Steps(stack, plan, self.optimizer(list(stack.leaves.values())))
 
     def lr(self, round_index: int) -> float:
         """η_l, the learning rate of a round: it follows the round, not the client."""
@@ -204,31 +190,22 @@ class LocalSolver:
 
     def train(
         self,
-        stack: ClientStack,
-        plan: BatchPlan,
+        steps: Steps,
         data: FederatedDataModule,
         lr: float,
         parts: Sequence[LocalHooks],
         after_backward: Callable[[], object],
         autocast: Callable[[], AbstractContextManager] = nullcontext,
-        recorder: Graph | None = None,
-        place: Place | None = None,
     ) -> Tensor:
-        """Trains the stack through its plan; ``after_backward`` calls that hook of the parts, ``lr`` is η_l.
-
-        With a recorder, the second step of each kind is recorded and the later ones are played back; the first one is
-        not as the others (an optimizer makes its state). In a place all later stacks play what one has recorded.
+        """Trains a stack through its plan; ``after_backward`` calls that hook of the parts, ``lr`` is η_l.
 
         Returns:
             Each client's mean task loss over all samples that it saw, ``[K]`` on the device.
         """
-        optimizer = place.optimizer if place else self.optimizer(list(stack.leaves.values()))
+        stack, plan, optimizer = steps.stack, steps.plan, steps.optimizer
         for group in optimizer.param_groups:
             group["lr"] = lr
-            if recorder is not None and "capturable" in group:
-                group["capturable"] = plan.index.is_cuda
-        update, losses = unprofiled_step(optimizer), place.losses if place else Losses(*plan.counts.shape)
-        movers = [part for part in parts if part.moves_weights]
+        update, movers = unprofiled_step(optimizer), [part for part in parts if part.moves_weights]
 
         def step(number: int | Tensor, kind: Kind) -> None:
             batch = plan.batch(data, number, kind)
@@ -246,22 +223,16 @@ class LocalSolver:
             for part in movers:
                 with autocast():
                     part.after_step(stack, batch)
-            losses.write(number, task.detach(), batch.count)
+            steps.note(number, task.detach(), batch.count)
 
-        do: Callable[[int | Tensor, Kind], None] = step
-        if recorder is not None:
-            do = recorded(step, recorder, place.recordings if place else Recordings(plan.index.device))
         for t, kind in enumerate(plan.kinds):
             if kind.active < stack.active:
                 stack.shrink(kind.active, optimizer)
-            do(t, kind)
-            if t == 0 and optimizer.defaults.get("fused") and optimizer.defaults.get("momentum"):
-                for leaf in stack.leaves.values():  # fused steps take no None, and a first step on zeros is the same
-                    optimizer.state[leaf].setdefault("momentum_buffer", torch.zeros_like(leaf))
-            if t == 0 and place is not None:
-                place.stepped()
+            steps.run(step, t, kind)
+            if t == 0:
+                steps.first_done()
         stack.settle()
-        return losses.means(len(plan.kinds))
+        return steps.mean_losses()
 
 
 def local_objective(stack: ClientStack, batch: Batch, parts: Sequence[LocalHooks]) -> tuple[Tensor, Tensor]:

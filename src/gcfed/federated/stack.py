@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.optim import Optimizer
 
-from gcfed.federated.forward import Output, Params, Tap
+from gcfed.federated.forward import Output, Params, Tap, evaluating
 from gcfed.federated.lent import Lent
 from gcfed.tasks import CLASSIFICATION, Task
 
@@ -24,7 +24,7 @@ def broadcast_like(tensor: Tensor, k: int) -> Tensor:
 
 
 class ClientStack:
-    """K clients of one round, side by side on one device; in a place, one K after another.
+    """K clients of one round, side by side on one device.
 
     With K = 1 the user's own network trains, lent to the client (:class:`Lent`); with K > 1 ``torch.func.vmap`` over
     the same: the same numbers, and no method can tell. Clients come sorted by their number of local steps, longest
@@ -49,7 +49,7 @@ class ClientStack:
             ``[n, *shape]``, which share their memory.
         notes: what measurements send beside the uploads.
         prepared: what each method's client part has prepared for the local steps, by part.
-        stays: whether the clients that come train in its memory (:mod:`gcfed.federated.place`).
+        stays: whether the next clients train in its memory (:meth:`load`).
 
     Raises:
         ValueError: K > 1 of a network that :func:`cannot_stack`.
@@ -72,31 +72,31 @@ class ClientStack:
         k = len(clients)
         if k > 1 and (reason := cannot_stack(net)):
             raise ValueError(f"client.stack > 1 cannot train a network with {reason}.")
-        self.clients, self.num_samples, self.num_steps = clients, num_samples, num_steps
-        self.start, self.task = dict(start), task
-        self.notes: dict[str, Params] = {}
-        self.prepared: dict[Any, Any] = {}
-        self.stays = False
+        self.task, self.stays = task, False
         self.net, self.lent, self._tap = net, lent or Lent(net), Tap(net, tap_features, tap_stages)
         # On a GPU cuDNN gives the weights of recurrent layers new memory: there they enter as views of the stack's.
         self._lends = lends and not (is_recurrent(net) and next(iter(start.values())).is_cuda)
-        self._taught = False  # whether the teacher has what was broadcast
-        self.full: Params = {name: broadcast_like(t, k).copy_(t) for name, t in start.items()}
+        self.full: Params = {name: broadcast_like(t, k) for name, t in start.items()}
         self._trained = [name for name, p in net.named_parameters() if p.requires_grad]
         self._buffers = {n: t for n, t in self.full.items() if n not in self._trained}
         # Copies of all other buffers too: a call would otherwise change the global network's.
         self._counters = {n: b for n, b in net.named_buffers() if n not in start or not b.is_floating_point()}
         self._buffers |= {n: broadcast_like(b, k) for n, b in self._counters.items()}
-        self._begin_buffers()
-        self._activate(k)
+        self.load(start, clients, num_samples, num_steps)
 
-    def _begin_buffers(self) -> None:
-        """Buffers that do not travel begin with the network's own values, which must be the global ones by now."""
-        self.lent.home()
-        for name, buffer in self._counters.items():
-            if name not in self.full:
-                self._buffers[name].copy_(buffer)
+    def load(
+        self, start: Mapping[str, Tensor], clients: np.ndarray, num_samples: np.ndarray, num_steps: np.ndarray
+    ) -> None:
+        """K clients begin, in this stack's memory; the arguments are those of the constructor."""
+        self.clients, self.num_samples, self.num_steps = clients, num_samples, num_steps
+        self.start = dict(start)
+        self.prepared: dict[Any, Any] = {}
+        torch._foreach_copy_([self.full[name] for name in start], list(start.values()))
+        self.lent.home()  # buffers that do not travel begin with the network's own values
+        for name in self._counters.keys() - self.full.keys():
+            self._buffers[name].copy_(self._counters[name])
         self.count_from_full()
+        self._activate(len(clients))
 
     def count_from_full(self) -> None:
         """Gives integer buffers the values that ``full`` has for them as floats."""
@@ -117,18 +117,6 @@ class ClientStack:
         else:
             self.leaves = {name: self.full[name][:n].detach().requires_grad_() for name in self._trained}
         self._state = self.leaves | buffers
-
-    def reload(
-        self, start: Mapping[str, Tensor], clients: np.ndarray, num_samples: np.ndarray, num_steps: np.ndarray
-    ) -> None:
-        """The next K clients, in the same memory."""
-        self.clients, self.num_samples, self.num_steps, self.notes = clients, num_samples, num_steps, {}
-        sent = [start[name] for name in self.start]
-        torch._foreach_copy_(list(self.start.values()), sent)
-        torch._foreach_copy_([self.full[name] for name in self.start], sent)
-        self._begin_buffers()
-        self._taught = False
-        self._activate(len(clients))
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -205,39 +193,32 @@ class ClientStack:
         features: bool = False,
         stages: bool = False,
     ) -> Output:
-        """Runs a fixed network on the n active clients' batches, without dropout: a teacher.
+        """Runs a fixed network on the n active clients' batches, in evaluation mode: a teacher.
 
-        Gradients flow to ``x_KB`` and to those of ``params`` that want them; the network itself gets none.
+        Gradients flow to ``x_KB`` and to those of ``params`` that want them.
 
         Args:
             x_KB: inputs, ``[n, B, *input]``, of the stage of the network with number ``first``.
             params: each client's own network, name → ``[n, *shape]`` (what it lacks, such as running statistics, is the
                 client's present one); None: the broadcast model, which is one for all clients.
             features, stages: what to return beside the logits.
+
+        Raises:
+            ValueError: the network cannot run on other tensors than its own.
         """
-        teacher = self.lent.teacher
-        tap = Tap(teacher.net, features, stages or first > 0)
-        if not self._taught and params is None:
-            teacher.begin(self._typed(self.start))
-            self.lent.check_teacher(tap, x_KB[0], first)
-            self._taught = True
-        if params is None:
-            return tap.output([t.unflatten(0, x_KB.shape[:2]) for t in tap(x_KB.flatten(0, 1), first)])
-        own = self._typed(params)
-        if not self._inputs:
-            present = {name: t.detach() for name, t in self._state.items()}
-            return self._side_by_side(tap, present | own, x_KB, first)[0]
-        rows, reason = self.lent.present() | {name: t[0] for name, t in own.items()}, self.lent.traits.functional
-        if reason and torch.is_grad_enabled():
-            raise ValueError(f"model: this method takes gradients through a teacher that has {reason}.")
-        if reason:
-            self._taught = False
-            teacher.begin(rows)
-            self.lent.check_teacher(tap, x_KB[0], first)
-            outputs = tap(x_KB[0], first)
-        else:
-            outputs, _ = tap.on(rows, x_KB[0], first)
-        return tap.output([t.unsqueeze(0) for t in outputs])
+        if reason := self.lent.traits.functional:
+            raise ValueError(f"model: this method needs a teacher, and {type(self.net).__name__} has {reason}.")
+        tap = Tap(self.net, features, stages or first > 0)
+        with evaluating(self.net):
+            if params is None:
+                constants = {n: self.lent.own(n) for n in self._counters if n not in self.start}
+                out, _ = tap.on(constants | self._typed(self.start), x_KB.flatten(0, 1), first)
+                return tap.output([t.unflatten(0, x_KB.shape[:2]) for t in out])
+            present = self._state
+            if self._inputs:
+                present = {name: t.unsqueeze(0) for name, t in self.lent.present().items()}
+            present = {name: t.detach() for name, t in present.items()}
+            return self._side_by_side(tap, present | self._typed(params), x_KB, first)[0]
 
     def _typed(self, tensors: Mapping[str, Tensor]) -> Params:
         """Tensors in the types that the network has them in: integers travel as floats."""

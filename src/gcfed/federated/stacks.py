@@ -1,12 +1,8 @@
-"""Messages by reference: clients train in stacks, on the process of the server's program or on several.
-
-On a GPU stacks train side by side, on streams of their own.
-"""
+"""Messages by reference: clients train in stacks, on the process of the server's program or on several."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import NamedTuple
@@ -19,15 +15,14 @@ from torch.utils._pytree import tree_leaves
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.federated.client import ClientProgram
 from gcfed.federated.forward import Params, evaluating
+from gcfed.federated.graphs.streams import STREAMS, Streams
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.method import Order
 from gcfed.federated.processes.strategy import rank_and_world
 from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stack import cannot_stack, has_convolutions, has_dropout
 from gcfed.federated.store import ClientStores
-from gcfed.federated.transport import Transport
-
-STREAMS = 8  # at most: more side by side than a GPU has work for
+from gcfed.federated.transport import Expected, Transport
 
 
 class Stacks(Transport):
@@ -39,7 +34,7 @@ class Stacks(Transport):
     def planned(self, clients: np.ndarray) -> np.ndarray:
         return self.program.solver.num_steps(self.program.data.sizes(clients))
 
-    def fit(self, download: Download, clients: np.ndarray) -> Iterator[Upload]:
+    def fit(self, download: Download, clients: np.ndarray, expected: Expected | None = None) -> Iterator[Upload]:
         streams = self.layout.streams
         self.program.receive(download)
         with streams.round():
@@ -53,14 +48,16 @@ class Stacks(Transport):
         self, download: Download, clients: np.ndarray, solver: LocalSolver | None = None, here: bool = False
     ) -> Iterator[Upload]:
         program = self.program
-        parts = [part for part in program.parts if part.order is not Order.MEASURES and not part.sees_cohort]
+        parts = [
+            part for part in program.parts if part.order is not Order.MEASURES and "sees the cohort" not in part.facts
+        ]
         alone = replace(program, solver=solver or program.solver, parts=parts)
         alone.receive(download)
         for ids in [clients] if here else self.share(download, clients):
             yield alone.train(download, ids, sends=False)
 
-    def reply(self, reply: Mapping[str, Params], download: Download) -> None:
-        self.program.reply(reply, download)
+    def reply(self, reply: Mapping[str, Params]) -> None:
+        self.program.reply(reply)
 
     def share(self, download: Download, clients: np.ndarray) -> list[np.ndarray]:
         """This process's share of these clients, as the ids of one stack after the other."""
@@ -98,58 +95,6 @@ def assign(clients: np.ndarray, work: np.ndarray, rank: int, world: int) -> np.n
         if target == rank:
             mine.append(i)
     return clients[np.array(mine, dtype=np.int64)]
-
-
-class Streams:
-    """Where the stacks of a round train: in turn on the streams of a GPU, or on a CPU where everything runs.
-
-    A stack trains on a stream of its own. What follows, methods' hooks and the sums of uploads, is on the stream of the
-    round: there one stack comes after the other in the host's order, so that equal runs have equal numbers and what
-    a method keeps of all clients is written by one of them at a time. The memory of a stream is used again by
-    that stream alone, which waits for that; at the end of a round the round's stream waits for all of them.
-
-    A single stream, too, is not that of everything else, which no graph can be recorded on.
-    """
-
-    def __init__(self, device: torch.device, number: int) -> None:
-        self._streams = [torch.cuda.Stream(device) for _ in range(number)] if device.type == "cuda" else []
-        self._own: torch.cuda.Stream | None = None  # of the round
-        self._turn = 0
-
-    @contextmanager
-    def round(self) -> Iterator[None]:
-        """Around the stacks of a round: they wait for what came before, what comes after waits for them."""
-        if not self._streams:
-            yield
-            return
-        self._own, self._turn = torch.cuda.current_stream(), 0
-        for stream in self._streams:
-            stream.wait_stream(self._own)
-        try:
-            yield
-        finally:
-            for stream in self._streams:
-                self._own.wait_stream(stream)
-            self._own = None
-
-    def stack(self) -> AbstractContextManager:
-        """Around a stack: the next stream."""
-        if not self._streams:
-            return nullcontext()
-        self._turn += 1
-        return torch.cuda.stream(self._streams[self._turn % len(self._streams)])
-
-    @contextmanager
-    def in_turn(self) -> Iterator[None]:
-        """Within :meth:`stack`, around what follows local training; does nothing outside of a round."""
-        if self._own is None:
-            yield
-            return
-        trained = torch.cuda.current_stream()
-        self._own.wait_stream(trained)
-        with torch.cuda.stream(self._own):
-            yield
-        trained.wait_stream(self._own)
 
 
 def layout(

@@ -33,7 +33,6 @@ class ClientStores:
         self.opened: dict[str, ClientStore] = {}
         self._temporary: tempfile.TemporaryDirectory | None = None
         self._loaded: dict[str, Any] = {}
-        self._checked = False
 
     def open(self, name: str) -> ClientStore:
         """The store of this name; the same one each time."""
@@ -53,16 +52,14 @@ class ClientStores:
         for name in self.opened.keys() & checkpoint.keys():
             self.opened[name].load_state_dict(checkpoint[name])
             self.opened[name].check()
-        self._checked = True
 
     def start(self, world_size: int, *, first: bool = True) -> None:
         """Called once before the first round, on every process: takes up a loaded checkpoint.
 
-        The ``first`` process also checks the files, if nobody has, and deletes those that an earlier run, or a kill,
-        has left.
+        The ``first`` process also deletes the files that an earlier run, or a kill, has left.
 
         Raises:
-            ValueError: several processes without a folder; a client's state that is damaged or gone.
+            ValueError: several processes without a folder.
         """
         if world_size > 1:
             self.require_folder()
@@ -71,26 +68,16 @@ class ClientStores:
             if name in self._loaded:
                 store.load_state_dict(self._loaded[name])
             if first:
-                if not self._checked:
-                    store.check()
                 store.clear()
         self._loaded = {}
 
     def require_folder(self) -> None:
-        """Refuses a run whose checkpoints or other processes could not find its states.
-
-        Raises:
-            ValueError: a method keeps states and there is no folder for them.
-        """
+        """Raises ValueError if a method keeps states, and checkpoints or other processes could not find them."""
         if self.opened and self.folder is None:
             raise ValueError("client_store.folder=null: checkpoints refer to clients' states there; name a folder.")
 
     def require_common_disk(self, strategy: Strategy) -> None:
-        """Refuses processes of which one does not see what another writes for it.
-
-        Raises:
-            ValueError: a method keeps states, and their folder is not the same everywhere.
-        """
+        """Raises ValueError if a method keeps states, and their folder is not the same in all processes."""
         if not self.opened or self.folder is None:
             return
         mark = self.folder / strategy.broadcast(f".seen-{secrets.token_hex(8)}")

@@ -1,13 +1,25 @@
 """How messages travel between the server's program and the clients'."""
 
 from collections.abc import Iterator, Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.solver import LocalSolver
+
+
+class Expected(NamedTuple):
+    """What a round expects of a client.
+
+    Attributes:
+        shapes: ``"delta"`` and the names of what goes beside it → tensors like those of one client.
+        notes: names of notes → tensors like those of a note.
+    """
+
+    shapes: Mapping[str, Params]
+    notes: Mapping[str, Params]
 
 
 class Transport(Protocol):
@@ -25,11 +37,6 @@ class Transport(Protocol):
     unasked: int = 0
     """How many of the missing were sent nothing."""
 
-    expected: tuple[Mapping[str, Params], Mapping[str, Params]] = ({}, {})
-    """What a client sends in the present round, ``"delta"`` and the names beside it → tensors like its own; and what is
-    noted of it.
-    """
-
     def start(self) -> None:
         """Called once before the first round; a checkpoint has been loaded."""
         return
@@ -37,8 +44,11 @@ class Transport(Protocol):
     def planned(self, clients: np.ndarray) -> np.ndarray:
         """Local steps that are asked of these clients in a round, ``[K]``."""
 
-    def fit(self, download: Download, clients: np.ndarray) -> Iterator[Upload]:
-        """Local training of these clients: their uploads, K at a time, those that this process trains."""
+    def fit(self, download: Download, clients: np.ndarray, expected: Expected) -> Iterator[Upload]:
+        """Local training of these clients: their uploads, K at a time, those that this process trains.
+
+        A transport to other machines refuses messages that are not as ``expected``.
+        """
 
     def rehearse(
         self, download: Download, clients: np.ndarray, solver: LocalSolver | None = None, here: bool = False
@@ -48,5 +58,5 @@ class Transport(Protocol):
         They train by ``solver`` in place of the run's; ``here``: all of them on this process, which asks alone.
         """
 
-    def reply(self, reply: Mapping[str, Params], download: Download) -> None:
+    def reply(self, reply: Mapping[str, Params]) -> None:
         """Tells the clients of a round something when it is over."""

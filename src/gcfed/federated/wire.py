@@ -142,15 +142,15 @@ class UploadSchema:
     Attributes:
         round: index of the round.
         clients: ids of the clients that were asked → size of their data set, most local steps, most samples of a step.
-        shapes: ``"delta"`` and the names of ``extra`` → tensors of one client.
         bits: names of ``delta`` that travel in a few bits → how many.
+        shapes: ``"delta"`` and the names of ``extra`` → tensors of one client.
         notes: names of ``notes`` → tensors.
     """
 
     round: int
     clients: Mapping[int, tuple[int, int, int]]
-    shapes: Mapping[str, Params]
     bits: Mapping[str, int]
+    shapes: Mapping[str, Params]
     notes: Mapping[str, Params]
 
     def read(self, content: Mapping[str, Any]) -> Upload:

@@ -16,7 +16,7 @@ FIRST = ("algorithm", "gc", "model", "rounds", "seed")  # columns of TensorBoard
 
 
 class RoundCSVLogger(Logger):
-    """Appends one row a round to ``path``. A resumed run first drops the rows after its checkpoint."""
+    """Appends one row per round to ``path``. A resumed run first drops the rows after its checkpoint."""
 
     name, version = "csv", ""
 

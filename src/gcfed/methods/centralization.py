@@ -7,7 +7,7 @@ projects each local gradient of the first layers (line 14), Global GC the aggreg
 """
 
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from math import floor
 from typing import Any, Literal
 
@@ -110,11 +110,9 @@ class GradientCentralization(Method):
 class LocalGC(ClientPart):
     """Line 14, in the tensors before the borderline that have ``least`` axes."""
 
-    graphable = True
-
     def __init__(self, lam: float | None, boundary: str | None, rounds: int | None, mean: Mean, least: int) -> None:
         self.lam, self.boundary, self.rounds, self.mean, self.least = lam, boundary, rounds, mean, least
-        self.lasting, self._now = rounds is None, True
+        self.recordable, self._now = "run" if rounds is None else "stack", True
 
     def validate(self, setup: Setup) -> None:
         _check_mean(setup.module.net, self.mean)
@@ -134,10 +132,8 @@ class LocalGC(ClientPart):
             chosen = names
         self.groups, self.ndim = order.groups, _axes(setup, chosen, self.least)
         if self.ndim:
-            every = _axes(setup, names, self.least)
-            log.info(
-                "Local GC in %d of %d tensors: %s", len(self.ndim), len(every), ", ".join(_short(self.ndim, every))
-            )
+            every, shown = _axes(setup, names, self.least), ", ".join(n.removesuffix(".weight") for n in self.ndim)
+            log.info("Local GC in %d of %d tensors: %s", len(self.ndim), len(every), shown)
         elif self.lam != 0:
             log.warning("there is no Local GC: no trained weight lies before its borderline (gc.boundary, gc.lam)")
 
@@ -199,15 +195,3 @@ def _place(setup: Setup, key: str, module: str) -> int:
         f"gc.{key}={module!r} names no module of {type(net).__name__} with parameters. "
         f"There are: {', '.join(modules)}. Set gc.{key} to one of them{', or gc.lam' * (key == 'boundary')}."
     )
-
-
-def _short(chosen: Collection[str], names: Collection[str]) -> list[str]:
-    """The chosen names, with a module in place of its parameters where all of them are chosen."""
-
-    def widest(name: str) -> str:
-        parts = name.split(".")
-        modules = (".".join(parts[:i]) for i in range(1, len(parts)))
-        whole = (m for m in modules if all(n in chosen for n in names if n.startswith(f"{m}.")))
-        return next(whole, name)
-
-    return list(dict.fromkeys(map(widest, chosen)))

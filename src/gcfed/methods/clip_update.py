@@ -11,19 +11,8 @@ from typing import Any
 
 import torch
 
-from gcfed.federated.method import (
-    ClientPart,
-    Download,
-    Method,
-    Order,
-    Own,
-    Params,
-    Received,
-    Round,
-    ServerPart,
-    Setup,
-    Upload,
-)
+from gcfed.federated.messages import Download, Upload
+from gcfed.federated.method import ClientPart, Method, Order, Own, Params, Received, Round, ServerPart, Setup
 from gcfed.federated.stack import client_norms, per_client
 from gcfed.methods.local_norm import no_steps
 from gcfed.utils.checked import Positive, Share, checked
@@ -64,27 +53,24 @@ class Bound(ServerPart):
         self.max_norm, self.quantile, self.lr = max_norm, quantile, lr
 
     def on_broadcast(self, download: Download, round: Round) -> None:
-        scalar = torch.zeros((), dtype=torch.float64, device=next(iter(round.start.values())).device)
-        self._log = self.server_state("clip_update", {"log": scalar})["log"]  # log (C / max_norm)
+        self._log = self.server_state("clip_update", {"log": round.zeros()})["log"]  # log (C / max_norm)
         self._bound = self.max_norm * self._log.exp()
-        self._whole = scalar  # clients of this process with ‖Δ_k‖ ≤ C
-        self._share: torch.Tensor | None = None
         download.extra["clip_update"] = {"bound": self._bound}
 
     def uploads(self, round: Round) -> dict[str, Params]:
-        return {"clip_update": {"whole": self._whole > 0}}
+        return {"clip_update": {"whole": torch.tensor(True)}}
 
-    def on_receive(self, upload: Upload, round: Round) -> None:
-        bits = upload.extra["clip_update"]["whole"]
-        self._whole = self._whole + (bits & upload.finite).sum()
+    def sums(self, round: Round) -> Params:
+        return {"whole": round.zeros()}  # clients with ‖Δ_k‖ ≤ C
+
+    def on_receive(self, upload: Upload, round: Round) -> Params:
+        return {"whole": (upload.extra["clip_update"]["whole"] & upload.finite).sum()}
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
-        (whole,) = round.reduce([self._whole])
-        self._share = whole / round.num_finite
         if self.quantile is not None:
-            self._log.sub_(self.lr * (self._share - self.quantile))
+            self._log.sub_(self.lr * (round.sums[self]["whole"] / round.num_finite - self.quantile))
 
     def on_round_end(self, row: dict[str, Any], round: Received) -> None:
         row["clip_update/max_norm"] = float(self._bound)
-        if self._share is not None:
-            row["clip_update/clipped"] = 1 - float(self._share)
+        if round.usable:
+            row["clip_update/clipped"] = 1 - float(round.sums[self]["whole"]) / round.num_finite

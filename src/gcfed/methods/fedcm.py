@@ -13,18 +13,8 @@ from typing import Any
 
 import torch
 
-from gcfed.federated.method import (
-    ClientPart,
-    ClientStack,
-    Download,
-    Method,
-    Own,
-    Params,
-    Received,
-    Round,
-    ServerPart,
-    Upload,
-)
+from gcfed.federated.messages import Download, Upload
+from gcfed.federated.method import ClientPart, ClientStack, Method, Own, Params, Received, Round, ServerPart
 from gcfed.methods.requirements import local_sgd, mean_aggregator
 from gcfed.utils.checked import PositiveShare, checked
 from gcfed.utils.device import on_device
@@ -43,8 +33,9 @@ class FedCM(Method):
 
 
 class ClientMomentum(ClientPart):
-    graphable = lasting = corrects_drift = True
-    needs = (local_sgd("its Δ is the momentum, and is the mean of plain SGD's steps"),)
+    recordable = "run"
+    facts = {"corrects drift"}
+    needs = [local_sgd("its Δ is the momentum, and is the mean of plain SGD's steps")]
 
     def __init__(self, alpha: float) -> None:
         self.alpha = alpha
@@ -59,19 +50,20 @@ class ClientMomentum(ClientPart):
 
 
 class MeanStep(ServerPart):
-    needs = (mean_aggregator("with other weights Δ would be no mean of local steps, and could grow", uniform=True),)
+    needs = [mean_aggregator("with other weights Δ would be no mean of local steps, and could grow", uniform=True)]
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         self.direction = self.server_state("delta", {name: round.start[name] for name in self.trained_names})
         download.extra["fedcm"] = self.direction
-        self._steps = torch.zeros((), device=next(iter(round.start.values())).device)
 
-    def on_receive(self, upload: Upload, round: Round) -> None:
-        self._steps += (upload.finite * on_device(upload.num_steps, upload.finite.device)).sum()
+    def sums(self, round: Round) -> Params:
+        return {"steps": round.zeros()}
+
+    def on_receive(self, upload: Upload, round: Round) -> Params:
+        return {"steps": (upload.finite * on_device(upload.num_steps, upload.finite.device)).sum()}
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
-        (total,) = round.reduce([self._steps])
-        steps = float(total) / round.num_finite  # of the clients that are in the mean
+        steps = float(round.sums[self]["steps"]) / round.num_finite  # of the clients that are in the mean
         direction = list(self.direction.values())
         torch._foreach_copy_(direction, [update[name] for name in self.trained_names])
         torch._foreach_mul_(direction, -1 / (round.lr * steps))

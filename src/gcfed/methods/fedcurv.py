@@ -19,23 +19,10 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from gcfed.federated.forward import evaluating
-from gcfed.federated.method import (
-    ClientPart,
-    ClientStack,
-    Download,
-    Kept,
-    Method,
-    Own,
-    Params,
-    Prepared,
-    Received,
-    Round,
-    ServerPart,
-    Setup,
-    Upload,
-    like_trained,
-)
-from gcfed.federated.stack import is_recurrent, per_client
+from gcfed.federated.messages import Download, Upload
+from gcfed.federated.method import ClientPart, Kept, Method, Own, Params, Prepared, ServerPart, Setup, like_trained
+from gcfed.federated.received import Received, Round
+from gcfed.federated.stack import ClientStack, is_recurrent, per_client
 from gcfed.methods.requirements import full_uploads, functional_network, mean_aggregator
 from gcfed.utils.checked import Count, Weight, checked
 
@@ -60,14 +47,14 @@ class FedCurv(Method):
 
 
 class CurvaturePenalty(ClientPart):
-    graphable = True
-    anchors = True
-    needs = (
+    recordable = "stack"
+    facts = {"anchors"}
+    needs = [
         full_uploads("its Fisher information would still travel in full"),
         functional_network("its Fisher information is taken by torch.func"),
-    )
+    ]
 
-    keeps: Mapping[str, Kept] = dict.fromkeys(PARTS, Kept(like_trained))
+    keeps = dict.fromkeys(PARTS, Kept(like_trained))
 
     def __init__(self, lam: float, chunk: int) -> None:
         self.lam, self.chunk = lam, chunk
@@ -82,7 +69,7 @@ class CurvaturePenalty(ClientPart):
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
         last = int(download.extra["fedcurv_round"]["index"])  # lies on the host
-        included = torch.tensor([self.stores["fedcurv_fisher"].version(client) == last for client in stack.clients])
+        included = torch.from_numpy(own.version == last)
         others: dict[str, Params] = {}
         for part, kept in own.items():
             others[part] = kept  # zeros where the client has none
@@ -123,8 +110,8 @@ class CurvaturePenalty(ClientPart):
         return total
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
-        for part, store in self.stores.items():  # as it is kept, so that it can be taken out of the sum exactly
-            upload.send(part, store.rounded(self._own[part]))
+        for part in PARTS:  # as it is kept, so that it can be taken out of the sum exactly
+            upload.send(part, own.as_stored(self._own[part]))
         self._own = {}
 
     def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
@@ -133,7 +120,7 @@ class CurvaturePenalty(ClientPart):
 
 
 class CurvatureSums(ServerPart):
-    needs = (mean_aggregator("a client takes its own part out of the sum over all"),)
+    needs = [mean_aggregator("a client takes its own part out of the sum over all")]
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         like = {name: round.start[name] for name in self.trained_names}

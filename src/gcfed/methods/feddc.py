@@ -15,20 +15,11 @@ from typing import Any, Literal
 
 import torch
 
-from gcfed.federated.method import (
-    ClientStack,
-    Download,
-    Kept,
-    Method,
-    Own,
-    Params,
-    Received,
-    Setup,
-    Upload,
-    like_trained,
-)
+from gcfed.federated.messages import Download, Upload
+from gcfed.federated.method import ClientStack, Kept, Method, Own, Params, Received, Setup, like_trained
+from gcfed.methods.estimates import gradients_beyond
 from gcfed.methods.requirements import exact_store, full_uploads, local_sgd, mean_aggregator, plain_server
-from gcfed.methods.scaffold import ControlVariates, MeanVariate, gradients_beyond
+from gcfed.methods.scaffold import ControlVariates, MeanVariate
 from gcfed.utils.checked import Weight, checked
 
 
@@ -48,14 +39,14 @@ class FedDC(Method):
 
 
 class LocalDrift(ControlVariates):
-    lasting = True
-    needs = (
+    recordable = "run"
+    needs = [
         local_sgd("it reads a client's mean gradient off w − θ_k and counts plain steps"),
         full_uploads("its gradient corrections would still travel in full"),
         exact_store,
-    )
+    ]
     message = "feddc"
-    keeps: Mapping[str, Kept] = {"feddc_control": Kept(like_trained), "feddc_drift": Kept(like_trained)}  # c_k and h_k
+    keeps = {"feddc_control": Kept(like_trained), "feddc_drift": Kept(like_trained)}  # c_k and h_k
 
     def __init__(self, alpha: float, takes_out: bool) -> None:
         super().__init__(momentum_correction=False)
@@ -65,12 +56,9 @@ class LocalDrift(ControlVariates):
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
         """The constant part α (h_k − w) + c − c_k of each client's extra gradient, ``[K, *shape]``."""
-        control = download.extra["feddc"]
-        pull = torch._foreach_sub(list(own["feddc_drift"].values()), [download.model[name] for name in control])
-        torch._foreach_mul_(pull, self.alpha)
-        torch._foreach_add_(pull, list(control.values()))
-        torch._foreach_sub_(pull, list(own["feddc_control"].values()))
-        return dict(zip(control, pull, strict=True))
+        drift, control = own["feddc_drift"], own["feddc_control"]
+        mean = download.extra["feddc"].items()
+        return {n: (drift[n] - download.model[n]).mul_(self.alpha).add_(c).sub_(control[n]) for n, c in mean}
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         stack = pl_module.clients
@@ -90,10 +78,10 @@ class LocalDrift(ControlVariates):
 
 
 class MeanDrift(MeanVariate):
-    needs = (
+    needs = [
         mean_aggregator("the server follows the mean drift through the plain mean of the updates", uniform=True),
         plain_server("it sets the model itself, to the mean of the clients' plus the mean drift"),
-    )
+    ]
     message = "feddc"
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:

@@ -29,9 +29,9 @@ class FedDecorr(ClientPart):
         scale: ``paper`` or ``authors``, as above.
     """
 
-    graphable = lasting = True
-    needs_features = True
-    needs = (network_parts("features", "head"),)
+    recordable = "run"
+    reads = {"features"}
+    needs = [network_parts("features", "head")]
 
     def __init__(self, beta: Weight = 0.001, scale: Literal["paper", "authors"] = "authors") -> None:
         self.beta, self.scale = beta, scale

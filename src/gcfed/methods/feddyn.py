@@ -16,18 +16,8 @@ from typing import Literal
 
 import torch
 
-from gcfed.federated.method import (
-    ClientStack,
-    Download,
-    Kept,
-    Method,
-    Own,
-    Params,
-    Received,
-    ServerPart,
-    Upload,
-    like_trained,
-)
+from gcfed.federated.messages import Download, Upload
+from gcfed.federated.method import ClientStack, Kept, Method, Own, Params, Received, ServerPart, like_trained
 from gcfed.methods.proximal import Proximal
 from gcfed.methods.requirements import exact_store, mean_aggregator, plain_server
 from gcfed.utils.checked import Positive, checked
@@ -49,15 +39,13 @@ class FedDyn(Method):
 
 
 class DynamicPull(Proximal):
-    lasting = corrects_drift = True
-    needs = (exact_store,)
-    keeps: Mapping[str, Kept] = {"feddyn": Kept(like_trained)}  # h_k, as −h_k/α
+    recordable = "run"
+    facts = {"anchors", "corrects drift"}
+    needs = [exact_store]
+    keeps = {"feddyn": Kept(like_trained)}  # h_k, as −h_k/α
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
-        start = like_trained(self, download)
-        anchor = torch._foreach_neg(list(own["feddyn"].values()))
-        torch._foreach_add_(anchor, list(start.values()))
-        return dict(zip(start, anchor, strict=True))
+        return {name: w - own["feddyn"][name] for name, w in like_trained(self, download).items()}
 
     def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
         """Each client adds the Δ_k that the server got from it, so that u stays the mean of the u_k."""
@@ -65,10 +53,10 @@ class DynamicPull(Proximal):
 
 
 class UpdateSum(ServerPart):
-    needs = (
+    needs = [
         plain_server("it sets the model itself, to the mean of the clients' minus h/α"),
         mean_aggregator("h is the plain mean of the clients' states", uniform=True),
-    )
+    ]
 
     def __init__(self, by_clients: bool) -> None:
         self.by_clients = by_clients

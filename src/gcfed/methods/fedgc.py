@@ -76,18 +76,16 @@ class FedGC(Method):
 
 
 class ClientConstraint(ClientPart):
-    wide = True  # a layer that hardly moved, as a bias before batch normalisation, needs a long step to meet the margin
+    """CGC, along g' as the server sent it.
 
-    """CGC, along g' as the server sent it or as clients read it off two broadcasts, where all of them take part."""
+    A layer that hardly moved, as a bias before batch normalisation, needs a long update to meet the margin.
+    """
 
-    corrects_drift = True
-    needs = (local_sgd("it reads a pseudo-gradient off w_k − w", momentum=True),)
+    facts = {"corrects drift", "long updates"}
+    needs = [local_sgd("it reads a pseudo-gradient off w_k − w", momentum=True)]
 
     def __init__(self, margin: float, ridge: float, layerwise: str, cgc: bool) -> None:
         self.margin, self.ridge, self.layerwise, self.cgc = margin, ridge, layerwise, cgc
-        self._last: Params = {}  # the last broadcast
-        self._before: Params = {}  # and the one before it
-        self._round = -1
 
     def validate(self, setup: Setup) -> None:
         self.lr = setup.solver.lr
@@ -97,22 +95,10 @@ class ClientConstraint(ClientPart):
             layers.setdefault(key, []).append(name)
         self.layers = list(layers.values())
 
-    def on_download(self, download: Download) -> None:
-        if self.cgc and download.round != self._round:
-            self._before, self._last = self._last, {name: download.model[name] for name in self.trained_names}
-            self._round = download.round
-
-    def _moves(self, download: Download) -> Params:
-        """η'g', name → ``[*shape]``; zeros in the first round."""
-        if "fedgc" in download.extra:
-            return download.extra["fedgc"]
-        before = self._before or self._last
-        return {name: last - before[name].to(last.device) for name, last in self._last.items()}  # a checkpoint's: CPU
-
     def send(self, upload: Upload, own: Own, download: Download) -> None:
         if not self.cgc:
             return
-        last_lr, moves = self.lr(download.round - 1), self._moves(download)
+        last_lr, moves = self.lr(download.round - 1), download.extra["fedgc"]
         margin, ridge = self.margin * download.lr * last_lr, self.ridge * last_lr**2
         v_LK = torch.stack([
             constrain_([upload.delta[name] for name in layer], [moves[name] for name in layer], margin, ridge)
@@ -120,24 +106,17 @@ class ClientConstraint(ClientPart):
         ])  # fmt: skip
         upload.notes["fedgc"] = {"projected": torch.stack([(v_LK > 0).sum(), v_LK.isfinite().sum()])}
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"last": dict(self._last), "round": self._round}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._last, self._round = dict(state_dict["last"]), state_dict["round"]
-
 
 class ServerConstraint(ServerPart):
     def __init__(self, margin: float, cgc: bool, sgc: bool) -> None:
         self.margin, self.cgc, self.sgc = margin, cgc, sgc
         self._warned = False
-        self._told = -1  # the last round whose broadcast the clients have seen
 
     def validate(self, setup: Setup) -> None:
         if self.sgc:
             need = mean_aggregator("every client's update constrains it once more")
             need(setup, f"{self.title} with methods.fedgc.sgc=true")
-        self.may_miss, self.apart = setup.transport.remote, setup.transport.apart
+        self.may_miss = setup.transport.remote
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         self._uploads: list[Upload] = []
@@ -145,35 +124,26 @@ class ServerConstraint(ServerPart):
         if not self.cgc:
             return
         start = {name: download.model[name] for name in self.trained_names}
-        known = "previous" in self._server
+        first = "previous" not in self._server
         previous = self.server_state("previous", start)
-        unseen = self._told != round.index - 1
-        if len(round.cohort) or not self.apart:  # over a wire nobody is told of a round that nobody trains in
-            self._told = round.index
-        if known and (len(round.cohort) < round.num_clients or self.may_miss or unseen):
-            download.extra["fedgc"] = {name: now - previous[name] for name, now in start.items()}
+        before = start if first else previous
+        download.extra["fedgc"] = {name: now - before[name] for name, now in start.items()}  # η'g'
+        if first or (len(round.cohort) == round.num_clients and not self.may_miss):
+            download.packed["fedgc"] = 0  # zeros, or the difference of two broadcasts that all clients have got
         torch._foreach_copy_(list(previous.values()), list(start.values()))
-        device = next(iter(start.values())).device
-        self._counts = torch.zeros(2, dtype=torch.float64, device=device)  # projected, uploaded
-
-    def state_dict(self) -> dict[str, Any]:
-        """Clients in another process begin anew with it, and have then seen nothing."""
-        return super().state_dict() | ({"told": -1 if self.apart else self._told} if self.cgc else {})
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        super().load_state_dict(state_dict)
-        self._told = -1 if self.apart else state_dict.get("told", -1)
 
     def notes(self, round: Round) -> dict[str, Params]:
-        return {"fedgc": {"projected": self._counts.long()}} if self.cgc else {}
+        return {"fedgc": {"projected": torch.zeros(2, dtype=torch.int64)}} if self.cgc else {}
 
-    def on_receive(self, upload: Upload, round: Round) -> None:
-        if self.cgc:
-            self._counts += upload.notes["fedgc"]["projected"]
+    def sums(self, round: Round) -> Params:
+        return {"projected": round.zeros(2)} if self.cgc else {}  # tensors that CGC projected, and all
+
+    def on_receive(self, upload: Upload, round: Round) -> Params | None:
         if self.sgc:
             for name in self.trained_names:  # in place: these stay for the round, so that a copy would double them
                 upload.delta[name].masked_fill_(per_client(~upload.finite, upload.delta[name]), 0.0)
             self._uploads.append(upload)
+        return upload.notes["fedgc"] if self.cgc else None
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
         if not self.sgc:
@@ -199,8 +169,7 @@ class ServerConstraint(ServerPart):
 
     def on_round_end(self, row: dict[str, Any], round: Received) -> None:
         if self.cgc:
-            (counts,) = round.reduce([self._counts])
-            projected, uploaded = counts.tolist()
+            projected, uploaded = round.sums[self]["projected"].tolist()
             row["fedgc/cgc_layers"] = projected / max(uploaded, 1)
         if self.sgc:
             row |= {"fedgc/sgc_active": self._active, "fedgc/sgc_failed": self._failed}

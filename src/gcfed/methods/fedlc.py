@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gcfed.federated.method import ClientPart, ClientStack, Download, Own, Params, Setup
+from gcfed.methods.requirements import class_logits
 from gcfed.utils.checked import Positive, Weight, checked
 from gcfed.utils.device import on_device
 
@@ -23,8 +24,8 @@ class FedLC(ClientPart):
         exponent: how fast the margin falls with n_{k,c}, the client's number of samples of class c.
     """
 
-    graphable = lasting = True
-    needs_classes = True
+    recordable = "run"
+    needs = [class_logits]
 
     def __init__(self, tau: Weight = 0.1, exponent: Positive = 0.25) -> None:
         self.tau, self.exponent = tau, exponent

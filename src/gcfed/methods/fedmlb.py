@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gcfed.federated.method import Batch, ClientPart, ClientStack, Output, Setup
-from gcfed.methods.requirements import network_parts
+from gcfed.methods.requirements import class_logits, network_parts
 from gcfed.models.own import batch_norms
 from gcfed.utils.checked import Positive, Weight, checked
 
@@ -27,17 +27,16 @@ class FedMLB(ClientPart):
         tau: τ, temperature of the divergence.
     """
 
-    graphable = lasting = True
-    needs_classes = True
-    needs_stages = True
-    needs = (network_parts("stages"),)
+    recordable = "run"
+    reads = {"stages"}
+    needs = [class_logits, network_parts("stages")]
 
     def __init__(self, ce: Weight = 1.0, kl: Weight = 1.0, tau: Positive = 1.0) -> None:
         self.ce, self.kl, self.tau = ce, kl, tau
 
     def validate(self, setup: Setup) -> None:
         net = setup.module.net
-        others = [part.title for part in setup.parts if isinstance(part, ClientPart) and part.needs_features]
+        others = [part.title for part in setup.parts if isinstance(part, ClientPart) and "features" in part.reads]
         if others and (batch_norms(net) or any(isinstance(m, nn.Dropout) and m.p for m in net.modules())):
             raise ValueError(
                 f"{self.title} and {others[0]} call model={type(net).__name__} twice a step, for its stages and its "

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gcfed.federated.method import Batch, ClientPart, ClientStack, Output, Setup
+from gcfed.methods.requirements import class_logits
 from gcfed.utils.checked import Positive, Weight, checked
 
 log = logging.getLogger(__name__)
@@ -24,8 +25,8 @@ class FedNTD(ClientPart):
         ce_weight: weight of the task's loss. FedACG's experiments: 0.7, with β = 0.3.
     """
 
-    graphable = lasting = True
-    needs_classes = True
+    recordable = "run"
+    needs = [class_logits]
 
     def __init__(self, beta: Weight = 1.0, tau: Positive = 1.0, ce_weight: Weight = 1.0) -> None:
         self.beta, self.tau, self.task_weight = beta, tau, ce_weight

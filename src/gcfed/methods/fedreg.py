@@ -13,7 +13,6 @@ step, with networks in evaluation mode. Memory: a pass of each client twice, as 
 step, not what is taken back after it.
 """
 
-import math
 from collections.abc import Callable
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, replace
@@ -23,21 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gcfed.data.datamodule import FederatedDataModule
 from gcfed.federated.batches import Kind
-from gcfed.federated.method import (
-    Batch,
-    ClientPart,
-    ClientStack,
-    Download,
-    LocalSolver,
-    Order,
-    Own,
-    Params,
-    Prepared,
-    Setup,
-)
+from gcfed.federated.messages import Download
+from gcfed.federated.method import Batch, ClientPart, ClientStack, Order, Own, Params, Prepared, Setup
 from gcfed.federated.stack import client_norms, per_client
+from gcfed.methods.requirements import class_logits
 from gcfed.utils.checked import Count, Positive, PositiveShare, Share, checked
 from gcfed.utils.rng import torch_seed
 
@@ -54,14 +43,12 @@ class FedReg(ClientPart):
         eta_p: η_p; η_s/100.
         iterations: sign steps that make a sample; 10.
         pseudo, perturbed: whether to hold on to either. With both false and γ = 1 this is FedAvg.
-        private: take out of ∇L its part along the gradient, at the same weights, of the loss of the step's own pseudo
-            samples with uniform labels (their ``add_mask``), which a gradient inversion would read.
     """
 
-    graphable = True
-    anchors = True
+    recordable = "stack"
+    facts = {"anchors"}
     order = Order.MOVES_WEIGHTS
-    needs_classes = True
+    needs = [class_logits]
 
     gamma: Share = 0.5
     _: KW_ONLY
@@ -71,11 +58,6 @@ class FedReg(ClientPart):
     iterations: Count = 10
     pseudo: bool = True
     perturbed: bool = True
-    private: bool = False
-
-    def __post_init__(self) -> None:
-        self._unmoved: Params = {}
-        self._mask: Params = {}
 
     def validate(self, setup: Setup) -> None:
         if any(isinstance(m, nn.Embedding) for m in setup.module.net.modules()):
@@ -85,29 +67,20 @@ class FedReg(ClientPart):
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
         if not (self.pseudo or self.perturbed):
             return {}
-        made = PseudoPass(stack, self.data, self.solver, download, (self.eta_s, self.eta_p), self.iterations)
-        return {"pass": made}
+        return {"pass": PseudoPass(self, stack, download)}
 
     def before_step(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> None:
+        self._unmoved: list[Tensor] = []
         if self.gamma < 1:
             weights = _weights(stack)
-            self._unmoved = {name: t.clone() for name, t in weights.items()}
+            self._unmoved = [t.clone() for t in weights.values()]
             torch._foreach_lerp_(list(weights.values()), [stack.start[name] for name in weights], 1 - self.gamma)
-        if self.private:
-            params = {name: t.requires_grad_() for name, t in _weights(stack).items()}
-            x = climb(stack, batch.x, batch.y, self.eta_s, self.iterations)
-            loss = batch.mean(-stack.reference(x, params=params).logits_KBC.log_softmax(-1).mean(-1))
-            self._mask = dict(zip(params, _grads(loss, params), strict=True))
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
-        stack = pl_module.clients
-        with torch.no_grad():
-            if self._unmoved:  # back, bit for bit, before any other method sees them
-                torch._foreach_copy_([stack.leaves[name] for name in self._unmoved], list(self._unmoved.values()))
-            if self.private:
-                grads, mask = stack.with_grads(self._mask)
-                torch._foreach_sub_(grads, _along(grads, mask))
-        self._unmoved = self._mask = {}
+        """Puts the weights back, bit for bit, before any other method sees them."""
+        if self._unmoved:
+            torch._foreach_copy_(list(_weights(pl_module.clients).values()), self._unmoved)
+        self._unmoved = []
 
     def after_step(self, stack: ClientStack, batch: Batch) -> None:
         if not stack.prepared[self]:
@@ -124,9 +97,9 @@ class FedReg(ClientPart):
         if self.perturbed:
             terms.append(stack.task.losses(stack.reference(perturbed, params=params).logits_KBC, y))
         for term in terms:
-            grads = _grads(term * weight, params)
+            grads = torch.autograd.grad((term * weight).sum(), list(params.values()), materialize_grads=True)
             with torch.no_grad():
-                back = _along(drift, grads, at_least=0.0)
+                back = _along(drift, list(grads))
                 torch._foreach_sub_(drift, back)
                 torch._foreach_sub_(list(weights.values()), back)
 
@@ -135,23 +108,11 @@ class PseudoPass:
     """One pass over each client's samples, made into pseudo and perturbed ones; clients go round and round in it.
 
     The pass has an order and an augmentation of its own, drawn from (seed, ``pseudo``, round, client).
-
-    Args:
-        etas: step sizes η of pseudo and of perturbed samples.
-        iterations: steps of both.
     """
 
-    def __init__(
-        self,
-        stack: ClientStack,
-        data: FederatedDataModule,
-        solver: LocalSolver,
-        download: Download,
-        etas: tuple[float, float],
-        iterations: int,
-    ) -> None:
-        device = next(iter(stack.full.values())).device
-        once = copy(solver)
+    def __init__(self, method: FedReg, stack: ClientStack, download: Download) -> None:
+        device, data = next(iter(stack.full.values())).device, method.data
+        once = copy(method.solver)
         once.epochs, once.steps = 1, None
         plan = once.plan(data, stack.clients, replace(download, seed=torch_seed(download.seed, "pseudo")), device)
         self._next = torch.zeros(len(stack), dtype=torch.int64, device=device)
@@ -161,7 +122,8 @@ class PseudoPass:
         for t in range(used):
             n = 1 + int(np.flatnonzero(plan.counts[:, t]).max())  # the others have a shorter pass
             batch = plan.batch(data, t, Kind(n, width, even=False))
-            pseudo, perturbed = (climb(stack, batch.x, batch.y, eta, iterations) for eta in etas)
+            etas = (method.eta_s, method.eta_p)
+            pseudo, perturbed = (climb(stack, batch.x, batch.y, eta, method.iterations) for eta in etas)
             with torch.no_grad():
                 labels = stack.reference(pseudo).logits_KBC.softmax(-1)
             assert batch.mask is not None
@@ -200,12 +162,8 @@ def _weights(stack: ClientStack) -> Params:
     return {name: leaf.detach() for name, leaf in stack.leaves.items()}
 
 
-def _grads(losses: Tensor, params: Params) -> list[Tensor]:
-    return list(torch.autograd.grad(losses.sum(), list(params.values()), materialize_grads=True))
-
-
-def _along(vector: list[Tensor], direction: list[Tensor], *, at_least: float = -math.inf) -> list[Tensor]:
-    """Each client's part of a vector along a direction, ``[n, *shape]`` each; a coefficient is ``at_least`` so much."""
+def _along(vector: list[Tensor], direction: list[Tensor]) -> list[Tensor]:
+    """Each client's part of a vector along a direction, ``[n, *shape]`` each; zero where it points the other way."""
     dot = torch.stack([t.flatten(1).sum(1) if t.dim() > 1 else t for t in torch._foreach_mul(vector, direction)]).sum(0)
     share = dot / client_norms(direction).square().clamp(min=torch.finfo(dot.dtype).tiny)
-    return [g * per_client(share.clamp(min=at_least), g) for g in direction]
+    return [g * per_client(share.clamp(min=0.0), g) for g in direction]

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gcfed.federated.method import Batch, ClientStack
+from gcfed.methods.requirements import class_logits
 from gcfed.methods.sam import Sam, along
 from gcfed.utils.checked import Positive, Weight, checked
 
@@ -28,7 +29,9 @@ class FedSol(Sam):
             more a coordinate has drifted, the further it is moved. False: Λ is 1.
     """
 
-    lasting = needs_classes = anchors = True
+    recordable = "run"
+    facts = {"anchors"}
+    needs = [class_logits]
 
     def __init__(self, rho: Weight = 1.0, *, temperature: Positive = 3.0, adaptive: bool = True) -> None:
         super().__init__(rho)

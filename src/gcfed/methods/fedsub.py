@@ -23,7 +23,6 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from gcfed.federated.method import ClientStack, Download, Kept, Method, Own, Params, Received, Round, Setup, Upload
 from gcfed.federated.stack import per_client
@@ -47,8 +46,8 @@ class FedSub(Method):
 
 
 class Duals(SubspaceClient):
-    needs = (*SubspaceClient.needs, exact_store)
-    keeps: Mapping[str, Kept] = {
+    needs = [*SubspaceClient.needs, exact_store]
+    keeps = {
         "fedsub": Kept(lambda part, download: {n: part.space[n].project(download.model[n]) for n in part.trained_names})
     }  # fmt: skip
 
@@ -56,22 +55,17 @@ class Duals(SubspaceClient):
         super().validate(setup)
         self._num_steps = setup.solver.num_steps
 
-    def on_download(self, download: Download) -> None:
-        super().on_download(download)
-        self._sent: list[tuple[np.ndarray, Tensor]] = []  # clients, and which of them are finite
-
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
-        self._turn(own["fedsub"], stack.clients, download)
+        self._turn(own["fedsub"], own.version, download)
         first = own["fedsub"][self.trained_names[0]]
         scale = on_device(1 / (download.lr * self._num_steps(stack.num_samples)), first.device, first.dtype)
         absent = download.extra.get("fedsub", {})
         duals = {name: dual + absent[name] if absent else dual for name, dual in own["fedsub"].items()}
         return {name: dual * per_client(scale, dual) for name, dual in duals.items()}
 
-    def _turn(self, duals: Params, clients: np.ndarray, download: Download) -> None:
+    def _turn(self, duals: Params, version: np.ndarray, download: Download) -> None:
         """λ_k ← P_newᵀ P_old λ_k; an old P is drawn again, one tensor at a time."""
-        versions = [self.stores["fedsub"].version(client) for client in clients.tolist()]
-        epochs = np.array([-1 if version is None else self.spaces.epoch(version) for version in versions])
+        epochs = np.array([-1 if index < 0 else self.spaces.epoch(index) for index in version.tolist()])
         now, projector = self.spaces.epoch(download.round), self.spaces.projector
         for epoch in set(epochs.tolist()) - {-1, now}:
             rows = torch.from_numpy(np.flatnonzero(epochs == epoch))
@@ -86,17 +80,12 @@ class Duals(SubspaceClient):
 
     def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
         """λ_k + b_k, until b̄ is known; a client whose numbers are not finite keeps its λ_k."""
-        self._sent.append((upload.clients, upload.finite))
         return {"fedsub": own.add("fedsub", upload.delta, upload.finite)}
 
-    def on_reply(self, reply: Mapping[str, Params], download: Download) -> None:
-        mean = reply.get("fedsub", {})
-        for clients, finite in self._sent if mean else ():
-            duals = self.stores["fedsub"].read(clients, mean)
-            for name, dual in duals.items():
-                dual.sub_(mean[name] * per_client(finite.to(dual.dtype), dual))
-            self.stores["fedsub"].write(clients, duals, download.round)
-        self._sent = []
+    def hear(self, reply: Mapping[str, Params], own: Own, download: Download) -> Mapping[str, Params]:
+        """λ_k + b_k − b̄."""
+        mean = reply["fedsub"]
+        return {"fedsub": {name: dual - mean[name] for name, dual in own["fedsub"].items()}}
 
 
 class MeanDual(SubspaceServer):

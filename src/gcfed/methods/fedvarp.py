@@ -9,8 +9,6 @@ take equally many steps at a constant rate; here y_k is the update itself. With 
 server takes Δ_k as it keeps it, rounded, so that y stays the mean of the table.
 """
 
-from collections.abc import Mapping
-
 import torch
 
 from gcfed.federated.method import Kept, Params, Received, Round, ServerPart, Upload, like_trained
@@ -21,9 +19,9 @@ from gcfed.methods.requirements import mean_aggregator
 class FedVARP(ServerPart):
     """Lets the last update of every client stand for it in the rounds that it misses."""
 
-    corrects_drift = True
-    keeps: Mapping[str, Kept] = {"fedvarp": Kept(like_trained)}
-    needs = (mean_aggregator("y is the plain mean of the table", uniform=True),)
+    facts = {"corrects drift"}
+    keeps = {"fedvarp": Kept(like_trained)}
+    needs = [mean_aggregator("y is the plain mean of the table", uniform=True)]
 
     def on_receive(self, upload: Upload, round: Round) -> None:
         """Δ_k becomes Δ_k − y_k on its way into the mean; a client whose numbers are not finite keeps its y_k."""

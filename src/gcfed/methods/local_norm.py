@@ -16,13 +16,11 @@ from gcfed.models.own import batch_norms
 
 class LocalNorm(ClientPart):
     method = "model.norm_policy=local"
-    keeps: Mapping[str, Kept] = {
-        "batch_norm": Kept(lambda part, download: {n: download.model[n] for n in part.kept}, starts_at_model=True)
-    }
-    needs = (plain_server("the global model has the mean of the clients' batch norms"),)
+    keeps = {"batch_norm": Kept(lambda part, download: {n: download.model[n] for n in part.kept}, starts_at_model=True)}
+    needs = [plain_server("the global model has the mean of the clients' batch norms")]
 
     def validate(self, setup: Setup) -> None:
-        if others := [part.title for part in setup.parts if part.corrects_drift or part.anchors]:
+        if others := [part.title for part in setup.parts if {"corrects drift", "anchors"} & part.facts]:
             raise ValueError(
                 f"{self.method} does not go with {others[0]}, which compares a client with the broadcast model, where "
                 "it does not start: choose average, fixed or group."

@@ -28,7 +28,7 @@ class LookAhead(ServerPart):
         update: of θ: ``momentum``, m (the paper's), or ``delta``, Δ alone.
     """
 
-    moves_start = True
+    facts = {"moves the start"}
     order = Order.MOVES_WEIGHTS  # of the start: others send what they make of the model as clients get it
 
     def __init__(self, momentum: ShareBelow1 = 0.85, update: Literal["momentum", "delta"] = "momentum") -> None:

@@ -29,16 +29,16 @@ class Moon(ClientPart):
         temperature: T, of both similarities.
     """
 
-    graphable = True
-    needs_features = True
-    needs = (network_parts("features", "head"),)
-    keeps: Mapping[str, Kept] = {"moon": Kept(lambda part, download: download.model, starts_at_model=True)}
+    recordable = "stack"
+    reads = {"features"}
+    needs = [network_parts("features", "head")]
+    keeps = {"moon": Kept(lambda part, download: download.model, starts_at_model=True)}
 
     def __init__(self, mu: Weight = 1.0, temperature: Positive = 0.5) -> None:
         self.mu, self.temperature = mu, temperature
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
-        known = torch.tensor([self.stores["moon"].version(client) is not None for client in stack.clients])
+        known = torch.from_numpy(own.version >= 0)
         if not known.any():
             return {}
         like = next(iter(stack.start.values()))

@@ -19,8 +19,8 @@ class Proximal(ClientPart):
         mu: μ, weight of the term. FedProx: 0.1 in GC-Fed's experiments. FedACG's β without the ½ is μ = 2β.
     """
 
-    graphable = lasting = True
-    anchors = True
+    recordable = "run"
+    facts = {"anchors"}
 
     def __init__(self, mu: Weight = 0.1) -> None:
         self.mu = mu

@@ -1,6 +1,6 @@
 """What a part may need of the rest of the algorithm, declared with the reason why, and refused by name otherwise.
 
-needs = (local_sgd("it counts plain steps"), full_uploads("its variates would still travel in full"))
+needs = [local_sgd("it counts plain steps"), full_uploads("its variates would still travel in full")]
 """
 
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def _need(lack: Callable[Concatenate[Setup, Options], str]) -> Callable[Concaten
 @_need
 def plain_server(setup: Setup, *, any_lr: bool = False) -> str:
     """Clients start at w, and the server's step is w ← w + Δ; with ``any_lr``, w ← w + lr Δ."""
-    if elsewhere := [part.title for part in setup.parts if part.moves_start]:
+    if elsewhere := [part.title for part in setup.parts if "moves the start" in part.facts]:
         return f"does not go with {elsewhere[0]}, whose clients start elsewhere"
     optimizer = probe_optimizer(setup.module.server)
     settings = optimizer.defaults
@@ -84,6 +84,13 @@ def functional_network(setup: Setup) -> str:
 def full_uploads(setup: Setup) -> str:
     """Uploads are not quantized."""
     return "needs quantization=none" if any(part.order is Order.QUANTIZES for part in setup.parts) else ""
+
+
+def class_logits(setup: Setup, title: str) -> None:
+    """Labels are classes and outputs their logits."""
+    if not setup.module.task.has_classes:
+        task = f"task={type(setup.module.task).__name__}"
+        raise ValueError(f"{title} works on the logits of classes, and {task} has none: leave it out.")
 
 
 def exact_store(setup: Setup, title: str) -> None:

@@ -25,7 +25,7 @@ class Sam(ClientPart):
         rho: ρ. 0.5: FedSAM among the baselines of FedSOL's code, whose local solver is ours.
     """
 
-    graphable = lasting = True
+    recordable = "run"
     order = Order.MOVES_WEIGHTS
 
     def __init__(self, rho: Weight = 0.5) -> None:

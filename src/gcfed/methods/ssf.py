@@ -18,8 +18,8 @@ import torch
 
 from gcfed.federated.method import ClientStack, Download, Kept, Method, Own, Params, Part, Received, Round, Upload
 from gcfed.federated.stack import per_client
+from gcfed.methods.estimates import gradients_beyond
 from gcfed.methods.requirements import exact_store, uniform_weights
-from gcfed.methods.scaffold import gradients_beyond
 from gcfed.methods.subspace import SubspaceClient, Subspaces, SubspaceServer
 from gcfed.utils.checked import Count, PositiveShare, checked
 
@@ -43,8 +43,8 @@ def _on_cpu(part: Part, download: Download) -> Params:
 
 
 class ProjectedVariates(SubspaceClient):
-    needs = (*SubspaceClient.needs, exact_store)
-    keeps: Mapping[str, Kept] = {"ssf": Kept(_on_cpu)}
+    needs = [*SubspaceClient.needs, exact_store]
+    keeps = {"ssf": Kept(_on_cpu)}
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
         control, kept = download.extra["ssf"], own["ssf"]
@@ -62,7 +62,7 @@ class ProjectedVariates(SubspaceClient):
 
 
 class ProjectedMean(SubspaceServer):
-    needs = (*SubspaceServer.needs, uniform_weights("c is the plain mean of the clients' variates"))
+    needs = [*SubspaceServer.needs, uniform_weights("c is the plain mean of the clients' variates")]
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         super().on_broadcast(download, round)

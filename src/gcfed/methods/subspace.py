@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from gcfed.federated.forward import Params
-from gcfed.federated.method import ClientPart, Download, Needs, Order, Own, Received, Round, ServerPart, Setup, Upload
+from gcfed.federated.method import ClientPart, Download, Order, Own, Received, Round, ServerPart, Setup, Upload
 from gcfed.methods.requirements import local_sgd, mean_aggregator, plain_server
 from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.rng import torch_seed
@@ -102,10 +102,10 @@ class Subspaces:
 class SubspaceClient(ClientPart):
     """Trains and uploads in the subspace of an epoch; a subclass prepares the correction of each stack."""
 
-    graphable = True
+    recordable = "stack"
     order = Order.PROJECTS
-    corrects_drift = True
-    needs: Needs = (local_sgd("a local step is plain SGD on the coordinates"),)
+    facts = {"corrects drift"}
+    needs = [local_sgd("a local step is plain SGD on the coordinates")]
 
     def __init__(self, spaces: Subspaces) -> None:
         self.spaces = spaces
@@ -144,11 +144,11 @@ class SubspaceServer(ServerPart):
     """
 
     order = Order.PROJECTS
-    corrects_drift = True
-    needs: Needs = (
+    facts = {"corrects drift"}
+    needs = [
         plain_server("what lies outside the subspace must stay as it is", any_lr=True),
         mean_aggregator("what is uploaded are coordinates"),
-    )
+    ]
 
     def __init__(self, spaces: Subspaces) -> None:
         self.spaces = spaces

@@ -2,17 +2,18 @@
 
 import csv
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gcfed.federated.forward import Params, evaluating
 from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import ClientPart, Order, Part, ServerPart, Setup
+from gcfed.federated.method import ClientPart, Order, ServerPart, Setup
 from gcfed.federated.processes.strategy import rank_and_world
 from gcfed.federated.received import Received, Round, places
 from gcfed.federated.stack import ClientStack
@@ -23,16 +24,17 @@ from gcfed.utils.words import show
 AT_ONCE = 500  # samples of a forward pass
 
 
-class Metric(Part):
-    """A part that only measures: a run with it is bit for bit the run without it.
+class ServerMetric(ServerPart):
+    """A part that only measures, in the rounds that are due: a run with it is bit for bit the run without it.
+
+    The hooks are called in the order in which they stand here. The seconds of ``begin``, and the sum ``"seconds"``, do
+    not count as training.
 
     Args:
         every: rounds between two measurements; the last round is always measured, as it is always tested.
     """
 
     order = Order.MEASURES
-    name: str
-    """Its key under ``metrics``, that of its notes, and the first part of its columns."""
 
     @checked
     def __init__(self, every: Count = 1) -> None:
@@ -40,57 +42,55 @@ class Metric(Part):
 
     def validate(self, setup: Setup) -> None:
         self.rounds, self.data, self.names = setup.rounds, setup.data, setup.names
-
-    def due(self, index: int) -> bool:
-        """Whether the round of this index is measured."""
-        return (index + 1) % self.every == 0 or index + 1 >= self.rounds
-
-    def params(self, start: Params) -> Params:
-        """The parameters of a model that clients send."""
-        return {name: start[name] for name in self.names}
-
-
-class ServerMetric(Metric, ServerPart):
-    """Measures on the server, in the rounds that are due: ``begin``, then ``take`` of each upload, then ``columns``.
-
-    The seconds of ``begin``, and those that clients report, do not count as training.
-    """
-
-    seconds = 0.0
-
-    def validate(self, setup: Setup) -> None:
-        super().validate(setup)
         self.module, self.transport = setup.module, setup.transport
         self.server_parts = [part for part in setup.parts if isinstance(part, ServerPart)]
 
     def begin(self, download: Download, round: Round) -> None:
         """Comes after the methods, so that the download is final."""
 
-    def take(self, upload: Upload, round: Round) -> None: ...
+    def zeros(self, round: Round) -> Params:
+        """What it adds up: zeros, name → tensor, of the same shapes on every process."""
+        return {}
+
+    def take(self, upload: Upload, round: Round) -> Params | None:
+        """Returns the terms of these K clients."""
+        return None
 
     def columns(self, round: Received) -> dict[str, float]:
-        """What goes into the row of metrics."""
+        """What goes into the row of metrics; ``round.sums[self]`` are the sums over the cohort."""
         return {}
 
     def due_in(self, round: Round) -> bool:
         return len(round.cohort) > 0 and self.due(round.index)
 
+    def due(self, index: int) -> bool:
+        return (index + 1) % self.every == 0 or index + 1 >= self.rounds
+
     def on_broadcast(self, download: Download, round: Round) -> None:
+        self.seconds = 0.0
         if self.due_in(round) and type(self).begin is not ServerMetric.begin:  # a clock waits for the device
             started = now(device := device_of(download.model))
             self.begin(download, round)
             self.seconds = now(device) - started
 
+    def sums(self, round: Round) -> Params:
+        return self.zeros(round) if self.due_in(round) else {}
+
     @torch.no_grad()
-    def on_receive(self, upload: Upload, round: Round) -> None:
-        if self.due_in(round):
-            self.take(upload, round)
+    def on_receive(self, upload: Upload, round: Round) -> Params | None:
+        return self.take(upload, round) if self.due_in(round) else None
 
     @torch.no_grad()
     def on_round_end(self, row: dict[str, Any], round: Received) -> None:
         if self.due_in(round):
-            row["time/train_s"] -= self.seconds
             row |= self.columns(round)
+            if not self.transport.remote:  # sites have clocks of their own, and measure side by side
+                self.seconds += float(round.sums[self].get("seconds", 0.0)) / rank_and_world()[1]
+            row["time/train_s"] -= self.seconds
+
+    def params(self, start: Params) -> Params:
+        """The parameters of a model that clients send."""
+        return {name: start[name] for name in self.names}
 
     def as_sent(self, upload: Upload, names: Sequence[str]) -> Params:
         """The clients' updates as they were uploaded, name → ``[K, *shape]``, out of any subspace of the methods."""
@@ -104,67 +104,26 @@ class ServerMetric(Metric, ServerPart):
         show(self.module.trainer.loggers, picture.stem.split("_")[0], picture, round.index + 1)
 
 
-class ClientMetric(Metric, ClientPart):
-    """Measures on the clients when their local training is over. Their notes are added up on the server.
+class ClientMetric(ServerMetric, ClientPart):
+    """Measures on the clients when their local training is over. Their notes are added up.
 
-    :meth:`note` and :meth:`summary` must be functions of their arguments: the former runs on the clients.
+    A metric of your own needs :meth:`note`, :meth:`zeros` and :meth:`columns`, or is one of :class:`OwnNumbers`.
     """
 
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        return self, Sums(self)
-
     def note(self, stack: ClientStack, download: Download) -> Params:
-        """Name → sum over the K ≥ 0 clients of a stack. ``seconds`` is optional and does not count as training."""
-        raise NotImplementedError
-
-    def summary(self, sums: Params, round: Received) -> dict[str, float]:
-        """The columns, from the sums over the cohort."""
+        """The sums over the K clients of a stack, like ``zeros``. It runs on the clients, which know nothing else."""
         raise NotImplementedError
 
     @torch.no_grad()
-    def on_clients_end(self, stack: ClientStack, download: Download) -> None:
-        if self.due(download.round):
-            stack.notes[self.name] = self.note(stack, download)
-
-
-class NoClients(ClientStack):
-    """A stack of K = 0 clients, for the names and shapes of a note."""
-
-    def __init__(self, start: Params) -> None:
-        self.net, self.clients = nn.Identity(), np.zeros(0, dtype=np.int64)
-        self.full = {name: t.new_empty(0, *t.shape) for name, t in start.items()}
-
-
-class Sums(ServerMetric):
-    """The server's half of a client metric: adds up its notes over stacks and processes."""
-
-    def __init__(self, half: ClientMetric) -> None:
-        super().__init__(half.every)
-        self.half, self.name = half, half.name
-
-    @property
-    def state_key(self) -> str:
-        return f"Sums of {self.name}"  # there may be several
-
-    def begin(self, download: Download, round: Round) -> None:
-        self._note = self.half.note(NoClients(round.start), download)
-        self._sums = {name: total for name, total in self._note.items() if name != "seconds"}
+    def observe(self, stack: ClientStack, download: Download) -> Params | None:
+        return self.note(stack, download) if self.due(download.round) else None
 
     def notes(self, round: Round) -> dict[str, Params]:
-        return {self.name: self._note} if self.due_in(round) else {}
+        sums = self.sums(round)
+        return {self.title: {name: t.to("meta") for name, t in sums.items()}} if sums else {}
 
-    def take(self, upload: Upload, round: Round) -> None:
-        if note := upload.notes.get(self.name):
-            if not self.transport.remote:  # sites have clocks of their own, and measure side by side
-                self.seconds += float(note.get("seconds", 0.0))
-            for name, total in self._sums.items():
-                total += note[name].to(total)
-
-    def columns(self, round: Received) -> dict[str, float]:
-        sums = dict(zip(self._sums, round.reduce([*self._sums.values()]), strict=True))
-        self._sums = self._note = {}  # no memory between two measurements
-        return self.half.summary(sums, round)
+    def take(self, upload: Upload, round: Round) -> Params | None:
+        return upload.notes[self.title]
 
 
 class OwnNumbers(ClientMetric):
@@ -172,41 +131,64 @@ class OwnNumbers(ClientMetric):
 
     Clients are measured one after the other, in evaluation mode, so that a number does not depend on the stack. A
     number that is not finite is left out of its mean, and a mean of nothing out of the row. A metric of your own needs
-    a ``name``, ``columns`` and :meth:`measure`.
+    ``numbers`` and :meth:`measure`.
     """
 
-    columns: tuple[str, ...]  # of what measure() returns; known from validate() on
+    numbers: tuple[str, ...]
+    """The columns, one for each number of ``measure``; known from ``validate`` on."""
 
     def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:
-        """One number for each of ``columns``, float64 on the device, ``[V]``, of the client in this row of the stack.
+        """One number for each of ``numbers``, float64 on the device, ``[V]``, of the client in this row of the stack.
 
         ``own`` is its network after training, ``stack.start`` the one before.
         """
         raise NotImplementedError
 
+    def zeros(self, round: Round) -> Params:
+        return {"values": round.zeros(len(round.cohort), len(self.numbers)), "seconds": round.zeros()}
+
+    def on_download(self, download: Download) -> None:
+        self._first = True
+
+    def compare(self, stack: ClientStack, download: Download) -> None:
+        """Called once a round, before the first client is measured: what it is compared with."""
+
     def note(self, stack: ClientStack, download: Download) -> Params:
         started = now(device := device_of(stack.full))
-        values_KV = torch.zeros(len(stack), len(self.columns), dtype=torch.float64, device=device)
+        values_KV = torch.zeros(len(stack), len(self.numbers), dtype=torch.float64, device=device)
         with evaluating(stack.net):
+            if self._first:
+                self.compare(stack, download)
+            self._first = False
             for row, values in enumerate(values_KV):
                 own = {name: t[row] for name, t in stack.full.items()}
                 values.copy_(self.measure(stack, row, own, download))
         seconds = torch.tensor(now(device) - started, dtype=torch.float64)
-        return {"values": in_cohort(values_KV, stack, download), "seconds": seconds}
+        table = values_KV.new_zeros(len(download.cohort), len(self.numbers))
+        table[places(download.cohort, stack.clients)] = values_KV
+        return {"values": table, "seconds": seconds}
 
-    def summary(self, sums: Params, round: Received) -> dict[str, float]:
-        values_KV = sums["values"][round.places(round.cohort)]
+    def values(self, round: Received) -> Tensor:
+        """The numbers of the clients that came, ``[K, V]``."""
+        return round.sums[self]["values"][round.places(round.cohort)]
+
+    def columns(self, round: Received) -> dict[str, float]:
+        values_KV = self.values(round)
         finite = values_KV.isfinite()
         totals = torch.stack([values_KV.where(finite, 0.0).sum(0), finite.sum(0)]).tolist()
-        return {name: total / count for name, total, count in zip(self.columns, *totals, strict=True) if count}
+        return {name: total / count for name, total, count in zip(self.numbers, *totals, strict=True) if count}
 
 
-class RoundTable:
+@checked
+@dataclass(eq=False)
+class RoundTable(ServerMetric):
     """Writes ``<name>.csv``, a metric's lines of each round; a resumed run drops those after its checkpoint."""
 
-    name: str
     folder: str
-    header: tuple[str, ...]  # columns behind ``round``
+    every: Count = 1
+
+    name: ClassVar[str]
+    header: ClassVar[tuple[str, ...]]  # columns behind ``round``
     _started = False
 
     def append(self, round: Round, lines: Iterable[Iterable[Any]]) -> None:
@@ -233,18 +215,6 @@ def now(device: torch.device) -> float:
 
 def device_of(tensors: Params) -> torch.device:
     return next(iter(tensors.values())).device
-
-
-def zeros(round: Round, *shape: int) -> Tensor:
-    """For sums over a round, float64 where its model is."""
-    return torch.zeros(shape, dtype=torch.float64, device=device_of(round.start))
-
-
-def in_cohort(values_K: Tensor, stack: ClientStack, download: Download) -> Tensor:
-    """The stack's rows in a table of zeros with a row for each client of the cohort, ``[K, …]`` → ``[|cohort|, …]``."""
-    table = values_K.new_zeros(len(download.cohort), *values_K.shape[1:])
-    table[places(download.cohort, stack.clients)] = values_K
-    return table
 
 
 def drawn(samples: np.ndarray, most: int | None, rng: np.random.Generator) -> np.ndarray:

@@ -14,6 +14,7 @@ from gcfed.federated.messages import Download
 from gcfed.federated.method import Setup
 from gcfed.federated.processes.strategy import rank_and_world
 from gcfed.federated.received import Received, Round
+from gcfed.methods.requirements import class_logits
 from gcfed.metrics.base import RoundTable, ServerMetric, device_of
 from gcfed.utils.checked import Count, checked
 from gcfed.utils.files import replacing
@@ -41,7 +42,7 @@ class Classes(RoundTable, ServerMetric):
 
     name = "classes"
     header = ("class", "name", "tested", "acc")
-    needs_classes = True
+    needs = [class_logits]
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
@@ -52,12 +53,9 @@ class Classes(RoundTable, ServerMetric):
         cells = self.data.num_classes**2 + 1
         self._counts = torch.zeros(cells, dtype=torch.int64, device=device_of(download.model))
 
-    def on_validation_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        if self._counts is not None and dataloader_idx == 0:
-            logits, y = outputs
-            cell = torch.where(y >= 0, y * self.data.num_classes + logits.argmax(-1), len(self._counts) - 1).flatten()
+    def on_test_batch(self, outputs: Tensor, y: Tensor) -> None:
+        if self._counts is not None:
+            cell = torch.where(y >= 0, y * self.data.num_classes + outputs.argmax(-1), len(self._counts) - 1).flatten()
             self._counts.index_add_(0, cell, torch.ones_like(cell))
 
     def columns(self, round: Received) -> dict[str, float]:

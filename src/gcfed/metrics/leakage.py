@@ -22,8 +22,8 @@ from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download
 from gcfed.federated.method import Setup
 from gcfed.federated.received import Received, Round
-from gcfed.methods.requirements import functional_network
-from gcfed.metrics.base import ServerMetric, evaluating, zeros
+from gcfed.methods.requirements import class_logits, functional_network
+from gcfed.metrics.base import ServerMetric, evaluating
 from gcfed.utils.checked import Count, checked
 from gcfed.utils.rng import generator, torch_seed
 
@@ -66,9 +66,8 @@ class Leakage(ServerMetric):
     optimizer: Literal["lbfgs", "adam"] = "lbfgs"
     figures: bool = True
 
-    name = "leakage"
-    rehearses = True
-    needs_classes = True
+    facts = {"rehearses"}
+    needs = [class_logits]
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
@@ -82,7 +81,7 @@ class Leakage(ServerMetric):
 
     def begin(self, download: Download, round: Round) -> None:
         """Attacks on the first process, if the upload is finite."""
-        self._values = zeros(round, 5)  # of the columns, and how many attacks there were
+        self._values = round.zeros(5)  # of the columns, and how many attacks there were
         if not self.module.trainer.is_global_zero:
             return
         device = self.module.device
@@ -96,9 +95,11 @@ class Leakage(ServerMetric):
             values = self.attack(int(clients[0]), batch.x[0], batch.y[0], gradient, round)
             self._values[:] = torch.tensor([*values, 1.0])
 
+    def zeros(self, round: Round) -> Params:
+        return {"values": self._values}  # those of the first process, zeros on the others
+
     def columns(self, round: Received) -> dict[str, float]:
-        (sums,) = round.reduce([self._values])
-        *values, measured = sums.tolist()
+        *values, measured = round.sums[self]["values"].tolist()
         names = ("mse", "psnr", "labels", "mismatch")
         return {f"leakage/{name}": value for name, value in zip(names, values, strict=True) if measured}
 
@@ -177,32 +178,24 @@ def invert_gradient(
         grads = torch.autograd.grad(loss, leaves, create_graph=True)
         return torch.stack([(a - b).square().sum() for a, b in zip(grads, target, strict=True)]).sum() / scale
 
-    attempts = []
+    best, kept = math.inf, None
     for _ in range(restarts):
         sizes = (shape, (shape[0], num_classes))
         dummies = [torch.randn(size, generator=random).to(target[0]).requires_grad_() for size in sizes]
-        attempts.append(_descend(mismatch, dummies, OPTIMIZERS[optimizer](dummies), iterations))
-    value, x, labels = min(attempts, key=lambda attempt: attempt[0])
-    return Recovered(x, labels.softmax(-1), value)
+        minimizer = OPTIMIZERS[optimizer](dummies)
 
+        def closure(dummies: list[Tensor] = dummies) -> Tensor:
+            value = mismatch(*dummies)
+            for dummy, grad in zip(dummies, torch.autograd.grad(value, dummies), strict=True):
+                dummy.grad = grad
+            return value.detach()
 
-def _descend(
-    mismatch: Callable[..., Tensor], leaves: list[Tensor], minimizer: torch.optim.Optimizer, iterations: int
-) -> tuple[float, Tensor, Tensor]:
-    """The smallest mismatch on the way from one starting point, with its inputs and labels."""
-
-    def closure() -> Tensor:
-        value = mismatch(*leaves)
-        for leaf, grad in zip(leaves, torch.autograd.grad(value, leaves), strict=True):
-            leaf.grad = grad
-        return value.detach()
-
-    best, kept = math.inf, [leaf.detach().clone() for leaf in leaves]
-    for step in range(iterations + 1):
-        here = [leaf.detach().clone() for leaf in leaves]
-        value = float(minimizer.step(closure) if step < iterations else mismatch(*leaves))  # type: ignore[arg-type]
-        if not math.isfinite(value):  # it is that of where the step began
-            break
-        if value < best:
-            best, kept = value, here
-    return best, kept[0], kept[1]
+        for step in range(iterations + 1):
+            here = [dummy.detach().clone() for dummy in dummies]
+            value = float(minimizer.step(closure) if step < iterations else mismatch(*dummies))  # type: ignore[arg-type]
+            if kept is None or value < best:  # it is the value of where the step began
+                best, kept = (value if math.isfinite(value) else math.inf), here
+            if not math.isfinite(value):
+                break
+    assert kept is not None
+    return Recovered(kept[0], kept[1].softmax(-1), best)

@@ -16,7 +16,7 @@ from gcfed.federated.messages import Download
 from gcfed.federated.method import Setup
 from gcfed.federated.received import Received, places
 from gcfed.federated.stack import ClientStack
-from gcfed.methods.requirements import has_part
+from gcfed.methods.requirements import class_logits, has_part
 from gcfed.metrics.base import AT_ONCE, OwnNumbers, device_of, drawn, fetch_tests, floats
 from gcfed.utils.checked import Count, checked
 from gcfed.utils.rng import generator
@@ -32,9 +32,8 @@ class Clients(OwnNumbers):
 
     every: Count = 10
 
-    name = "clients"
-    needs_classes = True
-    columns = ("clients/acc_before", "clients/loss_before", "clients/acc_after", "clients/loss_after")
+    needs = [class_logits]
+    numbers = ("clients/acc_before", "clients/loss_before", "clients/acc_after", "clients/loss_after")
 
     def samples(self, client: int) -> np.ndarray:
         """The indices of the samples on which a client is measured."""
@@ -42,7 +41,7 @@ class Clients(OwnNumbers):
 
     def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:
         index = torch.as_tensor(self.samples(int(stack.clients[row])), device=device_of(own))
-        sums = torch.zeros(len(self.columns), dtype=torch.float64, device=index.device)
+        sums = torch.zeros(len(self.numbers), dtype=torch.float64, device=index.device)
         if not len(index):  # a network may not take an empty batch
             return sums / 0
         labels = torch.zeros_like(sums[0])
@@ -69,8 +68,6 @@ class Personal(Clients):
         ValueError: at ``validate``, clients without a test split.
     """
 
-    name = "personal"
-
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
         if getattr(self.data, "client_test", None) is None:
@@ -79,11 +76,11 @@ class Personal(Clients):
     def samples(self, client: int) -> np.ndarray:
         return self.data.tests_of_clients.client(client)
 
-    def summary(self, sums: Params, round: Received) -> dict[str, float]:
-        values_KV = sums["values"][round.places(round.cohort)]
+    def columns(self, round: Received) -> dict[str, float]:
+        values_KV = self.values(round)
         values_KV, row = values_KV[values_KV.isfinite().all(1)], dict[str, float]()
         for model, column in (("global", "clients/acc_before"), ("local", "clients/acc_after")):
-            acc_K = values_KV[:, self.columns.index(column)].sort().values
+            acc_K = values_KV[:, self.numbers.index(column)].sort().values
             if len(acc_K):
                 worst = acc_K[: math.ceil(len(acc_K) / 10)].mean()
                 figures = {"acc": acc_K.mean(), "worst10": worst, "std": acc_K.std(correction=0)}
@@ -112,28 +109,25 @@ class Forgetting(OwnNumbers):
     every: Count = 10
     samples: Count | None = 200
 
-    name = "forgetting"
-    sees_cohort = True
-    columns = ("forgetting/before", "forgetting/after", "forgetting/own", "forgetting/others")
+    facts = {"sees the cohort"}
+    numbers = ("forgetting/before", "forgetting/after", "forgetting/own", "forgetting/others")
 
-    def on_download(self, download: Download) -> None:
-        self._before: Tensor | None = None
+    def compare(self, stack: ClientStack, download: Download) -> None:
+        cohort = download.cohort
+        rngs = (generator(download.seed, "forgetting", download.round, int(i)) for i in cohort)
+        chosen = [drawn(self.data.client(int(i)), self.samples, rng) for i, rng in zip(cohort, rngs, strict=True)]
+        sizes = [len(samples) for samples in chosen]
+        owner, device = np.repeat(np.arange(len(chosen)), sizes), device_of(stack.full)
+        self._index, self._owner = (torch.as_tensor(a, device=device) for a in (np.concatenate(chosen), owner))
+        sums = self._sums_of(stack, stack.start, len(cohort))
+        weight = self.data.sizes(cohort) / sizes  # a draw stands for all
+        loss, labels = (sums * torch.as_tensor(weight, device=sums.device)).sum(1)
+        self._before = loss / labels
 
     def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:
-        cohort = download.cohort
-        if self._before is None:
-            rngs = (generator(download.seed, "forgetting", download.round, int(i)) for i in cohort)
-            chosen = [drawn(self.data.client(int(i)), self.samples, rng) for i, rng in zip(cohort, rngs, strict=True)]
-            sizes = [len(samples) for samples in chosen]
-            owner, device = np.repeat(np.arange(len(chosen)), sizes), device_of(own)
-            self._index, self._owner = (torch.as_tensor(a, device=device) for a in (np.concatenate(chosen), owner))
-            sums = self._sums_of(stack, stack.start, len(cohort))
-            weight = self.data.sizes(cohort) / sizes  # a draw stands for all
-            loss, labels = (sums * torch.as_tensor(weight, device=sums.device)).sum(1)
-            self._before = loss / labels
-        losses, labels = self._sums_of(stack, own, len(cohort))
+        losses, labels = self._sums_of(stack, own, len(download.cohort))
         losses = losses / labels
-        (home,) = places(cohort, stack.clients[[row]])
+        (home,) = places(download.cohort, stack.clients[[row]])
         others = torch.cat([losses[:home], losses[home + 1 :]])  # of a cohort of one: nobody, whose mean is NaN
         values = torch.stack([self._before, losses.mean(), losses[home], others.mean()])
         return torch.where(losses.isfinite().all(), values, torch.nan)
@@ -176,8 +170,6 @@ class CKA(OwnNumbers):
     every: Count = 10
     samples: Count = 256
 
-    name = "cka"
-
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
         net: Any = setup.module.net
@@ -186,23 +178,19 @@ class CKA(OwnNumbers):
                 f"metrics=cka needs a network with stages(), which {type(net).__name__} has not: choose another model, "
                 "or leave cka out of metrics."
             )
-        self._probe: Tensor | None = None
-        self.columns = tuple(f"cka/{stage}" for stage in net.stages())
+        self.numbers = tuple(f"cka/{stage}" for stage in net.stages())
 
-    def on_download(self, download: Download) -> None:
-        self._broadcast: list[Tensor] | None = None
+    def compare(self, stack: ClientStack, download: Download) -> None:
+        chosen = drawn(np.arange(self.data.num_test), self.samples, generator(download.seed, "cka"))
+        self._probe, _ = fetch_tests(self.data, chosen)
+        self._broadcast = self.stages(stack, stack.start)
 
     def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:
-        if self._broadcast is None:
-            self._broadcast = self.stages(stack, stack.start, download.seed)
-        pairs = zip(self._broadcast, self.stages(stack, own, download.seed), strict=True)
+        pairs = zip(self._broadcast, self.stages(stack, own), strict=True)
         return torch.stack([linear_cka(theirs, ours).double() for theirs, ours in pairs])
 
-    def stages(self, stack: ClientStack, state: Params, seed: int) -> list[Tensor]:
+    def stages(self, stack: ClientStack, state: Params) -> list[Tensor]:
         """The outputs of all stages on the probe, each ``[samples, …]``."""
-        if self._probe is None:
-            chosen = drawn(np.arange(self.data.num_test), self.samples, generator(seed, "cka"))
-            self._probe, _ = fetch_tests(self.data, chosen)
         with stack.lent.holding(state):
             _, *stages = Tap(stack.net, features=False, stages=True)(self._probe)
         return stages

@@ -14,7 +14,7 @@
 import logging
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -22,13 +22,12 @@ from pydantic import Field
 from torch import Tensor
 
 from gcfed.federated.forward import Params
-from gcfed.federated.messages import Download, Upload, finite_clients
-from gcfed.federated.method import Part, Setup
+from gcfed.federated.messages import Download, finite_clients
+from gcfed.federated.method import Setup
 from gcfed.federated.processes.strategy import rank_and_world
 from gcfed.federated.received import Received, Round
 from gcfed.federated.stack import ClientStack
-from gcfed.metrics import base
-from gcfed.metrics.base import AT_ONCE, ClientMetric, ServerMetric, drawn, evaluating, fetch_tests, zeros
+from gcfed.metrics.base import AT_ONCE, ClientMetric, drawn, evaluating, fetch_tests
 from gcfed.utils.checked import Count, Weight, checked
 from gcfed.utils.files import replacing
 from gcfed.utils.rng import generator
@@ -37,33 +36,16 @@ log = logging.getLogger(__name__)
 THREE = 3
 
 
-class LocalModels(ClientMetric):
-    """Notes the first three finite local models of a stack, on the CPU: name → ``[3, *shape]``, and their ``clients``,
-    ``[3]``: −1 where there are fewer.
-    """
-
-    name = "surface"
-
-    def note(self, stack: ClientStack, download: Download) -> dict[str, Any]:
-        finite = finite_clients(stack.full).tolist()
-        rows = [row for row in np.argsort(stack.clients).tolist() if finite[row]][:THREE]
-        models = {name: torch.zeros(THREE, *t.shape[1:], dtype=t.dtype) for name, t in stack.full.items()}
-        for name, t in models.items():
-            t[: len(rows)] = stack.full[name][rows].cpu()
-        clients = [*stack.clients[rows].tolist(), *[-1] * THREE]
-        return {"models": models, "clients": torch.tensor(clients[:THREE])}
-
-
 @checked
 @dataclass(eq=False)
-class Surface(ServerMetric):
+class Surface(ClientMetric):
     """Evaluates the network on the plane through three clients' models, at the nodes of a square grid.
 
-    w₁, w₂ and w₃ are the local models of the first three clients of the cohort, by id, whose training stayed finite.
-    The origin is w₁, the first axis lies along w₂ − w₁ and the second, in the same unit (Euclidean distance over all
-    parameters), across it towards w₃. The broadcast model and the new global one lie off the plane and are marked at
-    their projections. Floating-point buffers follow the same combinations; a running variance below 0 becomes 0. All
-    models are evaluated in the precision of their weights.
+    w₁, w₂ and w₃ are the local models of the first three clients of the cohort, by id; without a file where one of them
+    is not finite or did not come back. The origin is w₁, the first axis lies along w₂ − w₁ and the second, in the same
+    unit (Euclidean distance over all parameters), across it towards w₃. The broadcast model and the new global one lie
+    off the plane and are marked at their projections. Floating-point buffers follow the same combinations; a running
+    variance below 0 becomes 0. All models are evaluated in the precision of their weights.
 
     A measured round costs grid² + 6 passes over the samples, divided among the processes. It adds nothing to the rows.
 
@@ -79,8 +61,6 @@ class Surface(ServerMetric):
     split: Literal["test", "train"] = "train"
     figures: bool = True
 
-    name = "surface"
-
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
         if setup.cohort < THREE:
@@ -89,23 +69,16 @@ class Surface(ServerMetric):
                 f"participation.per_round={setup.cohort}: take 3 or more, or leave surface out of metrics."
             )
 
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        return LocalModels(self.every), self
+    def zeros(self, round: Round) -> Params:
+        return {name: t.new_zeros(THREE, *t.shape) for name, t in round.start.items()}
 
-    def begin(self, download: Download, round: Round) -> None:
-        self._held: dict[int, Params] = {}  # client → its model: the first three that were seen here
-        self._nobody = LocalModels(1).note(base.NoClients(round.start), download)
-
-    def notes(self, round: Round) -> dict[str, Any]:
-        return {self.name: self._nobody} if self.due_in(round) else {}
-
-    def take(self, upload: Upload, round: Round) -> None:
-        note: Any = upload.notes[self.name]
-        for row, client in enumerate(note["clients"].tolist()):
-            if client in upload.clients:
-                self._held[client] = {name: t[row].clone() for name, t in note["models"].items()}
-        self._held = dict(sorted(self._held.items())[:THREE])
+    def note(self, stack: ClientStack, download: Download) -> Params:
+        """The models of those of the three that are in this stack, name → ``[3, *shape]``; zeros for the others."""
+        rows, places = np.nonzero(stack.clients[:, None] == np.sort(download.cohort)[:THREE])
+        note = {name: t.new_zeros(THREE, *t.shape[1:]) for name, t in stack.full.items()}
+        for name, t in note.items():
+            t[places] = stack.full[name][rows]
+        return note
 
     def columns(self, round: Received) -> dict[str, float]:
         found = self._measure(round)
@@ -124,30 +97,29 @@ class Surface(ServerMetric):
             self.show(picture, round)
         return {}
 
-    def _measure(self, round: Round) -> dict[str, np.ndarray]:
+    def _measure(self, round: Received) -> dict[str, np.ndarray]:
         """What the file holds; {} where there is no plane. Every process takes its part in it and has all of it."""
-        models, beside = self._three(round), [round.start, self.module.broadcast_state()]
-        if not models:
+        models_3, clients = round.sums[self], np.sort(round.asked)[:THREE]
+        if np.isin(clients, round.cohort).sum() < THREE or not finite_clients(models_3).all():
             return {}
-        rank, world = rank_and_world()
+        three = [{name: t[i].cpu() for name, t in models_3.items()} for i in range(THREE)]
+        if (plane := Plane(three, self.names)).is_flat:
+            return {}
+        others = [round.start, self.module.broadcast_state()]
+        points = np.array([*plane.corners, plane.corners.mean(0), *map(plane.project, others)])
+        x, y = square(points[:, :2], self.grid, self.margin)
+        nodes = [(a, b) for b in y.tolist() for a in x.tolist()]
+        states = [*three, plane.at(*points[3, :2].tolist()), *others]
         columns = ("loss", "acc") if self.module.task.has_classes else ("loss",)
         samples = self._samples(round.seed, self.module.device)
-        scores = zeros(round, 6 + self.grid**2, len(columns))
+        scores = round.zeros(len(states) + len(nodes), len(columns))
+        rank, world = rank_and_world()
         with evaluating(self.module.net):
-            for i, known in zip((0, 1, 2, 4, 5), [*models.values(), *beside], strict=True):
-                if i % world == rank:
-                    scores[i] = self._score(known, samples)
-            plane = Plane(list(models.values()), self.names)
-            if plane.is_flat:
-                return {}
-            points = np.array([*plane.corners, plane.corners.mean(0), *map(plane.project, beside)])
-            x, y = square(points[:, :2], self.grid, self.margin)
-            nodes = dict(enumerate(((a, b) for b in y for a in x), start=6)) | {3: points[3, :2]}  # 3: their mean
-            for i, (a, b) in nodes.items():
-                if i % world == rank:
-                    scores[i] = self._score(plane.at(float(a), float(b)), samples)
+            for i in range(rank, len(scores), world):
+                state = states[i] if i < len(states) else plane.at(*nodes[i - len(states)])
+                scores[i] = self._score(state, samples)
         (scores,) = round.reduce([scores])
-        names = [*(f"client {client}" for client in models), "mean", "broadcast", "global"]
+        names = [*(f"client {client}" for client in clients), "mean", "broadcast", "global"]
         found = {"round": round.index + 1, "split": self.split, "x": x, "y": y, "names": names}
         found |= {"points": points[:, :2], "distance": points[:, 2]}
         for name, values in zip(columns, scores.T.cpu().numpy(), strict=True):
@@ -166,18 +138,6 @@ class Surface(ServerMetric):
                 labels.append(task.real(y).sum())
         return sum(parts) / sum(labels)  # type: ignore[return-value]
 
-    def _three(self, round: Round) -> dict[int, Params]:
-        """The models of the first three clients, wherever they were trained, on the CPU; {} where there are fewer."""
-        cohort, like = sorted(round.cohort.tolist()), round.start
-        (held,) = round.reduce([torch.tensor([float(k in self._held) for k in cohort], device=self.module.device)])
-        chosen, models = [k for k, known in zip(cohort, held.tolist(), strict=True) if known][:THREE], {}
-        for client in chosen if len(chosen) == THREE else ():
-            mine = self._held.get(client)
-            sent = [mine[name].to(t.device) if mine else torch.zeros_like(t) for name, t in like.items()]
-            models[client] = {name: t.cpu() for name, t in zip(like, round.reduce(sent), strict=True)}
-        self._held = {}
-        return models
-
     def _samples(self, seed: int, device: torch.device) -> list[tuple[Tensor, Tensor]]:
         """The samples of every measurement, in parts."""
         of_test = self.split == "test"
@@ -190,7 +150,7 @@ class Surface(ServerMetric):
 
 
 class Plane:
-    """The plane through three models: origin in the first, orthonormal axes by Gram–Schmidt, lengths over parameters.
+    """The plane through three models: origin in the first, orthonormal axes, lengths over parameters.
 
     Args:
         models: three of them, name → ``[*shape]``, on the CPU.
@@ -205,23 +165,17 @@ class Plane:
     def __init__(self, models: list[Params], names: list[str]) -> None:
         self.models, self.names = models, names
         self.origin, *others = map(self._flat, models)
-        self.axes = torch.stack(others) - self.origin
-        self.width, self.lean, self.height = self.axes[0].norm().item(), 0.0, 0.0
-        self.axes[0] /= self.width or 1.0
-        for _ in range(2):  # the second time takes what rounding has left
-            along = (self.axes[1] @ self.axes[0]).item()
-            self.axes[1] -= along * self.axes[0]
-            self.lean += along
-        self.height = self.axes[1].norm().item()
-        self.axes[1] /= self.height or 1.0
-        self.corners = np.array([(0.0, 0.0, 0.0), (self.width, 0.0, 0.0), (self.lean, self.height, 0.0)])
+        q, r = torch.linalg.qr(torch.stack(others, 1) - self.origin[:, None])
+        signs = r.diagonal().sign()
+        self.axes = (q * signs).T
+        (width, lean), (_, height) = self.coordinates = (r * signs[:, None]).numpy()
+        self.corners = np.array([(0.0, 0.0, 0.0), (width, 0.0, 0.0), (lean, height, 0.0)])
         noise = 10 * torch.finfo(models[0][names[0]].dtype).eps
-        self.is_flat = not min(self.width, self.height) > noise * max(self.width, np.hypot(self.lean, self.height))
+        self.is_flat = not min(width, height) > noise * max(width, np.hypot(lean, height))
 
     def at(self, x: float, y: float) -> Params:
         """The model at a point of the plane."""
-        third = y / self.height
-        second = (x - third * self.lean) / self.width
+        second, third = np.linalg.solve(self.coordinates, [x, y]).tolist()
         one, two, three = self.models
         model = {n: t + second * (two[n] - t) + third * (three[n] - t) for n, t in one.items()}
         return {n: t.clamp(min=0.0) if n.endswith("running_var") else t for n, t in model.items()}

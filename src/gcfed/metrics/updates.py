@@ -1,11 +1,12 @@
-"""The clients of a round and their updates: as local training leaves them, as they arrive, and what the server makes of
-them.
+"""The clients of a round and their updates: after local training, as they arrive, and as the server aggregates them.
 
 w is the broadcast model, w_k what client k makes of it, and Δ_k = w_k − w; parameters only, before anything is
 quantized or projected where nothing else is said. Clients whose Δ_k is not finite are left out of every mean.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,22 +15,17 @@ from torch import Tensor
 
 from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.forward import Params
-from gcfed.federated.messages import Download, Upload, finite_clients
+from gcfed.federated.messages import Download, Upload
 from gcfed.federated.method import Setup, upload_shapes
 from gcfed.federated.received import Received, Round
 from gcfed.federated.stack import ClientStack, per_client
 from gcfed.methods.centralization import by_output
-from gcfed.metrics.base import ClientMetric, RoundTable, ServerMetric, dot, floats, in_cohort, now, zeros
+from gcfed.metrics.base import ClientMetric, OwnNumbers, RoundTable, ServerMetric, dot, floats, now
 from gcfed.utils.checked import Count, checked
 
 
-@checked
-@dataclass(eq=False)
-class Cohorts(RoundTable, ServerMetric):
+class Cohorts(RoundTable):
     """Who took part: ``round,client`` in ``cohorts.csv``, clients ascending. Adds nothing to the rows of metrics."""
-
-    folder: str
-    every: Count = 1
 
     name = "cohorts"
     header = ("client",)
@@ -39,46 +35,38 @@ class Cohorts(RoundTable, ServerMetric):
         return {}
 
 
-class WeightMetric(ClientMetric):
-    """Looks at what gradient centralization takes out of the layers' weights, those of a single input left out."""
-
-    def validate(self, setup: Setup) -> None:
-        super().validate(setup)
-        order, params = setup.forward_order, dict(setup.module.net.named_parameters())
-        self.groups = order.groups
-        names = [name for name in self.names if params[name].dim() > 1 and name not in order.added]
-        self.weights = [name for name in names if self.rows(name, params[name].unsqueeze(0)).shape[2] > 1]
-
-    def rows(self, name: str, delta: Tensor) -> Tensor:
-        """``[K, *shape]`` of a weight → ``[K, out, in]``."""
-        return by_output(delta, self.groups.get(name, 0))
+def weights_of(setup: Setup) -> dict[str, Callable[[Tensor], Tensor]]:
+    """The layers' weights that gradient centralization works on → ``[K, *shape]`` to ``[K, out, in]``."""
+    order, params = setup.forward_order, dict(setup.module.net.named_parameters())
+    names = [name for name in setup.names if params[name].dim() > 1 and name not in order.added]
+    rows = {name: partial(by_output, groups=order.groups.get(name, 0)) for name in names}
+    return {name: own for name, own in rows.items() if own(params[name].unsqueeze(0)).shape[2] > 1}
 
 
-@checked
-@dataclass(eq=False)
-class Updates(RoundTable, WeightMetric):
+class Updates(RoundTable, OwnNumbers):
     """Who explodes, and where: ``round,client,tensor,norm,removed`` in ``updates.csv``, for each weight of each client.
 
     ``norm`` is ‖Δ_k‖ of the tensor and ``removed`` ‖(I − P)Δ_k‖, what gradient centralization takes out of it; ``nan``
     or ``inf`` where training was not finite. Adds nothing to the rows of metrics.
     """
 
-    folder: str
-    every: Count = 1
-
     name = "updates"
     header = ("client", "tensor", "norm", "removed")
 
-    def note(self, stack: ClientStack, download: Download) -> Params:
-        squares = []
-        for name in self.weights:
-            delta = self.rows(name, (stack.full[name] - download.model[name]).double())
-            norm, removed = delta.square().sum((1, 2)), delta.mean(2).square().sum(1) * delta.shape[2]
-            squares.append(torch.stack([norm, removed], 1))
-        return {"squares": in_cohort(torch.stack(squares, 1), stack, download)}
+    def validate(self, setup: Setup) -> None:
+        super().validate(setup)
+        self.weights = weights_of(setup)
+        self.numbers = tuple(f"{name} {what}" for name in self.weights for what in ("norm", "removed"))
 
-    def summary(self, sums: Params, round: Received) -> dict[str, float]:
-        lengths = sums["squares"][round.places(round.cohort)].sqrt().tolist()
+    def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:
+        squares = []
+        for name, rows in self.weights.items():
+            delta = rows((own[name] - download.model[name]).double().unsqueeze(0))[0]
+            squares += [delta.square().sum(), delta.mean(1).square().sum() * delta.shape[1]]
+        return torch.stack(squares).sqrt()
+
+    def columns(self, round: Received) -> dict[str, float]:
+        lengths = self.values(round).unflatten(1, (-1, 2)).tolist()
         lines = (
             (client, name, f"{norm:.6g}", f"{removed:.6g}")
             for client, tensors in zip(round.cohort.tolist(), lengths, strict=True)
@@ -104,7 +92,10 @@ class Drift(ClientMetric):
     A stack's clients are summed where they train: two sums of the model's size, whatever the size of the cohort.
     """
 
-    name = "drift"
+    def zeros(self, round: Round) -> Params:
+        start = self.params(round.start)
+        sums = {f"{what} {n}": torch.zeros_like(t) for what in ("update", "direction") for n, t in start.items()}
+        return {"": round.zeros(3)} | sums
 
     def note(self, stack: ClientStack, download: Download) -> Params:
         """Of Δ_k and Δ_k / ‖Δ_k‖ by parameter; under "" of ‖Δ_k‖, ‖Δ_k‖² and the number of clients."""
@@ -123,7 +114,8 @@ class Drift(ClientMetric):
             note[f"direction {name}"] = torch.empty_like(t).copy_(delta.mul_(per_client(unit_K, delta)).sum(0))
         return note
 
-    def summary(self, sums: Params, round: Received) -> dict[str, float]:
+    def columns(self, round: Received) -> dict[str, float]:
+        sums = round.sums[self]
         update, direction = ({n: sums[f"{what} {n}"] for n in self.names} for what in ("update", "direction"))
         norm, square, clients = sums[""]
         start, update_norm = self.params(round.start), dot(update, update).sqrt() / clients
@@ -137,7 +129,7 @@ class Drift(ClientMetric):
         return floats(values) if clients else {}
 
 
-class Coherence(WeightMetric):
+class Coherence(ClientMetric):
     """Whether the clients agree in what gradient centralization removes from their updates: ``gc/rho/<tensor>``.
 
     P removes the mean over each output's inputs (``gc.mean=out``, whatever mean the run's GC has). Of the m clients of
@@ -149,21 +141,28 @@ class Coherence(WeightMetric):
     their own data. Where Local GC projects every step, only weight decay is left.
     """
 
-    name = "coherence"
+    def validate(self, setup: Setup) -> None:
+        super().validate(setup)
+        self.weights = weights_of(setup)
+
+    def zeros(self, round: Round) -> Params:
+        outputs = {name: rows(round.start[name].unsqueeze(0)).shape[1] for name, rows in self.weights.items()}
+        return {"": round.zeros(len(outputs) + 1)} | {name: round.zeros(out) for name, out in outputs.items()}
 
     def note(self, stack: ClientStack, download: Download) -> Params:
         """Of the means by weight; under "" of their squares, and of the number of clients."""
-        deltas = {name: self.rows(name, stack.full[name] - download.model[name]) for name in self.weights}
+        deltas = {name: rows(stack.full[name] - download.model[name]) for name, rows in self.weights.items()}
         means = {name: delta.mean(2, dtype=torch.float64) for name, delta in deltas.items()}
         finite = torch.stack([mean_KO.isfinite().all(1) for mean_KO in means.values()]).all(0)
         means = {name: mean_KO.where(finite[:, None], 0.0) for name, mean_KO in means.items()}
         squares = torch.stack([*(mean_KO.square().sum() for mean_KO in means.values()), finite.sum()])
         return {"": squares} | {name: mean_KO.sum(0) for name, mean_KO in means.items()}
 
-    def summary(self, sums: Params, round: Received) -> dict[str, float]:
-        *squares, clients = sums.pop("")
-        rho = torch.stack([mean.square().sum() for mean in sums.values()]) / clients / torch.stack(squares)
-        return {f"gc/rho/{name}": r for name, r in zip(sums, rho.tolist(), strict=True) if r == r}
+    def columns(self, round: Received) -> dict[str, float]:
+        sums = round.sums[self]
+        *squares, clients = sums[""]
+        rho = torch.stack([sums[name].square().sum() for name in self.weights]) / clients / torch.stack(squares)
+        return {f"gc/rho/{name}": r for name, r in zip(self.weights, rho.tolist(), strict=True) if r == r}
 
 
 class Angle(ServerMetric):
@@ -182,46 +181,39 @@ class Angle(ServerMetric):
     Clients that did not move are left out.
     """
 
-    name = "angle"
-
     def on_broadcast(self, download: Download, round: Round) -> None:
         super().on_broadcast(download, round)
-        start = self.params(download.model)
-        torch._foreach_copy_(list(self.server_state("broadcast", start).values()), list(start.values()))
-
-    def begin(self, download: Download, round: Round) -> None:
         start = self.params(download.model)
         known = "broadcast" in self._server  # in the first round, and where a run resumes with this metric, it is not
         last = self.server_state("broadcast", start)
         self._step = {name: t - last[name] if known else torch.zeros_like(t) for name, t in start.items()}
         self._step_norm = dot(self._step, self._step).sqrt()
-        self._direction = {name: torch.zeros_like(t) for name, t in self._step.items()}  # Σ Δ_k / ‖Δ_k‖
-        self._sums = zeros(round, 4)  # Σ angle, clients above 90°, clients with an angle, clients with a direction
-        self._values: dict[str, Tensor] = {}
+        torch._foreach_copy_(list(last.values()), list(start.values()))
 
-    def take(self, upload: Upload, round: Round) -> None:
+    def zeros(self, round: Round) -> Params:
+        """Of Δ_k / ‖Δ_k‖ by parameter; under "" of angles, clients above 90°, with an angle, and with a direction."""
+        return {"": round.zeros(4)} | {name: torch.zeros_like(round.start[name]) for name in self.names}
+
+    def take(self, upload: Upload, round: Round) -> Params:
         delta = self.as_sent(upload, self.names)
         norm_K = _dots(delta, delta).sqrt()
         moved = upload.finite & norm_K.isfinite() & (norm_K > 0)
         cosine_K = _dots(delta, self._step) / (norm_K * self._step_norm)
         valid = moved & cosine_K.isfinite()
         angle_K = torch.where(valid, degrees(cosine_K), 0.0)
-        self._sums += torch.stack([angle_K.sum(), (valid & (cosine_K < 0)).sum(), valid.sum(), moved.sum()])
-        for name, total in self._direction.items():
-            unit = delta[name] / per_client(norm_K, delta[name]).to(total.dtype)
-            total += torch.where(per_client(moved, unit), unit, 0.0).sum(0)
-
-    def on_aggregate_end(self, update: Params, round: Received) -> None:
-        """Metrics come after the methods: this update is the one that they leave for the server's optimizer."""
-        if not self.due_in(round):
-            return
-        *parts, (total, above, count, clients) = round.reduce([*self._direction.values(), self._sums])
-        update = {name: update[name] for name in self.names}
-        cosine = dot(dict(zip(self.names, parts, strict=True)), update) / (clients * dot(update, update).sqrt())
-        self._values = {"server": total / count, "above_90": above / count, "update": degrees(cosine)}
+        terms = {"": torch.stack([angle_K.sum(), (valid & (cosine_K < 0)).sum(), valid.sum(), moved.sum()])}
+        for name, t in delta.items():
+            unit = t / per_client(norm_K, t).to(t.dtype)
+            terms[name] = torch.where(per_client(moved, unit), unit, 0.0).sum(0)
+        return terms
 
     def columns(self, round: Received) -> dict[str, float]:
-        known = floats(self._values) if self._values else {}
+        if not round.usable:
+            return {}
+        sums, update = round.sums[self], self.params(round.update)
+        total, above, count, clients = sums[""]
+        cosine = dot(self.params(sums), update) / (clients * dot(update, update).sqrt())
+        known = floats({"server": total / count, "above_90": above / count, "update": degrees(cosine)})
         return {f"angle/{name}": value for name, value in known.items() if value == value}
 
 
@@ -256,9 +248,7 @@ class Gap(ServerMetric):
     """
 
     every: Count = 10
-
-    name = "gap"
-    rehearses = True
+    facts = {"rehearses"}
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
@@ -270,23 +260,17 @@ class Gap(ServerMetric):
         others = np.setdiff1d(np.arange(round.num_clients), round.cohort)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             for upload in self.transport.rehearse(download, others):
-                self.full.add(self._seen(upload), round)
+                self.full.add(replace(upload, delta=self.params(upload.delta)), round)
                 del upload  # nothing holds it while the next stack trains
         now(device)  # waits for the device
         self.module.trainer.strategy.barrier()  # or the wait for a slower process would count as training
 
     def take(self, upload: Upload, round: Round) -> None:
-        seen = self._seen(upload)
-        self.full.add(seen, round)
-        self.partial.add(seen, round)
-
-    def _seen(self, upload: Upload) -> Upload:
-        delta = {name: upload.delta[name] for name in self.names}
-        return replace(upload, delta=delta, finite=upload.finite & finite_clients(delta))
+        for mean in (self.full, self.partial):
+            mean.add(replace(upload, delta=self.params(upload.delta)), round)
 
     def columns(self, round: Received) -> dict[str, float]:
-        shapes = upload_shapes(self.server_parts, round)["delta"]
-        like = {name: shapes[name] for name in self.names}
+        like = self.params(upload_shapes(self.server_parts, round)["delta"])
         partial, full = self.partial.reduce(round, like), self.full.reduce(round, like)
         if not round.num_finite:
             return {}

@@ -8,7 +8,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gcfed.models.stages import Staged, add_linear, group_norm, image_shape, init_kaiming
+from gcfed.models.stages import Staged, add_linear, image_shape, init_kaiming
 from gcfed.utils.checked import Count, checked
 
 
@@ -69,11 +69,10 @@ class CelebACNN(Staged, nn.Module):
     @checked
     def __init__(self, *, input_shape: Sequence[Count], num_classes: Count, groups: Count = 8) -> None:
         super().__init__()
-        make_norm = group_norm(groups, 32)
         channels, height, width = image_shape(input_shape, 1, "it takes images")
         for i in range(1, 5):
             self.add_module(f"conv{i}", nn.Conv2d(channels, 32, kernel_size=3, padding=1))
-            self.add_module(f"norm{i}", make_norm(32))
+            self.add_module(f"norm{i}", nn.GroupNorm(groups, 32))
             channels, height, width = 32, -(-height // 2), -(-width // 2)
         self.fc = nn.Linear(32 * height * width, num_classes)
         self.apply(init_kaiming)

@@ -37,7 +37,6 @@ class ForwardOrder:
         added: parameters of two axes or more by which no input is multiplied, such as class tokens and position
             embeddings. Also those ``[1, …]`` that scale activations entry by entry, or are the input of a layer.
         groups: of weights whose outputs are on axis 1, ``[in, out / groups, …]``: transposed convolutions, ``x @ w``.
-        repeated: weights that are used more than once: of a module that is called again, or tied.
 
     Args:
         declared: until a pass is watched, the order is that of declaration, and all tensors of two axes are weights.
@@ -47,14 +46,12 @@ class ForwardOrder:
         self.params = dict(net.named_parameters())
         self.place = {name: place for place, name in enumerate(self.params)} if declared else {}
         self.groups: dict[str, int] = {}
-        self.repeated: list[str] = []
         self.unused: list[str] = []
         self._weights = {name for name in self.place if self.params[name].dim() > 1}
         self._now = self._latest = self._before_latest = 0  # the latest use of a weight, and that before it
         self._in_call = False  # a function call, whose operations are one step
         self._entered: dict[int, int] = {}  # module → when it was called
         self._seen: dict[str, int] = {}
-        self._used: dict[str, int] = {}
         self._data: set[int] = set()  # memory that depends on the input
         self._made: dict[int, set[str]] = defaultdict(set)  # memory that depends on parameters alone → which
         self._alive: list[Tensor] = []  # so that no memory is used twice
@@ -90,7 +87,6 @@ class ForwardOrder:
         pairs = zip(used, (name for name in self.params if name not in self.unused), strict=True)
         first = [f"the forward pass uses {a} before {b}, which is declared first" for a, b in pairs if a != b][:1]
         lists = {
-            "used more than once, and counted where they are used last": self.repeated,
             "no weights of a layer, and so not centralized (unless gc.tensors=all)": sorted(self.added),
             "not used by a forward pass, and counted where they are declared": self.unused,
         }
@@ -100,9 +96,19 @@ class ForwardOrder:
     def watching(self, x: Tensor) -> Iterator[None]:
         """While the network is called on this input."""
         self._data.add(_memory(x))
+        order = self
+
+        class Calls(TorchFunctionMode):
+            def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                return order.call(func, args, kwargs or {})
+
+        class Operations(TorchDispatchMode):
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                return order.operate(func, args, kwargs or {})
+
         hook = register_module_forward_pre_hook(lambda module, _: self._enter(module))
         try:
-            with _Calls(self), _Operations(self):
+            with Calls(), Operations():
                 yield
         finally:
             hook.remove()
@@ -122,10 +128,9 @@ class ForwardOrder:
         """A function of torch's, such as ``F.linear``."""
         self._now += 1
         self._in_call = True
-        try:
-            return func(*args, **kwargs)
-        finally:
-            self._in_call = False
+        out = func(*args, **kwargs)
+        self._in_call = False
+        return out
 
     def operate(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """An operation of which such functions consist, such as ``aten.addmm``."""
@@ -188,11 +193,8 @@ class ForwardOrder:
         if is_layer:
             if self._latest < self._now:
                 self._before_latest, self._latest = self._latest, self._now
-            if self._used.get(name, self._now) < self._now and name not in self.repeated:
-                self.repeated.append(name)
             if self._before_latest > self._entered.get(owner, -1):
                 self._entered[owner] = self._now
-            self._used[name] = self._now
         self.place[name] = self._entered.setdefault(owner, self._now)
 
 
@@ -216,24 +218,6 @@ def forward_order(net: nn.Module, x: Tensor) -> ForwardOrder:
                 if buffer._version != version:
                     buffer.copy_(value)
     return order
-
-
-class _Calls(TorchFunctionMode):
-    def __init__(self, order: ForwardOrder) -> None:
-        super().__init__()
-        self.order = order
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.order.call(func, args, kwargs or {})
-
-
-class _Operations(TorchDispatchMode):
-    def __init__(self, order: ForwardOrder) -> None:
-        super().__init__()
-        self.order = order
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.order.operate(func, args, kwargs or {})
 
 
 def _kind(func: Any) -> str:

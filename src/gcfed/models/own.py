@@ -2,19 +2,17 @@
 clients have different data, and the checkpoint that any network may start from.
 """
 
-import inspect
 import logging
-import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from copy import deepcopy
-from importlib import import_module
+from inspect import signature
 from math import gcd
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import torchvision
+from hydra.utils import get_object
 from omegaconf import DictConfig, open_dict
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -33,9 +31,7 @@ def build_net(cfg: DictConfig) -> nn.Module:
     A network from outside this package receives ``input_shape`` and ``num_classes`` if its constructor names them, and
     is tried on two samples.
 
-    Raises:
-        ValueError: it cannot be built, is no network or does not fit the data; names the key.
-        FileNotFoundError: the checkpoint that it is to start from is not there.
+    Raises ValueError, which names the key, if it cannot be built, is no network or does not fit the data.
     """
     if cfg.model.get("_target_") is None:
         raise ValueError("model=own: name your network, as in model._target_=mynet.Net.")
@@ -45,8 +41,10 @@ def build_net(cfg: DictConfig) -> nn.Module:
     with open_dict(node):
         policy, start = node.pop("norm_policy", "average"), node.pop("start", None)
         # Data sets of texts set last_only. A network without it that cannot read texts is refused later.
-        optional = {"last_only"} & {*node} | ({*shape} if own else set())
-        for key in optional - _arguments(target) if own or optional else ():
+        optional, known = {"last_only"} & {*node} | ({*shape} if own else set()), set[str]()
+        with suppress(Exception):  # building the network raises it again, with a message
+            known = {*signature(get_object(target)).parameters}
+        for key in optional - known:
             node.pop(key)
     net = build(node)
     if not isinstance(net, nn.Module):
@@ -61,14 +59,6 @@ def build_net(cfg: DictConfig) -> nn.Module:
         raise ValueError(f"model.{error}") from None
 
 
-def _arguments(target: str) -> set[str]:
-    module, _, name = target.rpartition(".")
-    try:
-        return set(inspect.signature(getattr(import_module(module), name)).parameters)
-    except Exception:  # building the network raises it again, with a message
-        return set()
-
-
 @checked
 def torchvision_net(
     *, name: str | None, input_shape: Sequence[Count], num_classes: Count, weights: str | None = None, **settings: Any
@@ -81,14 +71,7 @@ def torchvision_net(
         name: ``resnet18``, ``mobilenet_v3_small``, …; ``torchvision.models.list_models`` lists them.
         weights: ``DEFAULT`` or another name of torchvision's pretrained weights, which it downloads. Tensors of another
             shape, such as the last layer's, start at random, which is logged. None: all start at random.
-
-    Raises:
-        SettingError: no such classifier or weights, or one that does not fit the images.
     """
-    if name in ("googlenet", "inception_v3"):  # with auxiliary heads they return more than logits
-        if weights:
-            raise SettingError("weights", f"={weights}: {name} has weights with auxiliary heads only; take another.")
-        settings = {"init_weights": True, "aux_logits": False} | settings
     try:
         net = torchvision.models.get_model(str(name), num_classes=num_classes, **settings)
     except ValueError as error:
@@ -113,18 +96,14 @@ def torchvision_net(
 def timm_net(
     *, name: str | None, input_shape: Sequence[Count], num_classes: Count, pretrained: bool = False, **settings: Any
 ) -> nn.Module:
-    """A classifier of ``timm``; ``settings`` go to ``timm.create_model``.
-
-    Raises:
-        SettingError: timm knows no such network, or it does not fit the images.
-        ValueError: timm is not installed.
-    """
+    """A classifier of ``timm``; ``settings`` go to ``timm.create_model``."""
     installed("timm", "model=timm")
     import timm  # seconds
 
-    settings |= {"in_chans": input_shape[0] if input_shape else 1, "num_classes": num_classes, "pretrained": pretrained}
     try:
-        net = timm.create_model(str(name), **settings)
+        net = timm.create_model(
+            str(name), in_chans=input_shape[0], num_classes=num_classes, pretrained=pretrained, **settings
+        )
     except (RuntimeError, OSError) as error:
         raise SettingError("name", f"={name}: {' '.join(str(error).split())}") from None
     return fitted(net, input_shape, num_classes)
@@ -132,13 +111,7 @@ def timm_net(
 
 @checked
 def fitted(net: nn.Module, input_shape: Sequence[Count], num_classes: Count) -> nn.Module:
-    """The network, once it has made ``num_classes`` logits of two samples of this shape.
-
-    Raises:
-        ValueError: it cannot read the samples, or returns something else.
-    """
-    if not input_shape:
-        raise SettingError("input_shape", "=[] must be the shape of one sample.")
+    """The network, once it has made ``num_classes`` logits of two samples of this shape; else raises ValueError."""
     what, training = f"model: {type(net).__name__}", net.training
     x = torch.zeros(2, *input_shape, dtype=torch.int64 if hasattr(net, "last_only") else None)
     try:
@@ -148,44 +121,15 @@ def fitted(net: nn.Module, input_shape: Sequence[Count], num_classes: Count) -> 
         text = "; for texts it has the attribute last_only" * (x.dim() == 2)
         reason = f"{' '.join(str(error).split())}. Its forward takes one tensor{text}: wrap one that takes several."
         raise ValueError(f"{what} cannot read samples of data.input_shape={[*input_shape]}: {reason}") from error
-    shape = require_logits(out, net, num_classes).shape
     net.train(training)
-    if len(shape) < 2 or shape[0] != 2 or shape[-1] != num_classes:
+    if not isinstance(out, Tensor):
+        raise ValueError(f"{what} returns a {type(out).__name__}: its forward must return one tensor, the logits.")
+    if out.dim() < 2 or len(out) != 2 or out.shape[-1] != num_classes:
         raise ValueError(
-            f"{what} makes an output of the shape {[*shape]} of 2 samples, not one that ends in data.num_classes="
+            f"{what} makes an output of the shape {[*out.shape]} of 2 samples, not one that ends in data.num_classes="
             f"{num_classes}: give its constructor an argument num_classes."
         )
-    with suppress(RuntimeError, TypeError), torch.random.fork_rng(devices=[]), torch.no_grad():  # of what has no copy
-        copy = deepcopy(net).train()
-        require_logits(copy(x), copy, num_classes)  # auxiliary heads may show in training alone
     return net
-
-
-def require_logits(out: Any, net: nn.Module, num_classes: int) -> Tensor:
-    """What a network returned, if it is one tensor.
-
-    Raises:
-        ValueError: it is a tuple, a dict, an object or nothing; shows the class that takes the logits out of it.
-    """
-    if isinstance(out, Tensor):
-        return out
-    entries = dict(enumerate(out)) if isinstance(out, tuple | list) else out
-    if isinstance(entries, Mapping):
-        places = {f"[{key!r}]": entry for key, entry in entries.items()}
-    else:
-        places = {f".{key}": entry for key, entry in getattr(out, "__dict__", {}).items()}
-    shapes = {place: [*entry.shape] for place, entry in places.items() if isinstance(entry, Tensor)}
-    name, there = type(net).__name__, " and ".join(f"{key} {shape}" for key, shape in shapes.items())
-    remedy = "Let its forward return them."
-    if shapes:
-        place = next((place for place, shape in shapes.items() if shape[-1:] == [num_classes]), next(iter(shapes)))
-        take = f"return super().forward(x){place}"
-        if net.training:  # in evaluation mode it returned one tensor
-            take = f"out = super().forward(x); return out{place} if self.training else out"
-        remedy = f"Wrap it: class Logits({name}), def forward(self, x): {take}"
-    there = f"a {type(out).__name__} of {there or 'no tensors'}"
-    when = "in training" if net.training else "tested"
-    raise ValueError(f"model: {name}, {when}, returns {there}, not one tensor of logits. {remedy}")
 
 
 def batch_norms(net: nn.Module) -> dict[str, Any]:
@@ -205,8 +149,7 @@ def apply_policy(net: nn.Module, norm_policy: NormPolicy = "average") -> nn.Modu
              ICML 2020)
     ======== =========================================================================================================
 
-    Raises:
-        SettingError: a policy that this network has no use for.
+    Raises SettingError for a policy that does not go with the network.
     """
     layers = batch_norms(net)
     if norm_policy != "average" and not layers:
@@ -243,42 +186,29 @@ def begin_at(net: nn.Module, start: str | None, norm_policy: NormPolicy = "avera
         start: a run's ``last.ckpt`` or ``global_model.safetensors``, or a ``state_dict`` of the network that somebody
             else has written with ``torch.save`` or safetensors. Nothing but tensors is read: no code is run.
 
-    Raises:
-        FileNotFoundError: there is no such file.
-        SettingError: it is damaged, or of another network; names the first tensor that does not fit. Or as
-            :func:`apply_policy`.
+    Raises SettingError if the file is damaged or of another network, or as :func:`apply_policy`.
     """
     theirs = {} if start is None else _read_tensors(Path(start))
     if theirs.keys() != net.state_dict().keys():  # there are none, or they are of a network under the policy
         net, norm_policy = apply_policy(net, norm_policy), "average"
     if start is None:
         return net
-    ours, kind = net.state_dict(), type(net).__name__
-    for name in [*ours, *theirs]:
-        there, here = ([*state[name].shape] if name in state else "missing" for state in (theirs, ours))
-        if there != here:
-            what = f"{name} is {there} there, and {here} in {kind}"
-            raise SettingError("start", f"={start} is of another network: {what}.")
-    net.load_state_dict(theirs)
+    try:
+        net.load_state_dict(theirs)
+    except RuntimeError as error:  # names all tensors that differ
+        raise SettingError("start", f"={start} is of another network: {' '.join(str(error).split())}") from None
     return apply_policy(net, norm_policy)
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a network in a file, by the names that they have in the network."""
-    if not path.is_file():
-        raise FileNotFoundError(f"model.start={path}: there is no such file; give a run's checkpoints/last.ckpt.")
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        with zipfile.ZipFile(path) as archive:  # torch writes the checksums, and reads past them
-            if damaged := archive.testzip():
-                raise ValueError(f"the checksum of {damaged} is wrong")
         content: Any = torch.load(path, map_location="cpu", weights_only=True)
-        if "state_dict" in content:  # of Lightning: ours is of a module that has the network as its net
-            content = {n.removeprefix("net."): t for n, t in content["state_dict"].items() if n.startswith("net.")}
-        if not all(isinstance(t, Tensor) for t in content.values()):
-            raise ValueError("it holds more than tensors")
     except Exception as error:  # whatever is in the file
         reason = " ".join(str(error).split(". ")[0].split())
         raise SettingError("start", f"={path} holds no tensors that can be read: {reason}") from None
+    if "state_dict" in content:  # of Lightning: ours is of a module that has the network as its net
+        content = {n.removeprefix("net."): t for n, t in content["state_dict"].items() if n.startswith("net.")}
     return content

@@ -5,11 +5,12 @@ of clients with different data cannot be averaged ("The Non-IID Data Quagmire", 
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, ResNet, conv3x3
 
-from gcfed.models.stages import Staged, group_norm, image_shape
+from gcfed.models.stages import Staged, image_shape
 from gcfed.utils.checked import Count, checked
 
 
@@ -27,7 +28,7 @@ class ResNet18(Staged, ResNet):
     @checked
     def __init__(self, *, num_classes: Count, input_shape: Sequence[Count] = (3, 32, 32), groups: Count = 32) -> None:
         channels, _, _ = image_shape(input_shape, 1, "ResNet18 takes images")
-        super().__init__(BasicBlock, [2, 2, 2, 2], num_classes=num_classes, norm_layer=group_norm(groups, 64))
+        super().__init__(BasicBlock, [2, 2, 2, 2], num_classes=num_classes, norm_layer=partial(nn.GroupNorm, groups))
         self.conv1 = conv3x3(channels, 64)
         nn.init.kaiming_normal_(self.conv1.weight, mode="fan_out", nonlinearity="relu")
         self.maxpool = nn.Identity()

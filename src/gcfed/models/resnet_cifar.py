@@ -6,6 +6,7 @@ to average.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Literal
 
 import torch.nn.functional as F
@@ -13,7 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torchvision.models.resnet import conv3x3
 
-from gcfed.models.stages import Staged, group_norm, image_shape, init_kaiming
+from gcfed.models.stages import Staged, image_shape, init_kaiming
 from gcfed.utils.checked import Count, SettingError, checked
 
 Norm = Callable[[int], nn.Module]
@@ -58,7 +59,7 @@ class ResNetCIFAR(Staged, nn.Module):
         super().__init__()
         if depth % 6 != 2:
             raise SettingError("depth", f"={depth} is not 6n + 2; use 20, 32, 44, 56 or 110.")
-        make_norm: Norm = nn.BatchNorm2d if norm == "batch" else group_norm(groups, 16)
+        make_norm: Norm = nn.BatchNorm2d if norm == "batch" else partial(nn.GroupNorm, groups)
         n = (depth - 2) // 6
         channels, _, _ = image_shape(input_shape, 1, "it takes images")
         self.conv1, self.norm1 = conv3x3(channels, 16), make_norm(16)

@@ -61,22 +61,9 @@ def init_kaiming(module: nn.Module) -> None:
 def image_shape(input_shape: Sequence[int], least: int, reason: str) -> Sequence[int]:
     """``input_shape``, if it is (C, H, W) with sides of at least ``least``, which has a ``reason``.
 
-    Raises:
-        SettingError: it is not.
+    Raises SettingError if it is not.
     """
     if len(input_shape) != 3 or min(input_shape[1:]) < least:
         wanted = f"give images, [C, H, W], of at least {least}×{least}"
         raise SettingError("input_shape", f"={[*input_shape]}: {reason}; {wanted}.")
     return input_shape
-
-
-def group_norm(groups: int, channels: int) -> Callable[[int], nn.Module]:
-    """Makes the GroupNorms of a network whose layers have so many channels, or a multiple of them.
-
-    Raises:
-        SettingError: ``groups`` does not divide them.
-    """
-    if channels % groups:
-        fitting = ", ".join(str(i) for i in range(1, channels + 1) if channels % i == 0)
-        raise SettingError("groups", f"={groups} does not divide {channels} channels: use one of {fitting}.")
-    return partial(nn.GroupNorm, groups)

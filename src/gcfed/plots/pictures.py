@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from gcfed.plots.style import BLACK, BLUE, FACTORS, GREY, LABELS, ORANGE, VERMILION, logarithmic, save, styled, ticks
 from gcfed.runs.measures import smooth
-from gcfed.runs.reading import LabelCounts, column, counts_of, evenly, read_metrics
+from gcfed.runs.reading import column, read_metrics
 
 if TYPE_CHECKING:
     from gcfed.data.datamodule import FederatedDataModule
@@ -57,7 +57,7 @@ def plot_curves(metrics: pd.DataFrame | str | Path, path: str | Path) -> Figure:
     for axes in (left, right):
         values = [y for line in axes.lines for y in line.get_ydata()]
         if is_regression and max(values, default=0) > 30 * min(values, default=0) > 0:
-            logarithmic(axes, "y")
+            logarithmic(axes)
         axes.set_xlabel("communication round")
         ticks(axes, 8)
         if axes.lines:
@@ -72,64 +72,54 @@ def _line(axes: Axes, curve: pd.Series, label: str, **look: Any) -> None:
         axes.plot(curve.index, curve, label=label, marker=marker, **look)
 
 
-def draw_partition(folder: Path, data: FederatedDataModule) -> Path | None:
-    """Draws ``partition.png`` into a run's folder and returns its path; None where there are no classes to draw, or
-    sites hold data of their own, of which the run has written no partition."""
-    held = LabelCounts.load(folder)  # from before the first round: attacks change labels
-    if held is None and (folder / "partition.npz").is_file():
-        held = counts_of(data)
-    if held is None:
-        return None
-    deals, path = data.partitioner, folder / "partition.png"
+def draw_partition(data: FederatedDataModule, held: pd.DataFrame, path: Path) -> None:
+    """Draws a run's ``partition.png`` from the counts of :func:`gcfed.runs.reading.counts_of`."""
+    deals = data.partitioner
     first = [f"{key} = {value}" for key, value in [*vars(deals).items()][:1] if isinstance(value, int | float)]
-    title = ", ".join([f"{data.dataset.name}: {held.of:,} clients", type(deals).__name__, *first])
-    plot_partition(held, path, title.replace("alpha", "α"))
-    return path
+    title = ", ".join([f"{data.dataset.name}: {data.num_clients:,} clients", type(deals).__name__, *first])
+    plot_partition(held, path, title.replace("alpha", "α"), data.num_clients)
 
 
 @styled
 def plot_partition(
-    label_counts: ArrayLike | LabelCounts, path: str | Path, title: str | None = None, max_clients: int = 50
+    label_counts: ArrayLike | pd.DataFrame, path: str | Path, title: str | None = None, clients: int | None = None
 ) -> Figure:
     """How many samples of each class each client holds, as GC-Fed's Figure 5.
 
     A bubble's area is proportional to the number of samples; the bars above count the samples of each client.
 
     Args:
-        label_counts: integers [N, C], samples of class c on client n; or with the clients' ids and the classes' names.
+        label_counts: integers [N, C], samples of class c on client n; a frame also has the clients' ids and the
+            classes' names.
         path: where the picture goes.
         title: goes above the picture.
-        max_clients: of more clients than this only so many are drawn, evenly spaced by their ids.
+        clients: the number of all clients, if ``label_counts`` has only some of them.
     """
-    held = label_counts
-    if not isinstance(held, LabelCounts):
-        counts_NC = np.asarray(label_counts)
-        held = LabelCounts(np.arange(len(counts_NC)), counts_NC, len(counts_NC))
-    drawn = evenly(len(held.counts), max_clients)
-    counts_SC = held.counts[drawn]
-    cell = np.clip(np.array([10, 6]) / counts_SC.shape, [0.2, 0.045], [0.5, 0.32])  # inches
-    width, height = np.clip(cell * counts_SC.shape, [3.0, 1.8], 12.0)
+    held = pd.DataFrame(label_counts)
+    counts_NC, n = held.to_numpy(), len(held)
+    cell = np.clip(np.array([10, 6]) / counts_NC.shape, [0.2, 0.045], [0.5, 0.32])  # inches
+    width, height = np.clip(cell * counts_NC.shape, [3.0, 1.8], 12.0)
 
     figure = Figure(figsize=(width + 1.2, height + 1.9))
     bars, bubbles = figure.subplots(2, 1, sharex=True, height_ratios=[1, height])
-    bars.bar(range(len(drawn)), counts_SC.sum(axis=1), color=GREY, width=0.7)
+    bars.bar(range(n), counts_NC.sum(axis=1), color=GREY, width=0.7)
     bars.grid(axis="x", visible=False)
     bars.yaxis.set_major_locator(MaxNLocator(nbins=3, integer=True))
     bars.yaxis.set_major_formatter("{x:,.0f}")
     bars.set(ylabel="samples", title=title)
 
-    area = (72 * max(cell.min(), 0.14)) ** 2 / max(counts_SC.max(), 1)  # points² a sample: the largest fills its cell
-    rows, classes = counts_SC.nonzero()
-    bubbles.scatter(rows, classes, s=area * counts_SC[rows, classes], color=BLUE, alpha=0.85, linewidths=0)
-    ticked = evenly(len(drawn), 20)
-    bubbles.set_xticks(ticked, [str(i) for i in held.clients[drawn[ticked]]])
+    area = (72 * max(cell.min(), 0.14)) ** 2 / max(counts_NC.max(), 1)  # points² a sample: the largest fills its cell
+    rows, classes = counts_NC.nonzero()
+    bubbles.scatter(rows, classes, s=area * counts_NC[rows, classes], color=BLUE, alpha=0.85, linewidths=0)
+    ticked = np.arange(0, n, -(-n // 20))
+    bubbles.set_xticks(ticked, held.index[ticked].astype(str))
     bubbles.yaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
-    if held.names:
-        shown = evenly(len(held.names), 30)
-        bubbles.set_yticks(shown, [held.names[c][:20] for c in shown])
-    subset = "" if len(drawn) == held.of else f" ({len(drawn)} of {held.of:,}, evenly spaced)"
-    limits = {"xlim": (-0.7, len(drawn) - 0.3), "ylim": (-0.8, counts_SC.shape[1] - 0.2)}
-    bubbles.set(xlabel=f"client{subset}", ylabel="class", **limits)
+    if held.columns.dtype != int:
+        shown = np.arange(0, len(held.columns), -(-len(held.columns) // 30))
+        bubbles.set_yticks(shown, held.columns[shown].str[:20])
+    some = f" ({n} of {clients:,}, evenly spaced)" if clients not in (None, n) else ""
+    limits = {"xlim": (-0.7, n - 0.3), "ylim": (-0.8, counts_NC.shape[1] - 0.2)}
+    bubbles.set(xlabel=f"client{some}", ylabel="class", **limits)
     save(figure, path)
     return figure
 

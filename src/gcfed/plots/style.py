@@ -20,7 +20,7 @@ BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK, YELLOW = PALETTE = (
 )  # fmt: skip
 GREY = "#8A8A8A"
 
-#: Methods with a colour and a dash pattern of their own, the same in all figures. Others take what is left.
+#: Methods with a colour and a dash pattern of their own, the same in all figures. Others take a free one.
 METHODS = (
     "GC-Fed", "FedProx", "SCAFFOLD", "FedACG", "FedDyn", "FedGC", "MOON", "SSF", "FedNTD", "FedDC", "FedCM", "FedSAM",
     "FedAvgM", "FedAdam", "Global GC", "Local GC",
@@ -41,7 +41,7 @@ def looks(methods: Iterable[str]) -> dict[str, dict[str, Any]]:
     return found
 
 
-#: How figures call columns, and the factors of those that they show in another unit.
+#: Names of columns in figures, and the factors of columns that are shown in another unit.
 LABELS = {
     "test/acc": "test accuracy (%)", "test/loss": "test loss", "test/rmse": "root mean squared error",
     "test/relative_error": "relative error",
@@ -66,17 +66,16 @@ styled = matplotlib.rc_context({
 })  # fmt: skip
 
 
-def ticks(axes: Axes, most: int = 6, *, whole: bool = True) -> None:
-    """Ticks of the x axis; of rounds and trials, which are whole, none between them."""
-    axes.xaxis.set_major_locator(MaxNLocator(most, integer=whole, min_n_ticks=1 if whole else 2))
+def ticks(axes: Axes, most: int = 6) -> None:
+    """Ticks of the x axis at whole rounds."""
+    axes.xaxis.set_major_locator(MaxNLocator(most, integer=True, min_n_ticks=1))
 
 
-def logarithmic(axes: Axes, which: str) -> None:
-    """A logarithmic axis, ``x`` or ``y``, with numbers in plain text."""
-    axes.set(**{f"{which}scale": "log"})
-    axis = axes.xaxis if which == "x" else axes.yaxis
-    axis.set_major_formatter(LogFormatter())
-    axis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.4)))
+def logarithmic(axes: Axes) -> None:
+    """A logarithmic y axis, with numbers in plain text."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(LogFormatter())
+    axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.4)))
 
 
 @styled

@@ -1,4 +1,4 @@
-"""The figures of a report: curves by method, and results against a number that varies alone."""
+"""The figures of a report: curves by method."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from gcfed.plots.style import FACTORS, LABELS, logarithmic, looks, save, styled, ticks
-from gcfed.report.frame import COLUMNS, symbol, varying
-from gcfed.report.verdict import Verdict, per_seed
+from gcfed.report.verdict import Verdict
 from gcfed.runs.folder import FINISHED, Run
 from gcfed.runs.measures import smooth
 
-METHODS, PLACES = 12, 6  # that are drawn: methods of a place, the best ones; places with curves
-Looks = Mapping[str, Mapping[str, Any]]
+METHODS, PLACES = 12, 6  # at most so many of the best methods of a place are drawn, and so many places
 
 
 class Picture(NamedTuple):
@@ -41,23 +39,15 @@ def draw(frame: pd.DataFrame, verdicts: Mapping[str, Verdict], folder: Path) -> 
         for column in (c for c in LABELS if c in measured):
             smoothed = column == "test/acc" and found.measure.startswith("last10")
             more = " Each point is the mean of the tests in 10 rounds." * smoothed
-            file = _written(curves(rows, column, shades, smoothed), folder / f"{column.replace('/', '_')}_{i}.png")
+            figure, file = curves(rows, column, shades, smoothed), folder / f"{column.replace('/', '_')}_{i}.png"
+            save(figure, file)
+            save(figure, file.with_suffix(".pdf"))
             pictures.append(Picture(place, LABELS[column].capitalize(), caption + more, file))
-        for key, figure in sweeps(rows, found, shades).items():
-            file = _written(figure, folder / f"{key.replace('.', '_')}_{i}.png")
-            title = f"{found.scale.heading} against {symbol(key)}"
-            pictures.append(Picture(place, title, "Mean and standard deviation over seeds.", file))
     return pictures
 
 
-def _written(figure: Figure, path: Path) -> Path:
-    save(figure, path)
-    save(figure, path.with_suffix(".pdf"))
-    return path
-
-
-def curves(rows: pd.DataFrame, column: str, shades: Looks, smoothed: bool = False) -> Figure:
-    """A column over the rounds, a line a method."""
+def curves(rows: pd.DataFrame, column: str, shades: Mapping[str, Mapping[str, Any]], smoothed: bool = False) -> Figure:
+    """A column over the rounds, one line per method, with one legend below the axes."""
     figure = Figure(figsize=(5.6, 3.4))
     axes = figure.subplots()
     for method, own in rows[~rows["repeated"]].groupby("method", sort=False):
@@ -73,38 +63,16 @@ def curves(rows: pd.DataFrame, column: str, shades: Looks, smoothed: bool = Fals
             label = ""
     values = np.concatenate([np.asarray(line.get_ydata()) for line in axes.lines] or [np.zeros(1)])
     if column != "test/acc" and values.min() > 0 and values.max() > 1000 * values.min():
-        logarithmic(axes, "y")
+        logarithmic(axes)
     axes.set(xlabel="communication round", ylabel=LABELS[column])
     ticks(axes)
-    return _with_legend(figure)
+    if known := dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True)):
+        abreast = max(1, min(len(known), 66 // (6 + max(map(len, known)))))
+        figure.set_figheight(3.4 + 0.2 * -(-len(known) // abreast))
+        figure.legend([*known.values()], [*known], loc="outside lower center", ncols=abreast)
+    return figure
 
 
 def _curve(run: Run, column: str, smoothed: bool) -> pd.Series:
     curve = run.curve(column).replace([np.inf, -np.inf], np.nan).dropna()
     return FACTORS.get(column, 1) * (smooth(curve) if smoothed else curve)
-
-
-def sweeps(rows: pd.DataFrame, found: Verdict, shades: Looks) -> dict[str, Figure]:
-    """By key: the results of methods that differ in this number alone, if it has three values or more, such as λ."""
-    figures: dict[str, Figure] = {}
-    for name, own in rows.groupby(rows["method"].str.partition(",")[0], sort=False):
-        texts, values = varying(own.drop(columns=COLUMNS)), found.scale.factor * per_seed(own, found.measure)
-        key = texts.columns[0] if len(texts.columns) == 1 else ""
-        x = pd.to_numeric(texts.get(key, pd.Series("", own.index)), errors="coerce").groupby(own["method"]).first()
-        x = x[[method for method in x.index if method in values]].sort_values()
-        if len(x) > 2 and x.notna().all():
-            figure = figures.setdefault(key, Figure(figsize=(5.6, 3.4)))
-            axes, look = figure.gca(), shades.get(name) or looks([name])[name]
-            axes.errorbar(x, values.mean()[x.index], values.std()[x.index], marker="o", label=name, **look)
-            axes.set(xlabel=symbol(key), ylabel=found.scale.heading)
-    return {key: _with_legend(figure) for key, figure in figures.items()}
-
-
-def _with_legend(figure: Figure) -> Figure:
-    """One legend below the axes."""
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    if known := dict(zip(labels, handles, strict=True)):
-        abreast = max(1, min(len(known), 66 // (6 + max(map(len, known)))))
-        figure.set_figheight(3.4 + 0.2 * -(-len(known) // abreast))
-        figure.legend([*known.values()], [*known], loc="outside lower center", ncols=abreast)
-    return figure

@@ -20,7 +20,7 @@ SYMBOLS = {
     "gc.lam": "λ", "client.optimizer.lr": "η", "client.epochs": "epochs", "client.steps": "steps",
     "client.batch_size": "batch", "methods.proximal.mu": "μ", "methods.ssf.ratio": "r/d", "methods.fedsub.ratio": "r/d",
     "partition.alpha": "α", "participation.per_round": "clients a round", "participation.num_clients": "clients",
-    "data.validation": "validation split", "data.classes": "samples", "eval_every": "tested every",
+    "data.validation": "validation split", "eval_every": "tested every",
 }  # fmt: skip
 #: Sections that a key's name leaves out.
 _PLAIN = re.compile(r"^(methods|client\.optimizer|client|data\.dataset|data|participation|partition|model)\.")
@@ -36,10 +36,7 @@ def frame_of(runs: Iterable[Run]) -> pd.DataFrame:
     runs = [run for run in runs if run.config]
     frame = pd.DataFrame({"run": pd.Series(runs, dtype=object)})
     keys = pd.DataFrame([_texts(run) for run in runs], dtype=object).fillna("")
-    # Files may have changed between runs; the summary of a run that has ended has a checksum of its data.
-    checksums, same = pd.Series([run.summary.get("classes") for run in runs], dtype=object), _numbers(keys)
-    keys["data.classes"] = checksums.fillna(checksums.groupby(same).transform("first")).fillna("")
-    frame["setting"] = _numbers(keys)
+    frame["setting"] = keys.groupby([*keys], sort=False).ngroup()
     differing = sorted(keys.columns[keys.nunique() > 1], key=_importance)
     settings = keys[differing].groupby(frame["setting"]).first()
     first = frame.groupby("setting")["run"].first()
@@ -125,12 +122,6 @@ def _texts(run: Run) -> dict[str, str]:
 def _text(value: Any) -> str:
     text = f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
     return text.rpartition(".")[2] if text.startswith(("gcfed.", "torch.")) else text
-
-
-def _numbers(keys: pd.DataFrame) -> pd.Series:
-    """Equal numbers for equal rows."""
-    rows = pd.Series([*map(tuple, keys.to_numpy())], index=keys.index, dtype=object)
-    return pd.Series(pd.factorize(rows)[0], index=keys.index)
 
 
 def _importance(key: str) -> tuple[bool, bool, bool, int]:

@@ -6,7 +6,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from copy import deepcopy
 from dataclasses import dataclass
@@ -41,11 +41,11 @@ class Run:
     """One run folder."""
 
     folder: Path
-    config: Mapping[str, Any]  # {} where it cannot be read; shared in parts with other runs: not to be written to
-    summary: Mapping[str, Any]  # {} where the run has not come to its end
+    config: Mapping[str, Any]  # {} if it cannot be read
+    summary: Mapping[str, Any]  # {} if the run has not ended
     metrics: pd.DataFrame  # by round, NaN where nothing was measured
-    state: str  # of STATES
-    note: str  # the rest in one sentence; "" for a finished run
+    state: str  # one of STATES
+    note: str  # why it is in this state; "" for a finished run
 
     @cached_property
     def leaves(self) -> dict[str, Any]:
@@ -55,22 +55,18 @@ class Run:
     def identity(self) -> str:
         return digest(self.leaves)
 
-    @cached_property
-    def setting(self) -> str:
-        return digest(self.leaves, without="seed")
-
     @property
     def seed(self) -> int:
         return self.config.get("seed", 0)
 
     @property
     def planned(self) -> int:
-        """The rounds that it was to train."""
+        """Rounds that were asked for."""
         return self.config.get("rounds", 0)
 
     @property
     def rounds(self) -> int:
-        """The rounds that it has finished."""
+        """Rounds that are finished."""
         return int(self.metrics.index[-1]) if len(self.metrics) else 0
 
     @property
@@ -92,55 +88,48 @@ class Run:
 
 
 def find_runs(roots: Iterable[str | Path]) -> list[Run]:
-    """Every run below the :func:`folders`, sorted by path."""
-    found = {folder.resolve() for folder, files in folders(roots) if is_run(files)}
-    return [read_run(folder) for folder in sorted(found)]
-
-
-def folders(roots: Iterable[str | Path]) -> Iterator[tuple[Path, list[str]]]:
-    """Every folder below the roots, with the names of its files. Folders within a run are left out."""
+    """Every run below the roots, sorted by path. Links are followed; folders within a run are left out."""
+    found, seen = set[str](), set[str]()
     for root in map(Path, roots):
         if not root.is_dir():
             raise FileNotFoundError(
                 f"roots={root}: there is no such folder. Runs lie in {ROOT / 'logs'}, or where paths.log_dir put them."
             )
-        seen = set[str]()
         for name, below, files in os.walk(root, followlinks=True):
-            if (real := os.path.realpath(name)) in seen:  # a link leads back
+            if (folder := os.path.realpath(name)) in seen or is_run(files):  # a link may lead back
                 below.clear()
-                continue
-            seen.add(real)
-            below[:] = [] if is_run(files) else [b for b in below if not b.startswith(".")]
-            yield Path(name), files
+            seen.add(folder)
+            found |= {folder} if is_run(files) else set()
+    return [read_run(Path(folder)) for folder in sorted(found)]
 
 
 def shown(folder: Path) -> str:
-    """Its path from here."""
+    """The folder's path, relative to the working directory."""
     return os.path.relpath(folder)
 
 
 def is_run(files: Collection[str]) -> bool:
-    """Whether a folder with these files is a run's. Its config is written when its settings are accepted."""
+    """Whether a folder with these files belongs to a run that was accepted."""
     return CONFIG in files and not {"partition.npz", METRICS, SUMMARY, FAILURE}.isdisjoint(files)
 
 
 def read_run(folder: Path) -> Run:
-    """Reads one folder. A file that cannot be read makes the run a failed one without a config, never an error."""
+    """Reads one folder. If a file cannot be read, the run is returned as failed, without a config."""
     try:
         config = read_yaml(folder / CONFIG)
         summary, metrics = read_summary(folder / SUMMARY), read_metrics(folder / METRICS)
         state, note = ending(folder, int(config["rounds"]), summary, metrics)
-    except Exception as error:  # whatever a damaged or foreign folder leads to
+    except Exception as error:  # a damaged or foreign folder
         why = " ".join(f"{type(error).__name__}: {error}".split())
         return Run(folder, {}, {}, read_metrics(None), FAILED, f"its files cannot be read: {why}")
     return Run(folder, config, summary, metrics, state, note)
 
 
 def ending(folder: Path, planned: int, summary: Mapping[str, Any], metrics: pd.DataFrame) -> tuple[str, str]:
-    """The state and the note of a run that was to train ``planned`` rounds."""
+    """The state and the note of a run of ``planned`` rounds."""
     broken = divergence(metrics)
     if summary and metrics.empty:
-        return FAILED, f"it came to its end, but its {METRICS} is missing"
+        return FAILED, f"it has ended, but its {METRICS} is missing"
     went_on = len(metrics) and summary.get("rounds", metrics.index[-1]) != metrics.index[-1]  # since it stopped early
     if summary and (summary.get("rounds", 0) >= planned or ("stopped" in summary and not went_on)):
         return (DIVERGED, broken) if broken else (FINISHED, "")
@@ -180,9 +169,8 @@ def with_folder(cfg: DictConfig) -> DictConfig:
 
 
 def new_folder(path: Path) -> Path:
-    """Makes a folder that nobody else has: ``path``, or ``path_2`` and so on where there is one already."""
-    names = chain([path], (path.with_name(f"{path.name}_{number}") for number in count(2)))
-    for folder in names:
+    """Makes a folder that did not exist: ``path``, else ``path_2`` and so on."""
+    for folder in chain([path], (path.with_name(f"{path.name}_{number}") for number in count(2))):
         with suppress(FileExistsError):
             folder.mkdir(parents=True)
             break
@@ -222,7 +210,7 @@ def run_dir(base: str, ckpt_path: Any, now: str, changed: str = "", *, _root_: A
             try:
                 if identity(read_yaml(folder / CONFIG)) == wanted:
                     return str(folder)
-            except (ValueError, OSError) as error:
+            except Exception as error:  # a damaged file
                 log.warning("%s is passed over: %s", folder, error)
     elif isinstance(ckpt_path, str) and Path(ckpt_path).parent.name == "checkpoints":
         return str(Path(ckpt_path).parent.parent)
@@ -232,15 +220,12 @@ def run_dir(base: str, ckpt_path: Any, now: str, changed: str = "", *, _root_: A
 def sweep_dir(base: str, ckpt_path: str | None) -> str:
     """A new folder for a sweep; with ``ckpt_path=last`` that of the newest sweep with the same overrides."""
     if ckpt_path == "last":
-        # Hydra has no config for a sweep as a whole: its jobs share what stands on the command line.
+        # Hydra has no config for a sweep as a whole: compare the command line with that of earlier sweeps.
         words = (word for word in sys.argv[1:] if not word.startswith("-"))
         mine = counted(word for word in words if "=" in word or word.startswith("~"))
-        for sweep in sorted(Path(base).glob("multirun_*/multirun.yaml"), reverse=True):  # Hydra's own
-            try:
-                if counted(read_yaml(sweep)["hydra"]["overrides"]["task"]) == mine:
-                    return str(sweep.parent)
-            except (ValueError, KeyError) as error:
-                log.warning("%s is passed over: %s", sweep, error)
+        for sweep in sorted(Path(base).glob("multirun_*/multirun.yaml"), reverse=True):  # Hydra writes it
+            if counted(OmegaConf.select(OmegaConf.load(sweep), "hydra.overrides.task") or ()) == mine:
+                return str(sweep.parent)
     return str(Path(base) / datetime.now().strftime("multirun_%Y-%m-%d_%H-%M-%S-%f"))
 
 

@@ -27,7 +27,7 @@ _LOWER = re.compile("loss|error|rmse|mse|mae|bytes|seconds|time/|comm/")  # colu
 
 
 def parse(measure: str, key: str = "measure") -> tuple[str, str]:
-    """Name, and column or target. ``key`` is named in the ValueError about what is no measure."""
+    """Name, and column or target. The ValueError about anything else names ``key``."""
     name, colon, of = measure.partition(":")
     name, of = (name, of) if colon else ("final", measure)
     if name not in NAMES or not of or (name == "rounds" and not re.fullmatch(r"\d*\.?\d+", of)):
@@ -58,8 +58,8 @@ def value(run: Run, measure: str) -> float | None:
 
 
 def smooth(curve: pd.Series, rounds: int = WINDOW) -> pd.Series:
-    """Of each test the mean with those of the rounds before it, so many with its own: GC-Fed's tables."""
-    every = range(1, curve.index[-1] + 1) if len(curve) else curve.index  # those without a test count for nothing
+    """Of each test the mean over the tests of the last ``rounds`` rounds, its own included: GC-Fed's tables."""
+    every = range(1, curve.index[-1] + 1) if len(curve) else curve.index  # a round without a test is skipped
     return curve.reindex(every).rolling(rounds, min_periods=1).mean()[curve.index]
 
 
@@ -72,8 +72,3 @@ def first_round(curve: pd.Series, target: float) -> int | None:
     """The first round whose value is at least the target; None if no round has one."""
     reached = curve.index[(curve >= target) & (curve < math.inf)]
     return int(reached[0]) if len(reached) else None
-
-
-def until(values: pd.Series, round_number: int | None) -> float | None:
-    """The sum of a column up to a round, that included; None for no round."""
-    return None if round_number is None else values.loc[:round_number].sum().item()

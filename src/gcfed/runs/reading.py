@@ -1,50 +1,34 @@
-"""The files of a run folder: ``config.yaml``, ``summary.json``, ``metrics.csv`` and ``label_counts.npz``.
+"""Reads the files of a run folder: ``config.yaml``, ``summary.json`` and ``metrics.csv``.
 
-Damaged files raise a ValueError that names the file. A stranger's folder is not checked any further.
+Nothing heavy is imported at the top: Hydra asks for the folder of a run before anything is built.
 """
 
 from __future__ import annotations
 
 import io
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from gcfed.utils.files import replacing
-
 if TYPE_CHECKING:
-    import numpy as np  # nothing heavy is imported before Hydra has asked for the folder of a run
     import pandas as pd
-    from numpy.typing import NDArray
 
     from gcfed.data.datamodule import FederatedDataModule
 
-LABEL_COUNTS = "label_counts.npz"
 Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # yaml.safe_load, ten times faster
 
 
 def read_yaml(path: Path) -> dict[Any, Any]:
-    """A mapping from a file; {} from an empty one."""
-    try:
-        found = yaml.load(path.read_text(encoding="utf-8"), Loader) or {}
-    except (yaml.YAMLError, ValueError) as error:
-        raise ValueError(f"{path.name}: {' '.join(str(error).split())}") from None
-    if not isinstance(found, dict):
-        raise ValueError(f"{path.name} holds no settings")
-    return found
+    """A mapping from a file; {} from an empty one. Errors of YAML name the file."""
+    with path.open(encoding="utf-8") as file:
+        return dict(yaml.load(file, Loader) or {})
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """A run's ``summary.json``; {} where there is none, since the run has not come to its end."""
-    if not path.exists():
-        return {}
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path.name}: {error}") from None
+    """A run's ``summary.json``; {} while the run has not ended."""
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def read_metrics(path: Path | None) -> pd.DataFrame:
@@ -60,11 +44,8 @@ def read_metrics(path: Path | None) -> pd.DataFrame:
     if whole.count("\n") < 2:
         return pd.DataFrame(index=pd.Index([], name="round", dtype="int64"))
     header, body = whole.split("\n", 1)
-    try:
-        table = pd.read_csv(io.StringIO(f"{header}\n{body.replace('nan', 'inf')}"), index_col="round", dtype=float)
-        table.index = table.index.astype("int64")
-    except ValueError as error:
-        raise ValueError(f"{path and path.name}: no table of numbers with a column 'round': {error}") from None
+    table = pd.read_csv(io.StringIO(f"{header}\n{body.replace('nan', 'inf')}"), index_col="round", dtype=float)
+    table.index = table.index.astype("int64")
     return table
 
 
@@ -73,44 +54,14 @@ def column(metrics: pd.DataFrame, name: str) -> pd.Series:
     return metrics[name].dropna() if name in metrics else metrics.index[:0].to_series().astype(float)
 
 
-@dataclass(frozen=True, eq=False)
-class LabelCounts:
-    """How many samples of each class some clients of a run hold: ``label_counts.npz``, small for any federation."""
+def counts_of(data: FederatedDataModule) -> pd.DataFrame | None:
+    """How many samples of each class up to 50 clients hold: [client id, class]; None where labels are no classes."""
+    import numpy as np
+    import pandas as pd
 
-    clients: NDArray[np.int64]  # ids [S]
-    counts: NDArray[np.int64]  # [S, C], samples of class c on client s
-    of: int  # clients in all
-    names: tuple[str, ...] = ()  # of the classes, [C], where they have any
-
-    def save(self, folder: Path) -> None:
-        import numpy as np
-
-        with replacing(folder / LABEL_COUNTS) as temporary, temporary.open("wb") as file:
-            np.savez(file, clients=self.clients, counts=self.counts, of=self.of, names=np.array(self.names, str))
-
-    @classmethod
-    def load(cls, folder: Path) -> LabelCounts | None:
-        """Read it back; None where a run's folder has none."""
-        import numpy as np
-
-        if not (folder / LABEL_COUNTS).is_file():
-            return None
-        with np.load(folder / LABEL_COUNTS) as file:
-            return cls(file["clients"], file["counts"], int(file["of"]), tuple(map(str, file["names"])))
-
-
-def counts_of(data: FederatedDataModule) -> LabelCounts | None:
-    """Of up to 50 clients, evenly spaced; None where labels are no classes."""
     if data.labels.dtype.kind != "i":
         return None
-    clients = evenly(data.num_clients, 50)
+    clients = np.unique(np.arange(50) * data.num_clients // 50)  # evenly spaced
     counts = data.partition.label_counts(data.labels, data.num_classes, clients=clients)
     names = data.dataset.class_names or ()
-    return LabelCounts(clients, counts, data.num_clients, names if len(names) == data.num_classes else ())
-
-
-def evenly(n: int, most: int) -> NDArray[np.int64]:
-    """At most ``most`` of the ids 0 to n − 1, evenly spaced."""
-    import numpy as np
-
-    return np.unique(np.arange(most) * n // most)
+    return pd.DataFrame(counts, clients, names if len(names) == data.num_classes else None)

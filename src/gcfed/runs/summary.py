@@ -6,20 +6,19 @@ import json
 import logging
 import math
 import traceback
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from omegaconf import DictConfig, OmegaConf
-from rich.console import Console, RenderableType
-from rich.syntax import Syntax
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from gcfed.runs.folder import FAILURE, SUMMARY, shown
-from gcfed.runs.measures import WINDOW, average, first_round, smooth, until
+from gcfed.runs.measures import WINDOW, average, first_round, smooth
 from gcfed.runs.reading import column
 from gcfed.utils.files import replacing
 from gcfed.utils.words import size
@@ -27,13 +26,13 @@ from gcfed.utils.words import size
 if TYPE_CHECKING:
     import pandas as pd
 
-ERRORS = ("test/loss", "test/rmse", "test/relative_error")  # of a test, beside the accuracy: the less, the better
+ERRORS = ("test/loss", "test/rmse", "test/relative_error")  # measures of a test of which less is better
 USUAL = {"train", "test", "comm", "time"}  # first parts of the columns that every run has
 
 
 def write_summary(folder: Path, figures: Mapping[str, Any], about: Mapping[str, str]) -> None:
     """Writes ``summary.json``: a run's figures, what identifies it and its data (``about``), and when it ended."""
-    # JSON has no NaN and no infinity, which are losses of a model that diverged.
+    # JSON has neither NaN nor infinity, which a model that diverged may have as losses.
     plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in figures.items()}
     plain |= {**about, "ended": datetime.now().astimezone().isoformat(timespec="seconds")}
     with replacing(folder / SUMMARY) as temporary:
@@ -41,39 +40,35 @@ def write_summary(folder: Path, figures: Mapping[str, Any], about: Mapping[str, 
 
 
 def summary_of(metrics: pd.DataFrame, targets: Sequence[float], processes: int = 1) -> dict[str, Any]:
-    """The figures of a run: accuracies in 0…1, bytes in all, seconds a round and a client (medians).
+    """The figures of a run: accuracies in 0…1, total bytes, medians of the seconds per round and per client.
 
-    A target that was not reached is None; ``_ema`` reads FedACG's moving average instead of the tests themselves.
-    ``acc_diff/*`` are statistics of the change from one test to the next (GC-Fed's Table 2). ``client_seconds`` and
-    ``*_to_target`` are FedGC's Table 2: the seconds of one client's share of a round in the process that trains it,
-    aggregation included; such seconds, and the bytes in both directions, of all clients up to the target's first round.
+    ``*_to_target`` is None for a target that was not reached. ``acc_diff/*`` are statistics of the change from one test
+    to the next (GC-Fed's Table 2). ``client_seconds`` is the time of one client in the process that trains it,
+    aggregation included (FedGC's Table 2).
 
     Args:
-        processes: among which the clients were shared out.
+        processes: the number of processes that trained the clients.
     """
     acc = column(metrics, "test/acc")
-    moving, change = average(acc), acc.diff().dropna()
+    change = acc.diff().dropna()
     errors = {name: column(metrics, name) for name in ERRORS if name in metrics}
     reached = {f"{t:g}": first_round(acc, t) for t in targets}
-    seconds = metrics["time/train_s"] * processes
-    traffic = (metrics["comm/down_bytes"] + metrics["comm/up_bytes"]).astype("int64")
+    traffic = (metrics["comm/down_bytes"] + metrics["comm/up_bytes"]).astype("int64").cumsum()
     return {
         "rounds": int(metrics.index[-1]),
         "test/acc": _last(acc),
         "test/acc_best": float(acc.max()),
         "best_round": int(acc.idxmax()) if len(acc) else None,
         "test/acc_smooth10": _last(smooth(acc)),
-        "test/acc_ema": _last(moving),
+        "test/acc_ema": _last(average(acc)),
         "acc_diff/mean": float(change.mean()),
         "acc_diff/std": float(change.std(ddof=0)),
         "acc_diff/min": float(change.min()),
         **{name: _last(error) for name, error in errors.items()},
         **{f"{name}_best": float(error.min()) for name, error in errors.items()},
         "rounds_to_target": reached,
-        "rounds_to_target_ema": {f"{t:g}": first_round(moving, t) for t in targets},
-        "bytes_to_target": {t: until(traffic, r) for t, r in reached.items()},
-        "client_seconds": float((seconds / metrics["train/clients"]).median()),
-        "client_seconds_to_target": {t: until(seconds, r) for t, r in reached.items()},
+        "bytes_to_target": {t: r and int(traffic[r]) for t, r in reached.items()},
+        "client_seconds": float((metrics["time/train_s"] * processes / metrics["train/clients"]).median()),
         "comm/down_bytes": int(metrics["comm/down_bytes"].sum()),
         "comm/up_bytes": int(metrics["comm/up_bytes"].sum()),
         "time/round_s": float(metrics["time/round_s"].median()),
@@ -82,10 +77,9 @@ def summary_of(metrics: pd.DataFrame, targets: Sequence[float], processes: int =
 
 
 def last_figures(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, float]:
-    """The figures of the summary that are no column: also ``test/rounds_to_<t>`` of the targets that were reached."""
+    """The figures of the summary that are no column, and ``test/rounds_to_<t>`` of each target that was reached."""
     figures = {name: value for name, value in summary.items() if name.startswith("test/")}
-    for key, end in (("rounds_to_target", ""), ("rounds_to_target_ema", "_ema")):
-        figures |= {f"test/rounds_to_{t}{end}": r for t, r in summary[key].items() if r is not None}
+    figures |= {f"test/rounds_to_{t}": r for t, r in summary["rounds_to_target"].items() if r is not None}
     return {name: float(v) for name, v in figures.items() if name not in metrics and math.isfinite(v)}
 
 
@@ -93,28 +87,22 @@ def _last(curve: pd.Series) -> float:
     return float(curve.iloc[-1]) if len(curve) else math.nan
 
 
-def tell(*parts: RenderableType) -> None:
-    """Prints to the terminal and, without colours, to the files of the log."""
-    console = Console(soft_wrap=True, record=True)
-    console.print(*parts, sep="\n")
-    record = logging.makeLogRecord({"msg": console.export_text().rstrip(), "levelno": logging.INFO})
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, logging.FileHandler):
-            handler.handle(record)
-
-
-def print_config(cfg: DictConfig) -> None:
-    tell(Syntax(OmegaConf.to_yaml(cfg, resolve=True), "yaml", background_color="default", word_wrap=True))
-
-
 def print_summary(summary: Mapping[str, Any], metrics: pd.DataFrame, folder: Path, stopped: str = "") -> None:
-    """Prints the figures of :func:`summary_of`, the last values of other metrics, and the names of the files."""
+    """Prints the figures of :func:`summary_of`, the last values of other metrics, and the names of the files.
+
+    The files of the log get the same text.
+    """
     title = f"{summary['rounds']} rounds" + f", stopped early: {stopped}" * bool(stopped)
     table = Table(title=title, title_justify="left", show_header=False)
     for label, text in {**_figures(summary, metrics), **_measured(metrics)}.items():
         table.add_row(f"[bold]{label}[/bold]", text)
     files = sorted(p.name for p in folder.iterdir() if not p.name.startswith((".", "events.out.")))
-    tell(table, Text(f"{', '.join(files)} are in\n  {min(str(folder), shown(folder), key=len)}"))
+    console = Console(soft_wrap=True, record=True)
+    console.print(table, Text(f"{', '.join(files)} are in\n  {min(str(folder), shown(folder), key=len)}"), sep="\n")
+    record = logging.makeLogRecord({"msg": console.export_text().rstrip(), "levelno": logging.INFO})
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.FileHandler):
+            handler.handle(record)
 
 
 def _figures(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, str]:
@@ -127,10 +115,9 @@ def _figures(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, str
         rows["best"] = f"{summary['test/acc_best']:.2%} in round {summary['best_round']}"
     if tests > 1:
         rows[f"mean of the last {min(summary['rounds'], WINDOW)} rounds"] = f"{summary['test/acc_smooth10']:.2%}"
-    sent, seconds = summary["bytes_to_target"], summary["client_seconds_to_target"]
     for t, reached in summary["rounds_to_target"].items():
         if reached:
-            rows[f"to {float(t):.0%}"] = f"{reached} rounds, {size(sent[t])}, {seconds[t]:.3g} s of clients"
+            rows[f"to {float(t):.0%}"] = f"{reached} rounds, {size(summary['bytes_to_target'][t])}"
     rows["bytes down, up"] = f"{size(summary['comm/down_bytes'])}, {size(summary['comm/up_bytes'])}"
     rows["seconds a round, a client"] = f"{summary['time/round_s']:.3f}, {summary['client_seconds']:.3g} (medians)"
     for what in ("nonfinite_clients", "dropped_clients", "stragglers"):
@@ -141,20 +128,19 @@ def _figures(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, str
 
 def _measured(metrics: pd.DataFrame) -> dict[str, str]:
     """The last values of the columns that not every run has, a row for each first part of their names."""
-    rows: dict[str, str] = {}
+    rows = defaultdict[str, list[str]](list)
     for name in metrics:
         kind, _, figure = name.partition("/")
         if kind not in USUAL and len(curve := column(metrics, name)):
-            rows[kind] = f"{rows[kind]}, " if kind in rows else ""
-            rows[kind] += f"{figure} {curve.iloc[-1]:.4g}"
-    return rows
+            rows[kind].append(f"{figure} {curve.iloc[-1]:.4g}")
+    return {kind: ", ".join(texts) for kind, texts in rows.items()}
 
 
 @contextmanager
 def failure_recorded(folder: Path, *, write: bool = True) -> Iterator[None]:
     """Deletes ``failure.txt``, and writes it if the block raises: ``Type: message``, then the traceback.
 
-    ``write=False`` for all processes but the first.
+    ``write``: whether this is the first process of the run.
     """
     path = folder / FAILURE
     if write and path.is_file():

@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from types import NoneType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -53,12 +52,9 @@ def checked(target: T) -> T:
         return target
     signature = inspect.signature(target)
 
-    names = {name for name, parameter in signature.parameters.items() if "*" not in str(parameter)}
-
     @functools.cache  # at the first call: most functions are imported and never called
     def rules() -> dict[str, Any]:
-        hints = get_type_hints(target, include_extras=True)
-        return {name: hint for name, hint in hints.items() if name in names and _is_plain(hint)}
+        return {name: hint for name, hint in get_type_hints(target, include_extras=True).items() if _is_plain(hint)}
 
     @functools.wraps(target)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -68,6 +64,15 @@ def checked(target: T) -> T:
         return target(*args, **kwargs)
 
     return call  # type: ignore[return-value]
+
+
+def bind(signature: inspect.Signature, args: Sequence[Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name. Raises SettingError if one is unknown or missing."""
+    try:
+        return signature.bind(*args, **given).arguments
+    except TypeError as error:
+        name, known = str(error).split("'")[1:2], [name for name in signature.parameters if name != "self"]
+        raise SettingError("".join(name), f": {error}; there are {', '.join(known)}.") from None
 
 
 def fits(name: str, value: V, hint: Any) -> V:
@@ -91,20 +96,3 @@ def _is_plain(hint: Any) -> bool:
         return _is_plain(args[0])
     plain = origin in (Literal, Callable) or hint in (int, float, bool, str, NoneType, Any, dict)
     return plain or (bool(args) and all(map(_is_plain, args)))
-
-
-def bind(signature: inspect.Signature, args: Sequence[Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by name. Raises SettingError if an argument is unknown or missing."""
-    try:
-        return signature.bind(*args, **given).arguments
-    except TypeError as error:
-        names = [name for name in signature.parameters if name != "self"]
-        takes_all = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-        for name in () if takes_all else given.keys() - set(names):
-            near = get_close_matches(name, names, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names) or 'none'}."
-            raise SettingError(name, f"={given[name]}: there is no such argument; {hint}") from None
-        for name, parameter in signature.parameters.items():
-            if parameter.default is parameter.empty and name not in given and f"'{name}'" in str(error):
-                raise SettingError(name, " is missing.") from None
-        raise

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -13,28 +12,31 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.core.override_parser.types import OverrideType, Quote, QuotedString
 from hydra.errors import ConfigCompositionException, HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from gcfed.utils.resolvers import CONFIGS
 
-GROUPS_OF_CONFIGS = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*") if path.is_dir())
-_KEY = re.compile(r"[^/@:]+")  # a key that is in no group
+GROUPS = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*") if path.is_dir())
 
 
 def shorthand(overrides: Iterable[str]) -> list[str]:
     """``model._target_=mynet.Net`` also chooses ``model=own``. The path of a checkpoint needs no quotes."""
-    overrides = list(overrides)
-    for i, (key, _, path) in enumerate(override.partition("=") for override in overrides):
-        quoted = path[:1] in ("'", '"', "[")
-        if key == "ckpt_path" and not quoted and (os.path.isfile(path) or "'" in path):  # noqa: PTH113  (is_file() may raise)
-            overrides[i] = f"{key}={QuotedString(path, Quote.single).with_quotes()}"
-    own = [o for o in overrides if o.startswith("model._target_=") and not o.startswith("model._target_=gcfed.")]
-    if own and not any(o.startswith("model=") for o in overrides):
-        overrides.insert(overrides.index(own[0]), "model=own")
-    return overrides
+    words = list(overrides)
+    for i, (key, _, value) in enumerate(word.partition("=") for word in words):
+        if key == "ckpt_path" and value[:1] not in ("'", '"', "[") and (Path(value).is_file() or "'" in value):
+            words[i] = f"{key}={QuotedString(value, Quote.single).with_quotes()}"
+        if key in GROUPS and value == "null":
+            raise ValueError(f"{key}=null: there is no such option. There are {', '.join(options(key))}.")
+    own = [word for word in words if re.match(r"model\._target_=(?!gcfed\.)", word)]
+    return ["model=own"] * (bool(own) and not any(word.startswith("model=") for word in words)) + words
+
+
+def options(group: str) -> list[str]:
+    """The options of a group of configs."""
+    return sorted(file.stem for file in CONFIGS.glob(f"{group}/*.yaml") if file.stem != "base")
 
 
 def run_config(words: Sequence[str]) -> Path | None:
@@ -61,7 +63,7 @@ def composed(overrides: list[str], path: Path = CONFIGS / "train.yaml") -> DictC
 
 
 class Composer:
-    """Composes configs of ``configs/train.yaml``. Equal choices of config files are composed once: that takes long."""
+    """Composes configs of ``configs/train.yaml``. Equal choices of config files are composed once: that takes 0.3 s."""
 
     def __init__(self) -> None:
         self._composed: dict[tuple[str, ...], DictConfig] = {}
@@ -70,9 +72,8 @@ class Composer:
         """The config, which belongs to the caller. Raises ValueError for a wrong override, and says what was meant."""
         try:
             parsed = OverridesParser.create().parse_overrides(list(overrides))
-            values = [o for o in parsed if o.type.name == "CHANGE" and _KEY.fullmatch(o.key_or_group)]
-            values = [o for o in values if not (o.key_or_group in GROUPS_OF_CONFIGS or o.is_sweep_override())]
-            if len(values) + sum(o.key_or_group in GROUPS_OF_CONFIGS for o in parsed) < len(parsed):
+            values = [o for o in parsed if re.fullmatch(r"[\w.]+", o.key_or_group) and o.key_or_group not in GROUPS]
+            if any(o.type is not OverrideType.CHANGE or o.is_sweep_override() for o in parsed):
                 values = []  # with additions and deletions the order could matter
             files = tuple(str(o.input_line) for o in parsed if o not in values)
             if files not in self._composed:
@@ -92,17 +93,16 @@ def explained(error: Exception, words: Sequence[str], path: Path = CONFIGS / "tr
     """What Hydra reports about the overrides ``words`` of a config file, in one line, with what was meant."""
     group, _, option = (getattr(error, "missing_cfg_file", None) or "").rpartition("/")
     if group:
-        options = sorted(file.stem for file in CONFIGS.glob(f"{group}/*.yaml") if file.stem != "base")
-        return f"{group}={option}: there is no such option{meant(option, options)} There are {', '.join(options)}."
+        known = options(group)
+        return f"{group}={option}: there is no such option{meant(option, known)} There are {', '.join(known)}."
     if unknown := re.search(r"Could not override '([^']+)'", str(error)):
         place, _, name = (key := unknown[1]).rpartition(".")
-        nodes: dict[str, Any] = {f.name: OmegaConf.load(f) for f in CONFIGS.glob(f"{place or None}/*.yaml")}
-        files = [file for file, node in nodes.items() if name in (node.get(place) or node)]
-        if files:
-            return f"{key}: the chosen {place} has no such key; it is one of configs/{place}/{' and '.join(files)}."
-        chosen = [word for word in words if word.partition("=")[0] in GROUPS_OF_CONFIGS and "," not in word]
-        known = [*_keys(OmegaConf.to_container(composed(chosen, path)))]
-        hint = meant(key, [*known, *GROUPS_OF_CONFIGS])
+        nodes: list[Any] = [OmegaConf.load(file) for file in CONFIGS.glob(f"{place or None}/*.yaml")]
+        if any(name in (node.get(place) or node) for node in nodes):
+            return f"{key}: the chosen {place} has no such key. Choose another, {place}=…, which has it."
+        chosen = [word for word in words if word.partition("=")[0] in GROUPS and "," not in word]
+        known = [*_keys(OmegaConf.to_container(composed(chosen, path))), *GROUPS]
+        hint = meant(key, known)
         hint += f" +{key}=… passes it to what {place} builds." if hint == "." and f"{place}._target_" in known else ""
         return f"{key}: there is no such key{hint}"
     word = f"{error.override}: " if isinstance(error, OverrideParseException) else ""
@@ -117,10 +117,9 @@ def _keys(tree: Any, prefix: str = "") -> Iterator[str]:
 
 def meant(key: str, known: Iterable[str]) -> str:
     """``: did you mean client.optimizer.lr?``, or a full stop. Keys of the same group or depth go first."""
-    names = {other: other.split(".")[-1] for other in known if other != key}
-    (group, *rest), name = key.split("."), key.split(".")[-1]
-    near = [name] if name in names.values() else get_close_matches(name, {*names.values()}, n=1)
-    found = [other for other, last in names.items() if last in near]
-    alike = [other for other in found if other.split(".")[0] == group]
-    alike = alike or [other for other in found if other.count(".") == len(rest)] or found
+    names = {other: other.split(".")[-1] for other in known}
+    near = get_close_matches(key.split(".")[-1], {*names.values()}, n=1)
+    found = [other for other, name in names.items() if name in near]
+    alike = [other for other in found if other.split(".")[0] == key.split(".")[0]]
+    alike = alike or [other for other in found if other.count(".") == key.count(".")] or found
     return f": did you mean {' or '.join(alike[:3])}?" if alike else "."

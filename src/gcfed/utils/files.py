@@ -2,36 +2,32 @@
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import logging
 import os
 import re
-import shutil
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
+from tempfile import TemporaryDirectory
 
 log = logging.getLogger(__name__)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields a temporary path in the same folder, which replaces ``path`` when the block has succeeded.
+    """Yields a temporary path in the same folder. It replaces ``path`` when the block has succeeded.
 
-    Raises the system's OSError with the path; also if ``path`` is there and no regular file, such as ``/dev/full``.
+    Raises the system's OSError, with the path.
     """
-    if path.exists() and not path.is_file():
-        raise OSError(errno.EINVAL, "it is there, and no regular file", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}{path.suffix}")
     try:
         yield temporary
         temporary.replace(path)
     except OSError as error:
-        if error.errno is not None:  # none: words of ours
+        if error.errno is not None:  # else the message is ours
             error.filename = error.filename or str(path)
         raise
     finally:
@@ -41,7 +37,7 @@ def replacing(path: Path) -> Iterator[Path]:
 def remove_temporaries(folder: Path) -> None:
     """Deletes what killed processes left of :func:`replacing`. The caller holds the folder's lock."""
     for path in folder.glob(".*"):
-        if re.fullmatch(r"\..*(\.\w+)\.\d+\1", path.name) and path.is_file():
+        if re.fullmatch(r"\..*(\.\w+)\.\d+\1", path.name):
             path.unlink(missing_ok=True)
 
 
@@ -49,24 +45,20 @@ def remove_temporaries(folder: Path) -> None:
 def locked(path: Path) -> Iterator[str]:
     """Yields "" if this process has the lock now, else who has it: ``process 123 on node4``.
 
-    The system releases the lock when the process ends. On a file system without locks a warning is logged, and every
-    process gets the lock.
+    The system releases the lock when the process ends.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not path.exists():  # its holder deleted it after this process had opened it
+                raise BlockingIOError
         except BlockingIOError:
             file.seek(0)
-            yield file.read().strip() or "another process"
+            yield file.read() or "another process"
             return
-        except OSError as error:
+        except OSError as error:  # a file system without locks
             log.warning("%s: %s. Start one process at a time here: nothing else keeps two apart.", path, error)
-            yield ""
-            return
-        if not (path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())):
-            yield "a process that has just ended"  # it deleted the file between our opening and locking it
-            return
         try:
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}")
@@ -74,24 +66,15 @@ def locked(path: Path) -> Iterator[str]:
             yield ""
         finally:
             path.unlink(missing_ok=True)
-            fcntl.flock(file, fcntl.LOCK_UN)  # closing alone would leave it to processes that were forked meanwhile
+            with suppress(OSError):  # closing alone would leave the lock to processes that were forked meanwhile
+                fcntl.flock(file, fcntl.LOCK_UN)
 
 
 def scratch() -> TemporaryDirectory:
-    """A temporary folder of this process. Deletes those of killed processes."""
-    for left in Path(gettempdir()).glob("gcfed_[0-9]*_*"):
-        try:
-            if left.stat().st_uid == os.getuid():
-                os.kill(int(left.name.split("_")[1]), 0)
-        except ProcessLookupError:
-            shutil.rmtree(left, ignore_errors=True)
-        except (OSError, ValueError):  # somebody else's process has the number now, or another has removed it
-            continue
-    return TemporaryDirectory(prefix=f"gcfed_{os.getpid()}_")
+    """A temporary folder, which is deleted when this process ends."""
+    return TemporaryDirectory(prefix="gcfed_")
 
 
 def in_words(error: BaseException) -> str:
     """An error in one line, with its notes."""
-    full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    advice = ["Make room; then ckpt_path=last goes on after the last checkpoint."] * full
-    return " ".join([*str(error).split(), *getattr(error, "__notes__", ()), *advice])
+    return " ".join([*str(error).split(), *getattr(error, "__notes__", ())])

@@ -1,7 +1,6 @@
 """A run leaves the process that calls it as it found it."""
 
 import logging
-import os
 import random
 import sys
 import threading
@@ -17,11 +16,7 @@ LEVELS = {  # of Lightning's loggers during a run; errors still come through
     "lightning.fabric.utilities.distributed": logging.WARNING,  # a line for each process
     "lightning.pytorch.profilers": logging.INFO,  # debug=profiler prints its table
 }
-IGNORED = (
-    ".*LeafSpec.*",  # lightning 2.6 under torch 2.15
-    ".*dataloader is not resumable.*",  # a batch is a round: nothing to resume
-)
-VARIABLES = ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")  # Lightning's seed_everything sets them
+IGNORED = ".*LeafSpec.*|.*dataloader is not resumable.*"  # lightning 2.6 under torch 2.15; a batch is a round
 _turn = threading.RLock()
 
 
@@ -36,10 +31,8 @@ def isolated() -> Iterator[None]:
     with _turn, torch.random.fork_rng(devices), warnings.catch_warnings():
         drawn, drawn_by_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  (users' networks may use it)
         levels = {name: logging.getLogger(name).level for name in LEVELS}
-        variables = {key: os.environ[key] for key in VARIABLES if key in os.environ}
         threads, precision, hook = torch.get_num_threads(), torch.get_float32_matmul_precision(), sys.excepthook
-        for pattern in IGNORED:
-            warnings.filterwarnings("ignore", message=pattern)
+        warnings.filterwarnings("ignore", message=IGNORED)
         for name, level in LEVELS.items():
             logging.getLogger(name).setLevel(level)
         try:
@@ -49,9 +42,6 @@ def isolated() -> Iterator[None]:
             np.random.set_state(drawn_by_numpy)  # noqa: NPY002
             for name, level in levels.items():
                 logging.getLogger(name).setLevel(level)
-            for key in VARIABLES:
-                os.environ.pop(key, None)
-            os.environ.update(variables)
             torch.set_num_threads(threads)
             torch.set_float32_matmul_precision(precision)
             sys.excepthook = hook  # torch's process groups replace it

@@ -1,4 +1,4 @@
-"""OmegaConf resolvers of the configs, and where these and the project lie."""
+"""OmegaConf resolvers of the configs, and where the configs and the project lie."""
 
 import os
 import sys
@@ -9,27 +9,31 @@ from typing import Any
 import omegaconf
 from omegaconf import OmegaConf
 
-from gcfed.utils.machine import cores, nodes, one_of_several
+from gcfed.utils.machine import cores, one_of_several
 
 _CLONE = Path(__file__).resolve().parents[3]
-_PACKAGED = Path(__file__).resolve().parents[1] / "configs"
+_PACKAGED = Path(__file__).resolve().parents[1] / "configs"  # in a wheel
 
-INSTALLED = _PACKAGED.is_dir()
-"""Whether the package was installed from a wheel, which has the configs in it."""
-CONFIGS = _PACKAGED if INSTALLED else _CLONE / "configs"
-"""The folder of the configs: in the package where it was installed, else beside ``src/``."""
-ROOT = Path.cwd() if INSTALLED else _CLONE
-"""The folder below which data are read and runs are written: the clone, or where an installed command is called."""
+#: The folder of the configs.
+CONFIGS = _PACKAGED if _PACKAGED.is_dir() else _CLONE / "configs"
+#: The folder below which data are read and runs are written: the clone, or where an installed command is called.
+ROOT = Path.cwd() if _PACKAGED.is_dir() else _CLONE
 
 
 def command(name: str) -> str:
     """How the user calls ``train``, ``eval`` or ``report``."""
-    return f"gcfed-{name}" if INSTALLED or Path(sys.argv[0]).name.startswith("gcfed-") else f"python src/{name}.py"
+    return f"gcfed-{name}" if Path(sys.argv[0]).name.startswith("gcfed-") else f"python src/{name}.py"
 
 
 def how_to_install(extra: str) -> str:
     """The command that installs an extra of this project."""
-    return f"pip install 'gcfed[{extra}]'" if INSTALLED else f".venv/bin/uv pip install -e '.[{extra}]'"
+    return f".venv/bin/uv pip install -e '.[{extra}]'"
+
+
+def nodes() -> int:
+    """The nodes of this run: as ``torchrun`` or ``srun`` made its processes, else one."""
+    count = os.environ.get("GROUP_WORLD_SIZE") or os.environ.get("SLURM_STEP_NUM_NODES")
+    return int(count) if count and one_of_several() else 1
 
 
 def all_devices(accelerator: str) -> int:
@@ -38,9 +42,8 @@ def all_devices(accelerator: str) -> int:
         return int(os.environ.get("LOCAL_WORLD_SIZE") or int(os.environ["SLURM_NTASKS"]) // nodes())
     import torch
 
-    if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
-        return torch.cuda.device_count()
-    return cores()
+    gpus = torch.cuda.device_count() if accelerator in ("auto", "gpu", "cuda") else 0
+    return gpus or cores()
 
 
 def last_layer(hidden: Any) -> str | None:
@@ -56,11 +59,6 @@ def method_name(algorithm: str, gc: str) -> str:
     return plain if gc == "none" else "gcfed" if (plain, gc) == ("fedavg", "gcfed") else f"{plain}_{gc}"
 
 
-def stem(path: object, default: str) -> str:
-    """What a run on a file, a folder or a module is called: ``flowers`` for ``../flowers/`` or ``flowers.npz``."""
-    return (Path(str(path)).resolve().stem if path else "") or default
-
-
 _RESOLVERS: dict[str, Callable[..., Any]] = {
     "all_devices": all_devices,
     "class_name": lambda target: str(target).rpartition(".")[2],  # Net of mynet.Net
@@ -70,7 +68,7 @@ _RESOLVERS: dict[str, Callable[..., Any]] = {
     "length": lambda values, times=1: len(values) * times,  # the clients that follow from a list of data sets
     "nodes": nodes,
     "project_root": lambda: str(ROOT),
-    "stem": stem,
+    "stem": lambda path, default: (Path(str(path)).resolve().stem if path else "") or default,  # flowers of ../flowers/
     "task_of": lambda regression: f"gcfed.tasks.{'SquaredError' if regression is True else 'Classification'}",
 }
 # OmegaConf 2.4 renames it; the register_resolver of 2.3 is an older function.

@@ -14,6 +14,7 @@ from gcfed.utils.checked import Count, SettingError, Weight, Whole, checked
 from gcfed.utils.rng import generator
 
 
+@checked
 def digits() -> FederatedDataset:
     """The UCI handwritten digits that come with scikit-learn, [n, 1, 8, 8]: 1,437 to train on and 360 to test.
 
@@ -21,7 +22,7 @@ def digits() -> FederatedDataset:
     """
     with np.load(Path(__file__).with_name("digits.npz")) as file:
         x, y = np.round(file["x"] * (255 / 16)).astype(np.uint8), file["y"].astype(np.int64)
-    chosen, whole = held_out(y, 360 / len(y), generator(0, "digits")), Split(x[:, None], y)
+    chosen, whole = held_out(y, 360 / len(y), "digits"), Split(x[:, None], y)
     return FederatedDataset("digits", 10, whole.subset(~chosen), whole.subset(chosen), tuple("0123456789"))
 
 

@@ -1,12 +1,8 @@
 """Raw files of a data set: found, checked, downloaded, unpacked. And the cache of what was decoded from them.
 
-A set is decoded once. Its arrays lie in ``<data_dir>/cache/<name>/*.npy``, which every later run maps into memory. They
-are written to a folder ``.build-*``, then moved; the manifest with their checksums comes last, and without it there is
-no cache. Two processes that build at once both succeed: each returns the files that it wrote itself. A ``.build-*``
-that no process works on was left by a killed build: delete it. No raw file is ever deleted.
+A set is decoded once. Its arrays lie in ``<data_dir>/cache/<name>/*.npy``, which every later run maps into memory. A
+folder ``.build-*`` that no process works on was left by a killed build: delete it.
 """
-
-from __future__ import annotations
 
 import hashlib
 import http.client
@@ -15,19 +11,18 @@ import logging
 import math
 import os
 import shutil
-import tarfile
-import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from torchvision.datasets.utils import check_integrity, download_url
 
 from gcfed.data.base import FederatedDataset, Split
-from gcfed.utils.files import replacing
 
 log = logging.getLogger(__name__)
 TRAINS, TESTS = ("train", "training"), ("test", "testing", "val", "valid", "validation")
@@ -50,65 +45,31 @@ class Origin:
             f"{self.page} there, or set paths.data_dir (DATA_DIR) to the folder that has it."
         )
 
-    def require(self, paths: Sequence[Path], file: str) -> None:
-        """Raises FileNotFoundError where some of these are not there."""
-        if absent := [path for path in paths if not path.is_file()]:
-            raise self.missing(f"{absent[0]} is missing", file, download=True)
 
+def obtain(path: Path, md5: str, url: str, origin: Origin, download: bool) -> None:
+    """Makes sure that ``path`` exists with its checksum. Downloads it if it may.
 
-def obtain(path: Path, md5: str, urls: Sequence[str], origin: Origin, download: bool) -> None:
-    """Makes sure that ``path`` exists with its checksum: downloads it from the first of ``urls`` that serves it.
-
-    A download gets its name when it is complete and right, so that neither a kill nor a second process spoils it.
-
-    Raises FileNotFoundError if it is missing and may not, or cannot, be downloaded; ValueError for a wrong checksum.
+    Raises FileNotFoundError if it is missing or damaged and may not, or cannot, be downloaded.
     """
-    if path.is_file():
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-        if found != md5:
-            raise ValueError(
-                f"data set {origin.name}: {path} has the wrong checksum (md5 {found} instead of {md5}), perhaps from a "
-                "download cut short: move it away, then run with data.dataset.download=true"
-            )
+    if check_integrity(path, md5):
         return
     if not download:
-        raise origin.missing(f"{path.name} is missing", path.name)
-
-    from torchvision.datasets.utils import download_url  # seconds to import, and most runs read the cache
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    failures = []
-    with TemporaryDirectory(prefix=".download-", dir=path.parent) as stage:
-        for url in urls:
-            try:
-                download_url(url, stage, path.name, md5)
-            except (OSError, RuntimeError, http.client.HTTPException) as error:
-                failures.append(f"{url}: {error}")
-            else:
-                (Path(stage) / path.name).replace(path)
-                return
-    raise origin.missing(f"{path.name} could not be downloaded ({'; '.join(failures)})", path.name, download=True)
+        raise origin.missing(f"{path.name} is missing, or its md5 is not {md5}", path.name)
+    try:
+        download_url(url, path.parent, path.name, md5)
+    except (OSError, RuntimeError, http.client.HTTPException) as error:
+        raise origin.missing(f"{path.name} cannot be downloaded ({url}: {error})", path.name, download) from error
 
 
 @contextmanager
-def unpacked(folder: Path, archive: Path, page: str) -> Iterator[Path]:
-    """The folder, or, where it is absent, its archive, unpacked for as long as it is read.
-
-    Raises ValueError for an archive that cannot be read.
-    """
+def unpacked(folder: Path, archive: Path) -> Iterator[Path]:
+    """The folder, or, where it is absent, its archive, unpacked for as long as it is read."""
     if folder.is_dir():
         yield folder
         return
     with TemporaryDirectory(prefix=".unpack-", dir=archive.parent) as stage:
-        try:
-            shutil.unpack_archive(archive, stage, filter=None if archive.suffix == ".zip" else "data")
-        except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
-            raise ValueError(f"{archive} cannot be read ({error}): get it anew from {page}.") from error
-        try:
-            yield Path(stage) / folder.name
-        except (ValueError, FileNotFoundError) as error:
-            raise type(error)(str(error).replace(stage, str(archive))) from error
+        shutil.unpack_archive(archive, stage, filter=None if archive.suffix == ".zip" else "data")
+        yield Path(stage) / folder.name
 
 
 def described(folder: Path, parts: Sequence[str], archive: Path) -> str:
@@ -144,13 +105,12 @@ def rows_of(path: Path, columns: int, separator: str | None = None) -> list[list
 
 
 # ------------------------------------------------------------------------------------------------------ the cache
-FORMAT = 1
 MANIFEST = "manifest.json"
 
 Keep = Callable[..., None]
 """``keep("train", x, y, groups)``: the samples of a part, or an iterator over blocks of them; labels; groups."""
-Build = Callable[[Keep], tuple[int, Sequence[str]] | tuple[int, Sequence[str], str]]
-"""Keeps ``train`` and ``test``. Returns the number of classes, their names, and a note to log at each reading."""
+Build = Callable[[Keep], tuple[int, Sequence[str]]]
+"""Keeps ``train`` and ``test``. Returns the number of classes, and their names."""
 
 
 def cached(data_dir: str | Path, name: str, build: Build, source: str = "") -> FederatedDataset:
@@ -163,75 +123,53 @@ def cached(data_dir: str | Path, name: str, build: Build, source: str = "") -> F
     cannot be written.
     """
     folder = Path(data_dir) / "cache" / name
-    found = _read(folder, source)
-    if found is None:
-        folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(prefix=".build-", dir=folder) as scratch:
-            found = _build(folder, Path(scratch), build, source)
-    return found
-
-
-def _read(folder: Path, source: str) -> FederatedDataset | None:
-    """The data set of a sound cache; None, after a warning, for one that must be built again."""
-    if not (folder / MANIFEST).exists():
-        return None
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text())
-        if manifest["format"] != FORMAT:
-            raise ValueError(f"it has format {manifest['format']}, not {FORMAT}")
-        if source and manifest["source"] != source:
-            raise ValueError(f"it was made from {manifest['source']!r}, and the raw files are now {source!r}")
-        for key, checksum in manifest["crc32"].items():
-            if _checksum(folder / f"{key}.npy") != checksum:
-                raise ValueError(f"{key}.npy has the wrong checksum")
-        return _dataset(folder.name, folder, manifest["crc32"], manifest["info"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        log.warning("Building the cache %s again: %s", folder, error)
-        return None
-
-
-def _checksum(path: Path) -> int:
-    return zlib.crc32(np.memmap(path, mode="r").data)  # 3 GB a second
-
-
-def _build(folder: Path, scratch: Path, build: Build, source: str) -> FederatedDataset:
-    def keep(part: str, x: Any, y: np.ndarray, groups: np.ndarray | None = None) -> None:
-        blocks, count = ([x], len(x)) if isinstance(x, np.ndarray) else (x, len(y))
-        end = 0
-        for block in blocks:
-            if end == 0:
-                shape = (count, *block.shape[1:])
-                if math.prod(shape) * block.itemsize > shutil.disk_usage(scratch).free:  # else: killed by a signal
-                    raise OSError(f"{folder}: the disk has no room for {part}_x; set paths.data_dir")
-                out = np.lib.format.open_memmap(scratch / f"{part}_x.npy", mode="w+", dtype=block.dtype, shape=shape)
-            out[end : end + len(block)] = block
-            end += len(block)
-        out.flush()
-        for kind, array in (("y", y), ("groups", groups)):
-            if array is not None:
-                np.save(scratch / f"{part}_{kind}.npy", array)
-
-    num_classes, names, *notes = build(keep)
-    checksums = {path.stem: _checksum(path) for path in sorted(scratch.glob("*.npy"))}
-    info = {"num_classes": num_classes, "class_names": [*names], "notes": [note for note in notes if note]}
-    # Opened before they move: should another process replace them next, these maps keep this build's files.
-    dataset = _dataset(folder.name, scratch, checksums, info)
-    (folder / MANIFEST).unlink(missing_ok=True)
-    for key in checksums:
-        (scratch / f"{key}.npy").replace(folder / f"{key}.npy")
-    manifest = {"format": FORMAT, "source": source, "info": info, "crc32": checksums}
-    with replacing(folder / MANIFEST) as temporary:
-        temporary.write_text(json.dumps(manifest))
+    if (folder / MANIFEST).is_file():
+        try:
+            about = json.loads((folder / MANIFEST).read_text())
+            if source in ("", about["source"]):
+                return _dataset(folder, about["info"])
+        except (OSError, EOFError, ValueError, KeyError) as error:
+            log.warning("Building the cache %s again: %s", folder, error)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".build-", dir=folder.parent, ignore_cleanup_errors=True) as scratch:
+        stage = Path(scratch) / name
+        stage.mkdir()
+        num_classes, names = build(partial(_write, stage))
+        info = {"num_classes": num_classes, "class_names": [*names]}
+        (stage / MANIFEST).write_text(json.dumps({"source": source, "info": info}))
+        dataset = _dataset(stage, info)  # maps its own files: another process may replace the folder at any time
+        with suppress(FileNotFoundError):
+            folder.rename(Path(scratch) / "old")
+        try:
+            stage.rename(folder)
+        except OSError:
+            if not (folder / MANIFEST).is_file():  # else another process was faster
+                raise
     return dataset
 
 
-def _dataset(name: str, folder: Path, keys: Collection[str], info: dict[str, Any]) -> FederatedDataset:
+def _write(folder: Path, part: str, x: Any, y: np.ndarray, groups: np.ndarray | None = None) -> None:
+    blocks, end = [x] if isinstance(x, np.ndarray) else x, 0
+    for block in blocks:
+        if end == 0:
+            shape = (len(y), *block.shape[1:])
+            if math.prod(shape) * block.itemsize > shutil.disk_usage(folder).free:  # else: killed by a signal
+                raise OSError(f"{folder}: the disk has no room for {part}_x; set paths.data_dir")
+            out = np.lib.format.open_memmap(folder / f"{part}_x.npy", mode="w+", dtype=block.dtype, shape=shape)
+        out[end : end + len(block)] = block
+        end += len(block)
+    out.flush()
+    np.save(folder / f"{part}_y.npy", y)
+    if groups is not None:
+        np.save(folder / f"{part}_groups.npy", groups)
+
+
+def _dataset(folder: Path, info: dict[str, Any]) -> FederatedDataset:
     def split(part: str) -> Split:
         # Labels and groups are small and read at random: into memory. Images stay on disk until somebody asks.
-        small = {key: np.load(folder / f"{part}_{key}.npy") for key in ("y", "groups") if f"{part}_{key}" in keys}
-        return Split(np.load(folder / f"{part}_x.npy", mmap_mode="r"), **small)
+        y, groups = (folder / f"{part}_{kind}.npy" for kind in ("y", "groups"))
+        x = np.load(folder / f"{part}_x.npy", mmap_mode="r")
+        return Split(x, np.load(y), np.load(groups) if groups.is_file() else None)
 
-    for note in info.get("notes", ()):
-        log.warning(note)
     names = tuple(info.get("class_names") or ())
-    return FederatedDataset(name, info["num_classes"], split("train"), split("test"), names or None)
+    return FederatedDataset(folder.name, info["num_classes"], split("train"), split("test"), names or None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 
 from gcfed.data.base import FederatedDataset
 from gcfed.data.sets.files import TESTS, Keep, cached, written
-from gcfed.data.sets.images import Side, decode, told
+from gcfed.data.sets.images import Side, decode
 from gcfed.data.sets.leaf import ALPHABET, LENGTH, encode, sequences
 from gcfed.data.sets.own import from_arrays, require_columns
 from gcfed.utils.checked import Inside, SettingError, checked
@@ -46,23 +45,21 @@ def huggingface(
         raise SettingError("name", "=null must be a data set of the hub, ylecun/mnist, or a folder of save_to_disk.")
     files = [path for path in sorted(Path(name).rglob("*")) if path.is_file()]
 
-    def build(keep: Keep) -> tuple[int, Sequence[str], str]:
-        lost = Counter[str]()
+    def build(keep: Keep) -> tuple[int, Sequence[str]]:
         train, tests = _load(name, subset, data_dir)
         columns = _columns(train, {"x": input, "y": label, "groups": groups})
-        content, kind = _arrays(train, columns, size, length, lost), columns["y"]
+        content, kind = _arrays(train, columns, size, length), columns["y"]
         for rows in [rows for rows in tests if kind is None or -1 not in rows.unique(kind)][:1]:
             grey = content["x"].shape[1] == 1 if content["x"].ndim == 4 else None
-            more = _arrays(rows, columns | {"groups": None}, size, length, lost, grey)
+            more = _arrays(rows, columns | {"groups": None}, size, length, grey)
             content |= {f"{key}_test": array for key, array in more.items()}
         dataset = from_arrays(content, f"data.name={name}", test)
         keep("train", **vars(dataset.train))
         keep("test", **vars(dataset.test))
         if kind is None:
-            return len(ALPHABET), ALPHABET, ""
+            return len(ALPHABET), ALPHABET
         names = getattr(train.features[kind], "names", ())
-        found = names if len(names) == dataset.num_classes else dataset.class_names or ()
-        return dataset.num_classes, found, told(f"data.name={name}", lost)
+        return dataset.num_classes, names if len(names) == dataset.num_classes else dataset.class_names or ()
 
     where = Path(name).resolve() if files else name
     settings = (where, subset, input, label, groups, size, length, test, "padded before")
@@ -76,13 +73,10 @@ def _load(name: str, subset: str | None, data_dir: str) -> tuple[Dataset, list[D
         import datasets
     except ImportError:
         raise ValueError(f"data=huggingface needs datasets: {how_to_install('huggingface')}") from None
-    try:
-        if Path(name).is_dir():
-            found = datasets.load_from_disk(name)
-        else:
-            found = datasets.load_dataset(name, subset, cache_dir=f"{data_dir}/huggingface")
-    except Exception as error:  # of the hub, the network or the files
-        raise ValueError(f"data.name={name} cannot be loaded ({type(error).__name__}: {error}).") from error
+    if Path(name).is_dir():
+        found = datasets.load_from_disk(name)
+    else:
+        found = datasets.load_dataset(name, subset, cache_dir=f"{data_dir}/huggingface")
     if isinstance(found, datasets.Dataset):
         return found, []
     if "train" not in found:
@@ -108,7 +102,7 @@ def _columns(rows: Dataset, named: dict[str, Any]) -> dict[str, Any]:
 
 
 def _arrays(
-    rows: Dataset, columns: dict[str, Any], size: int | None, length: int, lost: Counter[str], grey: bool | None = None
+    rows: Dataset, columns: dict[str, Any], size: int | None, length: int, grey: bool | None = None
 ) -> dict[str, np.ndarray]:
     """The columns as :func:`from_arrays` takes them; ``grey``: images have one channel, None as the first one has."""
     content = {key: np.array(rows[name]) for key, name in columns.items() if key != "x" and name}
@@ -119,7 +113,7 @@ def _arrays(
         images = rows.select_columns([input])
         blocks = decode(
             range(len(rows)), f"images of {input}", opened=lambda i: images[i][input],
-            named=lambda i: f"data.input={input} of row {i}", size=size, grey=grey, lost=lost,
+            named=lambda i: f"data.input={input} of row {i}", size=size, grey=grey,
         )  # fmt: skip
         return {"x": np.concatenate([*blocks]), **content}
     texts = list(rows[input])

@@ -1,101 +1,67 @@
 """Images as arrays: of files, of other sets, and of the user's own folder."""
 
-from __future__ import annotations
-
 import hashlib
-import io
 import logging
-import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
+from PIL import Image, ImageOps
+from PIL.Image import Resampling
 from pydantic import Field
+from tqdm import tqdm
 
 from gcfed.data.base import FederatedDataset
-from gcfed.data.dealing import held_out, tell_absent
+from gcfed.data.dealing import held_out
 from gcfed.data.sets.files import TESTS, TRAINS, Keep, cached, listing, written
 from gcfed.utils.checked import Inside, checked
-from gcfed.utils.rng import generator
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 log = logging.getLogger(__name__)
 Side = Annotated[int, Field(ge=1, le=10_000)]
-FORMATS = (
-    "AVIF", "BMP", "DIB", "GIF", "JPEG", "JPEG2000", "PCX", "PNG", "PPM", "QOI", "SGI", "TGA", "TIFF", "WEBP",
-)  # fmt: skip
-"""Formats of images. Of the others that Pillow knows, some start programs (EPS), and some have no pixels."""
-GREY = ("1", "L")
-PLAIN = (*GREY, "LA", "P", "PA", "RGB", "RGBA")
-"""Modes of images whose colours RGB keeps."""
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # some others that Pillow knows start programs (EPS)
+SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 
 
-@cache
-def suffixes() -> dict[str, str]:
-    """The suffixes of images, and the format of each, as this Pillow reads them."""
-    from PIL import Image
-
-    found = Image.registered_extensions()
-    return {suffix: kind for suffix, kind in found.items() if kind in FORMATS and kind in Image.OPEN}
-
-
-def open_image(path: Path) -> Image:
-    """An image whose pixels are not decoded yet. One far larger than photographs is refused."""
-    from PIL import Image
-
-    with warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning):
-        return Image.open(io.BytesIO(path.read_bytes()), formats=sorted({*suffixes().values()}))
+def open_image(path: Path) -> Image.Image:
+    """An image whose pixels are not decoded yet."""
+    return Image.open(path, formats=FORMATS)
 
 
 def decode(
-    images: Sequence[Any], what: str, *, opened: Callable[[Any], Image] = open_image, named: Callable[[Any], str] = str,
-    side: int | None = None, size: int | None = None, bicubic: bool = False, grey: bool | None = False,
-    lost: Counter[str] | None = None,
+    images: Sequence[Any], what: str, *, opened: Callable[[Any], Image.Image] = open_image,
+    named: Callable[[Any], str] = str, side: int | None = None, size: int | None = None, bicubic: bool = False,
+    grey: bool | None = False,
 ) -> Iterator[np.ndarray]:  # fmt: skip
     """Each image as uint8 [1, C, H, W], upright by its EXIF data, under a progress bar called ``what``.
+
+    Only the first frame is kept, and no transparency.
 
     Args:
         images: paths, or what ``opened`` makes images of and ``named`` names in errors.
         side: of the square that each image must be.
         size: side of the square to which images are resized, bilinearly or ``bicubic``; None: all must have one size.
         grey: one channel instead of three; None: if the first image has no colours.
-        lost: counts what images have that is not kept.
 
     Raises ValueError, with the name, for a file that is no image, has more than 8 bits a channel, or another size or
     colours than the first.
     """
-    from PIL import ImageOps
-    from PIL.Image import Resampling
-    from tqdm import tqdm
-
     first = ("each image of the set", (side, side)) if side else None
     for entry in tqdm(images, desc=what, unit="image", disable=None):
         name = named(entry)
         try:
-            image = opened(entry)
-            several = getattr(image, "n_frames", 1) > 1
-            image = ImageOps.exif_transpose(image)
-            grey = image.mode in GREY if grey is None else grey
-            if grey and image.mode not in GREY:
+            image = ImageOps.exif_transpose(opened(entry))
+            grey = image.mode in ("1", "L") if grey is None else grey
+            if grey and image.mode not in ("1", "L"):
                 raise ValueError("it has colours, or is transparent, and the first one is grey: convert one of them")
             if image.mode[0] in "IF":
                 raise ValueError(f"Pillow's mode {image.mode} has more than 8 bits a channel: convert it to 8")
             if "transparency" in image.info:  # else Pillow warns of a palette's
                 image = image.convert("RGBA")
-            if lost is not None:
-                clear = "A" in image.mode and bool((np.asarray(image.convert("RGBA"))[..., 3] < 255).any())
-                lost.update(["frames but the first"] * several + ["transparency"] * clear)
-                lost.update([f"colours of {image.mode}"] * (image.mode not in PLAIN))
             image = image.convert("L" if grey else "RGB")
         except Exception as error:  # whatever Pillow raises over a broken image
-            reason = str(error).partition(" <")[0]  # without the address of the buffer
-            raise ValueError(f"{name} is no readable image ({reason}): put a sound one in its place.") from error
+            raise ValueError(f"{name} is no readable image ({error}): put a sound one in its place.") from error
         if size:
             image = image.resize((size, size), Resampling.BICUBIC if bicubic else Resampling.BILINEAR)
         first = first or (name, image.size)
@@ -105,16 +71,10 @@ def decode(
         yield np.asarray(image).reshape(1, image.height, image.width, -1).transpose(0, 3, 1, 2)
 
 
-def told(name: str, lost: Counter[str]) -> str:
-    """A line on what images have lost; empty for nothing."""
-    what = ", ".join(f"{kind} of {count}" for kind, count in lost.most_common())
-    return what and f"{name}: images are kept in plain colours, which loses: {what}"
-
-
 # ----------------------------------------------------------------------------------------------- the user's folder
 @checked
 def image_folder(
-    root: str | None, data_dir: str, size: Side | None = None, test: Inside = 0.2, clients: bool | None = None
+    root: str | None, data_dir: str, size: Side | None = None, test: Inside = 0.2, clients: bool = False
 ) -> FederatedDataset:
     """Images in a folder a class, [n, 3, H, W]: ``<root>/train/<class>/…`` and ``<root>/test/<class>/…``, or
     ``<root>/<class>/…``, of which a share is for testing. Classes are numbered in the order of their names.
@@ -125,11 +85,9 @@ def image_folder(
         size: side of the square to which images are resized; None: as they are, which must be of one size.
         test: the share of each class, drawn once and for all, where there is no folder ``test``, ``val`` or ``valid``.
         clients: there is a folder a client above those of the classes, ``<client>/<class>/…``, also in ``train`` and
-            ``test``: a natural client, which need not have all classes. None: there is none, and folders that look so
-            are refused.
+            ``test``: a natural client, which need not have all classes.
 
-    Raises FileNotFoundError for no such folder; ValueError for a class without an image, a file that is none, or images
-    of several sizes.
+    Raises FileNotFoundError for no such folder; ValueError for a file that is no image, or images of several sizes.
     """
     folder = Path(root or "").resolve()
     if not root or not folder.is_dir():
@@ -139,51 +97,38 @@ def image_folder(
     if tests and not trains:
         raise ValueError(f"data.root={root} has a folder {tests[0].name}, and none to train on: call it train.")
     found = [_listed(place, clients) for place in [*trains[:1], *tests[:1]] or [folder]]
-    read = {path for images in found for path in images[:, 0]}
-    if left := [path for path in folder.rglob("*") if (path.is_file() or path.is_symlink()) and path not in read]:
-        shown = listing([str(path.relative_to(folder)) for path in sorted(left)])
+    files = [path for images in found for path in images[:, 0]]
+    if left := sorted({path for path in folder.rglob("*") if path.is_file()} - {*files}):
+        shown = listing([str(path.relative_to(folder)) for path in left])
         log.warning("%s: files not read, as they are no images of a class: %d (%s)", folder, len(left), shown)
-    names = [sorted({*images[:, 1]}) for images in found]
-    classes = names[0]
-    if len(classes) < 2 or names[-1] != classes:
+    classes, tested = (sorted({*images[:, 1]}) for images in (found[0], found[-1]))
+    if len(classes) < 2 or tested != classes:
         raise ValueError(
-            f"data.root={root} has folders for {listing(classes)}, and to test for {listing(names[-1])}: it must have "
-            f"one of images for each of at least two classes{', below one for each client' * bool(clients)}."
+            f"data.root={root} has images of {listing(classes)}, and to test of {listing(tested)}: it must have a "
+            f"folder of images for each of at least two classes{', below one for each client' * clients}."
         )
     if len(found) == 1:
-        chosen = held_out(found[0][:, 1], test, generator(0, "test"))
-        tell_absent(found[0][:, 2] if clients else None, chosen, folder.name, "test")
+        chosen = held_out(found[0][:, 1], test, "test", found[0][:, 2] if clients else None, folder.name)
         found = [found[0][~chosen], found[0][chosen]]
 
-    def build(keep: Keep) -> tuple[int, Sequence[str], str]:
-        lost = Counter[str]()
+    def build(keep: Keep) -> tuple[int, Sequence[str]]:
         for part, images in zip(("train", "test"), found, strict=True):
             paths, kinds, owners = images.T
             groups = np.unique(owners, return_inverse=True)[1] if clients else None
             y = np.searchsorted(classes, kinds.astype(str))
-            keep(part, decode(paths, f"images of {part}", size=size, lost=lost), y, groups)
-        return len(classes), classes, told(str(folder), lost)
+            keep(part, decode(paths, f"images of {part}", size=size), y, groups)
+        return len(classes), classes
 
-    key = hashlib.sha256(f"{folder} {size} {test}{' clients' * bool(clients)} upright".encode()).hexdigest()[:12]
-    source = written([path for images in found for path in images[:, 0]])
-    return replace(cached(data_dir, f"image_folder_{key}", build, source), name=folder.name)
+    key = hashlib.sha256(f"{folder} {size} {test}{' clients' * clients} upright".encode()).hexdigest()[:12]
+    return replace(cached(data_dir, f"image_folder_{key}", build, written(files)), name=folder.name)
 
 
-def _listed(folder: Path, clients: bool | None) -> np.ndarray:
+def _listed(folder: Path, clients: bool) -> np.ndarray:
     """Each image's path, class and client, [n, 3], in the order of their names."""
     listed: list[tuple[Path, str, str]] = []
     for kind in filter(Path.is_dir, sorted(folder.glob("[!.]*/[!.]*" if clients else "[!.]*"))):
-        paths = [path for path in sorted(kind.rglob("*")) if path.suffix.lower() in suffixes() and path.is_file()]
-        paths = [path for path in paths if not any(part[0] == "." for part in path.relative_to(kind).parts)]
-        if not paths:
-            raise ValueError(f"data.root: {kind} holds no image: add some, or take the folder away.")
-        listed += [(path, kind.name, kind.parent.name) for path in paths]
-    # <client>/<class>/… must not pass for <class>/…: no image lies higher, and folders of one name are in several.
-    pairs = {path.relative_to(folder).parts[:2] for path, *_ in listed}
-    kinds, inner = ({pair[i] for pair in pairs} for i in (0, 1))
-    deep = all(len(path.relative_to(folder).parts) > 2 for path, *_ in listed)
-    if clients is None and deep and 1 < len(inner) < len(pairs) and len(kinds) > 1:
-        there = f"the folders {listing(sorted(kinds))} of {folder} share folders called {listing(sorted(inner))}"
-        ask = "If each is a client with a folder a class, set data.clients=true; if it is a class, data.clients=false"
-        raise ValueError(f"data.root: {there}. {ask}.")
+        for path in sorted(kind.rglob("*")):
+            hidden = any(part[0] == "." for part in path.relative_to(kind).parts)
+            if path.suffix.lower() in SUFFIXES and path.is_file() and not hidden:
+                listed.append((path, kind.name, kind.parent.name))
     return np.array(listed, object).reshape(-1, 3)

@@ -5,18 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
 from inspect import signature
-from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gcfed.data.base import IGNORE, FederatedDataset, Split, label_fix
-from gcfed.data.datamodule import FederatedDataModule, refuse_call
-from gcfed.data.dealing import held_out, tell_absent
+from gcfed.data.datamodule import FederatedDataModule
+from gcfed.data.dealing import held_out
 from gcfed.data.sets.files import listing
 from gcfed.utils.checked import Inside, checked
-from gcfed.utils.rng import generator
 
 log = logging.getLogger(__name__)
 KEYS = ("x", "y", "x_test", "y_test", "groups")
@@ -32,10 +30,7 @@ def own_data(
         dataset: returns a :class:`FederatedDataset`, or arrays as in :func:`from_arrays`.
         test: share of the samples that become the test split where there is none; the same for all seeds.
         settings: of :class:`FederatedDataModule`. Those of ``dataset``, which the config has passed on, are ignored.
-
-    Raises SettingError for an argument of ``dataset`` that is missing or that it does not take.
     """
-    refuse_call(dataset)
     for key in settings.keys() & getattr(dataset, "keywords", {}).keys() - signature(FederatedDataModule).parameters:
         del settings[key]
 
@@ -88,43 +83,32 @@ def from_arrays(content: Any, name: str, test: float) -> FederatedDataset:
     if not {"x", "y"} <= content.keys() <= set(KEYS) or ("x_test" in content) != ("y_test" in content):
         raise ValueError(f"{name} has {', '.join(map(str, content))}: give x and y, and perhaps {', '.join(KEYS[2:])}.")
     try:
-        found = {key: plain(key, value, floats=key.startswith("x")) for key, value in content.items()}
+        found = {key: _plain(key, value) for key, value in content.items()}
         parts = ["", "_test"] if "x_test" in found else [""]
         y, num_classes, names = _labels([found[f"y{part}"] for part in parts])
-        groups = _groups(_flat(found["groups"])) if "groups" in found else None
+        groups = np.unique(_flat(found["groups"]), return_inverse=True)[1] if "groups" in found else None
         train, *rest = (Split(_samples(found[f"x{part}"]), y[i], None if i else groups) for i, part in enumerate(parts))
         if names:
             log.info("%s: %d classes: %s", name, num_classes, listing(names))
         if not rest:
-            chosen = held_out(train.y, test, generator(0, "test"))
-            tell_absent(groups, chosen, name, "test")
+            chosen = held_out(train.y, test, "test", groups, name)
             train, rest = train.subset(~chosen), [train.subset(chosen)]
         return FederatedDataset(Path(name).stem, num_classes, train, rest[0], names)
     except ValueError as error:
         raise ValueError(f"{name}: {error}.") from error
 
 
-def plain(key: str, value: Any, *, floats: bool) -> np.ndarray:
-    """An array of numbers, booleans or text, also of a column of pandas, which keeps text as objects.
-
-    Args:
-        floats: whether numbers among objects become floats, even if all are whole.
-
-    Raises ValueError, which names the ``key``, for objects of several kinds, such as text and None.
-    """
-    try:
-        array = np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as error:  # rows of several lengths, or a tensor that needs gradients
-        raise ValueError(f"{key} is no array: {error}") from error
-    if array.dtype.kind == "S":
-        return np.char.decode(array)
-    whole = () if floats else ((bool, np.bool_), (Integral, np.int64))
-    for kind, dtype in ((str, np.str_), *whole, (Real, np.float64)) if array.dtype == object else ():
-        if all(isinstance(entry, kind) for entry in array.flat):
-            return array.astype(dtype)
+def _plain(key: str, value: Any) -> np.ndarray:
+    """An array of numbers, booleans or text, also of a column of pandas, which keeps text as objects."""
+    array = np.asarray(value)
+    if array.dtype == object:
+        if key.startswith("x"):
+            array = array.astype(np.float64)
+        elif len({type(entry) for entry in array.flat}) == 1:
+            array = np.array(array.tolist())
     if array.dtype == object:
         raise ValueError(f"{key} holds objects that are neither all text nor all numbers, such as empty cells")
-    return array
+    return np.char.decode(array) if array.dtype.kind == "S" else array
 
 
 def require_columns(columns: Collection[Any], named: Mapping[str, Iterable[str | None]]) -> None:
@@ -158,12 +142,6 @@ def _flat(values: np.ndarray) -> np.ndarray:
     return values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
 
 
-def _groups(values: np.ndarray) -> np.ndarray:
-    if values.dtype.kind == "f" and np.isnan(values).any():
-        raise ValueError(f"groups has {np.count_nonzero(np.isnan(values))} empty entries (NaN): name all groups")
-    return np.unique(values, return_inverse=True)[1].astype(np.int64)
-
-
 def _samples(x: np.ndarray) -> np.ndarray:
     """Samples as a :class:`Split` has them."""
     if x.dtype.kind == "f" and x.ndim == 2:
@@ -182,17 +160,12 @@ def _samples(x: np.ndarray) -> np.ndarray:
 
 def _bytes(x: np.ndarray) -> np.ndarray:
     """Images of 0 … 1 or 0 … 255 as uint8, if no level is lost; others unchanged."""
-    images, top = np.empty(x.shape, np.uint8), x.max()
-    scale = np.float32(255 if top <= 1 else 1)
-    if not (x.min() >= 0 and top <= 255):
+    scale = np.float32(255 if x.max() <= 1 else 1)
+    levels = np.rint(x * scale)
+    if x.min() < 0 or levels.max() > 255 or not (np.abs(levels - x * scale) < 0.1).all():  # a float16 is right to 0.06
         return x
-    for part in (slice(start, start + 1000) for start in range(0, len(x), 1000)):
-        levels = np.rint(x[part] * scale)
-        if not (np.abs(levels - x[part] * scale) < 0.1).all():  # a float16 is right to 0.06 levels
-            return x
-        images[part] = levels
     log.info("x: %s images of 0 … %g are read as uint8, of which 255 is the brightest", x.dtype, 255 / scale)
-    return images
+    return levels.astype(np.uint8)
 
 
 def _floats(values: np.ndarray) -> np.ndarray:

@@ -1,37 +1,28 @@
 """The user's own tables: one CSV file, or a folder with one for each client."""
 
-from __future__ import annotations
-
-from collections import Counter
 from collections.abc import Sequence
 from logging import getLogger
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
+import pandas as pd
+from pandas import DataFrame, Series
 
 from gcfed.data.base import FederatedDataset
-from gcfed.data.dealing import held_out, tell_absent
+from gcfed.data.dealing import held_out
 from gcfed.data.sets.files import TESTS
 from gcfed.data.sets.own import from_arrays, require_columns
 from gcfed.utils.checked import Inside, SettingError, checked
-from gcfed.utils.rng import generator
-
-if TYPE_CHECKING:
-    from pandas import DataFrame, Series
 
 log = getLogger(__name__)
-MOST = 1000
-"""Values of a column that data.categorical names; each becomes a column of 0 and 1."""
 MANY = 100
-"""Values of a column of text that data.categorical does not name."""
+"""Values of a column of text that data.categorical does not name. With more, a mistake is likely."""
 FEW = 20
-"""Classes that are numbers, or texts that each stand in fewer than four rows. With more, a mistake is likely."""
+"""The same of a text that has fewer than four rows for each value, and of a target that is a number."""
 ROW_NUMBERS = "Unnamed: 0"
 """The name given to a first column without one: pandas writes the row numbers there."""
-SEPARATORS = {"semicolon": ";", "tab": "\t", "\\t": "\t"}
-NOTATION = r"[\s.,'%$€£]"
-"""Characters in numbers that are not written plainly."""
+SEPARATORS = {"semicolon": ";", "tab": "\t"}
 
 
 @checked
@@ -50,25 +41,19 @@ def csv(
             category are all 0.
         regression: the target is a number, not a class.
         groups: the column that says whose row it is, for ``partition=natural``.
-        sep, decimal, encoding: how the files are written.
+        sep, decimal, encoding: how the files are written; ``sep`` is a character, ``semicolon`` or ``tab``.
         test: the share of the rows, of each class, to test on where no file has them; the same in every run.
 
     Raises FileNotFoundError for no CSV file; ValueError for one that cannot be read, a missing or repeated column,
     empty cells, or text that is no category.
     """
-    sep = SEPARATORS.get(sep, sep)
-    if len(sep) != 1 or sep == decimal:
-        raise SettingError("sep", f"={sep} must be semicolon, tab or one character, and not data.decimal.")
-    rows, is_test, owners = _read(path, sep, decimal, encoding)
+    rows, is_test, owners = _read(path, SEPARATORS.get(sep, sep), decimal, encoding)
     named = {"data.target": [target], "data.categorical": categorical, "data.ignore": ignore}
     require_columns(rows.columns, named | {"partition.by": [] if groups is None else [groups]})
-    if target not in categorical and not regression:
-        _refuse_texts(rows[target], decimal, len(rows), f"name it in data.categorical=[{target}] if all are classes")
-    y = _target(rows, str(target), regression)
+    y = _target(rows[str(target)], regression, str(target) in categorical)
     whose = owners if groups is None else _full(rows[groups]).to_numpy()
     if not is_test.any():
-        is_test = held_out(y[:, None] if regression else y, test, generator(0, "test"))
-        tell_absent(whose, is_test, str(path), "test")
+        is_test = held_out(y[:, None] if regression else y, test, "test", whose, str(path))
     left_out = {target, groups, *ignore}
     if ROW_NUMBERS in rows and ROW_NUMBERS not in {*left_out, *categorical} and rows[ROW_NUMBERS].dtype.kind == "i":
         log.warning("%s: the first column has no name, so it is taken for the rows' numbers, and left out", path)
@@ -82,27 +67,16 @@ def csv(
         if missing == "refuse":
             _full(taken[name], f"{leave} take the training rows' mean, data.missing=mean")
         if name in coded and name not in categorical:
-            _refuse_texts(taken[name], decimal, MANY, f"{leave} name it in data.categorical=[{name}] if all are codes")
+            _refuse_texts(taken[name], MANY, f"{leave} name it in data.categorical=[{name}] if all are codes")
     numbers = taken.drop(columns=coded).apply(lambda column: column.fillna(column[~is_test].mean()))
-    for name in numbers:
-        if not np.isfinite(numbers[name]).all():
-            what = "has no number in the training rows, or an infinite one"
-            raise ValueError(f"column {name} {what}: leave it out, data.ignore=[{name}].")
-        if len(rows) > FEW and (np.diff(numbers[name]) == 1).all():
-            log.warning("column %s counts the rows: leave it out, data.ignore=[%s], if it is no feature", name, name)
     switches = [_one_hot(taken[name], is_test) for name in coded]
     x = np.concatenate([numbers.to_numpy(np.float64), *switches], axis=1)
-    widths = {name: part.shape[1] for name, part in zip(coded, switches, strict=True)}
-    log.info("%s: %d columns make %d numbers of a row; columns of each category: %s", path, taken.shape[1], x.shape[1],
-             widths or "none")  # fmt: skip
     content = {"x": x[~is_test], "y": y[~is_test], "x_test": x[is_test], "y_test": y[is_test]}
     return from_arrays(content | ({} if whose is None else {"groups": whose[~is_test]}), str(path), test)
 
 
 def _read(path: str | None, sep: str, decimal: str, encoding: str) -> tuple[DataFrame, np.ndarray, np.ndarray | None]:
     """All rows; which of them are to test on, bool [n]; and the file of each where each file is a client."""
-    import pandas as pd  # not needed for other data
-
     place = Path(path or "")
     files = sorted(place.glob("*.csv")) if place.is_dir() and path else [place] * place.is_file()
     tests = [place / f"{name}.csv" for name in TESTS if place / f"{name}.csv" in files]
@@ -117,9 +91,10 @@ def _read(path: str | None, sep: str, decimal: str, encoding: str) -> tuple[Data
             if not len(tables[-1]) or {*tables[-1]} != {*tables[0]}:
                 raise ValueError(f"it has no row, or other columns than {files[0]}: {', '.join(tables[-1])}")
         except (ValueError, LookupError, OSError) as error:  # pandas' errors of parsing and decoding are ValueErrors
-            reason = " ".join(str(error).split())
             remedy = "see data.sep=semicolon (or tab), data.encoding=latin-1 (or utf-16), and the first line"
-            raise ValueError(f"{file} cannot be read as a CSV file: {reason}: {remedy}.") from error
+            raise ValueError(
+                f"{file} cannot be read as a CSV file: {' '.join(str(error).split())}: {remedy}."
+            ) from error
     rows = pd.concat(tables, ignore_index=True)
     rows = rows.drop(columns=[name for name in rows if name.startswith("Unnamed: ") and rows[name].isna().all()])
     names = np.repeat([file.stem for file in files], [len(table) for table in tables])
@@ -131,74 +106,57 @@ def _read(path: str | None, sep: str, decimal: str, encoding: str) -> tuple[Data
 def _texts(file: Path, sep: str, encoding: str) -> DataFrame:
     """The cells of a CSV file as text, without space around them; NaN for empty ones.
 
-    The header is read as a row of its own: pandas would rename repeated columns, take a first column without a name for
-    an index, and "NA" in it for an empty cell.
+    The header is read as a row of its own: pandas would rename repeated columns, and take a first column without a name
+    for an index.
     """
-    import pandas as pd
-
     form = {"sep": sep, "encoding": encoding, "header": None, "dtype": str, "skipinitialspace": True}
-    header = pd.read_csv(file, **form, nrows=1, keep_default_na=False).iloc[0]
-    names = [name.strip() or f"Unnamed: {i}" for i, name in enumerate(header)]
-    name, count = Counter(names).most_common(1)[0]
-    if count > 1:
-        raise ValueError(f"the header has {count} columns {name}: rename all but one")
-    if len(names) == 1:
-        raise ValueError(f"it has one column, {name!r}")
+    header = pd.read_csv(file, **form, nrows=1, keep_default_na=False).iloc[0].str.strip()
+    if len(header) == 1 or header[header != ""].duplicated().any():
+        raise ValueError(f"it has one column, or two of one name: {', '.join(header)}")
+    names = [name or f"Unnamed: {i}" for i, name in enumerate(header)]
     return pd.read_csv(file, **form).iloc[1:].set_axis(names, axis=1).apply(lambda column: column.str.strip())
-
-
-def _numbers(texts: Series, decimal: str) -> Series:
-    """The numbers of cells, NaN where a cell holds none."""
-    import pandas as pd
-
-    plain = texts.str.translate(str.maketrans(",.", ".,")) if decimal == "," else texts
-    return pd.to_numeric(plain, errors="coerce")
 
 
 def _typed(column: Series, decimal: str) -> Series:
     """A column of text as numbers, if all cells are numbers and none is a code, such as 01234."""
-    numbers = _numbers(column, decimal)
+    plain = column.str.translate(str.maketrans(",.", ".,")) if decimal == "," else column
+    numbers = pd.to_numeric(plain, errors="coerce")
     is_whole = bool((numbers.dropna() % 1 == 0).all())
     has_codes = is_whole and bool(column.str.match(r"[+-]?0\d").any())
     return column if has_codes or (numbers.isna() & column.notna()).any() else numbers
 
 
-def _refuse_texts(column: Series, decimal: str, most: int, advice: str) -> None:
-    """Refuses text that is no category. That is: numbers in another notation, or with other cells among them, such as
-    "?" for unknown; more than ``most`` values; too many values for the rows, as dates, names and free text have.
+def _refuse_texts(column: Series, most: int, advice: str) -> None:
+    """Refuses text that is no category: numbers with other cells among them, such as "?" for unknown; too many values,
+    as dates, names and numbers in another notation have.
     """
-    name, known = column.name, column.dropna()
-    if column.dtype.kind in "iuf" or not len(known):
-        return
-    odd = known[_numbers(known, decimal).isna()]
-    if len(odd) and _numbers(known.str.replace(NOTATION, "", regex=True), ".").notna().mean() > 0.5:
+    known = column.dropna()
+    kinds, odd = known.unique(), known[pd.to_numeric(known, errors="coerce").isna()]
+    if 0 < len(odd) < len(known) / 2:
         cells = "empty such cells (data.missing=mean then fills them)"
-        raise ValueError(
-            f"column {name} holds numbers and {odd.iloc[0]!r}: write all plainly (see data.decimal), {cells}, {advice}."
-        )
-    kinds = known.unique()
+        raise ValueError(f"column {column.name} holds numbers and {odd.iloc[0]!r}: {cells}, {advice}.")
     if len(kinds) > most or (len(kinds) > FEW and 4 * len(kinds) > len(known)):
-        raise ValueError(f"column {name} has {len(kinds):,} texts in {len(known):,} rows, as {kinds[0]!r}: {advice}.")
-    if len({kind.casefold() for kind in kinds}) < len(kinds):
-        log.warning("column %s has values that differ in upper and lower case alone, as categories of their own", name)
+        what = f"{len(kinds):,} texts in {len(known):,} rows, as {kinds[0]!r}"
+        raise ValueError(f"column {column.name} has {what}: write numbers plainly (see data.decimal), {advice}.")
 
 
-def _target(rows: DataFrame, name: str, regression: bool) -> np.ndarray:
-    column = _full(rows[name])
-    kind = column.dtype.kind
+def _target(column: Series, regression: bool, is_categorical: bool) -> np.ndarray:
+    name, kind = column.name, _full(column).dtype.kind
     if regression:
         if kind not in "iuf":
             what = f"holds {column.iloc[0]!r}, and data.regression=true needs plain numbers; see data.decimal"
             raise ValueError(f"data.target={name} {what}.")
         return column.to_numpy(np.float64)
-    if kind == "f" and (column % 1).any():
+    if kind not in "iuf":
+        if not is_categorical:
+            _refuse_texts(column, len(column), f"name it in data.categorical=[{name}] if all are classes")
+        return column.to_numpy(np.str_)
+    if (column % 1).any():
         raise ValueError(f"data.target={name} holds numbers with fractions: data.regression=true regresses on them.")
-    if kind in "iuf" and (n := column.nunique()) > FEW:
+    if (n := column.nunique()) > FEW:
         words = "%s: %d different numbers are taken for %d classes; data.regression=true predicts the number"
         log.warning(words, name, n, n)
-    return column.to_numpy(
-        np.int64 if kind in "iuf" else np.str_
-    )  # 0.0 and 1.0 are classes, as pandas and R write them
+    return column.to_numpy(np.int64)  # 0.0 and 1.0 are classes, as pandas and R write them
 
 
 def _full(column: Series, advice: str = "or drop the rows") -> Series:
@@ -210,6 +168,4 @@ def _full(column: Series, advice: str = "or drop the rows") -> Series:
 
 def _one_hot(column: Series, is_test: np.ndarray) -> np.ndarray:
     kinds = np.sort(column[~is_test].dropna().astype(str).unique())
-    if len(kinds) > MOST:
-        raise ValueError(f"column {column.name} has {len(kinds):,} values: leave it out, data.ignore=[{column.name}].")
     return column.astype(str).to_numpy()[:, None] == kinds

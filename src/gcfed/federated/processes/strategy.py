@@ -1,11 +1,9 @@
 """How a run is laid out over processes, which share a round's cohort and talk once a round."""
 
-import ipaddress
 import os
-import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -18,8 +16,6 @@ from torch import nn
 
 from gcfed.federated.processes.launch import ForkLauncher, end_with_parent
 from gcfed.utils.machine import cores, one_of_several, present_memory
-
-MEETING = timedelta(minutes=30)  # in which all processes must have come: one may have been refused alone, and ended
 
 
 class CohortStrategy(DDPStrategy):
@@ -51,36 +47,7 @@ class CohortStrategy(DDPStrategy):
                 self._launcher.join_group(self._timeout)
             elif "TORCHELASTIC_RUN_ID" in os.environ:
                 end_with_parent()  # or what a killed agent leaves would go on alone
-            else:
-                self.set_world_ranks()
-                self._meet()
         super().setup_distributed()
-
-    def _meet(self) -> None:
-        """Joins the processes that SLURM, or Lightning, has started, by a port on the address that they were told.
-
-        torch's own way listens on all interfaces; it is left to it where that address is not one of this machine's, or
-        is that of the loopback though others are to come.
-        """
-        environment = self.cluster_environment
-        assert environment is not None
-        rank, address, port = environment.global_rank(), environment.main_address, environment.main_port
-        listening = None
-        if rank == 0:
-            with suppress(OSError):
-                found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-                if self.num_nodes == 1 or not ipaddress.ip_address(found[4][0]).is_loopback:
-                    listening = socket.create_server(found[4][:2], family=found[0])
-        world = environment.world_size()
-        store = dist.TCPStore(
-            address, port, world, rank == 0, MEETING,
-            wait_for_workers=False, master_listen_fd=listening.detach() if listening else None,
-        )  # fmt: skip
-        backend = self._get_process_group_backend()
-        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=self._timeout)
-
-    def _setup_model(self, model: nn.Module) -> nn.Module:  # type: ignore[override]
-        return model
 
     def configure_ddp(self) -> None:
         return

@@ -1,0 +1,210 @@
+"""Records local steps once and replays them, as CUDA graphs.
+
+A recording holds what a step did to tensors, which it knows by where they lie in memory. Python in the step ran once,
+while it was recorded: its numbers, branches and counters are frozen. So whatever differs from step to step, and from
+client to client, must be a tensor on the device that keeps its place, as the step's number is. Nothing may wait for the
+device.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gcfed.federated.batches import BatchPlan, Kind
+from gcfed.federated.messages import Download
+from gcfed.federated.stack import ClientStack
+from gcfed.federated.steps import LocalStep, Steps
+
+Step = Callable[[], object]
+MOST = 128  # recordings of one stack: a graph takes memory, and clients differ in their last batches
+
+
+class Graph:
+    """Records steps as CUDA graphs on one stream, which must not be the default one; they share their memory."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._last: torch.cuda.CUDAGraph | None = None  # without a graph the pool would be given back
+
+    def record(self, step: Step) -> Step:
+        """Runs the step once, and returns what runs it again on the same memory.
+
+        Without ``torch.cuda.graph``, which waits for the device and empties its cache.
+        """
+        graph = torch.cuda.CUDAGraph()
+        enabled = gc.isenabled()
+        gc.disable()  # what it frees could free memory of the device, which a capture forbids
+        try:
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                step()
+            finally:
+                graph.capture_end()
+        finally:
+            if enabled:
+                gc.enable()
+        graph.replay()  # while it was captured, nothing ran
+        self._last = graph
+        return graph.replay
+
+
+class Recorder:
+    """Makes the recorded steps of all stacks of one stream.
+
+    It keeps those of two sizes of stacks, for most cohorts make stacks of one size and a rest.
+
+    Args:
+        graph: records a step; by default a new :class:`Graph`.
+    """
+
+    def __init__(self, graph: Any = None) -> None:
+        self.graph = graph or Graph()
+        self._kept: dict[int, RecordedSteps] = {}  # by K
+
+    def steps(
+        self,
+        make: Callable[..., ClientStack],
+        optimizer: Callable[..., Optimizer],
+        download: Download,
+        clients: np.ndarray,
+        sizes: np.ndarray,
+        plan: BatchPlan,
+        room: int = 0,
+    ) -> RecordedSteps:
+        """The steps of K clients.
+
+        Args:
+            make: makes a stack of the start, the clients, their numbers of samples and of steps.
+            sizes: the clients' numbers of samples, ``[K]``.
+            room: steps of the longest plan that may come, if later stacks may replay what this one records; else 0.
+        """
+        k, start = len(clients), download.model
+        steps = self._kept.pop(k, None) if room else None
+        if steps is not None and steps.fits(plan):
+            steps.restart(download, clients, sizes, plan)
+        else:
+            steps = None  # its memory goes before the new one's comes
+            if room:
+                start = {name: t.clone() for name, t in start.items()}
+                if len(self._kept) > 1:
+                    del self._kept[next(iter(self._kept))]
+            stack = make(start, clients, sizes, plan.steps)
+            leaves = optimizer(list(stack.leaves.values()))
+            steps = RecordedSteps(self.graph, stack, plan, leaves, room, download.lr)
+        if room:
+            self._kept[k] = steps
+        return steps
+
+
+class RecordedSteps(Steps):
+    """The steps of a stack: the second one of each kind is recorded, and later ones are replayed.
+
+    The first one is not like the others, because an optimizer makes its state in it. If there is ``room``, the next K
+    clients can :meth:`restart` it: the weights, the optimizer's state, the plan, the losses and what methods prepare
+    then have new values in the same memory.
+
+    Args:
+        graph: records a step.
+        lr: η_l of the round.
+    """
+
+    def __init__(
+        self, graph: Any, stack: ClientStack, plan: BatchPlan, optimizer: Optimizer, room: int, lr: float
+    ) -> None:
+        super().__init__(stack, plan, optimizer)
+        for group in optimizer.param_groups:
+            if "capturable" in group:
+                group["capturable"] = plan.index.is_cuda
+        self._graph, self._lr, self.lasts = graph, lr, room > 0
+        self.stack.stays = self.lasts
+        room = max(room, len(plan.kinds))
+        self._number = torch.zeros(1, dtype=torch.int64, device=plan.index.device)  # of the step
+        self._recordings: dict[Kind, Step | None] = {}
+        self._tables: list[Tensor] = []  # losses and numbers of labels, ``[T, K]`` each, 0 where a client is done
+        self._state: list[dict[str, Any]] = []  # of the optimizer: each parameter's, of all K clients
+        self._prepared: dict[int, dict[str, Tensor]] = {}  # by part
+        self._plan = [table.new_zeros(len(table), room, *table.shape[2:]) for table in plan.tables]
+        self._place(plan)
+
+    def _place(self, plan: BatchPlan) -> None:
+        for table, new in zip(self._plan, plan.tables, strict=True):
+            table[:, : new.shape[1]].copy_(new)
+        self.plan = plan.on(self._plan)
+
+    def fits(self, plan: BatchPlan) -> bool:
+        """Whether there is room for this plan."""
+        return all(
+            new.shape[2:] == table.shape[2:] and new.shape[1] <= table.shape[1]
+            for new, table in zip(plan.tables, self._plan, strict=True)
+        )
+
+    def restart(self, download: Download, clients: np.ndarray, sizes: np.ndarray, plan: BatchPlan) -> None:
+        """The next K clients: all is as it was before the first step of the first ones."""
+        start = self.stack.start
+        torch._foreach_copy_(list(start.values()), [download.model[name] for name in start])
+        self.stack.load(start, clients, sizes, plan.steps)
+        if download.lr != self._lr:  # a number in what is recorded
+            self._lr = download.lr
+            self._recordings.clear()
+        tensors = [t for own in self._state for t in own.values() if isinstance(t, Tensor)]
+        torch._foreach_zero_([self._number, *self._tables, *tensors])
+        leaves = list(self.stack.leaves.values())
+        self.optimizer.state = defaultdict(dict, zip(leaves, map(dict, self._state), strict=True))
+        self.optimizer.param_groups[0]["params"] = leaves
+        self._place(plan)
+
+    def prepare(self, part: object, prepared: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A copy in the memory of what this part prepared for the clients before."""
+        if not self.lasts:
+            return prepared
+        kept = self._prepared.get(id(part), {})
+        if {name: t.shape for name, t in kept.items()} != {name: t.shape for name, t in prepared.items()}:
+            self._recordings.clear()
+            kept = self._prepared[id(part)] = {name: t.clone() for name, t in prepared.items()}
+        elif kept:
+            torch._foreach_copy_(list(kept.values()), [prepared[name] for name in kept])
+        return kept
+
+    def run(self, step: LocalStep, t: int, kind: Kind) -> None:
+        def counted(kind: Kind) -> None:
+            step(self._number, kind)
+            self._number.add_(1)
+
+        if kind not in self._recordings:
+            counted(kind)
+            self._recordings[kind] = None
+            return
+        again = self._recordings.pop(kind)  # to the end of those that may be forgotten
+        if again is None:
+            self._recordings[kind] = self._graph.record(partial(counted, kind))
+        else:
+            self._recordings[kind] = again
+            again()
+        if len(self._recordings) > MOST:
+            del self._recordings[next(iter(self._recordings))]
+
+    def first_done(self) -> None:
+        super().first_done()
+        if not self._state:
+            self._state = [dict(self.optimizer.state[leaf]) for leaf in self.stack.leaves.values()]
+
+    def note(self, number: int | Tensor, *values: Tensor) -> None:
+        assert isinstance(number, Tensor)  # on the device
+        if not self._tables:
+            shape = self._plan[0].shape[1], len(self.stack)
+            self._tables = [value.new_zeros(shape) for value in values]
+        for table, value in zip(self._tables, values, strict=True):
+            table[:, : len(value)].index_copy_(0, number, value.unsqueeze(0))
+
+    def mean_losses(self) -> Tensor:
+        losses, counts = (table[: len(self.plan.kinds)] for table in self._tables)
+        return (losses * counts).sum(0) / counts.sum(0)

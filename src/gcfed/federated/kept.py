@@ -1,0 +1,62 @@
+"""What clients keep from one round to the next, as a method declares and sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gcfed.federated.messages import Download, Params
+from gcfed.federated.stack import per_client
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What each client keeps from one round to the next under one name; the engine reads, writes and checkpoints it.
+
+    Attributes:
+        like: takes the part and the download; returns tensors like those of one client, name → ``[*shape]``.
+        starts_at_model: a client that has kept nothing yet has the broadcast model's tensors; without it, zeros.
+    """
+
+    like: Callable[[Any, Download], Params]
+    starts_at_model: bool = False
+
+
+class Own(dict[str, Params]):
+    """What K clients have kept, by the names in ``keeps``: name → ``[K, *shape]``. The part may edit them.
+
+    Attributes:
+        version: index of the round in which each client kept it, ``[K]``; −1 where it has kept nothing yet.
+        dtype: of what is stored (``client_store.dtype``); None: that of the model.
+    """
+
+    def __init__(self, version: Sequence[int] = (), dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.version, self.dtype = np.array(version, dtype=np.int64), dtype
+
+    def as_stored(self, values: Params) -> Params:
+        """Values ``[K, *shape]`` rounded as the store rounds them."""
+        return values if self.dtype is None else {n: v.to(self.dtype).to(v.dtype) for n, v in values.items()}
+
+    def change(self, name: str, change: Params) -> Params:
+        """By how much the stored tensors of this name move if ``change``, ``[K, *shape]``, is added to them."""
+        if self.dtype is None:
+            return change
+        new = self.as_stored({key: t + change[key] for key, t in self[name].items()})
+        return {key: t.sub_(self[name][key]) for key, t in new.items()}
+
+    def add(self, name: str, change: Mapping[str, Tensor], finite: Tensor) -> Params:
+        """Adds ``[K, *shape]`` in place for the clients that are ``finite``, bool ``[K]``; returns all of this name."""
+        for key, t in self[name].items():
+            t.add_(torch.where(per_client(finite, t), change[key], 0.0))
+        return self[name]
+
+
+def like_trained(part: Any, download: Download) -> Params:
+    """``Kept.like`` of a part that keeps tensors like the trained parameters."""
+    return {name: download.model[name] for name in part.trained_names}

@@ -1,0 +1,51 @@
+"""Runs the local steps of a stack, one after the other."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from torch.optim import Optimizer
+
+from gcfed.federated.batches import BatchPlan, Kind
+from gcfed.federated.stack import ClientStack
+
+LocalStep = Callable[[int | Tensor, Kind], None]
+"""A local step of all active clients, from its number and its kind."""
+
+
+class Steps:
+    """K clients that are ready to train, and their losses; on a GPU see :mod:`gcfed.federated.graphs`.
+
+    Attributes:
+        stack, plan: the clients and their batches.
+        optimizer: steps on the stack's leaves; new in each round.
+    """
+
+    def __init__(self, stack: ClientStack, plan: BatchPlan, optimizer: Optimizer) -> None:
+        self.stack, self.plan, self.optimizer = stack, plan, optimizer
+        self._losses: list[tuple[Tensor, ...]] = []
+
+    def prepare(self, part: object, prepared: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What the steps read of what a part has prepared."""
+        return prepared
+
+    def run(self, step: LocalStep, t: int, kind: Kind) -> None:
+        """Runs step number t."""
+        step(t, kind)
+
+    def first_done(self) -> None:
+        """Called after the first step, in which an optimizer makes its state."""
+        if self.optimizer.defaults.get("fused") and self.optimizer.defaults.get("momentum"):
+            for leaf in self.stack.leaves.values():  # fused steps take no None, and a first step on zeros is the same
+                self.optimizer.state[leaf].setdefault("momentum_buffer", torch.zeros_like(leaf))
+
+    def note(self, number: int | Tensor, *values: Tensor) -> None:
+        """Notes the active clients' mean losses in a step and their numbers of labels, ``[n]`` each."""
+        self._losses.append(values)
+
+    def mean_losses(self) -> Tensor:
+        """Each client's mean loss over all its labels, ``[K]``."""
+        losses, counts = (pad_sequence(list(values), batch_first=True) for values in zip(*self._losses, strict=True))
+        return (losses * counts).sum(0) / counts.sum(0)

@@ -1,0 +1,31 @@
+"""What a client's update tells of its gradients."""
+
+import numpy as np
+
+from gcfed.federated.forward import Params
+from gcfed.federated.messages import Upload
+from gcfed.federated.stack import per_client
+from gcfed.utils.device import on_device
+
+
+def gradients_beyond(known: Params, upload: Upload, distance: np.ndarray) -> Params:
+    """The mean local gradient of each client, −Δ_k / ``distance``, minus ``known``.
+
+    Args:
+        known: name → ``[*shape]`` or ``[K, *shape]``.
+        distance: τ_k η, the lengths of a client's steps together, ``[K]``.
+    """
+    like = next(iter(known.values()))
+    scale = on_device(-1 / distance, like.device, like.dtype)
+    deltas = {name: upload.delta[name] for name in known}
+    return {name: (delta * per_client(scale, delta)).sub_(known[name]) for name, delta in deltas.items()}
+
+
+def effective_steps(steps: np.ndarray, momentum: float, *, nesterov: bool = False) -> np.ndarray:
+    """How many plain steps lead as far along a constant gradient as these with momentum ρ, ``[K] → [K]``.
+
+    ``(τ − ρ (1 − ρ^τ) / (1 − ρ)) / (1 − ρ)``, the sum of τ velocities; a Nesterov step is g + ρ v.
+    """
+    rho = momentum
+    velocities = (steps - rho * (1 - rho**steps) / (1 - rho)) / (1 - rho)
+    return steps + rho * velocities if nesterov else velocities

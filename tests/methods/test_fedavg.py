@@ -1,0 +1,60 @@
+"""Methods of strength 0, in a first round, or in a first step are FedAvg, bit for bit."""
+
+from functools import cache, partial
+
+import pytest
+import torch
+from harness import random_federation, sgd, train_rounds
+from plain_clients import Net, federation
+
+from gcfed.methods.fedcm import FedCM
+from gcfed.methods.fedcurv import FedCurv
+from gcfed.methods.feddecorr import FedDecorr
+from gcfed.methods.fedgc import FedGC
+from gcfed.methods.fedlc import FedLC
+from gcfed.methods.fedmlb import FedMLB
+from gcfed.methods.fedntd import FedNTD
+from gcfed.methods.fedreg import FedReg
+from gcfed.methods.fedsol import FedSol
+from gcfed.methods.fedsub import FedSub
+from gcfed.methods.fedvarp import FedVARP
+from gcfed.methods.moon import Moon
+from gcfed.methods.proximal import Proximal
+from gcfed.methods.sam import Sam
+from gcfed.methods.scaffold import Scaffold
+from gcfed.methods.ssf import SSF
+
+
+@cache
+def fedavg(**run):
+    return train_rounds(Net(), federation(), sgd(), k=2, **run)
+
+
+@pytest.mark.parametrize("method", [
+    FedCM(1.0), FedCurv(0.0), FedDecorr(0.0), FedGC(cgc=False, sgc=False), FedLC(0.0), FedMLB(0.0, 0.0), FedNTD(0.0),
+    FedReg(1.0, pseudo=False, perturbed=False), FedSol(0.0), Moon(0.0), Proximal(0.0), Sam(0.0),
+], ids=lambda method: type(method).__name__)  # fmt: skip
+def test_strength_0(method):
+    found = train_rounds(Net(), federation(), sgd(), rounds=3, methods=[method], k=2)
+    assert torch.equal(found, fedavg(rounds=3))
+
+
+@pytest.mark.parametrize("cls", [FedCurv, FedVARP, Moon, Scaffold])
+def test_a_first_round(cls):
+    found = train_rounds(Net(), federation(), sgd(), rounds=1, methods=[cls()], k=2)
+    assert torch.equal(found, fedavg(rounds=1))
+
+
+@pytest.mark.parametrize("method", [FedGC(), FedSol(), FedSol(adaptive=False), Proximal()])
+def test_a_first_step_of_one_client(method):
+    run = partial(train_rounds, data=random_federation(features=6), solver=sgd(steps=1), rounds=1, cohort_of=1)
+    assert torch.equal(run(Net(), methods=[method]), run(Net()))
+
+
+def test_all_of_the_space_is_scaffold_and_a_first_round_in_it_has_no_correction():
+    run = partial(train_rounds, data=federation(), k=2)
+    decayed = {"solver": sgd(weight_decay=0.01), "rounds": 6}
+    whole, scaffold = (run(Net(), methods=[method], **decayed) for method in (SSF(ratio=1.0), Scaffold()))
+    torch.testing.assert_close(whole, scaffold, rtol=0, atol=1e-9)
+    first = [run(Net(), methods=[cls(ratio=0.4)], solver=sgd(), rounds=1) for cls in (SSF, FedSub)]
+    assert torch.equal(*first)
