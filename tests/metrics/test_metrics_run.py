@@ -36,8 +36,8 @@ NAMES = (
 )  # fmt: skip
 ALL = (
     f"metrics=[{','.join(NAMES)}]", *(f"metrics.{name}.every=1" for name in NAMES),
-    "metrics.cka.samples=20", "metrics.forgetting.samples=9", "metrics.surface.grid=3", "metrics.surface.samples=null",
-    "metrics.surface.split=test", "metrics.leakage.iterations=1", "metrics.leakage.restarts=1", "metrics.leakage.images=2",
+    "metrics.cka.samples=20", "metrics.forgetting.samples=9", "metrics.surface.grid=3", "metrics.leakage.images=2",
+    "metrics.surface.samples=null", "metrics.surface.split=test", "metrics.leakage.iterations=1",
 )  # fmt: skip
 COLUMNS = {
     "drift": "client_norm relative update_norm divergence cosine", "cka": "fc1 fc2", "gap": "l2 relative cosine",
