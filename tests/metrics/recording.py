@@ -19,7 +19,7 @@ class Recorder(ClientPart):
 
     def prepare(self, stack, own, download):
         if self.poisoned and NAN_CLIENT in stack.clients:
-            stack.full["0.weight"][stack.clients.tolist().index(NAN_CLIENT)] = float("nan")
+            next(iter(stack.full.values()))[stack.clients.tolist().index(NAN_CLIENT)] = float("nan")
 
     def on_clients_end(self, stack, download):
         for row, client in enumerate(stack.clients.tolist()):

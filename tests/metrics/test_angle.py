@@ -2,15 +2,12 @@
 
 import numpy as np
 import pytest
-import torch
-from conftest import read_rows
 from harness import Spy, make_net, random_federation, sgd, train_rounds
 from recording import of_metric
 
 from gcfed.federated.method import Order
 from gcfed.methods.ssf import SSF
 from gcfed.metrics.updates import Angle
-from gcfed.run import train
 
 EXACT = {"rel": 1e-9, "abs": 1e-9}
 NAN_CLIENT = 3
@@ -39,33 +36,41 @@ class Edits(Spy):
 
 
 class Recorder(Spy):
-    """Broadcasts, uploads and updates of each round, flat."""
+    """Broadcasts, uploads and updates of each round, flat; with ``full`` w_k − w in the place of uploads."""
 
-    def __init__(self, names):
-        self.names, self.starts, self.sent, self.updates = names, [], [], []
+    def __init__(self, names, full=False):
+        self.names, self.full, self.starts, self.sent, self.updates = names, full, [], [], []
+        self.order = Order.PROJECTS if full else Order.CORRECTS  # behind SSF, which lifts the aggregated update
+
+    def flat(self, tensors, k=1):
+        return np.concatenate([tensors[n].numpy().reshape(k, -1) for n in self.names], 1).copy()
 
     def on_broadcast(self, download, round):
-        self.starts.append(np.concatenate([round.start[n].numpy().ravel() for n in self.names]))
+        self.starts.append(self.flat(round.start)[0])
         self.sent.append([])
 
+    def on_clients_end(self, stack, download):
+        if self.full:
+            self.sent[-1] += list(self.flat(stack.full, len(stack)) - self.flat(download.model))
+
     def send(self, upload, own, download):
-        delta = [upload.delta[n].numpy().reshape(len(upload.clients), -1) for n in self.names]
-        self.sent[-1] += list(np.concatenate(delta, 1).copy())
+        if not self.full:
+            self.sent[-1] += list(self.flat(upload.delta, len(upload.clients)))
 
     def on_aggregate_end(self, update, round):
-        self.updates.append(np.concatenate([update[n].numpy().ravel() for n in self.names]).copy())
+        self.updates.append(self.flat(update)[0])
 
 
-def measured(metric, *, methods=(), **run):
+def measured(metric, *, methods=(), full=False, **run):
     """The metric's rows of a run, and what it should have seen."""
     net, rows = make_net(), []
-    recorder = Recorder([name for name, _ in net.named_parameters()])
+    recorder = Recorder([name for name, _ in net.named_parameters()], full)
     settings = {"solver": sgd(), "rounds": 3} | run
-    trained = train_rounds(
+    train_rounds(
         net, random_federation(), methods=[*methods, recorder, metric],
         on_round=lambda _, row: rows.append(of_metric(row)), **settings,
     )  # fmt: skip
-    return rows, recorder, trained
+    return rows, recorder
 
 
 def angles(vectors, other):
@@ -73,11 +78,10 @@ def angles(vectors, other):
     return np.degrees(np.arccos(cosines)), cosines
 
 
-@pytest.mark.parametrize("k", [1, 3])
-@pytest.mark.parametrize("poisoned", [False, True])
+@pytest.mark.parametrize(("k", "poisoned"), [(1, False), (3, True)])
 def test_angles_of_the_uploads(k, poisoned):
     """As the other methods leave them, to the whole step of the server and to the update as it was edited."""
-    rows, seen, _ = measured(Angle(), k=k, rounds=5, methods=[Edits(poisoned)], cohort_of=4)
+    rows, seen = measured(Angle(), k=k, rounds=5, methods=[Edits(poisoned)], cohort_of=4)
     assert rows[0].keys() == {"angle/update"}
     above = []
     for t, row in enumerate(rows):
@@ -106,37 +110,10 @@ def test_every_second_round_and_the_last():
 def test_coordinates_count_as_the_updates_that_they_stand_for(ratio):
     """Of a subspace of another size, and of all space rotated, where shapes do not tell."""
 
-    class FullUpdates(Spy):
-        order = Order.PROJECTS  # behind SSF, which lifts the aggregated update
-
-        def __init__(self):
-            self.rounds = []
-
-        def on_broadcast(self, download, round):
-            self.rounds.append((round.start, []))
-
-        def on_clients_end(self, stack, download):
-            start, updates = self.rounds[-1]
-            updates += list(torch.cat([(stack.full[n] - t).flatten(1) for n, t in start.items()], 1).numpy())
-
-        def on_aggregate_end(self, update, round):
-            self.rounds[-1] += (torch.cat([update[n].flatten() for n in self.rounds[-1][0]]).numpy(),)
-
-    full = FullUpdates()
-    rows, *_ = measured(Angle(), methods=[SSF(ratio=ratio), full], k=2)
-    starts = [torch.cat([t.flatten() for t in start.values()]).numpy() for start, *_ in full.rounds]
-    for t, (_, updates, update) in enumerate(full.rounds):
-        cosine = angles(np.array(updates), update)[1].mean()
-        assert rows[t]["angle/update"] == pytest.approx(np.degrees(np.arccos(cosine)), **EXACT)
+    rows, seen = measured(Angle(), methods=[SSF(ratio=ratio)], full=True, k=2)
+    for t, row in enumerate(rows):
+        cosine = angles(np.array(seen.sent[t]), seen.updates[t])[1].mean()
+        assert row["angle/update"] == pytest.approx(np.degrees(np.arccos(cosine)), **EXACT)
         if t:
-            to_server, _ = angles(np.array(updates), starts[t] - starts[t - 1])
-            assert rows[t]["angle/server"] == pytest.approx(to_server.mean(), **EXACT)
-
-
-def test_the_last_broadcast_survives_a_checkpoint(config, tmp_path):
-    settings = ("metrics=angle", "client.epochs=1", "data.limit_train=100", "data.limit_test=20")
-    train(config(*settings, "rounds=3", folder=tmp_path / "straight"))
-    for rounds, *more in ((2,), (3, "ckpt_path=last")):
-        train(config(*settings, f"rounds={rounds}", *more, folder=tmp_path / "resumed"))
-    straight, resumed = (read_rows(tmp_path / name / "metrics.csv")[-1] for name in ("straight", "resumed"))
-    assert straight["angle/server"] == resumed["angle/server"]
+            to_server, _ = angles(np.array(seen.sent[t]), seen.starts[t] - seen.starts[t - 1])
+            assert row["angle/server"] == pytest.approx(to_server.mean(), **EXACT)

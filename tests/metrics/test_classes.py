@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import TWO, read_rows
-from harness import final_weights, make_download, make_round, make_setup
+from harness import make_download, make_round, make_setup
 from lightning.pytorch import Callback
 from omegaconf import open_dict
 from PIL import Image
@@ -39,14 +39,10 @@ def confusion(result):
     return counts
 
 
-@pytest.mark.parametrize("more", [(), TWO])
-def test_it_is_the_count_of_the_last_model(config, tmp_path, more):
-    """In batches of 40 samples, a validation split beside; every second round and the last; and the run is the same."""
-    settings = ("data.eval_batch_size=40", "data.validation=0.1", *more)
+def test_it_is_the_count_of_the_last_model(config, tmp_path):
+    """In batches of 40 samples, a validation split beside; every second round and the last; on two processes."""
+    settings = ("data.eval_batch_size=40", "data.validation=0.1", *TWO)
     result = train(config(*TINY, *settings, "metrics.classes.every=2", folder=tmp_path / "run"))
-    if not more:
-        plain = train(config(*TINY, *settings, "metrics=none", folder=tmp_path / "plain"))
-        assert torch.equal(final_weights(result), final_weights(plain))
     counts = confusion(result)
     names = [str(i) for i in range(10)]
     head, *rows = table(tmp_path / "run" / "confusion.csv")

@@ -18,8 +18,7 @@ def flat(state):
     return np.concatenate([t.ravel() for t in state.values()])
 
 
-@pytest.mark.parametrize("k", [1, 3])
-@pytest.mark.parametrize("poisoned", [False, True])
+@pytest.mark.parametrize(("k", "poisoned"), [(1, False), (3, True)])
 def test_drift(k, poisoned):
     rows, seen, _ = measured(Drift(), make_net(), random_federation(), k=k, poisoned=poisoned, cohort_of=4)
     assert any(NAN_CLIENT in clients for _, clients in seen)
@@ -50,22 +49,13 @@ def cka_by_hsic(x, y):
     return hsic(k, m) / np.sqrt(hsic(k, k) * hsic(m, m))
 
 
-@pytest.mark.parametrize("shape", [(4,), (30,), (3, 4, 5)])  # narrower and wider than the 12 samples
+@pytest.mark.parametrize("shape", [(4,), (3, 4, 5)])  # narrower and wider than the 12 samples
 def test_linear_cka(shape):
     x, y = np.random.default_rng(0).normal(size=(2, 12, *shape)) + 3
     ours = linear_cka(torch.tensor(x), torch.tensor(y)).item()
     assert ours == pytest.approx(cka_by_hsic(x, y), **EXACT)
     assert 0 < ours < 1
-
-
-def test_linear_cka_knows_no_rotation_no_scale_and_no_shift():
-    rng = np.random.default_rng(1)
-    x, y = (torch.tensor(t) for t in rng.normal(size=(2, 20, 6)))
-    rotation = torch.linalg.qr(torch.tensor(rng.normal(size=(6, 6)))).Q
-    torch.testing.assert_close(linear_cka(x, x @ rotation * 7 + 2), torch.tensor(1.0, dtype=torch.float64))
-    torch.testing.assert_close(linear_cka(x, y @ rotation * 7 + 2), linear_cka(x, y))
-    torch.testing.assert_close(linear_cka(x, y), linear_cka(y, x))
-    assert linear_cka(x, torch.ones_like(x)).isnan()
+    assert linear_cka(torch.tensor(x), torch.ones(12, 2).double()).isnan()
 
 
 class WithTest(ArrayData):
@@ -89,12 +79,11 @@ def forward(state, x):
     return hidden, hidden @ state["fc2.weight"].T + state["fc2.bias"]
 
 
-@pytest.mark.parametrize("k", [1, 3])
-def test_cka_of_each_layer(k):
+def test_cka_of_each_layer():
     """On all test samples, so that their order does not matter; every second round and the last."""
     data = random_federation()
     data = WithTest(data.x, data.y, data.clients)
-    rows, seen, _ = measured(CKA(every=2, samples=100), mlp(), data, k=k)
+    rows, seen, _ = measured(CKA(every=2, samples=100), mlp(), data, k=3)
     assert rows[0] == {}
     for row, (start, clients) in list(zip(rows, seen, strict=True))[1:]:
         theirs = forward(start, data.test.numpy())
@@ -113,8 +102,7 @@ def scores(logits, y):
     return (logits.argmax(1) == y).mean(), -log_p[np.arange(len(y)), y].mean()
 
 
-@pytest.mark.parametrize("k", [1, 3])
-@pytest.mark.parametrize("poisoned", [False, True])
+@pytest.mark.parametrize(("k", "poisoned"), [(1, False), (3, True)])
 def test_clients_before_and_after(k, poisoned):
     """With dropout, which training has and the measurement has not."""
     data, net = random_federation(), make_net()
@@ -163,8 +151,7 @@ def with_own_tests(sizes=(7, 12, 5, 9, 1)):
     return data, tests
 
 
-@pytest.mark.parametrize("k", [1, 3])
-@pytest.mark.parametrize("poisoned", [False, True])
+@pytest.mark.parametrize(("k", "poisoned"), [(1, False), (3, True)])
 def test_personal(k, poisoned):
     data, tests = with_own_tests()
     rows, seen, _ = measured(Personal(every=1), make_net(), data, k=k, poisoned=poisoned, cohort_of=4)
@@ -194,8 +181,3 @@ def test_the_worst_tenth_is_of_eleven_clients_two():
     first, second = np.sort(right.mean(1))[:2]
     assert first < second
     assert row["personal/global_worst10"] == pytest.approx((first + second) / 2, **EXACT)
-
-
-def test_personal_needs_test_splits_of_clients():
-    with pytest.raises(ValueError, match=r"metrics=personal .* set data\.client_test=0\.2"):
-        measured(Personal(), make_net(), random_federation())

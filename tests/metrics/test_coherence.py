@@ -23,8 +23,7 @@ def expected(start, locals_):
     return found
 
 
-@pytest.mark.parametrize("k", [1, 2])
-@pytest.mark.parametrize("poisoned", [False, True])
+@pytest.mark.parametrize(("k", "poisoned"), [(1, False), (2, True)])
 def test_it_is_its_definition(k, poisoned):
     rows, rounds, _ = measured(Coherence(), make_net(), random_federation(), k=k, cohort_of=4, poisoned=poisoned)
     for row, (start, locals_) in zip(rows, rounds, strict=True):
@@ -34,11 +33,9 @@ def test_it_is_its_definition(k, poisoned):
         assert all(0 <= rho <= 1 + 1e-9 for rho in row.values())
 
 
-def test_a_client_agrees_with_itself_and_two_processes_measure_what_one_does():
-    rows, _, _ = measured(Coherence(), make_net(), random_federation(), cohort_of=1)
-    assert rows == [pytest.approx({"gc/rho/0.weight": 1, "gc/rho/2.weight": 1})] * 3
-    one, two = (measured(Coherence(), make_net(), random_federation(), cohort_of=4, world=world)[0] for world in (1, 2))
-    assert two == [pytest.approx(row, **EXACT) for row in one]
+def test_a_client_agrees_with_itself():
+    rows, _, _ = measured(Coherence(), make_net(), random_federation(), cohort_of=1, rounds=1)
+    assert rows == [pytest.approx({"gc/rho/0.weight": 1, "gc/rho/2.weight": 1})]
 
 
 class Upsampled(nn.Module):

@@ -1,5 +1,6 @@
-"""The metrics in real runs: the gap to full participation, switches, and that no algorithm notices them."""
+"""The metrics in real runs: that no run notices them, what they write, and the gap to full participation."""
 
+import csv
 import json
 from types import SimpleNamespace
 
@@ -9,7 +10,8 @@ import torch
 from conftest import TWO, read_rows
 from harness import Cohorts, final_weights, make_net, random_federation, sgd, train_rounds, weights
 from omegaconf import open_dict
-from recording import Recorder
+from recording import Recorder, measured
+from torch import nn
 
 from gcfed.aggregators.norm_clip import NormClip
 from gcfed.data.sampling import UniformSampler
@@ -17,64 +19,136 @@ from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.client import ClientProgram
 from gcfed.methods.proximal import Proximal
 from gcfed.methods.scaffold import Scaffold
+from gcfed.metrics.base import OwnNumbers
 from gcfed.metrics.local_models import Clients, Forgetting
-from gcfed.metrics.updates import Gap, Updates
+from gcfed.metrics.updates import Drift, Gap, Updates
 from gcfed.run import train
 
 N = 6
 TINY = (
-    "model.hidden=[12]", "gc.boundary=fc2", "rounds=3", f"participation.num_clients={N}", "participation.per_round=3",
+    "model.hidden=[12]", "gc.boundary=fc2", "rounds=2", f"participation.num_clients={N}", "participation.per_round=3",
     "client.epochs=2", "client.batch_size=8", "data.limit_train=150", "data.limit_test=40", "precision=64-true",
+    "data.client_test=0.2",
 )  # fmt: skip
-EVERY_ROUND = (
-    "metrics.cka.every=1", "metrics.gap.every=1", "metrics.clients.every=1", "metrics.forgetting.every=1",
-    "metrics.cka.samples=20", "metrics.forgetting.samples=9",
+NAMES = (
+    "drift", "cka", "gap", "clients", "angle", "coherence", "forgetting", "personal", "surface", "leakage", "classes",
+    "cohorts", "updates",
+)  # fmt: skip
+ALL = (
+    f"metrics=[{','.join(NAMES)}]", *(f"metrics.{name}.every=1" for name in NAMES),
+    "metrics.cka.samples=20", "metrics.forgetting.samples=9", "metrics.surface.grid=3", "metrics.leakage.images=2",
+    "metrics.surface.samples=null", "metrics.surface.split=test", "metrics.leakage.iterations=1",
 )  # fmt: skip
 COLUMNS = {
-    "drift/client_norm", "drift/relative", "drift/update_norm", "drift/divergence", "drift/cosine",
-    "cka/fc1", "cka/fc2", "gap/l2", "gap/relative", "gap/cosine",
-    "clients/acc_before", "clients/acc_after", "clients/loss_before", "clients/loss_after",
-    "angle/server", "angle/above_90", "angle/update",
-    "forgetting/before", "forgetting/after", "forgetting/own", "forgetting/others",
+    "drift": "client_norm relative update_norm divergence cosine", "cka": "fc1 fc2", "gap": "l2 relative cosine",
+    "clients": "acc_before acc_after loss_before loss_after", "angle": "server above_90 update",
+    "forgetting": "before after own others", "gc": "rho/fc1.weight rho/fc2.weight",
+    "personal": "global_acc global_worst10 global_std local_acc local_worst10 local_std",
+    "leakage": "mse psnr labels mismatch", "classes": "worst_acc mean_acc best_acc",
 }  # fmt: skip
+COLUMNS = {f"{metric}/{name}" for metric, names in COLUMNS.items() for name in names.split()}
 NOT_FIRST = {"angle/server", "angle/above_90"}  # there is no round before the first
 
 
-def columns(row):
-    return {name: row[name] for name in COLUMNS & row.keys()}
+class WithBatchNorm(nn.Module):
+    """Its statistics travel; measurements are in evaluation mode, which must not reach the run."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.norm, self.fc2 = nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)
+        self.dropout = nn.Dropout(0.3)
+
+    def stages(self):
+        return {"fc1": lambda x: self.norm(self.fc1(x.flatten(1))).relu(), "fc2": lambda h: self.fc2(self.dropout(h))}
+
+    def forward(self, x):
+        for stage in self.stages().values():
+            x = stage(x)
+        return x
 
 
-def run(config, folder, *overrides):
-    return train(config(*TINY, *overrides, folder=folder)), read_rows(folder / "metrics.csv")
+def run(config, folder, *overrides, model=None):
+    cfg = config(
+        *(word for word in TINY if not (model and word.startswith(("model", "gc")))), *overrides, folder=folder
+    )
+    if model is not None:
+        with open_dict(cfg):
+            cfg.model = {"_target_": f"{__name__}.{model}"}
+    return train(cfg), read_rows(folder / "metrics.csv")
 
 
-def test_a_run_that_is_measured_is_the_same_and_has_every_column(config, tmp_path):
-    """Bit for bit, with every client rehearsed in every round; of all algorithms this is said in test_contract.
+def table(path):
+    with path.open(newline="") as file:
+        return list(csv.reader(file))
 
-    Two processes measure in stacks of one client what one process does in stacks of two.
-    """
+
+def numbers(lines):
+    """Those of a table's last columns."""
+    return np.array([[float(x) for x in line[3:]] for line in lines[1:]])
+
+
+def test_a_run_that_is_measured_is_the_same_on_one_process_and_on_two(config, tmp_path, monkeypatch, unrendered):
+    """Bit for bit, with dropout, batch statistics and states, and every client rehearsed in every round."""
+    shown = []
+    monkeypatch.setattr("gcfed.metrics.base.show", lambda loggers, name, path, number: shown.append((path, number)))
+    settings = ("algorithm=scaffold", "gc=none", "client.stack=1", "client.last_batch=wrap")
     (without, a), (observed, b), (_, c) = (
-        run(config, tmp_path / str(i), f"metrics={name}", *more)
-        for i, (name, *more) in enumerate(
-            (("none", "client.stack=2"), ("all", "client.stack=2", *EVERY_ROUND), ("all", *EVERY_ROUND, *TWO))
-        )
+        run(config, tmp_path / str(i), *settings, *more, model="WithBatchNorm")
+        for i, more in enumerate((("metrics=none",), (*ALL, "extras.figures=true"), (*ALL, *TWO)))
     )
     assert torch.equal(final_weights(observed), final_weights(without))
+    assert observed.module.net.norm.running_mean.abs().max() > 0
     for t, (plain, row, of_two) in enumerate(zip(a, b, c, strict=True)):
-        assert {k: v for k, v in row.items() if k in plain and "time" not in k} == {
-            k: v for k, v in plain.items() if "time" not in k
-        }
+        same = [name for name in plain if "time" not in name]
+        assert [row[name] for name in same] == [plain[name] for name in same]
         measured = COLUMNS if t else COLUMNS - NOT_FIRST
         assert row.keys() - plain.keys() == measured
         assert np.isfinite([row[name] for name in measured]).all()
-        assert columns(of_two) == pytest.approx(columns(row), rel=1e-9)
+        assert {name: of_two[name] for name in measured} == pytest.approx({n: row[n] for n in measured}, rel=1e-9)
+        assert 0 < row["time/train_s"] < row["time/round_s"]
+    pictures = [(f"{name}_round_{t}.png", t) for t in (1, 2) for name in ("surface", "leakage")]
+    assert sorted((path.name, number) for path, number in shown) == sorted([("confusion.png", 2), *pictures])
+    for name in ("cohorts.csv", "classes.csv", "confusion.csv"):
+        assert table(tmp_path / "1" / name) == table(tmp_path / "2" / name)
+    np.testing.assert_allclose(*(numbers(table(tmp_path / i / "updates.csv")) for i in "12"), rtol=1e-4)
+    for number in (1, 2):
+        found, other = (np.load(tmp_path / i / f"surface_round_{number}.npz") for i in "12")
+        for key in ("x", "y", "loss", "acc", "points", "point_loss", "point_acc", "distance"):
+            np.testing.assert_allclose(found[key], other[key], rtol=1e-9, atol=1e-12)
+        assert found["point_loss"][5] == pytest.approx(b[number - 1]["test/loss"], rel=1e-9)  # of the same samples
+        assert found["point_acc"][5] == pytest.approx(b[number - 1]["test/acc"])
+
+
+def test_a_round_without_a_finite_client_has_nothing_to_measure(config, tmp_path):
+    diverges = ("client.optimizer.lr=1e9", "client.optimizer.weight_decay=1e9", "client.steps=60", "rounds=1")
+    result, rows = run(config, tmp_path, *ALL, *diverges)
+    assert rows[0]["train/nonfinite_clients"] == 3
+    assert {name for name in rows[0] if name in COLUMNS} == {n for n in COLUMNS if n.startswith("classes/")}
+    assert not list(tmp_path.glob("surface*"))
+    assert final_weights(result).isfinite().all()
+
+
+def test_a_metric_of_the_users_own():
+    """The one of docs/bring-your-own.md, which is the length of the updates."""
+
+    class Moved(OwnNumbers):
+        numbers = ("mine/moved",)
+
+        def measure(self, stack, row, own, download):
+            moves = [(own[name] - t).double().square().sum() for name, t in download.model.items()]
+            return torch.stack([sum(moves).sqrt()])
+
+    runs = (
+        measured(m, make_net(), random_federation(), k=2, poisoned=True, cohort_of=4)[0] for m in (Moved(), Drift())
+    )
+    for mine, drift in zip(*runs, strict=True):
+        assert mine == {"mine/moved": pytest.approx(drift["drift/client_norm"], rel=1e-12)}
 
 
 @pytest.mark.parametrize(
     ("method", "aggregator", "k"),
-    [(None, MeanAggregator(), 1), (None, MeanAggregator("samples"), 4), (Proximal, NormClip(1e6), 4),
-     (Scaffold, MeanAggregator(), 1)],
-)  # fmt: skip
+    [(None, MeanAggregator("samples"), 4), (Proximal, NormClip(1e6), 4), (Scaffold, MeanAggregator(), 1)],
+)
 def test_the_gap_is_that_to_a_run_of_all_clients(monkeypatch, method, aggregator, k):
     """Runs that differ in the last cohort alone: what they then do to the model is Δ_S and Δ_all.
 
@@ -142,7 +216,7 @@ def test_rehearsals_and_measurements_are_no_training_time(config, tmp_path, monk
     monkeypatch.setattr("gcfed.federated.loop.time", SimpleNamespace(perf_counter=lambda: seconds))
     monkeypatch.setattr("gcfed.metrics.base.perf_counter", lambda: seconds)
     names = ("gap", "clients", "personal", "forgetting")
-    more = (f"metrics=[{','.join(names)}]", "data.client_test=0.3", *(f"metrics.{name}.every=1" for name in names))
+    more = (f"metrics=[{','.join(names)}]", *(f"metrics.{name}.every=1" for name in names))
     _, rows = run(config, tmp_path, *more, "rounds=2", "client.stack=1")  # three clients rehearse
     assert [row["time/train_s"] for row in rows] == [3, 3]
     assert [row["time/round_s"] for row in rows] == [9303, 9303]
@@ -164,8 +238,8 @@ def test_what_was_trained_is_counted_and_by_whom_is_written(config, tmp_path):
         assert row["train/steps"] == 2 * np.ceil(sizes / 8).sum()
 
 
-def test_each_clients_updates_are_written_layer_by_layer(config, tmp_path):
-    """From plain copies of the models, on one process and on two."""
+def test_each_clients_updates_are_written_layer_by_layer(tmp_path):
+    """From plain copies of the models."""
     recorder = Recorder()
     updates = Updates(str(tmp_path))
     train_rounds(make_net(), random_federation(), sgd(), rounds=2, methods=[updates, recorder], k=2)
@@ -181,29 +255,6 @@ def test_each_clients_updates_are_written_layer_by_layer(config, tmp_path):
                 expected = [np.linalg.norm(delta), np.linalg.norm(removed)]
                 np.testing.assert_allclose([float(x) for x in numbers], expected, rtol=1e-5)
     assert not lines
-    train_rounds(make_net(), random_federation(), sgd(), rounds=2, methods=[Updates(str(tmp_path / "two"))], world=2)
-    one, two = (
-        [line.split(",") for line in (folder / "updates.csv").read_text().splitlines()[1:]]
-        for folder in (tmp_path, tmp_path / "two")
-    )
-    assert [line[:3] for line in one] == [line[:3] for line in two]
-    np.testing.assert_allclose(*(np.array([line[3:] for line in table], float) for table in (one, two)), rtol=1e-4)
-
-
-def test_a_round_without_a_finite_client_has_nothing_to_measure(config, tmp_path):
-    result, rows = run(
-        config,
-        tmp_path,
-        "metrics=all",
-        *EVERY_ROUND,
-        "client.optimizer.lr=1e9",
-        "client.optimizer.weight_decay=1e9",
-        "client.steps=60",
-        "rounds=2",
-    )
-    assert [row["train/nonfinite_clients"] for row in rows] == [3, 3]
-    assert not COLUMNS & {name for row in rows for name in row}
-    assert final_weights(result).isfinite().all()
 
 
 def test_smoothed_accuracies_are_the_same_in_the_rows_and_in_the_summary(config, tmp_path):
@@ -213,34 +264,3 @@ def test_smoothed_accuracies_are_the_same_in_the_rows_and_in_the_summary(config,
     assert rows[-1]["test/acc_smooth10"] == last_ten
     assert summary["test/acc_smooth10"] == last_ten
     assert summary["test/acc_ema"] == pytest.approx(rows[-1]["test/acc_ema"])
-
-
-def test_a_network_with_batch_statistics(config, tmp_path):
-    """ResNet-like buffers: measured in evaluation mode, which must not reach the run."""
-    nets = {}
-    for metrics in ("none", "all"):
-        cfg = config(*TINY[2:], f"metrics={metrics}", "gc=none", "client.stack=1", folder=tmp_path / metrics)
-        with open_dict(cfg):
-            cfg.model = {"_target_": f"{__name__}.WithBatchNorm"}
-            if metrics == "all":
-                for name in ("gap", "cka", "clients", "forgetting"):
-                    cfg.metrics[name].every = 1
-        nets[metrics] = train(cfg).module.net.state_dict()
-    for name, tensor in nets["none"].items():
-        assert torch.equal(nets["all"][name], tensor), name
-    assert nets["all"]["norm.running_mean"].abs().max() > 0
-
-
-class WithBatchNorm(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc1, self.norm, self.fc2 = torch.nn.Linear(64, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 10)
-        self.dropout = torch.nn.Dropout(0.3)
-
-    def stages(self):
-        return {"fc1": lambda x: self.norm(self.fc1(x.flatten(1))).relu(), "fc2": lambda h: self.fc2(self.dropout(h))}
-
-    def forward(self, x):
-        for stage in self.stages().values():
-            x = stage(x)
-        return x

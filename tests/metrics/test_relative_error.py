@@ -17,12 +17,10 @@ TINY = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("heterogeneity", ["low", "high"])
-def test_it_is_the_distance_of_the_saved_model(config, tmp_path, heterogeneity):
-    cfg = config(*TINY, f"heterogeneity={heterogeneity}", folder=tmp_path / "run")
+def test_it_is_the_distance_of_the_saved_model(config, tmp_path):
+    cfg = config(*TINY, "heterogeneity=high", folder=tmp_path / "run")
     result = train(cfg)
-    shift = {"low": 0.1, "high": 2.0}[heterogeneity]
-    data = matrix_regression(num_clients=4, features=6, outputs=2, samples=16, shift=shift, ridge=0.1, seed=cfg.seed)
+    data = matrix_regression(num_clients=4, features=6, outputs=2, samples=16, shift=2.0, ridge=0.1, seed=cfg.seed)
     best = data.optimum["fc.weight"]
     weight = load_file(tmp_path / "run" / "global_model.safetensors")["fc.weight"]
     expected = np.linalg.norm(weight - best) / np.linalg.norm(best)
@@ -41,24 +39,14 @@ def test_it_is_the_distance_of_the_saved_model(config, tmp_path, heterogeneity):
     assert tested["test/loss"] == pytest.approx(result.metrics["test/loss"])
 
 
-@pytest.mark.parametrize("algorithm", ["scaffold", "fedsub"])
-def test_the_experiment_runs_its_opponents(config, tmp_path, algorithm):
-    result = train(config(*TINY, f"algorithm={algorithm}", folder=tmp_path / "run"))
-    assert 0 < result.metrics["test/relative_error"] < 1
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (("metrics=relative_error",), "data=digits has none"),
         ((*TINY, "data.limit_train=20"), r"data\.limit_train=20 moves it"),
         ((*TINY, "partition=sizes"), r"clients with \d+ to \d+ of them count alike.*aggregator=weighted_mean"),
-        ((*TINY, "data.client_test=0.5"), r"data\.client_test=0\.5 moves it"),
-        ((*TINY, "+data.standardize=true"), r"data\.standardize=True moves it"),
         ((*TINY, "data.dataset.num_clients=8"), "let all groups be clients"),
-        ((*TINY, "task._target_=gcfed.tasks.Classification"), "is not for labels of float32"),
         ((*TINY, "model=mlp"), r"other parameters, fc\.weight.*model=linear"),
-        ((*TINY, "metrics.relative_error.every=0"), r"metrics\.relative_error\.every=0"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(config, tmp_path, overrides, message):

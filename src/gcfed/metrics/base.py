@@ -11,11 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcfed.federated.forward import Params, evaluating
-from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import ClientPart, Order, ServerPart, Setup
+from gcfed.federated.forward import evaluating
+from gcfed.federated.method import ClientPart, Download, Order, Params, Received, Round, ServerPart, Setup, Upload
 from gcfed.federated.processes.strategy import rank_and_world
-from gcfed.federated.received import Received, Round, places
+from gcfed.federated.received import places
 from gcfed.federated.stack import ClientStack
 from gcfed.utils.checked import Count, checked
 from gcfed.utils.files import replacing
@@ -155,18 +154,15 @@ class OwnNumbers(ClientMetric):
 
     def note(self, stack: ClientStack, download: Download) -> Params:
         started = now(device := device_of(stack.full))
-        values_KV = torch.zeros(len(stack), len(self.numbers), dtype=torch.float64, device=device)
+        table = torch.zeros(len(download.cohort), len(self.numbers), dtype=torch.float64, device=device)
         with evaluating(stack.net):
             if self._first:
                 self.compare(stack, download)
             self._first = False
-            for row, values in enumerate(values_KV):
+            for row, place in enumerate(places(download.cohort, stack.clients)):
                 own = {name: t[row] for name, t in stack.full.items()}
-                values.copy_(self.measure(stack, row, own, download))
-        seconds = torch.tensor(now(device) - started, dtype=torch.float64)
-        table = values_KV.new_zeros(len(download.cohort), len(self.numbers))
-        table[places(download.cohort, stack.clients)] = values_KV
-        return {"values": table, "seconds": seconds}
+                table[place] = self.measure(stack, row, own, download)
+        return {"values": table, "seconds": torch.tensor(now(device) - started, dtype=torch.float64)}
 
     def values(self, round: Received) -> Tensor:
         """The numbers of the clients that came, ``[K, V]``."""

@@ -18,10 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from gcfed.federated.forward import Params
-from gcfed.federated.messages import Download
-from gcfed.federated.method import Setup
-from gcfed.federated.received import Received, Round
+from gcfed.federated.method import Download, Params, Received, Round, Setup
 from gcfed.methods.requirements import class_logits, functional_network
 from gcfed.metrics.base import ServerMetric, evaluating
 from gcfed.utils.checked import Count, checked

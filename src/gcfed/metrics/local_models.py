@@ -11,11 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcfed.federated.forward import Params, Tap
-from gcfed.federated.messages import Download
-from gcfed.federated.method import Setup
-from gcfed.federated.received import Received, places
-from gcfed.federated.stack import ClientStack
+from gcfed.federated.forward import Tap
+from gcfed.federated.method import ClientStack, Download, Params, Received, Setup
+from gcfed.federated.received import places
 from gcfed.methods.requirements import class_logits, has_part
 from gcfed.metrics.base import AT_ONCE, OwnNumbers, device_of, drawn, fetch_tests, floats
 from gcfed.utils.checked import Count, checked
@@ -78,14 +76,12 @@ class Personal(Clients):
 
     def columns(self, round: Received) -> dict[str, float]:
         values_KV = self.values(round)
-        values_KV, row = values_KV[values_KV.isfinite().all(1)], dict[str, float]()
-        for model, column in (("global", "clients/acc_before"), ("local", "clients/acc_after")):
-            acc_K = values_KV[:, self.numbers.index(column)].sort().values
-            if len(acc_K):
-                worst = acc_K[: math.ceil(len(acc_K) / 10)].mean()
-                figures = {"acc": acc_K.mean(), "worst10": worst, "std": acc_K.std(correction=0)}
-                row |= floats({f"personal/{model}_{name}": figure for name, figure in figures.items()})
-        return row
+        finite_KV, found = values_KV[values_KV.isfinite().all(1)], dict[str, Tensor]()
+        for model, acc_K in (("global", finite_KV[:, 0]), ("local", finite_KV[:, 2])) if len(finite_KV) else ():
+            worst = acc_K.sort().values[: math.ceil(len(acc_K) / 10)].mean()
+            figures = {"acc": acc_K.mean(), "worst10": worst, "std": acc_K.std(correction=0)}
+            found |= {f"personal/{model}_{name}": figure for name, figure in figures.items()}
+        return floats(found) if found else {}
 
 
 @checked

@@ -21,12 +21,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from gcfed.federated.forward import Params
-from gcfed.federated.messages import Download, finite_clients
-from gcfed.federated.method import Setup
+from gcfed.federated.messages import finite_clients
+from gcfed.federated.method import ClientStack, Download, Params, Received, Round, Setup
 from gcfed.federated.processes.strategy import rank_and_world
-from gcfed.federated.received import Received, Round
-from gcfed.federated.stack import ClientStack
 from gcfed.metrics.base import AT_ONCE, ClientMetric, drawn, evaluating, fetch_tests
 from gcfed.utils.checked import Count, Weight, checked
 from gcfed.utils.files import replacing

@@ -14,10 +14,7 @@ import torch
 from torch import Tensor
 
 from gcfed.federated.aggregate import MeanAggregator
-from gcfed.federated.forward import Params
-from gcfed.federated.messages import Download, Upload
-from gcfed.federated.method import Setup, upload_shapes
-from gcfed.federated.received import Received, Round
+from gcfed.federated.method import Download, Params, Received, Round, Setup, Upload, upload_shapes
 from gcfed.federated.stack import ClientStack, per_client
 from gcfed.methods.centralization import by_output
 from gcfed.metrics.base import ClientMetric, OwnNumbers, RoundTable, ServerMetric, dot, floats, now
