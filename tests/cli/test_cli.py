@@ -95,4 +95,4 @@ def test_the_last_line_of_an_error_names_the_key_or_the_file(tmp_path, word, las
     (tmp_path / "file").touch()
     words = [f"paths.log_dir={tmp_path / 'logs'}", word.replace("{tmp_path}", str(tmp_path))]
     assert last_line in type_command(tmp_path, "train.py", *words, code=1).strip().splitlines()[-1]
-    assert list(tmp_path.glob("logs/*/*/config.yaml")) == []
+    assert list(tmp_path.glob("logs/*/*")) == []  # no folder, and no train.log
