@@ -1,7 +1,5 @@
 """A table that tunes each cell first: equal budgets, knobs of their own, and the best goes to every seed."""
 
-import re
-
 import pandas as pd
 import pytest
 import yaml
@@ -154,24 +152,16 @@ def test_a_cell_whose_search_finds_nothing_is_named_and_the_others_run(tuned, ca
 def test_a_dry_run_counts_the_trials_that_are_to_come(tuned, capsys, monkeypatch):
     """A round is half an hour, and each run has two; a trial has a run with each of two seeds."""
     monkeypatch.setattr(cost, "seconds_a_round", lambda cfg, steps: 1800.0)
-    search = SEARCH | {"seeds": [8, 9]}
-    for cells, runs in ((2, 4), (1, 2)):
-        tuned(trainer(), "dry_run=true", search=search)
-        assert re.search(rf"about {cells * 2 * 2 + runs}\.0 h on one core", capsys.readouterr().out)
-        tuned(trainer(), "rows=[FedAvg]", search=search)
+    tuned(trainer(), "dry_run=true", search=SEARCH | {"seeds": [8, 9]})
+    assert "about 12.0 h on one core" in capsys.readouterr().out  # 2 cells, 2 trials, 2 seeds; 4 runs
 
 
 def test_a_mistake_in_any_cell_or_a_seed_that_a_run_has_is_named_before_any_search(tuned, capsys):
     going = trainer()
     for search, message in (
         ({"budget": 3}, r"search\.budget"),
-        ({"params": {"client.optimizer.lr": 3}}, r"search\.params"),
-        (
-            {"params": {"client.optimizer.lr": "interval(1, 0)"}},
-            r"client\.optimizer\.lr=interval\(1, 0\) cannot be searched",
-        ),
+        ({"params": {"client.optimizer.lr": "interval(1, 0)"}}, r"lr=interval\(1, 0\) cannot be searched"),
         ({"seeds": [2, 9]}, "^seed=2 is of a search and of a run"),
-        ({"overrides": ["seed=1"]}, "^seed=1 is of a search and of a run"),
     ):
         with pytest.raises(ValueError, match=message):
             tuned(going, search=SEARCH | search)

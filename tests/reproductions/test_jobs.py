@@ -45,7 +45,6 @@ def test_a_scale_and_the_command_line_choose_parts():
     ("arguments", "suffix"),
     [
         (["rounds=3", "extras.figures=false", "metrics=drift", "client_store=disk"], ""),
-        (["client.epochs=2", "trainer.devices=1"], ",client.epochs=2"),
         (["model.hidden=[64,32]", "+client.x='a b/c'"], ",client.x=-a-b-c-,model.hidden=[64,32]"),
     ],
 )
@@ -73,12 +72,10 @@ def test_cells_with_the_same_overrides_are_one_job_named_by_the_first():
     ("arguments", "node", "message"),
     [
         ((), {"rows": ["FedAvgg"]}, r"rows: there is no 'FedAvgg'.*FedAvg \(fedavg\); GC-Fed \(gc-fed\)"),
-        ((), {"rows": "FedAvg"}, "rows"),
         ((), {"seeds": [1, 1]}, r"seeds=\[1, 1\] must be a list of different ones"),
         ((), {"scale": "tiny"}, r"scale=tiny must be full or small"),
         ((), {"table": {"columns": [{"label": "B"}, {"label": "B+"}]}}, r"B and B\+ have the same .* name"),
         (("seed=3",), {}, r"seed=3: say seeds=\[1,2,3\]"),
-        (("ckpt_path=a/b.ckpt",), {}, "ckpt_path"),
         (("gc.lam=0.1,0.2",), {}, r"gc\.lam=0\.1,0\.2: a table sweeps over its rows"),
     ],
 )

@@ -89,9 +89,3 @@ def test_the_curve_in_a_few_numbers(table):
     assert found["rounds_to_target"] == {"0.41": 4, "0.425": 4, "0.45": 4}  # so it is for the mean of ten rounds
     changes = [found[f"acc_diff/{name}"] for name in ("mean", "std", "min")]
     assert changes == pytest.approx([0.05, 0.15, -0.1])
-
-
-def test_a_run_that_was_never_tested(table):
-    never = summary_of(table.iloc[:1].drop(columns="test/acc"), [0.5])
-    assert math.isnan(never["test/acc_best"])
-    assert (never["best_round"], never["rounds_to_target"]) == (None, {"0.5": None})

@@ -66,10 +66,6 @@ def resume_from(ckpt_path: Any, folder: Path) -> tuple[Path, dict[str, Any]] | N
     """The checkpoint to continue from, with its path; None to start anew.
 
     ``ckpt_path=last`` is ``last.ckpt`` in the run's folder. If it is damaged, ``previous.ckpt`` takes its place.
-
-    Raises:
-        ValueError: the checkpoint is damaged, or none of this project.
-        FileNotFoundError: it does not exist.
     """
     if ckpt_path is None:
         return None
@@ -114,11 +110,7 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
 
 
 def load_weights(path: Any) -> tuple[dict[str, Tensor], int]:
-    """The global network's tensors in a checkpoint or an exported model, and the number of rounds behind them.
-
-    Raises:
-        ValueError, FileNotFoundError: as :func:`load_checkpoint`.
-    """
+    """The global network's tensors in a checkpoint or an exported model, and the number of rounds behind them."""
     if path is None or Path(path).suffix != EXPORT.suffix:
         checkpoint = load_checkpoint(str(path))
         return net_of(checkpoint), checkpoint["global_step"]
@@ -135,8 +127,7 @@ def check_checkpoint(
 ) -> int:
     """The number of rounds in the checkpoint, after which this run continues.
 
-    Raises:
-        ValueError: it belongs to another model, run or data, has more rounds, or ``metrics.csv`` lacks a round.
+    ValueError if it belongs to another model, run or data, has more rounds, or ``metrics.csv`` lacks a round.
     """
     fitting(module, net_of(checkpoint), path)
     there, here, rounds = checkpoint["gcfed"], record.content, int(checkpoint["global_step"])
@@ -171,7 +162,7 @@ def net_of(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def fitting(module: FederatedModule, theirs: dict[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """The tensors of a file, for the network of ``module``. ValueError if names or shapes differ."""
+    """The tensors ``theirs`` of a file, for the network of ``module``. ValueError if names or shapes differ."""
     there, here = ({k: tuple(v.shape) for k, v in state.items()} for state in (theirs, module.net.state_dict()))
     if odd := differences(there, here, most=4):
         raise ValueError(

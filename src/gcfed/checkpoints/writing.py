@@ -24,14 +24,13 @@ log = logging.getLogger(__name__)
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes beside the old checkpoint and renames: a kill at any moment leaves one of them, whole.
+    """Writes a new file and renames it, so that a kill at any moment leaves the old checkpoint or the new one, whole.
 
-    The old one is kept as ``previous.ckpt`` if this run has read or written it and the file system has hard links. A
-    thread writes while the next round trains; the next checkpoint and the end of the run wait for it. Lightning's own
-    writer goes through the system's temporary folder, so its last move may be a copy over the old file.
+    The old one becomes ``previous.ckpt`` if this run has read or written it. A thread writes while the next round
+    trains; the next checkpoint and the end of the run wait for it.
     """
 
-    newest: Path | None = None  # checkpoint of this run that is known to be whole
+    newest: Path | None = None  # a checkpoint of this run that is whole
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1)
@@ -48,7 +47,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self._tasks = [self._thread.submit(self._write, content, Path(path).resolve())]
 
     def then_delete(self, paths: Iterable[Path]) -> None:
-        """Deletes these files once the checkpoint that was saved last, which does not need them, is on the disk."""
+        """Deletes files that the last checkpoint does not need, once it is on the disk."""
 
         def delete(written: list[Future]) -> None:
             for path in paths if all(task.exception() is None for task in written) else ():
@@ -57,17 +56,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self._tasks.append(self._thread.submit(delete, self._tasks[:1]))
 
     def wait(self, timeout: float | None = None) -> None:
-        """Waits until what was saved is on the disk; at most so many seconds.
-
-        Raises:
-            OSError: it cannot be written.
-        """
-        for task in wait(self._tasks, timeout).done:  # a signal may interrupt it: only what is done is forgotten
+        """Waits until the last checkpoint is on the disk, at most so many seconds. OSError if it cannot be written."""
+        for task in wait(self._tasks, timeout).done:  # a signal may interrupt the wait: forget only what is done
             self._tasks.remove(task)
             task.result()
 
     def teardown(self) -> None:
-        """Waits. An error is only logged, so that it does not hide the one that has ended the run."""
+        """Waits. An error is logged, because raising it would hide the one that ended the run."""
         while self._tasks:
             try:
                 self.wait()
@@ -94,7 +89,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 @checked
 class RoundCheckpoint(Checkpoint):
-    """Writes ``last.ckpt`` to the folder ``dirpath`` after ``every`` so many rounds and after the last one."""
+    """Writes ``last.ckpt`` to the folder ``dirpath`` after each ``every`` rounds and after the last one."""
 
     def __init__(self, dirpath: str, every: Count = 1) -> None:
         self.dirpath, self.every = Path(dirpath), every

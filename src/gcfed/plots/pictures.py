@@ -21,7 +21,7 @@ from gcfed.runs.reading import column, read_metrics
 if TYPE_CHECKING:
     from gcfed.data.datamodule import FederatedDataModule
 
-#: Models on the plane of a loss surface: marker, colour, size and words. Of a local model there is no entry.
+#: Models on the plane of a loss surface: marker, colour, size and name. Local models have the default.
 MARKS = {
     "mean": ("D", ORANGE, 7, "their mean"),
     "broadcast": ("s", BLUE, 7, "broadcast model"),
@@ -33,13 +33,8 @@ MARKS = {
 def plot_curves(metrics: pd.DataFrame | str | Path, path: str | Path) -> Figure:
     """Test accuracy (each test, and the mean of ten rounds) and losses over the rounds.
 
-    A regression has its relative error in place of the accuracy, or else what its task tests beside the loss. Values
-    that are positive and fall far have a logarithmic axis.
-
-    Args:
-        metrics: by round, any of ``test/acc`` (0 to 1), ``train/loss``, ``test/loss``, ``test/…``, NaN where a round
-            was not tested; or the ``metrics.csv`` that holds them.
-        path: where the picture goes.
+    A regression shows its relative error instead of the accuracy, or another test measure. An axis is logarithmic if
+    its values are positive and fall far. ``metrics`` is a run's frame or its ``metrics.csv``.
     """
     table = metrics if isinstance(metrics, pd.DataFrame) else read_metrics(Path(metrics))
     known = ["test/acc", "test/relative_error", *(n for n in table if n.startswith("test/") and n != "test/loss")]
@@ -91,8 +86,6 @@ def plot_partition(
     Args:
         label_counts: integers [N, C], samples of class c on client n; a frame also has the clients' ids and the
             classes' names.
-        path: where the picture goes.
-        title: goes above the picture.
         clients: the number of all clients, if ``label_counts`` has only some of them.
     """
     held = pd.DataFrame(label_counts)
@@ -126,13 +119,10 @@ def plot_partition(
 
 @styled
 def plot_confusion(counts: ArrayLike, names: Sequence[str] | ndarray, path: str | Path, title: str = "") -> Figure:
-    """The shares of each class's samples that were taken for each class; up to 20 classes have them in percent.
+    """The share of each class's samples that was predicted as each class; up to 20 classes have it in percent.
 
-    Args:
-        counts: integers [C, C], samples of the class of a row that were taken for that of a column.
-        names: of the classes, [C]; of more than 50 some are left out.
-        path: where the picture goes.
-        title: goes above the picture, with the accuracy over all samples.
+    ``counts`` [C, C] has true classes as rows and predictions as columns; ``names`` are the classes'. The title gets
+    the accuracy over all samples.
     """
     counts_CC = np.asarray(counts)
     n, tested = len(counts_CC), counts_CC.sum(1, keepdims=True)
@@ -188,13 +178,10 @@ def plot_surface(surface: Mapping[str, ndarray], path: str | Path) -> Figure:
     loss_GG = np.ma.masked_invalid(surface["loss"])
     low, high = loss_GG.min(), loss_GG.max()
     if low < high:
-        # In equal ratios, which losses below zero have not.
+        # Equal ratios, unless a loss is negative.
         levels = np.linspace(low, high, 16) if low < 0 else np.geomspace(max(low, 1e-6 * high), high, 16)
-        levels = levels[1:-1]
-        lines = axes.contour(surface["x"], surface["y"], loss_GG, levels=levels, cmap="cividis", linewidths=1.2)
-        axes.clabel(lines, levels[::2], fmt="%.3g", fontsize=7)
-    else:
-        axes.text(0.5, 0.5, "one loss everywhere", ha="center", transform=axes.transAxes)
+        lines = axes.contour(surface["x"], surface["y"], loss_GG, levels=levels[1:-1], cmap="cividis", linewidths=1.2)
+        axes.clabel(lines, levels[1:-1:2], fmt="%.3g", fontsize=7)
     rows = zip(surface["names"], surface["points"], surface["point_loss"], surface["distance"], strict=True)
     for i, (name, (x, y), loss, distance) in enumerate(rows):
         marker, colour, size, words = MARKS.get(name, ("o", BLACK, 7, f"w{'₁₂₃'[i % 3]}, {name}"))
@@ -204,9 +191,8 @@ def plot_surface(surface: Mapping[str, ndarray], path: str | Path) -> Figure:
         axes.plot(x, y, marker, color=colour, markersize=size, markeredgecolor="white", label=label, zorder=3)
     unit = "nats" if "acc" in surface else "squared error / 2"
     title = f"{surface['split']} loss ({unit}) around three clients of round {surface['round']}".capitalize()
-    labels = "along w₂ − w₁ (Euclidean distance of the weights)", "across, towards w₃ (same unit)"
-    limits = {"xlim": surface["x"][[0, -1]], "ylim": surface["y"][[0, -1]]}
-    axes.set(title=title, xlabel=labels[0], ylabel=labels[1], aspect="equal", **limits)
+    axes.set(xlabel="along w₂ − w₁ (Euclidean distance of the weights)", ylabel="across, towards w₃ (same unit)")
+    axes.set(title=title, aspect="equal", xlim=surface["x"][[0, -1]], ylim=surface["y"][[0, -1]])
     axes.grid(visible=False)
     axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1), title=f"{surface['split']} loss", alignment="left")
     save(figure, path)

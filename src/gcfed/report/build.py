@@ -20,7 +20,7 @@ from gcfed.runs.measures import parse, value
 from gcfed.utils.files import replacing
 from gcfed.utils.resolvers import ROOT
 
-#: Columns of a comparison beside the measure that decides, where runs have them.
+#: Further columns of a comparison, if runs have them.
 MEASURES = ("best:test/acc", "final:personal/global_acc", "final:personal/local_acc", "total:comm/down_bytes",
             "total:comm/up_bytes")  # fmt: skip
 
@@ -31,13 +31,12 @@ def write_report(
     measures: str | Sequence[str] | None = None,
     figures: bool = True,
 ) -> Path:
-    """Tables, figures and a page of finished runs, as ``python src/report.py`` makes them; returns the page.
+    """Writes tables, figures and a page of all runs below ``roots``, as ``python src/report.py``; returns the page.
 
     Args:
-        roots: folders below which runs are looked for; none: ``logs``, where runs go.
+        roots: folders; none: ``logs``, where runs go.
         out: folder of the report.
         measures: further columns of the comparisons (:mod:`gcfed.runs.measures`), such as ``"final:val/acc"``.
-        figures: whether to draw.
 
     Raises:
         FileNotFoundError: a root is not there.

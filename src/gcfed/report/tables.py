@@ -59,7 +59,7 @@ class Table:
 def measured(found: Verdict, rows: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame:
     """A row per method, a column per measure that any run has, with cells such as ``61.20 ± 0.80``.
 
-    Ranked methods have the mean over the seeds that they share, others over their own.
+    The mean is over the seeds that ranked methods share; for an unranked method over its own seeds.
     """
     texts = {"method": [*found.table.index]}
     for measure in measures:
@@ -77,7 +77,7 @@ def measured(found: Verdict, rows: pd.DataFrame, measures: Sequence[str]) -> pd.
 
 
 def comparison(found: Verdict, rows: pd.DataFrame, measures: Sequence[str], name: str, place: str) -> Table:
-    """Methods by measures, the best first; ``measures`` beside the one that decides."""
+    """A row per method, the best first; ``measures`` are columns after the one that decides."""
     frame, heading = measured(found, rows, [found.measure, *measures]), found.scale.heading
     main, gaps = frame.get(heading, pd.Series("–", frame.index)), frame["method"].map(found.difference)
     lost = frame["method"].map(rows.groupby("method")["state"].agg(lambda states: ", ".join(dict.fromkeys(states))))

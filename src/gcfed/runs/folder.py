@@ -178,12 +178,9 @@ def new_folder(path: Path) -> Path:
 
 
 def check_folder(cfg: DictConfig, folder: Path) -> None:
-    """Refuses a folder that holds rounds of a run, unless this run continues it.
+    """Refuses (ValueError) a folder that holds rounds of a run, unless this run continues it.
 
-    A run that was killed before its first checkpoint may begin again, since its rounds come out equal.
-
-    Raises:
-        ValueError: names the folder and the remedy.
+    A run that was killed before its first checkpoint may begin again: its rounds come out equal.
     """
     kept = [*folder.glob(f"{CHECKPOINT.parent}/*.ckpt"), *folder.glob(SUMMARY), *folder.glob(EXPORT.name)]
     if cfg.ckpt_path == "last" or (not kept and read_metrics(folder / METRICS).empty):
@@ -198,7 +195,7 @@ def check_folder(cfg: DictConfig, folder: Path) -> None:
 def run_dir(base: str, ckpt_path: Any, now: str, changed: str = "", *, _root_: Any) -> str:
     """Where a run writes: ``<base>/<now>_<changed>``, or the folder of the run that ``ckpt_path`` continues.
 
-    ``changed`` are the overrides; their letters that Hydra would not read in a ``ckpt_path`` become ``-``.
+    ``changed`` are the overrides; ``-`` replaces letters that Hydra does not take in a ``ckpt_path``.
     ``ckpt_path=last`` is the newest run below ``base`` that has a checkpoint and the identity of this config.
     """
     overrides = re.sub(r"[^\w.+-]+", "-", changed.replace(",", "_"))[:100].strip("-_")
@@ -230,7 +227,7 @@ def sweep_dir(base: str, ckpt_path: str | None) -> str:
 
 
 def job_dir(overrides: str) -> str:
-    """The folder of a sweep's job: its overrides, with at most the 255 bytes that file systems take."""
+    """The folder of a sweep's job: its overrides, cut to the 255 bytes that file systems take."""
     name = re.sub(r"[/\\]", "-", overrides)
     if name == overrides and len(name.encode()) <= 255:
         return name

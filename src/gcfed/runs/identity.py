@@ -1,7 +1,7 @@
-"""What makes a run this run: the one place that says which keys of a config change what a round computes.
+"""The identity of a run: which keys of a config change what a round computes.
 
-Whatever asks "is this that run?" compares identities: resuming, a study's finished job, repetitions of a setting, a
-cell of a paper's table. Imports nothing heavy, since Hydra asks for the folder of a run before anything is built.
+Resuming, repetitions in a report and cells of a paper's table compare identities. Nothing heavy is imported, because
+Hydra asks for the folder of a run before anything is built.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from omegaconf import DictConfig, OmegaConf
 
 Scalar = bool | int | float | str
 
-#: Keys, with all below them, that change nothing of what a round computes: names, folders, what is logged, measured
-#: and drawn, how long a run goes on and how often it is tested, and which devices do the work (one code path for all).
+#: Keys, with all below them, that do not change what a round computes: names, folders, what is logged, measured and
+#: drawn, how long a run goes on and how often it is tested, and which devices do the work.
 NEUTRAL = (
     "name", "tags", "labels", "paths", "hydra", "logger", "callbacks", "extras", "metrics", "targets", "rounds",
     "eval_every", "ckpt_path", "optimized_metric", "trainer", "client_store", "client.stack", "client.graphs",
     "data.eval_batch_size", "federation",
     "data.dataset.data_dir", "data.dataset.download", "participation.faults._target_",
 )  # fmt: skip
-#: Exceptions to these: states that are kept rounded.
+#: Exceptions: a client's state may be rounded.
 COUNTED = ("client_store.dtype",)
 #: Values that other sections repeat under the same name, as ``data.seed: ${seed}``.
 REPEATED = ("seed", "rounds")
@@ -49,12 +49,12 @@ def counted(overrides: Iterable[str]) -> list[str]:
 
 
 def leaves(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
-    """All that counts of a composed config, or of a run's ``config.yaml``: dotted key → plain value, by key.
+    """What counts in a composed config or a run's ``config.yaml``: dotted key → plain value, sorted.
 
-    ``1.0`` is 1. What is null has no entry, nor has anything of a section whose ``_target_`` is null,
-    or of an ingredient that has none, after ``~gc``.
+    ``1.0`` is 1. A null has no entry, nor has a section whose ``_target_`` is null, or an ingredient without one
+    (after ``~gc``).
     """
-    if isinstance(cfg, DictConfig):  # what does not count may be unknown yet, and is not resolved
+    if isinstance(cfg, DictConfig):  # values that do not count may be unknown yet, and are not resolved
         sections = {str(key): cfg[key] for key in cfg if counts(str(key))}
         below = {key: OmegaConf.to_container(v, resolve=True) for key, v in sections.items() if OmegaConf.is_config(v)}
         cfg = sections | below | {key: OmegaConf.select(cfg, key) for key in (*COUNTED, *REPEATED)}
@@ -69,7 +69,7 @@ def leaves(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
 
 def _flat(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     absent = None if _INGREDIENT.fullmatch(prefix) else ""
-    if tree.get("_target_", absent) is None:  # an ingredient that is absent, of which defaults may be left
+    if tree.get("_target_", absent) is None:  # an absent ingredient, which may have left defaults
         return
     for key, value in tree.items():
         if isinstance(value, Mapping):
@@ -85,25 +85,25 @@ def _plain(value: Any) -> Any:
 
 
 def digest(values: Mapping[str, Any], without: str | None = None) -> str:
-    """Twelve hexadecimal digits of what :func:`leaves` returns, less one key."""
+    """Twelve hexadecimal digits of the result of :func:`leaves`, less one key."""
     values = {key: value for key, value in values.items() if key != without}
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:12]
 
 
 def identity(cfg: DictConfig | Mapping[str, Any]) -> str:
-    """The run that a config describes: equal where every round computes the same."""
+    """Equal for two configs if every round computes the same."""
     return digest(leaves(cfg))
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any], most: int = 6) -> str:
-    """In which keys two configs' :func:`leaves` differ: ``client.epochs is 5 there, 2 here``; "" where in none."""
+    """How the :func:`leaves` of two configs differ: ``client.epochs is 5 there, 2 here``; "" if they do not."""
     keys = [key for key in sorted(there.keys() | here.keys()) if there.get(key) != here.get(key)]
     listed = [f"{key} is {there.get(key)!r} there, {here.get(key)!r} here" for key in keys[:most]]
     return "; ".join(listed + [f"and {len(keys) - most} more"] * (len(keys) > most))
 
 
 def hyperparameters(cfg: DictConfig) -> dict[str, Scalar]:
-    """What loggers compare runs by: the group choices and the values that count, by their keys. Lists become text."""
+    """Hyperparameters for loggers: the group choices and the values that count, by key. Lists become text."""
     table: dict[str, Any] = {key: cfg.tags[key] for key in cfg.tags} | {"rounds": cfg.rounds}
     for key, value in leaves(cfg).items():
         section = key.removesuffix("._target_")
