@@ -1,7 +1,7 @@
-"""What ``make docs`` builds the site of, written into ``.site``: python docs/build.py && zensical build -f .site.toml
+"""Writes the sources of the site into ``.site``; ``make docs`` then runs ``zensical build -f .site.toml``.
 
-The pages as they are; the notebooks with their saved outputs; and, made of YAMLs, constructors and docstrings so that
-nothing is said twice: a card for each algorithm, all keys with what they may be, and the Python API.
+It copies the pages and converts the notebooks with their saved outputs. From YAMLs, constructors and docstrings it
+makes a card for each algorithm, a reference of all keys with their allowed values, and the Python API.
 """
 
 import inspect
@@ -25,15 +25,15 @@ import gcfed
 
 ROOT = Path(__file__).parent.parent
 SITE, CONFIGS = ROOT / ".site", ROOT / "configs"
-HEAD = ["key", "default", "may be", "what it is"]
-API = {  # package → its modules that own parts build on; None: all
+HEAD = ["key", "default", "allowed", "meaning"]
+API = {  # package → its modules that a user's own parts use; None: all
     "federated": ["method", "messages", "round", "stack", "solver", "aggregate", "store"],
     **dict.fromkeys(["methods", "aggregators", "attacks", "data", "models", "metrics", "optim"]),
 }
 
 
 class Roles(griffe.Extension):
-    """For mkdocstrings: a docstring's roles, ``:class:`~gcfed.a.B```, by their last name."""
+    """For mkdocstrings: replaces a docstring's roles, ``:class:`~gcfed.a.B```, by their last name."""
 
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         if obj.docstring:
@@ -41,7 +41,7 @@ class Roles(griffe.Extension):
 
 
 class Key(NamedTuple):
-    """A setting of a YAML: dotted name, default as it is written, and its comment there."""
+    """A setting of a YAML: dotted name, default as written, and its comment."""
 
     name: str
     default: str
@@ -49,14 +49,14 @@ class Key(NamedTuple):
 
 
 def write(page: str, *parts: str) -> None:
-    """A page of ``.site``; empty parts are left out."""
+    """Writes a page of ``.site`` without empty parts."""
     path = SITE / page
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n\n".join(filter(None, parts)) + "\n")
 
 
 def plain(text: str | None) -> str:
-    """A docstring in Markdown: its roles by their last name, its tables of two columns."""
+    """Converts a docstring to Markdown: roles become their last name, tables of two columns become tables."""
 
     def columns(found: re.Match[str]) -> str:
         width = len(found[1])
@@ -75,7 +75,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def about(path: Path) -> str:
-    """The comment at the head of a YAML, its commands as blocks."""
+    """The comment at the head of a YAML; commands become code blocks."""
     head = re.match(r"(?:#.*\n)*", path.read_text())[0].replace("# @package _global_\n", "")  # type: ignore[index]
     lines = [line.removeprefix("#") for line in head.splitlines()]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(f"\n {x}\n" if x.startswith("   ") else x.strip() for x in lines))
@@ -83,7 +83,7 @@ def about(path: Path) -> str:
 
 @cache
 def keys(path: Path) -> list[Key]:
-    """The settings of a YAML under their dotted names, without those that name and label runs or set up Hydra."""
+    """The settings of a YAML, without those that name runs, label them, or configure Hydra."""
     text, group = path.read_text(), path.parent.relative_to(CONFIGS).as_posix()
     inside = group != "." and not text.startswith("# @package _global_")
     nodes = [(-1, group.replace("/", "."))] if inside else []
@@ -100,7 +100,7 @@ def keys(path: Path) -> list[Key]:
 
 @cache
 def nearest(path: Path) -> list[Key]:
-    """The settings of a YAML, then those of the group that they are named after, of its own group, and of all."""
+    """All settings, those of this YAML first, then those of its group, then the others."""
     files = sorted(CONFIGS.rglob("*.yaml"))
     files.sort(key=lambda file: (file != path, file.parent != path.parent, file.stem != "base"))
     found = [(file, key) for file in files for key in keys(file)]
@@ -110,13 +110,13 @@ def nearest(path: Path) -> list[Key]:
 
 @cache
 def nodes(path: Path) -> dict[str, str]:
-    """Node → what it builds."""
+    """Node → the class or function that it calls."""
     targets = [key for key in reversed(nearest(path)) if key.name.endswith("._target_") and key.default != "null"]
     return {key.name.removesuffix("._target_"): key.default for key in targets}
 
 
 def given_to(name: str, path: Path) -> list[tuple[Any, str]]:
-    """What a key is given to, and as which argument: its node, or another group's that follows it by name."""
+    """The constructors that get a key, with the argument's name: its own node's, and those of groups that follow it."""
     group, last = name.partition(".")[0], name.rpartition(".")[2]
     followers = [key.name for key in nearest(path) if key.default == f"${{{name}}}" and key.name.endswith(f".{last}")]
     places = [name, *(other for other in followers if other.partition(".")[0] != group)]
@@ -125,7 +125,7 @@ def given_to(name: str, path: Path) -> list[tuple[Any, str]]:
 
 
 def arguments(built: Any) -> dict[str, str]:
-    """Argument → what the docstring says of it; ``as :class:`X``` takes in what X says."""
+    """Argument → its description in the docstring; ``as :class:`X``` adds the descriptions of X."""
     block = re.search(r"^Args:.*\n(?: {4}.*\n?|\n)*", inspect.getdoc(built) or "", re.MULTILINE)
     found: dict[str, str] = {}
     for other in re.findall(r"as :class:`~?([\w.]+)`", block[0]) if block else ():
@@ -141,7 +141,7 @@ def annotations(built: Any) -> dict[str, Any]:
 
 
 def in_words(hint: Any) -> str:
-    """What an annotation allows, from pydantic's JSON schema: ``integer, minimum 1, or null``."""
+    """The values that an annotation allows, from pydantic's JSON schema: ``integer, minimum 1, or null``."""
     try:
         schema = TypeAdapter(hint).json_schema()
     except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema):  # a class, or a function
@@ -159,7 +159,7 @@ def in_words(hint: Any) -> str:
 
 
 def settings(path: Path) -> list[list[str]]:
-    """The rows of a YAML's keys: what constructors allow and docstrings say of them, else the comment."""
+    """One row per key: allowed values from the constructor, meaning from its docstring, else from the comment."""
     rows = []
     for key in keys(path):
         if key.default and not re.search(r"_(target|partial)_$", key.name):
@@ -187,12 +187,12 @@ def config_pages() -> None:
             parts += [heading, about(path), table(HEAD, settings(path))]
         write(f"reference/config/{page}.md", *parts)
         index.append([f"[{name}]({page}.md)", ", ".join(f"`{path.stem}`" for path in options if path.stem != "base")])
-    intro = "Made of `configs/` and of what constructors check: `group=option` chooses, `key=value` sets a key."
+    intro = "`group=option` chooses an option, `key=value` sets a key. Made from `configs/` and the constructors."
     write("reference/config/README.md", "# All keys", intro, table(["group", "options"], index))
 
 
 def method_cards() -> None:
-    """A page an algorithm and a kind of GC, made of its YAML, its docstrings and the table of methods.md."""
+    """One page per algorithm and kind of GC, from its YAML, its docstrings and the table of methods.md."""
     card = Template((ROOT / "docs/card.jinja").read_text(), trim_blocks=True)
     index = []
     algorithms = [path for path in CONFIGS.glob("algorithm/*.yaml") if path.stem != "gcfed"]  # the card of gc=gcfed
@@ -208,18 +208,18 @@ def method_cards() -> None:
         built = [paper(target) for target in targets if re.match(r"gcfed\.(methods|optim)", target)]
         write(f"reference/methods/{name}.md", card.render(locals()))
         index.append([f"[{label}]({name}.md)", what, when])
-    write("reference/methods/README.md", "# A card a method", table(["method", "what it is", "when"], index))
+    write("reference/methods/README.md", "# One card per method", table(["method", "what it does", "when"], index))
 
 
 def paper(target: str) -> dict[str, str]:
-    """What the docstrings of a class and of its module say."""
+    """The docstrings of a class and of its module."""
     built = get_object(target)
     summary = re.split(r"\n\n(?:Args|Raises)", inspect.getdoc(built) or "")[0]
     return {"name": target, "summary": plain(summary), "paper": plain(inspect.getdoc(inspect.getmodule(built)))}
 
 
 def row_of(name: str) -> list[str]:
-    """What a method adds, its states and its bytes: a row of methods.md, whose bytes a test holds against a run's."""
+    """A method's row in methods.md: what it adds, its states and its bytes. A test compares the bytes with a run's."""
     page = (ROOT / "docs/methods.md").read_text()
     for first, *cells in re.findall(r"^\| (`\w.*?)" + r" \| (.*?)" * 5 + r" \|$", page, re.MULTILINE):
         group = "gc=" if "gc=" in first else ""
@@ -262,7 +262,7 @@ def copy_pages() -> None:
 
 
 def lead_to_pages(page: Path) -> None:
-    """Links of a page to folders, YAMLs, modules and notebooks lead to the pages that are made of them."""
+    """Redirects a page's links to folders, YAMLs, modules and notebooks to the pages made from them."""
     pages = {
         r"configs": "reference/config/README.md",
         r"configs/([\w/]+?)(?:\.yaml)?": r"reference/config/\1.md",
@@ -282,7 +282,7 @@ def lead_to_pages(page: Path) -> None:
 
 
 def write_settings() -> None:
-    """zensical.toml with the pages that a pattern of its navigation stands for, if there are any."""
+    """Writes zensical.toml with its navigation's patterns replaced by the pages that match."""
 
     def pages(pattern: re.Match[str]) -> str:
         found = sorted(path.relative_to(SITE).as_posix() for path in SITE.glob(pattern[1]) if path.stem != "README")
