@@ -61,7 +61,7 @@ class Lent:
         ]
 
     def begin(self, rows: Mapping[str, Tensor]) -> None:
-        """A client begins: these are its tensors, ``[*shape]``; all others are constants that clients share."""
+        """A client begins with these tensors, ``[*shape]``; all others are constants that clients share."""
         self.home()
         if any(tensors[key] is not self.tensors[name] for tensors, key, name in self._slots):
             self._look()  # a move to another device makes new buffers, and so may a forward pass of a test
@@ -81,10 +81,7 @@ class Lent:
         return {name: tensors[key].detach() for tensors, key, name in self._slots}
 
     def replaced(self) -> set[str]:
-        """Names of the client's tensors that a forward pass has put new ones in the place of, or given new memory.
-
-        A parameter that it ties to another is not among them.
-        """
+        """Names of the client's tensors that a forward pass has replaced or moved; not those that it ties to others."""
         return {
             name
             for tensors, key, name in self._slots
@@ -94,7 +91,7 @@ class Lent:
         }
 
     def settle(self) -> None:
-        """Local training is over: what forward passes put in place of the client's tensors is copied into them.
+        """Local training is over: copies into the client's tensors what forward passes have put in their place.
 
         Raises:
             ValueError: a forward pass has given a trained parameter new memory, or changed a shared constant.
@@ -125,7 +122,7 @@ class Lent:
 
     @contextmanager
     def holding(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-        """The network with these tensors, ``[*shape]``, for passes without gradients; those without a name stay."""
+        """Gives the network these tensors, ``[*shape]``, for passes without gradients; it keeps its others."""
         before = {name: self.tensors[name].data for name in tensors}
         try:
             for name, t in tensors.items():

@@ -266,10 +266,7 @@ class ClientStack:
 
 @contextmanager
 def unedited(x: Tensor) -> Iterator[None]:
-    """Raises ValueError if what runs within changes ``x``.
-
-    Networks that change their input are given copies (:mod:`gcfed.federated.probe`), unless they did not in the probe.
-    """
+    """Raises ValueError if the block changes ``x``: a network that changed it in the probe would get a copy."""
     version = None if x.is_inference() else x._version
     yield
     if version is not None and x._version != version:

@@ -26,7 +26,7 @@ from gcfed.federated.transport import Expected, Transport
 
 
 class Stacks(Transport):
-    """The transport of a simulation, of at most ``per_round`` clients of a cohort: nothing is copied."""
+    """The transport of a simulation: messages are passed by reference. A cohort has at most ``per_round`` clients."""
 
     def __init__(self, program: ClientProgram, stores: ClientStores, per_round: int) -> None:
         self.program, self.stores, self.per_round = program, stores, per_round

@@ -107,7 +107,7 @@ def match(key: str, value: Any, rule: Any) -> None:
 
 
 def entries(value: Any, rule: Any) -> list[Any]:
-    """The rule of a list of any length, each of whose entries follows this one."""
+    """The rule for a list of any length: every entry follows this rule."""
     return [rule] * len(value) if isinstance(value, list) else []
 
 

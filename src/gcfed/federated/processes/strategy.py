@@ -59,7 +59,7 @@ def can_fork() -> bool:
 
 
 def trains_on_cpu(accelerator: str) -> bool:
-    """Whether this ``trainer.accelerator`` means the CPU here, as on a Mac: its GPU has no float64, for sums."""
+    """Whether this ``trainer.accelerator`` means the CPU here. On a Mac it does: sums need float64."""
     return accelerator == "cpu" or (accelerator == "auto" and not torch.cuda.is_available())
 
 
@@ -113,11 +113,7 @@ def rank_and_world() -> tuple[int, int]:
 
 @contextmanager
 def partners() -> Iterator[None]:
-    """Says in words that another process of the run has ended, which torch tells by the name of its transport.
-
-    Raises:
-        ConnectionError: one cannot be reached any more.
-    """
+    """Raises ConnectionError, with the remedy, where torch reports that it has lost another process of the run."""
     try:
         yield
     except RuntimeError as error:
