@@ -39,14 +39,13 @@ class DropsOut(Faults):
         return drawn[(round != 1) | (drawn != 2)]
 
 
-@pytest.mark.parametrize("k", [1, 4])
 @pytest.mark.parametrize("cls", [FedCM, FedCurv, FedDC, FedDyn, FedGC, FedSub, FedVARP, Moon, Scaffold, SSF])
-def test_who_diverges_is_as_one_who_drops_out(cls, k):
+def test_who_diverges_is_as_one_who_drops_out(cls):
     """Its next round is as it would have been."""
     runs, lost = [], []
     for other, faults in (([Diverges()], None), ([], DropsOut())):
         runs.append(train_rounds(
-            Net(), random_federation(sizes=(7, 12, 5, 9)), sgd(), rounds=3, cohort_of=4, k=k, methods=[cls(), *other],
+            Net(), random_federation(sizes=(7, 12, 5, 9)), sgd(), rounds=3, cohort_of=4, k=3, methods=[cls(), *other],
             faults=faults, on_round=lambda round, row: lost.append(row["train/nonfinite_clients"]),
         ))  # fmt: skip
     assert lost == [0, 1, 0] + [0] * 3
@@ -84,4 +83,4 @@ def test_running_statistics_are_the_cohorts_mean_whatever_the_method(cls):
         torch.testing.assert_close(torch.cat([net[1].running_mean, net[1].running_var]), mean, rtol=1e-12, atol=1e-12)
 
     data = random_federation(sizes=(8, 12, 4, 8, 16))
-    train_rounds(net, data, sgd(), rounds=4, methods=[cls(), watch], on_round=on_round)
+    train_rounds(net, data, sgd(), rounds=2, methods=[cls(), watch], on_round=on_round)
