@@ -20,7 +20,7 @@ from torch import Tensor  # noqa: E402
 
 from benchmarks.tape import Operation, Tape  # noqa: E402
 from gcfed.api import configure  # noqa: E402
-from gcfed.federated.solver import LocalSolver  # noqa: E402
+from gcfed.federated.training.solver import LocalSolver  # noqa: E402
 from gcfed.run import train  # noqa: E402
 
 ALGORITHMS = sorted(path.stem for path in (ROOT / "configs/algorithm").glob("*.yaml"))

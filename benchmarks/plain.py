@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.utils.flop_counter import FlopCounterMode
 
 from gcfed.data.datamodule import FederatedDataModule
-from gcfed.federated.batches import BatchPlan
+from gcfed.federated.training.batches import BatchPlan
 
 
 def synchronize(device: torch.device) -> None:

@@ -8,14 +8,14 @@ from typing import Any
 from lightning.pytorch import Trainer
 
 import gcfed.federated.client as client_module
-import gcfed.federated.solver as solver_module
-import gcfed.federated.sums as sums_module
+import gcfed.federated.parallel.sums as sums_module
+import gcfed.federated.training.solver as solver_module
 from gcfed.checkpoints.writing import RoundCheckpoint
-from gcfed.federated.batches import BatchPlan
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.method import ClientPart, Part, ServerPart
 from gcfed.federated.module import FederatedModule
-from gcfed.federated.stack import ClientStack
+from gcfed.federated.training.batches import BatchPlan
+from gcfed.federated.training.stack import ClientStack
 
 HOOKS = {
     name for part in (ClientPart, ServerPart) for name in dir(part) if name.startswith(("on_", "before_", "after_"))

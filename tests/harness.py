@@ -17,11 +17,11 @@ from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.messages import Download, Upload, finite_clients
 from gcfed.federated.method import ClientPart, Order, ServerPart, Setup, parts_of
 from gcfed.federated.module import FederatedModule
-from gcfed.federated.processes.strategy import CohortStrategy
+from gcfed.federated.parallel.strategy import CohortStrategy
 from gcfed.federated.received import Counts, Received, Round
-from gcfed.federated.solver import LocalSolver
 from gcfed.federated.stacks import Stacks
-from gcfed.federated.store import ClientStores
+from gcfed.federated.state.store import ClientStores
+from gcfed.federated.training.solver import LocalSolver
 from gcfed.tasks import CLASSIFICATION
 from gcfed.utils.resolvers import ROOT
 

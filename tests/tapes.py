@@ -9,7 +9,7 @@ from omegaconf import open_dict
 from benchmarks.tape import Tape
 from gcfed.federated.graphs.recorder import Recorder
 from gcfed.federated.method import Order
-from gcfed.federated.solver import LocalSolver
+from gcfed.federated.training.solver import LocalSolver
 from gcfed.run import train
 
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from harness import ALGORITHMS, ArrayData, final_weights, make_download
 
-from gcfed.federated.client_store import ClientStore
-from gcfed.federated.solver import LocalSolver
-from gcfed.federated.stack import ClientStack, broadcast_state
-from gcfed.federated.steps import Steps
+from gcfed.federated.state.client_store import ClientStore
+from gcfed.federated.training.solver import LocalSolver
+from gcfed.federated.training.stack import ClientStack, broadcast_state
+from gcfed.federated.training.steps import Steps
 from gcfed.models.lstm import CharLSTM
 from gcfed.run import train
 

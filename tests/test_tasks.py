@@ -10,9 +10,9 @@ from harness import ArrayData, make_net, random_federation, sgd, train_rounds
 from torch import nn
 
 from gcfed.federated.aggregate import MeanAggregator
-from gcfed.federated.lent import Traits
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.module import ScoreMean
+from gcfed.federated.training.lent import Traits
 from gcfed.methods.fedlc import FedLC
 from gcfed.methods.fedntd import FedNTD
 from gcfed.methods.fedreg import FedReg

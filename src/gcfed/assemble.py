@@ -23,8 +23,8 @@ from gcfed.federated.faults import Faults
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.method import ClientPart, Part, parts_of
 from gcfed.federated.module import FederatedModule, hears_of_steps
-from gcfed.federated.processes.strategy import spread, trains_on_cpu
-from gcfed.federated.store import ClientStores
+from gcfed.federated.parallel.strategy import spread, trains_on_cpu
+from gcfed.federated.state.store import ClientStores
 from gcfed.methods.local_norm import LocalNorm
 from gcfed.models.own import build_net
 from gcfed.runs.identity import digest

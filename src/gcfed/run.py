@@ -24,8 +24,8 @@ from gcfed.check import check
 from gcfed.checkpoints.reading import RunRecord, check_checkpoint, fitting, load_weights, resume_from
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.module import FederatedModule
-from gcfed.federated.probe import look
-from gcfed.federated.processes.strategy import partners, trains_on_cpu
+from gcfed.federated.parallel.strategy import partners, trains_on_cpu
+from gcfed.federated.training.probe import look
 from gcfed.runs.folder import CHECKPOINT, CONFIG, EXPORT, METRICS, check_folder, divergence, with_folder
 from gcfed.runs.identity import hyperparameters
 from gcfed.runs.reading import column, counts_of, read_metrics

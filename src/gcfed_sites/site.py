@@ -21,9 +21,9 @@ from gcfed.data.base import FederatedDataset
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.partition import Partition, Partitioner
 from gcfed.data.sets.own import arrays as read_arrays
-from gcfed.federated.client_store import ClientStore
 from gcfed.federated.interpreter import ClientEnd
 from gcfed.federated.messages import MessageError
+from gcfed.federated.state.client_store import ClientStore
 from gcfed.federated.wire import entries, match, pack
 from gcfed.runs.identity import digest
 from gcfed.utils.checked import Count, Whole, checked, fits

@@ -19,11 +19,11 @@ from pydantic import Field
 
 from gcfed import __version__
 from gcfed.assemble import described
-from gcfed.federated.client_store import ClientStore
-from gcfed.federated.forward import Params
 from gcfed.federated.interpreter import Wire
 from gcfed.federated.messages import Download, MessageError, Upload
 from gcfed.federated.stacks import Stacks
+from gcfed.federated.state.client_store import ClientStore
+from gcfed.federated.training.forward import Params
 from gcfed.federated.transport import Expected
 from gcfed.federated.wire import entries, match, pack, pack_download
 from gcfed.runs.identity import digest, identity

@@ -16,7 +16,7 @@ from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.loop import FederatedLoop
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.received import Round
-from gcfed.federated.store import ClientStores
+from gcfed.federated.state.store import ClientStores
 from gcfed.methods.local_norm import LocalNorm
 from gcfed.methods.scaffold import Scaffold
 

@@ -13,9 +13,9 @@ from omegaconf import open_dict
 from gcfed.checkpoints.reading import load_checkpoint
 from gcfed.checkpoints.writing import RoundCheckpoint
 from gcfed.federated.aggregate import MeanAggregator
-from gcfed.federated.client_store import ClientStore
 from gcfed.federated.loop import FederatedLoop
-from gcfed.federated.store import ClientStores
+from gcfed.federated.state.client_store import ClientStore
+from gcfed.federated.state.store import ClientStores
 from gcfed.run import train
 from gcfed.runs.folder import CHECKPOINT, PREVIOUS
 

@@ -14,7 +14,7 @@ from gcfed.data.base import IGNORE, FederatedDataset, Split
 from gcfed.data.partition import IID, ByGroup
 from gcfed.data.sets import leaf
 from gcfed.data.sets.leaf import ALPHABET, PAD, encode, sequences, tiny_shakespeare
-from gcfed.federated.batches import plan_batches
+from gcfed.federated.training.batches import plan_batches
 from gcfed.models.lstm import CharLSTM
 from gcfed.run import build_module, train
 from gcfed.utils.instantiate import build

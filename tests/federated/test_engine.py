@@ -17,10 +17,10 @@ from harness import (
 )
 from torch import nn
 
-from gcfed.federated.batches import plan_batches
-from gcfed.federated.solver import LocalSolver
-from gcfed.federated.stack import ClientStack, broadcast_state
 from gcfed.federated.stacks import assign, layout
+from gcfed.federated.training.batches import plan_batches
+from gcfed.federated.training.solver import LocalSolver
+from gcfed.federated.training.stack import ClientStack, broadcast_state
 from gcfed.methods.centralization import GradientCentralization
 from gcfed.methods.proximal import Proximal
 from gcfed.models.cnn import CNN

@@ -11,9 +11,9 @@ from harness import make_net, make_round, make_setup, make_upload, random_federa
 
 from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.messages import finite_clients
+from gcfed.federated.parallel.sums import Sums
 from gcfed.federated.server import RoundSums, Server
-from gcfed.federated.store import ClientStores
-from gcfed.federated.sums import Sums
+from gcfed.federated.state.store import ClientStores
 from gcfed.federated.transport import Expected
 from gcfed.methods.fedcurv import FedCurv
 from gcfed.methods.fedgc import FedGC
@@ -25,7 +25,7 @@ from gcfed.methods.scaffold import Scaffold
 @pytest.mark.parametrize(("narrow", "places", "scale"), [(True, 40, 300.0), (False, 60, 1e9)])
 def test_every_order_and_split_has_the_bits_of_the_sum_of_rounded_terms(monkeypatch, narrow, places, scale):
     """Against fractions: each term rounded to the grid, the sum without a rounding."""
-    monkeypatch.setattr("gcfed.federated.sums.PIECE", 64)
+    monkeypatch.setattr("gcfed.federated.parallel.sums.PIECE", 64)
     g, k = torch.Generator().manual_seed(0), 30
     like = {"a": torch.zeros(20, 4, 5), "conv": torch.zeros(4, 3, 2, 2).to(memory_format=torch.channels_last)}
     like |= {"b": torch.zeros(()), "none": torch.zeros(0, 3)}

@@ -14,9 +14,9 @@ from harness import final_weights
 from lightning.pytorch import Callback
 from omegaconf import OmegaConf, open_dict
 
-from gcfed.federated.processes import launch
-from gcfed.federated.processes import strategy as layout
-from gcfed.federated.processes.strategy import CohortStrategy, can_fork
+from gcfed.federated.parallel import launch
+from gcfed.federated.parallel import strategy as layout
+from gcfed.federated.parallel.strategy import CohortStrategy, can_fork
 from gcfed.run import train
 
 TINY = ("rounds=2", "data.limit_train=200", "data.limit_test=80", "precision=64-true", "client.epochs=1")

@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from gcfed.federated.lent import Lent
-from gcfed.federated.stack import ClientStack, broadcast_state
+from gcfed.federated.training.lent import Lent
+from gcfed.federated.training.stack import ClientStack, broadcast_state
 
 
 class Tied(nn.Module):

@@ -8,7 +8,7 @@ import torch
 from harness import Spy, make_net, sgd, train_rounds
 
 from gcfed.federated.method import ClientPart, Kept, Order, like_trained
-from gcfed.federated.store import ClientStores
+from gcfed.federated.state.store import ClientStores
 from gcfed.methods.scaffold import Scaffold
 
 

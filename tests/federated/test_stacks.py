@@ -8,7 +8,7 @@ import torch
 from gcfed.federated import stacks
 from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.graphs.streams import Streams
-from gcfed.federated.solver import LocalSolver
+from gcfed.federated.training.solver import LocalSolver
 from gcfed.metrics.updates import Drift
 from gcfed.run import train
 

@@ -11,7 +11,7 @@ from conftest import TWO
 from harness import Spy
 from omegaconf import open_dict
 
-from gcfed.federated.store import ClientStores
+from gcfed.federated.state.store import ClientStores
 from gcfed.run import train
 
 LIKE = {
@@ -198,7 +198,7 @@ def test_bfloat16_halves_the_size_and_rounds(tmp_path):
 
 def test_states_stay_on_a_gpu_that_one_process_has_for_itself(tmp_path, monkeypatch):
     """No file before a checkpoint, one a version after it; a resumed run reads the same numbers."""
-    monkeypatch.setattr("gcfed.federated.client_store._fits", lambda device: True)
+    monkeypatch.setattr("gcfed.federated.state.client_store._fits", lambda device: True)
     stores, states = ClientStores(folder=tmp_path), []
     store = stores.open("c")
     stores.start(1)

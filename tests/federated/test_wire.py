@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from gcfed.federated.interpreter import Wire
 from gcfed.federated.stacks import Stacks
-from gcfed.federated.store import ClientStores
+from gcfed.federated.state.store import ClientStores
 from gcfed.federated.wire import upload_content
 from gcfed.methods.scaffold import ControlVariates, MeanVariate, Scaffold
 from gcfed.run import train

@@ -8,7 +8,7 @@ import torch
 from harness import ArrayData, sgd, train_rounds
 from torch import nn
 
-from gcfed.federated.batches import plan_batches
+from gcfed.federated.training.batches import plan_batches
 
 LR = 0.3
 SOLVER = sgd(lr=LR)  # two epochs in batches of four

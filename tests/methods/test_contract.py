@@ -20,7 +20,7 @@ from gcfed.attacks.byzantine import Scale
 from gcfed.checkpoints.reading import load_checkpoint
 from gcfed.federated.method import ClientPart, Order, ServerPart
 from gcfed.federated.refusals import validate_parts
-from gcfed.federated.store import ClientStores
+from gcfed.federated.state.store import ClientStores
 from gcfed.methods.centralization import GlobalGC, LocalGC
 from gcfed.methods.clip_update import ClipUpdate
 from gcfed.methods.feddc import FedDC

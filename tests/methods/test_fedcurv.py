@@ -11,8 +11,8 @@ from plain_clients import federation as sequence_federation
 from plain_reference import batches, broken, cohort, local_sgd, loss_at
 from torch import nn
 
-from gcfed.federated.stack import ClientStack, broadcast_state
-from gcfed.federated.store import ClientStores
+from gcfed.federated.state.store import ClientStores
+from gcfed.federated.training.stack import ClientStack, broadcast_state
 from gcfed.methods.fedcurv import FedCurv
 
 LAM = 0.7

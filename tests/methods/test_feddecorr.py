@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from plain_clients import check, federation, layers
 
-from gcfed.federated.forward import Output
+from gcfed.federated.training.forward import Output
 from gcfed.methods.feddecorr import FedDecorr
 from gcfed.tasks import Batch
 

@@ -9,10 +9,10 @@ from plain_reference import batches, cohort, loss_at, tensors
 from torch import nn
 from torch.func import functional_call, grad
 
-from gcfed.federated.batches import plan_batches
 from gcfed.federated.messages import Download
 from gcfed.federated.refusals import validate_parts
-from gcfed.federated.stack import ClientStack, broadcast_state
+from gcfed.federated.training.batches import plan_batches
+from gcfed.federated.training.stack import ClientStack, broadcast_state
 from gcfed.methods.fedreg import FedReg, PseudoPass
 from gcfed.methods.sam import Sam
 from gcfed.utils.rng import torch_seed

@@ -8,7 +8,7 @@ from plain_reference import batches, cohort, flat
 from test_ssf import COORDINATES, Coordinates, combine, local_iteration, sent, server, wide_and_tall
 
 from gcfed.federated.faults import Faults
-from gcfed.federated.store import ClientStores
+from gcfed.federated.state.store import ClientStores
 from gcfed.methods.fedsub import FedSub
 from gcfed.methods.quantization import Quantization
 from gcfed.methods.scaffold import Scaffold

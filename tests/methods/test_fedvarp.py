@@ -7,7 +7,7 @@ import torch
 from harness import make_net, sgd, train_rounds, weights
 from plain_reference import batches, cohort, flat, local_sgd
 
-from gcfed.federated.store import ClientStores
+from gcfed.federated.state.store import ClientStores
 from gcfed.methods.fedvarp import FedVARP
 
 

@@ -11,8 +11,8 @@ from harness import PLAIN_SERVER, make_net, make_setup, random_federation, sgd, 
 
 from gcfed.aggregators.coordinates import Median
 from gcfed.federated.aggregate import MeanAggregator
-from gcfed.federated.solver import LocalSolver
-from gcfed.federated.store import ClientStores
+from gcfed.federated.state.store import ClientStores
+from gcfed.federated.training.solver import LocalSolver
 from gcfed.methods.fedcm import FedCM
 from gcfed.methods.fedcurv import FedCurv
 from gcfed.methods.feddc import FedDC

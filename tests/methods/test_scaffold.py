@@ -9,7 +9,7 @@ from harness import make_net, make_setup, server_of, sgd, train_rounds, weights
 from plain_reference import batches, cohort, flat, local_sgd
 
 from gcfed.federated.refusals import validate_parts
-from gcfed.federated.solver import LocalSolver
+from gcfed.federated.training.solver import LocalSolver
 from gcfed.methods.estimates import effective_steps
 from gcfed.methods.scaffold import Scaffold
 

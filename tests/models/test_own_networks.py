@@ -12,8 +12,8 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from gcfed.assemble import assemble
-from gcfed.federated.batches import counts_of_pass, plan_batches
-from gcfed.federated.stack import is_graphable
+from gcfed.federated.training.batches import counts_of_pass, plan_batches
+from gcfed.federated.training.stack import is_graphable
 from gcfed.methods.centralization import GradientCentralization
 from gcfed.methods.fedcurv import FedCurv
 from gcfed.methods.local_norm import LocalNorm

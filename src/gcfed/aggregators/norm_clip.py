@@ -12,7 +12,7 @@ from torch import Tensor
 from gcfed.aggregators.cohort import CohortRule
 from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.method import Params, Round, Setup, Upload
-from gcfed.federated.stack import client_norms, per_client
+from gcfed.federated.training.stack import client_norms, per_client
 from gcfed.methods.local_norm import no_steps
 from gcfed.utils.checked import Positive, checked
 

@@ -7,10 +7,10 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from gcfed.federated.forward import Params
 from gcfed.federated.messages import Upload
+from gcfed.federated.parallel.sums import TERMS, Sums
 from gcfed.federated.received import Round
-from gcfed.federated.sums import TERMS, Sums
+from gcfed.federated.training.forward import Params
 from gcfed.utils.checked import checked
 from gcfed.utils.device import on_device
 
@@ -44,7 +44,7 @@ class MeanAggregator:
     """Weighted mean of the finite updates: ``Δ = Σ_k p_k Δ_k / Σ_k p_k`` (McMahan et al. 2017, Algorithm 1).
 
     It does not depend on which process trained whom, nor on the order: Δ of trained parameters is summed in steps of
-    2⁻⁴⁰, all else in steps of 2⁻⁶⁰ (:mod:`gcfed.federated.sums`). Float64 tensors are summed as they come.
+    2⁻⁴⁰, all else in steps of 2⁻⁶⁰ (:mod:`gcfed.federated.parallel.sums`). Float64 tensors are summed as they come.
 
     Args:
         weighting: ``"uniform"`` is p_k = 1, GC-Fed's Algorithm 1, line 19; ``"samples"`` is p_k = n_k, FedAvg's own.

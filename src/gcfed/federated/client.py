@@ -13,13 +13,13 @@ from torch import Tensor
 
 from gcfed.federated.aggregate import Aggregator, narrow_of
 from gcfed.federated.faults import Faults
-from gcfed.federated.forward import Params
 from gcfed.federated.graphs.recorder import Recorder
 from gcfed.federated.messages import Download, Upload, finite_clients, sendable
 from gcfed.federated.method import ClientPart, Own, Part
 from gcfed.federated.module import FederatedModule, hears_of_steps
-from gcfed.federated.solver import LocalSolver
-from gcfed.federated.stack import ClientStack
+from gcfed.federated.training.forward import Params
+from gcfed.federated.training.solver import LocalSolver
+from gcfed.federated.training.stack import ClientStack
 from gcfed.utils.rng import seed_generators, torch_seed
 
 IN_STEPS = ("before_step", "calibrate", "local_loss", "on_after_backward", "after_step")

@@ -24,11 +24,11 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from gcfed.federated.client_store import ClientStore
-from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, Upload
-from gcfed.federated.processes.launch import end_with_parent
+from gcfed.federated.parallel.launch import end_with_parent
 from gcfed.federated.stacks import Stacks
+from gcfed.federated.state.client_store import ClientStore
+from gcfed.federated.training.forward import Params
 from gcfed.federated.transport import Expected
 from gcfed.federated.wire import UploadSchema, pack, pack_download, unpack, unpack_download, upload_content
 from gcfed.utils.files import in_words

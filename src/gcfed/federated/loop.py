@@ -16,14 +16,14 @@ from gcfed.federated.client import ClientProgram
 from gcfed.federated.faults import Faults
 from gcfed.federated.method import ClientPart, Part, ServerPart, Setup
 from gcfed.federated.module import FederatedModule
-from gcfed.federated.probe import look
 from gcfed.federated.refusals import validate_parts
 from gcfed.federated.round import run_round
 from gcfed.federated.server import Server
-from gcfed.federated.solver import LocalSolver
-from gcfed.federated.stack import is_recurrent
 from gcfed.federated.stacks import Stacks
-from gcfed.federated.store import ClientStores
+from gcfed.federated.state.store import ClientStores
+from gcfed.federated.training.probe import look
+from gcfed.federated.training.solver import LocalSolver
+from gcfed.federated.training.stack import is_recurrent
 from gcfed.federated.transport import Transport
 from gcfed.utils.checked import SettingError
 

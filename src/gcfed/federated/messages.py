@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from gcfed.federated.forward import Params
+from gcfed.federated.training.forward import Params
 
 
 class MessageError(ValueError):

@@ -18,15 +18,15 @@ from torch import Tensor
 
 from gcfed.data.sampling import ClientSampler
 from gcfed.federated.aggregate import Aggregator
-from gcfed.federated.client_store import ClientStore
-from gcfed.federated.forward import Output, Params
-from gcfed.federated.kept import Kept, Own, like_trained  # noqa: F401 (methods import it from here)
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.received import Received, Round
-from gcfed.federated.solver import LocalSolver
-from gcfed.federated.stack import ClientStack
-from gcfed.federated.store import ClientStores
+from gcfed.federated.state.client_store import ClientStore
+from gcfed.federated.state.kept import Kept, Own, like_trained  # noqa: F401 (methods import it from here)
+from gcfed.federated.state.store import ClientStores
+from gcfed.federated.training.forward import Output, Params
+from gcfed.federated.training.solver import LocalSolver
+from gcfed.federated.training.stack import ClientStack
 from gcfed.federated.transport import Transport
 from gcfed.models.order import ForwardOrder, forward_order
 from gcfed.tasks import Batch

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torchmetrics import Metric
 
-from gcfed.federated.forward import evaluating, hand_copies
-from gcfed.federated.lent import Lent, Traits
-from gcfed.federated.stack import ClientStack, Params, broadcast_state, travelling, unedited
+from gcfed.federated.training.forward import evaluating, hand_copies
+from gcfed.federated.training.lent import Lent, Traits
+from gcfed.federated.training.stack import ClientStack, Params, broadcast_state, travelling, unedited
 from gcfed.models.spectral import restore_unit_norms
 from gcfed.optim.partial import try_optimizer
 from gcfed.tasks import CLASSIFICATION, Task
@@ -83,7 +83,7 @@ class FederatedModule(LightningModule):
         self.test_means = nn.ModuleDict({column: ScoreMean(root) for column, root in pairs})
 
     def adopt(self, traits: Traits) -> None:
-        """Works with the network as :mod:`gcfed.federated.probe` has found it."""
+        """Works with the network as :mod:`gcfed.federated.training.probe` has found it."""
         self.lent = Lent(self.net, traits)
         self.travels = tuple(dict.fromkeys((*self.travels, *traits.moved)))
         if traits.contiguous:

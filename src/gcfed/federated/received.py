@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gcfed.federated.forward import Params
-from gcfed.federated.sums import Reduce, sum_over_processes
+from gcfed.federated.parallel.sums import Reduce, sum_over_processes
+from gcfed.federated.training.forward import Params
 
 
 @dataclass(frozen=True, eq=False)

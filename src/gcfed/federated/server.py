@@ -13,13 +13,13 @@ from torch import Tensor
 from gcfed.data.sampling import ClientSampler
 from gcfed.federated.aggregate import Aggregator, narrow_of
 from gcfed.federated.faults import Faults
-from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, MessageError, Upload, finite_clients, refuse_other, sendable
 from gcfed.federated.method import Order, ServerPart, upload_shapes
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.received import Counts, Received, Round
-from gcfed.federated.solver import LocalSolver
-from gcfed.federated.store import ClientStores
+from gcfed.federated.state.store import ClientStores
+from gcfed.federated.training.forward import Params
+from gcfed.federated.training.solver import LocalSolver
 from gcfed.federated.transport import Expected, Transport
 from gcfed.utils.device import on_device
 

@@ -14,14 +14,14 @@ from torch.utils._pytree import tree_leaves
 
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.federated.client import ClientProgram
-from gcfed.federated.forward import Params, evaluating
 from gcfed.federated.graphs.streams import STREAMS, Streams
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.method import Order
-from gcfed.federated.processes.strategy import rank_and_world
-from gcfed.federated.solver import LocalSolver
-from gcfed.federated.stack import cannot_stack, has_convolutions, has_dropout
-from gcfed.federated.store import ClientStores
+from gcfed.federated.parallel.strategy import rank_and_world
+from gcfed.federated.state.store import ClientStores
+from gcfed.federated.training.forward import Params, evaluating
+from gcfed.federated.training.solver import LocalSolver
+from gcfed.federated.training.stack import cannot_stack, has_convolutions, has_dropout
 from gcfed.federated.transport import Expected, Transport
 
 

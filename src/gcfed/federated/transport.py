@@ -5,9 +5,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, Upload
-from gcfed.federated.solver import LocalSolver
+from gcfed.federated.training.forward import Params
+from gcfed.federated.training.solver import LocalSolver
 
 
 class Expected(NamedTuple):

@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from gcfed.federated.forward import Params
 from gcfed.federated.messages import Download, Levels, MessageError, Upload, finite_clients
+from gcfed.federated.training.forward import Params
 
 ROUNDS = range(2**63)  # what an index has room for
 MOST = 1e20  # of a loss or a score: times a weight it is finite in float32

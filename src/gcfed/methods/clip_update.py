@@ -13,7 +13,7 @@ import torch
 
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.method import ClientPart, Method, Order, Own, Params, Received, Round, ServerPart, Setup
-from gcfed.federated.stack import client_norms, per_client
+from gcfed.federated.training.stack import client_norms, per_client
 from gcfed.methods.local_norm import no_steps
 from gcfed.utils.checked import Positive, Share, checked
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from gcfed.federated.forward import Params
 from gcfed.federated.messages import Upload
-from gcfed.federated.stack import per_client
+from gcfed.federated.training.forward import Params
+from gcfed.federated.training.stack import per_client
 from gcfed.utils.device import on_device
 
 

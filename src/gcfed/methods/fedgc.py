@@ -34,8 +34,8 @@ from torch import Tensor, nn
 
 from gcfed.federated.messages import finite_clients
 from gcfed.federated.method import ClientPart, Download, Method, Own, Params, Received, Round, ServerPart, Setup, Upload
-from gcfed.federated.stack import per_client
-from gcfed.federated.sums import Sums
+from gcfed.federated.parallel.sums import Sums
+from gcfed.federated.training.stack import per_client
 from gcfed.methods.requirements import local_sgd, mean_aggregator
 from gcfed.utils.checked import Weight, checked
 from gcfed.utils.device import on_device

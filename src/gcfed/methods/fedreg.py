@@ -22,10 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gcfed.federated.batches import Kind
 from gcfed.federated.messages import Download
 from gcfed.federated.method import Batch, ClientPart, ClientStack, Order, Own, Params, Prepared, Setup
-from gcfed.federated.stack import client_norms, per_client
+from gcfed.federated.training.batches import Kind
+from gcfed.federated.training.stack import client_norms, per_client
 from gcfed.methods.requirements import class_logits
 from gcfed.utils.checked import Count, Positive, PositiveShare, Share, checked
 from gcfed.utils.rng import torch_seed

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from gcfed.federated.method import ClientStack, Download, Kept, Method, Own, Params, Received, Round, Setup, Upload
-from gcfed.federated.stack import per_client
+from gcfed.federated.training.stack import per_client
 from gcfed.methods.requirements import exact_store
 from gcfed.methods.subspace import SubspaceClient, Subspaces, SubspaceServer
 from gcfed.utils.checked import Count, PositiveShare, checked

@@ -12,7 +12,7 @@ server takes Δ_k as it keeps it, rounded, so that y stays the mean of the table
 import torch
 
 from gcfed.federated.method import Kept, Params, Received, Round, ServerPart, Upload, like_trained
-from gcfed.federated.stack import per_client
+from gcfed.federated.training.stack import per_client
 from gcfed.methods.requirements import mean_aggregator
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gcfed.federated.method import Batch, ClientPart, ClientStack, Order, Params, Setup
-from gcfed.federated.stack import client_norms, per_client
+from gcfed.federated.training.stack import client_norms, per_client
 from gcfed.utils.checked import Weight, checked
 
 

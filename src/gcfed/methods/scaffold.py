@@ -16,7 +16,7 @@ import torch
 from gcfed.federated.messages import Download, Upload
 from gcfed.federated.method import ClientPart, Kept, Method, Own, Params, ServerPart, Setup, like_trained
 from gcfed.federated.received import Received, Round
-from gcfed.federated.stack import ClientStack
+from gcfed.federated.training.stack import ClientStack
 from gcfed.methods.estimates import effective_steps, gradients_beyond
 from gcfed.methods.requirements import full_uploads, local_sgd, uniform_weights
 from gcfed.optim.partial import probe_optimizer

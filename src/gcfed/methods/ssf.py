@@ -17,7 +17,7 @@ from collections.abc import Mapping
 import torch
 
 from gcfed.federated.method import ClientStack, Download, Kept, Method, Own, Params, Part, Received, Round, Upload
-from gcfed.federated.stack import per_client
+from gcfed.federated.training.stack import per_client
 from gcfed.methods.estimates import gradients_beyond
 from gcfed.methods.requirements import exact_store, uniform_weights
 from gcfed.methods.subspace import SubspaceClient, Subspaces, SubspaceServer

@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gcfed.federated.forward import Params
 from gcfed.federated.method import ClientPart, Download, Order, Own, Received, Round, ServerPart, Setup, Upload
+from gcfed.federated.training.forward import Params
 from gcfed.methods.requirements import local_sgd, mean_aggregator, plain_server
 from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.rng import torch_seed

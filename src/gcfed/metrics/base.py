@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcfed.federated.forward import evaluating
 from gcfed.federated.method import ClientPart, Download, Order, Params, Received, Round, ServerPart, Setup, Upload
-from gcfed.federated.processes.strategy import rank_and_world
+from gcfed.federated.parallel.strategy import rank_and_world
 from gcfed.federated.received import places
-from gcfed.federated.stack import ClientStack
+from gcfed.federated.training.forward import evaluating
+from gcfed.federated.training.stack import ClientStack
 from gcfed.utils.checked import Count, checked
 from gcfed.utils.files import replacing
 from gcfed.utils.words import show

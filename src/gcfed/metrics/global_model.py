@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gcfed.federated.messages import Download
 from gcfed.federated.method import Setup
-from gcfed.federated.processes.strategy import rank_and_world
+from gcfed.federated.parallel.strategy import rank_and_world
 from gcfed.federated.received import Received, Round
 from gcfed.methods.requirements import class_logits
 from gcfed.metrics.base import RoundTable, ServerMetric, device_of

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcfed.federated.forward import Tap
 from gcfed.federated.method import ClientStack, Download, Params, Received, Setup
 from gcfed.federated.received import places
+from gcfed.federated.training.forward import Tap
 from gcfed.methods.requirements import class_logits, has_part
 from gcfed.metrics.base import AT_ONCE, OwnNumbers, device_of, drawn, fetch_tests, floats
 from gcfed.utils.checked import Count, checked

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from gcfed.federated.messages import finite_clients
 from gcfed.federated.method import ClientStack, Download, Params, Received, Round, Setup
-from gcfed.federated.processes.strategy import rank_and_world
+from gcfed.federated.parallel.strategy import rank_and_world
 from gcfed.metrics.base import AT_ONCE, ClientMetric, drawn, evaluating, fetch_tests
 from gcfed.utils.checked import Count, Weight, checked
 from gcfed.utils.files import replacing

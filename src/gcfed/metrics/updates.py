@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gcfed.federated.aggregate import MeanAggregator
 from gcfed.federated.method import Download, Params, Received, Round, Setup, Upload, upload_shapes
-from gcfed.federated.stack import ClientStack, per_client
+from gcfed.federated.training.stack import ClientStack, per_client
 from gcfed.methods.centralization import by_output
 from gcfed.metrics.base import ClientMetric, OwnNumbers, RoundTable, ServerMetric, dot, floats, now
 from gcfed.utils.checked import Count, checked

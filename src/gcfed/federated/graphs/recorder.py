@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gcfed.federated.batches import BatchPlan, Kind
 from gcfed.federated.messages import Download
-from gcfed.federated.stack import ClientStack
-from gcfed.federated.steps import LocalStep, Steps
+from gcfed.federated.training.batches import BatchPlan, Kind
+from gcfed.federated.training.stack import ClientStack
+from gcfed.federated.training.steps import LocalStep, Steps
 
 Step = Callable[[], object]
 MOST = 128  # recordings of one stack: a graph takes memory, and clients differ in their last batches

@@ -14,7 +14,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-from gcfed.federated.processes.launch import ForkLauncher, end_with_parent
+from gcfed.federated.parallel.launch import ForkLauncher, end_with_parent
 from gcfed.utils.machine import cores, one_of_several, present_memory
 
 

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gcfed.data.datamodule import FederatedDataModule
-from gcfed.federated.batches import BatchPlan, Kind, counts_of_pass, plan_batches
-from gcfed.federated.forward import Params
 from gcfed.federated.graphs.recorder import Recorder
 from gcfed.federated.messages import Download
-from gcfed.federated.stack import (
+from gcfed.federated.training.batches import BatchPlan, Kind, counts_of_pass, plan_batches
+from gcfed.federated.training.forward import Params
+from gcfed.federated.training.stack import (
     ClientStack,
     cannot_stack,
     client_norms,
@@ -26,7 +26,7 @@ from gcfed.federated.stack import (
     per_client,
     uses_batch_statistics,
 )
-from gcfed.federated.steps import Steps
+from gcfed.federated.training.steps import Steps
 from gcfed.optim.partial import fused, probe_optimizer, starts_at_zero, try_optimizer, unprofiled_step
 from gcfed.tasks import Batch
 from gcfed.utils.checked import Count, Positive, PositiveShare, SettingError, checked

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gcfed.federated.messages import Download, Params
-from gcfed.federated.stack import per_client
+from gcfed.federated.training.stack import per_client
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gcfed.federated.stack import Params, broadcast_like
+from gcfed.federated.training.stack import Params, broadcast_like
 from gcfed.utils.files import replacing
 
 # What a store writes: <client>-<round>.bin, and the temporary name of one that was killed while it wrote.

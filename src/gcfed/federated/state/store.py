@@ -1,4 +1,4 @@
-"""The stores of a run's methods, each a :class:`~gcfed.federated.client_store.ClientStore`, through its checkpoints."""
+"""The stores of a run's methods, and how they go through its checkpoints."""
 
 import secrets
 import tempfile
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from lightning.pytorch.strategies import Strategy
 
-from gcfed.federated.client_store import ClientStore
+from gcfed.federated.state.client_store import ClientStore
 from gcfed.utils.checked import checked
 from gcfed.utils.files import scratch
 

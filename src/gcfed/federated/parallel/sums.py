@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-from gcfed.federated.forward import Params
-from gcfed.federated.processes.strategy import rank_and_world
+from gcfed.federated.parallel.strategy import rank_and_world
+from gcfed.federated.training.forward import Params
 
 NARROW = (40,)
 """b of updates of trained parameters: a grid of 2⁻⁴⁰, and entries below 2¹¹."""

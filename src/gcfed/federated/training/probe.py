@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gcfed.federated.forward import Params, hand_copies
-from gcfed.federated.lent import Lent, Traits, new_memory
 from gcfed.federated.module import FederatedModule
-from gcfed.federated.stack import ClientStack, broadcast_state, cannot_stack, is_graphable, travelling
+from gcfed.federated.training.forward import Params, hand_copies
+from gcfed.federated.training.lent import Lent, Traits, new_memory
+from gcfed.federated.training.stack import ClientStack, broadcast_state, cannot_stack, is_graphable, travelling
 from gcfed.models.spectral import unit_vectors
 from gcfed.tasks import Task
 from gcfed.utils.rng import seed_generators

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.optim import Optimizer
 
-from gcfed.federated.forward import Output, Params, Tap, evaluating
-from gcfed.federated.lent import Lent
+from gcfed.federated.training.forward import Output, Params, Tap, evaluating
+from gcfed.federated.training.lent import Lent
 from gcfed.tasks import CLASSIFICATION, Task
 
 
@@ -307,8 +307,8 @@ def travelling(net: nn.Module) -> tuple[str, ...]:
     """Names of what of a model travels: parameters that are trained, and floating-point buffers that are finite.
 
     A frozen parameter, an integer and a mask of −∞ are constants, unless a forward pass changes them, which the probe
-    finds out (:mod:`gcfed.federated.probe`). A buffer that no checkpoint has (``persistent=False``) begins anew each
-    round.
+    finds out (:mod:`gcfed.federated.training.probe`). A buffer that no checkpoint has (``persistent=False``) begins
+    anew each round.
     """
     kept = net.state_dict(keep_vars=True)
     params = [name for name, p in net.named_parameters() if p.requires_grad]

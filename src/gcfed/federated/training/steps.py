@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim import Optimizer
 
-from gcfed.federated.batches import BatchPlan, Kind
-from gcfed.federated.stack import ClientStack
+from gcfed.federated.training.batches import BatchPlan, Kind
+from gcfed.federated.training.stack import ClientStack
 
 LocalStep = Callable[[int | Tensor, Kind], None]
 """A local step of all active clients, from its number and its kind."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gcfed.federated.forward import Params
+from gcfed.federated.training.forward import Params
 
 
 @dataclass(frozen=True)

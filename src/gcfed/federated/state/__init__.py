@@ -1,0 +1,1 @@
+"""What clients keep from one round to the next."""
