@@ -1,4 +1,4 @@
-"""Drift, CKA and the clients' own accuracy against NumPy, in the plain loop."""
+"""Drift, and what is measured on local models, against NumPy, in the plain loop."""
 
 from types import SimpleNamespace
 
@@ -9,9 +9,10 @@ from harness import ArrayData, make_net, random_federation
 from recording import EXACT, NAN_CLIENT, measured
 from torch import nn
 
-from gcfed.metrics.local_models import CKA, Clients, Personal, linear_cka
+from gcfed.metrics.local_models import CKA, Clients, Forgetting, Personal, linear_cka
 from gcfed.metrics.updates import Drift
 from gcfed.models.mlp import MLP
+from gcfed.utils.rng import generator
 
 
 def flat(state):
@@ -122,22 +123,23 @@ def test_clients_before_and_after(k, poisoned):
     assert net.training
 
 
-def test_clients_with_sequences(monkeypatch):
+def test_sequences(monkeypatch):
     """Labels at every position, −100 where there is none; in parts of two samples, whose labels are unequally many."""
     monkeypatch.setattr("gcfed.metrics.local_models.AT_ONCE", 2)
     g = torch.Generator().manual_seed(0)
     x, y = torch.randn(10, 5, 6, generator=g, dtype=torch.float64), torch.randint(4, (10, 5), generator=g)
     y[torch.rand(10, 5, generator=g) < 0.4] = -100
     data = ArrayData(x, y, [np.arange(3), np.arange(3, 10)])
-    torch.manual_seed(0)
-    net = nn.Linear(6, 4).double()
-    (row,), ((start, clients),), _ = measured(Clients(every=1), net, data, rounds=1, cohort_of=2)
-    expected = []
-    for client, w_k in clients.items():
-        own = data.clients[client]
-        states = [x[own].numpy() @ s["weight"].T + s["bias"] for s in (start, w_k)]
-        expected.append([number for one in states for number in scores(one, y[own].numpy())])
-    assert list(row.values()) == pytest.approx(np.mean(expected, axis=0), **EXACT)
+    runs = (measured(m, nn.Linear(6, 4).double(), data, rounds=1, cohort_of=2) for m in (Clients(1), Forgetting(1)))
+    for (row,), ((start, clients),), _ in runs:
+        own = [(np.arange(10), start), *((data.clients[k], w) for k, state in clients.items() for w in (start, state))]
+        outputs = [(x[i].numpy() @ s["weight"].T + s["bias"], y[i].numpy()) for i, s in own]
+        everyone, *each = (scores(*of) for of in outputs)
+        if "forgetting/before" in row:
+            assert row["forgetting/before"] == pytest.approx(everyone[1], **EXACT)
+        else:
+            means = np.mean(np.array(each).reshape(2, 4), axis=0)
+            assert list(row.values()) == pytest.approx(means, **EXACT)
 
 
 # ------------------------------------------------------------------------------------- on their own test splits
@@ -181,3 +183,46 @@ def test_the_worst_tenth_is_of_eleven_clients_two():
     first, second = np.sort(right.mean(1))[:2]
     assert first < second
     assert row["personal/global_worst10"] == pytest.approx((first + second) / 2, **EXACT)
+
+
+# --------------------------------------------------------------------------------------- on everybody's data
+def loss_of(state, x, y):
+    logits = np.tanh(x @ state["0.weight"].T + state["0.bias"]) @ state["2.weight"].T + state["2.bias"]
+    return scores(logits, y)[1]
+
+
+@pytest.mark.parametrize(("k", "poisoned", "samples"), [(1, False, None), (3, True, 6)])
+def test_every_model_on_everybodys_data(k, poisoned, samples, monkeypatch):
+    """In parts of five samples, which cut through the clients."""
+    monkeypatch.setattr("gcfed.metrics.local_models.AT_ONCE", 5)
+    data, net = random_federation(), make_net()
+    rows, seen, _ = measured(Forgetting(1, samples), net, data, k=k, poisoned=poisoned, cohort_of=4)
+    assert net.training
+    for t, (row, (start, clients)) in enumerate(zip(rows, seen, strict=True)):
+        drawn = {}
+        cohort = sorted(clients)
+        for i in cohort:
+            own = data.client(i)
+            if samples is not None and len(own) > samples:
+                own = generator(5, "forgetting", t, i).choice(own, samples, replace=False)
+            drawn[i] = data.x[own].numpy(), data.y[own].numpy()
+        after = {
+            k: {i: loss_of(w_k, *drawn[i]) for i in cohort}
+            for k, w_k in clients.items()
+            if not (poisoned and k == NAN_CLIENT)
+        }
+        others = [np.mean([loss for i, loss in losses.items() if i != k]) for k, losses in after.items()]
+        assert row == {
+            "forgetting/before": pytest.approx(
+                np.average([loss_of(start, *drawn[i]) for i in cohort], weights=data.sizes(cohort)), **EXACT
+            ),
+            "forgetting/after": pytest.approx(np.mean([[*losses.values()] for losses in after.values()]), **EXACT),
+            "forgetting/own": pytest.approx(np.mean([losses[k] for k, losses in after.items()]), **EXACT),
+            "forgetting/others": pytest.approx(np.mean(others), **EXACT),
+        }
+
+
+def test_of_a_lone_client_nobody_can_be_forgotten():
+    (row,), _, _ = measured(Forgetting(1), make_net(), random_federation(), rounds=1, cohort_of=1)
+    assert row.keys() == {"forgetting/before", "forgetting/after", "forgetting/own"}
+    assert row["forgetting/after"] == row["forgetting/own"]

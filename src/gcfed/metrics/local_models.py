@@ -76,9 +76,9 @@ class Personal(Clients):
 
     def columns(self, round: Received) -> dict[str, float]:
         values_KV = self.values(round)
-        finite_KV, found = values_KV[values_KV.isfinite().all(1)], dict[str, Tensor]()
+        finite_KV, found = values_KV[values_KV.isfinite().all(1)].sort(0).values, dict[str, Tensor]()
         for model, acc_K in (("global", finite_KV[:, 0]), ("local", finite_KV[:, 2])) if len(finite_KV) else ():
-            worst = acc_K.sort().values[: math.ceil(len(acc_K) / 10)].mean()
+            worst = acc_K[: math.ceil(len(acc_K) / 10)].mean()
             figures = {"acc": acc_K.mean(), "worst10": worst, "std": acc_K.std(correction=0)}
             found |= {f"personal/{model}_{name}": figure for name, figure in figures.items()}
         return floats(found) if found else {}
@@ -121,8 +121,7 @@ class Forgetting(OwnNumbers):
         self._before = loss / labels
 
     def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:
-        losses, labels = self._sums_of(stack, own, len(download.cohort))
-        losses = losses / labels
+        losses = torch.div(*self._sums_of(stack, own, len(download.cohort)))
         (home,) = places(download.cohort, stack.clients[[row]])
         others = torch.cat([losses[:home], losses[home + 1 :]])  # of a cohort of one: nobody, whose mean is NaN
         values = torch.stack([self._before, losses.mean(), losses[home], others.mean()])

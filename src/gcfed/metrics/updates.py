@@ -64,12 +64,9 @@ class Updates(RoundTable, OwnNumbers):
 
     def columns(self, round: Received) -> dict[str, float]:
         lengths = self.values(round).unflatten(1, (-1, 2)).tolist()
-        lines = (
-            (client, name, f"{norm:.6g}", f"{removed:.6g}")
-            for client, tensors in zip(round.cohort.tolist(), lengths, strict=True)
-            for name, (norm, removed) in zip(self.weights, tensors, strict=True)
-        )
-        self.append(round, lines)
+        for client, tensors in zip(round.cohort.tolist(), lengths, strict=True):
+            pairs = zip(self.weights, tensors, strict=True)
+            self.append(round, ((client, name, f"{norm:.6g}", f"{removed:.6g}") for name, (norm, removed) in pairs))
         return {}
 
 
