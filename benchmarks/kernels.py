@@ -20,6 +20,7 @@ from torch import Tensor  # noqa: E402
 
 from benchmarks.tape import Operation, Tape  # noqa: E402
 from gcfed.api import configure  # noqa: E402
+from gcfed.federated.graphs.recorder import Recorder  # noqa: E402
 from gcfed.federated.training.solver import LocalSolver  # noqa: E402
 from gcfed.run import train  # noqa: E402
 
@@ -69,7 +70,7 @@ def count(algorithm: str, stack: int, *overrides: str) -> int:
         cfg = configure(
             f"algorithm={algorithm}", "gc=gcfed", f"client.stack={stack}", *SMALL, *overrides, folder=f"{folder}/run"
         )
-        before, LocalSolver.recorder = LocalSolver.recorder, lambda *_: Counter()  # type: ignore[method-assign]
+        before, LocalSolver.recorder = LocalSolver.recorder, lambda *_: Recorder(Counter())  # type: ignore[method-assign]
         try:
             with redirect_stdout(io.StringIO()):  # the run's own summary
                 train(cfg)
