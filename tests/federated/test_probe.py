@@ -128,9 +128,15 @@ def test_nothing_of_the_network_is_changed(caplog):
     assert "keeps something from one call to the next in the attributes calls" in caplog.text
 
 
-def test_it_tells_of_what_tests_would_change(caplog):
+def test_it_tells_of_what_nobody_trains_and_of_what_tests_would_change(caplog):
+    spare = nn.Parameter(torch.zeros(3))
+    traits(Net(lambda net, x: spare))
+    assert "Net has 1 weights that are no parameters of it" in caplog.text
     traits(Net(assign, mean=torch.zeros(3)))
     assert "Net changes mean in evaluation mode" in caplog.text
+    with caplog.at_level("INFO"):
+        traits(Net(idle=nn.Linear(2, 2)))
+    assert "no gradient reaches idle.weight, idle.bias" in caplog.text
 
 
 class Flat(nn.Module):

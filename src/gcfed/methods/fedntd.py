@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gcfed.federated.method import Batch, ClientPart, ClientStack, Output, Setup
-from gcfed.methods.requirements import class_logits
+from gcfed.methods.requirements import class_logits, teacher
 from gcfed.utils.checked import Positive, Weight, checked
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ class FedNTD(ClientPart):
     """
 
     recordable = "run"
-    needs = [class_logits]
+    needs = [class_logits, teacher]
 
     def __init__(self, beta: Weight = 1.0, tau: Positive = 1.0, ce_weight: Weight = 1.0) -> None:
         self.beta, self.tau, self.task_weight = beta, tau, ce_weight

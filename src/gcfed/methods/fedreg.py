@@ -26,7 +26,7 @@ from gcfed.federated.messages import Download
 from gcfed.federated.method import Batch, ClientPart, ClientStack, Order, Own, Params, Prepared, Setup
 from gcfed.federated.training.batches import Kind
 from gcfed.federated.training.stack import client_norms, per_client
-from gcfed.methods.requirements import class_logits
+from gcfed.methods.requirements import class_logits, teacher
 from gcfed.utils.checked import Count, Positive, PositiveShare, Share, checked
 from gcfed.utils.rng import torch_seed
 
@@ -48,7 +48,7 @@ class FedReg(ClientPart):
     recordable = "stack"
     facts = {"anchors"}
     order = Order.MOVES_WEIGHTS
-    needs = [class_logits]
+    needs = [class_logits, teacher]
 
     gamma: Share = 0.5
     _: KW_ONLY

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gcfed.federated.method import Batch, ClientStack
-from gcfed.methods.requirements import class_logits
+from gcfed.methods.requirements import class_logits, teacher
 from gcfed.methods.sam import Sam, along
 from gcfed.utils.checked import Positive, Weight, checked
 
@@ -31,7 +31,7 @@ class FedSol(Sam):
 
     recordable = "run"
     facts = {"anchors"}
-    needs = [class_logits]
+    needs = [class_logits, teacher]
 
     def __init__(self, rho: Weight = 1.0, *, temperature: Positive = 3.0, adaptive: bool = True) -> None:
         super().__init__(rho)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gcfed.federated.method import Batch, ClientPart, ClientStack, Download, Kept, Output, Own, Params
-from gcfed.methods.requirements import check_learned, network_parts
+from gcfed.methods.requirements import check_learned, network_parts, teacher
 from gcfed.utils.checked import Positive, Weight, checked
 
 KNOWN = "/known"  # beside the names of tensors: which clients have a previous model
@@ -31,7 +31,7 @@ class Moon(ClientPart):
 
     recordable = "stack"
     reads = {"features"}
-    needs = [network_parts("features", "head")]
+    needs = [network_parts("features", "head"), teacher]
     keeps = {"moon": Kept(lambda part, download: download.model, starts_at_model=True)}
 
     def __init__(self, mu: Weight = 1.0, temperature: Positive = 0.5) -> None:

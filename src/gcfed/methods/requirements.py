@@ -80,6 +80,9 @@ def functional_network(setup: Setup) -> str:
     return f"does not go with a network that has {reason}" if reason else ""
 
 
+teacher = functional_network("it runs another model beside the client's own")
+
+
 @_need
 def full_uploads(setup: Setup) -> str:
     """Uploads are not quantized."""

@@ -136,7 +136,10 @@ class _Probe:
             generators = _generators()
             try:
                 outputs = self.net(seen)
-                self.task.losses(outputs, self.y).sum().backward()
+                loss = self.task.losses(outputs, self.y).sum()
+                strangers = _leaves(loss) - {id(t) for t in lent.tensors.values()}
+                loss.backward()
+                idle = [n for n, t in lent.tensors.items() if t.requires_grad and t.grad is None]
                 self.draws = [name for name, state in _generators().items() if state != generators[name]]
                 self.out, self.replaced, self.changed = outputs.detach().clone(), lent.replaced(), self.changes()
             finally:
@@ -145,6 +148,13 @@ class _Probe:
         now = {key: value for key, (_, _, value, _) in _attributes(self.net).items() if key in marks}
         self.kept = [k for k, v in now.items() if _mark(v) != marks[k] and k.split(".")[-1] != "training"]
         self.numbers = [key for key in self.kept if not isinstance(now[key], (Tensor, *GENERATORS))]
+        if strangers:
+            log.warning(
+                "%s has %d weights that are no parameters of it, so nothing trains them. Register them in __init__: "
+                "self.w = nn.Parameter(…), or an nn.ParameterList.", self.name, len(strangers),
+            )  # fmt: skip
+        if idle:
+            log.info("%s: no gradient reaches %s in a first step", self.name, _few(idle))
         return self.is_edited(seen)
 
     def changes(self) -> Params:
@@ -324,6 +334,18 @@ def _has_unit_rows(t: Tensor) -> bool:
     if not t.is_floating_point() or t.dim() == 0 or t.shape[-1] < 2:
         return False
     return bool((t.norm(dim=-1) - 1).abs().max() < 1e-4)
+
+
+def _leaves(loss: Tensor) -> set[int]:
+    """The ids of the tensors to which a backward pass adds gradients."""
+    found, todo, seen = set(), [loss.grad_fn], set()
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            found |= {id(node.variable)} if hasattr(node, "variable") else set()
+            todo += [following for following, _ in node.next_functions]
+    return found
 
 
 def _short(error: Exception) -> str:
