@@ -80,7 +80,7 @@ class Several(Plain):
 class Clipped(Plain):
     """The bound follows the 0.2-quantile of the cohort's norms; running statistics do not count, nor do rehearsals."""
 
-    last, model, quantile, lr_c, first = "wrap", {"norm": True}, 0.2, 0.9, 0.3
+    last, model, quantile, lr_c, first = "wrap", {"special": True}, 0.2, 0.9, 0.3
     overrides = (
         "client.last_batch=wrap", "+methods.clip._target_=gcfed.methods.clip_update.ClipUpdate",
         f"+methods.clip.max_norm={first}", f"+methods.clip.quantile={quantile}", f"+methods.clip.lr={lr_c}",
