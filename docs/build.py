@@ -27,7 +27,17 @@ ROOT = Path(__file__).parent.parent
 SITE, CONFIGS = ROOT / ".site", ROOT / "configs"
 HEAD = ["key", "default", "allowed", "meaning"]
 API = {  # package → its modules that a user's own parts use; None: all
-    "federated": ["method", "messages", "round", "server", "aggregate", "training.stack", "training.solver", "state.kept", "state.store"],
+    "federated": [
+        "method",
+        "messages",
+        "round",
+        "server",
+        "aggregate",
+        "training.stack",
+        "training.solver",
+        "state.kept",
+        "state.store",
+    ],
     **dict.fromkeys(["methods", "aggregators", "attacks", "data", "models", "metrics", "optim"]),
 }
 

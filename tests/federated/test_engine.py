@@ -19,8 +19,9 @@ from torch import nn
 
 from gcfed.federated.stacks import assign, layout
 from gcfed.federated.training.batches import plan_batches
+from gcfed.federated.training.network import broadcast_state
 from gcfed.federated.training.solver import LocalSolver
-from gcfed.federated.training.stack import ClientStack, broadcast_state
+from gcfed.federated.training.stack import ClientStack
 from gcfed.methods.centralization import GradientCentralization
 from gcfed.methods.proximal import Proximal
 from gcfed.models.cnn import CNN

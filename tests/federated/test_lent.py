@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from gcfed.federated.training.lent import Lent
-from gcfed.federated.training.stack import ClientStack, broadcast_state
+from gcfed.federated.training.network import broadcast_state
+from gcfed.federated.training.stack import ClientStack
 
 
 class Tied(nn.Module):

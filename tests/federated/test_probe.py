@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from gcfed.federated.training.lent import Lent, Traits
+from gcfed.federated.training.network import broadcast_state
 from gcfed.federated.training.probe import probe
-from gcfed.federated.training.stack import ClientStack, broadcast_state
+from gcfed.federated.training.stack import ClientStack
 from gcfed.tasks import CLASSIFICATION
 
 X, Y = torch.randn(8, 6), torch.arange(8) % 3

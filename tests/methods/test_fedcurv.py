@@ -12,7 +12,8 @@ from plain_reference import batches, broken, cohort, local_sgd, loss_at
 from torch import nn
 
 from gcfed.federated.state.store import ClientStores
-from gcfed.federated.training.stack import ClientStack, broadcast_state
+from gcfed.federated.training.network import broadcast_state
+from gcfed.federated.training.stack import ClientStack
 from gcfed.methods.fedcurv import FedCurv
 
 LAM = 0.7

@@ -12,7 +12,8 @@ from torch.func import functional_call, grad
 from gcfed.federated.messages import Download
 from gcfed.federated.refusals import validate_parts
 from gcfed.federated.training.batches import plan_batches
-from gcfed.federated.training.stack import ClientStack, broadcast_state
+from gcfed.federated.training.network import broadcast_state
+from gcfed.federated.training.stack import ClientStack
 from gcfed.methods.fedreg import FedReg, PseudoPass
 from gcfed.methods.sam import Sam
 from gcfed.utils.rng import torch_seed

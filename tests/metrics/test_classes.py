@@ -12,7 +12,7 @@ from lightning.pytorch import Callback
 from omegaconf import open_dict
 from PIL import Image
 
-from gcfed.federated.training.stack import broadcast_state
+from gcfed.federated.training.network import broadcast_state
 from gcfed.metrics.global_model import Classes
 from gcfed.plots.pictures import plot_confusion
 from gcfed.run import train

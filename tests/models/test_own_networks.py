@@ -13,7 +13,7 @@ from torch import nn
 
 from gcfed.assemble import assemble
 from gcfed.federated.training.batches import counts_of_pass, plan_batches
-from gcfed.federated.training.stack import is_graphable
+from gcfed.federated.training.network import is_graphable
 from gcfed.methods.centralization import GradientCentralization
 from gcfed.methods.fedcurv import FedCurv
 from gcfed.methods.local_norm import LocalNorm

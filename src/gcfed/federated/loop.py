@@ -21,9 +21,9 @@ from gcfed.federated.round import run_round
 from gcfed.federated.server import Server
 from gcfed.federated.stacks import Stacks
 from gcfed.federated.state.store import ClientStores
+from gcfed.federated.training.network import is_recurrent
 from gcfed.federated.training.probe import look
 from gcfed.federated.training.solver import LocalSolver
-from gcfed.federated.training.stack import is_recurrent
 from gcfed.federated.transport import Transport
 from gcfed.utils.checked import SettingError
 

@@ -11,7 +11,8 @@ from torchmetrics import Metric
 
 from gcfed.federated.training.forward import evaluating, hand_copies
 from gcfed.federated.training.lent import Lent, Traits
-from gcfed.federated.training.stack import ClientStack, Params, broadcast_state, travelling, unedited
+from gcfed.federated.training.network import broadcast_state, travelling
+from gcfed.federated.training.stack import ClientStack, Params, unedited
 from gcfed.models.spectral import restore_unit_norms
 from gcfed.optim.partial import try_optimizer
 from gcfed.tasks import CLASSIFICATION, Task

@@ -20,8 +20,8 @@ from gcfed.federated.method import Order
 from gcfed.federated.parallel.strategy import rank_and_world
 from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.forward import Params, evaluating
+from gcfed.federated.training.network import cannot_stack, has_convolutions, has_dropout
 from gcfed.federated.training.solver import LocalSolver
-from gcfed.federated.training.stack import cannot_stack, has_convolutions, has_dropout
 from gcfed.federated.transport import Expected, Transport
 
 

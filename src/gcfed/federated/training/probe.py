@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from gcfed.federated.module import FederatedModule
 from gcfed.federated.training.forward import Params, hand_copies
 from gcfed.federated.training.lent import Lent, Traits, new_memory
-from gcfed.federated.training.stack import ClientStack, broadcast_state, cannot_stack, is_graphable, travelling
+from gcfed.federated.training.network import broadcast_state, cannot_stack, is_graphable, travelling
+from gcfed.federated.training.stack import ClientStack
 from gcfed.models.spectral import unit_vectors
 from gcfed.tasks import Task
 from gcfed.utils.rng import seed_generators

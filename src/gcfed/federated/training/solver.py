@@ -17,15 +17,8 @@ from gcfed.federated.graphs.recorder import Recorder
 from gcfed.federated.messages import Download
 from gcfed.federated.training.batches import BatchPlan, Kind, counts_of_pass, plan_batches
 from gcfed.federated.training.forward import Params
-from gcfed.federated.training.stack import (
-    ClientStack,
-    cannot_stack,
-    client_norms,
-    is_graphable,
-    is_recurrent,
-    per_client,
-    uses_batch_statistics,
-)
+from gcfed.federated.training.network import cannot_stack, is_graphable, is_recurrent, uses_batch_statistics
+from gcfed.federated.training.stack import ClientStack, client_norms, per_client
 from gcfed.federated.training.steps import Steps
 from gcfed.optim.partial import fused, probe_optimizer, starts_at_zero, try_optimizer, unprofiled_step
 from gcfed.tasks import Batch
