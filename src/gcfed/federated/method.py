@@ -6,9 +6,7 @@ A file with a method imports all it needs from here: messages, rounds, stacks, a
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Literal
 
@@ -16,22 +14,14 @@ import torch
 from lightning.pytorch import Callback
 from torch import Tensor
 
-from gcfed.data.sampling import ClientSampler
-from gcfed.federated.aggregate import Aggregator
 from gcfed.federated.messages import Download, Upload
-from gcfed.federated.module import FederatedModule
 from gcfed.federated.received import Received, Round
+from gcfed.federated.setup import Setup
 from gcfed.federated.state.client_store import ClientStore
 from gcfed.federated.state.kept import Kept, Own, like_trained  # noqa: F401 (methods import it from here)
-from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.forward import Output, Params
-from gcfed.federated.training.solver import LocalSolver
 from gcfed.federated.training.stack import ClientStack
-from gcfed.federated.transport import Transport
-from gcfed.models.order import ForwardOrder, forward_order
 from gcfed.tasks import Batch
-
-log = logging.getLogger(__name__)
 
 
 class Order(IntEnum):
@@ -51,52 +41,6 @@ class Order(IntEnum):
     ATTACKS = 4
     QUANTIZES = 5
     MEASURES = 6
-
-
-@dataclass(frozen=True)
-class Setup:
-    """The run, as each part sees it before the first round.
-
-    Attributes:
-        stores: hold what clients keep, and tables that a server part indexes by client.
-        module: the global model and its server optimizer.
-        parts: of all methods of the run, in the order of their hooks.
-        rounds: R, the number of communication rounds.
-        cohort: how many clients train in a round, at most. The sampler also draws ``participation.faults.extra``.
-        transport: carries messages. A server part may ask it what clients would send.
-    """
-
-    sampler: ClientSampler
-    solver: LocalSolver
-    aggregator: Aggregator
-    stores: ClientStores
-    data: Any
-    module: FederatedModule
-    parts: Sequence[Part]
-    rounds: int
-    cohort: int
-    transport: Transport
-
-    @functools.cached_property
-    def names(self) -> list[str]:
-        """The parameters that are trained, in order."""
-        return [name for name, p in self.module.net.named_parameters() if p.requires_grad]
-
-    @functools.cached_property
-    def forward_order(self) -> ForwardOrder:
-        """How a forward pass on zeros uses the network's parameters; logs what the user may not expect."""
-        net = self.module.net
-        try:
-            like = next(net.parameters())
-            x = like.new_zeros(2, *self.data.input_shape, dtype=torch.int64 if hasattr(net, "last_only") else None)
-            order = forward_order(net, x)
-        except Exception as error:  # of the network, or of a mode that it does not go with
-            order = ForwardOrder(net, declared=True)
-            reason = " ".join(str(error).split())
-            log.warning("gc takes the order of declaration: it could not watch the network's forward pass (%s)", reason)
-        for fact in order.facts():
-            log.info("gc: %s", fact)
-        return order
 
 
 Prepared = Mapping[str, Any]
