@@ -6,7 +6,7 @@ import functools
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -17,9 +17,6 @@ from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.federated.transport import Transport
 from gcfed.models.order import ForwardOrder, forward_order
-
-if TYPE_CHECKING:
-    from gcfed.federated.method import Part
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +40,7 @@ class Setup:
     stores: ClientStores
     data: Any
     module: FederatedModule
-    parts: Sequence[Part]
+    parts: Sequence[Any]
     rounds: int
     cohort: int
     transport: Transport
