@@ -77,7 +77,7 @@ def mean_aggregator(setup: Setup, *, uniform: bool = False) -> str:
 def functional_network(setup: Setup) -> str:
     """``torch.func.functional_call`` does what a call of the network does."""
     reason = setup.module.traits.functional
-    return f"does not go with a network that has {reason}" if reason else ""
+    return f"does not combine with model={type(setup.module.net).__name__}, which has {reason}" if reason else ""
 
 
 teacher = functional_network("it runs another model beside the client's own")
