@@ -97,3 +97,16 @@ def test_a_column_of_some_rounds_is_waited_for(config, tmp_path):
     rows = {row["round"]: row["gap/l2"] for row in read_rows(tmp_path / "metrics.csv") if "gap/l2" in row}
     assert of(tmp_path)["global_step"] == min(rows, key=rows.__getitem__)
     assert {2, 4} <= {*rows} <= {2, 4, 5}
+
+
+def test_lightnings_own_callbacks_see_each_test(config, tmp_path):
+    """``wave`` has its first peak in round 2; no later test is better before patience ends."""
+    cfg = config(*FAST, "rounds=8", folder=tmp_path)
+    lightnings, watched = "lightning.pytorch.callbacks", {"monitor": "clients/wave", "mode": "max"}
+    with open_dict(cfg):
+        cfg.callbacks = {"wave": {"_target_": f"{__name__}.Wave"}, **cfg.callbacks}
+        cfg.callbacks.stop = {"_target_": f"{lightnings}.EarlyStopping", "patience": 2, **watched}
+        cfg.callbacks.keep = {"_target_": f"{lightnings}.ModelCheckpoint", "filename": "peak", **watched}
+        cfg.callbacks.keep.dirpath = str(tmp_path / "kept")
+    assert train(cfg).trainer.global_step == 4
+    assert load_checkpoint(tmp_path / "kept/peak.ckpt")["global_step"] == 2

@@ -43,6 +43,8 @@ class EarlyStop(EarlyStopping):
         if "test/loss" in outputs and monitored(trainer, outputs, self.monitor):
             self._run_early_stopping_check(trainer)
 
+    def on_validation_end(self, *_: Any) -> None: ...
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict | {"patience": self.patience})  # the setting may have changed
         if self.stopping_reason == EarlyStoppingReason.PATIENCE_EXHAUSTED and self.wait_count < self.patience:

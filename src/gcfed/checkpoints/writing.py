@@ -126,3 +126,5 @@ class BestCheckpoint(ModelCheckpoint):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
         if monitored(trainer, outputs, self.monitor or ""):
             self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
+
+    def on_validation_end(self, *_: Any) -> None: ...

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from gcfed.data.sampling import ClientSampler
 from gcfed.federated.aggregate import Aggregator
@@ -151,6 +152,10 @@ class FederatedLoop(Callback):
         # What Lightning's callbacks monitor.
         metrics = {name: torch.tensor(float(value), dtype=torch.float64) for name, value in row.items()}
         trainer.callback_metrics.update(metrics)
+        if "test/loss" in row:  # where these two of Lightning's look at what they monitor
+            for callback in trainer.callbacks:  # type: ignore[attr-defined]
+                if isinstance(callback, EarlyStopping | ModelCheckpoint):
+                    callback.on_validation_end(trainer, pl_module)
 
     def _warn(self, row: dict[str, Any]) -> None:
         if lost := row["train/nonfinite_clients"]:
