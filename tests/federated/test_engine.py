@@ -263,6 +263,6 @@ class Misfit(Spy):
     ],
 )
 def test_a_message_that_its_method_does_not_list_is_refused_by_method_and_key(federation, sends, words):
-    expected = f"^Misfit( or AtRoundEnd)?: send does not send what uploads.. lists: an upload's {words}"
+    expected = f"^Misfit( or AtRoundEnd)?: send.. and uploads.. disagree: an upload's {words}"
     with pytest.raises(ValueError, match=expected):
         train_rounds(make_net(), federation, sgd(), rounds=1, methods=[Misfit(*sends)])

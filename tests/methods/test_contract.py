@@ -166,8 +166,8 @@ class Steps(ClientPart):
 
 @pytest.mark.parametrize(("methods", "message"), [
     ([Scaffold(), FedVARP()], "Scaffold and FedVARP each correct"),
-    ([Scaffold(), FedReg()], "Scaffold does not go with FedReg, which moves the weights too"),
-    ([FedDyn(), LookAhead(update="delta")], "FedDyn does not go with LookAhead, whose clients start elsewhere"),
+    ([Scaffold(), FedReg()], "Scaffold does not combine with FedReg, which also moves the weights"),
+    ([FedDyn(), LookAhead(update="delta")], "FedDyn does not combine with LookAhead, whose clients do not start at"),
     ([StepsByItself()], r"StepsByItself\.after_step is called only with order = Order\.MOVES_WEIGHTS"),
     ([nn.ReLU()], "ReLU is no method: make it a ClientPart, a ServerPart, or"),
     ([Misspelt()], r"Misspelt\.on_cleints_end .*a ClientPart has no such hook: did you mean on_clients_end\?"),

@@ -138,7 +138,7 @@ def test_pseudo_data_of_unequal_clients(federation):
 
 def test_what_cannot_work_is_refused():
     words = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 2))
-    with pytest.raises(ValueError, match=r"methods\.fedreg .* words have none"):
+    with pytest.raises(ValueError, match=r"methods\.fedreg .* tokens have none"):
         FedReg().meet(make_setup(words))
     with pytest.raises(ValueError, match="FedReg and Sam both move the weights"):
         validate_parts(make_setup(make_net(), methods=[FedReg(), Sam()]))

@@ -95,5 +95,5 @@ def test_a_loss_that_is_infinite_where_a_class_is_missing_is_refused():
 
     run = {"data": random_federation(), "task": Smoothed()}
     FedLC(tau=0.0).meet(make_setup(NET, **run))
-    with pytest.raises(ValueError, match=r"^FedLC .*task=Smoothed is infinite"):
+    with pytest.raises(ValueError, match=r"^FedLC .*task=Smoothed is then infinite"):
         FedLC().meet(make_setup(NET, **run))

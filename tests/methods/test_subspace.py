@@ -127,7 +127,7 @@ def validate(cls, *, others=(), **parts):
     [
         ({"solver": sgd(weight_decay=0.1, clip_norm=1.0)}, r"client\.clip_norm=1\.0.*weight_decay=0"),
         ({"others": [Scaffold()]}, "each correct the clients' drift"),
-        ({"others": [FedReg()]}, "does not go with FedReg, which moves the weights too"),
+        ({"others": [FedReg()]}, "does not combine with FedReg, which also moves the weights"),
     ],
 )
 def test_what_cannot_work_is_refused(cls, changes, message):

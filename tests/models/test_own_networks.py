@@ -190,7 +190,7 @@ def test_on_a_gpu_a_users_module_is_recorded_if_it_says_that_it_can_be():
 @pytest.mark.parametrize("method", [Scaffold, Proximal, FedCurv])
 def test_local_statistics_refuse_what_compares_clients_with_the_broadcast_model(method):
     run = partial(train_rounds, with_batch_norm(), random_federation(sizes=(8, 8, 8)), sgd(), rounds=1)
-    with pytest.raises(ValueError, match=rf"model\.norm_policy=local does not go with {method.__name__}"):
+    with pytest.raises(ValueError, match=rf"model\.norm_policy=local does not combine with {method.__name__}"):
         run(methods=[LocalNorm(), method()])
 
 

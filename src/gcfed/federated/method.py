@@ -27,11 +27,11 @@ from gcfed.tasks import Batch
 class Order(IntEnum):
     """What a part does to a client's step or upload. The parts of a run are called in this order.
 
-    Parts that move the weights come first: they have moved them back when the others look. Then come terms and
-    corrections of the gradient, with GC last among them. A projection on a subspace follows, since a gradient that is
-    edited later would leave the subspace. Clipping shortens an update that the others have read. Attacks change what is
-    ready to be sent. Quantization rounds the result, and measurements see what is sent. A server part that moves the
-    clients' start comes first, too.
+    Parts that move the weights come first: they move them back before the others read them. Then come terms and
+    corrections of the gradient, GC last. A projection on a subspace follows, because a gradient that is edited later
+    would leave the subspace. Clipping shortens an update after the others have read it. Attacks change the finished
+    update. Quantization rounds the result, and measurements see the upload. A server part that moves the clients' start
+    also comes first.
     """
 
     MOVES_WEIGHTS = 0
@@ -47,14 +47,14 @@ Prepared = Mapping[str, Any]
 """What a part prepares for the local steps of a stack, by name: ``[K, *shape]``, or ``[*shape]`` for all clients."""
 
 FACTS = {
-    "moves the start": "its clients start elsewhere than at the server's model",
+    "moves the start": "its clients do not start at the server's model",
     "corrects drift": "it estimates the clients' drift from their updates; two such methods would correct each other",
     "anchors": "it compares a client's weights with the broadcast ones, so the client must start there",
     "sees the cohort": "it looks at all clients of the cohort at once, as colluding clients do",
     "rehearses": "it asks the transport what clients would send",
     "long updates": "its updates may have entries of 2¹¹ and more, for which the mean needs a wider grid",
 }
-"""What a part may say of itself because other parts, or the loop, depend on it."""
+"""Facts that a part may declare because other parts or the loop depend on them."""
 
 Need = Callable[[Setup, str], None]
 """Takes the setup and the title of a part; raises ValueError if the setup lacks something that the part needs."""
@@ -65,8 +65,8 @@ class Part(Callback):
 
     Attributes:
         order: when its hooks are called.
-        facts: those of ``FACTS`` that hold for it.
-        needs: what the rest of the run must be like (:mod:`gcfed.methods.requirements`).
+        facts: the entries of ``FACTS`` that apply to it.
+        needs: requirements on the rest of the run (:mod:`gcfed.methods.requirements`).
         keeps: what each client keeps between rounds, by a name that no other part uses. A server part keeps a table.
         method: the name of its method; empty for a part that is a method by itself.
         trained_names: the parameters that are trained, in order; known in ``validate``.
@@ -89,7 +89,7 @@ class Part(Callback):
         return self.method or type(self).__name__
 
     def meet(self, setup: Setup) -> None:
-        """Looks at the run before the first round; raises ValueError, naming the key, if the part cannot work in it."""
+        """Checks the run before the first round. Raises ValueError with the key if the part cannot work in it."""
         self.trained_names = setup.names
         for need in self.needs:
             need(setup, self.title)
@@ -97,21 +97,21 @@ class Part(Callback):
         self.validate(setup)
 
     def validate(self, setup: Setup) -> None:
-        """Further checks of a part; raises ValueError as :meth:`meet`, which calls it."""
+        """Further checks of a part, called by :meth:`meet`. Raises ValueError in the same way."""
 
 
 class ClientPart(Part):
-    """What clients do. It sees downloads, its clients' data and what they keep, and nothing of the server.
+    """What clients do. It sees downloads, its clients' data and their states, and nothing of the server.
 
     Every hook does nothing by default. The hooks are called in the order below; those from ``before_step`` to
     ``after_step`` are called in each local step of a stack of K clients. Lightning's ``on_after_backward`` comes before
     ``after_step``. It finds the gradients, ``[n, *shape]``, in the stack, ``pl_module.clients``. Clients that have
-    finished their steps are left out there: n ≤ K, and client i is row i. Tensors are on the device, in the model's
-    type and memory format.
+    finished their steps have no row there: n ≤ K, and client i is row i. Tensors are on the device, in the model's type
+    and memory format.
 
     Attributes:
-        reads: what ``local_loss`` reads of ``out`` beside the logits: ``features``, ``stages``.
-        recordable: how long a recorded local step, a CUDA graph, stays right. ``"stack"``: in its own stack, because
+        reads: what ``local_loss`` reads from ``out`` in addition to the logits: ``features``, ``stages``.
+        recordable: how long a recorded local step (a CUDA graph) stays valid. ``"stack"``: in its own stack, because
             the hooks of a step change only tensors on the device. ``"run"``: in later stacks too, because they read
             only tensors of the stack, of the batch, and of what ``prepare`` returned. A subclass says so again.
             Empty: the steps of the run are not recorded.
@@ -127,15 +127,15 @@ class ClientPart(Part):
         return self.order is Order.MOVES_WEIGHTS
 
     def overrides(self, *hooks: str) -> list[str]:
-        """Those of these hooks that it implements."""
+        """The names among ``hooks`` that it implements."""
         return [hook for hook in hooks if getattr(type(self), hook) is not getattr(ClientPart, hook)]
 
     def on_download(self, download: Download) -> None:
-        """A download has come; once a round, before any stack trains."""
+        """Called once a round with the download, before any stack trains."""
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared | None:
-        """The stack is ready; ``own`` is what its clients have kept. Returns what the hooks of a local step find in
-        ``stack.prepared[self]``.
+        """Called when the stack is ready; ``own`` has its clients' states. Returns what the hooks of a local step find
+        in ``stack.prepared[self]``.
         """
 
     def before_step(self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]) -> None:
@@ -156,32 +156,32 @@ class ClientPart(Part):
         """After the optimizer's step; may move the weights, with ``order = Order.MOVES_WEIGHTS``."""
 
     def on_clients_end(self, stack: ClientStack, download: Download) -> Mapping[str, Params] | None:
-        """Local training is over: ``stack.full`` has each client's w_k, ``[K, *shape]``.
+        """Called after local training: ``stack.full`` has each client's w_k, ``[K, *shape]``.
 
-        May return what clients keep of w_k, by the names in ``keeps``. A client whose w_k is not finite keeps nothing.
+        May return new states by the names in ``keeps``. They are stored for clients with finite w_k.
         """
         return None
 
     def observe(self, stack: ClientStack, download: Download) -> Params | None:
-        """Returns what a measurement notes of w_k. The server finds it in ``upload.notes[self.title]``."""
+        """Returns a measurement of w_k. The server finds it in ``upload.notes[self.title]``."""
         return None
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
-        """Before K uploads leave: may edit ``upload.delta`` and send more with ``upload.send``."""
+        """Called before K uploads are sent: may edit ``upload.delta`` and send more with ``upload.send``."""
 
     def coded(self) -> dict[str, int]:
-        """The names of Δ that it sends in a few bits (``upload.levels``), and how many bits."""
+        """The entries of Δ that it sends with a few bits (``upload.levels``) → number of bits."""
         return {}
 
     def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params] | None:
-        """The uploads have left. Returns what clients keep, by the names in ``keeps``: ``own.add(…)``, or new tensors
-        ``[K, *shape]``, which the engine writes where the upload is finite.
+        """Called after the uploads. Returns the clients' new states by the names in ``keeps``: ``own.add(…)``, or new
+        tensors ``[K, *shape]``, which the engine stores if the upload is finite.
         """
         return None
 
     def hear(self, reply: Mapping[str, Params], own: Own, download: Download) -> Mapping[str, Params] | None:
-        """The server's reply to the cohort when the round is over; ``own`` is what K of its clients have kept. Returns
-        what they keep, as ``keep`` does.
+        """Receives the server's reply to the cohort after the round; ``own`` has the states of K of its clients.
+        Returns their new states, as ``keep`` does.
         """
         return None
 
@@ -201,29 +201,29 @@ class ServerPart(Part):
             setup.stores.opened[name].servers = not isinstance(self, ClientPart)
 
     def on_broadcast(self, download: Download, round: Round) -> None:
-        """Before the download leaves: may replace entries of ``download.model`` and fill ``download.extra``."""
+        """Called before the download is sent: may replace entries of ``download.model`` and fill ``download.extra``."""
 
     def uploads(self, round: Round) -> dict[str, Params]:
-        """What clients send beside Δ: name of ``Upload.send`` → tensors shaped like those of one client.
+        """What clients send in addition to Δ: name of ``Upload.send`` → tensors shaped like one client's.
 
-        Under ``"delta"`` stand the entries of Δ that clients send in other coordinates than the model's;
-        ``on_aggregate_end`` turns them back.
+        ``"delta"`` has the entries of Δ that clients send in other coordinates than the model's; ``on_aggregate_end``
+        converts them back.
         """
         return {}
 
     def notes(self, round: Round) -> dict[str, Params]:
-        """What it reads of ``Upload.notes``: name → tensors like those of a note."""
+        """The entries of ``Upload.notes`` that it reads: name → tensors like those of a note."""
         return {}
 
     def sums(self, round: Round) -> Params:
-        """What it adds up in this round: zeros, name → tensor, of the same shapes on every process.
+        """Its sums of this round, as zeros: name → tensor, of the same shapes on every process.
 
         The sums over all processes are ``round.sums[self]`` in ``on_aggregate_end`` and ``on_round_end``.
         """
         return {}
 
     def on_receive(self, upload: Upload, round: Round) -> Params | None:
-        """K uploads have come, in any order, and are not yet aggregated. May return terms of its ``sums``."""
+        """Called with K uploads, in any order, before they are aggregated. May return terms of its ``sums``."""
         return None
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
@@ -232,19 +232,19 @@ class ServerPart(Part):
     def on_test_batch(self, outputs: Tensor, y: Tensor) -> None:
         """A batch of the test split: outputs of the new global model, ``[B, …, C]``, and labels, ``[B, …]``.
 
-        Called on the process that tests this batch, in rounds that are tested.
+        Called in tested rounds, on the process that tests this batch.
         """
 
     def on_round_end(self, row: dict[str, Any], round: Received) -> None:
         """May add columns to the row of metrics."""
 
     def decode(self, name: str, sent: Tensor) -> Tensor:
-        """Turns an entry of Δ as it travels, ``[…, *sent]``, into the update that it stands for, ``[…, *shape]``."""
+        """Converts an entry of Δ as it is sent, ``[…, *sent]``, into an update of the model, ``[…, *shape]``."""
         return sent
 
     def server_state(self, name: str, like: Mapping[str, Tensor]) -> Params:
-        """The server's tensors of this name, name → ``[*shape]``: zeros at first, to be edited in place, and part of
-        checkpoints. ``like`` gives shapes, types and devices.
+        """The server's tensors of this name, name → ``[*shape]``. They start as zeros, are edited in place and are
+        saved in checkpoints. ``like`` gives shapes, types and devices.
         """
         tensors = self._server.setdefault(name, {})
         for key, t in like.items():

@@ -1,4 +1,4 @@
-"""What the server knows of a round: when it begins, and once its uploads have come."""
+"""What the server knows about a round: at its beginning (Round), and after its uploads (Received)."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from gcfed.federated.training.forward import Params
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """What the server knows of a round when it begins, on every process.
+    """What the server knows about a round at its beginning, on every process.
 
     Attributes:
         index: number of rounds finished before this one; the first has index 0.
         seed: the run's seed; every draw derives from it.
         cohort: ids of the clients that are asked, ``[K]``, sorted.
         num_clients: N, the size of the population.
-        start: what the server broadcasts, name → ``[*shape]``; the ``model`` of the download, where parts may replace
+        start: the broadcast model, name → ``[*shape]``. It is the download's ``model``, in which parts may replace
             entries.
         lr: η_l, the clients' learning rate in this round.
         model: the server's own model, name → ``[*shape]``.
-        reduce: sums over all processes. Every process must call it, so never from a hook of an upload.
-        server: the server's optimizer, whose momentum a method may send ahead; None in a loop without one.
-        drawn: how many clients were drawn; ``participation.faults`` keep some of them out of the cohort.
+        reduce: sums over all processes. Every process must call it, so do not call it in ``on_receive``.
+        server: the server's optimizer, whose momentum a method may read; None in a loop without one.
+        drawn: number of drawn clients, including those that ``participation.faults`` removes from the cohort.
     """
 
     index: int
@@ -45,7 +45,7 @@ class Round:
     drawn: int = 0
 
     def places(self, clients: np.ndarray) -> list[int]:
-        """Where these clients, ``[K]``, stand among those that were asked."""
+        """The positions of these clients, ``[K]``, in the cohort that was asked."""
         return places(self.cohort, clients)
 
     def zeros(self, *shape: int) -> Tensor:
@@ -55,11 +55,11 @@ class Round:
 
 @dataclass(frozen=True)
 class Counts:
-    """What a round's uploads count, over all processes.
+    """Counts of a round's uploads, over all processes.
 
     Attributes:
-        loss: mean of the local training's losses that are finite, over the clients that count.
-        finite: clients that count: all numbers that they sent are finite.
+        loss: mean of the finite training losses, over the clients that count.
+        finite: number of clients that count: those that sent finite numbers only.
         overflown: whether the aggregate of finite uploads is not finite.
     """
 
@@ -73,17 +73,17 @@ class Counts:
 
 @dataclass(frozen=True, eq=False)
 class Received(Round):
-    """A round whose uploads have come: what the server knows of them, on every process.
+    """A round after its uploads, on every process.
 
     Attributes:
         cohort: ids of the clients whose uploads came, sorted.
-        asked: ids of the clients that were asked, sorted; tables of a round have their rows in this order.
+        asked: ids of the clients that were asked, sorted; rows of a round's tables have this order.
         update: the aggregated Δ, name → ``[*shape]``; ``on_aggregate_end`` may edit it.
-        received: what clients sent beside Δ, by the name given to ``Upload.send``: the mean over the finite clients, or
-            what another aggregator makes of them, name → ``[*shape]``.
-        counts: what the uploads count.
-        sums: of each server part, what it has added up (``ServerPart.sums``), over all processes.
-        reply: what the server tells the cohort once the round is over, by name; ``on_aggregate_end`` fills it.
+        received: what clients sent in addition to Δ, by the name given to ``Upload.send``: the mean over the finite
+            clients, or another aggregator's result, name → ``[*shape]``.
+        counts: the counts of the uploads.
+        sums: the sums of each server part (``ServerPart.sums``), over all processes.
+        reply: the server's message to the cohort after the round, by name; ``on_aggregate_end`` fills it.
     """
 
     asked: np.ndarray = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
@@ -103,11 +103,11 @@ class Received(Round):
 
     @property
     def usable(self) -> bool:
-        """Whether there is an update: of a client at least, and finite."""
+        """Whether the update is finite and comes from at least one client."""
         return self.counts.finite > 0 and not self.counts.overflown
 
 
 def places(cohort: np.ndarray, clients: np.ndarray) -> list[int]:
-    """Where these clients, ``[K]``, stand in a cohort."""
+    """The positions of these clients, ``[K]``, in a cohort."""
     place = {client: i for i, client in enumerate(cohort.tolist())}
     return [place[client] for client in clients.tolist()]

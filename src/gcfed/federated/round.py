@@ -9,7 +9,7 @@ from gcfed.federated.server import Server
 
 
 def run_round(t: int, server: Server) -> tuple[dict[str, Any], Received]:
-    """Draws a cohort, sends the model, takes the uploads, steps and replies.
+    """Draws a cohort, sends the model, receives the uploads, makes the server's step and replies.
 
     Returns:
         The row of metrics, and what was received. Clients learn nothing that is not in a message.
@@ -24,7 +24,7 @@ def run_round(t: int, server: Server) -> tuple[dict[str, Any], Received]:
     received = server.reduce(sums, round)
     if received.usable:
         server.finish(received)
-    refused = not server.step(received)  # in every round, for Lightning counts them by it
+    refused = not server.step(received)  # in every round: Lightning counts rounds by it
     if received.reply:
         transport.reply(received.reply)
         server.wait()  # no process may read a client's state before another has written it

@@ -44,7 +44,7 @@ class Server:
         return self.faults.steps(self.transport.planned(clients), clients, index, self.seed)
 
     def draw(self, t: int) -> Round:
-        """Draws the cohort of a round, without the clients that ``faults`` let drop out."""
+        """Draws the cohort of a round, without the clients that drop out by ``faults``."""
         drawn = self.sampler(t, self.num_clients, self.seed)
         cohort = self.faults.survivors(drawn, self.steps(drawn, t), t, self.seed)
         model = self.module.broadcast_state()
@@ -71,13 +71,13 @@ class Server:
         return RoundSums(Expected(shapes, notes), self.aggregator, beside, sums, counts)
 
     def receive(self, upload: Upload, sums: RoundSums, round: Round) -> None:
-        """Takes K uploads. Measurements see them first, before methods edit them.
+        """Receives K uploads. Measurements see them first, before methods edit them.
 
         Raises:
             ValueError: a client part sends other tensors than its server part lists; names the method and the tensor.
         """
         self._refuse_misfit(upload, sums.expected.shapes, round)
-        if self.transport.remote:  # do not trust what a site says is finite
+        if self.transport.remote:  # the server checks itself what is finite
             upload.finite = upload.finite & sendable(upload, narrow_of(self.aggregator))
         for part in sorted(self.parts, key=lambda part: part.order is not Order.MEASURES):
             sums.take(part, part.on_receive(upload, round) or {})
@@ -91,13 +91,13 @@ class Server:
             except MessageError as error:
                 lists = [part for part in self.parts if name in part.uploads(round)] or self.parts
                 who = " or ".join(dict.fromkeys(part.title for part in lists))
-                raise ValueError(f"{who}: send does not send what uploads() lists: {error}") from None
+                raise ValueError(f"{who}: send() and uploads() disagree: {error}") from None
 
     def reduce(self, sums: RoundSums, round: Round) -> Received:
         """Adds up the sums of all processes."""
         came = np.setdiff1d(round.cohort, self.transport.missing)
         update, beside, counts, parts = sums.reduce(round)
-        self.stores.finish_round(came, round.index)  # by now every process has written what its clients keep
+        self.stores.finish_round(came, round.index)  # every process has now written its clients' states
         known = {name: value for name, value in vars(round).items() if name != "cohort"}
         return Received(
             **known, cohort=came, asked=round.cohort, update=update, received=beside, counts=counts, sums=parts
@@ -109,7 +109,7 @@ class Server:
             part.on_aggregate_end(received.update, received)
 
     def step(self, received: Received) -> bool:
-        """Steps the server's optimizer along the update, if there is one. Returns False if it undid a step that was
+        """Makes the server optimizer's step with the update, if there is one. Returns False if it undid a step that was
         not finite.
         """
         return self.module.step(received.update if received.usable else None, received.model)
@@ -119,7 +119,7 @@ class Server:
         self.module.trainer.strategy.barrier()
 
     def row(self, received: Received) -> dict[str, Any]:
-        """Columns on clients that dropped out or did fewer steps, in runs where that can happen."""
+        """Columns about clients that dropped out or did fewer steps, in runs where this can happen."""
         faulty = self.faults != Faults()
         row = {}
         if faulty or self.transport.remote:
@@ -132,13 +132,13 @@ class Server:
 
 @dataclass
 class RoundSums:
-    """What this process adds up in a round.
+    """The sums of this process in a round.
 
     Attributes:
-        expected: what a client sends.
+        expected: the tensors that a client sends.
         delta: the sum of Δ.
-        beside: the sums of what clients send beside Δ, by name.
-        parts: what each server part adds up (``ServerPart.sums``).
+        beside: the sums of what clients send in addition to Δ, by name.
+        parts: the sums of each server part (``ServerPart.sums``).
         counts: float64 ``[6]`` on the device, so that nothing waits for it: finite losses, their sum, finite clients,
             bytes, samples and steps.
     """
@@ -171,7 +171,7 @@ class RoundSums:
         self.counts += torch.cat([of_device, on_device(of_host, self.counts.device, self.counts.dtype)])
 
     def reduce(self, round: Round) -> tuple[Params, dict[str, Params], Counts, Mapping[ServerPart, Params]]:
-        """Over all processes: the update, the means of what went beside it, the counts, and the sums of the parts."""
+        """Over all processes: the update, the means of the other messages, the counts, and the parts' sums."""
         shapes, own = self.expected.shapes, [t for sums in self.parts.values() for t in sums.values()]
         update = self.delta.reduce(round, shapes["delta"])
         beside = {name: aggregator.reduce(round, shapes[name]) for name, aggregator in self.beside.items()}
@@ -180,7 +180,7 @@ class RoundSums:
         counts, *totals = round.reduce([torch.cat([self.counts, overflown]), *own])
         rest = iter(totals)
         sums = {part: {name: next(rest) for name in sums} for part, sums in self.parts.items()}
-        losses, loss, *numbers = counts.tolist()  # the round's one wait for the device
+        losses, loss, *numbers = counts.tolist()  # here the round waits for the device, once
         mean = loss / losses if losses else float("nan")
         finite, up_bytes, samples, steps, overflows = map(int, numbers)
         return update, beside, Counts(mean, finite, up_bytes, samples, steps, overflows > 0), sums

@@ -1,8 +1,8 @@
 """Gradient centralization, local and global: GC-Fed (arXiv 2503.13180, Algorithm 1).
 
-``P = I − eeᵀ`` takes the mean over a layer's inputs out of the gradient of each output: for a weight ``[out, in]`` or
+``P = I − eeᵀ`` subtracts from each output's gradient its mean over the layer's inputs: for a weight ``[out, in]`` or
 ``[out, in, kh, kw]`` the mean over every axis but the first, for a transposed convolution's ``[in, out, kh, kw]`` over
-every axis but the second. An embedding ``[tokens, dim]`` loses the mean of each row, as in the authors' code. Local GC
+every axis but the second. In an embedding ``[tokens, dim]`` each row loses its mean, as in the authors' code. Local GC
 projects each local gradient of the first layers (line 14), Global GC the aggregated update of all layers (line 20).
 """
 
@@ -21,8 +21,8 @@ from gcfed.utils.checked import Count, SettingError, Share, checked
 
 log = logging.getLogger(__name__)
 
-# Table 8, by the shape of the mean μ of a convolution [out, in, kh, kw]: the axes that are averaged away, counted from
-# the end so that a leading client axis changes nothing.
+# Table 8: shape of the mean μ of a convolution [out, in, kh, kw] → axes to average over. They are counted from the end,
+# so that a leading client axis does not matter.
 Mean = Literal["out", "out_in", "out_kernel", "out_in_height", "in_kernel"]
 MEAN_AXES: dict[Mean, tuple[int, ...]] = {
     "out": (-3, -2, -1),  # [C_out, 1, 1, 1], the paper's choice
@@ -39,9 +39,9 @@ def centralize_(grad: Tensor, ndim: int, mean: Mean = "out", groups: int = 0) ->
     Args:
         ndim: number of axes of the parameter itself, without the client axis.
         mean: shape of μ for convolutions; other tensors average over all axes but the first, and vectors over their
-            only one. A mean of a single number takes nothing out: it would be all that there is to train.
-        groups: of a transposed convolution, ``[in, out / groups, …]``, whose outputs see the inputs of their own group;
-            0 for all other tensors.
+            only one. A mean over a single number is not subtracted: nothing would be left to train.
+        groups: of a transposed convolution, ``[in, out / groups, …]``, whose outputs depend on the inputs of their own
+            group; 0 for all other tensors.
     """
     axes = MEAN_AXES[mean] if ndim == 4 else tuple(range(-max(ndim - 1, 1), 0))
     if groups:
@@ -49,11 +49,11 @@ def centralize_(grad: Tensor, ndim: int, mean: Mean = "out", groups: int = 0) ->
         axes = tuple({-ndim: 1 - ndim, 1 - ndim: -ndim}.get(axis, axis) for axis in axes)
     total = grad.sum(axes, keepdim=True)
     if total.numel() < grad.numel():
-        grad.sub_(total, alpha=total.numel() / grad.numel())  # two kernels; a mean would divide in one of its own
+        grad.sub_(total, alpha=total.numel() / grad.numel())  # two kernels; a mean needs a third to divide
 
 
 def by_output(grad_K: Tensor, groups: int = 0) -> Tensor:
-    """``[K, *shape]`` → ``[K, out, in]``, of whose rows P takes the mean; ``groups`` as in :func:`centralize_`."""
+    """``[K, *shape]`` → ``[K, out, in]``; P subtracts the mean of each row; ``groups`` as in :func:`centralize_`."""
     if groups:
         grad_K = grad_K.unflatten(1, (groups, -1)).transpose(2, 3).flatten(1, 2)
     return grad_K.flatten(2)
@@ -66,16 +66,16 @@ class GradientCentralization(Method):
     Args:
         local: centralize the clients' gradients of the tensors before the borderline.
         server: centralize the aggregated update (Global GC).
-        lam: λ; the first ⌊λL⌋ of the L parameter tensors that are trained get Local GC. Wins over ``boundary``.
+        lam: λ; the first ⌊λL⌋ of the L parameter tensors that are trained get Local GC. Overrides ``boundary``.
         boundary: name of the first module that gets no Local GC (``fc2``, ``classifier``, …); ``auto``: the last
             one with a weight; None: Local GC in every layer, which only ``server=False`` allows.
         mean: shape of μ in convolutions, Table 8.
         tensors: ``weights`` (of layers, with two axes or more; the paper's shapes) or ``all`` (vectors, class tokens
             and position embeddings too; the authors' code).
-        local_rounds: Local GC in the first so many rounds only; None: in all.
+        local_rounds: number of first rounds with Local GC; None: all.
         server_boundary: name of the first module that gets Global GC; None: all of them, as in the paper.
 
-    First and last are meant in the order of a forward pass (:class:`~gcfed.models.order.ForwardOrder`).
+    "First" and "last" refer to the order of a forward pass (:class:`~gcfed.models.order.ForwardOrder`).
     """
 
     def __init__(
@@ -93,14 +93,14 @@ class GradientCentralization(Method):
         if local and server and lam is None and boundary is None:
             raise SettingError(
                 "boundary",
-                " and lam are null, and local and server need a borderline: set boundary to a module of the model "
-                "or lam in [0, 1], or take gc=local or gc=global.",
+                " and lam are null, but Local and Global GC together need a borderline: set boundary to a module, set "
+                "lam in [0, 1], or use gc=local or gc=global.",
             )
         of_local, of_server = {"lam": lam, "local_rounds": local_rounds}, {"server_boundary": server_boundary}
         for has, kind, settings in ((local, "Local", of_local), (server, "Global", of_server)):
             for key, value in settings.items() if not has else ():
                 if value is not None:
-                    raise SettingError(key, f"={value} is read by nothing: this gc has no {kind} GC.")
+                    raise SettingError(key, f"={value} has no effect: this gc has no {kind} GC.")
         least = 2 if tensors == "weights" else 1
         self.local = LocalGC(lam, boundary, local_rounds, mean, least)
         self.server = GlobalGC(server_boundary, mean, least)
@@ -147,20 +147,20 @@ class LocalGC(ClientPart):
 
 
 class GlobalGC(ServerPart):
-    """Line 20, from a module on."""
+    """Line 20, for all modules from ``boundary`` on."""
 
     def __init__(self, boundary: str | None, mean: Mean, least: int) -> None:
         self.boundary, self.mean, self.least = boundary, mean, least
 
     def validate(self, setup: Setup) -> None:
-        order, apart = setup.forward_order, no_steps(setup)  # a mean of what clients keep
+        order, apart = setup.forward_order, no_steps(setup)  # entries that clients keep are only averaged
         _check_mean(setup.module.net, self.mean)
         if self.boundary is not None:
             apart.update(order.before(_place(setup, "server_boundary", self.boundary)))
         names = [name for name in order.names if name not in apart]
         self.groups, self.ndim = order.groups, _axes(setup, names, self.least)
         if not self.ndim:
-            log.warning("there is no Global GC: no trained weight has it (gc.tensors, gc.server_boundary)")
+            log.warning("there is no Global GC: it applies to no trained weight (gc.tensors, gc.server_boundary)")
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         for name, param in pl_module.net.named_parameters():  # type: ignore[union-attr]
@@ -169,21 +169,21 @@ class GlobalGC(ServerPart):
 
 
 def _check_mean(net: nn.Module, mean: Mean) -> None:
-    """Refuses a mean of another shape where nothing would read it."""
+    """Refuses another shape of the mean if the network trains no convolution."""
     if mean != "out" and not any(p.dim() == 4 for p in net.parameters() if p.requires_grad):
         kind = type(net).__name__
-        raise ValueError(f"gc.mean={mean} is of convolutions, and {kind} trains none: leave it at out.")
+        raise ValueError(f"gc.mean={mean} is for convolutions, and {kind} trains none: use gc.mean=out.")
 
 
 def _axes(setup: Setup, names: Iterable[str], least: int) -> dict[str, int]:
-    """Those of the parameters that are trained and centralized, with their number of axes."""
+    """The parameters among ``names`` that are trained and centralized, with their number of axes."""
     params, apart = dict(setup.module.net.named_parameters()), setup.forward_order.added if least > 1 else set()
     trained = {name: params[name].dim() for name in names if params[name].requires_grad and name not in apart}
     return {name: ndim for name, ndim in trained.items() if ndim >= least}
 
 
 def _place(setup: Setup, key: str, module: str) -> int:
-    """When the first parameter of a module is used."""
+    """The position in the forward pass at which the first parameter of a module is used."""
     net, order = setup.module.net, setup.forward_order
     names = {id(p): name for name, p in order.params.items()}
     place = {name: order.place.get(names[id(p)]) for name, p in net.named_parameters(remove_duplicate=False)}

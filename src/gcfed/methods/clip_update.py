@@ -1,10 +1,10 @@
 """Updates of bounded norm: each client sends Δ_k · min(1, C / ‖Δ_k‖), with C fixed or following a quantile.
 
 C fixed is the clipping of DP-FedAvg (McMahan et al., ICLR 2018, Algorithm 1, flat clipping). Adaptive (Andrew et al.,
-NeurIPS 2021, Section 2.1, without noise): a client says, in one bit, whether ‖Δ_k‖ ≤ C; with b̄ the share of those,
-C ← C · exp(−η_C (b̄ − γ)), so that C comes to rest at the γ-quantile of the norms.
+NeurIPS 2021, Section 2.1, without noise): each client sends one bit, whether ‖Δ_k‖ ≤ C. With b̄ the share of ones, C ←
+C · exp(−η_C (b̄ − γ)); C converges to the γ-quantile of the norms.
 
-Batch norm's running statistics are sent as they are and do not count in the norm: they are no steps, and often larger.
+Running statistics of batch norm are not clipped and do not count in the norm: they are no steps, and often larger.
 """
 
 from typing import Any
@@ -24,7 +24,7 @@ class ClipUpdate(Method):
 
     Args:
         max_norm: C, or with a quantile the C of the first round.
-        quantile: γ, the share of clients that are to stay as they are; None: C is fixed.
+        quantile: γ, the share of clients whose updates are not clipped; None: C is fixed.
         lr: η_C, of the adaptive C.
     """
 

@@ -1,4 +1,4 @@
-"""What a client's update tells of its gradients."""
+"""Estimates of a client's gradients from its update."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ def gradients_beyond(known: Params, upload: Upload, distance: np.ndarray) -> Par
 
     Args:
         known: name → ``[*shape]`` or ``[K, *shape]``.
-        distance: τ_k η, the lengths of a client's steps together, ``[K]``.
+        distance: τ_k η, the sum of a client's step sizes, ``[K]``.
     """
     like = next(iter(known.values()))
     scale = on_device(-1 / distance, like.device, like.dtype)
@@ -22,7 +22,7 @@ def gradients_beyond(known: Params, upload: Upload, distance: np.ndarray) -> Par
 
 
 def effective_steps(steps: np.ndarray, momentum: float, *, nesterov: bool = False) -> np.ndarray:
-    """How many plain steps lead as far along a constant gradient as these with momentum ρ, ``[K] → [K]``.
+    """The number of plain steps that move as far along a constant gradient as these with momentum ρ, ``[K] → [K]``.
 
     ``(τ − ρ (1 − ρ^τ) / (1 − ρ)) / (1 − ρ)``, the sum of τ velocities; a Nesterov step is g + ρ v.
     """

@@ -1,12 +1,12 @@
 """Client-level momentum: FedCM (Xu et al. 2021, arXiv 2106.10874).
 
-Every local step goes along ``α g + (1 − α) Δ``, where g is the client's own gradient and Δ the mean local step of the
-last round's cohort, as a gradient: ``Δ = −mean_k(w_k − w) / (η_l τ)``. Before the first round Δ is 0, so the steps of
-that round are α times as long as FedAvg's, and momentum builds up over the first 1/α rounds.
+Every local step uses ``α g + (1 − α) Δ`` as its gradient, where g is the client's own gradient and Δ the mean local
+step of the last round's cohort, as a gradient: ``Δ = −mean_k(w_k − w) / (η_l τ)``. Before the first round Δ is 0, so
+the steps of that round are α times as long as FedAvg's, and momentum builds up over the first 1/α rounds.
 
-Where clients do unequal numbers of local steps, τ is the mean over those in the update, so that Δ is the mean over all
-local steps. Weight decay enters after α has scaled the gradient, and Δ carries it on: in the long run
-``client.optimizer.weight_decay`` acts 1/α times as strongly as it does in FedAvg.
+If clients do different numbers of local steps, τ is their mean, so Δ is the mean over all local steps. Weight decay is
+added after the scaling by α and is also part of Δ. In the long run ``client.optimizer.weight_decay`` is 1/α times as
+strong as in FedAvg.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ class FedCM(Method):
     """Mixes the last round's direction Δ into each local gradient, ``g ← α g + (1 − α) Δ``.
 
     Args:
-        alpha: α, the share of the client's own gradient; 1 is FedAvg. The paper's experiments take 0.1.
+        alpha: α, weight of the client's gradient; 1 is FedAvg. The paper uses 0.1.
     """
 
     def __init__(self, alpha: PositiveShare = 0.1) -> None:
@@ -35,7 +35,7 @@ class FedCM(Method):
 class ClientMomentum(ClientPart):
     recordable = "run"
     facts = {"corrects drift"}
-    needs = [local_sgd("its Δ is the momentum, and is the mean of plain SGD's steps")]
+    needs = [local_sgd("its Δ is the momentum and must be the mean of plain SGD steps")]
 
     def __init__(self, alpha: float) -> None:
         self.alpha = alpha
@@ -50,7 +50,7 @@ class ClientMomentum(ClientPart):
 
 
 class MeanStep(ServerPart):
-    needs = [mean_aggregator("with other weights Δ would be no mean of local steps, and could grow", uniform=True)]
+    needs = [mean_aggregator("with other weights Δ is not the mean of local steps and can grow", uniform=True)]
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         self.direction = self.server_state("delta", {name: round.start[name] for name in self.trained_names})

@@ -2,12 +2,12 @@
 
     local objective    L_k(w) + λ Σ_{j≠k} (w − ŵ_j)ᵀ F_j (w − ŵ_j)        over the clients j of the last round
     up                 Δ_k, F_k and F_k ŵ_k, with F_k the diagonal of the Fisher information at k's own ŵ_k
-    down               w, Σ_j F_j and Σ_j F_j ŵ_j, from which client k takes its own part where it is in them
+    down               w, Σ_j F_j and Σ_j F_j ŵ_j; client k subtracts its own part if it is included
 
-So the penalty's gradient is 2λ (A w − B), A and B being the sums over the others; ``train/loss`` reports the task's
-loss alone. The sums are those of the last cohort with a finite upload, and 8 bytes more say of which round. The 2.5 |w|
-each way in the tables of FedReg and FedGC fit a server that works F_k ŵ_k out from F_k and Δ_k, (3 + 2)/2. Memory: two
-models more a client while it trains; for F_k, ``chunk`` models.
+So the penalty's gradient is 2λ (A w − B), with A and B the sums over the others; ``train/loss`` contains the task's
+loss only. The sums are over the last cohort with a finite upload; 8 more bytes give its round. FedReg and FedGC report
+2.5 |w| in each direction: their server may compute F_k ŵ_k from F_k and Δ_k, (3 + 2)/2. Memory: two more models per
+client in training, and ``chunk`` models for F_k.
 """
 
 from collections.abc import Mapping
@@ -34,13 +34,13 @@ PARTS = ("fedcurv_fisher", "fedcurv_center")  # F_k and F_k ŵ_k
 class FedCurv(Method):
     """Adds 2λ (A w − B) to each client's gradients.
 
-    F_k is the empirical one, as in FedReg's code: the mean of the samples' squared gradients, with the true labels, of
-    the network in evaluation mode, without augmentation. A sequence is one sample, of its labels' mean loss.
+    F_k is the empirical Fisher information, as in FedReg's code: the samples' mean squared gradient with true labels,
+    in evaluation mode, without augmentation. A sequence is one sample; its loss is the mean over its labels.
 
     Args:
         lam: λ, of a sum over the cohort. FedReg's code, for its FedCurv: 1e-4 (MNIST, 10 clients a round), 1e-5
             (CIFAR-10, 100), 1e-3 (CIFAR-100, 100).
-        chunk: samples whose gradients are taken at once; changes memory and speed alone.
+        chunk: samples whose gradients are computed at once; changes only memory and speed.
     """
 
     def __init__(self, lam: Weight = 1e-4, *, chunk: Count = 32) -> None:
@@ -51,8 +51,8 @@ class CurvaturePenalty(ClientPart):
     recordable = "stack"
     facts = {"anchors"}
     needs = [
-        full_uploads("its Fisher information would still travel in full"),
-        functional_network("its Fisher information is taken by torch.func"),
+        full_uploads("its Fisher information would still be sent in full"),
+        functional_network("it computes its Fisher information with torch.func"),
     ]
 
     keeps = dict.fromkeys(PARTS, Kept(like_trained))
@@ -64,7 +64,7 @@ class CurvaturePenalty(ClientPart):
         if is_recurrent(setup.module.net):
             raise ValueError(
                 "methods.fedcurv takes gradients in evaluation mode, sample by sample, and recurrent layers have none "
-                "there (cuDNN, torch.func.vmap): take another model, or algorithm=fedprox."
+                "there (cuDNN, torch.func.vmap): use another model, or algorithm=fedprox."
             )
         self.data = setup.data
 
@@ -111,17 +111,17 @@ class CurvaturePenalty(ClientPart):
         return total
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
-        for part in PARTS:  # as it is kept, so that it can be taken out of the sum exactly
+        for part in PARTS:  # rounded as it is stored, so that the client can subtract it exactly
             upload.send(part, own.as_stored(self._own[part]))
         self._own = {}
 
     def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
-        """A client whose upload does not count keeps its old part, which may be the one in the server's sums."""
+        """If its upload does not count, a client keeps its old part; the server's sums may contain it."""
         return {part: upload.extra[part] for part in PARTS}
 
 
 class CurvatureSums(ServerPart):
-    needs = [mean_aggregator("a client takes its own part out of the sum over all")]
+    needs = [mean_aggregator("a client subtracts its own part from the sum over all")]
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         like = {name: round.start[name] for name in self.trained_names}

@@ -5,9 +5,9 @@ Client k trains on ``L_k(θ) + α/2 ‖θ + h_k − w‖² + ⟨θ, c − c_k⟩
 - its drift, ``h_k ← h_k + (θ_k − w)`` (eq. 6), and
 - its last update as a gradient, ``c_k ← −(θ_k − w) / (η τ_k)``, which is −g_k/(ηK) in the paper; c is the mean c_k.
 
-The server's next model is ``w ← mean_cohort θ_k + mean_all h_k`` (eq. 7): the drifts are those of all N clients, since
-the ones of a cohort do not cancel out; the authors' code agrees. Their mean follows from the updates alone. Each client
-has its own number of local steps τ_k, so that c is a mean of gradients, not of displacements.
+The server's next model is ``w ← mean_cohort θ_k + mean_all h_k`` (eq. 7): the mean is over all N clients, as in the
+authors' code, because a cohort's drifts do not cancel. The server computes it from the updates. τ_k is the client's own
+number of steps, so c is a mean of gradients.
 """
 
 from collections.abc import Mapping
@@ -28,10 +28,10 @@ class FedDC(Method):
     """Pulls each client towards w − h_k, corrects its gradient by c − c_k, and adds the mean drift to the model.
 
     Args:
-        alpha: α, weight of the pull. The paper's and its code's 0.01 on CIFAR-10 and CIFAR-100; 0.1 on MNIST.
-        correction: what c_k is: ``update``, the paper's last update alone; or ``control``, the authors' code, which
-            takes the correction out of it again, ``c_k ← c_k − c − (θ_k − w) / (η τ_k)``, as SCAFFOLD does. Both lead
-            to the same optimum. The second does so faster: the first undoes in one round what it did in the last.
+        alpha: α, weight of the pull. Paper and code: 0.01 for CIFAR-10 and CIFAR-100, 0.1 for MNIST.
+        correction: how c_k is updated: ``update``, from the last update only (the paper); ``control``, also minus the
+            correction, ``c_k ← c_k − c − (θ_k − w) / (η τ_k)``, as in SCAFFOLD (the authors' code). Both reach the same
+            optimum. The second is faster: the first reverses its last correction in every round.
     """
 
     def __init__(self, alpha: Weight = 0.01, *, correction: Literal["update", "control"] = "update") -> None:
@@ -41,8 +41,8 @@ class FedDC(Method):
 class LocalDrift(ControlVariates):
     recordable = "run"
     needs = [
-        local_sgd("it reads a client's mean gradient off w − θ_k and counts plain steps"),
-        full_uploads("its gradient corrections would still travel in full"),
+        local_sgd("it computes a client's mean gradient from w − θ_k and plain steps"),
+        full_uploads("its gradient corrections would still be sent in full"),
         exact_store,
     ]
     message = "feddc"
@@ -80,7 +80,7 @@ class LocalDrift(ControlVariates):
 class MeanDrift(MeanVariate):
     needs = [
         mean_aggregator("the server follows the mean drift through the plain mean of the updates", uniform=True),
-        plain_server("it sets the model itself, to the mean of the clients' plus the mean drift"),
+        plain_server("it sets the model to the clients' mean plus the mean drift"),
     ]
     message = "feddc"
 

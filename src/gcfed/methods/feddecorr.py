@@ -1,9 +1,9 @@
-"""Decorrelated features, against their collapse to few dimensions: FedDecorr (Shi et al., ICLR 2023).
+"""Decorrelates features, so that they do not collapse to few dimensions: FedDecorr (Shi et al., ICLR 2023).
 
 The d features of a batch of B samples are standardised to z, [B, d]; their correlations are ``K = zᵀz / (B − 1)``. The
 paper's term is ``β/d² ‖K‖²``, the authors' code (also in FedACG and GC-Fed) ``β/(d(d − 1)) · ‖zᵀz‖²/B`` without the
-diagonal: about B times as much. Neither diagonal counts here: it is constant, but for features that barely vary, whose
-gradient it would blow up. Since ``‖zᵀz‖ = ‖zzᵀ‖``, only a B × B matrix is built.
+diagonal: about B times as much. Here both leave out the diagonal. It is constant except for features that barely vary,
+and there its gradient would be huge. Since ``‖zᵀz‖ = ‖zzᵀ‖``, only a B × B matrix is built.
 """
 
 from typing import Literal
@@ -15,14 +15,14 @@ from gcfed.federated.method import Batch, ClientPart, ClientStack, Output
 from gcfed.methods.requirements import check_learned, network_parts
 from gcfed.utils.checked import Weight, checked
 
-EPS = 1e-8  # added to a feature's variance, as the authors do: a constant one is uncorrelated with all others
+EPS = 1e-8  # added to a feature's variance, as in the authors' code: a constant feature has no correlations
 
 
 @checked
 class FedDecorr(ClientPart):
     """Adds β times the mean squared correlation between the network's features over each client's batch.
 
-    Features are what enters the head. A batch of one sample has no correlations and adds nothing.
+    Features are the input of the head. A batch of one sample has no correlations and adds nothing.
 
     Args:
         beta: β. In the authors' scale: 0.1 in FedDecorr, 0.01 in FedACG, 0.001 in GC-Fed.
@@ -45,9 +45,9 @@ class FedDecorr(ClientPart):
         freedom = (count - 1).clamp(min=1)
         z = x * (x.square().sum(1, keepdim=True) / freedom.view(-1, 1, 1) + EPS).rsqrt()
         diagonal = z.square().sum(1).square().sum(1)
-        with torch.autocast(z.device.type, enabled=False):  # it would round the products whose difference counts
+        with torch.autocast(z.device.type, enabled=False):  # it would round both products, and their difference matters
             squares = (z @ z.mT).square().sum((1, 2)) - diagonal
         d = z.shape[-1]
-        # A lone feature has nothing to be decorrelated from: 0, not 0/0.
+        # With one feature the term is 0, not 0/0.
         scale = d**2 * freedom**2 if self.scale == "paper" else d * max(d - 1, 1) * count
         return self.beta * squares / scale

@@ -5,10 +5,10 @@
     server's state    h⁺ = h − α (1/N) Σ_{k∈S} Δ_k
     server's model    w⁺ = mean_{k∈S} w_k − h⁺/α
 
-Kept are the sums of updates u_k = −h_k/α and u = −h/α, so α enters in one place: a client's gradient gets
-α (w − (w₀ − u_k)), a proximal term around a shifted point, and the update is mean Δ_k + u, u being the mean of all u_k.
-``train/loss`` reports the task's loss alone. One α for all clients, as in the paper; its authors' code divides it by a
-client's share of the data.
+The code stores the sums of updates u_k = −h_k/α and u = −h/α, so α appears once. A client adds α (w − (w₀ − u_k)) to
+its gradient, a proximal term around a shifted point. The update is mean Δ_k + u, and u is the mean of all u_k.
+``train/loss`` contains the task's loss only. All clients have the same α, as in the paper. The authors' code divides it
+by a client's share of the data.
 """
 
 from collections.abc import Mapping
@@ -28,10 +28,9 @@ class FedDyn(Method):
     """Adds −h_k + α (w − w₀) to each client's gradients, and −h/α to the aggregated update.
 
     Args:
-        alpha: α, strength of the regularization. At 0 it would still not be FedAvg, since h/α does not depend on α.
-        divide_by: what the sum in h is divided by: ``clients``, N; or ``authors``, |S|², as in GC-Fed's published code
-            (h ← h − α/|S| · mean Δ), so h moves N/|S|² times as far: 4 times for 5 of 100 clients, as far for 10 of
-            100.
+        alpha: α, strength of the regularization. 0 would not give FedAvg, because h/α does not depend on α.
+        divide_by: divisor of the sum in h: ``clients``, N; or ``authors``, |S|², as in GC-Fed's published code (h ← h −
+            α/|S| · mean Δ). h then moves N/|S|² times as far: 4 times for 5 of 100 clients, equally far for 10 of 100.
     """
 
     def __init__(self, alpha: Positive = 0.1, *, divide_by: Literal["clients", "authors"] = "clients") -> None:
@@ -48,13 +47,13 @@ class DynamicPull(Proximal):
         return {name: w - own["feddyn"][name] for name, w in like_trained(self, download).items()}
 
     def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
-        """Each client adds the Δ_k that the server got from it, so that u stays the mean of the u_k."""
+        """Adds the Δ_k that the server received, so that u stays the mean of the u_k."""
         return {"feddyn": own.add("feddyn", upload.delta, upload.finite)}
 
 
 class UpdateSum(ServerPart):
     needs = [
-        plain_server("it sets the model itself, to the mean of the clients' minus h/α"),
+        plain_server("it sets the model to the clients' mean minus h/α"),
         mean_aggregator("h is the plain mean of the clients' states", uniform=True),
     ]
 

@@ -1,24 +1,24 @@
-"""Clients' and server's gradients under constraints: FedGC (anonymous, "… under Gradient Constraint", Algorithm 1).
+"""Gradient constraints for clients and server: FedGC (anonymous, "… under Gradient Constraint", Algorithm 1).
 
-Another method than GC-Fed. Its gradients point along −loss. B mini-batches of SGD (PGD, ``client.steps=B``) make client
-k's pseudo-gradient g̃_k = (w_k − w)/η, eq. 4; ḡ is the aggregator's mean, in the paper weighted by samples (here of the
-clients' whole data; of the B mini-batches, as its Section 3 may be read, with ``aggregator.weighting=uniform``); g' is
-the server's gradient of the round before.
+Not related to GC-Fed. Its gradients are descent directions. B mini-batches of SGD (PGD, ``client.steps=B``) make client
+k's pseudo-gradient g̃_k = (w_k − w)/η, eq. 4; ḡ is the aggregator's mean. The paper weights it by samples: here by all
+data of a client, or, as its Section 3 may mean, by the B mini-batches (``aggregator.weighting=uniform``). g' is the
+server's gradient of the last round.
 
     CGC, tensor by tensor    g_k = argmin_u ½‖u − g̃_k‖²   s.t.  ⟨u, g'⟩ ≥ C                 eq. 5
     SGC, all as one vector   g = argmin_z ½‖z − ḡ‖²       s.t.  ⟨z, g_k⟩ ≥ C, k ∈ S         eq. 8; ḡ if there is none
 
-Both are solved through their duals (A.1, A.2), of one multiplier and of one a client. The code stays in units of
-Δ = ηg, where C is η²C (for CGC ηη'C, with the η' of g'). η'g' is what the model moved between two broadcasts, whatever
-the server's optimizer or Global GC made of g. A tensor that did not move, as all of them in the first round, constrains
-nothing. What satisfies its constraints stays as it is, bit for bit.
+Both are solved through their duals (A.1, A.2), with one multiplier and with one per client. The code stays in units of
+Δ = ηg, where C is η²C (for CGC ηη'C, with the η' of g'). η'g' is the change of the model between two broadcasts,
+including the server's optimizer and Global GC. A tensor that did not change (in the first round: all) gives no
+constraint. An update that satisfies its constraints does not change, bit for bit.
 
-As printed, CGC knows no bound: u = g̃_k + v g', v = (C − ⟨g̃_k, g'⟩)/‖g'‖², is at least C/‖g'‖ long, however short g'
-is; and by tensors a lone scalar never turns back. Networks with such scalars, as the paper's own ResNet-9 with Fixup,
-may blow up. Two switches delay it, and neither prevents it for sure (reproductions/results/fedgc.md): ``layerwise``
-reads the paper's "layer by layer", and ``ridge`` bounds what the margin adds to u, at 1e-3 by C/(2√1e-3) = 0.016.
+As printed, CGC has no bound: u = g̃_k + v g', v = (C − ⟨g̃_k, g'⟩)/‖g'‖², has a norm of at least C/‖g'‖, however small
+g' is; and the update of a single scalar never changes its sign. Networks with scalars, such as the paper's ResNet-9
+with Fixup, may diverge. Two switches delay this, but do not always prevent it (reproductions/results/fedgc.md):
+``layerwise``, and ``ridge``, which bounds the margin's part of u (1e-3: by C/(2√1e-3) = 0.016).
 
-Memory: SGC holds the updates of the whole cohort, each on the process that trained the client; others see a million
+Memory: SGC holds the whole cohort's updates, each on the process that trained the client. Processes exchange a million
 columns at a time.
 """
 
@@ -52,14 +52,14 @@ class FedGC(Method):
     ====================  =========================================================================
     ``fedgc/cgc_layers``  share of the uploaded tensors (layers, updates) that CGC projected
     ``fedgc/sgc_active``  clients of the cohort whose constraint bound the mean (λ_k > 0)
-    ``fedgc/sgc_failed``  1 where SGC's problem had no solution, so that the mean was applied
+    ``fedgc/sgc_failed``  1 if SGC's problem had no solution and the server applied the mean
     ====================  =========================================================================
 
     Args:
         margin: C.
-        ridge: added to ‖g'‖² in CGC; 0 is the paper's rule, 1e-3 that of GEM's code, whose program this is.
-        layerwise: what CGC projects as one vector: a ``tensor``; a ``layer`` (weight and bias; a Fixup block with its
-            scalars); or the ``model``, as in eq. 5, which the paper gave up to save memory.
+        ridge: added to ‖g'‖² in CGC; 0 is the paper's rule. GEM's code, which solves the same program, uses 1e-3.
+        layerwise: the unit that CGC projects: a ``tensor``; a ``layer`` (weight and bias; a Fixup block with its
+            scalars); or the ``model``, as in eq. 5 (the paper avoids it to save memory).
         cgc, sgc: whether clients and server project; without both this is FedAvg.
     """
 
@@ -78,11 +78,11 @@ class FedGC(Method):
 class ClientConstraint(ClientPart):
     """CGC, along g' as the server sent it.
 
-    A layer that hardly moved, as a bias before batch normalisation, needs a long update to meet the margin.
+    A layer that hardly moved, such as a bias before batch normalisation, needs a large update to reach the margin.
     """
 
     facts = {"corrects drift", "long updates"}
-    needs = [local_sgd("it reads a pseudo-gradient off w_k − w", momentum=True)]
+    needs = [local_sgd("it computes a pseudo-gradient from w_k − w", momentum=True)]
 
     def __init__(self, margin: float, ridge: float, layerwise: str, cgc: bool) -> None:
         self.margin, self.ridge, self.layerwise, self.cgc = margin, ridge, layerwise, cgc
@@ -114,7 +114,7 @@ class ServerConstraint(ServerPart):
 
     def validate(self, setup: Setup) -> None:
         if self.sgc:
-            need = mean_aggregator("every client's update constrains it once more")
+            need = mean_aggregator("every client's update is one of its constraints")
             need(setup, f"{self.title} with methods.fedgc.sgc=true")
         self.may_miss = setup.transport.remote
 
@@ -129,7 +129,7 @@ class ServerConstraint(ServerPart):
         before = start if first else previous
         download.extra["fedgc"] = {name: now - before[name] for name, now in start.items()}  # η'g'
         if first or (len(round.cohort) == round.num_clients and not self.may_miss):
-            download.packed["fedgc"] = 0  # zeros, or the difference of two broadcasts that all clients have got
+            download.packed["fedgc"] = 0  # zeros, or the difference of two broadcasts that all clients received
         torch._foreach_copy_(list(previous.values()), list(start.values()))
 
     def notes(self, round: Round) -> dict[str, Params]:
@@ -140,7 +140,7 @@ class ServerConstraint(ServerPart):
 
     def on_receive(self, upload: Upload, round: Round) -> Params | None:
         if self.sgc:
-            for name in self.trained_names:  # in place: these stay for the round, so that a copy would double them
+            for name in self.trained_names:  # in place: a copy would double the memory of the round
                 upload.delta[name].masked_fill_(per_client(~upload.finite, upload.delta[name]), 0.0)
             self._uploads.append(upload)
         return upload.notes["fedgc"] if self.cgc else None
@@ -158,12 +158,12 @@ class ServerConstraint(ServerPart):
         elif not self._warned:
             self._warned = True
             rank_zero_only(log.warning)(
-                "round %d: no update satisfies all clients (SGC), so their mean is applied; fedgc/sgc_failed counts "
-                "such rounds from here on.",
+                "round %d: no update satisfies all constraints (SGC), so the server applies the mean. fedgc/sgc_failed "
+                "marks such rounds.",
                 round.index + 1,
             )
         self._active, self._failed = int((weights > 0).sum()), int(solution is None)
-        # Zeros, too, so that no process waits for one whose multipliers came out as zeros by rounding.
+        # Also for zeros, so that no process waits for another whose multipliers are zero by rounding.
         add_weighted_(mean, self._uploads, torch.from_numpy(weights), round)
         self._uploads = []
 
@@ -176,23 +176,23 @@ class ServerConstraint(ServerPart):
 
 
 def layer_of(net: nn.Module, name: str) -> str:
-    """The layer of a parameter: the outermost module around it, but for the network, with parameters of its own."""
+    """The layer of a parameter: the outermost module around it, except the network, with own parameters."""
     modules = name.split(".")[:-1]
     around = [".".join(modules[:i]) for i in range(1, len(modules) + 1)] or [""]
     return next(place for place in around if next(net.get_submodule(place).parameters(recurse=False), None) is not None)
 
 
 def constrain_(deltas_K: Sequence[Tensor], moves: Sequence[Tensor], margin: float, ridge: float = 0.0) -> Tensor:
-    """CGC: moves each client's Δ_k in place to the nearest with ⟨Δ_k, move⟩ ≥ margin, over all these tensors together.
+    """CGC: replaces each client's Δ_k in place by the nearest with ⟨Δ_k, move⟩ ≥ margin, over all these tensors.
 
     Args:
         deltas_K: Δ_k, ``[K, *shape]`` each.
         moves: ``[*shape]`` each.
-        ridge: added to ‖move‖²: Δ_k then stops short of the margin, and the more so the shorter ``move`` is.
+        ridge: added to ‖move‖²: Δ_k then does not reach the margin; the smaller ``move`` is, the larger the gap.
 
     Returns:
-        v ≥ 0 of ``Δ_k + v · move``, the multiplier of eq. 7, ``[K]``; 0 where Δ_k stays, bit for bit, as it does where
-        ``move`` is zero.
+        v ≥ 0 of ``Δ_k + v · move``, the multiplier of eq. 7, ``[K]``; 0 where Δ_k does not change, bit for bit; always
+        if ``move`` is zero.
     """
     pairs = list(zip(deltas_K, moves, strict=True))
     inner_K = torch.stack([(t * move).reshape(len(t), -1).sum(1, dtype=torch.float64) for t, move in pairs]).sum(0)
@@ -204,9 +204,9 @@ def constrain_(deltas_K: Sequence[Tensor], moves: Sequence[Tensor], margin: floa
 
 
 def multipliers(gram: np.ndarray, inner: np.ndarray, margin: float) -> np.ndarray | None:
-    """SGC: λ ≥ 0, ``[K]``, of ``z = ḡ + Gᵀλ``, the nearest to ḡ with ``Gz ≥ margin``; None where there is no such z.
+    """SGC: λ ≥ 0, ``[K]``, of ``z = ḡ + Gᵀλ``, the nearest to ḡ with ``Gz ≥ margin``; None if no such z exists.
 
-    Solves the dual, eq. 10, for λ_k ‖g_k‖, so that a short gradient weighs as much in the numerics as a long one.
+    Solves the dual, eq. 10, for λ_k ‖g_k‖, so that short and long gradients have the same numerical accuracy.
 
     Args:
         gram: GGᵀ, ``[K, K]``.
@@ -223,18 +223,18 @@ def multipliers(gram: np.ndarray, inner: np.ndarray, margin: float) -> np.ndarra
     except ValueError:
         return None
     scaled[zeros - 1] = 0.0  # where λ_k ≥ 0 binds; quadprog counts from 1
-    # Where no z exists, some α ≥ 0 with Σ α_k = 1 has Gᵀα = 0, so Σ α_k (margin − ⟨z, g_k⟩) = margin for every z: one
-    # client lacks the whole margin. The ridge makes a solution lack but a trace of it.
+    # If no z exists, some α ≥ 0 with Σ α_k = 1 has Gᵀα = 0, so Σ α_k (margin − ⟨z, g_k⟩) = margin for every z: one
+    # client lacks the whole margin. With the ridge, a solution lacks only a small part of it.
     missing = lacking - cosines @ scaled
     solved = (missing <= margin / norms / 2 + 1e-9 * np.abs(lacking).max()).all()  # not so where it is NaN
     return scaled / norms if solved else None
 
 
 def products(uploads: Sequence[Upload], update: Params, round: Received) -> Tensor:
-    """``[|S|, |S| + 2]`` in float64, alike on every process: ⟨Δ_k, Δ_j⟩, then ⟨Δ_k, Δ⟩, then 1 where k was finite.
+    """``[|S|, |S| + 2]`` in float64, equal on every process: ⟨Δ_k, Δ_j⟩, then ⟨Δ_k, Δ⟩, then 1 where k was finite.
 
     Args:
-        uploads: those of this process, zeros where not finite; the others' meet them some columns at a time.
+        uploads: those of this process, zeros where not finite. Processes exchange some columns at a time.
         update: Δ, name → ``[*shape]``.
     """
     size, like = len(round.asked), next(iter(update.values()))
@@ -265,6 +265,6 @@ def add_weighted_(update: Params, uploads: Sequence[Upload], weights: Tensor, ro
         }
         sums.add(terms_K, finite_clients(terms_K, frozenset()).double())
     total, terms = sums.total(round.reduce)
-    whole = terms == len(round.cohort)  # else a term fits no sum: the step is then refused, as one that overflows
+    whole = terms == len(round.cohort)  # else a term is too large for a sum, and the step is refused as an overflow
     for name, mean in update.items():
         mean.add_(torch.where(whole, total[name], torch.nan).to(mean.dtype))

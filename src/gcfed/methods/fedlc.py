@@ -1,9 +1,8 @@
-"""Logit calibration, by which rare classes pay a margin inside the softmax: FedLC (Zhang et al., ICML 2022).
+"""Logit calibration: rare classes get a margin inside the softmax. FedLC (Zhang et al., ICML 2022).
 
-The paper prints the sum in the softmax over c ≠ y, which is unbounded below; the public implementations
-(FedDecorr, FedACG, GC-Fed) take the ordinary softmax over all classes, and so does this one. A class that the client
-lacks has an infinite margin by the formula and in those implementations: it leaves the softmax, and its logit gets no
-gradient from the task.
+In the paper, the sum in the softmax is over c ≠ y, so the loss is unbounded below. The public implementations
+(FedDecorr, FedACG, GC-Fed) and this one sum over all classes. A class without samples at the client has an infinite
+margin, also in those implementations. It drops out of the softmax, and its logit gets no gradient from the task.
 """
 
 import torch
@@ -35,8 +34,8 @@ class FedLC(ClientPart):
         absent = torch.zeros(1, setup.data.num_classes).index_fill_(1, torch.tensor([1]), -torch.inf)
         if self.tau and not setup.module.task.losses(absent, torch.tensor([0])).isfinite().all():
             raise ValueError(
-                f"{self.title} takes the classes that a client lacks out of the softmax, and there the loss of task="
-                f"{type(setup.module.task).__name__} is infinite (as label smoothing's is): take the cross-entropy."
+                f"{self.title} removes classes that a client lacks from the softmax, and the loss of task="
+                f"{type(setup.module.task).__name__} is then infinite (as with label smoothing): use the cross-entropy."
             )
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
@@ -45,7 +44,7 @@ class FedLC(ClientPart):
         return {"margins": on_device(self.tau * counts**-self.exponent, like.device, like.dtype)}
 
     def calibrate(self, stack: ClientStack, logits_KBC: Tensor) -> Tensor:
-        if not self.tau:  # 0 · ∞, of a class that the client lacks
+        if not self.tau:  # avoids 0 · ∞ for a class that the client lacks
             return logits_KBC
         margins = stack.prepared[self]["margins"][: stack.active]  # [n, C] beside [n, B, C] or [n, B, T, C]
         return logits_KBC - margins.view(len(margins), *[1] * (logits_KBC.dim() - 2), -1)

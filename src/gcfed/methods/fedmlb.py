@@ -1,7 +1,7 @@
 """Multi-level branches: FedMLB (Kim et al., ICML 2022, eq. 8).
 
-The network is cut into M stages (``net.stages()``); hybrid path m = 1 … M − 1 goes through the client's stages 1 … m
-and on through the broadcast model's, which stay as they are but let the gradient through.
+The network is cut into M stages (``net.stages()``); hybrid path m = 1 … M − 1 uses the client's stages 1 … m and then
+the broadcast model's stages, which are frozen but pass the gradient.
 """
 
 import torch
@@ -16,10 +16,10 @@ from gcfed.utils.checked import Positive, Weight, checked
 
 @checked
 class FedMLB(ClientPart):
-    """Adds, as means over the hybrid paths, λ₁ times their cross-entropy and λ₂ KL(hybrid path ‖ client's own network).
+    """Adds λ₁ times the hybrid paths' mean cross-entropy and λ₂ times their mean KL(hybrid path ‖ client's network).
 
-    As in the authors' code the divergence has no factor τ² and moves both sides: the client's network and, through its
-    first stages, the hybrid paths.
+    As in the authors' code, the divergence has no factor τ², and its gradient reaches both sides: the client's network
+    and, through its first stages, the hybrid paths.
 
     Args:
         ce: λ₁, weight of the cross-entropy.
@@ -40,13 +40,13 @@ class FedMLB(ClientPart):
         if others and (batch_norms(net) or any(isinstance(m, nn.Dropout) and m.p for m in net.modules())):
             raise ValueError(
                 f"{self.title} and {others[0]} call model={type(net).__name__} twice a step, for its stages and its "
-                "features: batch statistics would move twice, and dropout draw two masks. Take one of the two, or "
-                "model.norm=group and no dropout."
+                "features: batch statistics would change twice, and dropout would draw two masks. Use one of the two, "
+                "or model.norm=group and no dropout."
             )
         if len(net.stages()) < 2:  # type: ignore[operator]
             raise ValueError(
-                f"methods.fedmlb grafts a network's first stages onto another's later ones, but model="
-                f"{type(net).__name__} has a single stage: give it a hidden layer, as model.hidden does."
+                f"methods.fedmlb combines stages of two networks, but model={type(net).__name__} has a single stage: "
+                "add a hidden layer (model.hidden)."
             )
 
     def local_loss(self, stack: ClientStack, batch: Batch, out: Output) -> Tensor:

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 class FedNTD(ClientPart):
     """Adds β τ² KL(teacher ‖ client) over the C − 1 classes other than the label; the teacher is the broadcast model.
 
-    FedACG's code leaves τ² out, FedNTD's own and GC-Fed's have it; at τ = 1 they agree.
+    FedNTD's and GC-Fed's code have the factor τ²; FedACG's has not. At τ = 1 they agree.
 
     Args:
         beta: β, weight of the distillation.
@@ -33,7 +33,7 @@ class FedNTD(ClientPart):
 
     def validate(self, setup: Setup) -> None:
         if setup.data.num_classes < 3:
-            log.warning("FedNTD adds nothing here: of two classes one is not true, and there is nothing to distil.")
+            log.warning("FedNTD has no effect with two classes: only one class is not the label.")
 
     def local_loss(self, stack: ClientStack, batch: Batch, out: Output) -> Tensor:
         with torch.no_grad():
@@ -43,6 +43,6 @@ class FedNTD(ClientPart):
         return self.beta * self.tau**2 * batch.mean(divergence)
 
     def _not_true(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Logits ``[…, C]`` and labels ``[…]`` → log-probabilities among the classes other than y, ``[…, C − 1]``."""
+        """Logits ``[…, C]`` and labels ``[…]`` → log-probabilities over the classes other than y, ``[…, C − 1]``."""
         others = torch.arange(logits.shape[-1] - 1, device=y.device)
         return (logits.gather(-1, others + (others >= y.unsqueeze(-1))) / self.tau).log_softmax(-1)

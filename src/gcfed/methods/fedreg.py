@@ -1,4 +1,4 @@
-"""Local steps that may not forget what the broadcast model says of pseudo data: FedReg (Xu et al., ICLR 2022).
+"""Local steps that keep the broadcast model's loss on pseudo data: FedReg (Xu et al., ICLR 2022).
 
     pseudo data       x_s: ``iterations`` times x ← x + η_s sign(∇_x L(w₀; x, y)), labelled p_s = softmax of w₀ at x_s
     perturbed data    x_p: the same with η_p ≪ η_s, labelled y
@@ -6,11 +6,11 @@
     regularization    d = w⁺ − w₀;  g_s, g_p = ∇L_s, ∇L_p at w₀ + β d, so that d·g is the growth of a loss from w₀ to w⁺
                       w ← w⁺ − v g_s − v' g_p,   v = max(0, d·g_s/‖g_s‖²),   v' = max(0, (d − v g_s)·g_p/‖g_p‖²)
 
-So, to first order, neither loss grows beyond that of w₀. The paper's text was not at hand: this is the rule of its
+To first order, neither loss exceeds its value at w₀. The paper's text was not available. This is the rule of its
 authors' code (Zoesgithub/FedReg, last version), where clamping x to its range has no effect; a first version clamps.
-Clients make their data at the start of a round, in a pass of its own over their samples, and go round it, a batch a
-step, with networks in evaluation mode. Memory: a pass of each client twice, as inputs. Local GC projects ∇L of the
-step, not what is taken back after it.
+Clients create these data at the start of a round, in one pass over their samples, and use one batch per step, again and
+again, in evaluation mode. Memory: the inputs of one epoch per client, twice. Local GC projects the step's ∇L, not the
+regularization after it.
 """
 
 from collections.abc import Callable
@@ -34,15 +34,15 @@ from gcfed.utils.rng import torch_seed
 @checked
 @dataclass(eq=False)
 class FedReg(ClientPart):
-    """Moves each client back, after each local step, to where pseudo and perturbed data are not forgotten.
+    """After each local step, moves a client back so that its losses on pseudo and perturbed data do not grow.
 
     Args: the authors' values are named; the defaults are those of their CIFAR-10 (ResNet-9, η 0.1, batch 5, 30 epochs).
-        gamma: γ, where the step takes its gradient; 0.5, CIFAR-100 0.25, MNIST and EMNIST 0.4. 1: at w.
-        beta: β, where the regularizing gradients are taken; 0.5.
+        gamma: γ, the point of the step's gradient; 0.5, CIFAR-100 0.25, MNIST and EMNIST 0.4. 1: at w.
+        beta: β, the point of the regularizing gradients; 0.5.
         eta_s: η_s, in units of the network's input; 0.1, MNIST 0.2, EMNIST 0.05.
         eta_p: η_p; η_s/100.
-        iterations: sign steps that make a sample; 10.
-        pseudo, perturbed: whether to hold on to either. With both false and γ = 1 this is FedAvg.
+        iterations: sign steps per sample; 10.
+        pseudo, perturbed: whether to keep the loss on these data. With both false and γ = 1 this is FedAvg.
     """
 
     recordable = "stack"
@@ -61,7 +61,7 @@ class FedReg(ClientPart):
 
     def validate(self, setup: Setup) -> None:
         if any(isinstance(m, nn.Embedding) for m in setup.module.net.modules()):
-            raise ValueError("methods.fedreg moves inputs along their gradients, and words have none: take image data.")
+            raise ValueError("methods.fedreg needs gradients of the inputs, and tokens have none: use image data.")
         self.data, self.solver = setup.data, setup.solver
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Prepared:
@@ -105,9 +105,9 @@ class FedReg(ClientPart):
 
 
 class PseudoPass:
-    """One pass over each client's samples, made into pseudo and perturbed ones; clients go round and round in it.
+    """Pseudo and perturbed samples of one pass over each client's samples, which the client uses cyclically.
 
-    The pass has an order and an augmentation of its own, drawn from (seed, ``pseudo``, round, client).
+    The pass has its own order and augmentation, drawn from (seed, ``pseudo``, round, client).
     """
 
     def __init__(self, method: FedReg, stack: ClientStack, download: Download) -> None:
@@ -120,7 +120,7 @@ class PseudoPass:
         self._made: list[Tensor] = []
         used, width = min(plan.counts.shape[1], int(stack.num_steps.max())), int(plan.counts.max())
         for t in range(used):
-            n = 1 + int(np.flatnonzero(plan.counts[:, t]).max())  # the others have a shorter pass
+            n = 1 + int(np.flatnonzero(plan.counts[:, t]).max())  # the other clients have fewer batches
             batch = plan.batch(data, t, Kind(n, width, even=False))
             etas = (method.eta_s, method.eta_p)
             pseudo, perturbed = (climb(stack, batch.x, batch.y, eta, method.iterations) for eta in etas)
@@ -163,7 +163,7 @@ def _weights(stack: ClientStack) -> Params:
 
 
 def _along(vector: list[Tensor], direction: list[Tensor]) -> list[Tensor]:
-    """Each client's part of a vector along a direction, ``[n, *shape]`` each; zero where it points the other way."""
+    """Each client's component of a vector along a direction, ``[n, *shape]`` each; zero if it is negative."""
     dot = torch.stack([t.flatten(1).sum(1) if t.dim() > 1 else t for t in torch._foreach_mul(vector, direction)]).sum(0)
     share = dot / client_norms(direction).square().clamp(min=torch.finfo(dot.dtype).tiny)
     return [g * per_client(share.clamp(min=0.0), g) for g in direction]

@@ -1,7 +1,7 @@
-"""Local gradients at weights that a proximal loss has pushed away: FedSOL (Lee et al., CVPR 2024).
+"""Local gradients at weights moved along a proximal loss's gradient: FedSOL (Lee et al., CVPR 2024).
 
-With g_p the gradient of the proximal loss, the divergence of the client's softened outputs from those of the broadcast
-model w₀, w̃ = w + ρ Λ g_p/‖g_p‖ and w ← w − η ∇F_k(w̃). A local step costs two passes and one forward pass of w₀.
+The proximal loss is the divergence between the softened outputs of the client and of the broadcast model w₀; g_p is its
+gradient. Then w̃ = w + ρ Λ g_p/‖g_p‖, w ← w − η ∇F_k(w̃). A step costs two passes and a forward pass of w₀.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,15 +18,15 @@ from gcfed.utils.checked import Positive, Weight, checked
 
 @checked
 class FedSol(Sam):
-    """Takes each client's gradient at w + ρ Λ g_p/‖g_p‖.
+    """Computes each client's gradient at w + ρ Λ g_p/‖g_p‖.
 
-    At w = w₀, in the first local step of a round, there is nothing to be pushed away from and the step is that of SGD.
+    In the first local step of a round, w = w₀, so g_p = 0 and the step is plain SGD.
 
     Args:
         rho: ρ, how far the weights are moved.
         temperature: softens both outputs of the proximal loss KL(w₀ ‖ w); the authors' code: 3.
-        adaptive: Λ is |w − w₀|, each tensor divided by its norm over the first axis (a unit vector for each input): the
-            more a coordinate has drifted, the further it is moved. False: Λ is 1.
+        adaptive: Λ is |w − w₀| divided by its norm over the first axis, for each tensor (a unit vector for each input).
+            Coordinates that have drifted more move more. False: Λ = 1.
     """
 
     recordable = "run"
@@ -46,11 +46,11 @@ class FedSol(Sam):
         grads = list(stack.gradients(divergence).values())
         if self.adaptive:
             return torch._foreach_mul(along(grads, self.rho), [_unit_over_outputs(d.abs_()) for d in drift])
-        # At w₀ the proximal gradient is rounding error, which must not be blown up to length ρ.
+        # At w₀ the proximal gradient is rounding error; do not scale it to norm ρ.
         moved = torch.stack([d.ne(0).flatten(1).any(1) if d.dim() > 1 else d.ne(0) for d in drift]).any(0)
         return along(grads, self.rho * moved.to(grads[0].dtype))
 
 
 def _unit_over_outputs(drift: Tensor) -> Tensor:
     """``[n, out, …]`` divided by its norms over ``out``; 0 where all of them are 0."""
-    return F.normalize(drift.unsqueeze(-1), dim=1).squeeze(-1)  # with one axis more, a scalar parameter has one too
+    return F.normalize(drift.unsqueeze(-1), dim=1).squeeze(-1)  # the new axis is for scalar parameters

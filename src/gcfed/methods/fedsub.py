@@ -1,22 +1,22 @@
-"""Dual variables that live in the subspace: FedSub (Zhang, Xu and Yuan 2025, arXiv 2509.05213), SSF's opponent.
+"""Dual variables in the subspace: FedSub (Zhang, Xu and Yuan 2025, arXiv 2509.05213), SSF's baseline.
 
     local step   z ← z − η (Pᵀ∇F_k + λ_k/(ητ_k))                                  everything else: see subspace.py
     up           b_k = z_τ − z₀
-    dual         λ_k⁺ = λ_k + b_k − b̄,   b̄ = mean_{k∈S} b_k, which the server tells at the end of the round
+    dual         λ_k⁺ = λ_k + b_k − b̄,   b̄ = mean_{k∈S} b_k; the server sends it at the end of the round
     new P        λ_k ← P_newᵀ P_old λ_k
 
-The rules are those of the authors' published code. λ_k/(ητ) settles at Pᵀ(∇F − ∇F_k), what SCAFFOLD adds; with a P that
-stays, all clients in every round and equal numbers of steps, FedSub is SCAFFOLD in that subspace. But at each new P the
-part of λ_k outside the new subspace is lost; and λ_k has the scale of the ητ_k that made it, so that it settles a
-little aside where η decays. τ_k counts the steps that client k was to make: a straggler applies that part of λ_k alone
-for which it had time, where the whole of it in one step of ten would be ten times too much.
+The rules are those of the authors' published code. λ_k/(ητ) converges to Pᵀ(∇F − ∇F_k), SCAFFOLD's correction. With a
+constant P, full participation and equal numbers of steps, FedSub is SCAFFOLD in that subspace. But each new P loses the
+part of λ_k outside the new subspace. And λ_k has the scale of the ητ_k of its round, so with a decaying η its limit is
+slightly off. τ_k is client k's planned number of steps. So a straggler applies only the share of λ_k for its steps; all
+of λ_k in one step of ten would be ten times too much.
 
-There all clients take part in every round. Here one that was away keeps its λ_k and turns it once, from the P in which
-it is written to the present one: turned through each P in between, almost nothing would be left of it.
-``update_absent`` applies the authors' rules to it instead, with b_k = 0. What all clients lose then is one vector a on
-the server, a ← a − b̄, turned at every new P and sent with z₀, and λ_k = a + (what k's own b_k add up to). With new
-projectors every 5 rounds it diverges at r/d = 0.5 on SSF's matrix regression, as FedSub does in SSF's paper: the b̄ in
-every dual are a momentum, which only the turns wear off.
+In the paper all clients take part in every round. Here an absent client keeps its λ_k and, when it returns, projects it
+once from its old P to the present P. Projections through each P in between would leave almost nothing.
+``update_absent`` applies the authors' rule to it, with b_k = 0. The common part is one vector a on the server, a ← a −
+b̄, projected at every new P and sent with z₀; λ_k = a + the sum of client k's b_k. With new projectors every 5 rounds
+it diverges at r/d = 0.5 on SSF's matrix regression, as FedSub does in SSF's paper: the b̄ in every dual act like a
+momentum that only the projections reduce.
 """
 
 from collections.abc import Mapping
@@ -34,10 +34,10 @@ from gcfed.utils.device import on_device
 
 @checked
 class FedSub(Method):
-    """Adds each client's dual variable to its projected gradients, and to the dual what its drift was.
+    """Adds each client's dual variable to its projected gradients, and updates it with the client's drift.
 
     Args: as :class:`~gcfed.methods.subspace.Subspaces`, and
-        update_absent: clients that sit a round out take the authors' rules too, with b_k = 0; false: they keep λ_k.
+        update_absent: clients outside the cohort follow the authors' rule with b_k = 0; false: they keep λ_k.
     """
 
     def __init__(self, *, ratio: PositiveShare = 0.2, refresh: Count = 5, update_absent: bool = False) -> None:
@@ -64,7 +64,7 @@ class Duals(SubspaceClient):
         return {name: dual * per_client(scale, dual) for name, dual in duals.items()}
 
     def _turn(self, duals: Params, version: np.ndarray, download: Download) -> None:
-        """λ_k ← P_newᵀ P_old λ_k; an old P is drawn again, one tensor at a time."""
+        """λ_k ← P_newᵀ P_old λ_k; draws an old P again, for one tensor at a time."""
         epochs = np.array([-1 if index < 0 else self.spaces.epoch(index) for index in version.tolist()])
         now, projector = self.spaces.epoch(download.round), self.spaces.projector
         for epoch in set(epochs.tolist()) - {-1, now}:
@@ -79,7 +79,7 @@ class Duals(SubspaceClient):
                 dual[rows] = self.space[name].project(old.lift(dual[rows]))
 
     def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
-        """λ_k + b_k, until b̄ is known; a client whose numbers are not finite keeps its λ_k."""
+        """λ_k + b_k; ``hear`` subtracts b̄. A client whose numbers are not finite keeps its λ_k."""
         return {"fedsub": own.add("fedsub", upload.delta, upload.finite)}
 
     def hear(self, reply: Mapping[str, Params], own: Own, download: Download) -> Mapping[str, Params]:

@@ -3,10 +3,10 @@
     update         v = y + mean_{k∈S} (Δ_k − y_k)
     server's table y_k⁺ = Δ_k for k ∈ S;   y⁺ = y + (|S|/N) · mean_{k∈S} (Δ_k − y_k)
 
-y_k is the last update of client k and y the mean of all of them, so who happens to take part matters less and less.
-Clients do nothing new. The paper divides Δ_k by η_l τ and multiplies v by it again, which is the same where all clients
-take equally many steps at a constant rate; here y_k is the update itself. With ``client_store.dtype=bfloat16`` the
-server takes Δ_k as it keeps it, rounded, so that y stays the mean of the table.
+y_k is client k's last update and y the mean of all y_k. This reduces the variance from partial participation. Clients
+train as in FedAvg. The paper divides Δ_k by η_l τ and multiplies v by it. With equal steps and a constant rate this is
+the same as here, where y_k is the update itself. With ``client_store.dtype=bfloat16`` the server uses the rounded Δ_k,
+so that y stays the mean of the table.
 """
 
 import torch
@@ -17,14 +17,14 @@ from gcfed.methods.requirements import mean_aggregator
 
 
 class FedVARP(ServerPart):
-    """Lets the last update of every client stand for it in the rounds that it misses."""
+    """Uses each client's last update in the rounds that it misses."""
 
     facts = {"corrects drift"}
     keeps = {"fedvarp": Kept(like_trained)}
     needs = [mean_aggregator("y is the plain mean of the table", uniform=True)]
 
     def on_receive(self, upload: Upload, round: Round) -> None:
-        """Δ_k becomes Δ_k − y_k on its way into the mean; a client whose numbers are not finite keeps its y_k."""
+        """Replaces Δ_k by Δ_k − y_k. A client whose numbers are not finite keeps its y_k."""
         table = self.stores["fedvarp"].read(upload.clients, {name: round.start[name] for name in self.trained_names})
         finite = {n: torch.where(per_client(upload.finite, y), upload.delta[n], y) for n, y in table.items()}
         new = self.stores["fedvarp"].rounded(finite)

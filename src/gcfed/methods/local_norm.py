@@ -1,8 +1,8 @@
 """Batch normalisation that stays on the client: FedBN (Li et al., ICLR 2021, Algorithm 1); ``model.norm_policy=local``.
 
-A client trains with the statistics, scales and shifts that it had when it last took part, in the place of the broadcast
-ones. The paper sends none of them, but the global model, which is tested here, needs some: it has what the aggregator
-makes of the last cohort's, their mean, and no Global GC.
+A client trains with the statistics, scales and shifts from its last round, instead of the broadcast ones. In the paper
+clients do not send them. Here the global model is tested and needs some: it gets the aggregate of the last cohort's,
+without Global GC.
 """
 
 from collections.abc import Mapping
@@ -22,10 +22,10 @@ class LocalNorm(ClientPart):
     def validate(self, setup: Setup) -> None:
         if others := [part.title for part in setup.parts if {"corrects drift", "anchors"} & part.facts]:
             raise ValueError(
-                f"{self.method} does not go with {others[0]}, which compares a client with the broadcast model, where "
-                "it does not start: choose average, fixed or group."
+                f"{self.method} does not combine with {others[0]}, which compares a client with the broadcast model: "
+                "clients start from other values. Choose average, fixed or group."
             )
-        travels = setup.module.travels  # what is frozen is the same everywhere
+        travels = setup.module.travels  # frozen entries are equal on all clients
         self.kept = [name for name in _of_batch_norms(setup.module.net) if name in travels]
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
@@ -34,12 +34,12 @@ class LocalNorm(ClientPart):
         return {}
 
     def on_clients_end(self, stack: ClientStack, download: Download) -> Mapping[str, Params]:
-        """A client that has diverged keeps what it had."""
+        """A diverged client keeps its old values."""
         return {"batch_norm": {name: stack.full[name] for name in self.kept}}
 
 
 def no_steps(setup: Setup) -> set[str]:
-    """Entries of Δ that are no steps of an optimizer, and often larger: running statistics, and what clients keep."""
+    """Entries of Δ that are no optimizer steps and often larger: running statistics, and entries that clients keep."""
     kept = any(isinstance(part, LocalNorm) for part in setup.parts)
     return {*setup.module.travels} - {*setup.names} | {*(_of_batch_norms(setup.module.net) if kept else ())}
 

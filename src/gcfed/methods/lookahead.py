@@ -1,12 +1,12 @@
-"""Clients start where the server's momentum is about to carry the model: FedACG (Kim et al., CVPR 2024, Algorithm 1).
+"""Clients start at the model after the server's next momentum step: FedACG (Kim et al., CVPR 2024, Algorithm 1).
 
-θ + λm goes down in the place of θ, and with Δ the mean of the clients' updates relative to it, m ← λm + Δ, θ ← θ + m.
-The second half is torch's SGD with momentum λ on ``.grad = −Δ``, whose buffer is −m; FedACG adds
+The server broadcasts θ + λm instead of θ. With Δ, the clients' mean update relative to it: m ← λm + Δ, θ ← θ + m.
+torch's SGD with momentum λ and ``.grad = −Δ`` does these two steps; its buffer is −m. FedACG adds
 :class:`~gcfed.methods.proximal.Proximal` around θ + λm.
 
-GC-Fed's published code did another update until August 2025, so when its tables were made: θ ← θ + Δ, from θ and not
-from where the clients started, with m as above. That is ``update=delta`` beside a server without momentum; m then is
-kept here, with θ of the last round, and takes in what the server made of Δ (Global GC).
+Until August 2025, also for its tables, GC-Fed's code used θ ← θ + Δ with m as above: it added Δ to θ, not to the
+clients' starting point. ``update=delta`` with a server without momentum does this. This part then keeps m and the last
+θ; its m includes what Global GC does to Δ.
 """
 
 from typing import Literal
@@ -24,12 +24,12 @@ class LookAhead(ServerPart):
     """Broadcasts θ + λm, with m the momentum of the server optimizer; m is 0 in the first round.
 
     Args:
-        momentum: λ, which must be the server optimizer's; the paper: 0.85.
-        update: of θ: ``momentum``, m (the paper's), or ``delta``, Δ alone.
+        momentum: λ; must equal the server optimizer's momentum. The paper: 0.85.
+        update: what is added to θ: ``momentum``, m (the paper); ``delta``, Δ only.
     """
 
     facts = {"moves the start"}
-    order = Order.MOVES_WEIGHTS  # of the start: others send what they make of the model as clients get it
+    order = Order.MOVES_WEIGHTS  # moves the start, before parts that read the broadcast model
 
     def __init__(self, momentum: ShareBelow1 = 0.85, update: Literal["momentum", "delta"] = "momentum") -> None:
         self.momentum, self.update = momentum, update
@@ -38,7 +38,7 @@ class LookAhead(ServerPart):
         server = probe_optimizer(setup.module.server)
         if not isinstance(server, SGD):
             raise ValueError(
-                f"methods.lookahead needs server=momentum, not {type(server).__name__}: it reads the momentum of SGD."
+                f"methods.lookahead needs server=momentum, not {type(server).__name__}: it reads SGD's momentum."
             )
         needed = {
             "lr": 1, "momentum": self.momentum if self.update == "momentum" else 0, "dampening": 0, "nesterov": False,

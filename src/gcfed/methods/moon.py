@@ -1,7 +1,7 @@
 """Model-contrastive learning: MOON (Li et al., CVPR 2021, Algorithm 1).
 
-The paper puts a two-layer projection head between features and classifier; here z is what enters the head of the model
-as it is, so that methods are compared on the same network.
+The paper puts a two-layer projection head between features and classifier; here z is the input of the model's own head,
+so that all methods use the same network.
 """
 
 from collections.abc import Mapping
@@ -14,15 +14,15 @@ from gcfed.federated.method import Batch, ClientPart, ClientStack, Download, Kep
 from gcfed.methods.requirements import check_learned, network_parts, teacher
 from gcfed.utils.checked import Positive, Weight, checked
 
-KNOWN = "/known"  # beside the names of tensors: which clients have a previous model
+KNOWN = "/known"  # an extra entry: which clients have a previous model
 
 
 @checked
 class Moon(ClientPart):
-    """Adds μ · −log(e^(s_glob/T) / (e^(s_glob/T) + e^(s_prev/T))), with s the cosine of z to the z of another model.
+    """Adds μ · −log(e^(s_glob/T) / (e^(s_glob/T) + e^(s_prev/T))), with s the cosine between z and another model's z.
 
-    The other models are the broadcast one and the client's own of the last round in which it took part. A client's
-    first round has none, and no term: with the broadcast model in its place the gradient would be zero.
+    The other models are the broadcast model and the client's model from its last round. In a client's first round there
+    is no previous model and no term: with the broadcast model instead, the gradient would be zero.
 
     Args:
         mu: μ, weight of the term. The authors' code: 1.
@@ -58,7 +58,7 @@ class Moon(ClientPart):
         return self.mu * known * mean
 
     def on_clients_end(self, stack: ClientStack, download: Download) -> Mapping[str, Params]:
-        """A model that has diverged is no reference: its client keeps the one before."""
+        """A client whose model has diverged keeps its previous one."""
         return {"moon": stack.full}
 
 
@@ -66,5 +66,5 @@ def _similarity(a: Output, b: Output) -> Tensor:
     """Cosines of the features of two networks, ``[n, B]``."""
     assert a.features_KBF is not None
     assert b.features_KBF is not None
-    at_least = torch.promote_types(a.features_KBF.dtype, torch.float32)  # near 1, bfloat16 knows three cosines
+    at_least = torch.promote_types(a.features_KBF.dtype, torch.float32)  # bfloat16 is too coarse near 1
     return F.cosine_similarity(a.features_KBF.to(at_least), b.features_KBF.to(at_least), dim=-1)

@@ -1,6 +1,6 @@
 """The proximal term μ/2 ‖w − w₀‖²: FedProx (Li et al. 2020, eq. 2).
 
-It enters as its gradient, so no graph is built for it; ``train/loss`` reports the task's loss alone.
+The code adds the term's gradient directly. ``train/loss`` contains the task's loss only.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from gcfed.utils.checked import Weight, checked
 
 @checked
 class Proximal(ClientPart):
-    """Adds μ (w − w₀) to each client's gradients, where w₀ is what the server broadcast.
+    """Adds μ (w − w₀) to each client's gradients, with the broadcast model w₀.
 
     Args:
         mu: μ, weight of the term. FedProx: 0.1 in GC-Fed's experiments. FedACG's β without the ½ is μ = 2β.

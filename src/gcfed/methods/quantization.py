@@ -1,9 +1,9 @@
-"""Uploads in a few bits a coordinate, unbiased: stochastic rounding between levels.
+"""Uploads with a few bits per coordinate: unbiased stochastic rounding.
 
 FedPAQ (Reisizadeh et al., AISTATS 2020, Algorithm 1) with its low-precision quantizer, which is QSGD's (Alistarh et
 al., NeurIPS 2017): Q(x) = ‖x‖ sign(x) ξ, where sξ is s|x|/‖x‖ rounded up with the probability of its fraction and down
-otherwise. So E Q(x) = x and E ‖Q(x) − x‖² ≤ min(d/s², √d/s) ‖x‖². Each tensor is an x of its own, which lets its norm
-fit its scale: ⌈d·bits/8⌉ + 4 bytes go up for d coordinates, the 4 for the norm.
+otherwise. So E Q(x) = x and E ‖Q(x) − x‖² ≤ min(d/s², √d/s) ‖x‖². Each tensor is quantized with its own norm. d
+coordinates take ⌈d·bits/8⌉ + 4 bytes; the 4 are the norm.
 """
 
 from typing import Annotated
@@ -20,22 +20,22 @@ from gcfed.utils.rng import torch_seed
 
 @checked
 class Quantization(ClientPart):
-    """Quantizes each client's update Δ; what other methods send beside it goes as it is.
+    """Quantizes each client's update Δ; messages of other methods are not quantized.
 
     Args:
-        bits: of a coordinate: its sign and a level 0 … s, s = 2^(bits−1) − 1; as many as a float32 tells apart.
+        bits: per coordinate: a sign and a level 0 … s, s = 2^(bits−1) − 1; at most what float32 can represent.
     """
 
     order = Order.QUANTIZES
 
     def __init__(self, bits: Annotated[int, Field(ge=2, le=22)] = 8) -> None:
-        self.bits, self.levels = bits, 2 ** (bits - 1) - 1  # s, those above 0
+        self.bits, self.levels = bits, 2 ** (bits - 1) - 1  # s, the levels above 0
 
     def coded(self) -> dict[str, int]:
         return dict.fromkeys(self.trained_names, self.bits)
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
-        # Not of the running statistics, of which a variance could come out negative.
+        # Not running statistics: a variance could become negative.
         tensors, norms = [upload.delta[name] for name in self.trained_names], []
         for row, client in enumerate(upload.clients.tolist()):
             random = torch.Generator(tensors[0].device)
@@ -47,7 +47,7 @@ class Quantization(ClientPart):
 
 
 def quantize_(tensors: list[Tensor], levels: int, random: torch.Generator) -> Tensor:
-    """Rounds each tensor of one client, in place and at random, to a multiple of its norm / ``levels``; the norms.
+    """Rounds each tensor of a client in place, at random, to a multiple of its norm / ``levels``. Returns the norms.
 
     A tensor with a number that is not finite becomes NaN.
     """
@@ -57,7 +57,7 @@ def quantize_(tensors: list[Tensor], levels: int, random: torch.Generator) -> Te
     level = torch._foreach_abs(tensors)
     torch._foreach_div_(level, list(norms.clamp(min=torch.finfo(norms.dtype).tiny)))
     torch._foreach_mul_(level, levels)
-    torch._foreach_clamp_max_(level, levels)  # a lone coordinate may exceed its rounded norm
+    torch._foreach_clamp_max_(level, levels)  # a single coordinate may exceed its rounded norm
     up = torch._foreach_frac(level)
     torch._foreach_sub_(up, draws)
     torch._foreach_ceil_(up)  # 1 where the draw is below the fraction, else 0

@@ -1,4 +1,4 @@
-"""What a part may need of the rest of the algorithm, declared with the reason why, and refused by name otherwise.
+"""Requirements that a part declares, each with a reason. A run that does not meet one is refused by name.
 
 needs = [local_sgd("it counts plain steps"), full_uploads("its variates would still travel in full")]
 """
@@ -18,7 +18,7 @@ Options = ParamSpec("Options")
 
 
 def _need(lack: Callable[Concatenate[Setup, Options], str]) -> Callable[Concatenate[str, Options], Need]:
-    """Of a rule that says what a setup lacks, or nothing: reason and options → what a part declares."""
+    """Turns a rule, which returns what a setup lacks or an empty string, into: reason and options → need."""
 
     @wraps(lack)
     def declared(reason: str, *args: Options.args, **options: Options.kwargs) -> Need:
@@ -35,7 +35,7 @@ def _need(lack: Callable[Concatenate[Setup, Options], str]) -> Callable[Concaten
 def plain_server(setup: Setup, *, any_lr: bool = False) -> str:
     """Clients start at w, and the server's step is w ← w + Δ; with ``any_lr``, w ← w + lr Δ."""
     if elsewhere := [part.title for part in setup.parts if "moves the start" in part.facts]:
-        return f"does not go with {elsewhere[0]}, whose clients start elsewhere"
+        return f"does not combine with {elsewhere[0]}, whose clients do not start at the server's model"
     optimizer = probe_optimizer(setup.module.server)
     settings = optimizer.defaults
     wrong_lr = settings["lr"] != 1 and not any_lr
@@ -46,10 +46,10 @@ def plain_server(setup: Setup, *, any_lr: bool = False) -> str:
 
 @_need
 def local_sgd(setup: Setup, *, momentum: bool = False) -> str:
-    """The clients' optimizer is SGD, with ``momentum`` also with momentum, and alone in moving the weights."""
+    """The clients' optimizer is SGD (with momentum only if ``momentum``), and no other method moves the weights."""
     for other in setup.parts:
         if isinstance(other, ClientPart) and type(other).after_step is not ClientPart.after_step:
-            return f"does not go with {other.title}, which moves the weights too"
+            return f"does not combine with {other.title}, which also moves the weights"
     optimizer = probe_optimizer(setup.solver.optimizer)
     if not isinstance(optimizer, SGD):
         return f"needs client=sgd, not {type(optimizer).__name__}"
@@ -67,7 +67,7 @@ uniform_weights = _need(_weights_clients)
 
 @_need
 def mean_aggregator(setup: Setup, *, uniform: bool = False) -> str:
-    """The aggregator is a mean, which has no use for the shapes of tensors; with ``uniform``, the plain one."""
+    """The aggregator is a mean; with ``uniform``, the unweighted mean."""
     if not isinstance(setup.aggregator, MeanAggregator):
         return f"needs aggregator=mean, not {type(setup.aggregator).__name__}"
     return _weights_clients(setup) if uniform else ""
@@ -75,7 +75,7 @@ def mean_aggregator(setup: Setup, *, uniform: bool = False) -> str:
 
 @_need
 def functional_network(setup: Setup) -> str:
-    """``torch.func.functional_call`` does what a call of the network does."""
+    """``torch.func.functional_call`` gives the same result as calling the network."""
     reason = setup.module.traits.functional
     return f"does not combine with model={type(setup.module.net).__name__}, which has {reason}" if reason else ""
 
@@ -99,7 +99,7 @@ def class_logits(setup: Setup, title: str) -> None:
 def exact_store(setup: Setup, title: str) -> None:
     """Clients' states are kept in the type of the model."""
     if setup.stores.dtype is not None:
-        why = "a client's state is a running sum there, in which small steps would be lost to rounding"
+        why = "a client's state is a running sum, and rounding would lose its small steps"
         raise ValueError(f"{title} needs client_store.dtype=null: {why}.")
 
 
@@ -111,21 +111,21 @@ def _network_parts(setup: Setup, *parts: str) -> str:
     return f"works on parts of the network, but model={type(net).__name__} has no {missing}" if missing else ""
 
 
-network_parts = partial(_network_parts, "give it these methods, or take one of src/gcfed/models")
+network_parts = partial(_network_parts, "define these methods, or use a network from src/gcfed/models")
 
 
 def check_learned(out: Output, title: str) -> Tensor:
-    """The features; ValueError where no trained weight lies before the head, and a term on them would do nothing."""
+    """Returns the features. Raises ValueError if no trained weight comes before the head: a term would do nothing."""
     assert out.features_KBF is not None
     if not out.features_KBF.requires_grad:
         raise ValueError(
-            f"{title} changes the features, and no trained weight lies before this model's head: it would be FedAvg. "
+            f"{title} changes the features, but no trained weight comes before this model's head: it would be FedAvg. "
             "Give the model a hidden layer, as model.hidden does, or train weights before its head."
         )
     return out.features_KBF
 
 
 def has_part(net: nn.Module, part: str) -> bool:
-    """Whether a network has such a part; torchvision's and timm's mean others by these names."""
+    """Whether a network has such a part; torchvision and timm use these names for other things."""
     found, theirs = getattr(net, part, None), type(net).__module__.startswith(("torchvision.", "timm."))
     return callable(found) and not theirs and not (part == "stages" and isinstance(found, nn.Module))

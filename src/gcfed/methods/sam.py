@@ -1,6 +1,6 @@
 """Sharpness-aware local steps: FedSAM (Qu et al., ICML 2022, Algorithm 1; Caldarola et al., ECCV 2022).
 
-w̃ = w + ρ g/‖g‖ with g = ∇F_k(w), then w ← w − η ∇F_k(w̃), both of the same mini-batch: a step costs two passes.
+w̃ = w + ρ g/‖g‖ with g = ∇F_k(w), then w ← w − η ∇F_k(w̃), both on the same mini-batch: a step costs two passes.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,13 +16,13 @@ from gcfed.utils.checked import Weight, checked
 
 @checked
 class Sam(ClientPart):
-    """Takes each client's gradient at w + ρ g/‖g‖, where g is that of its objective and the norm that of all tensors.
+    """Computes each client's gradient at w + ρ g/‖g‖. g is its objective's gradient; the norm is over all tensors.
 
-    The objective is the task's loss with the losses that other methods add; what they add to the gradient instead
-    (Proximal, SCAFFOLD, …) is taken at w and leaves the direction g alone. Running statistics are those of w.
+    The objective is the task's loss plus the losses that other methods add. Terms that methods add to the gradient
+    (Proximal, SCAFFOLD, …) are computed at w and do not change g. Running statistics come from the pass at w.
 
     Args:
-        rho: ρ. 0.5: FedSAM among the baselines of FedSOL's code, whose local solver is ours.
+        rho: ρ. 0.5 is FedSAM's value in FedSOL's code, which has the same local solver.
     """
 
     recordable = "run"
@@ -58,6 +58,6 @@ class Sam(ClientPart):
 
 
 def along(grads: Sequence[Tensor], length: float | Tensor) -> list[Tensor]:
-    """Each client's direction, scaled to a norm over all its tensors of ``length``, one number or ``[n]``."""
+    """Scales each client's gradient to the norm ``length``, a number or ``[n]``, over all its tensors."""
     scale = length / client_norms(grads).clamp(min=1e-12)
     return [g * per_client(scale, g) for g in grads]

@@ -4,8 +4,8 @@
     client's variate  c_k⁺ = c_k − c + (w₀ − w_k) / (τ_k η)
     server's variate  c⁺ = c + (|S|/N) · mean_{k∈S} (c_k⁺ − c_k)
 
-So c is the mean of all c_k at any time. Clients send Δ_k and c_k⁺ − c_k. The server's learning rate is the paper's
-global one. Weight decay is part of the gradient that c_k estimates, since torch's SGD adds it.
+So c is always the mean of all c_k. Clients send Δ_k and c_k⁺ − c_k. The server's learning rate is the paper's global
+one. c_k includes weight decay, because torch's SGD adds it to the gradient.
 """
 
 from collections.abc import Mapping
@@ -28,8 +28,8 @@ class Scaffold(Method):
     """Adds c − c_k to each client's gradients and keeps both variates up to date.
 
     Args:
-        momentum_correction: divide w₀ − w_k by :func:`effective_steps` in place of τ_k, since local momentum carries a
-            client further than τ_k plain steps; without momentum the two are equal. False: the paper's rule as printed.
+        momentum_correction: divide w₀ − w_k by :func:`effective_steps` instead of τ_k, because local momentum moves a
+            client further than τ_k plain steps. Without momentum both are equal. False: the paper's rule as printed.
     """
 
     def __init__(self, *, momentum_correction: bool = True) -> None:
@@ -40,8 +40,8 @@ class ControlVariates(ClientPart):
     recordable = "run"
     facts = {"corrects drift"}
     needs = [
-        local_sgd("it reads a client's mean gradient off w₀ − w_k", momentum=True),
-        full_uploads("its control variates would still travel in full"),
+        local_sgd("it computes a client's mean gradient from w₀ − w_k", momentum=True),
+        full_uploads("its control variates would still be sent in full"),
     ]
     message = "scaffold"
     keeps = {"scaffold": Kept(like_trained)}
@@ -52,7 +52,7 @@ class ControlVariates(ClientPart):
     def validate(self, setup: Setup) -> None:
         settings = probe_optimizer(setup.solver.optimizer).defaults
         if settings["momentum"] and settings["dampening"]:
-            raise ValueError(f"{self.title} counts momentum without dampening: set client.optimizer.dampening=0.")
+            raise ValueError(f"{self.title} assumes momentum without dampening: set client.optimizer.dampening=0.")
         self.momentum, self.nesterov = settings["momentum"], settings["nesterov"]
 
     def prepare(self, stack: ClientStack, own: Own, download: Download) -> Params:
@@ -67,7 +67,7 @@ class ControlVariates(ClientPart):
         if self.momentum_correction:
             steps = effective_steps(steps, self.momentum, nesterov=self.nesterov)
         change = gradients_beyond(download.extra["scaffold"], upload, steps * download.lr)
-        upload.send("scaffold", own.change("scaffold", change))  # of what is kept, so that c stays the mean of that
+        upload.send("scaffold", own.change("scaffold", change))  # of the stored c_k, so that c stays their mean
 
     def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
         """A client whose upload does not count keeps its old c_k, so that c stays the mean."""

@@ -5,11 +5,11 @@
     backfill      c_k⁺ = (I − Π)c_k + Pḡ_k                                         equation 7
                   c⁺   = c + (|S|/N) · mean_{k∈S} (c_k⁺ − c_k)                     equation 6
 
-What c_k and c know outside the subspace is kept for the rounds in which it comes back; c is the mean of all c_k at any
-time. r = d is SCAFFOLD, option II. ḡ_k is read off z_τ − z₀ = −ητ (ḡ_k − Pᵀc_k + Pᵀc).
+c_k and c keep their parts outside the subspace for later rounds. c is always the mean of all c_k. r = d is SCAFFOLD,
+option II. ḡ_k follows from z_τ − z₀ = −ητ (ḡ_k − Pᵀc_k + Pᵀc).
 
-Both variates stay on the CPU in full. On the device there are their projections, and of full variates one tensor at a
-time. Quantization takes the first of the two messages up.
+The full variates stay on the CPU. The device holds their projections and one full tensor at a time. Quantization
+applies to the first of the two uploads.
 """
 
 from collections.abc import Mapping
@@ -55,7 +55,7 @@ class ProjectedVariates(SubspaceClient):
         upload.send("ssf", gradients_beyond(download.extra["ssf"], upload, upload.num_steps * download.lr))
 
     def keep(self, upload: Upload, own: Own, download: Download) -> Mapping[str, Params]:
-        """Where the upload does not count, c_k stays as it was, so that c stays the mean."""
+        """If the upload does not count, c_k does not change, so that c stays the mean."""
         for name, change in upload.extra["ssf"].items():
             own["ssf"][name] += self.space[name].lift(change.where(per_client(upload.finite, change), 0.0)).cpu()
         return {"ssf": own["ssf"]}

@@ -1,20 +1,20 @@
-"""Training in a random subspace that the server and its clients draw alike: what SSF and FedSub share.
+"""Training in a random subspace, which server and clients draw from the same seed. Used by SSF and FedSub.
 
-Every trained weight of two or more axes, as a matrix ``[out, in·kh·kw]``, has a P ``[d, r]`` with PᵀP = I on the larger
-of its two axes, which has d numbers. Its coordinates are W P, ``[out, r]``, or PᵀW, ``[r, in·kh·kw]``. Tensors of one
-axis travel whole, as do buffers. P is the Q of a Gaussian matrix drawn from (seed, layer, epoch), an epoch being
-``refresh`` rounds, and is never sent. With Π = PPᵀ:
+Every trained weight of two or more axes, as a matrix ``[out, in·kh·kw]``, has a P ``[d, r]`` with PᵀP = I for the
+larger of its two axes, of length d. Its coordinates are W P, ``[out, r]``, or PᵀW, ``[r, in·kh·kw]``. Vectors and
+buffers are sent whole. P is the Q of a Gaussian matrix drawn from (seed, layer, epoch) and is never sent; an epoch is
+``refresh`` rounds. With Π = PPᵀ:
 
     local step   z ← z − η (Pᵀ∇F_k(w_k) + correction),   w_k = Pz + (I − Π)w
     up           z_τ − z₀                                down           z₀ = Pᵀw
     server       w ← w + γ P mean(z_τ − z₀), which leaves (I − Π)w as it is (backfill); γ is ``server.lr``
 
-Clients step in the coordinates of the model: P lifts the projected gradient back, and torch's SGD makes of it the same
-iteration. Weight decay is part of ∇F_k. Whatever other methods add to the gradient, and Local GC, come before and are
-projected with it; Global GC and the like act on the lifted update.
+Clients make steps on the model's weights: P lifts the projected gradient back, and torch's SGD then does the same
+iteration. Weight decay is part of ∇F_k. Terms of other methods and Local GC come first and are projected too. Global GC
+acts on the lifted update.
 
-The papers leave out how a client knows (I − Π)w. One that missed rounds must be brought up to date, by the r numbers of
-each missed round; as in the papers, the bytes counted here are those of the rounds that a client takes part in.
+The papers do not say how a client gets (I − Π)w. A client that missed rounds needs the coordinates of each missed
+round. As in the papers, bytes are counted only for rounds in which a client takes part.
 """
 
 from collections.abc import Sequence
@@ -35,13 +35,13 @@ class Projector:
     """Coordinates of one tensor, or of a stack of such tensors with a leading client axis.
 
     Args:
-        shape: of the tensor, in logical order whatever its memory format.
+        shape: of the tensor, in logical order, for any memory format.
         basis: P, orthonormal, ``[d, r]``; None: the tensor is its own coordinates.
     """
 
     def __init__(self, shape: Sequence[int], basis: Tensor | None) -> None:
         self.shape, self.basis = tuple(shape), basis
-        self.by_rows = basis is not None and prod(shape[1:]) >= shape[0]  # no fewer inputs than outputs
+        self.by_rows = basis is not None and prod(shape[1:]) >= shape[0]  # at least as many inputs as outputs
 
     def project(self, tensor: Tensor) -> Tensor:
         """``[…, *shape]`` → ``[…, out, r]`` or ``[…, r, in·kh·kw]``."""
@@ -59,20 +59,20 @@ class Projector:
 
 
 def random_basis(seed: int, epoch: int, name: str, d: int, r: int, like: Tensor) -> Tensor:
-    """A uniformly random orthonormal P, ``[d, r]``; its numbers come from the CPU, and so are the same everywhere."""
+    """A uniformly random orthonormal P, ``[d, r]``; drawn on the CPU, so it is the same on every device."""
     random = torch.Generator().manual_seed(torch_seed(seed, f"projector of {name}", epoch))
     gaussian = torch.randn(d, r, generator=random, dtype=torch.float64)
     q, upper = torch.linalg.qr(gaussian.to(like.device, like.dtype))
-    return q * upper.diagonal().sign()  # QR leaves the signs open
+    return q * upper.diagonal().sign()  # QR does not fix the signs
 
 
 class Subspaces:
-    """The projectors of a run, which the server and its clients draw alike.
+    """The projectors of a run, which server and clients draw identically.
 
     Args:
         ratio: r/d, of each tensor; r is rounded, and at least 1.
         refresh: T_p, rounds from one draw of the projectors to the next.
-        turns_absent: whether what is kept of a client is turned at every draw, also while it is away (FedSub).
+        turns_absent: whether client states are projected at every draw, also for absent clients (FedSub).
     """
 
     def __init__(self, ratio: float, refresh: int, turns_absent: bool = False) -> None:
@@ -84,7 +84,7 @@ class Subspaces:
         return round // self.refresh
 
     def projector(self, seed: int, epoch: int, name: str, like: Tensor) -> Projector:
-        """That of one tensor in any epoch, past ones too."""
+        """The projector of one tensor in any epoch, also a past one."""
         if like.dim() < 2:
             return Projector(like.shape, None)
         d = max(prod(like.shape[1:]), like.shape[0])
@@ -92,9 +92,9 @@ class Subspaces:
         return Projector(like.shape, random_basis(seed, epoch, name, d, r, like))
 
     def space(self, seed: int, round: int, model: Params, names: Sequence[str]) -> dict[str, Projector]:
-        """Those of a round; drawn once an epoch, by whoever asks first."""
+        """The projectors of a round, drawn once per epoch at the first call."""
         if (wanted := (self.epoch(round), seed)) != self._drawn:
-            self._drawn, self._space = wanted, {}  # the old ones go before the new ones come
+            self._drawn, self._space = wanted, {}  # free the old projectors first
             self._space = {name: self.projector(seed, wanted[0], name, model[name]) for name in names}
         return self._space
 
@@ -114,8 +114,8 @@ class SubspaceClient(ClientPart):
         self.weight_decay = probe_optimizer(setup.solver.optimizer).defaults["weight_decay"]
         if self.weight_decay and setup.solver.clip_norm is not None:
             raise ValueError(
-                f"client.clip_norm={setup.solver.clip_norm} would lead {self.title} out of its subspace, since weight "
-                "decay comes after it: set client.optimizer.weight_decay=0, or client.clip_norm=null."
+                f"client.clip_norm={setup.solver.clip_norm} would move {self.title} out of its subspace: weight decay "
+                "is added after it. Set client.optimizer.weight_decay=0, or client.clip_norm=null."
             )
 
     def on_download(self, download: Download) -> None:
@@ -125,7 +125,7 @@ class SubspaceClient(ClientPart):
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         stack = pl_module.clients
         for name, grad in stack.named_grads():
-            if self.weight_decay:  # SGD adds it after the hooks: in comes its projection, out what SGD will add
+            if self.weight_decay:  # SGD adds it after the hooks: add its projection, subtract what SGD will add
                 grad.add_(stack.leaves[name], alpha=self.weight_decay)
             z = self.space[name].project(grad).add_(stack.prepared[self][name][: stack.active])
             grad.copy_(self.space[name].lift(z))
@@ -133,21 +133,21 @@ class SubspaceClient(ClientPart):
                 grad.sub_(stack.leaves[name], alpha=self.weight_decay)
 
     def send(self, upload: Upload, own: Own, download: Download) -> None:
-        for name in self.trained_names:  # one at a time, so that a stack's updates are never there twice
+        for name in self.trained_names:  # one at a time, to avoid a second copy of a stack's updates
             upload.delta[name] = self.space[name].project(upload.delta[name])
 
 
 class SubspaceServer(ServerPart):
     """Sends coordinates, and lifts their mean.
 
-    The download has the model whole, for what lies outside the subspace; counted are the coordinates.
+    The download has the whole model, for the part outside the subspace. Only the coordinates are counted.
     """
 
     order = Order.PROJECTS
     facts = {"corrects drift"}
     needs = [
-        plain_server("what lies outside the subspace must stay as it is", any_lr=True),
-        mean_aggregator("what is uploaded are coordinates"),
+        plain_server("the part outside the subspace must not change", any_lr=True),
+        mean_aggregator("clients upload coordinates"),
     ]
 
     def __init__(self, spaces: Subspaces) -> None:

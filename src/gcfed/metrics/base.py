@@ -1,4 +1,4 @@
-"""Base classes of the measurements: in which rounds they measure, what clients send for them, means over the cohort."""
+"""Base classes of the measurements: their rounds, what clients send for them, means over the cohort."""
 
 import csv
 from collections.abc import Iterable, Sequence
@@ -20,17 +20,17 @@ from gcfed.utils.checked import Count, checked
 from gcfed.utils.files import replacing
 from gcfed.utils.words import show
 
-AT_ONCE = 500  # samples of a forward pass
+AT_ONCE = 500  # samples per forward pass
 
 
 class ServerMetric(ServerPart):
-    """A part that only measures, in the rounds that are due: a run with it is bit for bit the run without it.
+    """A part that only measures, in the rounds that are due. It does not change one bit of the run.
 
-    The hooks are called in the order in which they stand here. The seconds of ``begin``, and the sum ``"seconds"``, do
-    not count as training.
+    The hooks are called in the order of their definitions. The time of ``begin`` and the sum ``"seconds"`` do not count
+    as training.
 
     Args:
-        every: rounds between two measurements; the last round is always measured, as it is always tested.
+        every: rounds between two measurements; the last round is always measured.
     """
 
     order = Order.MEASURES
@@ -45,10 +45,10 @@ class ServerMetric(ServerPart):
         self.server_parts = [part for part in setup.parts if isinstance(part, ServerPart)]
 
     def begin(self, download: Download, round: Round) -> None:
-        """Comes after the methods, so that the download is final."""
+        """Called after the methods, when the download is final."""
 
     def zeros(self, round: Round) -> Params:
-        """What it adds up: zeros, name → tensor, of the same shapes on every process."""
+        """Its sums, as zeros: name → tensor, of the same shapes on every process."""
         return {}
 
     def take(self, upload: Upload, round: Round) -> Params | None:
@@ -56,7 +56,7 @@ class ServerMetric(ServerPart):
         return None
 
     def columns(self, round: Received) -> dict[str, float]:
-        """What goes into the row of metrics; ``round.sums[self]`` are the sums over the cohort."""
+        """Its columns in the row of metrics; ``round.sums[self]`` are the sums over the cohort."""
         return {}
 
     def due_in(self, round: Round) -> bool:
@@ -67,7 +67,7 @@ class ServerMetric(ServerPart):
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         self.seconds = 0.0
-        if self.due_in(round) and type(self).begin is not ServerMetric.begin:  # a clock waits for the device
+        if self.due_in(round) and type(self).begin is not ServerMetric.begin:  # the clock waits for the device
             started = now(device := device_of(download.model))
             self.begin(download, round)
             self.seconds = now(device) - started
@@ -83,7 +83,7 @@ class ServerMetric(ServerPart):
     def on_round_end(self, row: dict[str, Any], round: Received) -> None:
         if self.due_in(round):
             row |= self.columns(round)
-            if not self.transport.remote:  # sites have clocks of their own, and measure side by side
+            if not self.transport.remote:  # sites have their own clocks and measure in parallel
                 self.seconds += float(round.sums[self].get("seconds", 0.0)) / rank_and_world()[1]
             row["time/train_s"] -= self.seconds
 
@@ -92,25 +92,25 @@ class ServerMetric(ServerPart):
         return {name: start[name] for name in self.names}
 
     def as_sent(self, upload: Upload, names: Sequence[str]) -> Params:
-        """The clients' updates as they were uploaded, name → ``[K, *shape]``, out of any subspace of the methods."""
+        """The clients' updates as they were uploaded, lifted from any subspace, name → ``[K, *shape]``."""
         sent = {name: upload.delta[name] for name in names}
         for part in self.server_parts:
             sent = {name: part.decode(name, t) for name, t in sent.items()}
         return sent
 
     def show(self, picture: Path, round: Round) -> None:
-        """Gives a picture in the run's folder to the loggers, under the name of its file up to a ``_``."""
+        """Gives a picture in the run's folder to the loggers, under its file name up to the first ``_``."""
         show(self.module.trainer.loggers, picture.stem.split("_")[0], picture, round.index + 1)
 
 
 class ClientMetric(ServerMetric, ClientPart):
-    """Measures on the clients when their local training is over. Their notes are added up.
+    """Measures on the clients after their local training. The server adds up their notes.
 
     A metric of your own needs :meth:`note`, :meth:`zeros` and :meth:`columns`, or is one of :class:`OwnNumbers`.
     """
 
     def note(self, stack: ClientStack, download: Download) -> Params:
-        """The sums over the K clients of a stack, like ``zeros``. It runs on the clients, which know nothing else."""
+        """The sums over the K clients of a stack, like ``zeros``. Runs on the clients, with its arguments only."""
         raise NotImplementedError
 
     @torch.no_grad()
@@ -126,20 +126,20 @@ class ClientMetric(ServerMetric, ClientPart):
 
 
 class OwnNumbers(ClientMetric):
-    """Numbers of each client by itself; the columns are their means over the cohort.
+    """Numbers of each single client; the columns are their means over the cohort.
 
-    Clients are measured one after the other, in evaluation mode, so that a number does not depend on the stack. A
-    number that is not finite is left out of its mean, and a mean of nothing out of the row. A metric of your own needs
-    ``numbers`` and :meth:`measure`.
+    Clients are measured one after the other, in evaluation mode, so that a number does not depend on the stack. The
+    mean leaves out numbers that are not finite; without any finite number there is no column. A metric of your own
+    needs ``numbers`` and :meth:`measure`.
     """
 
     numbers: tuple[str, ...]
     """The columns, one for each number of ``measure``; known from ``validate`` on."""
 
     def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:
-        """One number for each of ``numbers``, float64 on the device, ``[V]``, of the client in this row of the stack.
+        """The values of ``numbers``, float64 on the device, ``[V]``, for the client in this row of the stack.
 
-        ``own`` is its network after training, ``stack.start`` the one before.
+        ``own`` is its model after training, ``stack.start`` its model before.
         """
         raise NotImplementedError
 
@@ -150,7 +150,7 @@ class OwnNumbers(ClientMetric):
         self._first = True
 
     def compare(self, stack: ClientStack, download: Download) -> None:
-        """Called once a round, before the first client is measured: what it is compared with."""
+        """Called once a round before the first client is measured, to prepare what clients are compared with."""
 
     def note(self, stack: ClientStack, download: Download) -> Params:
         started = now(device := device_of(stack.full))
@@ -178,17 +178,17 @@ class OwnNumbers(ClientMetric):
 @checked
 @dataclass(eq=False)
 class RoundTable(ServerMetric):
-    """Writes ``<name>.csv``, a metric's lines of each round; a resumed run drops those after its checkpoint."""
+    """Writes a metric's lines of each round to ``<name>.csv``; a resumed run drops lines after its checkpoint."""
 
     folder: str
     every: Count = 1
 
     name: ClassVar[str]
-    header: ClassVar[tuple[str, ...]]  # columns behind ``round``
+    header: ClassVar[tuple[str, ...]]  # columns after ``round``
     _started = False
 
     def append(self, round: Round, lines: Iterable[Iterable[Any]]) -> None:
-        """Adds the lines of a round, each without its number."""
+        """Adds the lines of a round, given without the round's number."""
         if rank_and_world()[0] != 0:
             return
         path, number = Path(self.folder) / f"{self.name}.csv", round.index + 1
@@ -214,7 +214,7 @@ def device_of(tensors: Params) -> torch.device:
 
 
 def drawn(samples: np.ndarray, most: int | None, rng: np.random.Generator) -> np.ndarray:
-    """At most so many of these samples, in their order; None: all."""
+    """At most ``most`` of these samples, drawn at random, in their order; None: all."""
     if most is None or len(samples) <= most:
         return samples
     return np.sort(rng.choice(samples, most, replace=False))

@@ -1,4 +1,4 @@
-"""How the global model does, beyond accuracy and loss: class by class, and against a known optimum."""
+"""Measurements of the global model beyond accuracy and loss: per class, and against a known optimum."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,14 +26,14 @@ class Classes(RoundTable, ServerMetric):
     """Accuracy on each class of the test split, and the confusion matrix: ``classes/*`` and three files.
 
     =====================  =======================================================================
-    ``classes/worst_acc``  accuracy on the class where it is lowest, of those that the split has
-    ``classes/mean_acc``   mean over these classes, whatever their sizes (balanced accuracy)
-    ``classes/best_acc``   accuracy on the class where it is highest
+    ``classes/worst_acc``  lowest accuracy of a class that the split contains
+    ``classes/mean_acc``   unweighted mean over these classes (balanced accuracy)
+    ``classes/best_acc``   highest accuracy of a class
     =====================  =======================================================================
 
     ``classes.csv`` has a line for each class of each measured round. At the end ``confusion.csv`` counts the samples of
-    a class (row) by the predicted class (column), and ``confusion.png`` shows their shares. Both are counted from the
-    outputs of the round's own test: a round that is not tested is not measured.
+    a class (row) by the predicted class (column), and ``confusion.png`` shows their shares. Both use the outputs of the
+    round's test, so a round without a test is not measured.
     """
 
     folder: str
@@ -46,7 +46,7 @@ class Classes(RoundTable, ServerMetric):
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
-        self._counts: Tensor | None = None  # of class · C + prediction, and behind them of padding
+        self._counts: Tensor | None = None  # [C² + 1], by class · C + prediction; the last is padding
         self._last: tuple[Round, np.ndarray] | None = None
 
     def begin(self, download: Download, round: Round) -> None:
@@ -76,7 +76,7 @@ class Classes(RoundTable, ServerMetric):
         }
 
     def on_train_end(self, *_: Any) -> None:
-        self._draw()  # of a run that was ended early
+        self._draw()  # if the run ended early
 
     @property
     def class_names(self) -> np.ndarray:
@@ -99,10 +99,10 @@ class Classes(RoundTable, ServerMetric):
 
 
 class RelativeError(ServerMetric):
-    """‖W − W*‖ / ‖W*‖ over all parameters, W* being a known optimum: ``test/relative_error`` (SSF, eq. 132).
+    """‖W − W*‖ / ‖W*‖ over all parameters, for a known optimum W*: ``test/relative_error`` (SSF, eq. 132).
 
     Raises:
-        ValueError: at ``validate``, where the optimum is not known, or not that of the data that clients have.
+        ValueError: at ``validate``, if the optimum is unknown or is not the optimum of the clients' data.
     """
 
     name = "relative_error"

@@ -1,9 +1,9 @@
-"""What a curious server reads out of an upload: FedGC's attack (gradient constraint, A.5, Figure 5).
+"""What a curious server learns from an upload: FedGC's attack (gradient constraint, A.5, Figure 5).
 
-It is deep leakage from gradients (Zhu et al., NeurIPS 2019, Algorithm 1). From a network, its weights w and the
-gradient g of the loss on one batch it searches for inputs x and soft labels y with the same gradient, from
-x, y ~ N(0, 1), by L-BFGS: ``min ‖∇_w ℓ(f(x; w), softmax(y)) − g‖² / ‖g‖²``, summed over all tensors. Added to the
-authors' algorithm: a line search (strong Wolfe), the best point met, restarts, and Adam.
+It is deep leakage from gradients (Zhu et al., NeurIPS 2019, Algorithm 1). It knows a network, its weights w and the
+gradient g of the loss on one batch. It starts at x, y ~ N(0, 1) and searches by L-BFGS for inputs x and soft labels y
+with the same gradient: ``min ‖∇_w ℓ(f(x; w), softmax(y)) − g‖² / ‖g‖²``, summed over all tensors. This code adds a line
+search (strong Wolfe), restarts and Adam, and returns the best point found.
 """
 
 import copy
@@ -33,26 +33,26 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 @checked
 @dataclass(eq=False)
 class Leakage(ServerMetric):
-    """What DLG recovers from one client's upload of one step: ``leakage/*`` and a picture; for images only.
+    """What DLG recovers from a client's upload after one step: ``leakage/*`` and a picture; for images only.
 
-    In the rounds that are measured one client of the cohort, drawn by the seed, rehearses one step of plain SGD on a
-    few of its images and uploads through all methods. The server takes Δ/(−η) for the gradient of those images and
-    inverts it; it knows the broadcast weights, η and the network. The order of several images is unknown: each original
-    is paired with the nearest recovered one.
+    In measured rounds, a client of the cohort, drawn by the seed, rehearses one step of plain SGD on a few of its
+    images and uploads through all methods. The server uses Δ/(−η) as the gradient of these images and inverts it. It
+    knows the broadcast weights, η and the network. The order of several images is unknown: each original is paired with
+    the nearest recovered image.
 
     =====================  ======================================================================================
-    ``leakage/mse``        of the pixels, in 0…1, mean over the images
+    ``leakage/mse``        of pixels in 0…1, mean over the images
     ``leakage/psnr``       −10 log₁₀ of an image's MSE, in dB, mean over the images
-    ``leakage/labels``     share of the images whose label is the likeliest of the recovered one
-    ``leakage/mismatch``   ‖∇ − g‖² / ‖g‖²: near 0, the search has succeeded, whether or not the image is the client's
+    ``leakage/labels``     share of images whose label is the most probable one of the recovered image
+    ``leakage/mismatch``   ‖∇ − g‖² / ‖g‖²; near 0: the search succeeded (the image may still be another)
     =====================  ======================================================================================
 
     ``leakage_round_<t>.png`` shows the originals above the recovered images. A search that failed (``mismatch`` not
     near 0) proves no privacy: the gradients of ReLU and max-pooling jump, and the search ends in a local minimum. The
-    network is attacked in evaluation mode; with dropout or batch statistics, clients train by other gradients.
+    attack uses evaluation mode; with dropout or batch statistics, clients train with other gradients.
 
     Raises:
-        ValueError: at ``validate``, data that are no images, or of other than one or three channels.
+        ValueError: at ``validate``, the data are not images of one or three channels.
     """
 
     folder: str
@@ -68,7 +68,7 @@ class Leakage(ServerMetric):
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
-        functional_network("its gradients are taken by torch.func")(setup, "metrics=leakage")
+        functional_network("it computes gradients with torch.func")(setup, "metrics=leakage")
         if not hasattr(setup.data.transform, "std") or setup.data.input_shape[0] not in (1, 3):
             raise ValueError(
                 "metrics=leakage recovers images of one or three channels, and these are none: leave it out of metrics."
@@ -77,8 +77,8 @@ class Leakage(ServerMetric):
         solver.steps, solver.batch_size, solver.optimizer = 1, self.images, partial(torch.optim.SGD, lr=1.0)
 
     def begin(self, download: Download, round: Round) -> None:
-        """Attacks on the first process, if the upload is finite."""
-        self._values = round.zeros(5)  # of the columns, and how many attacks there were
+        """Runs the attack on the first process, if the upload is finite."""
+        self._values = round.zeros(5)  # of the columns, and the number of attacks
         if not self.module.trainer.is_global_zero:
             return
         device = self.module.device
@@ -93,7 +93,7 @@ class Leakage(ServerMetric):
             self._values[:] = torch.tensor([*values, 1.0])
 
     def zeros(self, round: Round) -> Params:
-        return {"values": self._values}  # those of the first process, zeros on the others
+        return {"values": self._values}  # zeros on other processes than the first
 
     def columns(self, round: Received) -> dict[str, float]:
         *values, measured = round.sums[self]["values"].tolist()
@@ -131,7 +131,7 @@ class Leakage(ServerMetric):
 
 
 def nearest(original: Tensor, recovered: Tensor) -> Tensor:
-    """Which recovered image goes with each original, ``[B]``: the nearest pair first, each image once."""
+    """The recovered image of each original, ``[B]``: the nearest pair first, each image once."""
     distance = torch.cdist(original.flatten(1), recovered.flatten(1))
     order = torch.empty(len(original), dtype=torch.long, device=original.device)
     for _ in range(len(original)):
@@ -153,9 +153,9 @@ def invert_gradient(
     net: nn.Module, weights: Params, gradient: Params, shape: tuple[int, ...], num_classes: int, *,
     random: torch.Generator, iterations: int = 300, restarts: int = 1, optimizer: str = "lbfgs",
 ) -> Recovered:  # fmt: skip
-    """The inputs and labels whose gradient comes nearest to ``gradient``, the best of all restarts.
+    """The inputs and labels with the gradient nearest to ``gradient``, the best of all restarts.
 
-    The network is called in its present mode; neither it nor its gradients are changed.
+    Calls the network in its present mode; changes neither the network nor its gradients.
 
     Args:
         weights: the network's parameters and buffers at which the gradient was taken, name → ``[*shape]``.
@@ -190,7 +190,7 @@ def invert_gradient(
         for step in range(iterations + 1):
             here = [dummy.detach().clone() for dummy in dummies]
             value = float(minimizer.step(closure) if step < iterations else mismatch(*dummies))  # type: ignore[arg-type]
-            if kept is None or value < best:  # it is the value of where the step began
+            if kept is None or value < best:  # the value at the start of the step
                 best, kept = (value if math.isfinite(value) else math.inf), here
             if not math.isfinite(value):
                 break

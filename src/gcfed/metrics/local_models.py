@@ -1,6 +1,6 @@
 """The clients' own models after local training, compared with the broadcast model.
 
-Samples come without augmentation, networks are in evaluation mode, and terms and calibrations of methods do not enter.
+Samples are not augmented, networks are in evaluation mode, and losses are without terms and calibrations of methods.
 """
 
 import math
@@ -55,12 +55,12 @@ class Clients(OwnNumbers):
 
 
 class Personal(Clients):
-    """Whether the global model is any good to a client, and its own better: ``personal/*``.
+    """Accuracy of the global model and of each client's own model on its own test split: ``personal/*``.
 
     ``{global,local}_{acc,worst10,std}``: mean, mean of the worst tenth (at least one client) and standard deviation of
-    the accuracy on each client's own test split (``data.client_test``), over those of the cohort that have one: the
-    usual figures of fairness (Li et al., "Fair Resource Allocation in Federated Learning", ICLR 2020). A client whose
-    losses are not finite is left out of all six.
+    a client's accuracy on its test split (``data.client_test``), over the cohort's clients that have one: the usual
+    fairness measures (Li et al., "Fair Resource Allocation in Federated Learning", ICLR 2020). A client whose losses
+    are not finite is left out of all six.
 
     Raises:
         ValueError: at ``validate``, clients without a test split.
@@ -69,7 +69,7 @@ class Personal(Clients):
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
         if getattr(self.data, "client_test", None) is None:
-            raise ValueError("metrics=personal tests clients on samples of their own: set data.client_test=0.2.")
+            raise ValueError("metrics=personal tests clients on their own test splits: set data.client_test=0.2.")
 
     def samples(self, client: int) -> np.ndarray:
         return self.data.tests_of_clients.client(client)
@@ -87,16 +87,16 @@ class Personal(Clients):
 @checked
 @dataclass(eq=False)
 class Forgetting(OwnNumbers):
-    """What clients forget of each other's data: ``forgetting/*``, FedGC's Figure 7 (gradient constraint, A.10).
+    """What clients forget about each other's data: ``forgetting/*``, FedGC's Figure 7 (gradient constraint, A.10).
 
-    With w the broadcast model, w_k what client k of the cohort S makes of it, and L(·, D_i) the mean loss on the data
-    of client i of the same cohort (the paper's clients all take part):
+    w is the broadcast model and w_k the model that client k of the cohort S trains from it. L(·, D_i) is the mean loss
+    on the data of client i of the same cohort (in the paper, all clients take part):
 
     =====================  =========================================================  =============
-    ``forgetting/before``  L(w, D), D being the data of all i together                equation 34
+    ``forgetting/before``  L(w, D), with D the data of all i together                 equation 34
     ``forgetting/after``   mean over k and i of L(w_k, D_i)                           equation 35
-    ``forgetting/own``     mean over k of L(w_k, D_k): what training gains at home
-    ``forgetting/others``  mean over k and i ≠ k: what it costs elsewhere
+    ``forgetting/own``     mean over k of L(w_k, D_k): the loss on own data
+    ``forgetting/others``  mean over k and i ≠ k: the loss on others' data
     =====================  =========================================================  =============
 
     A measured round costs |S| + 1 passes over the drawn samples. A client with a loss that is not finite is left out.
@@ -116,19 +116,19 @@ class Forgetting(OwnNumbers):
         owner, device = np.repeat(np.arange(len(chosen)), sizes), device_of(stack.full)
         self._index, self._owner = (torch.as_tensor(a, device=device) for a in (np.concatenate(chosen), owner))
         sums = self._sums_of(stack, stack.start, len(cohort))
-        weight = self.data.sizes(cohort) / sizes  # a draw stands for all
+        weight = self.data.sizes(cohort) / sizes  # the drawn samples represent all
         loss, labels = (sums * torch.as_tensor(weight, device=sums.device)).sum(1)
         self._before = loss / labels
 
     def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:
         losses = torch.div(*self._sums_of(stack, own, len(download.cohort)))
         (home,) = places(download.cohort, stack.clients[[row]])
-        others = torch.cat([losses[:home], losses[home + 1 :]])  # of a cohort of one: nobody, whose mean is NaN
+        others = torch.cat([losses[:home], losses[home + 1 :]])  # empty for a cohort of one: the mean is NaN
         values = torch.stack([self._before, losses.mean(), losses[home], others.mean()])
         return torch.where(losses.isfinite().all(), values, torch.nan)
 
     def _sums_of(self, stack: ClientStack, state: Params, cohort: int) -> Tensor:
-        """One network's losses on the drawn samples of each client, summed, and the number of labels, ``[2, |S|]``."""
+        """The sum of one network's losses on each client's drawn samples, and the number of labels, ``[2, |S|]``."""
         sums = torch.zeros(2, cohort, dtype=torch.float64, device=self._index.device)
         for index, owner in zip(self._index.split(AT_ONCE), self._owner.split(AT_ONCE), strict=True):
             x, y = self.data.fetch(index, None)
@@ -141,8 +141,8 @@ class Forgetting(OwnNumbers):
 def linear_cka(x: Tensor, y: Tensor) -> Tensor:
     """Linear CKA of two representations of the same samples, ``[n, …]`` each → a number in [0, 1].
 
-    Kornblith et al., ICML 2019, eq. 3: for centred X and Y ``‖XᵀY‖² / (‖XᵀX‖ ‖YᵀY‖)`` (Frobenius norms), 1 where they
-    agree up to rotation and scale. NaN where one of them is the same for all samples.
+    Kornblith et al., ICML 2019, eq. 3: for centred X and Y ``‖XᵀY‖² / (‖XᵀX‖ ‖YᵀY‖)`` (Frobenius norms), 1 if they
+    agree up to rotation and scale. NaN if one of them is equal for all samples.
     """
     x, y = (t.flatten(1) - t.flatten(1).mean(0) for t in (x, y))
     if max(x.shape[1], y.shape[1]) > len(x):  # ‖XᵀY‖² = ⟨XXᵀ, YYᵀ⟩: the smaller matrices
@@ -170,7 +170,7 @@ class CKA(OwnNumbers):
         net: Any = setup.module.net
         if not has_part(net, "stages"):
             raise ValueError(
-                f"metrics=cka needs a network with stages(), which {type(net).__name__} has not: choose another model, "
+                f"metrics=cka needs a network with stages(), and {type(net).__name__} has none: choose another model, "
                 "or leave cka out of metrics."
             )
         self.numbers = tuple(f"cka/{stage}" for stage in net.stages())

@@ -2,9 +2,9 @@
 
 ==============================  =======================================================================================
 ``x``, ``y`` ``[G]``            the grid's axes
-``loss``, ``acc`` ``[G, G]``    at y (row) and x (column); ``acc`` only where there are classes
+``loss``, ``acc`` ``[G, G]``    at y (row) and x (column); ``acc`` only with classes
 ``names`` ``[6]``               ``client <id>`` three times, ``mean`` (of the three), ``broadcast``, ``global``
-``points`` ``[6, 2]``           where they lie, x and y
+``points`` ``[6, 2]``           their positions, x and y
 ``point_loss``, ``point_acc``   ``[6]``, of the models themselves
 ``distance`` ``[6]``            from the plane
 ``round``, ``split``            rounds finished; where the samples are from
@@ -38,16 +38,16 @@ THREE = 3
 class Surface(ClientMetric):
     """Evaluates the network on the plane through three clients' models, at the nodes of a square grid.
 
-    w₁, w₂ and w₃ are the local models of the first three clients of the cohort, by id; without a file where one of them
-    is not finite or did not come back. The origin is w₁, the first axis lies along w₂ − w₁ and the second, in the same
-    unit (Euclidean distance over all parameters), across it towards w₃. The broadcast model and the new global one lie
-    off the plane and are marked at their projections. Floating-point buffers follow the same combinations; a running
-    variance below 0 becomes 0. All models are evaluated in the precision of their weights.
+    w₁, w₂ and w₃ are the local models of the cohort's first three clients, by id. There is no file if one of them is
+    not finite or missing. The origin is w₁ and the first axis is along w₂ − w₁. The second is orthogonal to it, towards
+    w₃, in the same unit (Euclidean distance over all parameters). The broadcast and the new global model are off the
+    plane; their projections are marked. Floating-point buffers follow the same combinations; a running variance below 0
+    becomes 0. All models are evaluated in the precision of their weights.
 
     A measured round costs grid² + 6 passes over the samples, divided among the processes. It adds nothing to the rows.
 
     Raises:
-        ValueError: at ``validate``, a cohort of fewer than three.
+        ValueError: at ``validate``, the cohort has fewer than three clients.
     """
 
     folder: str
@@ -62,15 +62,15 @@ class Surface(ClientMetric):
         super().validate(setup)
         if setup.cohort < THREE:
             raise ValueError(
-                f"metrics=surface lays a plane through three clients' models, and "
-                f"participation.per_round={setup.cohort}: take 3 or more, or leave surface out of metrics."
+                f"metrics=surface needs three clients' models for a plane, and "
+                f"participation.per_round={setup.cohort}: set 3 or more, or remove surface from metrics."
             )
 
     def zeros(self, round: Round) -> Params:
         return {name: t.new_zeros(THREE, *t.shape) for name, t in round.start.items()}
 
     def note(self, stack: ClientStack, download: Download) -> Params:
-        """The models of those of the three that are in this stack, name → ``[3, *shape]``; zeros for the others."""
+        """The models of the three clients, as far as they are in this stack, name → ``[3, *shape]``; else zeros."""
         rows, places = np.nonzero(stack.clients[:, None] == np.sort(download.cohort)[:THREE])
         note = {name: t.new_zeros(THREE, *t.shape[1:]) for name, t in stack.full.items()}
         for name, t in note.items():
@@ -95,7 +95,7 @@ class Surface(ClientMetric):
         return {}
 
     def _measure(self, round: Received) -> dict[str, np.ndarray]:
-        """What the file holds; {} where there is no plane. Every process takes its part in it and has all of it."""
+        """The file's contents; {} if there is no plane. Every process computes a part and gets all of them."""
         models_3, clients = round.sums[self], np.sort(round.asked)[:THREE]
         if np.isin(clients, round.cohort).sum() < THREE or not finite_clients(models_3).all():
             return {}
@@ -124,7 +124,7 @@ class Surface(ClientMetric):
         return {name: np.array(value) for name, value in found.items()}
 
     def _score(self, state: Params, samples: list[tuple[Tensor, Tensor]]) -> Tensor:
-        """Mean loss, and accuracy where there are classes, of the network with these tensors; float64."""
+        """Mean loss of the network with these tensors, and accuracy if there are classes; float64."""
         task, parts, labels = self.module.task, [], []
         state = {name: t.to(samples[0][1].device) for name, t in state.items()}
         with self.module.lent.holding(state):

@@ -1,7 +1,7 @@
-"""The clients of a round and their updates: after local training, as they arrive, and as the server aggregates them.
+"""The clients of a round and their updates: after local training, as received, and as aggregated.
 
-w is the broadcast model, w_k what client k makes of it, and Δ_k = w_k − w; parameters only, before anything is
-quantized or projected where nothing else is said. Clients whose Δ_k is not finite are left out of every mean.
+w is the broadcast model, w_k client k's trained model, and Δ_k = w_k − w; parameters only, before quantization and
+projection unless a class says otherwise. Every mean leaves out clients whose Δ_k is not finite.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class Cohorts(RoundTable):
 
 
 def weights_of(setup: Setup) -> dict[str, Callable[[Tensor], Tensor]]:
-    """The layers' weights that gradient centralization works on → ``[K, *shape]`` to ``[K, out, in]``."""
+    """The weights that gradient centralization projects → the map from ``[K, *shape]`` to ``[K, out, in]``."""
     order, params = setup.forward_order, dict(setup.module.net.named_parameters())
     names = [name for name in setup.names if params[name].dim() > 1 and name not in order.added]
     rows = {name: partial(by_output, groups=order.groups.get(name, 0)) for name in names}
@@ -41,10 +41,10 @@ def weights_of(setup: Setup) -> dict[str, Callable[[Tensor], Tensor]]:
 
 
 class Updates(RoundTable, OwnNumbers):
-    """Who explodes, and where: ``round,client,tensor,norm,removed`` in ``updates.csv``, for each weight of each client.
+    """Finds exploding clients: ``round,client,tensor,norm,removed`` in ``updates.csv``, per weight and client.
 
-    ``norm`` is ‖Δ_k‖ of the tensor and ``removed`` ‖(I − P)Δ_k‖, what gradient centralization takes out of it; ``nan``
-    or ``inf`` where training was not finite. Adds nothing to the rows of metrics.
+    ``norm`` is ‖Δ_k‖ of the tensor and ``removed`` is ‖(I − P)Δ_k‖, the part that gradient centralization removes;
+    ``nan`` or ``inf`` if training was not finite. Adds nothing to the rows of metrics.
     """
 
     name = "updates"
@@ -71,7 +71,7 @@ class Updates(RoundTable, OwnNumbers):
 
 
 class Drift(ClientMetric):
-    """How far local training leads the clients from the global model, and from each other: ``drift/*``.
+    """How far clients move from the global model and from each other in local training: ``drift/*``.
 
     With Δ̄ the plain mean of the Δ_k of the cohort:
 
@@ -83,7 +83,7 @@ class Drift(ClientMetric):
     ``drift/cosine``        mean cosine of Δ_k and Δ̄, from mean ⟨Δ_k, Δ̄⟩ / ‖Δ_k‖ = ⟨mean Δ_k / ‖Δ_k‖, Δ̄⟩
     ======================  ==============================================================================
 
-    A stack's clients are summed where they train: two sums of the model's size, whatever the size of the cohort.
+    Each process sums its clients: two sums of the model's size, for any size of the cohort.
     """
 
     def zeros(self, round: Round) -> Params:
@@ -92,9 +92,9 @@ class Drift(ClientMetric):
         return {"": round.zeros(3)} | sums
 
     def note(self, stack: ClientStack, download: Download) -> Params:
-        """Of Δ_k and Δ_k / ‖Δ_k‖ by parameter; under "" of ‖Δ_k‖, ‖Δ_k‖² and the number of clients."""
+        """Sums of Δ_k and Δ_k / ‖Δ_k‖ by parameter; under "" of ‖Δ_k‖, ‖Δ_k‖² and the number of clients."""
         start = self.params(download.model)
-        # Tensor by tensor, and twice: a second copy of a whole stack may not fit beside the first.
+        # Tensor by tensor, and twice: the memory may not hold a second copy of a whole stack.
         deltas = ((stack.full[name] - t).reshape(len(stack), t.numel()) for name, t in start.items())
         square_K = torch.stack([delta.square().sum(1, dtype=torch.float64) for delta in deltas]).sum(0)
         finite = square_K.isfinite()
@@ -124,15 +124,15 @@ class Drift(ClientMetric):
 
 
 class Coherence(ClientMetric):
-    """Whether the clients agree in what gradient centralization removes from their updates: ``gc/rho/<tensor>``.
+    """Whether clients agree in the part of Δ_k that gradient centralization removes: ``gc/rho/<tensor>``.
 
-    P removes the mean over each output's inputs (``gc.mean=out``, whatever mean the run's GC has). Of the m clients of
-    a round,
+    P removes the mean over each output's inputs (``gc.mean=out``, also if the run's GC has another mean). For the m
+    clients of a round,
 
         gc/rho/<tensor> = ‖mean_k (I − P)Δ_k‖² / mean_k ‖(I − P)Δ_k‖²
 
-    is 1 where all of them remove the same, a direction in which the model should go, and about 1/m where it is noise of
-    their own data. Where Local GC projects every step, only weight decay is left.
+    is 1 if GC removes the same from all of them, a direction in which the model should go, and about 1/m if this part
+    is noise of each client's data. If Local GC projects every step, only weight decay remains.
     """
 
     def validate(self, setup: Setup) -> None:
@@ -144,7 +144,7 @@ class Coherence(ClientMetric):
         return {"": round.zeros(len(outputs) + 1)} | {name: round.zeros(out) for name, out in outputs.items()}
 
     def note(self, stack: ClientStack, download: Download) -> Params:
-        """Of the means by weight; under "" of their squares, and of the number of clients."""
+        """Sums of the means by weight; under "" of their squares, and the number of clients."""
         deltas = {name: rows(stack.full[name] - download.model[name]) for name, rows in self.weights.items()}
         means = {name: delta.mean(2, dtype=torch.float64) for name, delta in deltas.items()}
         finite = torch.stack([mean_KO.isfinite().all(1) for mean_KO in means.values()]).all(0)
@@ -160,32 +160,32 @@ class Coherence(ClientMetric):
 
 
 class Angle(ServerMetric):
-    """What FedGC's constraints bound (gradient constraint, equations 1 and 8): ``angle/*``.
+    """The angles that FedGC's constraints bound (gradient constraint, equations 1 and 8): ``angle/*``.
 
-    With Δ_k the update of client k as it arrives (projected, quantized), Δ̄ the aggregated update of this round, and s
-    the server's change in the round before (broadcast now − broadcast then), in degrees over all parameters together:
+    Δ_k is client k's update as received (projected, quantized), Δ̄ the aggregated update of this round, and s the
+    change of the broadcast model since the last round. Angles are in degrees, over all parameters together:
 
     ==================  ========================================================================================
     ``angle/server``    mean angle of Δ_k and s; none in the first round
-    ``angle/above_90``  share of the clients with an angle above 90°: those that undo some of the round before
+    ``angle/above_90``  share of clients with an angle above 90°: they undo a part of the last round
     ``angle/update``    angle whose cosine is the clients' mean cosine to Δ̄, ⟨mean Δ_k / ‖Δ_k‖, Δ̄⟩ / ‖Δ̄‖
     ==================  ========================================================================================
 
-    Δ̄ is known only after the uploads, so a sum of unit vectors is kept, and cosines are averaged instead of angles.
-    Clients that did not move are left out.
+    Δ̄ is known only after the uploads. So the metric sums unit vectors and averages cosines instead of angles. It
+    leaves out clients that did not move.
     """
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         super().on_broadcast(download, round)
         start = self.params(download.model)
-        known = "broadcast" in self._server  # in the first round, and where a run resumes with this metric, it is not
+        known = "broadcast" in self._server  # False in the first round, and if a resumed run adds this metric
         last = self.server_state("broadcast", start)
         self._step = {name: t - last[name] if known else torch.zeros_like(t) for name, t in start.items()}
         self._step_norm = dot(self._step, self._step).sqrt()
         torch._foreach_copy_(list(last.values()), list(start.values()))
 
     def zeros(self, round: Round) -> Params:
-        """Of Δ_k / ‖Δ_k‖ by parameter; under "" of angles, clients above 90°, with an angle, and with a direction."""
+        """Sums of Δ_k / ‖Δ_k‖; under "" of angles, clients above 90°, with an angle, and with a direction."""
         return {"": round.zeros(4)} | {name: torch.zeros_like(round.start[name]) for name in self.names}
 
     def take(self, upload: Upload, round: Round) -> Params:
@@ -212,7 +212,7 @@ class Angle(ServerMetric):
 
 
 def degrees(cosine: Tensor) -> Tensor:
-    """The angle of a cosine, 0 to 180; rounding may have led the cosine out of its range."""
+    """The angle of a cosine, 0 to 180; clamps the cosine, which rounding may move out of its range."""
     return cosine.clamp(-1, 1).arccos().rad2deg()
 
 
@@ -227,8 +227,8 @@ def _dots(tensors_K: Params, other: Params) -> Tensor:
 class Gap(ServerMetric):
     """The gap between the partial update and the true one: ``gap/*``, GC-Fed's Figure 1(b), in three units.
 
-    Of few participants the server averages Δ_S; of all N clients it would have averaged Δ_all. In the rounds that are
-    measured the clients outside the cohort train too, in a *rehearsal* that changes no state:
+    With the cohort S the server computes the mean Δ_S; with all N clients it would compute Δ_all. In measured rounds
+    the clients outside the cohort train too, in a *rehearsal* that changes no state:
 
     ================  =====================================
     ``gap/l2``        ‖Δ_S − Δ_all‖
@@ -236,9 +236,9 @@ class Gap(ServerMetric):
     ``gap/cosine``    ⟨Δ_S, Δ_all⟩ / (‖Δ_S‖ ‖Δ_all‖)
     ================  =====================================
 
-    Both are means of the uploads, weighted as the aggregator weights them, over parameters, before the server's own
-    steps (Global GC, momentum, a table). Attacks that see a whole cohort (ALIE, IPM) do not act in a rehearsal. A
-    measured round costs N/|S| rounds of training, which enter ``time/round_s`` but not ``time/train_s``.
+    Both are means of the uploads over parameters, with the aggregator's weights, before the server's own steps (Global
+    GC, momentum, a table). Attacks that see a whole cohort (ALIE, IPM) do not act in a rehearsal. A measured round
+    costs N/|S| rounds of training, which count in ``time/round_s`` but not in ``time/train_s``.
     """
 
     every: Count = 10
