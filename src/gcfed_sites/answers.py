@@ -59,6 +59,10 @@ class Line:
     ended: str  # the error for a pipe that was closed at its other end
     lost: bool = False  # True once a site, or all of them, cannot be reached any more
 
+    def complete(self) -> bool:
+        """Whether a new line would reach all sites."""
+        return False
+
     def send(self, site: str, number: int, verb: str, about: About, message: bytes) -> None:
         with suppress(BrokenPipeError):  # ``receive`` reports it
             self.pipe.send((site, number, verb, json.dumps(about), message))

@@ -92,6 +92,11 @@ class FlareLine(Line):
         if missing := sorted(set(self.sites) - set(self.pipe.recv())):
             raise ConnectionError(f"NVFlare could not start the job at {', '.join(missing)}: see their logs.")
 
+    def complete(self) -> bool:
+        with suppress(ConnectionError):  # the job goes on without an admin's session
+            return set(self.sites) <= set(connected(self.kit))
+        return False
+
     def _accept(self, listener: Listener, session: Session) -> Connection:
         listener._listener._socket.settimeout(1.0)  # type: ignore[attr-defined]
         until = time.monotonic() + START

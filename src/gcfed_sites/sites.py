@@ -34,6 +34,7 @@ from gcfed_sites.site import NONE, clients_config
 
 log = logging.getLogger(__name__)
 BEGIN = 300.0  # seconds for a site to build what it needs for a run
+AGAIN = 300.0  # seconds between two new jobs of a run: a site may die in every round
 SAMPLES = range(10**8 + 1)  # of a client: a round lists its batches
 _numbers = itertools.count()  # of the questions of this process: a line may serve one run after the other
 
@@ -90,6 +91,7 @@ class Sites(Wire):
         self._held: dict[str, About] = {}  # site → the clients that it holds, and the sizes of their data sets
         self._sizes = np.zeros(self.program.data.num_clients, dtype=np.int64)  # of the clients' data sets
         self._away: dict[str, tuple[int, str]] = {}  # site → the question that it works at, or (−1, "") if it is gone
+        self._again = 0.0  # when a new job may begin
         self._came: dict[str, About] = {}  # site → its task in the present round, which it has done
 
     def open_line(self) -> Line:
@@ -111,20 +113,30 @@ class Sites(Wire):
         self.indices = {name: Index(store.folder, dtype=store.dtype) for name, store in stores}
         self.stores.opened |= self.indices
         self.line = self.open_line()
-        self._configure()
+        self._configure(resumed=self.cfg.ckpt_path is not None)
         held = np.concatenate([np.array(own["clients"], dtype=np.int64) for own in self._held.values()])
         if (wrong := np.flatnonzero(np.bincount(held, minlength=len(self._sizes)) != 1)).size:
             holders = " and ".join(sorted(site for site, own in self._held.items() if wrong[0] in own["clients"]))
             who = f"client {wrong[0]} is held by {holders or 'no site'}"
             raise ValueError(f"federation: {who}: see clients in the sites' gcfed.yaml.")
 
-    def _configure(self) -> None:
+    def _rejoin(self, round: int) -> None:
+        """Begins a new job if a lost site can come back. NVFlare ends the old job soon after a site's process ends."""
+        if any(number < 0 for number, _ in self._away.values()) and time.monotonic() >= self._again:
+            self._again = time.monotonic() + AGAIN
+            if self.line.complete():
+                log.info("round %d: a new job begins, since a site was lost", round + 1)
+                self.line = self.open_line()
+                self._away.clear()
+                self._configure(resumed=True)
+
+    def _configure(self, resumed: bool) -> None:
         data, module, names = self.program.data, self.program.module, self.line.sites
         transform, classes, n = data.transform, data.dataset.class_names, data.num_clients
         cfg = described(self.cfg, data).copy()
         cfg.paths = dict.fromkeys(cfg.paths, ".")  # no folder of the server's is sent
         about = {
-            "version": __version__, "num_clients": n, "resumed": self.cfg.ckpt_path is not None,
+            "version": __version__, "num_clients": n, "resumed": resumed,
             "config": clients_config(OmegaConf.to_container(cfg, resolve=True)),
             "classes": classes or [str(c) for c in range(data.num_classes)] if module.task.has_classes else None,
             "transform": {key: list(getattr(transform, key)) for key in ("mean", "std") if hasattr(transform, key)},
@@ -152,6 +164,7 @@ class Sites(Wire):
         Raises:
             ConnectionError: fewer clients than ``least`` come before the deadline; says who failed, and why.
         """
+        self._rejoin(download.round)
         least, cohort = min(self.least or len(clients), len(clients)), set(clients.tolist())
         asked = {site: own for site, held in self._held.items() if (own := sorted(cohort & set(held["clients"])))}
         while self._away and (late := self.line.receive(0.0)):

@@ -26,7 +26,7 @@ class Setup:
     """The run, as each part sees it before the first round.
 
     Attributes:
-        stores: hold what clients keep, and tables that a server part indexes by client.
+        stores: hold the states of clients, and server parts' tables with a row per client.
         module: the global model and its server optimizer.
         parts: of all methods of the run, in the order of their hooks.
         rounds: R, the number of communication rounds.
@@ -52,13 +52,13 @@ class Setup:
 
     @functools.cached_property
     def forward_order(self) -> ForwardOrder:
-        """How a forward pass on zeros uses the network's parameters; logs what the user may not expect."""
+        """The order in which a forward pass on zeros uses the network's parameters; logs what may surprise users."""
         net = self.module.net
         try:
             like = next(net.parameters())
             x = like.new_zeros(2, *self.data.input_shape, dtype=torch.int64 if hasattr(net, "last_only") else None)
             order = forward_order(net, x)
-        except Exception as error:  # of the network, or of a mode that it does not go with
+        except Exception as error:  # of the network, or of a mode that it does not support
             order = ForwardOrder(net, declared=True)
             reason = " ".join(str(error).split())
             log.warning("gc takes the order of declaration: it could not watch the network's forward pass (%s)", reason)

@@ -12,6 +12,7 @@ so that y stays the mean of the table.
 import torch
 
 from gcfed.federated.method import Kept, Params, Received, Round, ServerPart, Upload, like_trained
+from gcfed.federated.state.client_store import as_stored
 from gcfed.federated.training.stack import per_client
 from gcfed.methods.requirements import mean_aggregator
 
@@ -27,7 +28,7 @@ class FedVARP(ServerPart):
         """Replaces Δ_k by Δ_k − y_k. A client whose numbers are not finite keeps its y_k."""
         table = self.stores["fedvarp"].read(upload.clients, {name: round.start[name] for name in self.trained_names})
         finite = {n: torch.where(per_client(upload.finite, y), upload.delta[n], y) for n, y in table.items()}
-        new = self.stores["fedvarp"].rounded(finite)
+        new = as_stored(finite, self.stores["fedvarp"].dtype)
         for name, old in table.items():
             upload.delta[name] = new[name] - old
         self.stores["fedvarp"].write(upload.clients, new, round.index)

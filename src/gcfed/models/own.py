@@ -149,7 +149,7 @@ def apply_policy(net: nn.Module, norm_policy: NormPolicy = "average") -> nn.Modu
              ICML 2020)
     ======== =========================================================================================================
 
-    Raises SettingError for a policy that does not go with the network.
+    Raises SettingError for a policy that the network does not support.
     """
     layers = batch_norms(net)
     if norm_policy != "average" and not layers:

@@ -72,10 +72,6 @@ class ClientStore:
                 out[name][row].copy_(part.view(t.shape), non_blocking=True)
         return out
 
-    def rounded(self, values: Params) -> Params:
-        """What a later :meth:`read` will return of these values: a server that adds up changes must add up these."""
-        return values if self.dtype is None else {n: v.to(self.dtype).to(v.dtype) for n, v in values.items()}
-
     def write(
         self, clients: np.ndarray, values: Mapping[str, Tensor], round: int, counts: Tensor | None = None
     ) -> None:
@@ -183,6 +179,11 @@ class ClientStore:
             "back (it lies in the run's own folder or, with client_store.folder, in one named by where the run lies), "
             "resume from previous.ckpt, or start anew without ckpt_path."
         )
+
+
+def as_stored(values: Params, dtype: torch.dtype | None) -> Params:
+    """Values as a store of this ``dtype`` returns them later; None: unchanged."""
+    return values if dtype is None else {n: v.to(dtype).to(v.dtype) for n, v in values.items()}
 
 
 def _fits(device: torch.device) -> bool:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gcfed.federated.messages import Download, Params
+from gcfed.federated.state.client_store import as_stored
 from gcfed.federated.training.stack import per_client
 
 
@@ -41,7 +42,7 @@ class Own(dict[str, Params]):
 
     def as_stored(self, values: Params) -> Params:
         """Values ``[K, *shape]`` rounded as the store rounds them."""
-        return values if self.dtype is None else {n: v.to(self.dtype).to(v.dtype) for n, v in values.items()}
+        return as_stored(values, self.dtype)
 
     def change(self, name: str, change: Params) -> Params:
         """By how much the stored tensors of this name move if ``change``, ``[K, *shape]``, is added to them."""

@@ -3,13 +3,13 @@
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from copy import deepcopy
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.optim import Optimizer
 
 from gcfed.data.datamodule import FederatedDataModule
@@ -95,16 +95,19 @@ class LocalSolver:
         alone = [client for client, size in enumerate(sizes) if 1 in self._pass(size)[: self.steps]]
         if not alone or not uses_batch_statistics(net):
             return
-        like = next(net.parameters())
+        like, training = next(net.parameters()), net.training
         sample = like.new_zeros(1, *data.input_shape, dtype=torch.int64 if hasattr(net, "last_only") else None)  # texts
+        buffers = {name: buffer.clone() for name, buffer in net.named_buffers()}
         try:
-            deepcopy(net).train()(sample)
+            functional_call(net.train(), buffers, sample)
         except ValueError as error:
             raise ValueError(
                 f"{type(net).__name__} normalises over batches, and {len(alone)} of {len(sizes)} clients have "
                 f"one of a single sample (the first is client {alone[0]}): set model.norm_policy=group, "
                 f"or fixed, or client.last_batch=wrap. ({error})"
             ) from None
+        finally:
+            net.train(training)
 
     def recorder(self, net: nn.Module, device: torch.device) -> Recorder | None:
         """Records this network's steps on the present stream; None where Python launches each step."""
